@@ -32,10 +32,10 @@ from harness1.rl.rollouts import EpisodeGroup
 from harness1.rl.training_rows import training_rows
 from harness1.rows.row import TrainRow
 from harness1.sft.new_model import Shape, draw
-from harness1.train.algorithm import NegativeLogLikelihood
-from harness1.train.saving import copy_beside_weights, save_whole
-from harness1.train.trainable import load_trainable
-from harness1.train.trainer import Trainer
+from harness1.training.algorithm import NegativeLogLikelihood
+from harness1.training.saving import copy_beside_weights, save_whole
+from harness1.training.trainable import load_trainable
+from harness1.training.trainer import Trainer
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 AGENT, REWARD = EXAMPLES / "search_agent.py", f"{EXAMPLES / 'search_reward.py'}:f1"

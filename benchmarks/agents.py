@@ -38,7 +38,7 @@ from harness1.data.open import open_source
 from harness1.eval.statistics import bootstrap_mean
 from harness1.records import Task
 from harness1.rl.local_rollouts import open_policy_to_train
-from harness1.train.log import read_log
+from harness1.training.log import read_log
 
 NAMED, SPLIT = "micro", "test"
 SETTINGS = (

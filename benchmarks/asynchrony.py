@@ -33,7 +33,7 @@ from harness1.models.backend import Backend, Grammar, SampledOutput
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.records import Sampling
 from harness1.rl.local_rollouts import LocalRollouts, publish_to
-from harness1.train.log import read_log
+from harness1.training.log import read_log
 
 if TYPE_CHECKING:
     from harness1.models.transformers.adapters import Weights

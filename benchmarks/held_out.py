@@ -29,9 +29,9 @@ from harness1.rows.file import RowFile
 from harness1.sft.data_card import HELD_OUT, read_card
 from harness1.sft.student import Student
 from harness1.tools.registry import Toolbox
-from harness1.train.algorithm import NegativeLogLikelihood
-from harness1.train.trainer import Trainer
-from harness1.train.validation import held_out_turns, turn_results
+from harness1.training.algorithm import NegativeLogLikelihood
+from harness1.training.trainer import Trainer
+from harness1.training.validation import held_out_turns, turn_results
 
 RESAMPLES = 2000
 METRICS = ("valid", "tool_agreement", "action_agreement")

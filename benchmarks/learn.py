@@ -48,7 +48,7 @@ from harness1.rl.rollouts import EpisodeGroup, Rollouts
 from harness1.rl.task_stream import PlacedTask
 from harness1.rl.training_rows import training_rows
 from harness1.rows.row import TrainRow
-from harness1.train.log import VALIDATION_PREFIX, read_log
+from harness1.training.log import VALIDATION_PREFIX, read_log
 
 MakeRollouts = Callable[[list[EpisodeSetup], LanguageModelPolicy, Path, Path], Rollouts]
 RESAMPLES = 2000

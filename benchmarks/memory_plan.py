@@ -29,11 +29,11 @@ from harness1.config import Config, Lora, Rl, Train
 from harness1.models.files.shapes import SHAPES
 from harness1.models.transformers.causal_model import compute_logits_in_float32
 from harness1.rows.row import TrainRow
-from harness1.train.algorithm import make_algorithm
-from harness1.train.memory_plan import Devices, MemoryPlanner
-from harness1.train.step_bytes import MicroBatchShape
-from harness1.train.trainable import stored_dtype
-from harness1.train.trainer import Trainer
+from harness1.training.algorithm import make_algorithm
+from harness1.training.memory_plan import Devices, MemoryPlanner
+from harness1.training.step_bytes import MicroBatchShape
+from harness1.training.trainable import stored_dtype
+from harness1.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -1,6 +1,6 @@
 """Measure the peak memory of a pass and its backward pass, by what the output head computes: the union of the trained
 columns of all rows (`union`), as a selection of columns gives it, or the trained positions alone (`trained`), as
-`harness1.train.micro_batch` does it.
+`harness1.training.micro_batch` does it.
 
 Rows end at different columns, as those of episodes do. Each way runs in a process of its own, on a random model of two
 layers with a large vocabulary. Positions are those that the head computes, per trained token.
@@ -26,7 +26,7 @@ if not __package__:
 
 from harness1.models.transformers.causal_model import output_head
 from harness1.rows.row import TrainRow
-from harness1.train.micro_batch import MicroBatch, collate, trained_logprobs
+from harness1.training.micro_batch import MicroBatch, collate, trained_logprobs
 
 if TYPE_CHECKING:
     from torch import Tensor

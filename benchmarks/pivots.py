@@ -44,7 +44,7 @@ from harness1.rl.pivots.rollouts import PivotRollouts
 from harness1.rl.pivots.training import PivotTraining, open_training
 from harness1.rl.task_stream import PlacedTask, TaskStream
 from harness1.sft.teacher_run import open_runs
-from harness1.train.log import VALIDATION_PREFIX, read_log
+from harness1.training.log import VALIDATION_PREFIX, read_log
 
 if TYPE_CHECKING:
     from harness1.models.transformers.adapters import Weights

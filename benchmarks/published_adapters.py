@@ -29,11 +29,11 @@ from harness1.models.transformers.causal_model import load_causal_model
 from harness1.models.transformers.kv_slots import KvSlots, SlotPass
 from harness1.models.transformers.slot_model import SlotModel
 from harness1.rows.row import TrainRow
-from harness1.train.algorithm import make_algorithm
-from harness1.train.merging import rounding_loss
-from harness1.train.saving import write_model
-from harness1.train.trainable import load_trainable
-from harness1.train.trainer import Trainer
+from harness1.training.algorithm import make_algorithm
+from harness1.training.merging import rounding_loss
+from harness1.training.saving import write_model
+from harness1.training.trainable import load_trainable
+from harness1.training.trainer import Trainer
 
 
 def main() -> None:

@@ -41,7 +41,7 @@ from harness1.retrieval.protocol import Retriever
 from harness1.rows.calls import captured_calls
 from harness1.rows.merging import prefix_merging
 from harness1.rows.row import TrainRow, per_request
-from harness1.train.micro_batch import trained_tokens
+from harness1.training.micro_batch import trained_tokens
 
 SMALL = "small"
 ORDERS = ("paper", "stable_first", "epoch")

@@ -27,11 +27,11 @@ from harness1.config import Lora, Train
 from harness1.models.files.fetch import resolve_model
 from harness1.models.transformers.adapters import tensors_of
 from harness1.rows.row import TrainRow
-from harness1.train.algorithm import Algorithm, NegativeLogLikelihood
-from harness1.train.cispo import Cispo
-from harness1.train.process_group import ALONE, ProcessGroup, joined_group
-from harness1.train.trainable import load_trainable
-from harness1.train.trainer import Trainer
+from harness1.training.algorithm import Algorithm, NegativeLogLikelihood
+from harness1.training.cispo import Cispo
+from harness1.training.process_group import ALONE, ProcessGroup, joined_group
+from harness1.training.trainable import load_trainable
+from harness1.training.trainer import Trainer
 
 VOCABULARY = 256
 """Random tokens have smaller ids."""

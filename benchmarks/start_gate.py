@@ -32,9 +32,9 @@ from harness1.models.transformers.backend import open_transformers
 from harness1.records import Sampling
 from harness1.rl.logprobs import report_of
 from harness1.rows.row import TrainRow
-from harness1.train.algorithm import NegativeLogLikelihood
-from harness1.train.trainable import load_trainable
-from harness1.train.trainer import Trainer
+from harness1.training.algorithm import NegativeLogLikelihood
+from harness1.training.trainable import load_trainable
+from harness1.training.trainer import Trainer
 
 SAMPLERS = ("float32", "bfloat16")
 TRAINERS: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")

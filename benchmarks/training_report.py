@@ -23,8 +23,8 @@ if not __package__:
 
 from harness1.runs.folder import METRICS
 from harness1.runs.stage import read_stage
-from harness1.train.log import read_log
-from harness1.train.saving import parameters_of
+from harness1.training.log import read_log
+from harness1.training.saving import parameters_of
 
 SHOWN = ("curated_recall", "curated_precision", "set_size", "reward")
 

@@ -26,9 +26,9 @@ import msgspec
 from harness1.config import Lora, Train
 from harness1.models.files.fetch import resolve_model
 from harness1.rows.row import TrainRow
-from harness1.train.algorithm import make_algorithm
-from harness1.train.trainable import load_trainable
-from harness1.train.trainer import Trainer
+from harness1.training.algorithm import make_algorithm
+from harness1.training.trainable import load_trainable
+from harness1.training.trainer import Trainer
 
 TRAINED = 40
 """Trained tokens of a row: the calls of an episode."""

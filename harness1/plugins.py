@@ -74,7 +74,7 @@ def find_plugin(kind: str, name: str, built_in: Collection[str] = ()) -> Any:
         UsageError: the name is built in, several packages add it, or it cannot be imported or found in its file.
     """
     if is_own(name):
-        return own(name)
+        return load_own(name)
     entries = _entries(kind).get(name, ())
     if not entries:
         return None
@@ -132,7 +132,7 @@ def identity(name: str) -> str:
     return name
 
 
-def own(name: str) -> Any:
+def load_own(name: str) -> Any:
     """Return what `FILE.py:NAME` names. The file is imported once in a process; a script that is running names things
     of its own without being run again.
 
@@ -150,7 +150,7 @@ def own(name: str) -> Any:
 
 
 def own_name(thing: Any) -> str:
-    """Return the name under which other processes find a function or class of one's own, as `own` takes it.
+    """Return the name under which other processes find a function or class of one's own, as `load_own` takes it.
 
     Raises:
         UsageError: it has none, because it is defined within a function or a class, or has been replaced.

@@ -15,18 +15,18 @@ PACKAGE = ROOT / "harness1"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = (
     "records errors hashing plain plugins settings redaction model_folder words freed_memory | config | runs | http"
-    " | memory | retrieval | data | tools | env | reward | rows | models | policy | episodes | eval | tasks | train"
-    " | engines | sft | rl | recipe | viewer | serve | agents | adapters | cli | __main__"
+    " | memory | retrieval | data | tools | env | reward | rows | models | policy | episodes | eval | tasks | training"
+    " | engines | sft | rl | recipe | viewer | serve | agents | adapters | cli | api | __main__"
 )
 """Packages and modules at the top, lower layers first; those of one layer may import each other."""
 WITHIN = {
-    "retrieval": "* | wire | bm25 | grep | dense | index | engines | open",
+    "retrieval": "* | own wire | bm25 | grep | dense | index | engines | open",
     "data": "* | formats | archive benchmarks | catalogue world | stdlib | open"
     " | query_overlap leaks selection check fetching importing copying | dataset_cache",
     "env": "* | render | verifiers | world guidance transition | environment",
     "models": "* | files | formats | transformers | servers | backend_completer checkpoint | open"
     " | completer environments",
-    "policy": "* | baselines wrappers recorded | follow_leads | scripted | oracle | teacher | corrected | registry",
+    "policy": "* | baselines wrappers recorded own | follow_leads | scripted | oracle | teacher | corrected | registry",
     "eval": "* | evaluate | fusion | compare | ablations | answers",
     "tasks": "* | make | writing | check",
     "engines": "engine | *",

@@ -16,7 +16,7 @@ from harness1.rl.pivots.pivot import PIVOTS, read_pivots
 from harness1.rows.file import RowFile
 from harness1.rows.proxy_record import CALLS, read_records
 from harness1.sft.data_card import CARD, read_card
-from harness1.train.log import LOG
+from harness1.training.log import LOG
 from harness1.viewer.training import training_card
 from tests.data.hostile import ends
 

@@ -19,7 +19,7 @@ from harness1.models.checkpoint import Checkpoint
 from harness1.models.released import released_names
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.policy.registry import open_policy
-from harness1.train.saving import write_card
+from harness1.training.saving import write_card
 from tests.models.test_adapter_files import save_adapters
 from tests.sft.test_fine_tuning import save_student
 

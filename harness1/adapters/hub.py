@@ -19,7 +19,7 @@ from harness1.runs.folder import CONFIG, PROVENANCE, SUBMISSION
 from harness1.runs.stage import STAGE, Stage, read_stage
 from harness1.runs.store import EPISODES, TOKENS
 from harness1.sft.data_card import CARD, HELD_OUT, README, TRAIN
-from harness1.train.log import LOG
+from harness1.training.log import LOG
 
 CARDS = (STAGE, CONFIG, PROVENANCE, CARD, README, CHECKPOINT, ADAPTER_CONFIG, DATA_CARD, "data_README.md")
 """Files in which nothing may look like a key; others hold texts of documents, which may speak of keys."""

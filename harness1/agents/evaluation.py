@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from harness1.errors import UsageError
-from harness1.plugins import is_own, own
+from harness1.plugins import is_own, load_own
 from harness1.records import Record, RewardRecord, RewardTerm, Task
 from harness1.rows.proxy_record import RecordedCall
 
@@ -50,7 +50,7 @@ def open_evaluation(name: str) -> Evaluate:
     if not place or not function:
         raise UsageError(f"--evaluate {name}: give MODULE:FUNCTION or FILE.py:FUNCTION")
     if is_own(name):
-        found = own(name)
+        found = load_own(name)
     else:
         if str(Path.cwd()) not in sys.path:
             sys.path.append(str(Path.cwd()))

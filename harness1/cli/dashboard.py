@@ -26,7 +26,7 @@ from harness1.cli.terminal import Terminal
 from harness1.episodes.jobs import Depths
 from harness1.eval.evaluate import Evaluation, ensure_run, evaluate
 from harness1.records import Episode, Gold
-from harness1.train.log import validation_values
+from harness1.training.log import validation_values
 from harness1.viewer.report import ensure_report
 
 REFRESHES = 4

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from harness1.train.followers import follow, leading
-from harness1.train.process_group import ProcessGroup, joined_group
+from harness1.training.followers import follow, leading
+from harness1.training.process_group import ProcessGroup, joined_group
 
 
 def launched() -> ProcessGroup:

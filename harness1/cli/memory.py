@@ -13,9 +13,9 @@ from harness1.models.files.fetch import resolve_model
 from harness1.models.files.shapes import model_shape
 from harness1.models.open import ModelSpec, preferred_device
 from harness1.rows.file import RowFile
-from harness1.train.algorithm import make_algorithm
-from harness1.train.memory_advice import Change, advice
-from harness1.train.memory_plan import (
+from harness1.training.algorithm import make_algorithm
+from harness1.training.memory_advice import Change, advice
+from harness1.training.memory_plan import (
     Devices,
     MemoryPlanner,
     Plan,

@@ -15,7 +15,7 @@ from harness1.models.files.bundled import BUNDLED, bundled
 from harness1.models.files.convert import Target, convert_model
 from harness1.models.files.fetch import get_model, home_of, is_fetched, resolve_model
 from harness1.models.transformers.causal_model import Dtype
-from harness1.train.merging import merge as merge_into_base
+from harness1.training.merging import merge as merge_into_base
 
 Cache = Annotated[
     Path | None, Option("--cache", help="Folder that keeps models; default ~/.cache/harness1/models.", metavar="DIR")

@@ -11,7 +11,7 @@ import numpy as np
 
 from harness1.records import Episode, Gold, Status
 from harness1.reward.outcome import outcome
-from harness1.train.log import validation_values
+from harness1.training.log import validation_values
 
 NORMAL_95 = 1.959964
 """Standard deviations on either side of the middle 95 % of a normal distribution."""

@@ -13,7 +13,7 @@ from harness1.cli.terminal import Terminal
 from harness1.eval.metrics import HEADLINE
 from harness1.models.checkpoint import Checkpoint
 from harness1.runs.stage import read_stage
-from harness1.train.log import read_log, validation_values
+from harness1.training.log import read_log, validation_values
 
 
 def headed(*columns: str, left: Collection[str] = ()) -> Table:

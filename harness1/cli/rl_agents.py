@@ -34,8 +34,8 @@ from harness1.models.checkpoint import read_checkpoint
 from harness1.rl import learning
 from harness1.rl.local_rollouts import open_policy_to_train
 from harness1.rl.shared_devices import undisturbed
-from harness1.train.log import Trackers, clear_training
-from harness1.train.process_group import ALONE
+from harness1.training.log import Trackers, clear_training
+from harness1.training.process_group import ALONE
 
 SHOWN = ("reward", "loss", "turns", "entropy", "k3", "gate/mean_k3", "gate/effective_share")
 

@@ -51,8 +51,8 @@ from harness1.rl.learning import Learning, OpenRollouts
 from harness1.rl.local_rollouts import open_policy_to_train
 from harness1.rl.open import learning_on_pivots, learning_on_tasks
 from harness1.rl.shared_devices import undisturbed
-from harness1.train.log import Trackers, clear_training
-from harness1.train.process_group import ProcessGroup
+from harness1.training.log import Trackers, clear_training
+from harness1.training.process_group import ProcessGroup
 
 SHOWN = (
     "reward",
@@ -127,7 +127,7 @@ def train(
             work.check()  # nothing is deleted if the training run is refused
             clear_training(out, learning.VERB)
         done = read_checkpoint(out) if work.is_done(policy.hash) else None
-        print_checkpoint(done or _trained(work, players, policy, group), out, "batch", as_json)
+        print_checkpoint(done or learn_aloud(work, players, policy, group), out, "batch", as_json)
 
 
 def _service(engine: str, model: str, settings: Config, group: ProcessGroup) -> TrainingService | None:
@@ -150,6 +150,7 @@ def _asked(settings: Config, given: Mapping[str, Any], out: Path | None, pivots:
     return msgspec.structs.replace(learn, against=against), out or Path(learn.out)
 
 
-def _trained(work: Learning, players: OpenRollouts, policy: LanguageModelPolicy, group: ProcessGroup) -> Checkpoint:
+def learn_aloud(work: Learning, players: OpenRollouts, policy: LanguageModelPolicy, group: ProcessGroup) -> Checkpoint:
+    """Train, and show the progress; raise as `learn`."""
     with TrainingBoard(work.out.name, "batch", SHOWN) as board:
         return learning.learn(work, players, policy.counter, policy.hash, board.listen, group)

@@ -22,8 +22,8 @@ from harness1.models.files.fetch import resolve_model
 from harness1.models.open import preferred_device
 from harness1.sft.data_card import TRAIN
 from harness1.sft.fine_tuning import VERB, FineTuning, fine_tune, open_service_engine
-from harness1.train.log import Trackers, clear_training
-from harness1.train.process_group import ProcessGroup
+from harness1.training.log import Trackers, clear_training
+from harness1.training.process_group import ProcessGroup
 
 SHOWN = ("loss", "nll", "valid", "tool_agreement", "action_agreement", "curated_recall")
 """The values shown for steps, and for validations."""
@@ -80,12 +80,13 @@ def train(
         if force:
             work.student()  # nothing is deleted if the training run is refused
             clear_training(out, VERB)
-        done = (read_checkpoint(out) if work.is_done() else None) or _trained(work, group)
+        done = (read_checkpoint(out) if work.is_done() else None) or fine_tune_aloud(work, group)
         if group.leads:
             print_checkpoint(done, work.out, "step", as_json, "last" if work.trainer == "trl" else "best")
 
 
-def _trained(work: FineTuning, group: ProcessGroup) -> Checkpoint:
+def fine_tune_aloud(work: FineTuning, group: ProcessGroup) -> Checkpoint:
+    """Train, and show the progress; raise as `fine_tune`."""
     with TrainingBoard(work.out.name, "step", SHOWN, hidden=not group.leads) as board:
         if work.sampler is not None:  # the weights are elsewhere
             return fine_tune(work, board.listen, group, board.doing)

@@ -193,9 +193,9 @@ def load_config(
         raise ConfigError(f"configuration: {_placed(str(error))}{_meant(str(error))}") from error
     _refuse_infinite(msgspec.to_builtins(msgspec.structs.replace(found, machine=found.machine.public())))
     more = msgspec.structs.replace(found.env, plugins=(*found.env.plugins, *tools))
-    env, reward = with_whole_names(more, sum_of(rewards) if rewards else found.reward)
-    refuse_unknown_plugins(env, reward, found.policy)
-    return msgspec.structs.replace(found, env=env, reward=reward)
+    whole, reward = with_whole_names(more, sum_of(rewards) if rewards else found.reward)
+    refuse_unknown_plugins(whole, reward, found.policy)
+    return msgspec.structs.replace(found, env=whole, reward=reward)
 
 
 def _toml(path: Path) -> Any:

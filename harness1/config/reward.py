@@ -101,7 +101,7 @@ def sum_of(weights: Mapping[str, float]) -> Reward:
     """
     ours = {name: weight for name, weight in weights.items() if name in TERMS}
     others = {name: weight for name, weight in weights.items() if name not in TERMS}
-    return Reward(**(RECIPES["sum"] | ours), recipe="sum", plugins=others)  # type: ignore[arg-type]
+    return msgspec.convert({**RECIPES["sum"], **ours, "recipe": "sum", "plugins": others}, Reward)
 
 
 def with_recipe(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from itertools import compress
 from typing import Literal, NamedTuple
 
 from harness1.rows.row import TrainRow
-from harness1.train.algorithm import Algorithm, NegativeLogLikelihood
-from harness1.train.cispo import LOG_RATIO_LIMIT, Cispo, PolicyGradient
+from harness1.training.algorithm import Algorithm, NegativeLogLikelihood
+from harness1.training.cispo import LOG_RATIO_LIMIT, Cispo, PolicyGradient
 
 Reduction = Literal["sum", "row_mean"]
 

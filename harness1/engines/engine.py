@@ -10,7 +10,7 @@ from harness1.config import Config
 from harness1.models.backend import Backend
 from harness1.models.checkpoint import Checkpoint
 from harness1.rows.row import TrainRow
-from harness1.train.algorithm import Algorithm
+from harness1.training.algorithm import Algorithm
 
 if TYPE_CHECKING:
     from harness1.models.transformers.adapters import Weights

@@ -8,9 +8,9 @@ from pathlib import Path
 from harness1.engines.engine import Deliver, OnTokens, ignore_tokens
 from harness1.models.checkpoint import Checkpoint
 from harness1.rows.row import TrainRow
-from harness1.train.followers import TrainerJob, open_trainer
-from harness1.train.process_group import ALONE, ProcessGroup
-from harness1.train.saving import write_model
+from harness1.training.followers import TrainerJob, open_trainer
+from harness1.training.process_group import ALONE, ProcessGroup
+from harness1.training.saving import write_model
 
 
 class LocalEngine:

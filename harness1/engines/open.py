@@ -14,7 +14,7 @@ from harness1.errors import UsageError
 from harness1.models.backend import Backend
 from harness1.plain import meant
 from harness1.plugins import find_plugin, plugin_names
-from harness1.train.algorithm import NegativeLogLikelihood
+from harness1.training.algorithm import NegativeLogLikelihood
 
 Opener = Callable[[str, Path, Config, int], TrainingService]
 """Opens a service by what follows its prefix, the folder of the model to begin with, the settings, and the number of

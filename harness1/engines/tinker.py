@@ -20,11 +20,11 @@ from harness1.engines.tinker_backend import TinkerBackend
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.models.checkpoint import Checkpoint, read_checkpoint
 from harness1.rows.row import TrainRow
-from harness1.train.algorithm import Algorithm
-from harness1.train.micro_batch import trained_tokens
-from harness1.train.saving import copy_beside_weights, write_card
-from harness1.train.schedule import rate_at
-from harness1.train.trainer import Diverged
+from harness1.training.algorithm import Algorithm
+from harness1.training.micro_batch import trained_tokens
+from harness1.training.saving import copy_beside_weights, write_card
+from harness1.training.schedule import rate_at
+from harness1.training.trainer import Diverged
 
 ALGORITHMS = ("cispo", "reinforce")
 """Those of `rl.algorithm` that a service has."""

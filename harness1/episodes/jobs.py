@@ -78,6 +78,8 @@ class EpisodeSetup:
     student: str = ""
     """The tokenizer folder of the student, the model that learns from the episodes; they are recorded in its format
     (`policy.format`). Empty: no student."""
+    own: Policy | None = None
+    """The policy itself, where it is an object of this process; `policy` is its name then."""
 
     def open_retriever(self) -> Retriever:
         """Return the retriever, opened once in each process."""
@@ -96,7 +98,9 @@ class EpisodeSetup:
 
     def policy_for(self, jobs: Sequence[EpisodeJob]) -> Policy:
         """Return the policy that plays the jobs. An oracle is given their gold, and is made anew."""
-        if needs_gold(self.policy):
+        if self.own is not None:
+            policy = self.own
+        elif needs_gold(self.policy):
             golds = {job.task.task_id: job.task.gold for job in jobs if job.task.gold is not None}
             policy = open_policy(self.policy, golds, self.config)
         else:

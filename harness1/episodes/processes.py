@@ -19,7 +19,8 @@ from typing import Any
 
 from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, OnDepths, OnEpisode, ignore_depths
 from harness1.episodes.staged import run_staged
-from harness1.errors import InfrastructureFault
+from harness1.errors import InfrastructureFault, UsageError
+from harness1.plugins import is_of_session, short_name
 from harness1.policy.policy import Policy
 from harness1.policy.registry import plays_model
 from harness1.records import Episode, decode_episode, encode_episode
@@ -51,6 +52,8 @@ def run_episodes(
     workers = _workers(setup, len(jobs))
     size = min(setup.config.machine.concurrency, -(-len(jobs) // workers) or 1)
     chunks = deque(jobs[start : start + size] for start in range(0, len(jobs), size))
+    if workers > 1:
+        refuse_session_names(setup)
     workers = min(workers, len(chunks) or 1)  # a pool starts a process for a chunk, so others would be missed as dead
     if workers == 1:
         for chunk in chunks:
@@ -82,8 +85,18 @@ async def _scored(setup: EpisodeSetup, retriever: Retriever, policy: Policy, job
     return score(episode, job.task.gold, setup.config) if job.task.gold is not None else episode
 
 
+def refuse_session_names(setup: EpisodeSetup) -> None:
+    """Raise UsageError if a setup names what was typed into this process, which others do not have."""
+    for name in (*setup.config.env.plugins, *setup.config.reward.plugins, setup.policy):
+        if is_of_session(name):
+            raise UsageError(
+                f"{short_name(name)} was typed into this session, where worker processes cannot find it: put it in a"
+                " file, or play with machine.workers=1"
+            )
+
+
 def _workers(setup: EpisodeSetup, jobs: int) -> int:
-    if is_exclusive(setup.retriever):
+    if is_exclusive(setup.retriever) or setup.own is not None:
         return 1
     return min(setup.config.machine.workers or os.cpu_count() or 1, max(1, jobs // FEW))
 

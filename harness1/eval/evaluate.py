@@ -27,6 +27,7 @@ from harness1.eval.scored_with import (
 )
 from harness1.eval.summary import summarise
 from harness1.hashing import digest, file_digest
+from harness1.policy.policy import Policy
 from harness1.policy.registry import needs_gold
 from harness1.records import ChunkId, DocId, Episode, Status, Task
 from harness1.retrieval.index.index import EmbeddedIndex, open_index
@@ -84,10 +85,12 @@ class Evaluation:
     """As in `EpisodeSetup`, with `reasoned`: how a teacher is asked, and in whose format its episodes are recorded."""
     share: str = ""
     """The share of the split that the tasks are from, for the card; "" for the whole."""
+    own: Policy | None = None
+    """As in `EpisodeSetup`."""
 
     @property
     def setup(self) -> EpisodeSetup:
-        return EpisodeSetup(self.config, self.index, self.policy, self.reasoned, self.student)
+        return EpisodeSetup(self.config, self.index, self.policy, self.reasoned, self.student, self.own)
 
     def jobs(self) -> list[EpisodeJob]:
         return [EpisodeJob(task, sample, self.seed + sample) for sample in range(self.samples) for task in self.tasks]

@@ -20,7 +20,8 @@ from harness1.eval.summary import measured
 from harness1.records import TAGS, Episode, Gold, Status, Turn, UnitId
 from harness1.reward.outcome import Outcome, outcome, targets
 from harness1.rows.calls import calls_of
-from harness1.runs.folder import run_config
+from harness1.runs.files import read_json
+from harness1.runs.folder import METRICS, run_config
 from harness1.runs.stage import Stage, read_stage
 from harness1.runs.store import latest_episodes
 
@@ -42,6 +43,13 @@ class RecordedRun:
     episodes: tuple[Episode, ...]
     """The last episode of each task and sample, in that order."""
     gold: KnownGold
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """Every metric with its mean and the bounds of its 95 % interval, as in `metrics.json`; empty where nothing was
+        scored."""
+        path = self.folder / METRICS
+        return read_json(path) if path.is_file() else {}
 
     def tasks(self, library: Library = "") -> Any:
         """Return a frame with a row for each episode: `task`, `query`, `sample`, `seed`, `policy`, `episode`, `group`,

@@ -10,7 +10,7 @@ from typing import Any
 from harness1.env.render.context import Context
 from harness1.errors import UsageError
 from harness1.hashing import digest
-from harness1.plugins import identity, own, own_name
+from harness1.plugins import identity, load_own, own_name
 from harness1.policy.policy import Decision, Policy, Session
 from harness1.records import Task, ToolCall
 
@@ -23,7 +23,7 @@ def open_own_policy(name: str) -> Policy:
     Raises:
         UsageError: it is neither, or cannot be found.
     """
-    return policy_of(own(name), name)
+    return policy_of(load_own(name), name)
 
 
 def policy_of(thing: Any, name: str = "") -> Policy:
@@ -44,8 +44,13 @@ def policy_of(thing: Any, name: str = "") -> Policy:
     if not callable(getattr(example, "act", None)) and not inspect.isroutine(example):
         raise UsageError(f"{thing!r} is no policy: give a function of a context, or a class with a method act")
     name = name or own_name(thing if inspect.isroutine(thing) else make or type(thing))
-    state = "" if make or inspect.isroutine(thing) or not vars(thing) else repr(sorted(vars(thing).items()))
+    state = repr(sorted(vars(thing).items())) if has_state(thing) else ""
     return OwnPolicy(name, digest(["own policy", identity(name), state]), make or (lambda: copy.deepcopy(thing)))
+
+
+def has_state(thing: Any) -> bool:
+    """Return whether an object holds more than its class gives it, so that the name of its class does not make it."""
+    return not inspect.isclass(thing) and not inspect.isroutine(thing) and bool(getattr(thing, "__dict__", {}))
 
 
 class OwnPolicy:

@@ -27,7 +27,7 @@ from harness1.runs.folder import METRICS, run_config
 from harness1.runs.stage import Stage, read_stage
 from harness1.runs.store import read_episodes
 from harness1.sft.data_card import HELD_OUT, TRAIN, read_card
-from harness1.train.log import VALIDATION_PREFIX, read_log
+from harness1.training.log import VALIDATION_PREFIX, read_log
 
 EPISODES = "episodes"
 """The folder of a training's own episodes, in its folder."""

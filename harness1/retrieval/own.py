@@ -10,7 +10,7 @@ from typing import Any
 from harness1.config import Config
 from harness1.errors import ConfigError, UsageError
 from harness1.hashing import digest
-from harness1.plugins import identity, own
+from harness1.plugins import identity, load_own
 from harness1.records import Chunk, ChunkId, DocId
 from harness1.retrieval.protocol import IndexInfo, RetrievalFault, Retriever, Scored, SearchRequest, SearchResult
 
@@ -26,12 +26,13 @@ def open_own(name: str, config: Config) -> Retriever:
         UsageError: it is neither.
         ConfigError: it is a function, and `env.grep.on` is set.
     """
-    found = own(name)
+    found = load_own(name)
     if inspect.isclass(found):
-        retriever: Retriever = found()
+        retriever: Any = found()
         if lacking := [each for each in ("info", "search", "grep", "read", "get") if not hasattr(retriever, each)]:
             raise UsageError(f"{name} is no retriever: it lacks {', '.join(lacking)}")
-        return retriever
+        made: Retriever = retriever
+        return made
     if not callable(found):
         raise UsageError(f"{name} is no retriever: give a function of a query and a number, or a class")
     if config.env.grep.on:

@@ -13,7 +13,7 @@ from harness1.errors import UsageError
 from harness1.plugins import is_own, load_plugin, short_name, unfit
 from harness1.records import Curated, Episode, Gold, RewardTerm, Task, Turn
 from harness1.reward.outcome import Outcome, delivered, f_beta
-from harness1.tools.registry import offered
+from harness1.tools.registry import tools_of
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def target(case: Case) -> int:
 
 def available_tools(env: Env) -> int:
     """Return the number of tools that the environment offers, without the one that ends the episode."""
-    return len(offered(env)) - 1 + len(env.plugins)
+    return len(tools_of(env)) - 1 + len(env.plugins)
 
 
 @component("outcome", weight=lambda settings: settings.outcome)

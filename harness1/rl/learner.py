@@ -19,8 +19,8 @@ from harness1.rl.rollouts import EpisodeGroup
 from harness1.rl.start_gate import check_start
 from harness1.rl.training_rows import substeps
 from harness1.rows.row import TrainRow
-from harness1.train.saving import load_state, write_state
-from harness1.train.validation import Best
+from harness1.training.saving import load_state, write_state
+from harness1.training.validation import Best
 
 STATE = Path("state", "state.pt")
 MakeRows = Callable[[Sequence[EpisodeGroup], Config], list[TrainRow]]

@@ -40,13 +40,13 @@ from harness1.runs.line_digests import continued, finish
 from harness1.runs.stage import Stage, refuse_other, under_way
 from harness1.runs.store import EPISODES as LINES
 from harness1.runs.store import EpisodeStore
-from harness1.train.algorithm import make_algorithm
-from harness1.train.followers import TrainerJob
-from harness1.train.log import NO_TRACKERS, VALIDATION_PREFIX, StepListener, Trackers, TrainLog
-from harness1.train.process_group import ALONE, ProcessGroup
-from harness1.train.saving import disk_bytes
-from harness1.train.schedule import SavePlan, is_due
-from harness1.train.trainer import Diverged
+from harness1.training.algorithm import make_algorithm
+from harness1.training.followers import TrainerJob
+from harness1.training.log import NO_TRACKERS, VALIDATION_PREFIX, StepListener, Trackers, TrainLog
+from harness1.training.process_group import ALONE, ProcessGroup
+from harness1.training.saving import disk_bytes
+from harness1.training.schedule import SavePlan, is_due
+from harness1.training.trainer import Diverged
 
 VERB = "rl train"
 EPISODES = "episodes"

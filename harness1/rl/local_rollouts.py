@@ -20,7 +20,7 @@ from harness1.models.transformers.adapter_files import write_adapters
 from harness1.models.transformers.adapters import Adapters
 from harness1.models.transformers.backend import TransformersBackend
 from harness1.policy.language_model import LanguageModelPolicy
-from harness1.train.saving import copy_beside_weights
+from harness1.training.saving import copy_beside_weights
 
 if TYPE_CHECKING:
     from torch import Tensor

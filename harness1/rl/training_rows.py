@@ -16,7 +16,7 @@ from harness1.rl.rollouts import EpisodeGroup
 from harness1.rows.calls import CapturedCall, captured_calls
 from harness1.rows.merging import prefix_merging
 from harness1.rows.row import TrainRow, per_request
-from harness1.train.micro_batch import trained_tokens
+from harness1.training.micro_batch import trained_tokens
 
 
 def trainable(group: EpisodeGroup) -> tuple[Episode, ...]:

@@ -29,18 +29,18 @@ from harness1.runs.stage import Stage, read_stage, refuse_other, under_way
 from harness1.sft.data_card import CARD, HELD_OUT, README, TRAIN, read_card
 from harness1.sft.student import Student
 from harness1.sft.validation import HeldOutValidation
-from harness1.train.algorithm import make_algorithm
-from harness1.train.followers import TrainerJob
-from harness1.train.interrupts import uninterrupted
-from harness1.train.log import NO_TRACKERS, VALIDATION_PREFIX, StepListener, Trackers, TrainLog
-from harness1.train.micro_batch import shuffled_steps
-from harness1.train.process_group import ALONE, ProcessGroup
-from harness1.train.saving import disk_bytes, hash_of_base, load_state, write_card, write_state
-from harness1.train.schedule import SavePlan, is_due
-from harness1.train.trainable import load_trainable
-from harness1.train.trainer import Trainer
-from harness1.train.trl_trainer import saved_step, train_with_trl
-from harness1.train.validation import Best, evenly_spaced
+from harness1.training.algorithm import make_algorithm
+from harness1.training.followers import TrainerJob
+from harness1.training.interrupts import uninterrupted
+from harness1.training.log import NO_TRACKERS, VALIDATION_PREFIX, StepListener, Trackers, TrainLog
+from harness1.training.micro_batch import shuffled_steps
+from harness1.training.process_group import ALONE, ProcessGroup
+from harness1.training.saving import disk_bytes, hash_of_base, load_state, write_card, write_state
+from harness1.training.schedule import SavePlan, is_due
+from harness1.training.trainable import load_trainable
+from harness1.training.trainer import Trainer
+from harness1.training.trl_trainer import saved_step, train_with_trl
+from harness1.training.validation import Best, evenly_spaced
 
 OnPart = Callable[[str], None]
 OpenEngine = Callable[["FineTuning", int, ProcessGroup], Engine]

@@ -18,7 +18,7 @@ from harness1.records import Task
 from harness1.rows.file import RowFile
 from harness1.sft.student import Student
 from harness1.tools.registry import Toolbox
-from harness1.train.validation import episode_results, evenly_spaced, held_out_turns, means, turn_metrics
+from harness1.training.validation import episode_results, evenly_spaced, held_out_turns, means, turn_metrics
 
 if TYPE_CHECKING:
     from harness1.models.transformers.adapters import Weights

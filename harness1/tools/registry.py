@@ -21,7 +21,7 @@ from harness1.tools.prune_chunks import prune_chunks
 from harness1.tools.read_document import read_document
 from harness1.tools.review_docs import review_docs
 from harness1.tools.search_corpus import search_corpus
-from harness1.tools.tool import PLAIN, Steps, Tool, ToolFunction, ToolSpec, Traits, build_tool, one_line, told
+from harness1.tools.tool import PLAIN, Steps, Tool, ToolFunction, ToolSpec, Traits, build_tool, one_line, text_tool
 from harness1.tools.verify import verify
 
 TOOLS: Mapping[ToolFunction, str] = MappingProxyType(
@@ -41,7 +41,7 @@ TOOLS: Mapping[ToolFunction, str] = MappingProxyType(
 NAMES = frozenset(function.__name__ for function in TOOLS)
 
 
-def offered(env: Env) -> tuple[ToolFunction, ...]:
+def tools_of(env: Env) -> tuple[ToolFunction, ...]:
     """Return the tools of this package that a configuration offers."""
     return tuple(function for function, group in TOOLS.items() if not group or getattr(env, group).on)
 
@@ -60,7 +60,7 @@ class Toolbox:
         Raises:
             UsageError: a tool of `env.plugins` is not installed, has the name of another, or cannot be imported.
         """
-        built = [build_tool(function, env) for function in (*offered(env), *map(plugin_tool, env.plugins))]
+        built = [build_tool(function, env) for function in (*tools_of(env), *map(plugin_tool, env.plugins))]
         return cls({tool.spec.name: tool for tool in built})
 
     @property
@@ -91,4 +91,4 @@ def plugin_tool(name: str) -> ToolFunction:
         raise unfit("tools", name, "must be a function of that name")
     if is_own(name) and function.__name__ in NAMES:
         raise unfit("tools", name, "has the name of a tool of harness1: call it something else")
-    return function if "memory" in inspect.signature(function).parameters else told(function)
+    return function if "memory" in inspect.signature(function).parameters else text_tool(function)

@@ -126,7 +126,7 @@ def tool(function: T) -> T:
     return function
 
 
-def told(function: Callable[..., Any]) -> ToolFunction:
+def text_tool(function: Callable[..., Any]) -> ToolFunction:
     """Return the tool of a function that knows nothing of the memory and returns a text."""
 
     @functools.wraps(tool(function))

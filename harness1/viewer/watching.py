@@ -19,7 +19,7 @@ from harness1.rows.proxy_record import VERB as PROXY
 from harness1.runs.folder import METRICS
 from harness1.runs.stage import STAGE, read_stage
 from harness1.runs.store import EPISODES, read_appended
-from harness1.train.log import LOG
+from harness1.training.log import LOG
 from harness1.viewer.episode_list import EpisodeRow, row_of, scored
 from harness1.viewer.gather import made_episode
 from harness1.viewer.page_file import deflated, page

@@ -32,7 +32,7 @@ from harness1.models.formats.chat_format import ChatFormat
 from harness1.records import Sampling, ToolCall
 from harness1.rl.open import open_tasks
 from harness1.rl.task_choice import TaskChoice
-from harness1.train.cispo import Cispo
+from harness1.training.cispo import Cispo
 from tests.support import call, run, search
 from tests.vocabularies import chat_format
 

@@ -17,7 +17,7 @@ from harness1.rl.learning import EPISODES
 from harness1.rows.proxy_record import read_records
 from harness1.runs.stage import read_stage
 from harness1.runs.store import read_episodes
-from harness1.train.log import read_log
+from harness1.training.log import read_log
 from tests.cli.commands import Command, command_in_process
 from tests.sft.test_fine_tuning import SHORT, WORLD, save_student
 from tests.support import hear_interrupts

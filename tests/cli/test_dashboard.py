@@ -19,7 +19,7 @@ from harness1.cli.dashboard import (
     TrainingBoard,
 )
 from harness1.records import DocId, Gold, StopReason
-from harness1.train.log import StepListener
+from harness1.training.log import StepListener
 from tests.cli.test_progress import GOLD, episode, turn
 
 LONG = "a very long policy: vllm:organisation/model-of-many-billions@http://somewhere.example:8000 on a long dataset"

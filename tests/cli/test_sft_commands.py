@@ -16,8 +16,8 @@ from harness1.cli import main
 from harness1.models.checkpoint import read_checkpoint
 from harness1.runs.store import read_episodes
 from harness1.sft.fine_tuning import STATE
-from harness1.train.log import read_log, validation_values
-from harness1.train.saving import read_state
+from harness1.training.log import read_log, validation_values
+from harness1.training.saving import read_state
 from tests.cli.commands import Command, command_in_process
 from tests.sft.test_fine_tuning import SHORT, SMALL, WORLD, save_student
 from tests.support import hear_interrupts
@@ -91,7 +91,7 @@ def test_a_dataset_prints_one_object_of_its_card(harness1: Command, home: Path) 
 def test_a_finished_training_prints_its_checkpoint_and_loads_no_model_again(
     harness1: Command, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("harness1.train.followers.load_trainable", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr("harness1.training.followers.load_trainable", lambda *_: pytest.fail("the model was loaded"))
     written = (home / "student" / "adapter_model.safetensors").stat().st_mtime_ns
     ended = harness1(*train("student", "--json"))
     assert ended.code == 0, ended.err
@@ -129,7 +129,7 @@ def test_a_training_is_logged_to_an_experiment_of_mlflow(
         def finish(self, status: str) -> None:
             calls.append(("end", status))
 
-    monkeypatch.setattr("harness1.train.log.MlflowRun", Run)
+    monkeypatch.setattr("harness1.training.log.MlflowRun", Run)
     ended = harness1(*train("logged", "--mlflow", "students@sqlite:///store.db"))
     assert ended.code == 0, ended.err
     assert calls[0] == ("open", ("logged", "students@sqlite:///store.db", False))

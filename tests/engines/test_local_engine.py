@@ -15,11 +15,11 @@ from harness1.config import Lora, Train
 from harness1.engines.local import LocalEngine
 from harness1.models.checkpoint import Checkpoint, read_checkpoint
 from harness1.models.transformers.adapters import tensors_of
-from harness1.train.cispo import Cispo
-from harness1.train.followers import TrainerJob
-from harness1.train.saving import write_model
-from harness1.train.trainable import load_trainable
-from harness1.train.trainer import Trainer
+from harness1.training.cispo import Cispo
+from harness1.training.followers import TrainerJob
+from harness1.training.saving import write_model
+from harness1.training.trainable import load_trainable
+from harness1.training.trainer import Trainer
 from tests.tiny_models import save_byte_tokenizer, save_tiny_model
 from tests.train.test_process_group import PLAYED
 

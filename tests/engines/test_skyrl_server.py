@@ -32,9 +32,9 @@ from harness1.rows.file import RowFile
 from harness1.rows.row import TrainRow
 from harness1.runs.store import read_episodes
 from harness1.sft.data_card import TRAIN as ROWS
-from harness1.train.algorithm import Algorithm, NegativeLogLikelihood
-from harness1.train.cispo import Cispo
-from harness1.train.log import read_log
+from harness1.training.algorithm import Algorithm, NegativeLogLikelihood
+from harness1.training.cispo import Cispo
+from harness1.training.log import read_log
 from tests.cli.commands import Command, command_in_process
 from tests.engines.skyrl_server import RANK, serving
 from tests.rl.small_start import SETTINGS, small_start

@@ -21,8 +21,8 @@ from harness1.engines.tinker_backend import TinkerBackend
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.records import Sampling
 from harness1.rows.row import TrainRow
-from harness1.train.algorithm import Algorithm, NegativeLogLikelihood
-from harness1.train.cispo import Cispo, Reinforce
+from harness1.training.algorithm import Algorithm, NegativeLogLikelihood
+from harness1.training.cispo import Cispo, Reinforce
 
 tinker: Any = pytest.importorskip("tinker")
 

@@ -25,10 +25,10 @@ from harness1.records import Sampling
 from harness1.rl.learning import EPISODES, learn, open_service_engine
 from harness1.rows.row import TrainRow
 from harness1.runs.store import read_episodes
-from harness1.train.algorithm import Algorithm, NegativeLogLikelihood
-from harness1.train.cispo import Cispo, Reinforce
-from harness1.train.followers import TrainerJob
-from harness1.train.trainable import load_trainable
+from harness1.training.algorithm import Algorithm, NegativeLogLikelihood
+from harness1.training.cispo import Cispo, Reinforce
+from harness1.training.followers import TrainerJob
+from harness1.training.trainable import load_trainable
 from tests.engines.fake_tinker import MODEL, FakeTinker
 from tests.rl.test_learning import CHAT, Stopped, steps, work_in
 from tests.rl.toy import ToyRollouts, toy_config

@@ -17,7 +17,7 @@ from harness1.models.environments import environment_of
 from harness1.models.open import format_at
 from harness1.policy.registry import open_model
 from harness1.settings import differences
-from harness1.train.saving import write_card
+from harness1.training.saving import write_card
 from tests.tiny_models import save_tiny_model
 from tests.vocabularies import vocabulary
 

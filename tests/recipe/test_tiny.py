@@ -28,7 +28,7 @@ from harness1.runs.line_digests import LINES
 from harness1.runs.stage import read_stage
 from harness1.runs.store import EPISODES, read_episodes
 from harness1.sft.data_card import TRAIN
-from harness1.train.log import LOG
+from harness1.training.log import LOG
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "tiny.sh"
 Plant = Callable[[Path], None]

@@ -92,7 +92,9 @@ def test_curation_is_a_share_of_turns_up_to_its_target() -> None:
 
 
 def test_penalties_weigh_negatively_and_nothing_else_does() -> None:
-    overrides = [f"reward.{name}=0.5" for name in ("recall", "recall_gap", "clutter", "diversity_shortfall", "curation")]
+    overrides = [
+        f"reward.{name}=0.5" for name in ("recall", "recall_gap", "clutter", "diversity_shortfall", "curation")
+    ]
     settings = load_config(overrides=overrides).reward
     negative = {part.name for part in COMPONENTS if part.weight(settings) < 0.0}
     assert negative == {"answer_missed", "recall_gap", "clutter", "diversity_shortfall", "turn_penalty"}

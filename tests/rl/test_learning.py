@@ -31,9 +31,9 @@ from harness1.rl.training_rows import training_rows
 from harness1.rows.row import TrainRow
 from harness1.runs.stage import read_stage
 from harness1.runs.store import EpisodeStore, read_episodes
-from harness1.train.log import read_log
-from harness1.train.saving import read_state
-from harness1.train.trainer import Diverged
+from harness1.training.log import read_log
+from harness1.training.saving import read_state
+from harness1.training.trainer import Diverged
 from tests.rl.toy import ToyRollouts, open_toy, share_of_good, toy_config, toy_tasks
 from tests.tiny_models import save_byte_tokenizer, save_tiny_model
 from tests.vocabularies import chat_format

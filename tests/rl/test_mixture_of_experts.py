@@ -27,8 +27,8 @@ from harness1.rl.learning import Learning, learn
 from harness1.rl.logprobs import compare_calls
 from harness1.rows.calls import SampledCall
 from harness1.sft.fine_tuning import FineTuning, fine_tune
-from harness1.train.log import read_log
-from harness1.train.merging import merge
+from harness1.training.log import read_log
+from harness1.training.merging import merge
 from tests.rl.test_learning import CHAT
 from tests.rl.toy import ToyRollouts, toy_config, toy_tasks
 from tests.sft.test_fine_tuning import CONFIG, QUICK, Place, save_rows, save_student

@@ -12,7 +12,7 @@ from harness1.config import Fleet
 from harness1.episodes.jobs import EpisodeSetup
 from harness1.rl.learning import Learning, learn
 from harness1.rl.ray_rollouts import RayRollouts
-from harness1.train.log import read_log
+from harness1.training.log import read_log
 from tests.cli.commands import command_in_process
 from tests.rl.small_start import SETTINGS, small_start
 from tests.rl.toy import Mortal, toy_config, toy_tasks

@@ -22,8 +22,8 @@ from harness1.rl.rollouts import EpisodeGroup
 from harness1.rl.training_rows import substeps, training_rows
 from harness1.rows.calls import calls_of
 from harness1.rows.row import TrainRow
-from harness1.train.cispo import Cispo
-from harness1.train.micro_batch import trained_tokens
+from harness1.training.cispo import Cispo
+from harness1.training.micro_batch import trained_tokens
 from tests.policy.test_language_model import NONSENSE, RESERVE, episode_of, sayer
 from tests.support import call, curate, search
 from tests.tiny_models import save_tiny_model

@@ -31,13 +31,13 @@ from harness1.sft.build import Build, build
 from harness1.sft.data_card import CARD, HELD_OUT, README, TRAIN, read_card
 from harness1.sft.fine_tuning import STATE, VERB, FineTuning, fine_tune
 from harness1.sft.validation import HeldOutValidation
-from harness1.train import saving
-from harness1.train.algorithm import NegativeLogLikelihood
-from harness1.train.log import LOG, read_log
-from harness1.train.saving import read_state, write_state
-from harness1.train.trainable import load_trainable
-from harness1.train.trainer import Diverged, Trainer
-from harness1.train.validation import evenly_spaced
+from harness1.training import saving
+from harness1.training.algorithm import NegativeLogLikelihood
+from harness1.training.log import LOG, read_log
+from harness1.training.saving import read_state, write_state
+from harness1.training.trainable import load_trainable
+from harness1.training.trainer import Diverged, Trainer
+from harness1.training.validation import evenly_spaced
 from tests.tiny_models import save_tiny_model
 from tests.vocabularies import tokenizer, vocabulary
 

@@ -22,7 +22,7 @@ from harness1.engines.tinker import tinker_service
 from harness1.engines.tinker_backend import TinkerBackend
 from harness1.models.checkpoint import read_checkpoint
 from harness1.sft.fine_tuning import FineTuning, OpenEngine, fine_tune, open_local_engine, open_service_engine
-from harness1.train.process_group import ALONE, ProcessGroup
+from harness1.training.process_group import ALONE, ProcessGroup
 from tests.cli.commands import command_in_process
 from tests.engines.fake_tinker import MODEL, FakeTinker
 from tests.sft.test_fine_tuning import QUICK, SHORT, SMALL, Place, interrupt_at, place, silent, timeless, tuning

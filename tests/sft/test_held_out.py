@@ -22,10 +22,10 @@ from harness1.sft import validation as held_out
 from harness1.sft.data_card import HELD_OUT, TRAIN, read_card
 from harness1.sft.student import Student
 from harness1.sft.validation import HeldOutValidation
-from harness1.train.algorithm import NegativeLogLikelihood
-from harness1.train.followers import TrainerJob
-from harness1.train.trainable import load_trainable
-from harness1.train.validation import HeldOutTurn, evenly_spaced, held_out_turns
+from harness1.training.algorithm import NegativeLogLikelihood
+from harness1.training.followers import TrainerJob
+from harness1.training.trainable import load_trainable
+from harness1.training.validation import HeldOutTurn, evenly_spaced, held_out_turns
 from tests.sft.test_fine_tuning import CONFIG, QUICK, Place, save_rows, save_student
 
 

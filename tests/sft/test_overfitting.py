@@ -24,7 +24,7 @@ from harness1.runs.store import read_episodes
 from harness1.sft.build import Build, build
 from harness1.sft.data_card import HELD_OUT, TRAIN, write_card
 from harness1.sft.fine_tuning import FineTuning, fine_tune
-from harness1.train.log import read_log
+from harness1.training.log import read_log
 from tests.tiny_models import save_tiny_model
 from tests.vocabularies import CHATML, vocabulary
 

@@ -24,7 +24,7 @@ from harness1.runs.stage import read_stage
 from harness1.sft.data_card import CARD, HELD_OUT, TRAIN, read_card
 from harness1.sft.fine_tuning import fine_tune
 from harness1.sft.student import Student
-from harness1.train.saving import disk_bytes
+from harness1.training.saving import disk_bytes
 from tests.sft.test_fine_tuning import CONFIG, QUICK, WORLD, Place, save_rows, save_student, silent, tuning
 from tests.support import run
 
@@ -184,7 +184,7 @@ def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*_: object, **__: object) -> None:
         pytest.fail("the model was loaded")
 
-    monkeypatch.setattr("harness1.train.followers.load_trainable", load)
+    monkeypatch.setattr("harness1.training.followers.load_trainable", load)
     monkeypatch.setattr("harness1.sft.fine_tuning.train_with_trl", load)
     monkeypatch.setattr("harness1.sft.validation.open_transformers", load)
 

@@ -14,11 +14,11 @@ from transformers import AttentionInterface
 from harness1.config import Lora, Train
 from harness1.errors import UsageError
 from harness1.models.transformers.block_attention import NAME
-from harness1.train import attention
-from harness1.train.algorithm import NegativeLogLikelihood
-from harness1.train.trainable import load_trainable
-from harness1.train.trainer import Trainer
-from harness1.train.trl_trainer import train_with_trl
+from harness1.training import attention
+from harness1.training.algorithm import NegativeLogLikelihood
+from harness1.training.trainable import load_trainable
+from harness1.training.trainer import Trainer
+from harness1.training.trl_trainer import train_with_trl
 from tests.tiny_models import save_tiny_model
 from tests.train.test_micro_batch import made_rows
 

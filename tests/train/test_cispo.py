@@ -27,9 +27,9 @@ from harness1.models.transformers.causal_model import load_causal_model
 from harness1.rows.calls import CapturedCall
 from harness1.rows.merging import prefix_merging
 from harness1.rows.row import TrainRow, per_request
-from harness1.train.algorithm import Algorithm, make_algorithm
-from harness1.train.cispo import LOG_RATIO_LIMIT, Cispo, DoubleSided, Interaction, PolicyGradient, Reinforce
-from harness1.train.micro_batch import MicroBatch, collate, trained_logprobs
+from harness1.training.algorithm import Algorithm, make_algorithm
+from harness1.training.cispo import LOG_RATIO_LIMIT, Cispo, DoubleSided, Interaction, PolicyGradient, Reinforce
+from harness1.training.micro_batch import MicroBatch, collate, trained_logprobs
 from tests.tiny_models import VOCABULARY, save_tiny_model
 from tests.train.test_micro_batch import LENGTHS, hidden_gradients, plain_logprobs, predicting_positions
 from tests.train.test_trainer import SMALL, distance, gradient_of

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from harness1.errors import UsageError
-from harness1.train.followers import TrainerJob, follow, leading, open_trainer
-from harness1.train.process_group import ProcessGroup, joined_group
-from harness1.train.trainer import Diverged, Trainer
+from harness1.training.followers import TrainerJob, follow, leading, open_trainer
+from harness1.training.process_group import ProcessGroup, joined_group
+from harness1.training.trainer import Diverged, Trainer
 from tests.tiny_models import save_tiny_model
 from tests.train.processes import codes_of
 from tests.train.test_process_group import ADAPTED, CISPO, NLL, PLAYED, STEPS, TRAIN

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness1.rows.row import TrainRow
-from harness1.train.cispo import Cispo, DoubleSided, Interaction, call_means
-from harness1.train.micro_batch import MicroBatch, collate
-from harness1.train.off_policy_metrics import OffPolicyMetrics
-from harness1.train.process_group import ALONE
+from harness1.training.cispo import Cispo, DoubleSided, Interaction, call_means
+from harness1.training.micro_batch import MicroBatch, collate
+from harness1.training.off_policy_metrics import OffPolicyMetrics
+from harness1.training.process_group import ALONE
 
 LOGPROB = -1.5
 """Of every token, now."""

@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from harness1.errors import MissingExtra, UsageError
 from harness1.runs.stage import Stage
-from harness1.train.log import LOG, Trackers, TrainLog, clear_training, read_log
+from harness1.training.log import LOG, Trackers, TrainLog, clear_training, read_log
 
 
 def write(folder: Path | None, *steps: int, after: int = -1, **options: Any) -> None:

@@ -20,9 +20,9 @@ from harness1.models.transformers.live_bytes import Parts, of_all_layers
 from harness1.models.transformers.shape_attention import LINEAR
 from harness1.rows.file import RowFile, write_rows
 from harness1.rows.row import TrainRow
-from harness1.train.algorithm import make_algorithm
-from harness1.train.memory_advice import advice
-from harness1.train.memory_plan import (
+from harness1.training.algorithm import make_algorithm
+from harness1.training.memory_advice import advice
+from harness1.training.memory_plan import (
     CACHE_ROOM,
     Devices,
     MemoryPlanner,
@@ -31,8 +31,8 @@ from harness1.train.memory_plan import (
     device_memory,
     episode_batch,
 )
-from harness1.train.step_bytes import MicroBatchShape, _step, parameter_count, prefill_bytes, step_bytes
-from harness1.train.trainer import Trainer
+from harness1.training.step_bytes import MicroBatchShape, _step, parameter_count, prefill_bytes, step_bytes
+from harness1.training.trainer import Trainer
 from tests.tiny_models import SHAPE
 
 CISPO = make_algorithm("cispo", Rl())

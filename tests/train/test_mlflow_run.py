@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from harness1.errors import InfrastructureFault, MissingExtra
-from harness1.train.log import Trackers, TrainLog, read_log
+from harness1.training.log import Trackers, TrainLog, read_log
 
 pytestmark = pytest.mark.skipif(find_spec("mlflow") is None, reason="mlflow is not installed")
 

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from harness1.models.transformers.causal_model import load_causal_model
 from harness1.rows.row import TrainRow
-from harness1.train import trainer as trainer_module
-from harness1.train.cispo import Cispo, Reinforce
-from harness1.train.micro_batch import collate
-from harness1.train.off_policy_metrics import OffPolicyMetrics, entropies
-from harness1.train.process_group import ALONE, ProcessGroup
+from harness1.training import trainer as trainer_module
+from harness1.training.cispo import Cispo, Reinforce
+from harness1.training.micro_batch import collate
+from harness1.training.off_policy_metrics import OffPolicyMetrics, entropies
+from harness1.training.process_group import ALONE, ProcessGroup
 from tests.tiny_models import save_tiny_model
 from tests.train.test_cispo import sampled_rows
 from tests.train.test_micro_batch import made_rows, plain_logprobs

@@ -14,13 +14,13 @@ import torch
 from harness1.config import Lora, Train
 from harness1.models.checkpoint import Checkpoint
 from harness1.rows.row import TrainRow
-from harness1.train.algorithm import Algorithm, NegativeLogLikelihood
-from harness1.train.cispo import Cispo
-from harness1.train.process_group import ALONE, ProcessGroup, joined_group
-from harness1.train.saving import write_model
-from harness1.train.sharding import gathered
-from harness1.train.trainable import load_trainable
-from harness1.train.trainer import Diverged, Trainer
+from harness1.training.algorithm import Algorithm, NegativeLogLikelihood
+from harness1.training.cispo import Cispo
+from harness1.training.process_group import ALONE, ProcessGroup, joined_group
+from harness1.training.saving import write_model
+from harness1.training.sharding import gathered
+from harness1.training.trainable import load_trainable
+from harness1.training.trainer import Diverged, Trainer
 from tests.tiny_models import save_tiny_model
 from tests.train.processes import codes_of
 from tests.train.test_micro_batch import made_rows

@@ -24,11 +24,11 @@ from harness1.models.transformers.causal_model import load_causal_model
 from harness1.records import Sampling
 from harness1.rows.row import TrainRow
 from harness1.runs.files import refuse_full_disk
-from harness1.train.algorithm import NegativeLogLikelihood
-from harness1.train.micro_batch import collate, trained_logprobs
-from harness1.train.saving import disk_bytes, parameters_of, read_state, write_model, write_state
-from harness1.train.trainable import load_trainable
-from harness1.train.trainer import Trainer
+from harness1.training.algorithm import NegativeLogLikelihood
+from harness1.training.micro_batch import collate, trained_logprobs
+from harness1.training.saving import disk_bytes, parameters_of, read_state, write_model, write_state
+from harness1.training.trainable import load_trainable
+from harness1.training.trainer import Trainer
 from tests.tiny_models import save_byte_tokenizer, save_tiny_model
 from tests.train.test_micro_batch import made_rows
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness1.config import Train
-from harness1.train.schedule import SavePlan, rate_at
+from harness1.training.schedule import SavePlan, rate_at
 
 SCHEDULES = ("constant", "linear", "cosine")
 

@@ -12,7 +12,7 @@ from harness1.config import Lora, Train
 from harness1.errors import UsageError
 from harness1.models.transformers.adapter_files import write_adapters
 from harness1.models.transformers.adapters import adapters_of, add_adapters
-from harness1.train.trainable import load_trainable
+from harness1.training.trainable import load_trainable
 from tests.tiny_models import save_tiny_model
 
 

@@ -16,12 +16,12 @@ from transformers import AutoModelForCausalLM
 from harness1.config import Lora, Train
 from harness1.errors import UsageError
 from harness1.rows.row import TrainRow
-from harness1.train.algorithm import NegativeLogLikelihood
-from harness1.train.cispo import Cispo
-from harness1.train.micro_batch import MicroBatch, shuffled_steps
-from harness1.train.schedule import rate_at
-from harness1.train.trainable import load_trainable
-from harness1.train.trainer import Diverged, Trainer
+from harness1.training.algorithm import NegativeLogLikelihood
+from harness1.training.cispo import Cispo
+from harness1.training.micro_batch import MicroBatch, shuffled_steps
+from harness1.training.schedule import rate_at
+from harness1.training.trainable import load_trainable
+from harness1.training.trainer import Diverged, Trainer
 from tests.tiny_models import save_tiny_model
 from tests.train.test_micro_batch import episode_rows, made_rows, plain_logprobs, world_episode
 

@@ -19,9 +19,9 @@ from harness1.models.transformers.adapter_files import read_adapters
 from harness1.models.transformers.adapters import merge_adapters
 from harness1.models.transformers.causal_model import load_causal_model
 from harness1.rows.row import TrainRow
-from harness1.train.schedule import rate_at
-from harness1.train.trainable import load_trainable
-from harness1.train.trl_trainer import Passes, passes_of, train_with_trl
+from harness1.training.schedule import rate_at
+from harness1.training.trainable import load_trainable
+from harness1.training.trl_trainer import Passes, passes_of, train_with_trl
 from tests.tiny_models import STOP, VOCABULARY, save_byte_tokenizer, save_tiny_model
 
 Log = list[dict[str, float]]

@@ -22,7 +22,7 @@ from harness1.records import Sampling, Task, ToolCall
 from harness1.reward.outcome import outcome
 from harness1.rows.row import TrainRow
 from harness1.tools.registry import Toolbox
-from harness1.train.validation import (
+from harness1.training.validation import (
     HIGHER,
     Best,
     HeldOutTurn,

@@ -16,11 +16,11 @@ from harness1.models.transformers.live_bytes import (
     without_data,
 )
 from harness1.models.transformers.slot_model import ATTENTION as SLOTS
-from harness1.train.algorithm import Algorithm
-from harness1.train.micro_batch import MicroBatch, of_targets, precision, trained_distributions
-from harness1.train.off_policy_metrics import OffPolicyMetrics
-from harness1.train.trainable import stored_dtype
-from harness1.train.trainer import Trainer
+from harness1.training.algorithm import Algorithm
+from harness1.training.micro_batch import MicroBatch, of_targets, precision, trained_distributions
+from harness1.training.off_policy_metrics import OffPolicyMetrics
+from harness1.training.trainable import stored_dtype
+from harness1.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 from harness1.config import Rl
 from harness1.errors import UsageError
 from harness1.rows.row import TrainRow
-from harness1.train.cispo import Cispo, DoubleSided, Interaction, Reinforce
+from harness1.training.cispo import Cispo, DoubleSided, Interaction, Reinforce
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from harness1.train.micro_batch import MicroBatch
+    from harness1.training.micro_batch import MicroBatch
 
 
 class Algorithm(Protocol):

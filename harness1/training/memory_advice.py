@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from harness1.config import Config
-from harness1.train.memory_plan import Devices, Plan
+from harness1.training.memory_plan import Devices, Plan
 
 MOST_TRAINERS = 64
 RANK = 32

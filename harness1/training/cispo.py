@@ -21,7 +21,7 @@ from harness1.rows.row import TrainRow
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from harness1.train.micro_batch import MicroBatch
+    from harness1.training.micro_batch import MicroBatch
 
 LOG_RATIO_LIMIT = 20.0
 """Log ratios are clipped to this magnitude before they are exponentiated."""

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from harness1.config import Train
 from harness1.errors import UsageError
 from harness1.rows.row import TrainRow
-from harness1.train.algorithm import Algorithm
-from harness1.train.interrupts import uninterrupted
-from harness1.train.process_group import ALONE, ProcessGroup, Unanimous
-from harness1.train.trainable import load_trainable
-from harness1.train.trainer import Trainer
+from harness1.training.algorithm import Algorithm
+from harness1.training.interrupts import uninterrupted
+from harness1.training.process_group import ALONE, ProcessGroup, Unanimous
+from harness1.training.trainable import load_trainable
+from harness1.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from harness1.models.transformers.adapters import Weights

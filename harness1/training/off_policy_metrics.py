@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from harness1.train.algorithm import Algorithm
-from harness1.train.cispo import log_ratios
-from harness1.train.process_group import ProcessGroup
+from harness1.training.algorithm import Algorithm
+from harness1.training.cispo import log_ratios
+from harness1.training.process_group import ProcessGroup
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from harness1.train.micro_batch import MicroBatch
+    from harness1.training.micro_batch import MicroBatch
 
 MEANS = ("entropy", "k3", "log_ratio_mean", "ratio_above_2", "ratio_below_half", "clipped")
 """Means over trained tokens, with r = pi / pi_rollout: the entropy of pi in nats; r - 1 - log r, which estimates

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness1.model_folder import first_line
-from harness1.train.process_group import ALONE, ProcessGroup, Unanimous
+from harness1.training.process_group import ALONE, ProcessGroup, Unanimous
 
 if TYPE_CHECKING:
     from torch import Tensor

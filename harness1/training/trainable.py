@@ -11,7 +11,7 @@ from harness1.model_folder import holds_adapters
 from harness1.models.transformers.adapter_files import read_adapter_config
 from harness1.models.transformers.adapters import merge_adapters
 from harness1.models.transformers.causal_model import Dtype, compute_logits_in_float32, load_causal_model
-from harness1.train.attention import use_attention, use_default_attention
+from harness1.training.attention import use_attention, use_default_attention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

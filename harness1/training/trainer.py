@@ -14,8 +14,8 @@ from harness1.errors import UsageError
 from harness1.freed_memory import MemoryReturns
 from harness1.models.transformers.adapters import PEFT, adapters_of, add_adapters, tensors_of
 from harness1.rows.row import TrainRow
-from harness1.train.algorithm import Algorithm
-from harness1.train.micro_batch import (
+from harness1.training.algorithm import Algorithm
+from harness1.training.micro_batch import (
     by_token_budget,
     collate,
     of_targets,
@@ -24,12 +24,12 @@ from harness1.train.micro_batch import (
     trained_logprobs,
     trained_tokens,
 )
-from harness1.train.off_policy_metrics import OffPolicyMetrics
-from harness1.train.process_group import ALONE, ProcessGroup, Unanimous
-from harness1.train.saving import read_weights
-from harness1.train.schedule import rate_at
-from harness1.train.sharding import forget_gathered, gathered, shard, shared_like, whole
-from harness1.train.state import forget_tensors, load_tensors, save_tensors
+from harness1.training.off_policy_metrics import OffPolicyMetrics
+from harness1.training.process_group import ALONE, ProcessGroup, Unanimous
+from harness1.training.saving import read_weights
+from harness1.training.schedule import rate_at
+from harness1.training.sharding import forget_gathered, gathered, shard, shared_like, whole
+from harness1.training.state import forget_tensors, load_tensors, save_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,7 +14,7 @@ from harness1.hashing import text_digest
 from harness1.runs.files import write_atomically
 from harness1.runs.journal import Journal, held
 from harness1.runs.stage import clear
-from harness1.train.mlflow_run import MlflowRun
+from harness1.training.mlflow_run import MlflowRun
 
 LOG = "log.jsonl"
 VALIDATION_PREFIX = "held_out/"

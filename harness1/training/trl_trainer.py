@@ -14,9 +14,9 @@ from harness1.model_folder import base_folder, holds_adapters, no_progress_bars
 from harness1.models.transformers.adapter_files import write_adapters
 from harness1.models.transformers.adapters import Adapters
 from harness1.rows.row import TrainRow
-from harness1.train.saving import copy_beside_weights
-from harness1.train.schedule import rate_at
-from harness1.train.trainable import check_form, load_trainable
+from harness1.training.saving import copy_beside_weights
+from harness1.training.schedule import rate_at
+from harness1.training.trainable import check_form, load_trainable
 
 if TYPE_CHECKING:
     from datasets import Dataset

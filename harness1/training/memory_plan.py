@@ -18,9 +18,9 @@ from harness1.models.transformers.causal_model import Dtype
 from harness1.models.transformers.shape_attention import LINEAR
 from harness1.records import Record
 from harness1.rows.file import RowFile
-from harness1.train.algorithm import Algorithm
-from harness1.train.micro_batch import by_token_budget
-from harness1.train.step_bytes import (
+from harness1.training.algorithm import Algorithm
+from harness1.training.micro_batch import by_token_budget
+from harness1.training.step_bytes import (
     MicroBatchShape,
     PrefillBytes,
     StepBytes,

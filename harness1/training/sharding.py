@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from harness1.train.process_group import ProcessGroup
+from harness1.training.process_group import ProcessGroup
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

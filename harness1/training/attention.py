@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from harness1.errors import UsageError
 from harness1.model_folder import first_line
 from harness1.models.transformers.causal_model import Dtype
-from harness1.train.micro_batch import precision
+from harness1.training.micro_batch import precision
 
 if TYPE_CHECKING:
     from torch import Tensor

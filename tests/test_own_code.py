@@ -1,0 +1,300 @@
+"""Code of one's own without a package: the examples, in this process and in two workers, and what is refused."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import harness1 as h
+from harness1 import api, plugins
+from harness1.config import Config, load_config
+from harness1.config.reward import sum_of
+from harness1.env.environment import env_hash
+from harness1.episodes.jobs import EpisodeSetup
+from harness1.episodes.processes import refuse_session_names
+from harness1.errors import ConfigError, UsageError
+from harness1.policy.registry import open_policy
+from harness1.records import Status
+from harness1.retrieval.open import open_retriever
+from harness1.retrieval.protocol import SearchRequest
+from harness1.reward.composite import composite
+from harness1.reward.outcome import Outcome
+from tests.cli.commands import Command, command_in_process
+from tests.support import ended_episode, make_env, play, run
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+NAMES = ("own_dataset", "own_tool", "own_reward", "own_policy")
+
+MINE = '''
+from harness1 import ToolCall, ToolError
+
+def lookup(word: str) -> str:
+    """Look a word up."""
+    if word == "odd":
+        raise ToolError("no odd words")
+    if word == "broken":
+        raise KeyError(word)
+    return f"{word} is a word" if word != "number" else 7
+
+def few(case) -> float:
+    return -len(case.curated) / 30
+
+class Looker:
+    def act(self, context):
+        calls = [ToolCall("search_corpus", {"query": context.view.query}), ToolCall("lookup", {"word": "punched"})]
+        return calls[context.turn - 1] if context.turn < 3 else ToolCall("end_search", {"reasoning": "done"})
+
+def stop(context):
+    return ToolCall("end_search", {"reasoning": "at once"})
+
+def search(query, k):
+    return [{"id": "a", "title": "A", "text": f"about {query}"}, {"id": "b", "text": "more"}][:k]
+'''
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    plugins._of_file.cache_clear()
+
+
+@pytest.fixture
+def harness1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    return command_in_process(monkeypatch, capsys)
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> str:
+    path = tmp_path / "mine.py"
+    path.write_text(MINE)
+    return str(path)
+
+
+def example(name: str) -> ModuleType:
+    module: ModuleType = plugins._of_file(EXAMPLES / f"{name}.py")[0]
+    return module
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_example_fits_on_a_page_and_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path = EXAMPLES / f"{name}.py"
+    assert len(path.read_text().splitlines()) <= 25
+    runpy.run_path(str(path), run_name="__main__")
+    assert "recorded in" in capsys.readouterr().out
+
+
+def test_the_examples_play_together_in_one_process_and_alike_in_two_workers() -> None:
+    data, tool = example("own_dataset").DATA, example("own_tool").lookup_price
+    policy, brevity = example("own_policy").FirstHits, example("own_reward").brevity
+    env = h.Env(tools=[*h.TOOLS, tool], reward=[h.reward.recall, (brevity, 0.2)])
+    one = h.evaluate(env, data, policy=policy(), samples=4)
+    two = h.evaluate(env, data, policy=policy, samples=4, workers=2)
+    assert [each.reward for each in one.episodes] == [each.reward for each in two.episodes]
+    assert one.metrics == two.metrics
+    terms = one.episodes[0].reward.terms  # type: ignore[union-attr]
+    assert (terms["recall"].value, terms["brevity"].weight) == (1.0, 0.2)
+    assert terms["brevity"].value == -len(one.episodes[0].curated) / 30
+    assert "lookup_price" in {spec.name for spec in make_env(env.config.env).toolbox.specs}
+
+
+def test_names_of_a_file_are_taken_by_the_commands_and_its_hash_is_kept(
+    mine: str, tmp_path: Path, harness1: Command
+) -> None:
+    out = str(tmp_path / "run")
+    options = ("--tool", f"{mine}:lookup", "--reward", "recall", "--reward", f"{mine}:few=0.5")
+    ended = harness1("eval", "world:60", "--policy", f"{mine}:Looker", *options, "--limit", "2", "--out", out)
+    assert ended.code == 0, ended.err
+    episode = h.load_run(out).episodes[0]
+    assert episode.turns[1].observation.notes[0].data == {"text": "punched is a word"}  # type: ignore[union-attr]
+    assert set(episode.reward.terms) == {"recall", "few"}  # type: ignore[union-attr]
+    assert harness1("replay", out).code == 0
+    Path(mine).write_text(MINE + "\n")
+    plugins._of_file.cache_clear()
+    changed = harness1("replay", out)
+    assert changed.code == 2
+    assert "mine.py:lookup as it was" in changed.err
+
+
+def test_a_file_decides_hashes_by_what_it_holds_and_not_by_where_it_lies(tmp_path: Path) -> None:
+    def hashes(folder: str, text: str) -> tuple[str, str, str]:
+        path = tmp_path / folder / "mine.py"
+        path.parent.mkdir()
+        path.write_text(text)
+        config = load_config(tools=[f"{path}:lookup"], rewards={f"{path}:few": 0.5})
+        return env_hash(config.env), config.reward_hash, open_policy(f"{path}:Looker").hash
+
+    here, there, changed = hashes("a", MINE), hashes("b", MINE), hashes("c", f"{MINE}\n# more")
+    assert here == there
+    assert all(one != other for one, other in zip(here, changed, strict=True))
+    assert here[0] != env_hash(Config().env)
+
+
+def test_a_text_tool_answers_refuses_and_fails(mine: str) -> None:
+    env = make_env(load_config(None, ["machine.attempts=1"], tools=[f"{mine}:lookup"]).env)
+    steps = play(env, *(h.ToolCall("lookup", {"word": word}) for word in ("a\nb", "odd")))
+    assert steps[0].observation.notes[0].data == {"text": "a\nb is a word"}  # type: ignore[union-attr]
+    assert steps[1].observation.error.data == {"reason": "no odd words"}  # type: ignore[union-attr]
+    context = env.state.context
+    assert context is not None
+    shown = "\n".join(piece.text for piece in context.pieces)
+    assert "It returned: a b is a word" in shown
+    assert "Not done: no odd words" in shown
+
+
+@pytest.mark.parametrize(("word", "why"), [("broken", "KeyError: 'broken'"), ("number", "returned int, not a text")])
+def test_a_fault_of_a_tool_breaks_the_episode_and_not_the_run(mine: str, word: str, why: str) -> None:
+    def act(context: h.Context) -> h.ToolCall:
+        return h.ToolCall("lookup", {"word": word})
+
+    env = h.Env(tools=[*h.TOOLS, f"{mine}:lookup"], settings={"machine.attempts": 1})
+    found = h.evaluate(env, example("own_dataset").DATA, policy=api.policy_of(act, f"{mine}:stop"))
+    assert {each.status for each in found.episodes} == {Status.INFRA_ERROR}
+    assert why in (found.episodes[0].error or "")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "0.5", None, [1.0]])
+def test_a_reward_that_is_no_finite_number_is_refused_at_its_term(value: Any, tmp_path: Path) -> None:
+    path = tmp_path / "odd.py"
+    path.write_text(f"from math import inf, nan\n\ndef odd(case):\n    return {value!r}\n")
+    config = load_config(rewards={f"{path}:odd": 1.0})
+    with pytest.raises(UsageError, match=r"the reward term 'odd' returned .* for task 't': a term is a finite number"):
+        composite(Outcome(set_size=1), ended_episode(), config)
+
+
+@pytest.mark.parametrize("value", [np.float32(0.25), np.float64(0.25), 0.25])
+def test_numbers_of_numpy_are_numbers(value: Any, monkeypatch: pytest.MonkeyPatch, mine: str) -> None:
+    monkeypatch.setattr(plugins.load_own(f"{mine}:few").__globals__["few"], "__code__", (lambda case: VALUE).__code__)
+    monkeypatch.setitem(plugins.load_own(f"{mine}:few").__globals__, "VALUE", value)
+    found = composite(Outcome(set_size=1), ended_episode(), load_config(rewards={f"{mine}:few": 2.0}))
+    assert found is not None
+    assert found.total == 0.5
+    assert type(found.terms["few"].value) is float
+
+
+VALUE = 0.0
+
+
+def test_the_sum_of_terms_has_no_floor_and_no_reward_of_its_own_for_nothing(mine: str) -> None:
+    config = load_config(rewards={"recall": 1.0, f"{mine}:few": 3.0})
+    assert composite(Outcome(), ended_episode(), config).total == 0.0  # type: ignore[union-attr]
+    assert sum_of({"recall": 2.0}).outcome == 0.0
+    assert h.Env(reward=[h.reward.recall, (h.reward.clutter, 0.5)]).config.reward == sum_of(
+        {"recall": 1, "clutter": 0.5}
+    )
+
+
+def test_an_environment_offers_the_tools_that_it_is_given() -> None:
+    kept = [tool for tool in h.TOOLS if tool.__name__ != "grep_corpus"]
+    config = h.Env(tools=kept, settings={"env.max_turns": 4}).config
+    assert (config.env.grep.on, config.env.read.on, config.env.max_turns) == (False, True, 4)
+    with pytest.raises(ConfigError, match="an environment always has the tool search_corpus"):
+        h.Env(tools=[])
+
+
+def test_what_cannot_be_found_by_its_name_is_refused_with_the_reason() -> None:
+    def local(case: h.Case) -> float:
+        return 0.0
+
+    with pytest.raises(UsageError, match=r"local is not at the top level of a file"):
+        h.Env(reward=[local])
+    with pytest.raises(UsageError, match=r"<lambda> is not at the top level"):
+        h.Env(reward=[lambda case: 0.0])
+
+
+def test_a_policy_with_a_state_plays_here_and_not_in_other_processes() -> None:
+    made = example("own_policy").FirstHits()
+    made.patience = 3
+    data = example("own_dataset").DATA
+    assert len(h.evaluate(h.Env(), data, policy=made, limit=1).episodes) == 1
+    with pytest.raises(UsageError, match="has a state of its own, which does not travel to worker processes"):
+        h.evaluate(h.Env(), data, policy=made, workers=2)
+
+
+def test_what_was_typed_into_a_session_plays_in_its_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = ModuleType("__main__")
+    exec("def typed(case): return 1.0", vars(session))
+    monkeypatch.setitem(sys.modules, "__main__", session)
+    monkeypatch.setattr("inspect.getsource", lambda thing: "def typed(case): return 1.0")
+    env = h.Env(reward=[vars(session)["typed"]])
+    assert composite(Outcome(), ended_episode(), env.config).total == 1.0  # type: ignore[union-attr]
+    with pytest.raises(UsageError, match="typed was typed into this session, where worker processes cannot find it"):
+        refuse_session_names(EpisodeSetup(env.config, "index", "scripted"))
+    monkeypatch.setattr("inspect.getsource", lambda thing: "def typed(case): return 2.0")
+    with pytest.raises(UsageError, match="typed was defined anew since"):
+        composite(Outcome(), ended_episode(), env.config)
+
+
+def test_a_function_finds_documents_that_can_be_read(mine: str) -> None:
+    retriever = open_retriever(f"{mine}:search", load_config(None, ["env.grep.on=false"]))
+    found = run(retriever.search([SearchRequest("bees", 2)]))[0]
+    assert [hit.chunk.text for hit in found.hits] == ["about bees", "more"]  # type: ignore[union-attr]
+    with pytest.raises(ConfigError, match=r"--set env.grep.on=false"):
+        open_retriever(f"{mine}:search")
+
+
+def wrong(name: str) -> Callable[[Path], object]:
+    return {
+        "no file": lambda path: load_config(tools=["nowhere.py:lookup"]),
+        "no name": lambda path: load_config(tools=[f"{path}:lookop"]),
+        "no import": lambda path: load_config(tools=[f"{path.with_name('bad.py')}:x"]),
+        "two": lambda path: load_config(tools=[f"{path}:lookup", f"{path.with_name('other.py')}:lookup"]),
+        "taken": lambda path: make_env(load_config(tools=[f"{path.with_name('taken.py')}:curate"]).env),
+        "no type": lambda path: make_env(load_config(tools=[f"{path}:search"]).env),
+        "no policy": lambda path: open_policy(f"{path}:MINE"),
+        "no action": lambda path: run(open_policy(f"{path}:few2").open(h.Task("t", "q"), 0).act(None)),  # type: ignore[arg-type]
+    }[name]
+
+
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [
+        ("no file", "nowhere.py: no such file"),
+        ("no name", r"has no 'lookop'; did you mean lookup\?"),
+        ("no import", "bad.py cannot be imported: ZeroDivisionError"),
+        ("two", "env.plugins names a tool twice"),
+        ("taken", "curate has the name of a tool of harness1"),
+        ("no type", "the tool search has no docstring"),
+        ("no policy", "is no policy: give a function of a context, or a class with a method act"),
+        ("no action", r"returned 3: return ToolCall\(NAME, ARGUMENTS\)"),
+    ],
+)
+def test_a_wrong_name_or_thing_is_refused_in_one_line(what: str, why: str, mine: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("1 / 0")
+    (tmp_path / "other.py").write_text(MINE)
+    (tmp_path / "taken.py").write_text("def curate(word: str) -> str:\n    'Curate.'\n    return word\n")
+    Path(mine).write_text(f"{MINE}\nMINE = 3\n\ndef few2(context):\n    return 3\n")
+    with pytest.raises(UsageError, match=why):
+        wrong(what)(Path(mine))
+
+
+@pytest.mark.parametrize(
+    ("documents", "tasks", "why"),
+    [
+        ([], [], "the dataset has no documents"),
+        ([{"title": "x"}], [], "document 1 is no text"),
+        ([{"id": "a", "text": "x"}] * 2, [], "two documents have the same id"),
+        (["x"], [{"relevant": ["d1"]}], "task 1 has no question"),
+        (["x"], [{"question": "q"}], "task 1 names no relevant document"),
+        (["x"], [{"question": "q", "relevant": ["d2"]}], "task 1 names 'd2', which is no document of the dataset"),
+    ],
+)
+def test_a_dataset_of_ones_own_is_checked_as_it_is_made(documents: list[Any], tasks: list[Any], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        h.Dataset(documents, tasks)
+
+
+def test_a_dataset_of_values_is_one_folder_however_often_it_is_made() -> None:
+    one, two = (h.Dataset(["a text"], [{"question": "q?", "relevant": "d1"}]) for _ in range(2))
+    assert one.place == two.place
+    assert one.source.tasks("test")[0].gold == h.Gold({"d1": 1})  # type: ignore[dict-item]
+    assert h.load(["a text"]).source.splits == ()
+    with pytest.raises(UsageError, match="no such file or folder"):
+        h.load("./nowhere")
