@@ -293,7 +293,9 @@ def _document(number: int, given: Any) -> Document:
 
 
 def _task(number: int, given: Any, known: frozenset[str]) -> Task:
-    if not isinstance(given, Task):
+    if isinstance(given, Task):
+        made = given
+    else:
         question = given.get("question", given.get("query")) if isinstance(given, Mapping) else None
         if not isinstance(question, str) or not question.strip():
             raise UsageError(f"task {number} has no question: {given!r:.80}")
@@ -303,12 +305,12 @@ def _task(number: int, given: Any, known: frozenset[str]) -> Task:
         grades = relevant if isinstance(relevant, Mapping) else dict.fromkeys(relevant, 1)
         answers = given.get("answers", ())
         gold = Gold({DocId(str(doc_id)): grade for doc_id, grade in grades.items()}, answers=tuple(answers))
-        given = Task(str(given.get("id", f"t{number}")), question, str(given.get("split", "test")), gold)
-    if given.gold is None or not given.gold.relevant:
+        made = Task(str(given.get("id", f"t{number}")), question, str(given.get("split", "test")), gold)
+    if made.gold is None or not made.gold.relevant:
         raise UsageError(f"task {number} names no relevant document: it cannot be scored")
-    if unknown := [each for each in given.gold.relevant if each not in known]:
+    if unknown := [each for each in made.gold.relevant if each not in known]:
         raise UsageError(f"task {number} names {unknown[0]!r}, which is no document of the dataset")
-    return given
+    return made
 
 
 def _keep(documents: list[Document], tasks: list[Any]) -> str:
