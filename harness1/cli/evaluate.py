@@ -19,11 +19,11 @@ from harness1.cli.options import (
     Json,
     Limit,
     Overrides,
-    PolicyName,
     Samples,
     Seed,
     resolve,
 )
+from harness1.cli.policies import PolicyName
 from harness1.cli.printing import print_result, say
 from harness1.cli.results import print_metrics
 from harness1.data.indexing import index_of

@@ -33,15 +33,6 @@ EngineOption = Annotated[
 ]
 Json = Annotated[bool, Option("--json", help="Print one JSON object to standard output and nothing else.")]
 Force = Annotated[bool, Option("--force", help="Redo the work even if it is already done.")]
-PolicyName = Annotated[
-    str,
-    Option(
-        "--policy",
-        help="scripted, trained, quick, single-shot, random, oracle, oracle-teacher, replay:RUN, hf:PATH, vllm:PATH,"
-        " vllm:MODEL@URL, sglang:MODEL@URL or openai:MODEL@URL; or a policy that `rl check` plays, such as no-op.",
-        metavar="NAME",
-    ),
-]
 
 ShareOf = Annotated[
     ShareName,

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from harness1.cli.live import show_result, snippet, watched
-from harness1.cli.options import ConfigFile, Json, Overrides, PolicyName, resolve
+from harness1.cli.options import ConfigFile, Json, Overrides, resolve
+from harness1.cli.policies import PolicyName
 from harness1.cli.printing import print_json, program, say_torn
 from harness1.cli.terminal import Terminal
 from harness1.config import Config
