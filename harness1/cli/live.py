@@ -10,6 +10,7 @@ from typing import Literal, TypedDict
 from rich.console import Console
 from rich.text import Text
 
+from harness1.data.indexing import Files
 from harness1.env.environment import SearchEnv, Step
 from harness1.env.render.prose import sentence
 from harness1.memory.history import telling_argument
@@ -118,17 +119,28 @@ def _show_delta(env: SearchEnv, delta: Delta, console: Console) -> None:
         console.print("  ", Text(" ").join(words), sep="")
 
 
-def show_result(env: SearchEnv, episode: Episode, console: Console) -> None:
-    """Print the delivered set, ranked, with the id of each document (its file, in a folder) and a snippet."""
+def show_result(env: SearchEnv, episode: Episode, console: Console, files: Files) -> None:
+    """Print the delivered set, ranked: of each document the whole path, or else its id, on a line of its own that is
+    never cut; below it the tag, the title and a snippet, which a terminal cuts at its width."""
     number = f"\n{counted(len(episode.curated), 'document')}", "bold"
     console.print(Text.assemble(number, " ", (f"({episode.stop_reason})", "dim")))
     for place in episode.curated:
         entry = env.state.memory.pool.entries[place.unit_id]
-        name = shown_title(entry.title or str(place.unit_id), env.config)
-        tag = f"{place.tag:<9}", STYLES[place.tag]
-        source = f"  {place.unit_id}" if entry.title else ""
-        console.print(Text.assemble(f"{place.rank:>3} ", tag, " ", (name, "bold"), (source, "dim")), **ONE_LINE)
-        console.print(f"              {snippet(env, place.unit_id)}", style="dim", **ONE_LINE)
+        file = files(entry.doc_id)
+        console.print(str(file or place.unit_id), style="bold", soft_wrap=True)
+        chunk = f"  {place.unit_id}" if file and episode.unit == "chunk" else ""
+        rank, tag = f"{place.rank:>3} ", (f"{place.tag:<9}", STYLES[place.tag])
+        title = shown_title(entry.title, env.config)
+        _show_line(Text.assemble(rank, tag, f" {title}", (chunk, "dim")), console)
+        _show_line(Text(f"              {snippet(env, place.unit_id)}", "dim"), console)
+
+
+def _show_line(line: Text, console: Console) -> None:
+    """Print one line: cut at the width of a terminal, whole for a pipe or a file."""
+    if console.is_terminal:
+        console.print(line, **ONE_LINE)
+    else:
+        console.print(line, soft_wrap=True)
 
 
 def snippet(env: SearchEnv, unit_id: UnitId) -> str:
