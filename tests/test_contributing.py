@@ -80,7 +80,7 @@ def test_the_example_of_the_readme_runs_on_its_own_index(tmp_path: Path) -> None
     block = re.search(r"```python\n(.*?)```", readme, re.DOTALL)
     assert block is not None
     names: dict[str, Any] = {}
-    exec(block.group(1).replace("runs/demo/index", str(tmp_path / "index")), names)
+    exec(block.group(1).replace("notes.index", str(tmp_path / "index")), names)
     assert msgspec.to_builtins(names["episode"])["status"] == "completed"
 
 
