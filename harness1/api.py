@@ -5,11 +5,12 @@ What the commands do with names, these do with objects too. Progress is shown as
 
 from __future__ import annotations
 
-import os
+import asyncio
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ import msgspec
 
 from harness1.cli.bars import read_aloud
 from harness1.cli.dashboard import evaluated
-from harness1.cli.datasets import cache_home, place_of
+from harness1.cli.datasets import cache_of, place_of
 from harness1.cli.memory import refuse_oversized_rl
 from harness1.cli.printing import say
 from harness1.cli.rl_train import learn_aloud
@@ -183,7 +184,8 @@ def evaluate(
     index = index_of(source, None, None, config, read_aloud, say)
     tasks = source.tasks(split)[: limit or None]
     folder = Path(out or tempfile.mkdtemp(prefix="harness1-"))
-    evaluated(Evaluation(dataset.place, split, tasks, index, name, config, samples, seed, own=played), folder, False)
+    asked = Evaluation(dataset.place, split, tasks, index, name, config, samples, seed, own=played)
+    _outside_loop(partial(evaluated, asked, folder, False))
     return load_run(folder)
 
 
@@ -229,13 +231,13 @@ def train(
         *(dataset.place, split, tasks, index, policy, config, samples, seed), is_hosted(policy), student
     )
     taught, rows = out.with_name(f"{out.name}.teacher"), out.with_name(f"{out.name}.rows")
-    evaluated(lessons, taught, False)
+    _outside_loop(partial(evaluated, lessons, taught, False))
     build(Build([taught], config.sft, config.data), rows)
     from harness1.sft.fine_tuning import FineTuning
 
     work = FineTuning(rows, base, out, config, device=config.machine.model.device or preferred_device())
     if not work.is_done():
-        fine_tune_aloud(work, ALONE)
+        _outside_loop(partial(fine_tune_aloud, work, ALONE))
     return out
 
 
@@ -248,8 +250,19 @@ def _learn(config: Config, dataset: Dataset, model: str, split: str, out: Path) 
     work, players = learning_on_tasks(config, learn, out, policy, find_index)
     if not work.is_done(policy.hash):
         work = replace(work, undisturbed=undisturbed(policy.model, config, work.device, 1))
-        learn_aloud(work, players, policy, ALONE)
+        _outside_loop(partial(learn_aloud, work, players, policy, ALONE))
     return out
+
+
+def _outside_loop(work: Callable[[], Any]) -> None:
+    """Do work that runs an event loop of its own: in a thread where this one has a loop already, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        work()
+        return
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(work).result()
 
 
 def _switches(names: Sequence[str]) -> dict[str, bool]:
@@ -319,7 +332,7 @@ def _keep(documents: list[Document], tasks: list[Any]) -> str:
     if not documents or len(known) < len(documents):
         raise UsageError("the dataset has no documents" if not documents else "two documents have the same id")
     made = [_task(number, given, known) for number, given in enumerate(tasks, 1)]
-    place = cache_home(os.environ, sys.platform) / "own" / digest([documents, made])[:16]
+    place = cache_of(Config()).folder.parent / "own" / digest([documents, made])[:16]
     if not place.is_dir():
         place.parent.mkdir(parents=True, exist_ok=True)
         half = Path(tempfile.mkdtemp(dir=place.parent))

@@ -7,8 +7,10 @@ and a name at its top level are enough, and the hash of the file enters every ha
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import inspect
+import marshal
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -18,7 +20,7 @@ from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from harness1.errors import UsageError
-from harness1.hashing import file_digest, text_digest
+from harness1.hashing import file_digest
 from harness1.plain import meant
 
 if TYPE_CHECKING:
@@ -36,8 +38,8 @@ KINDS: Mapping[str, str] = MappingProxyType(
 )
 """The word for one plugin of each kind; `harness1.KIND` is its group."""
 _IN_FILE = re.compile(r"(?s)(?P<place>.+\.py):(?P<name>[^\W\d]\w*)")
-_IN_SESSION = re.compile(r"(?P<place>__main__):(?P<name>[^\W\d]\w*)#(?P<source>[0-9a-f]{16})")
-"""What was typed into a notebook has no file; its source is part of its name, so that a new version has a new name."""
+_IN_SESSION = re.compile(r"(?P<place>__main__):(?P<name>[^\W\d]\w*)#(?P<code>[0-9a-f]{16})")
+"""What was typed into a notebook has no file; its code is part of its name, so that a new version has a new name."""
 
 
 def plugin_names(kind: str) -> tuple[str, ...]:
@@ -163,7 +165,7 @@ def own_name(thing: Any) -> str:
         raise UsageError(f"{name} cannot be found by its name in {getattr(thing, '__module__', 'its module')}")
     if file := getattr(module, "__file__", None):
         return f"{Path(file).resolve()}:{name}"
-    return f"__main__:{name}#{_source_digest(thing)}"
+    return f"__main__:{name}#{_code_digest(thing)}"
 
 
 def is_of_session(name: str) -> bool:
@@ -224,16 +226,15 @@ def _of_session(name: str) -> Any:
     thing = getattr(sys.modules["__main__"], found["name"], None) if found else None
     if found is None or thing is None:
         raise UsageError(f"{short_name(name)} was typed into another session: put it in a file, FILE.py:NAME")
-    if _source_digest(thing) != found["source"]:
+    if _code_digest(thing) != found["code"]:
         raise UsageError(f"{found['name']} was defined anew since: make what uses it again")
     return thing
 
 
-def _source_digest(thing: Any) -> str:
-    try:
-        return text_digest(inspect.getsource(thing))
-    except (OSError, TypeError) as error:
-        raise UsageError(f"the source of {thing!r} is not known here: put it in a file") from error
+def _code_digest(thing: Any) -> str:
+    """Return what tells a function or class that was typed into a session from its next version."""
+    functions = [thing] if inspect.isfunction(thing) else filter(inspect.isfunction, vars(thing).values())
+    return hashlib.sha256(b"".join(marshal.dumps(each.__code__) for each in functions)).hexdigest()[:16]
 
 
 @cache

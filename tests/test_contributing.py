@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from harness1.config import Config, Env, load_config
@@ -73,15 +73,14 @@ def test_the_example_format_speaks_and_understands() -> None:
     assert chat.tools(specs) > 10
 
 
-def test_the_example_of_the_readme_runs_on_its_own_index(tmp_path: Path) -> None:
-    source = example("Add a benchmark")["capitals_source"]()
-    build_index(source.documents(), tmp_path / "index", Config().index)
+def test_the_example_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
     readme = (Path(__file__).parent.parent / "README.md").read_text()
     block = re.search(r"```python\n(.*?)```", readme, re.DOTALL)
     assert block is not None
-    names: dict[str, Any] = {}
-    exec(block.group(1).replace("runs/demo/index", str(tmp_path / "index")), names)
-    assert msgspec.to_builtins(names["episode"])["status"] == "completed"
+    (tmp_path / "example.py").write_text(block.group(1))
+    run = runpy.run_path(str(tmp_path / "example.py"), run_name="__main__")["run"]
+    assert {each.status for each in run.episodes} == {"completed"}
 
 
 def test_links_between_the_documents_lead_somewhere() -> None:

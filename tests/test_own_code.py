@@ -218,16 +218,22 @@ def test_a_policy_with_a_state_plays_here_and_not_in_other_processes() -> None:
         h.evaluate(h.Env(), data, policy=made, workers=2)
 
 
+def test_an_evaluation_runs_where_a_notebook_has_its_event_loop() -> None:
+    async def cell() -> int:
+        return len(h.evaluate(h.Env(), example("own_dataset").DATA, policy=example("own_policy").FirstHits()).episodes)
+
+    assert run(cell()) == 2
+
+
 def test_what_was_typed_into_a_session_plays_in_its_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     session = ModuleType("__main__")
     exec("def typed(case): return 1.0", vars(session))
     monkeypatch.setitem(sys.modules, "__main__", session)
-    monkeypatch.setattr("inspect.getsource", lambda thing: "def typed(case): return 1.0")
     env = h.Env(reward=[vars(session)["typed"]])
     assert composite(Outcome(), ended_episode(), env.config).total == 1.0  # type: ignore[union-attr]
     with pytest.raises(UsageError, match="typed was typed into this session, where worker processes cannot find it"):
         refuse_session_names(EpisodeSetup(env.config, "index", "scripted"))
-    monkeypatch.setattr("inspect.getsource", lambda thing: "def typed(case): return 2.0")
+    exec("def typed(case): return 2.0", vars(session))
     with pytest.raises(UsageError, match="typed was defined anew since"):
         composite(Outcome(), ended_episode(), env.config)
 

@@ -16,12 +16,12 @@ SIZE = {"width": 1400, "height": 900}
 SETTLED_MS = 400
 """Milliseconds after which an episode is shown."""
 SHOTS = {
-    "search_episode": ("bridge.html", "#0/", "jjj"),
+    "search_episode": ("bridge.html", "", ""),
     "compare_beside": ("both.html", "#0/", "ojjj"),
     "train_beside": ("tiny/view.html", "#0/", "oj"),
     "train_curves": ("tiny/view.html", "#training", ""),
 }
-"""For each picture: the page, the first link to follow that begins so, and the keys to press then."""
+"""For each picture: the page, the first link to follow that begins so, if any, and the keys to press then."""
 
 
 def main(folder: Path) -> None:
@@ -32,7 +32,8 @@ def main(folder: Path) -> None:
             shown = browser.new_page(viewport=SIZE, color_scheme="light")
             shown.goto(f"file://{(folder / page).resolve()}")
             shown.wait_for_selector("#main > :not(.waiting)")
-            shown.locator(f"a[href^='{link}']").first.click()
+            if link:
+                shown.locator(f"a[href^='{link}']").first.click()
             for key in keys:
                 shown.wait_for_timeout(SETTLED_MS)
                 shown.keyboard.press(key)

@@ -22,6 +22,7 @@ import msgspec
 
 from harness1.adapters.searches import Answer, Searches
 from harness1.config import Config, Env
+from harness1.data.indexing import Files
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.records import DocId, ToolCall
 from harness1.retrieval.protocol import RetrievalFault, Retriever, SearchRequest
@@ -67,9 +68,9 @@ def search_server(searches: Searches, env: Env) -> Server[Any]:
     return _server(tools, call, INSTRUCTIONS)
 
 
-def retrieval_server(retriever: Retriever, config: Config) -> Server[Any]:
+def retrieval_server(retriever: Retriever, config: Config, files: Files = lambda _: None) -> Server[Any]:
     """Return a server with `search(query)` and `get_document(docid)`, which answer in JSON as the tools of
-    BrowseComp-Plus do, so that other agents can use an index."""
+    BrowseComp-Plus do, so that other agents can use an index. A hit of a document that is a file has its path, too."""
     deadline = config.machine.call_deadline_s
 
     async def call(name: str, arguments: Mapping[str, Any]) -> types.CallToolResult:
@@ -83,6 +84,7 @@ def retrieval_server(retriever: Retriever, config: Config) -> Server[Any]:
             hits = [
                 {
                     "docid": hit.chunk.doc_id,
+                    **({"path": str(path)} if (path := files(hit.chunk.doc_id)) else {}),
                     "score": hit.score,
                     "snippet": f"{hit.chunk.title}\n{hit.chunk.text}"[:SNIPPET],
                 }
@@ -131,7 +133,10 @@ def _result(answer: Answer, name: str) -> types.CallToolResult:
     told: dict[str, Any] = {SEARCH: name, "over": over}
     if over:
         told |= {"stop_reason": answer.stop_reason, "curated": msgspec.to_builtins(answer.curated)}
-    text = answer.text if over else f"search: {name}\n{answer.text}"
+    if answer.files:
+        told["files"] = answer.files
+    places = "".join(f"{handle}: {path}\n" for handle, path in answer.files.items())
+    text = answer.text if over else f"search: {name}\n{answer.text}{places}"
     return _text(text, answer.failed, told)
 
 

@@ -179,7 +179,7 @@ class SearchEnvironment(Environment):
         self._keep(episode)
         if episode.status is Status.INFRA_ERROR:
             raise InfrastructureFault(f"the episode is invalid: {episode.error}")
-        curated = [msgspec.to_builtins(each) for each in delivered(self._env, episode.curated, episode.unit)]
+        curated = [msgspec.to_builtins(each) for each in delivered(self._env, episode.curated)]
         reward = episode.reward.total if episode.reward is not None else None
         return SearchObservation(done=True, reward=reward, curated=curated, stop_reason=str(episode.stop_reason))
 

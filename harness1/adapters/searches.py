@@ -13,10 +13,12 @@ import msgspec
 
 from harness1.adapters.driven import DrivenEpisode, newest_observation
 from harness1.config import Config
+from harness1.data.indexing import Files
 from harness1.env.environment import SearchEnv
 from harness1.episodes.single import asked
 from harness1.errors import UsageError
-from harness1.records import Curated, Episode, Record, Status, ToolCall, Unit
+from harness1.plain import counted
+from harness1.records import Curated, Episode, Record, Status, ToolCall
 
 NAME_BYTES = 9
 """Randomness of a name: it is all that keeps clients apart."""
@@ -36,6 +38,8 @@ class Delivered(Record):
     tag: str
     title: str
     snippet: str
+    path: str = ""
+    """The whole path of its file; empty if it is no file, or one that is not shown to this client."""
 
 
 class Answer(Record):
@@ -43,6 +47,8 @@ class Answer(Record):
 
     text: str
     """All that is new in the context."""
+    files: dict[str, str] = {}
+    """The whole paths, by handle, of documents that were found in this step and are files."""
     failed: bool = False
     """True if the call was not carried out, or the index failed."""
     curated: tuple[Delivered, ...] | None = None
@@ -76,6 +82,7 @@ class Searches:
         keep: gets every finished episode.
         most: open searches; one more closes the one that was used longest ago.
         idle_s: seconds without a call after which a search is closed, or up to a tenth later.
+        files: finds the file of a document, whose path the client is told.
     """
 
     def __init__(
@@ -85,8 +92,10 @@ class Searches:
         keep: Callable[[Episode], object] = lambda _: None,
         most: int = 256,
         idle_s: float = 1800.0,
+        files: Files = lambda _: None,
     ) -> None:
         self._open_env, self._driver, self._keep, self._most, self._idle_s = open_env, driver, keep, most, idle_s
+        self._files = files
         self._searches: OrderedDict[str, _Open] = OrderedDict()
         self._started = 0
         self._sweeper: asyncio.Task[None] | None = None
@@ -169,34 +178,40 @@ class Searches:
         turn = driven.last.turn if driven.last is not None else None
         failed = turn is not None and turn.observation is not None and turn.observation.error is not None
         if driven.context is not None:
-            return Answer(
-                "".join(each.text for each in newest_observation(driven.context) if each.role != "system"), failed
-            )
+            text = "".join(each.text for each in newest_observation(driven.context) if each.role != "system")
+            found_now = [
+                each for each in found.env.state.memory.pool.entries.values() if turn and each.turn == turn.index
+            ]
+            paths = {each.handle: str(path) for each in found_now if (path := self._files(each.doc_id))}
+            return Answer(text, paths, failed)
         self._searches.pop(name, None)  # it may have been closed meanwhile
         episode = driven.episode
         assert episode is not None
         self._keep(episode)
         if episode.status is Status.INFRA_ERROR:
-            return Answer(f"The search is invalid: {episode.error}", True, (), episode.stop_reason)
-        curated = delivered(found.env, episode.curated, episode.unit)
-        return Answer(_summary(curated), failed, curated, episode.stop_reason)
+            return Answer(f"The search is invalid: {episode.error}", {}, True, (), episode.stop_reason)
+        curated = delivered(found.env, episode.curated, self._files)
+        return Answer(_summary(curated), {}, failed, curated, episode.stop_reason)
 
 
-def delivered(env: SearchEnv, curated: tuple[Curated, ...], unit: Unit) -> tuple[Delivered, ...]:
-    """Return the curated set with titles and the beginnings of texts."""
+def delivered(env: SearchEnv, curated: tuple[Curated, ...], files: Files = lambda _: None) -> tuple[Delivered, ...]:
+    """Return the curated set with titles, the beginnings of texts, and the paths of those that are files."""
     memory = env.state.memory
-    return tuple(
-        Delivered(
-            each.rank,
-            each.unit_id,
-            each.tag,
-            memory.pool.entries[each.unit_id].title,
-            memory.text_of(each.unit_id)[:500],
-        )
-        for each in curated
-    )
+    found = []
+    for each in curated:
+        entry = memory.pool.entries[each.unit_id]
+        text, path = memory.text_of(each.unit_id)[:500], files(entry.doc_id)
+        found.append(Delivered(each.rank, each.unit_id, each.tag, entry.title, text, str(path or "")))
+    return tuple(found)
 
 
 def _summary(curated: tuple[Delivered, ...]) -> str:
-    lines = [f"{each.rank}. {each.title or each.id} [{each.id}] ({each.tag}): {each.snippet}" for each in curated]
-    return "\n".join([f"The search is over. It delivers {len(curated)} documents, the best first.", *lines])
+    """Return a text with the whole path of each document, or else its id, on a line of its own."""
+    lines = [f"The search is over. It delivers {counted(len(curated), 'document')}, the best first."]
+    for each in curated:
+        lines += [
+            each.path or each.id,
+            f"  {each.rank}. {each.tag}: {each.title}",
+            f"  {' '.join(each.snippet.split())}",
+        ]
+    return "\n".join(lines)

@@ -40,7 +40,7 @@ def demo(
     setup = EpisodeSetup(settings, str(out / "index"), "scripted")
     watch = partial(watched, task.query, console)
     episode, env, run = play_one(task, setup, out / "run", dataset="stdlib", watch=watch, on_torn=say_torn)
-    show_result(env, episode, console)
+    show_result(env, episode, console, lambda _: None)
     if episode.error:
         raise InfrastructureFault(f"the episode is invalid: {episode.error}")
     needed = task.gold.relevant if task.gold else {}

@@ -20,13 +20,13 @@ from harness1.cli.options import (
     Json,
     Limit,
     Overrides,
-    PolicyName,
     Rewards,
     Samples,
     Seed,
     Tools,
     resolve,
 )
+from harness1.cli.policies import PolicyName
 from harness1.cli.printing import print_result, say
 from harness1.cli.results import print_metrics
 from harness1.data.indexing import index_of

@@ -10,6 +10,7 @@ from typing import Literal, TypedDict
 from rich.console import Console
 from rich.text import Text
 
+from harness1.data.indexing import Files
 from harness1.env.environment import SearchEnv, Step
 from harness1.env.render.prose import sentence
 from harness1.memory.history import telling_argument
@@ -68,9 +69,9 @@ class Watcher:
             return
         about = AGAIN if turn.action == self._action else _about(turn.action)
         name = one_line(turn.action.name), "bold"
-        console.print(Text.assemble((f"turn {turn.index}", "bold cyan"), " ", name, f" {about}"))
+        _show_text(Text.assemble((f"turn {turn.index}", "bold cyan"), " ", name, f" {about}"), console)
         if turn.reasoning and turn.reasoning != self._reason:
-            console.print(f"  {turn.reasoning}", style="dim")
+            _show_text(Text(f"  {turn.reasoning}", "dim"), console)
         self._action, self._reason = turn.action, turn.reasoning
         _show_answer(env, turn.observation, console)
         _show_delta(env, turn.observation.delta, console)
@@ -89,19 +90,19 @@ def _about(call: ToolCall) -> str:
 
 def _show_answer(env: SearchEnv, observation: Observation, console: Console) -> None:
     if observation.error is not None:
-        console.print(f"  {sentence(observation.error)}", style="red")
+        _show_text(Text(f"  {sentence(observation.error)}", "red"), console)
     for hit in observation.hits[:SHOWN_HITS]:
         unit_id = env.state.memory.pool.unit_of(hit)
         entry = env.state.memory.pool.entries.get(unit_id)
         label = entry.handle if entry else "copy"
         name = shown_title(hit.title or hit.text[:60], env.config)
-        console.print(Text.assemble((f"  {label:>5}", HANDLE), f" {name}"), **ONE_LINE)
+        _show_line(Text.assemble((f"  {label:>5}", HANDLE), f" {name}"), console)
     if len(observation.hits) > SHOWN_HITS:
         console.print(f"        and {len(observation.hits) - SHOWN_HITS} more", style="dim")
     for verdict in observation.verdicts:
         handle = env.state.memory.pool.entries[verdict.unit_id].handle
         passage = f" {verdict.sentence[:SNIPPET_CHARACTERS]}"
-        console.print(Text.assemble((f"  {handle:>5}", HANDLE), " ", (verdict.label, "bold"), passage))
+        _show_text(Text.assemble((f"  {handle:>5}", HANDLE), " ", (verdict.label, "bold"), passage), console)
 
 
 def _show_delta(env: SearchEnv, delta: Delta, console: Console) -> None:
@@ -115,20 +116,36 @@ def _show_delta(env: SearchEnv, delta: Delta, console: Console) -> None:
     ]
     words += [Text(f"-{entries[unit_id].handle}", "red") for unit_id in (*delta.removed, *delta.evicted)]
     if words:
-        console.print("  ", Text(" ").join(words), sep="")
+        _show_text(Text("  ").append_text(Text(" ").join(words)), console)
 
 
-def show_result(env: SearchEnv, episode: Episode, console: Console) -> None:
-    """Print the delivered set, ranked, with the id of each document (its file, in a folder) and a snippet."""
+def show_result(env: SearchEnv, episode: Episode, console: Console, files: Files) -> None:
+    """Print the delivered set, ranked: of each document the whole path, or else its id, on a line of its own that is
+    never cut; below it the tag, the title and a snippet, which a terminal cuts at its width."""
     number = f"\n{counted(len(episode.curated), 'document')}", "bold"
     console.print(Text.assemble(number, " ", (f"({episode.stop_reason})", "dim")))
     for place in episode.curated:
         entry = env.state.memory.pool.entries[place.unit_id]
-        name = shown_title(entry.title or str(place.unit_id), env.config)
-        tag = f"{place.tag:<9}", STYLES[place.tag]
-        source = f"  {place.unit_id}" if entry.title else ""
-        console.print(Text.assemble(f"{place.rank:>3} ", tag, " ", (name, "bold"), (source, "dim")), **ONE_LINE)
-        console.print(f"              {snippet(env, place.unit_id)}", style="dim", **ONE_LINE)
+        file = files(entry.doc_id)
+        console.print(str(file or place.unit_id), style="bold", soft_wrap=True)
+        chunk = f"  {place.unit_id}" if file and episode.unit == "chunk" else ""
+        rank, tag = f"{place.rank:>3} ", (f"{place.tag:<9}", STYLES[place.tag])
+        title = shown_title(entry.title, env.config)
+        _show_line(Text.assemble(rank, tag, f" {title}", (chunk, "dim")), console)
+        _show_line(Text(f"              {snippet(env, place.unit_id)}", "dim"), console)
+
+
+def _show_text(text: Text, console: Console) -> None:
+    """Print a text: wrapped between words on a terminal, on one line in a pipe or a file."""
+    console.print(text, soft_wrap=not console.is_terminal)
+
+
+def _show_line(text: Text, console: Console) -> None:
+    """Print one line: cut at the width of a terminal, whole in a pipe or a file."""
+    if console.is_terminal:
+        console.print(text, **ONE_LINE)
+    else:
+        _show_text(text, console)
 
 
 def snippet(env: SearchEnv, unit_id: UnitId) -> str:

@@ -75,6 +75,24 @@ class Verbs(TyperGroup):
     def __init__(self, name: str, line: str, table: Mapping[str, Any], **more: Any) -> None:
         verbs = [_verb(verb, entry) for verb, entry in table.items()]
         super().__init__(name=name, help=line, commands=verbs, no_args_is_help=True, rich_markup_mode=None, **more)
+        self._table = table
+
+    def format_commands(self, ctx: Any, formatter: Any, every: bool = False) -> None:
+        """Write the list of verbs, under the headings of the table.
+
+        Args:
+            every: list those that the first screen leaves out, and the verbs of groups, too.
+        """
+        listed: dict[str, list[tuple[str, str]]] = {}
+        for name, entry in self._table.items():
+            if every or not entry.get("further"):
+                rows = listed.setdefault(entry.get("for", "Commands"), [])
+                rows.append((name, entry["help"]))
+                below = entry.get("verbs", {}) if every else {}
+                rows += [(f"{name} {each}", inner["help"]) for each, inner in below.items()]
+        for heading, rows in listed.items():
+            with formatter.section(heading):
+                formatter.write_dl(rows)
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         """Parse the arguments; raise UsageError for one that is not UTF-8, because records are."""
@@ -136,9 +154,10 @@ def _options() -> Any:
 
 app = Verbs(
     "harness1",
-    "Search episodes over your own corpora: index, search, evaluate, replay, serve, train.",
+    "Find evidence in your own documents over several searches; measure, train and serve what searches.",
     tomllib.loads(Path(__file__).with_name("verbs.toml").read_text()),
     params=_options(),
+    epilog="`harness1 help` lists every verb; `harness1 VERB --help` explains one.",
     context_settings={"help_option_names": ["--help", "-h"]},
 )
 

@@ -10,6 +10,7 @@ from typer import Argument, Option
 from harness1.cli.bars import read_aloud
 from harness1.cli.datasets import place_of
 from harness1.cli.options import Cache, ConfigFile, Force, IndexSpec, Json, Overrides, resolve
+from harness1.cli.policies import POLICIES
 from harness1.cli.printing import print_result, put, say
 from harness1.data.indexing import index_of
 from harness1.data.open import open_source
@@ -19,7 +20,9 @@ from harness1.sft.new_model import SHAPE, NewModel, Shape, make_model
 def new(
     dataset: Annotated[str, Argument(help="The dataset that its tokenizer is trained on.", metavar="DATASET")],
     out: Annotated[Path, Option(help="The model's folder.", metavar="MODEL")],
-    teacher: Annotated[str, Option(help="The policy whose episodes it hears.", metavar="NAME")] = NewModel.teacher,
+    teacher: Annotated[
+        str, Option(help=f"The policy whose episodes it hears: {POLICIES}.", metavar="NAME")
+    ] = NewModel.teacher,
     words: Annotated[int, Option(help="Tokens of the vocabulary.", min=256)] = SHAPE.words,
     width: Annotated[int, Option(help="Width of its layers.", min=8)] = SHAPE.width,
     layers: Annotated[int, Option(help="Number of layers.", min=1)] = SHAPE.layers,

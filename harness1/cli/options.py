@@ -52,15 +52,6 @@ Force = Annotated[bool, Option("--force", help="Redo the work even if it is alre
 DatasetName = Annotated[
     str, Argument(help="A name in `data list`, a BEIR or TREC folder, NAME:PATH or world:SIZE.", metavar="DATASET")
 ]
-PolicyName = Annotated[
-    str,
-    Option(
-        "--policy",
-        help="scripted, trained, quick, single-shot, random, oracle, oracle-teacher, replay:RUN, hf:PATH, vllm:PATH,"
-        " vllm:MODEL@URL, sglang:MODEL@URL or openai:MODEL@URL; or a policy that `rl check` plays, such as no-op.",
-        metavar="NAME",
-    ),
-]
 
 ShareOf = Annotated[
     ShareName,

@@ -12,6 +12,7 @@ from typer import Argument, Option
 from harness1.cli.bars import progress_of_work
 from harness1.cli.datasets import evaluation_places
 from harness1.cli.options import Against, ConfigFile, EngineOption, Exclude, Force, IndexSpec, Json, Overrides, resolve
+from harness1.cli.policies import POLICIES
 from harness1.cli.printing import print_result, say_left_out, say_torn
 from harness1.cli.results import headed
 from harness1.cli.terminal import Terminal
@@ -36,8 +37,8 @@ def pivots(
         Option(
             "--policy",
             "--model",
-            help="The frozen reference, from which training will begin: hf:PATH, vllm:PATH or any other policy; default"
-            " machine.learn.model of the configuration.",
+            help="The frozen reference, from which training will begin; default machine.learn.model of the"
+            f" configuration: {POLICIES}.",
             metavar="SPEC",
         ),
     ] = "",

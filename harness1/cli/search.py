@@ -9,10 +9,12 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from harness1.cli.live import show_result, snippet, watched
-from harness1.cli.options import ConfigFile, Json, Overrides, PolicyName, Tools, resolve
+from harness1.cli.options import ConfigFile, Json, Overrides, Tools, resolve
+from harness1.cli.policies import PolicyName
 from harness1.cli.printing import print_json, program, say_torn
 from harness1.cli.terminal import Terminal
 from harness1.config import Config
+from harness1.data.indexing import Files, files_of
 from harness1.env.environment import SearchEnv
 from harness1.episodes.jobs import EpisodeSetup
 from harness1.episodes.single import asked, play_one
@@ -54,13 +56,13 @@ def search(
     settings = resolve(config, overrides, policy, tools=tools)
     if settings.index != Config().index:
         raise UsageError("index settings take effect when an index is made: use them with `harness1 index`")
-    task = asked(question)
+    files, task = files_of(index), asked(question)
     setup, watch = EpisodeSetup(settings, index, policy), partial(watched, task.query, console)
     episode, env, out = play_one(task, setup, out, seed=seed, watch=watch, on_torn=say_torn)
     if as_json:
-        print_json(as_result(env, episode, out))
+        print_json(as_result(env, episode, out, files))
     else:
-        show_result(env, episode, console)
+        show_result(env, episode, console, files)
         if failure := parse_failure(episode):
             console.print(f"The policy gave no valid action: {failure}", style="red")
         if not env.state.memory.pool.entries:
@@ -70,13 +72,15 @@ def search(
         raise InfrastructureFault(f"the episode is invalid: {episode.error}")
 
 
-def as_result(env: SearchEnv, episode: Episode, out: Path) -> dict[str, Any]:
-    """Return the outcome of an episode for a program to read."""
+def as_result(env: SearchEnv, episode: Episode, out: Path, files: Files) -> dict[str, Any]:
+    """Return the outcome of an episode for a program to read; the path of a document that is no file is null."""
     entries = env.state.memory.pool.entries
+    paths = {place.unit_id: files(entries[place.unit_id].doc_id) for place in episode.curated}
     curated = [
         {
             "rank": place.rank,
             "id": place.unit_id,
+            "path": str(path) if (path := paths[place.unit_id]) else None,
             "tag": place.tag,
             "title": entries[place.unit_id].title,
             "snippet": snippet(env, place.unit_id),

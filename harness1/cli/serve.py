@@ -16,6 +16,7 @@ from harness1.cli.datasets import place_of
 from harness1.cli.options import ConfigFile, Overrides, resolve
 from harness1.cli.printing import put, say, say_torn
 from harness1.config import Config
+from harness1.data.indexing import Files, files_of
 from harness1.data.open import open_source
 from harness1.episodes.jobs import EpisodeSetup
 from harness1.episodes.single import recorded
@@ -149,9 +150,11 @@ def mcp(
         _require_extra()
         access = _access(host, allow_host, token_file, no_token, "can search and read this index")
     with _driven("mcp", index, settings, record) as (open_env, keep):
-        found = Searches(open_env, "mcp", keep, searches, idle)
+        # A client over standard input runs on this machine, and can open what it finds.
+        files: Files = files_of(index) if access is None else lambda _: None
+        found = Searches(open_env, "mcp", keep, searches, idle, files)
         if retrieval_only:
-            server = retrieval_server(open_env().retriever, settings)
+            server = retrieval_server(open_env().retriever, settings, files)
         else:
             server = search_server(found, settings.env)
         if access is None:

@@ -26,6 +26,7 @@ from harness1.cli.options import (
     Tools,
     resolve,
 )
+from harness1.cli.policies import POLICIES
 from harness1.cli.printing import print_result, say
 from harness1.cli.results import print_metrics
 from harness1.data.indexing import index_of
@@ -42,7 +43,7 @@ def collect(
         str, Option(help="A name in `data list`, a BEIR or TREC folder, or world:SIZE.", metavar="DATASET")
     ],
     out: Annotated[Path, Option(help="Run folder.", metavar="RUN")],
-    teacher: Annotated[str, Option(help="oracle, openai:MODEL@URL or any other policy.", metavar="NAME")] = "oracle",
+    teacher: Annotated[str, Option(help=f"The policy to learn from: {POLICIES}.", metavar="NAME")] = "oracle",
     split: Annotated[str, Option(help="The split to take tasks from; never test.")] = "train",
     chat: Annotated[
         str | None, Option("--format", help="The student's chat format; default policy.format.", metavar="FORMAT")

@@ -19,7 +19,7 @@ from harness1.retrieval.dense.vectors import Progress
 from harness1.retrieval.index.build import add_documents, build_index, delete_documents
 from harness1.retrieval.index.generations import LOCK, building
 from harness1.retrieval.index.index import build_hash, open_index
-from harness1.retrieval.open import open_retriever
+from harness1.retrieval.open import is_engine, open_retriever
 from harness1.retrieval.protocol import IndexInfo
 from harness1.runs.files import writing
 from harness1.runs.stage import STAGE, Stage, read_stage
@@ -28,6 +28,9 @@ LEFT_OUT = "left_out"
 """Names the number of documents that could not be read, in the card of an index."""
 CORPUS = "corpus"
 """Names the corpus in the card of an index: its path, or the name of a generated one."""
+Files = Callable[[DocId], Path | None]
+"""Returns the whole path of the file that a document was read from; None if it was read from no file of its own, or the
+file is gone."""
 Reading = AbstractContextManager[tuple[Iterator[Document], Progress | None]]
 Read = Callable[[Source], Reading]
 """Opens the documents of a source, with a callback for the progress of their embeddings, or None."""
@@ -209,6 +212,22 @@ def corpus_of(out: Path) -> str | None:
     card = read_stage(out)
     corpus = card.outputs.get(CORPUS) if card else None
     return corpus if isinstance(corpus, str) else None
+
+
+def files_of(index: str) -> Files:
+    """Return a function that finds the file of a document of an index, which may be an engine; it finds none where the
+    index was not made from a folder of texts on this machine."""
+    corpus = None if is_engine(index) else corpus_of(Path(index))
+    folder = Path(corpus) if corpus else None
+
+    def find(doc_id: DocId) -> Path | None:
+        if folder is None or Path(doc_id).is_absolute() or ".." in Path(doc_id).parts:
+            return None
+        with suppress(OSError, ValueError):  # an id need not be the name of a file: it may be too long for one
+            return folder / doc_id if (folder / doc_id).is_file() else None
+        return None
+
+    return find
 
 
 def _counts(path: Path) -> bool:

@@ -38,6 +38,11 @@ PluginOpener = Callable[[str, Config], Policy]
 """Opens the policy of another package by the argument after the colon, which may be empty."""
 
 
+def policy_names() -> tuple[str, ...]:
+    """Return the name of every policy: those of this file, those that are released, and those of other packages."""
+    return (*NAMES, *released_names(), *plugin_names("policies"))
+
+
 def needs_gold(spec: str) -> bool:
     """Return True if a policy sees the gold."""
     bare = spec.removeprefix(SILENT)
@@ -89,7 +94,7 @@ def open_policy(spec: str, golds: Golds | None = None, config: Config = Config()
     opener = OPENERS.get(kind + colon)
     policy = opener(argument, golds or {}, config) if opener else None
     if policy is None:
-        names = (*NAMES, *released_names(), *plugin_names("policies"))
+        names = policy_names()
         raise UsageError(f"there is no policy {spec!r}; choose one of {', '.join(names)}{meant(spec, names)}")
     return policy
 

@@ -95,8 +95,11 @@ def row_of(episode: Episode, run: int, result: Scored, tools: list[str], problem
 def in_order(rows: Sequence[EpisodeRow]) -> list[int]:
     """Return the indices of rows in order of interest: tasks with the lowest and with the highest recall alternate.
 
-    The episodes of a task stay together for comparison. An unscored episode counts as recall 0.
+    The episodes of a task stay together for comparison. An unscored episode counts as recall 0; where all are unscored,
+    the latest come first.
     """
+    if all(row.recall is None for row in rows):
+        return list(reversed(range(len(rows))))
     tasks: dict[str, list[int]] = {}
     for place, row in enumerate(rows):
         tasks.setdefault(row.task, []).append(place)

@@ -29,6 +29,7 @@ SCRIPTS = (
     "chain.js",
     "reward.js",
     "strip.js",
+    "delivered.js",
     "episode.js",
     "beside.js",
     "curves.js",

@@ -54,7 +54,7 @@ class RunSource:
         stage = read_stage(folder)
         assert stage is not None
         gold = known_gold(stage)
-        notes = list(gold.notes)
+        notes = [] if _is_asked(stage) else list(gold.notes)
         titles = gold_titles(stage, gold, config.index.unit)
         run = cls(folder, folder.resolve().name, config, stage, gold, notes, titles)
         if run._has_tokens and run.tokenizer is None:
@@ -97,6 +97,7 @@ class RunSource:
             "dataset": inputs.get("dataset", ""),
             "split": inputs.get("split", ""),
             "status": self.stage.status,
+            "asked": _is_asked(self.stage),
             "tools": self.tools,
             "cap": self.config.env.curation.cap,
             "notes": self.notes,
@@ -132,3 +133,8 @@ class RunSource:
             return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
         except (OSError, *MALFORMED):
             return {}
+
+
+def _is_asked(stage: Stage) -> bool:
+    """Return whether the questions of a run are no dataset's split: somebody asked them, one by one."""
+    return not (stage.inputs.get("split") or stage.outputs.get("split"))

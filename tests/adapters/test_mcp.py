@@ -26,7 +26,7 @@ from harness1.episodes.replay import replay_episode
 from harness1.episodes.rollout import rollout
 from harness1.errors import UsageError
 from harness1.policy.policy import Decision
-from harness1.records import Episode, Task, ToolCall
+from harness1.records import DocId, Episode, Task, ToolCall
 from harness1.runs.store import read_episodes
 from harness1.tools.registry import Toolbox
 from tests.support import CORPUS, END, Script, WordRetriever, curate, make_env, run, search
@@ -267,6 +267,30 @@ def test_a_dead_index_is_an_error_and_no_empty_result() -> None:
     assert served.kept[0].status == "infra_error"
 
 
+def test_a_client_on_this_machine_is_told_the_whole_path_of_what_it_finds_on_a_line_of_its_own() -> None:
+    files = {DocId("byron"): Path("/home/ada/notes/byron.md")}
+
+    async def plays(served: Served) -> None:
+        async with served.client() as client:
+            name = told(await client.call_tool("start_search", {"question": QUESTION}))["search"]
+            first = await client.call_tool("search_corpus", {"search": name, "query": "Lord Byron"})
+            (handle,) = told(first)["files"]
+            assert f"{handle}: /home/ada/notes/byron.md" in text(first).splitlines()
+            again = await client.call_tool("search_corpus", {"search": name, "query": "Byron"})
+            assert "files" not in told(again)
+            ended = await client.call_tool("end_search", {"search": name, "reasoning": "done"})
+            paths = {each["id"]: each.get("path") for each in told(ended)["curated"]}
+            assert paths.pop("byron") == "/home/ada/notes/byron.md"
+            assert paths
+            assert not any(paths.values())
+            assert {"/home/ada/notes/byron.md", *paths} <= {*text(ended).splitlines()}
+        async with Client(retrieval_server(served.retriever, Config(), files.get)) as client:
+            hits = told(await client.call_tool("search", {"query": "Lord Byron"}))["result"]
+            assert [hit["path"] for hit in hits if "path" in hit] == ["/home/ada/notes/byron.md"]
+
+    run(plays(Served(files=files.get)))
+
+
 def test_retrieval_alone_searches_and_reads_in_the_shape_of_browsecomp_plus() -> None:
     async def plays() -> None:
         async with Client(retrieval_server(WordRetriever(CORPUS), Config())) as client:
@@ -312,7 +336,9 @@ def test_an_agent_starts_the_server_itself_and_its_searches_are_recorded(index: 
             return told(await whole(client))
 
     ended = run(plays())
-    assert ended["curated"]
+    assert [Path(each["path"]) for each in ended["curated"]] == [
+        index.parent / "texts" / each["id"] for each in ended["curated"]
+    ]
     (episode,) = read_episodes(record)
     assert [each.unit_id for each in episode.curated] == [each["id"] for each in ended["curated"]]
     replayed = subprocess.run(

@@ -38,6 +38,7 @@ def test_a_search_prints_one_json_object_and_records_the_episode(folder: Path) -
     result = json.loads(found.stdout)
     assert (found.returncode, result["status"]) == (0, "completed")
     assert [entry["rank"] for entry in result["curated"]] == list(range(1, len(result["curated"]) + 1))
+    assert [entry["path"] for entry in result["curated"]] == [None] * len(result["curated"])
     assert next(iter(read_episodes(folder / "one"))).episode_id == result["episode_id"]
     replayed = harness1("replay", "one", "--live", "--json", cwd=folder)
     assert json.loads(replayed.stdout)["differences"] == []

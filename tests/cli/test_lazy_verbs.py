@@ -38,7 +38,7 @@ def test_a_line_in_the_list_is_what_the_verb_says_of_itself(verb: Verb) -> None:
 
 def test_no_line_in_the_list_is_cut() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "harness1", "--help"], capture_output=True, text=True, cwd=ROOT, check=True
+        [sys.executable, "-m", "harness1", "help"], capture_output=True, text=True, cwd=ROOT, check=True
     )
     words = " ".join(done.stdout.split())
     for name, verb in app.commands.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import json
+import re
 import unicodedata
 from pathlib import Path
 
@@ -150,7 +151,7 @@ def test_a_live_episode_shows_hostile_text_and_goes_on() -> None:
     env = make_env(chunks=chunks)
     console, file = terminal()
     episode = run(rollout(env, Hostile(), Task("t", text), on_step=Watcher(env, console)))
-    show_result(env, episode, console)
+    show_result(env, episode, console, lambda _: None)
     assert not acting(file.getvalue())
     assert "turn 1 [/x] [red]a[/]" in file.getvalue()
     assert "end_search" in file.getvalue()
@@ -193,13 +194,23 @@ def test_errors_of_wrong_use_hold_no_acting_characters(
         assert "red" in ended.err
 
 
-def test_a_delivered_document_is_shown_with_its_id_beside_its_title() -> None:
-    env = make_env(chunks=[chunk("notes/danube.md", "the river", "Rivers"), chunk("rhine.txt", "a river")])
-    console, file = terminal()
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_delivered_document_is_shown_by_its_whole_path_or_id_on_a_line_of_its_own(is_terminal: bool) -> None:
+    deep = "notes/" + "rivers-of-the-world/" * 8 + "danube.md"
+    env = make_env(chunks=[chunk(deep, "the river " * 30, "Rivers"), chunk("rhine.txt", "a river")])
+    file = io.StringIO()
+    console = Terminal(width=80)
+    console.file, console._force_terminal = file, is_terminal
     policy = Script(search("river"), curate(add_ids=["D1", "D2"]))
-    show_result(env, run(rollout(env, policy, Task("t", "river"))), console)
-    assert "Rivers  notes/danube.md" in file.getvalue()
-    assert "rhine.txt  rhine.txt" not in file.getvalue()
+    files = {deep: Path("/home/ada") / deep}
+    show_result(env, run(rollout(env, policy, Task("t", "river"))), console, files.get)
+    lines = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in file.getvalue().splitlines()]
+    assert f"/home/ada/{deep}" in lines
+    assert "rhine.txt" in lines
+    below = lines[lines.index(f"/home/ada/{deep}") + 1 :]
+    assert below[0].endswith("Rivers")
+    assert (len(below[1]) == 80) == is_terminal
+    assert below[1].endswith("…") == is_terminal
 
 
 def test_the_program_is_named_as_the_shell_finds_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tests.docs.blocks import PAGES, ROOT, blocks, shell
 
 COMMANDS = sorted({command for page in PAGES for command in shell(page)})
 OWN = [command for command in COMMANDS if command.startswith("harness1 ")]
-OTHERS = ("docker ", "pip install ", "make ", "pre-commit ", "torchrun ")
+OTHERS = ("git clone ", "cd ", "docker ", "pip install ", "make ", "pre-commit ", "torchrun ")
 """Programs of others, which say themselves what is wrong with a command."""
 LOADED = ("web.toml",)
 """Configurations that the guides tell the reader to write."""

@@ -76,6 +76,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
             folder / place, source.documents(), [task for split in source.splits for task in source.tasks(split)]
         )
     write_recording(folder / "runs" / "agent", folder / "student", save_student(folder / "student"))
+    shutil.copytree(ROOT / "examples" / "notes", folder / "examples" / "notes")
     official.HOTPOTQA.make(folder / "FOLDER")
     official.HOTPOTQA.make(folder / "hotpot")
     return folder

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from harness1.config import Config
 from harness1.data.open import open_source
 from harness1.episodes.rollout import rollout
+from harness1.episodes.single import asked, recorded
 from harness1.policy.policy import Policy
 from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import Chunk, Episode, Task, ToolCall
@@ -128,3 +129,11 @@ def write_training(folder: Path, steps: int = 30, better: float = 0.0) -> Path:
             lines.append({"step": step, "held_out/reward": 1.1 + better + step / steps})
     (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
+
+
+def write_searches(folder: Path, *queries: str) -> list[Episode]:
+    """A run folder of questions that somebody asked, one after the other."""
+    env = make_env(Config().env, DOCUMENTS)
+    made_with = {"env": env.hash, "policy": "script", "index": env.retriever.info.index_hash}
+    with recorded(folder, Config(), "script", "words", made_with) as keep:
+        return [keep(run(rollout(make_env(Config().env, DOCUMENTS), script(), asked(each)))) for each in queries]

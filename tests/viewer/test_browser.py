@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,16 @@ from harness1.runs.store import read_episodes
 from harness1.viewer.write import Asked, write_view
 from tests.axe import barriers
 from tests.support import END, Script, curate, search
-from tests.viewer.making import script, some_tasks, write_dataset, write_run, write_spoken_run, write_training
+from tests.viewer.making import (
+    QUESTION,
+    script,
+    some_tasks,
+    write_dataset,
+    write_run,
+    write_searches,
+    write_spoken_run,
+    write_training,
+)
 from tests.viewer.overlaps import overlaps
 from tests.viewer.recordings import save_student, write_recording
 
@@ -49,6 +59,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_view(Asked([folder / "spoken"], workers=1), folder / "spoken.html")
     recording = write_recording(folder / "agent", folder / "qwen", save_student(folder / "qwen"))
     write_view(Asked([recording], workers=1), folder / "agent.html")
+    write_searches(folder / "asked", "Who was the poet?", QUESTION)
+    write_view(Asked([folder / "asked"], workers=1), folder / "asked.html")
     return folder
 
 
@@ -98,6 +110,42 @@ def test_the_sessions_of_a_proxy_are_read_call_by_call(opened: Open) -> None:
     assert "502: gone" in calls.nth(2).inner_text()
     assert no_sideways(page)
     assert barriers(page) == []
+
+
+SCORES = re.compile(r"gold|recall|reward|precision|scored", re.IGNORECASE)
+
+
+def test_a_search_opens_at_its_latest_question_with_what_was_delivered_first(opened: Open, files: Path) -> None:
+    latest = list(read_episodes(files / "asked"))[-1]
+    page = opened(name="asked.html")
+    assert page.locator("h1").inner_text() == QUESTION
+    first = page.locator(".episode > :nth-child(2)")
+    assert first.locator("h3").inner_text() == f"{len(latest.curated)} documents delivered, the best first"
+    assert first.locator("code").all_inner_texts() == [place.unit_id for place in latest.curated]
+    ada = first.locator('li:has(code:text-is("ada"))')
+    assert "She was the daughter of Lord Byron" in ada.inner_text()
+    ada.locator("summary").click()
+    assert "She was the daughter of Lord Byron" in ada.locator("pre").first.inner_text()
+    assert no_sideways(page)
+    assert barriers(page) == []
+    page.keyboard.press("g")
+    page.wait_for_selector(".list")
+    assert [row.split("\t")[1] for row in rows(page)] == ["Who was the poet?", QUESTION]
+    page.keyboard.press("k")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("h1:has-text('poet')")
+    page.click("#nav a")
+    page.wait_for_selector(".list")
+
+
+@pytest.mark.parametrize("address", ["", "#list"])
+def test_where_nothing_is_scored_no_word_is_about_scores(address: str, opened: Open) -> None:
+    page = opened(address, name="asked.html")
+    page.evaluate("for (const each of document.querySelectorAll('details')) each.open = true")
+    said = page.locator("body").inner_text()
+    assert "turns" in said
+    assert SCORES.findall(said) == []
+    assert SCORES.findall(" ".join(page.locator("[title]").evaluate_all("all => all.map(each => each.title)"))) == []
 
 
 def ids(files: Path, run: str) -> list[str]:

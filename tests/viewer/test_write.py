@@ -25,6 +25,7 @@ from tests.viewer.making import (
     write_dataset,
     write_episodes,
     write_run,
+    write_searches,
     write_spoken_run,
     write_training,
 )
@@ -136,6 +137,13 @@ def test_the_worst_and_the_best_tasks_come_first_with_all_their_episodes() -> No
     ]
     order = [rows[place].episode for place in in_order(rows)]
     assert order == ["b0", "b1", "c0", "c1", "d0", "d1", "a0", "a1"]
+
+
+def test_of_episodes_without_recall_the_latest_come_first(folder: Path) -> None:
+    write_searches(folder / "asked", "Who was the poet?", "Who was the daughter?")
+    _, page = written(folder / "asked")
+    unscored = [msgspec.convert([*row.values()], EpisodeRow) for row in page["rows"]]
+    assert in_order(unscored) == [1, 0]
 
 
 def test_what_fits_is_taken_in_order_and_passages_count_once() -> None:

@@ -21,18 +21,19 @@ export function besideView(pair, place, go) {
 
 function differenceView([first, second]) {
   const same = first.row.task === second.row.task;
+  const compared = COMPARED.filter(([name]) => [first, second].some((episode) => episode.row[name] !== null));
   const decimals = (name) => (["size", "turns", "tokens"].includes(name) ? 0 : 2);
   const gap = (name) => {
     const [a, b] = [first.row[name], second.row[name]];
     if (typeof a !== "number" || typeof b !== "number") return "–";
     return `${b > a ? "+" : b < a ? "−" : ""}${name === "tokens" ? count(Math.abs(b - a)) : Math.abs(b - a).toFixed(decimals(name))}`;
   };
-  const line = (label, cell) => h("tr", {}, h("th", { scope: "row" }, label), COMPARED.map(([name]) => h("td", {}, cell(name))));
+  const line = (label, cell) => h("tr", {}, h("th", { scope: "row" }, label), compared.map(([name]) => h("td", {}, cell(name))));
   const values = (episode) => line(`${episode.card.name}${episode.row.sample ? ` #${episode.row.sample}` : ""}`, (name) => (name === "tokens" ? count(episode.row[name]) : num(episode.row[name], decimals(name))));
   return h("div", { class: "head" },
     h("h1", {}, same ? first.query : "Two tasks"),
     h("table", { class: "difference" }, h("caption", { class: "unseen" }, "scores of both, and their difference"),
-      h("thead", {}, h("tr", {}, h("td", {}), COMPARED.map(([, label]) => h("th", { scope: "col" }, label)))),
+      h("thead", {}, h("tr", {}, h("td", {}), compared.map(([, label]) => h("th", { scope: "col" }, label)))),
       h("tbody", {}, values(first), values(second), line("difference", gap))),
     same ? deliveredView(first, second) : null);
 }

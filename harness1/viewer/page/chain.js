@@ -68,7 +68,7 @@ export function chainView(episode, place, go) {
   const chain = chainOf(episode);
   if (!chain.steps.length) return null;
   const leading = chain.steps.filter((step) => step.leads).length;
-  return fold("chain", "From the question to documents", `${leading} of ${plural(chain.steps.length, "search").replace(/searchs$/, "searches")} found what was curated or is gold`, () => {
+  return fold("chain", "From the question to documents", `${leading} of ${plural(chain.steps.length, "search").replace(/searchs$/, "searches")} found what was curated${episode.gold ? " or is gold" : ""}`, () => {
     const frame = h("div", { class: "chain-frame", tabindex: 0, role: "region", "aria-label": "searches and what they found" });
     const draw = () => frame.replaceChildren(tree(episode, chain, place, go));
     const all = h("label", { class: "chain-all" }, h("input", { type: "checkbox", checked: everything, onchange: () => {

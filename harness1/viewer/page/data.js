@@ -144,6 +144,11 @@ export function textOf(episode, key, number) {
   return number !== null ? episode.texts[number] : (episode.shared.texts[key] ?? null);
 }
 
+/** Return whether the gold of any episode is known: without it, there are no words about gold. */
+export function anyGold() {
+  return index.rows.some((row) => row.recall !== null);
+}
+
 /** Other episodes of the same task, in this run and others. */
 export function siblings(row) {
   return index.rows.filter((other) => other.task === row.task && other.at !== row.at);

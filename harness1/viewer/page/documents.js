@@ -1,6 +1,6 @@
 // How a document, a tag and gold look, wherever they are shown: never by colour alone.
 
-import { index } from "./data.js";
+import { anyGold, index } from "./data.js";
 import { h } from "./dom.js";
 
 /** The tag of a curated unit as a letter on its colour. */
@@ -57,8 +57,14 @@ export function documentList(episode, units, chip = documentChip, most = 12) {
   return list;
 }
 
-/** The class of an episode as a labelled mark. */
+/** Return whether the class of an episode says something: not that it has no gold, where none has. */
+export function hasClass(row) {
+  return row.failure !== "unscored" || anyGold();
+}
+
+/** The class of an episode as a labelled mark, if it says something. */
 export function classMark(row) {
+  if (!hasClass(row)) return null;
   return h("span", { class: `class class-${row.failure}`, title: index.classes[row.failure] }, row.failure);
 }
 

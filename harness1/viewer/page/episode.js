@@ -2,8 +2,9 @@
 
 import { chainView } from "./chain.js";
 import { contextView } from "./context.js";
-import { commandFor, siblings, index } from "./data.js";
-import { classMark, documentChip } from "./documents.js";
+import { anyGold, commandFor, index, siblings } from "./data.js";
+import { deliveredPassages } from "./delivered.js";
+import { classMark, documentChip, hasClass } from "./documents.js";
 import { h, num, section } from "./dom.js";
 import { unfold } from "./fold.js";
 import { changeView, matrixView } from "./memory.js";
@@ -17,7 +18,7 @@ const SIGNS = { good: "✓", half: "–", lost: "○" };
 
 /** The page of an episode at a turn; `go` is called with another turn. */
 export function episodeView(episode, place, go) {
-  return h("div", { class: "episode" }, headView(episode), stripView(episode, place, go), besideLinks(episode.row),
+  return h("div", { class: "episode" }, headView(episode), episode.card.asked ? deliveredPassages(episode) : null, stripView(episode, place, go), besideLinks(episode.row),
     h("div", { class: "columns" }, turnView(episode, place), sideView(episode, place, go)),
     h("div", { class: "below" }, belowView(episode, place, go)));
 }
@@ -43,12 +44,14 @@ export function belowView(episode, place, go) {
 /** Question, end, scores and gold; `brief` leaves out what stands above two columns once. */
 export function headView(episode, brief = false) {
   const { row } = episode;
-  const facts = [["recall", num(row.recall)], ["seen", num(row.trajectory)], ["precision", num(row.precision)], ["set", row.size], ["turns", row.turns], ["reward", num(row.reward)]];
+  const values = [["recall", row.recall], ["seen", row.trajectory], ["precision", row.precision], ["set", row.size], ["turns", row.turns], ["reward", row.reward]];
+  const facts = values.filter(([, value]) => value !== null || anyGold());
+  const shown = (name, value) => (name === "set" || name === "turns" ? value : num(value));
   return h("div", { class: "head" },
     h("p", { class: "muted" }, [episode.card.name, row.task, row.sample ? `sample ${row.sample}` : ""].filter(Boolean).join(" · ")),
     brief ? null : h("h1", {}, episode.query),
-    h("p", { class: "facts" }, classMark(row), h("span", { class: "muted" }, `${index.classes[row.failure]}; ${row.status.replace("_", " ")} by ${row.stop.replace("_", " ")}`)),
-    brief ? null : h("dl", { class: "scores" }, facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))),
+    h("p", { class: "facts" }, classMark(row), h("span", { class: "muted" }, `${hasClass(row) ? `${index.classes[row.failure]}; ` : ""}${row.status.replace("_", " ")} by ${row.stop.replace("_", " ")}`)),
+    brief ? null : h("dl", { class: "scores" }, facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, shown(name, value))))),
     episode.problem ? h("p", { class: "banner" }, `This record cannot be replayed exactly: ${episode.problem}. What is shown from there on comes from the record alone.`) : null,
     episode.error ? h("p", { class: "error" }, episode.error) : null,
     goldView(episode));
@@ -56,7 +59,7 @@ export function headView(episode, brief = false) {
 
 /** Show what became of everything that there was to find: what was missed comes first. */
 function goldView(episode) {
-  if (!episode.gold) return h("p", { class: "muted" }, "No gold is known for this task: nothing is marked.");
+  if (!episode.gold) return anyGold() ? h("p", { class: "muted" }, "No gold is known for this task: nothing is marked.") : null;
   const delivered = new Set(episode.delivered.map(([unit]) => unit));
   const hidden = new Map(episode.hidden);
   const pool = new Set(episode.pool);
@@ -96,7 +99,7 @@ export function absentView(row) {
 export function printView(episode) {
   const last = episode.turns.length - 1;
   const pages = episode.turns.map((_, place) => turnView(episode, place));
-  const printed = h("div", { class: "episode printed" }, headView(episode), stripView(episode, -1, () => {}), sideView(episode, last, () => {}), pages, belowView(episode, last, () => {}));
+  const printed = h("div", { class: "episode printed" }, headView(episode), episode.card.asked ? deliveredPassages(episode) : null, stripView(episode, -1, () => {}), sideView(episode, last, () => {}), pages, belowView(episode, last, () => {}));
   unfold(printed);
   return printed;
 }

@@ -1,14 +1,14 @@
 // The list of episodes: filters, sorting, and rows that are made as they come into sight.
 
-import { commandFor, index, toolsOf } from "./data.js";
-import { classMark, shareBar } from "./documents.js";
+import { anyGold, commandFor, index, toolsOf } from "./data.js";
+import { classMark, hasClass, shareBar } from "./documents.js";
 import { announce, count, h, num, plural, short } from "./dom.js";
 import { address } from "./route.js";
 
 const CHUNK = 100;
 const NOTHING = { text: "", failure: "", tool: "", run: "", low: "", high: "", least: "", most: "", held: "" };
 /** The state of the list, which is kept while an episode is shown. */
-export const listState = { ...NOTHING, sort: "", down: false, shown: index.rows, made: 0 };
+export const listState = { ...NOTHING, sort: "", down: false, shown: index.rows, made: 0, columns: [] };
 
 const COLUMNS = [
   ["task", "task", (row) => row.task],
@@ -30,6 +30,13 @@ const MEANINGS = {
   size: "documents delivered",
   tokens: "of all contexts",
 };
+
+const SCORES = new Set(["recall", "trajectory", "precision", "reward"]);
+
+/** Return the columns; those of scores stand where something is scored. */
+function columns() {
+  return COLUMNS.filter(([name, , value]) => (name === "failure" ? index.rows.some(hasClass) : !SCORES.has(name) || index.rows.some((row) => value(row) !== null)));
+}
 
 /** Return whether a row passes the filters. */
 function passes(row) {
@@ -85,10 +92,11 @@ export function listView() {
   const update = (_, before = 0) => {
     listState.shown = sorted(index.rows.filter(passes));
     listState.made = 0;
+    listState.columns = columns();
     body.replaceChildren();
     head.replaceChildren(headRow(update));
     do grow(); while (listState.made < Math.min(before, listState.shown.length));
-    if (!listState.shown.length) body.append(h("tr", {}, h("td", { colspan: 11, class: "none" }, "No episode passes these filters.")));
+    if (!listState.shown.length) body.append(h("tr", {}, h("td", { colspan: listState.columns.length, class: "none" }, "No episode passes these filters.")));
     total.textContent = `${count(listState.shown.length)} of ${plural(index.rows.length, "episode")}`;
   };
   new IntersectionObserver((seen) => seen.some((each) => each.isIntersecting) && grow(), { rootMargin: "600px" }).observe(end);
@@ -114,7 +122,7 @@ function headRow(update) {
     return h("th", { scope: "col", class: `c-${name}`, "aria-sort": order },
       h("button", { type: "button", id: `sort-${name}`, title: MEANINGS[name], onclick: press }, label + arrow));
   };
-  return h("tr", {}, COLUMNS.map(cell));
+  return h("tr", {}, listState.columns.map(cell));
 }
 
 function rowView(row) {
@@ -136,7 +144,7 @@ function rowView(row) {
     if (row.held && !event.target.closest("a, button, summary, code") && !String(window.getSelection())) location.hash = address([row]);
   };
   return h("tr", { class: row.held ? "" : "left-out", onclick: open },
-    COLUMNS.map(([name, label]) => h("td", { class: `c-${name}`, "data-label": label }, cells[name])));
+    listState.columns.map(([name, label]) => h("td", { class: `c-${name}`, "data-label": label }, cells[name])));
 }
 
 function leftOut(row) {
@@ -170,10 +178,10 @@ function filters(update) {
   };
   const form = h("form", { class: "filters", role: "search", onsubmit: (event) => event.preventDefault() },
     h("label", { class: "wide" }, h("span", {}, "search"), h("input", { type: "search", id: "search", placeholder: "task or question  ( / )", value: listState.text, oninput: set("text") })),
-    choice("failure", "class", Object.keys(index.classes).filter((name) => counts[name]).map((name) => [name, `${name} (${counts[name]})`])),
+    index.rows.some(hasClass) ? choice("failure", "class", Object.keys(index.classes).filter((name) => counts[name]).map((name) => [name, `${name} (${counts[name]})`])) : null,
     choice("tool", "tool used", tools.map((name) => [name, name])),
     index.runs.length > 1 ? choice("run", "run", index.runs.map((run, number) => [number, run.name])) : null,
-    range("low", "high", "recall", 1, 0.05),
+    anyGold() ? range("low", "high", "recall", 1, 0.05) : null,
     range("least", "most", "turns", longest, 1),
     index.rows.some((row) => !row.held) ? choice("held", "in this file", [["held", "held"], ["out", "left out"]]) : null,
     h("button", { type: "button", id: "clear", onclick: clear }, "Clear"));

@@ -9,7 +9,7 @@ import { helpView, listen } from "./keys.js";
 import { emptyView, watch } from "./live.js";
 import { listState, listView, refreshList } from "./list.js";
 import { hasPairs, pairsView } from "./pairs.js";
-import { address, route } from "./route.js";
+import { address, LIST, route } from "./route.js";
 import { runsView } from "./runs.js";
 import { sessionView, sessionsView } from "./session.js";
 import { trainingView } from "./training.js";
@@ -19,14 +19,14 @@ const THEMES = ["", "light", "dark"];
 let now = { page: "", rows: [] };
 let loaded = [];
 let left = null;
-let home = "";
+let home = LIST;
 
 async function follow() {
   const asked = route(location.hash);
   if (now.rows.length) left = now.rows[0];
   const same = asked.page === now.page && asked.rows.every((row, at) => row === now.rows[at]);
   now = asked;
-  if (asked.page === "list" || asked.page === "pairs") home = asked.page === "pairs" ? "pairs" : "";
+  if (asked.page === "list" || asked.page === "pairs") home = asked.page === "pairs" ? "pairs" : LIST;
   const made = await pageOf(asked);
   if (now !== asked) return;
   const top = window.scrollY;
@@ -123,7 +123,7 @@ function toBeside() {
 
 function toSearch() {
   if (now.page !== "list" && now.page !== "pairs") {
-    location.hash = "";
+    location.hash = LIST;
     window.addEventListener("hashchange", () => setTimeout(() => document.getElementById("search")?.focus(), 50), { once: true });
   }
   document.getElementById("search")?.focus();
@@ -183,7 +183,7 @@ function forPaper(printing) {
 
 function navView() {
   const links = [];
-  if (index.runs.length) links.push(h("a", { href: "#" }, "Episodes"));
+  if (index.runs.length) links.push(h("a", { href: `#${LIST}` }, "Episodes"));
   if (hasPairs()) links.push(h("a", { href: "#pairs" }, "Pairs"));
   if (index.trainings.length) links.push(h("a", { href: "#training" }, "Training"));
   if (index.sessions.length) links.push(h("a", { href: "#sessions" }, "Sessions"));

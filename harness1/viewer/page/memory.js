@@ -53,7 +53,7 @@ function groupView(episode, change, [sign, kind, label, items, show]) {
 /** Documents by turns: the tag of what was curated, a dot for what was in the pool; `go` is called with a turn. */
 export function matrixView(episode, place, go) {
   const units = matrixUnits(episode);
-  if (!units.length) return fold("matrix", "Curated set over time", "", () => h("p", { class: "muted" }, "Nothing was curated, and no gold was seen."), true);
+  if (!units.length) return fold("matrix", "Curated set over time", "", () => h("p", { class: "muted" }, episode.gold ? "Nothing was curated, and no gold was seen." : "Nothing was curated."), true);
   const tags = episode.turns.map((turn) => new Map(turn.curated || []));
   const turns = episode.turns.map((_, at) => at);
   const head = h("tr", {}, h("th", { scope: "col", class: "corner" }, "document"), turns.map((at) =>

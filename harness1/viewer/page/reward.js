@@ -1,11 +1,13 @@
 // What the reward is made of: a waterfall of what each term adds; and what the record says about the episode itself.
 
+import { anyGold } from "./data.js";
 import { h, num } from "./dom.js";
 import { fold } from "./fold.js";
 
 /** The terms of a reward. */
 export function rewardView(episode) {
   const { reward } = episode;
+  if (!reward && !anyGold()) return null;
   if (!reward) return fold("reward", "Reward", "none", () => h("p", { class: "muted" }, "The episode was not scored."));
   const terms = Object.entries(reward.terms || {}).map(([name, { value, weight }]) => ({ name, value, weight, adds: value * weight }));
   let sum = 0;

@@ -1,13 +1,24 @@
 // Addresses in the fragment: `#RUN/EPISODE/TURN`, side by side `#RUN/EPISODE,RUN/EPISODE`,
-// `#pairs`, `#training`, `#sessions` and `#session/NUMBER`.
+// `#list`, `#pairs`, `#training`, `#sessions` and `#session/NUMBER`.
 
 import { index } from "./data.js";
+
+/** What is shown without an address, if it is not the list: the latest of the questions that somebody asked. */
+function latest() {
+  const alone = index.runs.length && index.runs.every((run) => run.asked) && !index.trainings.length && !index.sessions.length;
+  return alone && !index.live ? index.rows.findLast((row) => row.held) : undefined;
+}
+
+const LATEST = latest();
+/** The address of the list. */
+export const LIST = LATEST ? "list" : "";
 
 /** What an address asks for: `{page, rows, turn}`; turns count from 0. An unknown address is the list, with a note. */
 export function route(hash) {
   const path = hash.replace(/^#/, "");
   if (path === "training" || (path === "pairs" && index.pairs.length)) return { page: path, rows: [] };
-  if (path === "" || path === "main") return { page: "list", rows: [] };
+  if (path === "" && LATEST) return { page: "episode", rows: [LATEST], turn: 0, given: false };
+  if (path === "" || path === "main" || path === "list") return { page: "list", rows: [] };
   if (path === "sessions") return { page: "sessions", rows: [] };
   const session = /^session\/(\d+)$/.exec(path);
   if (session && index.sessions[session[1]]?.held) return { page: "session", rows: [], session: Number(session[1]) };

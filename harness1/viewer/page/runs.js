@@ -1,6 +1,7 @@
 // The head of the list: each run with its metrics and how its episodes ended.
 
 import { index } from "./data.js";
+import { hasClass } from "./documents.js";
 import { listState } from "./list.js";
 import { count, h, num, plural } from "./dom.js";
 
@@ -44,6 +45,7 @@ function metric([name, { mean, low, high }]) {
 /** How the episodes fell into classes, as one bar and in words. */
 function mix(rows) {
   const counts = Object.keys(index.classes).map((name) => [name, rows.filter((row) => row.failure === name).length]).filter(([, many]) => many);
+  if (!rows.some(hasClass)) return null;
   return h("div", { class: "mix" },
     h("div", { class: "mix-bar", "aria-hidden": "true" }, counts.map(([name, many]) => h("span", { class: `fill-${name}`, style: { flexGrow: many } }))),
     h("p", {}, counts.map(([name, many]) => h("span", { class: `class class-${name}`, title: index.classes[name] }, `${name} ${many}`))));
