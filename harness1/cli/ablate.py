@@ -28,8 +28,10 @@ def ablation_names(words: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for word in named for name in (ABLATIONS if word == "all" else (word,))))
 
 
-def run_ablations(evaluation: Evaluation, out: Path, words: str, *, force: bool, rescored: bool, as_json: bool) -> None:
-    """Play an evaluation with and without mechanisms, and print the table.
+def run_ablations(
+    evaluation: Evaluation, out: Path, words: str, *, force: bool, rescored: bool, as_json: bool
+) -> AblationTable:
+    """Play an evaluation with and without mechanisms, and print and return the table.
 
     Args:
         words: the argument of `ablation_names`.
@@ -40,6 +42,7 @@ def run_ablations(evaluation: Evaluation, out: Path, words: str, *, force: bool,
     for name in played:
         ensure_report(out / name, evaluation.tasks)
     print_result(table, as_json, print_ablations, out)
+    return table
 
 
 def print_ablations(table: AblationTable, out: Path) -> None:

@@ -139,7 +139,8 @@ def _measured(
     episodes: Mapping[EpisodeKey, Episode], tasks: Mapping[str, Task], config: Config, stage: Stage
 ) -> dict[str, dict[str, float]]:
     """Return per-task metrics; a fused run has the costs of its rollouts, from its card, in place of its episodes'."""
-    found = task_metrics(episodes.values(), tasks, config, finished=stage.status == "finished")
+    faults = stage.outputs.get("faults", "exclude")
+    found = task_metrics(episodes.values(), tasks, config, finished=stage.status == "finished", faults=faults)
     if (taken := stage.outputs.get("taken")) is None:
         return found
     return {task_id: fused_metrics(metrics) | taken.get(task_id, {}) for task_id, metrics in found.items()}
