@@ -48,6 +48,13 @@ Ablations = Annotated[
     ),
 ]
 
+Rescored = Annotated[
+    bool,
+    Option(
+        "--rescore", help="First score the recorded episodes again, with changed gold or reward, without playing them."
+    ),
+]
+
 
 def evaluate(
     dataset: Annotated[
@@ -67,13 +74,7 @@ def evaluate(
     faults: CountedFaults = "exclude",
     allow_faults: AllowFaults = 0,
     force: Force = False,
-    rescored: Annotated[
-        bool,
-        Option(
-            "--rescore",
-            help="First score the recorded episodes again, with changed gold or reward, without playing them.",
-        ),
-    ] = False,
+    rescored: Rescored = False,
     view: Annotated[
         bool, Option("--view/--no-view", help="Write view.html, with the episodes of the worst and the best tasks.")
     ] = True,
@@ -99,9 +100,7 @@ def evaluate(
     asked = index_of(source, index, cache, settings, read_aloud, say)
     evaluation = Evaluation(dataset, split, tasks, asked, policy, settings, samples, seed, faults=faults)
     if ablations is not None:
-        played = run_ablations(evaluation, out, ablations, force=force, rescored=rescored, as_json=as_json)
-        broken = {each.name: each.broken for each in played.conditions}
-        refuse_faults(broken, evaluation.episodes * len(broken), allow_faults)
+        run_ablations(evaluation, out, ablations, allow_faults, force=force, rescored=rescored, as_json=as_json)
         return
     if rescored:
         rescore(evaluation, out)

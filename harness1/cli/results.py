@@ -37,6 +37,8 @@ def print_metrics(metrics: Mapping[str, Any], title: str, out: Path) -> None:
         table.add_row("broken", count, why)
     console = Terminal()
     console.print(title, soft_wrap=True)
+    if not metrics["scored"]:
+        console.print("No task could be scored.")
     console.print(table)
     failures = ", ".join(f"{count} {name}" for name, count in metrics["failures"].items() if count) or "none"
     console.print(f"{metrics['tasks']} tasks, failures: {failures}. Everything is in {out}.", soft_wrap=True)

@@ -139,11 +139,6 @@ def _read(
     episodes: Iterable[Episode], tasks: Mapping[str, Task], config: Config, finished: bool, faults: Faults
 ) -> _Run:
     run = _Run()
-
-    def add_nothing(task_id: str) -> None:
-        nothing, gold = _nothing(tasks[task_id], config), tasks[task_id].gold
-        run.samples[task_id].append(measured(outcome(nothing, gold), nothing, gold, config))
-
     for episode in episodes:
         task_id = episode.task.task_id
         if task_id not in tasks:
@@ -154,13 +149,13 @@ def _read(
         if episode.status is Status.INFRA_ERROR:
             run.faults[episode.error or "no reason was recorded"] += 1
             if faults == "zero":
-                add_nothing(task_id)
+                run.samples[task_id].append(metrics_of_nothing(tasks[task_id], config))
             continue
         result = outcome(episode, tasks[task_id].gold)
         run.samples[task_id].append(measured(result, episode, tasks[task_id].gold, config))
         run.calls.update(result.calls)
     for task_id in tasks.keys() - run.met if finished else ():
-        add_nothing(task_id)
+        run.samples[task_id].append(metrics_of_nothing(tasks[task_id], config))
     return run
 
 
@@ -170,10 +165,11 @@ def measured(result: Outcome, episode: Episode, gold: Gold | None, config: Confi
     return measure(result, scored, config.env, gold) | model_use(episode)
 
 
-def _nothing(task: Task, config: Config) -> Episode:
-    """Return the empty episode that is scored for a dropped task, or for a fault that counts as 0."""
+def metrics_of_nothing(task: Task, config: Config) -> dict[str, float]:
+    """Return the metrics of an episode in which nothing was done, found or delivered: of a dropped task, or of a fault
+    that counts as 0."""
     stop = StopReason.CONTEXT_LIMIT
-    return Episode(
+    nothing = Episode(
         episode_id="",
         task=task.public(),
         stop_reason=stop,
@@ -181,6 +177,7 @@ def _nothing(task: Task, config: Config) -> Episode:
         hashes=Hashes("", "", ""),
         unit=config.index.unit,
     )
+    return measured(outcome(nothing, task.gold), nothing, task.gold, config)
 
 
 def _intervals(samples: Samples, scored: int, config: Config, seed: int) -> dict[str, Any]:
