@@ -37,7 +37,7 @@ class FailureClass(StrEnum):
 MEANINGS = {
     FailureClass.FAULT: "the infrastructure failed",
     FailureClass.FORMAT: "no action could be read",
-    FailureClass.CONTEXT: "the context was full",
+    FailureClass.CONTEXT: "the context was full, or longer than the model reads",
     FailureClass.UNSCORED: "no gold to compare with",
     FailureClass.COMPLETE: "all gold was delivered",
     FailureClass.EMPTY: "nothing was delivered",

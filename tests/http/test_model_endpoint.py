@@ -126,7 +126,9 @@ def test_a_prompt_that_is_too_long_is_told_from_other_refusals(said: str) -> Non
 
 
 def test_a_server_that_no_attempt_ever_reached_is_no_fault_of_an_episode() -> None:
-    with pytest.raises(Unreachable, match=r"127\.0\.0\.1:9/chat/completions: Cannot connect: connection refused \(2 attempts\)"):
+    with pytest.raises(
+        Unreachable, match=r"127\.0\.0\.1:9/chat/completions: Cannot connect: connection refused \(2 attempts\)"
+    ):
         posted(endpoint("http://127.0.0.1:9", attempts=2))
 
 
