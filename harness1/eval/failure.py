@@ -1,5 +1,4 @@
-"""Why episodes fell short: the reason of each in one word, by which lists can be filtered, and the account of those that
-broke."""
+"""Why episodes fell short: the reason of each in one word, by which lists are filtered, and the account of broken ones."""
 
 from __future__ import annotations
 
