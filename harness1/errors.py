@@ -88,6 +88,12 @@ class Unreachable(UsageError):
         self.status = status
 
 
+def is_unconnected(error: BaseException) -> bool:
+    """Return True if no request of a command ever reached a model's server, so that advice on starting it is beside the
+    point."""
+    return isinstance(error, Unreachable) and error.status is None
+
+
 class ModelError(UsageError, ValueError):
     """Unusable output of a model. During an index build this is the user's error; in a search it is a fault,
     like any other `ValueError` from an engine."""

@@ -42,8 +42,8 @@ def print_metrics(metrics: Mapping[str, Any], title: str, out: Path) -> None:
     console.print(table)
     failures = ", ".join(f"{count} {name}" for name, count in metrics["failures"].items() if count) or "none"
     console.print(f"{metrics['tasks']} tasks, failures: {failures}. Everything is in {out}.", soft_wrap=True)
-    for reason, count in fault_reasons(metrics).items():
-        console.print(f"{count:,} of the infrastructure: {reason}", soft_wrap=True)
+    for reason, times in fault_reasons(metrics).items():
+        console.print(f"{times:,} of the infrastructure: {reason}", soft_wrap=True)
     stage = read_stage(out)
     if stage is not None and "trec_ids" in stage.outputs:
         console.print(f"Some ids hold white space: in the TREC runs all are {stage.outputs['trec_ids']}.")

@@ -1,4 +1,4 @@
-"""Why episodes fell short: the reason of each in one word, by which lists are filtered, and the account of broken ones."""
+"""Why episodes fell short: the reason of each in one word, to filter lists by, and the account of broken ones."""
 
 from __future__ import annotations
 
