@@ -15,6 +15,9 @@ from harness1.episodes import jobs
 from harness1.errors import InfrastructureFault, Overflow
 from harness1.policy import registry
 from harness1.runs.folder import METRICS, REPORT
+from harness1.runs.store import read_episodes
+from harness1.viewer.gather import made_episode
+from harness1.viewer.run_source import RunSource
 from tests.cli.commands import Command, command_in_process
 
 FIRST, SECOND = (task.query for task in open_source("world:60").tasks("test")[:2])
@@ -168,6 +171,16 @@ def test_a_comparison_says_how_many_pairs_fell_out_and_why(
     counted = compare("compare", str(tmp_path / "one"), str(tmp_path / "zero")).out
     assert "zero - one, 2 common tasks\n" in counted
     assert row_of(counted, "zero").endswith("1 counted as 0")
+
+
+@pytest.mark.parametrize(("faults", "recall"), [("exclude", []), ("zero", [0.0])])
+def test_a_viewer_file_pairs_runs_as_a_comparison_does(
+    evaluated: Callable[..., Any], tmp_path: Path, faults: str, recall: list[float]
+) -> None:
+    evaluated(faulty, tmp_path, "--faults", faults)
+    run = RunSource.open(tmp_path)
+    made = [made_episode(run, 0, (each, False)) for each in read_episodes(tmp_path) if each.error]
+    assert [each.measured["curated_recall"] for each in made if each.measured] == recall
 
 
 @pytest.mark.parametrize(
