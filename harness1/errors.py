@@ -75,6 +75,25 @@ def optional(extra: str, package: str | None = None) -> Iterator[None]:
         raise MissingExtra(package or error.name or extra, extra) from error
 
 
+class Unreachable(UsageError):
+    """A model's server of which nothing can be asked: nobody listens at its address, or every request would be refused,
+    for a wrong key, model or path. It ends the work, because no episode is to blame; the exit code is 3.
+
+    Args:
+        status: the HTTP status of its refusal; None: there was no connection.
+    """
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def is_unconnected(error: BaseException) -> bool:
+    """Return True if no request of a command ever reached a model's server, so that advice on starting it is beside the
+    point."""
+    return isinstance(error, Unreachable) and error.status is None
+
+
 class ModelError(UsageError, ValueError):
     """Unusable output of a model. During an index build this is the user's error; in a search it is a fault,
     like any other `ValueError` from an engine."""
@@ -103,3 +122,7 @@ class Refusal(InfrastructureFault):
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)
         self.status = status
+
+
+class Overflow(Refusal):
+    """A refusal of a prompt that is longer than the model's context."""

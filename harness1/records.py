@@ -208,6 +208,9 @@ class StopReason(StrEnum):
     END_SEARCH = "end_search"
     TURN_LIMIT = "turn_limit"
     CONTEXT_LIMIT = "context_limit"
+    """The environment had no room for another prompt: what is curated until then is delivered."""
+    CONTEXT_OVERFLOW = "context_overflow"
+    """The model's server refused a prompt as longer than the model's context."""
     FORMAT_LIMIT = "format_limit"
     FAULT = "fault"
 
@@ -225,6 +228,7 @@ STATUS_OF = {
     StopReason.END_SEARCH: Status.COMPLETED,
     StopReason.TURN_LIMIT: Status.COMPLETED,
     StopReason.CONTEXT_LIMIT: Status.TRUNCATED,
+    StopReason.CONTEXT_OVERFLOW: Status.POLICY_ERROR,
     StopReason.FORMAT_LIMIT: Status.POLICY_ERROR,
     StopReason.FAULT: Status.INFRA_ERROR,
 }
@@ -310,7 +314,7 @@ class Episode(Record, kw_only=True):
     stage_ms: dict[str, float] = {}
     """Milliseconds spent in the policy and in the environment."""
     error: str | None = None
-    """The failure of the infrastructure, if there was one."""
+    """The failure of the infrastructure, or the refusal of a prompt that was too long, if there was one."""
     untrainable: str | None = None
     """The reason why its model calls cannot be used for a policy gradient, if there is one."""
     segments: dict[str, tuple[int, ...]] = {}

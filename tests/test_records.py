@@ -77,6 +77,7 @@ def test_every_end_has_an_owner() -> None:
         StopReason.END_SEARCH: Status.COMPLETED,
         StopReason.TURN_LIMIT: Status.COMPLETED,
         StopReason.CONTEXT_LIMIT: Status.TRUNCATED,
+        StopReason.CONTEXT_OVERFLOW: Status.POLICY_ERROR,
         StopReason.FORMAT_LIMIT: Status.POLICY_ERROR,
         StopReason.FAULT: Status.INFRA_ERROR,
     }

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from harness1.cli.dashboard import evaluated
 from harness1.cli.printing import print_result, say
+from harness1.cli.results import refuse_faults
 from harness1.cli.terminal import Terminal
 from harness1.eval.ablations.run import ABLATIONS, ablate, conditions
 from harness1.eval.ablations.table import COLUMNS, LEGEND, AblationTable, cells, title
@@ -28,11 +29,14 @@ def ablation_names(words: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for word in named for name in (ABLATIONS if word == "all" else (word,))))
 
 
-def run_ablations(evaluation: Evaluation, out: Path, words: str, *, force: bool, rescored: bool, as_json: bool) -> None:
+def run_ablations(
+    evaluation: Evaluation, out: Path, words: str, allow_faults: int, *, force: bool, rescored: bool, as_json: bool
+) -> None:
     """Play an evaluation with and without mechanisms, and print the table.
 
     Args:
         words: the argument of `ablation_names`.
+        allow_faults: as in `refuse_faults`, of all conditions together.
     """
     names = ablation_names(words)
     played = conditions(evaluation, names)
@@ -40,6 +44,8 @@ def run_ablations(evaluation: Evaluation, out: Path, words: str, *, force: bool,
     for name in played:
         ensure_report(out / name, evaluation.tasks)
     print_result(table, as_json, print_ablations, out)
+    broken = {each.name: each.broken for each in table.conditions}
+    refuse_faults(broken, evaluation.episodes * len(broken), allow_faults)
 
 
 def print_ablations(table: AblationTable, out: Path) -> None:

@@ -163,7 +163,7 @@ class Board(AbstractContextManager[Any]):
     ) -> None:
         if self._live is not None:
             self._live.stop()
-        if self._pacing is not None:
+        if self._pacing is not None and (kind is None or self._bar.tasks[0].completed):
             self._say()
 
     def _say(self) -> None:

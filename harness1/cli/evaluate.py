@@ -12,8 +12,10 @@ from harness1.cli.bars import read_aloud
 from harness1.cli.dashboard import evaluated
 from harness1.cli.datasets import place_of
 from harness1.cli.options import (
+    AllowFaults,
     Cache,
     ConfigFile,
+    CountedFaults,
     DatasetName,
     Force,
     IndexSpec,
@@ -28,13 +30,14 @@ from harness1.cli.options import (
 )
 from harness1.cli.policies import PolicyName
 from harness1.cli.printing import print_result, say
-from harness1.cli.results import print_metrics
+from harness1.cli.results import print_metrics, refuse_faults
 from harness1.data.indexing import index_of
 from harness1.data.open import open_source
 from harness1.data.source import Source
 from harness1.errors import UsageError
 from harness1.eval.ablations.run import ABLATIONS
 from harness1.eval.evaluate import Evaluation, rescore
+from harness1.eval.failure import fault_count
 from harness1.policy.registry import check_policy
 from harness1.records import Task
 from harness1.viewer.beside_report import ensure_view
@@ -45,6 +48,13 @@ Ablations = Annotated[
         "--ablations",
         help=f"Also run without one mechanism at a time, and compare: all, or some of {', '.join(ABLATIONS)}.",
         metavar="NAME,NAME",
+    ),
+]
+
+Rescored = Annotated[
+    bool,
+    Option(
+        "--rescore", help="First score the recorded episodes again, with changed gold or reward, without playing them."
     ),
 ]
 
@@ -64,14 +74,10 @@ def evaluate(
     rewards: Rewards = None,
     config: ConfigFile = None,
     overrides: Overrides = None,
+    faults: CountedFaults = "exclude",
+    allow_faults: AllowFaults = 0,
     force: Force = False,
-    rescored: Annotated[
-        bool,
-        Option(
-            "--rescore",
-            help="First score the recorded episodes again, with changed gold or reward, without playing them.",
-        ),
-    ] = False,
+    rescored: Rescored = False,
     view: Annotated[
         bool, Option("--view/--no-view", help="Write view.html, with the episodes of the worst and the best tasks.")
     ] = True,
@@ -79,6 +85,9 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Run a policy over the tasks of a dataset. The index is built once and kept; a stopped run is resumed.
+
+    Where the infrastructure broke an episode even after retries, the exit code is 3, and the same command plays it
+    again.
 
     Example: harness1 eval world:1000 --policy scripted --limit 50 --out runs/world
     """
@@ -92,9 +101,9 @@ def evaluate(
     name = f"{source.name}-{split}-{policy}".replace(":", "-").replace("/", "-")
     out = out or Path("runs") / f"{name}{'' if ablations is None else '-ablations'}"
     asked = index_of(source, index, cache, settings, read_aloud, say)
-    evaluation = Evaluation(dataset, split, tasks, asked, policy, settings, samples, seed)
+    evaluation = Evaluation(dataset, split, tasks, asked, policy, settings, samples, seed, faults=faults)
     if ablations is not None:
-        run_ablations(evaluation, out, ablations, force=force, rescored=rescored, as_json=as_json)
+        run_ablations(evaluation, out, ablations, allow_faults, force=force, rescored=rescored, as_json=as_json)
         return
     if rescored:
         rescore(evaluation, out)
@@ -102,6 +111,7 @@ def evaluate(
     if view:
         ensure_view(out, tasks, int(max_mb * 1e6))
     print_result(metrics, as_json, print_metrics, f"{policy} on {source.name}/{split}", out)
+    refuse_faults({policy: fault_count(metrics)}, metrics["episodes"], allow_faults)
 
 
 def _first(source: Source, split: str, limit: int) -> list[Task]:

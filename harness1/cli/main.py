@@ -1,7 +1,7 @@
 """The entry point: verbs, exit codes, and errors in one line.
 
 Exit codes: 0 done, 1 the result is negative (a replay that differs), 2 wrong use or a damaged file, 3 infrastructure
-fault, 130 Ctrl-C.
+fault or a server that cannot be reached, 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typer.main import get_command
 
 from harness1 import __version__
 from harness1.cli.interrupt import answered_interrupts
-from harness1.errors import InfrastructureFault, UsageError
+from harness1.errors import InfrastructureFault, Unreachable, UsageError
 from harness1.redaction import printable
 
 Misuse: Any = typer.BadParameter.__base__
@@ -171,10 +171,10 @@ def run() -> None:
                     app()
             finally:
                 _flush("stdout")
+        except (InfrastructureFault, Unreachable) as error:
+            sys.exit(_fail(str(error), 3))
         except UsageError as error:
             sys.exit(_fail(str(error), 2))
-        except InfrastructureFault as error:
-            sys.exit(_fail(str(error), 3))
 
 
 def _flush(name: str) -> None:

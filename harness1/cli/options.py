@@ -14,6 +14,7 @@ from harness1.config import Config, load_config
 from harness1.config.reward import RECIPES
 from harness1.data.selection import ShareName
 from harness1.errors import UsageError
+from harness1.eval.failure import Faults
 
 ConfigFile = Annotated[
     str | None,
@@ -76,6 +77,12 @@ Exclude = Annotated[
 Limit = Annotated[int, Option(help="Take only the first N tasks; 0 means all.", min=0)]
 Samples = Annotated[int, Option(help="Episodes for each task.", min=1)]
 Seed = Annotated[int, Option(help="Seed of policies that sample, and of the bootstrap.")]
+CountedFaults = Annotated[
+    Faults, Option("--faults", help="How episodes that the infrastructure broke count in the means.")
+]
+AllowFaults = Annotated[
+    int, Option("--allow-faults", help="Most episodes that it may have broken without exit code 3.", metavar="N", min=0)
+]
 IndexSpec = Annotated[
     str | None,
     Option(

@@ -10,6 +10,8 @@ from rich.table import Table
 
 from harness1.cli.printing import print_json
 from harness1.cli.terminal import Terminal
+from harness1.errors import InfrastructureFault
+from harness1.eval.failure import broken_lines, fault_reasons
 from harness1.eval.metrics import HEADLINE
 from harness1.models.checkpoint import Checkpoint
 from harness1.runs.stage import read_stage
@@ -25,20 +27,45 @@ def headed(*columns: str, left: Collection[str] = ()) -> Table:
 
 
 def print_metrics(metrics: Mapping[str, Any], title: str, out: Path) -> None:
-    """Print the headline metrics with their 95 % intervals, and the failures."""
+    """Print the headline metrics with their 95 % intervals, and how many episodes broke, and why."""
     table = headed("metric", "mean", "95 % interval")
     for name in HEADLINE:
         value = metrics.get(name)
         if value is not None and value["mean"] is not None:
             table.add_row(name, _figure(value["mean"]), f"{_figure(value['low'])} to {_figure(value['high'])}")
+    for count, why in broken_lines(metrics):
+        table.add_row("broken", count, why)
     console = Terminal()
     console.print(title, soft_wrap=True)
+    if not metrics["scored"]:
+        console.print("No task could be scored.")
     console.print(table)
     failures = ", ".join(f"{count} {name}" for name, count in metrics["failures"].items() if count) or "none"
     console.print(f"{metrics['tasks']} tasks, failures: {failures}. Everything is in {out}.", soft_wrap=True)
+    for reason, times in fault_reasons(metrics).items():
+        console.print(f"{times:,} of the infrastructure: {reason}", soft_wrap=True)
     stage = read_stage(out)
     if stage is not None and "trec_ids" in stage.outputs:
         console.print(f"Some ids hold white space: in the TREC runs all are {stage.outputs['trec_ids']}.")
+
+
+def refuse_faults(broken: Mapping[str, int], episodes: int, allowed: int) -> None:
+    """Refuse to call work done of which the infrastructure broke a part.
+
+    Args:
+        broken: episodes that it broke, by the run that they are of.
+        episodes: all episodes of these runs.
+        allowed: broken episodes that are accepted.
+
+    Raises:
+        InfrastructureFault: there are more.
+    """
+    if (count := sum(broken.values())) > allowed:
+        where = ", ".join(f"{each} in {name}" for name, each in broken.items() if each) if len(broken) > 1 else ""
+        raise InfrastructureFault(
+            f"the infrastructure broke {count:,} of {episodes:,} episodes{f' ({where})' if where else ''}:"
+            f" the same command plays them again, and --allow-faults {count} accepts them"
+        )
 
 
 def _figure(value: float) -> str:

@@ -10,7 +10,6 @@ from typing import Annotated
 import msgspec
 from typer import Option
 
-from harness1.agents.open import learning_on_agents
 from harness1.cli.dashboard import TrainingBoard
 from harness1.cli.datasets import evaluation_places, place_of
 from harness1.cli.interrupt import interrupted_by_sigterm
@@ -30,6 +29,7 @@ from harness1.cli.options import (
 )
 from harness1.cli.printing import say_left_out
 from harness1.cli.results import print_checkpoint
+from harness1.errors import optional
 from harness1.models.checkpoint import read_checkpoint
 from harness1.rl import learning
 from harness1.rl.local_rollouts import open_policy_to_train
@@ -71,6 +71,9 @@ def agents(
     Example: harness1 rl agents --command "python agent.py" --data world:1000 --upstream hf:student \\
         --evaluate harness1.agents.evaluation:delivered_f1 --config rl/small --out better
     """
+    with optional("serve"):  # not above: the help of this verb needs no extra
+        from harness1.agents.open import learning_on_agents
+
     settings = resolve(config, overrides, upstream)
     refuse_oversized_rl(settings, upstream, 1)
     policy = open_policy_to_train(upstream, settings)

@@ -20,7 +20,7 @@ from harness1.episodes.jobs import EpisodeSetup
 from harness1.episodes.single import asked, play_one
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.policy.registry import needs_gold
-from harness1.records import Episode
+from harness1.records import Episode, Status, StopReason
 
 
 def search(
@@ -65,10 +65,12 @@ def search(
         show_result(env, episode, console, files)
         if failure := parse_failure(episode):
             console.print(f"The policy gave no valid action: {failure}", style="red")
-        if not env.state.memory.pool.entries:
+        if episode.stop_reason is StopReason.CONTEXT_OVERFLOW:
+            console.print(f"The prompt is longer than the model's context: {episode.error}", style="red")
+        if episode.status is not Status.INFRA_ERROR and not env.state.memory.pool.entries:
             console.print("No document was found: ask in words that the documents use.")
         console.print(f"recorded in {out}; to look at it: {program()} view {out}", soft_wrap=True)
-    if episode.error:
+    if episode.status is Status.INFRA_ERROR:
         raise InfrastructureFault(f"the episode is invalid: {episode.error}")
 
 

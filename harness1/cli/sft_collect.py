@@ -11,8 +11,10 @@ from harness1.cli.bars import read_aloud
 from harness1.cli.dashboard import evaluated
 from harness1.cli.datasets import place_of
 from harness1.cli.options import (
+    AllowFaults,
     Cache,
     ConfigFile,
+    CountedFaults,
     Exclude,
     Force,
     IndexSpec,
@@ -28,12 +30,13 @@ from harness1.cli.options import (
 )
 from harness1.cli.policies import POLICIES
 from harness1.cli.printing import print_result, say
-from harness1.cli.results import print_metrics
+from harness1.cli.results import print_metrics, refuse_faults
 from harness1.data.indexing import index_of
 from harness1.data.open import open_source
 from harness1.data.selection import TaskFilter
 from harness1.errors import UsageError
 from harness1.eval.evaluate import Evaluation
+from harness1.eval.failure import fault_count
 from harness1.sft.collect import is_hosted, student_place, teacher_policy, teaching_tasks
 from harness1.sft.earlier_tasks import tasks_of_runs
 
@@ -67,10 +70,15 @@ def collect(
     rewards: Rewards = None,
     config: ConfigFile = None,
     overrides: Overrides = None,
+    faults: CountedFaults = "exclude",
+    allow_faults: AllowFaults = 0,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Record a teacher's episodes to learn from. The same command resumes a stopped collection.
+
+    Where the infrastructure broke an episode even after retries, the exit code is 3, and the same command plays it
+    again.
 
     Example: harness1 sft collect --data world:1000 --teacher oracle --out runs/teacher --tokenizer models/smollm2
     """
@@ -85,6 +93,7 @@ def collect(
     student = student_place(tokenizer, source, tasks, settings) if tokenizer else ""
     asked = index_of(source, index, cache, settings, read_aloud, say)
     hosted = is_hosted(policy)
-    evaluation = Evaluation(data, split, tasks, asked, policy, settings, samples, seed, hosted, student, share)
+    evaluation = Evaluation(data, split, tasks, asked, policy, settings, samples, seed, hosted, student, share, faults)
     metrics = evaluated(evaluation, out, force)
     print_result(metrics, as_json, print_metrics, f"{policy} on {source.name}/{split}", out)
+    refuse_faults({policy: fault_count(metrics)}, metrics["episodes"], allow_faults)

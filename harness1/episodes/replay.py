@@ -144,6 +144,8 @@ async def _compare(episode: Episode, twin: SearchEnv, again: Callable[[Turn], Aw
             found, done = difference_between(turn, step.turn, contexts=contexts), step.done
         equal += found is None
         difference = difference or found
+    if episode.stop_reason is StopReason.CONTEXT_OVERFLOW and done in (None, StopReason.FORMAT_LIMIT):
+        done = episode.stop_reason  # a server's word, which nothing here can derive
     return ReplayReport(len(episode.turns), equal, difference or _ending(episode, twin.state.memory, done))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from harness1.env.environment import SearchEnv, Step
 from harness1.env.render.context import Context
 from harness1.env.render.pieces import ApproximateCounter
-from harness1.errors import InfrastructureFault
+from harness1.errors import InfrastructureFault, Overflow
 from harness1.hashing import digest
 from harness1.plain import utf8_safe
 from harness1.policy.policy import Decision, Policy, Session
@@ -31,7 +31,8 @@ async def rollout(
     """Play one episode to its end and return its record, without a reward.
 
     An infrastructure fault does not raise: the episode ends as invalid (`Status.INFRA_ERROR`), with everything that was
-    recorded until then. An episode that takes longer than `episode_deadline_s` seconds ends in the same way.
+    recorded until then. An episode that takes longer than `episode_deadline_s` seconds ends in the same way. A prompt
+    that the model's server refuses as too long is the policy's failure (`StopReason.CONTEXT_OVERFLOW`).
 
     Args:
         env: is reset; nothing else may use it until the episode ends.
@@ -44,6 +45,7 @@ async def rollout(
 
     Raises:
         UsageError: the policy cannot play this task: an oracle without its gold, a record without its query.
+        Unreachable: nothing can be asked of the server of its model.
     """
     public = task.public()
     hashes = Hashes(env.hash, policy.hash, env.retriever.info.index_hash, env.counter.hash)
@@ -85,8 +87,8 @@ class _Record:
         self.clock = _Clock()
 
     async def play(self, policy: Policy, task: Task, seed: int) -> tuple[StopReason, str | None]:
-        """Play within the deadline; return what ended the episode and, if the infrastructure failed, how."""
-        env, session = self._env, None
+        """Play within the deadline; return what ended the episode and, if something outside did, what it said."""
+        env, session, stop = self._env, None, StopReason.FAULT
         seconds = env.world.machine.episode_deadline_s
         deadline = asyncio.timeout(seconds)
         try:
@@ -98,12 +100,14 @@ class _Record:
             if not deadline.expired():
                 raise
             error = f"the episode took more than {seconds:g} s"
+        except Overflow as refusal:
+            stop, error = StopReason.CONTEXT_OVERFLOW, str(refusal)
         except InfrastructureFault as fault:
             error = str(fault)
         if (cut := getattr(session, "pending", None)) is not None:
             self.turns.append(failed_turn(env, cut))
             self.segments |= cut.segments
-        return StopReason.FAULT, error
+        return stop, error
 
     async def _steps(self, session: Session, context: Context | None) -> StopReason:
         """Act and step until something ends the episode."""

@@ -16,6 +16,7 @@ from harness1.env.render.prompt import static_piece
 from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, OnDepths, counted_with, ignore_depths
 from harness1.episodes.processes import run_episodes
 from harness1.errors import MALFORMED, UsageError
+from harness1.eval.failure import Faults, fault_count
 from harness1.eval.outputs import output_names, write_outputs
 from harness1.eval.scored_with import (
     SCORE_AGAIN,
@@ -85,6 +86,8 @@ class Evaluation:
     """As in `EpisodeSetup`, with `reasoned`: how a teacher is asked, and in whose format its episodes are recorded."""
     share: str = ""
     """The share of the split that the tasks are from, for the card; "" for the whole."""
+    faults: Faults = "exclude"
+    """How episodes that the infrastructure broke count in the means."""
     own: Policy | None = None
     """As in `EpisodeSetup`."""
 
@@ -319,20 +322,20 @@ def finished_metrics(evaluation: Evaluation, out: Path) -> dict[str, Any] | None
         metrics = msgspec.json.decode((out / METRICS).read_bytes(), type=dict[str, Any])
     except MALFORMED:
         return None
-    failures = metrics.get("failures")
-    return metrics if isinstance(failures, dict) and failures.get("infra_error") == 0 else None
+    return metrics if "broken" in metrics and fault_count(metrics) == 0 else None
 
 
 def write_metrics(evaluation: Evaluation, stage: Stage, out: Path) -> dict[str, Any]:
     """Summarise the run folder into `metrics.json`, write all other outputs, close the card for `finished_metrics`."""
     tasks = {task.task_id: task for task in evaluation.tasks}
     episodes = episodes_of(stage, out)
-    metrics = summarise(episodes, tasks, evaluation.config, evaluation.seed, finished=True)
+    metrics = summarise(episodes, tasks, evaluation.config, evaluation.seed, finished=True, faults=evaluation.faults)
     encoded = write_outputs(out, episodes, tasks, evaluation.config, metrics)
     # The pages depend on the closed card, too: remove them first, in case this is interrupted.
     for page in (REPORT, VIEW):
         (out / page).unlink(missing_ok=True)
     notes: dict[str, Any] = {"trec_ids": "percent-encoded"} if encoded else {}
+    notes |= {"faults": evaluation.faults} if fault_count(metrics) else {}
     notes |= {"episode_bytes": (out / EPISODES).stat().st_size, "metrics": file_digest(out / METRICS)}
     gates = {"missing": metrics["missing"], "failures": metrics["failures"]}
     finish(stage, out / EPISODES, gates=gates, outputs={**stage.outputs, **notes})

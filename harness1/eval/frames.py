@@ -93,7 +93,7 @@ class RecordedRun:
             "group": episode.group_id,
             "status": episode.status.value,
             "stop": episode.stop_reason.value,
-            "class": failure_class(episode.status, result).value,
+            "class": failure_class(episode.stop_reason, result).value,
             "delivered": len(episode.curated),
             **{tag: tags[tag] for tag in TAGS},
             "turns": len(episode.turns),

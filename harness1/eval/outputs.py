@@ -12,6 +12,7 @@ from urllib.parse import quote
 from harness1.config import Config
 from harness1.data.formats.trec import write_qrels, write_run
 from harness1.eval.csv_table import csv_table
+from harness1.eval.failure import Faults
 from harness1.eval.metrics import shown_documents
 from harness1.eval.resources import resources
 from harness1.eval.summary import task_metrics
@@ -64,7 +65,7 @@ def write_outputs(
     """
     write_json(out / METRICS, metrics)
     write_json(out / RESOURCES, resources(episodes, config, wall_seconds(read_provenance(out))))
-    write_atomically(out / TASKS, task_table(episodes, tasks, config).encode())
+    write_atomically(out / TASKS, task_table(episodes, tasks, config, faults=metrics["faults"]).encode())
     settings = "\n".join(toml_lines(shown_config(config))).strip()
     write_atomically(out / CONFIG, f"{settings}\n".encode())
     by_sample: dict[int, list[Episode]] = {}
@@ -98,17 +99,21 @@ def task_table(
     tasks: Mapping[str, Task],
     config: Config,
     measured: Callable[[str, dict[str, float]], Mapping[str, float]] = lambda _task_id, metrics: metrics,
+    faults: Faults = "exclude",
 ) -> str:
     """Return a table (`csv_table`) with a line for each task: its id, its query, the number of its scored samples, and
     the mean of each metric over these; cells are empty where there is none.
 
     Args:
         measured: returns the metrics to show of a task, given its id and those of its episodes.
+        faults: as in `summarise`.
     """
-    found = task_metrics(episodes, tasks, config, finished=True)
+    found = task_metrics(episodes, tasks, config, finished=True, faults=faults)
     rows = {task_id: measured(task_id, metrics) for task_id, metrics in found.items()}
     names = list(dict.fromkeys(name for row in rows.values() for name in row))
-    scored = Counter(episode.task.task_id for episode in episodes if episode.status is not Status.INFRA_ERROR)
+    scored = Counter(
+        each.task.task_id for each in episodes if faults == "zero" or each.status is not Status.INFRA_ERROR
+    )
     lines = (
         (task_id, tasks[task_id].query, scored[task_id], *(rows.get(task_id, {}).get(name, "") for name in names))
         for task_id in sorted(tasks)

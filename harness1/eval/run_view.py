@@ -11,6 +11,7 @@ from typing import TypeVar
 from harness1.config import Config
 from harness1.data.open import open_source
 from harness1.errors import UsageError
+from harness1.eval.failure import Faults
 from harness1.eval.scored_with import SCORE_AGAIN, refuse_other_gold, refuse_other_queries
 from harness1.eval.summary import task_metrics
 from harness1.records import Episode, EpisodeKey, Task
@@ -54,6 +55,11 @@ class RunView:
     def split(self) -> str:
         return str(self.stage.inputs["split"])
 
+    @property
+    def faults(self) -> Faults:
+        """How episodes that the infrastructure broke count in its means."""
+        return faults_of(self.stage)
+
     def samples(self, task_id: str) -> list[Episode]:
         """Return the episodes of one task, in the order of their samples."""
         return self._by_task.get(task_id, [])
@@ -94,6 +100,11 @@ def read_run(folder: Path, dataset: str | None = None, tasks: Iterable[Task] | N
     refuse_other_gold(stage, folder, known, "fuse its runs again" if fused else SCORE_AGAIN)
     measured = _measured(episodes, known, config, stage)
     return RunView(folder, stage, config, index, known, episodes, measured, secret)
+
+
+def faults_of(stage: Stage) -> Faults:
+    """Return how broken episodes count in the means of a run, by its card."""
+    return "zero" if stage.outputs.get("faults") == "zero" else "exclude"
 
 
 def fused_metrics(metrics: Mapping[str, Value]) -> dict[str, Value]:
@@ -139,7 +150,8 @@ def _measured(
     episodes: Mapping[EpisodeKey, Episode], tasks: Mapping[str, Task], config: Config, stage: Stage
 ) -> dict[str, dict[str, float]]:
     """Return per-task metrics; a fused run has the costs of its rollouts, from its card, in place of its episodes'."""
-    found = task_metrics(episodes.values(), tasks, config, finished=stage.status == "finished")
+    finished, faults = stage.status == "finished", faults_of(stage)
+    found = task_metrics(episodes.values(), tasks, config, finished=finished, faults=faults)
     if (taken := stage.outputs.get("taken")) is None:
         return found
     return {task_id: fused_metrics(metrics) | taken.get(task_id, {}) for task_id, metrics in found.items()}

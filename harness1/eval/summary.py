@@ -12,6 +12,7 @@ import numpy as np
 
 from harness1.config import Config
 from harness1.errors import UsageError
+from harness1.eval.failure import Faults, broken
 from harness1.eval.metrics import measure, metric_names
 from harness1.eval.model_use import model_use
 from harness1.eval.statistics import bootstrap_mean, bootstrap_means, finite_or_null, variance_components
@@ -24,15 +25,22 @@ Samples = Mapping[str, Mapping[str, Sequence[float]]]
 
 
 def summarise(
-    episodes: Iterable[Episode], tasks: Mapping[str, Task], config: Config, seed: int = 0, *, finished: bool = False
+    episodes: Iterable[Episode],
+    tasks: Mapping[str, Task],
+    config: Config,
+    seed: int = 0,
+    *,
+    finished: bool = False,
+    faults: Faults = "exclude",
 ) -> dict[str, Any]:
     """Return the content of `metrics.json` as plain data.
 
     Each metric is at top level as `{mean, low, high}`: samples of a task are averaged, then tasks (null if no task was
     scored). `spread` has, for each metric with several samples of a task, the standard deviation between tasks and
     between the samples of one task (`statistics.variance_components`). A policy's failure is scored like any episode,
-    with nothing delivered; an infrastructure fault is left out of the metrics and counted in `failures`. Rewards are
-    computed with `config`, whatever the episodes recorded. `tool_mix` is the share of each tool in all successful
+    with nothing delivered; an infrastructure fault is left out of the metrics, or counts as 0 (`faults`). `failures`
+    counts episodes by status, and `broken` says of those that broke why, and how they count (`failure.broken`). Rewards
+    are computed with `config`, whatever the episodes recorded. `tool_mix` is the share of each tool in all successful
     calls.
 
     The means are over the `scored` ones of the `tasks`; the `missing` ones have no episode at all, and the others have
@@ -41,11 +49,12 @@ def summarise(
     Args:
         finished: no more episodes will come. A task without one was dropped and is scored as an episode in which
             nothing was done, found or delivered: no run gains by leaving a hard task out.
+        faults: how an episode broken by the infrastructure counts: `exclude`, or `zero`, like a dropped task.
 
     Raises:
         UsageError: an episode belongs to none of the tasks, or a task cannot be scored.
     """
-    run = _read(episodes, tasks, config, finished)
+    run = _read(episodes, tasks, config, finished, faults)
     samples = run.by_metric(config)
     statuses = {status: run.statuses[status] for status in Status if status is not Status.COMPLETED}
     calls = run.calls.total()
@@ -56,24 +65,31 @@ def summarise(
         "missing": len(tasks.keys() - run.met),
         "episodes": run.statuses.total(),
         "failures": {status.value: count for status, count in statuses.items()},
+        "faults": faults,
+        "broken": broken(run.stop_reasons, run.faults, faults),
         "stop_reasons": {reason.value: run.stop_reasons[reason] for reason in StopReason},
         "tool_mix": {name: count / calls for name, count in sorted(run.calls.items())},
     }
 
 
 def task_metrics(
-    episodes: Iterable[Episode], tasks: Mapping[str, Task], config: Config, *, finished: bool = False
+    episodes: Iterable[Episode],
+    tasks: Mapping[str, Task],
+    config: Config,
+    *,
+    finished: bool = False,
+    faults: Faults = "exclude",
 ) -> dict[str, dict[str, float]]:
     """Return, for every scored task in order of its id, the mean of each metric over its samples. Runs are paired
     task by task with these means.
 
     Args:
-        finished: tasks without an episode count (see `summarise`).
+        finished, faults: whether tasks without an episode count, and how broken episodes do (see `summarise`).
 
     Raises:
         UsageError: an episode belongs to none of the tasks, or a task cannot be scored.
     """
-    run = _read(episodes, tasks, config, finished)
+    run = _read(episodes, tasks, config, finished, faults)
     samples = run.by_metric(config)
     return {
         task_id: {name: _mean(of[task_id]) for name, of in samples.items() if task_id in of}
@@ -103,6 +119,8 @@ class _Run:
     samples: defaultdict[str, list[dict[str, float]]] = field(default_factory=lambda: defaultdict(list))
     statuses: Counter[Status] = field(default_factory=Counter)
     stop_reasons: Counter[StopReason] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    """Episodes that the infrastructure broke, by its message."""
     calls: Counter[str] = field(default_factory=Counter)
 
     def by_metric(self, config: Config) -> Samples:
@@ -117,7 +135,9 @@ class _Run:
         return found
 
 
-def _read(episodes: Iterable[Episode], tasks: Mapping[str, Task], config: Config, finished: bool) -> _Run:
+def _read(
+    episodes: Iterable[Episode], tasks: Mapping[str, Task], config: Config, finished: bool, faults: Faults
+) -> _Run:
     run = _Run()
     for episode in episodes:
         task_id = episode.task.task_id
@@ -127,13 +147,15 @@ def _read(episodes: Iterable[Episode], tasks: Mapping[str, Task], config: Config
         run.statuses[episode.status] += 1
         run.stop_reasons[episode.stop_reason] += 1
         if episode.status is Status.INFRA_ERROR:
+            run.faults[episode.error or "no reason was recorded"] += 1
+            if faults == "zero":
+                run.samples[task_id].append(metrics_of_nothing(tasks[task_id], config))
             continue
         result = outcome(episode, tasks[task_id].gold)
         run.samples[task_id].append(measured(result, episode, tasks[task_id].gold, config))
         run.calls.update(result.calls)
     for task_id in tasks.keys() - run.met if finished else ():
-        nothing, gold = _nothing(tasks[task_id], config), tasks[task_id].gold
-        run.samples[task_id].append(measured(outcome(nothing, gold), nothing, gold, config))
+        run.samples[task_id].append(metrics_of_nothing(tasks[task_id], config))
     return run
 
 
@@ -143,10 +165,11 @@ def measured(result: Outcome, episode: Episode, gold: Gold | None, config: Confi
     return measure(result, scored, config.env, gold) | model_use(episode)
 
 
-def _nothing(task: Task, config: Config) -> Episode:
-    """Return the empty episode that is scored for a dropped task."""
+def metrics_of_nothing(task: Task, config: Config) -> dict[str, float]:
+    """Return the metrics of an episode in which nothing was done, found or delivered: of a dropped task, or of a fault
+    that counts as 0."""
     stop = StopReason.CONTEXT_LIMIT
-    return Episode(
+    nothing = Episode(
         episode_id="",
         task=task.public(),
         stop_reason=stop,
@@ -154,6 +177,7 @@ def _nothing(task: Task, config: Config) -> Episode:
         hashes=Hashes("", "", ""),
         unit=config.index.unit,
     )
+    return measured(outcome(nothing, task.gold), nothing, task.gold, config)
 
 
 def _intervals(samples: Samples, scored: int, config: Config, seed: int) -> dict[str, Any]:

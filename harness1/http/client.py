@@ -41,12 +41,14 @@ Answer = TypeVar("Answer")
 class HttpFault(Record):
     """A request without a usable answer. The message contains no password and no key.
 
-    `status` is None if no complete response arrived; `retry_after_s` is the wait that the server asked for.
+    `status` is None if no complete response arrived; `retry_after_s` is the wait that the server asked for. `connected`
+    is False if there was no connection to send the request over.
     """
 
     message: str
     status: int | None = None
     retry_after_s: float | None = None
+    connected: bool = True
 
 
 class _Line(NamedTuple):
@@ -119,7 +121,7 @@ class HttpClient:
         return (await self._line()).turn
 
     async def _ask(self, path: str, body: bytes | None, kind: type[Answer], timeout_s: float) -> Answer | HttpFault:
-        status = wait = None
+        status, wait, connected = None, None, True
         try:
             async with asyncio.timeout(timeout_s):
                 status, headers, answer = await self.exchange(path, body, ANSWER_BYTES)
@@ -135,9 +137,9 @@ class HttpClient:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             reason = f"unexpected answer: {error}"
         except self.errors as error:
-            reason = _reason(error)
+            reason, connected = _reason(error), not _is_unconnected(error)
         message = f"{without_password(self.url + path)}: {reason}"
-        return HttpFault(without_secrets(message, self._secrets), status, wait)
+        return HttpFault(without_secrets(message, self._secrets), status, wait, connected)
 
     async def _line(self) -> _Line:
         loop = asyncio.get_running_loop()
@@ -232,11 +234,16 @@ def error_text(answer: bytes, secrets: Sequence[str] = ()) -> str:
     return without_secrets(text[: 4 * EXCERPT], secrets)[:EXCERPT]
 
 
-def _reason(error: BaseException) -> str:
-    """Return why a request failed; httpx hides the reason for a failed connection in the cause."""
+def _is_unconnected(error: BaseException) -> bool:
+    """Return True if a request failed because there was no connection: nobody listens, or there is no such host."""
     import httpx
 
-    if not isinstance(error, httpx.ConnectError):
+    return isinstance(error, httpx.ConnectError)
+
+
+def _reason(error: BaseException) -> str:
+    """Return why a request failed; httpx hides the reason for a failed connection in the cause."""
+    if not _is_unconnected(error):
         return f"{type(error).__name__}: {error}"
     chain: list[BaseException] = []
     while error not in chain:  # causes can be circular

@@ -56,7 +56,8 @@ class HostedClient(HttpClient):
         except openai.APIStatusError as error:
             response = error.response
         except openai.APIConnectionError as error:
-            raise error.__cause__ or error from None
+            failed = error.__cause__ or error
+            raise failed from failed.__cause__  # which says why there was no connection
         return response.status_code, response.headers, response.content[: limit + 1]
 
 

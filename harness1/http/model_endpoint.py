@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import TypeVar
 
 import msgspec
 
 from harness1.config import Machine
-from harness1.errors import ConfigError, Refusal, UsageError
+from harness1.errors import ConfigError, InfrastructureFault, Overflow, Refusal, Unreachable
 from harness1.http.client import HttpClient, HttpFault, is_address
 from harness1.http.hosted import HostedClient
 from harness1.http.retrying import Transient, retried
@@ -17,6 +18,13 @@ REFUSALS = frozenset(range(300, 500)) - {408, 409, 429}
 """Statuses that a retry cannot change. A malformed answer has status 200 and is retried."""
 MISCONFIGURED = frozenset({401, 403, 404})
 """Refusals that every request would meet, and that the user has to fix."""
+_TOO_LONG = re.compile(
+    r"context[ _-]?(length|window|size|limit)|maximum model length|prompt is too long|input token count"
+    r"|reduce the length of the messages|inputs`? tokens \+",
+    re.I,
+)
+"""What servers say of a prompt that is longer than the context: OpenAI, vLLM, SGLang, llama.cpp, Anthropic, Gemini,
+Groq and TGI, in this order of phrases."""
 
 Answer = TypeVar("Answer")
 
@@ -50,6 +58,8 @@ class ModelEndpoint:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.client = kind(url.rstrip("/"), headers, concurrency)
         self._timeout_s, self._attempts, self._backoff_s = timeout_s, attempts, backoff_s
+        self._connected = False
+        """Whether a request ever reached the server."""
 
     @property
     def url(self) -> str:
@@ -60,7 +70,8 @@ class ModelEndpoint:
         """Post a body (bytes count as JSON) and decode the answer as `kind`; `bytes` gives it as it is.
 
         Raises:
-            UsageError: a wrong key, model or address.
+            Unreachable: a wrong key, model or address; or no attempt reached the server, now or ever before.
+            Overflow: the prompt is longer than the model's context.
             Refusal: the server refuses this request permanently.
             InfrastructureFault: all `attempts` ended in no answer, a server error, a rate limit or a malformed answer.
         """
@@ -70,16 +81,26 @@ class ModelEndpoint:
             async with await self.client.turn():
                 answer = await self.client.post(path, sent, kind, self._timeout_s)
             if not isinstance(answer, HttpFault):
+                self._connected = True
                 return answer
+            self._connected |= answer.connected
             if answer.status in MISCONFIGURED:
-                raise UsageError(answer.message + self._advice(path, answer.status))
+                raise Unreachable(answer.message + self._advice(path, answer.status), answer.status)
             if answer.status in REFUSALS:
-                raise Refusal(answer.message, answer.status)
+                refusal = Overflow if _TOO_LONG.search(answer.message) else Refusal
+                raise refusal(answer.message, answer.status)
             raise Transient(answer.message, answer.retry_after_s)
 
-        return await retried(once, self._attempts, self._backoff_s)
+        try:
+            return await retried(once, self._attempts, self._backoff_s)
+        except InfrastructureFault as fault:
+            if self._connected:  # as it is after a refusal
+                raise
+            raise Unreachable(f"{fault}; is the server running, and is this its address?") from fault
 
     def _advice(self, path: str, status: int) -> str:
+        if status in (401, 403):
+            return "; is the key right?"
         astray = status == 404 and path == "/chat/completions" and "/v1" not in self.url
         return "; the address must reach up to and including the /v1" if astray else ""
 

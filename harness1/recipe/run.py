@@ -25,10 +25,13 @@ from harness1.recipe.journal import LOGS, Journal, StageRecord, held, read_journ
 from harness1.recipe.measures import metrics_of
 from harness1.recipe.recipe import Recipe
 from harness1.recipe.stage_case import StageCase
+from harness1.runs.stage import read_stage
 
 Execute = Callable[[Sequence[str], Path, int], int]
 """Runs a command of `harness1`, in a number of processes that train together, and returns its exit code. The file is
 for its output, if it is not to be shown."""
+FAULTY = 3
+"""The exit code of an evaluation whose episodes the infrastructure broke; the gate `faults` judges it."""
 INTERRUPTED = 130
 
 
@@ -143,8 +146,8 @@ class RecipeRun:
             raise
         seconds = record.seconds + time.monotonic() - began
         record = msgspec.structs.replace(record, seconds=seconds, exit=code, status="failed")
-        if code == 0:
-            place = self.work / name
+        place = self.work / name
+        if code == 0 or (code == FAULTY and _is_played(place)):
             findings = (*judged(StageCase(record.words, place), record.gates), *self._changes(record.needs))
             record = msgspec.structs.replace(
                 record,
@@ -179,6 +182,12 @@ class RecipeRun:
             return artifact(self.work / name)
         place = self.recipe.inputs[name]
         return artifact(Path(place)) or place
+
+
+def _is_played(place: Path) -> bool:
+    """Return True for a finished run that counts its broken episodes."""
+    card = read_stage(place)
+    return card is not None and card.status == "finished" and "failures" in card.gates
 
 
 def run_command(words: Sequence[str], log: Path, processes: int = 1, *, quiet: bool = False) -> int:

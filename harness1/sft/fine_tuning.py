@@ -40,7 +40,7 @@ from harness1.training.schedule import SavePlan, is_due
 from harness1.training.trainable import load_trainable
 from harness1.training.trainer import Trainer
 from harness1.training.trl_trainer import saved_step, train_with_trl
-from harness1.training.validation import Best, evenly_spaced
+from harness1.training.validation import OF_EPISODES, Best, evenly_spaced
 
 OnPart = Callable[[str], None]
 OpenEngine = Callable[["FineTuning", int, ProcessGroup], Engine]
@@ -283,8 +283,9 @@ class _Run:
             named = {f"{VALIDATION_PREFIX}{name}": value for name, value in metrics.items()}
             log.write(step, named)
             on_step(step, len(self.order), named)
-            # The untrained model is logged, but is not a checkpoint.
-            if step and self.best.take(metrics):
+            # The untrained model is logged, but is not a checkpoint; and a mean over other tasks is another measure.
+            comparable = "faults" not in metrics or self.best.metric not in OF_EPISODES
+            if step and comparable and self.best.take(metrics):
                 self._write(metrics)
 
     def _tell(self, done: int, of: int) -> None:

@@ -62,7 +62,8 @@ class HeldOutValidation:
             )
 
     def validate(self, engine: Engine) -> dict[str, float]:
-        """Return the metrics of the present weights; raise InfrastructureFault if the model failed to sample."""
+        """Return the metrics of the present weights, with the number of held-out episodes that the infrastructure broke
+        as `faults`, if there are any; raise InfrastructureFault if the model failed to sample."""
         metrics = self.loss(engine)
         if self._backend is not None:
             metrics |= asyncio.run(self._sampled(self._backend, engine))
@@ -85,7 +86,8 @@ class HeldOutValidation:
         episodes: list[dict[str, float]] = []
         for name, tasks in self._tasks.items():
             episodes += await episode_results(policy, self._environments[name], tasks, self._config.machine.concurrency)
-        return metrics | means(episodes)
+        broken = sum(map(len, self._tasks.values())) - len(episodes)
+        return metrics | means(episodes) | ({"faults": float(broken)} if broken else {})
 
 
 def _delivering(backend: Backend) -> Deliver:

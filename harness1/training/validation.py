@@ -23,6 +23,8 @@ from harness1.tools.registry import Toolbox
 
 HIGHER = {"nll": False, "valid": True, "tool_agreement": True, "curated_recall": True, "reward": True}
 """The metrics that can choose the best checkpoint; True if higher values are better."""
+OF_EPISODES = ("curated_recall", "reward")
+"""Those of whole episodes, which the infrastructure may break."""
 
 Item = TypeVar("Item")
 

@@ -10,8 +10,9 @@ from itertools import chain, islice
 import msgspec
 
 from harness1.errors import SchemaError
-from harness1.eval.summary import measured
-from harness1.records import Episode, EpisodeKey
+from harness1.eval.run_view import faults_of
+from harness1.eval.summary import measured, metrics_of_nothing
+from harness1.records import Episode, EpisodeKey, Status
 from harness1.runs.store import EPISODES, read_episodes
 from harness1.viewer.episode_list import EpisodeRow, row_of, scored
 from harness1.viewer.episode_view import EpisodeView
@@ -67,6 +68,8 @@ def made_episode(run: RunSource, number: int, item: tuple[Episode, bool]) -> Mad
     result = scored(episode, gold, run.config)
     row = partial(row_of, episode, number, result, run.tools)
     metrics = {} if result.outcome is None else measured(result.outcome, episode, gold, run.config)
+    if episode.status is Status.INFRA_ERROR and gold is not None and faults_of(run.stage) == "zero":
+        metrics = metrics_of_nothing(msgspec.structs.replace(episode.task, gold=gold), run.config)
     if not wanted:
         return Made(episode.key, row(None), measured=metrics)
     view = EpisodeView(episode, run.config.env, gold, run.tokenizer, run.titles)

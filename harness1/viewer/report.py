@@ -19,6 +19,7 @@ import numpy as np
 from harness1.config import Config
 from harness1.errors import MALFORMED, SchemaError, UsageError
 from harness1.eval.ablations.table import COLUMNS, AblationTable, cells
+from harness1.eval.failure import broken_lines, fault_reasons
 from harness1.eval.run_view import RunView, read_run
 from harness1.eval.statistics import Interval
 from harness1.records import Task
@@ -108,6 +109,16 @@ class Report:
             for name, each in values
             if isinstance(each, dict) and each.keys() >= {"mean", "low", "high"} and each["mean"] is not None
         ]
+
+    @property
+    def broken(self) -> list[tuple[str, str]]:
+        """Return how many episodes broke, and why and how they count."""
+        return list(broken_lines(self.metrics))
+
+    @property
+    def fault_reasons(self) -> dict[str, int]:
+        """Return the most frequent messages of the infrastructure's faults, with the number of each."""
+        return fault_reasons(self.metrics)
 
     @property
     def ablation_rows(self) -> list[tuple[str, ...]]:

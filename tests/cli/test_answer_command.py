@@ -162,7 +162,7 @@ def test_an_answer_that_does_not_come_is_missing_with_exit_code_3_and_is_asked_a
 def test_a_wrong_key_is_said_at_once(command: Command, run_folder: Path, tmp_path: Path) -> None:
     with model(lambda *_: (401, "no such key")) as reader:
         ended = answering(command, run_folder, tmp_path / "out", reader, "--set", "machine.model.concurrency=2")
-        assert ended.code == 2
+        assert ended.code == 3
         assert "no such key" in ended.err
         assert len(reader.bodies) <= 2
 

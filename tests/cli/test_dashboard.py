@@ -113,7 +113,7 @@ def test_no_line_is_wider_than_the_terminal_and_nothing_is_lost(width: int, enco
     assert len(lines) <= 14
     text = " ".join(" ".join(line.strip("│| ") for line in lines).split())
     words = (
-        ("1,040 of 12,345", "31,000 tokens read", "64 run", "8 turn_limit", "32 tool errors")
+        ("1,040 of 12,345", "31,000 tokens read", "64 run", "8 turn_limit", "40 tool errors")
         if kind == "evaluation"
         else (
             "11 of 100",

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness1.cli.main import Verb, Verbs, app
+from tests.core_alone import run_in_core
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -59,3 +60,46 @@ def test_the_help_of_a_verb_imports_that_verb() -> None:
     modules = loaded_by("view", "--help")
     assert "harness1.cli.view" in modules
     assert not modules & {"harness1.cli.search", "harness1.cli.rl_train", "numba"}
+
+
+HELP_OF_ALL = """
+from harness1.cli.main import app
+def walk(commands, before):
+    for name, verb in commands.items():
+        below = getattr(verb, "commands", None) or getattr(verb, "more", {})
+        walk(below, [*before, name])
+        app([*before, name, "--help"], standalone_mode=False)
+walk(app.commands, [])
+"""
+
+
+def test_the_help_of_every_verb_needs_the_core_alone() -> None:
+    done = run_in_core(HELP_OF_ALL)
+    assert done.returncode == 0, done.stderr
+    printed = [line for line in done.stdout.splitlines() if line.startswith("Usage: ")]
+    assert len(printed) >= len([*verbs_of(app)])
+
+
+@pytest.mark.parametrize("module", ["starlette", "torch", "httpx"])
+def test_the_core_alone_has_no_package_of_an_extra(module: str) -> None:
+    done = run_in_core(f"import {module}")
+    assert f"No module named '{module}'" in done.stderr
+
+
+def test_a_verb_without_its_extra_names_it() -> None:
+    words = ["rl", "agents", "--command", "a", "--data", "world:60", "--upstream", "hf:nowhere"]
+    words += ["--evaluate", "m:f", "--out", "o"]
+    done = run_in_core(f"import sys; sys.argv[1:] = {words}\nfrom harness1.cli.main import run\nrun()")
+    assert done.returncode == 2
+    assert "starlette is not installed" in done.stderr
+    assert "[serve]" in done.stderr
+
+
+DEMO = ROOT / ".venv" / "demo" / "bin" / "python"
+
+
+@pytest.mark.service
+@pytest.mark.skipif(not DEMO.exists(), reason="`make demo` builds an environment of the core alone")
+def test_the_help_of_every_verb_works_in_a_core_installation() -> None:
+    done = subprocess.run([DEMO, "-c", HELP_OF_ALL], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr

@@ -24,6 +24,7 @@ from harness1.cli.main import Verbs, app
 from harness1.config import Config
 from harness1.settings import notes
 from tests.axe import barriers
+from tests.core_alone import run_in_core
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("index.html", "tutorials/search_your_documents.html", "reference/settings.html", "results.html")
@@ -50,6 +51,18 @@ def address(site: Path) -> Iterator[str]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/"
         server.shutdown()
+
+
+def test_the_pages_of_the_code_are_made_in_the_core_alone() -> None:
+    made = """
+import sys
+sys.path.insert(0, "docs/site")
+from pages_of_code import commands_page, python_page, settings_page
+print(commands_page(), settings_page(), python_page(), sep="\\n")
+"""
+    done = run_in_core(made)
+    assert done.returncode == 0, done.stderr
+    assert {"## harness1 eval", "### harness1 rl agents", "# Settings", "# Python"} <= {*done.stdout.splitlines()}
 
 
 def trees(site: Path) -> dict[Path, HTMLParser]:

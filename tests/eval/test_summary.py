@@ -61,6 +61,7 @@ def test_every_task_and_episode_is_accounted_for() -> None:
         "end_search": 2,
         "turn_limit": 0,
         "context_limit": 1,
+        "context_overflow": 0,
         "format_limit": 1,
         "fault": 1,
     }

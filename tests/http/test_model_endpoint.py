@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from harness1.errors import ConfigError, InfrastructureFault, Refusal, UsageError
+from harness1.errors import ConfigError, InfrastructureFault, Overflow, Refusal, Unreachable
 from harness1.http.model_endpoint import ModelEndpoint
 from tests.http.test_http_client import KEY, Ask, Reply, replying
 
@@ -91,7 +91,7 @@ def test_what_may_pass_is_tried_again(status: int) -> None:
 @pytest.mark.parametrize("status", [401, 403, 404])
 def test_what_the_user_must_mend_is_said_at_once(status: int) -> None:
     script = Script([(status, {}, b'{"error": {"message": "the model does not exist"}}'), WELL])
-    with replying(script) as url, pytest.raises(UsageError, match=f"{status} the model does not exist"):
+    with replying(script) as url, pytest.raises(Unreachable, match=f"{status} the model does not exist"):
         posted(endpoint(url))
     assert len(script.asked) == 1
 
@@ -99,16 +99,43 @@ def test_what_the_user_must_mend_is_said_at_once(status: int) -> None:
 @pytest.mark.service
 @pytest.mark.parametrize("status", [307, 400, 413, 422])
 def test_a_request_that_is_refused_is_a_fault_at_once_with_the_words_of_the_server(status: int) -> None:
-    script = Script([(status, {}, b'{"error": {"message": "maximum context length is 8192"}}'), WELL])
-    with replying(script) as url, pytest.raises(Refusal, match=f"{status} maximum context length is 8192$") as caught:
+    script = Script([(status, {}, b'{"error": {"message": "it is filtered"}}'), WELL])
+    with replying(script) as url, pytest.raises(Refusal, match=f"{status} it is filtered$") as caught:
         posted(endpoint(url))
-    assert (caught.value.status, len(script.asked)) == (status, 1)
+    assert (caught.value.status, len(script.asked), isinstance(caught.value, Overflow)) == (status, 1, False)
+
+
+@pytest.mark.service
+@pytest.mark.parametrize(
+    "said",
+    [
+        "This model's maximum context length is 8192 tokens. However, your messages resulted in 9000 tokens.",
+        "The decoder prompt (length 9000) is longer than the maximum model length of 8192.",
+        "The input (9000 tokens) is longer than the model's context length (8192 tokens).",
+        "the request exceeds the available context size, try increasing it",
+        "prompt is too long: 210000 tokens > 200000 maximum",
+        "The input token count (9000) exceeds the maximum number of tokens allowed (8192).",
+        "Please reduce the length of the messages or completion.",
+        "`inputs` tokens + `max_new_tokens` must be <= 4096.",
+    ],
+)
+def test_a_prompt_that_is_too_long_is_told_from_other_refusals(said: str) -> None:
+    body = msgspec.json.encode({"error": {"message": said}})
+    with replying(lambda _: (400, {}, body)) as url, pytest.raises(Overflow):
+        posted(endpoint(url))
+
+
+def test_a_server_that_no_attempt_ever_reached_is_no_fault_of_an_episode() -> None:
+    with pytest.raises(
+        Unreachable, match=r"127\.0\.0\.1:9/chat/completions: Cannot connect: connection refused \(2 attempts\)"
+    ):
+        posted(endpoint("http://127.0.0.1:9", attempts=2))
 
 
 @pytest.mark.service
 def test_a_route_that_is_not_found_says_how_far_the_address_must_reach() -> None:
     def complaint(base: str, path: str) -> str:
-        with pytest.raises(UsageError) as caught:
+        with pytest.raises(Unreachable) as caught:
             asyncio.run(endpoint(base).post(path, {}, Numbers))
         return str(caught.value)
 
@@ -145,7 +172,7 @@ def test_a_silent_server_is_tried_again_and_then_a_fault() -> None:
     with replying(silent) as url, pytest.raises(InfrastructureFault, match=r"no answer within 0\.3 s \(2 attempts\)"):
         posted(endpoint(url, timeout_s=0.3, attempts=2))
     assert len(asked) == 2
-    with pytest.raises(InfrastructureFault, match="Cannot connect"):
+    with pytest.raises(Unreachable, match="Cannot connect: connection refused"):
         posted(endpoint(url, attempts=1))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness1.errors import InfrastructureFault, Refusal, UsageError
+from harness1.errors import InfrastructureFault, Refusal, Unreachable, UsageError
 from harness1.models.backend import SampledOutput
 from tests.models.test_adapter_files import save_adapters
 from tests.models.test_token_server import PROMPT, SAMPLING, completion, generated, sample, sglang, vllm
@@ -72,11 +72,14 @@ def test_calls_in_flight_end_on_their_version_which_is_unloaded_when_no_call_use
 
 
 def test_a_vllm_that_was_not_started_for_adapters_is_refused_with_what_to_do(adapters: Path) -> None:
-    for error in (UsageError("404 Not Found"), Refusal("400 rank too large")):
+    for error in (Unreachable("404 Not Found", 404), Refusal("400 rank too large")):
         server, _ = vllm(lambda path, body, error=error: error if "lora" in path else completion())  # type: ignore[misc]
         with pytest.raises(UsageError, match=r"VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, --enable-lora, --max-lora-rank"):
             run(server.load_adapter(adapters, 1))
         assert sample(server).version_end == 0
+    server, _ = vllm(lambda path, body: Unreachable("Cannot connect (3 attempts)"))
+    with pytest.raises(Unreachable, match=r"^Cannot connect \(3 attempts\)$"):
+        run(server.load_adapter(adapters, 1))
     server, _ = vllm(lambda path, body: InfrastructureFault("500 LoRA is not enabled"))
     with pytest.raises(InfrastructureFault, match="--enable-lora"):
         run(server.load_adapter(adapters, 1))

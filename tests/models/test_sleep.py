@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness1.errors import UsageError
+from harness1.errors import Unreachable, UsageError
 from harness1.models.backend import Sleeper
 from harness1.models.servers.vllm import VllmServer
 from harness1.models.transformers.backend import TransformersBackend
@@ -58,7 +58,9 @@ def test_a_server_is_awake_after_an_error_of_the_trainer() -> None:
 
 
 def test_a_server_that_was_not_started_to_sleep_is_refused_with_what_to_do() -> None:
-    server, endpoint = vllm(lambda path, body: UsageError("404 Not Found") if path == SLEEP else by_vllm(path, body))
+    server, endpoint = vllm(
+        lambda path, body: Unreachable("404 Not Found", 404) if path == SLEEP else by_vllm(path, body)
+    )
     with pytest.raises(UsageError, match="VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode"):
         run(asleep_until(server, None))
     assert endpoint.paths == [SLEEP]

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness1.errors import InfrastructureFault, Refusal, UsageError
+from harness1.errors import InfrastructureFault, Refusal, Unreachable, UsageError
 from harness1.http.model_endpoint import ModelEndpoint
 from harness1.models.backend import Grammar, SampledOutput
 from harness1.models.servers.sglang import SglangServer
@@ -355,10 +355,17 @@ def test_a_server_that_refuses_weights_goes_on_with_what_it_has(tmp_path: Path) 
 
 def test_a_server_without_the_paths_to_load_weights_goes_on_with_what_it_has(tmp_path: Path) -> None:
     write_weights(tmp_path, {"a": (2,)})
-    server, _ = vllm(lambda path, body: completion() if "completions" in path else UsageError("404 Not Found"))
+    server, _ = vllm(lambda path, body: completion() if "completions" in path else Unreachable("404 Not Found", 404))
     with pytest.raises(UsageError, match="VLLM_SERVER_DEV_MODE=1"):
         run(server.load_weights(tmp_path, 1))
     assert sample(server).version_end == 0
+
+
+def test_a_server_that_is_not_there_is_said_to_be_unreachable_and_no_more(tmp_path: Path) -> None:
+    write_weights(tmp_path, {"a": (2,)})
+    server, _ = vllm(lambda path, body: Unreachable("Cannot connect (3 attempts)"))
+    with pytest.raises(Unreachable, match=r"^Cannot connect \(3 attempts\)$"):
+        run(server.load_weights(tmp_path, 1))
 
 
 def test_no_server_is_sent_to_a_folder_without_weights(tmp_path: Path) -> None:

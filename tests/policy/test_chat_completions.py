@@ -18,14 +18,17 @@ from harness1.config import ChatPolicy, Config, Env
 from harness1.data.open import open_source
 from harness1.episodes.replay import replay_episode
 from harness1.episodes.rollout import rollout
-from harness1.errors import InfrastructureFault, Refusal, UsageError
+from harness1.errors import InfrastructureFault, Overflow, Refusal, Unreachable
+from harness1.eval.failure import FailureClass, failure_class
 from harness1.http.model_endpoint import ModelEndpoint
 from harness1.models.formats.chat_messages import NOT_EXECUTED
 from harness1.policy.chat_completions import INSTRUCTION, ChatCompletionsPolicy
 from harness1.policy.policy import Decision
 from harness1.policy.registry import open_policy
-from harness1.records import Episode, Sampling, Status, StopReason, Task, ToolCall
+from harness1.records import DocId, Episode, Gold, Sampling, Status, StopReason, Task, ToolCall
 from harness1.retrieval.index.build import build_index
+from harness1.reward.composite import score
+from harness1.reward.outcome import outcome
 from harness1.rows.calls import calls_of, trained_calls
 from harness1.runs.store import EpisodeStore, read_episodes
 from tests.models.test_chat_messages import check
@@ -283,17 +286,37 @@ def test_an_answer_without_a_choice_is_a_fault_and_not_the_policys() -> None:
 
 
 def test_a_request_that_is_refused_breaks_its_episode_alone() -> None:
-    hosted = Hosted(Refusal("400 maximum context length is 8192"))
+    hosted = Hosted(Refusal("400 filtered"))
     first, second = episode_of(hosted), episode_of(hosted)
-    assert (first.status, first.error) == (Status.INFRA_ERROR, "400 maximum context length is 8192")
+    assert (first.status, first.error) == (Status.INFRA_ERROR, "400 filtered")
     assert second.status is Status.COMPLETED
+
+
+def test_a_prompt_longer_than_the_models_context_is_the_policys_failure_and_scores_0() -> None:
+    river = search("river")
+    hosted = Hosted(answer(river), answer(curate(add={"d1": "high"})), Overflow("400 maximum context length is 8192"))
+    episode = episode_of(hosted)
+    assert (episode.stop_reason, episode.status) == (StopReason.CONTEXT_OVERFLOW, Status.POLICY_ERROR)
+    assert (episode.error, [turn.action and turn.action.name for turn in episode.turns]) == (
+        "400 maximum context length is 8192",
+        ["search_corpus", "curate"],
+    )
+    assert episode.curated
+    gold = Gold({DocId(str(episode.curated[0].unit_id)): 1})
+    result = outcome(episode, gold)
+    assert (result.recall, result.set_size, result.trajectory_recall) == (0.0, 0, 1.0)
+    scored = score(episode, gold, Config())
+    assert scored.reward is not None
+    assert scored.reward.total == Config().reward.empty
+    assert failure_class(episode.stop_reason, result) is FailureClass.CONTEXT
+    assert replay_episode(episode, Env(generation_reserve=RESERVE)).difference is None
 
 
 def test_a_fault_breaks_the_episode_and_a_wrong_key_ends_everything() -> None:
     episode = episode_of(Hosted(answer(search("river")), InfrastructureFault("no answer")))
     assert (episode.status, episode.error, len(episode.turns)) == (Status.INFRA_ERROR, "no answer", 1)
-    with pytest.raises(UsageError, match="401 wrong key"):
-        episode_of(Hosted(UsageError("401 wrong key")))
+    with pytest.raises(Unreachable, match="401 wrong key"):
+        episode_of(Hosted(Unreachable("401 wrong key", 401)))
 
 
 def test_what_a_faulty_attempt_cost_is_kept_if_the_next_one_meets_a_fault() -> None:
@@ -436,14 +459,14 @@ def test_a_search_by_a_hosted_model_is_recorded(
 
 @pytest.mark.service
 @pytest.mark.parametrize(
-    ("status", "body", "code", "says"),
+    ("status", "body", "played", "says"),
     [
-        (401, b'{"error": {"message": "wrong key sk-secret"}}', 2, "401 wrong key ***"),
-        (404, b"<html>no such page</html>", 2, "404 <html>no such page"),
-        (200, b"<html>welcome</html>", 3, "unexpected answer"),
-        (200, b'{"error": {"message": "overloaded"}}', 3, "unexpected answer"),
-        (200, b'{"choices": [{"message": null}]}', 3, "unexpected answer"),
-        (500, b"\xff\x00", 3, "500"),
+        (401, b'{"error": {"message": "wrong key sk-secret"}}', False, "401 wrong key ***"),
+        (404, b"<html>no such page</html>", False, "404 <html>no such page"),
+        (200, b"<html>welcome</html>", True, "unexpected answer"),
+        (200, b'{"error": {"message": "overloaded"}}', True, "unexpected answer"),
+        (200, b'{"choices": [{"message": null}]}', True, "unexpected answer"),
+        (500, b"\xff\x00", True, "500"),
     ],
 )
 def test_a_server_that_answers_something_else_is_one_line_and_an_exit_code(
@@ -453,19 +476,39 @@ def test_a_server_that_answers_something_else_is_one_line_and_an_exit_code(
     capsys: pytest.CaptureFixture[str],
     status: int,
     body: bytes,
-    code: int,
+    played: bool,
     says: str,
 ) -> None:
     options = ("--set", "machine.model.key=sk-secret", "--set", "machine.attempts=2")
     ended, asked = searched(lambda _: (status, body), index, tmp_path / "run", monkeypatch, *options)
-    assert (ended, len(asked)) == (code, 1 if code == 2 else 2)
-    line = capsys.readouterr().err.strip()
-    assert line.startswith("harness1: http://" if code == 2 else "harness1: the episode is invalid: http://")
+    assert (ended, len(asked)) == (3, 2 if played else 1)
+    out, err = capsys.readouterr()
+    assert "No document was found" not in out
+    line = err.strip()
+    assert line.startswith("harness1: the episode is invalid: http://" if played else "harness1: http://")
     assert says in line
     assert "\n" not in line
     assert "sk-secret" not in line
     episodes = list(read_episodes(tmp_path / "run"))
-    assert [episode.status for episode in episodes] == [Status.INFRA_ERROR] * (code == 3)
+    assert [episode.status for episode in episodes] == [Status.INFRA_ERROR] * played
+
+
+def test_a_search_by_a_model_whose_server_is_not_there_is_an_error_alone(
+    index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, nowhere = tmp_path / "run", "http://127.0.0.1:9/v1"
+    words = ["search", "Ada?", "--index", index, "--policy", f"openai:gpt@{nowhere}", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", ["harness1", *words, "--set", "machine.backoff_s=0"])
+    with pytest.raises(SystemExit) as ended:
+        main.run()
+    assert ended.value.code == 3
+    shown = capsys.readouterr()
+    assert shown.err == (
+        f"harness1: {nowhere}/chat/completions: Cannot connect: connection refused (3 attempts); is the server running,"
+        " and is this its address?\n"
+    )
+    assert "document" not in shown.out
+    assert not out.exists() or not list(read_episodes(out))
 
 
 @pytest.mark.service

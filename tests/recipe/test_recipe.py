@@ -22,6 +22,7 @@ from harness1.recipe.gates import GATES
 from harness1.recipe.journal import JOURNAL, StageRecord, held, read_journal
 from harness1.recipe.recipe import PLAIN, Recipe, load_recipe, recipe_of, shipped_recipes
 from harness1.recipe.run import RecipeRun, StageFailed, run_command, worded
+from harness1.runs.stage import Stage
 from tests.cli.commands import command_in_process
 
 CHAIN: dict[str, Any] = {
@@ -216,6 +217,27 @@ def test_a_command_that_fails_stops_there_and_is_run_again(notes: Path) -> None:
     commands.codes.clear()
     work_of(notes, commands).run()
     assert commands.verbs == ["index", "eval", "eval", "compare", "data"]
+
+
+@pytest.mark.parametrize(("bound", "passes"), [(0.0, False), (2.0, True)])
+def test_broken_episodes_are_judged_by_their_gate_and_not_by_the_exit_code(
+    notes: Path, bound: float, passes: bool
+) -> None:
+    commands = Commands()
+    commands.codes["second"] = 3
+    card = Stage("run", {}, "finished", gates={"missing": 0, "failures": {"infra_error": 2}})
+
+    def write_card(name: str) -> None:
+        if name == "second":
+            card.write(notes.parent / "work" / name)
+
+    commands.before = write_card
+    work = work_of(notes, commands, second={**CHAIN["stages"]["second"], "gates": {"faults": bound}})
+    if passes:
+        assert work.run().stages["second"].status == "passed"
+        return
+    with pytest.raises(StageFailed, match="gate faults: episodes broken by the infrastructure: 2, bound 0"):
+        work.run()
 
 
 def test_a_gate_that_fails_stops_there_and_names_check_value_bound_and_command(notes: Path) -> None:

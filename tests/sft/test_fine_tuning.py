@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from harness1.config import Gates, Lora, Sft, Train, Validation, load_config
 from harness1.data.open import open_source
 from harness1.engines import local
+from harness1.engines.engine import Engine
 from harness1.errors import UsageError
 from harness1.eval.evaluate import Evaluation, evaluate
 from harness1.model_folder import folder_hash
@@ -277,6 +278,23 @@ def test_the_best_checkpoint_is_kept_and_not_the_last(place: Place, tmp_path: Pa
     assert best < max(seen)
     assert (done.step, done.metrics) == (best, {"nll": seen[best]})
     assert held_out_loss(tmp_path, place) == pytest.approx(seen[best], abs=1e-5)
+
+
+def test_a_look_with_broken_episodes_chooses_no_checkpoint(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[float] = []
+
+    def validate(self: HeldOutValidation, engine: Engine) -> dict[str, float]:
+        looked.append(0.1 * len(looked))
+        broken = {"faults": 1.0} if len(looked) > 2 else {}
+        return {"curated_recall": looked[-1], **broken}
+
+    monkeypatch.setattr(HeldOutValidation, "validate", validate)
+    watch = Validation(every=1, rows=1, turns=0, tasks=1, metric="curated_recall")
+    done = fine_tune(tuning(place, tmp_path, msgspec.structs.replace(QUICK, watch=watch, save_every=0)), silent)
+    assert len(looked) > 2
+    assert done.step == 1
 
 
 def test_weights_before_the_first_step_are_no_checkpoint(place: Place, tmp_path: Path) -> None:

@@ -99,6 +99,18 @@ def test_a_look_measures_rows_turns_and_episodes(place: Place, student: Student)
     assert (found["valid"], found["format_failures"], found["curated_recall"]) == (0.0, 1.0, 0.0)
 
 
+def test_a_look_counts_the_episodes_that_the_infrastructure_broke(
+    place: Place, student: Student, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def none(*_: object) -> list[dict[str, float]]:
+        return []
+
+    monkeypatch.setattr(held_out, "episode_results", none)
+    found = watching(student, place, Validation(rows=2, turns=1, tasks=1)).validate(training(place))
+    assert found["faults"] == 1.0
+    assert "curated_recall" not in found
+
+
 @pytest.mark.parametrize("rank", [0, 2])
 def test_each_look_samples_from_the_weights_of_that_step_and_changes_none(
     place: Place, student: Student, opened: list[TransformersBackend], rank: int

@@ -196,4 +196,5 @@ def _table(
 
 def _per_task(evaluation: Evaluation, folder: Path) -> dict[str, dict[str, float]]:
     tasks = {task.task_id: task for task in evaluation.tasks}
-    return task_metrics(episodes_of(evaluation.stage(), folder), tasks, evaluation.config)
+    episodes = episodes_of(evaluation.stage(), folder)
+    return task_metrics(episodes, tasks, evaluation.config, faults=evaluation.faults)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from harness1.eval.failure import fault_count
 from harness1.eval.statistics import Interval, paired_difference, probability, randomisation_test
 from harness1.records import Record
 
@@ -112,6 +113,8 @@ class AblationTable(Record, kw_only=True):
         remarks = [f"Nothing changes without: {', '.join(same)}."] if (same := self.unchanged) else []
         if self.skipped:
             remarks.append(f"Skipped, because it is off in the base: {', '.join(self.skipped)}.")
+        if broken := [f"{each.broken} in {each.name}" for each in self.conditions if each.broken]:
+            remarks.append(f"Episodes that the infrastructure broke: {', '.join(broken)}.")
         if partial := [each.name for each in self.conditions if each.paired < self.tasks]:
             remarks.append(f"Not all of the {self.tasks} tasks could be compared: {', '.join(partial)}.")
         return " ".join(remarks)
@@ -136,7 +139,7 @@ def compared(name: str, metrics: Mapping[str, Any], base: Rows, rows: Rows, resa
         search_share=sum(metrics["tool_mix"].get(tool, 0.0) for tool in SEARCHES),
         turns=metrics["turns"]["mean"],
         set_size=metrics["set_size"]["mean"],
-        broken=metrics["failures"]["infra_error"],
+        broken=fault_count(metrics),
     )
 
 

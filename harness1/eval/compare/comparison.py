@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -11,6 +12,7 @@ import msgspec
 
 from harness1.errors import UsageError
 from harness1.eval.compare.differences import Difference, corrected, differences_of
+from harness1.eval.failure import Faults
 from harness1.eval.metrics import HEADLINE
 from harness1.eval.run_view import RunView, refuse_other_dataset
 from harness1.eval.summary import cut
@@ -33,6 +35,10 @@ class Side(Record):
     policy: str
     tasks: int
     """All tasks of the run, scored or not."""
+    broken: int = 0
+    """Episodes that the infrastructure broke."""
+    faults: Faults = "exclude"
+    """How these count in the run's means."""
 
 
 class Change(Record):
@@ -55,6 +61,9 @@ class Pairing(Record):
     """Common tasks, scored in both."""
     left_out: tuple[int, int]
     """Numbers of other tasks: those of the first, and those of the second."""
+    fell_out: dict[str, int]
+    """Numbers of these tasks by what they lack: `first: infrastructure`, where it broke all their episodes there,
+    `first: not played`, or `first: no such task`; and for the second alike."""
     metrics: dict[str, Difference]
     cards: dict[str, tuple[Any, Any]]
     settings: dict[str, tuple[Any, Any]]
@@ -140,6 +149,7 @@ def _paired(first: RunView, second: RunView, metric: str, top: int, number: int)
         second=_side(second),
         tasks=len(tasks),
         left_out=(len(first.tasks) - len(tasks), len(second.tasks) - len(tasks)),
+        fell_out=dict(sorted(Counter(_lacks(first, second)).items())),
         metrics=metrics,
         cards={name: (a, b) for name, a, b in differences(_card(first), _card(second))},
         settings={name: (a, b) for name, a, b in sorted(settings)},
@@ -148,6 +158,16 @@ def _paired(first: RunView, second: RunView, metric: str, top: int, number: int)
         ties=len(moves) - wins - losses,
         changed=tuple(_change(first, second, task, metric, number) for task in changed[:top]),
     )
+
+
+def _lacks(first: RunView, second: RunView) -> Iterator[str]:
+    """Yield what each task that is not scored in both runs lacks in the one and in the other."""
+    for name, run in (("first", first), ("second", second)):
+        for task_id in (first.tasks.keys() | second.tasks.keys()) - run.per_task.keys():
+            if task_id not in run.tasks:
+                yield f"{name}: no such task"
+            else:
+                yield f"{name}: infrastructure" if run.samples(task_id) else f"{name}: not played"
 
 
 def _card(run: RunView) -> dict[str, Any]:
@@ -165,7 +185,8 @@ def _card(run: RunView) -> dict[str, Any]:
 
 
 def _side(run: RunView) -> Side:
-    return Side(str(run.folder), run.policy, len(run.tasks))
+    broken = sum(episode.status is Status.INFRA_ERROR for episode in run.episodes.values())
+    return Side(str(run.folder), run.policy, len(run.tasks), broken, run.faults)
 
 
 def _moves(first: RunView, second: RunView, task_id: str, metric: str) -> list[float]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from harness1.eval.compare.comparison import Comparison, Pairing
+from harness1.eval.compare.comparison import Comparison, Pairing, Side
 from harness1.eval.compare.differences import Difference
 from harness1.eval.statistics import probability
 
@@ -51,12 +51,11 @@ def blocks(comparison: Comparison, viewer: str = "") -> Iterator[Block]:
     """
     sides = [comparison.first, *(pair.second for pair in comparison.others)]
     first, *others = names = labels([side.folder for side in sides])
-    yield Grid(
-        ("run", "folder", "policy", "tasks"),
-        tuple((name, side.folder, side.policy, str(side.tasks)) for name, side in zip(names, sides, strict=True)),
-        frozenset({3}),
-        flexible=1,
-    )
+    rows = [
+        (name, side.folder, side.policy, str(side.tasks), _broken(side))
+        for name, side in zip(names, sides, strict=True)
+    ]
+    yield Grid(("run", "folder", "policy", "tasks", "broken"), tuple(rows), frozenset({3, 4}), flexible=1)
     for name, pair in zip(others, comparison.others, strict=True):
         yield from _pair(comparison, pair, first, name, viewer)
 
@@ -81,7 +80,7 @@ def one_line(text: str) -> str:
 
 def _pair(comparison: Comparison, pair: Pairing, first: str, name: str, viewer: str) -> Iterator[Block]:
     left = " and ".join(f"{count} of {side}" for count, side in zip(pair.left_out, (first, name), strict=True))
-    lost = f" (left out: {left})" if any(pair.left_out) else ""
+    lost = f" (left out: {left}; {_why(pair, first, name)})" if any(pair.left_out) else ""
     cut = "; the sets of both are cut to the smaller one, task by task" if comparison.equal_size else ""
     yield f"{name} - {first}, {pair.tasks} common tasks{lost}{cut}"
     yield _metrics(pair.metrics, first, name)
@@ -97,6 +96,25 @@ def _pair(comparison: Comparison, pair: Pairing, first: str, name: str, viewer: 
         yield _changed(pair, first, name) if pair.changed else "None changed."
     if pair.changed and viewer:
         yield Links(tuple((one_line(each.task_id), f"{viewer}{each.address}") for each in pair.changed))
+
+
+def _broken(side: Side) -> str:
+    """Return how many episodes of a run the infrastructure broke, and whether they count."""
+    return f"{side.broken:,} counted as 0" if side.broken and side.faults == "zero" else f"{side.broken:,}"
+
+
+def _why(pair: Pairing, first: str, name: str) -> str:
+    """Return why tasks are left out, with the number of each reason."""
+    words = {
+        "infrastructure": "{} broken by the infrastructure in {}",
+        "not played": "{} not played in {}",
+        "no such task": "{} not in {}",
+    }
+    found = []
+    for key, count in pair.fell_out.items():
+        side, _, reason = key.partition(": ")
+        found.append(words[reason].format(count, first if side == "first" else name))
+    return ", ".join(found)
 
 
 def _metrics(metrics: dict[str, Difference], first: str, name: str) -> Grid:

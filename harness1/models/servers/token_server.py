@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
-from harness1.errors import InfrastructureFault, Refusal, UsageError
+from harness1.errors import InfrastructureFault, Refusal, UsageError, is_unconnected
 from harness1.hashing import digest
 from harness1.http.model_endpoint import ModelEndpoint
 from harness1.models.backend import Grammar, SampledOutput
@@ -81,6 +81,8 @@ class TokenServer(ABC):
         try:
             await self._load_adapter(adapter)
         except (Refusal, UsageError) as error:
+            if is_unconnected(error):
+                raise
             raise UsageError(f"{error}; to load adapters, {self.adapter_advice}") from error
         except InfrastructureFault as error:
             raise InfrastructureFault(f"{error}; to load adapters, {self.adapter_advice}") from error

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from harness1.errors import InfrastructureFault, Refusal, UsageError
+from harness1.errors import InfrastructureFault, Refusal, UsageError, is_unconnected
 from harness1.models.backend import Grammar
 from harness1.models.sampled import EngineOutput
 from harness1.models.servers.adapter_versions import LoadedAdapter
@@ -89,6 +89,8 @@ class VllmServer(TokenServer):
             finally:
                 await self._endpoint.post("/resume", {}, msgspec.Raw)
         except UsageError as error:
+            if is_unconnected(error):
+                raise
             raise UsageError(f"{error}; to load weights, start vLLM with VLLM_SERVER_DEV_MODE=1") from error
 
     @asynccontextmanager
@@ -99,6 +101,8 @@ class VllmServer(TokenServer):
             try:
                 await self._endpoint.post("/sleep?level=1&mode=wait", {}, bytes)
             except UsageError as error:
+                if is_unconnected(error):
+                    raise
                 raise UsageError(f"{error}; to let it sleep, {self.sleep_advice}") from error
             try:
                 yield

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from harness1.config import Config
-from harness1.errors import InfrastructureFault, Refusal, UsageError
+from harness1.errors import InfrastructureFault, Refusal, UsageError, is_unconnected
 from harness1.redaction import without_secrets
 from harness1.retrieval.batching import Batcher
 from harness1.rows.proxy_record import ABANDONED, RecordedCall
@@ -206,7 +206,8 @@ class _Call:
             case Refused():
                 status, why = error.status_code, error.detail
             case UsageError() | InfrastructureFault():
-                status = 400 if isinstance(error, UsageError | Refusal) else 502
+                blamed = isinstance(error, UsageError | Refusal) and not is_unconnected(error)
+                status = 400 if blamed else 502
                 why = without_secrets(str(error))
                 refused = Refused(status, why)
         self.note(status=status, error=why)
