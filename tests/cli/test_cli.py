@@ -90,6 +90,7 @@ def test_another_evaluation_into_the_same_folder_is_refused_unless_forced(folder
     assert harness1(*arguments, "random", "--force", cwd=folder).returncode == 0
 
 
+@pytest.mark.slow
 def test_an_interrupted_evaluation_stops_with_130_and_is_resumed(folder: Path) -> None:
     arguments = ["eval", "world:2000", "--limit", "200", "--out", "cut", "--cache", "cache", "--json"]
     process = subprocess.Popen(

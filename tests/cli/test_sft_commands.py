@@ -213,9 +213,10 @@ def test_a_student_is_evaluated_in_the_environment_that_it_learned(harness1: Com
     assert (episode.hashes.env, episode.hashes.counter) == (taught.hashes.env, taught.hashes.counter)
 
 
+@pytest.mark.slow
 def test_an_interrupt_saves_the_step_at_work_and_the_same_command_goes_on(home: Path) -> None:
     """In a process of its own: the state would otherwise be saved only at the end."""
-    settings = ("epochs=200", "save_every=0", "watch.every=0")
+    settings = ("epochs=40", "save_every=0", "watch.every=0")
     words = train("cut", *(word for setting in settings for word in ("--set", f"train.{setting}")))
     command = [sys.executable, "-m", "harness1", *words]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

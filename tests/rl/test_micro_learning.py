@@ -10,6 +10,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+import harness1 as h
 from benchmarks.learn import learned
 from benchmarks.micro import MICRO, Start
 from harness1.config import Lora, Train, load_config
@@ -21,7 +22,9 @@ from harness1.runs.store import read_episodes
 from harness1.training.log import read_log
 from tests.cli.commands import Command, command_in_process
 from tests.engines.fake_tinker import MODEL, FakeTinker
-from tests.rl.small_start import SETTINGS, SHORT, small_start
+from tests.rl.small_start import FEW, SETTINGS, SHORT, small_start
+
+pytestmark = pytest.mark.training
 
 GAIN = 0.3
 """Of a reward that begins near 0.8 and whose bound is about 2.4."""
@@ -86,6 +89,19 @@ def test_a_checked_dataset_gives_its_admitted_tasks_to_training(harness1: Comman
     played = {episode.task.task_id for episode in read_episodes(start.folder / "on-admitted" / EPISODES)}
     assert played - held_out
     assert played - held_out <= admitted
+
+
+def test_a_policy_is_trained_from_python_on_a_reward_of_ones_own(start: Start) -> None:
+    path = start.folder / "mine.py"
+    path.write_text("def few(case):\n    return -len(case.curated) / 30\n")
+    values = (each.partition("=") for each in (*SHORT, *FEW))
+    settings = {name: msgspec.toml.decode(f"v = {value}")["v"] for name, _, value in values}
+    env = h.Env(config=MICRO, settings=settings, reward=[h.reward.recall, (f"{path}:few", 0.5)])
+    data = h.load(str(start.folder / "world"))
+    better = h.train(env, data, str(start.folder / "start"), start.folder / "from-python", method="cispo")
+    terms = {name for each in h.load_run(better).episodes if each.reward for name in each.reward.terms}
+    assert terms == {"recall", "few"}
+    assert len([each for each in read_log(better) if "loss" in each]) == 2
 
 
 def test_a_training_is_exported_by_its_folder(

@@ -28,6 +28,8 @@ from harness1.training.log import read_log
 from tests.tiny_models import save_tiny_model
 from tests.vocabularies import CHATML, vocabulary
 
+pytestmark = pytest.mark.training
+
 WORLD = "world:60"
 SOURCE = open_source(WORLD)
 SMALL = "sft/small"
