@@ -15,6 +15,7 @@ from harness1.data.selection import open_filter
 from harness1.data.source import Source
 from harness1.env.environment import env_hash
 from harness1.episodes.jobs import EpisodeSetup
+from harness1.episodes.processes import refuse_session_names
 from harness1.errors import UsageError
 from harness1.models.files.fetch import resolve_model
 from harness1.models.open import ModelSpec, preferred_device
@@ -130,6 +131,8 @@ def _players(
     if fleet.workers:
         if ModelSpec.read(spec).url is not None:
             raise UsageError("each worker of a fleet has its own model: give hf:PATH or vllm:PATH, not a server")
+        for setup in setups:
+            refuse_session_names(setup)
         # Workers run in a different directory.
         whole = f"{ModelSpec.read(spec).kind}:{base.resolve()}"
         found = [replace(each, retriever=absolute_index(each.retriever), policy=whole) for each in setups]
