@@ -16,7 +16,8 @@ EXAMPLES := tests/adapters/test_examples.py
 DOCS := .venv/docs
 # An environment is made anew when what it installs changes, and not at another edit of the file.
 READY := ready-$(shell $(PYTHON) tests/dependencies.py)
-PYTEST := $(TEST)/bin/python -m pytest
+# One thread each: two processes share the cores.
+PYTEST := OMP_NUM_THREADS=1 $(TEST)/bin/python -m pytest
 # Files stay whole, so that what their tests share is made once; tests/conftest.py puts the slow ones first.
 PAIR := -n 2 --dist loadfile --no-loadscope-reorder
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -32,3 +36,16 @@ def command_in_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
         return Ended(int(ended.value.code or 0), *capsys.readouterr())
 
     return run
+
+
+def harness1(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run `harness1` in a folder, as a process of its own would end; nothing of it is a terminal."""
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.chdir(cwd)
+        patch.setattr(sys, "argv", ["harness1", *arguments])
+        try:
+            main.run()
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())

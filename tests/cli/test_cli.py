@@ -1,4 +1,4 @@
-"""The command line as a user meets it: real processes, real folders."""
+"""The command line as a user meets it, in real folders; what signals do is tried in real processes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,10 @@ from pathlib import Path
 import pytest
 
 from harness1.runs.store import read_episodes
+from tests.cli.commands import harness1
 from tests.support import hear_interrupts
 
 COMMAND = [sys.executable, "-m", "harness1"]
-
-
-def harness1(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *arguments], cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +114,7 @@ def test_an_interrupted_evaluation_stops_with_130_and_is_resumed(folder: Path) -
     assert len({episode.key for episode in read_episodes(folder / "cut")}) == 200
 
 
+@pytest.mark.slow
 def test_a_killed_evaluation_leaves_no_process_behind(folder: Path) -> None:
     arguments = ["eval", "world:2000", "--out", "killed", "--cache", "cache", "--json"]
     process = subprocess.Popen([*COMMAND, *arguments], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

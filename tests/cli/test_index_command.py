@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-COMMAND = [sys.executable, "-m", "harness1"]
+from tests.cli.commands import harness1
+
 HASHED = ("--set", "index.dense.model=hash:128")
-
-
-def harness1(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *arguments], cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
 
 
 def write_corpus(path: Path, **texts: str) -> None:
