@@ -122,7 +122,6 @@ def copy(
     dataset: Annotated[str, Argument(help="Any dataset: a name in `data list`, a folder, NAME:PATH or world:SIZE.")],
     out: Annotated[Path, Option(help="The folder to write.", metavar="FOLDER")],
     limit: Annotated[int, Option(help="Take only the first N tasks of each split; 0 means all.", min=0)] = 0,
-    least_gold: Annotated[int, Option(help="Leave out tasks with fewer than N relevant documents.", min=0)] = 0,
     most_gold: Annotated[
         int, Option(help="Leave out tasks with more than N relevant documents; 0 means none.", min=0)
     ] = 0,
@@ -137,15 +136,7 @@ def copy(
     """
     place = place_of(dataset, resolve(config, overrides))
     with count_of_documents(f"copying {dataset}") as advance:
-        counts = copy_dataset(
-            place,
-            out,
-            limit=limit,
-            least_gold=least_gold,
-            most_gold=most_gold,
-            force=force,
-            on_document=advance,
-        )
+        counts = copy_dataset(place, out, limit=limit, most_gold=most_gold, force=force, on_document=advance)
     print_result(counts, as_json, _print_copied, out)
 
 

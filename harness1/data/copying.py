@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ def copy_dataset(
     out: Path,
     *,
     limit: int = 0,
-    least_gold: int = 0,
     most_gold: int = 0,
     force: bool = False,
     on_document: Callable[[], None] = lambda: None,
@@ -36,7 +34,6 @@ def copy_dataset(
     Args:
         spec: a dataset, as `open_source` takes it.
         limit: take only the first tasks of each split; 0 means all.
-        least_gold: leave out tasks with fewer relevant documents.
         most_gold: leave out tasks with more relevant documents; 0 means none.
         force: overwrite another copy in the folder.
 
@@ -49,17 +46,13 @@ def copy_dataset(
     """
     source = open_source(spec)
     inputs = {"source": source.fingerprint, "limit": limit, "most_gold": most_gold}
-    inputs |= {"least_gold": least_gold} if least_gold else {}
     stage = Stage(VERB, {**inputs, "benchmark": source.name} if source.secret_answers else inputs)
     if not force:
         refuse_other(stage, out, "copy")
         if stage.is_done(out) and (found := read_stage(out)) is not None:
             return found.outputs
     clear(out, VERB, *FILES, keep_card=True)
-    documents, tasks = (
-        _Counted(source, on_document),
-        _tasks(source, limit, range(least_gold, (most_gold or sys.maxsize) + 1)),
-    )
+    documents, tasks = _Counted(source, on_document), _tasks(source, limit, most_gold)
     with under_way(stage, out):
         beir.write(out, documents.each(), (task for split in tasks.values() for task in split))
         if not documents.count:
@@ -69,10 +62,10 @@ def copy_dataset(
     return counts
 
 
-def _tasks(source: Source, limit: int, gold: range) -> dict[str, list[Task]]:
+def _tasks(source: Source, limit: int, most_gold: int) -> dict[str, list[Task]]:
     found = {}
     for split in source.splits:
-        few = [task for task in source.tasks(split) if _gold(task) in gold]
+        few = [task for task in source.tasks(split) if not most_gold or _gold(task) <= most_gold]
         few = few[: limit or None]
         found[split] = [without_answers(task) for task in few] if source.secret_answers else few
     return found

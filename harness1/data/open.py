@@ -35,7 +35,7 @@ def open_source(
     Args:
         spec: a BEIR or TREC folder, a JSONL file (.jsonl, .jsonl.gz), a folder of texts (.md .rst .txt .html .htm
             .pdf), `NAME:PATH` for a benchmark in its official files, `world:SIZE` for a synthetic world of that many
-            documents (`world:SIZE:SEED` for another one), or `stdlib` for Python's own documentation.
+            documents, or `stdlib` for Python's own documentation.
         fault: is called with each broken line while documents and tasks are read; the default raises.
         leave_out: what becomes of documents that cannot be read, in folders and JSONL files. True: they are left out
             and listed in the source's `problems`, unless they repeat an id; False: they are refused. None: files of a
@@ -135,12 +135,10 @@ def _of_benchmark(spec: str) -> tuple[str, str]:
 def _world(spec: str) -> Source:
     from harness1.data.world.generate import world_source
 
-    numbers = spec.split(":")[1:]
-    if len(numbers) > 2 or not all(each.isascii() and each.isdigit() for each in numbers):
-        raise UsageError(
-            f"{spec}: a synthetic world is world:SIZE or world:SIZE:SEED, SIZE being its number of documents"
-        )
-    return world_source(*map(int, numbers))
+    size = spec.removeprefix("world:")
+    if not (size.isascii() and size.isdigit()):
+        raise UsageError(f"{spec}: a synthetic world is world:SIZE, SIZE being its number of documents")
+    return world_source(int(size))
 
 
 def _checked(
