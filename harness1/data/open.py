@@ -139,8 +139,8 @@ def _world(spec: str) -> Source:
     seed, _, about = rest.partition(":")
     if not all(each.isascii() and each.isdigit() for each in (size, seed or "0")) or about not in ("", "people"):
         raise UsageError(
-            f"{spec}: a synthetic world is world:SIZE, SIZE being its number of documents, or world:SIZE:SEED for another,"
-            " or world:SIZE:SEED:people"
+            f"{spec}: a synthetic world is world:SIZE, SIZE being its number of documents, world:SIZE:SEED or"
+            " world:SIZE:SEED:people"
         )
     return world_source(int(size), int(seed or 0), about)
 
