@@ -26,7 +26,10 @@ if not __package__:
 
 from harness1.recipe.journal import Journal, read_journal
 
-TOY = ("documents=200", "epochs=8", "samples=1", "batches=2", "tasks=10", "rl.gates.progress=false")
+TOY = (
+    *("documents=200", "epochs=8", "checked=20", "batches=2", "tasks=10"),
+    *("rl.gates.progress=false", "compare.gates.better=false"),
+)
 """The sizes of `tiny` that `scripts/tiny.sh --toy` takes."""
 ONE_BY_ONE = (
     "rl.rl.groups=4",

@@ -38,8 +38,9 @@ from harness1.errors import UsageError
 from harness1.eval.ablations.run import ABLATIONS
 from harness1.eval.evaluate import Evaluation, rescore
 from harness1.eval.failure import fault_count
-from harness1.policy.registry import check_policy
+from harness1.policy.registry import check_policy, plays_model
 from harness1.records import Task
+from harness1.sft.collect import student_place
 from harness1.viewer.beside_report import ensure_view
 
 Ablations = Annotated[
@@ -51,6 +52,14 @@ Ablations = Annotated[
     ),
 ]
 
+StudentTokenizer = Annotated[
+    str,
+    Option(
+        help="A model that the policy is compared with: contexts are counted with its tokenizer, and the policy's"
+        " turns are written in its format. Not for policies that are models.",
+        metavar="PATH",
+    ),
+]
 Rescored = Annotated[
     bool,
     Option(
@@ -63,6 +72,7 @@ def evaluate(
     dataset: DatasetName,
     policy: PolicyName = "scripted",
     split: Annotated[str, Option(help="The split to take tasks from; default test, else dev.")] = "",
+    tokenizer: StudentTokenizer = "",
     limit: Limit = 0,
     samples: Samples = 1,
     seed: Seed = 0,
@@ -93,7 +103,9 @@ def evaluate(
     """
     if force and rescored:
         raise UsageError("--force plays again and --rescore scores without playing: choose one")
-    settings = resolve(config, overrides, policy, tools=tools, rewards=rewards)
+    if tokenizer and plays_model(policy):
+        raise UsageError(f"{policy} counts with its own tokenizer: leave --tokenizer out")
+    settings = resolve(config, overrides, policy, tokenizer, tools=tools, rewards=rewards)
     check_policy(policy, settings)
     source = open_source(dataset := place_of(dataset, settings))
     split = split or ("dev" if "test" not in source.splits and "dev" in source.splits else "test")
@@ -101,7 +113,10 @@ def evaluate(
     name = f"{source.name}-{split}-{policy}".replace(":", "-").replace("/", "-")
     out = out or Path("runs") / f"{name}{'' if ablations is None else '-ablations'}"
     asked = index_of(source, index, cache, settings, read_aloud, say)
-    evaluation = Evaluation(dataset, split, tasks, asked, policy, settings, samples, seed, faults=faults)
+    student = student_place(tokenizer, source, tasks, settings) if tokenizer else ""
+    evaluation = Evaluation(
+        dataset, split, tasks, asked, policy, settings, samples, seed, student=student, faults=faults
+    )
     if ablations is not None:
         run_ablations(evaluation, out, ablations, allow_faults, force=force, rescored=rescored, as_json=as_json)
         return

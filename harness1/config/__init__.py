@@ -76,6 +76,7 @@ LATER_TRAINING = (
     "rl.gate",
     "sft.gates.per_task",
     "sft.gates.same_searches",
+    "sft.useless_weight",
 )
 """Settings of training that did not exist then; they enter hashes only where they differ from their defaults."""
 LATER_LEARN = ("share", "against", "exclude")

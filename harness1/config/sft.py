@@ -46,6 +46,9 @@ class Sft(Settings):
     """Longer rows are dropped and counted."""
     repeated_weight: Share = 1.0
     """Weight of a turn that uses the same tool as both turns before it; 1: like any other."""
+    useless_weight: Share = 1.0
+    """Weight of a search that brought no gold document that was new; 1: like any other. With 0, a student learns from a
+    teacher that tries several searches only those that turned out to be right."""
     held_out: Share = 0.05
     """Share of the tasks that is used for validation and never trained on."""
     seed: Count = 42

@@ -35,7 +35,7 @@ def open_source(
     Args:
         spec: a BEIR or TREC folder, a JSONL file (.jsonl, .jsonl.gz), a folder of texts (.md .rst .txt .html .htm
             .pdf), `NAME:PATH` for a benchmark in its official files, `world:SIZE` for a synthetic world of that many
-            documents, or `stdlib` for Python's own documentation.
+            documents (see `world_source` for `world:SIZE:SEED:people`), or `stdlib` for Python's own documentation.
         fault: is called with each broken line while documents and tasks are read; the default raises.
         leave_out: what becomes of documents that cannot be read, in folders and JSONL files. True: they are left out
             and listed in the source's `problems`, unless they repeat an id; False: they are refused. None: files of a
@@ -135,10 +135,14 @@ def _of_benchmark(spec: str) -> tuple[str, str]:
 def _world(spec: str) -> Source:
     from harness1.data.world.generate import world_source
 
-    size = spec.removeprefix("world:")
-    if not (size.isascii() and size.isdigit()):
-        raise UsageError(f"{spec}: a synthetic world is world:SIZE, SIZE being its number of documents")
-    return world_source(int(size))
+    size, _, rest = spec.removeprefix("world:").partition(":")
+    seed, _, about = rest.partition(":")
+    if not all(each.isascii() and each.isdigit() for each in (size, seed or "0")) or about not in ("", "people"):
+        raise UsageError(
+            f"{spec}: a synthetic world is world:SIZE, SIZE being its number of documents, world:SIZE:SEED or"
+            " world:SIZE:SEED:people"
+        )
+    return world_source(int(size), int(seed or 0), about)
 
 
 def _checked(

@@ -20,6 +20,7 @@ TRAINED = ("sft train", "rl train")
 PLAYED = ("eval", "sft collect")
 DATASETS = ("tasks make", "data copy")
 INDEX, DATA, ROWS = "index check {out}", "data check {out}", "sft build RUN --out {out} --force"
+COMPARED = "compare RUN RUN --metric reward --out {out}"
 
 
 class Finding(Record):
@@ -82,6 +83,9 @@ GATES: Mapping[str, Gate] = {
     "origin": Gate(measures.foreign_origins, "checkpoints made from another model", TRAINED, 0),
     "progress": Gate(measures.progress, "gain in the held-out metric since the start", TRAINED, 0.0, at_least=True),
     "start": Gate(measures.start_k3, "mean k3 between sampler and trainer at the start", ("rl train",), 5e-3),
+    "better": Gate(
+        measures.least_lead, "least lead in reward, lower end of 95 %", ("compare",), at_least=True, look=COMPARED
+    ),
     "signal": Gate(measures.zero_variance, "share of groups whose rewards are all equal", ("rl train",), 0.9),
 }
 """Every gate, by the name that recipes call it."""

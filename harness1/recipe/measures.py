@@ -11,6 +11,8 @@ from typing import Any
 from harness1.config import Reward
 from harness1.data.open import open_source
 from harness1.errors import SchemaError
+from harness1.eval.compare.comparison import compare
+from harness1.eval.run_view import read_run
 from harness1.hashing import file_digest
 from harness1.model_folder import folder_hash
 from harness1.models.checkpoint import read_checkpoint
@@ -181,6 +183,14 @@ def zero_variance(case: StageCase) -> float | None:
     dropped, kept = (_number(last.get(f"groups/{name}", 0.0)) for name in ("filtered", "trained"))
     within = sum(_number(line["zero_variance"]) for line in lines) / len(lines)
     return (dropped + within * kept) / (dropped + kept) if dropped + kept else 1.0
+
+
+def least_lead(case: StageCase) -> float:
+    """Return the least lead in reward that the first run of a comparison has over any other: of each mean paired
+    difference, the lower end of its 95 % interval."""
+    runs = case.words[1 : case.words.index("--out")]
+    compared = compare([read_run(Path(run)) for run in runs], "reward", top=0)
+    return -max(pair.metrics["reward"].difference.high for pair in compared.others)
 
 
 def metrics_of(folder: Path) -> Iterator[tuple[str, float]]:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from harness1.config import Data, Sft
-from harness1.data.leaks import EvaluationSet, Leaks
+from harness1.data.leaks import EvaluationSet, Leaks, gold_set
 from harness1.data.selection import open_filter
 from harness1.errors import UsageError
 from harness1.hashing import digest, file_digest
@@ -226,7 +226,8 @@ def _write(job: Build, runs: Sequence[TeacherRun], kept: Sequence[_Found], path:
     def rows() -> Iterator[TrainRow]:
         for done, (run, episode) in enumerate(_episodes(job, runs, kept)):
             listener.progress(f"writing {path}", done, len(kept))
-            made = sft_rows(episode, job.sft, run.origin)
+            gold = gold_set(run.golds.get(episode.task.task_id))
+            made = sft_rows(episode, job.sft, run.origin, gold)
             for name in dropped:
                 dropped[name] += getattr(made, name)
             for row in made.rows:

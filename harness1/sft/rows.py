@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
 from harness1.config import Sft
+from harness1.data.leaks import GoldSet
 from harness1.policy.registry import CORRECTED
-from harness1.records import Episode, Record, Turn
+from harness1.records import DocId, Episode, Record, Turn
 from harness1.rows.calls import CapturedCall, calls_of, captured_calls, trained_calls
 from harness1.rows.merging import prefix_merging
 from harness1.rows.row import TrainRow, per_request
+from harness1.sft.gates import SEARCHES
 
 REPEATED = 3
 """From this length on, a run of turns with one tool is repetitive."""
@@ -42,12 +44,15 @@ class EpisodeRows(Record):
     """Turns whose place in a chain is unknown."""
 
 
-def sft_rows(episode: Episode, sft: Sft, origin: Origin) -> EpisodeRows:
+def sft_rows(episode: Episode, sft: Sft, origin: Origin, gold: GoldSet = frozenset()) -> EpisodeRows:
     """Return a row for each turn, or for each chain of turns whose prompts are prefixes of each other (`sft.rows`).
 
     Rows are in the order of turns and have no log probabilities. The whole output is trained, reasoning and call; that
     of a corrected student is context alone. Rows with a truncated output would teach the model not to stop, so they are
     dropped.
+
+    Args:
+        gold: the relevant documents of the task, for `sft.useless_weight`.
 
     Raises:
         SchemaError: a segment of a prompt is missing from the episode.
@@ -55,6 +60,8 @@ def sft_rows(episode: Episode, sft: Sft, origin: Origin) -> EpisodeRows:
     calls = {call.call_id: call for call in captured_calls(episode)}
     turns = {f"{episode.episode_id}/{call.call_id}": turn for turn in episode.turns for call in turn.calls}
     weights = _weights(episode.turns, sft.repeated_weight)
+    if sft.useless_weight < 1.0:
+        weights |= dict.fromkeys(_useless(episode.turns, gold), sft.useless_weight)
     cut = {f"{episode.episode_id}/{name}" for name in _cut_calls(episode)}
     made = per_request(calls.values()) if sft.rows == "turn" else prefix_merging(calls.values()).rows
     rows, too_long, unfinished = [], 0, 0
@@ -134,6 +141,18 @@ def _weights(turns: Sequence[Turn], repeated: float) -> dict[int, float]:
         if len({name for _, name in acted[place - REPEATED + 1 : place + 1]}) == 1:
             weights[acted[place][0]] = repeated
     return weights
+
+
+def _useless(turns: Sequence[Turn], gold: GoldSet) -> Iterator[int]:
+    """Yield the numbers of the turns that searched and brought no gold document that no earlier turn had brought."""
+    seen: set[DocId] = set()
+    for turn in turns:
+        if turn.action is None or turn.observation is None:
+            continue
+        brought = {hit.doc_id for hit in turn.observation.hits} & gold
+        if turn.action.name in SEARCHES and brought <= seen:
+            yield turn.index
+        seen |= brought
 
 
 def _cut_calls(episode: Episode) -> list[str]:

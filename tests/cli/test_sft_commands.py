@@ -72,6 +72,16 @@ def evaluation(out: str, *options: str) -> list[str]:
     return ["eval", WORLD, "--policy", "hf:student", "--out", out, *limits, *OPTIONS, *options]
 
 
+def test_a_policy_without_a_model_is_measured_in_a_models_window(harness1: Command, home: Path) -> None:
+    alone = ["eval", WORLD, "--split", "train", "--limit", "1", "--cache", "cache", "--json", *OPTIONS]
+    ended = harness1(*alone, "--policy", "single-shot", "--tokenizer", "model", "--out", "counted")
+    assert ended.code == 0, ended.err
+    card, taught = (json.loads((home / run / "stage.json").read_text()) for run in ("counted", "taught"))
+    assert card["hashes"]["tokenizer"] == taught["hashes"]["tokenizer"]
+    ended = harness1(*alone, "--policy", "hf:student", "--tokenizer", "model", "--out", "twice")
+    assert (ended.code, "counts with its own tokenizer: leave --tokenizer out" in ended.err) == (2, True)
+
+
 def test_a_collection_prints_one_object_of_its_metrics(harness1: Command, home: Path) -> None:
     ended = harness1(*collect("taught", "--json"))
     assert ended.code == 0, ended.err

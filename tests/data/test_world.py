@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness1.data.open import open_source
 from harness1.data.world.facts import Entity
 from harness1.data.world.generate import SyntheticWorld, build_world, world_source
 from harness1.data.world.names import fold
@@ -114,6 +115,30 @@ def test_questions_of_the_same_evidence_go_to_one_split_and_others_fill_the_rest
         "test": [1],
         "train": [3, 4],
     }
+
+
+def test_questions_about_people_take_two_documents_the_second_of_which_they_do_not_name() -> None:
+    world = build_world(500, seed=1, about="people")
+    named = {world.doc_id(entity.index): entity for entity in world.entities}
+    for task in all_tasks(world):
+        assert task.gold is not None
+        start, answer = (named[document] for document in task.gold.relevant)
+        assert (start.kind != "person", answer.kind) == (True, "person")
+        assert start.name in task.query
+        assert not set(answer.name.split()) & set(task.query.split())
+        assert len(outcomes(world, task)[0]) == 1
+    for one, other in combinations(world.tasks, 2):
+        assert not gold_sets(world, one) & gold_sets(world, other)
+    assert min(len(tasks) for tasks in world.tasks.values()) > 40
+
+
+def test_a_world_is_named_by_its_size_seed_and_questions() -> None:
+    names = [open_source(spec).name for spec in ("world:50", "world:50:3", "world:50:3:people")]
+    assert names == ["world-50-0", "world-50-3", "world-50-3-people"]
+    assert open_source("world:50").fingerprint == open_source("world:50:0").fingerprint
+    for wrong in ("world:", "world:x", "world:50:x", "world:50:3:towns", "world:50:3:people:"):
+        with pytest.raises(UsageError, match="a synthetic world is"):
+            open_source(wrong)
 
 
 def test_a_world_too_small_to_link_is_refused() -> None:

@@ -16,12 +16,17 @@ import pytest
 
 from harness1.cli.command_check import check_commands
 from harness1.cli.main import Verb, Verbs, app
+from harness1.config import load_config
+from harness1.data.open import open_source
 from harness1.errors import ConfigError, UsageError
+from harness1.eval.evaluate import Evaluation, evaluate
 from harness1.recipe.artifacts import artifact
-from harness1.recipe.gates import GATES
+from harness1.recipe.gates import GATES, Finding, judged
 from harness1.recipe.journal import JOURNAL, StageRecord, held, read_journal
 from harness1.recipe.recipe import PLAIN, Recipe, load_recipe, recipe_of, shipped_recipes
 from harness1.recipe.run import RecipeRun, StageFailed, run_command, worded
+from harness1.recipe.stage_case import StageCase
+from harness1.retrieval.index.build import build_index
 from harness1.runs.stage import Stage
 from tests.cli.commands import command_in_process
 
@@ -170,6 +175,28 @@ def test_every_gate_names_a_command_to_look_closer_with() -> None:
         assert "{out}" in words
 
 
+def test_a_run_is_better_where_its_lead_over_each_of_the_others_is_beyond_chance(tmp_path: Path) -> None:
+    source, config = (
+        open_source("world:60:0:people"),
+        load_config("micro", ["machine.workers=1", "env.context_window=1024"]),
+    )
+    build_index(source.documents(), tmp_path / "index", config.index)
+    runs = {name: str(tmp_path / name) for name in ("oracle", "single-shot", "no-op")}
+    for policy, run in runs.items():
+        tasks = source.tasks("train")[:12]
+        evaluate(Evaluation("world:60:0:people", "train", tasks, str(tmp_path / "index"), policy, config), Path(run))
+
+    def found(*names: str) -> Finding:
+        case = StageCase(("compare", *(runs[name] for name in names), "--out", "x"), tmp_path / "x")
+        return judged(case, {"better": 0.0})[0]
+
+    assert found("oracle", "no-op").passed
+    assert found("oracle", "no-op", "oracle").value == 0.0
+    behind = found("no-op", "oracle", "single-shot")
+    assert (behind.passed, behind.look) == (False, f"harness1 compare RUN RUN --metric reward --out {tmp_path / 'x'}")
+    assert judged(StageCase(("compare", *runs.values()), tmp_path), {}) == []
+
+
 def test_settings_are_given_to_the_verbs_that_take_them() -> None:
     takes = {
         name: {"--config", "--set"} <= {word for each in verb.load().params for word in each.opts}
@@ -182,7 +209,7 @@ def test_settings_are_given_to_the_verbs_that_take_them() -> None:
 
 def test_changes_and_inputs_reach_the_commands() -> None:
     made = load_recipe("tiny", ["documents=50", "sft.train.rate=0.5"])
-    assert "world:50" in made.words("world", Path("w"))
+    assert "world:50:0:people" in made.words("world", Path("w"))
     assert "train.rate=0.5" in made.words("sft", Path("w"))
     bounds = load_recipe("tiny", ["rl.gates.progress=false", "oracle.gates.oracle=0.5"]).stages
     assert (bounds["rl"].gates, bounds["oracle"].gates) == ({"progress": False}, {"oracle": 0.5})

@@ -76,11 +76,16 @@ def failing(work: Path, until: str = "", asked: str = "") -> dict[str, list[str]
 @pytest.mark.service
 def test_the_recipe_goes_the_whole_way_and_does_nothing_twice(finished: Path) -> None:
     stages = journal_of(finished).stages
-    assert [*stages][:8] == ["world", "index", "model", "teacher", "rows", "sft", "admission", "rl"]
+    played = ["random", "single-shot", "scripted", "oracle"]
+    taught = ["teacher", "rows", "sft", "admission", "rl"]
+    assert [*stages][:12] == ["world", "index", "model", *played, *taught]
     assert {record.status for record in stages.values()} == {"passed"}
     assert all(read_checkpoint(finished / name) is not None for name in ("sft", "rl"))
     assert len(list(read_episodes(finished / "rl" / OWN))) >= 2 * 16 * 8
-    assert {len(list(read_episodes(finished / name))) for name in ("eval-sft", "eval-rl", "random")} == {20}
+    assert {len(list(read_episodes(finished / name))) for name in ("eval-sft", "eval-rl")} == {20}
+    assert {len(list(read_episodes(finished / name))) for name in played} == {10}
+    windows = {read_stage(finished / name).hashes["tokenizer"] for name in (*played, "eval-rl")}  # type: ignore[union-attr]
+    assert len(windows) == 1
     made = {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.name in (CHECKPOINT, EPISODES)}
     again = tiny(str(finished), "--toy")
     assert again.returncode == 0, again.stderr[-2000:]

@@ -155,6 +155,15 @@ def test_a_turn_that_repeats_the_tool_of_two_before_weighs_less() -> None:
     assert not any(weight for weight, mask in zip(first.advantages, first.loss_mask, strict=True) if not mask)
 
 
+def test_a_search_that_brought_no_new_gold_weighs_nothing() -> None:
+    episode = spoken(policy=Script(search("river castle"), search("river bridge"), curate(add_ids=["D1"]), END))
+    first, second = ({hit.doc_id for hit in turn.observation.hits} for turn in episode.turns[:2] if turn.observation)
+    for gold, kept in (({min(first)}, [1, 3, 4]), ({min(second - first)}, [2, 3, 4]), (set(), [3, 4])):
+        rows = sft_rows(episode, Sft(useless_weight=0.0), ORIGIN, frozenset(gold)).rows
+        assert [row.metadata["turns"][0] for row in rows if row.advantages is None] == kept
+        assert all(sum(row.advantages) == 0.0 for row in rows if row.advantages is not None)
+
+
 def test_an_episode_without_calls_has_no_token_ids() -> None:
     def bare(turn: Turn) -> Turn:
         return msgspec.structs.replace(turn, calls=())

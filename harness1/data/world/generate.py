@@ -14,7 +14,7 @@ from harness1.data.world.facts import Entity, coprime, deal, kind_ranges
 from harness1.data.world.links import link_entities
 from harness1.data.world.names import below
 from harness1.data.world.prose import compose, republish
-from harness1.data.world.questions import Walker, WorldQuestion, by_split, questions
+from harness1.data.world.questions import Walker, WorldQuestion, by_split, questions, questions_about_people
 from harness1.errors import UsageError
 from harness1.records import DocId, Gold, Task
 from harness1.retrieval.corpus import Document
@@ -42,6 +42,8 @@ class SyntheticWorld:
     seed: int
     entities: list[Entity]
     copied: tuple[int, ...]
+    about: str = ""
+    """What questions are about: "" for everything, or `people`."""
 
     def documents(self) -> Iterator[Document]:
         """Yield every document, in the order of its id."""
@@ -77,7 +79,8 @@ class SyntheticWorld:
 
     def _questions(self, wanted: int) -> Iterator[WorldQuestion]:
         walker = Walker(self.entities, frozenset(self.copied))
-        return questions(walker, random.Random(f"world/{self.seed}/questions"), wanted)
+        rng = random.Random(f"world/{self.seed}/questions")
+        return questions_about_people(walker, rng) if self.about else questions(walker, rng, wanted)
 
     def _task(self, split: str, number: int, question: WorldQuestion) -> Task:
         evidence = [self.doc_id(index) for index in question.documents]
@@ -100,7 +103,7 @@ class SyntheticWorld:
         return below(random.Random(f"world/{self.seed}/shift"), self.size)
 
 
-def build_world(size: int, seed: int = 0) -> SyntheticWorld:
+def build_world(size: int, seed: int = 0, about: str = "") -> SyntheticWorld:
     """Build a world of exactly `size` documents, about 4 % of them near duplicates.
 
     Raises:
@@ -113,7 +116,7 @@ def build_world(size: int, seed: int = 0) -> SyntheticWorld:
     entities = cast_entities(ranges, seed)
     link_entities(entities, ranges, seed)
     copied = _choose_copied(entities, ranges["town"], copies, random.Random(f"world/{seed}/copies"))
-    return SyntheticWorld(size=len(entities) + len(copied), seed=seed, entities=entities, copied=tuple(copied))
+    return SyntheticWorld(len(entities) + len(copied), seed, entities, tuple(copied), about)
 
 
 def _choose_copied(entities: list[Entity], towns: range, copies: int, rng: random.Random) -> list[int]:
@@ -128,17 +131,21 @@ def _choose_copied(entities: list[Entity], towns: range, copies: int, rng: rando
     return copied
 
 
-def world_source(size: int, seed: int = 0) -> Source:
+def world_source(size: int, seed: int = 0, about: str = "") -> Source:
     """Open a synthetic world as a source of `size` documents and of the splits train, dev and test.
 
     Dev and test have up to min(1000, size // 4) tasks each and train up to min(8000, size); where a small world has
     fewer questions, dev and test get a sixth of them each.
 
+    Args:
+        about: `people` for questions that two documents answer together, the second of which they do not name: one of a
+            person whom the first one names ("In which year was the founder of Velmark Glass born?").
+
     Raises:
         UsageError: `size` is below 20.
     """
-    world = build_world(size, seed)
-    name, label = f"world-{size}-{seed}", "a synthetic world"
+    world = build_world(size, seed, about)
+    name, label = "-".join(map(str, filter(None, (f"world-{size}-{seed}", about)))), "a synthetic world"
     return Source(
         name, "world", world.documents, SPLITS, lambda split: world.tasks[split], edition=EDITION, label=label
     )

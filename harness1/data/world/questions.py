@@ -136,6 +136,26 @@ def questions(walker: Walker, rng: random.Random, wanted: int) -> Iterator[World
             yield question
 
 
+def questions_about_people(walker: Walker, rng: random.Random) -> Iterator[WorldQuestion]:
+    """Yield, in a scattered order, one question for every person that the document of something else names in a role:
+    about what only the person's own document states."""
+    named = [
+        (rng.random(), entity.index, relation, target)
+        for entity in walker.entities
+        for relation, target in entity.facts.items()
+        if entity.kind != "person" and isinstance(target, int) and walker.entities[target].kind == "person"
+    ]
+    for _, start, relation, person in sorted(named):
+        asked = [each for each in walker.options(person, [start, person], last=True) if not each[0].inverse]
+        if not asked or start in walker.reserved:
+            continue
+        step, found = pick(rng, asked)
+        answer = found if isinstance(found, str) else walker.entities[found].name
+        question = walker.finish(start, [Step(relation), step], [start, person], answer, [start, person])
+        if question is not None:
+            yield question
+
+
 def by_split(found: Iterable[WorldQuestion], wanted: Mapping[str, int]) -> dict[str, list[WorldQuestion]]:
     """Divide questions among splits of the sizes wanted, in their order, until all are full.
 

@@ -1,0 +1,90 @@
+"""Run a shipped recipe at its real size, with several seeds: what each took, and what its policies earned.
+
+    python benchmarks/recipes.py FOLDER [--recipe tiny] [--seeds 0 1 2] [--json]
+
+Run again after an interrupt, it resumes. Seconds are of the commands of all stages; CPU seconds of all processes, in
+this run alone. The exit code is 1 if a stage or a gate of any seed fails; the recipe says which.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+if not __package__:
+    # Run as a script: its neighbours are found beside it.
+    sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from harness1.eval.compare.comparison import compare
+from harness1.eval.run_view import read_run
+from harness1.recipe.journal import Journal, read_journal
+
+
+def main() -> None:
+    """Run each seed, and print what it took and found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--recipe", default="tiny")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    found = [ran(asked.recipe, asked.folder / f"{asked.recipe}-{seed}", seed) for seed in asked.seeds]
+    print(json.dumps(found) if asked.json else "\n".join(map(table, found)))
+    sys.exit(any(each["exit"] for each in found))
+
+
+def ran(recipe: str, work: Path, seed: int) -> dict[str, Any]:
+    """Run a recipe with one seed; return its times, and the rewards and leads that its stages found."""
+    before = cpu_seconds()
+    command = [sys.executable, "-m", "harness1", "recipe", "run", recipe, "--out", str(work), "--set", f"seed={seed}"]
+    ended = subprocess.run(command, stdout=sys.stderr, check=False)
+    used = cpu_seconds() - before
+    journal = read_journal(work)
+    report = {"recipe": recipe, "seed": seed, "exit": ended.returncode, "cpu_seconds": round(used)}
+    return report | (measured(journal, work) if journal else {})
+
+
+def cpu_seconds() -> float:
+    """Return the CPU seconds of all processes that this one started and that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def measured(journal: Journal, work: Path) -> dict[str, Any]:
+    """Return the seconds of each stage, the mean reward of each evaluation, and the lead of the first run of each
+    comparison over the others: the mean, and its 95 % interval."""
+    stages = {name: record for name, record in journal.stages.items() if record.status == "passed"}
+    leads = {}
+    for record in stages.values():
+        if record.words[0] == "compare":
+            runs = [read_run(Path(run)) for run in record.words[1 : record.words.index("--out")]]
+            for pair in compare(runs, "reward", top=0).others:
+                lead = pair.metrics["reward"].difference
+                leads[Path(pair.second.folder).name] = [-lead.mean, -lead.high, -lead.low]
+    return {
+        "seconds": {name: round(record.seconds, 1) for name, record in stages.items()},
+        "rewards": {name: each.metrics["reward"] for name, each in stages.items() if each.words[0] == "eval"},
+        "leads": leads,
+    }
+
+
+def table(found: dict[str, Any]) -> str:
+    """Return one run as lines."""
+    seconds = found.get("seconds", {})
+    lines = [
+        f"{found['recipe']}, seed {found['seed']}: exit code {found['exit']}, {sum(seconds.values()):.0f} s,"
+        f" {found['cpu_seconds']} CPU s"
+    ]
+    lines += [f"    {name}: reward {reward:.3f}" for name, reward in found.get("rewards", {}).items()]
+    for name, (mean, low, high) in found.get("leads", {}).items():
+        lines.append(f"    lead over {name}: {mean:+.3f} ({low:+.3f} to {high:+.3f})")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
