@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 from typer import Argument, Option
 
 from harness1.cli.command_check import check_commands
 from harness1.cli.options import Json, RecipeChanges, RecipeInputs, RecipeName
-from harness1.cli.printing import print_json, print_result, put, say
+from harness1.cli.printing import print_json, print_result, program, put, say
 from harness1.cli.results import headed
 from harness1.cli.terminal import Terminal
 from harness1.errors import UsageError
@@ -19,15 +21,21 @@ from harness1.plain import counted
 from harness1.recipe.journal import JOURNAL, LOGS, Journal, StageRecord, read_journal
 from harness1.recipe.recipe import load_recipe, shipped_recipes
 from harness1.recipe.run import RecipeRun, StageFailed, run_command, worded
+from harness1.training.log import LOG, read_log
 
 NEGATIVE = 1
 
 
 class Told:
-    """Tells the user on standard error how a recipe goes on."""
+    """Tells the user on standard error how a recipe goes on.
 
-    def __init__(self, stages: int) -> None:
-        self.stages, self.at = stages, 0
+    Args:
+        stages: how many there are.
+        work: the folder of the recipe.
+    """
+
+    def __init__(self, stages: int, work: Path) -> None:
+        self.stages, self.work, self.at = stages, work, 0
 
     def begins(self, stage: str, says: str) -> None:
         """Say which stage begins, and what it does."""
@@ -43,6 +51,8 @@ class Told:
         """Say what the gates of a stage found."""
         for finding in record.findings:
             say(f"{'passed' if finding.passed else 'FAILED'}, {worded(finding)}")
+        if record.status == "passed" and self.at < self.stages and (left := _left(read_journal(self.work))):
+            say(left)
 
 
 def run(
@@ -64,7 +74,11 @@ def run(
     """
     asked = load_recipe(recipe, changes or (), inputs or ())
     check_commands(asked, out)
-    work = RecipeRun(asked, out, partial(run_command, quiet=as_json), Told(len(asked.until(until))))
+    names = asked.until(until)
+    expected = sum(asked.stages[name].takes for name in names)
+    say(f"{counted(len(names), 'stage')}{f', {_minutes(expected)} on two cores' * bool(expected)}")
+    say(f"to watch: {program()} view {out} --serve; what is to come: {program()} recipe status {out}")
+    work = RecipeRun(asked, out, partial(run_command, quiet=as_json), Told(len(names), out))
     try:
         journal = work.run(start_from, until)
     except StageFailed as error:
@@ -79,14 +93,17 @@ def run(
 def status(
     work: Annotated[Path, Argument(help="The folder of a recipe.", metavar="WORK")], as_json: Json = False
 ) -> None:
-    """Show the stages of a recipe's folder: what is done, what the gates found, and what failed.
+    """Show the stages of a recipe's folder: what is done, what the gates found, what failed, and what is to come.
 
     Example: harness1 recipe status work
     """
     journal = read_journal(work)
     if journal is None:
         raise UsageError(f"{work} holds no recipe: it has no {JOURNAL}")
-    print_result(journal, as_json, _in_words, work)
+    if as_json:
+        print_json(msgspec.to_builtins(journal) | {"left": journal.left(time.time())})
+    else:
+        _in_words(journal, work)
 
 
 def list_recipes(as_json: Json = False) -> None:
@@ -112,10 +129,33 @@ def _in_words(journal: Journal, work: Path) -> None:
     for name, record in journal.stages.items():
         passed = sum(each.passed for each in record.findings)
         gates = f"{passed} of {len(record.findings)}" if record.findings else ""
-        table.add_row(name, record.status, f"{record.seconds:,.1f}", gates, record.artifact[:12])
+        running = record.status == "running"
+        seconds = record.seconds + (time.time() - record.began if running else 0.0)
+        table.add_row(name, record.status, f"{seconds:,.1f}", gates, record.artifact[:12] or _step(work / name))
+    for name, seconds in journal.plan.items():
+        if name not in journal.stages:
+            table.add_row(name, "to come", f"about {seconds:,.0f}" if seconds else "", "", "")
     Terminal().print(table)
     for name, record in journal.stages.items():
         for finding in record.findings:
             if not finding.passed:
                 put(f"{name}: {worded(finding)}")
     put(f"{counted(len(journal.stages), 'stage')}, {sum(each.seconds for each in journal.stages.values()):,.0f} s")
+    if left := _left(journal):
+        put(left)
+
+
+def _left(journal: Journal | None) -> str:
+    """Return how much time is left in words, or an empty string where nothing is known or nothing is left."""
+    left = journal.left(time.time()) if journal is not None else None
+    return f"about {_minutes(left)} left" if left else ""
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+
+
+def _step(folder: Path) -> str:
+    """Return the last step that a training under way has logged."""
+    lines = read_log(folder) if (folder / LOG).is_file() else []
+    return f"step {lines[-1]['step']}" if lines else ""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
+import typer
 from typer import Option
 
 from harness1.cli.bars import progress_of_work, read_aloud
@@ -77,7 +78,8 @@ def check(
     The same command resumes a stopped check.
 
     A judge reads the best-paid episodes of every policy but the oracle, or those of --run (a run, or a training). Its
-    replies are kept in judge.jsonl of the report's folder, its findings in judge.json.
+    replies are kept in judge.jsonl of the report's folder, its findings in judge.json. Exit code 1 if the tasks are too
+    easy: a policy that does not think reaches `rl.easy` of what the oracle gains.
 
     Example: harness1 rl check world:1000 --limit 50 --out runs/check --config rl/small
     """
@@ -97,6 +99,7 @@ def check(
     report = _checked(Check(dataset, split, tasks, place, settings, seed, student, selection), out, force=force)
     if reviewer is None:
         print_result(report, as_json, print_report, settings.rl.headroom, out)
+        refuse_easy(report, settings.rl.easy)
         return
     runs = [run] if run is not None else [out / RUNS / policy for policy in POLICIES if policy != ORACLE]
     found = judge_runs(reviewer, judge, runs, tasks, judged, out, force=force)
@@ -104,6 +107,20 @@ def check(
     print_result(whole, as_json, lambda _: print_report(report, settings.rl.headroom, out))
     if not as_json:
         print_findings(found)
+    refuse_easy(report, settings.rl.easy)
+
+
+def refuse_easy(report: AdmissionReport, bound: float) -> None:
+    """End with exit code 1 if a policy that does not think comes as far as the oracle."""
+    best = report.easiest
+    if best.score < bound or bound == 1.0:
+        return
+    say(
+        f"TOO EASY: {best.policy}, which does not think, earns {best.reward:.3f}, {best.score:.0%} of what the oracle"
+        " gains over doing nothing. There is nothing to learn: take harder tasks, or a reward that tells them apart;"
+        " --set rl.easy=1 goes on"
+    )
+    raise typer.Exit(1)
 
 
 def default_split(source: Source) -> str:

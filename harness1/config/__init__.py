@@ -74,6 +74,7 @@ LATER_TRAINING = (
     "train.lora.experts",
     "train.lora.layers",
     "rl.gate",
+    "rl.easy",
     "sft.gates.per_task",
     "sft.gates.same_searches",
     "sft.useless_weight",

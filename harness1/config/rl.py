@@ -83,6 +83,9 @@ class Rl(Settings):
     """One row per turn, or one per chain of turns whose prompts are proven prefixes of each other."""
     headroom: Share = 0.15
     """Minimum headroom in its admission report for a task to be sampled."""
+    easy: Share = 0.9
+    """Mean score of a policy that does not think, as a share of the oracle's gain, from which `rl check` refuses the
+    task set: there is nothing left to learn. 1: never."""
     seed: Count = 42
     """Seed of the order of tasks, of their episodes, and of the held-out tasks."""
     pivots: Pivots = Pivots()

@@ -35,6 +35,8 @@ class StageRecord(Record, kw_only=True):
     exit: int = 0
     """The exit code of its command."""
     metrics: dict[str, float] = {}
+    began: float = 0.0
+    """When its command was last started, in seconds since 1970."""
 
 
 class Journal(Record, kw_only=True):
@@ -46,6 +48,25 @@ class Journal(Record, kw_only=True):
     inputs: dict[str, str]
     """The hash of each input at the start; of one that is no file, its name."""
     stages: dict[str, StageRecord] = {}
+    plan: dict[str, float] = {}
+    """Every stage of the last run, in order, with the seconds that the recipe expects of it; 0: not known."""
+
+    def left(self, now: float) -> float | None:
+        """Return the seconds that are left, or None if nothing is known of the stages to come. What the recipe expects
+        is scaled by how long the stages that passed took of it.
+
+        Args:
+            now: the time, in seconds since 1970.
+        """
+        passed = {name: record for name, record in self.stages.items() if record.status == "passed"}
+        expected = sum(self.plan.get(name, 0.0) for name in passed)
+        taken = sum(record.seconds for name, record in passed.items() if self.plan.get(name))
+        pace = taken / expected if expected else 1.0
+        rest = {name: seconds * pace for name, seconds in self.plan.items() if name not in passed}
+        for name, record in self.stages.items():
+            if record.status == "running" and name in rest:
+                rest[name] = max(0.0, rest[name] - record.seconds - (now - record.began))
+        return sum(rest.values()) if any(self.plan[name] for name in rest) or not rest else None
 
     def with_stage(self, name: str, record: StageRecord) -> Journal:
         return msgspec.structs.replace(self, stages={**self.stages, name: record})

@@ -45,6 +45,8 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Processes that train together, started by torchrun; of `sft train` and `rl train`."""
     gates: dict[str, float | bool] = {}
     """Bounds of gates in place of their defaults; false leaves a gate out."""
+    takes: float = 0.0
+    """Seconds that it took on two quiet cores, by which the time left is told; 0: not known."""
 
 
 class Space(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -81,7 +81,8 @@ class RecipeRun:
         names = self.recipe.until(until)
         again = self.recipe.from_stage(start_from) if start_from else ()
         with held(self.work):
-            journal = self._begun()
+            plan = {name: self.recipe.stages[name].takes for name in names}
+            journal = msgspec.structs.replace(self._begun(), plan=plan)
             write_journal(self.work, journal)
             journal = self._cleared(journal, again)
             for name in names:
@@ -129,13 +130,14 @@ class RecipeRun:
         made = {name: before.artifact} if before is not None and before.status == "passed" else {}
         if changes := self._changes(made | needs):
             return self._kept(name, journal, msgspec.structs.replace(record, findings=changes, status="failed"))
-        if before == record and before.status == "passed":
+        if before is not None and before.status == "passed" and before == record:
             self.watch.skipped(name, before)
             return journal
         return self._ran(name, journal, msgspec.structs.replace(record, status="running", findings=()))
 
     def _ran(self, name: str, journal: Journal, record: StageRecord) -> Journal:
         """Run the command of a stage, and judge what it made."""
+        record = msgspec.structs.replace(record, began=time.time())
         write_journal(self.work, journal.with_stage(name, record))
         self.watch.begins(name, self.recipe.stages[name].says)
         began = time.monotonic()

@@ -14,7 +14,10 @@ from tests.adapters.chat_server import chat_server
 from tests.adapters.processes import scratch_index, serving_openenv
 
 EXAMPLES = Path("examples").resolve()
-TESTS = (Path(__file__), Path("tests/agents/test_search_agent.py").resolve())
+TESTS = tuple(
+    Path("tests", name).resolve()
+    for name in ("adapters/test_examples.py", "agents/test_search_agent.py", "test_own_code.py")
+)
 LINES = 40
 NEEDED = {
     "gym_loop.py": "gymnasium",
@@ -27,6 +30,9 @@ NEEDED = {
     "verifiers_eval.py": "verifiers",
 }
 """The package that each example needs."""
+
+CORE = {"search_reward.py", "own_dataset.py", "own_policy.py", "own_reward.py", "own_tool.py"}
+"""Examples that need only the core."""
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +64,8 @@ def test_examples_are_short_and_each_is_run() -> None:
     found = {path.name: len(path.read_text().splitlines()) for path in EXAMPLES.glob("*.py")}
     assert max(found.values()) <= LINES
     tests = "".join(path.read_text() for path in TESTS)
-    assert all(f'"{name}"' in tests for name in found)
-    assert found.keys() == NEEDED.keys() | {"search_reward.py"}
+    assert all(f'"{name}"' in tests or f'"{name.removesuffix(".py")}"' in tests for name in found)
+    assert found.keys() == NEEDED.keys() | CORE
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=needs(NEEDED[name])) for name in NEEDED])

@@ -34,6 +34,8 @@ CHECK = [
     "checked",
     "--set",
     "machine.workers=1",
+    "--set",
+    "rl.easy=1",
 ]
 
 
@@ -69,6 +71,17 @@ def test_a_check_writes_a_report_once(harness1: Command, tmp_path: Path) -> None
     assert "--force" in other.err
     assert harness1(*CHECK, "--set", "reward.recipe=robust", "--force").code == 0
     assert read_report(folder).recipe == "robust"
+
+
+def test_tasks_on_which_a_policy_that_does_not_think_comes_far_enough_are_refused(harness1: Command) -> None:
+    refused = harness1(*CHECK, "--limit", "10", "--set", "rl.easy=0.7")
+    assert refused.code == 1
+    assert "TOO EASY: scripted, which does not think, earns 2.851, 88% of what the oracle gains" in refused.err
+    assert "10 admitted" in refused.out  # the report is written, and shown again
+    assert harness1(*CHECK, "--limit", "10", "--set", "rl.easy=0.7", "--json").code == 1
+    assert harness1(*CHECK, "--limit", "10", "--set", "rl.easy=0.9", "--json").code == 0
+    assert harness1(*CHECK, "--limit", "10", "--set", "rl.easy=0", "--json").code == 1
+    assert harness1(*CHECK, "--limit", "10", "--set", "rl.easy=1").code == 0
 
 
 def test_a_stopped_check_goes_on(harness1: Command, tmp_path: Path) -> None:

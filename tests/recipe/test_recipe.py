@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from harness1.cli.command_check import check_commands
@@ -22,7 +23,7 @@ from harness1.errors import ConfigError, UsageError
 from harness1.eval.evaluate import Evaluation, evaluate
 from harness1.recipe.artifacts import artifact
 from harness1.recipe.gates import GATES, Finding, judged
-from harness1.recipe.journal import JOURNAL, StageRecord, held, read_journal
+from harness1.recipe.journal import JOURNAL, Journal, StageRecord, held, read_journal, write_journal
 from harness1.recipe.recipe import PLAIN, Recipe, load_recipe, recipe_of, shipped_recipes
 from harness1.recipe.run import RecipeRun, StageFailed, run_command, worded
 from harness1.recipe.stage_case import StageCase
@@ -382,6 +383,26 @@ def test_a_folder_of_something_else_or_at_work_is_refused(notes: Path) -> None:
         work.run()
 
 
+def test_the_time_left_is_what_the_recipe_expects_at_the_pace_so_far(notes: Path) -> None:
+    expected = {"first": 10.0, "second": 20.0, "third": 5.0, "aside": 0.0}
+    stages = {name: {**CHAIN["stages"][name], "takes": seconds} for name, seconds in expected.items()}
+    journal = work_of(notes, Commands(), **stages).run(until="first")
+    assert journal.plan == {"first": 10.0}
+    assert journal.left(0.0) == 0.0
+
+    def at(first: float, **more: Any) -> Journal:
+        passed = msgspec.structs.replace(journal.stages["first"], seconds=first)
+        return msgspec.structs.replace(journal, plan=expected, stages={"first": passed, **more})
+
+    assert at(10.0).left(0.0) == 25.0
+    assert at(30.0).left(0.0) == 75.0  # a slower machine
+    running = msgspec.structs.replace(journal.stages["first"], status="running", began=100.0, seconds=3.0)
+    assert at(10.0, second=running).left(104.0) == 13.0 + 5.0
+    assert at(10.0, second=running).left(500.0) == 5.0  # it takes longer than expected
+    unknown = msgspec.structs.replace(at(10.0), plan=dict.fromkeys(expected, 0.0))
+    assert unknown.left(0.0) is None
+
+
 def test_the_commands_print_what_is_done_and_what_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -395,8 +416,16 @@ def test_the_commands_print_what_is_done_and_what_failed(
     assert done.code == 0, done.err
     assert json.loads(done.out)["stages"]["index"]["findings"][0]["value"] == 60.0
     assert "stage 1 of 1, index" in done.err
+    assert "view work --serve" in done.err.splitlines()[1]
     shown = harness1("recipe", "status", "work")
     assert "2 of 2" in shown.out
+    assert json.loads(harness1("recipe", "status", "work", "--json").out)["left"] == 0
+    journal = read_journal(Path("work"))
+    assert journal is not None
+    write_journal(Path("work"), msgspec.structs.replace(journal, plan={"index": 1.0, "longer": 600.0}))
+    under_way = harness1("recipe", "status", "work").out
+    assert "to come" in under_way
+    assert " min left" in under_way
     failed = harness1("recipe", "run", "mine.toml", "--out", "bad", "--input", "docs=empty", "--json")
     assert failed.code == 2
     assert json.loads(failed.out)["stages"]["index"]["status"] == "failed"

@@ -14,7 +14,7 @@ from harness1.data.selection import Selection
 from harness1.errors import MALFORMED, SchemaError, UsageError
 from harness1.records import Record
 from harness1.reward.composite import by_term
-from harness1.rl.admission.judgement import TaskAdmission, Trial
+from harness1.rl.admission.judgement import ORACLE, TaskAdmission, Trial
 
 REPORT = "report.json"
 README = "README.md"
@@ -71,6 +71,11 @@ class AdmissionReport(Record, kw_only=True):
     def reasons(self) -> dict[str, int]:
         """The number of tasks rejected for each reason; a task may have several."""
         return dict(Counter(reason for task in self.tasks for reason in task.rejected))
+
+    @property
+    def easiest(self) -> PolicyEarnings:
+        """Return the earnings of the best policy that does not think: the larger its score, the less can be learned."""
+        return max((each for each in self.policies if each.policy != ORACLE), key=lambda each: each.score)
 
     def admitted(self, headroom: float = 0.0) -> list[str]:
         """Return the ids of the tasks that are not rejected and have at least this headroom, in their order."""
