@@ -18,7 +18,7 @@ from harness1.cli.results import headed
 from harness1.cli.terminal import Terminal
 from harness1.errors import UsageError
 from harness1.plain import counted
-from harness1.recipe.journal import JOURNAL, LOGS, Journal, StageRecord, read_journal
+from harness1.recipe.journal import JOURNAL, LOGS, Journal, StageRecord, is_at_work, read_journal
 from harness1.recipe.recipe import load_recipe, shipped_recipes
 from harness1.recipe.run import RecipeRun, StageFailed, run_command, worded
 from harness1.training.log import LOG, read_log
@@ -101,7 +101,7 @@ def status(
     if journal is None:
         raise UsageError(f"{work} holds no recipe: it has no {JOURNAL}")
     if as_json:
-        print_json(msgspec.to_builtins(journal) | {"left": journal.left(time.time())})
+        print_json(msgspec.to_builtins(journal) | {"left": journal.left(time.time()), "at_work": is_at_work(work)})
     else:
         _in_words(journal, work)
 
@@ -124,15 +124,17 @@ def list_recipes(as_json: Json = False) -> None:
 
 
 def _in_words(journal: Journal, work: Path) -> None:
+    at_work = is_at_work(work)
     put(f"{work}: {journal.title}")
     table = headed("stage", "status", "seconds", "gates", "artifact")
     for name, record in journal.stages.items():
         passed = sum(each.passed for each in record.findings)
         gates = f"{passed} of {len(record.findings)}" if record.findings else ""
-        running = record.status == "running"
+        running = record.status == "running" and at_work
         seconds = record.seconds + (time.time() - record.began if running else 0.0)
-        table.add_row(name, record.status, f"{seconds:,.1f}", gates, record.artifact[:12] or _step(work / name))
-    for name, seconds in journal.plan.items():
+        status = "stopped" if record.status == "running" and not running else record.status
+        table.add_row(name, status, f"{seconds:,.1f}", gates, record.artifact[:12] or _step(work / name))
+    for name, seconds in journal.expected().items():
         if name not in journal.stages:
             table.add_row(name, "to come", f"about {seconds:,.0f}" if seconds else "", "", "")
     Terminal().print(table)
@@ -141,7 +143,10 @@ def _in_words(journal: Journal, work: Path) -> None:
             if not finding.passed:
                 put(f"{name}: {worded(finding)}")
     put(f"{counted(len(journal.stages), 'stage')}, {sum(each.seconds for each in journal.stages.values()):,.0f} s")
-    if left := _left(journal):
+    stopped = [name for name, record in journal.stages.items() if record.status == "running" and not at_work]
+    if stopped:
+        put(f"{stopped[0]} was stopped: the same `recipe run` goes on from there")
+    elif left := _left(journal):
         put(left)
 
 

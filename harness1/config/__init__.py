@@ -76,6 +76,7 @@ LATER_TRAINING = (
     "rl.gate",
     "rl.easy",
     "sft.gates.per_task",
+    "sft.gates.precision",
     "sft.gates.same_searches",
     "sft.useless_weight",
 )

@@ -14,6 +14,8 @@ class Gates(Settings):
 
     recall: Share = 0.10
     """Minimum curated recall."""
+    precision: Share = 0.0
+    """Minimum curated precision: a student that learns only from small sets delivers little else."""
     documents: Positive = 1
     """Minimum number of curated documents."""
     tools: Positive = 1

@@ -39,6 +39,14 @@ class StageRecord(Record, kw_only=True):
     """When its command was last started, in seconds since 1970."""
 
 
+class Planned(Record):
+    """What a recipe says of a stage before it begins."""
+
+    says: str = ""
+    takes: float = 0.0
+    """The seconds that it took on two quiet cores; 0: not known."""
+
+
 class Journal(Record, kw_only=True):
     """The content of `recipe.json`."""
 
@@ -48,25 +56,31 @@ class Journal(Record, kw_only=True):
     inputs: dict[str, str]
     """The hash of each input at the start; of one that is no file, its name."""
     stages: dict[str, StageRecord] = {}
-    plan: dict[str, float] = {}
-    """Every stage of the last run, in order, with the seconds that the recipe expects of it; 0: not known."""
+    plan: dict[str, Planned] = {}
+    """Every stage of the last run, in order."""
+
+    def expected(self) -> dict[str, float]:
+        """Return the seconds that each stage of the plan takes that has not passed, at the pace of those that have;
+        0: not known."""
+        passed = {name: record for name, record in self.stages.items() if record.status == "passed"}
+        known = [name for name in passed if name in self.plan and self.plan[name].takes]
+        planned = sum(self.plan[name].takes for name in known)
+        pace = sum(passed[name].seconds for name in known) / planned if planned else 1.0
+        return {name: stage.takes * pace for name, stage in self.plan.items() if name not in passed}
 
     def left(self, now: float) -> float | None:
-        """Return the seconds that are left, or None if nothing is known of the stages to come. What the recipe expects
-        is scaled by how long the stages that passed took of it.
+        """Return the seconds that are left, or None if nothing is known of the stages to come.
 
         Args:
             now: the time, in seconds since 1970.
         """
-        passed = {name: record for name, record in self.stages.items() if record.status == "passed"}
-        expected = sum(self.plan.get(name, 0.0) for name in passed)
-        taken = sum(record.seconds for name, record in passed.items() if self.plan.get(name))
-        pace = taken / expected if expected else 1.0
-        rest = {name: seconds * pace for name, seconds in self.plan.items() if name not in passed}
+        rest = self.expected()
+        if rest and not any(rest.values()):
+            return None
         for name, record in self.stages.items():
             if record.status == "running" and name in rest:
                 rest[name] = max(0.0, rest[name] - record.seconds - (now - record.began))
-        return sum(rest.values()) if any(self.plan[name] for name in rest) or not rest else None
+        return sum(rest.values())
 
     def with_stage(self, name: str, record: StageRecord) -> Journal:
         return msgspec.structs.replace(self, stages={**self.stages, name: record})
@@ -90,6 +104,18 @@ def read_journal(work: Path) -> Journal | None:
 def write_journal(work: Path, journal: Journal) -> None:
     """Replace the journal of a folder in one step."""
     write_json(work / JOURNAL, journal)
+
+
+def is_at_work(work: Path) -> bool:
+    """Return True if a process is running the recipe of a folder: one that was killed has left its stage `running`."""
+    try:
+        with (work / LOCK).open() as file:
+            lock(file, "")
+    except FileNotFoundError:
+        return False
+    except UsageError:
+        return True
+    return False
 
 
 @contextmanager

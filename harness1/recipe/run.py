@@ -21,7 +21,7 @@ import msgspec
 from harness1.errors import HarnessError, UsageError
 from harness1.recipe.artifacts import artifact
 from harness1.recipe.gates import Finding, judged
-from harness1.recipe.journal import LOGS, Journal, StageRecord, held, read_journal, write_journal
+from harness1.recipe.journal import LOGS, Journal, Planned, StageRecord, held, read_journal, write_journal
 from harness1.recipe.measures import metrics_of
 from harness1.recipe.recipe import Recipe
 from harness1.recipe.stage_case import StageCase
@@ -81,7 +81,8 @@ class RecipeRun:
         names = self.recipe.until(until)
         again = self.recipe.from_stage(start_from) if start_from else ()
         with held(self.work):
-            plan = {name: self.recipe.stages[name].takes for name in names}
+            stages = self.recipe.stages
+            plan = {name: Planned(stages[name].says, stages[name].takes) for name in names}
             journal = msgspec.structs.replace(self._begun(), plan=plan)
             write_journal(self.work, journal)
             journal = self._cleared(journal, again)

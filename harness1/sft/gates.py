@@ -35,6 +35,7 @@ class TeacherEpisode(Record):
     documents: int
     """Curated documents; 0 if the episode ended in a policy error."""
     recall: float
+    precision: float
     trajectory_recall: float
     turns: int
     calls: dict[str, int]
@@ -89,6 +90,7 @@ def candidate(episode: Episode, gold: Gold | None, dataset: str, place: tuple[in
         format_errors=scored.format_errors,
         documents=scored.set_size,
         recall=scored.recall,
+        precision=scored.precision,
         trajectory_recall=scored.trajectory_recall,
         turns=len(acted),
         calls=scored.calls | ({END_SEARCH: ended} if ended else {}),
@@ -116,6 +118,7 @@ def gated(
         "format": lambda _: _format,
         "documents": lambda _: _documents(gates),
         "recall": lambda _: _recall(gates),
+        "precision": lambda _: _precision(gates),
         "tools": lambda _: _tools(gates),
         "excluded": lambda _: _excluded(excluded),
         "leak": lambda _: _leak(leaks),
@@ -194,6 +197,10 @@ def _documents(gates: Gates) -> Reason:
 
 def _recall(gates: Gates) -> Reason:
     return lambda each: f"curated recall {each.recall:.3f}" if each.recall < gates.recall else None
+
+
+def _precision(gates: Gates) -> Reason:
+    return lambda each: f"curated precision {each.precision:.3f}" if each.precision < gates.precision else None
 
 
 def _tools(gates: Gates) -> Reason:

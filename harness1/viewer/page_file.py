@@ -35,6 +35,7 @@ SCRIPTS = (
     "curves.js",
     "training.js",
     "session.js",
+    "recipe.js",
     "keys.js",
     "live.js",
     "main.js",

@@ -13,6 +13,11 @@ def is_training(folder: Path) -> bool:
     return (folder / LOG).is_file()
 
 
+def training_row(folder: Path) -> dict[str, str]:
+    """Return what the page knows of a training before its curves are asked for."""
+    return {"name": folder.resolve().name, "folder": str(folder)}
+
+
 def training_card(folder: Path) -> dict[str, Any]:
     """Return a training as JSON data: steps and values of the training metrics in `curves`, and of the validation
     metrics in `validation`. The log is as for `read_log`."""
@@ -26,4 +31,4 @@ def training_card(folder: Path) -> dict[str, Any]:
                 steps, values = kind.setdefault(name.removeprefix(VALIDATION_PREFIX), [[], []])
                 steps.append(step)
                 values.append(value)
-    return {"name": folder.resolve().name, "folder": str(folder), "curves": curves, "validation": validation}
+    return {**training_row(folder), "curves": curves, "validation": validation}

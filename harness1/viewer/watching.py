@@ -23,9 +23,10 @@ from harness1.training.log import LOG
 from harness1.viewer.episode_list import EpisodeRow, row_of, scored
 from harness1.viewer.gather import made_episode
 from harness1.viewer.page_file import deflated, page
+from harness1.viewer.recipe_card import is_recipe, recipe_card, recipe_parts
 from harness1.viewer.run_source import RunSource
 from harness1.viewer.sessions import held_sessions
-from harness1.viewer.training import training_card
+from harness1.viewer.training import training_card, training_row
 
 AT_ONCE = 200
 """Episodes of a run that are read for one answer."""
@@ -78,7 +79,8 @@ class WatchedRun:
 class Watched:
     """Folders under way, for any number of pages; each method may be called by any thread.
 
-    Folders that do not exist yet are waited for. The episodes of an `rl train` belong to its folder.
+    Folders that do not exist yet are waited for. The episodes of an `rl train` belong to its folder; a recipe's folder
+    stands for those of its stages.
     """
 
     def __init__(self, folders: Sequence[Path]) -> None:
@@ -90,7 +92,7 @@ class Watched:
     def page(self) -> Iterator[str]:
         """Yield the page, which asks for the rest."""
         live = {"life": "", "next": 0, "waiting": [], "problems": []}
-        lists: dict[str, Any] = {name: [] for name in ("rows", "runs", "trainings", "sessions", "pairs")}
+        lists: dict[str, Any] = {name: [] for name in ("rows", "runs", "trainings", "sessions", "pairs", "recipes")}
         about = {"columns": EpisodeRow.__struct_fields__, "tags": TAGS, "classes": MEANINGS, "live": live}
         return page(" · ".join(folder.resolve().name for folder in self._folders), about | lists, live=True)
 
@@ -108,7 +110,8 @@ class Watched:
                 "rows": list(rows.items()),
                 "changed": sorted({change for change in fresh if isinstance(change, str)}),
                 "runs": [run.source.card for run in self._runs],
-                "trainings": [folder.resolve().name for folder in self._trainings],
+                "trainings": [training_row(folder) for folder in self._trainings],
+                "recipes": list(self._recipes.values()),
                 "sessions": [row for found in self._sessions.values() for row, _ in found],
                 "waiting": [str(folder) for folder in self._waiting],
                 "problems": sorted(self._problems),
@@ -141,6 +144,8 @@ class Watched:
         self._runs: list[WatchedRun] = []
         self._trainings: list[Path] = []
         self._logs: list[tuple[int, int, int]] = []
+        self._recipes: dict[Path, dict[str, Any]] = {}
+        self._parts: set[Path] = set()
         self._recordings: dict[Path, tuple[int, int, int]] = {}
         self._sessions: dict[Path, list[tuple[dict[str, Any], str]]] = {}
         self._problems: set[str] = set()
@@ -153,6 +158,7 @@ class Watched:
     def _look(self) -> None:
         if any(run.is_other() for run in self._runs):
             self._begin()
+        self._look_at_recipes()
         for folder in list(self._waiting):
             try:
                 if self._opened(folder):
@@ -197,6 +203,20 @@ class Watched:
         self._rows[at : at + 1] = [row]
         self._places[at : at + 1] = [(run, start)]
         self._changes.append(at)
+
+    def _look_at_recipes(self) -> None:
+        """Read how each recipe goes on, and wait for what the stages that it began will write."""
+        found = [folder for folder in self._waiting if is_recipe(folder)]
+        self._waiting = [folder for folder in self._waiting if folder not in found]
+        for folder in [*self._recipes, *found]:
+            try:
+                self._recipes[folder] = recipe_card(folder)
+                fresh = [part for part in recipe_parts(folder) if part not in self._parts]
+            except (SchemaError, UsageError) as error:
+                self._problems.add(str(error))
+                continue
+            self._parts.update(fresh)
+            self._waiting += fresh
 
     def _look_at_recordings(self) -> None:
         for folder, before in self._recordings.items():

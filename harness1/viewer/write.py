@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from harness1.viewer.gather import made_episodes
 from harness1.viewer.page_file import deflated, page
 from harness1.viewer.pairs import Measured, pairs
 from harness1.viewer.passages import NUMBER_BYTES, Passages
+from harness1.viewer.recipe_card import is_recipe, recipe_card, written_parts
 from harness1.viewer.run_source import RunSource
 from harness1.viewer.sessions import held_sessions, is_recording
 from harness1.viewer.spool import Place, Spool
@@ -82,7 +84,8 @@ class _Gathered:
 
 
 def write_view(asked: Asked, out: Path, on_episode: Listener = lambda _: None) -> Written:
-    """Write one file with the runs, trainings and recordings of some folders, replacing an earlier file atomically.
+    """Write one file with the runs, trainings and recordings of some folders, replacing an earlier file atomically. Of
+    a recipe's folder, those of its stages are taken.
 
     Args:
         on_episode: called with the number of episodes replayed so far.
@@ -92,16 +95,19 @@ def write_view(asked: Asked, out: Path, on_episode: Listener = lambda _: None) -
         SchemaError: a record is damaged.
         InfrastructureFault: a worker process died.
     """
-    trainings = [training_card(folder) for folder in asked.folders if is_training(folder)]
-    recordings = [folder for folder in asked.folders if is_recording(folder)]
-    runs = [RunSource.open(folder) for folder in asked.folders if not is_training(folder) and folder not in recordings]
+    recipes = [recipe_card(folder) for folder in asked.folders if is_recipe(folder)]
+    parts = (written_parts(folder) if is_recipe(folder) else [folder] for folder in asked.folders)
+    folders = list(itertools.chain.from_iterable(parts))
+    trainings = [training_card(folder) for folder in folders if is_training(folder)]
+    recordings = [folder for folder in folders if is_recording(folder)]
+    runs = [RunSource.open(folder) for folder in folders if not is_training(folder) and folder not in recordings]
     sessions = held_sessions(recordings, asked.max_bytes // 2)
-    names = [training["name"] for training in trainings]
-    title = " · ".join([*(run.name for run in runs), *names, *(folder.resolve().name for folder in recordings)])
+    title = " · ".join(folder.resolve().name for folder in asked.folders)
     index = {
+        "recipes": recipes,
         "columns": EpisodeRow.__struct_fields__,
         "runs": [run.card for run in runs],
-        "trainings": names,
+        "trainings": [{"name": training["name"], "folder": training["folder"]} for training in trainings],
         "sessions": [row for row, _ in sessions],
         "tags": TAGS,
         "classes": MEANINGS,

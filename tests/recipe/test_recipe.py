@@ -23,7 +23,7 @@ from harness1.errors import ConfigError, UsageError
 from harness1.eval.evaluate import Evaluation, evaluate
 from harness1.recipe.artifacts import artifact
 from harness1.recipe.gates import GATES, Finding, judged
-from harness1.recipe.journal import JOURNAL, Journal, StageRecord, held, read_journal, write_journal
+from harness1.recipe.journal import JOURNAL, Journal, Planned, StageRecord, held, read_journal, write_journal
 from harness1.recipe.recipe import PLAIN, Recipe, load_recipe, recipe_of, shipped_recipes
 from harness1.recipe.run import RecipeRun, StageFailed, run_command, worded
 from harness1.recipe.stage_case import StageCase
@@ -387,19 +387,20 @@ def test_the_time_left_is_what_the_recipe_expects_at_the_pace_so_far(notes: Path
     expected = {"first": 10.0, "second": 20.0, "third": 5.0, "aside": 0.0}
     stages = {name: {**CHAIN["stages"][name], "takes": seconds} for name, seconds in expected.items()}
     journal = work_of(notes, Commands(), **stages).run(until="first")
-    assert journal.plan == {"first": 10.0}
+    assert journal.plan == {"first": Planned("", 10.0)}
     assert journal.left(0.0) == 0.0
 
     def at(first: float, **more: Any) -> Journal:
         passed = msgspec.structs.replace(journal.stages["first"], seconds=first)
-        return msgspec.structs.replace(journal, plan=expected, stages={"first": passed, **more})
+        plan = {name: Planned(takes=seconds) for name, seconds in expected.items()}
+        return msgspec.structs.replace(journal, plan=plan, stages={"first": passed, **more})
 
     assert at(10.0).left(0.0) == 25.0
     assert at(30.0).left(0.0) == 75.0  # a slower machine
     running = msgspec.structs.replace(journal.stages["first"], status="running", began=100.0, seconds=3.0)
     assert at(10.0, second=running).left(104.0) == 13.0 + 5.0
     assert at(10.0, second=running).left(500.0) == 5.0  # it takes longer than expected
-    unknown = msgspec.structs.replace(at(10.0), plan=dict.fromkeys(expected, 0.0))
+    unknown = msgspec.structs.replace(at(10.0), plan=dict.fromkeys(expected, Planned()))
     assert unknown.left(0.0) is None
 
 
@@ -422,10 +423,18 @@ def test_the_commands_print_what_is_done_and_what_failed(
     assert json.loads(harness1("recipe", "status", "work", "--json").out)["left"] == 0
     journal = read_journal(Path("work"))
     assert journal is not None
-    write_journal(Path("work"), msgspec.structs.replace(journal, plan={"index": 1.0, "longer": 600.0}))
+    write_journal(
+        Path("work"), msgspec.structs.replace(journal, plan={"index": Planned(), "longer": Planned("more", 600.0)})
+    )
     under_way = harness1("recipe", "status", "work").out
     assert "to come" in under_way
-    assert " min left" in under_way
+    assert "about 10 min left" in under_way
+    at_work = msgspec.structs.replace(journal.stages["index"], status="running", began=time.time())
+    write_journal(Path("work"), journal.with_stage("index", at_work))
+    assert "stopped: the same `recipe run`" in harness1("recipe", "status", "work").out  # nobody runs it
+    with held(Path("work")):
+        assert "running" in harness1("recipe", "status", "work").out
+        assert json.loads(harness1("recipe", "status", "work", "--json").out)["at_work"]
     failed = harness1("recipe", "run", "mine.toml", "--out", "bad", "--input", "docs=empty", "--json")
     assert failed.code == 2
     assert json.loads(failed.out)["stages"]["index"]["status"] == "failed"

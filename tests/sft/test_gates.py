@@ -24,7 +24,19 @@ from harness1.sft.gates import (
 from tests.support import END, Script, WordRetriever, curate, make_env, run, search
 
 QUERY = "Where did the father of Ada Lovelace die?"
-GATES = ("fault", "format", "documents", "recall", "tools", "excluded", "leak", "duplicate", "quota", "searches")
+GATES = (
+    "fault",
+    "format",
+    "documents",
+    "recall",
+    "precision",
+    "tools",
+    "excluded",
+    "leak",
+    "duplicate",
+    "quota",
+    "searches",
+)
 LOOSE = Gates(near=0.9)
 ASKED = Task("q", "Which river flows past the castle of the king in Rome?", "test", Gold({DocId("castle"): 1}))
 LEAKS = Leaks(0.9, [EvaluationSet("d", "test", [ASKED])])
@@ -43,6 +55,7 @@ def one(number: int = 0, **changes: Any) -> TeacherEpisode:
         format_errors=0,
         documents=3,
         recall=0.5,
+        precision=0.5,
         trajectory_recall=1.0,
         turns=4,
         calls={"search_corpus": 2, "curate": 1, "end_search": 1},
@@ -66,6 +79,7 @@ def passed(*candidates: TeacherEpisode, gates: Gates = LOOSE, seed: int = 0) -> 
         ("format", {"format_errors": 1}),
         ("documents", {"documents": 1}),
         ("recall", {"recall": 0.09}),
+        ("precision", {"precision": 0.39}),
         ("tools", {"calls": {"search_corpus": 2, "end_search": 1}}),
         ("excluded", {"task_id": "learned"}),
         ("leak", {"query": "which RIVER flows past the castle of the king in Rome"}),
@@ -76,7 +90,7 @@ def passed(*candidates: TeacherEpisode, gates: Gates = LOOSE, seed: int = 0) -> 
     ],
 )
 def test_each_gate_stops_what_fails_it_alone(gate: str, changes: dict[str, Any]) -> None:
-    gates = Gates(near=0.9, documents=2, tools=2, quotas={"e": 1} if gate == "quota" else {})
+    gates = Gates(near=0.9, documents=2, precision=0.4, tools=2, quotas={"e": 1} if gate == "quota" else {})
     gates = msgspec.structs.replace(gates, same_searches=0.5 if gate == "searches" else 1.0)
     candidates = [one(0), one(1, **changes)]
     if gate == "quota":

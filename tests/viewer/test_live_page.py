@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, sync_playwright
 
+from harness1.recipe.gates import Finding
+from harness1.recipe.journal import Journal, Planned, StageRecord, held, write_journal
 from harness1.records import Episode
 from harness1.runs.store import read_episodes
 from tests.axe import barriers
@@ -78,3 +81,35 @@ def test_curves_grow(tmp_path: Path, page: Page) -> None:
         with (training / "log.jsonl").open("a") as log:
             log.write('{"step": 4, "reward": 9.0}\n')
         page.wait_for_selector("text=4 steps")
+
+
+def test_a_recipe_is_followed_from_stage_to_stage(
+    tmp_path: Path, whole: tuple[Path, list[Episode]], page: Page
+) -> None:
+    work = tmp_path / "work"
+    with held(work), listening(work) as server:
+        page.goto(server.address)
+        page.wait_for_selector("text=Waiting for")
+        stages = {"before": StageRecord(words=("eval",), needs={}, status="running", began=time.time() - 100)}
+        plan = {"before": Planned("what to beat", 400.0), "rl": Planned("learning", 400.0)}
+        journal = Journal(title="a chain", recipe="", inputs={}, stages=stages, plan=plan)
+        write_journal(work, journal)
+        page.wait_for_selector(".stage-running:has-text('for 2 min')")
+        page.wait_for_selector(".progress-line:has-text('about 12 min left')")
+        page.wait_for_selector(".stage-to-come:has-text('learning')")
+        shutil.copytree(whole[0], work / "before")
+        page.wait_for_selector(".stage-links :text('3 episodes')")
+        page.click(".command summary")
+        passed = Finding("recall", 0.6, 0.3, True, "mean curated recall", "")
+        done = StageRecord(words=("eval",), needs={}, status="passed", seconds=200.0, findings=(passed,))
+        write_journal(work, journal.with_stage("before", done).with_stage("rl", stages["before"]))
+        page.wait_for_selector(".stage-passed")
+        assert page.locator(".stage-passed .command pre").is_visible(), "what was opened stays open"
+        page.click(".gates summary")
+        assert "mean curated recall: 0.6, bound 0.3" in page.inner_text(".gates")
+        assert barriers(page) == []
+        page.click(".stage-links a")
+        page.wait_for_selector(".list [data-at='2']")
+        page.keyboard.press("Escape")
+        page.click("text=Recipe")
+        page.wait_for_selector(".stages")

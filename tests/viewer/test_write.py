@@ -226,7 +226,7 @@ def test_a_training_becomes_curves_with_its_evaluations_apart(tmp_path: Path) ->
     curves = page["tags"]["t0"]
     assert curves["curves"]["reward"][0] == list(range(1, 31))
     assert curves["validation"] == {"reward": [[10, 20, 30], [1.1 + 1 / 3, 1.1 + 2 / 3, 2.1]]}
-    assert (page["trainings"], page["rows"]) == (["train"], [])
+    assert ([each["name"] for each in page["trainings"]], page["rows"]) == (["train"], [])
 
 
 def test_a_run_whose_tokenizer_is_here_has_its_prompts_as_text(tmp_path: Path) -> None:

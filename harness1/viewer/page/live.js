@@ -19,7 +19,7 @@ export async function watch(show) {
     if (more === null) say("the server has ended; what is here stays");
     else {
       const { changed, left } = more;
-      const state = JSON.stringify([index.runs, index.trainings, index.sessions, index.live]);
+      const state = JSON.stringify([index.runs, index.recipes, index.trainings, index.sessions, index.live]);
       if (changed || state !== before) show();
       before = state;
       say(["live", plural(index.rows.length, "episode"), ...index.live.waiting.map((folder) => `waiting for ${folder}`), ...index.live.problems].join(" · "));
@@ -37,7 +37,7 @@ async function news() {
   // A run that was begun again has other episodes: nothing of the old ones may stay.
   if (life && found.life !== life) location.reload();
   takeNews(found.rows, found.changed);
-  Object.assign(index, { runs: found.runs, trainings: found.trainings, sessions: found.sessions });
+  Object.assign(index, { runs: found.runs, recipes: found.recipes, trainings: found.trainings, sessions: found.sessions });
   index.live = { life: found.life, next: found.next, waiting: found.waiting, problems: found.problems };
   return { changed: found.rows.length + found.changed.length > 0, left: found.left };
 }

@@ -9,6 +9,7 @@ import { helpView, listen } from "./keys.js";
 import { emptyView, watch } from "./live.js";
 import { listState, listView, refreshList } from "./list.js";
 import { hasPairs, pairsView } from "./pairs.js";
+import { recipesView } from "./recipe.js";
 import { address, LIST, route } from "./route.js";
 import { runsView } from "./runs.js";
 import { sessionView, sessionsView } from "./session.js";
@@ -40,10 +41,12 @@ async function follow() {
 }
 
 async function pageOf(asked) {
+  if (asked.page === "recipes") return recipesView();
   if (asked.page === "training") return trainingView();
   if (asked.page === "sessions") return sessionsView();
   if (asked.page === "session") return sessionView(asked.session);
   if (asked.page === "pairs") return pairsView();
+  if (asked.run !== undefined) listState.run = String(asked.run);
   if (asked.page === "list") return listPage(asked.missing);
   const absent = asked.rows.find((row) => !row.held);
   if (absent) return absentView(absent);
@@ -74,14 +77,14 @@ function showNews() {
   if (now.page === "list" && head) {
     head.replaceWith(headOfList());
     refreshList();
-  } else if (now.page === "list" || now.page === "training" || now.page === "sessions") {
+  } else if (["list", "recipes", "training", "sessions"].includes(now.page)) {
     const focused = document.activeElement?.id;
     follow().then(() => focused && document.getElementById(focused)?.focus({ preventScroll: true }));
   }
 }
 
 function titleOf({ page, rows, turn }) {
-  const names = [...index.runs.map((run) => run.name), ...index.trainings, ...new Set(index.sessions.map((session) => session.record))];
+  const names = index.recipes.length ? index.recipes.map((recipe) => recipe.name) : [...index.runs.map((run) => run.name), ...index.trainings.map((training) => training.name), ...new Set(index.sessions.map((session) => session.record))];
   return rows.length ? `${rows.map((row) => row.task).join(" | ")} turn ${turn + 1}` : `${{ training: "Training · ", pairs: "Pairs · " }[page] || ""}${names.join(" · ")}`;
 }
 
@@ -183,6 +186,7 @@ function forPaper(printing) {
 
 function navView() {
   const links = [];
+  if (index.recipes.length) links.push(h("a", { href: "#recipes" }, index.recipes.length > 1 ? "Recipes" : "Recipe"));
   if (index.runs.length) links.push(h("a", { href: `#${LIST}` }, "Episodes"));
   if (hasPairs()) links.push(h("a", { href: "#pairs" }, "Pairs"));
   if (index.trainings.length) links.push(h("a", { href: "#training" }, "Training"));

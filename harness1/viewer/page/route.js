@@ -1,5 +1,5 @@
 // Addresses in the fragment: `#RUN/EPISODE/TURN`, side by side `#RUN/EPISODE,RUN/EPISODE`,
-// `#list`, `#pairs`, `#training`, `#sessions` and `#session/NUMBER`.
+// `#list`, `#run/RUN` (the list with one run), `#recipes`, `#pairs`, `#training`, `#sessions` and `#session/NUMBER`.
 
 import { index } from "./data.js";
 
@@ -10,12 +10,15 @@ function latest() {
 }
 
 const LATEST = latest();
-/** The address of the list. */
-export const LIST = LATEST ? "list" : "";
+/** The address of the list; another page may be shown without an address. */
+export const LIST = "list";
 
 /** What an address asks for: `{page, rows, turn}`; turns count from 0. An unknown address is the list, with a note. */
 export function route(hash) {
   const path = hash.replace(/^#/, "");
+  if ((path === "" || path === "recipes") && index.recipes.length) return { page: "recipes", rows: [] };
+  const run = /^run\/(\d+)$/.exec(path);
+  if (run && index.runs[run[1]]) return { page: "list", rows: [], run: Number(run[1]) };
   if (path === "training" || (path === "pairs" && index.pairs.length)) return { page: path, rows: [] };
   if (path === "" && LATEST) return { page: "episode", rows: [LATEST], turn: 0, given: false };
   if (path === "" || path === "main" || path === "list") return { page: "list", rows: [] };

@@ -1,0 +1,118 @@
+"""The folder of a recipe in the viewer: what its page is told of stages, gates, runs and trainings, then and live."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from harness1.errors import SchemaError
+from harness1.recipe.gates import Finding
+from harness1.recipe.journal import JOURNAL, Journal, Planned, StageRecord, held, write_journal
+from harness1.viewer.recipe_card import recipe_card
+from harness1.viewer.watching import Watched
+from harness1.viewer.write import Asked, write_view
+from tests.viewer.making import script, some_tasks, write_dataset, write_run, write_training
+
+HELD = Finding("recall", 0.6, 0.3, True, "mean curated recall", "")
+MISSED = Finding("progress", -0.1, 0.0, False, "gain since the start", "harness1 view work/rl")
+PLAN = {
+    "world": Planned("a world"),
+    "before": Planned("what an agent has to beat", 10.0),
+    "rl": Planned("learning", 30.0),
+    "after": Planned("the model", 20.0),
+}
+
+
+def record(verb: str, status: Any = "passed", **more: Any) -> StageRecord:
+    return StageRecord(words=(*verb.split(), "--out", "a b"), needs={}, status=status, **more)
+
+
+def write_recipe(work: Path, **changes: StageRecord) -> Path:
+    """A recipe whose training failed at a gate, after an evaluation of three tasks."""
+    tasks = some_tasks(3)
+    work.mkdir()
+    write_run(work / "before", [script()], tasks, write_dataset(work / "world", tasks))
+    write_training(work / "rl")
+    stages = {
+        "world": record("data copy", seconds=1.0),
+        "before": record("eval", seconds=20.0, findings=(HELD,), metrics={"reward": 1.5, "curated_recall": 0.6}),
+        "rl": record("rl train", "failed", seconds=40.0, findings=(MISSED,), exit=0),
+    }
+    write_journal(work, Journal(title="a <b>chain</b>", recipe="", inputs={}, stages=stages | changes, plan=PLAN))
+    return work
+
+
+def index_of(page: Path) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="index">(.*?)</script>', page.read_text(), re.S)
+    assert found is not None
+    read: dict[str, Any] = msgspec.json.decode(found[1])
+    return read
+
+
+def test_a_recipe_is_its_stages_with_their_gates_times_and_commands(tmp_path: Path) -> None:
+    card = recipe_card(write_recipe(tmp_path / "work"))
+    world, before, rl, after = card["stages"]
+    assert (card["name"], card["title"], world["says"]) == ("work", "a <b>chain</b>", "a world")
+    assert [each["status"] for each in card["stages"]] == ["passed", "passed", "failed", "to come"]
+    assert before["command"] == "harness1 eval --out 'a b'"
+    assert before["metrics"]["reward"] == 1.5
+    assert list(rl["findings"]) == [msgspec.to_builtins(MISSED)]
+    assert (before["expected"], after["expected"]) == (0.0, 40.0), "twice as slow as the recipe says"
+
+
+def test_a_stage_that_nobody_works_at_was_stopped(tmp_path: Path) -> None:
+    work = write_recipe(tmp_path / "work", rl=record("rl train", "running", began=time.time()))
+    assert recipe_card(work)["stages"][2]["status"] == "stopped"
+    with held(work):
+        assert recipe_card(work)["stages"][2]["status"] == "running"
+
+
+def test_a_file_of_a_recipe_holds_the_runs_and_trainings_of_its_stages(tmp_path: Path) -> None:
+    work = write_recipe(tmp_path / "work", after=record("eval", "running"))  # which has written nothing yet
+    write_run(work / "after", [script()], some_tasks(1), work / "world")
+    written = write_view(Asked([work], workers=1), tmp_path / "view.html")
+    index = index_of(tmp_path / "view.html")
+    assert written.episodes == 4
+    assert [run["name"] for run in index["runs"]] == ["after", "before"], "what was trained stands first"
+    assert index["trainings"] == [{"name": "rl", "folder": str(work / "rl")}]
+    assert [recipe["name"] for recipe in index["recipes"]] == ["work"]
+
+
+def test_a_recipe_that_has_just_begun_can_be_viewed(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    first = {"before": record("eval", "running")}
+    write_journal(tmp_path / "work", Journal(title="a chain", recipe="", inputs={}, stages=first, plan=PLAN))
+    assert write_view(Asked([tmp_path / "work"]), tmp_path / "view.html").episodes == 0
+    assert index_of(tmp_path / "view.html")["recipes"][0]["stages"][1]["status"] == "stopped"
+
+
+def test_a_damaged_journal_is_named(tmp_path: Path) -> None:
+    (tmp_path / JOURNAL).write_text("{")
+    with pytest.raises(SchemaError, match=JOURNAL):
+        write_view(Asked([tmp_path]), tmp_path / "view.html")
+    assert JOURNAL in Watched([tmp_path]).news("", 0)["problems"][0]
+
+
+def test_a_page_is_told_how_a_recipe_goes_on(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    watched = Watched([work])
+    assert watched.news("", 0)["waiting"] == [str(work)]
+    write_recipe(work, rl=record("rl train", "running"))
+    found = watched.news("", 0)
+    assert [recipe["name"] for recipe in found["recipes"]] == ["work"]
+    assert [run["name"] for run in found["runs"]] == ["before"]
+    assert [training["name"] for training in found["trainings"]] == ["rl"]
+    assert (len(found["rows"]), found["problems"]) == (3, [])
+
+    write_run(work / "after", [script()], some_tasks(2), work / "world")
+    assert [run["name"] for run in watched.news("", 0)["runs"]] == ["before"], "its stage has not begun"
+    later = Journal(title="a chain", recipe="", inputs={}, stages={"after": record("eval")}, plan=PLAN)
+    write_journal(work, later)
+    found = watched.news("", 0)
+    assert [run["name"] for run in found["runs"]] == ["before", "after"]
+    assert (len(found["rows"]), found["recipes"][0]["title"]) == (5, "a chain")
