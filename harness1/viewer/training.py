@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from harness1.runs.stage import read_stage
 from harness1.training.log import LOG, VALIDATION_PREFIX, read_log
 
 
@@ -20,7 +21,8 @@ def training_row(folder: Path) -> dict[str, str]:
 
 def training_card(folder: Path) -> dict[str, Any]:
     """Return a training as JSON data: steps and values of the training metrics in `curves`, and of the validation
-    metrics in `validation`. The log is as for `read_log`."""
+    metrics in `validation`. The log is as for `read_log`. With the hashes of its indexes and of its reward, runs of the
+    same can stand beside it."""
     curves: dict[str, list[list[float]]] = {}
     validation: dict[str, list[list[float]]] = {}
     for line in read_log(folder):
@@ -31,4 +33,7 @@ def training_card(folder: Path) -> dict[str, Any]:
                 steps, values = kind.setdefault(name.removeprefix(VALIDATION_PREFIX), [[], []])
                 steps.append(step)
                 values.append(value)
-    return {**training_row(folder), "curves": curves, "validation": validation}
+    stage = read_stage(folder)
+    inputs = {} if stage is None else stage.inputs
+    made_with = {"indexes": inputs.get("indexes", []), "reward": inputs.get("reward", "")}
+    return {**training_row(folder), **made_with, "curves": curves, "validation": validation}

@@ -13,6 +13,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from harness1.config import AutoPopulate, Config, Env
 from harness1.episodes.replay import replay_env
+from harness1.runs.stage import Stage, read_stage
 from harness1.runs.store import read_episodes
 from harness1.viewer.write import Asked, write_view
 from tests.axe import barriers
@@ -51,6 +52,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     runs = [folder / "first", folder / "second"]
     write_view(Asked([*runs, *trainings], workers=1), folder / "view.html")
     write_view(Asked(runs, tasks=["task-0", "task-2"], workers=1), folder / "small.html")
+    write_beside(write_training(folder / "learning"), folder / "first", folder / "rule")
+    write_view(Asked([folder / "rule", folder / "second", folder / "learning"], workers=1), folder / "learning.html")
     bare = Script(search("Ada Lovelace"), search("Rain days"), END)
     alone = Config(msgspec.structs.replace(Env(), auto_populate=AutoPopulate(on=False)))
     write_run(folder / "bare", [bare], tasks[:1], dataset, alone)
@@ -62,6 +65,18 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_searches(folder / "asked", "Who was the poet?", QUESTION)
     write_view(Asked([folder / "asked"], workers=1), folder / "asked.html")
     return folder
+
+
+def write_beside(training: Path, run: Path, copy: Path) -> None:
+    """A copy of a run, with the index and the reward of a training, and a metric that the training has, too."""
+    shutil.copytree(run, copy)
+    stage = read_stage(copy)
+    assert stage is not None
+    metrics = {"reward": {"mean": 1.7, "low": 1.6, "high": 1.8}}
+    (copy / "metrics.json").write_bytes(msgspec.json.encode(metrics))
+    msgspec.structs.replace(stage, inputs=stage.inputs | {"reward": "sum"}).write(copy)
+    inputs = {"reward": "sum", "indexes": [stage.inputs["index"]]}
+    Stage("rl train", inputs, "finished", hashes={}, outputs={}).write(training)
 
 
 @pytest.fixture(scope="module")
@@ -412,6 +427,15 @@ def test_trainings_are_curves_that_keys_can_read(opened: Open) -> None:
     assert page.locator(".chart").first.locator(".curve").count() == 1
     page.locator("#smoothing").fill("0")
     assert page.locator(".raw").count() == 0
+
+
+def test_what_does_not_learn_stands_beside_the_curve_of_a_training_with_its_index_and_reward(opened: Open) -> None:
+    page = opened("#training", name="learning.html")
+    page.wait_for_selector(".chart svg")
+    reward, loss = (page.locator(".chart").nth(at) for at in range(2))
+    assert (reward.locator(".level").count(), loss.locator(".level").count()) == (1, 0)
+    assert "rule 1.7" in reward.locator("svg").text_content()
+    assert "rule at 1.7" in reward.locator("svg").get_attribute("aria-label")
 
 
 def test_dark_and_light_follow_the_system_until_one_is_chosen(opened: Open) -> None:

@@ -33,19 +33,21 @@ function label(value) {
   return size !== 0 && (size >= 1e5 || size < 1e-3) ? value.toExponential(1) : String(Number(value.toPrecision(4)));
 }
 
-/** Draw a chart. `series` are `{name, number, line: [steps, values], points: [steps, values]}`; either may be missing. */
-export function chart(title, series, keep) {
+/** Draw a chart. `series` are `{name, number, line: [steps, values], points: [steps, values]}`; either may be missing.
+ * `levels` are `{name, value}`. */
+export function chart(title, series, keep, levels) {
   const drawn = series.map((each) => ({ ...each, smooth: each.line ? smoothed(each.line[1], keep) : null }));
   const xs = drawn.flatMap((each) => [...(each.line?.[0] || []), ...(each.points?.[0] || [])]);
-  const ys = drawn.flatMap((each) => [...(each.line?.[1] || []), ...(each.points?.[1] || [])]);
+  const ys = [...drawn.flatMap((each) => [...(each.line?.[1] || []), ...(each.points?.[1] || [])]), ...levels.map((level) => level.value)];
   const [x0, x1, y0, y1] = [least(xs), most(xs), least(ys), most(ys)];
   const room = y1 > y0 ? (y1 - y0) * 0.06 : Math.abs(y0) * 0.1 || 1;
   const [low, high] = [y0 - room, y1 + room];
   const x = (step) => PAD.left + ((step - x0) / (x1 - x0 || 1)) * (WIDTH_OF_CHART - PAD.left - PAD.right);
   const y = (value) => HEIGHT - PAD.bottom - ((value - low) / (high - low)) * (HEIGHT - PAD.top - PAD.bottom);
-  const picture = svg("svg", { viewBox: `0 0 ${WIDTH_OF_CHART} ${HEIGHT}`, tabindex: 0, role: "img", "aria-label": `${title}: ${described(drawn)}. Arrow keys read it step by step.` },
+  const picture = svg("svg", { viewBox: `0 0 ${WIDTH_OF_CHART} ${HEIGHT}`, tabindex: 0, role: "img", "aria-label": `${title}: ${described(drawn, levels)}. Arrow keys read it step by step.` },
     ticks(low, high).map((value) => [svg("line", { class: "grid", x1: PAD.left, x2: WIDTH_OF_CHART - PAD.right, y1: y(value), y2: y(value) }), svg("text", { class: "tick", x: PAD.left - 6, y: y(value) + 4, "text-anchor": "end" }, label(value))]),
     ticks(x0, x1).filter(Number.isInteger).map((step) => svg("text", { class: "tick", x: x(step), y: HEIGHT - 10, "text-anchor": "middle" }, label(step))),
+    levels.map(({ name, value }) => [svg("line", { class: "level", x1: PAD.left, x2: WIDTH_OF_CHART - PAD.right, y1: y(value), y2: y(value) }), svg("text", { class: "tick", x: WIDTH_OF_CHART - PAD.right, y: y(value) - 4, "text-anchor": "end" }, `${name} ${label(Number(value.toPrecision(3)))}`)]),
     drawn.map((each) => lines(each, x, y, keep)));
   const cursor = svg("line", { class: "cursor", y1: PAD.top, y2: HEIGHT - PAD.bottom, visibility: "hidden" });
   picture.append(cursor);
@@ -62,11 +64,12 @@ function most(values) {
   return values.reduce((high, value) => Math.max(high, value), -Infinity);
 }
 
-function described(drawn) {
-  return drawn.map((each) => {
+function described(drawn, levels) {
+  const beside = levels.map(({ name, value }) => `${name} at ${label(value)}`);
+  return [...drawn.map((each) => {
     const values = each.points?.[1] || each.line[1];
     return `${each.name} from ${label(values[0])} to ${label(values[values.length - 1])}`;
-  }).join("; ");
+  }), ...beside].join("; ");
 }
 
 function lines(each, x, y, keep) {

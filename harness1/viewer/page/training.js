@@ -28,7 +28,13 @@ function metricChart(name, trainings) {
   const series = trainings
     .map((each, number) => ({ name: each.name, number, line: each.curves[name], points: each.validation[name] }))
     .filter((each) => (each.line || each.points) && !chosenCurves.hidden.has(each.number));
-  return series.length ? chart(name, series, chosenCurves.keep) : null;
+  return series.length ? chart(name, series, chosenCurves.keep, levels(name, trainings)) : null;
+}
+
+/** What policies that do not learn measured in a metric, with the index and the reward of a training. */
+function levels(name, trainings) {
+  const beside = (run) => !run.learned && run.metrics[name] && trainings.some((each) => each.reward && each.reward === run.reward && each.indexes.includes(run.index));
+  return index.runs.filter(beside).map((run) => ({ name: run.name, value: run.metrics[name].mean }));
 }
 
 function key(trainings, update) {
@@ -57,7 +63,7 @@ function controls(names, update) {
   };
   return h("div", { class: "controls" },
     h("label", {}, "smoothing ", h("input", { type: "range", id: "smoothing", min: 0, max: 0.98, step: 0.02, value: chosenCurves.keep, oninput: smooth }), value),
-    h("p", { class: "muted" }, "Lines show training; points show evaluations on held-out tasks."),
+    h("p", { class: "muted" }, "Lines show training; points show evaluations on held-out tasks; dotted lines show policies that do not learn."),
     h("details", {}, h("summary", {}, `${plural(names.length, "metric")} to choose from`), h("div", { class: "metric-choice" }, names.map((name) =>
       h("label", {}, h("input", { type: "checkbox", checked: chosenCurves.names.has(name), onchange: pick(name) }), name)))));
 }
