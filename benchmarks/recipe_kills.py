@@ -2,7 +2,8 @@
 
 Each seed is run twice: once to its end, and once with `kill -9` at random moments before it is started again. All
 artifacts must have the same hash, and since nothing is wrong with any of these runs, no gate may fail. Episodes are
-sampled one at a time: rows that arrive together are decoded together, and the last bit of a float32 depends on that.
+sampled one at a time, and not while the model trains: rows that arrive together are decoded together, and the last bit
+of a float32 depends on that.
 
     python benchmarks/recipe_kills.py FOLDER [--recipe tiny] [--set A=VALUE]... [--seeds 5] [--kills 20] [--json]
 """
@@ -34,6 +35,7 @@ TOY = (
 ONE_BY_ONE = (
     "rl.rl.groups=4",
     "rl.machine.model.rows=1",
+    "rl.rl.staleness=0",
     "eval-sft.machine.model.rows=1",
     "eval-rl.machine.model.rows=1",
 )
