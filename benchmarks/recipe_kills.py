@@ -28,7 +28,7 @@ if not __package__:
 from harness1.recipe.journal import Journal, read_journal
 
 TOY = (
-    *("documents=200", "epochs=8", "checked=20", "batches=2", "tasks=10"),
+    *("documents=200", "samples=1", "epochs=8", "checked=20", "batches=2", "tasks=10"),
     *("rl.gates.progress=false", "compare.gates.better=false"),
 )
 """The sizes of `tiny` that `scripts/tiny.sh --toy` takes."""

@@ -1,9 +1,9 @@
 """Make the screenshots of docs/viewer.md: runs over a generated world are played, viewed and photographed.
 
-    python benchmarks/viewer_screenshots.py [--out docs/viewer] [--work FOLDER] [--all] [TRAINING...]
+    python benchmarks/viewer_screenshots.py [--out docs/viewer] [--work FOLDER] [--recipe WORK] [--all] [TRAINING...]
 
 Trainings are folders of `sft train` or `rl train`, such as those that `scripts/tiny.sh` makes; without one there is no
-picture of curves. `--all` makes every page in two widths and both themes, to be looked at.
+picture of curves, and without the folder of a recipe there is none of it. `--all` makes every page in two widths and both themes, to be looked at.
 """
 
 from __future__ import annotations
@@ -41,7 +41,12 @@ def play(work: Path, trainings: list[Path]) -> None:
         command = ["eval", WORLD, "--policy", run.name, "--limit", TASKS, "--out", str(run)]
         subprocess.run([sys.executable, "-m", "harness1", *command], check=True, stdout=subprocess.DEVNULL)
     folders = [str(folder) for folder in (*runs, *trainings)]
-    subprocess.run([sys.executable, "-m", "harness1", "view", *folders, "--out", str(work / "view.html")], check=True)
+    view(folders, work / "view.html")
+
+
+def view(folders: list[str], page: Path) -> None:
+    """Write a page of some folders."""
+    subprocess.run([sys.executable, "-m", "harness1", "view", *folders, "--out", str(page)], check=True)
 
 
 def addresses(work: Path, trainings: list[Path]) -> dict[str, str]:
@@ -107,6 +112,7 @@ def main() -> None:
     parser.add_argument("trainings", nargs="*", type=Path)
     parser.add_argument("--out", type=Path, default=Path("docs/viewer"))
     parser.add_argument("--work", type=Path, help="keeps the runs")
+    parser.add_argument("--recipe", type=Path, help="the folder of a recipe")
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--chromium", default=shutil.which("chromium") or "chromium")
     given = parser.parse_args()
@@ -114,8 +120,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary, sync_playwright() as playwright:
         work = given.work or Path(temporary)
         play(work, given.trainings)
+        pages = addresses(work.resolve(), given.trainings)
+        if given.recipe:
+            view([str(given.recipe)], work / "recipe.html")
+            pages["recipe"] = (work.resolve() / "recipe.html").as_uri()
         browser = playwright.chromium.launch(executable_path=given.chromium, args=["--no-sandbox"])
-        (every if given.all else chosen)(browser, addresses(work.resolve(), given.trainings), given.out)
+        (every if given.all else chosen)(browser, pages, given.out)
         browser.close()
 
 

@@ -66,7 +66,7 @@ def __dir__() -> list[str]:
 
 
 if not TYPE_CHECKING:  # which would hide the imports above, and take any name for an attribute that exists
-    __all__ = ["TOOLS", "__version__", "reward", *sorted(_MODULES)]
+    __all__ = ["__version__", "TOOLS", "reward", *sorted(_MODULES)]
 
     def __getattr__(name: str) -> Any:
         if name == "TOOLS":

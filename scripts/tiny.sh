@@ -13,7 +13,7 @@ out='' sizes=()
 for word in "$@"; do
   case $word in
     --toy) # too short to be sure of progress
-      sizes=(--set documents=200 --set epochs=8 --set checked=20 --set batches=2 --set tasks=10)
+      sizes=(--set documents=200 --set samples=1 --set epochs=8 --set checked=20 --set batches=2 --set tasks=10)
       sizes+=(--set rl.gates.progress=false --set compare.gates.better=false)
       ;;
     -*) out='' && break ;;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator
 from html import escape
+from types import ModuleType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
@@ -130,9 +131,18 @@ def python_page() -> str:
     lines += ["What is in no `Raises` list raises nothing of this package.", "", "## Names", ""]
     for name in harness1.__all__:
         if name != "__version__":
-            lines += [f"::: {getattr(harness1, name).__module__}.{name}", *_options(name), ""]
+            lines += [f"::: {_place(name)}", *_options(name), ""]
     lines += ["## Errors", "", "::: harness1.errors", "    options:", "      show_root_heading: false"]
     return "\n".join([*lines, "      filters: ['!^_', '!^optional', '!^MALFORMED']", ""])
+
+
+def _place(name: str) -> str:
+    """Return where a public name is defined. A module is its own place, and a plain value knows none: it is in the
+    package's own interface."""
+    value = getattr(harness1, name)
+    if isinstance(value, ModuleType):
+        return value.__name__
+    return f"{getattr(value, '__module__', 'harness1.api')}.{name}"
 
 
 def _options(name: str) -> list[str]:

@@ -1,6 +1,6 @@
 """Take the pictures of the tutorials from the folder in which their commands were run.
 
-python docs/tutorials/pictures.py FOLDER      # holds bridge.html, both.html and tiny/view.html; needs chromium
+python docs/tutorials/pictures.py FOLDER      # holds bridge.html, both.html, tiny/view.html, tiny/recipe.html
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ SHOTS = {
     "compare_beside": ("both.html", "#0/", "ojjj"),
     "train_beside": ("tiny/view.html", "#0/", "oj"),
     "train_curves": ("tiny/view.html", "#training", ""),
+    "train_recipe": ("tiny/recipe.html", "", ""),
 }
 """For each picture: the page, the first link to follow that begins so, if any, and the keys to press then."""
 
