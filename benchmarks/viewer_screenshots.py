@@ -3,8 +3,8 @@
     python benchmarks/viewer_screenshots.py [--out docs/viewer] [--work FOLDER] [--recipe WORK] [--all] [TRAINING...]
 
 Trainings are folders of `sft train` or `rl train`, such as those that `scripts/tiny.sh` makes; without one there is no
-picture of curves, and without the folder of a recipe there is none of it. `--all` makes every page in two widths and both
-themes, to be looked at.
+picture of curves, and without the folder of a recipe there is none of it. `--all` makes every page in two widths and
+both themes, to be looked at.
 """
 
 from __future__ import annotations
