@@ -10,7 +10,8 @@ MCP := .venv/mcp
 SKYRL_PYTHON ?= python3.12
 # The tests need only the CPU build of torch; a build that is installed first is kept.
 TORCH ?= torch==2.13.0
-SEED ?= 0
+# Every night draws others.
+SEED ?= $(shell date +%Y%m%d)
 ADAPTERS := verifiers openenv inspect langchain llamaindex
 EXAMPLES := tests/adapters/test_examples.py
 DOCS := .venv/docs
@@ -23,7 +24,7 @@ PAIR := -n 2 --dist loadfile --no-loadscope-reorder
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: demo test test-all nightly environments test-vllm test-skyrl test-adapters test-verifiers test-openenv \
-	test-langchain test-llamaindex test-inspect test-mcp-conformance attack recipes docs docs-serve notebooks lint clean
+	test-langchain test-llamaindex test-inspect test-mcp-conformance attack recipes pictures docs docs-serve notebooks lint clean
 
 demo: $(DEMO)/$(READY)
 	$(DEMO)/bin/harness1 demo
@@ -41,9 +42,21 @@ test-all: $(TEST)/$(READY) $(DEMO)/$(READY) lint
 nightly: test-all test-adapters test-mcp-conformance docs recipes
 	$(PYTEST) -m attack --attack-scale 1 --attack-seed $(SEED)
 	$(PYTEST) $(PAIR) -m "not slow" --hypothesis-profile nightly --hypothesis-seed $(SEED)
-	$(TEST)/bin/python docs/tutorials/pictures.py
+	$(MAKE) pictures
 
-environments: $(TEST)/$(READY) $(DEMO)/$(READY) $(ADAPTERS:%=.venv/%/$(READY))
+# The pictures of the tutorials, from their commands; those of training from the recipe's first seed.
+pictures: recipes
+	PATH="$(CURDIR)/$(TEST)/bin:$$PATH" $(TEST)/bin/python docs/tutorials/pictures.py runs/recipes/tiny-0
+
+environments: $(TEST)/$(READY) $(DEMO)/$(READY) $(DOCS)/$(READY) $(ADAPTERS:%=.venv/%/$(READY))
+
+# Each recipe that needs no GPU, at its real size: tiny with three seeds, half an hour; with DATA, a folder of benchmarks
+# in BEIR layout, also the two that take hours.
+recipes: $(TEST)/$(READY)
+	$(TEST)/bin/python benchmarks/recipes.py runs/recipes
+	$(if $(DATA),$(TEST)/bin/python benchmarks/recipes.py runs/recipes --recipe own-corpus --input documents=$(DATA)/covidqa)
+	$(if $(DATA),$(TEST)/bin/python benchmarks/recipes.py runs/recipes --recipe smollm2 \
+		--input hotpotqa=$(DATA)/hotpotqa --input wiki=$(DATA)/2wikimultihopqa --input scifact=$(DATA)/scifact)
 
 # Hostile inputs, kills and clients, in full; SEED draws others.
 attack: $(TEST)/$(READY)

@@ -1,9 +1,10 @@
 """Run a shipped recipe at its real size, with several seeds: what each took, and what its policies earned.
 
-    python benchmarks/recipes.py FOLDER [--recipe tiny] [--seeds 0 1 2] [--json]
+    python benchmarks/recipes.py FOLDER [--recipe tiny] [--input NAME=PLACE]... [--seeds 0 1 2] [--json]
 
-Run again after an interrupt, it resumes. Seconds are of the commands of all stages; CPU seconds of all processes, in
-this run alone. The exit code is 1 if a stage or a gate of any seed fails; the recipe says which.
+A recipe without a value `seed` is run once. Run again after an interrupt, it resumes. Seconds are of the commands of
+all stages; CPU seconds of all processes, in this run alone. The exit code is 1 if a stage or a gate of any seed fails;
+the recipe says which.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ if not __package__:
 from harness1.eval.compare.comparison import compare
 from harness1.eval.run_view import read_run
 from harness1.recipe.journal import Journal, read_journal
+from harness1.recipe.recipe import load_recipe
 
 
 def main() -> None:
@@ -30,22 +32,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--recipe", default="tiny")
+    parser.add_argument("--input", action="append", default=[], dest="inputs")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
-    found = [ran(asked.recipe, asked.folder / f"{asked.recipe}-{seed}", seed) for seed in asked.seeds]
+    seeds = asked.seeds if "seed" in load_recipe(asked.recipe, complete=False).values else [0]
+    found = [ran(asked, asked.folder / f"{asked.recipe}-{seed}", seed) for seed in seeds]
     print(json.dumps(found) if asked.json else "\n".join(map(table, found)))
     sys.exit(any(each["exit"] for each in found))
 
 
-def ran(recipe: str, work: Path, seed: int) -> dict[str, Any]:
+def ran(asked: argparse.Namespace, work: Path, seed: int) -> dict[str, Any]:
     """Run a recipe with one seed; return its times, and the rewards and leads that its stages found."""
     before = cpu_seconds()
-    command = [sys.executable, "-m", "harness1", "recipe", "run", recipe, "--out", str(work), "--set", f"seed={seed}"]
+    command = [sys.executable, "-m", "harness1", "recipe", "run", asked.recipe, "--out", str(work)]
+    command += [word for each in asked.inputs for word in ("--input", each)]
+    command += ["--set", f"seed={seed}"] if seed else []
     ended = subprocess.run(command, stdout=sys.stderr, check=False)
     used = cpu_seconds() - before
     journal = read_journal(work)
-    report = {"recipe": recipe, "seed": seed, "exit": ended.returncode, "cpu_seconds": round(used)}
+    report = {"recipe": asked.recipe, "seed": seed, "exit": ended.returncode, "cpu_seconds": round(used)}
     return report | (measured(journal, work) if journal else {})
 
 

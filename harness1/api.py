@@ -6,11 +6,13 @@ What the commands do with names, these do with objects too. Progress is shown as
 from __future__ import annotations
 
 import asyncio
-import shutil
+import re
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +25,7 @@ from harness1.cli.dashboard import evaluated
 from harness1.cli.datasets import cache_of, place_of
 from harness1.cli.memory import refuse_oversized_rl
 from harness1.cli.printing import say
+from harness1.cli.rl_check import default_split
 from harness1.cli.rl_train import learn_aloud
 from harness1.cli.sft_train import fine_tune_aloud
 from harness1.config import Config, load_config
@@ -37,11 +40,11 @@ from harness1.hashing import digest
 from harness1.models.files.fetch import resolve_model
 from harness1.models.open import preferred_device
 from harness1.plugins import own_name
-from harness1.policy.own import has_state, policy_of
+from harness1.policy.own import policy_of, state_of
 from harness1.policy.registry import check_policy
 from harness1.records import DocId, Gold, Task
 from harness1.retrieval.corpus import Document
-from harness1.reward.components import Case, Component
+from harness1.reward.components import COMPONENTS, Case, Component
 from harness1.rl.local_rollouts import open_policy_to_train
 from harness1.rl.open import learning_on_tasks
 from harness1.rl.shared_devices import undisturbed
@@ -149,7 +152,7 @@ def evaluate(
     limit: int = 0,
     samples: int = 1,
     seed: int = 0,
-    workers: int = 1,
+    workers: int | None = None,
     out: str | Path | None = None,
 ) -> RecordedRun:
     """Play a policy on the tasks of a dataset, and return the run: its `metrics`, with 95 % intervals, its `episodes`,
@@ -161,8 +164,9 @@ def evaluate(
         split: default test, else dev.
         limit: only the first tasks; 0: all.
         samples: episodes for each task, played with seeds from `seed` on.
-        workers: processes that play; other processes are given names, so that what is defined in a function or typed
-            into a session plays in one process alone.
+        workers: processes that play, each with names instead of objects, so that what is defined in a function or typed
+            into a session plays in one process alone; None: `machine.workers` of the environment if it is set, or one.
+            A script that asks for several does so under `if __name__ == "__main__":`, for they import it.
         out: the run folder, where the same call resumes; None: a new temporary one.
 
     Raises:
@@ -172,6 +176,7 @@ def evaluate(
     dataset = data if isinstance(data, Dataset) else load(data)
     source = dataset.source
     split = split or ("dev" if "test" not in source.splits and "dev" in source.splits else "test")
+    workers = (env.config.machine.workers or 1) if workers is None else workers
     machine = msgspec.structs.replace(env.config.machine, workers=workers)
     config = msgspec.structs.replace(env.config, machine=machine)
     played = None if isinstance(policy, str) else policy_of(policy)
@@ -197,7 +202,7 @@ def train(
     *,
     method: Literal["sft", "cispo"] = "sft",
     teacher: str = "oracle",
-    split: str = "train",
+    split: str = "",
     limit: int = 0,
     samples: int = 1,
     seed: int = 0,
@@ -210,6 +215,7 @@ def train(
             learns from the model's own episodes and the reward. Settings are `train`, `sft` and `rl` of the
             environment's configuration.
         teacher: for `sft`, a policy; `oracle` sees the gold.
+        split: default train, else dev, else the only one.
         limit: for `sft`, only the first tasks; 0: all.
         samples: for `sft`, episodes of the teacher for each task, with seeds from `seed` on.
 
@@ -220,6 +226,7 @@ def train(
     dataset = data if isinstance(data, Dataset) else load(data)
     if method not in ("sft", "cispo"):
         raise UsageError(f"there is no method {method!r}: choose sft or cispo")
+    split = split or default_split(dataset.source)
     if method == "cispo":
         return _learn(env.config, dataset, str(model), split, Path(out))
     config, source, out, base = env.config, dataset.source, Path(out), resolve_model(str(model))
@@ -281,12 +288,12 @@ def _weight_of(given: Term | tuple[Term, float]) -> tuple[str, float]:
     term, weight = given if isinstance(given, tuple) else (given, 1.0)
     if isinstance(term, str):
         return term, weight
-    return term.name if isinstance(term, Component) else own_name(term), weight
+    return term.name if isinstance(term, Component) and term in COMPONENTS else own_name(term), weight
 
 
 def _name_for_workers(policy: Any) -> str:
     """Return the name by which worker processes open a policy of one's own."""
-    if has_state(policy):
+    if state_of(policy):
         raise UsageError(
             f"{policy!r:.80} has a state of its own, which does not travel to worker processes: pass its class, or"
             " workers=1"
@@ -302,7 +309,7 @@ def _document(number: int, given: Any) -> Document:
     if not isinstance(given, Mapping) or not isinstance(given.get("text"), str):
         raise UsageError(f"document {number} is no text, and no mapping with a text: {given!r:.80}")
     doc_id = next((given[key] for key in ("id", "_id", "doc_id") if key in given), f"d{number}")
-    return Document(DocId(str(doc_id)), str(given.get("title", "")), given["text"])
+    return Document(DocId(str(doc_id)), str(given.get("title") or ""), given["text"])
 
 
 def _task(number: int, given: Any, known: frozenset[str]) -> Task:
@@ -312,18 +319,22 @@ def _task(number: int, given: Any, known: frozenset[str]) -> Task:
         question = given.get("question", given.get("query")) if isinstance(given, Mapping) else None
         if not isinstance(question, str) or not question.strip():
             raise UsageError(f"task {number} has no question: {given!r:.80}")
-        relevant = given.get("relevant", ())
-        if isinstance(relevant, str):
-            relevant = (relevant,)
+        relevant, answers = (_several(given.get(name)) for name in ("relevant", "answers"))
         grades = relevant if isinstance(relevant, Mapping) else dict.fromkeys(relevant, 1)
-        answers = given.get("answers", ())
         gold = Gold({DocId(str(doc_id)): grade for doc_id, grade in grades.items()}, answers=tuple(answers))
         made = Task(str(given.get("id", f"t{number}")), question, str(given.get("split", "test")), gold)
-    if made.gold is None or not made.gold.relevant:
+    if not re.fullmatch(r"\w[\w-]*", made.split):
+        raise UsageError(f"task {number} is in a split {made.split!r}: give a word, such as train or test")
+    if made.gold is None or not any(grade > 0 for grade in made.gold.relevant.values()):
         raise UsageError(f"task {number} names no relevant document: it cannot be scored")
     if unknown := [each for each in made.gold.relevant if each not in known]:
         raise UsageError(f"task {number} names {unknown[0]!r}, which is no document of the dataset")
     return made
+
+
+def _several(given: Any) -> Any:
+    """Return one text as the only one of several, and None as none."""
+    return (given,) if isinstance(given, str) else given or ()
 
 
 def _keep(documents: list[Document], tasks: list[Any]) -> str:
@@ -332,13 +343,13 @@ def _keep(documents: list[Document], tasks: list[Any]) -> str:
     if not documents or len(known) < len(documents):
         raise UsageError("the dataset has no documents" if not documents else "two documents have the same id")
     made = [_task(number, given, known) for number, given in enumerate(tasks, 1)]
+    if repeated := [name for name, count in Counter(task.task_id for task in made).items() if count > 1]:
+        raise UsageError(f"two tasks have the id {repeated[0]!r}")
     place = cache_of(Config()).folder.parent / "own" / digest([documents, made])[:16]
     if not place.is_dir():
         place.parent.mkdir(parents=True, exist_ok=True)
-        half = Path(tempfile.mkdtemp(dir=place.parent))
-        beir.write(half, documents, made)
-        try:
-            half.rename(place)
-        except OSError:  # another process was quicker
-            shutil.rmtree(half)
+        with tempfile.TemporaryDirectory(dir=place.parent, ignore_cleanup_errors=True) as half:
+            beir.write(Path(half), documents, made)
+            with suppress(OSError):  # another process was quicker
+                Path(half).rename(place)
     return str(place)

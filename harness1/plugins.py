@@ -13,6 +13,7 @@ import inspect
 import marshal
 import re
 import sys
+import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache, partial
 from pathlib import Path
@@ -37,9 +38,13 @@ KINDS: Mapping[str, str] = MappingProxyType(
     }
 )
 """The word for one plugin of each kind; `harness1.KIND` is its group."""
-_IN_FILE = re.compile(r"(?s)(?P<place>.+\.py):(?P<name>[^\W\d]\w*)")
+_IN_FILE = re.compile(r"(?s)(?!silent:)(?P<place>.+\.py):(?P<name>[^\W\d]\w*)")
 _IN_SESSION = re.compile(r"(?P<place>__main__):(?P<name>[^\W\d]\w*)#(?P<code>[0-9a-f]{16})")
 """What was typed into a notebook has no file; its code is part of its name, so that a new version has a new name."""
+
+
+_OWN = "harness1_own_"
+"""How the modules begin that files of one's own are imported as."""
 
 
 def plugin_names(kind: str) -> tuple[str, ...]:
@@ -130,13 +135,13 @@ def identity(name: str) -> str:
         UsageError: the file cannot be read or imported.
     """
     if found := _IN_FILE.fullmatch(name):
-        return f"{found['name']}@{_of_file(Path(found['place']).resolve())[1]}"
+        return f"{found['name']}@{_of_file(Path(found['place']).expanduser().resolve())[1]}"
     return name
 
 
 def load_own(name: str) -> Any:
-    """Return what `FILE.py:NAME` names. The file is imported once in a process; a script that is running names things
-    of its own without being run again.
+    """Return what `FILE.py:NAME` names. The file is imported once as long as it stays the same; a script that is
+    running names things of its own without being run again.
 
     Raises:
         UsageError: there is no such file, it cannot be imported, or it has no such name.
@@ -144,7 +149,7 @@ def load_own(name: str) -> Any:
     found = _IN_FILE.fullmatch(name)
     if found is None:
         return _of_session(name)
-    path = Path(found["place"]).resolve()
+    path = Path(found["place"]).expanduser().resolve()
     module, _ = _of_file(path)
     if not hasattr(module, found["name"]):
         raise UsageError(f"{path} has no {found['name']!r}{meant(found['name'], [*vars(module)])}")
@@ -166,6 +171,21 @@ def own_name(thing: Any) -> str:
     if file := getattr(module, "__file__", None):
         return f"{Path(file).resolve()}:{name}"
     return f"__main__:{name}#{_code_digest(thing)}"
+
+
+def name_here(thing: Any) -> str:
+    """Return the name of `own_name`; of what other processes cannot find, one that holds in this process alone."""
+    try:
+        return own_name(thing)
+    except UsageError:
+        name = re.sub(r"\W", "", getattr(thing, "__qualname__", type(thing).__qualname__).rpartition(".")[2])
+        return f"__main__:{name}#{_code_digest(thing)}"
+
+
+def failure(error: Exception) -> str:
+    """Return what went wrong in code of one's own in one line, with the place."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{type(error).__name__}: {error} ({frames[-1].filename}:{frames[-1].lineno})"
 
 
 def is_of_session(name: str) -> bool:
@@ -197,16 +217,34 @@ def _package_of_own(name: str) -> str:
     return f"sha256 {file_digest(Path(found['place']))}" if found else "a session"
 
 
-@cache
 def _of_file(path: Path) -> tuple[ModuleType, str]:
-    """Import a file, and return it with its sha256. What lies beside the file can be imported while it is."""
+    """Import a file as it is now, and return it with its sha256.
+
+    Raises:
+        UsageError: there is no such file, or it is a module of this process that has been edited since.
+    """
     digest = file_digest(path)
     if not digest:
         raise UsageError(f"{path}: no such file")
     for module in [*sys.modules.values()]:
-        if (file := getattr(module, "__file__", None)) and Path(file).resolve() == path:
+        file = getattr(module, "__file__", None)
+        if file and not module.__name__.startswith(_OWN) and Path(file).resolve() == path:
+            if digest != _first_digest(path):
+                raise UsageError(f"{path} has changed since this process imported it: start the process again")
             return module, digest
-    spec = importlib.util.spec_from_file_location(f"harness1_own_{path.stem}_{digest[:16]}", path)
+    return _imported(path, digest), digest
+
+
+@cache
+def _first_digest(path: Path) -> str:
+    """Return the sha256 that the file of a module had when it was first asked for."""
+    return file_digest(path)
+
+
+@cache
+def _imported(path: Path, digest: str) -> ModuleType:
+    """Import a file. What lies beside it can be imported while it is."""
+    spec = importlib.util.spec_from_file_location(f"{_OWN}{path.stem}_{digest[:16]}", path)
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
@@ -218,7 +256,7 @@ def _of_file(path: Path) -> tuple[ModuleType, str]:
         raise
     finally:
         sys.path.remove(str(path.parent))
-    return module, digest
+    return module
 
 
 def _of_session(name: str) -> Any:
@@ -233,6 +271,7 @@ def _of_session(name: str) -> Any:
 
 def _code_digest(thing: Any) -> str:
     """Return what tells a function or class that was typed into a session from its next version."""
+    thing = getattr(thing, "__func__", thing)
     functions = [thing] if inspect.isfunction(thing) else filter(inspect.isfunction, vars(thing).values())
     return hashlib.sha256(b"".join(marshal.dumps(each.__code__) for each in functions)).hexdigest()[:16]
 

@@ -35,14 +35,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the slow tiers, skip what cannot run here, and put the slow files first."""
     chromium = shutil.which("chromium") is not None
-    nightly = "nightly" in (config.getoption("markexpr") or "")
     for item in items:
         if any(item.get_closest_marker(tier) for tier in TIERS):
             item.add_marker("slow")
         if item.get_closest_marker("browser") and not chromium:
             item.add_marker(pytest.mark.skip(reason="there is no browser: apt-get install chromium"))
-        if item.get_closest_marker("nightly") and not nightly:
-            item.add_marker("slow")
-            item.add_marker(pytest.mark.skip(reason="it takes many minutes: make nightly"))
     place = {name: at for at, name in enumerate(FIRST)}
     items.sort(key=lambda item: place.get(item.path.name, len(FIRST)))

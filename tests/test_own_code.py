@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -21,10 +22,12 @@ from harness1.env.environment import env_hash
 from harness1.episodes.jobs import EpisodeSetup
 from harness1.episodes.processes import refuse_session_names
 from harness1.errors import ConfigError, UsageError
+from harness1.policy.own import policy_of
 from harness1.policy.registry import open_policy
 from harness1.records import Status
 from harness1.retrieval.open import open_retriever
-from harness1.retrieval.protocol import SearchRequest
+from harness1.retrieval.own import FunctionRetriever
+from harness1.retrieval.protocol import SearchRequest, SearchResult
 from harness1.reward.composite import composite
 from harness1.reward.outcome import Outcome
 from tests.cli.commands import Command, command_in_process
@@ -70,7 +73,8 @@ def search(query, k):
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
-    plugins._of_file.cache_clear()
+    plugins._imported.cache_clear()
+    plugins._first_digest.cache_clear()
 
 
 @pytest.fixture
@@ -124,7 +128,6 @@ def test_names_of_a_file_are_taken_by_the_commands_and_its_hash_is_kept(
     assert set(episode.reward.terms) == {"recall", "few"}  # type: ignore[union-attr]
     assert harness1("replay", out).code == 0
     Path(mine).write_text(MINE + "\n")
-    plugins._of_file.cache_clear()
     changed = harness1("replay", out)
     assert changed.code == 2
     assert "mine.py:lookup as it was" in changed.err
@@ -309,6 +312,10 @@ def test_a_wrong_name_or_thing_is_refused_in_one_line(what: str, why: str, mine:
         ([{"id": "a", "text": "x"}] * 2, [], "two documents have the same id"),
         (["x"], [{"relevant": ["d1"]}], "task 1 has no question"),
         (["x"], [{"question": "q"}], "task 1 names no relevant document"),
+        (["x"], [{"question": "q", "relevant": None, "answers": None}], "task 1 names no relevant document"),
+        (["x"], [{"question": "q", "relevant": {"d1": 0}}], "task 1 names no relevant document"),
+        (["x"], [{"question": "q", "relevant": "d1", "split": "a/b"}], "task 1 is in a split 'a/b'"),
+        (["x"], [{"question": "q", "relevant": "d1", "id": "t2"}, {"question": "r", "relevant": "d1"}], "id 't2'"),
         (["x"], [{"question": "q", "relevant": ["d2"]}], "task 1 names 'd2', which is no document of the dataset"),
     ],
 )
@@ -318,9 +325,140 @@ def test_a_dataset_of_ones_own_is_checked_as_it_is_made(documents: list[Any], ta
 
 
 def test_a_dataset_of_values_is_one_folder_however_often_it_is_made() -> None:
-    one, two = (h.Dataset(["a text"], [{"question": "q?", "relevant": "d1"}]) for _ in range(2))
+    task = {"question": "q?", "relevant": "d1", "answers": "Paris"}
+    one, two = (h.Dataset([{"text": "a text", "title": None}], [task]) for _ in range(2))
     assert one.place == two.place
-    assert one.source.tasks("test")[0].gold == h.Gold({"d1": 1})  # type: ignore[dict-item]
+    assert (one.source.tasks("test")[0].gold or h.Gold({})).answers == ("Paris",)
+    assert (one.source.tasks("test")[0].gold or h.Gold({})).relevant == {"d1": 1}
     assert h.load(["a text"]).source.splits == ()
     with pytest.raises(UsageError, match="no such file or folder"):
         h.load("./nowhere")
+
+
+@pytest.mark.parametrize("weight", ["nan", "inf"])
+def test_a_weight_that_is_no_finite_number_is_refused(weight: str, harness1: Command) -> None:
+    refused = harness1("eval", "world:60", "--reward", f"recall={weight}", "--limit", "1", "--out", "out")
+    assert refused.code == 2
+    assert not Path("out").exists()
+    with pytest.raises(ConfigError, match="finite"):
+        h.Env(reward=[(h.reward.recall, float(weight))])
+    with pytest.raises(ConfigError, match="float"):
+        h.Env(reward=[(h.reward.recall, "0.2")])  # type: ignore[list-item]
+
+
+def test_a_whole_reward_stands_alone_and_a_term_once(harness1: Command) -> None:
+    for given, why in ((["robust", "recall"], "robust is a whole reward"), (["recall", "recall=2"], "recall twice")):
+        words = [word for each in given for word in ("--reward", each)]
+        refused = harness1("eval", "world:60", *words, "--limit", "1", "--out", "out")
+        assert (refused.code, why in refused.err) == (2, True), refused.err
+    assert harness1("eval", "world:60", "--reward", "sum", "--limit", "1", "--out", "out").code == 2
+
+
+def test_a_file_that_was_edited_is_imported_anew_under_its_new_hash(mine: str) -> None:
+    def played() -> tuple[float, str]:
+        config = load_config(rewards={f"{mine}:few": 1.0})
+        found = composite(Outcome(), ended_episode(), config)
+        assert found is not None
+        return found.total, config.reward_hash
+
+    Path(mine).write_text(f"{MINE}\ndef few(case):\n    return 1.0\n")
+    first = played()
+    Path(mine).write_text(f"{MINE}\ndef few(case):\n    return 2.0\n")
+    second = played()
+    assert (first[0], second[0]) == (1.0, 2.0)
+    assert first[1] != second[1]
+
+
+def test_a_module_that_changed_after_its_import_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "terms_of_mine.py").write_text("def one(case):\n    return 1.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    terms = __import__("terms_of_mine")
+    h.Env(reward=[terms.one])
+    (tmp_path / "terms_of_mine.py").write_text("def one(case):\n    return 2.0\n")
+    with pytest.raises(UsageError, match="has changed since this process imported it"):
+        h.Env(reward=[terms.one])
+
+
+def test_a_run_is_scored_again_with_a_reward_that_was_edited(mine: str, tmp_path: Path, harness1: Command) -> None:
+    words = ("eval", "world:60", "--reward", f"{mine}:few", "--limit", "1", "--out", str(tmp_path / "run"))
+    assert harness1(*words).code == 0
+    Path(mine).write_text(f"{MINE}\ndef few(case):\n    return 5.0\n")
+    refused = harness1("replay", str(tmp_path / "run"))
+    assert (refused.code, "few as it was" in refused.err) == (2, True)
+    assert harness1(*words, "--rescore").code == 0
+    assert h.load_run(tmp_path / "run").episodes[0].reward.total == 5.0  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("kind", "why"), [("reward", "the reward term 'fails' failed for task"), ("policy", "failed")])
+def test_what_fails_in_code_of_ones_own_is_named_with_its_place(
+    kind: str, why: str, mine: str, tmp_path: Path, harness1: Command
+) -> None:
+    Path(mine).write_text(f"{MINE}\ndef fails(given):\n    return 1 / 0\n")
+    ended = harness1("eval", "world:60", f"--{kind}", f"{mine}:fails", "--limit", "1", "--out", str(tmp_path / "run"))
+    assert ended.code == 2
+    assert why in ended.err
+    assert "ZeroDivisionError: division by zero" in ended.err
+    assert "mine.py:" in ended.err
+
+
+class Held:
+    """A policy with things that cannot be copied, or written down."""
+
+    __slots__ = ("client", "depth", "lock")
+
+    def __init__(self, depth: int) -> None:
+        self.depth, self.lock, self.client = depth, threading.Lock(), object()
+
+    def act(self, context: h.Context) -> h.ToolCall:
+        return h.ToolCall("end_search", {"reasoning": str(self.depth)})
+
+
+def test_a_policy_may_hold_what_cannot_be_copied_and_is_known_by_the_rest() -> None:
+    assert policy_of(Held(3)).hash == policy_of(Held(3)).hash != policy_of(Held(4)).hash
+    assert len(h.evaluate(h.Env(), example("own_dataset").DATA, policy=Held(3)).episodes) == 2
+    with pytest.raises(UsageError, match="has a state of its own"):
+        h.evaluate(h.Env(), example("own_dataset").DATA, policy=Held(3), workers=2)
+
+
+def test_a_policy_that_is_defined_in_a_function_plays_in_its_process() -> None:
+    def stop(context: h.Context) -> h.ToolCall:
+        return h.ToolCall("end_search", {"reasoning": "at once"})
+
+    class Local:
+        def act(self, context: h.Context) -> h.ToolCall:
+            return stop(context)
+
+    data = example("own_dataset").DATA
+    for policy in (stop, Local, Local(), lambda context: stop(context), Local().act):
+        assert len(h.evaluate(h.Env(), data, policy=policy, limit=1).episodes) == 1
+    with pytest.raises(UsageError, match="not at the top level"):
+        h.evaluate(h.Env(), data, policy=stop, workers=2)
+
+
+def test_a_retriever_that_returns_nonsense_is_a_fault_and_a_document_counts_once(tmp_path: Path) -> None:
+    def search(query: str, count: int) -> list[dict[str, Any]]:
+        rows = [{"id": "a", "text": "1", "title": None}, {"id": "a", "text": "2"}, {"id": "b", "text": "3"}]
+        return [*rows, {"id": "c", "text": "4", "score": float("nan")}] if query == "nan" else rows
+
+    retriever = FunctionRetriever(search, "hash")
+    (found,) = run(retriever.search([SearchRequest("q", 5)]))
+    assert isinstance(found, SearchResult)
+    assert [(hit.chunk.chunk_id, hit.chunk.title) for hit in found.hits] == [("a", ""), ("b", "")]
+    with pytest.raises(ValueError, match="finite number, not nan"):
+        run(retriever.search([SearchRequest("nan", 5)]))
+
+
+def test_a_tool_may_not_call_its_parameters_as_tools_of_the_memory_do() -> None:
+    def shell(env: str, command: str) -> str:
+        """Run a command."""
+        return env + command
+
+    with pytest.raises(UsageError, match="calls a parameter 'env'"):
+        h.tool(shell)
+
+
+def test_a_refusal_may_hold_any_text(mine: str) -> None:
+    Path(mine).write_text(MINE.replace("no odd words", "no \\ud800 words"))
+    env = load_config(tools=[f"{mine}:lookup"]).env
+    (step,) = play(make_env(env), h.ToolCall("lookup", {"word": "odd"}))
+    assert msgspec.json.encode(step.observation)

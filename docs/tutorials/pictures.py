@@ -1,14 +1,18 @@
-"""Take the pictures of the tutorials from the folder in which their commands were run.
+"""Take the pictures of the tutorials: their commands are run in a new folder, but for the training.
 
-python docs/tutorials/pictures.py FOLDER      # holds bridge.html, both.html, tiny/view.html, tiny/recipe.html
+python docs/tutorials/pictures.py WORK      # the folder of the recipe tiny; needs chromium, and harness1 on the path
 """
 
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
+import nbclient
+import nbformat
 from playwright.sync_api import sync_playwright
 
 PICTURES = Path(__file__).parent
@@ -23,6 +27,22 @@ SHOTS = {
     "train_recipe": ("tiny/recipe.html", "", ""),
 }
 """For each picture: the page, the first link to follow that begins so, if any, and the keys to press then."""
+
+
+PLAYED = ("search_your_documents", "benchmark_and_compare")
+"""The tutorials that are run for their pictures."""
+
+
+def prepare(work: Path, folder: Path) -> None:
+    """Make the pages that are pictured: those of the tutorials, and those of a recipe."""
+    for name in PLAYED:
+        notebook = nbformat.read(PICTURES / f"{name}.ipynb", 4)
+        resources = {"metadata": {"path": str(folder)}}
+        nbclient.NotebookClient(notebook, timeout=None, kernel_name="python3", resources=resources).execute()
+    (folder / "tiny").mkdir()
+    shutil.copy(work / "view.html", folder / "tiny")
+    command = ["harness1", "view", str(work), "--out", str(folder / "tiny" / "recipe.html")]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
 def main(folder: Path) -> None:
@@ -45,4 +65,6 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    with tempfile.TemporaryDirectory() as made:
+        prepare(Path(sys.argv[1]), Path(made))
+        main(Path(made))

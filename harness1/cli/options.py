@@ -136,12 +136,17 @@ def resolve(
         rewards: as `--reward` takes them.
     """
     weights: dict[str, float] = {}
+    recipes = [given for given in rewards or () if given in ("paper", *RECIPES) and given != "sum"]
+    if recipes and len(rewards or ()) > 1:
+        raise UsageError(f"--reward {recipes[0]} is a whole reward: give it alone, or terms alone")
     for given in rewards or ():
         name, sign, weight = given.rpartition("=")
-        if given in ("paper", *RECIPES):
+        if given in recipes:
             overrides = [*(overrides or []), f"reward.recipe={given}"]
+        elif (name := name if sign else given) in weights:
+            raise UsageError(f"--reward names {name} twice")
         else:
-            weights[name if sign else given] = _weight(given, weight) if sign else 1.0
+            weights[name] = _weight(given, weight) if sign else 1.0
     load = partial(load_config, tools=tools or (), rewards=weights)
     if not any(models):
         return load(config, overrides)

@@ -146,7 +146,7 @@ def _in_words(journal: Journal, work: Path) -> None:
     stopped = [name for name, record in journal.stages.items() if record.status == "running" and not at_work]
     if stopped:
         put(f"{stopped[0]} was stopped: the same `recipe run` goes on from there")
-    elif left := _left(journal):
+    elif at_work and (left := _left(journal)):
         put(left)
 
 

@@ -1,4 +1,4 @@
-"""harness1 view: runs and trainings in one file of HTML."""
+"""harness1 view: runs, trainings and recipes in one file of HTML."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from harness1.plain import counted
 def view(
     folders: Annotated[
         list[Path],
-        Argument(help="Folders of runs, of `sft train`, `rl train` and `serve proxy --record`.", metavar="RUN"),
+        Argument(help="Folders of runs, trainings, recipes and of `serve proxy --record`.", metavar="RUN"),
     ],
     out: Annotated[Path, Option(help="The file to write.", metavar="FILE")] = Path("view.html"),
     max_mb: Annotated[

@@ -52,6 +52,7 @@ from harness1.config.train import Lora, Train, Validation
 from harness1.errors import MALFORMED, ConfigError
 from harness1.hashing import digest
 from harness1.plain import utf8_safe
+from harness1.plugins import whole_name
 from harness1.settings import Settings, leave_out_default
 
 FORMER = "run"
@@ -192,13 +193,17 @@ def load_config(
             group["dtype"] = fastest_dtype()
     try:
         found = msgspec.convert(tree, Config)
+        reward = sum_of(rewards) if rewards else found.reward
     except (msgspec.ValidationError, RecursionError) as error:
         raise ConfigError(f"configuration: {_placed(str(error))}{_meant(str(error))}") from error
+    known = set(map(whole_name, found.env.plugins))  # what a model learned with may be named again
+    more = [tool for tool in tools if whole_name(tool) not in known]
+    joined = msgspec.structs.replace(found.env, plugins=(*found.env.plugins, *more))
+    whole, reward = with_whole_names(joined, reward)
+    found = msgspec.structs.replace(found, env=whole, reward=reward)
     _refuse_infinite(msgspec.to_builtins(msgspec.structs.replace(found, machine=found.machine.public())))
-    more = msgspec.structs.replace(found.env, plugins=(*found.env.plugins, *tools))
-    whole, reward = with_whole_names(more, sum_of(rewards) if rewards else found.reward)
     refuse_unknown_plugins(whole, reward, found.policy)
-    return msgspec.structs.replace(found, env=whole, reward=reward)
+    return found
 
 
 def _toml(path: Path) -> Any:

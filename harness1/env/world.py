@@ -111,7 +111,7 @@ async def _consult(request: Consult) -> Answer:
         else:
             text = await asyncio.to_thread(function, **arguments)
     except ToolError as error:
-        return Answer(refused=str(error)[: request.characters])
+        return Answer(refused=utf8_safe(str(error))[: request.characters])
     if not isinstance(text, str):
         raise TypeError(f"the tool {function.__name__} returned {type(text).__name__}, not a text")
     cut = f" ({len(text)} characters)"

@@ -260,7 +260,7 @@ def rescore(evaluation: Evaluation, out: Path) -> None:
     evaluation.check()
     if needs_gold(evaluation.policy):
         raise UsageError(f"{evaluation.policy} sees the gold, and its episodes depend on it: {PLAY_AGAIN}")
-    run_config(out)
+    run_config(out, scored_again=True)
     refuse_changed_tasks(evaluation, out, besides=SCORING)
     stage = evaluation.stage()
     refuse_changed(stage, out, "run", besides=SCORING)

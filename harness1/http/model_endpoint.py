@@ -26,6 +26,9 @@ _TOO_LONG = re.compile(
 """What servers say of a prompt that is longer than the context: OpenAI, vLLM, SGLang, llama.cpp, Anthropic, Gemini,
 Groq and TGI, in this order of phrases."""
 
+_ASKED_TOO_MUCH = re.compile(r"tokens'? is too large: (\d+).*?context length is (\d+)", re.S)
+"""What vLLM says of `max_tokens`: where it alone fills the context, no prompt would fit."""
+
 Answer = TypeVar("Answer")
 
 
@@ -87,7 +90,7 @@ class ModelEndpoint:
             if answer.status in MISCONFIGURED:
                 raise Unreachable(answer.message + self._advice(path, answer.status), answer.status)
             if answer.status in REFUSALS:
-                refusal = Overflow if _TOO_LONG.search(answer.message) else Refusal
+                refusal = Overflow if _is_too_long(answer.message) else Refusal
                 raise refusal(answer.message, answer.status)
             raise Transient(answer.message, answer.retry_after_s)
 
@@ -133,3 +136,9 @@ def verifier_endpoint(url: str, machine: Machine) -> ModelEndpoint:
     `ModelEndpoint` does."""
     judge = machine.verifier
     return ModelEndpoint(url, judge.key, judge.timeout_s, machine.attempts, machine.backoff_s, judge.concurrency)
+
+
+def _is_too_long(message: str) -> bool:
+    """Return whether a server refused a prompt for its length, which is the policy's doing."""
+    asked = _ASKED_TOO_MUCH.search(message)
+    return bool(_TOO_LONG.search(message)) and not (asked and int(asked[1]) >= int(asked[2]))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import inspect
+import pickle
 from collections.abc import Callable
 from typing import Any
 
 from harness1.env.render.context import Context
-from harness1.errors import UsageError
+from harness1.errors import HarnessError, UsageError
 from harness1.hashing import digest
-from harness1.plugins import identity, load_own, own_name
+from harness1.plugins import failure, identity, load_own, name_here
 from harness1.policy.policy import Decision, Policy, Session
 from harness1.records import Task, ToolCall
 
@@ -28,13 +29,14 @@ def open_own_policy(name: str) -> Policy:
 
 def policy_of(thing: Any, name: str = "") -> Policy:
     """Return a function, a class or an object of one's own as a policy (see `open_own_policy`). An object is copied for
-    each episode, so that episodes do not disturb each other.
+    each episode, so that episodes do not disturb each other; one that cannot be copied, such as one that holds the
+    connection of a server, plays them all.
 
     Args:
-        name: what it is called; "": the name under which `own_name` finds it.
+        name: what it is called; "": the name under which it is found, in this process at least.
 
     Raises:
-        UsageError: it decides nothing, or its name cannot be found.
+        UsageError: it decides nothing.
     """
     make = thing if inspect.isclass(thing) else None
     example = make() if make else thing
@@ -43,14 +45,32 @@ def policy_of(thing: Any, name: str = "") -> Policy:
         return policy
     if not callable(getattr(example, "act", None)) and not inspect.isroutine(example):
         raise UsageError(f"{thing!r} is no policy: give a function of a context, or a class with a method act")
-    name = name or own_name(thing if inspect.isroutine(thing) else make or type(thing))
-    state = repr(sorted(vars(thing).items())) if has_state(thing) else ""
-    return OwnPolicy(name, digest(["own policy", identity(name), state]), make or (lambda: copy.deepcopy(thing)))
+    name = name or name_here(thing if inspect.isroutine(thing) else make or type(thing))
+    state = {key: _known(value) for key, value in sorted(state_of(thing).items())}
+    return OwnPolicy(name, digest(["own policy", identity(name), state]), make or (lambda: _copy(thing)))
 
 
-def has_state(thing: Any) -> bool:
-    """Return whether an object holds more than its class gives it, so that the name of its class does not make it."""
-    return not inspect.isclass(thing) and not inspect.isroutine(thing) and bool(getattr(thing, "__dict__", {}))
+def state_of(thing: Any) -> dict[str, Any]:
+    """Return what an object holds beyond what its class gives it, so that the name of its class does not make it."""
+    if inspect.isclass(thing) or inspect.isroutine(thing):
+        return {}
+    slots = [name for each in type(thing).__mro__ for name in getattr(each, "__slots__", ())]
+    return {**getattr(thing, "__dict__", {}), **{name: getattr(thing, name) for name in slots if hasattr(thing, name)}}
+
+
+def _known(value: Any) -> str:
+    """Return what of a value enters the hash of a policy: all of it if it can be written as JSON, or else its type."""
+    try:
+        return digest(value)
+    except (TypeError, ValueError, RecursionError):
+        return type(value).__qualname__
+
+
+def _copy(thing: Any) -> Any:
+    try:
+        return copy.deepcopy(thing)
+    except (TypeError, copy.Error, pickle.PicklingError):
+        return thing
 
 
 class OwnPolicy:
@@ -70,10 +90,15 @@ class OwnSession:
         self._player, self._name = player, name
 
     async def act(self, context: Context) -> Decision:
-        """Ask the player; raise UsageError if it returns something else than an action."""
-        given = self._player.act(context) if hasattr(self._player, "act") else self._player(context)
-        if inspect.isawaitable(given):
-            given = await given
+        """Ask the player; raise UsageError if it fails, or returns something else than an action."""
+        try:
+            given = self._player.act(context) if hasattr(self._player, "act") else self._player(context)
+            if inspect.isawaitable(given):
+                given = await given
+        except HarnessError:
+            raise
+        except Exception as error:  # code of others may raise anything
+            raise UsageError(f"the policy {self._name} failed: {failure(error)}") from error
         if isinstance(given, ToolCall):
             return Decision((given,))
         if isinstance(given, Decision):
@@ -81,4 +106,4 @@ class OwnSession:
         raise UsageError(f"the policy {self._name} returned {given!r:.100}: return ToolCall(NAME, ARGUMENTS)")
 
     def fork(self) -> OwnSession:
-        return OwnSession(copy.deepcopy(self._player), self._name)
+        return OwnSession(_copy(self._player), self._name)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 import msgspec
 
@@ -15,6 +16,7 @@ from harness1.records import Record
 from harness1.runs.files import lock, write_json, writing
 
 JOURNAL, LOCK, LOGS = "recipe.json", ".lock", "logs"
+TRIES, PAUSE_S = 5, 0.1
 
 
 class StageRecord(Record, kw_only=True):
@@ -133,5 +135,15 @@ def held(work: Path, mark: str = JOURNAL) -> Iterator[None]:
             raise UsageError(f"{work} is not empty and holds no recipe: choose another --out")
         work.mkdir(parents=True, exist_ok=True)
         with (work / LOCK).open("w") as file:
-            lock(file, f"{work} is at work in another process")
+            _lock(file, work)
             yield
+
+
+def _lock(file: IO[str], work: Path) -> None:
+    """Lock the folder; wait a moment for one that only looks whether somebody is at work."""
+    for _ in range(TRIES - 1):
+        try:
+            return lock(file, "")
+        except UsageError:
+            time.sleep(PAUSE_S)
+    return lock(file, f"{work} is at work in another process")

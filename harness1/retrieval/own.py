@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -70,12 +71,14 @@ class FunctionRetriever:
         return SearchResult(tuple(hits[: request.k]))
 
     def _scored(self, found: Iterable[Any]) -> list[Scored]:
-        hits = []
+        hits: dict[DocId, Scored] = {}
         for rank, row in enumerate(found):
             if not isinstance(row, dict) or not isinstance(row.get("text"), str) or "id" not in row:
                 raise TypeError(f"a retriever returns mappings with an id and a text, not {row!r:.100}")
-            doc_id = DocId(str(row["id"]))
-            chunk = Chunk(ChunkId(doc_id), doc_id, 0, str(row.get("title", "")), row["text"])
+            doc_id, score = DocId(str(row["id"])), float(row.get("score", -rank))
+            if not math.isfinite(score):
+                raise ValueError(f"a score is a finite number, not {score} (of {doc_id!r})")
+            chunk = Chunk(ChunkId(doc_id), doc_id, 0, str(row.get("title") or ""), row["text"])
             self._known[doc_id] = chunk
-            hits.append(Scored(chunk, float(row.get("score", -rank))))
-        return hits
+            hits.setdefault(doc_id, Scored(chunk, score))
+        return list(hits.values())

@@ -6,11 +6,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from numbers import Real
 
 from harness1.config import Config, Env, Reward
 from harness1.errors import UsageError
-from harness1.plugins import is_own, load_plugin, short_name, unfit
+from harness1.plugins import failure, is_own, load_plugin, short_name, unfit
 from harness1.records import Curated, Episode, Gold, RewardTerm, Task, Turn
 from harness1.reward.outcome import Outcome, delivered, f_beta
 from harness1.tools.registry import tools_of
@@ -62,9 +63,11 @@ class Component:
         """Return the capped value with its weight.
 
         Raises:
-            UsageError: the value is not a finite number.
+            UsageError: a term of one's own failed, or the value is not a finite number.
         """
         settings, given = case.config.reward, self.value(case)
+        if getattr(given, "shape", None) == ():  # a scalar of numpy or torch
+            given = given.item()  # type: ignore[attr-defined]
         if not isinstance(given, Real) or not math.isfinite(given):
             raise UsageError(
                 f"the reward term {self.name!r} returned {given!r} for task {case.task.task_id!r}: a term is a finite"
@@ -221,6 +224,14 @@ def components(settings: Reward) -> tuple[Component, ...]:
     return (*COMPONENTS, *map(plugin_component, settings.plugins))
 
 
+def _value_of_own(name: str, value: Callable[[Case], float], case: Case) -> float:
+    try:
+        return value(case)
+    except Exception as error:  # code of others may raise anything
+        what = f"the reward term {name!r} failed for task {case.task.task_id!r}"
+        raise UsageError(f"{what}: {failure(error)}") from error
+
+
 def plugin_component(name: str) -> Component:
     """Return a component that another package adds, or one's own: any function of a case, whose value is not capped.
 
@@ -239,7 +250,7 @@ def plugin_component(name: str) -> Component:
             short_name(name),
             lambda settings: settings.plugins.get(name, 0.0),
             found.ceiling if capped else None,
-            value,
+            partial(_value_of_own, short_name(name), value),
             capped and found.process,
         )
     if not isinstance(found, Component) or found.name != name:

@@ -106,8 +106,11 @@ def of_sample(name: str, sample: int) -> str:
     return f"{stem}.sample{sample}{dot}{suffix}" if sample else name
 
 
-def run_config(folder: Path) -> tuple[Config, str]:
+def run_config(folder: Path, *, scored_again: bool = False) -> tuple[Config, str]:
     """Return the configuration and the index path of a run folder.
+
+    Args:
+        scored_again: reward terms may have changed since, because the run gets another reward.
 
     Raises:
         UsageError: the folder holds no run, or one that was made with a tool or a reward term that is not installed.
@@ -118,7 +121,8 @@ def run_config(folder: Path) -> tuple[Config, str]:
         why = "it has no stage.json of a run" if folder.exists() else "there is no such folder"
         raise UsageError(f"{folder} is not a run folder: {why}")
     made_with = stage.outputs.get("plugins", {})
-    refuse_missing({kind: made_with[kind] for kind in ("tools", "rewards") if kind in made_with}, str(folder))
+    needed = ("tools",) if scored_again else ("tools", "rewards")
+    refuse_missing({kind: made_with[kind] for kind in needed if kind in made_with}, str(folder))
     try:
         return msgspec.convert(stage.outputs["config"], Config), str(stage.outputs["index"])
     except (KeyError, *MALFORMED, ConfigError) as error:

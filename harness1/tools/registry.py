@@ -3,7 +3,6 @@ names its function in `harness1.tools`."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,7 +20,18 @@ from harness1.tools.prune_chunks import prune_chunks
 from harness1.tools.read_document import read_document
 from harness1.tools.review_docs import review_docs
 from harness1.tools.search_corpus import search_corpus
-from harness1.tools.tool import PLAIN, Steps, Tool, ToolFunction, ToolSpec, Traits, build_tool, one_line, text_tool
+from harness1.tools.tool import (
+    PLAIN,
+    Steps,
+    Tool,
+    ToolFunction,
+    ToolSpec,
+    Traits,
+    build_tool,
+    knows_memory,
+    one_line,
+    text_tool,
+)
 from harness1.tools.verify import verify
 
 TOOLS: Mapping[ToolFunction, str] = MappingProxyType(
@@ -91,4 +101,4 @@ def plugin_tool(name: str) -> ToolFunction:
         raise unfit("tools", name, "must be a function of that name")
     if is_own(name) and function.__name__ in NAMES:
         raise unfit("tools", name, "has the name of a tool of harness1: call it something else")
-    return function if "memory" in inspect.signature(function).parameters else text_tool(function)
+    return function if knows_memory(function) else text_tool(function)

@@ -103,6 +103,11 @@ class Tool:
         return result if isinstance(result, Observation) else (yield from result)
 
 
+def knows_memory(function: Callable[..., Any]) -> bool:
+    """Return whether a tool works on the memory: its first parameters are `memory` and `env`."""
+    return [*inspect.signature(function).parameters][:2] == ["memory", "env"]
+
+
 T = TypeVar("T", bound=Callable[..., Any])
 
 
@@ -116,8 +121,13 @@ def tool(function: T) -> T:
     name = getattr(function, "__name__", repr(function))
     if not inspect.getdoc(function):
         raise UsageError(f"the tool {name} has no docstring: a policy reads it to know what the tool does")
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.annotation is parameter.empty and parameter.name not in ("memory", "env"):
+    parameters = [*inspect.signature(function).parameters.values()]
+    for parameter in parameters[2:] if knows_memory(function) else parameters:
+        if parameter.name in ("memory", "env"):
+            raise UsageError(
+                f"the tool {name} calls a parameter {parameter.name!r}, as tools of the memory do: rename it"
+            )
+        if parameter.annotation is parameter.empty:
             raise UsageError(
                 f"the tool {name} does not say the type of {parameter.name!r}, as in {parameter.name}: str"
             )

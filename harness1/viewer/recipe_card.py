@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from harness1.errors import UsageError
-from harness1.recipe.journal import JOURNAL, Journal, is_at_work, read_journal
+from harness1.recipe.journal import JOURNAL, Journal, StageRecord, is_at_work, read_journal
 from harness1.runs.stage import STAGE
 from harness1.training.log import LOG
 
-SHOWN = (("eval",), ("sft", "collect"), ("sft", "train"), ("rl", "train"))
-"""The verbs of stages with episodes or curves."""
+PLAY, TRAIN = (("eval",), ("sft", "collect")), (("sft", "train"), ("rl", "train"))
+"""The verbs of stages that leave episodes, and of those that leave curves."""
 
 
 def is_recipe(folder: Path) -> bool:
@@ -29,14 +30,14 @@ def recipe_parts(folder: Path) -> list[Path]:
         UsageError: the folder has been removed.
         SchemaError: the journal is damaged.
     """
-    stages = _journal(folder).stages.items()
-    return [folder / name for name, record in stages if any(record.words[: len(verb)] == verb for verb in SHOWN)]
+    return [folder / name for name, record in _journal(folder).stages.items() if _is_of((*PLAY, *TRAIN), record)]
 
 
 def written_parts(folder: Path) -> list[Path]:
     """Return those parts that have written something, the last one first: what was trained stands beside the rest."""
-    parts = reversed(recipe_parts(folder))
-    return [part for part in parts if (part / STAGE).is_file() or (part / LOG).is_file()]
+    stages = _journal(folder).stages
+    marks = {folder / name: LOG if _is_of(TRAIN, record) else STAGE for name, record in stages.items()}
+    return [part for part in reversed(recipe_parts(folder)) if (part / marks[part]).is_file()]
 
 
 def recipe_card(folder: Path) -> dict[str, Any]:
@@ -60,6 +61,10 @@ def recipe_card(folder: Path) -> dict[str, Any]:
             card["began"], card["exit"] = record.began, record.exit
         stages.append(card | {"expected": expected.get(name, 0.0)})
     return {"name": folder.resolve().name, "folder": str(folder), "title": journal.title, "stages": stages}
+
+
+def _is_of(verbs: Sequence[tuple[str, ...]], record: StageRecord) -> bool:
+    return any(record.words[: len(verb)] == verb for verb in verbs)
 
 
 def _journal(folder: Path) -> Journal:

@@ -178,5 +178,4 @@ def test_an_agent_earns_more_by_training(harness1: Command, tmp_path: Path, seed
     code, _, err = harness1(*agents(tmp_path, *(word for setting in more for word in ("--set", setting))))
     assert code == 0, err
     rewards = [each["reward"] for each in read_log(tmp_path / "out") if "loss" in each]
-    print("REWARDS", rewards)
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.1

@@ -125,6 +125,16 @@ def test_a_prompt_that_is_too_long_is_told_from_other_refusals(said: str) -> Non
         posted(endpoint(url))
 
 
+@pytest.mark.service
+def test_a_setting_that_leaves_no_room_for_any_prompt_is_no_prompt_that_is_too_long() -> None:
+    said = "'max_tokens' is too large: {}. This model's maximum context length is 32768 tokens and your request has 20."
+    for asked, refusal in ((40000, Refusal), (32760, Overflow)):
+        body = msgspec.json.encode({"error": {"message": said.format(asked)}})
+        with replying(lambda _, body=body: (400, {}, body)) as url, pytest.raises(Refusal) as caught:
+            posted(endpoint(url))
+        assert type(caught.value) is refusal
+
+
 def test_a_server_that_no_attempt_ever_reached_is_no_fault_of_an_episode() -> None:
     with pytest.raises(
         Unreachable, match=r"127\.0\.0\.1:9/chat/completions: Cannot connect: connection refused \(2 attempts\)"

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from harness1.recipe.recipe import PLAIN, Recipe, load_recipe, recipe_of, shippe
 from harness1.recipe.run import RecipeRun, StageFailed, run_command, worded
 from harness1.recipe.stage_case import StageCase
 from harness1.retrieval.index.build import build_index
+from harness1.runs.files import lock
 from harness1.runs.stage import Stage
 from tests.cli.commands import command_in_process
 
@@ -258,11 +260,14 @@ def test_broken_episodes_are_judged_by_their_gate_and_not_by_the_exit_code(
     def write_card(name: str) -> None:
         if name == "second":
             card.write(notes.parent / "work" / name)
+            metrics = '{"reward": {"mean": null}, "turns": {"mean": 2}}'
+            (notes.parent / "work" / name / "metrics.json").write_text(metrics)
 
     commands.before = write_card
     work = work_of(notes, commands, second={**CHAIN["stages"]["second"], "gates": {"faults": bound}})
     if passes:
         assert work.run().stages["second"].status == "passed"
+        assert work.run().stages["second"].metrics == {"turns": 2.0}
         return
     with pytest.raises(StageFailed, match="gate faults: episodes broken by the infrastructure: 2, bound 0"):
         work.run()
@@ -375,6 +380,16 @@ def test_what_a_stage_made_and_somebody_changed_is_not_used(notes: Path, during:
     assert commands.verbs == (["index", "eval"] if during else ["index"])
 
 
+def test_who_only_looks_whether_a_recipe_is_at_work_does_not_refuse_it(notes: Path) -> None:
+    work = work_of(notes, Commands())
+    work.run(until="first")
+    with ThreadPoolExecutor(1) as others, (work.work / ".lock").open() as looking:
+        lock(looking, "")
+        others.submit(lambda: (time.sleep(0.15), looking.close()))
+        with held(work.work):
+            pass
+
+
 def test_a_folder_of_something_else_or_at_work_is_refused(notes: Path) -> None:
     with pytest.raises(UsageError, match="notes is not empty and holds no recipe"):
         RecipeRun(recipe(notes), notes, Commands(), Quiet()).run()
@@ -423,17 +438,18 @@ def test_the_commands_print_what_is_done_and_what_failed(
     assert json.loads(harness1("recipe", "status", "work", "--json").out)["left"] == 0
     journal = read_journal(Path("work"))
     assert journal is not None
-    write_journal(
-        Path("work"), msgspec.structs.replace(journal, plan={"index": Planned(), "longer": Planned("more", 600.0)})
-    )
+    planned = msgspec.structs.replace(journal, plan={"index": Planned(), "longer": Planned("more", 600.0)})
+    write_journal(Path("work"), planned)
     under_way = harness1("recipe", "status", "work").out
     assert "to come" in under_way
-    assert "about 10 min left" in under_way
+    assert "left" not in under_way  # nobody works at it
     at_work = msgspec.structs.replace(journal.stages["index"], status="running", began=time.time())
-    write_journal(Path("work"), journal.with_stage("index", at_work))
+    write_journal(Path("work"), planned.with_stage("index", at_work))
     assert "stopped: the same `recipe run`" in harness1("recipe", "status", "work").out  # nobody runs it
     with held(Path("work")):
-        assert "running" in harness1("recipe", "status", "work").out
+        shown = harness1("recipe", "status", "work").out
+        assert "running" in shown
+        assert "about 10 min left" in shown
         assert json.loads(harness1("recipe", "status", "work", "--json").out)["at_work"]
     failed = harness1("recipe", "run", "mine.toml", "--out", "bad", "--input", "docs=empty", "--json")
     assert failed.code == 2

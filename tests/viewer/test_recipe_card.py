@@ -13,6 +13,7 @@ import pytest
 from harness1.errors import SchemaError
 from harness1.recipe.gates import Finding
 from harness1.recipe.journal import JOURNAL, Journal, Planned, StageRecord, held, write_journal
+from harness1.runs.stage import Stage
 from harness1.viewer.recipe_card import recipe_card
 from harness1.viewer.watching import Watched
 from harness1.viewer.write import Asked, write_view
@@ -89,6 +90,13 @@ def test_a_recipe_that_has_just_begun_can_be_viewed(tmp_path: Path) -> None:
     write_journal(tmp_path / "work", Journal(title="a chain", recipe="", inputs={}, stages=first, plan=PLAN))
     assert write_view(Asked([tmp_path / "work"]), tmp_path / "view.html").episodes == 0
     assert index_of(tmp_path / "view.html")["recipes"][0]["stages"][1]["status"] == "stopped"
+
+
+def test_a_training_that_has_a_card_and_no_log_yet_is_no_part_of_a_file(tmp_path: Path) -> None:
+    work = write_recipe(tmp_path / "work", rl=record("rl train", "running"))
+    (work / "rl" / "log.jsonl").unlink()
+    Stage("rl train", {}, "running", hashes={}, outputs={}).write(work / "rl")
+    assert write_view(Asked([work], workers=1), tmp_path / "view.html").episodes == 3
 
 
 def test_a_damaged_journal_is_named(tmp_path: Path) -> None:

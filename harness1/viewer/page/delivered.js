@@ -10,7 +10,7 @@ export function deliveredPassages(episode) {
   const found = new Map(episode.delivered.map(([unit]) => [unit, []]));
   episode.chunks.forEach((unit, chunk) => found.get(unit)?.push(episode.passages[chunk]));
   return section(`${plural(episode.delivered.length, "document")} delivered, the best first`, { class: "delivered" },
-    episode.delivered.length ? h("ol", {}, episode.delivered.map(([unit, tag]) => documentView(episode.units[unit], tag, found.get(unit)))) : h("p", { class: "muted" }, "Ask in words that the documents use."));
+    episode.delivered.length ? h("ol", {}, episode.delivered.map(([unit, tag]) => documentView(episode.units[unit], tag, found.get(unit)))) : episode.row.failure === "fault" ? null : h("p", { class: "muted" }, "Ask in words that the documents use."));
 }
 
 function documentView([id, , title], tag, passages) {

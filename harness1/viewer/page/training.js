@@ -33,7 +33,7 @@ function metricChart(name, trainings) {
 
 /** What policies that do not learn measured in a metric, with the index and the reward of a training. */
 function levels(name, trainings) {
-  const beside = (run) => !run.learned && run.metrics[name] && trainings.some((each) => each.reward && each.reward === run.reward && each.indexes.includes(run.index));
+  const beside = (run) => !run.learned && typeof run.metrics[name]?.mean === "number" && trainings.some((each) => each.reward && each.reward === run.reward && each.indexes.includes(run.index));
   return index.runs.filter(beside).map((run) => ({ name: run.name, value: run.metrics[name].mean }));
 }
 
