@@ -6,6 +6,7 @@ import runpy
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,6 +31,7 @@ from harness1.retrieval.own import FunctionRetriever
 from harness1.retrieval.protocol import SearchRequest, SearchResult
 from harness1.reward.composite import composite
 from harness1.reward.outcome import Outcome
+from harness1.tools.tool import build_tool, text_tool
 from tests.cli.commands import Command, command_in_process
 from tests.sft.test_fine_tuning import SHORT, save_student
 from tests.support import ended_episode, make_env, play, run
@@ -401,6 +403,12 @@ def test_what_fails_in_code_of_ones_own_is_named_with_its_place(
     assert "mine.py:" in ended.err
 
 
+@dataclass
+class Room:
+    name: str
+    beds: int
+
+
 class Held:
     """A policy with things that cannot be copied, or written down."""
 
@@ -455,6 +463,25 @@ def test_a_tool_may_not_call_its_parameters_as_tools_of_the_memory_do() -> None:
 
     with pytest.raises(UsageError, match="calls a parameter 'env'"):
         h.tool(shell)
+
+
+def test_the_schema_of_a_tool_holds_the_classes_that_its_parameters_name() -> None:
+    def book(room: Room) -> str:
+        """Book a room."""
+        return room.name
+
+    schema = build_tool(text_tool(book), Config().env).spec.parameters
+    assert schema["properties"]["room"] == {"$ref": "#/$defs/Room"}
+    assert schema["$defs"]["Room"]["properties"]["beds"]["type"] == "integer"
+
+
+def test_a_tool_whose_parameter_has_no_schema_is_refused() -> None:
+    def odd(words: list[str] = ["a"]) -> str:  # noqa: B006
+        """Do something odd."""
+        return words[0]
+
+    with pytest.raises(UsageError, match="the tool odd cannot be described to a policy"):
+        build_tool(text_tool(odd), Config().env)
 
 
 def test_a_refusal_may_hold_any_text(mine: str) -> None:

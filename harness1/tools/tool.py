@@ -152,12 +152,20 @@ def text_tool(function: Callable[..., Any]) -> ToolFunction:
 
 def build_tool(function: ToolFunction, env: Env) -> Tool:
     """Derive a tool from its function: its name, the first paragraph of its docstring, and its annotated parameters.
-    Minimal instructions describe nothing."""
+    Minimal instructions describe nothing.
+
+    Raises:
+        UsageError: a parameter has a type, or a default, that has no place in a schema.
+    """
     described = env.rendering.instructions != "minimal"
     fields = list(_fields(function, env))
-    arguments = msgspec.defstruct(f"{function.__name__}_arguments", fields, forbid_unknown_fields=True, kw_only=True)
     description = " ".join((inspect.getdoc(function) or "").split("\n\n")[0].split()) if described else ""
-    schema = _schema(arguments)
+    name = f"{function.__name__}_arguments"
+    try:
+        arguments = msgspec.defstruct(name, fields, forbid_unknown_fields=True, kw_only=True)
+        schema = _schema(arguments)
+    except TypeError as error:
+        raise UsageError(f"the tool {function.__name__} cannot be described to a policy: {error}") from error
     return Tool(
         ToolSpec(function.__name__, description, schema if described else _undescribed(schema)),
         arguments,
@@ -189,10 +197,11 @@ def _undescribed(schema: Any) -> Any:
 
 
 def _schema(arguments: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return the JSON schema of an argument struct, without titles and references."""
+    """Return the JSON schema of an argument struct, without titles; `$defs` has the classes that it names."""
     (_,), components = msgspec.json.schema_components([arguments])
-    schema = components[arguments.__name__]
+    schema = components.pop(arguments.__name__)
     return {
+        **({"$defs": components} if components else {}),
         "type": "object",
         "properties": schema["properties"],
         "required": schema["required"],
