@@ -17,6 +17,7 @@ from harness1.data.open import open_source
 from harness1.runs.store import latest_episodes
 from tests.adapters.chat_server import next_call, shown_in
 from tests.adapters.processes import harness1, scratch_index, serving_openenv
+from tests.support import hear_interrupts
 
 GenericEnvClient: Any = pytest.importorskip(
     "openenv.core.generic_client", reason="openenv is not installed"
@@ -99,7 +100,9 @@ def test_a_signal_during_a_session_ends_the_record_as_finished(tmp_path: Path, i
         process.send_signal(sent)
 
     for sent, code in ((signal.SIGTERM, 0), (signal.SIGINT, 130)):
-        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=hear_interrupts
+        ) as process:
             try:
                 asyncio.run(leaves(process, sent))
                 _, complaint = process.communicate(timeout=30)
