@@ -24,6 +24,25 @@ pytestmark = pytest.mark.docs
 
 TABLE = tomllib.loads(Path(__file__).with_name("commands.toml").read_text())
 
+MINE = '''
+from harness1 import ToolCall
+
+def lookup_price(ticker: str) -> str:
+    """Return the last closing price of a stock."""
+    return "12.30"
+
+def brevity(case) -> float:
+    return -len(case.curated) / 30
+
+class MyPolicy:
+    def act(self, context):
+        return ToolCall("end_search", {"reasoning": "done"})
+
+def search(query, count):
+    return [{"id": "d1", "text": "The bridge was built in 1931."}][:count]
+'''
+"""What docs/own_code.md takes for granted."""
+
 
 def sections(page: Path) -> Iterator[list[Block]]:
     """Yield the blocks of a page by its headings of the second level."""
@@ -65,6 +84,7 @@ def harness1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the pages take for granted, under the names that they use."""
     folder = tmp_path_factory.mktemp("given")
+    (folder / "mine.py").write_text(MINE)
     (folder / "SOURCE").mkdir()
     for number in range(10):
         (folder / "SOURCE" / f"note{number}.md").write_text(f"# Bridge {number}\n\nA question about bridge {number}.\n")
