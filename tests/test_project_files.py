@@ -32,9 +32,11 @@ def read(path: Path) -> Any:
 
 
 def test_the_checks_of_a_change_are_those_of_the_repository() -> None:
-    job = read(ROOT / ".github" / "workflows" / "ci.yml")["jobs"]["ci"]
-    assert [step["run"] for step in job["steps"] if "run" in step] == [".ci/run"]
-    assert job["timeout-minutes"] == 90
+    jobs = read(ROOT / ".github" / "workflows" / "ci.yml")["jobs"]
+    run = {name: [step["run"] for step in job["steps"] if "run" in step] for name, job in jobs.items()}
+    assert run == {"test": ["make test"], "all": [".ci/run"], "docs": ["make docs"]}
+    assert jobs["test"]["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13"]
+    assert all(job["timeout-minutes"] <= 60 for job in jobs.values())
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o100
 
 

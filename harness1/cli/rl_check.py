@@ -78,8 +78,7 @@ def check(
     The same command resumes a stopped check.
 
     A judge reads the best-paid episodes of every policy but the oracle, or those of --run (a run, or a training). Its
-    replies are kept in judge.jsonl of the report's folder, its findings in judge.json. Exit code 1 if the tasks are too
-    easy: a policy that does not think reaches `rl.easy` of what the oracle gains.
+    replies are kept in judge.jsonl of its folder. Exit code 1 if a policy that does not think reaches `rl.easy`.
 
     Example: harness1 rl check world:1000 --limit 50 --out runs/check --config rl/small
     """
@@ -88,9 +87,8 @@ def check(
     source = open_source(dataset := place_of(dataset, settings))
     split = split or default_split(source)
     excluded = tasks_of_runs(exclude or ())
-    tasks, selection = tasks_to_check(
-        source, split, limit, settings.data, share, evaluation_places(against, settings), excluded
-    )
+    places = evaluation_places(against, settings)
+    tasks, selection = tasks_to_check(source, split, limit, settings.data, share, places, excluded)
     if selection:
         say_left_out(selection)
     out = out or Path("runs") / f"{source.name.replace(':', '-')}-{split}-check"
@@ -99,14 +97,13 @@ def check(
     report = _checked(Check(dataset, split, tasks, place, settings, seed, student, selection), out, force=force)
     if reviewer is None:
         print_result(report, as_json, print_report, settings.rl.headroom, out)
-        refuse_easy(report, settings.rl.easy)
-        return
-    runs = [run] if run is not None else [out / RUNS / policy for policy in POLICIES if policy != ORACLE]
-    found = judge_runs(reviewer, judge, runs, tasks, judged, out, force=force)
-    whole = msgspec.to_builtins(report) | {"judge": msgspec.to_builtins(found)}
-    print_result(whole, as_json, lambda _: print_report(report, settings.rl.headroom, out))
-    if not as_json:
-        print_findings(found)
+    else:
+        runs = [run] if run is not None else [out / RUNS / policy for policy in POLICIES if policy != ORACLE]
+        found = judge_runs(reviewer, judge, runs, tasks, judged, out, force=force)
+        whole = msgspec.to_builtins(report) | {"judge": msgspec.to_builtins(found)}
+        print_result(whole, as_json, lambda _: print_report(report, settings.rl.headroom, out))
+        if not as_json:
+            print_findings(found)
     refuse_easy(report, settings.rl.easy)
 
 

@@ -197,9 +197,8 @@ def load_config(
     except (msgspec.ValidationError, RecursionError) as error:
         raise ConfigError(f"configuration: {_placed(str(error))}{_meant(str(error))}") from error
     known = set(map(whole_name, found.env.plugins))  # what a model learned with may be named again
-    more = [tool for tool in tools if whole_name(tool) not in known]
-    joined = msgspec.structs.replace(found.env, plugins=(*found.env.plugins, *more))
-    whole, reward = with_whole_names(joined, reward)
+    plugins = (*found.env.plugins, *(tool for tool in tools if whole_name(tool) not in known))
+    whole, reward = with_whole_names(msgspec.structs.replace(found.env, plugins=plugins), reward)
     found = msgspec.structs.replace(found, env=whole, reward=reward)
     _refuse_infinite(msgspec.to_builtins(msgspec.structs.replace(found, machine=found.machine.public())))
     refuse_unknown_plugins(whole, reward, found.policy)

@@ -62,11 +62,11 @@ def tuning(out: Path, execute: Any, recipe: Recipe | None = None, kept: Path | N
 
 def test_what_no_setting_reaches_is_shared_and_the_rest_is_each_trials_own() -> None:
     recipe = load_recipe("tiny")
-    assert needed_stages(recipe) == ("world", "index", "model", "teacher", "rows", "sft", "admission", "rl")
+    assert needed_stages(recipe) == ("world", "index", "model", "teacher", "rows", "sft", "rl")
     assert varied_stages(recipe) >= {"sft", "admission", "rl", "eval-rl"}
     assert [*shared_recipe(recipe).stages] == ["world", "index", "model", "teacher", "rows"]
     trial = trial_recipe(recipe, {"sft.train.rate": 0.005, "rl.rl.samples": 4}, Path("/t/shared"))
-    assert [*trial.stages] == ["sft", "admission", "rl"]
+    assert [*trial.stages] == ["sft", "rl"]
     words = trial.words("sft", Path("/t/trial-0000"))
     assert words[:4] == ("sft", "train", "/t/shared/rows", "--model")
     assert "train.rate=0.005" in words

@@ -149,7 +149,7 @@ def test_the_card_says_what_a_checkpoint_must_know(teacher: Path, index: str, tm
     assert card.env_hash == collected.hashes["env"]
     assert card.compared == {f"{SOURCE.name}:dev": 25, f"{SOURCE.name}:test": 25}
     assert card.licences == {SOURCE.name: "as it is"}
-    assert [gate.entered for gate in card.gates] == [TASKS] * 10
+    assert [gate.entered for gate in card.gates] == [TASKS] * 11
     assert card.curated_recall.count == card.turns.count == TASKS
     assert read_card(tmp_path) == card
 
