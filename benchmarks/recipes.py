@@ -36,18 +36,18 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
-    seeds = asked.seeds if "seed" in load_recipe(asked.recipe, complete=False).values else [0]
-    found = [ran(asked, asked.folder / f"{asked.recipe}-{seed}", seed) for seed in seeds]
+    seeded = "seed" in load_recipe(asked.recipe, complete=False).values
+    seeds = [(seed, ["--set", f"seed={seed}"]) for seed in asked.seeds] if seeded else [(0, [])]
+    found = [ran(asked, asked.folder / f"{asked.recipe}-{seed}", seed, words) for seed, words in seeds]
     print(json.dumps(found) if asked.json else "\n".join(map(table, found)))
     sys.exit(any(each["exit"] for each in found))
 
 
-def ran(asked: argparse.Namespace, work: Path, seed: int) -> dict[str, Any]:
+def ran(asked: argparse.Namespace, work: Path, seed: int, words: list[str]) -> dict[str, Any]:
     """Run a recipe with one seed; return its times, and the rewards and leads that its stages found."""
     before = cpu_seconds()
     command = [sys.executable, "-m", "harness1", "recipe", "run", asked.recipe, "--out", str(work)]
-    command += [word for each in asked.inputs for word in ("--input", each)]
-    command += ["--set", f"seed={seed}"] if seed else []
+    command += [*words, *(word for each in asked.inputs for word in ("--input", each))]
     ended = subprocess.run(command, stdout=sys.stderr, check=False)
     used = cpu_seconds() - before
     journal = read_journal(work)

@@ -131,7 +131,7 @@ class RecipeRun:
         made = {name: before.artifact} if before is not None and before.status == "passed" else {}
         if changes := self._changes(made | needs):
             return self._kept(name, journal, msgspec.structs.replace(record, findings=changes, status="failed"))
-        if before is not None and before.status == "passed" and before == record:
+        if before == record and before.status == "passed":
             self.watch.skipped(name, before)
             return journal
         return self._ran(name, journal, msgspec.structs.replace(record, status="running", findings=()))
