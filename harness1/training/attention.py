@@ -20,6 +20,18 @@ BOUNDS = {"float32": 1e-3, "bfloat16": 0.1}
 soft caps, changes those of a random model by more."""
 
 
+def turn_off_cudnn_attention() -> None:
+    """Leave cuDNN out of the kernels that torch chooses from for attention on a GPU, in this whole process.
+
+    On an H100 (torch 2.11, Qwen2.5-0.5B in bfloat16, padded rows) gradients became NaN in step 12, twice; without cuDNN
+    they stayed finite. It holds for the process: a context around a forward pass does not cover the layers that
+    checkpointing computes again.
+    """
+    import torch
+
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 def use_attention(model: PreTrainedModel, name: str, dtype: Dtype) -> None:
     """Switch a model to one of transformers' implementations of attention. A small forward and backward pass compares
     it with eager attention, which computes every feature as it is written.

@@ -11,7 +11,7 @@ from harness1.model_folder import holds_adapters
 from harness1.models.transformers.adapter_files import read_adapter_config
 from harness1.models.transformers.adapters import merge_adapters
 from harness1.models.transformers.causal_model import Dtype, compute_logits_in_float32, load_causal_model
-from harness1.training.attention import use_attention, use_default_attention
+from harness1.training.attention import turn_off_cudnn_attention, use_attention, use_default_attention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -47,6 +47,7 @@ def load_trainable(folder: Path, train: Train, device: str, threads: int = 0) ->
         model.requires_grad_(True)
     if train.dtype != stored_dtype(train):
         compute_logits_in_float32(model)
+    turn_off_cudnn_attention()
     if train.attention == "auto":
         use_default_attention(model, train.dtype)
     else:

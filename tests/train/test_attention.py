@@ -103,6 +103,16 @@ def test_one_that_ignores_padding_is_refused(folder: Path, monkeypatch: pytest.M
         attention.use_attention(model, "unmasked", "float32")
 
 
+def test_cudnn_whose_gradients_of_padded_rows_can_be_nan_is_left_out(folder: Path) -> None:
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    try:
+        load_trainable(folder, train_of("auto"), "cpu")
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+
+
 def test_trl_places_the_model_itself(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="flash_attention_2 needs our own trainer"):
         train_with_trl(made_rows(), [], folder, tmp_path, train_of("flash_attention_2"), print)
