@@ -31,7 +31,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--attack-scale", type=float, default=0.1, help="share of the full number of inputs")
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the slow tiers, skip what cannot run here, and put the slow files first."""
     chromium = shutil.which("chromium") is not None

@@ -114,6 +114,7 @@ def test_retrieval_measures_bm25_beside_peers_and_grep_beside_scans(
     assert all(row["outcome"] for row in report["hostile"])
 
 
+@pytest.mark.slow
 def test_retrieval_compares_rankings_and_settings(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -112,6 +112,7 @@ def played(out: Path, wanted: int) -> bool:
     return lines(out / EPISODES) >= wanted
 
 
+@pytest.mark.slow
 def test_an_evaluation_killed_at_any_moment_goes_on(tmp_path: Path, attack: Attack) -> None:
     rng = attack.random("evaluations")
     for workers in (1, 2):  # the card and `config.toml` name the workers of the command that ended the run

@@ -200,13 +200,14 @@ def test_the_thread_ends_without_work_and_begins_again(monkeypatch: pytest.Monke
 def test_a_process_exits_while_a_batch_is_at_work() -> None:
     code = """if True:
         import asyncio, time
-        from harness1.retrieval.batching import Batcher
-        batcher = Batcher(lambda items: time.sleep(60), 0.0, 1)
+        from harness1.retrieval import batching
+        batching.CLOSING_S = 0.2
+        batcher = batching.Batcher(lambda items: time.sleep(60), 0.0, 1)
         async def main():
             asyncio.ensure_future(batcher.submit([1]))
             await asyncio.sleep(0.05)
         asyncio.run(main())
         print("done")
     """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
     assert (done.stdout, done.stderr) == ("done\n", "")

@@ -154,7 +154,7 @@ def build_and_die(path: Path, fsyncs: int | None) -> int:
     return die_at_fsync(lambda: build_index(documents(), path, SETTINGS), fsyncs)
 
 
-@pytest.mark.parametrize("earlier", [True, False])
+@pytest.mark.parametrize("earlier", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_killed_build_leaves_the_earlier_index_or_the_new_one_or_none(tmp_path, earlier: bool) -> None:
     outcomes = []
     for number, fsyncs in enumerate([None, *range(60)]):
