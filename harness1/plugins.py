@@ -16,8 +16,9 @@ import sys
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache, partial
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import CodeType, MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from harness1.errors import UsageError
@@ -242,10 +243,18 @@ def _first_digest(path: Path) -> str:
     return file_digest(path)
 
 
+class _FromSource(SourceFileLoader):
+    """Compiles a file as it is. Cached bytecode is told by its second and its size, so that a quick edit is missed."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
 @cache
 def _imported(path: Path, digest: str) -> ModuleType:
     """Import a file. What lies beside it can be imported while it is."""
-    spec = importlib.util.spec_from_file_location(f"{_OWN}{path.stem}_{digest[:16]}", path)
+    name = f"{_OWN}{path.stem}_{digest[:16]}"
+    spec = importlib.util.spec_from_file_location(name, path, loader=_FromSource(name, str(path)))
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)

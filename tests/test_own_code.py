@@ -356,7 +356,9 @@ def test_a_whole_reward_stands_alone_and_a_term_once(harness1: Command) -> None:
     assert harness1("eval", "world:60", "--reward", "sum", "--limit", "1", "--out", "out").code == 2
 
 
-def test_a_file_that_was_edited_is_imported_anew_under_its_new_hash(mine: str) -> None:
+def test_a_file_that_was_edited_is_imported_anew_under_its_new_hash(mine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)  # an edit within a second leaves the name of cached code
+
     def played() -> tuple[float, str]:
         config = load_config(rewards={f"{mine}:few": 1.0})
         found = composite(Outcome(), ended_episode(), config)
