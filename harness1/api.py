@@ -25,7 +25,6 @@ from harness1.cli.dashboard import evaluated
 from harness1.cli.datasets import cache_of, place_of
 from harness1.cli.memory import refuse_oversized_rl
 from harness1.cli.printing import say
-from harness1.cli.rl_check import default_split
 from harness1.cli.rl_train import learn_aloud
 from harness1.cli.sft_train import fine_tune_aloud
 from harness1.config import Config, load_config
@@ -226,7 +225,7 @@ def train(
     dataset = data if isinstance(data, Dataset) else load(data)
     if method not in ("sft", "cispo"):
         raise UsageError(f"there is no method {method!r}: choose sft or cispo")
-    split = split or default_split(dataset.source)
+    split = split or dataset.source.training_split()
     if method == "cispo":
         return _learn(env.config, dataset, str(model), split, Path(out))
     config, source, out, base = env.config, dataset.source, Path(out), resolve_model(str(model))

@@ -132,8 +132,9 @@ def _in_words(journal: Journal, work: Path) -> None:
         gates = f"{passed} of {len(record.findings)}" if record.findings else ""
         running = record.status == "running" and at_work
         seconds = record.seconds + (time.time() - record.began if running else 0.0)
-        status = "stopped" if record.status == "running" and not running else record.status
-        table.add_row(name, status, f"{seconds:,.1f}", gates, record.artifact[:12] or _step(work / name))
+        table.add_row(
+            name, record.status_now(at_work), f"{seconds:,.1f}", gates, record.artifact[:12] or _step(work / name)
+        )
     for name, seconds in journal.expected().items():
         if name not in journal.stages:
             table.add_row(name, "to come", f"about {seconds:,.0f}" if seconds else "", "", "")
@@ -143,7 +144,7 @@ def _in_words(journal: Journal, work: Path) -> None:
             if not finding.passed:
                 put(f"{name}: {worded(finding)}")
     put(f"{counted(len(journal.stages), 'stage')}, {sum(each.seconds for each in journal.stages.values()):,.0f} s")
-    stopped = [name for name, record in journal.stages.items() if record.status == "running" and not at_work]
+    stopped = [name for name, record in journal.stages.items() if record.status_now(at_work) == "stopped"]
     if stopped:
         put(f"{stopped[0]} was stopped: the same `recipe run` goes on from there")
     elif at_work and (left := _left(journal)):

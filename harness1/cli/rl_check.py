@@ -34,8 +34,6 @@ from harness1.cli.rl_judge import Judged, JudgedRun, JudgeModel, asked_judge, ju
 from harness1.cli.terminal import Terminal
 from harness1.data.indexing import index_of
 from harness1.data.open import open_source
-from harness1.data.source import Source
-from harness1.errors import UsageError
 from harness1.rl.admission.judgement import ORACLE, POLICIES
 from harness1.rl.admission.report import ORDER, AdmissionReport, lives_on
 from harness1.rl.admission.run import RUNS, Check, tasks_to_check
@@ -85,7 +83,7 @@ def check(
     settings = resolve(config, overrides, tokenizer, tools=tools, rewards=rewards)
     reviewer = asked_judge(judge, run, settings)
     source = open_source(dataset := place_of(dataset, settings))
-    split = split or default_split(source)
+    split = split or source.training_split()
     excluded = tasks_of_runs(exclude or ())
     places = evaluation_places(against, settings)
     tasks, selection = tasks_to_check(source, split, limit, settings.data, share, places, excluded)
@@ -118,20 +116,6 @@ def refuse_easy(report: AdmissionReport, bound: float) -> None:
         " --set rl.easy=1 goes on"
     )
     raise typer.Exit(1)
-
-
-def default_split(source: Source) -> str:
-    """Return the split that training would take its tasks from.
-
-    Raises:
-        UsageError: the dataset has no tasks, or has several splits but none to train or tune on.
-    """
-    for name in ("train", "dev"):
-        if name in source.splits:
-            return name
-    if len(source.splits) != 1:
-        raise UsageError(f"{source.name} has the splits {', '.join(source.splits) or 'none'}: choose one by --split")
-    return source.splits[0]
 
 
 def print_report(report: AdmissionReport, headroom: float, out: Path) -> None:

@@ -54,6 +54,19 @@ class Source:
             raise UsageError(f"{where} has no split {split!r}; it has: {', '.join(self.splits)}")
         return self.read_tasks(split)
 
+    def training_split(self) -> str:
+        """Return the split that training takes its tasks from unless told another: `train`, `dev` or the only one.
+
+        Raises:
+            UsageError: there are no tasks, or several splits but none to train or tune on.
+        """
+        for name in ("train", "dev"):
+            if name in self.splits:
+                return name
+        if len(self.splits) != 1:
+            raise UsageError(f"{self.name} has the splits {', '.join(self.splits) or 'none'}: choose one by --split")
+        return self.splits[0]
+
     @property
     def fingerprint(self) -> str:
         """Return a value that changes when the corpus may have changed: names, sizes and times of its files, which are

@@ -40,6 +40,10 @@ class StageRecord(Record, kw_only=True):
     began: float = 0.0
     """When its command was last started, in seconds since 1970."""
 
+    def status_now(self, at_work: bool) -> str:
+        """Return the status; `stopped` where no process is at work on a stage that began and did not end."""
+        return "stopped" if self.status == "running" and not at_work else self.status
+
 
 class Planned(Record):
     """What a recipe says of a stage before it begins."""

@@ -56,7 +56,7 @@ def recipe_card(folder: Path) -> dict[str, Any]:
             card["says"] = journal.plan[name].says
         if record := journal.stages.get(name):
             card |= msgspec.to_builtins({each: getattr(record, each) for each in ("findings", "seconds", "metrics")})
-            card["status"] = "stopped" if record.status == "running" and not at_work else record.status
+            card["status"] = record.status_now(at_work)
             card["command"] = f"harness1 {shlex.join(record.words)}"
             card["began"], card["exit"] = record.began, record.exit
         stages.append(card | {"expected": expected.get(name, 0.0)})

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from harness1.cli.rl_check import default_split
 from harness1.data.formats import beir
 from harness1.data.open import open_source
 from harness1.data.source import Source
@@ -112,13 +111,13 @@ def test_the_split_is_one_that_is_learned_from() -> None:
     def source(*splits: str) -> Source:
         return Source("data", "beir", lambda: iter(()), splits, lambda _: [])
 
-    assert default_split(open_source("world:60")) == "train"
-    assert default_split(source("dev", "test")) == "dev"
-    assert default_split(source("test")) == "test"
+    assert open_source("world:60").training_split() == "train"
+    assert source("dev", "test").training_split() == "dev"
+    assert source("test").training_split() == "test"
     with pytest.raises(UsageError, match="--split"):
-        default_split(source("easy", "test"))
+        source("easy", "test").training_split()
     with pytest.raises(UsageError, match="none"):
-        default_split(source())
+        source().training_split()
 
 
 def test_tasks_that_a_training_would_leave_out_are_not_judged(harness1: Command, tmp_path: Path) -> None:
