@@ -202,7 +202,7 @@ def validation(out: Path) -> dict[str, float]:
 
 def shuffled(groups: Sequence[EpisodeGroup], config: Config) -> list[TrainRow]:
     """Make rows with advantages that belong to other episodes of the batch."""
-    rows = training_rows(groups, config.rl, config.env)
+    rows = training_rows(groups, config.rl)
     by_episode = {row.episode_id: max(row.advantages or (0.0,), key=abs) for row in rows}
     values = list(by_episode.values())
     Random(len(rows)).shuffle(values)
@@ -216,7 +216,7 @@ def shuffled(groups: Sequence[EpisodeGroup], config: Config) -> list[TrainRow]:
 def wrong_prompts(groups: Sequence[EpisodeGroup], config: Config) -> list[TrainRow]:
     """Put outputs after the prompts of other turns, from the second batch on: the first one must pass the gate."""
     by_turn = msgspec.structs.replace(config.rl, rows="turn")
-    rows = training_rows(groups, by_turn, config.env)
+    rows = training_rows(groups, by_turn)
     if any(group.version == 0 for group in groups):
         return rows
     return [behind(other, row) for row, other in zip(rows, [*rows[1:], *rows[:1]], strict=True)]
@@ -236,7 +236,7 @@ def behind(prompt: TrainRow, output: TrainRow) -> TrainRow:
 
 def wrong_logprobs(groups: Sequence[EpisodeGroup], config: Config) -> list[TrainRow]:
     """Make rows with log probabilities that are one token off."""
-    rows = training_rows(groups, config.rl, config.env)
+    rows = training_rows(groups, config.rl)
     known = [
         value for row in rows for value, mask in zip(row.rollout_logprobs or (), row.loss_mask, strict=True) if mask
     ]

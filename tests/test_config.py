@@ -273,3 +273,11 @@ def test_a_wrong_value_is_named_by_its_setting(override: str, said: str) -> None
     with pytest.raises(ConfigError) as error:
         load_config(None, [override])
     assert str(error.value) == f"configuration: {said}"
+
+
+def test_a_removed_setting_is_read_at_its_last_default_and_refused_otherwise(tmp_path: Path) -> None:
+    recorded = tmp_path / "recorded.toml"
+    recorded.write_text("[rl]\nanchors = 0.0\n")
+    assert load_config(recorded) == load_config()
+    with pytest.raises(ConfigError, match=r"rl\.anchors was removed, as no training was better"):
+        load_config(None, ["rl.anchors=0.5"])

@@ -57,10 +57,8 @@ def learning_on_agents(
             episodes in the environment.
     """
     arguments_of(command, {})
-    if config.rl.anchors or config.machine.fleet.workers or config.train.watch.metric != "reward":
-        raise UsageError(
-            "agents have rewards alone: set rl.anchors=0, machine.fleet.workers=0, train.watch.metric=reward"
-        )
+    if config.machine.fleet.workers or config.train.watch.metric != "reward":
+        raise UsageError("agents have rewards alone: set machine.fleet.workers=0 and train.watch.metric=reward")
     sources = [open_source(data) for data in learn.data]
     taught = {(source.name, learn.split) for source in sources}
     excluded = tasks_of_runs(learn.exclude)

@@ -45,6 +45,7 @@ from harness1.config.named import config_file, unknown_config
 from harness1.config.plugins import refuse_unknown_plugins, with_whole_names
 from harness1.config.policy import ChatPolicy
 from harness1.config.precision import fastest_dtype
+from harness1.config.removed import put_back_removed, take_out_removed
 from harness1.config.reward import Reward, sum_of, with_recipe
 from harness1.config.rl import Pivots, Rl
 from harness1.config.sft import Gates, Sft
@@ -134,6 +135,7 @@ class Config(Settings):
         tree["env"], tree["index"], tree["reward"] = self.env.hashed(), self.index.hashed(), self.reward.hashed()
         for path in LATER_TRAINING:
             leave_out_default(tree, msgspec.to_builtins(Config()), path)
+        put_back_removed(tree)
         # Recorded hashes were computed when the section was called `run`.
         machine = tree.pop("machine")
         tree.pop("data")
@@ -169,16 +171,7 @@ def load_config(
             the file is not TOML, or is longer than `LONGEST`.
         UsageError: a plugin that it names is not installed, or cannot be imported.
     """
-    tree: dict[str, Any] = {}
-    if path is not None:
-        try:
-            tree = _toml(config_file(path))
-        except FileNotFoundError as error:
-            raise ConfigError(unknown_config(path)) from error
-        except OSError as error:
-            raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-        except MALFORMED as error:
-            raise ConfigError(f"{path} is not TOML: {error}") from error
+    tree: dict[str, Any] = {} if path is None else _toml(path)
     if env is not None:
         tree.setdefault("env", deepcopy(dict(env)))  # overrides are written into it
     _refuse_former(tree, path, overrides or [])
@@ -186,6 +179,7 @@ def load_config(
         tree.pop("reward", None)
     for override in overrides or []:
         _overlay(tree, override)
+    take_out_removed(tree)
     if isinstance(tree.get("reward"), dict):
         tree["reward"] = with_recipe(tree["reward"])
     for section in ("policy", "train"):
@@ -205,19 +199,28 @@ def load_config(
     return found
 
 
-def _toml(path: Path) -> Any:
-    """Return what a TOML file says; its parser takes the square of the time for long keys."""
-    with path.open("rb") as file:
-        text = file.read(LONGEST + 1)
-    if len(text) > LONGEST:
-        raise ConfigError(f"{path} is longer than {LONGEST:,} bytes, which no configuration is")
-    return msgspec.toml.decode(text)
+def _toml(path: Path | str) -> Any:
+    """Return what a TOML file, or a configuration of the package, says; raise ConfigError as `load_config` does.
+    The parser takes the square of the time for long keys."""
+    try:
+        with config_file(path).open("rb") as file:
+            text = file.read(LONGEST + 1)
+        if len(text) > LONGEST:
+            raise ConfigError(f"{path} is longer than {LONGEST:,} bytes, which no configuration is")
+        return msgspec.toml.decode(text)
+    except FileNotFoundError as error:
+        raise ConfigError(unknown_config(path)) from error
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except MALFORMED as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
 
 
 def present_tree(tree: dict[str, Any]) -> dict[str, Any]:
     """Return a recorded configuration with its sections under their current names, and with the mechanisms that it was
     recorded without switched off."""
-    present = {"machine" if name == FORMER else name: section for name, section in tree.items()}
+    present = {"machine" if name == FORMER else name: section for name, section in deepcopy(tree).items()}
+    take_out_removed(present)
     return present | {"env": recorded_without(present["env"])} if isinstance(present.get("env"), dict) else present
 
 

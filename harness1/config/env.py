@@ -128,12 +128,10 @@ class Verification(Settings):
 
     on: bool = True
     """Offer the tool."""
-    judge: Literal["lexical", "fitted", "cross_encoder", "language_model"] = "lexical"
-    """Shared words, fitted features, the cross-encoder at `machine.reranker`, or the language model at
-    `machine.verifier`."""
+    judge: Literal["lexical", "cross_encoder", "language_model"] = "lexical"
+    """Shared words, the cross-encoder at `machine.reranker`, or the language model at `machine.verifier`."""
     model: str = ""
-    """The judging language model's name on its server; or the embedding model of `fitted`, as in `index.dense.model`
-    (empty: words alone)."""
+    """The judging language model's name on its server."""
     titles: bool = False
     """Put the title of a document on a line before the text that is judged."""
     documents: Positive = 5

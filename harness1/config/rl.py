@@ -58,8 +58,6 @@ class Rl(Settings):
     advantages: Literal["center", "group_std", "batch_std", "leave_one_out"] = "center"
     """Reward minus the mean of the group, undivided or divided by the standard deviation of the group or of the step;
     or reward minus the mean of the group's other episodes."""
-    anchors: Weight = 0.0
-    """Weight of a second advantage: that of a turn among its siblings' turns in the same state (GiGPO)."""
     discount: Discount = 1.0
     """Share of its advantage that each turn passes to the one before it: the last turn has the episode's advantage, the
     k-th before it `discount`^k of it (chunk returns of IPA); 1: all turns are alike."""

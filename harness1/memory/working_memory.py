@@ -139,16 +139,6 @@ class WorkingMemory(Forkable, dict=True):
         }
         return digest(state | {"entities": self.entities.names} if self.entities.names else state)
 
-    def anchor_key(self) -> str:
-        """Return a key for what was achieved, however it was reached, to group turns of sibling episodes."""
-        return digest(
-            {
-                "curated": sorted(self.curated.tags.items()),
-                "pool": sorted(self.pool.entries),
-                "verdicts": sorted(self._verdicts()),
-            }
-        )
-
     def _verdicts(self) -> list[Any]:
         return [[verdict.unit_id, verdict.claim, verdict.label] for verdict in self.verification.verdicts.values()]
 

@@ -17,7 +17,6 @@ from harness1.plain import meant
 from harness1.plugins import find_plugin, is_own, plugin_names
 from harness1.policy.baselines import RULES, RandomPolicy, ReflexPolicy, SingleShotPolicy
 from harness1.policy.chat_completions import ChatCompletionsPolicy
-from harness1.policy.corrected import CorrectedPolicy
 from harness1.policy.follow_leads import FollowLeads
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.policy.oracle import OraclePolicy
@@ -46,12 +45,12 @@ def policy_names() -> tuple[str, ...]:
 def needs_gold(spec: str) -> bool:
     """Return True if a policy sees the gold."""
     bare = spec.removeprefix(SILENT)
-    return bare in ORACLES or bare.startswith((MIXED, CORRECTED))
+    return bare in ORACLES or bare.startswith(MIXED)
 
 
 def plays_model(spec: str) -> bool:
     """Return True if a language model takes turns; it runs in a single process."""
-    return is_model(spec.removeprefix(CORRECTED))
+    return is_model(spec)
 
 
 def check_policy(spec: str, config: Config = Config()) -> None:
@@ -61,7 +60,7 @@ def check_policy(spec: str, config: Config = Config()) -> None:
         UsageError: there is no such policy, or a plugin's does not fit the settings.
     """
     if plays_model(spec):
-        ModelSpec.read(spec.removeprefix(CORRECTED))
+        ModelSpec.read(spec)
     else:
         open_policy(spec, {}, config)
 
@@ -70,7 +69,7 @@ def open_policy(spec: str, golds: Golds | None = None, config: Config = Config()
     """Open a policy by its name: `scripted`, `single-shot`, `random`, `oracle`, `hf:PATH`, `openai:MODEL@URL`, ...
 
     `mixed:0.6` is the oracle teacher in six turns of ten and the random policy in the others; `silent:POLICY` is any
-    policy without a model, stripped of its reasons; in `corrected:hf:PATH`, a teacher ends what the model begins.
+    policy without a model, stripped of its reasons.
 
     A policy of another package, or one's own (`FILE.py:NAME`), is never given the gold.
 
@@ -136,13 +135,6 @@ def _open_mixed(share: str, golds: Golds, config: Config) -> Policy | None:
     return MixedPolicy((OracleTeacher(golds), RandomPolicy()), (good, 1.0 - good)) if 0.0 <= good <= 1.0 else None
 
 
-def _open_corrected(model: str, golds: Golds, config: Config) -> Policy | None:
-    student = open_model(model, config) if is_model(model) else None
-    if isinstance(student, ChatCompletionsPolicy):
-        raise UsageError(f"the tokens of {model} are not known here: correct a model by its ids, such as hf:PATH")
-    return CorrectedPolicy(student, LeadTeacher(golds)) if isinstance(student, LanguageModelPolicy) else None
-
-
 def _open_silent(policy: str, golds: Golds, config: Config) -> Policy | None:
     wraps = not plays_model(policy) and not policy.startswith(SILENT)
     return SilentPolicy(open_policy(policy, golds, config)) if wraps else None
@@ -160,12 +152,11 @@ ORACLES: Mapping[str, Callable[[Golds], Policy]] = {
     "oracle-teacher": OracleTeacher,
     "lead-teacher": LeadTeacher,
 }
-SILENT, MIXED, CORRECTED = "silent:", "mixed:", "corrected:"
+SILENT, MIXED = "silent:", "mixed:"
 OPENERS: Mapping[str, Opener] = {
     "scripted:": _open_scripted,
     MIXED: _open_mixed,
     SILENT: _open_silent,
-    CORRECTED: _open_corrected,
     "replay:": lambda folder, golds, config: RecordedPolicy.load(Path(folder)) if folder else None,
 }
 """Opens each policy with an argument, by the name before the colon."""
@@ -175,7 +166,6 @@ NAMES = (
     *ORACLES,
     "mixed:SHARE",
     "silent:POLICY",
-    "corrected:hf:PATH",
     "replay:RUN",
     "FILE.py:NAME",
     *MODELS,

@@ -1,19 +1,10 @@
-"""Compute advantages of episodes over others on the same task, and of turns over others in the same state."""
+"""Compute advantages of episodes over others on the same task."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from statistics import fmean, stdev
 from typing import Literal
-
-from harness1.config import Env
-from harness1.env.environment import env_hash
-from harness1.env.transition import name_first, replayed
-from harness1.errors import ConfigError
-from harness1.memory.working_memory import WorkingMemory
-from harness1.records import Episode
-from harness1.tools.registry import Toolbox
 
 Kind = Literal["center", "group_std", "batch_std", "leave_one_out"]
 
@@ -56,41 +47,6 @@ def discounted(advantage: float, turns: int, discount: float) -> list[float]:
     episode's, k turns before the end. These are the returns G_t = r_t + `discount` G_(t+1) over interactions of IPA
     (ROLL, arXiv 2512.24873), taken of the reward after its baseline."""
     return [advantage * discount**left for left in reversed(range(turns))]
-
-
-def anchor_advantages(rewards: Sequence[float], anchors: Sequence[Sequence[str]]) -> list[list[float]]:
-    """Return a second advantage for each turn of a group: the reward of its episode, minus the mean reward over all
-    turns of the group that began in the same state (GiGPO, Feng et al., arXiv 2505.10978, undiscounted and not divided
-    by a deviation). It is 0 for a state that occurs once.
-
-    Args:
-        anchors: for each episode the names of the states that its turns began in (`anchor_keys`).
-    """
-    earned: dict[str, list[float]] = defaultdict(list)
-    for reward, names in zip(rewards, anchors, strict=True):
-        for name in names:
-            earned[name].append(reward)
-    baselines = {name: fmean(each) for name, each in earned.items()}
-    return [[reward - baselines[name] for name in names] for reward, names in zip(rewards, anchors, strict=True)]
-
-
-def anchor_keys(episode: Episode, env: Env) -> tuple[str, ...]:
-    """Return the `anchor_key` of the memory that each turn began with. It is not recorded, so actions and recorded
-    answers go through the pure core again, without rendering.
-
-    Raises:
-        ConfigError: the episode was recorded under another environment configuration.
-    """
-    if env_hash(env) != episode.hashes.env:
-        raise ConfigError("the states of an episode need the environment that it was recorded in")
-    memory, toolbox = WorkingMemory.empty(episode.task.query, episode.unit), Toolbox.of(env)
-    name_first(memory, env)
-    keys: list[str] = []
-    for turn in episode.turns:
-        keys.append(memory.anchor_key())
-        if turn.action is not None and turn.observation is not None:
-            replayed(memory, env, toolbox, turn.action, turn.ignored, turn.observation)
-    return tuple(keys)
 
 
 def _centred(rewards: Sequence[float]) -> list[float]:

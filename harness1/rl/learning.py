@@ -96,7 +96,7 @@ class Learning:
     device: str = "cpu"
     trackers: Trackers = NO_TRACKERS
     index_hashes: Sequence[str] = ()
-    make_rows: MakeRows = field(default=lambda groups, config: training_rows(groups, config.rl, config.env))
+    make_rows: MakeRows = field(default=lambda groups, config: training_rows(groups, config.rl))
     open_engine: OpenEngine = open_local_engine
     datasets: Sequence[str] = ()
     split: str = ""

@@ -87,10 +87,8 @@ def learning_on_pivots(
         UsageError: the settings are those of whole episodes, or the profile cannot be opened.
         ConfigError: the profile was made with another policy or configuration.
     """
-    if config.rl.anchors or config.machine.fleet.workers or learn.admission:
-        raise UsageError(
-            "--pivots trains on single turns here: without rl.anchors, machine.fleet.workers and --admission"
-        )
+    if config.machine.fleet.workers or learn.admission:
+        raise UsageError("--pivots trains on single turns here: without machine.fleet.workers and --admission")
     if learn.share:
         raise UsageError("--share divides the tasks of --data: collect the teacher's episodes over one share instead")
     if config.train.watch.metric != "reward":

@@ -8,10 +8,9 @@ from random import Random
 
 import msgspec
 
-from harness1.config import Env, Rl
-from harness1.errors import UsageError
+from harness1.config import Rl
 from harness1.records import Episode, Status
-from harness1.rl.advantages import advantages, anchor_advantages, anchor_keys, discounted
+from harness1.rl.advantages import advantages, discounted
 from harness1.rl.rollouts import EpisodeGroup
 from harness1.rows.calls import CapturedCall, captured_calls
 from harness1.rows.merging import prefix_merging
@@ -34,7 +33,7 @@ def rewards_of(episodes: Sequence[Episode]) -> list[float]:
     return [episode.reward.total for episode in episodes if episode.reward is not None]
 
 
-def training_rows(groups: Sequence[EpisodeGroup], rl: Rl, env: Env | None = None) -> list[TrainRow]:
+def training_rows(groups: Sequence[EpisodeGroup], rl: Rl) -> list[TrainRow]:
     """Make the rows of a batch, in the order of groups, of their episodes and of the turns. `group_id` is the group's
     index as text.
 
@@ -43,11 +42,8 @@ def training_rows(groups: Sequence[EpisodeGroup], rl: Rl, env: Env | None = None
 
     Args:
         groups: the whole batch, because `batch_std` is taken over all of it.
-        env: the environment of the episodes; needed if `rl.anchors` is above 0.
 
     Raises:
-        UsageError: `rl.anchors` is set without an environment.
-        ConfigError: the episodes were recorded in another environment.
         SchemaError: an episode lacks a part of a prompt.
     """
     ordered = sorted(groups, key=lambda group: group.index)
@@ -55,10 +51,10 @@ def training_rows(groups: Sequence[EpisodeGroup], rl: Rl, env: Env | None = None
     earned = advantages([rewards_of(episodes) for episodes in sampled], rl.advantages)
     rows: list[TrainRow] = []
     for group, episodes, of_episodes in zip(ordered, sampled, earned, strict=True):
-        of_turns = _turn_advantages(episodes, of_episodes, rl, env)
-        made = [
-            _episode_rows(episode, each, str(group.index), rl) for episode, each in zip(episodes, of_turns, strict=True)
-        ]
+        made = []
+        for episode, advantage in zip(episodes, of_episodes, strict=True):
+            of_turns = discounted(advantage, len(episode.turns), rl.discount)
+            made.append(_episode_rows(episode, of_turns, str(group.index), rl))
         rows += _weighted(made, rl)
     return rows
 
@@ -74,24 +70,6 @@ def substeps(rows: Sequence[TrainRow], count: int, seed: int | str) -> list[list
     Random(f"substeps/{seed}").shuffle(groups)
     steps = min(count, len(groups))
     return [[row for group in groups[at::steps] for row in group] for at in range(steps)]
-
-
-def _turn_advantages(
-    episodes: Sequence[Episode], of_episodes: Sequence[float], rl: Rl, env: Env | None
-) -> list[list[float]]:
-    """Return the advantage of each turn of each episode."""
-    whole = [
-        discounted(advantage, len(episode.turns), rl.discount)
-        for episode, advantage in zip(episodes, of_episodes, strict=True)
-    ]
-    if not rl.anchors:
-        return whole
-    if env is None:
-        raise UsageError("rl.anchors replays the episodes in their environment: give it")
-    local = anchor_advantages(rewards_of(episodes), [anchor_keys(episode, env) for episode in episodes])
-    return [
-        [one + rl.anchors * other for one, other in zip(*pair, strict=True)] for pair in zip(whole, local, strict=True)
-    ]
 
 
 def _episode_rows(episode: Episode, of_turns: Sequence[float], group_id: str, rl: Rl) -> list[TrainRow]:

@@ -8,7 +8,6 @@ import msgspec
 
 from harness1.config import Sft
 from harness1.data.leaks import GoldSet
-from harness1.policy.registry import CORRECTED
 from harness1.records import DocId, Episode, Record, Turn
 from harness1.rows.calls import CapturedCall, calls_of, captured_calls, trained_calls
 from harness1.rows.merging import prefix_merging
@@ -26,11 +25,6 @@ class Origin(Record):
     split: str
     teacher: str
 
-    @property
-    def is_corrected(self) -> bool:
-        """True if a student took turns too, which are context alone."""
-        return self.teacher.startswith(CORRECTED)
-
 
 class EpisodeRows(Record):
     """The rows of one episode, and counts of the turns without a row."""
@@ -47,9 +41,8 @@ class EpisodeRows(Record):
 def sft_rows(episode: Episode, sft: Sft, origin: Origin, gold: GoldSet = frozenset()) -> EpisodeRows:
     """Return a row for each turn, or for each chain of turns whose prompts are prefixes of each other (`sft.rows`).
 
-    Rows are in the order of turns and have no log probabilities. The whole output is trained, reasoning and call; that
-    of a corrected student is context alone. Rows with a truncated output would teach the model not to stop, so they are
-    dropped.
+    Rows are in the order of turns and have no log probabilities. The whole output is trained, reasoning and call.
+    Rows with a truncated output would teach the model not to stop, so they are dropped.
 
     Args:
         gold: the relevant documents of the task, for `sft.useless_weight`.
@@ -71,9 +64,8 @@ def sft_rows(episode: Episode, sft: Sft, origin: Origin, gold: GoldSet = frozens
         elif not cut.isdisjoint(row.call_ids):
             unfinished += len(row.call_ids)
         else:
-            own = [(calls[name], turns[name]) for name in row.call_ids]
-            if taught := [each for each in own if not (origin.is_corrected and was_sampled(each[0]))]:
-                rows.append(_sft_row(row, taught, weights, episode, origin))
+            taught = [(calls[name], turns[name]) for name in row.call_ids]
+            rows.append(_sft_row(row, taught, weights, episode, origin))
     placed = sum(len(row.call_ids) for row in made)
     return EpisodeRows(tuple(rows), too_long, unfinished, len(calls) - placed)
 
@@ -126,11 +118,6 @@ def _sft_row(
         advantages=tuple(advantages) if weighted else None,
         metadata=metadata,
     )
-
-
-def was_sampled(call: CapturedCall) -> bool:
-    """Return True for the output of a model, False for one that was written in its format."""
-    return bool(call.output_logprobs)
 
 
 def _weights(turns: Sequence[Turn], repeated: float) -> dict[int, float]:

@@ -134,6 +134,8 @@ def _open_run(folder: Path, *, partial: bool) -> TeacherRun:
         raise UsageError(f"{folder} is not a collection over a dataset's tasks: make one with `harness1 sft collect`")
     if not stage.hashes.keys() >= _HASHES:
         raise SchemaError(f"{folder / STAGE} lacks hashes of the run: it was edited")
+    if str(stage.outputs.get("policy", "")).startswith("corrected:"):
+        raise UsageError(f"{folder} was collected by `corrected:`, which is no more: its student's turns teach nothing")
     split = stage.inputs["split"]
     check_taught_split(split, str(folder))
     if stage.status != "finished" and not partial:

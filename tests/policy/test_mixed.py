@@ -105,7 +105,6 @@ def test_they_are_made_by_name(spec: str) -> None:
         "silent:",
         "silent:silent:random",
         "silent:hf:x",
-        "silent:corrected:hf:x",
     ],
 )
 def test_names_of_nothing_are_refused(spec: str) -> None:

@@ -85,7 +85,7 @@ def interrupting_rows(group: int, times: int = 1) -> Callable[..., list[TrainRow
 
 
 def training(groups: Any, config: Config) -> list[TrainRow]:
-    return training_rows(groups, config.rl, config.env)
+    return training_rows(groups, config.rl)
 
 
 @pytest.fixture(autouse=True)
@@ -162,7 +162,7 @@ def test_a_policy_learns_what_is_rewarded(tmp_path: Path, base: Path) -> None:
 
 def test_shuffled_advantages_do_not_learn(tmp_path: Path, base: Path) -> None:
     def shuffled(groups: Any, config: Config) -> list[TrainRow]:
-        rows = training_rows(groups, config.rl, config.env)
+        rows = training_rows(groups, config.rl)
         values = [max(row.advantages or (0.0,), key=abs) for row in rows]
         turned = values[1::2] + values[::2]
         return [
@@ -381,7 +381,7 @@ def test_batches_of_a_training_in_turns_do_not_depend_on_what_finishes_first(tmp
 
 def test_logprobs_of_another_turn_are_refused_before_the_first_step(tmp_path: Path, base: Path) -> None:
     def wrong_turn(groups: Any, config: Config) -> list[TrainRow]:
-        rows = training_rows(groups, config.rl, config.env)
+        rows = training_rows(groups, config.rl)
         known = [row.rollout_logprobs for row in rows]
         return [
             msgspec.structs.replace(row, rollout_logprobs=other)
@@ -432,7 +432,7 @@ def test_training_stops_when_there_is_nothing_to_learn_from(tmp_path: Path, base
 
 def test_a_training_that_diverges_keeps_the_last_good_checkpoint(tmp_path: Path, base: Path) -> None:
     def poisoned(groups: Any, config: Config) -> list[TrainRow]:
-        rows = training_rows(groups, config.rl, config.env)
+        rows = training_rows(groups, config.rl)
         big = 1e38 if groups[0].index >= 8 else 1.0
         return [
             msgspec.structs.replace(row, advantages=tuple(value * big for value in row.advantages or ()))

@@ -14,17 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from harness1.config import Env, Rendering, Rl
-from harness1.errors import UsageError
+from harness1.config import Rl
 from harness1.records import Episode, Hashes, ModelCall, RewardRecord, Status, StopReason, Task, ToolCall, Turn
-from harness1.rl.advantages import anchor_advantages, anchor_keys
 from harness1.rl.rollouts import EpisodeGroup
 from harness1.rl.training_rows import substeps, training_rows
-from harness1.rows.calls import calls_of
 from harness1.rows.row import TrainRow
 from harness1.training.cispo import Cispo
 from harness1.training.micro_batch import trained_tokens
-from tests.policy.test_language_model import NONSENSE, RESERVE, episode_of, sayer
+from tests.policy.test_language_model import NONSENSE, episode_of, sayer
 from tests.support import call, curate, search
 from tests.tiny_models import save_tiny_model
 from tests.train.test_trainer import SMALL, distance, gradient_of
@@ -218,36 +215,6 @@ def siblings(order: str) -> EpisodeGroup:
         spoken(order, search("river"), search("town"), call("end_search"), name="b", reward=0.5),
         spoken(order, search("nowhere"), NONSENSE, NONSENSE, NONSENSE, NONSENSE, name="c", reward=-0.5),
     )
-
-
-@pytest.mark.parametrize("kind", ["turn", "epoch"])
-def test_turns_are_compared_with_siblings_in_their_state_too(kind: Any) -> None:
-    made = siblings("epoch")
-    env = Env(generation_reserve=RESERVE, rendering=Rendering(order="epoch"))
-    rewards, whole = [2.0, 0.5, -0.5], [4 / 3, -1 / 6, -7 / 6]
-    keys = [anchor_keys(episode, env) for episode in made.episodes]
-    assert keys[0][1] == keys[1][1] != keys[2][1] == keys[2][0]
-    local = anchor_advantages(rewards, keys)
-    assert [each[:2] for each in local] == [[1.625, 0.75], [0.125, -0.75], [-0.875, -0.875]]
-    expected = {
-        f"{episode.episode_id}/{said.call_id}": advantage + 0.5 * second
-        for episode, advantage, seconds in zip(made.episodes, whole, local, strict=True)
-        for turn, second in zip(episode.turns, seconds, strict=True)
-        for said in turn.calls
-    }
-    rows = training_rows([made], Rl(rows=kind, anchors=0.5), env)
-    assert sum(len(row.call_ids) for row in rows) == sum(len(list(calls_of(each))) for each in made.episodes) - 1
-    for row in rows:
-        assert row.advantages is not None
-        stretches = [
-            value for value, before in zip(row.advantages, (0.0, *row.advantages), strict=False) if value != before
-        ]
-        assert [value for value in stretches if value] == pytest.approx([expected[name] for name in row.call_ids])
-
-
-def test_states_are_not_compared_without_their_environment() -> None:
-    with pytest.raises(UsageError, match=r"rl\.anchors"):
-        training_rows([siblings("epoch")], Rl(anchors=0.5))
 
 
 @pytest.mark.parametrize("normaliser", ["token_mean", "trajectory_mean", "group_mean"])

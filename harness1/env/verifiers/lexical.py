@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 import Stemmer
 
-from harness1.env.verifiers.numbers import NUMBER_WORDS, read_numbers
 from harness1.env.verifiers.protocol import Judgement, Label, VerifierFault
 from harness1.memory.dedup import MONTHS, NEGATIONS
 from harness1.memory.entities import FUNCTION_WORDS, extract
@@ -84,6 +83,9 @@ class LexicalVerifier:
 
 
 _TOKEN = re.compile(r"[^\W\d_]\w*")
+_NUMBER = re.compile(r"([$€£¥]?)(?<![\w.,])(\d[\d,]*+(?:\.\d+)?)(\s?%|\s?per\s?cent\b)?")
+_NUMERALS = "zero one two three four five six seven eight nine ten eleven twelve"
+_NUMBER_WORDS = {word: str(value) for value, word in enumerate(_NUMERALS.split())}
 _RISING, _FALLING = WORDS["rising"], WORDS["falling"]
 _OPPOSITES = dict.fromkeys(_RISING, _FALLING) | dict.fromkeys(_FALLING, _RISING)
 """Stems of opposite meaning, by stem."""
@@ -92,11 +94,11 @@ _OPPOSITES = dict.fromkeys(_RISING, _FALLING) | dict.fromkeys(_FALLING, _RISING)
 def _read(text: str, stemmer: Stemmer.Stemmer) -> _Passage:
     words = _TOKEN.findall(text.lower())
     negated = not NEGATIONS.isdisjoint(words) or "n't" in text or "n’t" in text
-    return _Passage(text, _stems(text, stemmer), read_numbers(text.lower(), words), negated)
+    return _Passage(text, _stems(text, stemmer), _numbers(text.lower(), words), negated)
 
 
 def _stems(text: str, stemmer: Stemmer.Stemmer) -> frozenset[str]:
-    ignored = FUNCTION_WORDS | NEGATIONS | MONTHS | NUMBER_WORDS.keys()
+    ignored = FUNCTION_WORDS | NEGATIONS | MONTHS | _NUMBER_WORDS.keys()
     words = {word for word in _TOKEN.findall(text.lower()) if len(word) > 1 and word not in ignored}
     return frozenset(stemmer.stemWords(sorted(words)))
 
@@ -113,3 +115,24 @@ def _windows(sentences: Sequence[_Passage]) -> Iterable[_Passage]:
                 window.negated or following.negated,
             )
             yield window
+
+
+def _numbers(lowered: str, words: Collection[str]) -> frozenset[tuple[str, str]]:
+    """Return (kind, value) for each number of a text in lower case, where kind is percent, money, year, month or count.
+
+    Args:
+        words: the words of the text, for numbers in words and months. "one" and "may" say too little.
+    """
+    numbers = {_number(*match.groups()) for match in _NUMBER.finditer(lowered)}
+    numbers |= {("count", _NUMBER_WORDS[word]) for word in words if word in _NUMBER_WORDS and word != "one"}
+    numbers |= {("month", word) for word in words if word in MONTHS and word != "may"}
+    return frozenset(numbers)
+
+
+def _number(sign: str, digits: str, percent: str) -> tuple[str, str]:
+    value = digits.replace(",", "")
+    if percent:
+        return "percent", value
+    if sign:
+        return "money", value
+    return ("year" if len(digits) == 4 and "1000" <= digits <= "2099" else "count"), value

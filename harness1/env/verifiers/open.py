@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
-from harness1.config import Dense, Env, Machine
+from harness1.config import Env, Machine
 from harness1.env.verifiers.cross_encoder import CrossEncoderVerifier
-from harness1.env.verifiers.fitted import FittedVerifier
 from harness1.env.verifiers.language_model import LanguageModelVerifier
 from harness1.env.verifiers.lexical import LexicalVerifier
 from harness1.env.verifiers.protocol import Judgement, Verifier, VerifierFault
@@ -16,10 +13,6 @@ from harness1.errors import ConfigError
 from harness1.http.model_endpoint import ModelEndpoint
 from harness1.records import UnitId
 from harness1.retrieval.dense.cross_encoder import open_cross_encoder
-from harness1.retrieval.dense.embedder import CachedQueries, Embedder, open_embedder
-
-CACHED_SENTENCES = 4096
-"""Sentences whose vectors are remembered, because policies verify several claims about a document."""
 
 
 def open_verifier(env: Env, machine: Machine) -> Verifier:
@@ -27,7 +20,7 @@ def open_verifier(env: Env, machine: Machine) -> Verifier:
 
     Raises:
         ConfigError: a setting is missing or wrong; for the language model, its name or address.
-        UsageError: the cross-encoder or the embedding model cannot be loaded.
+        UsageError: the cross-encoder cannot be loaded.
         MissingExtra: a library of the verifier is not installed.
     """
     verification = env.verification
@@ -36,24 +29,13 @@ def open_verifier(env: Env, machine: Machine) -> Verifier:
     if verification.judge == "language_model":
         return _language_verifier(env, machine)
     batches = machine.batch_ms / 1000, machine.batch_size
-    if verification.judge == "fitted":
-        return FittedVerifier(_embedder(env, machine), verification.characters, *batches)
     return CrossEncoderVerifier(open_cross_encoder(machine), verification.characters, *batches)
 
 
 def unopened_verifier(env: Env) -> Verifier:
     """Return a verifier that needs no model: the configured one, or one that always fails."""
     judge, characters = env.verification.judge, env.verification.characters
-    if judge == "fitted" and not env.verification.model:
-        return FittedVerifier(None, characters)
     return LexicalVerifier(characters) if judge == "lexical" else NoVerifier(judge)
-
-
-def _embedder(env: Env, machine: Machine) -> Embedder | None:
-    """Open the embedding model of the verifier. `machine.embedder` is where that of an index is, which may differ."""
-    model = env.verification.model
-    here = msgspec.structs.replace(machine, embedder="")
-    return CachedQueries(open_embedder(Dense(model=model), here), CACHED_SENTENCES) if model else None
 
 
 def _language_verifier(env: Env, machine: Machine) -> LanguageModelVerifier:

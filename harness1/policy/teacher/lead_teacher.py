@@ -68,10 +68,10 @@ class LeadTeacherSession:
         """The turns that searched, those of a student among them."""
 
     async def act(self, context: Context) -> Decision:
-        return Decision((self._next(context, context.view, self.watch(context)),), "The gold decides.")
+        return Decision((self._next(context, context.view, self._watch(context)),), "The gold decides.")
 
-    def watch(self, context: Context) -> SeenEvidence:
-        """Return what was seen so far, this turn included; enough for a turn that another policy takes."""
+    def _watch(self, context: Context) -> SeenEvidence:
+        """Return what was seen so far, this turn included."""
         if self._evidence is None:
             self._evidence = SeenEvidence(context.view.query, self._needs)
         self._evidence.read(context.view)
