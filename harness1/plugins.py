@@ -11,6 +11,7 @@ import hashlib
 import importlib.util
 import inspect
 import marshal
+import os
 import re
 import sys
 import traceback
@@ -228,9 +229,11 @@ def _of_file(path: Path) -> tuple[ModuleType, str]:
     if not digest:
         raise UsageError(f"{path}: no such file")
     for module in [*sys.modules.values()]:
-        file = getattr(module, "__file__", None) or ""
-        # Names first: to resolve the paths of all modules takes a third of a second, at each of many calls.
-        if file.endswith(path.name) and not module.__name__.startswith(_OWN) and Path(file).resolve() == path:
+        file = getattr(module, "__file__", None)
+        # To resolve the paths of all modules takes a third of a second, at each of many calls.
+        if not isinstance(file, str) or not (file.endswith(path.name) or os.path.islink(file)):  # noqa: PTH114 (fast)
+            continue
+        if not module.__name__.startswith(_OWN) and Path(file).resolve() == path:
             if digest != _first_digest(path):
                 raise UsageError(f"{path} has changed since this process imported it: start the process again")
             return module, digest

@@ -279,5 +279,8 @@ def test_a_removed_setting_is_read_at_its_last_default_and_refused_otherwise(tmp
     recorded = tmp_path / "recorded.toml"
     recorded.write_text("[rl]\nanchors = 0.0\n")
     assert load_config(recorded) == load_config()
-    with pytest.raises(ConfigError, match=r"rl\.anchors was removed, as no training was better"):
+    with pytest.raises(ConfigError, match=r"rl\.anchors was removed: no training here"):
         load_config(None, ["rl.anchors=0.5"])
+    with pytest.raises(ConfigError, match=r"judge=fitted was removed: it found"):
+        load_config(None, ["env.verification.judge=fitted"])
+    assert present_tree({"rl": {"anchors": 0.5}, "run": {}}) == {"rl": {}, "machine": {}}

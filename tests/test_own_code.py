@@ -373,6 +373,16 @@ def test_a_file_that_was_edited_is_imported_anew_under_its_new_hash(mine: str, m
     assert first[1] != second[1]
 
 
+def test_a_script_that_runs_through_a_link_is_not_imported_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "real_terms.py").write_text("def one(case):\n    return 1.0\n")
+    (tmp_path / "linked_terms.py").symlink_to(tmp_path / "real_terms.py")
+    monkeypatch.syspath_prepend(tmp_path)
+    one = __import__("linked_terms").one
+    assert plugins.load_own(plugins.own_name(one)) is one
+
+
 def test_a_module_that_changed_after_its_import_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "terms_of_mine.py").write_text("def one(case):\n    return 1.0\n")
     monkeypatch.syspath_prepend(tmp_path)

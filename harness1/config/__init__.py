@@ -45,7 +45,7 @@ from harness1.config.named import config_file, unknown_config
 from harness1.config.plugins import refuse_unknown_plugins, with_whole_names
 from harness1.config.policy import ChatPolicy
 from harness1.config.precision import fastest_dtype
-from harness1.config.removed import put_back_removed, take_out_removed
+from harness1.config.removed import put_back_removed, refuse_removed, take_out_removed
 from harness1.config.reward import Reward, sum_of, with_recipe
 from harness1.config.rl import Pivots, Rl
 from harness1.config.sft import Gates, Sft
@@ -179,6 +179,7 @@ def load_config(
         tree.pop("reward", None)
     for override in overrides or []:
         _overlay(tree, override)
+    refuse_removed(tree)
     take_out_removed(tree)
     if isinstance(tree.get("reward"), dict):
         tree["reward"] = with_recipe(tree["reward"])

@@ -15,6 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from harness1.config import Config
+from harness1.config.removed import put_back_removed
 from harness1.data.selection import Selection
 from harness1.engines.engine import Engine, TrainingService
 from harness1.engines.local import LocalEngine
@@ -147,6 +148,7 @@ class Learning:
             "train": msgspec.to_builtins(config.train),
             **self.played_with,
         }
+        put_back_removed(inputs)  # a training that was recorded with them is the same
         return Stage(VERB, inputs, outputs={"selections": msgspec.to_builtins(self.selections)})
 
 

@@ -135,7 +135,9 @@ def _open_run(folder: Path, *, partial: bool) -> TeacherRun:
     if not stage.hashes.keys() >= _HASHES:
         raise SchemaError(f"{folder / STAGE} lacks hashes of the run: it was edited")
     if str(stage.outputs.get("policy", "")).startswith("corrected:"):
-        raise UsageError(f"{folder} was collected by `corrected:`, which is no more: its student's turns teach nothing")
+        raise UsageError(
+            f"{folder} was collected by `corrected:`, which is no more: its student's turns would be taught"
+        )
     split = stage.inputs["split"]
     check_taught_split(split, str(folder))
     if stage.status != "finished" and not partial:

@@ -23,9 +23,9 @@ soft caps, changes those of a random model by more."""
 def turn_off_cudnn_attention() -> None:
     """Leave cuDNN out of the kernels that torch chooses from for attention on a GPU, in this whole process.
 
-    On an H100 (torch 2.11, Qwen2.5-0.5B in bfloat16, padded rows) gradients became NaN in step 12, twice; without cuDNN
-    they stayed finite. It holds for the process: a context around a forward pass does not cover the layers that
-    checkpointing computes again.
+    On an H100 (torch 2.11, Qwen2.5-0.5B in bfloat16, padded rows) gradients became NaN in step 12, twice; without
+    cuDNN, in larger passes, they stayed finite. It holds for the process: a context around a forward pass
+    does not cover the layers that checkpointing computes again.
     """
     import torch
 

@@ -180,6 +180,9 @@ def test_a_resumed_training_equals_the_uninterrupted_one(tmp_path: Path, base: P
     with pytest.raises(Stopped):
         trained(tmp_path / "cut", base, stop_at=4, rollouts=one_by_one)
     trained(tmp_path / "cut", base, rollouts=one_by_one)
+    stage = read_stage(tmp_path / "whole")
+    assert stage is not None
+    assert stage.inputs["rl"]["anchors"] == 0.0  # so that what was recorded before its removal resumes too
     whole, cut = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "cut"))
     assert all(torch.equal(whole[name], cut[name]) for name in whole)
     for one, other in zip(steps(tmp_path / "whole"), steps(tmp_path / "cut"), strict=True):

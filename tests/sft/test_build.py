@@ -266,6 +266,12 @@ def test_a_run_over_the_test_split_is_refused(run_copy: Path, tmp_path: Path, pa
         build(Build([run_copy], SFT, partial=partial), tmp_path / "out")
 
 
+def test_a_collection_whose_student_took_turns_is_refused(run_copy: Path, tmp_path: Path) -> None:
+    changed(run_copy, outputs={"policy": "corrected:hf:student"})
+    with pytest.raises(UsageError, match="its student's turns would be taught"):
+        build(Build([run_copy], SFT), tmp_path / "out")
+
+
 def test_a_collection_that_is_not_finished_is_refused(run_copy: Path, tmp_path: Path) -> None:
     for status in ("interrupted", "running"):
         changed(run_copy, status=status)

@@ -65,7 +65,7 @@ class LeadTeacherSession:
         self._evidence: SeenEvidence | None = None
         self._followed: set[str] = set()
         self._searches: set[int] = set()
-        """The turns that searched, those of a student among them."""
+        """The turns that searched."""
 
     async def act(self, context: Context) -> Decision:
         return Decision((self._next(context, context.view, self._watch(context)),), "The gold decides.")
