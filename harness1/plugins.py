@@ -11,7 +11,6 @@ import hashlib
 import importlib.util
 import inspect
 import marshal
-import os
 import re
 import sys
 import traceback
@@ -230,14 +229,19 @@ def _of_file(path: Path) -> tuple[ModuleType, str]:
         raise UsageError(f"{path}: no such file")
     for module in [*sys.modules.values()]:
         file = getattr(module, "__file__", None)
-        # To resolve the paths of all modules takes a third of a second, at each of many calls.
-        if not isinstance(file, str) or not (file.endswith(path.name) or os.path.islink(file)):  # noqa: PTH114 (fast)
-            continue
-        if not module.__name__.startswith(_OWN) and Path(file).resolve() == path:
+        if isinstance(file, str) and not module.__name__.startswith(_OWN) and _is_at(file, path):
             if digest != _first_digest(path):
                 raise UsageError(f"{path} has changed since this process imported it: start the process again")
             return module, digest
     return _imported(path, digest), digest
+
+
+@cache
+def _is_at(file: str, path: Path) -> bool:
+    """Return whether the file of a module is the one at a resolved path. It is asked of all modules at every
+    look-up, so paths are resolved once, and only where they can be the same."""
+    found = Path(file)
+    return (found.name == path.name or found.is_symlink()) and found.resolve() == path
 
 
 @cache

@@ -38,7 +38,8 @@ from harness1.errors import UsageError
 from harness1.eval.ablations.run import ABLATIONS
 from harness1.eval.evaluate import Evaluation, rescore
 from harness1.eval.failure import fault_count
-from harness1.policy.registry import check_policy, plays_model
+from harness1.models.open import is_model
+from harness1.policy.registry import check_policy
 from harness1.records import Task
 from harness1.sft.collect import student_place
 from harness1.viewer.beside_report import ensure_view
@@ -103,7 +104,7 @@ def evaluate(
     """
     if force and rescored:
         raise UsageError("--force plays again and --rescore scores without playing: choose one")
-    if tokenizer and plays_model(policy):
+    if tokenizer and is_model(policy):
         raise UsageError(f"{policy} counts with its own tokenizer: leave --tokenizer out")
     settings = resolve(config, overrides, policy, tokenizer, tools=tools, rewards=rewards)
     check_policy(policy, settings)

@@ -130,11 +130,9 @@ def _in_words(journal: Journal, work: Path) -> None:
     for name, record in journal.stages.items():
         passed = sum(each.passed for each in record.findings)
         gates = f"{passed} of {len(record.findings)}" if record.findings else ""
-        running = record.status == "running" and at_work
-        seconds = record.seconds + (time.time() - record.began if running else 0.0)
-        table.add_row(
-            name, record.status_now(at_work), f"{seconds:,.1f}", gates, record.artifact[:12] or _step(work / name)
-        )
+        status = record.status_now(at_work)
+        seconds = record.seconds + (time.time() - record.began if status == "running" else 0.0)
+        table.add_row(name, status, f"{seconds:,.1f}", gates, record.artifact[:12] or _step(work / name))
     for name, seconds in journal.expected().items():
         if name not in journal.stages:
             table.add_row(name, "to come", f"about {seconds:,.0f}" if seconds else "", "", "")

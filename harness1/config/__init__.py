@@ -45,7 +45,7 @@ from harness1.config.named import config_file, unknown_config
 from harness1.config.plugins import refuse_unknown_plugins, with_whole_names
 from harness1.config.policy import ChatPolicy
 from harness1.config.precision import fastest_dtype
-from harness1.config.removed import put_back_removed, refuse_removed, take_out_removed
+from harness1.config.removed import put_back_removed, refuse_removed, without_removed
 from harness1.config.reward import Reward, sum_of, with_recipe
 from harness1.config.rl import Pivots, Rl
 from harness1.config.sft import Gates, Sft
@@ -180,7 +180,7 @@ def load_config(
     for override in overrides or []:
         _overlay(tree, override)
     refuse_removed(tree)
-    take_out_removed(tree)
+    tree = without_removed(tree)
     if isinstance(tree.get("reward"), dict):
         tree["reward"] = with_recipe(tree["reward"])
     for section in ("policy", "train"):
@@ -220,8 +220,7 @@ def _toml(path: Path | str) -> Any:
 def present_tree(tree: dict[str, Any]) -> dict[str, Any]:
     """Return a recorded configuration with its sections under their current names, and with the mechanisms that it was
     recorded without switched off."""
-    present = {"machine" if name == FORMER else name: section for name, section in deepcopy(tree).items()}
-    take_out_removed(present)
+    present = {"machine" if name == FORMER else name: section for name, section in without_removed(tree).items()}
     return present | {"env": recorded_without(present["env"])} if isinstance(present.get("env"), dict) else present
 
 

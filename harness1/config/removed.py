@@ -3,7 +3,7 @@ default; files and overrides with another value are refused with the reason."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -20,18 +20,21 @@ class Removed(NamedTuple):
 REMOVED: Mapping[str, Removed] = MappingProxyType(
     {"rl.anchors": Removed(0.0, "no training here was shown to be better by advantages among turns in the same state")}
 )
-"""By dotted name. All of these were part of `Config.hash`, which goes on counting them at their defaults."""
+"""By section and name. All of these were part of `Config.hash`, which goes on counting them at their defaults."""
 REMOVED_VALUES: Mapping[tuple[str, str], str] = MappingProxyType(
     {("env.verification.judge", "fitted"): "it found contradictions hardly better than chance (notebook/removed.md)"}
 )
 """Values of settings that stayed, and why these went."""
 
 
-def take_out_removed(tree: Mapping[str, Any]) -> None:
-    """Take removed settings out of a configuration as plain data, whatever their values."""
+def without_removed(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration as plain data without the removed settings, whatever their values."""
+    kept = dict(tree)
     for path in REMOVED:
-        for group in _group(tree, path):
-            group.pop(path.rpartition(".")[2], None)
+        section, name = path.split(".")
+        if isinstance(kept.get(section), dict):
+            kept[section] = {each: value for each, value in kept[section].items() if each != name}
+    return kept
 
 
 def refuse_removed(tree: Mapping[str, Any]) -> None:
@@ -41,26 +44,25 @@ def refuse_removed(tree: Mapping[str, Any]) -> None:
         ConfigError: it says why it was removed.
     """
     for path, removed in REMOVED.items():
-        for group in _group(tree, path):
-            if group.get(path.rpartition(".")[2], removed.default) != removed.default:
-                raise ConfigError(f"configuration: {path} was removed: {removed.reason}")
+        if _value(tree, path, removed.default) != removed.default:
+            raise ConfigError(f"configuration: {path} was removed: {removed.reason}")
     for (path, value), reason in REMOVED_VALUES.items():
-        for group in _group(tree, path):
-            if group.get(path.rpartition(".")[2]) == value:
-                raise ConfigError(f"configuration: {path}={value} was removed: {reason}")
+        if _value(tree, path, None) == value:
+            raise ConfigError(f"configuration: {path}={value} was removed: {reason}")
 
 
 def put_back_removed(tree: Mapping[str, Any]) -> None:
-    """Put removed settings back at their last defaults into the groups that a configuration as plain data has."""
+    """Put removed settings back at their last defaults into the sections that a configuration as plain data has."""
     for path, removed in REMOVED.items():
-        for group in _group(tree, path):
-            group[path.rpartition(".")[2]] = removed.default
+        section, name = path.split(".")
+        if section in tree:
+            tree[section][name] = removed.default
 
 
-def _group(tree: Mapping[str, Any], path: str) -> Iterator[dict[str, Any]]:
-    """Yield the group of settings that a dotted name is in, if there is one."""
-    group: Any = tree
-    for name in path.split(".")[:-1]:
-        group = group.get(name) if isinstance(group, Mapping) else None
-    if isinstance(group, dict):
-        yield group
+def _value(tree: Any, path: str, default: Any) -> Any:
+    """Return the value of a setting by its dotted name, or the default where it is not set."""
+    for name in path.split("."):
+        if not isinstance(tree, Mapping) or name not in tree:
+            return default
+        tree = tree[name]
+    return tree

@@ -20,9 +20,9 @@ from typing import Any
 from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, OnDepths, OnEpisode, ignore_depths
 from harness1.episodes.staged import run_staged
 from harness1.errors import InfrastructureFault, UsageError
+from harness1.models.open import is_model
 from harness1.plugins import is_of_session, short_name
 from harness1.policy.policy import Policy
-from harness1.policy.registry import plays_model
 from harness1.records import Episode, decode_episode, encode_episode
 from harness1.retrieval.open import is_exclusive
 from harness1.retrieval.protocol import Retriever
@@ -46,7 +46,7 @@ def run_episodes(
         InfrastructureFault: a worker process died; finished episodes were handed over, and a resumed run continues.
         KeyboardInterrupt: passed on after the running chunks were handed over.
     """
-    if plays_model(setup.policy):
+    if is_model(setup.policy):
         asyncio.run(run_staged(setup, jobs, on_episode, on_depths))
         return
     workers = _workers(setup, len(jobs))

@@ -48,18 +48,13 @@ def needs_gold(spec: str) -> bool:
     return bare in ORACLES or bare.startswith(MIXED)
 
 
-def plays_model(spec: str) -> bool:
-    """Return True if a language model takes turns; it runs in a single process."""
-    return is_model(spec)
-
-
 def check_policy(spec: str, config: Config = Config()) -> None:
     """Refuse a policy that does not exist, before any work is done for it. Models are not loaded.
 
     Raises:
         UsageError: there is no such policy, or a plugin's does not fit the settings.
     """
-    if plays_model(spec):
+    if is_model(spec):
         ModelSpec.read(spec)
     else:
         open_policy(spec, {}, config)
@@ -136,7 +131,7 @@ def _open_mixed(share: str, golds: Golds, config: Config) -> Policy | None:
 
 
 def _open_silent(policy: str, golds: Golds, config: Config) -> Policy | None:
-    wraps = not plays_model(policy) and not policy.startswith(SILENT)
+    wraps = not is_model(policy) and not policy.startswith(SILENT)
     return SilentPolicy(open_policy(policy, golds, config)) if wraps else None
 
 

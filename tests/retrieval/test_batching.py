@@ -209,5 +209,5 @@ def test_a_process_exits_while_a_batch_is_at_work() -> None:
         asyncio.run(main())
         print("done")
     """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=True)
     assert (done.stdout, done.stderr) == ("done\n", "")

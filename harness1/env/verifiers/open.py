@@ -28,8 +28,8 @@ def open_verifier(env: Env, machine: Machine) -> Verifier:
         return unopened_verifier(env)
     if verification.judge == "language_model":
         return _language_verifier(env, machine)
-    batches = machine.batch_ms / 1000, machine.batch_size
-    return CrossEncoderVerifier(open_cross_encoder(machine), verification.characters, *batches)
+    scorer, window_s = open_cross_encoder(machine), machine.batch_ms / 1000
+    return CrossEncoderVerifier(scorer, verification.characters, window_s, machine.batch_size)
 
 
 def unopened_verifier(env: Env) -> Verifier:
