@@ -24,7 +24,6 @@ def quick(source: str) -> str:
     return "\n".join([source, *small])
 
 
-@pytest.mark.docs
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_notebook_is_what_its_page_makes(page: Path) -> None:
     made = nbformat.writes(notebook_of(page)) + "\n"
