@@ -277,10 +277,12 @@ def test_a_wrong_value_is_named_by_its_setting(override: str, said: str) -> None
 
 def test_a_removed_setting_is_read_at_its_last_default_and_refused_otherwise(tmp_path: Path) -> None:
     recorded = tmp_path / "recorded.toml"
-    recorded.write_text("[rl]\nanchors = 0.0\n")
+    recorded.write_text("[rl]\nanchors = 0.0\nkl = 0.0\n")
     assert load_config(recorded) == load_config()
-    with pytest.raises(ConfigError, match=r"rl\.anchors was removed: no training here"):
+    with pytest.raises(ConfigError, match=r"rl\.anchors was removed: no training"):
         load_config(None, ["rl.anchors=0.5"])
+    with pytest.raises(ConfigError, match=r"rl\.kl was removed: a penalty"):
+        load_config(None, ["rl.kl=0.1"])
     with pytest.raises(ConfigError, match=r"judge=fitted was removed: it found"):
         load_config(None, ["env.verification.judge=fitted"])
-    assert present_tree({"rl": {"anchors": 0.5}, "run": {}}) == {"rl": {}, "machine": {}}
+    assert present_tree({"rl": {"anchors": 0.5, "kl": 0.1}, "run": {}}) == {"rl": {}, "machine": {}}

@@ -18,7 +18,10 @@ class Removed(NamedTuple):
 
 
 REMOVED: Mapping[str, Removed] = MappingProxyType(
-    {"rl.anchors": Removed(0.0, "no training here was shown to be better by advantages among turns in the same state")}
+    {
+        "rl.anchors": Removed(0.0, "no training was shown to be better by advantages among turns in the same state"),
+        "rl.kl": Removed(0.0, "a penalty on the divergence from the start made no training here better"),
+    }
 )
 """By section and name. All of these were part of `Config.hash`, which goes on counting them at their defaults."""
 REMOVED_VALUES: Mapping[tuple[str, str], str] = MappingProxyType(

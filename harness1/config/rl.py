@@ -63,8 +63,6 @@ class Rl(Settings):
     k-th before it `discount`^k of it (chunk returns of IPA); 1: all turns are alike."""
     normaliser: Literal["token_mean", "trajectory_mean", "group_mean"] = "token_mean"
     """What counts equally in the loss: each trained token, each episode, or each group."""
-    kl: Weight = 0.0
-    """Weight of the divergence from the initial policy, subtracted from the advantages."""
     groups: Positive = 128
     """Groups per batch, each of one task; those whose rewards are all equal are replaced."""
     samples: Annotated[int, Meta(ge=2)] = 8

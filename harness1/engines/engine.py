@@ -51,9 +51,8 @@ class Engine(Protocol):
         """
         ...
 
-    def logprobs(self, rows: Sequence[TrainRow], reference: bool = False) -> list[list[float]]:
-        """Return the natural log probabilities of the trained tokens of each row, in order, under the present weights
-        or those that training began with."""
+    def logprobs(self, rows: Sequence[TrainRow]) -> list[list[float]]:
+        """Return the natural log probabilities of the trained tokens of each row, in order."""
         ...
 
     async def publish(self, version: int, deliver: Deliver) -> None:

@@ -34,8 +34,8 @@ class LocalEngine:
     def loss(self, rows: Sequence[TrainRow], saved: Path | None = None) -> float:
         return self.trainer.loss(rows, saved)
 
-    def logprobs(self, rows: Sequence[TrainRow], reference: bool = False) -> list[list[float]]:
-        return self.trainer.logprobs(rows, reference)
+    def logprobs(self, rows: Sequence[TrainRow]) -> list[list[float]]:
+        return self.trainer.logprobs(rows)
 
     async def publish(self, version: int, deliver: Deliver) -> None:
         await deliver(self.trainer.weights(), version)

@@ -39,7 +39,6 @@ def check_supported(config: Config, processes: int = 1) -> None:
     rl, train = config.rl, config.train
     refused = {
         f"rl.algorithm={rl.algorithm}; it has {' and '.join(ALGORITHMS)}": rl.algorithm not in ALGORITHMS,
-        "rl.kl, which needs the untrained model here: set it to 0": rl.kl > 0,
         "train.lora.rank=0: it trains adapters alone": train.lora.rank == 0,
         "train.lora.layers: it adapts all": train.lora.layers > 0,
         "machine.fleet.workers: its sampler belongs to one process": config.machine.fleet.workers > 0,
@@ -138,10 +137,8 @@ class TinkerEngine:
     def loss(self, rows: Sequence[TrainRow], saved: Path | None = None) -> float:
         return step_loss(rows, self.logprobs(rows), self._algorithm)
 
-    def logprobs(self, rows: Sequence[TrainRow], reference: bool = False) -> list[list[float]]:
-        """Do as `Engine.logprobs`, by a forward pass of the service; raise UsageError for those of a reference."""
-        if reference:
-            raise UsageError("a training service keeps no reference: set rl.kl=0")
+    def logprobs(self, rows: Sequence[TrainRow]) -> list[list[float]]:
+        """Do as `Engine.logprobs`, by a forward pass of the service."""
         data = self._data(plain_fields(rows))
         return self._logprobs(rows, self._service.call(lambda: self._training.forward(data, "cross_entropy")))
 

@@ -14,7 +14,6 @@ from harness1.engines.engine import Engine
 from harness1.models.checkpoint import Checkpoint
 from harness1.records import Record
 from harness1.rl.buffer import Buffer, BufferState
-from harness1.rl.reference import with_kl
 from harness1.rl.rollouts import EpisodeGroup
 from harness1.rl.start_gate import check_start
 from harness1.rl.training_rows import substeps
@@ -101,9 +100,6 @@ class Learner:
         logged: dict[str, float] = {}
         if self._is_exact():
             logged |= self._check_start(rows)
-        if rl.kl:
-            known = self.engine.logprobs(rows, reference=True)
-            rows, logged["kl"] = with_kl(rows, known, rl.kl)
         logged |= _over_steps([self.engine.step(part) for part in substeps(rows, rl.substeps, rl.seed + self.version)])
         self.version += 1
         return logged | {"rows": float(len(rows)), "tokens": float(sum(len(row.token_ids) for row in rows))}

@@ -60,7 +60,7 @@ def open_local_engine(work: Learning, group: ProcessGroup) -> Engine:
     """Open our own trainer in the processes of a group; raise UsageError or MissingExtra as `LocalEngine`."""
     rl, train, threads = work.config.rl, work.config.train, work.config.machine.model.threads
     steps, algorithm = work.config.batches * rl.substeps, make_algorithm(rl.algorithm, rl)
-    return LocalEngine(TrainerJob(work.base, algorithm, train, steps, work.device, threads, rl.kl > 0), group)
+    return LocalEngine(TrainerJob(work.base, algorithm, train, steps, work.device, threads), group)
 
 
 def open_service_engine(service: TrainingService, work: Learning, group: ProcessGroup) -> Engine:

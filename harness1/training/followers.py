@@ -32,7 +32,6 @@ class TrainerJob:
         steps: the steps of the schedule.
         device: the device of a single process; of several, each has the one of this type with its number.
         threads: threads of torch in each process; 0 leaves them unchanged.
-        reference: keep the untrained model too, for `Trainer.logprobs`.
     """
 
     base: Path
@@ -41,7 +40,6 @@ class TrainerJob:
     steps: int
     device: str = "cpu"
     threads: int = 0
-    reference: bool = False
 
     def open(self, kind: type[Trainer], group: ProcessGroup) -> Trainer:
         """Return the trainer of this process; raise `Unanimous` if one of the processes cannot load the model, or the
@@ -50,12 +48,11 @@ class TrainerJob:
         group.kind = self.device.partition(":")[0]
         try:
             model = load_trainable(self.base, self.train, place, self.threads)
-            reference = load_trainable(self.base, self.train, place) if self.reference else None
         except UsageError as error:
             fault = str(error)
         group.agree(fault)
         try:
-            return kind(model, self.algorithm, self.train, self.steps, group, reference)
+            return kind(model, self.algorithm, self.train, self.steps, group)
         except UsageError as error:
             raise Unanimous(str(error)) from error
 
@@ -151,9 +148,9 @@ class LeadingTrainer(Trainer):
         with _together(self.group, ("loss", rows, saved)):
             return super().loss(rows, saved)
 
-    def logprobs(self, rows: Sequence[TrainRow], reference: bool = False) -> list[list[float]]:
-        with _together(self.group, ("logprobs", rows, reference)):
-            return super().logprobs(rows, reference=reference)
+    def logprobs(self, rows: Sequence[TrainRow]) -> list[list[float]]:
+        with _together(self.group, ("logprobs", rows)):
+            return super().logprobs(rows)
 
     def weights(self) -> Weights:
         with _together(self.group, ("weights",)):

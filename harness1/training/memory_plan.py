@@ -106,7 +106,7 @@ class MemoryPlanner:
         self._parameters = 0
 
     def plan(self, config: Config, batch: MicroBatchShape, devices: Devices) -> Plan:
-        """Return the plan of a run with the settings `train`, `rl.kl`, `policy.dtype` and `machine.model`.
+        """Return the plan of a run with the settings `train`, `policy.dtype` and `machine.model`.
 
         Args:
             batch: the largest forward pass.
@@ -225,8 +225,6 @@ def _held(step: StepBytes, config: Config, devices: Devices) -> dict[str, int]:
     held["optimizer"] = 2 * step.trained // shards
     if shards > 1:
         held["layers gathered whole"] = step.outside + GATHERED * step.layer
-    if config.rl.kl and devices.sampling != "none":
-        held["weights of the reference"] = (step.frozen if frozen else step.trained) // shards
     return held
 
 

@@ -54,9 +54,6 @@ class Trainer:
 
     Several processes shard the model, and each takes a share of a step's passes: all must make the same calls with the
     same arguments. A single process leaves the model as it is.
-
-    Args:
-        reference: a model that stays as it is, for `logprobs`.
     """
 
     def __init__(
@@ -66,19 +63,15 @@ class Trainer:
         train: Train,
         steps: int,
         group: ProcessGroup = ALONE,
-        reference: PreTrainedModel | None = None,
     ) -> None:
         import torch
 
         self.model, self.algorithm, self.train, self.steps, self.group = model, algorithm, train, steps, group
-        self.reference = reference
         self._returns = MemoryReturns()
         if train.lora.rank and adapters_of(model) is None:
             add_adapters(model, train.lora, train.seed)
         if group.size > 1:
             shard(model, group)
-        if group.size > 1 and reference is not None:
-            shard(reference, group)
         self._trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
         self.parameters = list(self._trained.values())
         self.optimizer = torch.optim.AdamW(
@@ -150,12 +143,11 @@ class Trainer:
         self.group.add_up(total)
         return float(total) / (self.algorithm.normaliser(rows) or 1.0)
 
-    def logprobs(self, rows: Sequence[TrainRow], reference: bool = False) -> list[list[float]]:
-        """Return the natural log probabilities of the trained tokens of each row, in order, under the present weights
-        or those of the reference."""
+    def logprobs(self, rows: Sequence[TrainRow]) -> list[list[float]]:
+        """Return the natural log probabilities of the trained tokens of each row, in order."""
         import torch
 
-        model = self.reference if reference and self.reference is not None else self.model
+        model = self.model
         counts = [trained_tokens(row) for row in rows]
         starts = [0, *accumulate(counts)]
         found = torch.zeros(starts[-1], device=model.device)

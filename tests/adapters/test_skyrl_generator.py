@@ -315,7 +315,7 @@ def test_the_settings_of_the_published_recipe_are_those_of_our_own_training() ->
     assert "generator.merge_stepwise_output=true" in merged
 
 
-@pytest.mark.parametrize("other", ["rl.algorithm=reinforce", "rl.advantages=group_std", "rl.kl=0.1"])
+@pytest.mark.parametrize("other", ["rl.algorithm=reinforce", "rl.advantages=group_std"])
 def test_a_training_that_skyrl_does_not_have_is_refused(other: str) -> None:
     with pytest.raises(ConfigError, match="SkyRL is set up"):
         settings(load_config("rl/paper", [other]))

@@ -102,7 +102,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_two_processes_learn_from_the_episodes_of_the_first(start: Path) -> None:
     places = ["--data", "world", "--index", "index", "--model", "hf:start", "--out", "better"]
-    code, out, err = run(start, "rl", "train", *SETTINGS, *places, "--set", "rl.kl=0.01")
+    code, out, err = run(start, "rl", "train", *SETTINGS, *places)
     assert code == 0, err
     assert json.loads(out)["batch"] == 2
     found = read_checkpoint(start / "better")
@@ -112,4 +112,3 @@ def test_two_processes_learn_from_the_episodes_of_the_first(start: Path) -> None
     lines = [line for line in read_log(start / "better") if "loss" in line]
     assert [line["step"] for line in lines] == [1, 2]
     assert lines[0]["gate/max_difference"] < 1e-4  # sharded, the model is the one that played
-    assert abs(lines[0]["kl"]) < 1e-4 < abs(lines[1]["kl"])

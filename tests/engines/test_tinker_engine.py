@@ -225,7 +225,6 @@ def test_what_a_service_cannot_do_is_refused_in_one_line() -> None:
     check_supported(fine)
     for setting, named in {
         "rl.algorithm=double_sided": "double_sided",
-        "rl.kl=0.1": "rl.kl",
         "train.lora.rank=0": "lora.rank",
         "train.lora.layers=1": "lora.layers",
         "machine.fleet.workers=2": "fleet.workers",

@@ -35,13 +35,13 @@ def found_by(trainer: Trainer, home: Path) -> dict[str, Any]:
     name = trainer.save(home)
     second = trainer.step(PLAYED[1])
     looked = {"loss": trainer.loss(PLAYED[0]), "weights": trainer.weights()}
-    looked |= {"policy": trainer.logprobs(PLAYED[2]), "reference": trainer.logprobs(PLAYED[2], reference=True)}
+    looked |= {"logprobs": trainer.logprobs(PLAYED[2])}
     trainer.load(home, name)
     return {"first": first, "second": second, "again": trainer.step(PLAYED[1]), **looked}
 
 
 def uses_everything(home: Path, group: ProcessGroup) -> None:
-    trainer = open_trainer(job(home, algorithm=CISPO, reference=True), group)
+    trainer = open_trainer(job(home, algorithm=CISPO), group)
     torch.save(found_by(trainer, home / "led"), home / "found.pt")
 
 
@@ -141,14 +141,13 @@ def test_followers_end_with_the_process_that_leads_and_say_nothing(home: Path, l
 def test_calls_that_others_repeat_return_what_they_do_alone(home: Path, tmp_path: Path) -> None:
     assert codes_of(member, home, uses_everything) == [0, 0]
     found = torch.load(home / "found.pt", weights_only=True)
-    expected = found_by(open_trainer(job(home, algorithm=CISPO, reference=True)), tmp_path)
+    expected = found_by(open_trainer(job(home, algorithm=CISPO)), tmp_path)
     for name in ("first", "second", "again", "loss"):
         assert found[name] == pytest.approx(expected[name], rel=1e-5)
     assert found["again"] == pytest.approx(found["second"], rel=1e-6)
     torch.testing.assert_close(found["weights"], expected["weights"], rtol=0, atol=1e-6)
-    for name in ("policy", "reference"):
-        for logprobs, others in zip(found[name], expected[name], strict=True):
-            assert logprobs == pytest.approx(others, abs=1e-5)
+    for logprobs, others in zip(found["logprobs"], expected["logprobs"], strict=True):
+        assert logprobs == pytest.approx(others, abs=1e-5)
 
 
 def dies(group: ProcessGroup) -> None:

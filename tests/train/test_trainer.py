@@ -17,7 +17,6 @@ from harness1.config import Lora, Train
 from harness1.errors import UsageError
 from harness1.rows.row import TrainRow
 from harness1.training.algorithm import NegativeLogLikelihood
-from harness1.training.cispo import Cispo
 from harness1.training.micro_batch import MicroBatch, shuffled_steps
 from harness1.training.schedule import rate_at
 from harness1.training.trainable import load_trainable
@@ -290,23 +289,3 @@ def test_log_probabilities_are_those_of_each_row_in_the_order_given(folder: Path
     for row, logprobs in zip(rows, found, strict=True):
         with torch.no_grad():
             assert logprobs == pytest.approx(plain_logprobs(trainer.model, row).tolist(), abs=1e-5)
-
-
-@pytest.mark.parametrize("lora", [Lora(rank=0), ADAPTERS], ids=["whole", "adapters"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_reference_stays_where_training_begins(folder: Path, lora: Lora, dtype: str) -> None:
-    train = plain_train(dtype=dtype, lora=lora, micro_tokens=40)
-    models = [load_trainable(folder, train, "cpu") for _ in range(2)]
-    trainer = Trainer(models[0], Cispo(), train, 2, reference=models[1])
-    begun = trainer.logprobs(made_rows(), reference=True)
-    assert trainer.logprobs(made_rows()) == begun
-    rows = []
-    for row, logprobs in zip(made_rows(), begun, strict=True):
-        known = iter(logprobs)
-        rows.append(
-            TrainRow(row.token_ids, row.loss_mask, tuple(next(known) if each else 0.0 for each in row.loss_mask))
-        )
-    assert trainer.step(rows)["log_ratio_max"] == 0.0
-    assert trainer.step(rows)["log_ratio_max"] > 0
-    assert trainer.logprobs(made_rows()) != begun
-    assert trainer.logprobs(made_rows(), reference=True) == begun

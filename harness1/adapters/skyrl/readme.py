@@ -73,7 +73,7 @@ if __name__ == "__main__":
 | `trainer.algorithm.cispo.cispo_eps_clip_low`, `_high` | 1.0, 4.0 | ratios are cut to 0 and 5 |
 | `trainer.algorithm.off_policy_correction.tis_ratio_type` | null | the anchor corrects already |
 | `trainer.algorithm.loss_reduction` | token_mean | |
-| `trainer.algorithm.use_kl_loss` | false | as with `rl.kl = 0` |
+| `trainer.algorithm.use_kl_loss` | false | as there |
 
 `generator.merge_stepwise_output=true` joins steps whose prompts continue each other, without changing the gradient.
 

@@ -55,9 +55,9 @@ def settings(config: Config) -> list[str]:
         ConfigError: SkyRL has no such algorithm, or cannot run ahead of several steps per batch.
     """
     rl, train, env = config.rl, config.train, config.env
-    if rl.algorithm != "cispo" or rl.advantages != "center" or rl.normaliser != "token_mean" or rl.kl:
+    if rl.algorithm != "cispo" or rl.advantages != "center" or rl.normaliser != "token_mean":
         raise ConfigError(
-            "SkyRL is set up here for rl.algorithm=cispo, rl.advantages=center, rl.normaliser=token_mean and rl.kl=0"
+            "SkyRL is set up here for rl.algorithm=cispo, rl.advantages=center and rl.normaliser=token_mean"
         )
     if rl.staleness and rl.substeps > 1:
         raise ConfigError("SkyRL runs ahead by whole optimizer steps: set rl.substeps=1 or rl.staleness=0")
