@@ -16,8 +16,8 @@ from harness1.env.render.context import Context
 from harness1.env.render.view import View
 from harness1.hashing import digest
 from harness1.memory.question import claim, head, mentions, normalised_name
-from harness1.policy.actions import SPARE_TURNS, curate_call, is_full, is_late, search_call
 from harness1.policy.policy import Decision
+from harness1.policy.scripted import SPARE_TURNS, curate_call, is_full, is_late, search_call
 from harness1.policy.teacher.evidence_score import EvidenceScore, ScoredDocument
 from harness1.records import Tag, Task, ToolCall
 from harness1.tools.end_search import END_SEARCH

@@ -33,9 +33,9 @@ from harness1.data.leaks import gold_set
 from harness1.data.open import open_source
 from harness1.env.render.context import Context
 from harness1.eval.statistics import paired_difference
-from harness1.policy.actions import search_call
 from harness1.policy.policy import Decision, Policy
-from harness1.policy.registry import PLAIN
+from harness1.policy.registry import PLAIN, open_policy
+from harness1.policy.scripted import search_call
 from harness1.records import Episode, Status, Task, ToolCall, UnitId
 from harness1.reward.outcome import delivered
 from harness1.tools.end_search import END_SEARCH
@@ -116,7 +116,7 @@ def measure(
         rows.append(row | {f"f1_of_gold_among_{AMONG}": fmean(firsts(seen, gold, AMONG).values())})
     plain = SearchEnv(load_config(None).env, retriever)
     for name in beside:
-        other = {task.task_id: delivered(played(plain, PLAIN[name](), task)) for task in tasks}
+        other = {task.task_id: delivered(played(plain, open_policy(name), task)) for task in tasks}
         rows.append({"policy": name, "tasks": len(tasks)} | compared(order, other, gold))
     return rows
 

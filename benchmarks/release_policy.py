@@ -19,7 +19,7 @@ from harness1.config import load_config
 from harness1.env.environment import env_hash
 from harness1.model_folder import ADAPTER_CONFIG, base_folder, fetched_models, folder_hash
 from harness1.models.checkpoint import CHECKPOINT, read_checkpoint
-from harness1.models.released import CONFIG
+from harness1.models.spec import CONFIG
 from harness1.models.transformers.adapter_files import ADAPTER_WEIGHTS
 from harness1.runs.folder import toml_lines
 

@@ -26,7 +26,7 @@ WITHIN = {
     "env": "* | render | verifiers | world guidance transition | environment",
     "models": "* | files | formats | transformers | servers | backend_completer checkpoint | open"
     " | completer environments",
-    "policy": "* | baselines wrappers recorded own | follow_leads | scripted | oracle | teacher | registry",
+    "policy": "* | wrappers own | scripted | oracle | teacher | registry",
     "eval": "* | evaluate | fusion | compare | ablations | answers",
     "tasks": "* | make | writing | check",
     "engines": "engine | *",

@@ -11,7 +11,7 @@ from harness1 import SearchEnv
 from harness1.config import load_config
 from harness1.data.indexing import ensure_index
 from harness1.data.open import open_source
-from harness1.policy.registry import PLAIN
+from harness1.policy.registry import open_policy
 from harness1.records import Task, UnitId
 from tests.support import CORPUS, WordRetriever
 
@@ -58,7 +58,7 @@ def test_a_difference_is_shown_with_its_interval() -> None:
 def test_a_fault_is_not_counted_as_a_bad_result() -> None:
     env = SearchEnv(load_config(None).env, WordRetriever(CORPUS, faults=100))
     with pytest.raises(SystemExit, match="a fault ended task t"):
-        played(env, PLAIN["single-shot"](), Task("t", "Ada Lovelace"))
+        played(env, open_policy("single-shot"), Task("t", "Ada Lovelace"))
 
 
 def test_f1_weighs_what_is_missing_and_what_is_wrong() -> None:

@@ -10,7 +10,7 @@ import pytest
 from harness1.config import Config, load_config
 from harness1.config.named import opening, shipped
 from harness1.errors import ConfigError
-from harness1.models.open import ModelSpec
+from harness1.models.spec import ModelSpec
 from harness1.settings import differences
 from tests.cli.commands import Command, command_in_process
 

@@ -56,7 +56,7 @@ def noise(case):
 """
 OTHERS = """
 from harness1.models.formats.compact import Compact
-from harness1.policy.baselines import RandomPolicy
+from harness1.policy.scripted import RandomPolicy
 from tests.support import WordRetriever
 
 

@@ -14,9 +14,9 @@ from harness1.config import Lora, load_config
 from harness1.env.environment import env_hash
 from harness1.errors import ConfigError
 from harness1.model_folder import fetched_models, folder_hash
-from harness1.models import released
+from harness1.models import spec
 from harness1.models.checkpoint import Checkpoint
-from harness1.models.released import released_names
+from harness1.models.spec import released_names
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.policy.registry import open_policy
 from harness1.training.saving import write_card
@@ -37,7 +37,7 @@ def config(tmp_path: Path) -> str:
 def checkpoint(tmp_path: Path, config: str, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Adapters on the fetched model `tiny`, trained in the environment of the configuration."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(released, "_home", lambda: tmp_path / "policies")
+    monkeypatch.setattr(spec, "_home", lambda: tmp_path / "policies")
     fetched = fetched_models() / "tiny"
     fetched.parent.mkdir(parents=True)
     folder = tmp_path / "checkpoint"

@@ -32,7 +32,7 @@ from harness1.episodes.rollout import rollout
 from harness1.episodes.samples import Samples
 from harness1.episodes.single import append
 from harness1.errors import InfrastructureFault
-from harness1.policy.chat_completions import ChatCompletionsPolicy
+from harness1.policy.language_model import ChatCompletionsPolicy
 from harness1.records import Episode, Gold, Status, Task
 from harness1.reward.composite import score
 from harness1.reward.outcome import outcome

@@ -30,7 +30,7 @@ from harness1.episodes.samples import Samples
 from harness1.episodes.single import append
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.http.model_endpoint import policy_endpoint
-from harness1.policy.chat_completions import ChatCompletionsPolicy
+from harness1.policy.language_model import ChatCompletionsPolicy
 from harness1.records import Episode, Gold, Status, Task, Turn
 from harness1.reward.composite import score
 from harness1.reward.outcome import outcome

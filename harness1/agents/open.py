@@ -18,7 +18,8 @@ from harness1.episodes.jobs import EpisodeSetup
 from harness1.errors import UsageError
 from harness1.hashing import digest
 from harness1.models.files.fetch import resolve_model
-from harness1.models.open import ModelSpec, preferred_device
+from harness1.models.open import preferred_device
+from harness1.models.spec import ModelSpec
 from harness1.plugins import identity
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.records import Hashes

@@ -38,7 +38,7 @@ from harness1.errors import UsageError
 from harness1.eval.ablations.run import ABLATIONS
 from harness1.eval.evaluate import Evaluation, rescore
 from harness1.eval.failure import fault_count
-from harness1.models.open import is_model
+from harness1.models.spec import is_model
 from harness1.policy.registry import check_policy
 from harness1.records import Task
 from harness1.sft.collect import student_place

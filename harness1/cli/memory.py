@@ -11,7 +11,8 @@ from harness1.config import Config
 from harness1.errors import UsageError
 from harness1.models.files.fetch import resolve_model
 from harness1.models.files.shapes import model_shape
-from harness1.models.open import ModelSpec, preferred_device
+from harness1.models.open import preferred_device
+from harness1.models.spec import ModelSpec
 from harness1.rows.file import RowFile
 from harness1.training.algorithm import make_algorithm
 from harness1.training.memory_advice import Change, advice

@@ -152,7 +152,7 @@ def resolve(
         return load(config, overrides)
     # Imported here, because verbs without a model start sooner without it.
     from harness1.models.environments import environment_of, told
-    from harness1.models.released import released_config
+    from harness1.models.spec import released_config
 
     config = config or next(filter(None, map(released_config, models)), None)
     settings = load(config, overrides)

@@ -6,6 +6,7 @@ import os
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
@@ -16,14 +17,14 @@ from harness1.env.verifiers.open import open_verifier
 from harness1.env.verifiers.protocol import Verifier
 from harness1.episodes.rollout import rollout
 from harness1.hashing import digest
-from harness1.models.formats.chat_format import ChatFormat
-from harness1.models.open import format_at
 from harness1.policy.policy import Policy, counter_of
 from harness1.policy.registry import needs_gold, open_policy
-from harness1.policy.wrappers import ReasonedPolicy, in_student_format
 from harness1.records import Episode, Hashes, Record, Status, StopReason, Task
 from harness1.retrieval.open import open_retriever
 from harness1.retrieval.protocol import Retriever
+
+if TYPE_CHECKING:
+    from harness1.models.formats.chat_format import ChatFormat
 
 Depths = Callable[[], Mapping[str, int]]
 """Counts the jobs in each queue at the moment of the call, which any thread may make."""
@@ -105,6 +106,10 @@ class EpisodeSetup:
             policy = open_policy(self.policy, golds, self.config)
         else:
             policy = _policy(self.policy, self.config)
+        if not (self.reasoned or self.student):
+            return policy
+        from harness1.policy.wrappers import ReasonedPolicy, in_student_format
+
         if self.reasoned:
             policy = ReasonedPolicy(policy)
         return in_student_format(policy, _student(self.student, self.config)) if self.student else policy
@@ -112,9 +117,10 @@ class EpisodeSetup:
 
 def counted_with(counter: TokenCounter) -> tuple[dict[str, str], dict[str, str]]:
     """Return what the card of a run says of its counter: hashes, and the chat `format` if a model reads the tokens."""
-    if not isinstance(counter, ChatFormat):
+    if not hasattr(counter, "tokenizer"):
         return {"counter": counter.hash}, {}
-    return {"counter": counter.hash, "tokenizer": counter.tokenizer.hash}, {"format": counter.name}
+    chat = cast("ChatFormat", counter)
+    return {"counter": chat.hash, "tokenizer": chat.tokenizer.hash}, {"format": chat.name}
 
 
 def ignore_depths(_: Depths) -> None:
@@ -124,13 +130,19 @@ def ignore_depths(_: Depths) -> None:
 # A process opens each of these once, not once for each chunk: an index, a model or a long record may be large.
 # A format remembers the token ids of the pieces that it has seen.
 _retriever = lru_cache(maxsize=8)(open_retriever)
-_student = lru_cache(maxsize=2)(format_at)
 
 
 @lru_cache(maxsize=2)
 def _verifier(config: Config) -> Verifier:
     """Return one verifier, which batches the questions of all episodes of the process."""
     return open_verifier(config.env, config.machine)
+
+
+@lru_cache(maxsize=2)
+def _student(folder: str, config: Config) -> ChatFormat:
+    from harness1.models.open import format_at
+
+    return format_at(folder, config)
 
 
 @lru_cache(maxsize=2)

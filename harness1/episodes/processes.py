@@ -20,7 +20,7 @@ from typing import Any
 from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, OnDepths, OnEpisode, ignore_depths
 from harness1.episodes.staged import run_staged
 from harness1.errors import InfrastructureFault, UsageError
-from harness1.models.open import is_model
+from harness1.models.spec import is_model
 from harness1.plugins import is_of_session, short_name
 from harness1.policy.policy import Policy
 from harness1.records import Episode, decode_episode, encode_episode

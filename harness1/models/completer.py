@@ -8,7 +8,8 @@ from harness1.config import Config
 from harness1.http.completions import Completer, Completion, Messages
 from harness1.http.model_endpoint import verifier_endpoint
 from harness1.models.backend_completer import BackendCompleter
-from harness1.models.open import ModelSpec, open_backend
+from harness1.models.open import open_backend
+from harness1.models.spec import ModelSpec
 
 
 class Completing(Protocol):

@@ -11,7 +11,7 @@ from harness1.config import Config, recorded_without
 from harness1.config.env import Env
 from harness1.errors import ConfigError
 from harness1.models.checkpoint import read_checkpoint, shown
-from harness1.models.open import ModelSpec, is_model
+from harness1.models.spec import ModelSpec, is_model
 from harness1.settings import differences
 
 

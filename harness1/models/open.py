@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from harness1.config import Config
 from harness1.errors import ConfigError, UsageError, optional
@@ -17,56 +14,17 @@ from harness1.models.files.fetch import resolve_model
 from harness1.models.formats.chat_format import ChatFormat
 from harness1.models.formats.harmony_vocabulary import HarmonyVocabulary
 from harness1.models.formats.registry import open_format
-from harness1.models.released import released_folder, released_names
 from harness1.models.servers.sglang import SglangServer
 from harness1.models.servers.token_server import server_root
 from harness1.models.servers.vllm import VllmServer
 from harness1.models.servers.vllm_engine import open_vllm
+from harness1.models.spec import ModelSpec
 from harness1.models.tokenizer import open_tokenizer
 from harness1.models.transformers.backend import open_transformers
 from harness1.models.transformers.causal_model import context_window
-from harness1.redaction import public_address
 
-SERVED: Mapping[str, bool | None] = {"hf": False, "vllm": None, "sglang": True, "openai": True}
-"""Each kind of model, with True if it needs the address of a server; None: it may have one."""
-NAMES = ("hf:PATH", "vllm:PATH", "vllm:MODEL@URL", "sglang:MODEL@URL", "openai:MODEL@URL")
 HARMONY = "harmony"
 """The value of `machine.model.tokenizer` for the vocabulary of gpt-oss."""
-_SERVED = re.compile(r"(.*)@(https?://.+)", re.I)
-_PASSWORD = re.compile(r"https?://[^/]*@", re.I)
-
-
-class ModelSpec(NamedTuple):
-    """A kind of backend, the model, and the address of its server, if it has one."""
-
-    kind: str
-    model: str
-    url: str | None
-
-    @classmethod
-    def read(cls, spec: str) -> ModelSpec:
-        """Parse the name of a model; that of a released policy stands for its folder.
-
-        Raises:
-            UsageError: it has none of the forms of `NAMES`, or holds a password, which would be shown and recorded.
-        """
-        if folder := released_folder(spec):
-            return cls("hf", str(folder), None)
-        kind, _, rest = spec.partition(":")
-        if _PASSWORD.search(rest):
-            raise UsageError("the name of a policy is recorded: give machine.model.key, and no password in the address")
-        if "@" in rest and re.search(r"https?://[^?#]*[?#]", rest, re.I):
-            raise UsageError("the address of a model's server has no ? or #: give a key as machine.model.key")
-        served = _SERVED.fullmatch(rest)
-        model, url = served.groups() if served else (rest, None)
-        if kind not in SERVED or not model or SERVED[kind] not in (None, bool(url)):
-            raise UsageError(f"{public_address(spec)!r} names no model: write one of {', '.join(NAMES)}")
-        return cls(kind, model, url)
-
-
-def is_model(spec: str) -> bool:
-    """Return True for a language model, which runs in a single process."""
-    return spec.partition(":")[0] in SERVED or spec in released_names()
 
 
 def open_backend(asked: ModelSpec, config: Config, adapter_rank: int = 0) -> tuple[Backend, ChatFormat]:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import re
 import time
 from collections.abc import Sequence
+from typing import Annotated, Any
 
 import msgspec
 
 from harness1.config import ChatPolicy
+from harness1.env.environment import choose
 from harness1.env.render.context import Context
 from harness1.env.render.pieces import Piece, piece
 from harness1.hashing import digest
+from harness1.http.completions import ChatRoute, Endpoint
 from harness1.models.backend import Backend
 from harness1.models.formats.chat_format import ChatFormat, Parsed, PromptSpan, joined
+from harness1.models.formats.chat_messages import Message, Said, messages_of, tools_of
+from harness1.models.formats.reading import MOST_CALLS, clean_name, read_object, unwrapped
 from harness1.policy.policy import Decision
-from harness1.records import ModelCall, Sampling, Task
+from harness1.records import ModelCall, Sampling, Task, ToolCall
 from harness1.tools.tool import ToolSpec
 
 
@@ -130,3 +137,181 @@ def read_output(chat: ChatFormat, call: ModelCall, tools: Sequence[ToolSpec]) ->
 def retry_note(parsed: Parsed, chat: ChatFormat) -> Piece:
     """Return the note to a policy after an output without a call. It quotes nothing from the output."""
     return piece("retry", "user", f"Your last output was not valid: {parsed.error}. {chat.instruction}")
+
+
+INSTRUCTION = "Answer with one call of a tool."
+LONGEST_NAME = 64
+"""Most characters of a function's name that servers accept when it is sent back."""
+_UNSENDABLE = re.compile(r"[^a-zA-Z0-9_-]")
+"""Characters that servers refuse in a function's name."""
+
+
+class _Function(msgspec.Struct):
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class _Call(msgspec.Struct):
+    function: _Function
+    id: str | None = None
+
+
+class _Message(msgspec.Struct):
+    content: Any = None
+    """Text, or a list of its parts from servers that divide it."""
+    tool_calls: list[_Call] | None = None
+    reasoning: Any = None
+    reasoning_content: Any = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Message
+    finish_reason: str | None = None
+
+
+class _Completion(msgspec.Struct):
+    choices: Annotated[list[_Choice], msgspec.Meta(min_length=1)]
+
+
+Meant = tuple[_Call, tuple[ToolCall, ...]]
+"""A call in a form that its server takes back, and the actions that it means."""
+
+
+class ChatCompletionsPolicy:
+    """A model behind any server with OpenAI's routes.
+
+    Args:
+        endpoint: of the server, or whatever else answers its posts.
+        model: its name on the server.
+        reserve: tokens that an output may have: `env.generation_reserve`.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        model: str,
+        reserve: int,
+        settings: ChatPolicy | None = None,
+        name: str = "openai",
+    ) -> None:
+        self.endpoint, self.model, self.reserve, self.name = endpoint, model, reserve, name
+        self.settings = settings or ChatPolicy()
+        self.hash = digest(["chat completions", model, self.settings, reserve])
+        # Reasoning models of some hosts must be free not to call.
+        self.route = ChatRoute(endpoint, {"tool_choice": "required"}, {"tool_choice": "auto"})
+
+    def open(self, task: Task, seed: int) -> ChatCompletionsSession:
+        return ChatCompletionsSession(self, digest([task.query, seed]), {})
+
+
+class ChatCompletionsSession:
+    """One episode. After an answer that is not understood, the model is asked again without it, as every model is."""
+
+    def __init__(self, policy: ChatCompletionsPolicy, seed: str, said: dict[int, Said]) -> None:
+        self._policy, self._seed, self._said = policy, seed, said
+        self.pending: Decision | None = None
+
+    async def act(self, context: Context) -> Decision:
+        """Ask until an answer holds a call, with at most `format_retries` retries.
+
+        Raises:
+            InfrastructureFault: the server failed, or refuses this request.
+            UsageError: the server would refuse every request.
+        """
+        calls: list[ModelCall] = []
+        messages = messages_of(context.pieces, self._said)
+        error = ""
+        for attempt in range(self._policy.settings.format_retries + 1):
+            note = [{"role": "user", "content": f"Your last output was not valid: {error}. {INSTRUCTION}\n"}]
+            choice = await self._ask(messages + note * bool(attempt), context, attempt, calls)
+            meant, error = _meaning(choice)
+            if meant:
+                actions = tuple(action for _, stands_for in meant for action in stands_for)
+                self._said[context.turn] = _said(choice.message, meant, choose(actions)[0], context.turn)
+                decision = Decision(actions, _reasoning(choice.message), tuple(calls))
+                break
+            self.pending = decision = Decision(
+                reasoning=_reasoning(choice.message), calls=tuple(calls), parse_error=error
+            )
+        self.pending = None
+        return decision
+
+    def fork(self) -> ChatCompletionsSession:
+        return ChatCompletionsSession(self._policy, self._seed, dict(self._said))
+
+    async def _ask(self, messages: list[Message], context: Context, attempt: int, calls: list[ModelCall]) -> _Choice:
+        policy, settings = self._policy, self._policy.settings
+        seed = call_seed(self._seed, context.turn, attempt)
+        body = {
+            "model": policy.model,
+            "messages": messages,
+            "tools": tools_of(context.tools),
+            "temperature": settings.temperature,
+            "top_p": settings.top_p,
+            "seed": seed,
+            "tool_choice": "required",
+            "max_tokens": policy.reserve,
+        }
+        if settings.top_k:  # OpenAI's own models do not accept it
+            body["top_k"] = settings.top_k
+        begun = time.time()
+        completion, _ = await policy.route.post(body, _Completion)
+        choice = completion.choices[0]
+        sampling = Sampling(settings.temperature, settings.top_p, settings.top_k, policy.reserve, seed)
+        calls.append(
+            ModelCall(
+                call_id=f"{context.turn}.{attempt}",
+                attempt=attempt,
+                sampling=sampling,
+                finish_reason=choice.finish_reason or "",
+                t_start=begun,
+                t_end=time.time(),
+            )
+        )
+        return choice
+
+
+def _meaning(choice: _Choice) -> tuple[list[Meant], str]:
+    """Return the calls of an answer with what each means, or why there is none."""
+    found: list[Meant] = []
+    for call in (choice.message.tool_calls or [])[:MOST_CALLS]:
+        given = call.function.arguments or "{}"
+        arguments = given if isinstance(given, dict) else read_object(given)
+        if arguments is None:
+            return [], "the arguments are not a JSON object"
+        if meant := unwrapped(clean_name(call.function.name), arguments):
+            found.append((_Call(_sendable(call.function, arguments), call.id), meant))
+    if found:
+        return found, ""
+    return [], "the output was too long and is cut" if choice.finish_reason == "length" else "there is no call"
+
+
+def _sendable(function: _Function, arguments: dict[str, Any]) -> _Function:
+    """Return a function as a server takes it back: as it came, or as it was understood if it was not quite JSON."""
+    given, name = function.arguments, _UNSENDABLE.sub("_", clean_name(function.name))[:LONGEST_NAME]
+    try:
+        msgspec.json.decode(given if isinstance(given, str) else "", type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        given = json.dumps(arguments)
+    return _Function(name, given)
+
+
+def _said(message: _Message, meant: list[Meant], executed: ToolCall, turn: int) -> Said:
+    """Return a message to send back, with its thoughts, which some servers demand. Calls get new ids if theirs do not
+    tell them apart."""
+    ids = [call.id or "" for call, _ in meant]
+    if not all(ids) or len(set(ids)) < len(ids):
+        ids = [f"turn-{turn}-{place}" for place in range(len(ids))]
+    listed = [
+        {"id": name, "type": "function", "function": msgspec.to_builtins(call.function)}
+        for name, (call, _) in zip(ids, meant, strict=True)
+    ]
+    thoughts = {"reasoning": message.reasoning, "reasoning_content": message.reasoning_content}
+    kept = {name: thought for name, thought in thoughts.items() if thought is not None}
+    place = next(at for at, (_, actions) in enumerate(meant) if any(each is executed for each in actions))
+    return Said({"role": "assistant", "content": message.content, **kept, "tool_calls": listed}, tuple(ids), ids[place])
+
+
+def _reasoning(message: _Message) -> str:
+    said = (message.reasoning_content, message.reasoning, message.content)
+    return next((text.strip() for text in said if isinstance(text, str) and text.strip()), "")

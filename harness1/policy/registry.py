@@ -1,40 +1,54 @@
-"""Open a policy by its name, as typed after `--policy`. To add one, add a file and a line in a table below; a plugin
-names a `PluginOpener` in `harness1.policies`; one's own is `FILE.py:NAME` (`policy/own.py`)."""
+"""Open a policy by its name, as typed after `--policy`: one of the tables below, a model, a plugin's
+(`harness1.policies`), or one's own (`FILE.py:NAME`). A policy is imported when it is named."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from harness1.config import Config
 from harness1.errors import ConfigError, UsageError
-from harness1.http.model_endpoint import policy_endpoint
-from harness1.models.open import NAMES as MODELS
-from harness1.models.open import SERVED, ModelSpec, is_model, open_backend
-from harness1.models.released import released_names
+from harness1.models.spec import NAMES as MODELS
+from harness1.models.spec import SERVED, ModelSpec, is_model, released_names
 from harness1.plain import meant
 from harness1.plugins import find_plugin, is_own, plugin_names
-from harness1.policy.baselines import RULES, RandomPolicy, ReflexPolicy, SingleShotPolicy
-from harness1.policy.chat_completions import ChatCompletionsPolicy
-from harness1.policy.follow_leads import FollowLeads
-from harness1.policy.language_model import LanguageModelPolicy
-from harness1.policy.oracle import OraclePolicy
-from harness1.policy.own import open_own_policy
 from harness1.policy.policy import Policy
-from harness1.policy.recorded import RecordedPolicy
-from harness1.policy.scripted import ScriptedPolicy
-from harness1.policy.teacher.lead_teacher import LeadTeacher
-from harness1.policy.teacher.teacher import OracleTeacher
-from harness1.policy.wrappers import MixedPolicy, SilentPolicy
 from harness1.records import Gold
 
 Golds = Mapping[str, Gold]
 """The gold of each task by its id; only the oracles are given it."""
-Opener = Callable[[str, Golds, Config], Policy | None]
-"""Opens a policy by the argument after the colon; None if there is no such policy."""
 PluginOpener = Callable[[str, Config], Policy]
 """Opens the policy of another package by the argument after the colon, which may be empty."""
+
+PLAIN: Mapping[str, str] = {
+    "scripted": "scripted:ScriptedPolicy",
+    "follow-leads": "scripted:FollowLeads",
+    "single-shot": "scripted:SingleShotPolicy",
+    "random": "scripted:RandomPolicy",
+}
+"""The policies without an argument, each with its module in `harness1.policy` and its class."""
+RULES = ("no-op", "stop-at-once", "curate-everything", "query-repeater", "tool-spammer", "id-inventor")
+"""The policies that nothing should lose to, each a function of `scripted.py`."""
+ORACLES: Mapping[str, str] = {
+    "oracle": "oracle:OraclePolicy",
+    "oracle-teacher": "teacher.teacher:OracleTeacher",
+    "lead-teacher": "teacher.lead_teacher:LeadTeacher",
+}
+"""The policies that are given the gold."""
+SILENT, MIXED = "silent:", "mixed:"
+NAMES = (
+    *PLAIN,
+    *RULES,
+    "scripted:SIZE (1 to 30)",
+    *ORACLES,
+    "mixed:SHARE",
+    "silent:POLICY",
+    "replay:RUN",
+    "FILE.py:NAME",
+    *MODELS,
+)
 
 
 def policy_names() -> tuple[str, ...]:
@@ -74,23 +88,20 @@ def open_policy(spec: str, golds: Golds | None = None, config: Config = Config()
         ConfigError: the settings do not fit its model.
     """
     if is_own(spec):
-        return open_own_policy(spec)
+        policy: Policy = _imported("own:open_own_policy")(spec)
+        return policy
     kind, colon, argument = spec.partition(":")
-    added: PluginOpener | None = find_plugin("policies", kind, _taken())
+    ours = {*PLAIN, *RULES, *ORACLES, *SERVED, *released_names(), "mixed", "silent", "replay"}
+    added: PluginOpener | None = find_plugin("policies", kind, ours)
     if added is not None:
         return added(argument, config)
     if is_model(spec):
         return open_model(spec, config)
-    if spec in PLAIN:
-        return PLAIN[spec]()
-    if spec in ORACLES:
-        return ORACLES[spec](golds or {})
-    opener = OPENERS.get(kind + colon)
-    policy = opener(argument, golds or {}, config) if opener else None
-    if policy is None:
+    found = _with_argument(kind, argument, golds or {}, config) if colon else _without_argument(spec, golds or {})
+    if found is None:
         names = policy_names()
         raise UsageError(f"there is no policy {spec!r}; choose one of {', '.join(names)}{meant(spec, names)}")
-    return policy
+    return found
 
 
 def open_model(spec: str, config: Config) -> Policy:
@@ -101,67 +112,52 @@ def open_model(spec: str, config: Config) -> Policy:
         ConfigError: the settings do not fit it.
         MissingExtra: the package that runs it is not installed.
     """
+    from harness1.http.model_endpoint import policy_endpoint
+    from harness1.models.open import open_backend
+    from harness1.policy.language_model import ChatCompletionsPolicy, LanguageModelPolicy
+
     asked = ModelSpec.read(spec)
     settings, reserve = config.policy, config.env.generation_reserve
     if asked.kind == "openai":
         if settings.constrained:
             raise ConfigError("policy.constrained needs a model whose tokens are sampled here or by vLLM")
-        return ChatCompletionsPolicy(
-            policy_endpoint(asked.url or "", config.machine), asked.model, reserve, settings, spec
-        )
+        endpoint = policy_endpoint(asked.url or "", config.machine)
+        return ChatCompletionsPolicy(endpoint, asked.model, reserve, settings, spec)
     model, chat = open_backend(asked, config)
     return LanguageModelPolicy(model, chat, reserve, settings, spec)
 
 
-def _taken() -> frozenset[str]:
-    """Return the names that no other package may add."""
-    return frozenset({*PLAIN, *ORACLES, *(name.rstrip(":") for name in OPENERS), *SERVED, *released_names()})
+def _without_argument(name: str, golds: Golds) -> Policy | None:
+    policy: Policy | None = None
+    if name in PLAIN:
+        policy = _imported(PLAIN[name])()
+    elif name in RULES:
+        policy = _imported("scripted:ReflexPolicy")(name)
+    elif name in ORACLES:
+        policy = _imported(ORACLES[name])(golds)
+    return policy
 
 
-def _open_scripted(size: str, golds: Golds, config: Config) -> Policy | None:
-    return ScriptedPolicy(int(size)) if size.isdecimal() and 1 <= int(size[:3]) <= 30 else None
+def _with_argument(kind: str, argument: str, golds: Golds, config: Config) -> Policy | None:
+    policy: Policy | None = None
+    if kind == "scripted" and argument.isdecimal() and 1 <= int(argument[:3]) <= 30:
+        policy = _imported("scripted:ScriptedPolicy")(int(argument))
+    elif kind == "replay" and argument:
+        policy = _imported("scripted:RecordedPolicy").load(Path(argument))
+    elif kind == "silent" and not is_model(argument) and not argument.startswith(SILENT):
+        policy = _imported("wrappers:SilentPolicy")(open_policy(argument, golds, config))
+    elif kind == "mixed":
+        try:
+            share = float(argument)
+        except ValueError:
+            return None
+        if 0.0 <= share <= 1.0:
+            mixed = open_policy("oracle-teacher", golds), open_policy("random")
+            policy = _imported("wrappers:MixedPolicy")(mixed, (share, 1.0 - share))
+    return policy
 
 
-def _open_mixed(share: str, golds: Golds, config: Config) -> Policy | None:
-    try:
-        good = float(share)
-    except ValueError:
-        return None
-    return MixedPolicy((OracleTeacher(golds), RandomPolicy()), (good, 1.0 - good)) if 0.0 <= good <= 1.0 else None
-
-
-def _open_silent(policy: str, golds: Golds, config: Config) -> Policy | None:
-    wraps = not is_model(policy) and not policy.startswith(SILENT)
-    return SilentPolicy(open_policy(policy, golds, config)) if wraps else None
-
-
-PLAIN: Mapping[str, Callable[[], Policy]] = {
-    "scripted": ScriptedPolicy,
-    "follow-leads": FollowLeads,
-    "single-shot": SingleShotPolicy,
-    "random": RandomPolicy,
-    **{rule: partial(ReflexPolicy, rule) for rule in RULES},
-}
-ORACLES: Mapping[str, Callable[[Golds], Policy]] = {
-    "oracle": OraclePolicy,
-    "oracle-teacher": OracleTeacher,
-    "lead-teacher": LeadTeacher,
-}
-SILENT, MIXED = "silent:", "mixed:"
-OPENERS: Mapping[str, Opener] = {
-    "scripted:": _open_scripted,
-    MIXED: _open_mixed,
-    SILENT: _open_silent,
-    "replay:": lambda folder, golds, config: RecordedPolicy.load(Path(folder)) if folder else None,
-}
-"""Opens each policy with an argument, by the name before the colon."""
-NAMES = (
-    *PLAIN,
-    "scripted:SIZE (1 to 30)",
-    *ORACLES,
-    "mixed:SHARE",
-    "silent:POLICY",
-    "replay:RUN",
-    "FILE.py:NAME",
-    *MODELS,
-)
+def _imported(name: str) -> Any:
+    """Import `MODULE:NAME` of `harness1.policy`."""
+    module, _, thing = name.partition(":")
+    return getattr(import_module(f"harness1.policy.{module}"), thing)

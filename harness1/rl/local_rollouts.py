@@ -15,7 +15,8 @@ from harness1.episodes.staged import play_staged
 from harness1.errors import ConfigError, InfrastructureFault, UsageError
 from harness1.model_folder import base_folder
 from harness1.models.backend import Backend
-from harness1.models.open import ModelSpec, format_at, open_backend
+from harness1.models.open import format_at, open_backend
+from harness1.models.spec import ModelSpec
 from harness1.models.transformers.adapter_files import write_adapters
 from harness1.models.transformers.adapters import Adapters
 from harness1.models.transformers.backend import TransformersBackend

@@ -18,7 +18,8 @@ from harness1.episodes.jobs import EpisodeSetup
 from harness1.episodes.processes import refuse_session_names
 from harness1.errors import UsageError
 from harness1.models.files.fetch import resolve_model
-from harness1.models.open import ModelSpec, preferred_device
+from harness1.models.open import preferred_device
+from harness1.models.spec import ModelSpec
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.retrieval.open import absolute_index, open_retriever
 from harness1.rl.admission.report import read_report

@@ -11,7 +11,8 @@ import msgspec
 
 from harness1.config import ChatPolicy, Config
 from harness1.errors import MALFORMED, ConfigError, UsageError
-from harness1.models.open import ModelSpec, format_at
+from harness1.models.open import format_at
+from harness1.models.spec import ModelSpec
 from harness1.models.tokenizer import Tokenizer
 from harness1.rows.proxy_record import CALLS, VERB, RecordedCall, read_records
 from harness1.runs.stage import Stage, read_stage

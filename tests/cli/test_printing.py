@@ -21,8 +21,8 @@ from harness1.cli.live import Watcher, show_result
 from harness1.cli.printing import print_json, program, put, say
 from harness1.cli.terminal import Terminal
 from harness1.episodes.rollout import rollout
-from harness1.policy.baselines import RuleSession
 from harness1.policy.policy import Decision
+from harness1.policy.scripted import RuleSession
 from harness1.records import Task, ToolCall
 from harness1.redaction import printable
 from tests.cli.commands import command_in_process

@@ -14,7 +14,7 @@ from harness1.env.render.pieces import ApproximateCounter
 from harness1.episodes.replay import ReplayReport, replay_env, replay_episode, replay_live
 from harness1.episodes.rollout import rollout
 from harness1.errors import ConfigError
-from harness1.policy.baselines import RandomPolicy
+from harness1.policy.scripted import RandomPolicy
 from harness1.records import (
     Chunk,
     ChunkId,

@@ -13,8 +13,8 @@ from harness1.env.environment import SearchEnv, Step
 from harness1.env.render.context import Context
 from harness1.env.verifiers.lexical import LexicalVerifier
 from harness1.episodes.rollout import rollout
-from harness1.policy.baselines import RandomPolicy
 from harness1.policy.policy import Decision
+from harness1.policy.scripted import RandomPolicy
 from harness1.records import Episode, ModelCall, Observation, Status, StopReason, Task, encode_episode
 from tests.support import CORPUS, END, Script, WordRetriever, call, curate, make_env, run, search, wide_corpus
 

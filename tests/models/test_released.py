@@ -11,9 +11,8 @@ from harness1.cli.options import resolve
 from harness1.config import Config, Lora, load_config
 from harness1.errors import UsageError
 from harness1.model_folder import fetched_models
-from harness1.models import released
-from harness1.models.open import is_model
-from harness1.models.released import released_config, released_folder, released_names
+from harness1.models import spec
+from harness1.models.spec import is_model, released_config, released_folder, released_names
 from harness1.models.tokenizer import open_tokenizer
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.policy.registry import check_policy, open_policy
@@ -27,7 +26,7 @@ SETTINGS = '[policy]\nformat = "compact"\ntemperature = 0.0\n[env]\nmax_turns = 
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A released policy `clever` on the fetched model `tiny`."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(released, "_home", lambda: tmp_path / "policies")
+    monkeypatch.setattr(spec, "_home", lambda: tmp_path / "policies")
     (tmp_path / "policies" / "no policy").mkdir(parents=True)
     fetched = fetched_models() / "tiny"
     fetched.parent.mkdir(parents=True)

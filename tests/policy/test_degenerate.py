@@ -6,8 +6,8 @@ import pytest
 
 from harness1.config import AutoPopulate, Curation, Env, FanOut, Grep, Read, Review, Verification
 from harness1.episodes.rollout import rollout
-from harness1.policy.baselines import REPEATS, ROUNDS, RULES, ReflexPolicy
 from harness1.policy.registry import open_policy
+from harness1.policy.scripted import REPEATS, ROUNDS, RULES, ReflexPolicy
 from harness1.records import Chunk, Episode, StopReason, Task
 from tests.support import chunk, make_env, run, wide_corpus
 

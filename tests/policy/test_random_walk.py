@@ -6,7 +6,7 @@ import pytest
 
 from harness1.config import Env, FanOut, Grep, Read, Review, Verification
 from harness1.episodes.rollout import rollout
-from harness1.policy.baselines import RandomPolicy
+from harness1.policy.scripted import RandomPolicy
 from harness1.records import Episode, Task
 from tests.support import make_env, run, wide_corpus
 

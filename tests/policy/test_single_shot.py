@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness1.config import AutoPopulate, Curation, Env, Search
 from harness1.episodes.rollout import rollout
-from harness1.policy.baselines import SingleShotPolicy
+from harness1.policy.scripted import SingleShotPolicy
 from harness1.records import Episode, Task
 from tests.support import CORPUS, chunk, make_env, run
 

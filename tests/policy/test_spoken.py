@@ -9,10 +9,9 @@ from harness1.episodes.replay import replay_episode
 from harness1.episodes.rollout import rollout
 from harness1.errors import InfrastructureFault
 from harness1.models.backend import SampledOutput
-from harness1.policy.baselines import RandomPolicy
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.policy.policy import Policy, counter_of
-from harness1.policy.scripted import ScriptedPolicy
+from harness1.policy.scripted import RandomPolicy, ScriptedPolicy
 from harness1.policy.wrappers import StudentFormatPolicy, in_student_format
 from harness1.records import Episode, Status, Task, ToolCall
 from harness1.rows.calls import calls_of, prompt_ids

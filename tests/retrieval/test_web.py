@@ -22,8 +22,7 @@ from rich.pretty import pretty_repr
 from harness1.config import Config, load_config
 from harness1.episodes.rollout import rollout
 from harness1.errors import ConfigError, CorpusError, MissingExtra, UsageError
-from harness1.policy.baselines import SingleShotPolicy
-from harness1.policy.scripted import ScriptedPolicy
+from harness1.policy.scripted import ScriptedPolicy, SingleShotPolicy
 from harness1.records import ChunkId, DocId, Episode, Status, Task
 from harness1.retrieval.engines.page_cache import Page, PageCache, WebRequest, allowed, page_url
 from harness1.retrieval.engines.public_hosts import is_public, resolve

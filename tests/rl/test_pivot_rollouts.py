@@ -13,10 +13,9 @@ from harness1.episodes.jobs import EpisodeJob
 from harness1.episodes.rollout import rollout
 from harness1.errors import ConfigError, SchemaError, UsageError
 from harness1.models.backend import Grammar, SampledOutput
-from harness1.policy.baselines import RandomPolicy
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.policy.policy import Policy, counter_of
-from harness1.policy.scripted import ScriptedPolicy
+from harness1.policy.scripted import RandomPolicy, ScriptedPolicy
 from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import DocId, Episode, Gold, RewardTerm, Sampling, Status, StopReason, Task, ToolCall
 from harness1.rl.pivots import rollouts as pivot_rollouts

@@ -8,7 +8,7 @@ import pytest
 from harness1.config import Env, Pivots, load_config
 from harness1.episodes.rollout import rollout
 from harness1.memory.working_memory import WorkingMemory
-from harness1.policy.baselines import RandomPolicy
+from harness1.policy.scripted import RandomPolicy
 from harness1.records import DocId, Gold, Task, ToolCall, UnitId
 from harness1.rl.pivots.verifier import DecisionPoint, Effect, Ruling, SetQuality, compare_effects, set_quality
 from tests.support import END, call, chunk, curate, make_env, play, run, search, wide_corpus

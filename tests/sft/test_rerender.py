@@ -9,9 +9,8 @@ from harness1.config import Env, load_config
 from harness1.episodes.replay import replay_episode
 from harness1.episodes.rollout import rollout
 from harness1.errors import ConfigError, SchemaError
-from harness1.policy.baselines import RandomPolicy
 from harness1.policy.policy import Policy
-from harness1.policy.scripted import ScriptedPolicy
+from harness1.policy.scripted import RandomPolicy, ScriptedPolicy
 from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import Episode, RewardRecord, Status, StopReason, Task
 from harness1.rows.calls import calls_of, prompt_ids

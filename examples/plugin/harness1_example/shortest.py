@@ -8,8 +8,8 @@ from harness1.config import Config
 from harness1.env.render.context import Context
 from harness1.errors import UsageError
 from harness1.hashing import digest
-from harness1.policy.actions import curate_call, search_call
 from harness1.policy.policy import Decision, Session
+from harness1.policy.scripted import curate_call, search_call
 from harness1.records import Tag, Task, ToolCall
 from harness1.tools.end_search import END_SEARCH
 

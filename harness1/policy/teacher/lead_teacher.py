@@ -11,9 +11,9 @@ from harness1.env.render.context import Context
 from harness1.env.render.view import View
 from harness1.errors import UsageError
 from harness1.hashing import digest
-from harness1.policy.actions import FAN_OUT, curate_call, search_call
 from harness1.policy.oracle import wanted
 from harness1.policy.policy import Decision
+from harness1.policy.scripted import FAN_OUT, curate_call, search_call
 from harness1.policy.teacher.evidence import SeenEvidence
 from harness1.records import Gold, Task, ToolCall, UnitId
 from harness1.tools.end_search import END_SEARCH

@@ -9,7 +9,7 @@ from itertools import islice
 from harness1.env.render.view import View
 from harness1.memory.question import normalised_name
 from harness1.memory.sentences import split
-from harness1.policy.actions import FAN_OUT, search_call
+from harness1.policy.scripted import FAN_OUT, search_call
 from harness1.policy.teacher.evidence import SeenEvidence
 from harness1.policy.teacher.queries import Lead, beside, leads, parts, patterns, subject
 from harness1.records import ToolCall

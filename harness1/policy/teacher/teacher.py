@@ -13,9 +13,9 @@ from harness1.errors import UsageError
 from harness1.hashing import digest
 from harness1.memory.entity_handles import in_handles
 from harness1.memory.question import claim
-from harness1.policy.actions import SPARE_TURNS, curate_call, is_full
 from harness1.policy.oracle import wanted
 from harness1.policy.policy import Decision
+from harness1.policy.scripted import SPARE_TURNS, curate_call, is_full
 from harness1.policy.teacher.evidence import SeenEvidence
 from harness1.policy.teacher.queries import subject
 from harness1.policy.teacher.reasons import line

@@ -24,7 +24,7 @@ from harness1.episodes.jobs import EpisodeJob
 from harness1.errors import ConfigError, InfrastructureFault, UsageError
 from harness1.hashing import digest, file_digest
 from harness1.policy.policy import Policy, counter_of
-from harness1.policy.recorded import RecordedPolicy
+from harness1.policy.scripted import RecordedPolicy
 from harness1.records import Episode, EpisodeKey, Status, Task, Turn
 from harness1.redaction import public_address
 from harness1.retrieval.open import is_engine, open_retriever

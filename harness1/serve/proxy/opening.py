@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from harness1.config import Config
 from harness1.errors import UsageError
-from harness1.models.open import ModelSpec, open_backend
+from harness1.models.open import open_backend
+from harness1.models.spec import ModelSpec
 from harness1.serve.proxy.chat_upstream import ChatUpstream
 from harness1.serve.proxy.token_upstream import TokenUpstream
 from harness1.serve.proxy.upstream import Upstream

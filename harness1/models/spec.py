@@ -1,0 +1,77 @@
+"""The names of language models, such as `hf:PATH` or `openai:MODEL@URL`, and of the released policies, which come with
+the package: adapters with their card and configuration, each a folder of `policies/`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import NamedTuple
+
+from harness1.errors import UsageError
+from harness1.model_folder import ADAPTER_CONFIG
+from harness1.redaction import public_address
+
+SERVED: Mapping[str, bool | None] = {"hf": False, "vllm": None, "sglang": True, "openai": True}
+"""Each kind of model, with True if it needs the address of a server; None: it may have one."""
+NAMES = ("hf:PATH", "vllm:PATH", "vllm:MODEL@URL", "sglang:MODEL@URL", "openai:MODEL@URL")
+_SERVED = re.compile(r"(.*)@(https?://.+)", re.I)
+_PASSWORD = re.compile(r"https?://[^/]*@", re.I)
+
+
+class ModelSpec(NamedTuple):
+    """A kind of backend, the model, and the address of its server, if it has one."""
+
+    kind: str
+    model: str
+    url: str | None
+
+    @classmethod
+    def read(cls, spec: str) -> ModelSpec:
+        """Parse the name of a model; that of a released policy stands for its folder.
+
+        Raises:
+            UsageError: it has none of the forms of `NAMES`, or holds a password, which would be shown and recorded.
+        """
+        if folder := released_folder(spec):
+            return cls("hf", str(folder), None)
+        kind, _, rest = spec.partition(":")
+        if _PASSWORD.search(rest):
+            raise UsageError("the name of a policy is recorded: give machine.model.key, and no password in the address")
+        if "@" in rest and re.search(r"https?://[^?#]*[?#]", rest, re.I):
+            raise UsageError("the address of a model's server has no ? or #: give a key as machine.model.key")
+        served = _SERVED.fullmatch(rest)
+        model, url = served.groups() if served else (rest, None)
+        if kind not in SERVED or not model or SERVED[kind] not in (None, bool(url)):
+            raise UsageError(f"{public_address(spec)!r} names no model: write one of {', '.join(NAMES)}")
+        return cls(kind, model, url)
+
+
+def is_model(spec: str) -> bool:
+    """Return True for a language model, which runs in a single process."""
+    return spec.partition(":")[0] in SERVED or spec in released_names()
+
+
+CONFIG = "config.toml"
+
+
+def released_names() -> list[str]:
+    """Return the names of the released policies."""
+    return sorted(path.parent.name for path in _home().glob(f"*/{ADAPTER_CONFIG}"))
+
+
+def released_folder(name: str) -> Path | None:
+    """Return the folder of a released policy; None if there is none of that name."""
+    return _home() / name if name in released_names() else None
+
+
+def released_config(name: str) -> str | None:
+    """Return the path of the configuration that a released policy was measured with; None if there is none of that
+    name."""
+    folder = released_folder(name)
+    return str(folder / CONFIG) if folder else None
+
+
+def _home() -> Path:
+    return Path(str(resources.files("harness1"))) / "policies"
