@@ -104,17 +104,6 @@ def test_a_policy_is_trained_from_python_on_a_reward_of_ones_own(start: Start) -
     assert len([each for each in read_log(better) if "loss" in each]) == 2
 
 
-def test_a_training_is_exported_by_its_folder(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], out: Path, tmp_path: Path
-) -> None:
-    plain = command_in_process(monkeypatch, capsys)
-    exported = plain("rl", "export", str(out), "--to", "skyrl", "--out", str(tmp_path / "exported"), "--json")
-    assert exported.code == 0, exported.err
-    assert json.loads(exported.out) == json.loads(
-        plain("rl", "export", str(out / EPISODES), "--out", str(tmp_path / "again"), "--json").out
-    )
-
-
 def test_calls_that_drifted_are_dropped_whole(harness1: Command, start: Start) -> None:
     """The second step of a batch trains on calls that the first has moved away from."""
     bounds = ("rl.ratio_min=0.95", "rl.ratio_max=1.05")

@@ -9,10 +9,13 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from random import Random
+from statistics import fmean
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -20,19 +23,32 @@ import msgspec
 import pytest
 import torch
 from aiohttp import ClientConnectionError, ClientResponseError
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from harness1.adapters.skyrl.backend import SkyRLBackend
-from harness1.adapters.skyrl.generator import HarnessGenerator
-from harness1.adapters.skyrl.training import TaskDataset, experiment, settings
-from harness1.config import Config, load_config
+from harness1.adapters.skyrl import (
+    HarnessGenerator,
+    SkyRLBackend,
+    TaskDataset,
+    TrajectoryId,
+    experiment,
+    generator_output,
+    is_fit,
+    settings,
+)
+from harness1.config import Config, Rl, load_config
 from harness1.data.indexing import index_of
 from harness1.errors import ConfigError, InfrastructureFault, UsageError
 from harness1.models.backend import Grammar
 from harness1.models.formats.chat_format import ChatFormat
-from harness1.records import Sampling, ToolCall
+from harness1.records import Episode, Sampling, Status, ToolCall
 from harness1.rl.open import open_tasks
 from harness1.rl.task_choice import TaskChoice
+from harness1.rl.training_rows import training_rows
+from harness1.rows.calls import calls_of, prompt_ids, trained_calls
 from harness1.training.cispo import Cispo
+from tests.rl.test_training_rows import group, made_episode, siblings
 from tests.support import call, run, search
 from tests.vocabularies import chat_format
 
@@ -216,6 +232,118 @@ def test_a_validation_may_play_each_task_once_and_greedily_but_a_training_may_no
             run(place.generator(engines).generate(asked_for([held_out[0]], 2, **wrong)))
     with pytest.raises(ValueError, match="only one trajectory"):
         run(place.generator(engines).generate(asked_for([held_out[0]], 1)))
+
+
+def played(group_id: str, sample: int, reward: float | None = 0.0, **changes: Any) -> Episode:
+    """An episode of two turns."""
+    return replace(made_episode(f"{group_id}/{sample}", 2, reward), group_id=group_id, sample_idx=sample, **changes)
+
+
+def pair(group_id: str, *rewards: float) -> list[Episode]:
+    return [played(group_id, at, reward) for at, reward in enumerate(rewards)]
+
+
+def test_every_trained_call_is_a_step_with_its_exact_tokens() -> None:
+    episodes = [replace(each, sample_idx=at) for at, each in enumerate(siblings("paper").episodes)]
+    output = generator_output(episodes)
+    calls = [(episode, call) for episode in episodes for call in trained_calls(episode)]
+    assert len(calls) < sum(len(list(calls_of(episode))) for episode in episodes)
+    assert output["prompt_token_ids"] == [list(prompt_ids(*each)) for each in calls]
+    assert output["response_ids"] == [list(call.output_ids) for _, call in calls]
+    assert output["rollout_logprobs"] == [list(call.output_logprobs) for _, call in calls]
+    assert output["loss_masks"] == [[1] * len(call.output_ids) for _, call in calls]
+    assert output["stop_reasons"] == [call.finish_reason for _, call in calls]
+
+
+def test_the_reward_stands_on_the_last_token_of_the_last_step() -> None:
+    output = generator_output(pair("g", 1.5, -0.5))
+    nothing = [0.0] * 4
+    assert output["rewards"] == [nothing, [0.0, 0.0, 0.0, 1.5], nothing, [0.0, 0.0, 0.0, -0.5]]
+    assert output["is_last_step"] == [False, True, False, True]
+    assert output["trajectory_ids"] == [TrajectoryId("g", sample) for sample in (0, 0, 1, 1)]
+    assert output["rollout_metrics"]["harness1/mean_reward"] == 0.5
+    assert output["rollout_metrics"]["harness1/mean_steps"] == 2.0
+
+
+def advantages_of(output: dict[str, Any]) -> list[float]:
+    """The advantage of each step as SkyRL's step-wise branch has it, GRPO without a deviation: of last steps alone,
+    handed to the steps before by counting ends."""
+    ends = [at for at, last in enumerate(output["is_last_step"]) if last]
+    earned = [sum(output["rewards"][at]) for at in ends]
+    names = [output["trajectory_ids"][at].instance_id for at in ends]
+    of_instance = defaultdict(list)
+    for name, reward in zip(names, earned, strict=True):
+        of_instance[name].append(reward)
+    values = [reward - fmean(of_instance[name]) for name, reward in zip(names, earned, strict=True)]
+    return [values[sum(output["is_last_step"][:at])] for at in range(len(output["is_last_step"]))]
+
+
+@given(st.lists(st.lists(st.floats(-1, 4), min_size=2, max_size=4), min_size=1, max_size=3), st.integers(0, 99))
+def test_the_trainer_finds_the_rows_and_advantages_of_our_own_training(rewards: list[list[float]], seed: int) -> None:
+    turns = Random(seed)
+    groups = [
+        [
+            replace(made_episode(f"{at}/{place}", turns.randint(1, 4), reward), group_id=str(at), sample_idx=place)
+            for place, reward in enumerate(each)
+        ]
+        for at, each in enumerate(rewards)
+    ]
+    output = generator_output([episode for each in groups for episode in each])
+    rows = training_rows([group(at, *each) for at, each in enumerate(groups)], Rl(advantages="center"))
+    tokens = [one + other for one, other in zip(output["prompt_token_ids"], output["response_ids"], strict=True)]
+    assert tokens == [list(row.token_ids) for row in rows]
+    assert advantages_of(output) == pytest.approx([(row.advantages or ())[-1] for row in rows])
+
+
+def test_placeholders_have_no_advantage_and_do_not_touch_other_groups() -> None:
+    broken = played("b", 0, None, status=Status.INFRA_ERROR)
+    output = generator_output([*pair("a", 1.0, 0.0), broken, played("b", 1, 2.0)])
+    assert advantages_of(output) == [0.5, 0.5, -0.5, -0.5, 0.0, 0.0]
+    assert output["stop_reasons"][-2:] == ["error", "error"]
+
+
+@pytest.mark.parametrize(
+    ("batch", "says"),
+    [
+        ([*pair("a", 1.0, 0.0), played("g", 0, 1.0)], "instance g has only one trajectory"),
+        ([*pair("a", 1.0), *pair("b", 1.0, 0.0), played("a", 1)], "of an instance are not adjacent"),
+        ([*pair("a", 1.0), *pair("a", 1.0)], "two trajectories have the same name"),
+        (pair("a", 1.0, math.nan), "reward that is not finite"),
+        ([replace(each, segments={"start": (), "answer": ()}) for each in pair("a", 1.0, 0.0)], "has no prompt"),
+    ],
+)
+def test_what_the_trainer_would_refuse_or_mistake_is_no_batch(batch: list[Episode], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        generator_output(batch)
+
+
+def test_a_step_without_log_probabilities_is_no_part_of_a_batch() -> None:
+    with pytest.raises(ValueError, match="has no log probabilities"):
+        generator_output([with_call(played("a", 0, 1.0), output_logprobs=())], validates=True)
+
+
+def with_call(episode: Episode, **changes: Any) -> Episode:
+    """The same, with another last call."""
+    *turns, last = episode.turns
+    return replace(episode, turns=(*turns, replace(last, calls=(replace(last.calls[0], **changes),))))
+
+
+@pytest.mark.parametrize(
+    ("episode", "trains", "compares"),
+    [
+        (played("g", 0, 1.0), True, True),
+        (played("g", 0, -0.5, status=Status.POLICY_ERROR), True, True),
+        (played("g", 0, None, status=Status.INFRA_ERROR), False, False),
+        (played("g", 0, None), False, False),
+        (played("g", 0, 9.0, turns=()), False, False),
+        (played("g", 0, 9.0, untrainable="its outputs have no log probabilities"), False, True),
+        (with_call(played("g", 0, 9.0), output_logprobs=()), False, True),
+        (with_call(played("g", 0, 9.0), sampling=Sampling(temperature=0.7)), False, True),
+        (with_call(played("g", 0, 9.0), sampling=Sampling(grammar="some")), False, True),
+    ],
+)
+def test_an_episode_is_trained_on_only_as_the_policy_sampled_it(episode: Episode, trains: bool, compares: bool) -> None:
+    assert (is_fit(episode, validates=False), is_fit(episode, validates=True)) == (trains, compares)
 
 
 def test_held_out_tasks_are_not_those_that_are_trained_on(place: Place) -> None:
