@@ -11,14 +11,13 @@ import msgspec
 import pytest
 
 from harness1.cli.config import config_hashes
-from harness1.config import LONGEST, Config, Env, Reward, load_config, present_tree
-from harness1.config.named import shipped
+from harness1.config import LONGEST, Config, Env, Reward, load_config, present_tree, shipped
+from harness1.config.settings import Settings, notes
 from harness1.env import environment
 from harness1.env.environment import env_hash
 from harness1.errors import ConfigError
 from harness1.memory.evidence_value import FITTED
 from harness1.runs.folder import shown_config, toml_lines
-from harness1.settings import Settings, notes
 from harness1.tools.registry import TOOLS
 from tests.support import make_env
 

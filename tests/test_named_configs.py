@@ -7,11 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from harness1.config import Config, load_config
-from harness1.config.named import opening, shipped
+from harness1.config import Config, load_config, opening, shipped
+from harness1.config.settings import differences
 from harness1.errors import ConfigError
 from harness1.models.spec import ModelSpec
-from harness1.settings import differences
 from tests.cli.commands import Command, command_in_process
 
 SERVICE, SHARDED = ENGINES = ["engines/gpt-oss-20b-tinker", "engines/gpt-oss-20b"]

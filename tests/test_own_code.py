@@ -18,7 +18,7 @@ import pytest
 import harness1 as h
 from harness1 import api, plugins
 from harness1.config import Config, load_config
-from harness1.config.reward import sum_of
+from harness1.config.training import sum_of
 from harness1.env.environment import env_hash
 from harness1.episodes.jobs import EpisodeSetup
 from harness1.episodes.processes import refuse_session_names

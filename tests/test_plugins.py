@@ -12,7 +12,7 @@ import pytest
 
 from harness1 import plugins
 from harness1.config import Config, load_config
-from harness1.config import policy as policy_settings
+from harness1.config import training as policy_settings
 from harness1.engines.open import open_service
 from harness1.env.environment import env_hash
 from harness1.errors import ConfigError, UsageError

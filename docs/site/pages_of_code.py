@@ -12,9 +12,8 @@ import msgspec
 
 import harness1
 from harness1.cli.main import Verb, Verbs, app
-from harness1.config import Config
-from harness1.config.named import shipped
-from harness1.settings import Settings, notes
+from harness1.config import Config, shipped
+from harness1.config.settings import Settings, notes
 
 
 def commands_page() -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from difflib import get_close_matches
@@ -15,18 +16,19 @@ from typing import Any
 
 import msgspec
 
-from harness1.config.data import Data
 from harness1.config.env import (
     AutoPopulate,
     BudgetMarker,
     Compression,
     Curation,
     Dedup,
+    Dense,
     Env,
     Evidence,
     FanOut,
     Grep,
     History,
+    Index,
     Leads,
     PoolView,
     Pruning,
@@ -39,28 +41,33 @@ from harness1.config.env import (
     Verification,
     recorded_without,
 )
-from harness1.config.index import Dense, Index
 from harness1.config.machine import Agents, Fleet, Keyed, Learn, Machine, Model, ModelServer, Price, Web
-from harness1.config.named import config_file, unknown_config
-from harness1.config.plugins import refuse_unknown_plugins, with_whole_names
-from harness1.config.policy import ChatPolicy
-from harness1.config.precision import fastest_dtype
-from harness1.config.removed import put_back_removed, refuse_removed, without_removed
-from harness1.config.reward import Reward, sum_of, with_recipe
-from harness1.config.rl import Pivots, Rl
-from harness1.config.sft import Gates, Sft
-from harness1.config.train import Lora, Train, Validation
+from harness1.config.settings import Settings, leave_out_default, put_back_removed, refuse_removed, without_removed
+from harness1.config.training import (
+    AUTO,
+    FORMATS,
+    RECIPES,
+    ChatPolicy,
+    Data,
+    Gates,
+    Lora,
+    Pivots,
+    Reward,
+    Rl,
+    Sft,
+    Train,
+    Validation,
+    fastest_dtype,
+    sum_of,
+    with_recipe,
+)
 from harness1.errors import MALFORMED, ConfigError
 from harness1.hashing import digest
-from harness1.plain import utf8_safe
-from harness1.plugins import whole_name
-from harness1.settings import Settings, leave_out_default
+from harness1.plain import meant, utf8_safe
+from harness1.plugins import load_plugin, plugin_names, short_name, whole_name
 
 FORMER = "run"
 """The old name of `[machine]`. Recorded cards and hashes still use it."""
-AUTO = "auto"
-"""Of `policy.dtype` and `train.dtype`: the type that is faster on this machine. A `Config` holds the type itself, so
-that records say what was computed."""
 LONGEST = 64 << 10
 """Bytes of the longest configuration file; all settings, with what they say of themselves, take less than half."""
 _UNKNOWN = re.compile(r"unknown field `([^`]*)`(?: - at `\$\.?([^`]*)`)?$")
@@ -287,3 +294,69 @@ def _overlay(tree: dict[str, Any], override: str) -> None:
         tree[keys[-1]] = msgspec.toml.decode(f"value = {text.strip()}")["value"]
     except MALFORMED:
         tree[keys[-1]] = text.strip()
+
+
+SHIPPED = Path(__file__).parent / "shipped"
+
+
+def shipped() -> dict[str, Path]:
+    """Return the files of the configurations that come with the package, by name."""
+    files = sorted(SHIPPED.rglob("*.toml"), key=lambda file: (len(file.parts), file))
+    return {file.relative_to(SHIPPED).with_suffix("").as_posix(): file for file in files}
+
+
+def config_file(named: Path | str) -> Path:
+    """Return the file of a configuration that comes with the package, or else the path itself.
+
+    A name goes first, so that it means the same in every folder; a file of that name is written `./small`.
+    """
+    return shipped().get(str(named), Path(named))
+
+
+def unknown_config(named: Path | str) -> str:
+    """Return what to tell a user whose configuration is neither a file nor a name."""
+    names, stem = shipped(), Path(named).as_posix().removesuffix(".toml")
+    parts = stem.split("/")
+    ends = ["/".join(parts[at:]) for at in range(len(parts))]
+    near = [end for end in ends if end in names] or get_close_matches(stem, names, 1)
+    meant = f"; did you mean {near[0]}?" if near else ""
+    return f"there is no configuration {named}: give a TOML file, or one of {', '.join(names)}{meant}"
+
+
+def opening(file: Path) -> str:
+    """Return the first sentence of the comment that a configuration begins with."""
+    words: list[str] = []
+    for line in file.read_text().splitlines():
+        if not line.startswith("#"):
+            break
+        words += line.lstrip("# ").split()
+    return " ".join(words).partition(". ")[0].rstrip(".") + "."
+
+
+def with_whole_names(env: Env, reward: Reward) -> tuple[Env, Reward]:
+    """Return the settings with the paths of one's own files made absolute, so that they are found from anywhere."""
+    env = msgspec.structs.replace(env, plugins=tuple(map(whole_name, env.plugins)))
+    weights = {whole_name(name): weight for name, weight in reward.plugins.items()}
+    return env, msgspec.structs.replace(reward, plugins=weights)
+
+
+def refuse_unknown_plugins(env: Env, reward: Reward, policy: ChatPolicy) -> None:
+    """Import the tools, the reward terms and the chat format that settings name of other packages or of files.
+
+    Raises:
+        ConfigError: two tools or two terms have one name, or there is no such chat format.
+        UsageError: no installed package has one, several have it, or it cannot be imported.
+    """
+    for setting, names, what in (("env", env.plugins, "tool"), ("reward", tuple(reward.plugins), "term")):
+        if any(count > 1 for count in Counter(map(short_name, names)).values()):
+            raise ConfigError(f"{setting}.plugins names a {what} twice: {', '.join(names)}")
+    for tool in env.plugins:
+        load_plugin("tools", tool)
+    for term in reward.plugins:
+        load_plugin("rewards", term)
+    if policy.format not in (AUTO, *FORMATS) and policy.format not in plugin_names("formats"):
+        names = (AUTO, *FORMATS, *plugin_names("formats"))
+        raise ConfigError(
+            f"policy.format: there is no chat format {policy.format!r}; choose {', '.join(names)}"
+            f"{meant(policy.format, names)}"
+        )

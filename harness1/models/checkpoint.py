@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from harness1.config import Config, recorded_without
+from harness1.config.settings import differences
 from harness1.env.environment import env_hash
 from harness1.errors import MALFORMED, ConfigError, SchemaError
 from harness1.records import Record
-from harness1.settings import differences
 
 CHECKPOINT = "checkpoint.json"
 SHOWN = 6

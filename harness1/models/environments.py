@@ -9,10 +9,10 @@ import msgspec
 
 from harness1.config import Config, recorded_without
 from harness1.config.env import Env
+from harness1.config.settings import differences
 from harness1.errors import ConfigError
 from harness1.models.checkpoint import read_checkpoint, shown
 from harness1.models.spec import ModelSpec, is_model
-from harness1.settings import differences
 
 
 def environment_of(model: str, config: Config) -> dict[str, Any] | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from harness1.config.settings import Count
 from harness1.records import Chunk, ChunkId, DocId, Record, Unit
-from harness1.settings import Count
 
 
 class SearchRequest(Record):

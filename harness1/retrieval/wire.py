@@ -11,9 +11,9 @@ from typing import Annotated
 from msgspec import Meta
 
 from harness1.config import Retrieval
+from harness1.config.settings import Count
 from harness1.records import Chunk, ChunkId, DocId, Record
 from harness1.retrieval.protocol import IndexInfo, SearchRequest, SearchResult
-from harness1.settings import Count
 
 
 class About(Record):

@@ -15,7 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from harness1.config import Config
-from harness1.config.removed import put_back_removed
+from harness1.config.settings import put_back_removed
 from harness1.data.selection import Selection
 from harness1.engines.engine import Engine, TrainingService
 from harness1.engines.local import LocalEngine

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from harness1.config import Config
+from harness1.config.settings import differences
 from harness1.data.open import open_source
 from harness1.data.source import Source
 from harness1.env.render.pieces import ApproximateCounter
@@ -19,7 +20,6 @@ from harness1.models.tokenizer import Tokenizer
 from harness1.records import Episode, Gold, Status, Task
 from harness1.runs.folder import run_config
 from harness1.runs.stage import STAGE, Stage, read_stage
-from harness1.settings import differences
 from harness1.sft.collect import check_round_trip, check_taught_split, sample_texts
 from harness1.sft.data_card import CollectionRun
 from harness1.sft.rows import Origin, has_token_ids

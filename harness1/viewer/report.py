@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from harness1.config import Config
+from harness1.config.settings import differences
 from harness1.errors import MALFORMED, SchemaError, UsageError
 from harness1.eval.ablations.table import COLUMNS, AblationTable, cells
 from harness1.eval.failure import broken_lines, fault_reasons
@@ -28,7 +29,6 @@ from harness1.runs.folder import METRICS, PROVENANCE, REPORT, RESOURCES, run_con
 from harness1.runs.provenance import SESSION
 from harness1.runs.stage import Stage, read_stage
 from harness1.runs.store import EPISODES
-from harness1.settings import differences
 from harness1.viewer.html import render, shown
 
 ABLATIONS = "ablations.json"

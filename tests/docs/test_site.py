@@ -22,7 +22,7 @@ from selectolax.lexbor import LexborHTMLParser as HTMLParser
 import harness1
 from harness1.cli.main import Verbs, app
 from harness1.config import Config
-from harness1.settings import notes
+from harness1.config.settings import notes
 from tests.axe import barriers
 from tests.core_alone import run_in_core
 

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from harness1.config.settings import differences
 from harness1.errors import UsageError
 from harness1.eval.compare.differences import Difference, corrected, differences_of
 from harness1.eval.failure import Faults
@@ -19,7 +20,6 @@ from harness1.eval.summary import cut
 from harness1.records import Record, Status
 from harness1.reward.outcome import delivered
 from harness1.runs.folder import shown_config
-from harness1.settings import differences
 
 TIE_BREAKERS = ("trajectory_recall", "reward")
 """Metrics that order tasks with an equal change in the chosen metric."""

@@ -10,6 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from harness1.config import Config, Machine
+from harness1.config.settings import Settings, differences
 from harness1.errors import MALFORMED, ConfigError, InfrastructureFault
 from harness1.http.client import HttpClient, HttpFault, bearer, is_address
 from harness1.http.retrying import Transient, retried
@@ -27,7 +28,6 @@ from harness1.retrieval.wire import (
     SearchAnswers,
     SearchCall,
 )
-from harness1.settings import Settings, differences
 
 GRACE_S = 2.0
 """Extra time for an answer to arrive after a deadline, which the server enforces."""

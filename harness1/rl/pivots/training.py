@@ -10,6 +10,7 @@ from typing import get_args
 import msgspec
 
 from harness1.config import Config
+from harness1.config.settings import differences
 from harness1.data.selection import Selection
 from harness1.errors import ConfigError, UsageError
 from harness1.policy.policy import Policy
@@ -19,7 +20,6 @@ from harness1.rl.pivots.profile import VERB, LeaveOut, Profile, hashes_of, named
 from harness1.rl.pivots.rollouts import PivotRollouts, Publish
 from harness1.runs.stage import Stage, read_stage
 from harness1.runs.store import latest_episodes
-from harness1.settings import differences
 from harness1.sft.teacher_run import TeacherRun, open_runs
 
 

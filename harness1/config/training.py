@@ -1,0 +1,421 @@
+"""`[data]`, `[sft]`, `[rl]`, `[train]`, `[reward]` and `[policy]`: what is learned from, how, and for which reward.
+Defaults are the published recipe (Harness-1, arXiv 2606.02373, appendix on training)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from harness1.config.settings import Count, Positive, Rate, Settings, Share, Weight, leave_out_default
+from harness1.errors import ConfigError
+from harness1.hashing import digest
+from harness1.plugins import identity
+
+
+class Data(Settings):
+    """The tasks that may be learned from."""
+
+    leaks: Literal["drop", "keep"] = "drop"
+    """Tasks that ask what an evaluation task asks, or share their whole gold set with one: left out, or learned."""
+    near: Share = 0.8
+    """A task asks what an evaluation task asks if their word sets are at least this similar (Jaccard, estimated by
+    MinHash)."""
+    sft_share: Share = 0.3
+    """Share of the tasks that `--share sft` takes; `--share rl` takes the others. Tasks with the same gold set stay
+    together."""
+    seed: Count = 123
+    """Seed of that division."""
+
+
+class Gates(Settings):
+    """The conditions that a teacher's episode must meet to be trained on."""
+
+    recall: Share = 0.10
+    """Minimum curated recall."""
+    precision: Share = 0.0
+    """Minimum curated precision: a student that learns only from small sets delivers little else."""
+    documents: Positive = 1
+    """Minimum number of curated documents."""
+    tools: Positive = 1
+    """Minimum number of different tools that an episode must have used successfully."""
+    tool_share: Share = 0.0
+    """Tool-mix floor: a collection is refused if an offered tool has a smaller share of the kept episodes' turns."""
+    near: Share = 0.8
+    """Two episodes are duplicates if the word sets of their queries are at least this similar (Jaccard, estimated by
+    MinHash)."""
+    per_task: Count = 0
+    """Maximum number of episodes kept of one task, the best first: highest recall, then fewest turns; 0: all."""
+    same_searches: Share = 1.0
+    """Largest share of the kept episodes that searched equally often; the others are dropped by lot; 1: any. A student
+    that decodes greedily never does what most episodes leave out."""
+    quotas: dict[str, Positive] = {}
+    """Maximum number of episodes kept, by dataset name; of other datasets, all are kept."""
+
+    def __hash__(self) -> int:
+        # A configuration is a key of caches, and a mapping is not hashable.
+        return hash(digest(self))
+
+
+class Sft(Settings):
+    """Settings for making rows from episodes."""
+
+    gates: Gates = Gates()
+    rows: Literal["turn", "epoch"] = "turn"
+    """One row per turn, or one per chain of turns whose prompts are proven prefixes of each other."""
+    max_tokens: Positive = 32768
+    """Longer rows are dropped and counted."""
+    repeated_weight: Share = 1.0
+    """Weight of a turn that uses the same tool as both turns before it; 1: like any other."""
+    useless_weight: Share = 1.0
+    """Weight of a search that brought no gold document that was new; 1: like any other. With 0, a student learns from a
+    teacher that tries several searches only those that turned out to be right."""
+    held_out: Share = 0.05
+    """Share of the tasks that is used for validation and never trained on."""
+    seed: Count = 42
+    """Seed that draws the held-out tasks and the episodes that fill a quota."""
+
+
+Discount = Annotated[float, Meta(gt=0.0, le=1.0)]
+
+
+class Pivots(Settings):
+    """Single turns of teachers to train on: how they are chosen, and which actions are right (PivotRL, arXiv
+    2603.21383)."""
+
+    samples: Annotated[int, Meta(ge=2)] = 8
+    """Actions of the reference policy by which a turn is judged."""
+    limit: Share = 0.6
+    """Turns are too easy if at least this share of those actions is right."""
+    held_out: Share = 0.1
+    """Share of the tasks whose turns are never trained on."""
+    useless: Count = 2
+    """Useless documents that an action may leave in the curated set beyond those that the teacher leaves there."""
+    slack: Share = 0.0
+    """Stopping is right with up to this much less recall than the teacher reached in the end."""
+    seed: Count = 42
+    """Seed of the reference policy's samples and of the split."""
+
+
+class StartGate(Settings):
+    """How much the trainer's log probabilities of the first batch may differ from the sampler's, by their types,
+    `policy.dtype` and `train.dtype`; a larger one is refused: other weights or prompts would cause it."""
+
+    exact: Rate = 1e-4
+    """Both float32: the largest difference of a token. Only the order of computation differs."""
+    same: Rate = 5e-3
+    """Both of the same half precision: the mean k3. Trainer and sampler round at different places: about 1e-3 with
+    the same weights."""
+    mixed: Rate = 5e-3
+    """Of different types: the mean k3."""
+
+
+class Rl(Settings):
+    """Reinforcement learning: how groups of episodes on the same task are sampled and trained on."""
+
+    algorithm: Literal["cispo", "double_sided", "interaction", "reinforce"] = "cispo"
+    """Weight of a token by its ratio: clipped to the bounds, as published (CISPO, arXiv 2506.13585); 0 at and beyond
+    them; the same by the mean ratio of its call (IPA, arXiv 2512.24873); or always 1."""
+    ratio_min: Weight = 0.0
+    """Lowest pi / pi_rollout of a token: `cispo` clips its weight to the bounds, `double_sided` drops it outside, and
+    `interaction` drops a call whose geometric mean is outside."""
+    ratio_max: Rate = 5.0
+    """Highest pi / pi_rollout of a token, used like `ratio_min`."""
+    advantages: Literal["center", "group_std", "batch_std", "leave_one_out"] = "center"
+    """Reward minus the mean of the group, undivided or divided by the standard deviation of the group or of the step;
+    or reward minus the mean of the group's other episodes."""
+    discount: Discount = 1.0
+    """Share of its advantage that each turn passes to the one before it: the last turn has the episode's advantage, the
+    k-th before it `discount`^k of it (chunk returns of IPA); 1: all turns are alike."""
+    normaliser: Literal["token_mean", "trajectory_mean", "group_mean"] = "token_mean"
+    """What counts equally in the loss: each trained token, each episode, or each group."""
+    groups: Positive = 128
+    """Groups per batch, each of one task; those whose rewards are all equal are replaced."""
+    samples: Annotated[int, Meta(ge=2)] = 8
+    """Episodes per group."""
+    substeps: Positive = 4
+    """Optimizer steps per batch."""
+    batches: Positive = 80
+    """Batches of a training run."""
+    staleness: Count = 0
+    """Number of batches by which generation may run ahead of training; 0: they alternate."""
+    window: Share = 0.3
+    """Share of the open groups, oldest first, that training may take from; later ones wait even if finished (Forge)."""
+    rows: Literal["turn", "epoch"] = "turn"
+    """One row per turn, or one per chain of turns whose prompts are proven prefixes of each other."""
+    headroom: Share = 0.15
+    """Minimum headroom in its admission report for a task to be sampled."""
+    easy: Share = 0.9
+    """Mean score of a policy that does not think, as a share of the oracle's gain, from which `rl check` refuses the
+    task set: there is nothing left to learn. 1: never."""
+    seed: Count = 42
+    """Seed of the order of tasks, of their episodes, and of the held-out tasks."""
+    pivots: Pivots = Pivots()
+    gate: StartGate = StartGate()
+
+    def __post_init__(self) -> None:
+        if self.ratio_min > self.ratio_max:
+            raise ConfigError("rl.ratio_min must not be greater than rl.ratio_max")
+        if self.substeps > self.groups:
+            raise ConfigError("rl.substeps must not be greater than rl.groups: each needs a group")
+
+
+Attention = Literal[
+    "auto", "eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4"
+]
+Moment = Annotated[float, Meta(ge=0.0, lt=1.0)]
+
+
+class Lora(Settings):
+    """Low-rank adapters on all linear layers but the head (Hu et al., arXiv 2106.09685). The router of a mixture of
+    experts has none."""
+
+    rank: Count = 32
+    """0: no adapters, all weights are trained."""
+    alpha: Rate = 32.0
+    """Adapters are scaled by alpha / rank."""
+    layers: Count = 0
+    """Adapt only the last layers, so many; 0: all. The backward pass ends below them."""
+    experts: bool = False
+    """Also adapt the experts of a mixture that are 3-D parameters, as in gpt-oss (peft's `target_parameters`)."""
+
+
+class Validation(Settings):
+    """Measurements on held-out tasks during training."""
+
+    every: Count = 50
+    """Steps between validations; 0: only at the end."""
+    rows: Count = 64
+    """Held-out rows whose loss is computed."""
+    turns: Count = 32
+    """Held-out turns that the policy is asked to take."""
+    tasks: Count = 0
+    """Held-out tasks on which the policy plays whole episodes."""
+    metric: Literal["nll", "valid", "tool_agreement", "curated_recall", "reward"] = "nll"
+    """The metric that selects the best checkpoint. Reinforcement learning uses `reward` (only there) or
+    `curated_recall`."""
+    patience: Count = 0
+    """Validations without a better value before training stops; 0: never."""
+
+
+class Train(Settings):
+    """The trainer, for every algorithm."""
+
+    epochs: Positive = 3
+    """Passes over the rows of fine-tuning; reinforcement learning counts `rl.batches` instead."""
+    batch_rows: Positive = 128
+    """Rows per optimizer step."""
+    micro_tokens: Positive = 32768
+    """Tokens per forward pass, padding included; a longer row gets its own pass."""
+    rate: Rate = 5e-6
+    """Learning rate after the warm-up, without a unit: that of fine-tuning; that of `--config rl/paper` is 1e-5."""
+    schedule: Literal["constant", "linear", "cosine"] = "linear"
+    """Shape of the rate's decay to 0 after the warm-up."""
+    warmup: Share = 0.0
+    """Share of the steps over which the rate rises from 0."""
+    beta1: Moment = 0.9
+    """AdamW: share of the running mean of gradients that a step keeps."""
+    beta2: Moment = 0.95
+    """AdamW: share of the running mean of squared gradients that a step keeps."""
+    epsilon: Rate = 1e-8
+    """AdamW: added to the divisor of a step, against division by 0."""
+    weight_decay: Weight = 0.0
+    """AdamW: share of a weight, times the rate, that a step takes off; 0: none."""
+    clip: Weight = 1.0
+    """Largest gradient norm; 0: no clipping."""
+    lora: Lora = Lora()
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Type for matrix products; `auto` in a file or override: the faster one here. Trained weights, logits and loss are
+    float32 either way."""
+    attention: Attention = "auto"
+    """Implementation of attention, as transformers names it; `auto`: the model's default there, or matrix products of
+    blocks for bfloat16 on a processor. Any other than the default is compared with `eager` on a few tokens first.
+    `eager` needs memory for the square of a row's length."""
+    checkpointing: bool = False
+    """Keep no activations within a layer; recompute them in the backward pass."""
+    seed: Count = 0
+    """Seed of the initial adapters and of the order of rows."""
+    save_every: Count = 50
+    """Steps between saved states to resume from; 0: only at the end. Ctrl-C saves one too."""
+    save_minutes: Weight = 10.0
+    """Minutes after which a step, or a batch of reinforcement learning, saves a state even if `save_every` does not ask
+    for one; 0: never. TRL's trainer counts steps only."""
+    max_steps: Count = 0
+    """Optimizer steps of a training run, which the schedule is made for; 0: as many as `epochs`, or `rl.batches`, say.
+    Reinforcement learning rounds them up to whole batches of `rl.substeps`."""
+    watch: Validation = Validation()
+
+    def __post_init__(self) -> None:
+        if self.watch.patience and not self.watch.every:
+            raise ConfigError("train.watch.patience counts validations: it needs train.watch.every")
+        if self.watch.metric == "curated_recall" and not self.watch.tasks:
+            raise ConfigError("train.watch.metric=curated_recall needs train.watch.tasks")
+        if self.watch.metric in ("valid", "tool_agreement") and not self.watch.turns:
+            raise ConfigError(f"train.watch.metric={self.watch.metric} needs train.watch.turns")
+        if self.watch.metric == "nll" and not self.watch.rows:
+            raise ConfigError("train.watch.metric=nll needs train.watch.rows")
+
+
+class Reward(Settings):
+    """Weights of the composite terminal reward; defaults as published (Harness-1, arXiv 2606.02373, Table 5)."""
+
+    recipe: Literal["paper", "robust", "sum"] = "paper"
+    """Source of the weights that a loaded configuration does not give: the defaults, or `RECIPES`. `sum` pays for the
+    terms with a weight alone, without `empty` and `floor`."""
+    recall: float = 0.0
+    """Weight of curated recall, the share of the gold that is delivered."""
+    outcome: float = 0.7
+    """Weight of F_beta of the curated precision and recall. Weights and rewards have no unit; values are shares of
+    1."""
+    beta: Annotated[float, Meta(gt=0.0)] = 2.0
+    """How many times recall weighs as much as precision in F_beta."""
+    trajectory: float = 0.3
+    """Weight of trajectory recall: the share of the gold that the episode has seen."""
+    answer_found: float = 1.0
+    """Weight of 1 if the set holds some of the answer's evidence, else 0."""
+    answer: float = 0.8
+    """Weight of the curated recall of the answer's evidence."""
+    trajectory_answer: float = 0.4
+    """Weight of the share of the answer's evidence that the episode has seen."""
+    answer_missed: float = 0.35
+    """Cost of the answer's evidence that was seen and not delivered, as a share."""
+    recall_gap: float = 0.0
+    """Cost of gold that was seen and not delivered, as a share; 0: none, as published."""
+    clutter: float = 0.0
+    """The cost of a full set of only irrelevant units."""
+    diversity: float = 0.15
+    """Weight of the tools used successfully as a share of `diversity_target`."""
+    diversity_target: Positive = 6
+    """Different tools that earn all of `diversity`; at most those offered."""
+    diversity_shortfall: float = 0.0
+    """Cost of each tool below `diversity_target`."""
+    curation: float = 0.0
+    """Weight of the turns that curated as a share of `curation_target`."""
+    curation_target: Share = 0.40
+    """Share of the turns that earns all of `curation`; 0: any."""
+    turn_penalty: float = 0.02
+    """Cost of using all turns; it rises from 0 at `turn_penalty_from`."""
+    turn_penalty_from: Count = 20
+    """Turns that cost nothing."""
+    process_cap: Weight = 0.5
+    """Limit on the absolute sum of diversity, its shortfall, curation and turns."""
+    empty: float = -0.2
+    """Reward of an episode that delivers nothing, in place of the sum."""
+    format_failure: float = -0.5
+    """Reward of an episode that ended without a readable call, in place of the sum."""
+    floor: float = 0.001
+    """Smallest sum, so that a delivered set earns more than none."""
+    plugins: dict[str, float] = {}
+    """Weights of terms of other packages, by the names of their entry points (`harness1.rewards`), or of one's own, as
+    `FILE.py:NAME`; negative for penalties. None counts because it is installed."""
+
+    def __hash__(self) -> int:
+        # A configuration is a key of caches, and a mapping is not hashable.
+        return hash(digest(self))
+
+    def hashed(self) -> dict[str, Any]:
+        """Return the settings that enter hashes, which are older than `plugins` and `recall`: these count where they
+        are set. A file of one's own counts by its content."""
+        tree: dict[str, Any] = msgspec.to_builtins(self)
+        tree["plugins"] = {identity(name): weight for name, weight in self.plugins.items()}
+        leave_out_default(tree, {"plugins": {}}, "plugins")
+        leave_out_default(tree, {"recall": 0.0}, "recall")
+        return tree
+
+
+TERMS = (
+    *("outcome", "recall", "trajectory", "answer_found", "answer", "trajectory_answer", "answer_missed", "recall_gap"),
+    *("clutter", "diversity", "diversity_shortfall", "curation", "turn_penalty"),
+)
+"""The settings that are weights of terms."""
+RECIPES: Mapping[str, Mapping[str, float]] = MappingProxyType(
+    msgspec.toml.decode(Path(__file__).with_name("recipes.toml").read_bytes(), type=dict[str, dict[str, float]])
+)
+"""The settings in which a recipe differs from the defaults."""
+
+
+def sum_of(weights: Mapping[str, float]) -> Reward:
+    """Return the reward that is the sum of some terms and nothing else.
+
+    Args:
+        weights: by the name of a term: one of `TERMS`, of another package, or `FILE.py:NAME`.
+    """
+    ours = {name: weight for name, weight in weights.items() if name in TERMS}
+    others = {name: weight for name, weight in weights.items() if name not in TERMS}
+    return msgspec.convert({**RECIPES["sum"], **ours, "recipe": "sum", "plugins": others}, Reward)
+
+
+def with_recipe(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the given `[reward]` settings on top of those of the recipe that they name."""
+    recipe = given.get("recipe")
+    return {**RECIPES.get(recipe, {}), **given} if isinstance(recipe, str) else dict(given)
+
+
+AUTO = "auto"
+"""Of `policy.format`: the tokenizer's own. Of `policy.dtype` and `train.dtype`: the faster type on this machine; a
+`Config` holds the type itself, so that records say what was computed."""
+FORMATS = ("hermes", "harmony", "compact")
+"""The chat formats that are built in."""
+
+
+class ChatPolicy(Settings):
+    """Prompting and sampling of any language model. It is in `policy_hash`."""
+
+    format: str = AUTO
+    """`auto`: the format that the model's tokenizer was made for; or `hermes`, `harmony`, `compact`, or a plugin's
+    (`harness1.formats`)."""
+    temperature: Annotated[float, Meta(ge=0.0)] = 1.0
+    """0: greedy."""
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    """Share of the probability that the sampled tokens are drawn from, the likeliest first; 1: all."""
+    top_k: Count = 0
+    """0: no limit."""
+    format_retries: Count = 3
+    """Further attempts at a turn whose output holds no call."""
+    constrained: bool = False
+    """Sample under a grammar that allows only calls of the shown tools."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of a model in this process; `auto` in a file or override: the faster one here. Logits are always float32."""
+
+
+ROWS, WIDTH, INNER = 512, 576, 1536
+"""Sizes of the measured product: a feed-forward layer of SmolLM2-135M over a training row."""
+SECONDS = 0.4
+"""Time for which each type is measured, after one product that is not counted."""
+MARGIN = 1.2
+"""bfloat16 is chosen if it is this many times as fast, because it rounds to three digits."""
+
+
+@cache
+def fastest_dtype() -> Literal["float32", "bfloat16"]:
+    """Return bfloat16 where matrix products in it are faster than in float32 by `MARGIN` (GPUs that have it, CPUs with
+    AVX512-BF16 or AMX), else float32; float32 too where torch is not installed. Takes about a second, and is measured
+    once in a process."""
+    if find_spec("torch") is None:
+        return "float32"
+    import torch
+
+    if torch.cuda.is_available():
+        return "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
+    speeds = [_products(torch, dtype) for dtype in (torch.float32, torch.bfloat16)]
+    return "bfloat16" if speeds[1] > MARGIN * speeds[0] else "float32"
+
+
+def _products(torch: Any, dtype: Any) -> float:
+    """Return products per second."""
+    generator = torch.Generator().manual_seed(0)
+    left = torch.randn((ROWS, WIDTH), generator=generator).to(dtype)
+    right = torch.randn((WIDTH, INNER), generator=generator).to(dtype)
+    left @ right
+    began, done = time.perf_counter(), 0
+    while (passed := time.perf_counter() - began) < SECONDS:
+        left @ right
+        done += 1
+    return done / passed
