@@ -25,7 +25,7 @@ from harness1.episodes.jobs import EpisodeJob
 from harness1.errors import InfrastructureFault
 from harness1.hashing import digest
 from harness1.models.backend import Backend, Grammar, SampledOutput
-from harness1.models.formats.chat_format import ChatFormat
+from harness1.models.chat_format import ChatFormat
 from harness1.models.open import format_at
 from harness1.records import Episode, Hashes, Sampling, Task
 from harness1.rl.rollouts import EpisodeGroup

@@ -36,7 +36,7 @@ from harness1.rl.local_rollouts import LocalRollouts, publish_to
 from harness1.training.log import read_log
 
 if TYPE_CHECKING:
-    from harness1.models.transformers.adapters import Weights
+    from harness1.models.adapters import Weights
 
 
 class DelayedBackend:

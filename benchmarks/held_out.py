@@ -22,9 +22,9 @@ if not __package__:
 
 from harness1.config import Lora, Train
 from harness1.eval.statistics import bootstrap_mean
-from harness1.models.files.fetch import resolve_model
-from harness1.models.transformers.backend import open_transformers
-from harness1.models.transformers.causal_model import load_causal_model
+from harness1.models.causal_model import load_causal_model
+from harness1.models.fetch import resolve_model
+from harness1.models.transformers_backend import open_transformers
 from harness1.rows.file import RowFile
 from harness1.sft.data_card import HELD_OUT, read_card
 from harness1.sft.student import Student

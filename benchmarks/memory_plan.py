@@ -26,8 +26,8 @@ if not __package__:
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from harness1.config import Config, Lora, Rl, Train
-from harness1.models.files.shapes import SHAPES
-from harness1.models.transformers.causal_model import compute_logits_in_float32
+from harness1.models.causal_model import compute_logits_in_float32
+from harness1.models.fetch import SHAPES
 from harness1.rows.row import TrainRow
 from harness1.training.algorithm import make_algorithm
 from harness1.training.memory_plan import Devices, MemoryPlanner

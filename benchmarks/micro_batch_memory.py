@@ -24,7 +24,7 @@ if not __package__:
     # Run as a script: its neighbours are found beside it.
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from harness1.models.transformers.causal_model import output_head
+from harness1.models.causal_model import output_head
 from harness1.rows.row import TrainRow
 from harness1.training.micro_batch import MicroBatch, collate, trained_logprobs
 

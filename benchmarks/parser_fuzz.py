@@ -25,7 +25,7 @@ if not __package__:
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from harness1.config import Env
-from harness1.models.formats.chat_format import ChatFormat, Parsed
+from harness1.models.chat_format import ChatFormat, Parsed
 from harness1.models.tokenizer import stretches
 from harness1.records import ToolCall
 from harness1.tools.registry import Toolbox

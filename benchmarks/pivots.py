@@ -47,7 +47,7 @@ from harness1.sft.teacher_run import open_runs
 from harness1.training.log import VALIDATION_PREFIX, read_log
 
 if TYPE_CHECKING:
-    from harness1.models.transformers.adapters import Weights
+    from harness1.models.adapters import Weights
 
 Curve = list[tuple[float, float]]
 """Turns sampled so far, and the reward on held-out tasks."""

@@ -31,11 +31,11 @@ from harness1.episodes.jobs import EpisodeJob, EpisodeSetup
 from harness1.episodes.rollout import rollout
 from harness1.episodes.staged import run_staged
 from harness1.eval.summary import summarise
-from harness1.models.files.fetch import resolve_model
-from harness1.models.formats.registry import open_format
+from harness1.models.causal_model import load_causal_model
+from harness1.models.fetch import resolve_model
+from harness1.models.formats import open_format
 from harness1.models.tokenizer import open_tokenizer
-from harness1.models.transformers.backend import TransformersBackend
-from harness1.models.transformers.causal_model import load_causal_model
+from harness1.models.transformers_backend import TransformersBackend
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.policy.scripted import ScriptedPolicy
 from harness1.policy.wrappers import StudentFormatPolicy

@@ -21,13 +21,12 @@ from typing import Any
 from harness1.config import Lora, Train
 from harness1.data.open import open_source
 from harness1.model_folder import folder_hash
+from harness1.models.adapters import merge_adapters
+from harness1.models.causal_model import load_causal_model
 from harness1.models.checkpoint import Checkpoint
-from harness1.models.files.fetch import resolve_model
+from harness1.models.fetch import resolve_model
+from harness1.models.slots import KvSlots, SlotModel, SlotPass
 from harness1.models.tokenizer import open_tokenizer
-from harness1.models.transformers.adapters import merge_adapters
-from harness1.models.transformers.causal_model import load_causal_model
-from harness1.models.transformers.kv_slots import KvSlots, SlotPass
-from harness1.models.transformers.slot_model import SlotModel
 from harness1.rows.row import TrainRow
 from harness1.training.algorithm import make_algorithm
 from harness1.training.merging import rounding_loss

@@ -18,9 +18,9 @@ import msgspec
 from harness1.config import load_config
 from harness1.env.environment import env_hash
 from harness1.model_folder import ADAPTER_CONFIG, base_folder, fetched_models, folder_hash
+from harness1.models.adapters import ADAPTER_WEIGHTS
 from harness1.models.checkpoint import CHECKPOINT, read_checkpoint
 from harness1.models.spec import CONFIG
-from harness1.models.transformers.adapter_files import ADAPTER_WEIGHTS
 from harness1.runs.folder import toml_lines
 
 HOME = Path(__file__).parent.parent / "harness1" / "policies"

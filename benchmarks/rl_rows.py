@@ -27,9 +27,9 @@ from harness1.config import load_config
 from harness1.data.world.generate import world_source
 from harness1.env.environment import SearchEnv
 from harness1.episodes.rollout import rollout
-from harness1.models.files.fetch import resolve_model
-from harness1.models.formats.chat_format import ChatFormat
-from harness1.models.formats.registry import open_format
+from harness1.models.chat_format import ChatFormat
+from harness1.models.fetch import resolve_model
+from harness1.models.formats import open_format
 from harness1.models.tokenizer import open_tokenizer
 from harness1.policy.teacher.teacher import OracleTeacher
 from harness1.policy.wrappers import StudentFormatPolicy

@@ -24,9 +24,9 @@ if not __package__:
     # Run as a script: its neighbours are found beside it.
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from harness1.models.transformers import causal_model, decoding
-from harness1.models.transformers.decoding import Decoder, DecodingRow, DecodingStats
-from harness1.models.transformers.slot_model import SlotModel
+from harness1.models import causal_model, decoding
+from harness1.models.decoding import Decoder, DecodingRow, DecodingStats
+from harness1.models.slots import SlotModel
 from harness1.records import Sampling
 
 SHARED, QUESTION, OBSERVATION, OUTPUT = 200, 60, 220, 12

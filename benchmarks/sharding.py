@@ -24,8 +24,8 @@ if not __package__:
 
 from harness1.cli.launched import launched
 from harness1.config import Lora, Train
-from harness1.models.files.fetch import resolve_model
-from harness1.models.transformers.adapters import tensors_of
+from harness1.models.adapters import tensors_of
+from harness1.models.fetch import resolve_model
 from harness1.rows.row import TrainRow
 from harness1.training.algorithm import Algorithm, NegativeLogLikelihood
 from harness1.training.cispo import Cispo

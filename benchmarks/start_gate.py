@@ -26,9 +26,9 @@ if not __package__:
 
 from harness1.config import Lora, Train
 from harness1.models.backend import SampledOutput
-from harness1.models.files.fetch import resolve_model
+from harness1.models.fetch import resolve_model
 from harness1.models.tokenizer import open_tokenizer
-from harness1.models.transformers.backend import open_transformers
+from harness1.models.transformers_backend import open_transformers
 from harness1.records import Sampling
 from harness1.rl.logprobs import report_of
 from harness1.rows.row import TrainRow

@@ -24,7 +24,7 @@ if not __package__:
 import msgspec
 
 from harness1.config import Lora, Train
-from harness1.models.files.fetch import resolve_model
+from harness1.models.fetch import resolve_model
 from harness1.rows.row import TrainRow
 from harness1.training.algorithm import make_algorithm
 from harness1.training.trainable import load_trainable

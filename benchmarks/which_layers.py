@@ -21,9 +21,9 @@ if not __package__:
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from harness1.data.open import open_source
-from harness1.models.files.fetch import resolve_model
+from harness1.models.causal_model import load_causal_model
+from harness1.models.fetch import resolve_model
 from harness1.models.tokenizer import open_tokenizer
-from harness1.models.transformers.causal_model import load_causal_model
 
 DOCUMENTS = 40
 """Documents whose texts are joined; the tokens are the first of them."""

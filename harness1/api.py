@@ -36,7 +36,7 @@ from harness1.errors import ConfigError, UsageError
 from harness1.eval.evaluate import Evaluation
 from harness1.eval.frames import RecordedRun, load_run
 from harness1.hashing import digest
-from harness1.models.files.fetch import resolve_model
+from harness1.models.fetch import resolve_model
 from harness1.models.open import preferred_device
 from harness1.plugins import own_name
 from harness1.policy.own import policy_of, state_of

@@ -97,7 +97,7 @@ def test_the_glossary_names_files_that_exist() -> None:
     assert [place for place in places if place != "harness1/" and not (root / "harness1" / place).exists()] == []
 
 
-@pytest.mark.parametrize("room", ["retrieval/bm25", "retrieval/grep", "models/transformers"])
+@pytest.mark.parametrize("room", ["retrieval/bm25", "retrieval/grep", "models"])
 def test_a_room_of_its_own_says_why_it_exists_in_figures_of_the_results(room: str) -> None:
     root = Path(__file__).parent.parent
     text = (root / "harness1" / room / "README.md").read_text()

@@ -24,12 +24,12 @@ WITHIN = {
     "data": "* | formats | archive benchmarks | catalogue world | stdlib | open"
     " | query_overlap leaks selection check fetching importing copying | dataset_cache",
     "env": "* | render | verifiers | world guidance transition | environment",
-    "models": "* | files | formats | transformers | servers | backend_completer checkpoint | open"
-    " | completer environments",
+    "models": "* | gguf convert fetch | chat_format formats | adapters block_attention causal_model slots decoding"
+    " | token_server model_servers vllm_engine transformers_backend | checkpoint | open",
     "policy": "* | wrappers own | scripted | oracle | teacher | registry",
     "eval": "* | evaluate | fusion | compare | ablations | answers",
     "tasks": "* | make | writing | check",
-    "engines": "engine | *",
+    "engines": "engine | tinker | open",
     "rl": "* | admission | pivots | learning | open",
     "recipe": "stage_case artifacts leash | measures | gates | recipe journal | run trials"
     " | experience cluster | tuning",

@@ -13,8 +13,7 @@ from benchmarks.micro import TAUGHT, Start, make, make_model, make_world, measur
 from harness1.config import Validation, load_config
 from harness1.env.environment import SearchEnv
 from harness1.models.open import format_at
-from harness1.models.small_tokenizer import save_tokenizer
-from harness1.models.tokenizer import open_tokenizer
+from harness1.models.tokenizer import open_tokenizer, save_tokenizer
 from harness1.records import Episode, Status
 from harness1.retrieval.open import open_retriever
 from harness1.rows.calls import calls_of, prompt_ids

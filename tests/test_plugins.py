@@ -16,7 +16,7 @@ from harness1.config import training as policy_settings
 from harness1.engines.open import open_service
 from harness1.env.environment import env_hash
 from harness1.errors import ConfigError, UsageError
-from harness1.models.formats.registry import FORMATS, open_format
+from harness1.models.formats import FORMATS, open_format
 from harness1.plugins import installed_plugins
 from harness1.policy.registry import check_policy, open_policy
 from harness1.records import Note
@@ -55,7 +55,7 @@ def noise(case):
     return 1.0
 """
 OTHERS = """
-from harness1.models.formats.compact import Compact
+from harness1.models.formats import Compact
 from harness1.policy.scripted import RandomPolicy
 from tests.support import WordRetriever
 

@@ -50,7 +50,7 @@ PROTOCOL_METHODS = {
 FREE_STATEMENTS = 3
 BROAD = {
     ("harness1/env/world.py", "patiently"),
-    ("harness1/models/servers/vllm_engine.py", "_failing"),
+    ("harness1/models/vllm_engine.py", "_failing"),
     ("harness1/plugins.py", "_import"),
     ("harness1/policy/own.py", "act"),
     ("harness1/reward/components.py", "_value_of_own"),

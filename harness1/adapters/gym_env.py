@@ -21,7 +21,7 @@ from harness1.config import Config
 from harness1.env.environment import SearchEnv
 from harness1.env.render.context import Context
 from harness1.errors import InfrastructureFault, UsageError
-from harness1.models.formats.chat_messages import tools_of
+from harness1.models.calls import tools_of
 from harness1.policy.policy import Decision
 from harness1.records import Episode, StopReason, Task, ToolCall
 from harness1.reward.composite import score

@@ -26,7 +26,7 @@ from harness1.env.environment import SearchEnv
 from harness1.env.render.context import Context
 from harness1.episodes.single import asked as asked_task
 from harness1.errors import InfrastructureFault, UsageError
-from harness1.models.formats.chat_messages import messages_of, tools_of
+from harness1.models.calls import messages_of, tools_of
 from harness1.policy.policy import Decision
 from harness1.records import Episode, Status, Task, ToolCall
 from harness1.reward.composite import score

@@ -28,10 +28,9 @@ from harness1.episodes.jobs import EpisodeSetup
 from harness1.episodes.rollout import rollout
 from harness1.errors import ConfigError, HarnessError, InfrastructureFault, UsageError, optional
 from harness1.hashing import digest
-from harness1.models.backend import Grammar, SampledOutput
-from harness1.models.formats.chat_format import ChatFormat
+from harness1.models.backend import EngineOutput, Grammar, SampledOutput, checked
+from harness1.models.chat_format import ChatFormat
 from harness1.models.open import format_at
-from harness1.models.sampled import EngineOutput, checked
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.records import Episode, Sampling, Status
 from harness1.reward.composite import score

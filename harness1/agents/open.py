@@ -17,7 +17,7 @@ from harness1.data.selection import open_filter
 from harness1.episodes.jobs import EpisodeSetup
 from harness1.errors import UsageError
 from harness1.hashing import digest
-from harness1.models.files.fetch import resolve_model
+from harness1.models.fetch import resolve_model
 from harness1.models.open import preferred_device
 from harness1.models.spec import ModelSpec
 from harness1.plugins import identity
@@ -31,7 +31,7 @@ from harness1.rl.task_stream import PlacedTask
 from harness1.sft.earlier_tasks import tasks_of_runs
 
 if TYPE_CHECKING:
-    from harness1.models.transformers.adapters import Weights
+    from harness1.models.adapters import Weights
 
 SESSIONS = "sessions"
 """The record of all calls, below the folder of the training."""

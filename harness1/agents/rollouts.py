@@ -31,7 +31,7 @@ from harness1.serve.proxy.upstream import Asked
 from harness1.serve.server import answering
 
 if TYPE_CHECKING:
-    from harness1.models.transformers.adapters import Weights
+    from harness1.models.adapters import Weights
 
 HOST = "127.0.0.1"
 Publish = Callable[["Weights", int], Awaitable[None]]

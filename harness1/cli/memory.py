@@ -9,8 +9,7 @@ from msgspec.structs import replace
 from harness1.cli.printing import say
 from harness1.config import Config
 from harness1.errors import UsageError
-from harness1.models.files.fetch import resolve_model
-from harness1.models.files.shapes import model_shape
+from harness1.models.fetch import model_shape, resolve_model
 from harness1.models.open import preferred_device
 from harness1.models.spec import ModelSpec
 from harness1.rows.file import RowFile

@@ -11,10 +11,9 @@ from typer import Argument, Option
 from harness1.cli.options import Force, Json
 from harness1.cli.printing import print_json, print_result, put, say
 from harness1.errors import UsageError
-from harness1.models.files.bundled import BUNDLED, bundled
-from harness1.models.files.convert import Target, convert_model
-from harness1.models.files.fetch import get_model, home_of, is_fetched, resolve_model
-from harness1.models.transformers.causal_model import Dtype
+from harness1.models.causal_model import Dtype
+from harness1.models.convert import Target, convert_model
+from harness1.models.fetch import BUNDLED, bundled, get_model, home_of, is_fetched, resolve_model
 from harness1.training.merging import merge as merge_into_base
 
 Cache = Annotated[

@@ -151,7 +151,7 @@ def resolve(
     if not any(models):
         return load(config, overrides)
     # Imported here, because verbs without a model start sooner without it.
-    from harness1.models.environments import environment_of, told
+    from harness1.models.open import environment_of, told
     from harness1.models.spec import released_config
 
     config = config or next(filter(None, map(released_config, models)), None)

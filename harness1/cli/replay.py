@@ -17,9 +17,9 @@ from harness1.cli.printing import print_result, put, say_torn
 from harness1.config import Config
 from harness1.episodes.replay import ReplayReport, replay_episode, replay_live
 from harness1.errors import InfrastructureFault, UsageError
-from harness1.models.files.fetch import resolve_model
+from harness1.models.causal_model import load_causal_model
+from harness1.models.fetch import resolve_model
 from harness1.models.open import HARMONY, format_at
-from harness1.models.transformers.causal_model import load_causal_model
 from harness1.plain import counted
 from harness1.records import Episode, Status
 from harness1.retrieval.open import open_retriever

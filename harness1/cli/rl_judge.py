@@ -12,7 +12,7 @@ from harness1.cli.bars import progress_of_work
 from harness1.cli.terminal import Terminal
 from harness1.config import Config
 from harness1.errors import UsageError
-from harness1.models.completer import Completing
+from harness1.models.open import Completing
 from harness1.records import Task
 from harness1.rl.learning import EPISODES
 from harness1.rl.red_team.report import RedTeamReport

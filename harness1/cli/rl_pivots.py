@@ -19,7 +19,7 @@ from harness1.cli.terminal import Terminal
 from harness1.config import Config
 from harness1.engines.open import open_start
 from harness1.errors import UsageError
-from harness1.models.files.fetch import resolve_model
+from harness1.models.fetch import resolve_model
 from harness1.models.spec import ModelSpec
 from harness1.policy.policy import Policy
 from harness1.policy.registry import check_policy, needs_gold, open_policy

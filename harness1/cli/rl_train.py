@@ -43,7 +43,7 @@ from harness1.engines.engine import TrainingService
 from harness1.engines.open import open_service
 from harness1.errors import UsageError
 from harness1.models.checkpoint import Checkpoint, read_checkpoint
-from harness1.models.files.fetch import resolve_model
+from harness1.models.fetch import resolve_model
 from harness1.models.spec import ModelSpec
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.rl import learning

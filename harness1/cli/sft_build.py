@@ -17,7 +17,7 @@ from harness1.cli.results import headed
 from harness1.cli.terminal import Terminal
 from harness1.config import Config
 from harness1.errors import UsageError
-from harness1.models.formats.chat_format import ChatFormat
+from harness1.models.chat_format import ChatFormat
 from harness1.models.open import format_at
 from harness1.runs.folder import run_config
 from harness1.sft.build import Build, Listener

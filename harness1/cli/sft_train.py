@@ -18,7 +18,7 @@ from harness1.cli.results import print_checkpoint
 from harness1.engines.open import open_service
 from harness1.errors import UsageError
 from harness1.models.checkpoint import Checkpoint, read_checkpoint
-from harness1.models.files.fetch import resolve_model
+from harness1.models.fetch import resolve_model
 from harness1.models.open import preferred_device
 from harness1.sft.data_card import TRAIN
 from harness1.sft.fine_tuning import VERB, FineTuning, fine_tune, open_service_engine

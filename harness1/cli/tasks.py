@@ -17,7 +17,7 @@ from harness1.cli.results import headed
 from harness1.cli.terminal import Terminal
 from harness1.data.indexing import index_of
 from harness1.data.open import open_source
-from harness1.models.completer import open_completer
+from harness1.models.open import open_completer
 from harness1.plain import counted
 from harness1.tasks.check import ORACLE, TaskCheck, check_tasks, sample_of
 from harness1.tasks.rewriting import MOST_TOKENS, Writer, Writing

@@ -13,7 +13,7 @@ from harness1.cli.options import ConfigFile, Json, Overrides, resolve
 from harness1.cli.printing import print_result, put
 from harness1.config import Config
 from harness1.errors import UsageError
-from harness1.models.files.shapes import model_shape
+from harness1.models.fetch import model_shape
 from harness1.training.algorithm import make_algorithm
 from harness1.training.memory_advice import advice
 from harness1.training.memory_plan import CACHE_ROOM, Devices, MemoryPlanner, Plan, Sampling, episode_batch

@@ -11,9 +11,13 @@ from harness1.models.backend import Backend
 from harness1.models.checkpoint import Checkpoint
 from harness1.rows.row import TrainRow
 from harness1.training.algorithm import Algorithm
+from harness1.training.followers import TrainerJob, open_trainer
+from harness1.training.process_group import ALONE, ProcessGroup
+from harness1.training.saving import write_model
 
 if TYPE_CHECKING:
-    from harness1.models.transformers.adapters import Weights
+    from harness1.models.adapters import Weights
+
 
 Deliver = Callable[["Weights", int], Awaitable[None]]
 """Gives weights and their version to what samples in this process, such as `Rollouts.publish`."""
@@ -91,3 +95,40 @@ class TrainingService(NamedTuple):
     """Samples the weights that the engine published last."""
     open_engine: Callable[[Path, Algorithm, Config, int], Engine]
     """Returns the engine for a base folder, a loss, the settings, and the number of steps of the rate's schedule."""
+
+
+class LocalEngine:
+    """The `Engine` of our own trainer, with which other engines are compared.
+
+    Raises:
+        UsageError, MissingExtra: as `open_trainer`.
+    """
+
+    def __init__(self, job: TrainerJob, group: ProcessGroup = ALONE) -> None:
+        self.trainer = open_trainer(job, group)
+        self._base = job.base
+
+    @property
+    def step_count(self) -> int:
+        return self.trainer.step_count
+
+    def step(self, rows: Sequence[TrainRow], on_tokens: OnTokens = ignore_tokens) -> dict[str, float]:
+        return self.trainer.step(rows, on_tokens)
+
+    def loss(self, rows: Sequence[TrainRow], saved: Path | None = None) -> float:
+        return self.trainer.loss(rows, saved)
+
+    def logprobs(self, rows: Sequence[TrainRow]) -> list[list[float]]:
+        return self.trainer.logprobs(rows)
+
+    async def publish(self, version: int, deliver: Deliver) -> None:
+        await deliver(self.trainer.weights(), version)
+
+    def save(self, root: Path) -> str:
+        return self.trainer.save(root)
+
+    def load(self, root: Path, name: str) -> None:
+        self.trainer.load(root, name)
+
+    def write(self, folder: Path, card: Checkpoint) -> Checkpoint:
+        return write_model(folder, self.trainer.model, self.trainer.weights(), self._base, card)

@@ -1,30 +1,299 @@
-"""Train on a service of the Tinker API, by low-rank adapters that stay with the service."""
+"""Rows as a service of the Tinker API reads them: shifted by one token, with everything that weighs a token folded in.
+
+The service sums the loss of each token over all rows. With `n` the normaliser of an optimizer step, `u` a row's token
+weight and `A` an advantage, a token that is trained has the weight `u A / n` (CISPO, REINFORCE) or `A / n` (negative
+log likelihood), and every other token has 0.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import cached_property, partial
+from importlib import import_module
 from itertools import compress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from harness1.config import Config, Train
-from harness1.engines.datums import Fields, Loss, Reduction, distance, loss_of, plain_fields, row_fields, step_loss
+from harness1.config import Config, Machine, Train
 from harness1.engines.engine import Deliver, OnTokens, TrainingService, ignore_tokens
-from harness1.engines.service import EngineName, connect
-from harness1.engines.tinker_backend import TinkerBackend
-from harness1.errors import InfrastructureFault, UsageError
+from harness1.errors import InfrastructureFault, UsageError, optional
+from harness1.hashing import digest
+from harness1.model_folder import first_line
+from harness1.models.backend import EngineOutput, Grammar, SampledOutput, check_sampling, checked
 from harness1.models.checkpoint import Checkpoint, read_checkpoint
+from harness1.records import Sampling
 from harness1.rows.row import TrainRow
-from harness1.training.algorithm import Algorithm
+from harness1.training.algorithm import Algorithm, NegativeLogLikelihood
+from harness1.training.cispo import LOG_RATIO_LIMIT, Cispo, PolicyGradient
 from harness1.training.micro_batch import trained_tokens
 from harness1.training.saving import copy_beside_weights, write_card
 from harness1.training.schedule import rate_at
 from harness1.training.trainer import Diverged
+
+Reduction = Literal["sum", "row_mean"]
+
+
+class Loss(NamedTuple):
+    """A loss of the service, by name, with its settings."""
+
+    name: str
+    settings: dict[str, float] | None = None
+
+
+class Fields(NamedTuple):
+    """A row for the service: `inputs` predict `fields`, which have one number per target."""
+
+    inputs: list[int]
+    fields: dict[str, list[int] | list[float]]
+
+
+def loss_of(algorithm: Algorithm, reduction: Reduction) -> Loss:
+    """Return the service's name of an algorithm.
+
+    CISPO's bounds are those of the ratio itself. Bounds of 1 and 1 make every ratio 1, which turns CISPO into REINFORCE
+    and into the negative log likelihood: servers that take a mean over the weights of a row have no other loss whose
+    tokens can be weighted freely.
+    """
+    if isinstance(algorithm, Cispo):
+        return _cispo(algorithm.ratio_min, algorithm.ratio_max)
+    return Loss("cross_entropy") if reduction == "sum" else _cispo(1.0, 1.0)
+
+
+def row_fields(rows: Sequence[TrainRow], algorithm: Algorithm, reduction: Reduction) -> list[Fields]:
+    """Return the rows of an optimizer step, which must be sent as one.
+
+    Args:
+        reduction: `row_mean` undoes that a server divides a row's loss by its targets, and the sum over rows by their
+            number.
+    """
+    name, normaliser = loss_of(algorithm, reduction).name, algorithm.normaliser(rows) or 1.0
+    made = []
+    for row in rows:
+        scale = 1.0 if reduction == "sum" else (len(row.token_ids) - 1) * len(rows)
+        weights = [weight * scale for weight in token_weights(row, algorithm, normaliser)]
+        fields: dict[str, list[int] | list[float]] = {"target_tokens": list(row.token_ids[1:])}
+        if name == "cispo":
+            # Without recorded log probabilities the bounds are 1 and 1, and any value serves.
+            recorded = row.rollout_logprobs or (0.0,) * len(row.token_ids)
+            fields |= {"logprobs": list(recorded[1:]), "advantages": weights}
+        else:
+            fields["weights"] = weights
+        made.append(Fields(list(row.token_ids[:-1]), fields))
+    return made
+
+
+def plain_fields(rows: Sequence[TrainRow]) -> list[Fields]:
+    """Return rows for a forward pass alone: their trained tokens count 1."""
+    return [
+        Fields(
+            list(row.token_ids[:-1]),
+            {"target_tokens": list(row.token_ids[1:]), "weights": [float(mask) for mask in row.loss_mask[1:]]},
+        )
+        for row in rows
+    ]
+
+
+def token_weights(row: TrainRow, algorithm: Algorithm, normaliser: float) -> list[float]:
+    """Return the weight of each target of a row in the sum."""
+    token = row.token_weight if isinstance(algorithm, PolicyGradient) else 1.0
+    values = row.advantages or (1.0,) * len(row.token_ids)
+    return [token * value * mask / normaliser for value, mask in zip(values[1:], row.loss_mask[1:], strict=True)]
+
+
+def step_loss(rows: Sequence[TrainRow], logprobs: Sequence[Sequence[float]], algorithm: Algorithm) -> float:
+    """Return the loss of rows from the log probabilities of their trained tokens, as `Trainer.step` computes it."""
+    normaliser, total = algorithm.normaliser(rows) or 1.0, 0.0
+    for row, known in zip(rows, logprobs, strict=True):
+        weights = compress(token_weights(row, algorithm, normaliser), row.loss_mask[1:])
+        ratios = [1.0] * len(known)
+        if isinstance(algorithm, Cispo):
+            exact = (math.exp(log) for log in _log_ratios(row, known))
+            ratios = [min(max(ratio, algorithm.ratio_min), algorithm.ratio_max) for ratio in exact]
+        total -= sum(weight * ratio * logprob for weight, ratio, logprob in zip(weights, ratios, known, strict=True))
+    return total
+
+
+def distance(rows: Sequence[TrainRow], logprobs: Sequence[Sequence[float]], algorithm: Algorithm) -> dict[str, float]:
+    """Return the metrics of `OffPolicyMetrics` that need no whole distributions; none if a row has no recorded log
+    probabilities, or the algorithm does not use them."""
+    if isinstance(algorithm, NegativeLogLikelihood) or any(row.rollout_logprobs is None for row in rows):
+        return {}
+    logs = [log for row, known in zip(rows, logprobs, strict=True) for log in _log_ratios(row, known)]
+    ratios, count = [math.exp(log) for log in logs], max(1, len(logs))
+    return {
+        "k3": math.fsum(math.expm1(log) - log for log in logs) / count,
+        "log_ratio_mean": math.fsum(map(abs, logs)) / count,
+        "ratio_above_2": sum(ratio > 2 for ratio in ratios) / count,
+        "ratio_below_half": sum(ratio < 0.5 for ratio in ratios) / count,
+        "clipped": sum(not algorithm.ratio_min <= ratio <= algorithm.ratio_max for ratio in ratios) / count,
+        "log_ratio_max": max(map(abs, logs), default=0.0),
+    }
+
+
+def _cispo(least: float, most: float) -> Loss:
+    return Loss("cispo", {"clip_low_threshold": least, "clip_high_threshold": most})
+
+
+def _log_ratios(row: TrainRow, logprobs: Sequence[float]) -> list[float]:
+    """Return log pi - log pi_rollout of the trained tokens of a row, clipped to `LOG_RATIO_LIMIT`."""
+    recorded = [known for known, mask in zip(row.rollout_logprobs or (), row.loss_mask, strict=True) if mask]
+    logs = (now - then for now, then in zip(logprobs, recorded, strict=True))
+    return [min(max(log, -LOG_RATIO_LIMIT), LOG_RATIO_LIMIT) for log in logs]
+
+
+Result = TypeVar("Result")
+
+ANONYMOUS = "tml-none"
+"""The key for a server that asks for none; the client demands the form."""
+ADVICE = "SkyRL 0.3 needs tinker==0.24.1, SkyRL 0.4 tinker>=0.25,<0.26, and the hosted service the newest"
+_NAME = re.compile(r"tinker:(?P<model>[^@]+)(@(?P<url>https?://[^@]+))?")
+
+
+class EngineName(NamedTuple):
+    """The base model of a service, and the address of a server of one's own."""
+
+    model: str
+    url: str | None
+
+    @classmethod
+    def read(cls, name: str) -> EngineName:
+        """Parse `tinker:MODEL` or `tinker:MODEL@URL`; raise UsageError for anything else."""
+        found = _NAME.fullmatch(name)
+        if not found:
+            raise UsageError(f"{name!r} names no engine: write tinker:MODEL or tinker:MODEL@URL, without a password")
+        return cls(found["model"], found["url"])
+
+
+class Service(NamedTuple):
+    """A connected client, the package that it comes from, and the base model to train."""
+
+    sdk: Any
+    client: Any
+    model: str
+
+    def call(self, work: Callable[[], Any]) -> Any:
+        """Return the settled result of a request, in this thread.
+
+        Raises:
+            InfrastructureFault: the service refused it, failed, or was not there.
+        """
+        try:
+            return settled(work())
+        except (self.sdk.TinkerError, RuntimeError, OSError) as error:
+            raise self.fault(error) from error
+
+    async def ask(self, work: Callable[[], Any]) -> Any:
+        """Do as `call` within an event loop; cancelling it cancels the request.
+
+        Raises:
+            InfrastructureFault: as `call`.
+        """
+        try:
+            answer = work()
+            # The client's own futures have one of the standard library within, and will not stay one themselves.
+            future = answer.future() if hasattr(answer, "future") else answer
+            return await (asyncio.wrap_future(future) if isinstance(future, Future) else future)
+        except (self.sdk.TinkerError, RuntimeError, OSError) as error:
+            raise self.fault(error) from error
+
+    def fault(self, error: Exception) -> InfrastructureFault:
+        return InfrastructureFault(f"the service of {self.model} failed: {type(error).__name__}: {first_line(error)}")
+
+
+def connect(name: EngineName, machine: Machine, sdk: Any = None) -> Service:
+    """Connect to a service, and check that client and server understand each other.
+
+    Args:
+        sdk: the package `tinker`; given in tests.
+
+    Raises:
+        UsageError: the server is not there, does not speak the client's version, or does not have the model.
+        MissingExtra: tinker is not installed.
+    """
+    if sdk is None:
+        with optional("tinker"):
+            sdk = import_module("tinker")
+    where = name.url or "the hosted service"
+    key = machine.model.key or (ANONYMOUS if name.url else None)
+    try:
+        client = sdk.ServiceClient(base_url=name.url, api_key=key)
+        asked = sdk.RestClient(base_url=name.url, api_key=key) if hasattr(sdk, "RestClient") else client
+        models = [each.model_name for each in settled(asked.get_server_capabilities()).supported_models]
+    except (sdk.TinkerError, RuntimeError, OSError, ValueError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"tinker {sdk.__version__} cannot talk to {where}: {first_line(error)}; client and server must match:"
+            f" {ADVICE}"
+        ) from error
+    if name.model not in models:
+        raise UsageError(f"{where} does not train {name.model}; it has {', '.join(sorted(filter(None, models)))}")
+    return Service(sdk, client, name.model)
+
+
+def settled(answer: Any) -> Any:
+    """Return the result of a future, or what is not a future."""
+    return answer.result() if hasattr(answer, "result") else answer
+
+
+class TinkerBackend:
+    """A `Backend` over the sampling client of a service. Its versions are counted here: each set of weights has a
+    client of its own, so calls in flight end with the weights they began with.
+
+    Args:
+        begun: the remote name of the weights that training begins with; empty: the untrained model.
+    """
+
+    def __init__(self, service: Service, begun: str = "") -> None:
+        self.hash = digest(["tinker", service.model, begun])
+        self.service = service
+        self._current: tuple[Any, int] | None = None
+
+    @property
+    def version(self) -> int:
+        return 0 if self._current is None else self._current[1]
+
+    def switch(self, client: Any, version: int) -> None:
+        """Sample later calls with another client, under a version."""
+        self._current = client, version
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None
+    ) -> SampledOutput:
+        check_sampling(sampling)
+        if grammar is not None:
+            raise UsageError("a training service has no grammars: set policy.constrained=false")
+        if sampling.temperature not in (0.0, 1.0) or sampling.top_p < 1 or sampling.top_k > 0:
+            raise UsageError("a training service samples at temperature 1 or 0: set policy.top_p=1 and policy.top_k=0")
+        if self._current is None:
+            raise InfrastructureFault("no weights were published to the sampler yet")
+        (client, version), sdk = self._current, self.service.sdk
+        prompt = sdk.ModelInput.from_ints(list(prompt_ids))
+        params = sdk.SamplingParams(
+            max_tokens=sampling.max_tokens,
+            seed=sampling.seed,
+            stop=list(sampling.stop_ids),
+            temperature=sampling.temperature,
+            top_k=-1,
+            top_p=1.0,
+        )
+        answer = await self.service.ask(lambda: client.sample(prompt, 1, params))
+        sequence = answer.sequences[0]
+        ids = list(sequence.tokens)
+        stopped_by = ids[-1] if ids and ids[-1] in sampling.stop_ids else None
+        found = EngineOutput(ids, sequence.logprobs, str(sequence.stop_reason), stopped_by)
+        return checked(found, sampling, version)
+
+    async def load_weights(self, folder: Path, version: int) -> None:
+        raise UsageError("a training service samples from its own weights, not from those of a folder")
+
+    async def load_adapter(self, folder: Path, version: int) -> None:
+        await self.load_weights(folder, version)
+
 
 ALGORITHMS = ("cispo", "reinforce")
 """Those of `rl.algorithm` that a service has."""

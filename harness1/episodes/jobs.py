@@ -24,7 +24,7 @@ from harness1.retrieval.open import open_retriever
 from harness1.retrieval.protocol import Retriever
 
 if TYPE_CHECKING:
-    from harness1.models.formats.chat_format import ChatFormat
+    from harness1.models.chat_format import ChatFormat
 
 Depths = Callable[[], Mapping[str, int]]
 """Counts the jobs in each queue at the moment of the call, which any thread may make."""

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, cast, runtime_checkable
 
+from harness1.errors import InfrastructureFault, UsageError
 from harness1.records import Record, Sampling
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 FinishReason = Literal["stop", "length"]
 
@@ -92,3 +98,137 @@ class Sleeper(Protocol):
             InfrastructureFault: it failed.
         """
         ...
+
+
+LEAST = -9000.0
+"""Lower bound of a credible log probability; vLLM's server writes -9999 for minus infinity."""
+IDS = 2**31
+"""Limit of token ids: records store them as signed 32-bit integers."""
+ROUNDING = 1e-4
+"""Most by which a log probability may exceed 0."""
+
+
+class EngineOutput(Record):
+    """One output as an engine gave it; None: not given."""
+
+    ids: Sequence[int] | None
+    logprobs: Sequence[float | None] | None
+    finish: str | None
+    stopped_by: int | str | None = None
+    """With `finish` `stop`: the token or text that ended the output."""
+    version: int | None = None
+    """Version of the weights, if the engine reports it."""
+
+
+def checked(sampled: EngineOutput, sampling: Sampling, version: int) -> SampledOutput:
+    """Validate an output. Its version is the one that the engine reports, or else `version`.
+
+    Raises:
+        InfrastructureFault: it is incomplete or does not match the sampling: it needs ids and a finite log probability
+            for each, a stop token at its end if it stopped and nowhere else, and no more tokens than requested.
+    """
+    ids, logprobs = tuple(sampled.ids or ()), tuple(sampled.logprobs or ())
+    wrong = _wrong_ids(ids, sampled, sampling) or _wrong_logprobs(logprobs, len(ids))
+    if wrong:
+        raise InfrastructureFault(f"the model's server: {wrong}")
+    values = tuple(min(cast(float, value), 0.0) for value in logprobs)
+    # At temperature 0 the distribution is one token; engines report its probability without temperature.
+    values = values if sampling.temperature else (0.0,) * len(ids)
+    version = version if sampled.version is None else sampled.version
+    return SampledOutput(ids, values, cast(FinishReason, sampled.finish), version, version)
+
+
+def _wrong_ids(ids: Sequence[int], sampled: EngineOutput, sampling: Sampling) -> str | None:
+    if not ids:
+        return "an answer without token ids"
+    if len(ids) > sampling.max_tokens:
+        return f"{len(ids)} tokens where {sampling.max_tokens} were requested"
+    if min(ids) < 0 or max(ids) >= IDS or set(ids[:-1]) & set(sampling.stop_ids):
+        return "invalid token ids, or token ids after a stop token"
+    if sampled.finish not in ("stop", "length"):
+        return f"an output that ended by {sampled.finish!r}"
+    if sampled.finish == "stop" and sampled.stopped_by != ids[-1]:
+        return f"an output that was stopped by {sampled.stopped_by!r} but ends with token {ids[-1]}"
+    return None
+
+
+def _wrong_logprobs(logprobs: Sequence[float | None], tokens: int) -> str | None:
+    if len(logprobs) != tokens:
+        return f"{len(logprobs)} log probabilities for {tokens} tokens"
+    if not all(value is not None and math.isfinite(value) and LEAST < value <= ROUNDING for value in logprobs):
+        return "invalid log probabilities"
+    return None
+
+
+def check_sampling(sampling: Sampling) -> None:
+    """Refuse sampling parameters out of range.
+
+    Raises:
+        UsageError: a value is out of its range.
+    """
+    if not sampling.temperature >= 0:
+        raise UsageError(f"the temperature must be 0 or more, not {sampling.temperature}")
+    if not 0 < sampling.top_p <= 1:
+        raise UsageError(f"top_p must be above 0 and at most 1, not {sampling.top_p}")
+    if sampling.top_k < 0:
+        raise UsageError(f"top_k must be 0 (no limit) or more, not {sampling.top_k}")
+    if sampling.max_tokens < 1:
+        raise UsageError(f"max_tokens must be at least 1, not {sampling.max_tokens}")
+
+
+def processed_logprobs(logits: Tensor, sampling: Sampling, mask: Tensor | None = None) -> Tensor:
+    """Return the log probabilities that `sampling` draws from: grammar mask, temperature, top_k, top_p, in this order.
+
+    The rest is renormalised after each cut. At temperature 0 the most likely token has 0 and all others -inf.
+
+    Args:
+        logits: [..., vocabulary], of any floating type.
+        mask: bool, broadcastable to `logits`; False where a grammar forbids the token.
+
+    Returns:
+        float32, of the shape of `logits`; differentiable.
+    """
+    import torch
+
+    logits = logits.float()
+    if mask is not None:
+        logits = logits.masked_fill(~mask, -torch.inf)
+    if sampling.temperature == 0:
+        return torch.full_like(logits, -torch.inf).scatter(-1, logits.argmax(-1, keepdim=True), 0.0)
+    logits = logits / sampling.temperature
+    if 0 < sampling.top_k < logits.shape[-1]:
+        least = logits.topk(sampling.top_k).values[..., -1:]
+        logits = logits.masked_fill(logits < least, -torch.inf)
+    if sampling.top_p < 1:
+        logits = logits.masked_fill(~_nucleus(logits, sampling.top_p), -torch.inf)
+    return logits.log_softmax(-1)
+
+
+def _nucleus(logits: Tensor, top_p: float) -> Tensor:
+    """Return a bool mask of the most likely tokens whose probabilities add up to `top_p`, the last one included.
+
+    From: Holtzman et al., "The curious case of neural text degeneration", ICLR 2020.
+    """
+    import torch
+
+    likely, order = logits.softmax(-1).sort(dim=-1, descending=True, stable=True)
+    kept = likely.cumsum(-1) - likely < top_p
+    kept[..., 0] = True
+    return torch.zeros_like(kept).scatter(-1, order, kept)
+
+
+def draw(logprobs: Tensor, uniforms: Tensor) -> Tensor:
+    """Draw one id for each row by inversion of the cumulative distribution.
+
+    Args:
+        logprobs: [rows, vocabulary], as returned by `processed_logprobs`.
+        uniforms: [rows], float64 in [0, 1), one draw of each row's own generator.
+
+    Returns:
+        [rows], int64. A token of probability 0 is never drawn; for a row that is not finite the id is arbitrary.
+    """
+    import torch
+
+    cumulative = logprobs.double().exp().cumsum(-1)
+    aims = uniforms.unsqueeze(-1) * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, aims, right=True).squeeze(-1).clamp(max=logprobs.shape[-1] - 1)

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, Protocol
 
-from harness1.config import Config
+import msgspec
+
+from harness1.config import Config, recorded_without
+from harness1.config.env import Env
+from harness1.config.settings import differences
+from harness1.env.render.pieces import Role, piece
 from harness1.errors import ConfigError, UsageError, optional
 from harness1.http.client import HttpClient
-from harness1.http.model_endpoint import policy_endpoint
+from harness1.http.completions import Completer, Completion, Messages
+from harness1.http.model_endpoint import policy_endpoint, verifier_endpoint
 from harness1.models.backend import Backend
-from harness1.models.checkpoint import format_of
-from harness1.models.files.fetch import resolve_model
-from harness1.models.formats.chat_format import ChatFormat
-from harness1.models.formats.harmony_vocabulary import HarmonyVocabulary
-from harness1.models.formats.registry import open_format
-from harness1.models.servers.sglang import SglangServer
-from harness1.models.servers.token_server import server_root
-from harness1.models.servers.vllm import VllmServer
-from harness1.models.servers.vllm_engine import open_vllm
-from harness1.models.spec import ModelSpec
-from harness1.models.tokenizer import open_tokenizer
-from harness1.models.transformers.backend import open_transformers
-from harness1.models.transformers.causal_model import context_window
+from harness1.models.causal_model import context_window
+from harness1.models.chat_format import ChatFormat, joined
+from harness1.models.checkpoint import format_of, read_checkpoint, shown
+from harness1.models.fetch import resolve_model
+from harness1.models.formats import open_format
+from harness1.models.model_servers import SglangServer, VllmServer
+from harness1.models.spec import ModelSpec, is_model
+from harness1.models.token_server import server_root
+from harness1.models.tokenizer import HarmonyVocabulary, open_tokenizer
+from harness1.models.transformers_backend import open_transformers
+from harness1.models.vllm_engine import open_vllm
+from harness1.records import Sampling
 
 HARMONY = "harmony"
 """The value of `machine.model.tokenizer` for the vocabulary of gpt-oss."""
@@ -97,3 +103,86 @@ def _check_window(folder: Path, config: Config) -> None:
             f"env.context_window={config.env.context_window} is more than the {most} tokens that {folder.name} reads:"
             " --config small fits 8,192"
         )
+
+
+ROLES: dict[str, Role] = {"system": "system", "user": "user"}
+
+
+class BackendCompleter:
+    """Completes conversations of texts at temperature 0, with a `Backend`."""
+
+    def __init__(self, backend: Backend, chat: ChatFormat, most_tokens: int) -> None:
+        self._backend, self._chat, self.most_tokens = backend, chat, most_tokens
+
+    async def complete(self, messages: Messages) -> Completion:
+        """Return the reply to system and user messages; raise as the backend does."""
+        groups = [[piece("message", ROLES[message["role"]], message["content"])] for message in messages]
+        prompt = [*joined(self._chat.messages(groups, ())), *self._chat.prompt_end().ids]
+        sampling = Sampling(temperature=0.0, max_tokens=self.most_tokens, stop_ids=self._chat.stop_ids)
+        output = await self._backend.generate(prompt, sampling)
+        said = [token for token in output.output_ids if token not in self._chat.stop_ids]
+        text = self._chat.tokenizer.decode(said)
+        return Completion(text, output.finish_reason, len(prompt), len(output.output_ids))
+
+
+class Completing(Protocol):
+    """A language model that completes a conversation: a `Completer` or a `BackendCompleter`."""
+
+    async def complete(self, messages: Messages) -> Completion:
+        """Return the reply; raise InfrastructureFault if there is none."""
+        ...
+
+
+def open_completer(spec: str, config: Config, most_tokens: int) -> Completing:
+    """Open a model by its name: `openai:MODEL@URL`, with key and limits of `machine.verifier`, or a model as a policy
+    is named, such as `hf:PATH`.
+
+    Args:
+        most_tokens: tokens of a reply, including the thoughts before it.
+
+    Raises:
+        UsageError, ConfigError, MissingExtra: as `open_backend`.
+    """
+    asked = ModelSpec.read(spec)
+    if asked.kind == "openai" and asked.url is not None:
+        return Completer(verifier_endpoint(asked.url, config.machine), asked.model, most_tokens)
+    backend, chat = open_backend(asked, config)
+    return BackendCompleter(backend, chat, most_tokens)
+
+
+def environment_of(model: str, config: Config) -> dict[str, Any] | None:
+    """Return the settings of the environment that a model was trained in; None if it was not trained here, or is not a
+    folder of this machine.
+
+    Args:
+        model: the name of a model such as `hf:PATH`, or a path; other policies have no environment.
+
+    Raises:
+        UsageError: the name of a model has none of its forms.
+        SchemaError: the card of the checkpoint is damaged.
+        ConfigError: this version does not have those settings, and `machine.model.foreign` is off.
+    """
+    asked = ModelSpec.read(model) if is_model(model) else ModelSpec("hf", model, None)
+    place = (asked.url and config.machine.model.tokenizer) or asked.model
+    card = read_checkpoint(Path(place))
+    if card is None:
+        return None
+    env = recorded_without(card.env)
+    try:
+        msgspec.convert(env, Env)
+    except msgspec.ValidationError as error:
+        if config.machine.model.foreign:
+            return None
+        raise ConfigError(
+            f"{place} was trained by another version, with other settings of its environment ({error}); to use it in"
+            " the one configured: --set machine.model.foreign=true"
+        ) from error
+    return env
+
+
+def told(model: str, without: Env, env: Env) -> str:
+    """Return what to tell the user whose command takes place in the environment of a checkpoint: what differs from the
+    one that it would take place in otherwise."""
+    ours: dict[str, Any] = msgspec.to_builtins(env)
+    changed = [f"{name}={value}" for name, value, _ in differences(ours, msgspec.to_builtins(without), "env.")]
+    return f"env of {model.partition(':')[2] or model}: {shown(changed)}"

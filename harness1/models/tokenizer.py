@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import msgspec
 
 from harness1.errors import MissingExtra, UsageError, optional
+from harness1.hashing import digest
 from harness1.model_folder import base_folder, holds_adapters, refusing
 from harness1.plain import utf8_safe
 
@@ -120,3 +121,85 @@ def stretches(text: str, control: Mapping[str, int]) -> list[str | int]:
     names = "|".join(re.escape(name) for name in sorted(control, key=len, reverse=True))
     parts = re.split(f"({names})", text)
     return [control.get(part, part) for part in parts if part]
+
+
+class HarmonyVocabulary:
+    """A `Tokenizer` over the encoding of `openai-harmony`, which downloads its vocabulary or reads it from the folder
+    in its own variable `TIKTOKEN_ENCODINGS_BASE`.
+
+    Raises:
+        MissingExtra: `openai-harmony` is not installed.
+        UsageError: the package finds no vocabulary.
+    """
+
+    def __init__(self) -> None:
+        with optional("harmony"):
+            from openai_harmony import HarmonyEncodingName, HarmonyError, load_harmony_encoding
+        try:
+            self._encoding = load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
+        except HarmonyError as error:
+            raise UsageError(
+                f"openai-harmony has no vocabulary ({error}): set TIKTOKEN_ENCODINGS_BASE to a folder with"
+                " o200k_base.tiktoken"
+            ) from error
+        names = self._encoding.special_tokens_set
+        self.control = {name: self._encoding.encode(name, allowed_special="all")[0] for name in sorted(names)}
+        self.hash = digest([self._encoding.name, self.control])
+        self._size = max(self.control.values()) + 1
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self._encoding.encode(utf8_safe(text), disallowed_special=())
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        known = [token for token in ids if 0 <= token < self._size]
+        text: str = self._encoding.decode(known, errors="replace")
+        return text
+
+
+CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_HANDLE = r"[DE][0-9]+\b"
+UNITS = "|".join(
+    (
+        rf"\b{_HANDLE}",
+        r'"[a-z_]+": (?:\["|")',
+        r'"\], "[a-z_]+": \["',
+        r'"(?:, "|\]\}|\})',
+        rf" ?(?!{_HANDLE})\p{{Lu}}[\p{{L}}\p{{M}}'’-]*",
+        r" ?[0-9]+",
+        rf'[^\p{{Lu}}0-9\n"]+?(?=[\p{{Lu}}0-9"]|\n|$| (?!{_HANDLE})[\p{{Lu}}0-9])\n?',
+        r"\n",
+        r'"',
+    )
+)
+"""Alternatives in order: handle, frame of arguments, capitalised word, number, end of line, phrase, quotation mark."""
+
+
+def save_tokenizer(folder: Path, texts: Iterable[str], size: int) -> int:
+    """Train on texts and write `tokenizer.json`; return the number of tokens, including control tokens.
+
+    Args:
+        size: the size of the vocabulary without control tokens; 256 means only bytes.
+
+    Raises:
+        MissingExtra: `tokenizers` is not installed.
+    """
+    with optional("train"):
+        from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(UNITS), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    made.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(vocab_size=size, show_progress=False, initial_alphabet=alphabet, min_frequency=2),
+    )
+    made.add_special_tokens(list(CONTROL))
+    folder.mkdir(parents=True, exist_ok=True)
+    made.save(str(folder / "tokenizer.json"))
+    return made.get_vocab_size()

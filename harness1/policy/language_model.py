@@ -17,9 +17,8 @@ from harness1.env.render.pieces import Piece, piece
 from harness1.hashing import digest
 from harness1.http.completions import ChatRoute, Endpoint
 from harness1.models.backend import Backend
-from harness1.models.formats.chat_format import ChatFormat, Parsed, PromptSpan, joined
-from harness1.models.formats.chat_messages import Message, Said, messages_of, tools_of
-from harness1.models.formats.reading import MOST_CALLS, clean_name, read_object, unwrapped
+from harness1.models.calls import MOST_CALLS, Message, Said, clean_name, messages_of, read_object, tools_of, unwrapped
+from harness1.models.chat_format import ChatFormat, Parsed, PromptSpan, joined
 from harness1.policy.policy import Decision
 from harness1.records import ModelCall, Sampling, Task, ToolCall
 from harness1.tools.tool import ToolSpec

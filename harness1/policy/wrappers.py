@@ -16,7 +16,7 @@ from harness1.env.render.context import Context
 from harness1.env.render.pieces import Piece, action_piece
 from harness1.errors import UsageError
 from harness1.hashing import digest
-from harness1.models.formats.chat_format import ChatFormat
+from harness1.models.chat_format import ChatFormat
 from harness1.plain import json_safe_call, utf8_safe
 from harness1.policy.policy import Decision, Policy, Session, counter_of
 from harness1.records import ModelCall, Task, ToolCall

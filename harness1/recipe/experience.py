@@ -15,7 +15,7 @@ import msgspec
 from harness1.config import load_config
 from harness1.errors import MALFORMED, SchemaError
 from harness1.hashing import digest
-from harness1.models.files.fetch import resolve_model
+from harness1.models.fetch import resolve_model
 from harness1.recipe.artifacts import artifact
 from harness1.recipe.recipe import Recipe
 from harness1.recipe.stage_case import StageCase

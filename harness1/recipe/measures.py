@@ -16,7 +16,7 @@ from harness1.eval.run_view import read_run
 from harness1.hashing import file_digest
 from harness1.model_folder import folder_hash
 from harness1.models.checkpoint import read_checkpoint
-from harness1.models.files.fetch import resolve_model
+from harness1.models.fetch import resolve_model
 from harness1.models.tokenizer import TOKENIZER
 from harness1.recipe.stage_case import StageCase
 from harness1.records import RewardRecord

@@ -17,15 +17,14 @@ import msgspec
 from harness1.config import Config
 from harness1.config.settings import put_back_removed
 from harness1.data.selection import Selection
-from harness1.engines.engine import Engine, TrainingService
-from harness1.engines.local import LocalEngine
+from harness1.engines.engine import Engine, LocalEngine, TrainingService
 from harness1.env.environment import env_hash
 from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, counted_with
 from harness1.errors import UsageError
 from harness1.hashing import digest
 from harness1.model_folder import folder_hash
+from harness1.models.chat_format import ChatFormat
 from harness1.models.checkpoint import CHECKPOINT, Checkpoint
-from harness1.models.formats.chat_format import ChatFormat
 from harness1.records import Episode, Gold, Status, Task
 from harness1.retrieval.open import absolute_index
 from harness1.rl.batch_metrics import batch_metrics, episode_metrics

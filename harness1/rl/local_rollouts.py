@@ -14,19 +14,18 @@ from harness1.episodes.jobs import EpisodeSetup, Jobs, OnEpisode
 from harness1.episodes.staged import play_staged
 from harness1.errors import ConfigError, InfrastructureFault, UsageError
 from harness1.model_folder import base_folder
+from harness1.models.adapters import Adapters, write_adapters
 from harness1.models.backend import Backend
 from harness1.models.open import format_at, open_backend
 from harness1.models.spec import ModelSpec
-from harness1.models.transformers.adapter_files import write_adapters
-from harness1.models.transformers.adapters import Adapters
-from harness1.models.transformers.backend import TransformersBackend
+from harness1.models.transformers_backend import TransformersBackend
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.training.saving import copy_beside_weights
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from harness1.models.transformers.adapters import Weights
+    from harness1.models.adapters import Weights
 
 
 KEPT = 2

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from harness1.errors import UsageError
-from harness1.models.backend import Grammar
-from harness1.models.sampler import processed_logprobs
-from harness1.models.transformers.causal_model import Dtype
-from harness1.models.transformers.grammar_mask import GrammarCompiler
+from harness1.models.backend import Grammar, processed_logprobs
+from harness1.models.causal_model import Dtype
+from harness1.models.grammar import GrammarCompiler
 from harness1.records import Record, Sampling
 from harness1.rows.calls import SampledCall
 

@@ -17,7 +17,7 @@ from harness1.env.environment import env_hash
 from harness1.episodes.jobs import EpisodeSetup
 from harness1.episodes.processes import refuse_session_names
 from harness1.errors import UsageError
-from harness1.models.files.fetch import resolve_model
+from harness1.models.fetch import resolve_model
 from harness1.models.open import preferred_device
 from harness1.models.spec import ModelSpec
 from harness1.policy.language_model import LanguageModelPolicy
@@ -33,7 +33,7 @@ from harness1.rl.task_stream import PlacedTask
 from harness1.sft.earlier_tasks import tasks_of_runs
 
 if TYPE_CHECKING:
-    from harness1.models.transformers.adapters import Weights
+    from harness1.models.adapters import Weights
 
 WEIGHTS = "weights"
 """The folder of versions of the weights, for servers that load them by path."""

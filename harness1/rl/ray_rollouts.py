@@ -18,12 +18,12 @@ from harness1.config import Fleet
 from harness1.episodes.jobs import EpisodeJob, Jobs, OnEpisode
 from harness1.episodes.stages import Pipeline, StageLimits, results_to, unchanged
 from harness1.errors import InfrastructureFault, MissingExtra
-from harness1.models.transformers.adapters import on_cpu
+from harness1.models.adapters import on_cpu
 from harness1.records import Episode, Hashes
 from harness1.rl.rollouts import Rollouts
 
 if TYPE_CHECKING:
-    from harness1.models.transformers.adapters import Weights
+    from harness1.models.adapters import Weights
 
 
 class RolloutActor:

@@ -8,7 +8,7 @@ from harness1.episodes.jobs import Jobs, OnEpisode
 from harness1.records import Episode, Record
 
 if TYPE_CHECKING:
-    from harness1.models.transformers.adapters import Weights
+    from harness1.models.adapters import Weights
 
 
 class EpisodeGroup(Record):

@@ -15,7 +15,7 @@ from harness1.data.leaks import EvaluationSet, Leaks, gold_set
 from harness1.data.selection import open_filter
 from harness1.errors import UsageError
 from harness1.hashing import digest, file_digest
-from harness1.models.formats.chat_format import ChatFormat
+from harness1.models.chat_format import ChatFormat
 from harness1.records import Episode, EpisodeKey
 from harness1.rows.calls import calls_of
 from harness1.rows.file import check_room, write_rows

@@ -12,7 +12,7 @@ from harness1.data.selection import TaskFilter
 from harness1.data.source import Source
 from harness1.env.render.prompt import static_piece
 from harness1.errors import UsageError
-from harness1.models.files.fetch import resolve_model
+from harness1.models.fetch import resolve_model
 from harness1.models.open import HARMONY, format_at
 from harness1.models.tokenizer import Tokenizer
 from harness1.plain import utf8_safe

@@ -14,8 +14,7 @@ from typing import Literal
 import msgspec
 
 from harness1.config import Config
-from harness1.engines.engine import Engine, TrainingService
-from harness1.engines.local import LocalEngine
+from harness1.engines.engine import Engine, LocalEngine, TrainingService
 from harness1.errors import UsageError
 from harness1.hashing import file_digest
 from harness1.model_folder import folder_hash

@@ -16,8 +16,7 @@ from harness1.data.source import Source
 from harness1.errors import optional
 from harness1.eval.evaluate import Evaluation, evaluate
 from harness1.model_folder import folder_hash
-from harness1.models.small_tokenizer import CONTROL, save_tokenizer
-from harness1.models.tokenizer import open_tokenizer
+from harness1.models.tokenizer import CONTROL, open_tokenizer, save_tokenizer
 from harness1.records import Episode, Record, Task
 from harness1.rows.calls import calls_of, prompt_ids
 from harness1.runs.stage import Stage, clear, read_stage, refuse_other, under_way

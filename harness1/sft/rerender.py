@@ -13,7 +13,7 @@ from harness1.env.render.context import Context
 from harness1.episodes.replay import Nowhere
 from harness1.episodes.rollout import rollout
 from harness1.errors import ConfigError, InfrastructureFault, SchemaError
-from harness1.models.formats.chat_format import ChatFormat
+from harness1.models.chat_format import ChatFormat
 from harness1.policy.policy import Decision
 from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import Episode, ModelCall, Task, ToolCall

@@ -13,10 +13,10 @@ from harness1.data.open import open_source
 from harness1.env.environment import SearchEnv
 from harness1.env.verifiers.open import open_verifier
 from harness1.errors import SchemaError, UsageError
-from harness1.models.formats.chat_format import ChatFormat
-from harness1.models.formats.registry import open_format
+from harness1.models.causal_model import context_window
+from harness1.models.chat_format import ChatFormat
+from harness1.models.formats import open_format
 from harness1.models.tokenizer import open_tokenizer
-from harness1.models.transformers.causal_model import context_window
 from harness1.records import Task
 from harness1.retrieval.open import open_retriever
 from harness1.rows.file import RowFile

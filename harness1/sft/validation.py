@@ -12,7 +12,7 @@ from harness1.engines.engine import Deliver, Engine
 from harness1.env.environment import SearchEnv
 from harness1.errors import UsageError
 from harness1.models.backend import Backend
-from harness1.models.transformers.backend import TransformersBackend, open_transformers
+from harness1.models.transformers_backend import TransformersBackend, open_transformers
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.records import Task
 from harness1.rows.file import RowFile
@@ -21,7 +21,7 @@ from harness1.tools.registry import Toolbox
 from harness1.training.validation import episode_results, evenly_spaced, held_out_turns, means, turn_metrics
 
 if TYPE_CHECKING:
-    from harness1.models.transformers.adapters import Weights
+    from harness1.models.adapters import Weights
 
 
 class HeldOutValidation:

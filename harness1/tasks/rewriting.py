@@ -16,7 +16,7 @@ from harness1.hashing import digest
 from harness1.http.completions import Completion, Messages, bare, inert
 from harness1.memory.entities import extract
 from harness1.memory.question import head, normalised_name
-from harness1.models.completer import Completing
+from harness1.models.open import Completing
 from harness1.records import DocId, Record, Task
 from harness1.runs.journal import Journal, read_lines
 from harness1.tasks.drafts import BRIDGE, CLAIM, SINGLE

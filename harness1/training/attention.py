@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from harness1.errors import UsageError
 from harness1.model_folder import first_line
-from harness1.models.transformers.causal_model import Dtype
+from harness1.models.causal_model import Dtype
 from harness1.training.micro_batch import precision
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def use_default_attention(model: PreTrainedModel, dtype: Dtype) -> None:
     own = model.config._attn_implementation
     if model.device.type != "cpu" or dtype != "bfloat16" or own != "sdpa":
         return
-    from harness1.models.transformers.block_attention import NAME, register
+    from harness1.models.block_attention import NAME, register
 
     register()
     try:

@@ -20,7 +20,7 @@ from harness1.training.trainable import load_trainable
 from harness1.training.trainer import Trainer
 
 if TYPE_CHECKING:
-    from harness1.models.transformers.adapters import Weights
+    from harness1.models.adapters import Weights
 
 
 @dataclass(frozen=True)

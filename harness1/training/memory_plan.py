@@ -14,11 +14,11 @@ import msgspec
 from msgspec.structs import replace
 
 from harness1.config import Config, Train
-from harness1.models.transformers.causal_model import Dtype
-from harness1.models.transformers.shape_attention import LINEAR
+from harness1.models.causal_model import Dtype
 from harness1.records import Record
 from harness1.rows.file import RowFile
 from harness1.training.algorithm import Algorithm
+from harness1.training.live_bytes import LINEAR
 from harness1.training.micro_batch import by_token_budget
 from harness1.training.step_bytes import (
     MicroBatchShape,

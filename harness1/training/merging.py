@@ -9,9 +9,9 @@ import msgspec
 
 from harness1.errors import UsageError
 from harness1.model_folder import base_folder, holds_adapters, refusing
+from harness1.models.adapters import adapted_weights, drop_adapters, merged_state
+from harness1.models.causal_model import Dtype, load_causal_model
 from harness1.models.checkpoint import read_checkpoint
-from harness1.models.transformers.adapters import adapted_weights, drop_adapters, merged_state
-from harness1.models.transformers.causal_model import Dtype, load_causal_model
 from harness1.training.saving import copy_beside_weights, save_whole, write_card
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from harness1.models.transformers.causal_model import Dtype, logits_at
+from harness1.models.causal_model import Dtype, logits_at
 from harness1.rows.row import TrainRow
 
 if TYPE_CHECKING:

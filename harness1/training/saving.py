@@ -14,17 +14,16 @@ import msgspec
 from harness1.config import Lora, Train
 from harness1.errors import MALFORMED, UsageError
 from harness1.model_folder import ADAPTER_CONFIG, base_folder, first_line, folder_hash, holds_adapters, no_progress_bars
+from harness1.models.adapters import Adapters, read_adapters, write_adapters
+from harness1.models.causal_model import load_causal_model
 from harness1.models.checkpoint import CHECKPOINT, Checkpoint, read_checkpoint
-from harness1.models.transformers.adapter_files import read_adapters, write_adapters
-from harness1.models.transformers.adapters import Adapters
-from harness1.models.transformers.causal_model import load_causal_model
 from harness1.runs.files import write_json
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from harness1.models.transformers.adapters import Weights
+    from harness1.models.adapters import Weights
 
 State = TypeVar("State")
 WEIGHTS = (".safetensors", ".bin", ".index.json", ".gguf", ".pt", ".pth")

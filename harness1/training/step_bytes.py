@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness1.config import Train
-from harness1.models.transformers.causal_model import Dtype, compute_logits_in_float32, output_head
-from harness1.models.transformers.kv_slots import KvSlots, SlotPass, attend
-from harness1.models.transformers.live_bytes import (
+from harness1.models.causal_model import Dtype, compute_logits_in_float32, output_head
+from harness1.models.slots import ATTENTION as SLOTS
+from harness1.models.slots import KvSlots, SlotPass, attend
+from harness1.training.algorithm import Algorithm
+from harness1.training.live_bytes import (
     Parts,
     live_bytes,
     of_all_layers,
@@ -15,8 +17,6 @@ from harness1.models.transformers.live_bytes import (
     weights_of,
     without_data,
 )
-from harness1.models.transformers.slot_model import ATTENTION as SLOTS
-from harness1.training.algorithm import Algorithm
 from harness1.training.micro_batch import MicroBatch, of_targets, precision, trained_distributions
 from harness1.training.off_policy_metrics import OffPolicyMetrics
 from harness1.training.trainable import stored_dtype

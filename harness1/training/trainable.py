@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from harness1.config import Train
 from harness1.errors import UsageError
 from harness1.model_folder import holds_adapters
-from harness1.models.transformers.adapter_files import read_adapter_config
-from harness1.models.transformers.adapters import merge_adapters
-from harness1.models.transformers.causal_model import Dtype, compute_logits_in_float32, load_causal_model
+from harness1.models.adapters import merge_adapters, read_adapter_config
+from harness1.models.causal_model import Dtype, compute_logits_in_float32, load_causal_model
 from harness1.training.attention import turn_off_cudnn_attention, use_attention, use_default_attention
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from harness1.config import Train
 from harness1.errors import UsageError
 from harness1.freed_memory import MemoryReturns
-from harness1.models.transformers.adapters import PEFT, adapters_of, add_adapters, tensors_of
+from harness1.models.adapters import PEFT, adapters_of, add_adapters, tensors_of
 from harness1.rows.row import TrainRow
 from harness1.training.algorithm import Algorithm
 from harness1.training.micro_batch import (
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from harness1.models.transformers.adapters import Weights
+    from harness1.models.adapters import Weights
 
 
 MOMENTS = ("exp_avg", "exp_avg_sq")

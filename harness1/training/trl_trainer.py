@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from harness1.config import Train
 from harness1.errors import UsageError, optional
 from harness1.model_folder import base_folder, holds_adapters, no_progress_bars
-from harness1.models.transformers.adapter_files import write_adapters
-from harness1.models.transformers.adapters import Adapters
+from harness1.models.adapters import Adapters, write_adapters
 from harness1.rows.row import TrainRow
 from harness1.training.saving import copy_beside_weights
 from harness1.training.schedule import rate_at

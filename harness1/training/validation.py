@@ -14,7 +14,7 @@ import msgspec
 from harness1.env.environment import SearchEnv, choose
 from harness1.episodes.rollout import rollout
 from harness1.models.backend import Backend
-from harness1.models.formats.chat_format import ChatFormat
+from harness1.models.chat_format import ChatFormat
 from harness1.policy.policy import Policy
 from harness1.records import Record, Sampling, Status, Task, ToolCall
 from harness1.reward.outcome import outcome

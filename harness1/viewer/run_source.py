@@ -15,11 +15,10 @@ from harness1.env.render.prompt import static_piece
 from harness1.errors import MALFORMED, UsageError
 from harness1.eval.known_gold import KnownGold, known_gold
 from harness1.eval.metrics import HEADLINE
-from harness1.models.files.fetch import resolve_model
-from harness1.models.formats.harmony_vocabulary import HarmonyVocabulary
+from harness1.models.fetch import resolve_model
 from harness1.models.open import HARMONY
 from harness1.models.spec import ModelSpec, is_model
-from harness1.models.tokenizer import Tokenizer, open_tokenizer
+from harness1.models.tokenizer import HarmonyVocabulary, Tokenizer, open_tokenizer
 from harness1.runs.folder import METRICS, run_config
 from harness1.runs.stage import Stage, read_stage
 from harness1.tools.registry import Toolbox

@@ -41,7 +41,7 @@ from harness1.config import Config, Rl, load_config
 from harness1.data.indexing import index_of
 from harness1.errors import ConfigError, InfrastructureFault, UsageError
 from harness1.models.backend import Grammar
-from harness1.models.formats.chat_format import ChatFormat
+from harness1.models.chat_format import ChatFormat
 from harness1.records import Episode, Sampling, Status, ToolCall
 from harness1.rl.open import open_tasks
 from harness1.rl.task_choice import TaskChoice

@@ -13,7 +13,7 @@ pytest.importorskip("verifiers", reason="verifiers is not installed")
 
 from harness1.config import load_config
 from harness1.episodes.replay import replay_env
-from harness1.models.formats.chat_messages import messages_of, tools_of
+from harness1.models.calls import messages_of, tools_of
 from harness1.records import Episode
 from harness1.runs.store import read_episodes
 from tests.adapters.chat_server import chat_server

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from harness1.config import Train
-from harness1.models.transformers.backend import TransformersBackend
+from harness1.models.transformers_backend import TransformersBackend
 from harness1.records import Sampling
 from harness1.training.algorithm import NegativeLogLikelihood
 from harness1.training.followers import TrainerJob, open_trainer

@@ -21,9 +21,7 @@ import pytest
 
 from benchmarks.micro import Start
 from harness1.config import Lora, Machine, Train
-from harness1.engines.service import EngineName, connect
-from harness1.engines.tinker import TinkerEngine
-from harness1.engines.tinker_backend import TinkerBackend
+from harness1.engines.tinker import EngineName, TinkerBackend, TinkerEngine, connect
 from harness1.models.checkpoint import read_checkpoint
 from harness1.records import Sampling
 from harness1.rl.learner import STATE

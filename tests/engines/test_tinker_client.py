@@ -15,9 +15,7 @@ import msgspec
 import pytest
 
 from harness1.config import Lora, Machine, Train
-from harness1.engines.service import EngineName, Service, connect
-from harness1.engines.tinker import TinkerEngine
-from harness1.engines.tinker_backend import TinkerBackend
+from harness1.engines.tinker import EngineName, Service, TinkerBackend, TinkerEngine, connect
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.records import Sampling
 from harness1.rows.row import TrainRow

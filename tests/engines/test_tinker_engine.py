@@ -14,13 +14,19 @@ import pytest
 import torch
 
 from harness1.config import Lora, Machine, Train, load_config
-from harness1.engines.local import LocalEngine
-from harness1.engines.service import EngineName, connect
-from harness1.engines.tinker import TinkerEngine, check_supported, open_tinker, tinker_service
-from harness1.engines.tinker_backend import TinkerBackend
+from harness1.engines.engine import LocalEngine
+from harness1.engines.tinker import (
+    EngineName,
+    TinkerBackend,
+    TinkerEngine,
+    check_supported,
+    connect,
+    open_tinker,
+    tinker_service,
+)
 from harness1.errors import InfrastructureFault, UsageError
+from harness1.models.causal_model import load_causal_model
 from harness1.models.checkpoint import Checkpoint, read_checkpoint
-from harness1.models.transformers.causal_model import load_causal_model
 from harness1.records import Sampling
 from harness1.rl.learning import EPISODES, learn, open_service_engine
 from harness1.rows.row import TrainRow

@@ -15,10 +15,9 @@ from transformers import AutoModelForCausalLM
 from harness1.config import Lora
 from harness1.errors import UsageError
 from harness1.model_folder import ADAPTER_CONFIG, base_folder, folder_hash
+from harness1.models.adapters import ADAPTER_WEIGHTS, adapters_of, add_adapters, read_adapters, write_adapters
+from harness1.models.causal_model import context_window, load_causal_model
 from harness1.models.checkpoint import CHECKPOINT, Checkpoint
-from harness1.models.transformers.adapter_files import ADAPTER_WEIGHTS, read_adapters, write_adapters
-from harness1.models.transformers.adapters import adapters_of, add_adapters
-from harness1.models.transformers.causal_model import context_window, load_causal_model
 from harness1.runs.files import write_json
 from tests.models.test_adapters import KINDS_OF_MIXTURES, logits_of, stir
 from tests.tiny_models import save_tiny_model

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from harness1.config import Lora
 from harness1.errors import UsageError
-from harness1.models.transformers.adapters import (
+from harness1.models.adapters import (
     adapted_layers,
     adapters_of,
     add_adapters,
@@ -21,7 +21,7 @@ from harness1.models.transformers.adapters import (
     merged_state,
     put_adapters,
 )
-from harness1.models.transformers.causal_model import load_causal_model
+from harness1.models.causal_model import load_causal_model
 from tests.tiny_models import GPT_OSS, save_tiny_model
 
 LORA = Lora(rank=4, alpha=8.0)
@@ -272,7 +272,7 @@ def test_rounded_factors_compute_nearly_the_same_and_are_kept_until_asked_for_ag
     start = logits_of(model)
     stir(model)
     exact, gradient = logits_of(model), gradient_of(model)
-    monkeypatch.setattr("harness1.models.transformers.adapted_layers.ROUNDED_ON", ("cpu",))
+    monkeypatch.setattr("harness1.models.adapters.ROUNDED_ON", ("cpu",))
     rounded = logits_of(model)
     assert 0 < (rounded - exact).norm() < 0.05 * (exact - start).norm()
     assert torch.nn.functional.cosine_similarity(gradient_of(model), gradient, dim=0) > 0.99

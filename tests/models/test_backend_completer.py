@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from harness1.models.backend import Grammar, SampledOutput
-from harness1.models.backend_completer import BackendCompleter
-from harness1.models.transformers.backend import open_transformers
+from harness1.models.open import BackendCompleter
+from harness1.models.transformers_backend import open_transformers
 from harness1.records import Sampling
 from tests.tiny_models import save_byte_tokenizer, save_tiny_model
 from tests.vocabularies import chat_format

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from harness1.models.transformers import block_attention
-from harness1.models.transformers.block_attention import BlockAttention
+from harness1.models import block_attention
+from harness1.models.block_attention import BlockAttention
 
 ROWS, HEADS, KV_HEADS, WIDTH = 2, 6, 2, 8
 

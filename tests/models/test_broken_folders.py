@@ -11,11 +11,11 @@ import pytest
 
 from harness1.config import Dense, Machine
 from harness1.errors import UsageError
+from harness1.models.causal_model import context_window, load_causal_model
 from harness1.models.checkpoint import CHECKPOINT, read_checkpoint
-from harness1.models.files.gguf import convert_gguf
-from harness1.models.files.weight_shapes import weight_shapes
+from harness1.models.gguf import convert_gguf
+from harness1.models.token_server import weight_shapes
 from harness1.models.tokenizer import open_tokenizer
-from harness1.models.transformers.causal_model import context_window, load_causal_model
 from harness1.retrieval.dense.cross_encoder import open_cross_encoder
 from harness1.retrieval.dense.embedder import open_embedder
 from tests.retrieval.test_cross_encoder import save_pair_model

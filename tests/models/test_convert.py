@@ -14,11 +14,9 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from harness1.errors import UsageError
 from harness1.model_folder import folder_hash
-from harness1.models.files.convert import SHARD_BYTES, convert_model
-from harness1.models.files.mxfp4 import MAGNITUDES, dequantized
-from harness1.models.files.tensor_file import TensorInfo, write_shards
-from harness1.models.files.weight_shapes import weight_shapes
-from harness1.models.transformers.causal_model import load_causal_model
+from harness1.models.causal_model import load_causal_model
+from harness1.models.convert import MAGNITUDES, SHARD_BYTES, TensorInfo, convert_model, dequantized, write_shards
+from harness1.models.token_server import weight_shapes
 from harness1.runs.files import read_json, write_json
 from tests.tiny_models import VOCABULARY, save_byte_tokenizer, save_tiny_model
 

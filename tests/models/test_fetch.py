@@ -14,9 +14,17 @@ import pytest
 from msgspec.structs import replace
 
 from harness1.errors import UsageError
-from harness1.models.files import fetch
-from harness1.models.files.bundled import BUNDLED, Bundled, bundled
-from harness1.models.files.fetch import download_wheel, get_model, home_of, is_fetched, resolve_model
+from harness1.models import fetch
+from harness1.models.fetch import (
+    BUNDLED,
+    Bundled,
+    bundled,
+    download_wheel,
+    get_model,
+    home_of,
+    is_fetched,
+    resolve_model,
+)
 from harness1.runs.stage import read_stage
 from tests.tiny_models import save_tiny_model
 

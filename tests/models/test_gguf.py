@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from harness1.errors import MissingExtra, UsageError
-from harness1.models.files.convert import convert_model
-from harness1.models.files.gguf import BLOCK, TOP, convert_gguf
+from harness1.models.convert import convert_model
+from harness1.models.gguf import BLOCK, TOP, convert_gguf
 
 CONTROLS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<file_sep>"]
 TEMPLATE = "{% for message in messages %}<|im_start|>{{ message['content'] }}<|im_end|>{% endfor %}"

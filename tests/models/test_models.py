@@ -15,9 +15,8 @@ from harness1 import errors
 from harness1.cli.config import show
 from harness1.config import Config, load_config
 from harness1.errors import ConfigError, MissingExtra, UsageError
+from harness1.models.model_servers import SglangServer, VllmServer
 from harness1.models.open import format_at, open_backend
-from harness1.models.servers.sglang import SglangServer
-from harness1.models.servers.vllm import VllmServer
 from harness1.models.spec import NAMES, ModelSpec, is_model
 from harness1.policy.language_model import ChatCompletionsPolicy, LanguageModelPolicy
 from harness1.policy.registry import check_policy, open_model, open_policy

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness1.models.files.bundled import bundled
+from harness1.models.fetch import bundled
 from harness1.runs.stage import Stage
 from tests.cli.commands import Command, command_in_process
 from tests.tiny_models import save_tiny_model

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness1.models.files.bundled import bundled
-from harness1.models.files.fetch import get_model, resolve_model
+from harness1.models.fetch import bundled, get_model, resolve_model
 
 pytestmark = pytest.mark.service
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from harness1.errors import UsageError
-from harness1.models.sampler import check_sampling, draw, processed_logprobs
+from harness1.models.backend import check_sampling, draw, processed_logprobs
 from harness1.records import Sampling
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.0, -1.0], [0.0, 0.0, 3.0, 0.5]])

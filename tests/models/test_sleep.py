@@ -9,8 +9,8 @@ import pytest
 
 from harness1.errors import Unreachable, UsageError
 from harness1.models.backend import Sleeper
-from harness1.models.servers.vllm import VllmServer
-from harness1.models.transformers.backend import TransformersBackend
+from harness1.models.model_servers import VllmServer
+from harness1.models.transformers_backend import TransformersBackend
 from tests.models.test_token_server import PROMPT, SAMPLING, completion, sample, sglang, vllm
 from tests.support import run
 

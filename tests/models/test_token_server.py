@@ -14,9 +14,8 @@ import pytest
 from harness1.errors import InfrastructureFault, Refusal, Unreachable, UsageError
 from harness1.http.model_endpoint import ModelEndpoint
 from harness1.models.backend import Grammar, SampledOutput
-from harness1.models.servers.sglang import SglangServer
-from harness1.models.servers.token_server import server_root
-from harness1.models.servers.vllm import VllmServer
+from harness1.models.model_servers import SglangServer, VllmServer
+from harness1.models.token_server import server_root
 from harness1.records import Sampling
 from tests.models.test_weight_files import write_weights
 from tests.serving import imitating

@@ -13,10 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from harness1.errors import ConfigError, UsageError
-from harness1.models.formats.compact import Compact
-from harness1.models.formats.harmony import Harmony
-from harness1.models.formats.hermes import Hermes
-from harness1.models.formats.registry import open_format
+from harness1.models.formats import Compact, Harmony, Hermes, open_format
 from harness1.models.tokenizer import FastTokenizer, open_tokenizer, stretches
 from tests.vocabularies import CHATML, KINDS, TAGS, tokenizer, vocabulary
 

@@ -19,14 +19,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness1.config import Lora
 from harness1.errors import InfrastructureFault, MissingExtra, UsageError
+from harness1.models import causal_model
+from harness1.models.adapters import adapters_of, add_adapters
 from harness1.models.backend import Grammar, SampledOutput
-from harness1.models.transformers import causal_model
-from harness1.models.transformers.adapters import adapters_of, add_adapters
-from harness1.models.transformers.backend import TransformersBackend, open_transformers
-from harness1.models.transformers.causal_model import load_causal_model
-from harness1.models.transformers.decoding import Decoder, DecodingRow
-from harness1.models.transformers.grammar_mask import STOP_SETS, GrammarCompiler
-from harness1.models.transformers.slot_model import SlotModel
+from harness1.models.causal_model import load_causal_model
+from harness1.models.decoding import Decoder, DecodingRow
+from harness1.models.grammar import STOP_SETS, GrammarCompiler
+from harness1.models.slots import SlotModel
+from harness1.models.transformers_backend import TransformersBackend, open_transformers
 from harness1.records import Sampling
 from harness1.rl.logprobs import compare_calls
 from harness1.rows.calls import SampledCall
@@ -366,7 +366,7 @@ def test_other_weights_wait_for_the_rows_at_work_and_are_tagged(folder: Path, tm
 
 
 def test_adapters_that_are_rounded_once_are_those_loaded_last(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness1.models.transformers.adapted_layers.ROUNDED_ON", ("cpu",))
+    monkeypatch.setattr("harness1.models.adapters.ROUNDED_ON", ("cpu",))
     first = load_causal_model(folder, "cpu", "bfloat16")
     add_adapters(first, Lora(rank=4), seed=0)
     backend = TransformersBackend(SlotModel(first), folder, "bfloat16", 8, 2000)

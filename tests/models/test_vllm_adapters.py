@@ -17,14 +17,12 @@ import pytest
 from harness1.config import Lora, load_config
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.http.model_endpoint import ModelEndpoint
+from harness1.models.adapters import adapted_layers, adapters_of, add_adapters, write_adapters
 from harness1.models.backend import Backend, SampledOutput
-from harness1.models.files.bundled import bundled
-from harness1.models.files.fetch import get_model
-from harness1.models.servers.vllm import VllmServer
-from harness1.models.servers.vllm_engine import VllmBackend, open_vllm
-from harness1.models.transformers.adapter_files import write_adapters
-from harness1.models.transformers.adapters import adapted_layers, adapters_of, add_adapters
-from harness1.models.transformers.causal_model import Dtype, load_causal_model
+from harness1.models.causal_model import Dtype, load_causal_model
+from harness1.models.fetch import bundled, get_model
+from harness1.models.model_servers import VllmServer
+from harness1.models.vllm_engine import VllmBackend, open_vllm
 from harness1.records import Sampling
 from harness1.rl.logprobs import chosen_logprobs, next_logits
 from harness1.rl.start_gate import check_start

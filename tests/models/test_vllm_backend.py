@@ -15,11 +15,10 @@ import pytest
 from harness1.errors import InfrastructureFault, MissingExtra, Refusal, UsageError
 from harness1.http.model_endpoint import ModelEndpoint
 from harness1.models.backend import Backend, Grammar, SampledOutput
-from harness1.models.files.bundled import bundled
-from harness1.models.files.fetch import get_model
-from harness1.models.servers.vllm import VllmServer
-from harness1.models.servers.vllm_engine import VllmBackend, open_vllm
-from harness1.models.transformers.causal_model import load_causal_model
+from harness1.models.causal_model import load_causal_model
+from harness1.models.fetch import bundled, get_model
+from harness1.models.model_servers import VllmServer
+from harness1.models.vllm_engine import VllmBackend, open_vllm
 from harness1.records import Sampling
 from harness1.rl.logprobs import compare_calls
 from harness1.rows.calls import SampledCall

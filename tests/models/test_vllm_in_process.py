@@ -14,9 +14,8 @@ import pytest
 
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.models.backend import SampledOutput
-from harness1.models.servers.adapter_versions import AdapterVersions
-from harness1.models.servers.loop_thread import LoopThread
-from harness1.models.servers.vllm_engine import VllmBackend
+from harness1.models.token_server import AdapterVersions
+from harness1.models.vllm_engine import LoopThread, VllmBackend
 from harness1.records import Sampling
 from tests.models.test_adapter_files import save_adapters
 from tests.support import run

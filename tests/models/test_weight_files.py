@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness1.errors import UsageError
-from harness1.models.files.weight_shapes import check_same_shapes, weight_shapes
+from harness1.models.token_server import check_same_shapes, weight_shapes
 
 
 def write_weights(folder: Path, shapes: Mapping[str, tuple[int, ...]], name: str = "model") -> None:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from harness1.errors import InfrastructureFault, UsageError
-from harness1.models.weight_gate import WeightGate
+from harness1.models.token_server import WeightGate
 from tests.support import run
 
 

@@ -21,7 +21,7 @@ from harness1.episodes.rollout import rollout
 from harness1.errors import InfrastructureFault, Overflow, Refusal, Unreachable
 from harness1.eval.failure import FailureClass, failure_class
 from harness1.http.model_endpoint import ModelEndpoint
-from harness1.models.formats.chat_messages import NOT_EXECUTED
+from harness1.models.calls import NOT_EXECUTED
 from harness1.policy.language_model import INSTRUCTION, ChatCompletionsPolicy
 from harness1.policy.policy import Decision
 from harness1.policy.registry import open_policy

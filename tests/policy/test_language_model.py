@@ -16,7 +16,7 @@ from harness1.episodes.replay import replay_episode
 from harness1.episodes.rollout import rollout
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.models.backend import Grammar, SampledOutput
-from harness1.models.formats.chat_format import ChatFormat
+from harness1.models.chat_format import ChatFormat
 from harness1.policy.language_model import LanguageModelPolicy, call_seed
 from harness1.policy.policy import counter_of
 from harness1.records import Episode, Sampling, Status, StopReason, Task, ToolCall

@@ -10,8 +10,7 @@ import pytest
 from harness1.config import load_config
 from harness1.env.environment import env_hash
 from harness1.models.checkpoint import read_checkpoint
-from harness1.models.files.bundled import bundled
-from harness1.models.files.fetch import get_model
+from harness1.models.fetch import bundled, get_model
 from harness1.models.spec import released_config, released_folder, released_names
 from harness1.runs.store import read_episodes
 from tests.cli.commands import Command, command_in_process

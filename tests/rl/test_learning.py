@@ -22,8 +22,8 @@ from safetensors.torch import load_file
 from harness1.config import Config
 from harness1.episodes.jobs import EpisodeJob, EpisodeSetup
 from harness1.errors import InfrastructureFault, UsageError
+from harness1.models.causal_model import load_causal_model
 from harness1.models.checkpoint import Checkpoint, read_checkpoint
-from harness1.models.transformers.causal_model import load_causal_model
 from harness1.records import Episode
 from harness1.rl.learner import STATE
 from harness1.rl.learning import EPISODES, Learning, learn

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from harness1.errors import UsageError
-from harness1.models.transformers.backend import open_transformers
-from harness1.models.transformers.causal_model import load_causal_model
+from harness1.models.causal_model import load_causal_model
+from harness1.models.transformers_backend import open_transformers
 from harness1.records import Sampling
 from harness1.rl.logprobs import LogprobReport, chosen_logprobs, compare_calls, next_logits
 from harness1.rows.calls import SampledCall

@@ -18,10 +18,9 @@ from transformers import AutoModelForCausalLM
 from harness1.config import Lora
 from harness1.episodes.jobs import EpisodeSetup
 from harness1.model_folder import base_folder
-from harness1.models.transformers.adapter_files import read_adapters
-from harness1.models.transformers.adapters import PEFT, merged_state
-from harness1.models.transformers.backend import TransformersBackend, open_transformers
-from harness1.models.transformers.causal_model import load_causal_model
+from harness1.models.adapters import PEFT, merged_state, read_adapters
+from harness1.models.causal_model import load_causal_model
+from harness1.models.transformers_backend import TransformersBackend, open_transformers
 from harness1.records import Episode, Sampling
 from harness1.rl.learning import Learning, learn
 from harness1.rl.logprobs import compare_calls

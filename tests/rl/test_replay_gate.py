@@ -19,9 +19,9 @@ from harness1.episodes.rollout import rollout
 from harness1.episodes.staged import run_staged
 from harness1.hashing import digest
 from harness1.models.backend import Grammar
-from harness1.models.formats.compact import Compact
-from harness1.models.transformers.backend import TransformersBackend, open_transformers
-from harness1.models.transformers.causal_model import load_causal_model
+from harness1.models.causal_model import load_causal_model
+from harness1.models.formats import Compact
+from harness1.models.transformers_backend import TransformersBackend, open_transformers
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.records import Episode
 from harness1.retrieval.index.build import build_index

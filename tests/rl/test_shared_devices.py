@@ -12,8 +12,8 @@ import pytest
 
 from harness1.config import load_config
 from harness1.errors import ConfigError, UsageError
-from harness1.models.servers.vllm import VllmServer
-from harness1.models.weight_gate import WeightGate
+from harness1.models.model_servers import VllmServer
+from harness1.models.token_server import WeightGate
 from harness1.records import Episode
 from harness1.rl.learning import Learning, learn
 from harness1.rl.shared_devices import undisturbed

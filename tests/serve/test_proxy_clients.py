@@ -355,7 +355,7 @@ def test_models_are_listed_for_both_clients(tmp_path: Path) -> None:
 
 def test_a_local_model_says_the_same_in_process_and_through_the_proxy(tmp_path: Path) -> None:
     """A random model speaks no words and no UTF-8: only its ids can be handed back to it."""
-    from harness1.models.transformers.backend import open_transformers
+    from harness1.models.transformers_backend import open_transformers
     from tests.tiny_models import save_tiny_model
 
     chat = hermes()

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from harness1.config import Env
-from harness1.models.formats.chat_messages import tools_of
+from harness1.models.calls import tools_of
 from harness1.serve.proxy.anthropic_dialect import ANTHROPIC
 from harness1.serve.proxy.chat import Called, ChatMessage, ChatReply, ChatRequest, decoded, refuse_unsupported
 from harness1.serve.proxy.openai_dialect import ONE_OUTPUT, OPENAI, body_of

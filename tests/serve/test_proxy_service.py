@@ -15,8 +15,8 @@ from harness1.config import ChatPolicy, Config, Env
 from harness1.env.render.pieces import Piece, grouped, piece
 from harness1.env.render.view import TurnView
 from harness1.errors import InfrastructureFault, UsageError
-from harness1.models.formats.chat_format import ChatFormat, Ids
-from harness1.models.formats.chat_messages import messages_of
+from harness1.models.calls import messages_of
+from harness1.models.chat_format import ChatFormat, Ids
 from harness1.records import ModelCall, Sampling, ToolCall
 from harness1.rows.proxy_record import ABANDONED, RecordedCall, Recorder, read_records
 from harness1.serve.proxy.chat import Called, ChatMessage
@@ -346,7 +346,7 @@ def test_long_prompts_are_tokenised_beside_the_event_loop_and_longer_ones_are_re
 
 
 def test_the_ids_of_prompts_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness1.models.formats.chat_format.CACHED_IDS", 100)
+    monkeypatch.setattr("harness1.models.chat_format.CACHED_IDS", 100)
     chat = hermes()
     for number in range(50):
         chat.ids(piece(f"p{number}", "user", f"{number} " * 20))

@@ -21,7 +21,7 @@ from harness1.episodes.jobs import EpisodeJob, EpisodeSetup
 from harness1.episodes.processes import FEW, run_episodes
 from harness1.episodes.replay import replay_env, replay_episode
 from harness1.errors import UsageError
-from harness1.models.formats.registry import open_format
+from harness1.models.formats import open_format
 from harness1.models.tokenizer import FastTokenizer
 from harness1.records import Episode, Status
 from harness1.retrieval.index.build import build_index

@@ -17,13 +17,13 @@ from safetensors.torch import load_file
 
 from harness1.config import Gates, Lora, Sft, Train, Validation, load_config
 from harness1.data.open import open_source
-from harness1.engines import local
+from harness1.engines import engine
 from harness1.engines.engine import Engine
 from harness1.errors import UsageError
 from harness1.eval.evaluate import Evaluation, evaluate
 from harness1.model_folder import folder_hash
+from harness1.models.adapters import tensors_of
 from harness1.models.checkpoint import CHECKPOINT, Checkpoint, read_checkpoint
-from harness1.models.transformers.adapters import tensors_of
 from harness1.policy.registry import open_model
 from harness1.retrieval.index.build import build_index
 from harness1.rows.file import RowFile
@@ -368,7 +368,7 @@ def test_a_card_has_the_loss_of_what_was_written(
         rounded = {name: value.to(torch.float8_e5m2).float() for name, value in tensors_of(weights).items()}
         return write(out, model, replace(weights, tensors=rounded) if rank else rounded, base, card)
 
-    monkeypatch.setattr(local, "write_model", lossy)
+    monkeypatch.setattr(engine, "write_model", lossy)
     done = fine_tune(tuning(place, tmp_path, train), silent)
     model = Trainer(load_trainable(tmp_path, train, "cpu"), NegativeLogLikelihood(), train, 1)
     rows = evenly_spaced(RowFile(place.rows / HELD_OUT), train.watch.rows)

@@ -17,9 +17,7 @@ import torch
 
 from harness1.config import Lora, Machine
 from harness1.engines.engine import Engine
-from harness1.engines.service import EngineName, connect
-from harness1.engines.tinker import tinker_service
-from harness1.engines.tinker_backend import TinkerBackend
+from harness1.engines.tinker import EngineName, TinkerBackend, connect, tinker_service
 from harness1.models.checkpoint import read_checkpoint
 from harness1.sft.fine_tuning import FineTuning, OpenEngine, fine_tune, open_local_engine, open_service_engine
 from harness1.training.process_group import ALONE, ProcessGroup

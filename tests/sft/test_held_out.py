@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from harness1.config import Config, Lora, Validation
-from harness1.engines.local import LocalEngine
+from harness1.engines.engine import LocalEngine
 from harness1.models.backend import SampledOutput
-from harness1.models.transformers.backend import TransformersBackend, open_transformers
+from harness1.models.transformers_backend import TransformersBackend, open_transformers
 from harness1.records import Sampling
 from harness1.rows.file import RowFile
 from harness1.rows.row import TrainRow

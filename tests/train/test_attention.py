@@ -13,7 +13,7 @@ from transformers import AttentionInterface
 
 from harness1.config import Lora, Train
 from harness1.errors import UsageError
-from harness1.models.transformers.block_attention import NAME
+from harness1.models.block_attention import NAME
 from harness1.training import attention
 from harness1.training.algorithm import NegativeLogLikelihood
 from harness1.training.trainable import load_trainable

@@ -23,7 +23,7 @@ from trl.trainer.utils import add_fused_lm_head
 
 from harness1.config import Rl
 from harness1.errors import UsageError
-from harness1.models.transformers.causal_model import load_causal_model
+from harness1.models.causal_model import load_causal_model
 from harness1.rows.calls import CapturedCall
 from harness1.rows.merging import prefix_merging
 from harness1.rows.row import TrainRow, per_request

@@ -14,13 +14,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from benchmarks.memory_plan import allocated, take_steps
 from harness1.config import Config, Lora, Rl, Train, load_config
 from harness1.errors import UsageError
-from harness1.models.files.shapes import SHAPES, model_shape
-from harness1.models.transformers.kv_slots import KvSlots
-from harness1.models.transformers.live_bytes import Parts, of_all_layers
-from harness1.models.transformers.shape_attention import LINEAR
+from harness1.models.fetch import SHAPES, model_shape
+from harness1.models.slots import KvSlots
 from harness1.rows.file import RowFile, write_rows
 from harness1.rows.row import TrainRow
 from harness1.training.algorithm import make_algorithm
+from harness1.training.live_bytes import LINEAR, Parts, of_all_layers
 from harness1.training.memory_advice import advice
 from harness1.training.memory_plan import (
     CACHE_ROOM,

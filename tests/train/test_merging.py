@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM
 
 from harness1.config import Lora
 from harness1.errors import UsageError
+from harness1.models.adapters import add_adapters
+from harness1.models.causal_model import load_causal_model
 from harness1.models.checkpoint import CHECKPOINT, Checkpoint, read_checkpoint
-from harness1.models.transformers.adapters import add_adapters
-from harness1.models.transformers.causal_model import load_causal_model
 from harness1.runs.files import write_json
 from harness1.training.merging import merge, rounding_loss
 from tests.cli.commands import Command, command_in_process

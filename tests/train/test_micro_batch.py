@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from harness1.config import Sft, load_config
 from harness1.data.world.generate import world_source
 from harness1.episodes.rollout import rollout
-from harness1.models.transformers.causal_model import load_causal_model
+from harness1.models.causal_model import load_causal_model
 from harness1.policy.scripted import ScriptedPolicy
 from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import Episode

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness1.models.transformers.causal_model import load_causal_model
+from harness1.models.causal_model import load_causal_model
 from harness1.rows.row import TrainRow
 from harness1.training import trainer as trainer_module
 from harness1.training.cispo import Cispo, Reinforce

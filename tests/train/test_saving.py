@@ -16,11 +16,18 @@ from benchmarks.published_adapters import measured
 from harness1.config import Lora, Train
 from harness1.errors import UsageError
 from harness1.model_folder import folder_hash
+from harness1.models.adapters import (
+    ADAPTER_WEIGHTS,
+    adapted_weights,
+    adapters_of,
+    merged_state,
+    plain_state,
+    read_adapters,
+    tensors_of,
+)
+from harness1.models.causal_model import load_causal_model
 from harness1.models.checkpoint import CHECKPOINT, Checkpoint, read_checkpoint
-from harness1.models.transformers.adapter_files import ADAPTER_WEIGHTS, read_adapters
-from harness1.models.transformers.adapters import adapted_weights, adapters_of, merged_state, plain_state, tensors_of
-from harness1.models.transformers.backend import open_transformers
-from harness1.models.transformers.causal_model import load_causal_model
+from harness1.models.transformers_backend import open_transformers
 from harness1.records import Sampling
 from harness1.rows.row import TrainRow
 from harness1.runs.files import refuse_full_disk

@@ -10,8 +10,7 @@ import torch
 
 from harness1.config import Lora, Train
 from harness1.errors import UsageError
-from harness1.models.transformers.adapter_files import write_adapters
-from harness1.models.transformers.adapters import adapters_of, add_adapters
+from harness1.models.adapters import adapters_of, add_adapters, write_adapters
 from harness1.training.trainable import load_trainable
 from tests.tiny_models import save_tiny_model
 

@@ -15,9 +15,8 @@ from transformers import AutoModelForCausalLM
 from harness1.config import Lora, Train, Validation
 from harness1.errors import MissingExtra, UsageError
 from harness1.model_folder import holds_adapters
-from harness1.models.transformers.adapter_files import read_adapters
-from harness1.models.transformers.adapters import merge_adapters
-from harness1.models.transformers.causal_model import load_causal_model
+from harness1.models.adapters import merge_adapters, read_adapters
+from harness1.models.causal_model import load_causal_model
 from harness1.rows.row import TrainRow
 from harness1.training.schedule import rate_at
 from harness1.training.trainable import load_trainable

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from harness1.models.formats.chat_format import ChatFormat
+from harness1.models.chat_format import ChatFormat
 from harness1.records import Sampling, ToolCall
 from harness1.rows.proxy_record import RecordedCall, recording
 from tests.vocabularies import chat_format, vocabulary

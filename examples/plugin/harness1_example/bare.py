@@ -6,10 +6,10 @@ import json
 from collections.abc import Sequence
 
 from harness1.models.backend import Grammar
-from harness1.models.formats.chat_format import Ids, Parsed
-from harness1.models.formats.chatml import END, ChatML
-from harness1.models.formats.grammar import any_of, arguments_rules, literal, make_grammar
-from harness1.models.formats.reading import read_object
+from harness1.models.calls import read_object
+from harness1.models.chat_format import Ids, Parsed
+from harness1.models.formats import IM_END, ChatML
+from harness1.models.grammar import any_of, arguments_rules, literal, make_grammar
 from harness1.records import ToolCall
 from harness1.tools.tool import ToolSpec
 
@@ -24,7 +24,7 @@ class Bare(ChatML):
         return self.text("Tools: " + ", ".join(spec.name for spec in specs) + "\n")
 
     def format_action(self, reasoning: str, action: ToolCall) -> Ids:
-        return (*self.text(f"{action.name} {json.dumps(action.arguments)}"), *self.write(END))
+        return (*self.text(f"{action.name} {json.dumps(action.arguments)}"), *self.write(IM_END))
 
     def parse(self, output_ids: Sequence[int], specs: Sequence[ToolSpec]) -> Parsed:
         name, _, rest = self.said(output_ids).strip().partition(" ")

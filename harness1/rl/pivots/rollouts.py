@@ -20,7 +20,7 @@ from harness1.episodes.stages import Pipeline, StageLimits, results_to, unchange
 from harness1.errors import ConfigError, SchemaError, UsageError
 from harness1.hashing import digest
 from harness1.memory.working_memory import WorkingMemory
-from harness1.models.formats.chat_format import ChatFormat
+from harness1.models.chat_format import ChatFormat
 from harness1.policy.policy import Policy, counter_of
 from harness1.records import (
     Episode,
@@ -39,7 +39,7 @@ from harness1.reward.outcome import targets
 from harness1.rl.pivots.verifier import DecisionPoint, Effect, Ruling, SetQuality, compare_effects, set_quality
 
 if TYPE_CHECKING:
-    from harness1.models.transformers.adapters import Weights
+    from harness1.models.adapters import Weights
 
 CACHED_EPISODES = 64
 """Episodes whose states are cached: the samples of a turn, and the turns of an episode, come close together."""

@@ -13,7 +13,7 @@ import msgspec
 from harness1.config import Config
 from harness1.errors import MALFORMED, InfrastructureFault, SchemaError
 from harness1.hashing import digest
-from harness1.models.completer import Completing, open_completer
+from harness1.models.open import Completing, open_completer
 from harness1.records import Episode, Gold, Record, Status
 from harness1.rl.red_team.judgement import SYSTEM, Judgement, question, read_judgement
 from harness1.rl.red_team.report import Finding, RedTeamReport

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from harness1.models.formats.reading import read_object
+from harness1.models.calls import read_object
 from harness1.plain import json_safe
 from harness1.records import Record
 from harness1.serve.service import Refused

@@ -9,7 +9,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from harness1.hashing import digest
-from harness1.models.formats.chat_format import Ids
+from harness1.models.chat_format import Ids
 from harness1.serve.proxy.chat import Called, ChatMessage, ChatReply
 
 

@@ -8,8 +8,8 @@ from itertools import takewhile
 from harness1.env.render.pieces import Piece, Role
 from harness1.env.render.view import TurnView
 from harness1.hashing import text_digest
-from harness1.models.formats.chat_format import ChatFormat, Ids
-from harness1.models.formats.harmony import CHANNEL, MESSAGE, RETURN
+from harness1.models.chat_format import ChatFormat, Ids
+from harness1.models.formats import CHANNEL, MESSAGE, RETURN
 from harness1.records import ModelCall, Record, ToolCall
 from harness1.serve.proxy.chat import ChatMessage
 from harness1.serve.proxy.memory import Past

@@ -8,7 +8,7 @@ from typing import Any
 
 from harness1.config import Config
 from harness1.models.backend import Backend, Grammar
-from harness1.models.formats.chat_format import ChatFormat
+from harness1.models.chat_format import ChatFormat
 from harness1.plain import json_safe_call
 from harness1.records import Sampling, ToolCall
 from harness1.serve.proxy.chat import Called, ChatReply, ChatRequest, refuse_unsupported

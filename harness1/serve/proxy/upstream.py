@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from harness1.models.backend import Grammar
-from harness1.models.formats.chat_format import Ids
+from harness1.models.chat_format import Ids
 from harness1.records import Record, Sampling, ToolCall
 from harness1.serve.proxy.chat import ChatReply, ChatRequest
 from harness1.serve.proxy.dialect import Dialect

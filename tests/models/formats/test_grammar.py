@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from harness1.config import Curation, Env
 from harness1.errors import UsageError
 from harness1.models.backend import Grammar
-from harness1.models.formats.grammar import STRING, THOUGHT, arguments_rules, make_grammar
+from harness1.models.grammar import STRING, THOUGHT, arguments_rules, make_grammar
 from harness1.records import ToolCall
 from harness1.tools.registry import Toolbox
 from harness1.tools.tool import ToolSpec

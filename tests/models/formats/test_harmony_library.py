@@ -24,8 +24,8 @@ from harness1.config import Env
 from harness1.env.render.context import Context
 from harness1.env.render.pieces import grouped
 from harness1.errors import UsageError
-from harness1.models.formats.harmony import Harmony
-from harness1.models.formats.harmony_vocabulary import HarmonyVocabulary
+from harness1.models.formats import Harmony
+from harness1.models.tokenizer import HarmonyVocabulary
 from harness1.records import ModelCall, Task
 from harness1.tools.registry import Toolbox
 from tests.fetch_vocabulary import SHA256, VOCABULARY, checksum

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from benchmarks import parser_fuzz
 from harness1.config import Env
-from harness1.models.formats.chat_format import ChatFormat, Parsed
+from harness1.models.chat_format import ChatFormat, Parsed
 from harness1.models.tokenizer import stretches
 from harness1.records import ToolCall
 from harness1.tools.registry import Toolbox

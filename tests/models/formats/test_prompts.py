@@ -18,8 +18,8 @@ from harness1.env.environment import SearchEnv
 from harness1.env.render.budget import marker_room
 from harness1.env.render.context import Context
 from harness1.env.render.pieces import Piece, grouped, piece
-from harness1.models.formats.chat_format import ChatFormat
-from harness1.models.formats.harmony import Harmony
+from harness1.models.chat_format import ChatFormat
+from harness1.models.formats import Harmony
 from harness1.models.tokenizer import stretches
 from harness1.records import Chunk, ModelCall, Task, ToolCall
 from tests.support import CORPUS, WORDS, call, chunk, curate, make_env, run, search

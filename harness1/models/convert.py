@@ -1,9 +1,5 @@
-"""Conversion of a model to one plain type of numbers, which trainers and all engines read.
-
-The experts of gpt-oss come as MXFP4 (`NAME_blocks` and `NAME_scales`), in which nothing can be trained; other models as
-float32, or as GGUF. Tensors are converted one at a time. Layers can be left out: what remains is a smaller and
-faster model to train from.
-"""
+"""MXFP4, the type of gpt-oss's experts: numbers of four bits, and a power of two for every 32 of them (OCP Microscaling
+Formats 1.0)."""
 
 from __future__ import annotations
 
@@ -11,6 +7,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
@@ -20,15 +17,125 @@ import msgspec
 from harness1.errors import UsageError, optional
 from harness1.hashing import file_digest
 from harness1.model_folder import folder_hash, refusing
-from harness1.models.files.gguf import convert_gguf
-from harness1.models.files.mxfp4 import BLOCK, dequantized
-from harness1.models.files.tensor_file import BYTES, TensorInfo, write_shards
+from harness1.models.gguf import convert_gguf
 from harness1.records import Record
-from harness1.runs.files import read_json, refuse_full_disk, write_json, writing
+from harness1.runs.files import read_json, refuse_full_disk, replacing, write_json, writing
 from harness1.runs.stage import STAGE, Stage, refuse_foreign, refuse_other, remove, under_way
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+
+
+MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""E2M1: the numbers of the lower three bits; the fourth is the sign."""
+BIAS = 127
+"""Of the exponents, which are bytes (E8M0)."""
+BLOCK = 32
+"""Numbers that share an exponent, two in a byte, the lower half first."""
+
+
+def dequantized(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a matrix as models multiply with it, [inputs, outputs].
+
+    Args:
+        blocks: [outputs, inputs / 32, 16], bytes.
+        scales: [outputs, inputs / 32], bytes: exponents.
+
+    Every number is exact in bfloat16 and float32 (one bit of mantissa), unless it overflows.
+    """
+    import torch
+
+    signed = torch.tensor([*MAGNITUDES, *(-one for one in MAGNITUDES)])
+    pairs = torch.stack([signed.repeat(16), signed.repeat_interleave(16)], dim=-1)  # [byte, half]
+    powers = torch.exp2(scales.float() - BIAS)
+    numbers = pairs[blocks.int()].flatten(-2) * powers.unsqueeze(-1)
+    return numbers.flatten(-2).T.to(dtype).contiguous()
+
+
+BYTES = {
+    "F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4,
+    "F16": 2, "BF16": 2, "I16": 2, "U16": 2, "I8": 1, "U8": 1, "BOOL": 1,
+}  # fmt: skip
+"""Sizes of the types that are written, by their names in the format."""
+ALIGNMENT = 8
+"""The header ends at a multiple of this many bytes."""
+
+
+class TensorInfo(NamedTuple):
+    """The description of a tensor; `kind` is the format's name of its type."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Return its size in bytes."""
+        return prod(self.shape) * BYTES[self.kind]
+
+
+def write_shards(
+    folder: Path,
+    tensors: Sequence[TensorInfo],
+    load: Callable[[TensorInfo], Tensor],
+    shard_bytes: int,
+    on_file: Callable[[int, int], None],
+) -> list[str]:
+    """Write tensors into `model.safetensors`, or into several files and their index; return the names of the files.
+
+    Args:
+        load: returns a tensor as described; it is called once for each, in order.
+        shard_bytes: the size at which a file ends; a file holds at least one tensor.
+        on_file: called with the number of files done and of all.
+    """
+    shards = list(_shards(tensors, shard_bytes))
+    names = [f"model-{at:05}-of-{len(shards):05}.safetensors" for at in range(1, len(shards) + 1)]
+    if len(shards) == 1:
+        names = ["model.safetensors"]
+    for done, (name, shard) in enumerate(zip(names, shards, strict=True)):
+        on_file(done, len(shards))
+        _write(folder / name, shard, load)
+    if len(shards) > 1:
+        places = {each.name: name for name, shard in zip(names, shards, strict=True) for each in shard}
+        total = sum(each.size for each in tensors)
+        write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": places})
+    return names
+
+
+def _shards(tensors: Sequence[TensorInfo], shard_bytes: int) -> Iterator[list[TensorInfo]]:
+    shard: list[TensorInfo] = []
+    size = 0
+    for each in tensors:
+        if shard and size + each.size > shard_bytes:
+            yield shard
+            shard, size = [], 0
+        shard.append(each)
+        size += each.size
+    yield shard
+
+
+def _write(path: Path, tensors: Sequence[TensorInfo], load: Callable[[TensorInfo], Tensor]) -> None:
+    """Write one file: 8 bytes with the size of the header, little-endian, the header as JSON, then the tensors."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for each in tensors:
+        begin, end = end, end + each.size
+        header[each.name] = {"dtype": each.kind, "shape": each.shape, "data_offsets": (begin, end)}
+    encoded = msgspec.json.encode(header)
+    encoded += b" " * (-len(encoded) % ALIGNMENT)
+    with replacing(path) as file:
+        file.write(len(encoded).to_bytes(8, "little") + encoded)
+        for each in tensors:
+            file.write(_bytes(load(each), each))
+
+
+def _bytes(value: Tensor, described: TensorInfo) -> memoryview:
+    import torch
+
+    assert tuple(value.shape) == described.shape, f"{described.name} has the shape {tuple(value.shape)}"
+    return value.contiguous().reshape(-1).view(torch.uint8).numpy().data
+
 
 VERB = "models convert"
 SHARD_BYTES = 4_000_000_000

@@ -1,33 +1,87 @@
-"""vLLM in this process: its engine has subprocesses of its own and batches concurrent calls."""
+"""An event loop in its own thread, for an engine that callers in several event loops share."""
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import gc
 import itertools
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from harness1.errors import InfrastructureFault, MissingExtra, UsageError
 from harness1.hashing import digest
 from harness1.model_folder import check_base, checked_base, folder_hash, holds_adapters
-from harness1.models.backend import Grammar, SampledOutput
-from harness1.models.files.weight_shapes import Shapes, check_same_shapes, weight_shapes
-from harness1.models.sampled import EngineOutput, checked
-from harness1.models.servers.adapter_versions import AdapterVersions, LoadedAdapter
-from harness1.models.servers.loop_thread import LoopThread
-from harness1.models.servers.vllm import check_temperature
-from harness1.models.transformers.adapter_files import read_adapter_config
-from harness1.models.transformers.causal_model import Dtype
-from harness1.models.weight_gate import WeightGate
+from harness1.models.adapters import read_adapter_config
+from harness1.models.backend import EngineOutput, Grammar, SampledOutput, checked
+from harness1.models.causal_model import Dtype
+from harness1.models.model_servers import check_temperature
+from harness1.models.token_server import (
+    AdapterVersions,
+    LoadedAdapter,
+    Shapes,
+    WeightGate,
+    check_same_shapes,
+    weight_shapes,
+)
 from harness1.records import Sampling
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
     from vllm.lora.request import LoRARequest
     from vllm.v1.engine.async_llm import AsyncLLM
+
+
+Result = TypeVar("Result")
+
+
+class LoopThread:
+    """An event loop in its own thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._stopped = False
+        self._thread = threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True)
+        self._thread.start()
+
+    def call(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run a coroutine on the loop and block until it is done."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run a coroutine on the loop and await it, with cancellation; raise InfrastructureFault if it was stopped."""
+        if self._stopped:
+            work.close()
+            raise InfrastructureFault("vLLM was closed")
+        done = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return await asyncio.wrap_future(done)
+        except asyncio.CancelledError:
+            if self._stopped:
+                raise InfrastructureFault("vLLM was closed") from None
+            raise
+
+    def stop(self) -> bool:
+        """Cancel all work and end the thread; return False if it was already stopped."""
+        if self._stopped:
+            return False
+        self._stopped = True
+        self.call(_cancel_others())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        return True
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks of adapters that vLLM 0.31 makes room for (`MaxLoRARanks`)."""

@@ -17,16 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness1.errors import InfrastructureFault
-from harness1.models.backend import FinishReason
-from harness1.models.sampler import draw, processed_logprobs
-from harness1.models.transformers.kv_slots import COLUMNS, KvSlots, Layers, SlotPass
-from harness1.models.transformers.slot_model import SlotModel
+from harness1.models.backend import FinishReason, draw, processed_logprobs
+from harness1.models.slots import COLUMNS, KvSlots, Layers, SlotModel, SlotPass
 from harness1.records import Record, Sampling
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
-    from harness1.models.transformers.grammar_mask import GrammarState
+    from harness1.models.grammar import GrammarState
 
 
 class DecodingStats(Record):

@@ -23,20 +23,19 @@ from harness1.errors import HarnessError, InfrastructureFault, UsageError, optio
 from harness1.freed_memory import MemoryReturns
 from harness1.hashing import digest
 from harness1.model_folder import check_base, folder_hash, holds_adapters
-from harness1.models.backend import Grammar, SampledOutput
-from harness1.models.sampler import check_sampling
-from harness1.models.transformers.adapter_files import read_adapters
-from harness1.models.transformers.adapters import Adapters, check_adapters, drop_adapters, keep_rounded, put_adapters
-from harness1.models.transformers.causal_model import Dtype, check_weights, load_causal_model
-from harness1.models.transformers.decoding import Decoder, DecodingRow, DecodingStats
-from harness1.models.transformers.grammar_mask import GrammarCompiler, GrammarState
-from harness1.models.transformers.slot_model import SlotModel
+from harness1.models.adapters import Adapters, check_adapters, drop_adapters, keep_rounded, put_adapters, read_adapters
+from harness1.models.backend import Grammar, SampledOutput, check_sampling
+from harness1.models.causal_model import Dtype, check_weights, load_causal_model
+from harness1.models.decoding import Decoder, DecodingRow, DecodingStats
+from harness1.models.grammar import GrammarCompiler, GrammarState
+from harness1.models.slots import SlotModel
 from harness1.records import Sampling
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from harness1.models.transformers.adapters import Weights
+    from harness1.models.adapters import Weights
+
 
 Result = TypeVar("Result")
 

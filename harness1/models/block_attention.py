@@ -17,6 +17,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from torch import nn
 
+
 NAME = "harness1_blocks"
 BLOCK = 128
 """Queries of a block: fewer do not fill a matrix product, more compute more of what no query sees."""

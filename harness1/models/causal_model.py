@@ -11,12 +11,12 @@ import msgspec
 
 from harness1.errors import UsageError, optional
 from harness1.model_folder import base_folder, checked_base, first_line, holds_adapters, no_progress_bars, refusing
-from harness1.models.transformers.adapter_files import read_adapters
-from harness1.models.transformers.adapters import plain_state, put_adapters
+from harness1.models.adapters import plain_state, put_adapters, read_adapters
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PreTrainedModel
+
 
 Dtype = Literal["float32", "bfloat16"]
 

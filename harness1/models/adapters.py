@@ -1,0 +1,494 @@
+"""Layers with low-rank adapters (Hu et al., arXiv 2106.09685): W x + (alpha / rank) B A x, with A and B in float32.
+
+Parts are named as in peft: `base_layer`, `lora_A`, `lora_B`. The update is applied beside the weights and in float32,
+also under automatic mixed precision, so that it is never rounded to the precision of the weights. Only linear layers
+with weights in bfloat16 on a GPU multiply rounded copies of A and B: launching kernels takes the time there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from harness1.config import Lora
+from harness1.errors import UsageError, optional
+from harness1.model_folder import ADAPTER_CONFIG, refusing
+from harness1.runs.files import write_atomically
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from transformers import PreTrainedModel
+
+
+Shape = tuple[int, int]
+DOWN, UP, BASE = "lora_A", "lora_B", "base_layer"
+EXPERTS = ("gate_up_proj", "down_proj")
+"""The parameters of a mixture's experts, each [experts, rows, columns]."""
+ROUNDED_ON = ("cuda",)
+"""Types of devices on which factors are rounded beside weights in bfloat16."""
+
+
+def is_mixture(module: nn.Module) -> bool:
+    """Return True for the experts of a mixture in two 3-D parameters, as transformers builds them for all models."""
+    return all(getattr(getattr(module, name, None), "ndim", 0) == 3 for name in EXPERTS)
+
+
+def factor_shapes(layer: Any, rank: int) -> list[tuple[Shape, Shape]]:
+    """Return the shapes of A and B of each adapter that a layer can have: one of a linear layer, two of a mixture's
+    experts, none of other layers. As in peft (`target_parameters`), the A of experts is [experts * rank, in], ordered
+    by expert, and B is [out, rank * experts], ordered by rank."""
+    import torch
+
+    if isinstance(layer, torch.nn.Linear):
+        return [((rank, layer.in_features), (layer.out_features, rank))]
+    shapes = []
+    for name in EXPERTS if is_mixture(layer) else ():
+        count, rows, columns = getattr(layer, name).shape
+        inputs, outputs = (rows, columns) if _is_transposed(layer) else (columns, rows)
+        shapes.append(((rank * count, inputs), (outputs, rank * count)))
+    return shapes
+
+
+def adapted(layer: nn.Module, rank: int, alpha: float) -> nn.Module:
+    """Return a layer with adapters of zeros; experts get one for each parameter, each layer around the one before. An
+    adapted layer has a `rank` and an `alpha`; `target` names its parameter, and `update()` returns what the adapter
+    adds to that, in float32."""
+    shapes = factor_shapes(layer, rank)
+    if not is_mixture(layer):
+        return _adapted_linear(layer, rank, alpha, *shapes[0])
+    around = layer
+    for name, pair in zip(EXPERTS, shapes, strict=True):
+        around = _adapted_parameter(around, layer, name, rank, alpha, *pair)
+    return around
+
+
+def _adapted_linear(layer: Any, rank: int, alpha: float, down: Shape, up: Shape) -> nn.Module:
+    import torch
+
+    scale = alpha / rank
+
+    class AdaptedLinear(torch.nn.Module):
+        target = "weight"
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.base_layer, self.rank, self.alpha = layer, rank, alpha
+            self.lora_A, self.lora_B = _factor(down, layer), _factor(up, layer)
+            self._kept: tuple[Tensor, Tensor] | None = None
+
+        def forward(self, hidden: Tensor) -> Tensor:
+            plain: Tensor = self.base_layer(hidden)
+            with torch.autocast(hidden.device.type, enabled=False):
+                if plain.dtype == torch.bfloat16 and plain.device.type in ROUNDED_ON:
+                    first, second = self._kept or self._rounded()
+                    inner = hidden.to(torch.bfloat16).flatten(0, -2) @ first.T
+                    return torch.addmm(plain.flatten(0, -2), inner, second.T).view_as(plain)
+                change = scale * self.lora_B(self.lora_A(hidden.float()))
+                adapted: Tensor = plain + change.to(plain.dtype)
+            return adapted
+
+        def keep_rounded(self) -> None:
+            """Round A and B now, and no more until the next call: for a model that is only sampled."""
+            with torch.no_grad():
+                self._kept = self._rounded()
+
+        def _rounded(self) -> tuple[Tensor, Tensor]:
+            return self.lora_A.weight.to(torch.bfloat16), (scale * self.lora_B.weight).to(torch.bfloat16)
+
+        def update(self) -> Tensor:
+            made: Tensor = scale * (self.lora_B.weight @ self.lora_A.weight)
+            return made
+
+    return AdaptedLinear()
+
+
+def _adapted_parameter(
+    around: nn.Module, experts: Any, name: str, rank: int, alpha: float, down: Shape, up: Shape
+) -> nn.Module:
+    import torch
+
+    transposed, scale, count = _is_transposed(experts), alpha / rank, len(getattr(experts, name))
+
+    class AdaptedParameter(torch.nn.Module):
+        target = name
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.base_layer, self.rank, self.alpha = around, rank, alpha
+            self.lora_A, self.lora_B = _factor(down, experts), _factor(up, experts)
+
+        def forward(self, hidden: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
+            return _mixed(experts, self.base_layer.product, self.product, hidden, indices, weights)
+
+        def product(self, hidden: Tensor, expert: int) -> Tensor:
+            """Return the product of one expert's matrix and its tokens, [tokens, in] -> [tokens, out]."""
+            own, bias = getattr(experts, name)[expert], getattr(experts, f"{name}_bias", None)
+            plain = hidden @ (own if transposed else own.T)
+            if bias is not None:
+                plain = plain + bias[expert]
+            with torch.autocast(hidden.device.type, enabled=False):
+                first, second = (factor[expert] for factor in self.factors())
+                change = scale * (hidden.float() @ first.T @ second.T)
+            adapted: Tensor = plain + change.to(plain.dtype)
+            return adapted
+
+        def factors(self) -> tuple[Tensor, Tensor]:
+            """Return A, [experts, rank, in], and B, [experts, out, rank]."""
+            first = self.lora_A.weight.reshape(count, rank, down[1])
+            return first, self.lora_B.weight.reshape(up[0], rank, count).permute(2, 0, 1)
+
+        def update(self) -> Tensor:
+            first, second = self.factors()
+            made = scale * (second @ first)
+            return made.transpose(1, 2) if transposed else made
+
+    return AdaptedParameter()
+
+
+def _mixed(experts: Any, first: Any, second: Any, hidden: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
+    """Return the weighted sum of each token's experts, [tokens, width], one expert at a time.
+
+    Args:
+        first, second: compute the products of an expert's two matrices.
+        indices, weights: of each token's experts, [tokens, chosen].
+    """
+    import torch
+
+    total = torch.zeros_like(hidden)
+    for expert, token, place in _routes(indices, len(getattr(experts, EXPERTS[0]))):
+        out = second(experts._apply_gate(first(hidden[token], expert)), expert)
+        total.index_add_(0, token, (out * weights[token, place, None]).to(total.dtype))
+    return total
+
+
+def _routes(indices: Tensor, count: int) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Yield each chosen expert with its tokens and its places among their choices. Where tensors have no data, as in a
+    memory plan, experts share the tokens equally."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    if isinstance(indices, FakeTensor):
+        used = min(count, indices.numel())
+        for expert in range(used):
+            some = indices.new_zeros(-(-indices.numel() // used))
+            yield expert, some, some
+        return
+    for expert in sorted(set(indices.flatten().tolist())):
+        token, place = torch.where(indices == expert)
+        yield expert, token, place
+
+
+def _is_transposed(experts: Any) -> bool:
+    """Return True for parameters of [experts, in, out], as gpt-oss has them; others are [experts, out, in]."""
+    return bool(getattr(experts, "is_transposed", False))
+
+
+def _factor(shape: Shape, beside: nn.Module) -> nn.Linear:
+    import torch
+
+    device = next(beside.parameters()).device
+    layer = torch.nn.Linear(shape[1], shape[0], bias=False, device=device, dtype=torch.float32)
+    torch.nn.init.zeros_(layer.weight)
+    return layer
+
+
+PEFT = "base_model.model."
+"""What peft puts before the name of each tensor."""
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """The adapters of a model: their tensors by peft's names, in float32, each [rank, in] (A) or [out, rank] (B)."""
+
+    rank: int
+    alpha: float
+    tensors: Mapping[str, Tensor]
+
+    @property
+    def lora(self) -> Lora:
+        """The settings that adapters of this form are trained with."""
+        return Lora(rank=self.rank, alpha=self.alpha, experts=any(f".{BASE}." in name for name in self.tensors))
+
+
+if TYPE_CHECKING:
+    Weights = Adapters | Mapping[str, Tensor]
+    """Adapters on a base that the reader has, or a whole state dictionary."""
+
+
+def add_adapters(model: PreTrainedModel, lora: Lora, seed: int) -> None:
+    """Freeze a model and add an adapter to each linear layer except the output head and, with `lora.experts`, to the
+    experts of a mixture; with `lora.layers`, only in so many of its last layers. B starts at zero, which leaves the
+    model's outputs unchanged.
+
+    Raises:
+        UsageError: the model has no linear layer, no such experts, or fewer layers.
+    """
+    import torch
+
+    model.requires_grad_(False)
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    linear = [name for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear) and layer is not head]
+    mixtures = [name for name, layer in model.named_modules() if lora.experts and is_mixture(layer)]
+    if not linear:
+        raise UsageError(f"{type(model).__name__} has no linear layers for adapters: train.lora.rank=0 trains all")
+    if lora.experts and not mixtures:
+        raise UsageError(f"{type(model).__name__} has no mixture of experts: set train.lora.experts=false")
+    first = _first_adapted(model, lora)
+    generator = torch.Generator().manual_seed(seed)
+    for name in linear + mixtures:
+        if layer_of(name) >= first:
+            _wrap(model, name, lora)
+    for _, layer in adapted_layers(model):
+        drawn = torch.rand(layer.lora_A.weight.shape, generator=generator)
+        with torch.no_grad():
+            layer.lora_A.weight.copy_((2 * drawn - 1) * layer.lora_A.in_features**-0.5)
+
+
+def layer_of(name: str) -> int:
+    """Return the number of the transformer layer that a part of a model, or a tensor, belongs to; -1: to none."""
+    return next((int(part) for part in name.split(".") if part.isdecimal()), -1)
+
+
+def adapted_layers(model: PreTrainedModel) -> Iterator[tuple[str, Any]]:
+    """Yield every layer with an adapter, and its name."""
+    for name, layer in model.named_modules():
+        if hasattr(layer, DOWN) and hasattr(layer, BASE):
+            yield name, layer
+
+
+def adapters_of(model: PreTrainedModel, state: Mapping[str, Tensor] | None = None) -> Adapters | None:
+    """Return the adapters of a model, which share memory with it, or None if it has none.
+
+    Args:
+        state: its tensors, if they have been gathered from several processes.
+    """
+    first = next(adapted_layers(model), None)
+    if first is None:
+        return None
+    found = {name: value for name, value in (state or model.state_dict()).items() if _is_part(name)}
+    return Adapters(first[1].rank, first[1].alpha, {f"{PEFT}{name}": value.detach() for name, value in found.items()})
+
+
+def adapted_names(adapters: Adapters) -> list[str]:
+    """Return the names of the layers that the tensors belong to."""
+    return list(dict.fromkeys(name.removeprefix(PEFT).rsplit(".", 2)[0] for name in adapters.tensors))
+
+
+def tensors_of(weights: Weights) -> Mapping[str, Tensor]:
+    """Return the tensors of adapters, or of a state dictionary, by name."""
+    return weights.tensors if isinstance(weights, Adapters) else weights
+
+
+def on_cpu(weights: Weights) -> Weights:
+    """Return weights in the memory of the CPU, without gradients."""
+    moved = {name: value.detach().cpu() for name, value in tensors_of(weights).items()}
+    return replace(weights, tensors=moved) if isinstance(weights, Adapters) else moved
+
+
+def put_adapters(model: PreTrainedModel, adapters: Adapters) -> None:
+    """Give adapters to a model, in place of those that it has; copy their tensors and freeze everything else.
+
+    Raises:
+        UsageError: as `check_adapters`; the model is then unchanged.
+    """
+    check_adapters(model, adapters)
+    present = adapters_of(model)
+    if present is None or (present.lora, present.tensors.keys()) != (adapters.lora, adapters.tensors.keys()):
+        drop_adapters(model)
+        model.requires_grad_(False)
+        for name in adapted_names(adapters):
+            if not name.endswith(f".{BASE}"):
+                _wrap(model, name, adapters.lora)
+    own = model.state_dict()
+    for name, value in adapters.tensors.items():
+        own[name.removeprefix(PEFT)].copy_(value)
+
+
+def keep_rounded(model: PreTrainedModel) -> None:
+    """Let the adapters of a model that is only sampled be rounded once, not in every pass; call it after every change
+    of them."""
+    for _, layer in adapted_layers(model):
+        if hasattr(layer, "keep_rounded"):
+            layer.keep_rounded()
+
+
+def check_adapters(model: PreTrainedModel, adapters: Adapters) -> None:
+    """Refuse adapters of another model.
+
+    Raises:
+        UsageError: a layer is missing, cannot be adapted, or has another shape.
+    """
+    modules = {_plain(name): layer for name, layer in model.named_modules()}  # of equal names, the innermost
+    expected: dict[str, tuple[int, ...]] = {}
+    for name in map(_plain, adapted_names(adapters)):
+        pairs = factor_shapes(modules.get(name), adapters.rank)
+        for at, shapes in enumerate(pairs):
+            inside = f".{BASE}" * (len(pairs) - 1 - at)
+            expected |= {f"{PEFT}{name}{inside}.{part}.weight": s for part, s in zip((DOWN, UP), shapes, strict=True)}
+    found = {name: tuple(value.shape) for name, value in adapters.tensors.items()}
+    if found != expected:
+        wrong = min(name for name, _ in found.items() ^ expected.items())
+        raise UsageError(f"these adapters do not fit {type(model).__name__}: {wrong}")
+
+
+def drop_adapters(model: PreTrainedModel) -> None:
+    """Take all adapters off a model; its weights are those of the base, and stay frozen."""
+    for name, layer in list(adapted_layers(model)):
+        if not name.endswith(f".{BASE}"):
+            while hasattr(layer, BASE):
+                layer = layer.base_layer
+            model.set_submodule(name, layer)
+
+
+def plain_state(model: PreTrainedModel, state: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """Return the state dictionary of the model without its adapters, which shares memory with it."""
+    own = model.state_dict() if state is None else state
+    return {_plain(name): value for name, value in own.items() if not _is_part(name)}
+
+
+def merged_state(model: PreTrainedModel, dtype: str | None = None) -> dict[str, Tensor]:
+    """Return the state dictionary of the plain model, with adapters merged: added in float32, then rounded to the type
+    of the weights, or to `dtype`. Only tensors without an adapter are shared with the model and follow its later
+    steps."""
+    import torch
+
+    merged = plain_state(model)
+    with torch.no_grad():
+        for name, weight, change in adapted_weights(model):
+            merged[name] = (weight.float() + change).to(weight.dtype if dtype is None else getattr(torch, dtype))
+    return merged if dtype is None else {name: value.to(getattr(torch, dtype)) for name, value in merged.items()}
+
+
+def adapted_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Yield every weight with an adapter, by its name in the plain model, and what the adapter adds, in float32."""
+    own = plain_state(model)
+    for name, layer in adapted_layers(model):
+        target = f"{_plain(name)}.{layer.target}"
+        yield target, own[target], layer.update()
+
+
+def merge_adapters(model: PreTrainedModel) -> None:
+    """Merge the adapters of a model into its weights, in place."""
+    merged = merged_state(model)
+    drop_adapters(model)
+    model.load_state_dict(merged, strict=False)
+
+
+def _first_adapted(model: PreTrainedModel, lora: Lora) -> int:
+    """Return the number of the first layer that gets adapters; -1: everything does."""
+    count = int(model.config.get_text_config().num_hidden_layers)
+    if lora.layers > count:
+        raise UsageError(f"{type(model).__name__} has {count} layers: train.lora.layers={lora.layers} is too many")
+    return count - lora.layers if lora.layers else -1
+
+
+def _wrap(model: PreTrainedModel, name: str, lora: Lora) -> None:
+    model.set_submodule(name, adapted(model.get_submodule(name), lora.rank, lora.alpha))
+
+
+def _is_part(name: str) -> bool:
+    return f".{DOWN}." in name or f".{UP}." in name
+
+
+def _plain(name: str) -> str:
+    """Return a name within the model without adapters."""
+    return name.replace(f".{BASE}", "")
+
+
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+
+
+class AdapterConfig(msgspec.Struct, kw_only=True):
+    """The settings that peft needs (peft 0.21, `LoraConfig`); others have its defaults."""
+
+    base_model_name_or_path: str
+    r: int
+    lora_alpha: float
+    target_modules: list[str] | str | None = None
+    target_parameters: list[str] | None = None
+    layers_to_transform: list[int] | None = None
+    peft_type: str = "LORA"
+    task_type: str | None = "CAUSAL_LM"
+    inference_mode: bool = True
+    lora_dropout: float = 0.0
+    bias: str = "none"
+    use_rslora: bool = False
+    use_dora: bool = False
+    fan_in_fan_out: bool = False
+    modules_to_save: list[str] | None = None
+    rank_pattern: dict[str, int] = {}
+    alpha_pattern: dict[str, float] = {}
+
+
+def write_adapters(folder: Path, adapters: Adapters, base: Path) -> None:
+    """Write adapters of the model in `base` to a folder. peft and vLLM read it; the configuration, which makes it a
+    folder of adapters, is written last.
+
+    Raises:
+        OSError: the folder cannot be written.
+        SafetensorError: the disk is full.
+    """
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    modules, parameters = _targets(adapters)
+    config = AdapterConfig(
+        base_model_name_or_path=str(base.resolve()),
+        r=adapters.rank,
+        lora_alpha=int(adapters.alpha) if adapters.alpha.is_integer() else adapters.alpha,
+        target_modules=modules,
+        target_parameters=parameters or None,
+        layers_to_transform=_layers(adapters),
+    )
+    tensors = {name: value.cpu().contiguous() for name, value in adapters.tensors.items()}
+    save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    write_atomically(folder / ADAPTER_CONFIG, msgspec.json.format(msgspec.json.encode(config)))
+
+
+def read_adapter_config(folder: Path) -> AdapterConfig:
+    """Return the settings of the adapters in a folder.
+
+    Raises:
+        UsageError: they are damaged, or adapters of another kind than low-rank products beside frozen weights.
+    """
+    path = folder / ADAPTER_CONFIG
+    with refusing(f"{path} is not a configuration of adapters"):
+        config = msgspec.json.decode(path.read_bytes(), type=AdapterConfig)
+    other = config.use_rslora or config.use_dora or config.rank_pattern or config.alpha_pattern or config.fan_in_fan_out
+    if config.peft_type != "LORA" or config.bias != "none" or config.modules_to_save or other or config.r < 1:
+        raise UsageError(f"{path} describes other adapters than plain LoRA of one rank: merge them with peft first")
+    return config
+
+
+def read_adapters(folder: Path) -> Adapters:
+    """Return the adapters in a folder, in float32.
+
+    Raises:
+        UsageError: as `read_adapter_config`, or their weights are missing or damaged.
+        MissingExtra: torch is not installed.
+    """
+    config = read_adapter_config(folder)
+    with optional("train"):
+        from safetensors.torch import load_file
+    with refusing(f"{folder / ADAPTER_WEIGHTS} is damaged"):
+        tensors = {name: value.float() for name, value in load_file(folder / ADAPTER_WEIGHTS).items()}
+    return Adapters(config.r, float(config.lora_alpha), tensors)
+
+
+def _layers(adapters: Adapters) -> list[int] | None:
+    """Return the layers that have adapters, or None if that is the first one and all that follow."""
+    layers = sorted({layer_of(name) for name in adapters.tensors})
+    return layers if layers[0] > 0 else None
+
+
+def _targets(adapters: Adapters) -> tuple[list[str], list[str]]:
+    """Return the names by which peft finds the adapted modules and parameters: their last parts."""
+    names = adapted_names(adapters)
+    mixtures = {name.removesuffix(f".{BASE}") for name in names if name.endswith(f".{BASE}")}
+    modules = {name.rpartition(".")[2] for name in names if name.removesuffix(f".{BASE}") not in mixtures}
+    ends = {".".join(name.split(".")[-2:]) for name in mixtures}
+    return sorted(modules), [f"{end}.{parameter}" for end in sorted(ends) for parameter in EXPERTS]

@@ -1,1 +1,0 @@
-"""Chat formats: contexts to token ids, and sampled ids to actions."""

@@ -1,1 +1,0 @@
-"""Inference engines that take token ids, over HTTP or in subprocesses."""

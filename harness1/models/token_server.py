@@ -1,0 +1,327 @@
+"""A gate between calls, which share a model's weights, and changes of weights, which need exclusive access."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import msgspec
+
+from harness1.errors import MALFORMED, InfrastructureFault, Refusal, UsageError, is_unconnected
+from harness1.hashing import digest, file_digest
+from harness1.http.model_endpoint import ModelEndpoint
+from harness1.models.adapters import ADAPTER_WEIGHTS, read_adapter_config
+from harness1.models.backend import EngineOutput, Grammar, SampledOutput, checked
+from harness1.records import Sampling
+
+
+class WeightGate:
+    """A gate that holds calls back while weights change: every output is of one version.
+
+    A change waits until the calls in flight have ended; calls that arrive meanwhile wait for it. Each change has its
+    own event, so that a gate can serve one event loop after another.
+    """
+
+    def __init__(self) -> None:
+        self.version = 0
+        """Version of the weights in use."""
+        self._calls = 0
+        self._usable = True
+        self._changed: asyncio.Event | None = None
+        self._drained = asyncio.Event()
+
+    @asynccontextmanager
+    async def call(self) -> AsyncIterator[None]:
+        """Use the weights.
+
+        Raises:
+            InfrastructureFault: the last change failed half-way, and the state of the weights is unknown.
+        """
+        while self._changed is not None:
+            await self._changed.wait()
+        if not self._usable:
+            raise InfrastructureFault("the last change of weights failed; load them again")
+        self._calls += 1
+        try:
+            yield
+        finally:
+            self._calls -= 1
+            if not self._calls:
+                self._drained.set()
+
+    @asynccontextmanager
+    async def change(self, version: int) -> AsyncIterator[None]:
+        """Change the weights, which have the new version if nothing is raised. After a `UsageError` the old ones stay
+        in use; after any other error there are no usable weights."""
+        while self._changed is not None:
+            await self._changed.wait()
+        changed = self._changed = asyncio.Event()
+        try:
+            self._drained = asyncio.Event()
+            if self._calls:
+                await self._drained.wait()
+            usable, self._usable = self._usable, False
+            try:
+                yield
+            except UsageError:
+                self._usable = usable
+                raise
+            self.version, self._usable = version, True
+        finally:
+            self._changed = None
+            changed.set()
+
+
+Shapes = Mapping[str, tuple[int, ...]]
+TIED_HEAD = "lm_head.weight"
+"""The output head, which files of a model that ties it to its embedding may include or leave out."""
+LONGEST_HEADER = 100_000_000
+"""Bytes; the limit of the format."""
+
+
+class _Tensor(msgspec.Struct):
+    shape: tuple[int, ...]
+
+
+def weight_shapes(folder: Path) -> Shapes:
+    """Return the shape of every tensor in the safetensors files of a folder, by name.
+
+    Raises:
+        UsageError: there are no such files, or they cannot be read.
+    """
+    try:
+        shapes = {name: shape for path in sorted(folder.glob("*.safetensors")) for name, shape in _header(path).items()}
+    except (OSError, *MALFORMED) as error:
+        raise UsageError(f"the weights in {folder} cannot be read: {error}") from error
+    if not shapes or not (folder / "config.json").is_file():
+        raise UsageError(f"{folder} is not a model: it needs config.json and safetensors weights")
+    return shapes
+
+
+def check_same_shapes(opened: Shapes, folder: Path) -> None:
+    """Refuse a folder whose weights are of another architecture than the opened one.
+
+    Raises:
+        UsageError: they are of another architecture, or missing.
+    """
+    found = weight_shapes(folder)
+    others = {name for name in opened.keys() | found.keys() if opened.get(name) != found.get(name)}
+    if TIED_HEAD not in opened or TIED_HEAD not in found:
+        others.discard(TIED_HEAD)
+    if others:
+        raise UsageError(f"{folder} holds weights of another model: {', '.join(sorted(others)[:3])}")
+
+
+def _header(path: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes in a file's header: 8 bytes with its size, little-endian, then JSON, then the tensors."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = file.read(min(size, LONGEST_HEADER))
+    if len(header) < size:
+        raise msgspec.DecodeError(f"{path.name} is not a safetensors file")
+    entries = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
+    return {
+        name: msgspec.json.decode(entry, type=_Tensor).shape
+        for name, entry in entries.items()
+        if name != "__metadata__"
+    }
+
+
+@dataclass(eq=False)
+class LoadedAdapter:
+    """An adapter in an engine. Names are never used for other content, because engines keep cached states by name."""
+
+    name: str
+    version: int
+    number: int
+    """From 1, in the order of loading."""
+    folder: Path
+    calls: int = 0
+
+
+class AdapterVersions:
+    """The adapters of one engine, oldest first.
+
+    Args:
+        kept: the newest ones that stay loaded although no call uses them; other clients of a server may.
+    """
+
+    def __init__(self, kept: int) -> None:
+        self._kept, self._count = max(1, kept), 0
+        self._loaded: list[LoadedAdapter] = []
+
+    @property
+    def newest(self) -> LoadedAdapter | None:
+        return self._loaded[-1] if self._loaded else None
+
+    def named(self, folder: Path, version: int) -> LoadedAdapter:
+        """Return the adapter in a folder with its name; one that is loaded is the same.
+
+        Raises:
+            UsageError: there is none, or of a kind that is not supported.
+        """
+        read_adapter_config(folder)
+        name = f"harness1-{version}-{file_digest(folder / ADAPTER_WEIGHTS)[:8]}"
+        for loaded in self._loaded:
+            if loaded.name == name:
+                return loaded  # of another number, the engine would keep the same content twice
+        self._count += 1
+        return LoadedAdapter(name, version, self._count, folder)
+
+    def add(self, adapter: LoadedAdapter) -> None:
+        """Give an adapter to all calls from now on; the engine has loaded it."""
+        self._loaded = [*(each for each in self._loaded if each.name != adapter.name), adapter]
+
+    @contextmanager
+    def in_use(self) -> Iterator[LoadedAdapter | None]:
+        """Use the newest adapter for a call; None if there is none."""
+        used = self.newest
+        if used is None:
+            yield None
+            return
+        used.calls += 1
+        try:
+            yield used
+        finally:
+            used.calls -= 1
+
+    def take_unused(self) -> list[LoadedAdapter]:
+        """Remove and return the adapters that no call uses, except the newest."""
+        unused = [each for each in self._loaded[: -self._kept] if not each.calls]
+        self._loaded = [each for each in self._loaded if each not in unused]
+        return unused
+
+    def clear(self) -> list[LoadedAdapter]:
+        """Remove and return all: whole weights take their place."""
+        loaded, self._loaded = self._loaded, []
+        return loaded
+
+
+PROBE_TEMPERATURES = (0.5, 2.0)
+PROBE_TOKENS = 8
+PROBE_DIFFERENCE = 0.1
+"""In nats: above the effect of rounding and batching on a log probability, far below that of the two temperatures."""
+
+
+class TokenServer(ABC):
+    """A `Backend` over the server at an endpoint; `weights` is the digest or name of its initial weights, and
+    `kept` the adapters that stay loaded when no call uses them."""
+
+    raw_advice: ClassVar[str]
+    """Advice on starting a server whose log probabilities belong to the distribution that it samples from."""
+
+    adapter_advice: ClassVar[str]
+    """Advice on starting a server that loads adapters."""
+
+    def __init__(self, endpoint: ModelEndpoint, model: str, weights: str, kept: int = 2) -> None:
+        self.model = model
+        self.hash = digest(["token server", weights or model])
+        self._endpoint, self._gate, self._adapters = endpoint, WeightGate(), AdapterVersions(kept)
+        self._follows_temperature: bool | None = None
+
+    @property
+    def version(self) -> int:
+        newest = self._adapters.newest
+        return self._gate.version if newest is None else newest.version
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None
+    ) -> SampledOutput:
+        """Do as `Backend.generate`. The first call that needs to know tests whether log probabilities are processed."""
+        self._check(sampling)
+        async with self._gate.call():
+            if sampling.temperature and _is_changed(sampling) and not await self._is_processed(prompt_ids):
+                raise UsageError(
+                    f"{self._endpoint.url} does not return log probabilities of the distribution that it samples from; "
+                    f"{self.raw_advice}, or sample at temperature 1 with top_p 1 and top_k 0"
+                )
+            with self._adapters.in_use() as adapter:
+                version = self._gate.version if adapter is None else adapter.version
+                name = None if adapter is None else adapter.name
+                return checked(await self._sample(prompt_ids, sampling, grammar, name), sampling, version)
+
+    async def load_weights(self, folder: Path, version: int) -> None:
+        """Do as `Backend.load_weights`. The server reads the folder under the same path; if it refuses, it keeps the
+        old weights."""
+        folder = folder.resolve()
+        weight_shapes(folder)
+        async with self._gate.change(version):
+            try:
+                await self._load(folder, version)
+            except Refusal as error:
+                raise UsageError(str(error)) from error
+        for adapter in self._adapters.clear():
+            await self._unload(adapter)
+
+    async def load_adapter(self, folder: Path, version: int) -> None:
+        """Do as `Backend.load_adapter`. The server reads the folder under the same path. Each version has its own name
+        there; those that no call uses any more are unloaded, except the newest `kept`."""
+        adapter = self._adapters.named(folder.resolve(), version)
+        try:
+            await self._load_adapter(adapter)
+        except (Refusal, UsageError) as error:
+            if is_unconnected(error):
+                raise
+            raise UsageError(f"{error}; to load adapters, {self.adapter_advice}") from error
+        except InfrastructureFault as error:
+            raise InfrastructureFault(f"{error}; to load adapters, {self.adapter_advice}") from error
+        self._adapters.add(adapter)
+        for unused in self._adapters.take_unused():
+            await self._unload(unused)
+
+    async def _unload(self, adapter: LoadedAdapter) -> None:
+        with suppress(UsageError, InfrastructureFault):  # it may be gone, and a server evicts what takes room
+            await self._unload_adapter(adapter.name)
+
+    async def _is_processed(self, prompt_ids: Sequence[int]) -> bool:
+        """Return True if the log probability of the likeliest token depends on the temperature; tested once.
+
+        The prompt is reversed, because no model is certain after meaningless text. Simultaneous first calls may each
+        test it, which costs two tokens.
+        """
+        if self._follows_temperature is None:
+            prompt = tuple(reversed(prompt_ids))[:PROBE_TOKENS]
+            cold, hot = [await self._best_logprob(prompt, each) for each in PROBE_TEMPERATURES]
+            self._follows_temperature = cold - hot > PROBE_DIFFERENCE
+        return self._follows_temperature
+
+    @abstractmethod
+    def _check(self, sampling: Sampling) -> None:
+        """Raise UsageError if the server cannot sample in this way."""
+
+    @abstractmethod
+    async def _sample(
+        self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None, adapter: str | None
+    ) -> EngineOutput:
+        """Return one output, unchecked; `adapter` is the name of the adapter to use."""
+
+    @abstractmethod
+    async def _best_logprob(self, prompt_ids: Sequence[int], temperature: float) -> float:
+        """Return the server's log probability of the likeliest next token."""
+
+    @abstractmethod
+    async def _load(self, folder: Path, version: int) -> None:
+        """Make the server load weights; no call is in flight."""
+
+    @abstractmethod
+    async def _load_adapter(self, adapter: LoadedAdapter) -> None:
+        """Make the server load an adapter under its name, beside those that it has."""
+
+    @abstractmethod
+    async def _unload_adapter(self, name: str) -> None:
+        """Make the server forget an adapter."""
+
+
+def server_root(url: str) -> str:
+    """Return the address of a server without the `/v1` of its OpenAI-compatible paths."""
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def _is_changed(sampling: Sampling) -> bool:
+    """Return True if the sampling distribution differs from the model's."""
+    return sampling.temperature != 1.0 or sampling.top_p < 1.0 or sampling.top_k > 0

@@ -1,1 +1,0 @@
-"""A backend that runs a transformers causal language model in this process."""
