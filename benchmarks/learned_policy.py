@@ -26,8 +26,7 @@ if not __package__:
     # Run as a script: its neighbours are found beside it.
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.hybrid_table import MODEL, stratified
-from benchmarks.systems import SINGLE, SINGLE_RANKED, System, signed
+from benchmarks.systems import MODEL, SINGLE, SINGLE_RANKED, System, signed, stratified
 from harness1.config import Config, load_config
 from harness1.data.indexing import ensure_index
 from harness1.data.open import open_source

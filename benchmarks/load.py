@@ -15,19 +15,19 @@ import argparse
 import asyncio
 import json
 import multiprocessing
+import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
+from urllib.parse import urlsplit
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
-from benchmarks.serving import REQUESTS, measure, serving
-
+ASKED = {"queries": ["Who founded the company?"], "topk": 3, "return_scores": True}
+REQUESTS = {"/health": ("GET", b""), "/retrieve": ("POST", json.dumps(ASKED).encode())}
 HOST, PAUSE_S, REST_S = "127.0.0.1", 0.02, 5.0
 GIGABYTE = 1 << 30
 SEARCH = json.dumps({"queries": ["Who founded the company?"], "topk": 10}).encode()
@@ -189,6 +189,55 @@ def resident(pid: int) -> float:
     """Return the resident memory of a process in MB, without the pages of the index, which the system may take back."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return round(int(next(line.split()[1] for line in lines if line.startswith("RssAnon:"))) / 1024, 1)
+
+
+@contextmanager
+def serving(index: Path, checkout: Path | None = None) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Run a server of an index, from the package in a checkout or from the one at hand; yield it and its port."""
+    options = ["--index", str(index.resolve()), "--port", "0"]
+    command = [sys.executable, "-m", "harness1", "serve", "retrieve", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=checkout) as process:
+        try:
+            assert process.stdout is not None
+            words = process.stdout.readline().split()
+            url = next(word for word in words if word.startswith("http://")).rstrip(":")
+            yield process, int(urlsplit(url).port or 0)
+        finally:
+            process.terminate()
+
+
+def measure(pid: int, port: int, path: str, clients: int, seconds: float) -> dict[str, float]:
+    """Load a server with one kind of request for a fixed time."""
+    used, began = _cpu_s(pid), time.monotonic()
+    answered = asyncio.run(_ask_at_once(port, path, clients, began + seconds))
+    spent = time.monotonic() - began
+    return {"requests_s": answered / spent, "cpu_us": (_cpu_s(pid) - used) / max(answered, 1) * 1e6}
+
+
+async def _ask_at_once(port: int, path: str, clients: int, until: float) -> int:
+    return sum(await asyncio.gather(*(_keep_asking(port, path, until) for _ in range(clients))))
+
+
+async def _keep_asking(port: int, path: str, until: float) -> int:
+    method, body = REQUESTS[path]
+    about = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    asked = f"{about}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    answered = 0
+    while time.monotonic() < until:
+        writer.write(asked)
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        assert head.startswith(b"http/1.1 200"), head
+        await reader.readexactly(int(head.partition(b"content-length:")[2].split()[0]))
+        answered += 1
+    writer.close()
+    return answered
+
+
+def _cpu_s(pid: int) -> float:
+    """Return the CPU time of a process so far, in seconds."""
+    ran_ns = Path(f"/proc/{pid}/schedstat").read_text().split()[0]
+    return int(ran_ns) / 1e9
 
 
 def _table(report: dict[str, Any]) -> str:

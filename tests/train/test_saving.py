@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.published_adapters import measured
 from harness1.config import Lora, Train
 from harness1.errors import UsageError
 from harness1.model_folder import folder_hash
@@ -37,6 +36,7 @@ from harness1.training.saving import disk_bytes, parameters_of, read_state, writ
 from harness1.training.trainable import load_trainable
 from harness1.training.trainer import Trainer
 from tests.tiny_models import save_byte_tokenizer, save_tiny_model
+from tests.train.adapter_losses import measure_losses
 from tests.train.test_micro_batch import made_rows
 
 CARD = Checkpoint(format="hermes", counter="c", env={"x": 1}, env_hash="e", base="b", step=3)
@@ -135,7 +135,7 @@ def test_in_bfloat16_trainer_sampler_and_reloaded_checkpoint_agree(tmp_path: Pat
     base, rows = save_tiny_model(tmp_path / "base", initializer_range=0.1), made_rows((40,) * 8)
     whole = [TrainRow(row.token_ids, (0, *[1] * (len(row.token_ids) - 1))) for row in rows]
     train = Train(rate=1e-4, lora=Lora(rank=8), dtype="bfloat16", schedule="constant", batch_rows=2)
-    found = measured(base, whole, train, 20, tmp_path / "out")
+    found = measure_losses(base, whole, train, 20, tmp_path / "out")
     assert found["start"] - found["trainer"] > 0.01
     assert found["reloaded"] == pytest.approx(found["trainer"], abs=1e-6)
     assert found["sampler"] == pytest.approx(found["trainer"], abs=2e-3)

@@ -19,7 +19,7 @@ import tiktoken
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.tokenizer import PATTERN
+from benchmarks.peer import PATTERN
 from harness1.config import Env
 from harness1.env.render.context import Context
 from harness1.env.render.pieces import grouped

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from benchmarks import parser_fuzz
 from harness1.config import Env
 from harness1.models.chat_format import ChatFormat, Parsed
 from harness1.models.tokenizer import stretches
 from harness1.records import ToolCall
 from harness1.tools.registry import Toolbox
+from tests.models.formats import parser_fuzz
 from tests.support import call, search
 from tests.vocabularies import SPOKEN, TAGS, chat_format
 
@@ -175,14 +175,6 @@ def test_the_fuzzer_sees_what_it_looks_for() -> None:
         assert parser_fuzz.invented(chat, ids, Parsed("", (forged,))) is not None
     compact = chat_format("compact", "chatml")
     assert parser_fuzz.invented(compact, ids, Parsed("", (call("name"),))) is not None
-
-
-def test_the_fuzzer_prints_its_counts(capsys: pytest.CaptureFixture[str]) -> None:
-    report = parser_fuzz.main(["--outputs", "50", "--json"])
-    assert json.loads(capsys.readouterr().out) == report
-    assert report.keys() == parser_fuzz.KINDS.keys()
-    parser_fuzz.main(["--outputs", "50", "--format", "compact"])
-    assert capsys.readouterr().out.startswith("compact  outputs 50  valid ")
 
 
 @pytest.mark.parametrize("kind", ["chatml", "qwen"])

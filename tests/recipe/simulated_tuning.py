@@ -1,31 +1,22 @@
-"""Measure what tuning saves, on the recipe `tiny` with simulated commands: each takes its share of the seconds of the
+"""What tuning saves, on the recipe `tiny` with simulated commands: each takes its share of the seconds of the
 real one, and metrics follow from the settings by a formula with noise.
 
 Three measures: the time of trials in parallel beside the same trials one after another; the simulated time that pruning
 saves; and the trials until a tuning with experience tries settings as good, without the noise, as the best ones of the
 tuning before: as a share of all trials of the first one, and of those that it needed itself.
-
-    python benchmarks/tune.py [--trials 8] [--parallel 2] [--seeds 5] [--second 0.01] [--json]
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import random
-import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
-
-if not __package__:
-    # Run as a script: its neighbours are found beside it.
-    sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import msgspec
 
@@ -101,20 +92,6 @@ class Silent:
     def ended(self, stage: str, record: StageRecord) -> None: ...
 
 
-def main() -> None:
-    """Measure, and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trials", type=int, default=8)
-    parser.add_argument("--parallel", type=int, default=2)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--second", type=float, default=0.01, help="real seconds for each simulated one")
-    parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        report = measured(Path(folder), asked.trials, asked.parallel, asked.seeds, asked.second)
-    print(json.dumps(report) if asked.json else table(report))
-
-
 def measured(folder: Path, trials: int, parallel: int, seeds: int, second: float) -> dict[str, Any]:
     """Return the three measures."""
     serial, results = tuned(folder / "serial", trials, 1, 0, second, prune=False)
@@ -188,22 +165,3 @@ def _checkpoint(out: Path, metrics: dict[str, float]) -> None:
         out / "checkpoint.json", Checkpoint(format="f", counter="c", env={}, env_hash="e", base="b", metrics=metrics)
     )
     (out / "config.json").write_text(json.dumps(metrics))
-
-
-def table(report: dict[str, Any]) -> str:
-    """Return the report as lines."""
-    of_all, of_needed = (report[f"with_experience_of_{name}"] for name in ("all", "needed"))
-    return "\n".join(
-        [
-            f"{report['trials']} trials: {report['serial_seconds']:.1f} s one by one,"
-            f" {report['parallel_seconds']:.1f} s in parallel ({report['parallel_share']:.2f})",
-            f"pruning saves {report['saved_by_pruning']:.0%} of the time",
-            f"with experience, the first best is reached in {of_all['mean']:.2f} of the first one's trials"
-            f" ({of_all['low']:.2f} to {of_all['high']:.2f}), {of_needed['mean']:.2f} of those that it needed"
-            f" ({of_needed['low']:.2f} to {of_needed['high']:.2f})",
-        ]
-    )
-
-
-if __name__ == "__main__":
-    main()

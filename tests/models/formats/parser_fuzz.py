@@ -1,28 +1,19 @@
-"""Fuzz the parsers of chat formats, to find outputs that make them raise or read a call that nobody wrote.
+"""Fuzz for the parsers of chat formats, to find outputs that make them raise or read a call that nobody wrote.
 
 Outputs are random tokens, random bytes, valid calls, and mutations of these: cut, doubled, swapped, nested, or spliced
 with the syntax of every format. The name of the tool and every string of its arguments must occur in the output, apart
 from JSON escapes. `lost` counts valid outputs that were not parsed as the one call that they contain.
-
-    python benchmarks/parser_fuzz.py [--outputs 200000] [--format hermes] [--seed 0] [--json]
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import re
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
-
-if not __package__:
-    # Run as a script: its neighbours are found beside it.
-    sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from harness1.config import Env
 from harness1.models.chat_format import ChatFormat, Parsed
@@ -37,7 +28,6 @@ KINDS = {"hermes": ("qwen", "chatml"), "compact": ("chatml",), "harmony": ("harm
 """The tokenizers under which each format is tried, in turn."""
 SPECS = Toolbox.of(Env()).specs
 NAMES = frozenset(spec.name for spec in SPECS)
-PROGRESS = 10_000
 DEEP = 10_000
 STRANGE_SHARE = 0.002
 """Share of outputs that are huge or deeply nested, which take long."""
@@ -78,23 +68,7 @@ _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|([\"\\/bfnrt]))")
 _ESCAPED = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 
 
-def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
-    """Fuzz and print; return what `--json` prints."""
-    options = _options(arguments)
-    names = [options.format] if options.format else list(KINDS)
-    report = {name: fuzz(name, options.outputs, options.seed, quiet=options.json) for name in names}
-    if options.json:
-        print(json.dumps(report))
-    else:
-        print(
-            "".join(
-                f"{name:8} {'  '.join(f'{key} {value}' for key, value in report[name].items())}\n" for name in names
-            )
-        )
-    return report
-
-
-def fuzz(name: str, outputs: int, seed: int = 0, *, quiet: bool = True) -> dict[str, Any]:
+def fuzz(name: str, outputs: int, seed: int = 0) -> dict[str, Any]:
     """Parse a number of outputs; return the counts of what happened, and the first fault if there is one."""
     counts: Counter[str] = Counter(outputs=outputs)
     dice = random.Random(f"{seed}/{name}")
@@ -108,8 +82,6 @@ def fuzz(name: str, outputs: int, seed: int = 0, *, quiet: bool = True) -> dict[
         counts[found] += 1
         if found in ("exceptions", "invented", "lost") and not fault:
             fault = f"{found}: {chat.tokenizer.decode(ids)[:2000]!r}"
-        if not quiet and (number + 1) % PROGRESS == 0:
-            print(f"{name} {number + 1} of {outputs}, {time.perf_counter() - begun:.0f} s", file=sys.stderr)
     keys = ("outputs", "valid", "errors", "exceptions", "invented", "lost")
     report: dict[str, Any] = {key: counts[key] for key in keys}
     return report | {"seconds": round(time.perf_counter() - begun, 1)} | ({"fault": fault} if fault else {})
@@ -288,16 +260,3 @@ def _number(dice: random.Random) -> str:
 
 
 STRANGE: tuple[Callable[[random.Random], str], ...] = (_nested, _closed, _many, _number)
-
-
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="parser_fuzz", description="Fuzzed outputs through the parsers.")
-    parser.add_argument("--outputs", type=int, default=OUTPUTS, help="outputs for each format")
-    parser.add_argument("--format", choices=list(KINDS), help="one format alone")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true", help="print JSON in place of a table")
-    return parser.parse_args(arguments)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,8 @@
 """Make the screenshots of docs/viewer.md: runs over a generated world are played, viewed and photographed.
 
-    python benchmarks/viewer_screenshots.py [--out docs/viewer] [--work FOLDER] [--recipe WORK] [--all] [TRAINING...]
+    python docs/viewer/screenshots.py [--out docs/viewer] [--work FOLDER] [--recipe WORK] [--all] [TRAINING...]
 
-Trainings are folders of `sft train` or `rl train`, such as those that `scripts/tiny.sh` makes; without one there is no
+Trainings are folders of `sft train` or `rl train`, such as those that the recipe `tiny` makes; without one there is no
 picture of curves, and without the folder of a recipe there is none of it. `--all` makes every page in two widths and
 both themes, to be looked at.
 """
@@ -20,7 +20,7 @@ from typing import Literal
 
 if not __package__:
     # Run as a script: its neighbours are found beside it.
-    sys.path.insert(0, str(Path(__file__).parent.parent))
+    sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
 
