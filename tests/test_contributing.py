@@ -104,11 +104,11 @@ def test_a_room_of_its_own_says_why_it_exists_in_figures_of_the_results(room: st
     assert re.findall(r"^## (.*)$", text, re.MULTILINE) == [
         *("Why it exists", "What must stay true", "How to replace it"),
     ]
-    results = (root / "docs" / "results.md").read_text()
+    results = (root / "notebook" / "2026-11-results.md").read_text()
     rows = [line for line in text.splitlines() if line.startswith("|")]
     figures = [figure for row in rows for figure in re.findall(r"\d[\d,.]*\d|\d", row)]
     assert len(figures) > 12
     assert [figure for figure in figures if figure not in results] == []
-    sections = re.findall(r'From (?:\[docs/results.md\]\S+ )?"([^"]+)"', " ".join(text.split()))
+    sections = re.findall(r'From (?:\[notebook/2026-11-results.md\]\S+ )?"([^"]+)"', " ".join(text.split()))
     assert sections
     assert [section for section in sections if f"# {section}\n" not in results] == []
