@@ -9,11 +9,10 @@ from typing import Any
 
 from harness1.config import Train
 from harness1.model_folder import folder_hash
-from harness1.models.checkpoint import Checkpoint
 from harness1.models.adapters import merge_adapters
 from harness1.models.causal_model import load_causal_model
-from harness1.models.slots import KvSlots, SlotPass
-from harness1.models.slots import SlotModel
+from harness1.models.checkpoint import Checkpoint
+from harness1.models.slots import KvSlots, SlotModel, SlotPass
 from harness1.rows.row import TrainRow
 from harness1.training.algorithm import make_algorithm
 from harness1.training.merging import rounding_loss
