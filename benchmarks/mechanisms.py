@@ -31,11 +31,10 @@ if not __package__:
 from benchmarks.learn import earned, learned
 from benchmarks.micro import MICRO, SPLITS, TAUGHT, Start, make
 from harness1.config import Config, load_config
-from harness1.data.formats import beir
+from harness1.data import beir
 from harness1.data.leaks import gold_set
 from harness1.data.open import open_source
-from harness1.data.world.generate import build_world
-from harness1.data.world.prose import republish
+from harness1.data.world import build_world, republish
 from harness1.errors import UsageError
 from harness1.eval.ablations.run import ABLATIONS
 from harness1.eval.statistics import bootstrap_mean

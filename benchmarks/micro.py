@@ -28,7 +28,7 @@ if not __package__:
 import msgspec
 
 from harness1.config import Config, Lora, Train, Validation, load_config
-from harness1.data.formats import beir
+from harness1.data import beir
 from harness1.data.open import open_source
 from harness1.eval.evaluate import Evaluation, evaluate
 from harness1.records import Episode, Task

@@ -30,7 +30,7 @@ if not __package__:
 
 from benchmarks.peer import MESSAGE_TOKENS, EncodingCounter, tokenizer
 from harness1.config import Env, Index, Rendering
-from harness1.data.world.generate import build_world
+from harness1.data.world import build_world
 from harness1.env.environment import SearchEnv
 from harness1.env.render.context import Context
 from harness1.env.render.pieces import Piece

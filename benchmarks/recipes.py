@@ -23,8 +23,8 @@ if not __package__:
 
 from harness1.eval.compare.comparison import compare
 from harness1.eval.run_view import read_run
-from harness1.recipe.journal import Journal, read_journal
 from harness1.recipe.recipe import load_recipe
+from harness1.recipe.run import RecipeState, read_state
 
 
 def main() -> None:
@@ -50,7 +50,7 @@ def ran(asked: argparse.Namespace, work: Path, seed: int, words: list[str]) -> d
     command += [*words, *(word for each in asked.inputs for word in ("--input", each))]
     ended = subprocess.run(command, stdout=sys.stderr, check=False)
     used = cpu_seconds() - before
-    journal = read_journal(work)
+    journal = read_state(work)
     report = {"recipe": asked.recipe, "seed": seed, "exit": ended.returncode, "cpu_seconds": round(used)}
     return report | (measured(journal, work) if journal else {})
 
@@ -61,7 +61,7 @@ def cpu_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def measured(journal: Journal, work: Path) -> dict[str, Any]:
+def measured(journal: RecipeState, work: Path) -> dict[str, Any]:
     """Return the seconds of each stage, the mean reward of each evaluation, and the lead of the first run of each
     comparison over the others: the mean, and its 95 % interval."""
     stages = {name: record for name, record in journal.stages.items() if record.status == "passed"}

@@ -19,7 +19,7 @@ from typing import Literal, get_args
 import msgspec
 
 from harness1.data.source import Source
-from harness1.data.world.generate import build_world
+from harness1.data.world import build_world
 from harness1.errors import UsageError
 from harness1.memory.dedup import guard
 from harness1.records import TAGS, Chunk, ChunkId, DocId, ToolCall

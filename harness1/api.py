@@ -28,7 +28,7 @@ from harness1.cli.printing import say
 from harness1.cli.rl_train import learn_aloud
 from harness1.cli.sft_train import fine_tune_aloud
 from harness1.config import Config, load_config
-from harness1.data.formats import beir
+from harness1.data import beir
 from harness1.data.indexing import index_of
 from harness1.data.open import open_source
 from harness1.data.source import Source

@@ -21,18 +21,17 @@ LAYERS = (
 """Packages and modules at the top, lower layers first; those of one layer may import each other."""
 WITHIN = {
     "retrieval": "* | own wire | bm25 | grep | dense | index | engines | open",
-    "data": "* | formats | archive benchmarks | catalogue world | stdlib | open"
-    " | query_overlap leaks selection check fetching importing copying | dataset_cache",
+    "data": "source world_facts | jsonl world | tables trec folder | beir | corpora | benchmarks | open"
+    " | leaks fetch | copying check indexing dataset_cache",
     "env": "* | render | verifiers | world guidance transition | environment",
     "models": "* | gguf convert fetch | chat_format formats | adapters block_attention causal_model slots decoding"
     " | token_server model_servers vllm_engine transformers_backend | checkpoint | open",
     "policy": "* | wrappers own | scripted | oracle | teacher | registry",
     "eval": "* | evaluate | fusion | compare | ablations | answers",
-    "tasks": "* | make | writing | check",
+    "tasks": "graph | drafts | questions | make",
     "engines": "engine | tinker | open",
     "rl": "* | admission | pivots | learning | open",
-    "recipe": "stage_case artifacts leash | measures | gates | recipe journal | run trials"
-    " | experience cluster | tuning",
+    "recipe": "gates | recipe | run | tuning",
     "viewer": "html | report | *",
     "agents": "* | rollouts | open",
     "serve": "* | service | access bodies connection | server | retrieve | proxy",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness1.data.benchmarks.frames import addresses
+from harness1.data.benchmarks import addresses
 from harness1.errors import UsageError
 from harness1.memory.question import head, mentions
 from harness1.retrieval.engines.chunk_stream import EngineIndex

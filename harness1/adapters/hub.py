@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from harness1.adapters.publishable import DATA_CARD, origins_of, refuse_asked, refuse_secret
-from harness1.data.formats import beir
+from harness1.data import beir
 from harness1.errors import InfrastructureFault, UsageError, optional
 from harness1.model_folder import ADAPTER_CONFIG
 from harness1.models.checkpoint import CHECKPOINT, read_checkpoint

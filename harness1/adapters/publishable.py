@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from harness1.data.benchmarks.registry import BENCHMARKS
+from harness1.data.benchmarks import BENCHMARKS
 from harness1.episodes.single import ASKED
 from harness1.errors import MALFORMED, SchemaError, UsageError
 from harness1.eval.known_gold import places_of

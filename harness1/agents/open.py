@@ -12,8 +12,8 @@ from harness1.agents.evaluation import open_evaluation
 from harness1.agents.process import arguments_of
 from harness1.agents.rollouts import Agent, OnPolicyUpstream, agent_rollouts
 from harness1.config import Config, Learn
+from harness1.data.leaks import open_filter
 from harness1.data.open import from_anywhere, open_source
-from harness1.data.selection import open_filter
 from harness1.episodes.jobs import EpisodeSetup
 from harness1.errors import UsageError
 from harness1.hashing import digest

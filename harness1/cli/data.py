@@ -13,14 +13,13 @@ from harness1.cli.bars import count_of_documents, progress_of_bytes
 from harness1.cli.datasets import cache_of, place_of
 from harness1.cli.options import ConfigFile, Force, Json, Overrides, resolve
 from harness1.cli.printing import print_json, print_result, put, say
-from harness1.data.benchmarks.registry import BENCHMARKS, Benchmark, benchmark_named
-from harness1.data.catalogue import BEIR_SETS
+from harness1.data.benchmarks import BENCHMARKS, Benchmark, benchmark_named
 from harness1.data.check import FINDINGS, Report, encoded
 from harness1.data.check import check as check_dataset
-from harness1.data.copying import copy_dataset
-from harness1.data.faults import Fault, refuse
-from harness1.data.fetching import get_benchmark
-from harness1.data.importing import import_benchmark
+from harness1.data.copying import copy_dataset, import_benchmark
+from harness1.data.dataset_cache import BEIR_SETS
+from harness1.data.fetch import get_benchmark
+from harness1.data.source import Fault, refuse
 from harness1.errors import CorpusError, UsageError
 from harness1.plain import counted
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from harness1.cli.bars import progress_of_bytes
 from harness1.cli.printing import say
 from harness1.config import Config
-from harness1.data.catalogue import is_name
-from harness1.data.dataset_cache import DatasetCache, Progress
+from harness1.data.dataset_cache import DatasetCache, Progress, is_name
 
 
 def place_of(spec: str, config: Config) -> str:

@@ -12,7 +12,7 @@ from typer import Argument, Option
 from harness1.cli.printing import say
 from harness1.config import Config, load_config
 from harness1.config.training import RECIPES
-from harness1.data.selection import ShareName
+from harness1.data.leaks import ShareName
 from harness1.errors import UsageError
 from harness1.eval.failure import Faults
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from harness1.data.selection import Selection
+from harness1.data.leaks import Selection
 from harness1.redaction import printable
 
 

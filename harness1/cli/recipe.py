@@ -18,9 +18,19 @@ from harness1.cli.results import headed
 from harness1.cli.terminal import Terminal
 from harness1.errors import UsageError
 from harness1.plain import counted
-from harness1.recipe.journal import JOURNAL, LOGS, Journal, StageRecord, is_at_work, read_journal
 from harness1.recipe.recipe import load_recipe, shipped_recipes
-from harness1.recipe.run import RecipeRun, StageFailed, run_command, worded
+from harness1.recipe.run import (
+    JOURNAL,
+    LOGS,
+    RecipeRun,
+    RecipeState,
+    StageFailed,
+    StageRecord,
+    is_at_work,
+    put_in_words,
+    read_state,
+    run_verb,
+)
 from harness1.training.log import LOG, read_log
 
 NEGATIVE = 1
@@ -50,8 +60,8 @@ class Told:
     def ended(self, stage: str, record: StageRecord) -> None:
         """Say what the gates of a stage found."""
         for finding in record.findings:
-            say(f"{'passed' if finding.passed else 'FAILED'}, {worded(finding)}")
-        if record.status == "passed" and self.at < self.stages and (left := _left(read_journal(self.work))):
+            say(f"{'passed' if finding.passed else 'FAILED'}, {put_in_words(finding)}")
+        if record.status == "passed" and self.at < self.stages and (left := _left(read_state(self.work))):
             say(left)
 
 
@@ -78,13 +88,13 @@ def run(
     expected = sum(asked.stages[name].takes for name in names)
     say(f"{counted(len(names), 'stage')}{f', {_minutes(expected)} on two cores' * bool(expected)}")
     say(f"to watch: {program()} view {out} --serve; what is to come: {program()} recipe status {out}")
-    work = RecipeRun(asked, out, partial(run_command, quiet=as_json), Told(len(names), out))
+    work = RecipeRun(asked, out, partial(run_verb, quiet=as_json), Told(len(names), out))
     try:
         journal = work.run(start_from, until)
     except StageFailed as error:
         say(str(error))
         if as_json:
-            print_json(read_journal(out))
+            print_json(read_state(out))
             say(f"its output: {out / LOGS / error.stage}.log")
         raise typer.Exit(error.record.exit or NEGATIVE) from error
     print_result(journal, as_json, _in_words, out)
@@ -97,7 +107,7 @@ def status(
 
     Example: harness1 recipe status work
     """
-    journal = read_journal(work)
+    journal = read_state(work)
     if journal is None:
         raise UsageError(f"{work} holds no recipe: it has no {JOURNAL}")
     if as_json:
@@ -123,7 +133,7 @@ def list_recipes(as_json: Json = False) -> None:
             put(f"    needs   {' '.join(needed)}")
 
 
-def _in_words(journal: Journal, work: Path) -> None:
+def _in_words(journal: RecipeState, work: Path) -> None:
     at_work = is_at_work(work)
     put(f"{work}: {journal.title}")
     table = headed("stage", "status", "seconds", "gates", "artifact")
@@ -140,7 +150,7 @@ def _in_words(journal: Journal, work: Path) -> None:
     for name, record in journal.stages.items():
         for finding in record.findings:
             if not finding.passed:
-                put(f"{name}: {worded(finding)}")
+                put(f"{name}: {put_in_words(finding)}")
     put(f"{counted(len(journal.stages), 'stage')}, {sum(each.seconds for each in journal.stages.values()):,.0f} s")
     stopped = [name for name, record in journal.stages.items() if record.status_now(at_work) == "stopped"]
     if stopped:
@@ -149,7 +159,7 @@ def _in_words(journal: Journal, work: Path) -> None:
         put(left)
 
 
-def _left(journal: Journal | None) -> str:
+def _left(journal: RecipeState | None) -> str:
     """Return how much time is left in words, or an empty string where nothing is known or nothing is left."""
     left = journal.left(time.time()) if journal is not None else None
     return f"about {_minutes(left)} left" if left else ""

@@ -32,8 +32,8 @@ from harness1.cli.policies import POLICIES
 from harness1.cli.printing import print_result, say
 from harness1.cli.results import print_metrics, refuse_faults
 from harness1.data.indexing import index_of
+from harness1.data.leaks import TaskFilter
 from harness1.data.open import open_source
-from harness1.data.selection import TaskFilter
 from harness1.errors import UsageError
 from harness1.eval.evaluate import Evaluation
 from harness1.eval.failure import fault_count

@@ -19,9 +19,8 @@ from harness1.data.indexing import index_of
 from harness1.data.open import open_source
 from harness1.models.open import open_completer
 from harness1.plain import counted
-from harness1.tasks.check import ORACLE, TaskCheck, check_tasks, sample_of
-from harness1.tasks.rewriting import MOST_TOKENS, Writer, Writing
-from harness1.tasks.writing import TEMPLATE, write_tasks
+from harness1.tasks.make import TEMPLATE, write_tasks
+from harness1.tasks.questions import MOST_TOKENS, ORACLE, TaskCheck, Writer, Writing, check_tasks, sample_of
 from harness1.viewer.write import Asked, write_view
 
 WRITERS = f"{TEMPLATE}|openai:MODEL@URL|hf:PATH"

@@ -16,13 +16,20 @@ from harness1.cli.results import headed
 from harness1.cli.terminal import Terminal
 from harness1.errors import UsageError
 from harness1.plain import counted
-from harness1.recipe.cluster import on_cluster
-from harness1.recipe.experience import FOLDER, Experience, subject_of
-from harness1.recipe.journal import StageRecord
 from harness1.recipe.recipe import load_recipe
-from harness1.recipe.run import run_command
-from harness1.recipe.trials import TrialResult, best_of
-from harness1.recipe.tuning import TUNING, Tuning, TuningCard, read_card, read_results
+from harness1.recipe.run import StageRecord, on_cluster, run_verb
+from harness1.recipe.tuning import (
+    FOLDER,
+    TUNING,
+    Experience,
+    TrialResult,
+    Tuning,
+    TuningCard,
+    best_of,
+    read_results,
+    read_tuning,
+    subject_of,
+)
 from harness1.viewer.trials import PAGE, write_page
 
 
@@ -73,7 +80,7 @@ def tune(
     work = Tuning(
         asked,
         out.resolve(),
-        on_cluster(ray) if ray else partial(run_command, quiet=True),
+        on_cluster(ray) if ray else partial(run_verb, quiet=True),
         Told,
         seed,
         None if forget else lambda shared: Experience(folder, subject_of(asked, shared)),
@@ -90,7 +97,7 @@ def show(
 
     Example: harness1 tune show trials
     """
-    card = read_card(folder)
+    card = read_tuning(folder)
     if card is None:
         raise UsageError(f"{folder} holds no trials: it has no {TUNING}")
     results = sorted(read_results(folder), key=lambda each: each.number)

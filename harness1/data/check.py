@@ -11,13 +11,11 @@ from itertools import chain
 import msgspec
 
 from harness1.config import Data
-from harness1.data.benchmarks.benchmark import absent_gold, gold_ids
-from harness1.data.faults import AbsentGold, DuplicateId, EmptyText, NoGold
-from harness1.data.formats import beir, jsonl
-from harness1.data.leaks import gold_set
+from harness1.data import beir, jsonl
+from harness1.data.corpora import absent_gold, gold_ids
+from harness1.data.leaks import KnownQueries, gold_set
 from harness1.data.open import open_source
-from harness1.data.query_overlap import KnownQueries
-from harness1.data.source import Source
+from harness1.data.source import AbsentGold, DuplicateId, EmptyText, NoGold, Source
 from harness1.errors import CorpusError
 from harness1.records import Record, Task
 
@@ -156,8 +154,6 @@ def _read(source: Source, wanted: set[str], findings: _Findings, on_document: Ca
 
 
 def _places(source: Source, findings: _Findings) -> dict[str, str]:
-    """Return the place of each query of a BEIR folder, as `file:line`; the readers of other datasets report it
-    themselves."""
     path = jsonl.find_file(source.root, beir.QUERIES) if source.kind == "beir" and source.root else None
     places: dict[str, str] = {}
     for where, row in jsonl.rows(path, findings.fault) if path else ():
@@ -167,7 +163,6 @@ def _places(source: Source, findings: _Findings) -> dict[str, str]:
 
 
 def _check_gold(tasks: list[Task], absent: set[str], places: Mapping[str, str], findings: _Findings) -> None:
-    """Report queries whose gold is absent, and those that no split judges."""
     for task in tasks:
         where = f"{places[task.task_id]}: " if task.task_id in places else ""
         if task.gold is None or not task.gold.relevant:
@@ -181,7 +176,6 @@ def _check_gold(tasks: list[Task], absent: set[str], places: Mapping[str, str], 
 
 
 def _check_leaks(tasks: dict[str, list[Task]], findings: _Findings) -> None:
-    """Report questions of one split that another asks in the same or nearly the same words."""
     known = KnownQueries(Data().near)
     for split in (*HELD_OUT, *LEARNED):
         here = [(f"{split}/{task.task_id}", task.query) for task in tasks.get(split, ())]
@@ -196,7 +190,6 @@ def _check_leaks(tasks: dict[str, list[Task]], findings: _Findings) -> None:
 
 
 def _shared_gold(tasks: Mapping[str, list[Task]]) -> Iterator[SharedGold]:
-    """Compare the gold of each evaluation split with that of the training split."""
     learned = [gold_set(task.gold) for split in LEARNED for task in tasks.get(split, ())]
     taught = frozenset(chain.from_iterable(learned))
     for split in HELD_OUT if learned else ():
@@ -206,7 +199,6 @@ def _shared_gold(tasks: Mapping[str, list[Task]]) -> Iterator[SharedGold]:
 
 
 def _digest(title: str, text: str) -> bytes:
-    """Return a digest of the words alone, without white space and case."""
     words = " ".join(f"{title}\n{text}".casefold().split())
     return hashlib.blake2b(words.encode("utf-8", "surrogatepass"), digest_size=12).digest()
 

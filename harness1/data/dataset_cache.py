@@ -1,27 +1,78 @@
-"""The datasets of a cache folder, found and fetched by name.
-
-A dataset `NAME` is the folder `NAME` of the cache, in BEIR or TREC layout or with a benchmark's official files, whoever
-put it there. What is fetched is checked, and put in its place in one step.
-"""
+"""The names under which datasets are fetched: BEIR's sets, the benchmarks of the paper, and ids of the hub."""
 
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 
-from harness1.data.archive import unpack
-from harness1.data.benchmarks.registry import BENCHMARKS, Hub
-from harness1.data.catalogue import BEIR_SETS, PREFIX, BeirSet, beir_set, is_name, nearest_name, plain_name
-from harness1.data.download import download
-from harness1.data.fetching import LAYOUT, by_hand, get_from_hub
-from harness1.data.formats import beir
+import msgspec
+
+from harness1.data import beir
+from harness1.data.benchmarks import BENCHMARKS, Hub
+from harness1.data.fetch import LAYOUT, by_hand, download, get_from_hub, unpack
 from harness1.errors import InfrastructureFault, UsageError
+from harness1.plain import meant
+from harness1.records import Record
 from harness1.runs.files import lock_or_wait, read_json, write_json, writing
 from harness1.runs.stage import STAGE, Stage, read_stage
+
+PREFIX = "beir/"
+"""Names the archive of BEIR where a benchmark of the paper has the plain name."""
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+_FILES = (".jsonl", ".json", ".gz", ".zip", ".md", ".txt", ".html", ".htm", ".pdf")
+
+
+class BeirSet(Record):
+    """A public dataset of BEIR. `md5` is the checksum of its archive, `parts` are the datasets in it, if several."""
+
+    name: str
+    what: str
+    size: str
+    md5: str
+    parts: tuple[str, ...] = ()
+
+
+_SETS = resources.files(__package__).joinpath("beir_sets.toml").read_bytes()
+BEIR_SETS = {each.name: each for each in msgspec.toml.decode(_SETS, type=dict[str, list[BeirSet]])["set"]}
+
+
+def is_name(spec: str) -> bool:
+    """Return whether a dataset is given as NAME or OWNER/NAME, and not as what is plainly a path."""
+    return _NAME.fullmatch(spec) is not None and not spec.endswith(_FILES)
+
+
+def plain_name(name: str) -> str:
+    """Return the one name of a dataset: BEIR's prefix stays only where a benchmark of the paper has the plain name."""
+    plain = name.removeprefix(PREFIX)
+    return plain if plain in BEIR_SETS and plain not in BENCHMARKS else name
+
+
+def beir_set(name: str) -> BeirSet | None:
+    """Return the set of BEIR whose archive holds a dataset, or None.
+
+    Raises:
+        UsageError: the archive holds several datasets, and the name is not that of one.
+    """
+    first, _, part = name.removeprefix(PREFIX).partition("/")
+    found = BEIR_SETS.get(first)
+    if found is None or name in BENCHMARKS or (part and not found.parts):
+        return None
+    if found.parts and part not in found.parts:
+        names = ", ".join(f"{first}/{each}" for each in found.parts)
+        raise UsageError(f"{first} holds several datasets; name one: {names}")
+    return found
+
+
+def nearest_name(name: str) -> str:
+    """Return the question whether a similar name was meant, or an empty string."""
+    return meant(name, [*BENCHMARKS, *BEIR_SETS])
+
 
 VERB = "data get"
 SUMS = "sums.json"
@@ -130,7 +181,6 @@ class DatasetCache:
         self._unpack(known, archive)
 
     def _unpack(self, known: BeirSet, archive: Path) -> None:
-        """Check an archive and put its dataset in its place; the archive is deleted if it was downloaded here."""
         work = self._work(_of_set(known))
         with archive.open("rb") as file:
             found = hashlib.file_digest(file, "md5").hexdigest()
@@ -177,7 +227,6 @@ class DatasetCache:
             raise UsageError(f"{place} holds what the hub has of {name}. Still needed: {benchmark.by_hand}")
 
     def _install(self, name: str, folder: Path, sums: dict[str, str]) -> None:
-        """Put a whole folder in its place, and keep its checksum."""
         place, work = self.place(name), self._work(name)
         Stage(VERB, {"dataset": name}).write(folder, status="finished", hashes=sums)
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -199,7 +248,6 @@ class DatasetCache:
 
     @contextmanager
     def _alone(self, name: str) -> Iterator[None]:
-        """Keep other processes from fetching the same dataset meanwhile."""
         self.folder.mkdir(parents=True, exist_ok=True)
         known = beir_set(name)
         lock = self._work(_of_set(known) if known else name).with_suffix(".lock")
@@ -209,7 +257,6 @@ class DatasetCache:
 
 
 def _of_set(known: BeirSet) -> str:
-    """Return the name of the folder that the archive of a set becomes."""
     return f"{PREFIX}{known.name}" if known.name in BENCHMARKS else known.name
 
 

@@ -191,7 +191,6 @@ def _place(source: Source) -> str:
 
 
 def _refuse_loss(source: Source, out: Path, config: Config) -> None:
-    """Refuse to replace the index of another corpus, or embeddings, which may have taken hours, by none."""
     if (other := corpus_of(out)) not in (None, _place(source)):
         raise UsageError(f"{out} is the index of {other}: --force replaces it, --add adds to it")
     if not config.index.dense.model and _has_embeddings(out):
@@ -201,7 +200,6 @@ def _refuse_loss(source: Source, out: Path, config: Config) -> None:
 
 
 def _has_embeddings(out: Path) -> bool:
-    """Return whether there are embeddings in the index in a folder; False if it is damaged, or none."""
     with suppress(CorpusError, SchemaError):
         return bool(open_index(out).vectors)
     return False

@@ -1,17 +1,85 @@
-"""Finds tasks that must not be learned because they give an evaluation task away: they ask the same, or everything that
-they ask for is exactly what it asks for."""
+"""Finds queries that ask the same thing: equal once normalised, or with nearly the same words by MinHash."""
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cached_property
+from typing import Literal, NamedTuple
 
+import numpy as np
+
+from harness1.config import Data
 from harness1.data.open import open_source
-from harness1.data.query_overlap import KnownQueries
 from harness1.data.source import Source
 from harness1.errors import UsageError
-from harness1.records import DocId, Gold, Task
+from harness1.hashing import digest
+from harness1.memory.dedup import signature
+from harness1.plain import counted
+from harness1.records import DocId, Gold, Record, Task
+
+PERMUTATIONS = 128
+"""Hashes in a signature. The estimate of a similarity of 0.8 has a standard error of 0.035."""
+_WORD = re.compile(r"\w+")
+
+
+def normalised(query: str) -> str:
+    """Return the words of a query in order, without case, punctuation and compatibility forms of characters."""
+    return " ".join(_WORD.findall(unicodedata.normalize("NFKC", query).casefold()))
+
+
+class KnownQueries:
+    """Named queries to compare others with.
+
+    Every query is compared with all known ones: with some ten thousand of them this takes a third of a millisecond,
+    and it misses nothing, unlike locality-sensitive hashing close to the threshold.
+
+    Args:
+        near: two queries whose word sets have at least this Jaccard similarity, as MinHash estimates it, are the same.
+        queries: pairs of a name and a query.
+    """
+
+    def __init__(self, near: float, queries: Iterable[tuple[str, str]] = ()) -> None:
+        self._near = near
+        self._exact: dict[str, str] = {}
+        self._names: list[str] = []
+        self._signatures = np.empty((PERMUTATIONS, 64), "<u4")  # by columns, along which comparing is fastest
+        for name, query in queries:
+            self.add(name, query)
+
+    def add(self, name: str, query: str) -> None:
+        """Add a query. If several are equal once normalised, the name of the first is kept."""
+        words = normalised(query)
+        if words in self._exact:
+            return
+        self._exact[words] = name
+        if words:
+            if len(self._names) == self._signatures.shape[1]:
+                self._signatures = np.concatenate([self._signatures, np.empty_like(self._signatures)], axis=1)
+            self._signatures[:, len(self._names)] = _signature(words)
+            self._names.append(name)
+
+    def equal(self, query: str) -> str | None:
+        """Return the name of the known query that is equal once normalised."""
+        return self._exact.get(normalised(query))
+
+    def match(self, query: str) -> str | None:
+        """Return the name of the known query that asks the same: the equal one, else the most similar, else the
+        earliest."""
+        words = normalised(query)
+        if words in self._exact or not words or not self._names:
+            return self._exact.get(words)
+        equal = self._signatures[:, : len(self._names)] == _signature(words)[:, None]
+        similar = equal.view(np.uint8).sum(axis=0, dtype=np.uint8)
+        best = int(similar.argmax())
+        return self._names[best] if similar[best] / PERMUTATIONS >= self._near else None
+
+
+def _signature(words: str) -> np.ndarray:
+    return np.frombuffer(signature(words, PERMUTATIONS, shingle=1), "<u4")
+
 
 TEST = "test"
 """The split that is never taught."""
@@ -128,3 +196,164 @@ def _named(spec: str) -> tuple[Source, str]:
         if not colon or dataset == "world":
             raise
     return open_source(dataset), split
+
+
+ShareName = Literal["", "sft", "rl"]
+
+
+class Selection(Record, kw_only=True):
+    """The choice of the tasks of one split, with the number of tasks that each step left out."""
+
+    dataset: str
+    split: str
+    tasks: int
+    """Tasks of the split."""
+    share: ShareName = ""
+    outside: int = 0
+    """Tasks of the other share."""
+    excluded: int = 0
+    """Tasks of the runs that were excluded."""
+    near: int = 0
+    """Tasks that ask what an evaluation task asks."""
+    gold: int = 0
+    """Tasks that have the gold set of an evaluation task; some of them are `near` too."""
+    leaked: int = 0
+    """Tasks left out for either."""
+    compared: dict[str, int] = {}
+    """Sizes of the evaluation sets; none with `data.leaks` = "keep"."""
+    held_out: tuple[str, ...] = ()
+    """Ids of the tasks of this split that training is validated on."""
+    beside: int = 0
+    """Tasks left out because they give away a validation task."""
+    rejected: int = 0
+    """Tasks that admission rejected."""
+    learned: tuple[str, ...] = ()
+    """Ids of the tasks that are left."""
+
+    @property
+    def line(self) -> str:
+        """Say what was left out, in one line, or return "" if nothing was."""
+        said = {
+            f"{counted(self.outside, 'task')} of the other share": self.outside,
+            f"{counted(self.excluded, 'task')} of earlier runs": self.excluded,
+            self._leaked: self.leaked,
+            f"{counted(self.beside, 'task')} that give away a validation task": self.beside,
+            f"{counted(self.rejected, 'task')} not admitted": self.rejected,
+        }
+        told = ", ".join(words for words, count in said.items() if count)
+        taken = f"{len(self.learned)} of {counted(self.tasks, 'task')} are taken"
+        return f"{self.dataset} {self.split}: left out {told}; {taken}" if told else ""
+
+    @property
+    def _leaked(self) -> str:
+        # The evaluation sets of the dataset itself are named by their split alone: a dev or test query.
+        evaluation = " or ".join(name.removeprefix(f"{self.dataset}:") for name in self.compared)
+        near, gold = (
+            f"{counted(self.near, 'task')} near a {evaluation} query",
+            f"{self.gold} that share a gold set with one",
+        )
+        if not self.near:
+            return f"{counted(self.gold, 'task')} that share a gold set with a {evaluation} task"
+        return f"{near} and {gold} ({self.leaked} in all)" if self.gold else near
+
+
+@dataclass(frozen=True)
+class TaskFilter:
+    """Leaves out what must not be learned.
+
+    Args:
+        sets: the evaluation sets that must not be given away.
+        share: one of the two shares of a split, or "" for the whole.
+        excluded: tasks, as (dataset, id), that earlier runs were made of.
+    """
+
+    data: Data
+    sets: Sequence[EvaluationSet] = ()
+    share: ShareName = ""
+    excluded: Collection[tuple[str, str]] = frozenset()
+
+    @cached_property
+    def leaks(self) -> Leaks:
+        """Return the comparison with all evaluation sets."""
+        return Leaks(self.data.near, self.sets)
+
+    def select(self, dataset: str, split: str, tasks: Sequence[Task]) -> tuple[list[Task], Selection]:
+        """Return the tasks of a split that may be learned from, in their order, and the account of the choice."""
+        inside = in_share(tasks, self.share, self.data)
+        unseen = [task for task in inside if (dataset, task.task_id) not in self.excluded]
+        found = {task.task_id: self.leaks.find(dataset, task.query, gold_set(task.gold)) for task in unseen}
+        kept = [task for task in unseen if found[task.task_id] is None]
+        leaked = [leak for leak in found.values() if leak is not None]
+        account = Selection(
+            dataset=dataset,
+            split=split,
+            tasks=len(tasks),
+            share=self.share,
+            outside=len(tasks) - len(inside),
+            excluded=len(inside) - len(unseen),
+            near=sum(bool(leak.near) for leak in leaked),
+            gold=sum(bool(leak.gold) for leak in leaked),
+            leaked=len(leaked),
+            compared=self.leaks.compared,
+            learned=tuple(task.task_id for task in kept),
+        )
+        return kept, account
+
+    def validation(self, dataset: str, split: str, tasks: Sequence[Task]) -> list[Task]:
+        """Return the tasks of an evaluation split that give away none of the other evaluation sets."""
+        others = [each for each in self.sets if (each.dataset, each.split) != (dataset, split)]
+        return _apart(tasks, dataset, Leaks(self.data.near, others))
+
+    def beside(self, held_out: Sequence[Task], dataset: str, tasks: Sequence[Task]) -> list[Task]:
+        """Return the tasks that give away none of the validation tasks drawn from the same split."""
+        sets = [EvaluationSet(dataset, "validation", held_out)] if self.data.leaks == "drop" else []
+        return _apart(tasks, dataset, Leaks(self.data.near, sets))
+
+
+def open_filter(
+    data: Data,
+    sources: Sequence[Source],
+    taught: Collection[tuple[str, str]],
+    *,
+    share: ShareName = "",
+    against: Sequence[str] = (),
+    excluded: Collection[tuple[str, str]] = frozenset(),
+) -> TaskFilter:
+    """Return the filter for learning from some datasets.
+
+    Args:
+        taught: the splits to learn from, as (name of the dataset, split).
+        against: evaluation sets beside `dev` and `test` of the datasets, as `evaluation_sets` reads them.
+
+    Raises:
+        UsageError: a set does not exist, or nothing is compared because `data.leaks` is "keep".
+    """
+    if data.leaks == "keep":
+        if against:
+            raise UsageError("--against compares with evaluation sets, which data.leaks=keep turns off")
+        return TaskFilter(data, (), share, excluded)
+    return TaskFilter(data, evaluation_sets(sources, against, taught), share, excluded)
+
+
+def in_share(tasks: Sequence[Task], share: ShareName, data: Data) -> list[Task]:
+    """Return the tasks of a share, in their order: `data.sft_share` of them for "sft", the others for "rl".
+
+    Tasks with the same gold set are in the same share. The choice depends on the whole split and the seed alone, so
+    that two commands divide alike.
+    """
+    if not share:
+        return list(tasks)
+    groups: dict[GoldSet | str, list[Task]] = {}
+    for task in tasks:
+        groups.setdefault(gold_set(task.gold) or task.task_id, []).append(task)
+    wanted, taken = round(data.sft_share * len(tasks)), 0
+    chosen: set[str] = set()
+    for group in sorted(groups.values(), key=lambda group: digest([data.seed, min(task.task_id for task in group)])):
+        if taken + len(group) <= wanted:
+            taken += len(group)
+            chosen.update(task.task_id for task in group)
+    return [task for task in tasks if (task.task_id in chosen) == (share == "sft")]
+
+
+def _apart(tasks: Sequence[Task], dataset: str, leaks: Leaks) -> list[Task]:
+    return [task for task in tasks if leaks.find(dataset, task.query, gold_set(task.gold)) is None]

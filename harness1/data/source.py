@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
-from harness1.errors import UsageError
+from harness1.errors import CorpusError, UsageError
 from harness1.hashing import digest
 from harness1.plain import utf8_safe
 from harness1.records import Task
@@ -92,7 +93,6 @@ def status_of(file: Path) -> os.stat_result | None:
 
 
 def _below(root: Path) -> Iterator[Path]:
-    """Yield all files below a folder, however deep, without following links to folders."""
     folders = [root]
     while folders:
         try:
@@ -101,3 +101,56 @@ def _below(root: Path) -> Iterator[Path]:
             continue
         folders += (Path(entry) for entry in entries if entry.is_dir(follow_symlinks=False))
         yield from (Path(entry) for entry in entries if not entry.is_dir(follow_symlinks=False))
+
+
+Given = TypeVar("Given")
+Made = TypeVar("Made")
+
+
+class DuplicateId(CorpusError):
+    """The id occurred before."""
+
+
+class EmptyText(CorpusError):
+    """The document, or a chunk of it, has no text."""
+
+
+class AbsentGold(CorpusError):
+    """The corpus lacks what a query should find."""
+
+
+class NoGold(CorpusError):
+    """The query names nothing to find."""
+
+
+Fault = Callable[[CorpusError], None]
+"""Called with the fault of a line; if it returns, the line is left out."""
+
+
+def refuse(error: CorpusError) -> None:
+    """Raise the fault: the dataset cannot be read."""
+    raise error
+
+
+def made(
+    located: Iterable[tuple[str, Given]], make: Callable[[str, Given], Made], fault: Fault
+) -> Iterator[tuple[str, Made]]:
+    """Yield what is made from the value at each place, with the place. Values that cannot be used go to `fault`."""
+    for where, value in located:
+        try:
+            yield where, make(where, value)
+        except CorpusError as error:
+            fault(error)
+
+
+def distinct(
+    located: Iterable[tuple[str, Made]], name: Callable[[Made], str], fault: Fault
+) -> Iterator[tuple[str, Made]]:
+    """Yield the value at each place, with the place. Values whose id occurred before go to `fault`."""
+    seen: set[str] = set()
+    for where, value in located:
+        if name(value) in seen:
+            fault(DuplicateId(f"{where}: the id {name(value)!r} occurs a second time"))
+        else:
+            seen.add(name(value))
+            yield where, value

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from harness1.config import Config
-from harness1.data.formats.trec import write_qrels, write_run
+from harness1.data.trec import write_qrels, write_run
 from harness1.eval.csv_table import csv_table
 from harness1.eval.failure import Faults
 from harness1.eval.metrics import shown_documents

@@ -1,18 +1,285 @@
-"""Gates between the stages of a recipe: what a stage made is measured, and a bound decides whether the next one starts.
-
-Every gate gives one number. A gate that counts faults has the bound 0; NaN passes no gate.
-"""
+"""The hash of what a stage made: equal content has an equal hash in every folder, whenever and however it was made."""
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import isfinite
+from pathlib import Path
+from typing import Any
 
-from harness1.errors import UsageError
-from harness1.recipe import measures
-from harness1.recipe.stage_case import StageCase
-from harness1.records import Record
+from harness1.config import Reward
+from harness1.data.open import open_source
+from harness1.errors import SchemaError, UsageError
+from harness1.eval.compare.comparison import compare
+from harness1.eval.run_view import read_run
+from harness1.hashing import digest, file_digest
+from harness1.model_folder import folder_hash
+from harness1.models.checkpoint import read_checkpoint
+from harness1.models.fetch import resolve_model
+from harness1.models.tokenizer import TOKENIZER
+from harness1.records import Record, RewardRecord
+from harness1.retrieval.index.checksums import check_index
+from harness1.reward.composite import total_of
+from harness1.rl.admission.report import read_report
+from harness1.rows.file import RowFile
+from harness1.runs.files import read_json
+from harness1.runs.folder import METRICS, run_config
+from harness1.runs.stage import STAGE, Stage, read_raw_stage, read_stage
+from harness1.runs.store import read_episodes
+from harness1.sft.data_card import HELD_OUT, TRAIN, read_card
+from harness1.training.log import VALIDATION_PREFIX, read_log
+
+CONTENT = (
+    *("corpus.jsonl*", "queries.jsonl*", "qrels/*", "tasks.jsonl"),
+    *("tasks.csv", "curated*.trec", "pool*.trec", "*/tasks.csv", "*/curated*.trec"),
+    *("policies/*/tasks.csv", "policies/*/curated*.trec"),
+    *("train.jsonl", "held_out.jsonl"),
+    *("*.safetensors", "*.gguf", "tokenizer.json", "config.json", "adapter_config.json"),
+)
+"""The files that are content: datasets, results of runs, rows, models. Times, paths and pages are not."""
+
+
+def artifact(place: Path) -> str:
+    """Return the hash of a file, or of the content of a folder; empty if there is none.
+
+    Of a folder that holds none of the files in `CONTENT`, every file counts, but no card.
+
+    Raises:
+        UsageError: the place cannot be read.
+    """
+    try:
+        if not place.is_dir():
+            return file_digest(place)
+        if (card := read_raw_stage(place)) is not None and "index" in card.hashes and card.verb == "index":
+            return card.hashes["index"]
+        files = sorted({file for pattern in CONTENT for file in place.glob(pattern) if file.is_file()})
+        files = files or sorted(file for file in place.rglob("*") if file.is_file() and file.name != STAGE)
+        return digest({str(file.relative_to(place)): file_digest(file) for file in files}) if files else ""
+    except OSError as error:
+        raise UsageError(f"{error.filename or place}: {error.strerror}") from error
+
+
+GROUPS = ("data", "models", "rl", "sft", "tasks", "train", "serve", "config")
+"""First words of verbs that have a second one."""
+
+
+@dataclass(frozen=True)
+class StageCase:
+    """A stage whose command has ended."""
+
+    words: tuple[str, ...]
+    folder: Path
+
+    @property
+    def verb(self) -> str:
+        return " ".join(self.words[: 2 if self.words[0] in GROUPS else 1])
+
+    def option(self, name: str) -> str:
+        """Return the last value of an option, or the empty string."""
+        places = [at for at, word in enumerate(self.words[:-1]) if word == name]
+        return self.words[places[-1] + 1] if places else ""
+
+    def argument(self) -> str:
+        """Return the first argument after the verb."""
+        return next((word for word in self.words[len(self.verb.split()) :] if not word.startswith("-")), "")
+
+
+EPISODES = "episodes"
+"""The folder of a training's own episodes, in its folder."""
+LOSS_LIKE = ("nll",)
+"""Metrics of which less is better."""
+EXACT = 1e-9
+"""Difference that the sum of a reward's terms may have from its total, which is computed from the same numbers."""
+
+
+def documents(case: StageCase) -> float:
+    """Return the number of documents in an index."""
+    return float(_card(case.folder).outputs.get("documents", 0))
+
+
+def damaged(case: StageCase) -> float:
+    """Return the number of damaged stretches of an index; every block is read."""
+    return float(len(check_index(case.folder).damaged))
+
+
+def training_tasks(case: StageCase) -> float:
+    """Return the number of tasks in the train split of a dataset."""
+    source = open_source(str(case.folder))
+    return float(len(source.tasks("train"))) if "train" in source.splits else 0.0
+
+
+def shared_gold(case: StageCase) -> float:
+    """Return the number of gold sets that tasks of more than one split have."""
+    source, splits = open_source(str(case.folder)), defaultdict[frozenset[str], set[str]](set)
+    for split in source.splits:
+        for task in source.tasks(split):
+            if task.gold is not None:
+                splits[frozenset(task.gold.relevant)].add(split)
+    return float(sum(len(each) > 1 for each in splits.values()))
+
+
+def faults(case: StageCase) -> float:
+    """Return the number of episodes of a run that are missing or were broken by the infrastructure."""
+    gates = _card(case.folder).gates
+    return float(gates.get("missing", 0) + gates.get("failures", {}).get("infra_error", 0))
+
+
+def wrong_rewards(case: StageCase) -> float:
+    """Return the number of episodes whose reward is not finite, or not what its terms add up to."""
+    own = case.folder / EPISODES
+    run = own if own.is_dir() else case.folder
+    settings = run_config(run)[0].reward
+    rewards = (episode.reward for episode in read_episodes(run))
+    return float(sum(reward is not None and not _adds_up(reward, settings) for reward in rewards))
+
+
+def _adds_up(reward: RewardRecord, settings: Reward) -> bool:
+    if reward.override is not None:
+        expected = float(getattr(settings, reward.override))
+    else:
+        expected = total_of(reward.terms.values(), settings)
+    return abs(reward.total - expected) <= EXACT  # False for NaN
+
+
+def valid_actions(case: StageCase) -> float | None:
+    """Return the share of a run's turns whose action could be read and carried out; None for a run without turns."""
+    turns = [turn for episode in read_episodes(case.folder) for turn in episode.turns]
+    valid = (t.action is not None and t.observation is not None and t.observation.error is None for t in turns)
+    return sum(valid) / len(turns) if turns else None
+
+
+def recall(case: StageCase) -> float:
+    """Return the mean curated recall of a run."""
+    return _mean(case, "curated_recall")
+
+
+def oracle_recall(case: StageCase) -> float | None:
+    """Return the mean curated recall of a run of the oracle; None for another policy."""
+    policy = case.option("--policy") or case.option("--teacher")
+    return recall(case) if policy.rpartition(":")[2] == "oracle" else None
+
+
+def rows(case: StageCase) -> float:
+    """Return the number of rows to train on."""
+    return float(len(RowFile(case.folder / TRAIN)))
+
+
+def wrong_masks(case: StageCase) -> float:
+    """Return the number of rows that train nothing or everything, and of files whose masks do not add up to the trained
+    tokens on the data card, or that were changed."""
+    card, stage, wrong = read_card(case.folder), _card(case.folder), 0
+    for name, counts in ((TRAIN, card.train), (HELD_OUT, card.held_out)):
+        file = RowFile(case.folder / name)
+        wrong += sum(not 0 < trained < length for trained, length in zip(file.trained, file.lengths, strict=True))
+        wrong += int(file.trained.sum()) != counts.trained_tokens
+        wrong += file_digest(case.folder / name) != stage.outputs.get(name)
+    return float(wrong)
+
+
+def foreign_tokenizers(case: StageCase) -> float | None:
+    """Return the number of tokenizers, of the checkpoint and of its rows, that are not that of the model to train."""
+    if not (model := _model(case)):
+        return None
+    expected = file_digest(model / TOKENIZER)
+    found = {file_digest(case.folder / TOKENIZER)}
+    if case.verb == "sft train":
+        found.add(read_card(Path(case.argument())).tokenizer_hash)
+    return float(len(found - {expected}))
+
+
+def admitted(case: StageCase) -> float:
+    """Return the share of the checked tasks that are worth training on."""
+    report = read_report(case.folder)
+    return len(report.admitted()) / len(report.tasks) if report.tasks else 0.0
+
+
+def not_finite(case: StageCase) -> float:
+    """Return the number of values in a training's log that are not finite; an empty log counts as one."""
+    lines = read_log(case.folder)
+    values = [value for line in lines for value in line.values()]
+    return float(sum(not isinstance(each, int | float) or not math.isfinite(each) for each in values) + (not lines))
+
+
+def foreign_origins(case: StageCase) -> float:
+    """Return 1 if a checkpoint has no card, or was made from another model than the one that the command names."""
+    card, model = read_checkpoint(case.folder), _model(case)
+    return float(card is None or (model is not None and card.base != folder_hash(model)))
+
+
+def progress(case: StageCase) -> float | None:
+    """Return by how much the held-out metric of the checkpoint is better than at the start; None if it was not
+    measured at both."""
+    card = read_checkpoint(case.folder)
+    looks = [line for line in read_log(case.folder) if any(name.startswith(VALIDATION_PREFIX) for name in line)]
+    metric = str(_card(case.folder).inputs.get("train", {}).get("watch", {}).get("metric", ""))
+    if card is None or metric not in card.metrics or not looks or looks[0]["step"] != 0:
+        return None
+    began = looks[0].get(f"{VALIDATION_PREFIX}{metric}")
+    if not isinstance(began, int | float):
+        return None
+    change = card.metrics[metric] - began
+    return -change if metric in LOSS_LIKE else change
+
+
+def start_k3(case: StageCase) -> float | None:
+    """Return the mean k3 between sampler and trainer over the first batch; None if it was not logged."""
+    found = [line["gate/mean_k3"] for line in read_log(case.folder) if "gate/mean_k3" in line]
+    return _number(found[0]) if found else None
+
+
+def zero_variance(case: StageCase) -> float | None:
+    """Return the mean share of groups without a signal: dropped or trained, their rewards were all equal."""
+    lines = [line for line in read_log(case.folder) if "zero_variance" in line]
+    if not lines:
+        return None
+    last = lines[-1]
+    dropped, kept = (_number(last.get(f"groups/{name}", 0.0)) for name in ("filtered", "trained"))
+    within = sum(_number(line["zero_variance"]) for line in lines) / len(lines)
+    return (dropped + within * kept) / (dropped + kept) if dropped + kept else 1.0
+
+
+def least_lead(case: StageCase) -> float:
+    """Return the least lead in reward that the first run of a comparison has over any other: of each mean paired
+    difference, the lower end of its 95 % interval."""
+    words = list(zip(case.words, case.words[1:], strict=False))
+    runs = [Path(word) for before, word in words if not before.startswith("--") and not word.startswith("--")]
+    compared = compare(list(map(read_run, runs)), "reward", top=0)
+    return -max(pair.metrics["reward"].difference.high for pair in compared.others)
+
+
+def metrics_of(folder: Path) -> Iterator[tuple[str, float]]:
+    """Yield the metrics of a run, or those of a checkpoint, by name; those that have no value are left out."""
+    if (folder / METRICS).is_file():
+        for name, each in read_json(folder / METRICS).items():
+            if isinstance(each, dict) and each.get("mean") is not None:
+                yield name, float(each["mean"])
+    elif (card := read_checkpoint(folder)) is not None:
+        yield from card.metrics.items()
+
+
+def _mean(case: StageCase, name: str) -> float:
+    return dict(metrics_of(case.folder)).get(name, math.nan)
+
+
+def _model(case: StageCase) -> Path | None:
+    spec = case.option("--model").removeprefix("hf:")
+    return resolve_model(spec) if spec and "@" not in spec else None
+
+
+def _card(folder: Path) -> Stage:
+    card = read_stage(folder)
+    if card is None:
+        raise SchemaError(f"{folder} has no card: its stage did not finish")
+    return card
+
+
+def _number(value: Any) -> float:
+    """Return a logged number; NaN and infinities are written as null."""
+    return float(value) if isinstance(value, int | float) else math.nan
+
 
 Measure = Callable[[StageCase], float | None]
 
@@ -23,7 +290,7 @@ INDEX, DATA, ROWS = "index check {out}", "data check {out}", "sft build RUN --ou
 COMPARED = "compare RUN RUN --metric reward --out {out}"
 
 
-class Finding(Record):
+class Ruling(Record):
     """What a gate found."""
 
     gate: str
@@ -52,41 +319,39 @@ class Gate:
     look: str = "view {out}"
     """The command to look closer, with `{out}` for the stage's folder."""
 
-    def judge(self, name: str, case: StageCase, bound: float) -> Finding | None:
+    def judge(self, name: str, case: StageCase, bound: float) -> Ruling | None:
         """Measure, and compare with a bound; None where the gate does not apply."""
         look = "harness1 " + self.look.replace("{out}", str(case.folder))
         try:
             value = self.measure(case)
         except UsageError as error:  # what the stage wrote cannot be read
-            return Finding(name, None, bound, False, f"{self.says} ({error})", look)
+            return Ruling(name, None, bound, False, f"{self.says} ({error})", look)
         if value is None:
             return None
         passed = value >= bound if self.at_least else value <= bound
-        return Finding(name, value if isfinite(value) else None, bound, passed, self.says, "" if passed else look)
+        return Ruling(name, value if isfinite(value) else None, bound, passed, self.says, "" if passed else look)
 
 
 GATES: Mapping[str, Gate] = {
-    "documents": Gate(measures.documents, "documents in the index", ("index",), 1, at_least=True, look=INDEX),
-    "damaged": Gate(measures.damaged, "damaged stretches of the index", ("index",), 0, look=INDEX),
-    "tasks": Gate(measures.training_tasks, "tasks to train on", DATASETS, 1, at_least=True, look=DATA),
-    "shared_gold": Gate(measures.shared_gold, "gold sets in more than one split", DATASETS, 0, look=DATA),
-    "faults": Gate(measures.faults, "episodes broken by the infrastructure", PLAYED, 0),
-    "terms": Gate(measures.wrong_rewards, "rewards that are not the sum of their terms", (*PLAYED, "rl train"), 0),
-    "valid": Gate(measures.valid_actions, "share of valid actions", ("sft collect",), 0.5, at_least=True),
-    "recall": Gate(measures.recall, "mean curated recall", ("sft collect",), 0.3, at_least=True),
-    "oracle": Gate(measures.oracle_recall, "mean curated recall of the oracle", ("eval",), 0.95, at_least=True),
-    "rows": Gate(measures.rows, "rows to train on", ("sft build",), 1, at_least=True, look=ROWS),
-    "masks": Gate(measures.wrong_masks, "rows and files whose mask is wrong", ("sft build",), 0, look=ROWS),
-    "tokenizer": Gate(measures.foreign_tokenizers, "tokenizers other than the model's", TRAINED, 0),
-    "admitted": Gate(measures.admitted, "share of tasks worth training on", ("rl check",), 0.02, at_least=True),
-    "finite": Gate(measures.not_finite, "numbers in the training log that are not finite", TRAINED, 0),
-    "origin": Gate(measures.foreign_origins, "checkpoints made from another model", TRAINED, 0),
-    "progress": Gate(measures.progress, "gain in the held-out metric since the start", TRAINED, 0.0, at_least=True),
-    "start": Gate(measures.start_k3, "mean k3 between sampler and trainer at the start", ("rl train",), 5e-3),
-    "better": Gate(
-        measures.least_lead, "least lead in reward, lower end of 95 %", ("compare",), at_least=True, look=COMPARED
-    ),
-    "signal": Gate(measures.zero_variance, "share of groups whose rewards are all equal", ("rl train",), 0.9),
+    "documents": Gate(documents, "documents in the index", ("index",), 1, at_least=True, look=INDEX),
+    "damaged": Gate(damaged, "damaged stretches of the index", ("index",), 0, look=INDEX),
+    "tasks": Gate(training_tasks, "tasks to train on", DATASETS, 1, at_least=True, look=DATA),
+    "shared_gold": Gate(shared_gold, "gold sets in more than one split", DATASETS, 0, look=DATA),
+    "faults": Gate(faults, "episodes broken by the infrastructure", PLAYED, 0),
+    "terms": Gate(wrong_rewards, "rewards that are not the sum of their terms", (*PLAYED, "rl train"), 0),
+    "valid": Gate(valid_actions, "share of valid actions", ("sft collect",), 0.5, at_least=True),
+    "recall": Gate(recall, "mean curated recall", ("sft collect",), 0.3, at_least=True),
+    "oracle": Gate(oracle_recall, "mean curated recall of the oracle", ("eval",), 0.95, at_least=True),
+    "rows": Gate(rows, "rows to train on", ("sft build",), 1, at_least=True, look=ROWS),
+    "masks": Gate(wrong_masks, "rows and files whose mask is wrong", ("sft build",), 0, look=ROWS),
+    "tokenizer": Gate(foreign_tokenizers, "tokenizers other than the model's", TRAINED, 0),
+    "admitted": Gate(admitted, "share of tasks worth training on", ("rl check",), 0.02, at_least=True),
+    "finite": Gate(not_finite, "numbers in the training log that are not finite", TRAINED, 0),
+    "origin": Gate(foreign_origins, "checkpoints made from another model", TRAINED, 0),
+    "progress": Gate(progress, "gain in the held-out metric since the start", TRAINED, 0.0, at_least=True),
+    "start": Gate(start_k3, "mean k3 between sampler and trainer at the start", ("rl train",), 5e-3),
+    "better": Gate(least_lead, "least lead in reward, lower end of 95 %", ("compare",), at_least=True, look=COMPARED),
+    "signal": Gate(zero_variance, "share of groups whose rewards are all equal", ("rl train",), 0.9),
 }
 """Every gate, by the name that recipes call it."""
 
@@ -107,7 +372,7 @@ def gates_of(verb: str, chosen: Mapping[str, float | bool]) -> Iterator[tuple[st
             yield name, gate, limit
 
 
-def judged(case: StageCase, chosen: Mapping[str, float | bool]) -> list[Finding]:
+def judge_stage(case: StageCase, chosen: Mapping[str, float | bool]) -> list[Ruling]:
     """Return what the gates of a finished stage found, in order."""
     findings = (gate.judge(name, case, bound) for name, gate, bound in gates_of(case.verb, chosen))
     return [each for each in findings if each is not None]

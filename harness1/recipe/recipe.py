@@ -29,7 +29,7 @@ _STAGE_NAME = re.compile(r"[a-z][a-z0-9_-]*")
 Value = str | int | float | bool
 
 
-class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RecipeStage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One stage of a recipe."""
 
     run: str
@@ -88,7 +88,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
     """
 
     title: str
-    stages: dict[str, Stage]
+    stages: dict[str, RecipeStage]
     config: str = ""
     """The configuration that every stage begins with, for `--config`."""
     set: dict[str, Any] = {}
@@ -256,12 +256,12 @@ def put_setting(tree: dict[str, Any], key: str, value: Value) -> None:
         raise UsageError(f"the recipe has no value and no stage for {key}; values: {values}")
 
 
-def uses(stage: Stage) -> tuple[str, ...]:
+def uses(stage: RecipeStage) -> tuple[str, ...]:
     """Return what a stage names: values, inputs and stages."""
     return tuple(_names(stage))
 
 
-def _names(stage: Stage) -> Iterator[str]:
+def _names(stage: RecipeStage) -> Iterator[str]:
     yield from _NAME.findall(stage.run)
     for _, value in _flat(stage.set):
         if isinstance(value, str):
@@ -273,7 +273,6 @@ def _filled(word: str, known: Mapping[str, str]) -> str:
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every setting of nested tables with its dotted name."""
     for key, value in tree.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{prefix}{key}.")
@@ -291,7 +290,6 @@ def _text(value: Value) -> str:
 
 
 def _parsed(text: str) -> Value:
-    """Return the value that a text is in TOML, or else the text."""
     try:
         found = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

@@ -1,8 +1,4 @@
-"""Runs the stages of a recipe in order, each in a process of its own, with gates between them. Nothing is done twice.
-
-After a kill at any moment the same command goes on: a stage that had passed is not touched, and the verb of one that
-was at work resumes it.
-"""
+"""The journal of a recipe's folder: which stages are done, from what, and what their gates found."""
 
 from __future__ import annotations
 
@@ -11,21 +7,158 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Literal, Protocol
 
 import msgspec
 
-from harness1.errors import HarnessError, UsageError
-from harness1.recipe.artifacts import artifact
-from harness1.recipe.gates import Finding, judged
-from harness1.recipe.journal import LOGS, Journal, Planned, StageRecord, held, read_journal, write_journal
-from harness1.recipe.measures import metrics_of
+from harness1.errors import MALFORMED, HarnessError, InfrastructureFault, SchemaError, UsageError, optional
+from harness1.recipe.gates import Ruling, StageCase, artifact, judge_stage, metrics_of
 from harness1.recipe.recipe import Recipe
-from harness1.recipe.stage_case import StageCase
+from harness1.records import Record
+from harness1.runs.files import lock, write_json, writing
 from harness1.runs.stage import read_stage
+
+JOURNAL, LOCK, LOGS = "recipe.json", ".lock", "logs"
+TRIES, PAUSE_S = 5, 0.1
+
+
+class StageRecord(Record, kw_only=True):
+    """What is known of one stage."""
+
+    words: tuple[str, ...]
+    """Its command, without `harness1`."""
+    needs: dict[str, str]
+    """The hash of everything that it used, by the name of stage or input."""
+    status: Literal["running", "passed", "failed"]
+    artifact: str = ""
+    """The hash of what it made."""
+    gates: dict[str, float | bool] = {}
+    """The recipe's own bounds."""
+    findings: tuple[Ruling, ...] = ()
+    seconds: float = 0.0
+    """The time that its command took, over all attempts."""
+    exit: int = 0
+    """The exit code of its command."""
+    metrics: dict[str, float] = {}
+    began: float = 0.0
+    """When its command was last started, in seconds since 1970."""
+
+    def status_now(self, at_work: bool) -> str:
+        """Return the status; `stopped` where no process is at work on a stage that began and did not end."""
+        return "stopped" if self.status == "running" and not at_work else self.status
+
+
+class StagePlan(Record):
+    """What a recipe says of a stage before it begins."""
+
+    says: str = ""
+    takes: float = 0.0
+    """The seconds that it took on two quiet cores; 0: not known."""
+
+
+class RecipeState(Record, kw_only=True):
+    """The content of `recipe.json`."""
+
+    title: str
+    recipe: str
+    """The hash of the recipe at the last run."""
+    inputs: dict[str, str]
+    """The hash of each input at the start; of one that is no file, its name."""
+    stages: dict[str, StageRecord] = {}
+    plan: dict[str, StagePlan] = {}
+    """Every stage of the last run, in order."""
+
+    def expected(self) -> dict[str, float]:
+        """Return the seconds that each stage of the plan takes that has not passed, at the pace of those that have;
+        0: not known."""
+        passed = {name: record for name, record in self.stages.items() if record.status == "passed"}
+        known = [name for name in passed if name in self.plan and self.plan[name].takes]
+        planned = sum(self.plan[name].takes for name in known)
+        pace = sum(passed[name].seconds for name in known) / planned if planned else 1.0
+        return {name: stage.takes * pace for name, stage in self.plan.items() if name not in passed}
+
+    def left(self, now: float) -> float | None:
+        """Return the seconds that are left, or None if nothing is known of the stages to come.
+
+        Args:
+            now: the time, in seconds since 1970.
+        """
+        rest = self.expected()
+        if rest and not any(rest.values()):
+            return None
+        for name, record in self.stages.items():
+            if record.status == "running" and name in rest:
+                rest[name] = max(0.0, rest[name] - record.seconds - (now - record.began))
+        return sum(rest.values())
+
+    def with_stage(self, name: str, record: StageRecord) -> RecipeState:
+        return msgspec.structs.replace(self, stages={**self.stages, name: record})
+
+    def without(self, names: Sequence[str]) -> RecipeState:
+        kept = {name: record for name, record in self.stages.items() if name not in names}
+        return msgspec.structs.replace(self, stages=kept)
+
+
+def read_state(work: Path) -> RecipeState | None:
+    """Return the journal of a folder, or None if it has none; raise SchemaError if it is damaged."""
+    path = work / JOURNAL
+    if not path.is_file():
+        return None
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=RecipeState)
+    except MALFORMED as error:
+        raise SchemaError(f"{path} is not the journal of a recipe: {error}") from error
+
+
+def write_state(work: Path, journal: RecipeState) -> None:
+    """Replace the journal of a folder in one step."""
+    write_json(work / JOURNAL, journal)
+
+
+def is_at_work(work: Path) -> bool:
+    """Return True if a process is running the recipe of a folder: one that was killed has left its stage `running`."""
+    try:
+        with (work / LOCK).open() as file:
+            lock(file, "")
+    except FileNotFoundError:
+        return False
+    except UsageError:
+        return True
+    return False
+
+
+@contextmanager
+def hold_folder(work: Path, mark: str = JOURNAL) -> Iterator[None]:
+    """Hold the folder of a recipe against other processes.
+
+    Args:
+        mark: the file that a folder of this kind has.
+
+    Raises:
+        UsageError: another process holds it, it cannot be written, or it holds something else.
+    """
+    with writing(work):
+        if work.exists() and not (work / mark).exists() and any(each.name != LOCK for each in work.iterdir()):
+            raise UsageError(f"{work} is not empty and holds no recipe: choose another --out")
+        work.mkdir(parents=True, exist_ok=True)
+        with (work / LOCK).open("w") as file:
+            _lock_folder(file, work)
+            yield
+
+
+def _lock_folder(file: IO[str], work: Path) -> None:
+    """Lock the folder; wait a moment for one that only looks whether somebody is at work."""
+    for _ in range(TRIES - 1):
+        try:
+            return lock(file, "")
+        except UsageError:
+            time.sleep(PAUSE_S)
+    return lock(file, f"{work} is at work in another process")
+
 
 Execute = Callable[[Sequence[str], Path, int], int]
 """Runs a command of `harness1`, in a number of processes that train together, and returns its exit code. The file is
@@ -54,7 +187,7 @@ class StageFailed(HarnessError):
     def __init__(self, stage: str, record: StageRecord) -> None:
         self.stage, self.record = stage, record
         failed = [each for each in record.findings if not each.passed]
-        reason = worded(failed[0]) if failed else f"its command ended with exit code {record.exit}"
+        reason = put_in_words(failed[0]) if failed else f"its command ended with exit code {record.exit}"
         super().__init__(f"stage {stage} failed: {reason}")
 
 
@@ -67,7 +200,7 @@ class RecipeRun:
     execute: Execute
     watch: Watch
 
-    def run(self, start_from: str = "", until: str = "") -> Journal:
+    def run(self, start_from: str = "", until: str = "") -> RecipeState:
         """Run every stage that has not passed.
 
         Args:
@@ -80,22 +213,21 @@ class RecipeRun:
         """
         names = self.recipe.until(until)
         again = self.recipe.from_stage(start_from) if start_from else ()
-        with held(self.work):
+        with hold_folder(self.work):
             stages = self.recipe.stages
-            plan = {name: Planned(stages[name].says, stages[name].takes) for name in names}
+            plan = {name: StagePlan(stages[name].says, stages[name].takes) for name in names}
             journal = msgspec.structs.replace(self._begun(), plan=plan)
-            write_journal(self.work, journal)
+            write_state(self.work, journal)
             journal = self._cleared(journal, again)
             for name in names:
                 journal = self._stage(name, journal)
             return journal
 
-    def _begun(self) -> Journal:
-        """Return the journal to go on with, and check that inputs are what they were at the start."""
+    def _begun(self) -> RecipeState:
         inputs = {name: self._hash(name) for name in self.recipe.inputs}
-        journal = read_journal(self.work)
+        journal = read_state(self.work)
         if journal is None:
-            return Journal(title=self.recipe.title, recipe=self.recipe.hash, inputs=inputs)
+            return RecipeState(title=self.recipe.title, recipe=self.recipe.hash, inputs=inputs)
         changed = [name for name in journal.inputs if inputs.get(name) != journal.inputs[name]]
         if changed:
             raise UsageError(
@@ -103,10 +235,9 @@ class RecipeRun:
             )
         return msgspec.structs.replace(journal, recipe=self.recipe.hash, inputs={**inputs, **journal.inputs})
 
-    def _cleared(self, journal: Journal, again: Sequence[str]) -> Journal:
-        """Forget stages, and remove what they made."""
+    def _cleared(self, journal: RecipeState, again: Sequence[str]) -> RecipeState:
         journal = journal.without(again)
-        write_journal(self.work, journal)
+        write_state(self.work, journal)
         for name in again:
             place = self.work / name
             if place.is_dir():
@@ -115,10 +246,9 @@ class RecipeRun:
                 place.unlink(missing_ok=True)
         return journal
 
-    def _stage(self, name: str, journal: Journal) -> Journal:
-        """Skip a stage that has passed, or else run it; return the journal with its record."""
+    def _stage(self, name: str, journal: RecipeState) -> RecipeState:
         stage, words, before = self.recipe.stages[name], self.recipe.words(name, self.work), journal.stages.get(name)
-        needs = {each: _expected(journal, each) for each in self.recipe.needs(name)}
+        needs = {each: _hash_of_need(journal, each) for each in self.recipe.needs(name)}
         if before is not None and before.status == "failed" and not (self.work / name).exists():
             before = None  # it made nothing that other settings could spoil
         if before is not None and before.words != words:
@@ -136,10 +266,9 @@ class RecipeRun:
             return journal
         return self._ran(name, journal, msgspec.structs.replace(record, status="running", findings=()))
 
-    def _ran(self, name: str, journal: Journal, record: StageRecord) -> Journal:
-        """Run the command of a stage, and judge what it made."""
+    def _ran(self, name: str, journal: RecipeState, record: StageRecord) -> RecipeState:
         record = msgspec.structs.replace(record, began=time.time())
-        write_journal(self.work, journal.with_stage(name, record))
+        write_state(self.work, journal.with_stage(name, record))
         self.watch.begins(name, self.recipe.stages[name].says)
         began = time.monotonic()
         try:
@@ -151,7 +280,7 @@ class RecipeRun:
         record = msgspec.structs.replace(record, seconds=seconds, exit=code, status="failed")
         place = self.work / name
         if code == 0 or (code == FAULTY and _is_played(place)):
-            findings = (*judged(StageCase(record.words, place), record.gates), *self._changes(record.needs))
+            findings = (*judge_stage(StageCase(record.words, place), record.gates), *self._changes(record.needs))
             record = msgspec.structs.replace(
                 record,
                 status="passed" if all(each.passed for each in findings) else "failed",
@@ -161,21 +290,19 @@ class RecipeRun:
             )
         return self._kept(name, journal, record)
 
-    def _kept(self, name: str, journal: Journal, record: StageRecord) -> Journal:
-        """Write a record into the journal; raise StageFailed for one that failed."""
+    def _kept(self, name: str, journal: RecipeState, record: StageRecord) -> RecipeState:
         journal = journal.with_stage(name, record)
-        write_journal(self.work, journal)
+        write_state(self.work, journal)
         self.watch.ended(name, record)
         if record.status != "passed":
             raise StageFailed(name, record)
         return journal
 
-    def _changes(self, expected: Mapping[str, str]) -> tuple[Finding, ...]:
-        """Return a finding for every input, and every stage, whose content has not the hash that it had."""
+    def _changes(self, expected: Mapping[str, str]) -> tuple[Ruling, ...]:
         changed = (name for name, known in expected.items() if self._hash(name) != known)
         stages, look = self.recipe.stages, "harness1 recipe run ... --from {}"
         return tuple(
-            Finding("unchanged", 1.0, 0.0, False, f"changes to {each}", look.format(each) if each in stages else "")
+            Ruling("unchanged", 1.0, 0.0, False, f"changes to {each}", look.format(each) if each in stages else "")
             for each in changed
         )
 
@@ -188,27 +315,27 @@ class RecipeRun:
 
 
 def _is_played(place: Path) -> bool:
-    """Return True for a finished run that counts its broken episodes."""
     card = read_stage(place)
     return card is not None and card.status == "finished" and "failures" in card.gates
 
 
-def run_command(words: Sequence[str], log: Path, processes: int = 1, *, quiet: bool = False) -> int:
+def run_verb(words: Sequence[str], log: Path, processes: int = 1, *, quiet: bool = False) -> int:
     """Run a command of `harness1` in a process of its own, which ends with this one; return its exit code.
 
     Args:
         log: the file for its output, if it is not to be shown.
         processes: start as many by torchrun.
     """
-    command = [sys.executable, "-m", "harness1.recipe.leash", str(os.getpid()), str(processes), *words]
+    code = "from harness1.recipe import run_on_leash; run_on_leash()"
+    command = [sys.executable, "-c", code, str(os.getpid()), str(processes), *words]
     if not quiet:
-        return _waited(subprocess.Popen(command))
+        return _wait(subprocess.Popen(command))
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as file:
-        return _waited(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT))
+        return _wait(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT))
 
 
-def _waited(process: subprocess.Popen[bytes]) -> int:
+def _wait(process: subprocess.Popen[bytes]) -> int:
     """Return the exit code of a process. An interrupt reaches it, too: its work is saved before this one ends."""
     try:
         code = process.wait()
@@ -220,18 +347,50 @@ def _waited(process: subprocess.Popen[bytes]) -> int:
     return code
 
 
-def worded(finding: Finding) -> str:
+def put_in_words(finding: Ruling) -> str:
     """Return what a gate found in one line."""
     value = "not finite" if finding.value is None else f"{finding.value:.4g}"
     look = f"; look closer: {finding.look}" if finding.look else ""
     return f"gate {finding.gate}: {finding.says}: {value}, bound {finding.bound:g}{look}"
 
 
-def _expected(journal: Journal, need: str) -> str:
+def _hash_of_need(journal: RecipeState, need: str) -> str:
     return journal.stages[need].artifact if need in journal.stages else journal.inputs[need]
 
 
 def _difference(before: Sequence[str], now: Sequence[str]) -> str:
-    """Return the words of a command that are not in the other one."""
     words = [word for word in (*now, *before) if (word in before) != (word in now)]
     return ", ".join(dict.fromkeys(words)) or "in their order"
+
+
+def on_cluster(address: str, cores: float = 1.0) -> Execute:
+    """Return what runs a command on some node. Folders must be absolute paths that all nodes have.
+
+    Args:
+        address: of the cluster; "auto": the one that this machine belongs to; "local": a new one on this machine.
+        cores: that each process of a command takes.
+
+    Raises:
+        MissingExtra: Ray is not installed.
+        InfrastructureFault: there is no cluster at the address; when a command runs: its node was lost.
+    """
+    with optional("ray"):
+        import ray
+    try:
+        ray.init(address=address, log_to_driver=False, ignore_reinit_error=True)
+    except ConnectionError as error:
+        raise InfrastructureFault(f"no Ray cluster at {address}: {error}") from error
+    remote = ray.remote(max_retries=0)(run_on_node)
+
+    def execute(words: Sequence[str], log: Path, processes: int) -> int:
+        try:
+            return int(ray.get(remote.options(num_cpus=cores * processes).remote(tuple(words), str(log), processes)))
+        except ray.exceptions.RayError as error:
+            raise InfrastructureFault(f"a node of the cluster was lost: {error}") from error
+
+    return execute
+
+
+def run_on_node(words: Sequence[str], log: str, processes: int) -> int:
+    """Run a command on this node, its output in a file; return its exit code."""
+    return run_verb(words, Path(log), processes, quiet=True)

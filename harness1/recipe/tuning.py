@@ -1,41 +1,196 @@
-"""Tries settings of a recipe in parallel trials, by Optuna: its storage, sampler and pruner, our stages and gates.
-
-The stages that no searched setting reaches are run once, in `shared`. A trial is the rest of the recipe in a folder of
-its own; it is stopped by a gate, or where it looks worse than the median of the trials before. A stopped tuning goes on
-with the same command, and each trial at work with its recipe.
-"""
+"""What trials of a recipe share and what each does alone, and the lines that a trial leaves."""
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from harness1.config import load_config
 from harness1.errors import MALFORMED, SchemaError, UsageError, optional
 from harness1.hashing import digest
-from harness1.recipe.experience import Experience
-from harness1.recipe.journal import StageRecord, held
-from harness1.recipe.recipe import Objective, Recipe, Space, Value
-from harness1.recipe.run import Execute, RecipeRun, StageFailed, Watch
-from harness1.recipe.trials import (
-    TrialResult,
-    is_near,
-    objective_of,
-    shared_recipe,
-    trial_recipe,
-    within,
-)
+from harness1.models.fetch import resolve_model
+from harness1.recipe.gates import StageCase, artifact
+from harness1.recipe.recipe import Objective, Recipe, Space, Value, put_setting, recipe_of, uses
+from harness1.recipe.run import Execute, RecipeRun, StageFailed, StageRecord, Watch, hold_folder
 from harness1.records import Record
-from harness1.runs.files import write_json
+from harness1.runs.files import lock_or_wait, write_json, writing
 from harness1.runs.journal import read_lines
 
 if TYPE_CHECKING:
     import optuna
+
+
+NEAR = 0.05
+"""Share of a range within which two values of a setting count as the same."""
+
+Settings = dict[str, Value]
+
+
+class TrialResult(Record, kw_only=True):
+    """What came out of one trial: all that later tunings learn from it."""
+
+    number: int
+    settings: Settings
+    value: float | None = None
+    """The objective; None for a trial that was stopped."""
+    looks: dict[str, float] = {}
+    """What was measured on the way, by stage."""
+    stopped: str = ""
+    """Why it did not end; empty if it did."""
+    failed: bool = False
+    """A gate or a command failed, so that the settings are not to be tried again."""
+    seconds: float = 0.0
+    """The time that its own stages took."""
+
+
+def objective_of(recipe: Recipe) -> Objective:
+    """Return what trials of a recipe are compared by; raise UsageError if it does not say, or varies nothing."""
+    if recipe.objective is None or not recipe.search:
+        raise UsageError("the recipe has no [search] or no [objective]: nothing to tune")
+    return recipe.objective
+
+
+def varied_stages(recipe: Recipe) -> frozenset[str]:
+    """Return the stages that a searched setting reaches, directly or through a stage before."""
+    own = {key.partition(".")[0] for key in recipe.search if key not in recipe.values}
+    values = {key for key in recipe.search if key in recipe.values}
+    own |= {name for name, stage in recipe.stages.items() if values & set(uses(stage))}
+    return frozenset(name for name in recipe.stages if name in own or own & recipe.upstream(name))
+
+
+def needed_stages(recipe: Recipe) -> tuple[str, ...]:
+    """Return the stages that the objective and its looks need, in order."""
+    objective = objective_of(recipe)
+    ends = [objective.stage, *objective.looks]
+    wanted = frozenset(ends).union(*(recipe.upstream(name) for name in ends))
+    return tuple(name for name in recipe.stages if name in wanted)
+
+
+def shared_recipe(recipe: Recipe) -> Recipe:
+    """Return the recipe of the stages that all trials have in common."""
+    varied = varied_stages(recipe)
+    kept = {name: recipe.stages[name] for name in needed_stages(recipe) if name not in varied}
+    return msgspec.structs.replace(recipe, stages=kept, search={}, objective=None)
+
+
+def trial_recipe(recipe: Recipe, settings: Mapping[str, Value], shared: Path) -> Recipe:
+    """Return the recipe of one trial: the stages that its settings reach, over the folders of the shared ones."""
+    varied = varied_stages(recipe)
+    ours = [name for name in needed_stages(recipe) if name in varied]
+    tree = msgspec.to_builtins(recipe)
+    for key, value in settings.items():
+        put_setting(tree, key, value)
+    tree["inputs"] |= {name: str(shared / name) for name in shared_recipe(recipe).stages}
+    tree["stages"] = {name: tree["stages"][name] for name in ours}
+    tree |= {"search": {}, "objective": None}
+    return recipe_of(tree, recipe.title)
+
+
+def is_near(one: Mapping[str, Value], other: Mapping[str, Value], search: Mapping[str, Space]) -> bool:
+    """Return whether two trials have nearly the same settings: equal choices, and numbers that differ by less than
+    `NEAR` of their range, on the scale on which they are drawn."""
+    return all(
+        name in one and name in other and _close(one[name], other[name], space) for name, space in search.items()
+    )
+
+
+def is_within(settings: Mapping[str, Value], search: Mapping[str, Space]) -> bool:
+    """Return whether settings give every searched one a value that trials may draw."""
+    return settings.keys() == search.keys() and all(_allowed(settings[name], space) for name, space in search.items())
+
+
+def best_of(results: Sequence[TrialResult], *, maximize: bool) -> TrialResult | None:
+    """Return the result with the best value, the first of equal ones; None if no trial ended."""
+    ended = [each for each in results if each.value is not None and math.isfinite(each.value)]
+    sign = -1.0 if maximize else 1.0
+    return min(ended, key=lambda each: sign * (each.value or 0.0), default=None)
+
+
+def _close(one: Value, other: Value, space: Space) -> bool:
+    if space.choices or isinstance(one, str) or isinstance(other, str) or space.low is None or space.high is None:
+        return one == other
+    low, high, a, b = (math.log(each) if space.log else float(each) for each in (space.low, space.high, one, other))
+    return abs(a - b) < NEAR * (high - low)
+
+
+def _allowed(value: Value, space: Space) -> bool:
+    if space.choices:
+        return value in space.choices
+    return (
+        not isinstance(value, str)
+        and space.low is not None
+        and space.high is not None
+        and space.low <= value <= space.high
+    )
+
+
+FOLDER = Path("~/.cache/harness1/experience")
+
+
+def subject_of(recipe: Recipe, shared: Path) -> str:
+    """Return the hash of what a tuning is about: the documents as they are indexed, the reward of the objective's
+    stage, the size of the model as a power of two, the objective, and the names of the settings that are varied.
+
+    Args:
+        shared: the folder of the shared stages, which are done.
+    """
+    objective = objective_of(recipe)
+    indexes = [name for name, stage in recipe.stages.items() if stage.run.startswith("index ")]
+    corpus = sorted(artifact(shared / name) for name in indexes)
+    words = recipe.words(objective.stage, shared)
+    settings = [word for before, word in pairwise(words) if before == "--set"]
+    config = StageCase(words, shared).option("--config") or None
+    size = sum(file.stat().st_size for place in _models(recipe, shared) for file in place.glob("*.safetensors"))
+    about = [corpus, load_config(config, settings).reward_hash, max(size, 1).bit_length()]
+    return digest([*about, objective.stage, objective.metric, sorted(recipe.search)])
+
+
+def _models(recipe: Recipe, shared: Path) -> Iterator[Path]:
+    for name in recipe.stages:
+        model = StageCase(recipe.words(name, shared), shared).option("--model").removeprefix("hf:")
+        if model and "@" not in model and not Path(model).is_relative_to(shared):
+            yield resolve_model(model)
+        elif Path(model).is_dir():
+            yield Path(model)
+
+
+@dataclass(frozen=True)
+class Experience:
+    """The results of earlier trials about one subject."""
+
+    folder: Path
+    subject: str
+
+    @property
+    def path(self) -> Path:
+        return self.folder / f"{self.subject[:16]}.jsonl"
+
+    def results(self) -> list[TrialResult]:
+        """Return what earlier trials left, oldest first; raise SchemaError for a line that is damaged."""
+        return list(self._read()) if self.path.is_file() else []
+
+    def keep(self, result: TrialResult) -> None:
+        """Append the result of a trial."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with writing(self.folder), self.path.open("ab") as file:
+            lock_or_wait(file, lambda: None)
+            file.write(msgspec.json.encode(result) + b"\n")
+
+    def _read(self) -> Iterator[TrialResult]:
+        for number, line in read_lines(self.path):
+            try:
+                yield msgspec.json.decode(line, type=TrialResult)
+            except MALFORMED as error:
+                raise SchemaError(f"{self.path}:{number}: not the result of a trial: {error}") from error
+
 
 TUNING, RESULTS, STORAGE, SHARED = "tuning.json", "trials.jsonl", "optuna.log", "shared"
 NAME = "tuning"
@@ -95,7 +250,7 @@ class Tuning:
         objective_of(self.recipe)
         with optional("tune"):
             import optuna
-        with held(self.out, TUNING):
+        with hold_folder(self.out, TUNING):
             self.results = read_results(self.out)
             self._refuse_other()
             self._describe()
@@ -107,7 +262,6 @@ class Tuning:
         return sorted(self.results, key=lambda each: each.number)
 
     def _many(self, study: optuna.Study, known: Experience | None, trials: int, parallel: int) -> None:
-        """Run trials in threads. An interrupt reaches their commands, too, and ends them all."""
         at_work = [each for each in study.get_trials() if each.state.name == "RUNNING"]
         waiting = [each for each in at_work if NUMBER in each.user_attrs]
 
@@ -149,7 +303,6 @@ class Tuning:
             return trial
 
     def _one(self, study: optuna.Study, trial: optuna.Trial, known: Experience | None) -> None:
-        """Run a trial, and tell everybody who learns from it."""
         import optuna
 
         objective, states = objective_of(self.recipe), optuna.trial.TrialState
@@ -193,7 +346,6 @@ class Tuning:
         return [*self.results, *(known.results() if known else ())]
 
     def _study(self, known: Experience | None) -> optuna.Study:
-        """Open the study; a new one begins with what earlier tunings learned, and tries their best settings first."""
         import optuna
         from optuna.storages import JournalStorage
         from optuna.storages.journal import JournalFileBackend
@@ -210,7 +362,7 @@ class Tuning:
         if known is None or study.get_trials():
             return study
         learned = [
-            each for each in known.results() if within(each.settings, self.recipe.search) and each.value is not None
+            each for each in known.results() if is_within(each.settings, self.recipe.search) and each.value is not None
         ]
         learned.sort(key=lambda each: -(each.value or 0.0) if maximize else (each.value or 0.0))
         ranges = {name: _distribution(space) for name, space in self.recipe.search.items()}
@@ -221,7 +373,7 @@ class Tuning:
         return study
 
     def _refuse_other(self) -> None:
-        found = read_card(self.out)
+        found = read_tuning(self.out)
         if found is not None and found.recipe != digest([self.recipe.hash, self.recipe.search]):
             raise UsageError(f"{self.out} holds trials of another recipe: choose another --out")
 
@@ -265,7 +417,6 @@ class _Looks:
             raise Pruned(f"{self.looks[stage]} of {stage} was {value:.4g}, worse than the median")
 
     def _seen(self, stage: str, record: StageRecord) -> float | None:
-        """Note a stage; return what a look sees of it, or None if it sees nothing."""
         self.seconds += record.seconds
         value = record.metrics.get(self.looks.get(stage, ""))
         if value is None or record.status != "passed":
@@ -274,7 +425,7 @@ class _Looks:
         return value
 
 
-def read_card(out: Path) -> TuningCard | None:
+def read_tuning(out: Path) -> TuningCard | None:
     """Return the card of a tuning's folder, or None if it has none; raise SchemaError if it is damaged."""
     path = out / TUNING
     if not path.is_file():
@@ -298,7 +449,6 @@ def read_results(out: Path) -> list[TrialResult]:
 
 
 def _value(objective: Objective, record: StageRecord) -> float:
-    """Return what a trial is compared by; raise UsageError if its stage has no such metric."""
     if objective.metric not in record.metrics:
         raise UsageError(f"{objective.stage} has no metric {objective.metric}; it has {', '.join(record.metrics)}")
     return record.metrics[objective.metric]

@@ -16,7 +16,7 @@ import msgspec
 
 from harness1.config import Config
 from harness1.config.settings import put_back_removed
-from harness1.data.selection import Selection
+from harness1.data.leaks import Selection
 from harness1.engines.engine import Engine, LocalEngine, TrainingService
 from harness1.env.environment import env_hash
 from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, counted_with

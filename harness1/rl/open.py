@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness1.config import Config, Learn
+from harness1.data.leaks import open_filter
 from harness1.data.open import from_anywhere, open_source
-from harness1.data.selection import open_filter
 from harness1.data.source import Source
 from harness1.env.environment import env_hash
 from harness1.episodes.jobs import EpisodeSetup

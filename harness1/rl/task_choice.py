@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from harness1.config import Config
-from harness1.data.selection import Selection, TaskFilter, open_filter
+from harness1.data.leaks import Selection, TaskFilter, open_filter
 from harness1.data.source import Source
 from harness1.errors import UsageError
 from harness1.records import Task

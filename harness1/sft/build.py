@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 
 from harness1.config import Data, Sft
-from harness1.data.leaks import EvaluationSet, Leaks, gold_set
-from harness1.data.selection import open_filter
+from harness1.data.leaks import EvaluationSet, Leaks, gold_set, open_filter
 from harness1.errors import UsageError
 from harness1.hashing import digest, file_digest
 from harness1.models.chat_format import ChatFormat

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from harness1.config import Config
-from harness1.data.leaks import TEST
-from harness1.data.selection import TaskFilter
+from harness1.data.leaks import TEST, TaskFilter
 from harness1.data.source import Source
 from harness1.env.render.prompt import static_piece
 from harness1.errors import UsageError

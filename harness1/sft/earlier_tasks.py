@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
+from harness1.data.leaks import Selection
 from harness1.data.open import open_source
-from harness1.data.selection import Selection
 from harness1.errors import SchemaError, UsageError
 from harness1.runs.stage import STAGE, Stage, read_stage
 from harness1.runs.store import read_episodes

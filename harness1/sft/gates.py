@@ -8,8 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 import msgspec
 
 from harness1.config import Gates
-from harness1.data.leaks import GoldSet, Leaks, gold_set
-from harness1.data.query_overlap import KnownQueries
+from harness1.data.leaks import GoldSet, KnownQueries, Leaks, gold_set
 from harness1.errors import UsageError
 from harness1.hashing import digest
 from harness1.records import Episode, Gold, Record, Status

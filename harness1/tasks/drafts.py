@@ -2,11 +2,41 @@
 
 from __future__ import annotations
 
-from harness1.records import Record
+import random
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from typing import TypeVar
 
-SINGLE, BRIDGE, COMPARISON, INTERSECTION, CLAIM, ASPECT = KINDS = (
-    *("single", "bridge", "comparison", "intersection", "claim", "aspect"),
+from harness1.memory.entities import FUNCTION_WORDS
+from harness1.memory.evidence import entity_key
+from harness1.memory.question import head, normalised_name
+from harness1.records import Record
+from harness1.tasks.graph import (
+    GAP,
+    IDENTIFIER,
+    LONGEST,
+    RELATIONS,
+    SHORTEST,
+    YEAR,
+    CorpusGraph,
+    Facts,
+    Relation,
+    Statement,
+    alternatives,
+    figures,
+    is_prose,
+    is_told_apart,
+    leans,
+    once,
+    points_elsewhere,
+    quotable,
+    whole,
 )
+
+SINGLE, BRIDGE, COMPARISON = "single", "bridge", "comparison"
+INTERSECTION, CLAIM, ASPECT = "intersection", "claim", "aspect"
 DESCRIPTION = "description"
 """The form that asks what a sentence describes."""
 
@@ -32,3 +62,439 @@ class Draft(Record, kw_only=True):
     answer: str
     links: tuple[str, ...] = ()
     """The name by which each piece of evidence leads to the next."""
+
+
+Slot = tuple[str, int, tuple[str, ...]]
+"""Where a name stands, and its sort."""
+SPARE_NAMES = 50
+"""Names of earlier sentences among which a wrong one is chosen."""
+FEW, SOME = 4, 8
+"""Most passages that hold a rare name, and one that is less rare."""
+_NOT_NAMES = re.compile(rf"(?<!\w)\d|-[a-z]{{4,}}\b|\b(?:{alternatives('months')}|{alternatives('labels')})\b")
+_CODED = re.compile(r"[A-Za-z]\d|[a-z][A-Z]")
+_SHORT = re.compile(rf"(?<={GAP}) ?\([A-Z]\w{{0,9}}\)")
+"""A short form behind the name itself, which would give it away."""
+_EVENT = re.compile(r"(?:[a-z]ed|born|built|won|began|became|died|made|held) (?:[a-z]+ ){0,2}in $")
+_PAST = re.compile(r"\b(?:was|were|had)\b")
+_SOMEBODY = re.compile(r"\b(?:he|she|him|his|hers?)\b", re.I)
+_LONG_WORD = re.compile(r"[^\W\d_]{4,}")
+LEAST_WORDS = 4
+"""Longer words of a description."""
+AROUND = 170
+"""Characters of an excerpt on each side of its name."""
+_RUNS_ON = re.compile(rf" (?:{'|'.join(word.capitalize() for word in sorted(FUNCTION_WORDS))})\b")
+"""A name that goes on into the next sentence, for want of a full stop; one of three words may do so as well."""
+_MARKED = re.compile(r"[“”|#*{}<>=@\\]|https?:|…|\bet al\b")
+_PAGE = re.compile(r"\bpage \d", re.I)
+_RARE_NAME = re.compile(r"[A-ZÀ-Þ][\w'’&.-]*[a-zß-ÿ][\w'’&.-]*(?: (?:[a-z]{1,3} )?[A-ZÀ-Þ0-9][\w'’&.-]*)*")
+
+
+def gap_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
+    """Yield sentences with a figure or a rare name left out, which is asked for."""
+    for place, sentence, number in quotable(graph, rng):
+        subject = graph.passages[place].subject
+        names = [
+            name
+            for name in graph.passages[place].names[number]
+            if _is_rare(graph, name, FEW) and _is_own(graph, name) and not _NOT_NAMES.search(name)
+            if not _may_open(graph, sentence, name)
+        ]
+        numbers = figures(sentence)
+        options = [(name, "name") for name in names] + [(each, "figure") for each in numbers]
+        options = [(each, form) for each, form in options if once(sentence, each) and not _has(subject, each)]
+        if options and (len(names) + len(numbers) > 1 or len(sentence) >= 3 * SHORTEST):
+            answer, form = rng.choice(options)
+            question = f"Which {form} fits here? “{sentence.replace(answer, GAP)}”"
+            needs = (Need(place, (answer,), sentence),)
+            yield Draft(kind=SINGLE, form=f"gap {form}", question=question, needs=needs, answer=answer)
+
+
+def excerpt_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
+    """Yield the words around a rare name, which is asked for: they need no sentence that can be quoted, as in texts
+    without full stops. A second name, or a figure, tells which passage is meant."""
+    order = [place for place, passage in enumerate(graph.passages) if passage.text]
+    rng.shuffle(order)
+    for place in order:
+        passage = graph.passages[place]
+        names = dict.fromkeys(name for each in passage.names for name in each)
+        known = [name for name in names if _is_rare(graph, name, SOME) and _is_own(graph, name)]
+        rare = [
+            name
+            for name in known
+            if _is_rare(graph, name, FEW)
+            and (name.count(" ") == 1 or name.isalpha())
+            and not _has(passage.subject, name)
+            if not _NOT_NAMES.search(name) and not _RUNS_ON.search(name) and not _may_run_on(graph, passage.text, name)
+        ]
+        asked: list[str] = []
+        for answer in rng.sample(rare, len(rare)):
+            told = _excerpt(passage.text, answer)
+            others = [name for name in known if not (_has(name, answer) or _has(answer, name)) and once(told, name)]
+            others += [figure for figure in figures(told) if once(told, figure)]
+            if not others or not once(told, answer) or any(name in told for name in asked):
+                continue
+            asked.append(answer)
+            question = f"Which name fits in this excerpt? “… {told.replace(answer, GAP)} …”"
+            needs = (Need(place, (answer, others[0])),)
+            yield Draft(kind=SINGLE, form="excerpt", question=question, needs=needs, answer=answer)
+
+
+def _excerpt(text: str, name: str) -> str:
+    """Return the words around the first mention of a name, whole and on one line; "" if they are few."""
+    before, found, after = text.partition(name)
+    left = before.splitlines()[-1][-AROUND:] if before and not before.endswith("\n") else ""
+    right = after.splitlines()[0][:AROUND] if after and not after.startswith("\n") else ""
+    left = left.partition(" ")[2] if len(left) == AROUND else left
+    right = right.rpartition(" ")[0] if len(right) == AROUND else right
+    told = f"{left}{found}{right}".strip()
+    words = told.split()
+    small = sum(word[0].islower() for word in words)
+    plain = sum(map(str.isalpha, told)) + told.count(" ")
+    is_telling = 2 * small >= len(words) >= 3 * LEAST_WORDS and plain > 0.85 * len(told) and not _MARKED.search(told)
+    return told if is_telling else ""
+
+
+def lead_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
+    """Yield sentences with a rare name left out that leads to further passages, all of which are asked for."""
+    for place, sentence, number in quotable(graph, rng):
+        for name in graph.passages[place].names[number]:
+            others = [other for other in graph.holders[entity_key(name)] if other != place]
+            if not others or not _is_distinct(graph, name, FEW) or not once(sentence, name):
+                continue
+            if _has(graph.passages[place].subject, name) or not _is_told_of(graph, name, others):
+                continue
+            if not is_told_apart(sentence, other_names(graph, place, number, name)):
+                continue
+            yield Draft(
+                kind=BRIDGE,
+                form="lead",
+                question=f"Find each document that mentions the name left out here: “{sentence.replace(name, GAP)}”",
+                needs=(Need(place, (name,), sentence), *(Need(other, (name,)) for other in others)),
+                answer=name,
+                links=(name,),
+            )
+            break
+
+
+def shared_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
+    """Yield pairs of names that only one sentence of the corpus holds together."""
+    for place, sentence, number in quotable(graph, rng):
+        subject = graph.passages[place].subject
+        names = [
+            name
+            for name in graph.passages[place].names[number]
+            if len(graph.holders[entity_key(name)]) > 1
+            and _is_distinct(graph, name, SOME)
+            and once(sentence, name)
+            and not _has(subject, name)
+        ]
+        pairs = [
+            (a, b)
+            for a, b in combinations(names, 2)
+            if not {*graph.holders[entity_key(a)]} & {*graph.holders[entity_key(b)]} - {place} and not _has(a, b)
+        ]
+        if pairs:
+            a, b = rng.choice(pairs)
+            question = f"Which document mentions both {a} and {b}, and what connects them there?"
+            need = Need(place, (a, b))
+            yield Draft(kind=INTERSECTION, form="names", question=question, needs=(need,), answer=sentence)
+
+
+def aspect_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
+    """Yield names that several passages tell of, each of which is asked for."""
+    keys = [key for key, places in graph.holders.items() if 3 <= len(places) <= SOME]
+    keys = [key for key in keys if " " in key or IDENTIFIER.fullmatch(key)]
+    rng.shuffle(keys)
+    for key in keys:
+        places = graph.holders[key]
+        name = next(name for each in graph.passages[places[0]].names for name in each if entity_key(name) == key)
+        if _is_distinct(graph, name, SOME) and _is_told_of(graph, name, places):
+            called = f"the {name}" if _has_article(graph, name, places) else name
+            question = f"Which documents mention {called}, and what does each of them say there?"
+            needs = tuple(Need(place, (name,)) for place in places)
+            yield Draft(kind=ASPECT, form="name", question=question, needs=needs, answer=name)
+
+
+def described_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
+    """Yield the first sentences of documents, which tell what the document is about, as descriptions of its subject."""
+    order = [place for place, passage in enumerate(graph.passages) if passage.subject and passage.sentences]
+    rng.shuffle(order)
+    for place in order:
+        passage = graph.passages[place]
+        if passage.is_section or _PAGE.search(passage.subject) or len(graph.about[head(passage.subject)]) > 1:
+            continue
+        opening = passage.sentences[0]
+        if len(passage.sentences) > 1 and opening.partition("(")[0].strip() == passage.subject:
+            opening = passage.sentences[1]  # the first is a heading or a signature
+        told = _SHORT.sub("", opening.replace(passage.subject, GAP))
+        if SHORTEST * 2 // 3 <= len(opening) <= LONGEST and _describes(told, passage.subject):
+            needs = (Need(place, quoted=opening),)
+            question = f"What is described like this? “{told}”"
+            yield Draft(kind=SINGLE, form=DESCRIPTION, question=question, needs=needs, answer=passage.subject)
+
+
+def _describes(told: str, subject: str) -> bool:
+    if told[0].islower() or told[-1] not in ".!" or leans(told) or points_elsewhere(told):
+        return False
+    if _shares_words(told, subject):
+        return False
+    is_enough = len(set(_LONG_WORD.findall(told.lower()))) >= LEAST_WORDS
+    return is_enough and is_prose(f"This is {told.replace(GAP, 'it')}")
+
+
+def changed_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
+    """Yield sentences as claims: half of them as they stand, half with a figure or a rare name changed. A name is
+    changed into one of the same sort that stood behind the same word."""
+    earlier: dict[Slot, list[str]] = defaultdict(list)
+    for place, sentence, number in quotable(graph, rng):
+        if IDENTIFIER.fullmatch(graph.passages[place].subject) or _SOMEBODY.search(sentence):
+            continue  # what code does is told as an order; what somebody did is true of some and false of others
+        numbers = [each for each in figures(sentence) if once(sentence, each) and _is_told(sentence, each)]
+        names = [name for name in graph.passages[place].names[number] if _is_distinct(graph, name, SOME)]
+        names = [name for name in names if not _may_open(graph, sentence, name)]
+        slots = {name: _slot(graph, sentence, name) for name in names if once(sentence, name)}
+        if (not numbers and not slots) or _is_about_nothing(graph, sentence, graph.passages[place].names[number]):
+            continue
+        refuted, told = rng.random() < 0.5, sentence
+        if refuted and numbers:
+            chosen = rng.choice([each for each in numbers if not YEAR.fullmatch(each)] or numbers)
+            told = sentence.replace(chosen, _other(chosen, rng))
+        elif refuted:
+            pairs = [(name, other) for name, slot in slots.items() for other in earlier[slot][-SPARE_NAMES:]]
+            pairs = [(name, other) for name, other in pairs if other not in sentence and slots[name][0]]
+            told = sentence.replace(*rng.choice(pairs)) if pairs else sentence
+        for name, slot in slots.items():
+            earlier[slot].append(name)
+        if told == sentence and refuted:
+            continue
+        yield Draft(
+            kind=CLAIM,
+            form="figure" if numbers else "name",
+            question=f"Is this true? {told}",
+            needs=(Need(place, quoted=sentence),),
+            answer="refuted" if refuted else "supported",
+        )
+
+
+def other_names(graph: CorpusGraph, place: int, number: int, name: str) -> Iterator[str]:
+    """Yield the rare names of a sentence beside one of them."""
+    for other in graph.passages[place].names[number]:
+        if not (_has(name, other) or _has(other, name)) and _is_rare(graph, other, SOME) and _is_own(graph, other):
+            yield other
+
+
+def _is_about_nothing(graph: CorpusGraph, sentence: str, names: Sequence[str]) -> bool:
+    """Return whether a sentence names nothing that it is about, or tells what was done before it names by whom or in
+    what, as the methods of a study do: as a claim it could be about anything."""
+    opening = sentence.split(" ", 1)[0]  # it has a capital whatever it is
+    past = _PAST.search(sentence)
+    told = sentence[: past.start()] if past else sentence
+    most = SOME if past else len(graph.passages)
+    return not any(name in told and name != opening and _is_rare(graph, name, most) for name in names)
+
+
+def _is_told(sentence: str, figure: str) -> bool:
+    """Return whether a sentence is false with another figure: a year may only say what is spoken of."""
+    return not YEAR.fullmatch(figure) or _EVENT.search(sentence.partition(figure)[0]) is not None
+
+
+def _slot(graph: CorpusGraph, sentence: str, name: str) -> Slot:
+    """Return the word before a name, "" for none in small letters, the number of words of the name, and its sort: the
+    words in it that the corpus also writes small, such as *University*."""
+    before = sentence.partition(name)[0].split()
+    last = before[-1] if before and before[-1].isalpha() and before[-1].islower() else ""
+    return last, name.count(" "), tuple(word.lower() for word in name.split() if word.lower() in graph.small)
+
+
+def _is_distinct(graph: CorpusGraph, name: str, most: int) -> bool:
+    """Return whether a rare name hardly names two things: it has two words, one of them only in names, or letters with
+    digits or capitals."""
+    is_code = IDENTIFIER.fullmatch(name) is not None or (_CODED.search(name) is not None and "-" not in name)
+    is_one = is_code or (" " in name and _is_own(graph, name))
+    return is_one and _is_rare(graph, name, most) and not _NOT_NAMES.search(name)
+
+
+def _may_open(graph: CorpusGraph, sentence: str, name: str) -> bool:
+    """Return whether a name may begin with a word that has its capital only from the sentence: *Loss of DICER*."""
+    return sentence.startswith(name) and name.split(" ", 1)[0].lower() in graph.small
+
+
+def _may_run_on(graph: CorpusGraph, text: str, name: str) -> bool:
+    """Return whether a name may be words of two sentences without a full stop between them, *Monday Boom*: it is
+    written once, and the word at its begin or end is one that needs no capital."""
+    ends = {word.lower() for word in (name.split()[0], name.split()[-1])}
+    is_once = text.count(name) == 1 and len(graph.holders[entity_key(name)]) == 1
+    return " " in name and is_once and any(word in graph.small or len(word) < len("The") for word in ends)
+
+
+def _is_own(graph: CorpusGraph, name: str) -> bool:
+    return any(word.lower() not in graph.small for word in name.split() if word[0].isupper())
+
+
+def _has_article(graph: CorpusGraph, name: str, places: Sequence[int]) -> bool:
+    return 2 * sum(f"the {name}" in graph.passages[place].text for place in places) > len(places)
+
+
+def _is_rare(graph: CorpusGraph, name: str, most: int) -> bool:
+    written = _RARE_NAME.fullmatch(name) or IDENTIFIER.fullmatch(name)
+    return len(graph.holders[entity_key(name)]) <= most and len(name) > 3 and written is not None
+
+
+def _has(text: str, part: str) -> bool:
+    return bool(text) and f" {normalised_name(part)} " in f" {normalised_name(text)} "
+
+
+def _shares_words(text: str, name: str) -> bool:
+    lowered, own = text.lower(), name.rpartition(".")[2] if IDENTIFIER.fullmatch(name) else name
+    return any(word in lowered for word in re.findall(r"[^\W_]{4,}", own.lower()))
+
+
+def _is_told_of(graph: CorpusGraph, name: str, places: Sequence[int]) -> bool:
+    """Return whether each passage says something else of a name in a sentence that has it whole: titles of menus, of
+    tables and of sections are repeated, or stand alone."""
+    saying = [next((each for each in graph.passages[place].sentences if name in each), "") for place in places]
+    within = [each for each in saying if not each.startswith(name) and len(each) > len(name) + SHORTEST * 2 // 3]
+    return (
+        len(set(saying)) == len(saying)
+        and 2 * len(within) > len(saying)
+        and all(is_prose(each) and whole(*each.split(name, 1)) for each in saying)
+    )
+
+
+def _other(figure: str, rng: random.Random) -> str:
+    """Return another figure of the same look: the last digit of a year is changed, the first of others."""
+    at = 3 if YEAR.fullmatch(figure) else next(place for place, letter in enumerate(figure) if letter.isdigit())
+    others = [digit for digit in "123456789" if digit != figure[at]]
+    return figure[:at] + rng.choice(others) + figure[at + 1 :]
+
+
+FAR = 3
+"""Least years between two that are compared."""
+Item = TypeVar("Item")
+
+
+def single_drafts(facts: Facts, rng: random.Random) -> Iterator[Draft]:
+    """Yield a question for each statement, in random order."""
+    for place, said in _said(facts, rng):
+        question = RELATIONS[said.relation].ask.format(x=facts.subject(place))
+        need = _need(facts, place, said.answer)
+        yield Draft(kind=SINGLE, form=said.relation, question=question, needs=(need,), answer=said.answer)
+
+
+def chain_drafts(facts: Facts, rng: random.Random) -> Iterator[Draft]:
+    """Yield questions about a passage whose subject is named only by what one or two other passages say of theirs."""
+    for target in _shuffled([place for place in facts.leading if place in facts.of], rng):
+        chain, relations = [target], [_asked(facts, target, rng)]
+        longest = rng.choice((2, 3))
+        while len(chain) < longest and (leads := _leads(facts, chain, relations[0])):
+            source, relation = rng.choice(leads)
+            chain, relations = [source, *chain], [RELATIONS[relation], *relations]
+        said = facts.of[target][relations[-1].name]
+        if len(chain) < 2 or _is_said_before(facts, chain, said.answer):
+            continue
+        described = facts.subject(chain[0])
+        for relation_ in relations[:-1]:
+            described = relation_.noun.format(x=described)
+        links = tuple(facts.subject(place) for place in chain[1:])
+        yield Draft(
+            kind=BRIDGE,
+            form="-".join(each.name for each in relations),
+            question=relations[-1].ask.format(x=described),
+            needs=tuple(_need(facts, place, name) for place, name in zip(chain, (*links, said.answer), strict=True)),
+            answer=said.answer,
+            links=links,
+        )
+
+
+def quoted_chain_drafts(facts: Facts, rng: random.Random) -> Iterator[Draft]:
+    """Yield questions about a passage whose subject is a gap in a sentence of another passage."""
+    for place, sentence, number in quotable(facts.graph, rng):
+        for name in facts.graph.passages[place].names[number]:
+            target = facts.graph.titled(name)
+            if target is None or target == place or target not in facts.of or not once(sentence, name):
+                continue
+            if not is_told_apart(sentence, other_names(facts.graph, place, number, name)):
+                continue
+            said = rng.choice(list(facts.of[target].values()))
+            if _is_said_before(facts, [place, target], said.answer):
+                continue
+            asked = RELATIONS[said.relation].ask.format(x=GAP)
+            yield Draft(
+                kind=BRIDGE,
+                form=f"gap-{said.relation}",
+                question=f"{asked} {GAP} is the name left out here: “{sentence.replace(name, GAP)}”",
+                needs=(Need(place, (name,), sentence), _need(facts, target, said.answer)),
+                answer=said.answer,
+                links=(name,),
+            )
+            break
+
+
+def comparison_drafts(facts: Facts, rng: random.Random) -> Iterator[Draft]:
+    """Yield questions which of two subjects was first."""
+    pairs: list[tuple[Relation, int, int]] = []
+    for relation in RELATIONS.values():
+        if relation.compare:
+            places = _shuffled(facts.saying[relation.name], rng)
+            pairs += [(relation, a, b) for a, b in zip(places[::2], places[1::2], strict=False)]
+    for relation, a, b in _shuffled(pairs, rng):
+        first, second = (facts.of[place][relation.name].answer for place in (a, b))
+        if abs(int(first) - int(second)) >= FAR:
+            yield Draft(
+                kind=COMPARISON,
+                form=relation.name,
+                question=relation.compare.format(a=facts.subject(a), b=facts.subject(b)),
+                needs=(_need(facts, a, first), _need(facts, b, second)),
+                answer=facts.subject(a if int(first) < int(second) else b),
+            )
+
+
+def claim_drafts(facts: Facts, rng: random.Random) -> Iterator[Draft]:
+    """Yield answers to verify: half of them as the document says, half with what another document says of its own."""
+    for place, said in _said(facts, rng):
+        others = [facts.of[other][said.relation].answer for other in facts.saying[said.relation][:100]]
+        others = [other for other in others if other != said.answer and not _may_hold(said, other)]
+        refuted = bool(others) and rng.random() < 0.5
+        question = RELATIONS[said.relation].ask.format(x=facts.subject(place))
+        yield Draft(
+            kind=CLAIM,
+            form=said.relation,
+            question=f"{question} Check this answer: {rng.choice(others) if refuted else said.answer}.",
+            needs=(_need(facts, place, said.answer),),
+            answer="refuted" if refuted else "supported",
+        )
+
+
+def _may_hold(said: Statement, other: str) -> bool:
+    """Return whether another answer may hold beside that of a statement: places lie in places, names have forms."""
+    return "place" in RELATIONS[said.relation].names or bool({*said.answer.split()} & {*other.split()})
+
+
+def _said(facts: Facts, rng: random.Random) -> list[tuple[int, Statement]]:
+    return _shuffled([(place, said) for place, own in facts.of.items() for said in own.values()], rng)
+
+
+def _asked(facts: Facts, place: int, rng: random.Random) -> Relation:
+    return RELATIONS[rng.choice(sorted(facts.of[place]))]
+
+
+def _leads(facts: Facts, chain: Sequence[int], asked: Relation) -> list[tuple[int, str]]:
+    return [
+        (source, name)
+        for source, name in facts.leading.get(chain[0], ())
+        if source not in chain and set(RELATIONS[name].names) & set(asked.of)
+    ]
+
+
+def _is_said_before(facts: Facts, chain: Sequence[int], answer: str) -> bool:
+    return any(answer in facts.graph.passages[place].text for place in chain[:-1])
+
+
+def _shuffled(items: Sequence[Item], rng: random.Random) -> list[Item]:
+    order = list(items)
+    rng.shuffle(order)
+    return order
+
+
+def _need(facts: Facts, place: int, answer: str) -> Need:
+    return Need(place, (facts.subject(place), answer))

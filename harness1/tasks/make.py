@@ -1,26 +1,187 @@
-"""Tasks from a corpus, written as a dataset in BEIR layout with their splits."""
+"""Other documents that answer as well: found by search, they join the gold, or the task is dropped."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from itertools import islice
+from pathlib import Path
+from typing import Any
 
-from harness1.data.query_overlap import KnownQueries
-from harness1.errors import CorpusError
+import msgspec
+
+from harness1.config import Config
+from harness1.data import beir
+from harness1.data.leaks import KnownQueries
+from harness1.data.source import Source
+from harness1.errors import CorpusError, InfrastructureFault, UsageError
 from harness1.hashing import digest
+from harness1.memory import sentences
 from harness1.memory.question import head, normalised_name
-from harness1.records import Gold, Task
+from harness1.records import DocId, Gold, Record, Task
 from harness1.retrieval.corpus import Document
-from harness1.retrieval.protocol import Retriever
-from harness1.tasks import fact_drafts as facts
-from harness1.tasks import name_drafts as names
-from harness1.tasks.corpus_graph import CorpusGraph, graph_of
-from harness1.tasks.drafts import ASPECT, BRIDGE, CLAIM, COMPARISON, DESCRIPTION, INTERSECTION, SINGLE, Draft
-from harness1.tasks.elsewhere import MadeTask, Reader
-from harness1.tasks.splitting import Splitter
+from harness1.retrieval.open import open_retriever
+from harness1.retrieval.protocol import RetrievalFault, Retriever, SearchRequest
+from harness1.runs.files import refuse_full_disk
+from harness1.runs.stage import Stage, read_stage, refuse_other, under_way
+from harness1.tasks import drafts as forms
+from harness1.tasks.drafts import ASPECT, BRIDGE, CLAIM, COMPARISON, DESCRIPTION, INTERSECTION, SINGLE, Draft, Need
+from harness1.tasks.graph import YEAR, CorpusGraph, Passage, facts_of, graph_of, mentions, whole
+from harness1.tasks.questions import REPLIES, Writer
+
+SEARCHED = 20
+"""Documents that are read for each piece of evidence."""
+ALIKE = 0.6
+"""Share of the words of two sentences in common above which one says what the other does."""
+MOST_GOLD = 8
+_WORD = re.compile(r"\w+")
+Said = tuple[str, frozenset[str]]
+"""A sentence and its words in small letters."""
+
+
+class MadeTask(Record, kw_only=True):
+    """A draft with its gold."""
+
+    draft: Draft
+    gold: tuple[DocId, ...]
+    reach: float
+    """The share of the gold that one search for the question finds."""
+
+
+class Reader:
+    """Reads a corpus for other documents that serve as evidence."""
+
+    def __init__(self, graph: CorpusGraph, retriever: Retriever) -> None:
+        self._graph, self._retriever = graph, retriever
+        self._places = {passage.doc_id: place for place, passage in enumerate(graph.passages)}
+        self._said: dict[int, list[Said]] = {}
+
+    async def gold(self, drafts: Sequence[Draft]) -> list[tuple[DocId, ...] | None]:
+        """Return the gold of each draft: its own passages, and others that say the same; None if a passage holds the
+        names of a need apart from each other, which leaves open whether it answers, or if too many answer.
+
+        Raises:
+            InfrastructureFault: the index does not answer.
+        """
+        needs = [(at, need) for at, draft in enumerate(drafts) for need in draft.needs]
+        found = await self._near([need.quoted or " ".join(need.names) for _, need in needs])
+        gold: list[dict[DocId, None] | None] = [
+            {self._graph.passages[need.passage].doc_id: None for need in draft.needs} for draft in drafts
+        ]
+        for (at, need), places in zip(needs, found, strict=True):
+            known = gold[at]
+            for place in places:
+                passage = self._graph.passages[place]
+                if known is None or passage.doc_id in known:
+                    continue
+                serves = _says(need, self._said_at(place)) if need.quoted else _serves(need, passage)
+                if serves is None:
+                    known = gold[at] = None
+                elif serves:
+                    known[passage.doc_id] = None
+        return [tuple(each) if each is not None and len(each) <= MOST_GOLD else None for each in gold]
+
+    def _said_at(self, place: int) -> list[Said]:
+        if (said := self._said.get(place)) is None:
+            cut = sentences.split(self._graph.passages[place].text)
+            said = self._said[place] = [(each, frozenset(_WORD.findall(each.lower()))) for each in cut]
+        return said
+
+    async def with_gold(self, drafts: Sequence[Draft], k: int) -> list[MadeTask]:
+        """Return the drafts that have a clear gold (see `gold`), with the share of it among the first `k` documents
+        that one search for the question finds."""
+        golds = await self.gold(drafts)
+        clear = [(draft, gold) for draft, gold in zip(drafts, golds, strict=True) if gold is not None]
+        found = await self._near([draft.question for draft, _ in clear])
+        made = []
+        for (draft, gold), places in zip(clear, found, strict=True):
+            seen = {self._graph.passages[place].doc_id for place in places[:k]}
+            made.append(MadeTask(draft=draft, gold=gold, reach=len(seen.intersection(gold)) / len(gold)))
+        return made
+
+    async def _near(self, queries: Sequence[str]) -> list[list[int]]:
+        answers = await self._retriever.search([SearchRequest(query, SEARCHED) for query in queries])
+        places = []
+        for answer in answers:
+            if isinstance(answer, RetrievalFault):
+                raise InfrastructureFault(f"the index does not answer: {answer}")
+            documents = dict.fromkeys(hit.chunk.doc_id for hit in answer.hits)
+            places.append([self._places[doc_id] for doc_id in documents if doc_id in self._places])
+        return places
+
+
+def _serves(need: Need, passage: Passage) -> bool | None:
+    """Return whether a passage holds the names of a need; None if that cannot be told."""
+    wanted = [f" {normalised_name(name)} " for name in need.names]
+    title = f" {normalised_name(passage.subject)} "
+    text = f" {normalised_name(passage.text)} "
+    if not all(name in text or name in title for name in wanted):
+        return False
+    if len(wanted) == 1:
+        return True if _has_whole(passage.text, need.names[0]) else None
+    if title == wanted[0]:
+        return True
+    said = (f" {normalised_name(each)} " for each in sentences.split(passage.text))
+    if not any(all(name in each for name in wanted) for each in said):
+        return None
+    # A year stands beside a name by chance too often.
+    return None if any(YEAR.fullmatch(name) for name in need.names) else True
+
+
+def _has_whole(text: str, name: str) -> bool:
+    return any(
+        whole(text[: found.start()][-80:], text[found.end() :][:80]) for found in re.finditer(re.escape(name), text)
+    )
+
+
+def _says(need: Need, said: Sequence[Said]) -> bool | None:
+    """Return whether one of some sentences says nearly the same as that of a need; None if one says it with other
+    figures or names."""
+    own = set(_WORD.findall(need.quoted.lower()))
+    alike = [each for each, words in said if _alike(own, words)]
+    figures = _figures(need.quoted)
+    same = (each for each in alike if _figures(each) == figures and all(name in each for name in need.names))
+    return True if any(same) else None if alike else False
+
+
+def _figures(sentence: str) -> set[str]:
+    return {word for word in _WORD.findall(sentence) if word[0].isdigit()}
+
+
+def _alike(first: set[str], second: frozenset[str]) -> bool:
+    return len(second) >= ALIKE * len(first) and len(first & second) >= ALIKE * len(first | second)
+
+
+class Splitter:
+    """Gives each task a split as it comes.
+
+    A document belongs to the split of the first task that has it, and that split is the one that lacks most of its
+    share.
+
+    Args:
+        shares: the share of each split; they add up to 1.
+    """
+
+    def __init__(self, shares: Mapping[str, float]) -> None:
+        self._shares = shares
+        self._owner: dict[DocId, str] = {}
+        self._counts = dict.fromkeys(shares, 0)
+
+    def place(self, gold: Sequence[DocId]) -> str | None:
+        """Return the split of a task with this gold, or None if documents of it belong to different splits."""
+        owners = {self._owner[doc_id] for doc_id in gold if doc_id in self._owner}
+        if len(owners) > 1:
+            return None
+        total = sum(self._counts.values()) + 1
+        lacking = max(self._shares, key=lambda name: self._shares[name] * total - self._counts[name])
+        split = owners.pop() if owners else lacking
+        self._counts[split] += 1
+        self._owner.update(dict.fromkeys(gold, split))
+        return split
+
 
 WEIGHTS = {BRIDGE: 4, SINGLE: 2, COMPARISON: 1, INTERSECTION: 1, CLAIM: 1, ASPECT: 1}
 """Shares of the kinds; where a kind runs out, the others take its place."""
@@ -82,38 +243,37 @@ def task_of(graph: CorpusGraph, made: MadeTask, split: str) -> Task:
 
 def drafts_of(graph: CorpusGraph, seed: int) -> Mapping[str, Iterator[Draft]]:
     """Return the drafts of each kind, from its forms in turn."""
-    said = facts.facts_of(graph)
+    said = facts_of(graph)
 
     def rng(form: str) -> random.Random:
         return random.Random(f"{seed}/{form}")
 
     return {
         SINGLE: _in_turn(
-            facts.single_drafts(said, rng("single")),
-            names.gap_drafts(graph, rng("gap")),
-            names.described_drafts(graph, rng("described")),
+            forms.single_drafts(said, rng("single")),
+            forms.gap_drafts(graph, rng("gap")),
+            forms.described_drafts(graph, rng("described")),
         ),
         BRIDGE: _in_turn(
-            facts.chain_drafts(said, rng("chain")),
-            facts.quoted_chain_drafts(said, rng("quoted")),
-            names.lead_drafts(graph, rng("lead")),
+            forms.chain_drafts(said, rng("chain")),
+            forms.quoted_chain_drafts(said, rng("quoted")),
+            forms.lead_drafts(graph, rng("lead")),
         ),
-        COMPARISON: facts.comparison_drafts(said, rng("comparison")),
-        INTERSECTION: names.shared_drafts(graph, rng("shared")),
-        CLAIM: _in_turn(facts.claim_drafts(said, rng("claim")), names.changed_drafts(graph, rng("changed"))),
-        ASPECT: names.aspect_drafts(graph, rng("aspect")),
+        COMPARISON: forms.comparison_drafts(said, rng("comparison")),
+        INTERSECTION: forms.shared_drafts(graph, rng("shared")),
+        CLAIM: _in_turn(forms.claim_drafts(said, rng("claim")), forms.changed_drafts(graph, rng("changed"))),
+        ASPECT: forms.aspect_drafts(graph, rng("aspect")),
     }
 
 
 def spare_drafts_of(graph: CorpusGraph, seed: int) -> Mapping[str, Iterator[Draft]]:
     """Return the drafts that are taken where the others do not suffice."""
-    return {SINGLE: names.excerpt_drafts(graph, random.Random(f"{seed}/excerpt"))}
+    return {SINGLE: forms.excerpt_drafts(graph, random.Random(f"{seed}/excerpt"))}
 
 
 async def _chosen(
     graph: CorpusGraph, reader: Reader, wanted: int, seed: int, on_task: Callable[[int, int], None]
 ) -> list[tuple[MadeTask, str]]:
-    """Return the tasks that hold, with their splits: always one of the kind that lacks most of its share."""
     rounds = [drafts_of(graph, seed), spare_drafts_of(graph, seed)]
     known, splitter = KnownQueries(NEAR), Splitter(SPLITS)
     counts: dict[str, int] = dict.fromkeys(WEIGHTS, 0)
@@ -140,15 +300,12 @@ async def _chosen(
 
 
 async def _with_gold(reader: Reader, drafts: Iterator[Draft]) -> AsyncIterator[MadeTask]:
-    """Yield the drafts that have a clear gold; they are looked for in the corpus some at a time."""
     while batch := list(islice(drafts, BATCH)):
         for task in await reader.with_gold(batch, FOUND):
             yield task
 
 
 def _holds(graph: CorpusGraph, task: MadeTask, known: KnownQueries) -> bool:
-    """Return whether a task is worth keeping: it leads somewhere, asks for one thing, gives nothing away, and is not
-    asked yet."""
     draft = task.draft
     if draft.kind == BRIDGE and (task.reach == 1 or _names_its_end(graph, draft)):
         return False
@@ -156,24 +313,17 @@ def _holds(graph: CorpusGraph, task: MadeTask, known: KnownQueries) -> bool:
         return False  # too many documents are like it
     if draft.form == DESCRIPTION and len(task.gold) > 1:
         return False
-    if draft.kind in (SINGLE, BRIDGE) and _names(draft.question, draft.answer):
+    if draft.kind in (SINGLE, BRIDGE) and mentions(draft.question, draft.answer):
         return False
     return known.match(draft.question) is None
 
 
 def _names_its_end(graph: CorpusGraph, draft: Draft) -> bool:
-    """Return whether a question names a document behind the first of its chain."""
-    return any(_names(draft.question, head(graph.passages[need.passage].subject)) for need in draft.needs[1:])
+    return any(mentions(draft.question, head(graph.passages[need.passage].subject)) for need in draft.needs[1:])
 
 
-def _names(question: str, name: str) -> bool:
-    words = normalised_name(name)
-    return bool(words) and f" {words} " in f" {normalised_name(question)} "
-
-
-def _in_turn(*forms: Iterator[Draft]) -> Iterator[Draft]:
-    """Yield a draft of each form in turn; a form that ends leaves its turns to the others."""
-    left = list(forms)
+def _in_turn(*each_form: Iterator[Draft]) -> Iterator[Draft]:
+    left = list(each_form)
     while left:
         for form in list(left):
             draft = next(form, None)
@@ -181,3 +331,76 @@ def _in_turn(*forms: Iterator[Draft]) -> Iterator[Draft]:
                 left.remove(form)
             else:
                 yield draft
+
+
+VERB = "tasks make"
+TEMPLATE = "template"
+FORMAT = 7
+"""Counts changes in the tasks that are made of a corpus."""
+
+
+def write_tasks(
+    source: Source,
+    index: str,
+    out: Path,
+    config: Config,
+    *,
+    count: int,
+    seed: int,
+    writer: Writer | None = None,
+    force: bool = False,
+    on_reply: Callable[[int, int, int], None] = lambda done, of, tokens: None,
+    on_task: Callable[[int, int], None] = lambda done, of: None,
+) -> dict[str, Any]:
+    """Make tasks over a corpus and write them, with the corpus, as a BEIR folder, if that is not done yet.
+
+    Args:
+        index: what `open_retriever` opens: an index of the corpus.
+        writer: a model that writes the questions anew; None leaves those of the templates.
+        on_reply: as in `Writer.rewrite`.
+        on_task: called with the number of tasks that hold so far, and the number looked for.
+
+    Returns:
+        The numbers of documents and tasks, of tasks in each split and of each kind, and of tasks whose gold one search
+        finds; and what a writer wrote and cost.
+
+    Raises:
+        UsageError: the folder holds something else or cannot be written, the documents are on the web, or the writer
+            would refuse every request.
+        CorpusError: the corpus cannot be read, or gives no task.
+        InfrastructureFault: the index or the writer does not answer; the same call goes on.
+    """
+    if not source.has_documents:
+        raise UsageError(f"{source.name} has its documents on the web: tasks are made from documents that are here")
+    inputs = {"source": source.name, "corpus": source.fingerprint, "count": count, "seed": seed, "format": FORMAT}
+    inputs["writer"] = TEMPLATE if writer is None else writer.name
+    stage = Stage(VERB, inputs)
+    done = read_stage(out) if out.is_dir() else None
+    if done is not None and stage.is_done(out) and not force:
+        return done.outputs
+    if not force:
+        refuse_other(stage, out, "set of tasks")
+    documents = list(source.documents())
+    refuse_full_disk(out, 2 * sum(len(document.text) for document in documents))
+    tasks = make_tasks(documents, open_retriever(index, config), count, seed, on_task)
+    outputs = {"documents": len(documents), **counts_of(tasks), "left_out": len(source.problems)}
+    if force:
+        (out / REPLIES).unlink(missing_ok=True)
+    with under_way(stage, out):
+        if writer is not None:
+            titles = {document.doc_id: document.title for document in documents}
+            tasks, written = writer.rewrite(tasks, titles, out, on_reply)
+            outputs["writer"] = msgspec.to_builtins(written)
+        beir.write(out, documents, tasks)
+        stage.write(out, status="finished", outputs=outputs)
+    return outputs
+
+
+def counts_of(tasks: Sequence[Task]) -> dict[str, Any]:
+    """Return the numbers of tasks, of those in each split and of each kind, and of those that one search finds."""
+    return {
+        "tasks": len(tasks),
+        "splits": dict(sorted(Counter(task.split for task in tasks).items())),
+        "kinds": dict(Counter(task.metadata["kind"] for task in tasks).most_common()),
+        "one_search": sum(task.metadata["reach"] == 1 for task in tasks),
+    }

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness1.recipe.recipe import Space, Value
-from harness1.recipe.trials import TrialResult, best_of
-from harness1.recipe.tuning import TuningCard
+from harness1.recipe.tuning import TrialResult, TuningCard, best_of
 from harness1.runs.files import write_atomically, writing
 from harness1.viewer.html import render
 

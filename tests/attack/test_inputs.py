@@ -15,8 +15,8 @@ import pytest
 from hypothesis import strategies as st
 
 from harness1.config import load_config
-from harness1.data.formats import trec
-from harness1.data.formats.apart import ReadApart, Unreadable
+from harness1.data import trec
+from harness1.data.folder import ReadApart, Unreadable
 from harness1.data.open import open_source
 from harness1.errors import UsageError
 from harness1.records import DocId

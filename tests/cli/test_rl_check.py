@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness1.data.formats import beir
+from harness1.data import beir
 from harness1.data.open import open_source
 from harness1.data.source import Source
 from harness1.errors import UsageError

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness1.data.formats import beir
+from harness1.data import beir
 from harness1.errors import CorpusError
 from harness1.records import ChunkId, DocId, Gold, Task
 from harness1.retrieval.corpus import Document

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from harness1.data import beir
 from harness1.data.check import FINDINGS, SHOWN, SharedGold, check, encoded
-from harness1.data.formats import beir
 from harness1.records import ChunkId, DocId, Gold, Task
 from harness1.retrieval.corpus import Document, GivenChunk
 from tests.data.benchmarks import official

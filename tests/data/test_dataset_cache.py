@@ -16,11 +16,9 @@ import pytest
 
 from harness1.cli.datasets import cache_home, evaluation_places, names_dataset
 from harness1.config import load_config
-from harness1.data import catalogue, dataset_cache
-from harness1.data.archive import unpack
-from harness1.data.catalogue import BeirSet
-from harness1.data.dataset_cache import DatasetCache
-from harness1.data.download import download
+from harness1.data import dataset_cache
+from harness1.data.dataset_cache import BeirSet, DatasetCache
+from harness1.data.fetch import download, unpack
 from harness1.data.open import open_source
 from harness1.errors import InfrastructureFault, UsageError
 from tests.cli.commands import Command, command_in_process
@@ -84,7 +82,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     made = Host(zipped(tmp_path / "made.zip"))
     known = BeirSet("tiny", "a set of a test", "1 question", hashlib.md5(made.content).hexdigest())
-    monkeypatch.setitem(catalogue.BEIR_SETS, "tiny", known)
+    monkeypatch.setitem(dataset_cache.BEIR_SETS, "tiny", known)
     thread = Thread(target=made.server.serve_forever, daemon=True)
     thread.start()
     yield made

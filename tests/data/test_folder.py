@@ -3,9 +3,9 @@ import io
 import pypdf
 import pytest
 
-from harness1.data.faults import Fault, refuse
-from harness1.data.formats import folder
-from harness1.data.formats.html import read_html
+from harness1.data import folder
+from harness1.data.folder import read_html
+from harness1.data.source import Fault, refuse
 from harness1.errors import CorpusError
 
 

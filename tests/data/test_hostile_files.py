@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from harness1.data.benchmarks import tables
-from harness1.data.faults import DuplicateId
-from harness1.data.formats import folder, jsonl, trec_text
-from harness1.data.formats.apart import ReadApart, Unreadable
+from harness1.data import folder, jsonl, tables, trec
+from harness1.data.folder import ReadApart, Unreadable
 from harness1.data.open import MOST_LEFT_OUT, open_source
+from harness1.data.source import DuplicateId
 from harness1.errors import CorpusError
 from tests.data import hostile
 
@@ -245,15 +244,15 @@ def test_markup_of_trec_is_read_in_linear_time(tmp_path: Path, block: str) -> No
     path = tmp_path / "docs.trec"
     path.write_text(f"<DOC>\n<DOCNO>1</DOCNO>x\n{block}\n</DOC>\n")
     with hostile.ends():
-        assert [document.doc_id for document in trec_text.read_documents(path)] == ["1"]
+        assert [document.doc_id for document in trec.read_documents(path)] == ["1"]
 
 
 def test_a_block_of_trec_that_is_too_long_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trec_text, "LINE_BYTES", 64)
+    monkeypatch.setattr(trec, "LINE_BYTES", 64)
     path = tmp_path / "docs.trec"
     path.write_text("<DOC>\n" + "x\n" * 99 + "</DOC>\n<DOC>\n<DOCNO>1</DOCNO>x\n</DOC>\n")
     faults: list[str] = []
-    found = list(trec_text.read_documents(path, lambda error: faults.append(str(error))))
+    found = list(trec.read_documents(path, lambda error: faults.append(str(error))))
     assert [document.doc_id for document in found] == ["1"]
     assert faults == [f"{path}:1: <DOC> is longer than 64 bytes"]
 

@@ -2,7 +2,7 @@ import gzip
 
 import pytest
 
-from harness1.data.formats import jsonl
+from harness1.data import jsonl
 from harness1.errors import CorpusError
 
 

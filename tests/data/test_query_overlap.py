@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from datasketch import MinHash
 
-from harness1.data.query_overlap import PERMUTATIONS, KnownQueries, normalised
+from harness1.data.leaks import PERMUTATIONS, KnownQueries, normalised
 from harness1.memory.dedup import signature
 from tests.support import similarity
 

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness1.config import Data
-from harness1.data.leaks import EvaluationSet, gold_set
+from harness1.data.leaks import EvaluationSet, Selection, TaskFilter, gold_set, in_share, open_filter
 from harness1.data.open import open_source
-from harness1.data.selection import Selection, TaskFilter, in_share, open_filter
 from harness1.errors import UsageError
 from harness1.records import DocId, Gold, Task
 

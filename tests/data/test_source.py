@@ -1,6 +1,6 @@
 import pytest
 
-from harness1.data.formats import beir
+from harness1.data import beir
 from harness1.data.open import open_source
 from harness1.errors import CorpusError, UsageError
 from harness1.records import DocId, Gold, Task

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from harness1.data.open import DEMO, ModuleLibrary, read_documents, stdlib_source
 from harness1.data.source import Source
-from harness1.data.stdlib import DEMO, ModuleLibrary, read_documents, stdlib_source
 from harness1.errors import UsageError
 from harness1.records import DocId
 from harness1.retrieval.corpus import Document
@@ -66,7 +66,7 @@ def test_no_private_test_or_window_module_is_in_it(documents: dict[str, Document
 
 def test_reading_it_prints_nothing_and_imports_no_window() -> None:
     script = (
-        "import sys; from harness1.data.stdlib import stdlib_source; before = set(sys.modules); stdlib_source();"
+        "import sys; from harness1.data.open import stdlib_source; before = set(sys.modules); stdlib_source();"
         "print(*(set(sys.modules) - before))"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(["", *sys.path])}

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness1.data.formats.trec import read_qrels, read_run, write_run
+from harness1.data.trec import read_qrels, read_run, write_run
 from harness1.errors import CorpusError, UsageError
 from harness1.records import UnitId
 

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from harness1.data.faults import DuplicateId, EmptyText
 from harness1.data.open import open_source
+from harness1.data.source import DuplicateId, EmptyText
 from harness1.errors import CorpusError
 from harness1.records import DocId, Gold, Task
 from harness1.retrieval.corpus import Document

@@ -12,11 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness1.data.open import open_source
-from harness1.data.world.facts import Entity
-from harness1.data.world.generate import SyntheticWorld, build_world, world_source
-from harness1.data.world.names import fold
-from harness1.data.world.prose import STATEMENTS, SWAPS
-from harness1.data.world.questions import WORDINGS, WorldQuestion, by_split
+from harness1.data.world import (
+    STATEMENTS,
+    SWAPS,
+    WORDINGS,
+    SyntheticWorld,
+    WorldQuestion,
+    build_world,
+    by_split,
+    world_source,
+)
+from harness1.data.world_facts import Entity, fold
 from harness1.errors import UsageError
 from harness1.hashing import digest
 from harness1.records import Task

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from harness1.data.formats import beir
+from harness1.data import beir
 from harness1.data.open import open_source
 from tests.cli.commands import Command, command_in_process
 from tests.data.benchmarks import official

@@ -16,7 +16,7 @@ import pytest
 from ir_measures import SetP, SetR
 
 from harness1.config import load_config
-from harness1.data.formats.trec import read_run
+from harness1.data.trec import read_run
 from harness1.errors import UsageError
 from harness1.eval.outputs import output_names, submission, submission_name, surfaced, task_table, write_outputs
 from harness1.eval.summary import summarise

@@ -9,7 +9,7 @@ from itertools import chain
 import pytest
 
 from harness1.config import Env, load_config
-from harness1.data.world.generate import world_source
+from harness1.data.world import world_source
 from harness1.env.render.context import Context
 from harness1.episodes.rollout import rollout
 from harness1.errors import UsageError

@@ -22,13 +22,10 @@ import msgspec
 
 from harness1.eval.statistics import bootstrap_mean
 from harness1.models.checkpoint import Checkpoint
-from harness1.recipe.experience import Experience
-from harness1.recipe.gates import GATES
-from harness1.recipe.journal import StageRecord
+from harness1.recipe.gates import GATES, StageCase
 from harness1.recipe.recipe import Recipe, load_recipe
-from harness1.recipe.stage_case import StageCase
-from harness1.recipe.trials import TrialResult, best_of
-from harness1.recipe.tuning import Tuning
+from harness1.recipe.run import StageRecord
+from harness1.recipe.tuning import Experience, TrialResult, Tuning, best_of
 from harness1.runs.files import write_json
 
 SECONDS = {

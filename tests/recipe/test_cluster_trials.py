@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness1.recipe.cluster import on_cluster
+from harness1.recipe.run import on_cluster
 
 
 @pytest.mark.ray

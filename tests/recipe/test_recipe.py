@@ -22,12 +22,21 @@ from harness1.config import load_config
 from harness1.data.open import open_source
 from harness1.errors import ConfigError, UsageError
 from harness1.eval.evaluate import Evaluation, evaluate
-from harness1.recipe.artifacts import artifact
-from harness1.recipe.gates import GATES, Finding, judged
-from harness1.recipe.journal import JOURNAL, Journal, Planned, StageRecord, held, read_journal, write_journal
+from harness1.recipe.gates import GATES, Ruling, StageCase, artifact, judge_stage
 from harness1.recipe.recipe import PLAIN, Recipe, load_recipe, recipe_of, shipped_recipes
-from harness1.recipe.run import RecipeRun, StageFailed, run_command, worded
-from harness1.recipe.stage_case import StageCase
+from harness1.recipe.run import (
+    JOURNAL,
+    RecipeRun,
+    RecipeState,
+    StageFailed,
+    StagePlan,
+    StageRecord,
+    hold_folder,
+    put_in_words,
+    read_state,
+    run_verb,
+    write_state,
+)
 from harness1.retrieval.index.build import build_index
 from harness1.runs.files import lock
 from harness1.runs.stage import Stage
@@ -189,15 +198,15 @@ def test_a_run_is_better_where_its_lead_over_each_of_the_others_is_beyond_chance
         tasks = source.tasks("train")[:12]
         evaluate(Evaluation("world:60:0:people", "train", tasks, str(tmp_path / "index"), policy, config), Path(run))
 
-    def found(*names: str) -> Finding:
+    def found(*names: str) -> Ruling:
         case = StageCase(("compare", *(runs[name] for name in names), "--out", "x"), tmp_path / "x")
-        return judged(case, {"better": 0.0})[0]
+        return judge_stage(case, {"better": 0.0})[0]
 
     assert found("oracle", "no-op").passed
     assert found("oracle", "no-op", "oracle").value == 0.0
     behind = found("no-op", "oracle", "single-shot")
     assert (behind.passed, behind.look) == (False, f"harness1 compare RUN RUN --metric reward --out {tmp_path / 'x'}")
-    assert judged(StageCase(("compare", *runs.values()), tmp_path), {}) == []
+    assert judge_stage(StageCase(("compare", *runs.values()), tmp_path), {}) == []
 
 
 def test_settings_are_given_to_the_verbs_that_take_them() -> None:
@@ -279,8 +288,8 @@ def test_a_gate_that_fails_stops_there_and_names_check_value_bound_and_command(n
         work_of(notes, commands, first={"run": "index {notes} --out {out}", "gates": {"damaged": False}}).run()
     assert commands.verbs == ["index"]
     (finding,) = failed.value.record.findings
-    assert worded(finding).startswith("gate documents: documents in the index")
-    assert "bound 1; look closer: harness1 index check" in worded(finding)
+    assert put_in_words(finding).startswith("gate documents: documents in the index")
+    assert "bound 1; look closer: harness1 index check" in put_in_words(finding)
     work_of(notes, commands).run()  # the bound was the mistake
     assert commands.verbs == ["index", "index", "eval", "compare", "data"]
 
@@ -296,7 +305,7 @@ def test_after_an_interrupt_the_stage_at_work_goes_on(notes: Path) -> None:
     with pytest.raises(KeyboardInterrupt) as ended:
         work_of(notes, commands).run()
     assert ended.value.__notes__ == ["the same command goes on from here"]
-    journal = read_journal(notes.parent / "work")
+    journal = read_state(notes.parent / "work")
     assert journal is not None
     assert journal.stages["second"].status == "running"
     commands.before = lambda name: None
@@ -386,7 +395,7 @@ def test_who_only_looks_whether_a_recipe_is_at_work_does_not_refuse_it(notes: Pa
     with ThreadPoolExecutor(1) as others, (work.work / ".lock").open() as looking:
         lock(looking, "")
         others.submit(lambda: (time.sleep(0.15), looking.close()))
-        with held(work.work):
+        with hold_folder(work.work):
             pass
 
 
@@ -394,7 +403,7 @@ def test_a_folder_of_something_else_or_at_work_is_refused(notes: Path) -> None:
     with pytest.raises(UsageError, match="notes is not empty and holds no recipe"):
         RecipeRun(recipe(notes), notes, Commands(), Quiet()).run()
     work = work_of(notes, Commands())
-    with held(work.work), pytest.raises(UsageError, match="work is at work in another process"):
+    with hold_folder(work.work), pytest.raises(UsageError, match="work is at work in another process"):
         work.run()
 
 
@@ -402,12 +411,12 @@ def test_the_time_left_is_what_the_recipe_expects_at_the_pace_so_far(notes: Path
     expected = {"first": 10.0, "second": 20.0, "third": 5.0, "aside": 0.0}
     stages = {name: {**CHAIN["stages"][name], "takes": seconds} for name, seconds in expected.items()}
     journal = work_of(notes, Commands(), **stages).run(until="first")
-    assert journal.plan == {"first": Planned("", 10.0)}
+    assert journal.plan == {"first": StagePlan("", 10.0)}
     assert journal.left(0.0) == 0.0
 
-    def at(first: float, **more: Any) -> Journal:
+    def at(first: float, **more: Any) -> RecipeState:
         passed = msgspec.structs.replace(journal.stages["first"], seconds=first)
-        plan = {name: Planned(takes=seconds) for name, seconds in expected.items()}
+        plan = {name: StagePlan(takes=seconds) for name, seconds in expected.items()}
         return msgspec.structs.replace(journal, plan=plan, stages={"first": passed, **more})
 
     assert at(10.0).left(0.0) == 25.0
@@ -415,7 +424,7 @@ def test_the_time_left_is_what_the_recipe_expects_at_the_pace_so_far(notes: Path
     running = msgspec.structs.replace(journal.stages["first"], status="running", began=100.0, seconds=3.0)
     assert at(10.0, second=running).left(104.0) == 13.0 + 5.0
     assert at(10.0, second=running).left(500.0) == 5.0  # it takes longer than expected
-    unknown = msgspec.structs.replace(at(10.0), plan=dict.fromkeys(expected, Planned()))
+    unknown = msgspec.structs.replace(at(10.0), plan=dict.fromkeys(expected, StagePlan()))
     assert unknown.left(0.0) is None
 
 
@@ -436,17 +445,17 @@ def test_the_commands_print_what_is_done_and_what_failed(
     shown = harness1("recipe", "status", "work")
     assert "2 of 2" in shown.out
     assert json.loads(harness1("recipe", "status", "work", "--json").out)["left"] == 0
-    journal = read_journal(Path("work"))
+    journal = read_state(Path("work"))
     assert journal is not None
-    planned = msgspec.structs.replace(journal, plan={"index": Planned(), "longer": Planned("more", 600.0)})
-    write_journal(Path("work"), planned)
+    planned = msgspec.structs.replace(journal, plan={"index": StagePlan(), "longer": StagePlan("more", 600.0)})
+    write_state(Path("work"), planned)
     under_way = harness1("recipe", "status", "work").out
     assert "to come" in under_way
     assert "left" not in under_way  # nobody works at it
     at_work = msgspec.structs.replace(journal.stages["index"], status="running", began=time.time())
-    write_journal(Path("work"), planned.with_stage("index", at_work))
+    write_state(Path("work"), planned.with_stage("index", at_work))
     assert "stopped: the same `recipe run`" in harness1("recipe", "status", "work").out  # nobody runs it
-    with held(Path("work")):
+    with hold_folder(Path("work")):
         shown = harness1("recipe", "status", "work").out
         assert "running" in shown
         assert "about 10 min left" in shown
@@ -498,11 +507,11 @@ def test_every_shipped_recipe_can_run() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="the system call is Linux's")
 def test_a_command_ends_with_the_recipe_that_is_killed(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from harness1.recipe.run import run_command;"
-        " run_command(['serve', 'retrieve', '--index', sys.argv[1], '--port', '0'], Path(sys.argv[2]), quiet=True)"
+        "import sys; from pathlib import Path; from harness1.recipe.run import run_verb;"
+        " run_verb(['serve', 'retrieve', '--index', sys.argv[1], '--port', '0'], Path(sys.argv[2]), quiet=True)"
     )
     index, log = tmp_path / "index", tmp_path / "log"
-    assert run_command(["index", "world:60", "--out", str(index)], log, quiet=True) == 0
+    assert run_verb(["index", "world:60", "--out", str(index)], log, quiet=True) == 0
     parent = subprocess.Popen([sys.executable, "-c", code, str(index), str(tmp_path / "serving")])
     children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
     deadline = time.monotonic() + 60

@@ -14,13 +14,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from harness1.data.formats import beir
+from harness1.data import beir
 from harness1.models.checkpoint import CHECKPOINT, read_checkpoint
 from harness1.models.tokenizer import TOKENIZER
-from harness1.recipe.gates import judged
-from harness1.recipe.journal import Journal, read_journal
-from harness1.recipe.measures import EPISODES as OWN
-from harness1.recipe.stage_case import StageCase
+from harness1.recipe.gates import EPISODES as OWN
+from harness1.recipe.gates import StageCase, judge_stage
+from harness1.recipe.run import RecipeState, read_state
 from harness1.records import Episode, RewardRecord
 from harness1.rl.admission.report import REPORT, read_report
 from harness1.rows.file import RowFile, write_rows
@@ -53,8 +52,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def journal_of(work: Path) -> Journal:
-    journal = read_journal(work)
+def journal_of(work: Path) -> RecipeState:
+    journal = read_state(work)
     assert journal is not None
     return journal
 
@@ -67,7 +66,7 @@ def failing(work: Path, until: str = "", asked: str = "") -> dict[str, list[str]
     for name in names[: names.index(until) + 1] if until else names:
         record = stages[name]
         bounds = {gate: bound for gate, bound in record.gates.items() if gate != asked}
-        findings = judged(StageCase(record.words, work / name), bounds)
+        findings = judge_stage(StageCase(record.words, work / name), bounds)
         if failed := [each.gate for each in findings if not each.passed]:
             found[name] = failed
     return found

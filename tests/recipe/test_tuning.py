@@ -11,20 +11,23 @@ import pytest
 from msgspec.structs import replace
 
 from harness1.errors import UsageError
-from harness1.recipe.experience import Experience, subject_of
 from harness1.recipe.recipe import Objective, Recipe, Space, load_recipe, recipe_of
 from harness1.recipe.run import StageFailed
-from harness1.recipe.trials import (
+from harness1.recipe.tuning import (
+    Experience,
     TrialResult,
+    Tuning,
     best_of,
     is_near,
+    is_within,
     needed_stages,
+    read_results,
+    read_tuning,
     shared_recipe,
+    subject_of,
     trial_recipe,
     varied_stages,
-    within,
 )
-from harness1.recipe.tuning import Tuning, read_card, read_results
 from harness1.viewer.trials import write_page
 from tests.cli.commands import command_in_process
 from tests.recipe.simulated_tuning import Silent, Simulation, measured, without_gates
@@ -96,14 +99,14 @@ def test_settings_are_near_on_the_scale_on_which_they_are_drawn(other: dict[str,
 
 
 def test_only_settings_that_could_be_drawn_are_learned_from() -> None:
-    assert within({"rate": 1e-3, "samples": 4}, SEARCH)
+    assert is_within({"rate": 1e-3, "samples": 4}, SEARCH)
     for wrong in (
         {"rate": 1.0, "samples": 4},
         {"rate": 1e-3, "samples": 5},
         {"rate": 1e-3},
         {"rate": "a", "samples": 4},
     ):
-        assert not within(wrong, SEARCH)
+        assert not is_within(wrong, SEARCH)
 
 
 def test_the_best_trial_is_the_first_with_the_best_value() -> None:
@@ -235,7 +238,7 @@ def test_a_page_without_results_can_be_written(tmp_path: Path) -> None:
     object.__setattr__(commands, "interrupt_at", "trial-0000/sft")
     with pytest.raises(KeyboardInterrupt):
         tuning(tmp_path / "t", commands).run(trials=1, parallel=1)
-    card = read_card(tmp_path / "t")
+    card = read_tuning(tmp_path / "t")
     assert card is not None
     assert "<circle" not in write_page(tmp_path / "t", card, []).read_text()
 

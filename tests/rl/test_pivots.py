@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from harness1.config import Config, load_config
-from harness1.data.formats import beir
+from harness1.data import beir
 from harness1.data.open import open_source
 from harness1.env.render.context import Context
 from harness1.episodes.jobs import EpisodeJob

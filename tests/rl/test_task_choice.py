@@ -8,9 +8,8 @@ import msgspec
 import pytest
 
 from harness1.config import load_config
-from harness1.data.leaks import gold_set
+from harness1.data.leaks import TaskFilter, gold_set
 from harness1.data.open import open_source
-from harness1.data.selection import TaskFilter
 from harness1.data.source import Source
 from harness1.errors import UsageError
 from harness1.records import DocId, Gold, Task

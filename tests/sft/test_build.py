@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from harness1.cli.sft_build import build as build_command
 from harness1.config import Config, Data, Gates, Sft, load_config
-from harness1.data.formats import beir
+from harness1.data import beir
 from harness1.data.open import open_source
 from harness1.env.environment import SearchEnv, env_hash
 from harness1.episodes.rollout import rollout

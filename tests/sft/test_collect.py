@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from harness1.cli.sft_collect import collect
 from harness1.config import Config, load_config
-from harness1.data.formats import beir
+from harness1.data import beir
 from harness1.data.open import open_source
 from harness1.data.source import Source
 from harness1.episodes.jobs import EpisodeJob, EpisodeSetup

@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from harness1.data.leaks import Selection
 from harness1.data.open import open_source
-from harness1.data.selection import Selection
 from harness1.errors import SchemaError, UsageError
 from harness1.runs.stage import Stage
 from harness1.sft.earlier_tasks import tasks_of_runs

@@ -8,12 +8,21 @@ import pytest
 
 from harness1.records import DocId
 from harness1.retrieval.corpus import Document
-from harness1.tasks import fact_drafts as facts
-from harness1.tasks import name_drafts as names
-from harness1.tasks.corpus_graph import CorpusGraph, graph_of, subject_of
-from harness1.tasks.quoting import GAP, figures, once, stands_alone, tidied
-from harness1.tasks.relations import statements
-from harness1.tasks.unwrapping import unwrapped
+from harness1.tasks import drafts as facts
+from harness1.tasks import drafts as names
+from harness1.tasks.graph import (
+    GAP,
+    CorpusGraph,
+    facts_of,
+    figures,
+    graph_of,
+    join_lines,
+    once,
+    stands_alone,
+    statements,
+    subject_of,
+    tidied,
+)
 
 
 def corpus(*documents: tuple[str, str]) -> CorpusGraph:
@@ -70,7 +79,7 @@ def test_what_is_said_in_two_ways_is_not_said() -> None:
 
 
 def test_a_chain_asks_for_the_end_by_what_the_others_say() -> None:
-    drafts = list(facts.chain_drafts(facts.facts_of(FILMS), random.Random(1)))
+    drafts = list(facts.chain_drafts(facts_of(FILMS), random.Random(1)))
     found = {draft.question: draft for draft in drafts}
     asked = found.get("In which year was the director of The Quiet Bay born?") or found.get(
         "Where was the director of The Quiet Bay born?"
@@ -94,13 +103,11 @@ def test_a_chain_never_asks_of_a_person_what_only_works_have() -> None:
         ("Low Tide", "Low Tide is a song by Marble."),
         ("Marble", "Marble is a 1999 album."),
     )
-    assert list(facts.chain_drafts(facts.facts_of(graph), random.Random(0))) == []
+    assert list(facts.chain_drafts(facts_of(graph), random.Random(0))) == []
 
 
 def test_a_comparison_is_answered_by_the_smaller_year() -> None:
-    [draft] = [
-        draft for draft in facts.comparison_drafts(facts.facts_of(FILMS), random.Random(0)) if draft.form == "birth"
-    ]
+    [draft] = [draft for draft in facts.comparison_drafts(facts_of(FILMS), random.Random(0)) if draft.form == "birth"]
     assert draft.question in (
         "Who was born first, Ada Fenwick or Tom Arkwright?",
         "Who was born first, Tom Arkwright or Ada Fenwick?",
@@ -109,7 +116,7 @@ def test_a_comparison_is_answered_by_the_smaller_year() -> None:
 
 
 def test_a_refuted_answer_differs_from_what_the_document_says() -> None:
-    drafts = [draft for seed in range(8) for draft in facts.claim_drafts(facts.facts_of(FILMS), random.Random(seed))]
+    drafts = [draft for seed in range(8) for draft in facts.claim_drafts(facts_of(FILMS), random.Random(seed))]
     assert {draft.answer for draft in drafts} == {"supported", "refuted"}
     for draft in drafts:
         told = draft.question.rpartition("Check this answer: ")[2].rstrip(".")
@@ -166,10 +173,10 @@ Night. The next day she left.
 Year | Ships
 1951 | 12
 """
-    paragraph, *_ = (each for each in unwrapped(text).splitlines() if each.startswith("The"))
+    paragraph, *_ = (each for each in join_lines(text).splitlines() if each.startswith("The"))
     assert "larger ships, so that Ada" in paragraph
     assert "that ran at Night. The next" in paragraph
-    assert [each for each in unwrapped(text).splitlines() if each != paragraph] == [
+    assert [each for each in join_lines(text).splitlines() if each != paragraph] == [
         "Name",
         "- one",
         "- two",
@@ -200,7 +207,7 @@ def test_a_place_is_never_refuted_by_another_that_may_lie_in_it() -> None:
         ("Ann Lee", "Ann Lee is a singer, born in Oslo."),
         ("Bo Ek", "Bo Ek is a painter, born in Norway."),
     )
-    drafts = [draft for seed in range(8) for draft in facts.claim_drafts(facts.facts_of(graph), random.Random(seed))]
+    drafts = [draft for seed in range(8) for draft in facts.claim_drafts(facts_of(graph), random.Random(seed))]
     assert {draft.answer for draft in drafts} == {"supported"}
 
 

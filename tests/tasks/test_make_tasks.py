@@ -9,16 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness1.data.formats import beir
+from harness1.data import beir
 from harness1.errors import InfrastructureFault
 from harness1.records import DocId, Gold, Task
 from harness1.retrieval.corpus import Document
-from harness1.tasks.check import question_findings
-from harness1.tasks.corpus_graph import CorpusGraph, graph_of
 from harness1.tasks.drafts import SINGLE, Draft, Need
-from harness1.tasks.elsewhere import Reader
-from harness1.tasks.make import make_tasks
-from harness1.tasks.splitting import Splitter
+from harness1.tasks.graph import CorpusGraph, graph_of
+from harness1.tasks.make import Reader, Splitter, make_tasks
+from harness1.tasks.questions import question_findings
 from tests.cli.commands import Command, command_in_process
 from tests.support import WordRetriever, chunk, run
 

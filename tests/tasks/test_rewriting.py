@@ -12,7 +12,7 @@ import pytest
 from harness1.errors import InfrastructureFault
 from harness1.http.completions import Completion, Messages
 from harness1.records import DocId, Gold, Task
-from harness1.tasks.rewriting import REPLIES, SYSTEM, Writer, fault_of
+from harness1.tasks.questions import REPLIES, SYSTEM, Writer, fault_of
 from tests.cli.commands import Command, command_in_process
 from tests.serving import imitating
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from harness1.config import Sft, load_config
-from harness1.data.world.generate import world_source
+from harness1.data.world import world_source
 from harness1.episodes.rollout import rollout
 from harness1.models.causal_model import load_causal_model
 from harness1.policy.scripted import ScriptedPolicy

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness1.config import Env, Validation, load_config
-from harness1.data.world.generate import world_source
+from harness1.data.world import world_source
 from harness1.env.environment import SearchEnv
 from harness1.env.render.context import Context
 from harness1.episodes.rollout import rollout

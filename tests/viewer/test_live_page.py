@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, sync_playwright
 
-from harness1.recipe.gates import Finding
-from harness1.recipe.journal import Journal, Planned, StageRecord, held, write_journal
+from harness1.recipe.gates import Ruling
+from harness1.recipe.run import RecipeState, StagePlan, StageRecord, hold_folder, write_state
 from harness1.records import Episode
 from harness1.runs.store import read_episodes
 from tests.axe import barriers
@@ -87,22 +87,22 @@ def test_a_recipe_is_followed_from_stage_to_stage(
     tmp_path: Path, whole: tuple[Path, list[Episode]], page: Page
 ) -> None:
     work = tmp_path / "work"
-    with held(work), listening(work) as server:
+    with hold_folder(work), listening(work) as server:
         page.goto(server.address)
         page.wait_for_selector("text=Waiting for")
         stages = {"before": StageRecord(words=("eval",), needs={}, status="running", began=time.time() - 100)}
-        plan = {"before": Planned("what to beat", 400.0), "rl": Planned("learning", 400.0)}
-        journal = Journal(title="a chain", recipe="", inputs={}, stages=stages, plan=plan)
-        write_journal(work, journal)
+        plan = {"before": StagePlan("what to beat", 400.0), "rl": StagePlan("learning", 400.0)}
+        journal = RecipeState(title="a chain", recipe="", inputs={}, stages=stages, plan=plan)
+        write_state(work, journal)
         page.wait_for_selector(".stage-running:has-text('for 2 min')")
         page.wait_for_selector(".progress-line:has-text('about 12 min left')")
         page.wait_for_selector(".stage-to-come:has-text('learning')")
         shutil.copytree(whole[0], work / "before")
         page.wait_for_selector(".stage-links :text('3 episodes')")
         page.click(".command summary")
-        passed = Finding("recall", 0.6, 0.3, True, "mean curated recall", "")
+        passed = Ruling("recall", 0.6, 0.3, True, "mean curated recall", "")
         done = StageRecord(words=("eval",), needs={}, status="passed", seconds=200.0, findings=(passed,))
-        write_journal(work, journal.with_stage("before", done).with_stage("rl", stages["before"]))
+        write_state(work, journal.with_stage("before", done).with_stage("rl", stages["before"]))
         page.wait_for_selector(".stage-passed")
         assert page.locator(".stage-passed .command pre").is_visible(), "what was opened stays open"
         page.click(".gates summary")

@@ -10,7 +10,7 @@ from statistics import fmean
 
 import msgspec
 
-from harness1.data.selection import Selection
+from harness1.data.leaks import Selection
 from harness1.errors import MALFORMED, SchemaError, UsageError
 from harness1.records import Record
 from harness1.reward.composite import by_term

@@ -10,8 +10,7 @@ from pathlib import Path
 import msgspec
 
 from harness1.config import Config, Data
-from harness1.data.leaks import TEST
-from harness1.data.selection import Selection, ShareName, open_filter
+from harness1.data.leaks import TEST, Selection, ShareName, open_filter
 from harness1.data.source import Source
 from harness1.env.environment import env_hash
 from harness1.episodes.jobs import OnEpisode

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from harness1.config import Config, Env
-from harness1.data.selection import Selection, TaskFilter, open_filter
+from harness1.data.leaks import Selection, TaskFilter, open_filter
 from harness1.env.environment import env_hash
 from harness1.env.verifiers.open import open_verifier
 from harness1.episodes.jobs import EpisodeJob

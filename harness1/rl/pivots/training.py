@@ -11,7 +11,7 @@ import msgspec
 
 from harness1.config import Config
 from harness1.config.settings import differences
-from harness1.data.selection import Selection
+from harness1.data.leaks import Selection
 from harness1.errors import ConfigError, UsageError
 from harness1.policy.policy import Policy
 from harness1.records import Task

@@ -3,10 +3,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from harness1.data.benchmarks.registry import BENCHMARKS
-from harness1.data.faults import AbsentGold
-from harness1.data.importing import import_benchmark
+from harness1.data.benchmarks import BENCHMARKS
+from harness1.data.copying import import_benchmark
 from harness1.data.open import open_source
+from harness1.data.source import AbsentGold
 from harness1.errors import CorpusError, UsageError
 from harness1.records import Task
 from harness1.runs.stage import read_stage

@@ -5,11 +5,9 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
-from harness1.data.benchmarks.browsecomp_plus import training_ids
-from harness1.data.benchmarks.frames import addresses
-from harness1.data.benchmarks.registry import BENCHMARKS
-from harness1.data.faults import AbsentGold, DuplicateId, NoGold
+from harness1.data.benchmarks import BENCHMARKS, addresses, training_ids
 from harness1.data.open import from_anywhere, open_source
+from harness1.data.source import AbsentGold, DuplicateId, NoGold
 from harness1.errors import CorpusError, MissingExtra, UsageError
 from harness1.records import Gold
 from tests.data.benchmarks import official

@@ -3,7 +3,7 @@
 The rest of a task's evidence, beyond graded documents, is in the `metadata` of its query: `answer` and
 `answer_aliases` (texts), `answer_docs` (document ids), `facts` (for each fact, the chunk ids any one of which states
 it), `answer_facts` (positions in `facts`). Reading moves these into `Gold` and leaves all other metadata as it is.
-A corpus that was already cut keeps its chunks as `harness1.data.formats.jsonl` writes them.
+A corpus that was already cut keeps its chunks as `harness1.data.jsonl` writes them.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 
-from harness1.data.faults import DuplicateId, Fault, refuse
-from harness1.data.formats import jsonl
-from harness1.data.formats.trec import grade_of
+from harness1.data import jsonl
+from harness1.data.source import DuplicateId, Fault, refuse
+from harness1.data.trec import grade_of
 from harness1.errors import CorpusError
 from harness1.records import ChunkId, DocId, Gold, Task
 from harness1.retrieval.corpus import Document
@@ -141,7 +141,6 @@ def _task(where: str, row: dict[str, Any], task_id: str, split: str, relevant: d
 
 
 def _metadata(gold: Gold) -> dict[str, Any]:
-    """Return the metadata of a query with the gold that `_task` takes out of it."""
     answer = gold.answers[0] if gold.answers else None
     evidence = _GoldMetadata(answer, gold.answers[1:], gold.answer_docs, gold.facts, gold.answer_facts)
     metadata: dict[str, Any] = msgspec.to_builtins(evidence)
@@ -149,7 +148,6 @@ def _metadata(gold: Gold) -> dict[str, Any]:
 
 
 def _read_qrels(path: Path, fault: Fault) -> dict[str, dict[DocId, int]]:
-    """Return the documents with a grade above 0 of every query that has any."""
     relevant: dict[str, dict[DocId, int]] = {}
     for number, line in jsonl.numbered_lines(path, fault):
         fields = line.decode("utf-8", "replace").rstrip("\r\n").split("\t")

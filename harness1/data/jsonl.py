@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from harness1.data.faults import DuplicateId, EmptyText, Fault, Given, Made, distinct, made, refuse
+from harness1.data.source import DuplicateId, EmptyText, Fault, Given, Made, distinct, made, refuse
 from harness1.errors import MALFORMED, CorpusError
 from harness1.records import DocId
 from harness1.retrieval.corpus import Document, GivenChunk
@@ -104,7 +104,6 @@ def content(path: Path) -> bytes:
 
 
 def _pieces(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file, those longer than `LINE_BYTES` in pieces."""
     if path.exists() and not path.is_file():
         raise CorpusError(f"cannot read {path}: not a regular file")
     is_packed = path.suffix == ".gz"
@@ -121,7 +120,6 @@ def _pieces(path: Path) -> Iterator[bytes]:
 
 
 def _whole_lines(path: Path, pieces: Iterable[bytes], fault: Fault) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines that are one piece, numbered; the others are too long."""
     number, begun = 1, False
     for piece in pieces:
         ended = piece.endswith(b"\n") or len(piece) < LINE_BYTES

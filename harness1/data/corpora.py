@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from harness1.data.benchmarks import tables
-from harness1.data.benchmarks.tables import Row
-from harness1.data.faults import EmptyText, Fault, distinct, made
-from harness1.data.formats.jsonl import TEXT_KEYS, distinct_documents, identifier
+import msgspec
+
+from harness1.data import tables
+from harness1.data.jsonl import TEXT_KEYS, distinct_documents, identifier
+from harness1.data.source import AbsentGold, EmptyText, Fault, NoGold, Source, distinct, made
+from harness1.data.tables import Row, Rows
 from harness1.errors import CorpusError
 from harness1.hashing import text_digest
-from harness1.records import ChunkId, DocId
+from harness1.records import ChunkId, DocId, Gold, Task
 from harness1.retrieval.corpus import Document, GivenChunk
 
 DOCUMENT_KEYS = ("docid", "_id", "id", "doc_id", "url")
@@ -139,7 +141,6 @@ def _piece(where: str, row: Row, chunk_id: ChunkId) -> _Piece:
 
 
 def _put_together(doc_id: DocId, pieces: list[tuple[str, _Piece]], fault: Fault) -> Iterator[Document]:
-    """Yield the document made of some chunks, in the order of their numbers, or nothing if no chunk is left."""
     ordered = sorted(piece for _, piece in distinct(pieces, lambda piece: piece.chunk_id, fault))
     chunks, start = [], 0
     for piece in ordered:
@@ -151,7 +152,6 @@ def _put_together(doc_id: DocId, pieces: list[tuple[str, _Piece]], fault: Fault)
 
 
 def _ids(files: Sequence[Path], spelling: Callable[[str], DocId]) -> Iterator[str]:
-    """Yield the ids in some files. Rows without one are skipped, because reading the documents reports them."""
     for _, row in tables.rows(files, _pass_over, (*CHUNK_KEYS, *DOCUMENT_KEYS)):
         if "chunk_id" in row:
             yield (chunk_id := str(row["chunk_id"]))
@@ -170,3 +170,109 @@ def _chunk_id(where: str, row: Row) -> ChunkId:
 
 def _pass_over(error: CorpusError) -> None:
     """Ignore what reading the documents already reports."""
+
+
+Located = Iterator[tuple[str, Task]]
+"""Tasks, each with its place in the files."""
+
+
+def source_of(
+    name: str,
+    root: Path,
+    corpus: Corpus | None,
+    splits: Mapping[str, Callable[[], Located]],
+    fault: Fault,
+    problems: list[str] | None = None,
+    secret_answers: bool = False,
+) -> Source:
+    """Return a source whose tasks have unique ids and gold that its corpus has.
+
+    Args:
+        corpus: None where the documents are elsewhere, such as on the web; gold is then taken as it is.
+        splits: for each split, a pass over its tasks.
+        fault: handles a task that repeats an id or whose gold is absent.
+        problems: what a pass over the documents leaves out, one line each.
+    """
+
+    def documents() -> Iterator[Document]:
+        if corpus is None:
+            raise CorpusError(
+                f"{name}:{root} holds questions and no documents: they are on the web. Evaluate it with --index"
+                " web:CACHE_FOLDER or another index, or put the pages into corpus.jsonl beside the questions"
+            )
+        empty = True
+        for document in corpus.documents():
+            empty = False
+            yield document
+        if empty:
+            raise CorpusError(f"{name}:{root} holds no documents")
+
+    def tasks(split: str) -> list[Task]:
+        return check_gold(list(distinct(splits[split](), lambda task: task.task_id, fault)), corpus, fault)
+
+    return Source(
+        *(name, name, documents, tuple(splits), tasks, [] if problems is None else problems, root.resolve()),
+        edition=name,
+        label=f"{name}:{root}",
+        has_documents=corpus is not None,
+        secret_answers=secret_answers,
+    )
+
+
+def tasks_of(rows: Rows, fault: Fault, task: Callable[[str, Row, int], Task | None]) -> Located:
+    """Yield the task of each row, made of its place, the row and its number from 0.
+
+    Args:
+        fault: handles a row that `task` refuses.
+        task: returns None for a row that belongs elsewhere.
+    """
+    for number, (where, row) in enumerate(rows):
+        try:
+            if found := task(where, row, number):
+                yield where, found
+        except CorpusError as error:
+            fault(error)
+
+
+def check_gold(located: list[tuple[str, Task]], corpus: Corpus | None, fault: Fault) -> list[Task]:
+    """Return the tasks that have gold, all of which is in the corpus."""
+    absent = {name for _, task in located for name in gold_ids(task.gold)} if corpus else set()
+    for name in corpus.ids() if corpus and absent else ():
+        absent.discard(name)
+        if not absent:
+            break
+    tasks = []
+    for where, task in located:
+        if task.gold is None or not task.gold.relevant:
+            fault(NoGold(f"{where}: query {task.task_id!r} names nothing to find"))
+        elif missing := absent_gold(task.gold, absent):
+            fault(AbsentGold(f"{where}: query {task.task_id!r} should find {missing}, which the corpus does not have"))
+        else:
+            tasks.append(_without(task, absent))
+    return tasks
+
+
+def gold_ids(gold: Gold | None) -> set[str]:
+    """Return the ids of all documents and chunks that a gold names."""
+    if gold is None:
+        return set()
+    return {*gold.relevant, *gold.answer_docs, *(chunk for fact in gold.facts or () for chunk in fact)}
+
+
+def absent_gold(gold: Gold, absent: set[str]) -> str | None:
+    """Describe the gold that cannot be found if some ids are absent. A fact is present if one of its chunks is; where
+    facts are scored, documents follow from them."""
+    if gold.facts is None:
+        return next((repr(name) for name in (*gold.relevant, *gold.answer_docs) if name in absent), None)
+    gone = (fact for fact in gold.facts if all(chunk in absent for chunk in fact))
+    return next((f"one of {list(fact)}" for fact in gone), None)
+
+
+def _without(task: Task, absent: set[str]) -> Task:
+    gold = task.gold
+    if gold is None or gold.facts is None or absent.isdisjoint(gold.relevant):
+        return task
+    relevant = {doc_id: grade for doc_id, grade in gold.relevant.items() if doc_id not in absent}
+    answer_docs = tuple(doc_id for doc_id in gold.answer_docs if doc_id not in absent)
+    kept = msgspec.structs.replace(gold, relevant=relevant, answer_docs=answer_docs)
+    return msgspec.structs.replace(task, gold=kept)

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from harness1.data.faults import Fault, refuse
-from harness1.data.formats import jsonl
+from harness1.data import jsonl
+from harness1.data.source import Fault, refuse
 from harness1.errors import MALFORMED, CorpusError, MissingExtra
 
 Row = dict[str, Any]
@@ -91,7 +91,6 @@ def _parquet_rows(path: Path, columns: Sequence[str]) -> Rows:
 
 
 def _json_rows(path: Path, fault: Fault) -> Rows:
-    """Yield the objects of a JSON array, which is held in memory."""
     data = jsonl.content(path)
     try:
         items = msgspec.json.decode(data, type=list[msgspec.Raw])
@@ -199,6 +198,5 @@ def _fields(read: list[str], texts: Iterator[tuple[int, str]]) -> list[str] | No
 
 
 def _line_of(data: bytes, error: str) -> int:
-    """Return the line of the byte that a message of msgspec names, or the last line."""
     place = error.rpartition("(byte ")[2].rstrip(")")
     return 1 + data.count(b"\n", 0, int(place) if place.isdigit() else len(data))

@@ -1,0 +1,469 @@
+"""HotpotQA (Yang et al. 2018): questions over two paragraphs of Wikipedia.
+
+A question is `{"_id", "question", "answer", "type", "level", "supporting_facts": [[title, sentence]], "context":
+[[title, [sentence]]]}`; on the hub `id` stands for `_id`, and the pairs are lists under `title`, `sent_id` and
+`sentences`. The paragraphs of all contexts in the folder are the corpus: one document for each title.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from importlib import resources
+from itertools import chain
+from pathlib import Path
+from typing import Any
+from urllib.parse import urldefrag
+
+import msgspec
+
+from harness1.data import tables, trec
+from harness1.data.corpora import Corpus, Located, Placed, corpus_of, document_of, pooled, source_of, tasks_of
+from harness1.data.jsonl import decoded, identifier
+from harness1.data.source import DuplicateId, Fault, Source, distinct, made
+from harness1.data.tables import Row
+from harness1.errors import CorpusError, UsageError
+from harness1.records import ChunkId, DocId, Gold, Record, Task, Unit
+from harness1.retrieval.corpus import Document
+from harness1.retrieval.engines.page_cache import page_url
+
+HOTPOT_FILES = {
+    "dev": (
+        ("hotpot_dev_distractor_v*.json", "distractor/validation-*.parquet"),
+        ("hotpot_dev_fullwiki_v*.json", "fullwiki/validation-*.parquet"),
+    ),
+    "train": (("hotpot_train_v*.json", "distractor/train-*.parquet"),),
+}
+"""The files of each split: the first of each group that exists. The two of `dev` differ only in their contexts."""
+
+
+def open_hotpotqa(root: Path, fault: Fault) -> Source:
+    """Open the questions of a folder, or of one file, over the paragraphs of their contexts."""
+    files = _hotpot_files(root)
+    problems: list[str] = []
+    corpus = pooled(lambda: _hotpot_documents([*chain.from_iterable(files.values())], fault), problems)
+    splits = {split: partial(_hotpot_tasks, paths, split, fault) for split, paths in files.items()}
+    return source_of("hotpotqa", root, corpus, splits, fault, problems)
+
+
+def document_id(title: str) -> DocId:
+    """Return the id of an article: its title with underscores, as in Wikipedia's addresses."""
+    return DocId("_".join(title.split()))
+
+
+def _hotpot_files(root: Path) -> dict[str, list[Path]]:
+    if root.is_file():
+        return {"train" if "train" in root.name else "dev": [root]}
+    found = {
+        split: [path for group in groups for path in tables.find_files(root, *group)]
+        for split, groups in HOTPOT_FILES.items()
+    }
+    if not any(found.values()):
+        raise CorpusError(f"{root} has no questions of HotpotQA: expected hotpot_dev_distractor_v1.json or its like")
+    return {split: paths for split, paths in found.items() if paths}
+
+
+def _hotpot_documents(files: list[Path], fault: Fault) -> Iterator[Placed]:
+    for where, paragraphs in made(tables.rows(files, fault), _paragraphs, fault):
+        for document in paragraphs:
+            yield document, document.text, f"{where}: another text under the title {document.title!r}"
+
+
+def _paragraphs(where: str, row: Row) -> list[Document]:
+    return [_paragraph(where, *pair) for pair in _pairs(where, row, "context", "sentences")]
+
+
+def _paragraph(where: str, title: Any, sentences: Any) -> Document:
+    if not isinstance(title, str) or not title.strip():
+        raise CorpusError(f"{where}: a paragraph without a title")
+    if not isinstance(sentences, list) or not all(isinstance(sentence, str) for sentence in sentences):
+        raise CorpusError(f"{where}: the paragraph {title!r} is not a list of sentences")
+    return Document(doc_id=document_id(title), title=title, text="".join(sentences).strip())
+
+
+def _hotpot_tasks(files: list[Path], split: str, fault: Fault) -> Located:
+    asked: dict[str, tuple[Path, str]] = {}
+    for path in files:
+        for where, task in tasks_of(tables.rows([path], fault), fault, partial(_hotpot_task, split)):
+            first, query = asked.setdefault(task.task_id, (path, task.query))
+            if first == path:
+                yield where, task
+            elif query != task.query:
+                fault(DuplicateId(f"{where}: {first.name} asks something else under the id {task.task_id!r}"))
+
+
+def _hotpot_task(split: str, where: str, row: Row, number: int) -> Task:
+    titles = [title for title, _ in _pairs(where, row, "supporting_facts", "sent_id")]
+    if not all(isinstance(title, str) for title in titles):
+        raise CorpusError(f"{where}: a title in supporting_facts is not a text")
+    return Task(
+        task_id=identifier(where, row),
+        query=tables.text_of(where, row, "question"),
+        split=split,
+        gold=Gold(relevant=dict.fromkeys(map(document_id, titles), 1), answers=(tables.text_of(where, row, "answer"),)),
+        metadata={key: row[key] for key in ("type", "level") if key in row},
+    )
+
+
+def _pairs(where: str, row: Row, key: str, second: str) -> list[tuple[Any, Any]]:
+    value = row.get(key)
+    if isinstance(value, dict):
+        titles, others = value.get("title"), value.get(second)
+        if isinstance(titles, list) and isinstance(others, list) and len(titles) == len(others):
+            return list(zip(titles, others, strict=True))
+    elif isinstance(value, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in value):
+        return [(pair[0], pair[1]) for pair in value]
+    raise CorpusError(f"{where}: {key} is not a list of pairs")
+
+
+SAVED_PAGES = ("corpus.jsonl", "corpus.jsonl.gz", "corpus.parquet")
+"""Pages that a user has saved: the address as id, a title and a text."""
+SETS = ("30_docs", "20_docs", "12_docs")
+PAGE = ("url", "title", "text")
+LABELS = ("topic", "freshness", "question_types", "effective_year", "search_results")
+
+
+def page_id(where: str, address: Any) -> DocId:
+    """Return a page's address in one spelling, that of the web retriever: without a fragment.
+
+    Raises:
+        CorpusError: it is not the address of a page.
+    """
+    url = page_url(address) if isinstance(address, str) else None
+    if url is None:
+        raise CorpusError(f"{where}: {address!r} is not the address of a page")
+    return DocId(url)
+
+
+def same_page(doc_id: str) -> DocId:
+    """Return the id of a page in a corpus of pages: its address in the one spelling; other ids stay."""
+    return DocId(page_url(doc_id) or doc_id)
+
+
+def _sealqa_task(where: str, row: Row, number: int, relevant: list[DocId]) -> Task:
+    """Return a question. Rows have no id, so their number from 0 serves, as in the published evaluation."""
+    return Task(
+        task_id=str(number),
+        query=tables.text_of(where, row, "question"),
+        split="test",
+        gold=Gold(relevant=dict.fromkeys(relevant, 1), answers=(tables.text_of(where, row, "answer"),)),
+        metadata={label: row[label] for label in LABELS if row.get(label) is not None},
+    )
+
+
+def kept_pages(root: Path, fault: Fault) -> Corpus | None:
+    """Return the pages that a user has saved beside the questions, or None if they are on the web."""
+    pages = tables.find_files(root, *SAVED_PAGES) if root.is_dir() else ()
+    return corpus_of(pages, fault, same_page) if pages else None
+
+
+def open_seal0(root: Path, fault: Fault) -> Source:
+    """Open the questions of a file, whose relevant documents are addresses of pages."""
+    patterns = ("seal-0.parquet", "seal_0*.parquet", "seal_0/test-*.parquet", "seal-0.jsonl", "seal-0.json")
+    files = tables.require_files(root, "questions", *patterns)
+    splits = {"test": lambda: tasks_of(tables.rows(files, fault), fault, _seal0_task)}
+    return source_of("seal0", root, kept_pages(root, fault), splits, fault)
+
+
+def _seal0_task(where: str, row: Row, number: int) -> Task:
+    return _sealqa_task(where, row, number, [page_id(where, address) for address in tables.list_of(where, row, "urls")])
+
+
+def open_longseal(root: Path, fault: Fault) -> Source:
+    """Open the questions of a file over the pages of all of them."""
+    patterns = ("longseal.parquet", "longseal*.parquet", "longseal/test-*.parquet", "longseal.jsonl", "longseal.json")
+    files = tables.require_files(root, "questions", *patterns)
+    problems: list[str] = []
+    corpus = pooled(lambda: _pooled_pages(files, fault, problems), problems)
+    splits = {"test": lambda: tasks_of(tables.rows(files, fault), fault, _longseal_task)}
+    return source_of("longseal", root, corpus, splits, fault, problems)
+
+
+def _pooled_pages(files: tuple[Path, ...], fault: Fault, problems: list[str]) -> Iterator[Placed]:
+    for where, pages in made(tables.rows(files, fault), _pages, fault):
+        for page in pages:
+            url, title, text = page_url(page["url"] or ""), page["title"] or "", page["text"] or ""
+            if url is None or not (title + text).strip():
+                problems.append(f"{where}: a page without {'text' if url else 'an address'}")
+            else:
+                yield Document(DocId(url), title, text), f"{title}\n{text}", f"{where}: another text of {url}"
+
+
+def _pages(where: str, row: Row) -> list[dict[str, str | None]]:
+    distracting = next((name for name in SETS if row.get(name) is not None), SETS[0])
+    pages = [page for name in ("golds", distracting) for page in tables.list_of(where, row, name)]
+    for page in pages:
+        if not isinstance(page, dict) or not all(isinstance(page.get(key), str | None) for key in PAGE):
+            raise CorpusError(f"{where}: a page is texts under {', '.join(PAGE)}, not {page!r:.60}")
+    return [{key: page.get(key) for key in PAGE} for page in pages]
+
+
+def _longseal_task(where: str, row: Row, number: int) -> Task:
+    pages = [page for page in tables.list_of(where, row, "golds") if isinstance(page, dict)]
+    addresses = [page.get("url") for page in pages] or tables.list_of(where, row, "urls")
+    return _sealqa_task(where, row, number, [page_id(where, address) for address in addresses])
+
+
+NUMBER_KEYS = ("", "Unnamed: 0", "id", "index")
+LINK = "wikipedia_link_"
+_BETWEEN = re.compile(r"(?<![\s,;])[\s,;]++(?=https?://)")
+
+
+def open_frames(root: Path, fault: Fault) -> Source:
+    """Open the questions of a file, whose relevant documents are addresses of articles."""
+    files = tables.require_files(
+        root, "questions", "test.tsv", "test*.parquet", "frames*.tsv", "test.jsonl", "test.json"
+    )
+    splits = {"test": lambda: tasks_of(tables.rows(files, fault), fault, _frames_task)}
+    return source_of("frames", root, kept_pages(root, fault), splits, fault)
+
+
+def addresses(cell: str) -> list[str]:
+    """Return the addresses in a cell, separated by commas, blanks or line breaks; an address may itself hold commas."""
+    pieces = (piece.split() for piece in _BETWEEN.split(cell.strip()))
+    return [words[0].strip("'\"[]").rstrip(",;") for words in pieces if words and "://" in words[0]]
+
+
+def _frames_task(where: str, row: Row, number: int) -> Task:
+    relevant = [page_id(where, address) for cell in _cells(where, row) for address in addresses(cell)]
+    named = any(key in row for key in NUMBER_KEYS)
+    return Task(
+        task_id=identifier(where, row, NUMBER_KEYS) if named else str(number),
+        query=tables.text_of(where, row, "Prompt"),
+        split="test",
+        gold=Gold(relevant=dict.fromkeys(relevant, 1), answers=(tables.text_of(where, row, "Answer"),)),
+        metadata={"reasoning_types": row["reasoning_types"]} if row.get("reasoning_types") else {},
+    )
+
+
+def _cells(where: str, row: Row) -> list[str]:
+    found = tables.list_of(where, row, "wiki_links") if row.get("wiki_links") else []
+    if not found:
+        found = [value for key, value in row.items() if key.startswith(LINK) and value]
+    if not all(isinstance(cell, str) for cell in found):
+        raise CorpusError(f"{where}: an address in wiki_links is not a text")
+    return found
+
+
+SEED, TRAIN_SHARE = 42, 0.8
+"""The split of the published training code: sorted ids, shuffled by Python's generator, with the first 80 % for
+training."""
+TOPICS = ("topics-qrels/queries.tsv", "queries.tsv")
+GOLD = ("topics-qrels/qrel_golds.txt", "qrel_golds.txt", "topics-qrels/qrel_gold.txt", "qrel_gold.txt",
+        "qrels_gold.txt")  # fmt: skip
+EVIDENCE = ("topics-qrels/qrel_evidence.txt", "qrel_evidence.txt", "qrels_evidence.txt")
+CORPUS = ("corpus/**/*.parquet", "corpus.parquet", "corpus.jsonl", "corpus.jsonl.gz",
+          "browsecomp-plus-corpus/**/*.parquet", "corpora/browsecompplus/test/**/*.parquet",
+          "corpora/browsecompplus/**/*.parquet", "data/*.parquet")  # fmt: skip
+ANSWERS = ("data/browsecomp_plus_decrypted.jsonl", "browsecomp_plus_decrypted.jsonl", "answers.jsonl")
+
+
+class _DecryptedLine(msgspec.Struct):
+    """The fields read from a decrypted line, which also holds the texts of its documents."""
+
+    query_id: str | int
+    answer: str
+
+
+def open_browsecomp_plus(root: Path, fault: Fault) -> Source:
+    """Open the questions of a folder over its corpus: all (`all`), or split as in the paper (`train`, `test`)."""
+    topics = tables.require_files(root, "questions", *TOPICS)[0]
+    gold, evidence = (tables.require_files(root, "judgements", *names)[0] for names in (GOLD, EVIDENCE))
+    corpus = corpus_of(tables.require_files(root, "corpus", *CORPUS), fault)
+    answers = tables.find_files(root, *ANSWERS)
+
+    def tasks(split: str) -> Located:
+        return _browsecomp_tasks(topics, gold, evidence, answers, split, fault)
+
+    splits = {split: partial(tasks, split) for split in ("all", "test", "train")}
+    return source_of("browsecomp_plus", root, corpus, splits, fault, secret_answers=True)
+
+
+def training_ids(task_ids: Iterable[str]) -> set[str]:
+    """Return the questions that the paper trains on; the others are its test split."""
+    names = sorted(task_ids)
+    random.Random(SEED).shuffle(names)
+    return set(names[: int(len(names) * TRAIN_SHARE)])
+
+
+def _browsecomp_tasks(
+    topics: Path, gold: Path, evidence: Path, answers: tuple[Path, ...], split: str, fault: Fault
+) -> Located:
+    questions = list(tables.tsv_rows(topics, fault, ("query_id", "query")))
+    known = {row["query_id"] for _, row in questions}
+    final, needed = (trec.read_qrels(path, known, "questions", fault) for path in (gold, evidence))
+    texts = _decrypted_answers(answers[0], fault) if answers else {}
+    taught = training_ids(known)
+
+    def task(where: str, row: Row, number: int) -> Task | None:
+        task_id = row["query_id"]
+        if split != "all" and (task_id in taught) != (split == "train"):
+            return None
+        if not task_id.strip():
+            raise CorpusError(f"{where}: needs an id before the first tab")
+        found = Gold(
+            relevant=dict.fromkeys((*final.get(task_id, ()), *needed.get(task_id, ())), 1),
+            answer_docs=tuple(final.get(task_id, ())),
+            answers=texts.get(task_id, ()),
+        )
+        return Task(task_id, tables.text_of(where, row, "query"), split, found)
+
+    return tasks_of(iter(questions), fault, task)
+
+
+def _decrypted_answers(path: Path, fault: Fault) -> dict[str, tuple[str]]:
+    lines = decoded(path, _DecryptedLine, "a question with its answer", fault)
+    answers = distinct(lines, lambda line: str(line.query_id), fault)
+    return {str(line.query_id): (line.answer,) for _, line in answers}
+
+
+SPLITS = ("test", "train")
+ReadGold = Callable[[str, Row], Gold]
+
+
+def open_context1(name: str, read_gold: ReadGold, root: Path, fault: Fault, *, shared: bool = False) -> Source:
+    """Open a benchmark in this layout.
+
+    Args:
+        read_gold: returns what the question in a row should find.
+        shared: whether training and test questions share a corpus. If not, document ids count from 0 in each, and only
+            the split whose corpus is present has tasks: the test split, if both are.
+    """
+    corpus, split = _context1_corpus(name, root)
+    found = {each: _context1_questions(name, root, each) for each in SPLITS if shared or split in (None, each)}
+    splits = [each for each, files in found.items() if files]
+    if not splits:
+        raise CorpusError(f"{root} has no questions of {name}: expected {split or 'test'}.parquet")
+
+    def tasks(split: str) -> Located:
+        return tasks_of(tables.rows(found[split], fault), fault, partial(_context1_task, name, split, read_gold))
+
+    return source_of(name, root, corpus_of(corpus, fault), {each: partial(tasks, each) for each in splits}, fault)
+
+
+def document_gold(where: str, row: Row) -> Gold:
+    """Return the relevant documents, and those among them that hold the answer."""
+    relevant = [_document_id(where, value) for value in tables.list_of(where, row, "document_ids", "document_ids_json")]
+    final = tables.list_of(where, row, "gold_document_ids") if row.get("gold_document_ids") is not None else []
+    answer_docs = tuple(dict.fromkeys(_document_id(where, value) for value in final))
+    return Gold(relevant=dict.fromkeys((*relevant, *answer_docs), 1), answer_docs=answer_docs, answers=_answers(row))
+
+
+def fact_gold(where: str, row: Row) -> Gold:
+    """Return facts, each with the chunks that state it, and the documents of these chunks."""
+    facts = tables.list_of(where, row, "document_ids", "document_ids_json")
+    stated = tuple(_chunks(where, fact) for fact in facts)
+    final = tuple(number for number, fact in enumerate(facts) if fact.get("is_final_answer"))
+    documents = [dict.fromkeys(map(document_of, chunks)) for chunks in stated]
+    return Gold(
+        relevant=dict.fromkeys((doc_id for each in documents for doc_id in each), 1),
+        answer_docs=tuple(dict.fromkeys(doc_id for number in final for doc_id in documents[number])),
+        facts=stated,
+        answer_facts=final,
+        answers=_answers(row),
+    )
+
+
+def _context1_corpus(name: str, root: Path) -> tuple[tuple[Path, ...], str | None]:
+    for split in SPLITS:
+        if files := tables.find_files(root, f"corpora/{name}/{split}/**/*.parquet"):
+            return files, split
+    names = ("corpus.parquet", "corpus/**/*.parquet", "corpus.jsonl", "corpus.jsonl.gz", f"corpora/{name}/**/*.parquet")
+    return tables.require_files(root, "corpus", *names), None
+
+
+def _context1_questions(name: str, root: Path, split: str) -> tuple[Path, ...]:
+    places = ("", "queries/", f"queries/{name}/")
+    files = [f"{place}{split}.{suffix}" for place in places for suffix in ("parquet", "jsonl", "json")]
+    return tables.find_files(root, *files, f"queries/{name}/**/{split}*.parquet", f"data/{split}-*.parquet")
+
+
+def _context1_task(name: str, split: str, read_gold: ReadGold, where: str, row: Row, number: int) -> Task | None:
+    if row.get("dataset_name", name) != name or row.get("stage", "rl") != "rl":
+        return None  # the released training file holds other benchmarks, and a teacher's episodes
+    task_id = identifier(where, row, ("query_id",))
+    return Task(task_id, tables.text_of(where, row, "query"), split, read_gold(where, row))
+
+
+def _document_id(where: str, value: Any) -> DocId:
+    if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+        raise CorpusError(f"{where}: {value!r} in document_ids is not the id of a document")
+    text = str(value)
+    return DocId(urldefrag(text).url if "://" in text else text)
+
+
+def _chunks(where: str, fact: Any) -> tuple[ChunkId, ...]:
+    chunks = fact.get("chunk_ids") if isinstance(fact, dict) else None
+    if not isinstance(chunks, list) or not chunks or not all(isinstance(chunk, str) and chunk for chunk in chunks):
+        raise CorpusError(f"{where}: a fact in document_ids needs chunk_ids, a list of at least one")
+    return tuple(map(ChunkId, dict.fromkeys(chunks)))
+
+
+def _answers(row: Row) -> tuple[str, ...]:
+    answer = row.get("answer")
+    return (answer,) if isinstance(answer, str) and answer.strip() else ()
+
+
+READERS: dict[str, Callable[[Path, Fault], Source]] = {
+    "browsecomp_plus": open_browsecomp_plus,
+    "web": partial(open_context1, "web", document_gold),
+    "patents": partial(open_context1, "patents", document_gold),
+    "sec": partial(open_context1, "sec", fact_gold, shared=True),
+    "longseal": open_longseal,
+    "seal0": open_seal0,
+    "frames": open_frames,
+    "hotpotqa": open_hotpotqa,
+}
+
+
+class Hub(Record):
+    """Files of a dataset on the Hugging Face hub: patterns of names, and the folder that each goes to."""
+
+    repository: str
+    patterns: tuple[str, ...]
+    folder: str = ""
+
+
+class Benchmark(Record):
+    """A benchmark. `files` says what a folder must hold; `verified` says on which data the reader was tried."""
+
+    name: str
+    what: str
+    size: str
+    licence: str
+    origin: str
+    files: tuple[str, ...]
+    verified: str
+    unit: Unit = "document"
+    """The unit that the paper scores, which `index.unit` must equal."""
+    hub: tuple[Hub, ...] = ()
+    by_hand: str = ""
+    """Files that no hub has, and how to get them."""
+    secret_answers: bool = False
+    """True if neither questions nor answers may be published; also of the source that `open` returns."""
+
+    def open(self, root: Path, fault: Fault) -> Source:
+        """Open the official files of the benchmark: a folder, or the one file."""
+        return READERS[self.name](root, fault)
+
+    def row(self) -> dict[str, object]:
+        """Return the facts that users see, as plain data."""
+        shown = ("name", "what", "size", "licence", "origin", "files", "verified", "unit")
+        return {name: getattr(self, name) for name in shown}
+
+
+_CARDS = resources.files(__package__).joinpath("benchmarks.toml").read_bytes()
+BENCHMARKS = {each.name: each for each in msgspec.toml.decode(_CARDS, type=dict[str, list[Benchmark]])["benchmark"]}
+
+
+def benchmark_named(name: str) -> Benchmark:
+    """Return the benchmark with a name.
+
+    Raises:
+        UsageError: there is no such benchmark.
+    """
+    if name not in BENCHMARKS:
+        raise UsageError(f"there is no benchmark {name!r}; there are: {', '.join(BENCHMARKS)}")
+    return BENCHMARKS[name]

@@ -1,1 +1,0 @@
-"""The benchmarks of the paper, one file each, read in their official formats."""

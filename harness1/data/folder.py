@@ -1,0 +1,398 @@
+"""Extracts the readable text of an HTML page, as a browser parses it."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import resource
+import stat
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import msgspec
+from selectolax.lexbor import LexborHTMLParser
+
+from harness1.data.source import Fault, status_of
+from harness1.errors import CorpusError
+from harness1.hashing import digest
+from harness1.records import DocId
+from harness1.retrieval.corpus import Document
+
+if TYPE_CHECKING:
+    from selectolax.lexbor import LexborNode
+
+
+TEXT = "-text"
+HIDDEN = frozenset({"script", "style", "iframe", "noembed", "noframes"})
+"""Elements without text of the page. A browser keeps the tags in the last three as plain characters, and shows none."""
+BLOCKS = frozenset({
+    "address", "article", "aside", "blockquote", "br", "caption", "dd", "details", "div", "dl", "dt",
+    "fieldset", "figcaption", "figure", "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6", "header", "hr",
+    "li", "main", "nav", "ol", "option", "p", "pre", "section", "summary", "table", "tbody", "td", "tfoot",
+    "th", "thead", "tr", "ul",
+})  # fmt: skip
+
+
+def read_html(page: str) -> tuple[str, str]:
+    """Return the title of a page ("" if it has none) and its text: one line for each block, without scripts and
+    styles. The time may grow with the square of the depth of a page, which only hostile ones make large."""
+    reader = _Reader()
+    node: LexborNode | None = LexborHTMLParser(page).root
+    while node is not None:
+        inside = node.first_child if reader.enter(node) else None
+        while inside is None and node is not None:
+            reader.leave(node)
+            inside, node = node.next, node.parent
+        node = inside
+    lines = (" ".join(line.split()) for line in "".join(reader.text).split("\n"))
+    return " ".join("".join(reader.title).split()), "\n".join(line for line in lines if line)
+
+
+class _Reader:
+    """What was read of a page, whose nodes are entered and left in the order of its text."""
+
+    def __init__(self) -> None:
+        self.title: list[str] = []
+        self.text: list[str] = []
+        self._verbatim = 0
+        self._in_title = False
+
+    def enter(self, node: LexborNode) -> bool:
+        tag = node.tag
+        if tag == TEXT:
+            text = node.text_content or ""
+            if self._in_title:
+                self.title.append(text)
+            else:
+                self.text.append(text if self._verbatim else re.sub(r"\s+", " ", text))
+        elif tag == "title":
+            # Drawings have titles too: the page's own is the first.
+            self._in_title = not self.title
+        self._at_border(tag, 1)
+        return tag not in HIDDEN
+
+    def leave(self, node: LexborNode) -> None:
+        if node.tag == "title":
+            self._in_title = False
+        self._at_border(node.tag, -1)
+
+    def _at_border(self, tag: str | None, step: int) -> None:
+        if tag in BLOCKS:
+            self.text.append("\n")
+            self._verbatim += step * (tag == "pre")
+
+
+SECONDS, SECONDS_PER_MIB, MOST_SECONDS = 30.0, 30.0, 300.0
+"""Processor time for a file, by its size: honest work is linear in it, at well under a second for each 100 kB."""
+MEMORY = 2 << 30
+"""Bytes of memory for one file; the largest honest ones take a quarter of it."""
+TEXT_BYTES = 32 << 20
+"""Largest text of a document, a hundred times a thick book. Longer ones are bombs, logs or data."""
+
+LONGEST_REASON = 200
+"""Characters of an error of a parser, which may repeat the file."""
+
+
+class Unreadable(Exception):
+    """The file cannot become a document; the message says why."""
+
+
+class _Answer(msgspec.Struct):
+    title: str = ""
+    text: str = ""
+    problem: str = ""
+
+
+class ReadApart:
+    """Reads files in another process, which starts with the first one, and again after one that ended it.
+
+    Args:
+        share: scales the processor time that a file may take.
+        memory: in bytes, for one file.
+    """
+
+    def __init__(self, share: float = 1.0, memory: int = MEMORY) -> None:
+        self._share, self._memory = share, memory
+        self._process: subprocess.Popen[bytes] | None = None
+        self._line: Connection | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._end()
+
+    def read(self, kind: str, data: bytes) -> tuple[str, str]:
+        """Return the title and the text of a file.
+
+        Args:
+            kind: html or pdf.
+
+        Raises:
+            Unreadable: the file is broken, or takes too much time or memory.
+        """
+        seconds = self._share * min(SECONDS + SECONDS_PER_MIB * len(data) / (1 << 20), MOST_SECONDS)
+        line = self._line or self._begin()
+        try:
+            line.send_bytes(msgspec.msgpack.encode((kind, seconds)))
+            line.send_bytes(data)
+            answer = msgspec.msgpack.decode(line.recv_bytes(), type=_Answer)
+        except (EOFError, OSError) as error:
+            self._end()
+            raise Unreadable(f"reading it takes more than {seconds:.0f} s or fails within its parser") from error
+        if answer.problem:
+            raise Unreadable(answer.problem)
+        return answer.title, answer.text
+
+    def _begin(self) -> Connection:
+        self._line, theirs = Pipe()
+        # A module started by its name would be looked for in the current folder.
+        code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve(*map(int, sys.argv[1:]))"
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", code, str(theirs.fileno()), str(self._memory)],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,  # parsers complain there about what they could mend
+                start_new_session=True,  # an interrupt is for the command alone
+            )
+        return self._line
+
+    def _end(self) -> None:
+        if self._line is not None and self._process is not None:
+            self._line.close()
+            self._process.kill()
+            self._process.wait()
+        self._line = self._process = None
+
+
+def serve(descriptor: int, memory: int) -> None:
+    """Answer with the content of files until the connection is closed, within the memory. A file that takes more than
+    its time ends the process, even if nobody is left to wait for it."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with suppress(ValueError):  # macOS has no such limit, and a lower one is there to stay
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    with Connection(descriptor) as line:
+        while True:
+            try:
+                kind, seconds = msgspec.msgpack.decode(line.recv_bytes(), type=tuple[str, float])
+                data = line.recv_bytes()
+            except EOFError:
+                return
+            _limit_time(seconds)
+            line.send_bytes(msgspec.msgpack.encode(_answer(kind, data)))
+
+
+def _limit_time(seconds: float) -> None:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime + seconds) + 1, hard))
+
+
+def _answer(kind: str, data: bytes) -> _Answer:
+    try:
+        title, text = READERS[kind](data)
+    except Unreadable as error:
+        return _Answer(problem=str(error))
+    except MemoryError:
+        return _Answer(problem="reading it takes too much memory")
+    if len(title) + len(text) > TEXT_BYTES:
+        return _Answer(problem=f"its text has more than {TEXT_BYTES:,} characters")
+    return _Answer(title, text)
+
+
+def _read_html(data: bytes) -> tuple[str, str]:
+    return read_html(data.decode())
+
+
+def _read_pdf(data: bytes) -> tuple[str, str]:
+    import pypdf
+    import pypdf.errors
+
+    pages, left = [], TEXT_BYTES
+    try:
+        reader = pypdf.PdfReader(io.BytesIO(data))
+        for page in reader.pages:
+            pages.append(page.extract_text())
+            left -= len(pages[-1])
+            if left < 0:
+                break
+        title = str((reader.metadata and reader.metadata.title) or "")
+    except (
+        *(pypdf.errors.PyPdfError, pypdf.errors.DependencyError, pypdf.errors.DeprecationError, zlib.error),
+        *(ValueError, TypeError, AttributeError, LookupError, ArithmeticError, AssertionError),
+        *(NotImplementedError, RecursionError),
+    ) as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise Unreadable(f"broken or locked PDF ({why[:LONGEST_REASON]})") from error
+    # Broken fonts yield halves of surrogate pairs, which no UTF-8 file can hold.
+    return title.encode("utf-8", "ignore").decode(), "\n\n".join(pages).encode("utf-8", "ignore").decode()
+
+
+READERS: Mapping[str, Callable[[bytes], tuple[str, str]]] = {"html": _read_html, "pdf": _read_pdf}
+
+
+KINDS = {".md": "text", ".rst": "text", ".txt": "text", ".html": "html", ".htm": "html", ".pdf": "pdf"}
+SUFFIXES = tuple(KINDS)
+BYTES = {"text": TEXT_BYTES, "html": TEXT_BYTES, "pdf": 256 << 20}
+"""Largest file of each kind that is read. Most of a large PDF is pictures."""
+DEEPEST = 100
+"""Levels of folders that are entered; archives of whole disks have 30."""
+UNDERLINED = re.compile(r"""^(?=.*[^\W_])(\S.*?)[ \t\r]*\n([=\-~^"'#*+.:_`])\2{2,}[ \t\r]*$""", re.MULTILINE)
+HEADING = re.compile(r"^#{1,6}[ \t]+([^ \t\n].*)$", re.MULTILINE)
+
+Problem = Callable[[str, str], None]
+"""Called with the name of a file or folder within the corpus, and why it is left out."""
+
+
+def read(path: Path, fault: Fault, *, follow_links: bool = False) -> Iterator[Document]:
+    """Yield the readable files below a folder, sorted by their path within it, which is also their id.
+
+    A title is the page's or the PDF's own, or the first heading of a Markdown file, else the file name without its
+    suffix. Hidden files and folders are skipped.
+
+    Args:
+        fault: gets one error for each file that is broken, not UTF-8, too large, without any text, no regular file, or
+            outside of the folder; and for each folder that cannot be listed. It is left out.
+        follow_links: read links that lead out of the folder, and links to folders.
+
+    Raises:
+        CorpusError: at once, if there is no file of a known kind.
+    """
+
+    def problem(name: str, why: str) -> None:
+        fault(CorpusError(f"{name}: {why}"))
+
+    files = sorted(find_files(path, problem, follow_links=follow_links))
+    if not files:
+        raise CorpusError(f"{path} holds no {', '.join(SUFFIXES)} files")
+    return _documents(path, files, problem)
+
+
+def state(path: Path) -> str:
+    """Return a value that changes with the name, size or time of any file, also behind links."""
+    names = find_files(path, lambda name, why: None, follow_links=True)
+    found = ((repr(name), (path / name).stat()) for name in sorted(names))
+    return digest([(name, status.st_size, status.st_mtime_ns) for name, status in found])
+
+
+def find_files(path: Path, problem: Problem, *, follow_links: bool = False) -> Iterator[str]:
+    """Yield the paths of the files of a known kind, relative, with forward slashes. A folder that links reach twice is
+    entered once."""
+    root, entered = os.path.realpath(path), set()
+    folders = [(0, "")]
+    while folders:
+        depth, folder = folders.pop()
+        try:
+            entries = sorted(os.scandir(path / folder), key=lambda entry: entry.name)
+            identity = (path / folder).stat()
+        except OSError as error:
+            problem(_shown(folder or "."), f"the folder cannot be listed: {error.strerror}")
+            continue
+        if (identity.st_dev, identity.st_ino) in entered:
+            continue
+        entered.add((identity.st_dev, identity.st_ino))
+        inner = []
+        for entry in entries:
+            name, file = f"{folder}/{entry.name}" if folder else entry.name, path / folder / entry.name
+            is_folder = _is_folder(entry)
+            if entry.name.startswith(".") or not (file.suffix.lower() in KINDS or is_folder):
+                continue
+            if not follow_links and entry.is_symlink() and not Path(os.path.realpath(file)).is_relative_to(root):
+                problem(_shown(name), "a link that leads out of the folder (--follow-links reads it)")
+            elif is_folder and depth == DEEPEST:
+                problem(_shown(name), f"folders are entered {DEEPEST} levels deep")
+            elif is_folder and (follow_links or not entry.is_symlink()):
+                inner.append((depth + 1, name))
+            elif status_of(file):
+                yield name
+            elif not is_folder:
+                problem(_shown(name), "not a regular file")
+        folders += reversed(inner)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
+def _documents(path: Path, files: list[str], problem: Problem) -> Iterator[Document]:
+    with ReadApart() as apart:
+        for name in files:
+            file = path / name
+            try:
+                title, text = _read(file, apart)
+                if not text.strip():
+                    raise Unreadable("no text in it")
+                doc_id = DocId(name)
+                doc_id.encode()
+            except UnicodeEncodeError:
+                problem(_shown(name), "the name of the file is not UTF-8")
+            except Unreadable as error:
+                problem(_shown(name), str(error))
+            except OSError as error:
+                problem(_shown(name), f"cannot be read: {error.strerror}")
+            else:
+                yield Document(doc_id=doc_id, title=title.strip() or file.stem, text=text)
+
+
+def _shown(name: str) -> str:
+    """Return a name for messages: as it is if it is UTF-8, else escaped and in quotes."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return repr(name)
+    return name
+
+
+def _read(file: Path, apart: ReadApart) -> tuple[str, str]:
+    kind = KINDS[file.suffix.lower()]
+    data = _content(file, BYTES[kind])
+    if kind == "pdf":
+        return apart.read(kind, data)
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise Unreadable(f"not UTF-8 text (byte {error.start})") from error
+    if kind == "html":
+        return apart.read(kind, text.encode())
+    return TITLES.get(file.suffix.lower(), lambda _: "")(text), text
+
+
+def heading_of(text: str) -> str:
+    """Return the first heading of a Markdown text without its marks, or ""."""
+    found = HEADING.search(text)
+    return (found[1].rstrip(" \t").rstrip("#").rstrip(" \t") or found[1][0]) if found else ""
+
+
+def underlined(text: str) -> str:
+    """Return the first underlined heading of a reStructuredText, or ""."""
+    found = UNDERLINED.search(text)
+    return found[1].strip() if found else ""
+
+
+TITLES = {".md": heading_of, ".rst": underlined}
+"""Titles of texts whose format has headings, by the ending of the file."""
+
+
+def _content(file: Path, most: int) -> bytes:
+    """Return the bytes of a regular file; what became something else since it was found is not waited for."""
+    with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb") as opened:  # noqa: PTH123
+        if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+            raise Unreadable("not a regular file")
+        data = opened.read(most + 1)
+    if len(data) > most:
+        raise Unreadable(f"larger than {most:,} bytes")
+    return data

@@ -1,1 +1,0 @@
-"""Readers and writers of the layouts that several datasets share."""

@@ -1,0 +1,326 @@
+"""TREC run and relevance files in the format of `trec_eval`: columns separated by white space.
+
+A run line is `task Q0 unit rank score tag`, with ranks from 1; a relevance line is `task 0 unit grade`.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from operator import itemgetter
+from pathlib import Path
+
+from harness1.data import jsonl
+from harness1.data.jsonl import LINE_BYTES, distinct_documents, numbered_lines
+from harness1.data.source import DuplicateId, EmptyText, Fault, distinct, refuse
+from harness1.errors import CorpusError, UsageError
+from harness1.records import DocId, Gold, Task, UnitId
+from harness1.retrieval.corpus import Document
+from harness1.runs.files import write_atomically
+
+HIGHEST_GRADE = 1000
+Run = list[tuple[str, list[tuple[UnitId, float]]]]
+"""For each task, its units with their scores, best first."""
+
+
+def write_run(path: Path, run: Iterable[tuple[str, Sequence[tuple[UnitId, float]]]], tag: str) -> None:
+    """Write rankings, best first; scores are written in full, so that reading gives equal values.
+
+    Raises:
+        UsageError: an id or the tag is empty or holds white space, or the file cannot be written.
+    """
+    lines = (
+        f"{_column(task_id)} Q0 {_column(unit_id)} {rank} {float(score)!r} {_column(tag)}\n"
+        for task_id, units in run
+        for rank, (unit_id, score) in enumerate(units, start=1)
+    )
+    text = "".join(lines)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error
+
+
+def read_run(path: Path) -> Run:
+    """Return the rankings of a run file, each sorted by its rank column, tasks in the order of the file.
+
+    Raises:
+        CorpusError: the file cannot be read, or a line does not have the six columns (`file:line` is named).
+    """
+    rows: dict[str, list[tuple[int, UnitId, float]]] = {}
+    for where, columns in _columns(path, 6):
+        task_id, _, unit_id, rank, score, _ = columns
+        try:
+            rows.setdefault(task_id, []).append((int(rank), UnitId(unit_id), float(score)))
+        except ValueError as error:
+            raise CorpusError(f"{where}: rank and score must be numbers, not {rank!r} and {score!r}") from error
+    return [
+        (task_id, [(unit_id, score) for _, unit_id, score in sorted(units, key=lambda row: row[0])])
+        for task_id, units in rows.items()
+    ]
+
+
+def read_qrels(path: Path, known: Container[str], what: str, fault: Fault = refuse) -> dict[str, dict[DocId, int]]:
+    """Return the documents with a grade above 0 of every task that has any. A document that is judged twice must have
+    the same grade.
+
+    Args:
+        known: the tasks that may be judged, which `what` names in errors.
+
+    Raises:
+        CorpusError: a line is malformed, contradicts an earlier one, or judges an unknown task, unless `fault` lets it
+            pass; or the file cannot be read.
+    """
+    grades: dict[tuple[str, str], int] = {}
+    relevant: dict[str, dict[DocId, int]] = {}
+    for where, (task_id, _, doc_id, text) in _columns(path, 4, fault):
+        try:
+            grade = grade_of(text)
+        except ValueError:
+            fault(CorpusError(f"{where}: the grade must be a whole number, not {text!r}"))
+            continue
+        if grades.setdefault((task_id, doc_id), grade) != grade:
+            fault(DuplicateId(f"{where}: {doc_id!r} was given another grade for query {task_id!r} before"))
+        elif task_id not in known:
+            fault(CorpusError(f"{where}: query {task_id!r} is not among the {what}"))
+        elif grade > 0:
+            relevant.setdefault(task_id, {})[DocId(doc_id)] = grade
+    return relevant
+
+
+def write_qrels(path: Path, relevant: Mapping[str, Mapping[DocId, int]]) -> None:
+    """Write graded documents of tasks, in the order given.
+
+    Raises:
+        UsageError: an id holds white space or is empty, or the file cannot be written.
+    """
+    graded = ((task_id, doc_id, grade) for task_id, found in relevant.items() for doc_id, grade in found.items())
+    _write(path, (f"{_column(task_id)} 0 {_column(doc_id)} {grade}" for task_id, doc_id, grade in graded))
+
+
+def grade_of(text: str) -> int:
+    """Return the grade that a column holds, or raise ValueError; larger ones are no grades, and break sums of gains."""
+    grade = int(text)
+    if abs(grade) > HIGHEST_GRADE:
+        raise ValueError(f"a grade of more than {HIGHEST_GRADE}")
+    return grade
+
+
+def _columns(path: Path, count: int, fault: Fault = refuse) -> Iterator[tuple[str, list[str]]]:
+    for number, line in numbered_lines(path, fault):
+        columns = line.decode("utf-8", "replace").split()
+        if columns and len(columns) != count:
+            fault(CorpusError(f"{path}:{number}: {len(columns)} columns where {count} are expected"))
+        elif columns:
+            yield f"{path}:{number}", columns
+
+
+def _column(name: str) -> str:
+    if name.split() != [name]:
+        raise UsageError(f"{name!r} is empty or holds white space, which a TREC file cannot")
+    return name
+
+
+def _write(path: Path, lines: Iterable[str]) -> None:
+    text = "".join(f"{line}\n" for line in lines)
+    try:
+        write_atomically(path, text.encode())
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error
+
+
+_OPENING, _CLOSING = re.compile(r"<(\w++)"), re.compile(r"</(\w++)\s*+>")
+_TAG = re.compile(r"</?\w[^>]*>")
+_TOPIC_FIELD = re.compile(r"<(num|title)>\s*(?:Number:|Topic:)?(.*?)(?=<|\Z)", re.DOTALL | re.IGNORECASE)
+Topic = tuple[str, tuple[str, str]]
+"""The place of a topic, with its number and its text."""
+TITLES = ("title", "headline", "head", "ti")
+
+
+def read_documents(path: Path, fault: Fault = refuse) -> Iterator[Document]:
+    """Yield the documents of a file.
+
+    Raises:
+        CorpusError: a document has no number, no text, or a number that occurred before, unless `fault` lets it pass.
+    """
+    return distinct_documents(_blocks(path, "DOC", fault), _document, fault)
+
+
+def read_topics(path: Path, fault: Fault = refuse) -> Iterator[Topic]:
+    """Yield the topics of a file.
+
+    Raises:
+        CorpusError: a topic has no number or title, unless `fault` lets it pass.
+    """
+    for where, block in _blocks(path, "top", fault):
+        fields = {name.lower(): " ".join(value.split()) for name, value in _TOPIC_FIELD.findall(block)}
+        if fields.get("num") and fields.get("title"):
+            yield where, (fields["num"], fields["title"])
+        else:
+            fault(CorpusError(f"{where}: a topic needs <num> and <title>"))
+
+
+def _blocks(path: Path, tag: str, fault: Fault) -> Iterator[tuple[str, str]]:
+    opening, closing = f"<{tag}>".lower(), f"</{tag}>".lower()
+    begun, size, lines = 0, 0, [""]
+    for number, raw in numbered_lines(path, fault):
+        line = raw.decode("utf-8", "replace")
+        word = line.strip().lower()
+        if word == opening:
+            if begun:
+                fault(CorpusError(f"{path}:{begun}: <{tag}> without {closing} before the next one"))
+            begun, size, lines = number, 0, []
+        elif word == closing and begun:
+            if size <= LINE_BYTES:
+                yield f"{path}:{begun}", "".join(lines)
+            begun = 0
+        elif begun:
+            if size <= LINE_BYTES < size + len(raw):
+                fault(CorpusError(f"{path}:{begun}: <{tag}> is longer than {LINE_BYTES:,} bytes"))
+                lines.clear()
+            size += len(raw)
+            if size <= LINE_BYTES:
+                lines.append(line)
+        elif word:
+            fault(CorpusError(f"{path}:{number}: text outside of <{tag}>"))
+    if begun:
+        fault(CorpusError(f"{path}:{begun}: <{tag}> without {closing}"))
+
+
+def _document(where: str, block: str) -> Document:
+    fields: dict[str, str] = {}
+    outside, at = [], 0
+    for name, start, inside, end, after in _fields(block):
+        fields.setdefault(name, block[inside:end])
+        outside.append(block[at:start])
+        at = after
+    doc_id = fields.get("docno", "").strip()
+    if not doc_id:
+        raise CorpusError(f"{where}: a document needs a <DOCNO>")
+    title = next((_plain(fields[name]) for name in TITLES if name in fields), "")
+    text = _plain(fields["text"] if "text" in fields else "".join((*outside, block[at:])))
+    if not title and not text:
+        raise EmptyText(f"{where}: document {doc_id!r} has neither title nor text")
+    return Document(doc_id=DocId(doc_id), title=" ".join(title.split()), text=text)
+
+
+def _fields(block: str) -> Iterator[tuple[str, int, int, int, int]]:
+    """Yield the name of each field that has a closing tag, in lower case, and where its opening tag begins and ends and
+    its closing tag begins and ends. One regular expression for this would take the square of the time where tags are
+    not closed."""
+    closings: dict[str, list[int]] = {}
+    for found in _CLOSING.finditer(block):
+        closings.setdefault(found[1].lower(), []).append(found.start())
+    after = mark = 0
+    for opening in _OPENING.finditer(block):
+        if opening.start() < after:
+            continue
+        if mark < opening.end():
+            mark = block.find(">", opening.end())
+        if mark < 0:
+            return
+        ends = closings.get(name := opening[1].lower(), [])
+        if (place := bisect_left(ends, mark + 1)) < len(ends):
+            after = block.index(">", ends[place]) + 1
+            yield name, opening.start(), mark + 1, ends[place], after
+
+
+def _plain(markup: str) -> str:
+    """Return the text without tags. What follows the last `>` has none, and is not searched for their ends."""
+    tagged, mark, rest = markup.rpartition(">")
+    return f"{_TAG.sub(' ', tagged + mark)}{rest}".strip()
+
+
+TOPICS = ("topics.tsv", "queries.tsv", "topics.trec", "topics.txt", "topics")
+_QRELS = re.compile(r"qrels?(?:[._-](?P<split>[\w-]+?))??(?:\.(?:txt|tsv|qrels|trec))?(?:\.gz)?", re.ASCII)
+
+
+def is_trec(path: Path) -> bool:
+    """Return whether a folder holds topics, relevance files and documents, and no queries in the format of BEIR."""
+    if not path.is_dir() or jsonl.find_file(path, "queries.jsonl"):
+        return False
+    return _topics(path) is not None and bool(_qrels(path)) and bool(_documents(path))
+
+
+def splits(folder: Path) -> tuple[str, ...]:
+    """Return the names of the splits that have a relevance file, sorted."""
+    return tuple(sorted(_qrels(folder)))
+
+
+def read_corpus(folder: Path, fault: Fault = refuse) -> Iterator[Document]:
+    """Yield the documents of all files.
+
+    Raises:
+        CorpusError: a document is broken or repeats an id, unless `fault` lets it pass.
+    """
+    seen: set[str] = set()
+    files = _documents(folder)
+    for path in files:
+        read = jsonl.read if path.name.removesuffix(".gz").endswith(".jsonl") else read_documents
+        for document in read(path, fault):
+            if len(files) > 1 and document.doc_id in seen:
+                fault(DuplicateId(f"{path}: the id {document.doc_id!r} is also in another file"))
+                continue
+            if len(files) > 1:
+                seen.add(document.doc_id)
+            yield document
+
+
+def read_tasks(folder: Path, split: str, fault: Fault = refuse) -> list[Task]:
+    """Return the topics that have a relevant document, in the order of their file.
+
+    Raises:
+        CorpusError: topics or relevance file are broken, or a judged query is not a topic, unless `fault` lets it pass.
+    """
+    topics = distinct(_questions(folder, fault), itemgetter(0), fault)
+    questions = {number: text for _, (number, text) in topics}
+    relevant = read_qrels(_qrels(folder)[split], questions, "topics", fault)
+    return [
+        Task(task_id=number, query=text, split=split, gold=Gold(relevant=relevant[number]))
+        for number, text in questions.items()
+        if number in relevant
+    ]
+
+
+def _questions(folder: Path, fault: Fault) -> Iterator[Topic]:
+    path = _topics(folder)
+    if path is None:
+        raise CorpusError(f"{folder} has no topics: {', '.join(TOPICS)}")
+    lines = jsonl.numbered_lines(path)
+    first = next((line for _, line in lines if line.strip()), b"")
+    if first.strip().lower() == b"<top>":
+        return read_topics(path, fault)
+    return _tabbed(path, fault)
+
+
+def _tabbed(path: Path, fault: Fault) -> Iterator[Topic]:
+    for number, line in jsonl.numbered_lines(path, fault):
+        if not line.strip():
+            continue
+        fields = line.decode("utf-8", "replace").rstrip("\r\n").split("\t")
+        if len(fields) == 2 and all(field.strip() for field in fields):
+            yield f"{path}:{number}", (fields[0].strip(), fields[1])
+        else:
+            fault(CorpusError(f"{path}:{number}: not `number, question` separated by a tab"))
+
+
+def _topics(folder: Path) -> Path | None:
+    return next((path for name in TOPICS if (path := jsonl.find_file(folder, name))), None)
+
+
+def _qrels(folder: Path) -> dict[str, Path]:
+    named = ((_QRELS.fullmatch(path.name), path) for path in sorted(folder.iterdir()) if path.is_file())
+    return {found["split"] or "test": path for found, path in named if found}
+
+
+def _documents(folder: Path) -> tuple[Path, ...]:
+    corpus = jsonl.find_file(folder, "corpus.jsonl")
+    if corpus:
+        return (corpus,)
+    topics = _topics(folder)
+    found = chain(folder.glob("*.trec"), folder.glob("*.trec.gz"), folder.glob("corpus/*.trec*"))
+    return tuple(
+        sorted(path for path in found if path.is_file() and path != topics and not _QRELS.fullmatch(path.name))
+    )

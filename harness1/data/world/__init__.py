@@ -1,1 +1,0 @@
-"""Synthetic worlds: corpora with known evidence at any size, generated without data."""

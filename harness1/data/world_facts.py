@@ -1,0 +1,355 @@
+"""Invents proper names from syllables: plentiful, and distinct even without case and accents."""
+
+from __future__ import annotations
+
+import math
+import random
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+T = TypeVar("T")
+
+ONSETS = ("B", "Br", "D", "Dr", "F", "Fl", "G", "Gr", "H", "J", "K", "Kl", "Kr", "L", "M", "N", "P", "Pr", "R", "S",
+          "Sk", "Sl", "St", "T", "Tr", "V", "W", "Z", "Š", "Č", "Th", "Qu", "Ł")  # fmt: skip
+VOWELS = ("a", "e", "i", "o", "u", "a", "e", "i", "o", "ei", "au", "é", "ö", "å", "ía")
+CODAS = ("l", "n", "r", "s", "m", "k", "nd", "rn", "v", "ñ", "t", "ss")
+LINKS = ("b", "d", "f", "g", "h", "k", "l", "m", "n", "p", "r", "s", "t", "v", "w", "z", "st", "br", "dr", "š")
+SOFT_CODAS = ("l", "n", "r", "s", "m", "", "")
+ENDINGS = ("a", "en", "or", "is", "um", "o", "ek", "ay", "in", "ard", "ow", "el", "ik", "ova", "ens", "ö", "mark", "by")
+FEMALE, MALE = ("a", "ine", "isa", "ette", "ía", "inka"), ("o", "an", "ek", "us", "ard", "ö")
+PARTICLES = ("van", "de", "von", "van der", "del", "af")
+TRADES = ("Systems", "Holdings", "Instruments", "Works", "Logistics", "Group", "Optics", "Maritime", "Foods", "& Sons",
+          "Biologics", "Energy", "Textiles", "Robotics", "Paper Mills", "Glass", "Shipping Lines")  # fmt: skip
+FIELDS = ("Glaciology", "Applied Optics", "Marine Biology", "Metallurgy", "Linguistics", "Soil Science", "Acoustics",
+          "Hydraulics", "Astronomy", "Crop Genetics", "Public Health", "Printing Arts")  # fmt: skip
+ADJECTIVES = ("Silent", "Crooked", "Amber", "Distant", "Second", "Borrowed", "Hollow", "Patient", "Northern", "Paper",
+              "Unwritten", "Salted", "Velvet", "Last", "Burning", "Forgotten", "Narrow", "Blue", "Seventh")  # fmt: skip
+NOUNS = ("Harbour", "Orchard", "Lantern", "Winter", "Bridge", "Archive", "Sparrow", "Compass", "Quarry", "Letter",
+         "Lighthouse", "Ferry", "Garden", "Clock", "Tide", "Violin", "Frontier", "Staircase", "Meadow")  # fmt: skip
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+def below(rng: random.Random, limit: int) -> int:
+    """Return a whole number in [0, limit). Only `random()` promises the same numbers on every version of Python."""
+    return int(rng.random() * limit)
+
+
+def pick(rng: random.Random, options: Sequence[T]) -> T:
+    """Return one of the options, each equally likely."""
+    return options[below(rng, len(options))]
+
+
+def fold(name: str) -> str:
+    """Return a name as careless readers see it: without case and accents."""
+    plain = unicodedata.normalize("NFKD", name)
+    return "".join(letter for letter in plain if not unicodedata.combining(letter)).casefold()
+
+
+def stem(rng: random.Random) -> str:
+    """Invent a word of two or three syllables, such as "Velmark"."""
+    inner = pick(rng, LINKS) + pick(rng, VOWELS) if rng.random() < 0.5 else ""
+    return pick(rng, ONSETS) + pick(rng, VOWELS) + pick(rng, SOFT_CODAS) + inner + pick(rng, LINKS) + pick(rng, ENDINGS)
+
+
+def first_name(rng: random.Random, female: bool) -> str:
+    """Invent a given name."""
+    return pick(rng, ONSETS) + pick(rng, VOWELS) + pick(rng, CODAS) + pick(rng, FEMALE if female else MALE)
+
+
+def person(rng: random.Random, first: str, surnames: Sequence[str]) -> str:
+    """Invent a full name: sometimes with an initial, a particle, or a double surname."""
+    form, surname = rng.random(), pick(rng, surnames)
+    if form < 0.08:
+        return f"{first} {surname}-{pick(rng, surnames)}"
+    if form < 0.16:
+        return f"{first} {pick(rng, PARTICLES)} {surname}"
+    if form < 0.26:
+        return f"{first} {pick(rng, LETTERS)}. {surname}"
+    return f"{first} {surname}"
+
+
+def company(rng: random.Random) -> str:
+    """Invent a company name: a word, now and then an acronym, and a trade."""
+    root = "".join(pick(rng, LETTERS) for _ in range(4)) if rng.random() < 0.1 else stem(rng)
+    return f"{root} {pick(rng, TRADES)}"
+
+
+def resembling(rng: random.Random, name: str) -> str:
+    """Invent a company name one word or one letter away from another."""
+    root, _, trade = name.partition(" ")
+    if rng.random() < 0.5:
+        return f"{root} {pick(rng, TRADES)}"
+    at = 1 + below(rng, len(root) - 1)
+    letter = pick(rng, LETTERS)
+    return f"{root[:at]}{letter if root.isupper() else letter.lower()}{root[at + 1 :]} {trade}"
+
+
+def institute(rng: random.Random) -> str:
+    """Invent the name of an institute, academy or university."""
+    root, field = stem(rng), pick(rng, FIELDS)
+    return pick(rng, (f"{root} Institute of {field}", f"{root} Academy of {field}", f"University of {root}"))
+
+
+def work_title(rng: random.Random) -> str:
+    """Invent the title of a book or film, of two to five words."""
+    adjective, noun, root = pick(rng, ADJECTIVES), pick(rng, NOUNS), stem(rng)
+    forms = (f"The {adjective} {noun} of {root}", f"A {noun} for {root}", f"{root} or a {adjective} {noun}",
+             f"{adjective} {noun}", f"The {noun} at {root}")  # fmt: skip
+    return pick(rng, forms)
+
+
+class Register:
+    """The names given so far; refuses names that differ from another only in case and accents."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+
+    def claim(self, name: str) -> bool:
+        """Take a name, and return whether it was free."""
+        key = fold(name)
+        if key in self._taken:
+            return False
+        self._taken.add(key)
+        return True
+
+
+Kind = Literal["person", "company", "filing", "patent", "town", "river", "institute", "film", "book"]
+SHARES: dict[Kind, float] = {
+    "company": 0.16, "filing": 0.16, "patent": 0.09, "town": 0.11, "river": 0.04, "institute": 0.04, "film": 0.05,
+    "book": 0.05, "person": 0.30,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Entity:
+    """One thing of the world. `facts` maps a relation to the index of another entity, or to a plain value.
+
+    `style` seeds the wording of its document: look-alikes share it. `model` is the index of the entity that this one
+    resembles: its document is worded the same and differs in numbers, dates or a negation.
+    """
+
+    index: int
+    kind: Kind
+    name: str
+    title: str
+    style: str
+    facts: dict[str, int | str]
+    model: int | None = None
+
+
+def deal(rng: random.Random, pool: Sequence[int]) -> Iterator[int]:
+    """Yield the pool in a scattered order, again and again, so that every member is dealt equally often."""
+    if not pool:
+        return
+    step = coprime(rng, len(pool))
+    at = below(rng, len(pool))
+    while True:
+        yield pool[at % len(pool)]
+        at += step
+
+
+def coprime(rng: random.Random, count: int) -> int:
+    """Return a number in [1, count] that shares no divisor with `count`."""
+    step = 1 + below(rng, count)
+    while math.gcd(step, count) != 1:
+        step = step % count + 1
+    return step
+
+
+def kind_ranges(count: int) -> dict[Kind, range]:
+    """Return the indices of each kind of entity; people take what the others leave."""
+    ranges: dict[Kind, range] = {}
+    start = 0
+    for kind, share in SHARES.items():
+        size = count - start if kind == "person" else max(1 if kind != "town" else 2, int(count * share))
+        ranges[kind] = range(start, start + size)
+        start += size
+    return ranges
+
+
+PERIODS = ("annual", "first-quarter", "second-quarter", "third-quarter")
+INVENTIONS = ("rotary seal", "folding mast", "optical relay", "grain dryer", "tidal valve", "paper sensor",
+              "cable brake", "heat exchanger", "loom shuttle", "ice drill", "sound damper", "lens mount")  # fmt: skip
+USES = ("cold pumps", "small ferries", "tall chimneys", "deep wells", "night trains", "greenhouses", "pipe organs")
+SEXES = ("she", "he")
+
+
+def cast_entities(ranges: dict[Kind, range], seed: int) -> list[Entity]:
+    """Return the entities of a world in the order of their indices, with distinct names and without relations, except
+    for the company of a filing."""
+    return _Casting(ranges, seed).entities
+
+
+class _Casting:
+    def __init__(self, ranges: dict[Kind, range], seed: int) -> None:
+        self.seed, self.ranges, self.register = seed, ranges, Register()
+        rng = random.Random(f"world/{seed}/lists")
+        self.surnames = [stem(rng) for _ in range(max(4, len(ranges["person"]) // 4))]
+        self.regions = [stem(rng) for _ in range(max(2, len(ranges["town"]) // 12))]
+        firsts = max(6, min(500, len(ranges["person"]) // 8))
+        self.firsts = {sex: [first_name(rng, sex == "she") for _ in range(firsts)] for sex in SEXES}
+        self.entities: list[Entity] = []
+        for kind, indices in ranges.items():
+            rng = random.Random(f"world/{seed}/{kind}")
+            for index in indices:
+                self.entities.append(self.entity(rng, kind, index))
+
+    def style(self, index: int) -> str:
+        return f"world/{self.seed}/prose/{index}"
+
+    def entity(self, rng: random.Random, kind: Kind, index: int) -> Entity:
+        previous = self.entities[-1] if self.entities and self.entities[-1].kind == kind else None
+        if kind == "filing":
+            return self.filing(rng, index, previous)
+        if kind == "patent":
+            return self.patent(rng, index, previous)
+        facts: dict[str, int | str] = {"pronoun": pick(rng, SEXES)} if kind == "person" else {}
+        while True:
+            name = self.name(rng, kind, previous, facts)
+            if self.register.claim(name):
+                return Entity(index, kind, name, name, self.style(index), facts)
+
+    def name(self, rng: random.Random, kind: Kind, previous: Entity | None, facts: dict[str, int | str]) -> str:
+        alike = previous is not None and rng.random() < 0.15
+        if kind == "person":
+            return person(rng, pick(rng, self.firsts[str(facts["pronoun"])]), self.surnames)
+        if kind == "company":
+            return resembling(rng, previous.name) if alike and previous else company(rng)
+        if kind == "town":
+            place = previous.name.partition(",")[0] if alike and previous else stem(rng)
+            return f"{place}, {pick(rng, self.regions)}"
+        if kind == "river":
+            return f"River {stem(rng)}"
+        return institute(rng) if kind == "institute" else work_title(rng)
+
+    def filing(self, rng: random.Random, index: int, previous: Entity | None) -> Entity:
+        company, model = pick(rng, self.ranges["company"]), None
+        if previous and rng.random() < 0.66:
+            company, model = int(previous.facts["filed_by"]), previous
+        while True:
+            period = f"{1996 + below(rng, 28)} {pick(rng, PERIODS)}"
+            name = f"{period} report of {self.entities[company].name}"
+            if self.register.claim(name):
+                break
+            company, model = pick(rng, self.ranges["company"]), None
+        facts: dict[str, int | str] = {"filed_by": company, "period": period}
+        if model is None:
+            return Entity(index, "filing", name, name, self.style(index), facts)
+        return Entity(index, "filing", name, name, model.style, facts, model.index)
+
+    def patent(self, rng: random.Random, index: int, previous: Entity | None) -> Entity:
+        number = f"patent KX{4_000_000 + index * 7 + below(rng, 7)}"
+        self.register.claim(number)
+        if previous and previous.model is None and rng.random() < 0.4:
+            return Entity(index, "patent", number, previous.title, previous.style, {}, previous.index)
+        title = f"{stem(rng)} {pick(rng, INVENTIONS)} for {pick(rng, USES)}"
+        return Entity(index, "patent", number, title, self.style(index), {})
+
+
+AMOUNTS = 400
+"""Distinct sums of money in the whole world: few, so that many filings state the same amount."""
+
+
+def link_entities(entities: list[Entity], ranges: dict[Kind, range], seed: int) -> None:
+    """Fill in the facts of all entities. The objects of a relation are dealt evenly, so that no name is everywhere."""
+    table = _Table(entities, ranges)
+    for kind, fill in FILLERS.items():
+        fill(table, random.Random(f"world/{seed}/{kind} facts"), ranges[kind])
+
+
+class _Table:
+    def __init__(self, entities: list[Entity], ranges: dict[Kind, range]) -> None:
+        self.entities, self.ranges = entities, ranges
+
+    def link(self, rng: random.Random, relation: str, subjects: Sequence[int], pool: Sequence[int], p: float) -> None:
+        """Give a share `p` of the subjects the relation to members of the pool, dealt evenly, never to itself."""
+        dealt = deal(rng, pool)
+        for subject in subjects:
+            if rng.random() < p and (target := next(dealt, subject)) != subject:
+                self.entities[subject].facts[relation] = target
+
+    def value(self, relation: str, subjects: Sequence[int], draw: Callable[[], str]) -> None:
+        for subject in subjects:
+            self.entities[subject].facts[relation] = draw()
+
+
+def _people(world: _Table, rng: random.Random, people: range) -> None:
+    """Link three generations, so that mothers and advisers are older than their children and students."""
+    generations = [people[0::3], people[1::3], people[2::3]]
+    for age, members in enumerate(generations):
+        world.value("born_year", members, lambda age=age: str(1880 + 33 * age + below(rng, 16)))  # type: ignore[misc]
+        if age:
+            women = [i for i in generations[age - 1] if world.entities[i].facts["pronoun"] == "she"]
+            world.link(rng, "mother", members, women, 0.6)
+            world.link(rng, "adviser", members, generations[age - 1], 0.4)
+    world.link(rng, "born_in", people, world.ranges["town"], 1.0)
+    world.link(rng, "educated_at", people, world.ranges["institute"], 0.5)
+
+
+def _companies(world: _Table, rng: random.Random, companies: range) -> None:
+    world.link(rng, "founder", companies, world.ranges["person"], 1.0)
+    world.link(rng, "headquartered_in", companies, world.ranges["town"], 1.0)
+    world.link(rng, "acquired_by", companies[0::2], companies, 0.6)
+    world.link(rng, "successor", companies[1::4], companies, 0.6)
+    world.value("founded_year", companies, lambda: str(1900 + below(rng, 95)))
+
+
+def _filings(world: _Table, rng: random.Random, filings: range) -> None:
+    world.link(rng, "signed_by", filings, world.ranges["person"], 1.0)
+    tenths = sorted(below(rng, 9000) + 30 for _ in range(AMOUNTS))
+    amounts = [f"{tenth / 10:.1f} million crowns" for tenth in tenths]
+    world.value("revenue", filings, lambda: pick(rng, amounts[AMOUNTS // 4 :]))
+    world.value("profit", filings, lambda: pick(rng, amounts[: AMOUNTS // 4]))
+    world.value("employees", filings, lambda: f"{120 + below(rng, 8800):,}")
+    for index in filings:
+        entity = world.entities[index]
+        if entity.model is not None:
+            entity.facts["signed_by"] = world.entities[entity.model].facts["signed_by"]
+
+
+def _patents(world: _Table, rng: random.Random, patents: range) -> None:
+    world.link(rng, "inventor", patents, world.ranges["person"], 1.0)
+    world.link(rng, "assignee", patents, world.ranges["company"], 1.0)
+    world.value("filed_year", patents, lambda: str(1950 + below(rng, 65)))
+    world.value("objection", patents, lambda: "did")
+    for index in patents:
+        entity = world.entities[index]
+        if entity.model is None:
+            continue
+        year = str(int(str(world.entities[entity.model].facts["filed_year"])) + 1)
+        entity.facts.update(world.entities[entity.model].facts)
+        entity.facts.update({"filed_year": year} if rng.random() < 0.5 else {"objection": "did not"})
+
+
+def _places(world: _Table, rng: random.Random, towns: range) -> None:
+    rivers, institutes = world.ranges["river"], world.ranges["institute"]
+    world.link(rng, "river", towns, rivers, 1.0)
+    world.link(rng, "mayor", towns, world.ranges["person"], 0.7)
+    world.value("population", towns, lambda: f"{1000 + below(rng, 80_000):,}")
+    world.value("length", rivers, lambda: f"{30 + below(rng, 700)} kilometres")
+    world.value("source", rivers, lambda: f"the {stem(rng)} Hills")
+    for position, river in enumerate(rivers):
+        if position and rng.random() < 0.8:
+            world.entities[river].facts["flows_into"] = rivers[below(rng, position)]
+    world.link(rng, "located_in", institutes, towns, 1.0)
+    world.link(rng, "director", institutes, world.ranges["person"], 1.0)
+    world.value("opened_year", institutes, lambda: str(1820 + below(rng, 150)))
+
+
+def _works(world: _Table, rng: random.Random, films: range) -> None:
+    people, books = world.ranges["person"], world.ranges["book"]
+    world.link(rng, "film_director", films, people, 1.0)
+    world.link(rng, "composer", films, people, 0.8)
+    world.link(rng, "based_on", films, books, 0.6)
+    world.link(rng, "filmed_in", films, world.ranges["town"], 1.0)
+    world.value("release_year", films, lambda: str(1935 + below(rng, 85)))
+    world.link(rng, "author", books, people, 1.0)
+    world.link(rng, "publisher", books, world.ranges["company"], 1.0)
+    world.value("published_year", books, lambda: str(1905 + below(rng, 110)))
+
+
+FILLERS: dict[Kind, Callable[[_Table, random.Random, range], None]] = {
+    "person": _people, "company": _companies, "filing": _filings, "patent": _patents, "town": _places, "film": _works,
+}  # fmt: skip

@@ -1,0 +1,445 @@
+"""Lines of a paragraph, which many files break at a width, put together again."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from html import unescape
+from importlib import resources
+
+import msgspec
+
+from harness1.memory import sentences
+from harness1.memory.entities import FUNCTION_WORDS, extract
+from harness1.memory.evidence import entity_key
+from harness1.memory.question import head, normalised_name
+from harness1.records import DocId, Record
+from harness1.retrieval.corpus import Document
+
+WIDE = 55
+"""Characters of a line that may have been broken because the next word had no room."""
+_ENDS = (".", "!", "?", ":", ";", ".)", ".”", '."')
+_TABLE = re.compile(r"\||\t| {3,}|\.{4,}|`{3}")
+_APART = re.compile(rf"[-*•·#>=~+]|\d+[.)] |\(?[a-z]\) |\.\. |.*(?:{_TABLE.pattern})")
+"""A line of a list, a table or code, or a heading."""
+
+
+def join_lines(text: str) -> str:
+    """Return a text with the lines of each paragraph joined: sentences would end at their borders. Lines of lists,
+    tables, code and headings stay apart."""
+    return "\n".join(_paragraphs(text.splitlines()))
+
+
+def _paragraphs(lines: list[str]) -> Iterator[str]:
+    whole, last = "", ""
+    for line in lines:
+        if whole and _continues(last, line):
+            whole += " " + line.strip()
+        else:
+            if whole:
+                yield whole
+            whole = line.strip()
+        last = line
+    yield whole
+
+
+def _continues(last: str, line: str) -> bool:
+    bare, following = last.strip(), line.strip()
+    if not bare or not following or bare.endswith(_ENDS) or _APART.match(following) or _TABLE.search(bare):
+        return False
+    return following[0].islower() or bare.endswith(",") or len(bare) >= WIDE
+
+
+READ = 4000
+"""Characters of a document that tasks are made from; the rest is read only for other documents that answer."""
+NUMBER = re.compile(r"[\d/s]+")
+IDENTIFIER = re.compile(r"(?<![\w.])[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+(?![\w.])|(?<![\w.])[A-Za-z]\w*_\w+(?![\w.])")
+"""Names of things in code, which have no capitals."""
+_SMALL = re.compile(r"(?<![\w-])[a-z]{3,}(?![\w-])")
+_LETTERS = re.compile(r"[^\W\d_]{3}")
+_BRACKETS = re.compile(r"\s*[(\[].*?[)\]]")
+_SECTION = re.compile(r"\s+[-–—|]\s+")
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A document as tasks see it."""
+
+    doc_id: DocId
+    subject: str
+    """What its title names, without brackets and sections; "" where the title names nothing."""
+    sentences: tuple[str, ...]
+    names: tuple[tuple[str, ...], ...]
+    """The names in each sentence, in order; no years and dates."""
+    text: str
+    """The whole text; the lines of a paragraph are joined."""
+    is_section: bool = False
+    """True if its title names a section of something larger."""
+
+
+@dataclass
+class CorpusGraph:
+    """Passages, and for each name (`entity_key`) the places of those that hold it, and of those that are about it."""
+
+    passages: list[Passage] = field(default_factory=list)
+    holders: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    about: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+
+    small: set[str] = field(default_factory=set)
+    """Words that the corpus writes without a capital."""
+    fit: dict[int, list[tuple[int, str]]] = field(default_factory=dict)
+    """For passages that were asked for, the sentences that can be quoted, with their numbers (`quoting.quotable`)."""
+
+    def add(self, document: Document) -> None:
+        """Add a document."""
+        whole = join_lines(document.text)
+        text = whole[:READ]
+        cut = sentences.split(text)
+        self.small.update(_SMALL.findall(text))
+        known = {name for name in extract(text, READ) if not NUMBER.fullmatch(name)}
+        names = tuple((*(name for name in extract(each, READ) if name in known), *identifiers(each)) for each in cut)
+        place = len(self.passages)
+        is_section = _SECTION.search(document.title) is not None
+        passage = Passage(document.doc_id, subject_of(document.title), cut, names, whole, is_section)
+        self.passages.append(passage)
+        for key in {entity_key(name) for each in names for name in each}:
+            self.holders[key].append(place)
+        if passage.subject:
+            self.about[head(document.title)].append(place)
+
+    def titled(self, name: str) -> int | None:
+        """Return the only passage that is about a name, or None."""
+        found = self.about.get(head(name), ())
+        return found[0] if len(found) == 1 else None
+
+
+def identifiers(sentence: str) -> list[str]:
+    """Return the names of things in code that a sentence holds, each once."""
+    return list(dict.fromkeys(IDENTIFIER.findall(sentence))) if "_" in sentence or "." in sentence[:-1] else []
+
+
+def graph_of(documents: Iterable[Document]) -> CorpusGraph:
+    """Return the graph of a corpus; its time is linear in the text."""
+    graph = CorpusGraph()
+    for document in documents:
+        graph.add(document)
+    return graph
+
+
+def subject_of(title: str) -> str:
+    """Return the name in a title, or "" if it is a sentence, a file or a page rather than a name."""
+    bare = _SECTION.split(_BRACKETS.sub("", unescape(title)).strip())[0].strip()
+    words = bare.split()
+    if not words or len(words) > 8 or bare.endswith((".", "?", "!", ":")) or not bare[0].isalnum():
+        return ""
+    if not _LETTERS.search(bare):
+        return ""  # no search finds "No. 2"
+    return bare
+
+
+_NAME_WORD = r"[A-ZÀ-ÖØ-ÞŁŠŽĆČĐŚŻİ0-9][\w'’&.-]*"
+NAME = rf"(?:{_NAME_WORD})(?: (?:(?:of|the|de|da|di|van|von|der|la|le|du|del|y|bin|al|&) ){{0,2}}{_NAME_WORD}){{0,5}}"
+_PEOPLES = ("ish", "ese", "ican", "nian", "rian", "lian", "dian", "tian", "French", "Dutch", "Greek", "German", "Swiss")
+"""Endings of words that name a people, and stand before a name rather than being one."""
+OPENING = 3
+"""Sentences from the start of a document in which a pronoun is taken to mean its subject."""
+
+
+class Relation(Record):
+    """A kind of statement; `relations.toml` says what its parts mean."""
+
+    name: str
+    of: tuple[str, ...]
+    kind: str
+    pattern: str
+    ask: str
+    names: tuple[str, ...] = ()
+    noun: str = ""
+    compare: str = ""
+
+
+class Statement(Record):
+    """What a document says of its subject in one sentence."""
+
+    relation: str
+    answer: str
+    sentence: int
+
+
+class _File(msgspec.Struct):
+    things: list[str]
+    following: list[str]
+    relation: list[Relation]
+
+
+_FILE = msgspec.toml.decode(resources.files(__package__).joinpath("relations.toml").read_bytes(), type=_File)
+RELATIONS = {each.name: each for each in _FILE.relation}
+_FOR_SUBJECT = re.compile(rf"(?:It|He|She|They|The (?:{'|'.join(_FILE.things)}))\b")
+_GOES_ON = re.compile(rf"(?=$|[,.;:)(\"'–—]| (?:{'|'.join(_FILE.following)})\b| \()")
+"""What may follow a whole name; another word means that the name only begins a longer phrase."""
+_PATTERNS = {name: re.compile(each.pattern.replace("NAME", NAME)) for name, each in RELATIONS.items()}
+
+
+def statements(passage: Passage) -> Iterator[Statement]:
+    """Yield what a passage says of its subject: one statement of a relation, and none that is said in two ways."""
+    if not passage.subject:
+        return
+    found: dict[str, Statement] = {}
+    doubtful: set[str] = set()
+    for place, sentence in enumerate(passage.sentences):
+        if not is_about(passage, place):
+            continue
+        for name, pattern in _PATTERNS.items():
+            for match in pattern.finditer(sentence):
+                answer = _answer(match, RELATIONS[name])
+                if not answer or not _attaches(passage, sentence, match.start(), RELATIONS[name]):
+                    continue
+                if name in found and found[name].answer != answer:
+                    doubtful.add(name)
+                found.setdefault(name, Statement(name, answer, place))
+    yield from (each for name, each in found.items() if name not in doubtful)
+
+
+def _answer(match: re.Match[str], relation: Relation) -> str:
+    group = "answer" if match["answer"] else "other"
+    if relation.kind != "name":
+        return match[group]
+    raw = match[group]
+    answer = raw.rstrip(".,'’-").removesuffix("'s").removesuffix("’s")
+    after = match.string[match.end(group) - len(raw) + len(raw.rstrip(".,")) :]
+    last = answer.rpartition(" ")[2]
+    if len(last) < 2 or (last.endswith(_PEOPLES) and " " not in answer) or not _GOES_ON.match(after):
+        return ""
+    return answer
+
+
+def is_about(passage: Passage, place: int) -> bool:
+    """Return whether a sentence is about the subject of its document: it begins with it or with a pronoun for it."""
+    sentence = passage.sentences[place]
+    first = passage.subject.split()[0]
+    if sentence.startswith((passage.subject, f"The {passage.subject}", f'"{passage.subject}')):
+        return True
+    if place == 0:
+        return sentence[: len(passage.subject) + 40].find(first) >= 0
+    return place < OPENING and _FOR_SUBJECT.match(sentence) is not None
+
+
+def _attaches(passage: Passage, sentence: str, start: int, relation: Relation) -> bool:
+    before = sentence[:start]
+    if relation.name == "birth":
+        is_own = passage.subject.split()[0] in before or before.startswith(("He ", "She "))
+        return is_own and len(before) <= len(passage.subject) + 40 and before.count("(") == 0
+    if re.search(r"\b(?:who|whose|which|where|when|while|but|after|before|because|and (?:his|her|its|the))\b", before):
+        return False
+    return len(before) < 160
+
+
+GAP = "____"
+SHORTEST, LONGEST = 45, 260
+"""Characters of a sentence that is quoted."""
+ROUNDS = 4
+"""Most sentences that are quoted of a passage."""
+WORDS = msgspec.toml.decode(
+    resources.files(__package__).joinpath("quoting.toml").read_bytes(), type=dict[str, list[str]]
+)
+
+
+def alternatives(name: str) -> str:
+    """Return a list of `quoting.toml` as the alternatives of a regular expression."""
+    return "|".join(WORDS[name])
+
+
+_FIGURE = re.compile(
+    r"(?<![\w.,/\[(–—:$-])(?:\$ ?)?\d(?:[\d,]*\d)?(?:\.\d+)?(?: ?%| percent| million| billion)?"
+    rf"(?![\w/\])–—′°:-]|[.,]\d| \d| (?:{alternatives('months')})\b)"
+)
+YEAR = re.compile(r"[12]\d{3}")
+_YEARS = re.compile(r"\b[12]\d{3}\b")
+_LEANS = re.compile(rf"(?:{alternatives('openings')})\b|[A-Z][\w-]+,|(?:[A-Z]{{4,}} )+[A-Z]")
+_INNER = re.compile(rf"\b(?:{alternatives('pointers')})\b")
+_UNNAMED = re.compile(
+    rf"\b[Tt]he (?:[a-z-]+ )?(?i:{alternatives('unnamed')})(?! (?:{alternatives('going_on')})\b| [A-Z“\"])(?![\w-])"
+)
+_AGAIN = re.compile(rf"(?:The|A|An) (?:[\w'’-]+ ){{1,2}}(?:{alternatives('verbs')}|[a-z]+ed|also|then)\b")
+"""A sentence about something that the one before has named."""
+_VERB = re.compile(rf"\b(?:{alternatives('verbs')}|[a-z]{{2,}}ed)\b")
+_PRONOUN = re.compile(r"\b(?:he|she|his|her|him|hers)\b")
+_MARKS = re.compile(r"[|#*•©»«…→<>={}~^_\\\t]|https?:|www\.|\.{2,}|--|\s[-–—:]\s.*\s[-–—:]\s|\?")
+_CITED = re.compile(
+    r"\s*\[\d+(?:\s*[,–-]\s*\d+)*\](?=\s*[.,;]|\s|$)|\s+\d{1,3}(?:\s*[,–-]\s*\d{1,3})*(?=\s+\.)"
+    r"|\s+\((?:[A-Z][\w-]+ et al[^()]*)\)"
+)
+_SPACED = re.compile(r"\s+([.,;])(?=\s|$)")
+_TWICE = re.compile(r"\b(\w+ \w+) \1\b")
+_COUNTED = re.compile(
+    rf"(?:{alternatives('months')}|{alternatives('labels')}|[a-z]ection|[Cc]ode|[\w-]*\d[A-Z]*) $"
+    rf"|(?:{alternatives('months')}) \d{{1,2}},? $|\d (?:{alternatives('months')}),? $"
+)
+_CUT = re.compile(
+    r"(?<=[a-z0-9”\"’)%] )(?=(?:The|An|In|On|At|For|By|With|From|It|He|She|They|This|That|But|And|While|When|After"
+    r"|If|You|We|There|What|Meanwhile|However|As|So|His|Her|Their|Its|These|Those) [a-z0-9])"
+)
+"""Where a sentence begins in a text that lost its full stops: at a word that has a capital only there."""
+_MERGED = re.compile(
+    rf"(?<![\w'’-])(?!(?:{alternatives('conjunctions')}) )[a-z][a-z'’-]* (?:[A-Z][\w'’.-]+ ){{1,3}}"
+    rf"(?:{alternatives('verbs')}|also|[a-z]+ed)\b"
+)
+"""Two sentences without a full stop between them."""
+
+
+def stands_alone(sentence: str) -> bool:
+    """Return whether a sentence can be quoted without its neighbours: whole, of middle length, in prose, and without
+    words that point to them."""
+    if not SHORTEST <= len(sentence) <= LONGEST or not sentence[0].isupper() or sentence[-1] not in ".!":
+        return False
+    return is_prose(sentence) and not (
+        leans(sentence)
+        or _CUT.search(sentence)
+        or _INNER.search(sentence)
+        or _UNNAMED.search(sentence)
+        or _AGAIN.match(sentence)
+    )
+
+
+def is_prose(sentence: str) -> bool:
+    """Return whether a text is a sentence that tells something: no heading, menu, code, or piece of a table."""
+    words = sentence.split()
+    small = sum(word[:1].islower() for word in words)
+    plain = sum(map(str.isalpha, sentence)) + sentence.count(" ")
+    return (
+        plain > 0.85 * len(sentence)
+        and 2 * small >= len(words)
+        and _VERB.search(sentence) is not None
+        and _MARKS.search(sentence) is None
+        and _TWICE.search(sentence) is None
+        and sentence.count('"') % 2 == 0
+        and sentence.count("“") == sentence.count("”")
+        and sentence.count("(") == sentence.count(")")
+    )
+
+
+def leans(sentence: str) -> bool:
+    """Return whether a sentence begins with a word that points to the one before, or has a pronoun before any name."""
+    pronoun = _PRONOUN.search(sentence)
+    before = sentence[: pronoun.start()].split() if pronoun else ["Somebody"]
+    return _LEANS.match(sentence) is not None or not any(
+        word[:1].isupper() and word.lower() not in FUNCTION_WORDS for word in before
+    )
+
+
+def quotable(graph: CorpusGraph, rng: random.Random) -> Iterator[tuple[int, str, int]]:
+    """Yield sentences that stand alone, with their passage and number: one of each passage in random order, then a
+    second of each, up to `ROUNDS`. A sentence that is too long gives a part."""
+    order = list(range(len(graph.passages)))
+    rng.shuffle(order)
+    fit = {place: rng.sample(found := _fit(graph, place), len(found)) for place in order}
+    for number_of_round in range(ROUNDS):
+        for place in order:
+            for number, sentence in fit[place][number_of_round : number_of_round + 1]:
+                yield place, sentence, number
+
+
+def _fit(graph: CorpusGraph, place: int) -> list[tuple[int, str]]:
+    """Return the sentences of a passage that stand alone, with their numbers; they are looked for once."""
+    if (known := graph.fit.get(place)) is None:
+        cut = graph.passages[place].sentences
+        whole = [(number, tidied(sentence)) for number, sentence in enumerate(cut)]
+        found = [(number, sentence) for number, sentence in whole if stands_alone(sentence)]
+        known = found or [part for part in _parts(cut) if stands_alone(f"{part[1]}.")]
+        graph.fit[place] = known
+    return known
+
+
+def tidied(sentence: str) -> str:
+    """Return a sentence without references to literature."""
+    return _SPACED.sub(r"\1", _CITED.sub("", sentence))
+
+
+def _parts(sentences: tuple[str, ...]) -> Iterator[tuple[int, str]]:
+    for number, sentence in enumerate(sentences):
+        if len(sentence) > LONGEST:
+            yield from ((number, part.strip()) for part in _CUT.split(sentence) if not _MERGED.search(part))
+
+
+def is_told_apart(sentence: str, names: Iterable[str]) -> bool:
+    """Return whether a sentence with one name left out still tells what it is about: a short one needs another name or
+    a figure for that.
+
+    Args:
+        names: its other rare names.
+    """
+    return len(sentence) >= 2 * SHORTEST or any(names) or bool(figures(sentence))
+
+
+def points_elsewhere(sentence: str) -> bool:
+    """Return whether a sentence points out of itself: *today*, *this study*, *Table 2*."""
+    return _INNER.search(sentence) is not None
+
+
+def figures(sentence: str) -> list[str]:
+    """Return the figures of a sentence, but for single digits, dates, numbers that label something, and years beside
+    their neighbours."""
+    found = (match for match in _FIGURE.finditer(sentence) if len(match.group()) > 1)
+    kept = [match.group() for match in found if not _COUNTED.search(sentence, 0, match.start())]
+    years = {int(each) for each in _YEARS.findall(sentence)}
+    return [each for each in kept if not YEAR.fullmatch(each) or not years & {int(each) - 1, int(each) + 1}]
+
+
+def once(sentence: str, part: str) -> bool:
+    """Return whether a part stands in a sentence once, outside brackets, and is not a piece of a longer name."""
+    before, found, after = sentence.partition(part)
+    if not found or part in after or before.count("(") > before.count(")"):
+        return False
+    opens = not before.strip(" \"“'") and " " not in part
+    return not (part[0].isalpha() and (opens or not whole(before, after))) and not (
+        after[:1].isalnum() or before[-1:].isalnum()
+    )
+
+
+def whole(before: str, after: str) -> bool:
+    """Return whether a name between two texts is not a piece of a longer name."""
+    last, following = before.split()[-1:] or [""], after.lstrip(": ")[:1]
+    led = before.endswith((" ", "-")) and len(before.split()) > 1 and last[0].lstrip('"“‘(')[:1].isupper()
+    led |= before.endswith(" ") and last[0][:1].isdigit() and last[0][-1:].isalpha()
+    joined = before.endswith(("-", "’", "'", "/", "&", "& ")) or after.startswith(("-", "/", "'", "’", "&", " &"))
+    return not (led or joined or (after.startswith((" ", ": ")) and (following.isupper() or following.isdigit())))
+
+
+def mentions(text: str, name: str) -> bool:
+    """Return whether a text holds the words of a name."""
+    words = normalised_name(name)
+    return bool(words) and f" {words} " in f" {normalised_name(text)} "
+
+
+@dataclass
+class Facts:
+    """The statements of a corpus, of subjects that a single passage is about."""
+
+    graph: CorpusGraph
+    of: dict[int, dict[str, Statement]] = field(default_factory=dict)
+    """The statements of a passage, by relation."""
+    saying: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """The passages with a statement of a relation."""
+    leading: dict[int, list[tuple[int, str]]] = field(default_factory=lambda: defaultdict(list))
+    """For a passage, the relations of others whose answer is its subject."""
+
+    def subject(self, place: int) -> str:
+        return self.graph.passages[place].subject
+
+
+def facts_of(graph: CorpusGraph) -> Facts:
+    """Return the facts of a corpus."""
+    facts = Facts(graph)
+    for place, passage in enumerate(graph.passages):
+        if len(graph.about.get(head(passage.subject), ())) != 1 or passage.subject.startswith("List of"):
+            continue
+        for each in statements(passage):
+            facts.of.setdefault(place, {})[each.relation] = each
+            facts.saying[each.relation].append(place)
+            target = graph.titled(each.answer) if RELATIONS[each.relation].noun else None
+            if target is not None and target != place:
+                facts.leading[target].append((place, each.relation))
+    return facts

@@ -1,0 +1,365 @@
+"""Has a language model write the questions of tasks anew. It sees neither answers nor documents, so that it cannot give
+them away; each reply is stored when it arrives, so that a stopped work continues without asking twice."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import msgspec
+
+from harness1.config import Config
+from harness1.data.leaks import KnownQueries
+from harness1.data.source import Source
+from harness1.errors import MALFORMED, InfrastructureFault, SchemaError, UsageError
+from harness1.eval.evaluate import Evaluation, ensure_run
+from harness1.eval.summary import task_metrics
+from harness1.hashing import digest
+from harness1.http.completions import Completion, Messages, bare, inert
+from harness1.memory.entities import extract
+from harness1.memory.question import head
+from harness1.models.open import Completing
+from harness1.records import DocId, Record, Task
+from harness1.runs.folder import episodes_of
+from harness1.runs.journal import Journal, read_lines
+from harness1.runs.stage import read_stage
+from harness1.tasks.drafts import BRIDGE, CLAIM, SINGLE
+from harness1.tasks.graph import mentions
+
+REPLIES = "writer.jsonl"
+MOST_TOKENS = 1024
+"""Tokens of a reply, including the thoughts before it."""
+LONGEST = 500
+"""Characters of a question."""
+SYSTEM = (
+    "You write the questions of a search test. Write the given question anew, as a person would ask it who has not seen"
+    " the documents. Keep every name, number and date, and everything else that narrows the answer down. A gap, ____,"
+    " stands for what is not known: ask for it in words, and do not fill it in. Of a claim, keep what it claims, true"
+    " or not. Add nothing that you know. Reply with the question alone, in one line."
+)
+LEAST_KEPT = 1 / 2
+"""Share of the longer words of a template outside names, by their beginnings, that a question has to keep."""
+_FIGURE = re.compile(r"\d[\d.,]*\d|\d")
+_LONG_WORD = re.compile(r"[^\W\d_]{5,}")
+_DENIAL = re.compile(r"\b(?:not|never|no|nor|without|\w+n't)\b", re.I)
+
+
+class Reply(Record):
+    """The reply to one prompt of one model. Tokens are None where they are not counted."""
+
+    writer: str
+    prompt: str
+    """The hash of the messages."""
+    text: str
+    finish_reason: str = ""
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+class Writing(Record):
+    """What a model wrote, and what it cost."""
+
+    writer: str
+    written: int = 0
+    kept: dict[str, int] = {}
+    """Tasks that keep the question of the template, by what was wrong with the reply."""
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Writer:
+    """A model that writes questions anew. `places` is the number of requests at a time."""
+
+    name: str
+    model: Completing
+    places: int = 16
+
+    def rewrite(
+        self,
+        tasks: Sequence[Task],
+        titles: Mapping[DocId, str],
+        out: Path,
+        on_reply: Callable[[int, int, int], None] = lambda done, of, tokens: None,
+    ) -> tuple[list[Task], Writing]:
+        """Ask for what the folder does not hold yet; return the tasks with the questions that hold, and the costs.
+
+        Args:
+            titles: of the documents of the corpus.
+            on_reply: called with the number of replies, of tasks, and of tokens so far.
+
+        Raises:
+            InfrastructureFault: the model did not answer every request; what it answered is stored.
+            UsageError: the model would refuse every request, or the folder cannot be written.
+            SchemaError: the stored replies are damaged.
+        """
+        with Journal(out, REPLIES) as journal:
+            known = {(each.writer, each.prompt): each for each in _read(out / REPLIES)}
+            replies = asyncio.run(self._ask(tasks, known, journal, on_reply))
+        told: list[Task] = []
+        kept: dict[str, int] = {}
+        for task, reply in zip(tasks, replies, strict=True):
+            question = " ".join(bare(reply.text).split()).strip('"“”')
+            if fault := fault_of(question, task, titles):
+                kept[fault] = kept.get(fault, 0) + 1
+                told.append(task)
+            else:
+                metadata = {**task.metadata, "origin": self.name, "template": task.query}
+                told.append(msgspec.structs.replace(task, query=question, metadata=metadata))
+        tokens = (sum(each.prompt_tokens or 0 for each in replies), sum(each.output_tokens or 0 for each in replies))
+        return told, Writing(self.name, len(tasks) - sum(kept.values()), kept, *tokens)
+
+    async def _ask(
+        self,
+        tasks: Sequence[Task],
+        known: Mapping[tuple[str, str], Reply],
+        journal: Journal,
+        on_reply: Callable[[int, int, int], None],
+    ) -> list[Reply]:
+        turns, got = asyncio.Semaphore(self.places), list[Reply]()
+
+        async def one(task: Task) -> Reply | InfrastructureFault:
+            messages = asking(task)
+            prompt = digest(messages)
+            if (reply := known.get((self.name, prompt))) is None:
+                try:
+                    async with turns:
+                        completion: Completion = await self.model.complete(messages)
+                except InfrastructureFault as fault:
+                    return fault
+                reply = Reply(self.name, prompt, **msgspec.structs.asdict(completion))
+                journal.write(msgspec.json.encode(reply))
+            got.append(reply)
+            on_reply(len(got), len(tasks), sum((each.prompt_tokens or 0) + (each.output_tokens or 0) for each in got))
+            return reply
+
+        replies = await asyncio.gather(*map(one, tasks))
+        if faults := [each for each in replies if isinstance(each, InfrastructureFault)]:
+            raise InfrastructureFault(
+                f"{self.name} left {len(faults)} of {len(tasks)} requests unanswered; "
+                f"the same command asks them again: {faults[0]}"
+            )
+        return [each for each in replies if isinstance(each, Reply)]
+
+
+def asking(task: Task) -> Messages:
+    """Return the request for one question."""
+    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": inert(task.query)}]
+
+
+def fault_of(question: str, task: Task, titles: Mapping[DocId, str]) -> str:
+    """Return what is wrong with a rewritten question, or "": it is empty or too long, has lost a name, a figure, a
+    denial or most of its words, tells the answer, or names a gold document that the template does not name."""
+    template, kind = task.query, task.metadata.get("kind")
+    if not question or "____" in question:
+        return "empty"
+    if len(question) > min(LONGEST, 2 * len(template) + 80):
+        return "too long"
+    if kind in (SINGLE, BRIDGE) and task.gold and any(mentions(question, answer) for answer in task.gold.answers):
+        return "tells the answer"
+    gold = task.gold.relevant if task.gold else {}
+    subjects = [head(titles.get(doc_id, "")) for doc_id in gold]
+    if any(mentions(question, each) and not mentions(template, each) for each in subjects):
+        return "names gold"
+    names = [name for name in extract(template, len(template)) if name.lower() not in _OWN]
+    if not all(mentions(question, name) for name in names):
+        return "lost a name"
+    if sorted(_FIGURE.findall(question)) != sorted(_FIGURE.findall(template)):
+        return "changed a figure"
+    words = {word[:4] for word in _LONG_WORD.findall(template) if word[0].islower() and word not in _OWN}
+    if len(words & {word[:4] for word in _LONG_WORD.findall(question.lower())}) < LEAST_KEPT * len(words):
+        return "lost its words"
+    denied = bool(_DENIAL.search(question)), bool(_DENIAL.search(template))
+    return "changed a claim" if kind == CLAIM and denied[0] != denied[1] else ""
+
+
+_OWN = frozenset(
+    ("which", "find", "fill", "check", "is", "how", "what", "who", "where", "true", "document", "documents")
+)
+"""First words of templates."""
+
+
+def _read(path: Path) -> Iterator[Reply]:
+    for number, line in read_lines(path):
+        try:
+            yield msgspec.json.decode(line, type=Reply)
+        except MALFORMED as error:
+            raise SchemaError(f"{path}:{number}: not a writer's reply: {error}") from error
+
+
+ORACLE, NOTHING, ONE_SEARCH = POLICIES = ("oracle", "no-op", "single-shot")
+NEAR = 0.8
+SHORTEST = 15
+"""Least characters of a question."""
+REACHED = 0.95
+"""Least mean recall of the oracle: below it, gold cannot be found with the tools."""
+GIVEN_AWAY = ("comparison", "aspect", "claim", "intersection")
+"""Kinds whose questions name the gold or the answer on purpose."""
+SHOWN = 5
+
+
+class KindOfTask(Record):
+    """What was seen of the played tasks of a kind. Recalls are means of shares of 1."""
+
+    kind: str
+    tasks: int
+    oracle: float
+    nothing: float
+    one_search: float
+    more_than_one: float
+    """Share of the tasks whose gold one search does not find whole."""
+
+
+FINDINGS = (
+    *("gold_in_two_splits", "near_duplicate", "length", "answer_in_question", "gold_in_question", "no_gold"),
+    *("not_answerable", "answered_by_nothing", "answered_by_one_search"),
+)
+"""The kinds of findings."""
+
+
+class TaskFault(Record):
+    """A fault, how many tasks have it, and some of them."""
+
+    name: str
+    count: int
+    examples: tuple[str, ...]
+
+
+class TaskCheck(Record):
+    """The result of a check; sound tasks have no findings."""
+
+    tasks: dict[str, int]
+    """The number of tasks in each split."""
+    played: tuple[KindOfTask, ...]
+    findings: tuple[TaskFault, ...]
+
+
+def check_tasks(
+    source: Source,
+    dataset: str,
+    index: str,
+    out: Path,
+    config: Config,
+    *,
+    sample: int,
+    seed: int,
+    ignored: Collection[str] = (),
+    on_policy: Callable[[str], None] = lambda name: None,
+) -> TaskCheck:
+    """Check all questions, and let three policies play a sample of the tasks: the oracle, one that does nothing, and
+    one that searches once.
+
+    Args:
+        dataset: what `source` was opened by.
+        out: the folder of the runs; the same call resumes.
+        sample: tasks that are played.
+        ignored: kinds of findings to leave out.
+        on_policy: called with the name of each policy before it plays.
+
+    Raises:
+        UsageError: there are no tasks, a kind does not exist, or as `evaluate`.
+        InfrastructureFault: as `evaluate`.
+    """
+    if unknown := sorted(set(ignored) - set(FINDINGS)):
+        raise UsageError(f"no kind of finding is called {unknown[0]!r}; there are: {', '.join(FINDINGS)}")
+    tasks = [task for split in source.splits for task in source.tasks(split)]
+    if not tasks:
+        raise UsageError(f"{source.name} has no tasks")
+    chosen = sample_of(tasks, sample, seed)
+    recalls: dict[str, Mapping[str, float]] = {}
+    for name in POLICIES:
+        on_policy(name)
+        evaluation = Evaluation(dataset, "sample", chosen, index, name, config)
+        ensure_run(evaluation, out / name)
+        recalls[name] = _recalls(out / name, chosen, config)
+    played = tuple(_by_kind(chosen, recalls))
+    titles = {document.doc_id: document.title for document in source.documents()}
+    found = [*question_findings(tasks, titles), *_played_findings(chosen, recalls)]
+    counts = {split: sum(task.split == split for task in tasks) for split in source.splits}
+    told = tuple(finding for finding in found if finding.count and finding.name not in ignored)
+    return TaskCheck(counts, played, told)
+
+
+def sample_of(tasks: Sequence[Task], count: int, seed: int) -> list[Task]:
+    """Return `count` tasks drawn from all, in their order."""
+    places = sorted(Random(f"{seed}/sample").sample(range(len(tasks)), min(count, len(tasks))))
+    return [tasks[place] for place in places]
+
+
+def question_findings(tasks: Sequence[Task], titles: Mapping[DocId, str]) -> list[TaskFault]:
+    """Return what is wrong with questions and gold, without playing: gold of two splits, near duplicates, lengths, and
+    questions that hold their answer or the name of the document that has it."""
+    owners: dict[DocId, set[str]] = defaultdict(set)
+    for task in tasks:
+        for doc_id in _gold(task):
+            owners[doc_id].add(task.split)
+    known, repeated = KnownQueries(NEAR), []
+    for task in tasks:
+        if known.match(task.query) is not None:
+            repeated.append(task)
+        known.add(task.task_id, task.query)
+    return [
+        _finding("gold_in_two_splits", (task for task in tasks if any(len(owners[each]) > 1 for each in _gold(task)))),
+        _finding("near_duplicate", repeated),
+        _finding("length", (task for task in tasks if not SHORTEST <= len(task.query) <= LONGEST)),
+        _finding("answer_in_question", (task for task in tasks if _tells_answer(task))),
+        _finding("gold_in_question", (task for task in tasks if _tells_gold(task, titles))),
+        _finding("no_gold", (task for task in tasks if not _gold(task))),
+    ]
+
+
+def _tells_answer(task: Task) -> bool:
+    if task.metadata.get("kind") in GIVEN_AWAY or task.gold is None:
+        return False
+    return any(mentions(task.query, answer) for answer in task.gold.answers)
+
+
+def _tells_gold(task: Task, titles: Mapping[DocId, str]) -> bool:
+    chain = task.metadata.get("chain")
+    if task.metadata.get("kind") != "bridge" or not isinstance(chain, list):
+        return False
+    return any(mentions(task.query, head(titles.get(DocId(each), ""))) for each in chain[1:])
+
+
+def _gold(task: Task) -> list[DocId]:
+    return [] if task.gold is None else [doc_id for doc_id, grade in task.gold.relevant.items() if grade > 0]
+
+
+def _recalls(run: Path, tasks: Sequence[Task], config: Config) -> dict[str, float]:
+    stage = read_stage(run)
+    assert stage is not None, "it was just played"
+    found = task_metrics(episodes_of(stage, run), {task.task_id: task for task in tasks}, config, finished=True)
+    return {task_id: values["curated_recall"] for task_id, values in found.items()}
+
+
+def _by_kind(tasks: Sequence[Task], recalls: Mapping[str, Mapping[str, float]]) -> Iterable[KindOfTask]:
+    kinds: dict[str, list[str]] = defaultdict(list)
+    for task in tasks:
+        kinds[str(task.metadata.get("kind", "task"))].append(task.task_id)
+    kinds["all"] = [task.task_id for task in tasks]
+    for kind, ids in kinds.items():
+        oracle, nothing, one = (sum(recalls[name][each] for each in ids) / len(ids) for name in POLICIES)
+        more = sum(recalls[ONE_SEARCH][each] < 1 for each in ids) / len(ids)
+        yield KindOfTask(kind, len(ids), oracle, nothing, one, more)
+
+
+def _played_findings(tasks: Sequence[Task], recalls: Mapping[str, Mapping[str, float]]) -> list[TaskFault]:
+    mean = sum(recalls[ORACLE].values()) / len(tasks)
+    unreached = [task for task in tasks if recalls[ORACLE][task.task_id] < 1]
+    free = [task for task in tasks if recalls[NOTHING][task.task_id] > 0]
+    easy = tasks if all(recalls[ONE_SEARCH][task.task_id] == 1 for task in tasks) else ()
+    return [
+        _finding("not_answerable", unreached if mean < REACHED else ()),
+        _finding("answered_by_nothing", free),
+        _finding("answered_by_one_search", easy),
+    ]
+
+
+def _finding(name: str, tasks: Iterable[Task]) -> TaskFault:
+    found = [f"{task.task_id}: {task.query}" for task in tasks]
+    return TaskFault(name, len(found), tuple(found[:SHOWN]))
