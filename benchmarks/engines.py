@@ -20,10 +20,9 @@ import numpy as np
 from harness1.config import Index
 from harness1.data.open import open_source
 from harness1.records import ChunkId, DocId
-from harness1.retrieval.analyser import Analyser
-from harness1.retrieval.corpus import Document
-from harness1.retrieval.index.build import build_index
-from harness1.retrieval.index.index import EmbeddedIndex, open_index
+from harness1.retrieval.build import build_index
+from harness1.retrieval.corpus import Analyser, Document
+from harness1.retrieval.index import EmbeddedIndex, open_index
 
 WORDS = 145
 """Minimum number of words of a chunk; the average is about 165."""

@@ -38,10 +38,10 @@ from harness1.env.render.view import View
 from harness1.episodes.replay import Nowhere
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import TAGS, Task, ToolCall, Turn
-from harness1.retrieval.index.build import build_index
-from harness1.retrieval.index.index import open_index
-from harness1.retrieval.index.retriever import EmbeddedRetriever
+from harness1.retrieval.build import build_index
+from harness1.retrieval.index import open_index
 from harness1.retrieval.protocol import Retriever
+from harness1.retrieval.retriever import EmbeddedRetriever
 
 WORLD_SIZE = 2000
 RESERVE = 2048

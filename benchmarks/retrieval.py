@@ -27,8 +27,8 @@ import numpy as np
 import re2
 
 from benchmarks.engines import BUILT_BY, ENGINES, Ours, chunk_number, disk_mb, peak_mb, queries, resident_mb
-from harness1.retrieval.grep.search import grep_segments
-from harness1.retrieval.index.index import EmbeddedIndex, open_index
+from harness1.retrieval.grep import grep_segments
+from harness1.retrieval.index import EmbeddedIndex, open_index
 from harness1.retrieval.protocol import BadPattern, RetrievalFault
 
 if not __package__:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from harness1.records import Gold as Gold
     from harness1.records import Task as Task
     from harness1.records import ToolCall as ToolCall
-    from harness1.retrieval.index.build import build_index as build_index
+    from harness1.retrieval.build import build_index as build_index
     from harness1.retrieval.open import open_retriever as open_retriever
     from harness1.reward.components import Case as Case
     from harness1.reward.composite import score as score

@@ -13,7 +13,7 @@ from harness1.config import Config, Env, load_config
 from harness1.env.transition import begin
 from harness1.eval.evaluate import Evaluation, evaluate
 from harness1.records import DocId, Gold, Observation, ToolCall
-from harness1.retrieval.index.build import build_index
+from harness1.retrieval.build import build_index
 from harness1.reward.components import Case
 from harness1.reward.outcome import outcome
 from harness1.tools.tool import build_tool

@@ -20,7 +20,7 @@ LAYERS = (
 )
 """Packages and modules at the top, lower layers first; those of one layer may import each other."""
 WITHIN = {
-    "retrieval": "* | own wire | bm25 | grep | dense | index | engines | open",
+    "retrieval": "* | bm25 grep | cross_encoder | dense | generations | index | build retriever | engines | open",
     "data": "source world_facts | jsonl world | tables trec folder | beir | corpora | benchmarks | open"
     " | leaks fetch | copying check indexing dataset_cache",
     "env": "* | render | verifiers | world guidance transition | environment",

@@ -10,7 +10,7 @@ import pytest
 from harness1.data.benchmarks import addresses
 from harness1.errors import UsageError
 from harness1.memory.question import head, mentions
-from harness1.retrieval.engines.chunk_stream import EngineIndex
+from harness1.retrieval.engines.engine import EngineIndex
 from harness1.rl.admission.report import read_report
 from harness1.rl.pivots.pivot import PIVOTS, read_pivots
 from harness1.rows.file import RowFile

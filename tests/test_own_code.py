@@ -26,8 +26,7 @@ from harness1.errors import ConfigError, UsageError
 from harness1.policy.own import policy_of
 from harness1.policy.registry import open_policy
 from harness1.records import Status
-from harness1.retrieval.open import open_retriever
-from harness1.retrieval.own import FunctionRetriever
+from harness1.retrieval.open import FunctionRetriever, open_retriever
 from harness1.retrieval.protocol import SearchRequest, SearchResult
 from harness1.reward.composite import composite
 from harness1.reward.outcome import Outcome

@@ -31,15 +31,14 @@ from harness1.episodes.rollout import rollout
 from harness1.memory.compress import compress
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Chunk, DocId, Episode, Gold, Hit, Status, StopReason, Task, UnitId
+from harness1.retrieval.build import build_index
 from harness1.retrieval.corpus import Document
-from harness1.retrieval.index.build import build_index
-from harness1.retrieval.index.index import open_index
-from harness1.retrieval.index.retriever import EmbeddedRetriever
-from harness1.retrieval.ordering import rrf
-from harness1.retrieval.protocol import RetrievalFault, SearchRequest, SearchResult
+from harness1.retrieval.index import open_index
+from harness1.retrieval.protocol import RetrievalFault, SearchRequest, SearchResult, rrf
+from harness1.retrieval.retriever import EmbeddedRetriever
 from harness1.reward.composite import score
 from harness1.reward.outcome import outcome
-from harness1.tools.end_search import END_SEARCH
+from harness1.tools.documents import END_SEARCH
 from tests.support import (
     CORPUS,
     END,

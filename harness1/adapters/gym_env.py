@@ -25,7 +25,7 @@ from harness1.models.calls import tools_of
 from harness1.policy.policy import Decision
 from harness1.records import Episode, StopReason, Task, ToolCall
 from harness1.reward.composite import score
-from harness1.tools.end_search import END_SEARCH
+from harness1.tools.documents import END_SEARCH
 
 DRIVER = "gymnasium"
 TRUNCATED = (StopReason.TURN_LIMIT, StopReason.CONTEXT_LIMIT)

@@ -26,7 +26,7 @@ from harness1.cli.progress import Pacing
 from harness1.cli.terminal import Terminal
 from harness1.data.source import Source
 from harness1.retrieval.corpus import Document
-from harness1.retrieval.dense.vectors import Progress as Embedded
+from harness1.retrieval.embedder import Progress as Embedded
 
 Item = TypeVar("Item")
 SHOWN = 20

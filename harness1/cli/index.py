@@ -19,8 +19,8 @@ from harness1.data.source import Source
 from harness1.errors import UsageError
 from harness1.plain import counted
 from harness1.redaction import without_password
-from harness1.retrieval.engines.build import build_engine
-from harness1.retrieval.index.checksums import Verdict, check_index
+from harness1.retrieval.generations import Verdict, check_index
+from harness1.retrieval.open import build_engine
 from harness1.retrieval.protocol import IndexInfo
 from harness1.words import AUTO, NONE
 

@@ -27,7 +27,7 @@ from harness1.data.tables import Row
 from harness1.errors import CorpusError, UsageError
 from harness1.records import ChunkId, DocId, Gold, Record, Task, Unit
 from harness1.retrieval.corpus import Document
-from harness1.retrieval.engines.page_cache import page_url
+from harness1.retrieval.engines.web import page_url
 
 HOTPOT_FILES = {
     "dev": (

@@ -14,11 +14,11 @@ from harness1.errors import CorpusError, SchemaError, UsageError
 from harness1.hashing import digest
 from harness1.plain import utf8_safe
 from harness1.records import DocId
+from harness1.retrieval.build import add_documents, build_index, delete_documents
 from harness1.retrieval.corpus import Document
-from harness1.retrieval.dense.vectors import Progress
-from harness1.retrieval.index.build import add_documents, build_index, delete_documents
-from harness1.retrieval.index.generations import LOCK, building
-from harness1.retrieval.index.index import build_hash, open_index
+from harness1.retrieval.embedder import Progress
+from harness1.retrieval.generations import LOCK, building
+from harness1.retrieval.index import build_hash, open_index
 from harness1.retrieval.open import is_engine, open_retriever
 from harness1.retrieval.protocol import IndexInfo
 from harness1.runs.files import writing

@@ -24,7 +24,7 @@ from harness1.memory.working_memory import WorkingMemory
 from harness1.plain import json_safe_call, utf8_safe
 from harness1.records import ModelCall, Observation, StopReason, Task, ToolCall, Turn
 from harness1.retrieval.protocol import Retriever
-from harness1.tools.end_search import END_SEARCH
+from harness1.tools.documents import END_SEARCH
 from harness1.tools.registry import Toolbox
 
 

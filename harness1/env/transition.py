@@ -13,10 +13,9 @@ from harness1.env.render.turn_pieces import shown_words
 from harness1.memory.history import history_line
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Note, Observation, ToolCall
-from harness1.tools.end_search import END_SEARCH
+from harness1.tools.documents import END_SEARCH
 from harness1.tools.registry import Toolbox
-from harness1.tools.requests import Answer, Request, recorded_answer
-from harness1.tools.tool import Steps, Traits, one_line
+from harness1.tools.tool import Answer, Request, Steps, Traits, one_line, recorded_answer
 
 
 def name_first(memory: WorkingMemory, env: Env) -> None:

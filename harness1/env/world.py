@@ -20,7 +20,7 @@ from harness1.plain import utf8_safe
 from harness1.records import Chunk, ChunkId, DocId, Hit, Ranking, Verdict
 from harness1.retrieval.corpus import approximate_tokens
 from harness1.retrieval.protocol import BadPattern, RetrievalFault, Retriever, SearchRequest, SearchResult
-from harness1.tools.requests import Answer, Consult, GrepFor, Judge, ReadDocument, Request, SearchFor
+from harness1.tools.tool import Answer, Consult, GrepFor, Judge, ReadDocument, Request, SearchFor
 
 Outcome = TypeVar("Outcome")
 

@@ -31,7 +31,7 @@ from harness1.hashing import digest, file_digest
 from harness1.policy.policy import Policy
 from harness1.policy.registry import needs_gold
 from harness1.records import ChunkId, DocId, Episode, Status, Task
-from harness1.retrieval.index.index import EmbeddedIndex, open_index
+from harness1.retrieval.index import EmbeddedIndex, open_index
 from harness1.retrieval.open import absolute_index, is_engine, open_retriever
 from harness1.reward.composite import score
 from harness1.reward.outcome import targets

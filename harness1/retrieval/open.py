@@ -1,22 +1,31 @@
-"""Opens a retriever from what a user typed. To add an engine, write one file, a prefix and a case here; a plugin names
-an `Opener` in `harness1.retrievers`; `FILE.py:NAME` is a function or class of one's own (`retrieval/own.py`)."""
+"""Opens a retriever, or builds an engine's index, by what a user typed. To add an engine, write one file, a prefix and
+a case here; a plugin names an `Opener` in `harness1.retrievers`; `FILE.py:NAME` is a function or class of one's own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import inspect
+import math
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
+from harness1 import config as configs
 from harness1.config import Config
-from harness1.errors import UsageError
-from harness1.plugins import find_plugin, is_own, plugin_names, whole_name
-from harness1.redaction import is_redacted
-from harness1.retrieval.protocol import Retriever
-from harness1.retrieval.result_cache import CachingRetriever
+from harness1.errors import ConfigError, UsageError
+from harness1.hashing import digest
+from harness1.plugins import find_plugin, identity, is_own, load_own, plugin_names, whole_name
+from harness1.records import Chunk, ChunkId, DocId
+from harness1.redaction import is_redacted, without_password
+from harness1.retrieval.corpus import Document
+from harness1.retrieval.protocol import IndexInfo, RetrievalFault, Retriever, Scored, SearchRequest, SearchResult
+from harness1.retrieval.sharing import CachingRetriever
 
 ENGINES = frozenset({"http", "https", "milvus", "chroma", "web"})
 """Prefixes of specs that name no folder."""
 Opener = Callable[[str, Config], Retriever]
 """Opens the engine of another package by what follows its prefix."""
+_NO_GREP = "a function has no regular expressions: --set env.grep.on=false"
 
 
 def open_retriever(spec: str, config: Config = Config()) -> Retriever:
@@ -35,46 +44,23 @@ def open_retriever(spec: str, config: Config = Config()) -> Retriever:
         MissingExtra: a package that the engine needs is not installed.
         InfrastructureFault: the engine is a server that does not answer.
     """
-    prefix, rest = engine_of(spec)
+    prefix, rest = split_engine(spec)
     if prefix is not None and is_redacted(spec):
         raise UsageError(f"{spec} was recorded without its password or key: give the whole address with --index")
-    retriever = _opened(prefix, rest, config)
+    retriever = _open(prefix, rest, config)
     size = config.machine.cached_searches
     return CachingRetriever(retriever, size, config.env.retrieval) if size else retriever
 
 
-def is_engine(spec: str) -> bool:
-    """Return whether a spec names an engine by its prefix, and not a folder by its path."""
-    return engine_of(spec)[0] is not None
-
-
-def is_exclusive(spec: str) -> bool:
-    """Return whether only one process at a time can open what a spec names, such as a Milvus Lite file."""
-    prefix, rest = engine_of(spec)
-    return prefix == "milvus" and not rest.startswith(("http://", "https://"))
-
-
-def engine_of(spec: str) -> tuple[str | None, str]:
-    """Return the prefix of an engine and what follows it; None and the whole spec if it is the path of a folder. One's
-    own `FILE.py:NAME` is all prefix."""
-    if is_own(spec):
-        return spec, ""
-    prefix, colon, rest = spec.partition(":")
-    known = bool(colon) and (prefix in ENGINES or prefix in plugin_names("retrievers"))
-    return (prefix, rest) if known else (None, spec)
-
-
-def _opened(prefix: str | None, rest: str, config: Config) -> Retriever:
+def _open(prefix: str | None, rest: str, config: Config) -> Retriever:
     if prefix is not None and is_own(prefix):
-        from harness1.retrieval.own import open_own
-
         return open_own(prefix, config)
     added: Opener | None = find_plugin("retrievers", prefix, ENGINES) if prefix else None
     if added is not None:
         return added(rest, config)
     match prefix:
         case None:
-            from harness1.retrieval.index.retriever import open_embedded
+            from harness1.retrieval.retriever import open_embedded
 
             return open_embedded(Path(rest), config)
         case "milvus":
@@ -95,7 +81,110 @@ def _opened(prefix: str | None, rest: str, config: Config) -> Retriever:
             return open_http(f"{prefix}:{rest}", config)
 
 
+def build_engine(
+    spec: str, documents: Iterable[Document], settings: configs.Index, machine: configs.Machine
+) -> IndexInfo:
+    """Build an index of a corpus in the engine at `ENGINE:ADDRESS`.
+
+    Raises:
+        UsageError: there is no such engine; see also `build_milvus` and `build_chroma`.
+    """
+    from harness1.retrieval.engines.chroma import build_chroma
+    from harness1.retrieval.engines.milvus import build_milvus
+
+    name, colon, address = spec.partition(":")
+    build = {"milvus": build_milvus, "chroma": build_chroma}.get(name)
+    if not colon or build is None:
+        known = "milvus:PATH.db, milvus:http://HOST:19530, chroma:http://HOST:8000"
+        raise UsageError(f"--engine {without_password(spec)}: give one of {known}, each with or without #COLLECTION")
+    return build(documents, address, settings, machine)
+
+
+def is_engine(spec: str) -> bool:
+    """Return whether a spec names an engine by its prefix, and not a folder by its path."""
+    return split_engine(spec)[0] is not None
+
+
+def is_exclusive(spec: str) -> bool:
+    """Return whether only one process at a time can open what a spec names, such as a Milvus Lite file."""
+    prefix, rest = split_engine(spec)
+    return prefix == "milvus" and not rest.startswith(("http://", "https://"))
+
+
+def split_engine(spec: str) -> tuple[str | None, str]:
+    """Return the prefix of an engine and what follows it; None and the whole spec if it is the path of a folder. One's
+    own `FILE.py:NAME` is all prefix."""
+    if is_own(spec):
+        return spec, ""
+    prefix, colon, rest = spec.partition(":")
+    known = bool(colon) and (prefix in ENGINES or prefix in plugin_names("retrievers"))
+    return (prefix, rest) if known else (None, spec)
+
+
 def absolute_index(index: str) -> str:
     """Return an index folder by its whole path, so that the run can be replayed from anywhere; an engine stays as
     named."""
     return whole_name(index) if is_engine(index) else str(Path(index).resolve())
+
+
+def open_own(name: str, config: Config) -> Retriever:
+    """Open what `FILE.py:NAME` names. A class is made without arguments, and has the methods of `Retriever`; a function
+    takes a query and a number, and returns that many documents at most, the best first, as mappings with an `id`, a
+    `text`, and perhaps a `title` and a `score`.
+
+    Raises:
+        UsageError: it is neither.
+        ConfigError: it is a function, and `env.grep.on` is set.
+    """
+    found = load_own(name)
+    if inspect.isclass(found):
+        retriever: Any = found()
+        if lacking := [each for each in ("info", "search", "grep", "read", "get") if not hasattr(retriever, each)]:
+            raise UsageError(f"{name} is no retriever: it lacks {', '.join(lacking)}")
+        made: Retriever = retriever
+        return made
+    if not callable(found):
+        raise UsageError(f"{name} is no retriever: give a function of a query and a number, or a class")
+    if config.env.grep.on:
+        raise ConfigError(_NO_GREP)
+    return FunctionRetriever(found, digest(["own retriever", identity(name)]))
+
+
+class FunctionRetriever:
+    """Searches by a function. A document is one chunk; those that were found can be read."""
+
+    def __init__(self, function: Callable[[str, int], Any], index_hash: str) -> None:
+        self.info = IndexInfo(index_hash, "document", 0, 0)
+        self._function = function
+        self._known: dict[DocId, Chunk] = {}
+
+    async def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult | RetrievalFault]:
+        return [await self._search(request) for request in requests]
+
+    async def grep(self, pattern: str, limit: int, deadline: float) -> RetrievalFault:
+        return RetrievalFault(_NO_GREP)
+
+    async def read(self, doc_id: DocId) -> tuple[Chunk, ...]:
+        return (self._known[doc_id],) if doc_id in self._known else ()
+
+    async def get(self, chunk_ids: Sequence[ChunkId]) -> tuple[Chunk, ...]:
+        return tuple(self._known[DocId(each)] for each in chunk_ids if DocId(each) in self._known)
+
+    async def _search(self, request: SearchRequest) -> SearchResult:
+        wanted = request.k + len(request.exclude)
+        if inspect.iscoroutinefunction(self._function):
+            found = await self._function(request.query, wanted)
+        else:
+            found = await asyncio.to_thread(self._function, request.query, wanted)
+        hits: dict[DocId, Scored] = {}
+        for rank, row in enumerate(found):
+            if not isinstance(row, dict) or not isinstance(row.get("text"), str) or "id" not in row:
+                raise TypeError(f"a retriever returns mappings with an id and a text, not {row!r:.100}")
+            doc_id, score = DocId(str(row["id"])), float(row.get("score", -rank))
+            if not math.isfinite(score):
+                raise ValueError(f"a score is a finite number, not {score} (of {doc_id!r})")
+            chunk = Chunk(ChunkId(doc_id), doc_id, 0, str(row.get("title") or ""), row["text"])
+            self._known[doc_id] = chunk
+            hits.setdefault(doc_id, Scored(chunk, score))
+        kept = [hit for hit in hits.values() if hit.chunk.chunk_id not in request.exclude]
+        return SearchResult(tuple(kept[: request.k]))

@@ -16,7 +16,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from harness1.freed_memory import return_memory
-from harness1.retrieval.wire import Failure
+from harness1.retrieval.engines.remote import Failure
 from harness1.serve.service import RETRY_AFTER
 
 HEAD_BYTES = 8190

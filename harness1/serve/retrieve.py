@@ -18,8 +18,7 @@ from starlette.requests import Request
 
 from harness1.config import Config, Retrieval
 from harness1.records import Chunk, Record
-from harness1.retrieval.protocol import BadPattern, RetrievalFault, Retriever, SearchRequest, SearchResult
-from harness1.retrieval.wire import (
+from harness1.retrieval.engines.remote import (
     About,
     ChunksAnswer,
     GetCall,
@@ -33,6 +32,7 @@ from harness1.retrieval.wire import (
     SearchAnswers,
     SearchCall,
 )
+from harness1.retrieval.protocol import BadPattern, RetrievalFault, Retriever, SearchRequest, SearchResult
 from harness1.serve.access import Access
 from harness1.serve.bodies import Bodies
 from harness1.serve.service import RETRY_AFTER, Endpoint, Gate, Json, Refused, ServiceLimits, application

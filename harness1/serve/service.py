@@ -15,7 +15,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from harness1.records import Record
-from harness1.retrieval.wire import Failure
+from harness1.retrieval.engines.remote import Failure
 
 RETRY_AFTER = {"Retry-After": "1"}
 

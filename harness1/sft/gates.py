@@ -13,7 +13,7 @@ from harness1.errors import UsageError
 from harness1.hashing import digest
 from harness1.records import Episode, Gold, Record, Status
 from harness1.reward.outcome import outcome
-from harness1.tools.end_search import END_SEARCH
+from harness1.tools.documents import END_SEARCH
 
 SEARCHES = ("search_corpus", "fan_out_search", "grep_corpus")
 SHOWN = 5

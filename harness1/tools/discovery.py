@@ -3,23 +3,82 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from harness1.config import Env
 from harness1.memory.compress import compress
 from harness1.memory.curated import DEFAULT_TAG
 from harness1.memory.working_memory import WorkingMemory
-from harness1.records import Delta, Hit, Note, Observation, Ranking
+from harness1.records import Delta, Hit, Note, Observation, Ranking, Record, UnitId
 from harness1.retrieval.corpus import CHARACTERS_PER_TOKEN, approximate_tokens
-from harness1.retrieval.ordering import rrf
-from harness1.tools.handles import QUERY_CHARACTERS
-from harness1.tools.requests import Answer, SearchFor
-from harness1.tools.tool import ToolFunction, Traits, traits_of
+from harness1.retrieval.protocol import rrf
+from harness1.tools.tool import Answer, GrepFor, SearchFor, Steps, ToolFunction, Traits, traits_of
 from harness1.words import has_foreign
+
+SHOWN_CHARACTERS = 40
+SHOWN_HANDLES = 5
+QUERY_CHARACTERS = 2000
+"""Longest query, also with names in place of entity handles, of which each may be 50 times as long."""
+
+
+class Queries(Record):
+    """Distinct queries in words, empty if there is a `refusal`. `resolved` maps the entity handles that were used to
+    names."""
+
+    queries: tuple[str, ...]
+    resolved: dict[str, str] = {}
+    notes: tuple[Note, ...] = ()
+    refusal: Note | None = None
+
+
+def resolve_all(memory: WorkingMemory, references: Iterable[str]) -> tuple[dict[str, UnitId], list[str]]:
+    """Return the units that references name, in order, and the references that name nothing."""
+    resolved: dict[str, UnitId] = {}
+    unknown: list[str] = []
+    for reference in dict.fromkeys(references):
+        unit_id = memory.pool.resolve(reference)
+        if unit_id is None:
+            unknown.append(reference)
+        else:
+            resolved[reference] = unit_id
+    return resolved, unknown
+
+
+def unknown_handles(references: list[str]) -> Note:
+    """Return the note on documents that no search has returned."""
+    return Note("unknown_handles", named(references))
+
+
+def named(references: list[str]) -> dict[str, Any]:
+    """Return a note's data on handles as the policy wrote them: the first ones, cut, and their number."""
+    shown = [reference[:SHOWN_CHARACTERS] for reference in references[:SHOWN_HANDLES]]
+    return {"handles": shown, "count": len(references)}
+
+
+def spelled(memory: WorkingMemory, env: Env, queries: Sequence[str]) -> Queries:
+    """Put queries on one line each, with names in place of entity handles.
+
+    A word such as E7 that no entity of this episode has stays in the query, and is reported; a query with nothing else
+    in it is left out.
+    """
+    lines = [line for line in (" ".join(query.split()) for query in queries) if line]
+    if not env.has_handles:
+        return Queries(tuple(dict.fromkeys(lines)), refusal=None if lines else Note("empty_query"))
+    question = memory.query if env.leads_have_handles else ""
+    in_words = [memory.entities.spelled(line, " ".join(question.split())) for line in lines]
+    unknown = list(dict.fromkeys(handle for query in in_words for handle in query.unknown))
+    notes = (Note("unknown_entities", named(unknown)),) if unknown else ()
+    words = tuple(dict.fromkeys(query.text[:QUERY_CHARACTERS].rstrip() for query in in_words if not query.empty))
+    resolved = {handle: name for query in in_words for handle, name in query.resolved.items()}
+    refusal = None if words else next(iter(notes), Note("empty_query"))
+    return Queries(words, resolved, notes, refusal)
+
 
 _PATTERN_WORD = re.compile(r"(?<!\\)[^\W_]{3,}")
 HEADER_TOKENS = 24
@@ -162,3 +221,59 @@ def auto_populate(memory: WorkingMemory, env: Env, hits: Sequence[Hit]) -> Delta
     tag = env.auto_populate.tag if env.curation.tags else DEFAULT_TAG
     change = memory.curated.refill(chosen, tag)
     return Delta(auto_populated=tuple(change.added), removed=tuple(change.removed))
+
+
+Query = Annotated[
+    str,
+    Meta(
+        description="What to look for: 5 to 12 words, names and terms as the documents would write them.",
+        max_length=QUERY_CHARACTERS,
+    ),
+]
+
+
+@Traits("query", discovers=True)
+def search_corpus(memory: WorkingMemory, env: Env, query: Query) -> Steps:
+    """Search the corpus with one query. Returns the best documents that you have not seen yet."""
+    in_words = spelled(memory, env, [query])
+    if not in_words.queries:
+        return Observation("search_corpus", error=in_words.refusal)
+    answer = yield search_for(memory, env, in_words.queries, env.search.hits)
+    return discover(search_corpus, memory, env, answer, in_words.notes, resolved=in_words.resolved)
+
+
+@Traits("query", discovers=True)
+def fan_out_search(
+    memory: WorkingMemory,
+    env: Env,
+    queries: Annotated[
+        list[Query], Meta(description="Different queries, one for each facet of the question.", max_length=64)
+    ],
+) -> Steps:
+    """Run several different queries at once and fuse their results: a document found by several queries comes first,
+    and each hit says which queries found it."""
+    in_words = spelled(memory, env, queries)
+    if not in_words.queries:
+        return Observation("fan_out_search", error=in_words.refusal)
+    kept, left = in_words.queries[: env.fan_out.queries], in_words.queries[env.fan_out.queries :]
+    answer = yield search_for(memory, env, kept, env.fan_out.hits or env.search.hits)
+    notes = (Note("queries_left_out", {"count": len(left), "limit": env.fan_out.queries}),) if left else ()
+    return discover(fan_out_search, memory, env, answer, (*in_words.notes, *notes), resolved=in_words.resolved)
+
+
+Pattern = Annotated[
+    str, Meta(description="An RE2 regular expression, e.g. (?i)kelvin.{0,20}1892; no lookaround.", max_length=1000)
+]
+REASON_CHARACTERS = 1200
+"""Characters of an engine's reason for refusing a pattern, which may repeat the pattern."""
+
+
+@Traits("pattern", discovers=True)
+def grep_corpus(memory: WorkingMemory, env: Env, pattern: Pattern) -> Steps:
+    """Find documents by a regular expression: for exact names, numbers, dates and quotations."""
+    if not pattern.strip():
+        return Observation("grep_corpus", error=Note("empty_pattern"))
+    answer = yield GrepFor(pattern, env.grep.hits)
+    if answer.bad_pattern is not None:
+        return Observation("grep_corpus", error=Note("bad_pattern", {"reason": answer.bad_pattern[:REASON_CHARACTERS]}))
+    return discover(grep_corpus, memory, env, answer, seed=False)

@@ -12,14 +12,8 @@ from harness1.config import Env
 from harness1.memory.working_memory import WorkingMemory
 from harness1.plugins import is_own, load_plugin, short_name, unfit
 from harness1.records import Note, Observation, ToolCall
-from harness1.tools.curate import curate
-from harness1.tools.end_search import end_search
-from harness1.tools.fan_out_search import fan_out_search
-from harness1.tools.grep_corpus import grep_corpus
-from harness1.tools.prune_chunks import prune_chunks
-from harness1.tools.read_document import read_document
-from harness1.tools.review_docs import review_docs
-from harness1.tools.search_corpus import search_corpus
+from harness1.tools.discovery import fan_out_search, grep_corpus, search_corpus
+from harness1.tools.documents import curate, end_search, prune_chunks, read_document, review_docs, verify
 from harness1.tools.tool import (
     PLAIN,
     Steps,
@@ -32,7 +26,6 @@ from harness1.tools.tool import (
     one_line,
     text_tool,
 )
-from harness1.tools.verify import verify
 
 TOOLS: Mapping[ToolFunction, str] = MappingProxyType(
     {

@@ -17,7 +17,7 @@ from harness1.config import load_config
 from harness1.data.open import open_source
 from harness1.models.open import format_at
 from harness1.records import DocId, Episode, Gold, Task
-from harness1.retrieval.index.build import build_index
+from harness1.retrieval.build import build_index
 from harness1.retrieval.open import open_retriever
 from harness1.rl.learning import EPISODES
 from harness1.rows.calls import calls_of, prompt_ids

@@ -23,10 +23,8 @@ from harness1.http import client as http_client
 from harness1.http.client import HttpClient
 from harness1.http.model_endpoint import ModelEndpoint
 from harness1.records import ChunkId, DocId
-from harness1.retrieval.engines.remote import RemoteRetriever, ask_about
-from harness1.retrieval.engines.search_r1 import SearchR1Retriever
+from harness1.retrieval.engines.remote import About, RemoteRetriever, SearchR1Retriever, ask_about
 from harness1.retrieval.protocol import BadPattern, IndexInfo, RetrievalFault, SearchRequest, SearchResult
-from harness1.retrieval.wire import About
 from harness1.serve.retrieve import RetrievalService
 from harness1.serve.service import ServiceLimits
 from tests.attack.attack import Attack

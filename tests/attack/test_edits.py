@@ -22,7 +22,7 @@ from harness1.eval.evaluate import Evaluation, evaluate
 from harness1.policy.policy import counter_of
 from harness1.policy.scripted import ScriptedPolicy
 from harness1.policy.wrappers import StudentFormatPolicy
-from harness1.retrieval.index.build import build_index
+from harness1.retrieval.build import build_index
 from harness1.retrieval.open import open_retriever
 from harness1.runs.folder import METRICS, run_config, run_stage
 from harness1.runs.line_digests import finish

@@ -20,8 +20,7 @@ from harness1.data.folder import ReadApart, Unreadable
 from harness1.data.open import open_source
 from harness1.errors import UsageError
 from harness1.records import DocId
-from harness1.retrieval.engines.public_hosts import is_public_address
-from harness1.retrieval.engines.web import open_web
+from harness1.retrieval.engines.web import is_public_address, open_web
 from harness1.retrieval.protocol import RetrievalFault, SearchRequest, SearchResult
 from tests.attack.attack import Attack
 from tests.data import hostile

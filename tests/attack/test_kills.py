@@ -13,10 +13,9 @@ import pytest
 
 from harness1.config import Config, load_config
 from harness1.data.open import open_source
-from harness1.retrieval.index.build import add_documents, build_index, delete_documents
-from harness1.retrieval.index.checksums import check_index
-from harness1.retrieval.index.generations import CURRENT
-from harness1.retrieval.index.index import open_index
+from harness1.retrieval.build import add_documents, build_index, delete_documents
+from harness1.retrieval.generations import CURRENT, check_index
+from harness1.retrieval.index import open_index
 from harness1.runs.store import EPISODES
 from tests.attack.attack import Attack
 from tests.eval.test_killed import assert_same, command, completed, killed, lines

@@ -19,7 +19,7 @@ from harness1.cli import main
 from harness1.config import Config
 from harness1.data.open import open_source
 from harness1.records import ModelCall
-from harness1.retrieval.index.build import build_index
+from harness1.retrieval.build import build_index
 from harness1.rows.calls import calls_of
 from harness1.runs.line_digests import finish
 from harness1.runs.stage import read_stage

@@ -12,7 +12,7 @@ import pytest
 
 from harness1.config import Config
 from harness1.data.open import open_source
-from harness1.retrieval.index.build import build_index
+from harness1.retrieval.build import build_index
 from harness1.runs.store import read_episodes
 
 pytestmark = pytest.mark.service

@@ -18,10 +18,10 @@ from harness1.data.indexing import add_to_index, delete_from_index, ensure_index
 from harness1.data.open import open_source
 from harness1.data.source import Source
 from harness1.errors import CorpusError, UsageError
+from harness1.retrieval.build import build_index
 from harness1.retrieval.corpus import Document
-from harness1.retrieval.dense.vectors import Progress
-from harness1.retrieval.index.build import build_index
-from harness1.retrieval.index.index import open_index
+from harness1.retrieval.embedder import Progress
+from harness1.retrieval.index import open_index
 from harness1.runs.stage import read_stage
 
 SMALL, LARGE = open_source("world:20"), open_source("world:30")

@@ -15,7 +15,7 @@ from harness1.errors import InfrastructureFault
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Chunk, DocId, Ranking, UnitId
 from harness1.retrieval.protocol import RetrievalFault, SearchRequest, SearchResult
-from harness1.tools.requests import Answer, GrepFor, Judge, ReadDocument, Request, SearchFor
+from harness1.tools.tool import Answer, GrepFor, Judge, ReadDocument, Request, SearchFor
 from tests.support import CORPUS, QUICK, WordRetriever, hit, run
 
 ASKED: tuple[Request, ...] = (

@@ -25,7 +25,7 @@ from harness1.episodes.staged import run_staged
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.policy.policy import Decision, Policy
 from harness1.records import Episode, Status, Task, encode_episode
-from harness1.retrieval.index.build import build_index
+from harness1.retrieval.build import build_index
 from tests.support import Script
 
 SOURCE = open_source("world:100")

@@ -16,7 +16,7 @@ from harness1.eval.evaluate import Evaluation, ensure_run, evaluate, finished_me
 from harness1.eval.fusion import fuse, write_fused
 from harness1.eval.run_view import read_run
 from harness1.records import Status
-from harness1.retrieval.index.build import build_index
+from harness1.retrieval.build import build_index
 from harness1.runs.folder import METRICS
 from harness1.runs.line_digests import undigested_lines, without_digest
 from harness1.runs.stage import read_stage

@@ -20,7 +20,7 @@ from harness1.eval.ablations.run import ABLATIONS, ablate, ablated
 from harness1.eval.ablations.table import AblationTable, Condition, cells, compared, markdown
 from harness1.eval.evaluate import Evaluation, ensure_run
 from harness1.eval.statistics import Interval
-from harness1.retrieval.index.build import build_index
+from harness1.retrieval.build import build_index
 from harness1.runs.stage import read_stage
 from harness1.runs.store import read_episodes
 from harness1.viewer.report import ensure_report

@@ -17,8 +17,8 @@ from harness1.memory.evidence_value import FEATURES, FITTED
 from harness1.memory.working_memory import WorkingMemory
 from harness1.policy.registry import open_policy
 from harness1.records import Hit, Ranking, Task
-from harness1.retrieval.index.build import build_index
-from harness1.retrieval.index.retriever import open_embedded
+from harness1.retrieval.build import build_index
+from harness1.retrieval.retriever import open_embedded
 from tests.support import hit
 
 SEMANTIC = FEATURES.index("semantic")

@@ -26,7 +26,7 @@ from harness1.policy.language_model import INSTRUCTION, ChatCompletionsPolicy
 from harness1.policy.policy import Decision
 from harness1.policy.registry import open_policy
 from harness1.records import DocId, Episode, Gold, Sampling, Status, StopReason, Task, ToolCall
-from harness1.retrieval.index.build import build_index
+from harness1.retrieval.build import build_index
 from harness1.reward.composite import score
 from harness1.reward.outcome import outcome
 from harness1.rows.calls import calls_of, trained_calls

@@ -37,7 +37,7 @@ from harness1.recipe.run import (
     run_verb,
     write_state,
 )
-from harness1.retrieval.index.build import build_index
+from harness1.retrieval.build import build_index
 from harness1.runs.files import lock
 from harness1.runs.stage import Stage
 from tests.cli.commands import command_in_process

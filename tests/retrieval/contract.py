@@ -12,8 +12,7 @@ import pytest
 from harness1 import config
 from harness1.records import Chunk, ChunkId, DocId
 from harness1.retrieval.corpus import Document, chunk
-from harness1.retrieval.ordering import total_order
-from harness1.retrieval.protocol import BadPattern, RetrievalFault, Retriever, SearchRequest, SearchResult
+from harness1.retrieval.protocol import BadPattern, RetrievalFault, Retriever, SearchRequest, SearchResult, total_order
 
 Make = Callable[[list[Document], config.Index], Retriever]
 """Builds an index of documents and opens it."""

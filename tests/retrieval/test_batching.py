@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from harness1.retrieval import batching
-from harness1.retrieval.batching import Batcher
+from harness1.retrieval import sharing as batching
+from harness1.retrieval.sharing import Batcher
 
 LONG = 30.0
 
@@ -200,7 +200,7 @@ def test_the_thread_ends_without_work_and_begins_again(monkeypatch: pytest.Monke
 def test_a_process_exits_while_a_batch_is_at_work() -> None:
     code = """if True:
         import asyncio, time
-        from harness1.retrieval import batching
+        from harness1.retrieval import sharing as batching
         batching.CLOSING_S = 0.2
         batcher = batching.Batcher(lambda items: time.sleep(60), 0.0, 1)
         async def main():

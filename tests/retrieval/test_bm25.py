@@ -8,12 +8,11 @@ import pytest
 from bm25s.stopwords import STOPWORDS_EN
 
 from harness1.records import ChunkId
-from harness1.retrieval.analyser import Analyser
-from harness1.retrieval.bm25 import postings
-from harness1.retrieval.bm25.postings import Postings, PostingsWriter
-from harness1.retrieval.bm25.search import BM25, NONE
-from harness1.retrieval.checked import Files
-from harness1.retrieval.ordering import total_order
+from harness1.retrieval import bm25 as postings
+from harness1.retrieval.bm25 import BM25, NONE, Postings, PostingsWriter
+from harness1.retrieval.corpus import Analyser
+from harness1.retrieval.files import Files
+from harness1.retrieval.protocol import total_order
 from harness1.words import STOP_WORDS
 
 WORDS = (

@@ -10,13 +10,12 @@ import pytest
 from harness1 import config
 from harness1.errors import CorpusError, UsageError
 from harness1.records import ChunkId, DocId
+from harness1.retrieval import build as embeddings
+from harness1.retrieval import build as merging
+from harness1.retrieval.build import add_documents, build_index, delete_documents
 from harness1.retrieval.corpus import Document
-from harness1.retrieval.dense.embedder import HashEmbedder, open_embedder
-from harness1.retrieval.dense.vectors import VectorStore
-from harness1.retrieval.index import embeddings, merging
-from harness1.retrieval.index.build import add_documents, build_index, delete_documents
-from harness1.retrieval.index.index import EmbeddedIndex, SegmentEntry, open_index
-from harness1.retrieval.index.segment import SegmentSize
+from harness1.retrieval.embedder import HashEmbedder, VectorStore, open_embedder
+from harness1.retrieval.index import EmbeddedIndex, SegmentEntry, SegmentSize, open_index
 from tests.support import die_at_fsync
 
 SETTINGS = config.Index(chunk_tokens=20)

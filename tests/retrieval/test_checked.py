@@ -14,14 +14,13 @@ from harness1.config import Config, load_config
 from harness1.data.open import open_source
 from harness1.errors import CorpusError
 from harness1.records import DocId
-from harness1.retrieval.checked import BLOCK, CheckedFile, DamagedFile, Files, damaged_blocks, sums_of
+from harness1.retrieval.build import add_documents, build_index, delete_documents
 from harness1.retrieval.corpus import Document
-from harness1.retrieval.index.build import add_documents, build_index, delete_documents
-from harness1.retrieval.index.checksums import CHECKSUMS, check_index
-from harness1.retrieval.index.generations import CURRENT, current_generation
-from harness1.retrieval.index.index import open_index
-from harness1.retrieval.index.retriever import EmbeddedRetriever, open_embedded
+from harness1.retrieval.files import BLOCK, CheckedFile, DamagedFile, Files, damaged_blocks, sums_of
+from harness1.retrieval.generations import CHECKSUMS, CURRENT, check_index, current_generation
+from harness1.retrieval.index import open_index
 from harness1.retrieval.protocol import RetrievalFault, SearchRequest, SearchResult
+from harness1.retrieval.retriever import EmbeddedRetriever, open_embedded
 
 HASHED = load_config(None, ["index.dense.model=hash:64"])
 DOCUMENTS = list(open_source("world:300").documents())

@@ -13,8 +13,8 @@ from harness1.config import Config, Dense, Env, Machine, Rerank, Retrieval
 from harness1.errors import ConfigError, CorpusError, InfrastructureFault, UsageError
 from harness1.records import ChunkId, DocId
 from harness1.retrieval.corpus import Document
-from harness1.retrieval.engines.build import build_engine
 from harness1.retrieval.engines.chroma import build_chroma, connect, open_chroma, parse_address
+from harness1.retrieval.open import build_engine
 from harness1.retrieval.protocol import RetrievalFault, Retriever, SearchRequest, SearchResult
 from tests.retrieval.chroma_server import ChromaServer
 

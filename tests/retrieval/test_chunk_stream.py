@@ -4,7 +4,7 @@ from harness1 import config
 from harness1.errors import CorpusError, SchemaError
 from harness1.records import DocId
 from harness1.retrieval.corpus import Document
-from harness1.retrieval.engines.chunk_stream import FORMAT, ChunkStream, EngineIndex
+from harness1.retrieval.engines.engine import FORMAT, ChunkStream, EngineIndex
 from harness1.retrieval.protocol import IndexInfo
 
 SETTINGS = config.Index(chunk_tokens=4)

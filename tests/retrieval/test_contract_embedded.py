@@ -3,11 +3,11 @@ import pytest
 
 from harness1 import config
 from harness1.config import Config, Dense, Rerank, Retrieval
-from harness1.retrieval.dense.embedder import open_embedder
-from harness1.retrieval.index.build import build_index
-from harness1.retrieval.index.index import open_index
-from harness1.retrieval.index.retriever import EmbeddedRetriever, open_embedded
-from harness1.retrieval.result_cache import CachingRetriever
+from harness1.retrieval.build import build_index
+from harness1.retrieval.embedder import open_embedder
+from harness1.retrieval.index import open_index
+from harness1.retrieval.retriever import EmbeddedRetriever, open_embedded
+from harness1.retrieval.sharing import CachingRetriever
 from tests.retrieval.contract import Contract, Make
 
 

@@ -5,8 +5,7 @@ import pytest
 
 from harness1 import config
 from harness1.config import Config, Dense, Env, Machine, Retrieval
-from harness1.retrieval.engines.milvus import open_milvus
-from harness1.retrieval.engines.milvus_build import build_milvus
+from harness1.retrieval.engines.milvus import build_milvus, open_milvus
 from harness1.retrieval.protocol import Retriever
 from tests.retrieval.contract import DOCUMENTS, EngineContract, Make
 

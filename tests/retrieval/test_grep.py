@@ -11,20 +11,20 @@ from hypothesis import given, settings
 from numpy.typing import NDArray
 
 from benchmarks.retrieval import HOSTILE
-from harness1.retrieval.checked import Files
-from harness1.retrieval.grep import search as module
-from harness1.retrieval.grep.search import (
+from harness1.retrieval import grep as module
+from harness1.retrieval.files import Files, Strings, StringWriter
+from harness1.retrieval.grep import (
     BATCH,
     CHUNK_WORK,
     MOST_WORK,
     PLAIN_SPEED,
+    Trigrams,
     compile_pattern,
     grep,
     grep_segments,
+    write_trigrams,
 )
-from harness1.retrieval.grep.trigrams import Trigrams, write_trigrams
 from harness1.retrieval.protocol import BadPattern, RetrievalFault
-from harness1.retrieval.strings import Strings, StringWriter
 from tests.retrieval.test_pattern import compiled, patterns
 
 TEXTS = [text.encode() for text in ("Title\nred fox", "Fox\nblue", "green", "red Ärger", "a redfox")]

@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from harness1.config import Config, Dense, Env, Index, Machine, Rerank, Retrieval, load_config
 from harness1.errors import ConfigError
 from harness1.records import ChunkId, DocId
+from harness1.retrieval.build import build_index
 from harness1.retrieval.corpus import Document
-from harness1.retrieval.dense.cross_encoder import Pair
-from harness1.retrieval.dense.embedder import EncodingEmbedder, HashEmbedder
-from harness1.retrieval.index.build import build_index
-from harness1.retrieval.index.index import open_index
-from harness1.retrieval.index.retriever import EmbeddedRetriever, open_embedded
+from harness1.retrieval.cross_encoder import Pair
+from harness1.retrieval.embedder import EncodingEmbedder, HashEmbedder
+from harness1.retrieval.index import open_index
 from harness1.retrieval.protocol import RetrievalFault, SearchRequest, SearchResult
+from harness1.retrieval.retriever import EmbeddedRetriever, open_embedded
 from tests.support import WORDS
 
 SIZE = 64

@@ -11,10 +11,10 @@ import pytest
 from harness1 import config
 from harness1.errors import CorpusError, SchemaError, UsageError
 from harness1.records import ChunkId, DocId
+from harness1.retrieval import index as index_module
+from harness1.retrieval.build import build_index
 from harness1.retrieval.corpus import Document
-from harness1.retrieval.index import index as index_module
-from harness1.retrieval.index.build import build_index
-from harness1.retrieval.index.index import open_index
+from harness1.retrieval.index import open_index
 from tests.support import die_at_fsync
 
 SETTINGS = config.Index(chunk_tokens=8)
@@ -74,7 +74,7 @@ def test_the_hash_ignores_the_order_and_notices_everything_else(tmp_path) -> Non
 def test_equal_builds_are_equal_bytes_in_every_process(tmp_path) -> None:
     script = (
         "import sys; from pathlib import Path; from harness1 import config\n"
-        "from harness1.retrieval.index.build import build_index; from harness1.retrieval.corpus import Document\n"
+        "from harness1.retrieval.build import build_index; from harness1.retrieval.corpus import Document\n"
         "build_index([Document(str(n), f'T{n % 5}', f'winter stone word{n % 7} river') for n in range(40)],"
         " Path(sys.argv[1]), config.Index())\n"
     )

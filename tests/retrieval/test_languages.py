@@ -13,10 +13,10 @@ from harness1.config import Config, load_config
 from harness1.errors import ConfigError
 from harness1.hashing import digest
 from harness1.records import DocId
+from harness1.retrieval import build as merging
+from harness1.retrieval.build import add_documents, build_index, delete_documents
 from harness1.retrieval.corpus import Document
-from harness1.retrieval.index import merging
-from harness1.retrieval.index.build import add_documents, build_index, delete_documents
-from harness1.retrieval.index.index import index_hash, open_index
+from harness1.retrieval.index import index_hash, open_index
 
 ENGLISH = {"fox": "The quick foxes run.", "tower": "The tower (東京タワー) is high.", "ship": "Ships sail the sea."}
 JAPANESE = {

@@ -10,13 +10,13 @@ import pytest
 
 from harness1.config import Config, Dense, Env, Index, Retrieval
 from harness1.records import DocId
+from harness1.retrieval.build import build_index
 from harness1.retrieval.corpus import Document
-from harness1.retrieval.dense.embedder import HashEmbedder
-from harness1.retrieval.index.build import build_index
-from harness1.retrieval.index.index import open_index
-from harness1.retrieval.index.retriever import EmbeddedRetriever, open_embedded
+from harness1.retrieval.embedder import HashEmbedder
+from harness1.retrieval.index import open_index
 from harness1.retrieval.protocol import Scored, SearchRequest, SearchResult
-from harness1.retrieval.result_cache import CachingRetriever
+from harness1.retrieval.retriever import EmbeddedRetriever, open_embedded
+from harness1.retrieval.sharing import CachingRetriever
 
 SIZE, ABOUT = 64, "the poet of the castle"
 TEXTS = ("a castle by the river", "the poet wrote of a castle", "rain fell on the town", "a king rode to war", "")

@@ -5,7 +5,7 @@ import re2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness1.retrieval.grep.pattern import required_literal
+from harness1.retrieval.pattern import required_literal
 
 
 @pytest.mark.parametrize(
@@ -23,11 +23,11 @@ from harness1.retrieval.grep.pattern import required_literal
         ("", ""),
         ("foo|barbaz", ""),
         ("(?i)river", ""),
-        ("river(?i:bank)", ""),
-        (r"\Qa.b\E", ""),
-        (r"\x41bc", ""),
-        (r"\p{Greek}abc", ""),
-        ("a{,3}bcd", ""),
+        ("river(?i:bank)", "river"),
+        (r"\Qa.b\E", "a.b"),
+        (r"\x41bc", "Abc"),
+        (r"\p{Greek}abc", "abc"),
+        ("a{,3}bcd", "a{,3}bcd"),
         ("line\nbreak", "break"),
         ("東京タワー?", "東京タワ"),
     ],

@@ -11,9 +11,8 @@ from harness1.config import Config, Dense, Env, Machine, Rerank, Retrieval
 from harness1.errors import ConfigError, CorpusError, InfrastructureFault, UsageError
 from harness1.records import DocId
 from harness1.retrieval.corpus import Document
-from harness1.retrieval.engines.build import build_engine
-from harness1.retrieval.engines.milvus import connect, open_milvus, parse_address
-from harness1.retrieval.engines.milvus_build import build_milvus
+from harness1.retrieval.engines.milvus import build_milvus, connect, open_milvus, parse_address
+from harness1.retrieval.open import build_engine
 from harness1.retrieval.protocol import RetrievalFault, Retriever, SearchRequest, SearchResult
 
 pytestmark = pytest.mark.service

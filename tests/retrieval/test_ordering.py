@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness1.records import ChunkId
-from harness1.retrieval.ordering import best_first, rrf, total_order
+from harness1.retrieval.protocol import best_first, rrf, total_order
 
 
 def ids(*names: str) -> list[ChunkId]:

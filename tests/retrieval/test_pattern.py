@@ -2,7 +2,7 @@ import re2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness1.retrieval.grep.pattern import ANYTHING, All, Query, Some, analyse, fold, trigrams
+from harness1.retrieval.pattern import ANYTHING, All, Query, Some, analyse, fold, trigrams
 
 LETTERS = "abkKsS.-é\u212a\u017f\n"
 LITERALS = [*"abkKsS-é\u212a\u017f", "abk", "sak", r"\.", r"\n", r"\x61", r"\x{6b}", r"\Qa.s\E", r"\Q\E", "É"]

@@ -24,11 +24,9 @@ from harness1.errors import ConfigError, InfrastructureFault
 from harness1.http.client import CONNECTIONS
 from harness1.policy.registry import open_policy
 from harness1.records import ChunkId, DocId, Status, Task
-from harness1.retrieval.engines.remote import RemoteRetriever
-from harness1.retrieval.engines.search_r1 import SearchR1Retriever
+from harness1.retrieval.engines.remote import About, RemoteRetriever, SearchR1Retriever
 from harness1.retrieval.open import open_retriever
 from harness1.retrieval.protocol import BadPattern, IndexInfo, RetrievalFault, SearchRequest, SearchResult
-from harness1.retrieval.wire import About
 from harness1.runs.store import read_episodes
 from tests.serving import HOST, imitating, process_serving, serving
 from tests.support import CORPUS, WordRetriever, make_env, run

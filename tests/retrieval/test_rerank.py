@@ -9,9 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from harness1.records import Chunk
-from harness1.retrieval.dense.rerank import rerank
-from harness1.retrieval.ordering import total_order
-from harness1.retrieval.protocol import Scored
+from harness1.retrieval.cross_encoder import rerank
+from harness1.retrieval.protocol import Scored, total_order
 from tests.support import chunk
 
 CHUNKS = [chunk(name, f"text {name}", f"Title {name}") for name in "edcba"]

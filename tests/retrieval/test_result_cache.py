@@ -9,7 +9,7 @@ import pytest
 
 from harness1.records import ChunkId, DocId
 from harness1.retrieval.protocol import BadPattern, RetrievalFault, SearchRequest, SearchResult
-from harness1.retrieval.result_cache import LARGEST, ORDINARY, CachingRetriever
+from harness1.retrieval.sharing import LARGEST, ORDINARY, CachingRetriever
 from tests.support import CORPUS, WordRetriever, chunk
 
 ADA = SearchRequest("Ada", 5)

@@ -17,10 +17,9 @@ from harness1.errors import ConfigError
 from harness1.hashing import text_digest
 from harness1.policy.registry import open_policy
 from harness1.records import Chunk, ChunkId, DocId, Status, Task
-from harness1.retrieval.engines import search_r1
-from harness1.retrieval.engines.search_r1 import SearchR1Retriever
-from harness1.retrieval.ordering import total_order
-from harness1.retrieval.protocol import RetrievalFault, SearchRequest, SearchResult
+from harness1.retrieval.engines import remote as search_r1
+from harness1.retrieval.engines.remote import SearchR1Retriever
+from harness1.retrieval.protocol import RetrievalFault, SearchRequest, SearchResult, total_order
 from tests.serving import imitating, serving
 from tests.support import CORPUS, QUICK, WordRetriever, run
 

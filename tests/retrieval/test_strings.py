@@ -4,8 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness1.retrieval.checked import Files
-from harness1.retrieval.strings import Keys, Strings, StringWriter, write_keys
+from harness1.retrieval.files import Files, Keys, Strings, StringWriter, write_keys
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])

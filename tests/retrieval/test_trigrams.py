@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness1.retrieval.checked import Files
-from harness1.retrieval.grep import trigrams as module
-from harness1.retrieval.grep.pattern import ANYTHING, All, Query, Some, analyse, fold, trigrams
-from harness1.retrieval.grep.trigrams import BLOCK_BYTES, Trigrams, write_trigrams
+from harness1.retrieval import grep as module
+from harness1.retrieval.files import Files
+from harness1.retrieval.grep import BLOCK_BYTES, Trigrams, write_trigrams
+from harness1.retrieval.pattern import ANYTHING, All, Query, Some, analyse, fold, trigrams
 
 ODD = ["", "a", "ab", "abc", "\u212aelvin", "wa\u017fh", "Ärger", "straße", "\u017f", "a\u212a", "中文字", "end\x00"]
 

@@ -14,9 +14,8 @@ import pytest
 from numpy.typing import NDArray
 
 from harness1.errors import CorpusError, UsageError
-from harness1.retrieval.checked import Files
-from harness1.retrieval.dense.embedder import HashEmbedder
-from harness1.retrieval.dense.vectors import VectorStore, open_vectors
+from harness1.retrieval.embedder import HashEmbedder, VectorStore, open_vectors
+from harness1.retrieval.files import Files
 
 SIZE = 32
 TEXTS = [f"chunk {number} of the corpus of treaty {number % 7}" for number in range(20)]
@@ -100,9 +99,9 @@ def test_a_torn_tail_is_not_seen_and_is_made_anew(tmp_path: Path, name: str, los
 KILLED = """
 import sys
 from pathlib import Path
-from harness1.retrieval.checked import Files
-from harness1.retrieval.dense.embedder import HashEmbedder
-from harness1.retrieval.dense.vectors import VectorStore
+from harness1.retrieval.files import Files
+from harness1.retrieval.embedder import HashEmbedder
+from harness1.retrieval.embedder import VectorStore
 
 texts = (f"text {number}" for number in range(10**9))
 VectorStore(Path(sys.argv[1]), 32).ensure(texts, HashEmbedder(32), lambda *_: print(flush=True), batch=3)

@@ -24,11 +24,18 @@ from harness1.episodes.rollout import rollout
 from harness1.errors import ConfigError, CorpusError, MissingExtra, UsageError
 from harness1.policy.scripted import ScriptedPolicy, SingleShotPolicy
 from harness1.records import ChunkId, DocId, Episode, Status, Task
-from harness1.retrieval.engines.page_cache import Page, PageCache, WebRequest, allowed, page_url
-from harness1.retrieval.engines.public_hosts import is_public, resolve
-from harness1.retrieval.engines.web import WebRetriever, open_web
-from harness1.retrieval.ordering import total_order
-from harness1.retrieval.protocol import RetrievalFault, SearchRequest, SearchResult
+from harness1.retrieval.engines.web import (
+    Page,
+    PageCache,
+    WebRequest,
+    WebRetriever,
+    allowed,
+    is_public,
+    open_web,
+    page_url,
+    resolve,
+)
+from harness1.retrieval.protocol import RetrievalFault, SearchRequest, SearchResult, total_order
 from tests.support import Script, call, make_env, search
 
 KEYS = ("sk-search-4711", "sk-read-0815")

@@ -15,7 +15,7 @@ from harness1.episodes.jobs import EpisodeJob, EpisodeSetup
 from harness1.episodes.processes import run_chunk
 from harness1.errors import SchemaError, UsageError
 from harness1.records import Curated, Episode, Gold, RewardRecord, Task
-from harness1.retrieval.index.build import build_index
+from harness1.retrieval.build import build_index
 from harness1.reward.outcome import outcome
 from harness1.rl.admission.judgement import (
     BLIND,

@@ -21,7 +21,7 @@ from harness1.eval.evaluate import Evaluation, evaluate
 from harness1.policy.policy import Decision
 from harness1.policy.scripted import RecordedPolicy
 from harness1.records import DocId, Episode, RewardRecord, RewardTerm, Task, ToolCall
-from harness1.retrieval.index.build import build_index
+from harness1.retrieval.build import build_index
 from harness1.rl.pivots.pivot import PIVOTS, Pivot, label_of, read_pivots
 from harness1.rl.pivots.profile import README, LeaveOut, Profile, profile
 from harness1.rl.pivots.rollouts import PivotState, PivotWorld, TurnId

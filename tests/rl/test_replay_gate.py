@@ -24,7 +24,7 @@ from harness1.models.formats import Compact
 from harness1.models.transformers_backend import TransformersBackend, open_transformers
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.records import Episode
-from harness1.retrieval.index.build import build_index
+from harness1.retrieval.build import build_index
 from harness1.retrieval.open import open_retriever
 from harness1.rl.logprobs import LogprobReport, compare_calls, grammar_masks
 from harness1.rows.calls import SampledCall, calls_of, prompt_ids, sampled_calls

@@ -14,7 +14,7 @@ import pytest
 from harness1.config import Config, load_config
 from harness1.records import Chunk
 from harness1.retrieval.protocol import RetrievalFault, SearchRequest, SearchResult
-from harness1.retrieval.result_cache import CachingRetriever
+from harness1.retrieval.sharing import CachingRetriever
 from harness1.serve import retrieve
 from harness1.serve.retrieve import RetrievalService
 from harness1.serve.service import Refused, ServiceLimits, application

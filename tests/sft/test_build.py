@@ -30,7 +30,7 @@ from harness1.policy.policy import Policy, counter_of
 from harness1.policy.scripted import ScriptedPolicy
 from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import Episode, Status, Turn
-from harness1.retrieval.index.build import build_index
+from harness1.retrieval.build import build_index
 from harness1.retrieval.open import open_retriever
 from harness1.rows.calls import calls_of, prompt_ids
 from harness1.rows.file import RowFile

@@ -24,7 +24,7 @@ from harness1.errors import UsageError
 from harness1.models.formats import open_format
 from harness1.models.tokenizer import FastTokenizer
 from harness1.records import Episode, Status
-from harness1.retrieval.index.build import build_index
+from harness1.retrieval.build import build_index
 from harness1.rows.calls import prompt_ids
 from harness1.runs.folder import run_config
 from harness1.runs.stage import read_stage

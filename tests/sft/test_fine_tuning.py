@@ -25,7 +25,7 @@ from harness1.model_folder import folder_hash
 from harness1.models.adapters import tensors_of
 from harness1.models.checkpoint import CHECKPOINT, Checkpoint, read_checkpoint
 from harness1.policy.registry import open_model
-from harness1.retrieval.index.build import build_index
+from harness1.retrieval.build import build_index
 from harness1.rows.file import RowFile
 from harness1.runs.stage import STAGE, clear, read_stage
 from harness1.sft.build import Build, build

@@ -16,7 +16,7 @@ from harness1.data.open import open_source
 from harness1.eval.evaluate import Evaluation, evaluate
 from harness1.models.tokenizer import FastTokenizer
 from harness1.records import Episode, Status
-from harness1.retrieval.index.build import build_index
+from harness1.retrieval.build import build_index
 from harness1.reward.outcome import outcome
 from harness1.rows.calls import calls_of, prompt_ids
 from harness1.rows.file import RowFile

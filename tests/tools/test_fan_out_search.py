@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness1.config import AutoPopulate, Env, FanOut
 from harness1.records import Note, Observation
-from harness1.retrieval.ordering import rrf
+from harness1.retrieval.protocol import rrf
 from tests.support import WordRetriever, call, chunk, make_env, play
 
 CHUNKS = [chunk(f"x{n}", f"alpha {n}", f"X{n}") for n in range(6)]

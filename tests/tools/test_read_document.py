@@ -9,7 +9,7 @@ from harness1.env.environment import SearchEnv
 from harness1.episodes.replay import ReplayReport, replay_episode
 from harness1.episodes.rollout import rollout
 from harness1.records import Note, Observation, Task, ToolCall, Unit
-from harness1.tools.read_document import first_part, within
+from harness1.tools.documents import first_part, within
 from tests.support import Script, WordRetriever, call, chunk, hit, make_env, play, run, search, text_of
 
 PARTS = [chunk("long", f"alpha{n} " + f"word{n} " * 60, "Long", n) for n in range(6)]

@@ -9,7 +9,7 @@ from msgspec import Meta
 from harness1.config import Env
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Note, Observation
-from harness1.tools.handles import resolve_all, unknown_handles
+from harness1.tools.documents import resolve_all, unknown_handles
 
 
 def count_words(

@@ -11,7 +11,7 @@ from harness1.hashing import digest
 from harness1.policy.policy import Decision, Session
 from harness1.policy.scripted import curate_call, search_call
 from harness1.records import Tag, Task, ToolCall
-from harness1.tools.end_search import END_SEARCH
+from harness1.tools.documents import END_SEARCH
 
 COUNT = "count_words"
 

@@ -17,7 +17,7 @@ from harness1.memory.working_memory import WorkingMemory
 from harness1.plain import counted
 from harness1.records import Delta, Hit, Observation, Ranking, Tag, Turn, UnitId, Verdict
 from harness1.tools.discovery import shown_text, shown_title
-from harness1.tools.read_document import passages_left_out
+from harness1.tools.documents import passages_left_out
 from harness1.tools.tool import Traits
 
 QUERIES_CHARACTERS = 1000

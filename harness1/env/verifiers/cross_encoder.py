@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from harness1.env.verifiers.protocol import Judgement, VerifierFault
 from harness1.memory.sentences import split
 from harness1.records import UnitId
-from harness1.retrieval.analyser import Analyser
-from harness1.retrieval.batching import Batcher
-from harness1.retrieval.dense.cross_encoder import Pair, StanceScorer
+from harness1.retrieval.corpus import Analyser
+from harness1.retrieval.cross_encoder import Pair, StanceScorer
+from harness1.retrieval.sharing import Batcher
 from harness1.words import AUTO, is_foreign
 
 SENTENCES = 4

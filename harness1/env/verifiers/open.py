@@ -12,7 +12,7 @@ from harness1.env.verifiers.protocol import Judgement, Verifier, VerifierFault
 from harness1.errors import ConfigError
 from harness1.http.model_endpoint import ModelEndpoint
 from harness1.records import UnitId
-from harness1.retrieval.dense.cross_encoder import open_cross_encoder
+from harness1.retrieval.cross_encoder import open_cross_encoder
 
 
 def open_verifier(env: Env, machine: Machine) -> Verifier:

@@ -16,7 +16,7 @@ from harness1.policy.policy import Decision
 from harness1.policy.scripted import FAN_OUT, curate_call, search_call
 from harness1.policy.teacher.evidence import SeenEvidence
 from harness1.records import Gold, Task, ToolCall, UnitId
-from harness1.tools.end_search import END_SEARCH
+from harness1.tools.documents import END_SEARCH
 
 FOLLOWED = 2
 """Most searches of an episode that follow leads."""

@@ -21,9 +21,8 @@ from harness1.policy.teacher.queries import subject
 from harness1.policy.teacher.reasons import line
 from harness1.policy.teacher.search import Move, TeacherSearch, shortened
 from harness1.records import Gold, Tag, Task, ToolCall, UnitId
-from harness1.tools.end_search import END_SEARCH
+from harness1.tools.documents import END_SEARCH, MIN_CLAIM_CHARACTERS
 from harness1.tools.tool import ToolSpec
-from harness1.tools.verify import MIN_CLAIM_CHARACTERS
 
 LOOK = 0.4
 """Share of episodes that read a found document in full, and share of those that review the set before pruning."""

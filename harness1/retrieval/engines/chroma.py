@@ -16,9 +16,8 @@ from harness1.errors import ConfigError, CorpusError, InfrastructureFault, Missi
 from harness1.records import Chunk, ChunkId, DocId
 from harness1.redaction import without_password
 from harness1.retrieval.corpus import Document
-from harness1.retrieval.dense.embedder import Embedder, open_embedder
-from harness1.retrieval.engines.chunk_stream import ChunkStream, EngineIndex
-from harness1.retrieval.engines.engine import EngineRetriever, Found
+from harness1.retrieval.embedder import Embedder, open_embedder
+from harness1.retrieval.engines.engine import ChunkStream, EngineIndex, EngineRetriever, Found
 from harness1.retrieval.protocol import IndexInfo, Retriever
 
 if TYPE_CHECKING:

@@ -1,41 +1,362 @@
-"""Retrieval from the web: a search API finds pages, a page reader reads them, a disk cache keeps every answer.
-
-The search API works like Serper's: `POST {"q", "num"}` with the key in `X-API-KEY` returns `{"organic": [{"title",
-"link", "snippet", "position"}]}`. The reader works like Jina's: `GET <its address><address of the page>`, with the key
-as bearer token, returns the text of the page. Redirects are faults.
-
-A document is a page under its normalised address. A search finds its snippet, the chunk `ADDRESS#snippet`; reading
-returns the page, split into chunks as in an index (`harness1.retrieval.corpus`). Normalised addresses have no
-fragment, so chunk ids are unique.
-"""
+"""Tells hosts of the public internet from those of a local network, by every address that a name resolves to."""
 
 from __future__ import annotations
 
 import asyncio
+import codecs
+import json
+import re
+import socket
 import time
-from collections.abc import Sequence
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from pathlib import Path
+from typing import Literal
+from urllib.parse import quote, unquote, urlsplit
 
-from harness1.config import Config
-from harness1.errors import ConfigError, CorpusError, UsageError
-from harness1.hashing import digest
-from harness1.http.client import is_address
-from harness1.records import Chunk, ChunkId, DocId
+import msgspec
+
+from harness1.config import Config, Web
+from harness1.errors import MALFORMED, ConfigError, CorpusError, UsageError
+from harness1.hashing import digest, text_digest
+from harness1.http.client import HttpClient, is_address
+from harness1.plain import utf8_safe
+from harness1.records import Chunk, ChunkId, DocId, Record
 from harness1.retrieval.corpus import Document, chunk
-from harness1.retrieval.engines.page_cache import (
-    HOST,
-    Page,
-    PageCache,
-    WebRequest,
-    allowed,
-    page_question,
-    page_url,
-    search_question,
-    snippet_question,
-)
-from harness1.retrieval.engines.public_hosts import Resolve, resolve
-from harness1.retrieval.engines.web_client import WebClient
 from harness1.retrieval.protocol import IndexInfo, RetrievalFault, Scored, SearchRequest, SearchResult
+
+Resolve = Callable[[str], Awaitable[tuple[str, ...]]]
+"""Returns all IP addresses of a name, () if there is no such name; raises OSError if that cannot be found out now."""
+
+_PUBLIC_V6 = IPv6Network("2000::/3")
+"""All that is assigned to hosts of the internet (RFC 4291)."""
+_NAT64 = IPv6Network("64:ff9b::/96")
+"""An IPv4 address in the last 32 bits, as translators of IPv6 networks give it for every name (RFC 6052)."""
+_PROTOCOLS = IPv4Network("192.0.0.0/24")
+"""Which `is_global` takes for public before Python 3.13."""
+
+
+async def resolve(host: str) -> tuple[str, ...]:
+    """Return the addresses that this machine's resolver gives for a name, or for an address that address."""
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        if error.errno in (socket.EAI_NONAME, socket.EAI_NODATA):
+            return ()
+        raise
+    except UnicodeError:  # a label is empty or too long
+        return ()
+    return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+async def is_public(host: str, resolve: Resolve) -> bool:
+    """Return True if a host has addresses, and all of them are public.
+
+    Raises:
+        OSError: the resolver cannot tell now.
+    """
+    addresses = await resolve(host)
+    return bool(addresses) and all(map(is_public_address, addresses))
+
+
+def is_public_address(text: str) -> bool:
+    """Return True for the address of a host on the internet; IPv6 addresses that stand for one of IPv4 are judged as
+    that one."""
+    try:
+        address = ip_address(text.partition("%")[0])
+    except ValueError:
+        return False
+    if isinstance(address, IPv6Address):
+        inner = _inner(address)
+        if inner is None:
+            return address in _PUBLIC_V6 and address.is_global
+        address = inner
+    return address.is_global and not address.is_multicast and address not in _PROTOCOLS
+
+
+def _inner(address: IPv6Address) -> IPv4Address | None:
+    if address in _NAT64:
+        return IPv4Address(int(address) & 0xFFFFFFFF)
+    return address.ipv4_mapped or address.sixtofour
+
+
+HOST = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*|[0-9a-f.]*:[0-9a-f:.]*")
+"""A host: a name or IPv4 address in ASCII, or an IPv6 address without brackets."""
+MOST_RESULTS = 100
+"""Limit of results of a search API for one query."""
+PORTS = {"http": 80, "https": 443}
+"""Default ports by scheme."""
+_IN_ADDRESS = "/?%:@!$&'()*+,;=~-._[]|"
+"""Characters of an address that are not escaped, besides letters and digits."""
+_LOCAL = frozenset({
+    "localhost", "local", "internal", "lan", "home", "corp", "mail", "intranet", "private", "svc", "arpa", "test",
+    "invalid", "onion", "alt",
+})  # fmt: skip
+"""Last labels of names that are of local networks by custom, or that are kept from the internet (RFC 6761, ICANN)."""
+
+
+def page_url(text: str) -> str | None:
+    """Return the normalised form of an address in ASCII, or None if it is not a web address.
+
+    Scheme and host are in lower case; the default port, the fragment and parameters `utm_*` are left out. Addresses on
+    which programs differ are refused: those with a user name, invalid hosts or dot segments.
+    """
+    try:
+        parts = urlsplit(text.strip())
+        host = (parts.hostname or "").rstrip(".").encode("idna").decode().lower()
+        port = "" if parts.port in (None, PORTS.get(parts.scheme)) else f":{parts.port}"
+        path, query = (quote(part, safe=_IN_ADDRESS) for part in (parts.path or "/", parts.query))
+    except ValueError:
+        return None
+    if parts.scheme not in PORTS or "@" in parts.netloc or not HOST.fullmatch(host):
+        return None
+    if {".", ".."} & set(unquote(path).split("/")):
+        return None
+    kept = "&".join(parameter for parameter in query.split("&") if not parameter.lower().startswith("utm_"))
+    name = f"[{host}]" if ":" in host else host
+    return f"{parts.scheme}://{name}{port}{path}" + (f"?{kept}" if kept else "")
+
+
+def allowed(url: str, hosts: Sequence[str]) -> bool:
+    """Return True if a normalised address may be read: its host or a parent domain is listed, or the list is empty.
+
+    IP addresses in any notation, names without a dot and names of local networks must be listed themselves. What other
+    names resolve to is judged before a page is read (`public_hosts.is_public`).
+    """
+    host = urlsplit(url).hostname or ""
+    listed = {name.lower() for name in hosts}
+    last = host.rpartition(".")[2]
+    if "." not in host or last[:1].isdigit() or last in _LOCAL:
+        return host in listed
+    return not listed or any(host == name or host.endswith(f".{name}") for name in listed)
+
+
+class WebRequest(Record):
+    """A web request without keys; equal requests have the same answer.
+
+    `search`: a query and the number of results. `page`: an address and the maximum bytes to read. `snippet`: an
+    address; the answer is the page as a search first showed it.
+    """
+
+    kind: Literal["search", "page", "snippet"]
+    endpoint: str
+    """Digest of the endpoint's address."""
+    subject: str
+    """The query, or the address of the page."""
+    limit: int = 0
+
+
+def search_question(query: str, seen: int, web: Web) -> WebRequest:
+    """Return the request of a search on the listed hosts, with extra results to replace `seen` pages.
+
+    The number of results is a multiple of `web.results`, so that sibling episodes share more answers.
+    """
+    sites = " OR ".join(f"site:{host}" for host in sorted({host.lower() for host in web.hosts}))
+    text = f"{query.strip()} ({sites})" if sites else query.strip()
+    number = min(web.results * (1 + -(-seen // web.results)), MOST_RESULTS)
+    return WebRequest(kind="search", endpoint=_endpoint(web.search_url), subject=utf8_safe(text), limit=number)
+
+
+def page_question(url: str, web: Web) -> WebRequest:
+    """Return the request of the page at a normalised address."""
+    return WebRequest(kind="page", endpoint=_endpoint(web.read_url), subject=url, limit=web.page_bytes)
+
+
+def snippet_question(url: str, web: Web) -> WebRequest:
+    """Return the cache entry of the snippet with which a search first showed a page."""
+    return WebRequest(kind="snippet", endpoint=_endpoint(web.search_url), subject=url)
+
+
+def _endpoint(url: str) -> str:
+    """Return the digest of an endpoint without its parameters and user name, which may be secrets."""
+    parts = urlsplit(url)
+    return text_digest(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}")
+
+
+class Page(Record):
+    """A web page or its snippet, with its normalised address."""
+
+    url: str
+    title: str
+    text: str
+
+
+class _Entry(Record):
+    question: WebRequest
+    pages: tuple[Page, ...]
+
+
+class PageCache:
+    """Answers on disk, as tuples of pages: results best first, one page, or () if there is no page."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def get(self, question: WebRequest) -> tuple[Page, ...] | None:
+        """Return the answer, or None if there is no readable one."""
+        try:
+            entry = msgspec.json.decode(self._path(question).read_bytes(), type=_Entry)
+        except (OSError, *MALFORMED):
+            return None
+        return entry.pages if entry.question == question else None
+
+    def put(self, question: WebRequest, pages: tuple[Page, ...]) -> None:
+        """Store an answer, replacing an earlier one; raise OSError, and keep the earlier one, if that fails."""
+        path = self._path(question)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        work = path.with_name(f".{uuid.uuid4().hex}")
+        try:
+            work.write_bytes(msgspec.json.encode(_Entry(question=question, pages=pages)))
+            work.replace(path)
+        finally:
+            work.unlink(missing_ok=True)
+
+    def _path(self, question: WebRequest) -> Path:
+        name = digest(question)
+        return self._folder / name[:2] / f"{name}.json"
+
+
+Pages = tuple[Page, ...] | RetrievalFault
+
+_GONE = (404, 410)
+_WARNING = re.compile(r"^Warning: Target URL returned error (\d{3})\b", re.MULTILINE)
+
+
+class WebClient:
+    """Answers requests from the cache, else from the endpoints; simultaneous equal requests are sent once.
+
+    Raises:
+        MissingExtra: httpx is not installed, and `web.offline` is off.
+    """
+
+    def __init__(self, cache: PageCache, web: Web, resolve: Resolve) -> None:
+        self._cache, self._web, self._resolve = cache, web, resolve
+        self._listed = {host.lower() for host in web.hosts}
+        self._client = None if web.offline else HttpClient("", connections=web.concurrency)
+        self._flights: dict[tuple[asyncio.AbstractEventLoop, WebRequest], asyncio.Task[Pages]] = {}
+
+    async def answer(self, question: WebRequest) -> Pages:
+        """Return the answer to a request. It goes on, and its answer is cached, even if the caller is cancelled."""
+        known = self._cache.get(question)
+        if known is not None:
+            return known
+        if self._client is None:
+            return RetrievalFault(message=f"offline, and the cache has no answer to this {question.kind}")
+        key = (asyncio.get_running_loop(), question)
+        flight = self._flights.get(key)
+        if flight is None:
+            flight = self._flights[key] = asyncio.create_task(self._ask(self._client, question))
+            flight.add_done_callback(lambda _: self._flights.pop(key, None))
+        return await asyncio.shield(flight)
+
+    async def _ask(self, client: HttpClient, question: WebRequest) -> Pages:
+        """Ask the endpoint, and cache its answer unless it is a fault."""
+        ask = self._find if question.kind == "search" else self._fetch
+        try:
+            async with await client.turn(), asyncio.timeout(self._web.timeout_s):
+                # Not cached, because names move to other addresses, and users list hosts.
+                if question.kind == "page" and (refusal := await self._judged(question)) is not None:
+                    return refusal
+                answer = await ask(client, question)
+        except TimeoutError:
+            return _fault(question, f"gave no answer within {self._web.timeout_s:g} s")
+        except client.errors as error:
+            # The error may contain the endpoint's address, which may contain a key.
+            return _fault(question, f"failed: {type(error).__name__}")
+        try:
+            self._keep(question, answer)
+        except OSError as error:
+            return RetrievalFault(message=f"the cache of the web cannot be written: {error.strerror}")
+        return answer
+
+    async def _find(self, client: HttpClient, question: WebRequest) -> Pages:
+        headers = {"X-API-KEY": self._web.search_key} if self._web.search_key else {}
+        asked, most = json.dumps({"q": question.subject, "num": question.limit}), self._web.page_bytes
+        status, _, body = await client.exchange(self._web.search_url, asked.encode(), most, headers)
+        if status != 200:
+            return _refusal(question, status)
+        if len(body) > most:
+            return _fault(question, f"gave more than {most} bytes")
+        try:
+            return _found(msgspec.json.decode(body, type=_Results))
+        except MALFORMED:
+            return _fault(question, "gave a malformed answer")
+
+    async def _judged(self, question: WebRequest) -> Pages | None:
+        """Return the answer for a page whose host is not public, None if the page may be read. The reader may stand in
+        a network of its own with this machine, whose hosts no policy may reach through it."""
+        host = urlsplit(question.subject).hostname or ""
+        try:
+            return None if host in self._listed or await is_public(host, self._resolve) else ()
+        except OSError:
+            return RetrievalFault(message=f"the host {host} cannot be resolved now")
+
+    async def _fetch(self, client: HttpClient, question: WebRequest) -> Pages:
+        key = {"Authorization": "Bearer " + self._web.read_key} if self._web.read_key else {}
+        headers, url = {"Accept": "text/plain"} | key, self._web.read_url + question.subject
+        status, _, body = await client.exchange(url, None, question.limit, headers)
+        if status != 200:
+            return () if status in _GONE else _refusal(question, status)
+        # If the text was cut, the decoder is not final, so that it drops an incomplete character.
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        text = decoder.decode(body[: question.limit], final=len(body) <= question.limit)
+        return _page(question, text)
+
+    def _keep(self, question: WebRequest, answer: Pages) -> None:
+        if isinstance(answer, RetrievalFault):
+            return
+        for page in answer if question.kind == "search" else ():
+            shown = snippet_question(page.url, self._web)
+            if self._cache.get(shown) is None:
+                self._cache.put(shown, (page,))
+        self._cache.put(question, answer)
+
+
+class _Result(msgspec.Struct):
+    link: str = ""
+    title: str | None = None
+    snippet: str | None = None
+    position: float | None = None
+
+
+class _Results(msgspec.Struct):
+    organic: list[_Result]
+
+
+def _found(results: _Results) -> tuple[Page, ...]:
+    """Return the distinct pages of a search result, by position."""
+    pages: dict[str, Page] = {}
+    for result in sorted(results.organic, key=lambda result: result.position or float("inf"))[:MOST_RESULTS]:
+        url = page_url(result.link)
+        if url is not None:
+            pages.setdefault(url, Page(url=url, title=result.title or "", text=result.snippet or ""))
+    return tuple(pages.values())
+
+
+def _page(question: WebRequest, text: str) -> Pages:
+    """Return the page from an answer of the reader, which may have a head: `Title: ...`, other lines, `Markdown
+    Content:`. A warning in the head means an error of the site: () if the page does not exist, else a fault."""
+    head, mark, body = text.partition("Markdown Content:\n")
+    if not mark or not head.startswith("Title:"):
+        return (Page(url=question.subject, title="", text=text),)
+    if warning := _WARNING.search(head):
+        status = int(warning[1])
+        return () if status in _GONE else _fault(question, f"was answered {status} by the site")
+    title = head.partition("\n")[0].removeprefix("Title:").strip()
+    return (Page(url=question.subject, title=title, text=body),)
+
+
+def _refusal(question: WebRequest, status: int) -> RetrievalFault:
+    hint = {401: " (is its key right?)", 403: " (is its key right?)", 429: " (too many requests)"}.get(status, "")
+    return _fault(question, f"answered {status}{hint}")
+
+
+def _fault(question: WebRequest, what: str) -> RetrievalFault:
+    name = "search API" if question.kind == "search" else "page reader"
+    return RetrievalFault(message=f"the {name} {what}")
+
 
 SNIPPET = "#snippet"
 _NO_GREP = "a search API has no regular expressions: --set env.grep.on=false"

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from harness1.config import Config
 from harness1.errors import InfrastructureFault, Refusal, UsageError, is_unconnected
 from harness1.redaction import without_secrets
-from harness1.retrieval.batching import Batcher
+from harness1.retrieval.sharing import Batcher
 from harness1.rows.proxy_record import ABANDONED, RecordedCall
 from harness1.serve.access import Access
 from harness1.serve.bodies import Bodies

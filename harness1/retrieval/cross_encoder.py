@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Container, Sequence
 from functools import lru_cache
+from itertools import chain
 from threading import Lock
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,10 +19,13 @@ from numpy.typing import NDArray
 from harness1 import config
 from harness1.errors import ConfigError, UsageError
 from harness1.model_folder import folder_hash, model_folder
-from harness1.retrieval.dense.loading import loading
+from harness1.records import Chunk
+from harness1.retrieval.embedder import loading
+from harness1.retrieval.protocol import Scored, total_order
 
 if TYPE_CHECKING:
     from sentence_transformers import CrossEncoder
+
 
 ROWS, STEP = 32, 32
 """On devices other than the CPU: pairs in a pass, and the multiple of tokens to which they are padded. On the CPU,
@@ -182,3 +186,44 @@ def _opened(spec: str, device: str, threads: int) -> StanceScorer:
         model = CrossEncoder(str(folder), device=device or None, local_files_only=True)
     rows, step = (1, 1) if model.device.type == "cpu" else (ROWS, STEP)
     return TransformerScorer(model, folder_hash(folder), rows, step)
+
+
+SMALLEST, LARGEST = 1e-30, 1.0 - 2.0**-24
+"""The range of probabilities whose log odds are finite and distinct as 32-bit numbers."""
+
+
+def rerank(
+    queries: Sequence[str], rankings: Sequence[Sequence[Chunk]], scorer: PairScorer, candidates: int
+) -> list[list[Scored]]:
+    """Return all chunks of each query's ranking, rescored, best first, in the total order.
+
+    The scorer reads the first `candidates` of each as title, line break and text, all in one call, and equal pairs
+    once. Their scores are the log odds of its probabilities, which keep values near 0 and near 1 distinct. The other
+    chunks follow in their earlier order, with scores that fall by 1 each from the lowest.
+
+    Args:
+        rankings: for each query its chunks, best first, each once.
+    """
+    read = [
+        [(query, f"{chunk.title}\n{chunk.text}") for chunk in chunks[:candidates]]
+        for query, chunks in zip(queries, rankings, strict=True)
+    ]
+    pairs = list(dict.fromkeys(chain.from_iterable(read)))
+    odds = dict(zip(pairs, _log_odds(scorer.score(pairs)), strict=True)) if pairs else {}
+    return [_reordered(chunks, [odds[pair] for pair in each]) for chunks, each in zip(rankings, read, strict=True)]
+
+
+def _reordered(chunks: Sequence[Chunk], scores: Sequence[float]) -> list[Scored]:
+    """Return the first chunks by their scores, then those without a score."""
+    by_id = {chunk.chunk_id: chunk for chunk in chunks}
+    order = total_order((chunk.chunk_id, score) for chunk, score in zip(chunks, scores, strict=False))
+    lowest = min(scores, default=0.0)
+    behind = [Scored(chunk, lowest - place) for place, chunk in enumerate(chunks[len(scores) :], start=1)]
+    return [Scored(by_id[chunk_id], score) for chunk_id, score in order] + behind
+
+
+def _log_odds(probabilities: NDArray[np.float32]) -> list[float]:
+    """Return ln(p / (1 - p)), which for a model with one label is its output before the sigmoid."""
+    clipped = np.clip(probabilities.astype(np.float64), SMALLEST, LARGEST)
+    odds: list[float] = (np.log(clipped) - np.log1p(-clipped)).tolist()
+    return odds

@@ -1,9 +1,9 @@
 """Builds the next generation of an index: build, add, delete.
 
-Documents added together form one segment, or several of at most `merging.LARGEST` chunks, so that memory stays
-bounded. Adding leaves the other segments as they are (their files are linked into the new generation); deleting marks
-chunks as dead. Adjacent small segments are merged, as Lucene's log-merge policy does, so that their number grows with
-the logarithm of the corpus, and a segment that is more than half dead is written anew.
+Documents added together form one segment, or several of at most `LARGEST` chunks, so that memory stays bounded. Adding
+leaves the other segments as they are (their files are linked into the new generation); deleting marks chunks as dead.
+Adjacent small segments are merged, as Lucene's log-merge policy does, so that their number grows with the logarithm of
+the corpus, and a segment that is more than half dead is written anew.
 """
 
 from __future__ import annotations
@@ -13,39 +13,168 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from itertools import chain, pairwise
+from functools import cached_property
+from itertools import chain, groupby, pairwise
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from harness1 import config
-from harness1.errors import CorpusError
+from harness1.errors import CorpusError, UsageError
 from harness1.records import Chunk, ChunkId, DocId
-from harness1.retrieval.analyser import Analyser, reads_by_script
-from harness1.retrieval.bm25.search import NONE
-from harness1.retrieval.checked import Files, Sums
-from harness1.retrieval.corpus import Document, chunk, searched_text
-from harness1.retrieval.dense.vectors import Progress
-from harness1.retrieval.index import merging
-from harness1.retrieval.index.checksums import MANIFEST, VECTORS, read_checksums, write_checksums
-from harness1.retrieval.index.embeddings import Embeddings
-from harness1.retrieval.index.generations import CURRENT, building, current_generation, new_generation
-from harness1.retrieval.index.index import (
+from harness1.retrieval.bm25 import NONE
+from harness1.retrieval.corpus import Analyser, Document, chunk, reads_by_script, searched_text
+from harness1.retrieval.dense import Integers, build_approximate, extend_approximate, used_rows
+from harness1.retrieval.embedder import Embedder, Progress, VectorStore, open_embedder, open_vectors, widths
+from harness1.retrieval.files import DamagedFile, Files, Sums, damaged_blocks, sums_of
+from harness1.retrieval.generations import (
+    CURRENT,
+    MANIFEST,
+    VECTORS,
+    building,
+    current_generation,
+    new_generation,
+    read_checksums,
+    store_of,
+    write_checksums,
+)
+from harness1.retrieval.index import (
+    APPROXIMATE,
     FORMAT,
+    ROWS,
     Manifest,
+    Segment,
     SegmentEntry,
+    SegmentSize,
+    SegmentWriter,
     VectorsEntry,
     dead_marks,
+    document_sum,
     index_hash,
     live_rows,
     read_manifest,
 )
-from harness1.retrieval.index.merging import to_merge
-from harness1.retrieval.index.segment import ROWS, Segment, SegmentSize, SegmentWriter, document_sum
 from harness1.retrieval.protocol import IndexInfo
 from harness1.runs.files import write_json
 from harness1.words import AUTO, is_foreign
+
+MERGE = 8
+"""The least number of adjacent segments that are merged, if none is larger than the others together."""
+MOST = 16
+"""The most segments that may stay below full size; every search visits each of them."""
+LARGEST = 1 << 18
+"""The most chunks in a segment, which is then full."""
+
+
+def to_merge(entries: Sequence[SegmentEntry]) -> range | None:
+    """Return the next adjacent segments to write as one: one that is mostly dead, or enough small ones."""
+    for at, entry in enumerate(entries):
+        if 2 * entry.dead.chunks > entry.size.chunks:
+            return range(at, at + 1)
+    sizes = [entry.live.chunks for entry in entries]
+    for limit in sorted(set(sizes)):
+        for run in _runs(sizes, limit):
+            total, largest = sum(sizes[run.start : run.stop]), max(sizes[run.start : run.stop])
+            if len(run) >= MERGE and 2 * largest <= total <= LARGEST:
+                return run
+    if sum(2 * size <= LARGEST for size in sizes) <= MOST:
+        return None
+    pairs = [(sizes[at] + sizes[at + 1], at) for at in range(len(sizes) - 1)]
+    total, at = min(pairs)
+    return range(at, at + 2) if total <= LARGEST else None
+
+
+def _runs(sizes: Sequence[int], limit: int) -> Iterator[range]:
+    """Yield stretches of adjacent sizes up to a limit; of a stretch beyond a full segment, the last part."""
+    for small, group in groupby(range(len(sizes)), key=lambda at: sizes[at] <= limit):
+        places = list(group)
+        while small and sum(sizes[at] for at in places) > LARGEST:
+            places.pop(0)
+        if small and places:
+            yield range(places[0], places[-1] + 1)
+
+
+class Embeddings:
+    """Embeds texts that have no embedding yet; the model is loaded when the first text needs it.
+
+    Args:
+        out: the index folder; embeddings are kept in its `vectors/`.
+    """
+
+    def __init__(self, out: Files, settings: config.Dense, machine: config.Machine, progress: Progress | None) -> None:
+        self._out, self._settings, self._run, self._progress = out, settings, machine, progress
+        self._before: VectorsEntry | None = None
+        self._approximate: tuple[Path, Integers] | None = None
+
+    def go_on(self, before: VectorsEntry, generation: Files, segments: Sequence[Segment]) -> None:
+        self._before = before
+        if self._settings.search != "exact":
+            generation.file(APPROXIMATE).check_all()
+            self._approximate = generation.folder / APPROXIMATE, used_rows(live_rows(segments))
+
+    def check(self) -> None:
+        """Load the model, before any work is done for it, and compare it with that of the generation before."""
+        here = self._embedder.hash
+        if self._before and here != self._before.embedder:
+            raise UsageError(
+                "the index was embedded with another model than the one configured now: name the same one with "
+                "--set machine.embedder=PATH, or build the index again"
+            )
+
+    def rows(self, segment: Segment) -> NDArray[np.int32]:
+        """Return the row of each chunk of a segment, and embed those that have none."""
+        self.check()
+        texts = (str(segment.contents.view(number), "utf-8") for number in range(len(segment)))
+        return self._store.ensure(texts, self._embedder, self._progress)
+
+    def finish(self, generation: Path, segments: Sequence[Segment]) -> VectorsEntry:
+        """Write what the generation needs beside its segments, all of which have rows."""
+        made_by = self._before or VectorsEntry(self._embedder.hash, self._embedder.dimensions, 0)
+        files = self._files(made_by.embedder)
+        rows = len(VectorStore(files.folder, made_by.dimensions))
+        entry = VectorsEntry(made_by.embedder, made_by.dimensions, rows)
+        if self._settings.search != "exact":
+            vectors = open_vectors(Files(files.folder), entry.dimensions, rows).values
+            used, path = used_rows(live_rows(segments)), generation / APPROXIMATE
+            if not (self._approximate and extend_approximate(*self._approximate, vectors, used, path)):
+                build_approximate(vectors, used, self._settings, path)
+        return entry
+
+    def sums(self, entry: VectorsEntry) -> dict[str, Sums]:
+        """Return the checksums of the embeddings that a generation uses, and those of other models' embeddings."""
+        files, place = self._files(entry.embedder), store_of(entry.embedder)
+        found = {name: sums for name, sums in self._out.sums.items() if name.startswith(f"{VECTORS}/")}
+        for name, width in widths(entry.dimensions).items():
+            path, before = files.folder / name, files.sums.get(name)
+            grown = not before or before.size != entry.rows * width
+            if before and grown and damaged_blocks(path, before, grows=True):
+                raise DamagedFile(f"{path} is damaged; build the index again with --force")
+            found[f"{place}/{name}"] = before if before and not grown else sums_of(path, entry.rows * width)
+        return found
+
+    @cached_property
+    def _embedder(self) -> Embedder:
+        return open_embedder(self._settings, self._run)
+
+    @cached_property
+    def _store(self) -> VectorStore:
+        """The store, without embeddings that were damaged since: a new index leaves them out, an addition fails."""
+        files = self._files(self._embedder.hash)
+        store = VectorStore(files.folder, self._embedder.dimensions)
+        damaged = store.damaged_rows(files.sums)
+        if damaged.any() and self._before:
+            count = np.count_nonzero(damaged)
+            raise DamagedFile(f"{files.folder} is damaged in {count} rows; build the index again with --force")
+        if damaged.any():
+            store.drop(damaged)
+            place = f"{store_of(self._embedder.hash)}/"
+            others = {name: sums for name, sums in self._out.sums.items() if not name.startswith(place)}
+            self._out = Files(self._out.folder, others)
+        return store
+
+    def _files(self, embedder: str) -> Files:
+        return self._out.below(store_of(embedder))
 
 
 def build_index(
@@ -127,7 +256,6 @@ def delete_documents(
 
 @contextmanager
 def _generation(out: Path, alone: bool) -> Iterator[Path]:
-    """Yield the folder of the next generation, as `new_generation`; keep other builds out, unless the caller does."""
     with nullcontext() if alone else building(out), new_generation(out) as work:
         yield work
 
@@ -207,7 +335,17 @@ class _Draft:
             doc_ids += writer.doc_ids
             chunk_ids += writer.chunk_ids
             parts.append(_Part(SegmentEntry(writer.folder.name, writer.size), writer.folder))
-        _check_ids(doc_ids, chunk_ids)
+        if not doc_ids:
+            raise CorpusError("the corpus holds no documents")
+        for one, other in pairwise(sorted(doc_ids)):
+            if one == other:
+                raise CorpusError(f"two documents have the id {one!r}")
+        for chunk_id, other_chunk in pairwise(sorted(chunk_ids)):
+            if chunk_id == other_chunk:
+                raise CorpusError(
+                    f"{chunk_id!r} is the id of a document, and of a chunk of the longer document "
+                    f"{chunk_id.rpartition('#')[0]!r}; rename one of the two, or raise index.chunk_tokens"
+                )
         self.delete(doc_ids)
         for part in self._parts:
             for chunk_id, number in zip(chunk_ids, part.open().find_chunks(chunk_ids), strict=True):
@@ -218,7 +356,7 @@ class _Draft:
     def _fill(self, writer: SegmentWriter, documents: Iterable[Document]) -> Document | None:
         """Write documents until the segment is full, and return the first that did not fit."""
         for document in documents:
-            if len(writer.chunk_ids) >= merging.LARGEST:
+            if len(writer.chunk_ids) >= LARGEST:
                 return document
             sum_ = document_sum(document)
             writer.add(document.doc_id, sum_, chunk(document, self._settings.chunk_tokens))
@@ -243,11 +381,17 @@ class _Draft:
             CorpusError: no document is left.
         """
         self._settle_language()
-        self._merge()
+        while group := to_merge([part.entry for part in self._parts]):
+            self._parts[group.start : group.stop] = self._rewritten(self._parts[group.start : group.stop])
         live = [part.entry.live for part in self._parts]
         if not sum(size.documents for size in live):
             raise CorpusError("the corpus holds no documents")
-        vectors = self._embed(self._embeddings) if self._embeddings else None
+        vectors = None
+        if self._embeddings:
+            for part in self._parts:
+                if not (part.folder / ROWS).exists():
+                    np.save(part.folder / ROWS, self._embeddings.rows(part.open()))
+            vectors = self._embeddings.finish(self._work, [part.open() for part in self._parts])
         for part in self._parts:
             if part.dead_counts is not None:
                 np.save(self._work / f"{part.entry.name}.dead.npy", part.dead)
@@ -296,11 +440,6 @@ class _Draft:
             self._analysed = meant
             self._parts = [new for part in self._parts for new in self._rewritten([part])]
 
-    def _merge(self) -> None:
-        """Rewrite segments as long as the merge policy asks for it."""
-        while group := to_merge([part.entry for part in self._parts]):
-            self._parts[group.start : group.stop] = self._rewritten(self._parts[group.start : group.stop])
-
     def _rewritten(self, parts: Sequence[_Part]) -> list[_Part]:
         """Write the living documents of segments as one, and remove the segments; nothing is left of dead ones."""
         written = []
@@ -317,13 +456,6 @@ class _Draft:
         for part in parts:
             shutil.rmtree(part.folder)
         return written
-
-    def _embed(self, embeddings: Embeddings) -> VectorsEntry:
-        """Give every chunk the row of its embedding."""
-        for part in self._parts:
-            if not (part.folder / ROWS).exists():
-                np.save(part.folder / ROWS, embeddings.rows(part.open()))
-        return embeddings.finish(self._work, [part.open() for part in self._parts])
 
 
 def _live_documents(segment: Segment) -> Iterator[tuple[DocId, bytes, list[Chunk]]]:
@@ -356,21 +488,6 @@ def _known_vectors(out: Path) -> dict[str, Sums]:
         shutil.rmtree(out / VECTORS, ignore_errors=True)
         return {}
     return {name: each for name, each in sums.items() if name.startswith(f"{VECTORS}/")}
-
-
-def _check_ids(doc_ids: Sequence[DocId], chunk_ids: Sequence[ChunkId]) -> None:
-    """Refuse an empty corpus and ids that are not unique."""
-    if not doc_ids:
-        raise CorpusError("the corpus holds no documents")
-    for one, other in pairwise(sorted(doc_ids)):
-        if one == other:
-            raise CorpusError(f"two documents have the id {one!r}")
-    for chunk_id, other_chunk in pairwise(sorted(chunk_ids)):
-        if chunk_id == other_chunk:
-            raise CorpusError(
-                f"{chunk_id!r} is the id of a document, and of a chunk of the longer document "
-                f"{chunk_id.rpartition('#')[0]!r}; rename one of the two, or raise index.chunk_tokens"
-            )
 
 
 def _link(source: Path, target: Path) -> None:

@@ -1,1 +1,0 @@
-"""BM25 over the segments of an index."""

@@ -1,1 +1,0 @@
-"""Search by embeddings, and models that read texts in pairs."""

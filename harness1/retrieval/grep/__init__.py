@@ -1,1 +1,0 @@
-"""Regular expressions over the segments of an index."""

@@ -1,1 +1,0 @@
-"""The embedded index: segments, generations, building, and the retriever over them."""

@@ -1,0 +1,324 @@
+"""Ranks over an opened index: by terms, by embeddings, or by both fused, and reranked by a cross-encoder if wanted.
+
+Plain functions over batches of searches. The result of a search does not depend on its batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from msgspec import structs
+from numpy.typing import NDArray
+
+from harness1.config import Config, Machine, Retrieval
+from harness1.errors import ConfigError, CorpusError, UsageError
+from harness1.hashing import digest
+from harness1.records import Chunk, ChunkId, DocId, Record
+from harness1.retrieval.cross_encoder import PairScorer, open_cross_encoder, rerank
+from harness1.retrieval.embedder import CachedQueries, Embedder, open_embedder
+from harness1.retrieval.grep import grep_segments
+from harness1.retrieval.index import EmbeddedIndex, open_index
+from harness1.retrieval.protocol import BadPattern, IndexInfo, RetrievalFault, Scored, SearchRequest, SearchResult, rrf
+from harness1.retrieval.sharing import Batcher
+
+if TYPE_CHECKING:
+    from harness1.retrieval.dense import DenseIndex
+
+
+Mode = Literal["bm25", "dense", "hybrid"]
+Positions = list[tuple[int, float]]
+
+
+def ranking_mode(settings: Retrieval, index: EmbeddedIndex) -> Mode:
+    """Return the mode that `auto` stands for in an index.
+
+    Raises:
+        ConfigError: embeddings are asked for and the index has none.
+    """
+    if settings.mode == "auto":
+        return "hybrid" if index.vectors else "bm25"
+    if settings.mode != "bm25" and not index.vectors:
+        raise ConfigError(
+            f"env.retrieval.mode={settings.mode} needs an index with embeddings: "
+            "build it with --set index.dense.model=NAME"
+        )
+    return settings.mode
+
+
+class Ranker:
+    """Ranks the chunks of an index.
+
+    Args:
+        embedder: embeds queries; needed unless `ranking_mode` is `bm25`.
+        scorer: reranks; needed if `settings.rerank.on`.
+    """
+
+    def __init__(
+        self, index: EmbeddedIndex, settings: Retrieval, embedder: Embedder | None, scorer: PairScorer | None
+    ) -> None:
+        self.mode = ranking_mode(settings, index)
+        self._index, self._settings, self._embedder, self._scorer = index, settings, embedder, scorer
+
+    def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult]:
+        """Answer a batch of requests; the caller watches the deadlines.
+
+        `stage_ms` of each result is how long each stage took for the whole batch.
+
+        Raises:
+            ValueError, RuntimeError: a model failed; OSError, IndexError: reading the index did.
+        """
+        clock = _Clock()
+        excludes = [np.array(self._index.positions(request.exclude), np.int64) for request in requests]
+        lists: list[list[Positions]] = []
+        weights: list[float] = []
+        if self.mode != "dense":
+            lists.append(self._by_terms(requests, excludes))
+            weights.append(self._settings.bm25_weight)
+            clock.lap("bm25")
+        if self.mode != "bm25":
+            lists.append(self._by_embeddings(requests, excludes))
+            weights.append(self._settings.dense_weight)
+            clock.lap("dense")
+        ranked = [
+            self._fuse([found[number] for found in lists], weights, self._depth(request.k))
+            for number, request in enumerate(requests)
+        ]
+        if len(lists) > 1:
+            clock.lap("fuse")
+        hits = [[Scored(self._index.chunk(position), score) for position, score in each] for each in ranked]
+        before: list[tuple[ChunkId, ...]] = [()] * len(requests)
+        if self._scorer:
+            before = [tuple(hit.chunk.chunk_id for hit in each) for each in hits]
+            hits = self._rerank(requests, hits, self._scorer)
+            clock.lap("rerank")
+        hits = [each[: request.k] for request, each in zip(requests, hits, strict=True)]
+        if self.mode != "bm25" and any(request.about for request in requests):
+            hits = self._compared(requests, hits)
+            clock.lap("compare")
+        return [SearchResult(tuple(each), ids, clock.laps) for each, ids in zip(hits, before, strict=True)]
+
+    def _compared(self, requests: Sequence[SearchRequest], hits: list[list[Scored]]) -> list[list[Scored]]:
+        """Compare hits with the texts that their requests are about."""
+        dense, embedder = self._embeddings()
+        texts = list(dict.fromkeys(request.about for request in requests if request.about))
+        about = dict(zip(texts, embedder.embed_queries(texts), strict=True))
+        return [
+            self._likened(each, dense, about[request.about]) if request.about else each
+            for request, each in zip(requests, hits, strict=True)
+        ]
+
+    def _likened(self, hits: list[Scored], dense: DenseIndex, about: NDArray[np.float32]) -> list[Scored]:
+        positions = self._index.positions([hit.chunk.chunk_id for hit in hits])
+        cosines = dense.cosines(about, np.array(positions, np.int64)).tolist()
+        return [structs.replace(hit, likeness=round(cosine, 6)) for hit, cosine in zip(hits, cosines, strict=True)]
+
+    def _depth(self, k: int) -> int:
+        """Return how many chunks of a ranking are needed."""
+        return max(k, self._settings.rerank.candidates) if self._scorer else k
+
+    def _by_terms(self, requests: Sequence[SearchRequest], excludes: Sequence[NDArray[np.int64]]) -> list[Positions]:
+        depth = self._settings.bm25_depth if self.mode == "hybrid" else 0
+        return [
+            self._index.bm25.search(request.query, max(depth, self._depth(request.k)), exclude)
+            for request, exclude in zip(requests, excludes, strict=True)
+        ]
+
+    def _by_embeddings(
+        self, requests: Sequence[SearchRequest], excludes: Sequence[NDArray[np.int64]]
+    ) -> list[Positions]:
+        dense, embedder = self._embeddings()
+        depth = self._settings.dense_depth if self.mode == "hybrid" else 0
+        queries = embedder.embed_queries([request.query for request in requests])
+        depths = [max(depth, self._depth(request.k)) for request in requests]
+        return dense.search(queries, depths, excludes)
+
+    def _embeddings(self) -> tuple[DenseIndex, Embedder]:
+        if self._index.dense is None or self._embedder is None:
+            raise ValueError("no embeddings, or nothing to embed queries with")
+        return self._index.dense, self._embedder
+
+    def _fuse(self, lists: Sequence[Positions], weights: Sequence[float], k: int) -> list[tuple[int, float]]:
+        """Return the best `k` of one list, or of several by reciprocal rank fusion."""
+        if len(lists) == 1:
+            return lists[0][:k]
+        places = list(dict.fromkeys(position for found in lists for position, _ in found))
+        names = dict(zip(places, self._index.chunk_ids(places), strict=True))
+        positions = {name: position for position, name in names.items()}
+        fused = rrf([[names[position] for position, _ in found] for found in lists], self._settings.rrf_k, weights)
+        return [(positions[name], score) for name, score in fused[:k] if score > 0]
+
+    def _rerank(
+        self, requests: Sequence[SearchRequest], hits: Sequence[Sequence[Scored]], scorer: PairScorer
+    ) -> list[list[Scored]]:
+        queries = [request.query for request in requests]
+        rankings = [[hit.chunk for hit in each] for each in hits]
+        return rerank(queries, rankings, scorer, self._settings.rerank.candidates)
+
+
+class _Clock:
+    """Milliseconds of the stages of a batch."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, stage: str) -> None:
+        now = time.perf_counter()
+        self.laps[stage] = (now - self._last) * 1000
+        self._last = now
+
+
+ENGINE_ERRORS = (OSError, ValueError, LookupError, MemoryError, RuntimeError)
+"""Errors that reading a damaged or vanished index, or a failing model, may raise."""
+LONG_QUERY, LONG_LIST = 4096, 256
+"""Characters of a query, and hits, from which a search takes too long for the event loop."""
+Found = SearchResult | RetrievalFault
+
+
+def open_embedded(path: Path, config: Config) -> EmbeddedRetriever:
+    """Open an index folder, and the models that the configuration ranks with.
+
+    Raises:
+        CorpusError, SchemaError: the folder is not an index, is damaged, or was built by a newer version.
+        ConfigError: embeddings are asked for and the index has none, or no reranker is named.
+        UsageError: a model does not load, or is not the one that the index was built with.
+        MissingExtra: the package of a model, or faiss, is not installed.
+    """
+    index = open_index(path)
+    ranking = config.env.retrieval
+    embedder = None
+    if index.vectors and ranking_mode(ranking, index) != "bm25":
+        _map_embeddings(path, index)
+        embedder = CachedQueries(open_embedder(index.settings.dense, config.machine), config.machine.cached_searches)
+        if embedder.hash != index.vectors.embedder:
+            raise UsageError(
+                f"{path} was built with another embedding model than the one at hand: set machine.embedder"
+            )
+    scorer = open_cross_encoder(config.machine) if ranking.rerank.on else None
+    return EmbeddedRetriever(index, ranking, config.machine, embedder, scorer)
+
+
+class EmbeddedRetriever:
+    """`Retriever` over an opened index."""
+
+    def __init__(
+        self,
+        index: EmbeddedIndex,
+        settings: Retrieval = Retrieval(mode="bm25"),
+        machine: Machine = Machine(),
+        embedder: Embedder | None = None,
+        scorer: PairScorer | None = None,
+    ) -> None:
+        self._index = index
+        self._ranker = Ranker(index, settings, embedder, scorer)
+        self._batcher = (
+            Batcher(self._answer, machine.batch_ms / 1000, machine.batch_size) if embedder or scorer else None
+        )
+        self._beside = Batcher(self._answer, 0.0, 1)
+        self.info = info_of(index, scorer)
+
+    async def search(self, requests: Sequence[SearchRequest]) -> list[Found]:
+        now = time.monotonic()
+        asked = [_Timed(request, now + request.deadline) for request in requests]
+        if self._batcher:
+            return await _in_time(self._batcher, asked, max((request.deadline for request in requests), default=0.0))
+        answers: list[Found] = []
+        for each in asked:
+            if len(each.request.query) > LONG_QUERY or each.request.k > LONG_LIST:
+                answers += await _in_time(self._beside, [each], each.end - time.monotonic())
+            else:
+                answers += self._answer([each])
+                await asyncio.sleep(0)
+        return answers
+
+    async def grep(self, pattern: str, limit: int, deadline: float) -> tuple[Chunk, ...] | BadPattern | RetrievalFault:
+        steps = grep_segments(self._index.segments, pattern, limit, deadline)
+        try:
+            while True:
+                next(steps)
+                await asyncio.sleep(0)
+        except StopIteration as done:
+            found = done.value
+        except ENGINE_ERRORS as error:
+            return _fault(error)
+        if isinstance(found, BadPattern | RetrievalFault):
+            return found
+        return tuple(self._index.chunk(self._index.position(segment, number)) for segment, number in found)
+
+    async def read(self, doc_id: DocId) -> tuple[Chunk, ...] | RetrievalFault:
+        try:
+            return await self._chunks(self._index.positions_of(doc_id))
+        except ENGINE_ERRORS as error:
+            return _fault(error)
+
+    async def get(self, chunk_ids: Sequence[ChunkId]) -> tuple[Chunk, ...] | RetrievalFault:
+        try:
+            return await self._chunks(self._index.positions(chunk_ids))
+        except ENGINE_ERRORS as error:
+            return _fault(error)
+
+    async def _chunks(self, positions: Sequence[int]) -> tuple[Chunk, ...]:
+        """Return chunks, and let the event loop run other work in between."""
+        chunks: list[Chunk] = []
+        for start in range(0, len(positions), LONG_LIST):
+            chunks += map(self._index.chunk, positions[start : start + LONG_LIST])
+            await asyncio.sleep(0)
+        return tuple(chunks)
+
+    def _answer(self, asked: Sequence[_Timed]) -> list[Found]:
+        """Answer a batch. If it fails as a whole, answer each request on its own, so that one cannot fail the
+        others."""
+        now = time.monotonic()
+        open_places = [place for place, each in enumerate(asked) if each.end >= now]
+        answers: list[Found] = [RetrievalFault(message="deadline")] * len(asked)
+        try:
+            found: list[Found] = [*self._ranker.search([asked[place].request for place in open_places])]
+        except ENGINE_ERRORS as error:
+            if len(open_places) > 1:
+                return [answer for each in asked for answer in self._answer([each])]
+            found = [_fault(error)]
+        for place, answer in zip(open_places, found, strict=True):
+            answers[place] = answer
+        return answers
+
+
+class _Timed(Record):
+    """A request and its deadline, on the monotonic clock."""
+
+    request: SearchRequest
+    end: float
+
+
+async def _in_time(thread: Batcher[_Timed, Found], asked: Sequence[_Timed], deadline: float) -> list[Found]:
+    try:
+        async with asyncio.timeout(deadline):
+            return await thread.submit(asked)
+    except TimeoutError:
+        return [RetrievalFault(message="deadline")] * len(asked)
+
+
+def _map_embeddings(path: Path, index: EmbeddedIndex) -> None:
+    """Open the embeddings now: at the first search, their files may be gone with the generation that they belong to."""
+    try:
+        index.dense  # noqa: B018
+    except (OSError, ValueError) as error:
+        raise CorpusError(
+            f"the embeddings of {path} are damaged ({error}); build it again with: harness1 index --force"
+        ) from error
+
+
+def info_of(index: EmbeddedIndex, scorer: PairScorer | None) -> IndexInfo:
+    """Return the facts about an index. A reranker decides rankings as the corpus does, so it is part of the hash."""
+    info = index.info
+    if scorer is None:
+        return info
+    return IndexInfo(digest([info.index_hash, scorer.hash]), info.unit, info.documents, info.chunks)
+
+
+def _fault(error: Exception) -> RetrievalFault:
+    return RetrievalFault(message=f"{type(error).__name__}: {error}")

@@ -1,0 +1,235 @@
+"""Resolves the handles of documents and entities that a policy writes, with a note for those that name nothing."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from harness1.config import Env
+from harness1.memory.curated import DEFAULT_TAG
+from harness1.memory.passages import by_relevance
+from harness1.memory.working_memory import WorkingMemory
+from harness1.records import TAGS, ChunkId, Delta, Hit, Note, Observation, Tag, UnitId, Verdict
+from harness1.tools.discovery import named, resolve_all, roomy, unknown_handles
+from harness1.tools.tool import PLAIN, Judge, Needs, ReadDocument, Steps, Traits
+
+Handle = Annotated[str, Meta(description="A handle such as D12; D12.3 reads from the third part on.", max_length=500)]
+
+
+@Traits(discovers=True)
+def read_document(memory: WorkingMemory, env: Env, doc_id: Handle) -> Steps:
+    """Read one document from the corpus in full, as far as the allowance goes."""
+    document = memory.pool.document_of(doc_id)
+    if document is None:
+        return Observation("read_document", error=unknown_handles([doc_id]))
+    answer = yield ReadDocument(document)
+    parts = [part for part in answer.hits if part.index >= first_part(doc_id)]
+    if choosing := env.read.by == "evidence" and not names_part(doc_id):
+        parts = [parts[at] for at in by_relevance([part.text for part in parts], memory.query)]
+    hits = roomy(within(parts, env.observation_limit(env.read.tokens)), PLAIN, (), env)
+    after = parts[len(hits) :]
+    if choosing and hits:
+        hits.sort(key=lambda part: part.index)
+        after = [part for part in after if part.index > hits[-1].index]
+    if not hits:
+        return Observation("read_document", resolved={doc_id: document}, error=Note("no_such_part"))
+    new, aliases = memory.absorb(hits, env)
+    notes = []
+    left = len(after) + answer.unshown
+    if left:
+        number = memory.pool.numbers[document]
+        notes.append(Note("continues", {"handle": f"D{number}.{hits[-1].index + 2}", "parts": left}))
+    delta = Delta(new=tuple(new), aliases=aliases)
+    return Observation("read_document", tuple(hits), resolved={doc_id: document}, notes=tuple(notes), delta=delta)
+
+
+def names_part(handle: str) -> bool:
+    """Return whether a handle names a part of a document, as `D12.3` does."""
+    head, _, part = handle.strip().rpartition(".")
+    return head[:1].upper() == "D" and head[1:].isdecimal() and part.isdecimal()
+
+
+def first_part(handle: str) -> int:
+    """Return the index of the part that a handle names: 2 for `D12.3`, 0 for `D12` or an id."""
+    return max(0, int(handle.strip().rpartition(".")[2][:6]) - 1) if names_part(handle) else 0
+
+
+def passages_left_out(observation: Observation, env: Env) -> dict[ChunkId, int]:
+    """Return, for each hit of a document that was read by evidence, the number of parts left out before it."""
+    if env.read.by != "evidence" or observation.tool != read_document.__name__:
+        return {}
+    following = first_part(next(iter(observation.resolved), ""))
+    left_out = {}
+    for hit in observation.hits:
+        left_out[hit.chunk_id] = max(0, hit.index - following)
+        following = hit.index + 1
+    return left_out
+
+
+def within(parts: list[Hit], tokens: int) -> list[Hit]:
+    """Return as many whole parts from the first on as the allowance holds, at least one."""
+    kept: list[Hit] = []
+    for part in parts:
+        if kept and part.tokens > tokens:
+            break
+        kept.append(part)
+        tokens -= part.tokens
+    return kept
+
+
+def review_docs(
+    memory: WorkingMemory,
+    env: Env,
+    doc_ids: Annotated[list[Handle], Meta(description="Handles of documents that were found before.", max_length=256)],
+) -> Observation:
+    """Show documents that were found before once more, as the memory holds them; costs no search."""
+    resolved, unknown = resolve_all(memory, doc_ids)
+    if not resolved:
+        return Observation("review_docs", error=unknown_handles(unknown) if unknown else Note("no_handles"))
+    units = list(dict.fromkeys(resolved.values()))
+    notes = [unknown_handles(unknown)] if unknown else []
+    if len(units) > env.review.documents:
+        notes.append(
+            Note("documents_left_out", {"count": len(units) - env.review.documents, "limit": env.review.documents})
+        )
+    stored = [hit for unit_id in units[: env.review.documents] for hit in memory.hits_of(unit_id)]
+    hits = roomy(within(stored, env.observation_limit(env.review.tokens)), PLAIN, (), env)
+    if len(hits) < len(stored):
+        notes.append(Note("parts_left_out", {"count": len(stored) - len(hits)}))
+    return Observation("review_docs", tuple(hits), resolved=dict(resolved), notes=tuple(notes))
+
+
+@Traits(frees=True)
+def prune_chunks(
+    memory: WorkingMemory,
+    env: Env,
+    doc_ids: Annotated[list[Handle], Meta(description="Handles of documents whose text is useless.", max_length=256)],
+) -> Observation:
+    """Remove the text of documents from the context, to make room. Curated documents stay curated."""
+    resolved, unknown = resolve_all(memory, doc_ids)
+    if not resolved:
+        return Observation("prune_chunks", error=unknown_handles(unknown) if unknown else Note("nothing_to_prune"))
+    notes = (unknown_handles(unknown),) if unknown else ()
+    delta = Delta(pruned=tuple(dict.fromkeys(resolved.values())))
+    return Observation("prune_chunks", resolved=dict(resolved), notes=notes, delta=delta)
+
+
+Importance = Annotated[
+    dict[str, str],
+    Meta(description="Tag for each handle, also of curated documents: very_high, high, fair or low.", max_length=256),
+    Needs(lambda env: env.curation.tags),
+]
+
+
+@Traits(curates=True)
+def curate(
+    memory: WorkingMemory,
+    env: Env,
+    add_ids: Annotated[list[Handle], Meta(description="Handles to add, best first.", max_length=256)] = [],  # noqa: B006
+    remove_ids: Annotated[list[Handle], Meta(description="Handles to remove.", max_length=256)] = [],  # noqa: B006
+    importance: Importance = {},  # noqa: B006
+) -> Observation:
+    """Add documents to the curated set and remove them; removals come first. The set in its final state is your
+    result."""
+    added, unknown = resolve_all(memory, add_ids)
+    removed, missing = resolve_all(memory, remove_ids)
+    tagged, untaggable = resolve_all(memory, importance)
+    tags, notes = valid_tags(tagged, importance)
+    held = memory.curated.tags
+    additions = {unit_id: tags.get(unit_id, held.get(unit_id, DEFAULT_TAG)) for unit_id in added.values()}
+    for unit_id, tag in tags.items():
+        if unit_id in held:
+            additions.setdefault(unit_id, tag)
+    absent = [reference for reference, unit_id in removed.items() if unit_id not in held]
+    change = memory.curated.edit(additions, list(dict.fromkeys(removed.values())), env.curation)
+    strange = list(dict.fromkeys([*unknown, *missing, *untaggable]))
+    notes += [unknown_handles(strange)] if strange else []
+    notes += [Note("not_curated", named(absent))] if absent else []
+    if not additions and not removed:
+        return Observation("curate", error=notes[0] if notes else Note("nothing_to_curate"))
+    delta = Delta(
+        added=change.added,
+        retagged=change.retagged,
+        removed=tuple(change.removed),
+        evicted=tuple(change.evicted),
+        refused=tuple(change.refused),
+    )
+    return Observation("curate", resolved={**tagged, **removed, **added}, notes=tuple(notes), delta=delta)
+
+
+def valid_tags(tagged: dict[str, UnitId], importance: dict[str, str]) -> tuple[dict[UnitId, Tag], list[Note]]:
+    """Return the valid tags by unit; unknown tags count as the default and are reported."""
+    tags: dict[UnitId, Tag] = {}
+    invalid: list[str] = []
+    for reference, unit_id in tagged.items():
+        word = importance[reference]
+        if word not in TAGS:
+            invalid.append(word[:20])
+        tags[unit_id] = next((tag for tag in TAGS if tag == word), DEFAULT_TAG)
+    return tags, [Note("invalid_tags", {"tags": invalid[:5]})] if invalid else []
+
+
+MIN_CLAIM_CHARACTERS = 6
+Claim = Annotated[str, Meta(description="One statement that a document can support or contradict.", max_length=2000)]
+
+
+def verify(
+    memory: WorkingMemory,
+    env: Env,
+    doc_ids: Annotated[list[Handle], Meta(description="Handles of the documents to check.", max_length=256)],
+    claim: Claim,
+) -> Steps:
+    """Check a claim against documents that were found before. Verdicts are yes, no or unclear, with the sentence they
+    rest on; they are remembered."""
+    words = " ".join(claim.split())
+    if len(words) < MIN_CLAIM_CHARACTERS:
+        return Observation("verify", error=Note("claim_too_short", {"characters": MIN_CLAIM_CHARACTERS}))
+    resolved, unknown = resolve_all(memory, doc_ids)
+    if not resolved:
+        return Observation("verify", error=unknown_handles(unknown) if unknown else Note("no_handles"))
+    units = list(dict.fromkeys(resolved.values()))
+    limit = env.verification.documents
+    notes = [unknown_handles(unknown)] if unknown else []
+    if len(units) > limit:
+        notes.append(Note("documents_left_out", {"count": len(units) - limit, "limit": limit}))
+    asked = units[:limit]
+    cached = {unit_id for unit_id in asked if _known(memory, words, unit_id)}
+    open_units = [unit_id for unit_id in asked if unit_id not in cached]
+    if open_units:
+        texts = tuple((unit_id, _text(memory, env, unit_id)) for unit_id in open_units)
+        answer = yield Judge(words, texts)
+        for verdict in answer.verdicts:
+            if verdict.unit_id in open_units:
+                memory.verification.put(verdict, len(memory.pool.entries[verdict.unit_id].chunk_ids))
+    verdicts = tuple(
+        msgspec.structs.replace(found, cached=unit_id in cached)
+        for unit_id in asked
+        if (found := _known(memory, words, unit_id))
+    )
+    return Observation("verify", verdicts=verdicts, resolved=dict(resolved), notes=tuple(notes))
+
+
+def _text(memory: WorkingMemory, env: Env, unit_id: UnitId) -> str:
+    """Return the text that is judged, under its title if the configuration asks for it."""
+    title = " ".join(memory.hits_of(unit_id)[0].title.split()) if env.verification.titles else ""
+    text = memory.text_of(unit_id)
+    return (f"{title}\n{text}" if title else text)[: env.verification.characters]
+
+
+def _known(memory: WorkingMemory, claim: str, unit_id: UnitId) -> Verdict | None:
+    """Return the remembered verdict, unless the unit has gained text since."""
+    return memory.verification.get(claim, unit_id, len(memory.pool.entries[unit_id].chunk_ids))
+
+
+END_SEARCH = "end_search"
+
+
+def end_search(
+    memory: WorkingMemory,
+    env: Env,
+    reasoning: Annotated[str, Meta(description="Why the curated set is complete, or cannot be completed.")] = "",
+) -> Observation:
+    """Finish the search. The curated set is delivered as it stands."""
+    return Observation(END_SEARCH)
