@@ -51,7 +51,7 @@ _NAMES = {
     "policy.registry": ("open_policy",),
     "policy.scripted": ("ScriptedPolicy",),
     "records": ("Episode", "Gold", "Task", "ToolCall"),
-    "retrieval.index.build": ("build_index",),
+    "retrieval.build": ("build_index",),
     "retrieval.open": ("open_retriever",),
     "reward.components": ("Case",),
     "reward.composite": ("score",),
