@@ -90,11 +90,20 @@ def test_links_between_the_documents_lead_somewhere() -> None:
             assert (document.parent / target).exists(), f"{document.name} links to {target}"
 
 
-def test_the_glossary_names_files_that_exist() -> None:
+def test_the_architecture_names_files_that_exist() -> None:
     root = Path(__file__).parent.parent
-    places = re.findall(r"`([a-z_0-9/]+(?:\.py|/))`", (root / "docs" / "glossary.md").read_text())
-    assert len(places) > 40
-    assert [place for place in places if place != "harness1/" and not (root / "harness1" / place).exists()] == []
+    places = re.findall(r"`((?:harness1|tests)/[a-z_0-9/]+(?:\.py|/))`", (root / "ARCHITECTURE.md").read_text())
+    assert len(places) > 10
+    assert [place for place in places if not (root / place).exists()] == []
+
+
+@pytest.mark.parametrize(
+    ("page", "most"),
+    [("README.md", 5), ("ARCHITECTURE.md", 14), ("docs/concepts.md", 8), ("docs/results.md", 16)],
+)
+def test_pages_for_newcomers_stay_short(page: str, most: int) -> None:
+    """In thousands of bytes; what does not fit belongs into the notebook or into a guide."""
+    assert (Path(__file__).parent.parent / page).stat().st_size <= most * 1024
 
 
 @pytest.mark.parametrize("room", ["retrieval/bm25", "retrieval/grep", "models"])
