@@ -14,7 +14,7 @@ from typing import TypeVar
 from harness1.config import Machine
 from harness1.env.verifiers.protocol import Verifier, VerifierFault
 from harness1.errors import ToolError
-from harness1.http.retrying import Transient, retried
+from harness1.http.client import Transient, retry
 from harness1.memory.working_memory import WorkingMemory
 from harness1.plain import utf8_safe
 from harness1.records import Chunk, ChunkId, DocId, Hit, Ranking, Verdict
@@ -138,7 +138,7 @@ async def patiently(
             raise Transient(result.message)
         return result
 
-    return await retried(once, machine.attempts, machine.backoff_s)
+    return await retry(once, machine.attempts, machine.backoff_s)
 
 
 def _hit(chunk: Chunk, rank: int, score: float = 0.0, likeness: float | None = None) -> Hit:

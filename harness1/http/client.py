@@ -1,41 +1,76 @@
-"""An HTTP client for one server: a session per event loop, failures as values, no secrets in messages."""
+"""HTTP clients for one server: failures as values, no secrets in messages, and the retry policy of all requests."""
 
 from __future__ import annotations
 
 import asyncio
 import math
+import random
 import re
-import ssl
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from email.utils import mktime_tz, parsedate_tz
 from functools import cache
-from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 from urllib.parse import urlsplit
 
 import msgspec
 
-from harness1.errors import MissingExtra, UsageError
+from harness1.errors import InfrastructureFault, MissingExtra, UsageError
 from harness1.records import Record
 from harness1.redaction import secrets_of, without_password, without_secrets
 
 if TYPE_CHECKING:
-    from httpx import AsyncClient, Response
+    import ssl
 
+    from httpx import AsyncClient, Request, Response
+    from tenacity import RetryCallState
 
 CONNECTIONS = 64
 """Default number of open connections to one server from one event loop."""
 ANSWER_BYTES = 256 << 20
 """Largest answer in bytes; a larger one is a fault."""
+LONGEST_WAIT_S = 60.0
+"""Limit of the wait that a server asks for."""
 EXCERPT = 300
 """Characters of a server's error that a message repeats."""
 SHORTEST_SECRET = 4
 SHORTEST_TOKEN, TOKEN_BYTES = 16, 4096
+SENT = frozenset(
+    ["host", "authorization", "user-agent", "accept", "accept-encoding", "connection", "content-type", "content-length"]
+)
+"""Headers that `HostedClient` may send. OpenAI's library would add those of environment variables, which may be keys
+for another server, and a description of this machine."""
 
 Answer = TypeVar("Answer")
+
+
+class Transient(Exception):
+    """A failure that a retry may fix: its reason without secrets, and the wait in seconds that the server asked for."""
+
+    def __init__(self, reason: str, wait_s: float | None = None) -> None:
+        super().__init__(reason)
+        self.wait_s = min(wait_s or 0.0, LONGEST_WAIT_S)
+
+
+async def retry(call: Callable[[], Awaitable[Answer]], attempts: int, backoff_s: float) -> Answer:
+    """Await a call, and again while it raises `Transient`; raise InfrastructureFault if it failed `attempts` times.
+
+    Between tries, wait `backoff_s` times 2, 4, ... with jitter, on top of the server's own wait, so that its clients do
+    not all return at once.
+    """
+    from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt
+
+    def wait(state: RetryCallState) -> float:
+        fault = state.outcome.exception() if state.outcome else None
+        asked = fault.wait_s if isinstance(fault, Transient) else 0.0
+        return asked + backoff_s * 2.0**state.attempt_number * random.uniform(0.5, 1.0)
+
+    transient, stop = retry_if_exception_type(Transient), stop_after_attempt(attempts)
+    try:
+        return await AsyncRetrying(sleep=asyncio.sleep, stop=stop, wait=wait, retry=transient, reraise=True)(call)
+    except Transient as fault:
+        raise InfrastructureFault(f"{fault} ({attempts} attempts)") from fault
 
 
 class HttpFault(Record):
@@ -85,7 +120,10 @@ class HttpClient:
             raise MissingExtra("httpx", "serve") from error
         self.errors = (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError)
         self.url, self._headers, self._connections = url, dict(headers or {}), connections
-        self._secrets = _secrets(url, self._headers)
+        # Shorter strings than a key may be part of ordinary words.
+        words = {word for value in self._headers.values() for word in value.split()} - {"Bearer"}
+        secrets = [word for word in words.union(secrets_of(url)) if len(word) >= SHORTEST_SECRET]
+        self._secrets = sorted(secrets, key=len, reverse=True)
         self._lines: dict[asyncio.AbstractEventLoop, tuple[_Line, AsyncGenerator[_Line, None]]] = {}
 
     async def post(self, path: str, body: bytes, kind: type[Answer], timeout_s: float) -> Answer | HttpFault:
@@ -137,7 +175,7 @@ class HttpClient:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             reason = f"unexpected answer: {error}"
         except self.errors as error:
-            reason, connected = _reason(error), not _is_unconnected(error)
+            reason, connected = _reason(error)
         message = f"{without_password(self.url + path)}: {reason}"
         return HttpFault(without_secrets(message, self._secrets), status, wait, connected)
 
@@ -150,12 +188,14 @@ class HttpClient:
 
     async def _open(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[_Line, None]:
         """Yield the session of a loop. Nothing is awaited before the yield, so two first calls cannot both open one."""
+        from http.cookiejar import CookieJar, DefaultCookiePolicy
+
         from httpx import AsyncClient, Limits
 
         try:
             async with AsyncClient(
                 headers={"Accept-Encoding": "identity", **self._headers},
-                event_hooks={"response": [_bounded]},
+                event_hooks={"response": [_bound_answer]},
                 cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
                 limits=Limits(max_connections=self._connections),
                 timeout=None,
@@ -167,27 +207,55 @@ class HttpClient:
             self._lines.pop(loop, None)
 
 
-def bearer(file: str) -> dict[str, str]:
-    """Return the headers that present the token in a file, none for "".
+class HostedClient(HttpClient):
+    """An `HttpClient` on `openai.AsyncOpenAI`, which uses our session.
+
+    Its retries are off and its answers are read as bytes: callers decide how long to wait and what to accept.
 
     Raises:
-        UsageError: the file cannot be read, or holds no token of printable ASCII.
+        MissingExtra: httpx or openai is not installed.
     """
-    return {"Authorization": f"Bearer {read_token(file)}"} if file else {}
+
+    def __init__(self, url: str, headers: Mapping[str, str] | None = None, connections: int = CONNECTIONS) -> None:
+        super().__init__(url, headers, connections)
+        try:
+            import openai
+        except ImportError as error:
+            raise MissingExtra("openai", "serve") from error
+        self._openai = openai
+
+    def sender(self, session: AsyncClient) -> Any:
+        session.event_hooks = {**session.event_hooks, "request": [_drop_headers]}
+        ours: Any = session  # openai 2 takes a client of httpx, and openai 3 one of httpx2 or httpx
+        return self._openai.AsyncOpenAI(base_url=self.url, api_key="in our session", http_client=ours, max_retries=0)
+
+    async def exchange(
+        self, path: str, body: bytes | None, limit: int, headers: Mapping[str, str] | None = None
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        """Do as `HttpClient.exchange` does, but read the whole answer before cutting it."""
+        from httpx import Response
+
+        sender, openai = (await self._line()).sender, self._openai
+        options: Any = {"headers": {"Authorization": openai.Omit(), **(headers or {})}}
+        try:
+            if body is None:
+                response = await sender.get(path, cast_to=Response, options=options)
+            else:
+                response = await sender.post(path, cast_to=Response, content=body, options=options)
+        except openai.APIStatusError as error:
+            response = error.response
+        except openai.APIConnectionError as error:
+            failed = error.__cause__ or error
+            raise failed from failed.__cause__  # which says why there was no connection
+        return response.status_code, response.headers, response.content[: limit + 1]
 
 
-def read_token(file: str) -> str:
-    """Return the token in a file; raise UsageError as `bearer` does, or if it is shorter than 16 characters."""
-    try:
-        token = Path(file).expanduser().read_bytes()[:TOKEN_BYTES].decode().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"the token cannot be read from {file}: {getattr(error, 'strerror', 'not text')}") from error
-    if len(token) < SHORTEST_TOKEN or not re.fullmatch(r"[!-~]+", token):
-        raise UsageError(f"{file} must hold one word of at least {SHORTEST_TOKEN} ASCII characters: a token")
-    return token
+async def _drop_headers(request: Request) -> None:
+    for name in set(request.headers) - SENT:
+        del request.headers[name]
 
 
-async def _bounded(response: Response) -> None:
+async def _bound_answer(response: Response) -> None:
     """Bound an answer while it is read, whoever reads it. It is not inflated, because its size would have no bound."""
     import httpx
 
@@ -209,6 +277,22 @@ async def _bounded(response: Response) -> None:
 
     stream = cast("httpx.AsyncByteStream", response.stream)
     response.stream = Bounded()
+
+
+def bearer(file: str) -> dict[str, str]:
+    """Return the headers that present the token in a file, none for ""; raise UsageError as `read_token` does."""
+    return {"Authorization": f"Bearer {read_token(file)}"} if file else {}
+
+
+def read_token(file: str) -> str:
+    """Return the token in a file; raise UsageError if that cannot be read, or is not 16 or more of printable ASCII."""
+    try:
+        token = Path(file).expanduser().read_bytes()[:TOKEN_BYTES].decode().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"the token cannot be read from {file}: {getattr(error, 'strerror', 'not text')}") from error
+    if len(token) < SHORTEST_TOKEN or not re.fullmatch(r"[!-~]+", token):
+        raise UsageError(f"{file} must hold one word of at least {SHORTEST_TOKEN} ASCII characters: a token")
+    return token
 
 
 def is_address(url: str) -> bool:
@@ -234,42 +318,33 @@ def error_text(answer: bytes, secrets: Sequence[str] = ()) -> str:
     return without_secrets(text[: 4 * EXCERPT], secrets)[:EXCERPT]
 
 
-def _is_unconnected(error: BaseException) -> bool:
-    """Return True if a request failed because there was no connection: nobody listens, or there is no such host."""
+def _reason(error: BaseException) -> tuple[str, bool]:
+    """Return why a request failed, and whether there was a connection; httpx hides the reason for a failed connection
+    in the cause."""
     import httpx
 
-    return isinstance(error, httpx.ConnectError)
-
-
-def _reason(error: BaseException) -> str:
-    """Return why a request failed; httpx hides the reason for a failed connection in the cause."""
-    if not _is_unconnected(error):
-        return f"{type(error).__name__}: {error}"
+    if not isinstance(error, httpx.ConnectError):
+        return f"{type(error).__name__}: {error}", True
     chain: list[BaseException] = []
     while error not in chain:  # causes can be circular
         chain.append(error)
         error = error.__cause__ or error.__context__ or error
     refused = any(isinstance(each, ConnectionRefusedError) for each in chain)
-    return f"Cannot connect: {'connection refused' if refused else chain[-1]}"
+    return f"Cannot connect: {'connection refused' if refused else chain[-1]}", False
 
 
 @cache
 def _certificates() -> ssl.SSLContext:
     """Return the certificate authorities of this machine; reading them takes 20 ms."""
+    import ssl
+
     return ssl.create_default_context()
-
-
-def _secrets(url: str, headers: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the strings that messages must not repeat: the words of the headers and the secrets of the address.
-
-    Strings too short to be a key are left out, because they may be part of ordinary words."""
-    words = {word for value in headers.values() for word in value.split()} - {"Bearer"}
-    secrets = [word for word in words.union(secrets_of(url)) if len(word) >= SHORTEST_SECRET]
-    return tuple(sorted(secrets, key=len, reverse=True))
 
 
 def _retry_after(value: str) -> float | None:
     """Return the seconds of a Retry-After header, which holds seconds or a date (RFC 9110, 10.2.3)."""
+    from email.utils import mktime_tz, parsedate_tz
+
     try:
         seconds = float(value)
     except ValueError:

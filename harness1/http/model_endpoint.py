@@ -1,23 +1,153 @@
-"""The endpoint of a language model: bounded concurrency, and retries where they can help."""
+"""The endpoint of a language model, with bounded concurrency and retries, and chat completions at temperature 0."""
 
 from __future__ import annotations
 
 import re
-from typing import TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
 
 from harness1.config import Machine
 from harness1.errors import ConfigError, InfrastructureFault, Overflow, Refusal, Unreachable
-from harness1.http.client import HttpClient, HttpFault, is_address
-from harness1.http.hosted import HostedClient
-from harness1.http.retrying import Transient, retried
+from harness1.http.client import HostedClient, HttpClient, HttpFault, Transient, is_address, retry
+from harness1.plain import utf8_safe
+from harness1.records import Record
 from harness1.redaction import without_password
+
+Answer = TypeVar("Answer")
+Messages = list[dict[str, str]]
+
+
+class Endpoint(Protocol):
+    """A server to post to: `ModelEndpoint`, or a test's replacement."""
+
+    async def post(self, path: str, body: object, kind: type[Answer]) -> Answer:
+        """Post a body and decode the answer as `kind`; raise a `HarnessError` on failure."""
+        ...
+
+
+class ChatRoute:
+    """Asks for chat completions with the parameters that the server accepts.
+
+    OpenAI's reasoning models accept `max_tokens` only under its new name, and servers differ in what else they refuse.
+    A parameter that a refusal names is renamed, replaced or left out. This is remembered only once the server has
+    answered, because a refusal may name a parameter that is not at fault.
+
+    Args:
+        free: parameters that may be dropped, each with the only value at which it may.
+        instead: replacements for some of them; the others are left out.
+    """
+
+    def __init__(self, endpoint: Endpoint, free: Mapping[str, Any], instead: Mapping[str, Any] | None = None) -> None:
+        self._endpoint, self._free, self._instead = endpoint, free, instead or {}
+        self._refused: frozenset[str] = frozenset()
+
+    async def post(self, body: Mapping[str, Any], kind: type[Answer]) -> tuple[Answer, dict[str, Any]]:
+        """Return the answer and the body that led to it; raise as the endpoint does, but `Refusal` only if no parameter
+        can be dropped."""
+        refused = self._refused
+        while True:
+            sent = self._adapted(body, refused)
+            try:
+                answer = await self._endpoint.post("/chat/completions", sent, kind)
+            except Refusal as refusal:
+                if (name := self._culprit(str(refusal), sent)) is None:
+                    raise
+                refused |= {name}
+            else:
+                self._refused |= refused
+                return answer, sent
+
+    def _adapted(self, body: Mapping[str, Any], refused: frozenset[str]) -> dict[str, Any]:
+        sent = dict(body)
+        for name in refused & self._droppable(body):
+            if name in self._instead:
+                sent[name] = self._instead[name]
+            else:
+                del sent[name]
+        if "max_tokens" in refused and "max_tokens" in sent:
+            sent.setdefault("max_completion_tokens", sent.pop("max_tokens"))
+        return sent
+
+    def _culprit(self, refusal: str, sent: Mapping[str, Any]) -> str | None:
+        if "max_completion_tokens" in refusal and "max_tokens" in sent:
+            return "max_tokens"
+        free = self._droppable(sent)
+        return next((name for name in self._free if name in free and re.search(rf"\b{name}\b", refusal)), None)
+
+    def _droppable(self, body: Mapping[str, Any]) -> set[str]:
+        return {name for name, value in self._free.items() if name in body and body[name] == value}
+
+
+class Completion(Record):
+    """An answer of a model. Tokens are as its server counts them, None if it does not report them."""
+
+    text: str
+    finish_reason: str = ""
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+class Completer:
+    """Asks one model at an endpoint. `most_tokens` is the limit of an answer, including any reasoning before it."""
+
+    def __init__(self, endpoint: Endpoint, model: str, most_tokens: int) -> None:
+        self.model, self.most_tokens = model, most_tokens
+        self._route = ChatRoute(endpoint, {"temperature": 0})
+
+    async def complete(self, messages: Messages) -> Completion:
+        """Return the answer to a conversation; raise as the endpoint does."""
+        body = {"model": self.model, "messages": messages, "temperature": 0, "max_tokens": self.most_tokens}
+        answer, _ = await self._route.post(body, _Completed)
+        choice, usage = answer.choices[0], answer.usage if isinstance(answer.usage, dict) else {}
+        used = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
+        counts = [count if isinstance(count, int) else None for count in used]
+        return Completion(choice.message.content or "", choice.finish_reason or "", *counts)
+
+
+class _Message(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Message
+    finish_reason: str | None = None
+
+
+class _Completed(msgspec.Struct):
+    choices: Annotated[list[_Choice], msgspec.Meta(min_length=1)]
+    usage: Any = None
+
+
+def strip_answer(answer: str) -> str:
+    """Return an answer without the reasoning before it and the code fence around it."""
+    answer = answer.strip()
+    if answer.startswith("<think>"):
+        answer = answer.partition("</think>")[2].strip()
+    if answer.startswith("```") and answer.endswith("```"):
+        answer = answer[3:-3].removeprefix("json").strip()
+    return answer
+
+
+_OPENING = re.compile(r"<(?=[^\s\d=])|\[(?=/?[A-Z_]+\])")
+_LOOK_ALIKE = {"<": "‹", "[": "［"}
+_OPENED = str.maketrans({alike: opening for opening, alike in _LOOK_ALIKE.items()})
+
+
+def defuse(text: str) -> str:
+    """Return a text that can neither close the tags around it nor contain a control token of a chat format: characters
+    that could open one are replaced by look-alikes."""
+    return _OPENING.sub(lambda found: _LOOK_ALIKE[found[0]], utf8_safe(text))
+
+
+def restore(text: str) -> str:
+    """Return a text with the look-alikes of `defuse` replaced by the original characters."""
+    return text.translate(_OPENED)
+
 
 REFUSALS = frozenset(range(300, 500)) - {408, 409, 429}
 """Statuses that a retry cannot change. A malformed answer has status 200 and is retried."""
-MISCONFIGURED = frozenset({401, 403, 404})
-"""Refusals that every request would meet, and that the user has to fix."""
 _TOO_LONG = re.compile(
     r"context[ _-]?(length|window|size|limit)|maximum model length|prompt is too long|input token count"
     r"|reduce the length of the messages|inputs`? tokens \+",
@@ -29,8 +159,6 @@ Groq and TGI, in this order of phrases."""
 _ASKED_TOO_MUCH = re.compile(r"tokens'? is too large: (\d+).*?context length is (\d+)", re.S)
 """What vLLM says of `max_tokens`: where it alone fills the context, no prompt would fit."""
 
-Answer = TypeVar("Answer")
-
 
 class ModelEndpoint:
     """The server of a language model, usable from any event loop. Its `client` sends a request once, without retries.
@@ -39,7 +167,7 @@ class ModelEndpoint:
         url: address up to and including `/v1`, if it has one.
         key: bearer token; empty for none.
         timeout_s: limit of one try, to the last byte.
-        attempts, backoff_s: as in `retried`.
+        attempts, backoff_s: as in `retry`.
         concurrency: requests in flight per event loop.
 
     Raises:
@@ -57,7 +185,13 @@ class ModelEndpoint:
         concurrency: int = 16,
         kind: type[HttpClient] = HostedClient,
     ) -> None:
-        _check(url, key := key.strip())
+        key, shown = key.strip(), without_password(url)
+        if not is_address(url):
+            raise ConfigError(f"{shown!r} is not the address of a model: give http://HOST:PORT/v1")
+        if key and shown != url:
+            raise ConfigError(f"{shown}: give a key, or a user name and password in the address, not both")
+        if not key.isprintable() or not key.isascii():
+            raise ConfigError(f"{shown}: the key has characters that a header cannot contain")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.client = kind(url.rstrip("/"), headers, concurrency)
         self._timeout_s, self._attempts, self._backoff_s = timeout_s, attempts, backoff_s
@@ -87,53 +221,33 @@ class ModelEndpoint:
                 self._connected = True
                 return answer
             self._connected |= answer.connected
-            if answer.status in MISCONFIGURED:
-                raise Unreachable(answer.message + self._advice(path, answer.status), answer.status)
+            if answer.status in (401, 403):
+                raise Unreachable(f"{answer.message}; is the key right?", answer.status)
+            if answer.status == 404:
+                astray = path == "/chat/completions" and "/v1" not in self.url
+                advice = "; the address must reach up to and including the /v1" if astray else ""
+                raise Unreachable(answer.message + advice, answer.status)
             if answer.status in REFUSALS:
                 refusal = Overflow if _is_too_long(answer.message) else Refusal
                 raise refusal(answer.message, answer.status)
             raise Transient(answer.message, answer.retry_after_s)
 
         try:
-            return await retried(once, self._attempts, self._backoff_s)
+            return await retry(once, self._attempts, self._backoff_s)
         except InfrastructureFault as fault:
             if self._connected:  # as it is after a refusal
                 raise
             raise Unreachable(f"{fault}; is the server running, and is this its address?") from fault
 
-    def _advice(self, path: str, status: int) -> str:
-        if status in (401, 403):
-            return "; is the key right?"
-        astray = status == 404 and path == "/chat/completions" and "/v1" not in self.url
-        return "; the address must reach up to and including the /v1" if astray else ""
-
-
-def _check(url: str, key: str) -> None:
-    shown = without_password(url)
-    if not is_address(url):
-        raise ConfigError(f"{shown!r} is not the address of a model: give http://HOST:PORT/v1")
-    if key and shown != url:
-        raise ConfigError(f"{shown}: give a key, or a user name and password in the address, not both")
-    if not key.isprintable() or not key.isascii():
-        raise ConfigError(f"{shown}: the key has characters that a header cannot contain")
-
 
 def policy_endpoint(url: str, machine: Machine, kind: type[HttpClient] = HostedClient) -> ModelEndpoint:
     """Return the endpoint of a policy's model from the machine settings; raise as `ModelEndpoint` does."""
-    return ModelEndpoint(
-        url,
-        machine.model.key,
-        timeout_s=machine.model.timeout_s,
-        attempts=machine.attempts,
-        backoff_s=machine.backoff_s,
-        concurrency=machine.model.concurrency,
-        kind=kind,
-    )
+    ours = machine.model
+    return ModelEndpoint(url, ours.key, ours.timeout_s, machine.attempts, machine.backoff_s, ours.concurrency, kind)
 
 
 def verifier_endpoint(url: str, machine: Machine) -> ModelEndpoint:
-    """Return the endpoint of a judge's model, with key, deadline and concurrency of `machine.verifier`; raise as
-    `ModelEndpoint` does."""
+    """Return the endpoint of a judge's model, from `machine.verifier`; raise as `ModelEndpoint` does."""
     judge = machine.verifier
     return ModelEndpoint(url, judge.key, judge.timeout_s, machine.attempts, machine.backoff_s, judge.concurrency)
 

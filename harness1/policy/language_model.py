@@ -15,7 +15,7 @@ from harness1.env.environment import choose
 from harness1.env.render.context import Context
 from harness1.env.render.pieces import Piece, piece
 from harness1.hashing import digest
-from harness1.http.completions import ChatRoute, Endpoint
+from harness1.http.model_endpoint import ChatRoute, Endpoint
 from harness1.models.backend import Backend
 from harness1.models.calls import MOST_CALLS, Message, Said, clean_name, messages_of, read_object, tools_of, unwrapped
 from harness1.models.chat_format import ChatFormat, Parsed, PromptSpan, joined

@@ -20,7 +20,7 @@ from harness1.errors import MALFORMED, InfrastructureFault, SchemaError, UsageEr
 from harness1.eval.evaluate import Evaluation, ensure_run
 from harness1.eval.summary import task_metrics
 from harness1.hashing import digest
-from harness1.http.completions import Completion, Messages, bare, inert
+from harness1.http.model_endpoint import Completion, Messages, defuse, strip_answer
 from harness1.memory.entities import extract
 from harness1.memory.question import head
 from harness1.models.open import Completing
@@ -104,7 +104,7 @@ class Writer:
         told: list[Task] = []
         kept: dict[str, int] = {}
         for task, reply in zip(tasks, replies, strict=True):
-            question = " ".join(bare(reply.text).split()).strip('"“”')
+            question = " ".join(strip_answer(reply.text).split()).strip('"“”')
             if fault := fault_of(question, task, titles):
                 kept[fault] = kept.get(fault, 0) + 1
                 told.append(task)
@@ -149,7 +149,7 @@ class Writer:
 
 def asking(task: Task) -> Messages:
     """Return the request for one question."""
-    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": inert(task.query)}]
+    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": defuse(task.query)}]
 
 
 def fault_of(question: str, task: Task, titles: Mapping[DocId, str]) -> str:

@@ -18,7 +18,7 @@ from harness1.errors import HarnessError, InfrastructureFault, SchemaError, Usag
 from harness1.eval.answers.asking import ANSWERS, Answered, Answering, AnswerItem, NamedModel, ReplyStore, answer_all
 from harness1.eval.answers.prompts import DocumentReader
 from harness1.eval.answers.summary import as_csv, summarised
-from harness1.http.completions import Completer
+from harness1.http.model_endpoint import Completer
 from harness1.records import UnitId
 from tests.support import CORPUS, WordRetriever
 

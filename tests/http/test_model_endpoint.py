@@ -196,7 +196,7 @@ def test_it_waits_as_long_as_the_server_asks_and_no_longer_than_the_bound(monkey
     script = Script([(429, {"Retry-After": "2"}, b""), (503, {"Retry-After": "86400"}, b""), (503, {}, b""), WELL])
     with replying(script) as url:
         asked = endpoint(url, attempts=4, backoff_s=0.5)
-        monkeypatch.setattr("harness1.http.retrying.asyncio.sleep", note)
+        monkeypatch.setattr("harness1.http.client.asyncio.sleep", note)
         posted(asked)
     assert 2.5 <= waits[0] <= 3.0
     assert 61.0 <= waits[1] <= 62.0

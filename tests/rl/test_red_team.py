@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness1.errors import InfrastructureFault, SchemaError
-from harness1.http.completions import Completion, Messages
+from harness1.http.model_endpoint import Completion, Messages
 from harness1.records import (
     Curated,
     DocId,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness1.errors import InfrastructureFault
-from harness1.http.completions import Completion, Messages
+from harness1.http.model_endpoint import Completion, Messages
 from harness1.records import DocId, Gold, Task
 from harness1.tasks.questions import REPLIES, SYSTEM, Writer, fault_of
 from tests.cli.commands import Command, command_in_process

@@ -13,7 +13,7 @@ import msgspec
 from harness1.env.verifiers.protocol import Judgement, Label, VerifierFault
 from harness1.errors import HarnessError
 from harness1.hashing import digest
-from harness1.http.completions import Completer, Endpoint, Messages, bare, inert, opened
+from harness1.http.model_endpoint import Completer, Endpoint, Messages, defuse, restore, strip_answer
 from harness1.plain import utf8_safe
 from harness1.records import UnitId
 
@@ -79,7 +79,7 @@ class LanguageModelVerifier:
 
 def messages(claim: str, document: str) -> Messages:
     """Return the conversation that asks for a verdict. Claim and document cannot close the tags around them."""
-    asked = f"<claim>\n{inert(claim)}\n</claim>\n<document>\n{inert(document)}\n</document>"
+    asked = f"<claim>\n{defuse(claim)}\n</claim>\n<document>\n{defuse(document)}\n</document>"
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": asked}]
 
 
@@ -96,7 +96,7 @@ def parse_judgement(answer: str, document: str) -> Judgement | VerifierFault:
     quoted sentence. Reasoning may come before it, and a code fence around it. The verdict is yes, no or unclear in any
     case, with or without a final `.` or `!`. Anything else is a fault. A quote that is not in the document, apart from
     white space, is left out."""
-    text = bare(answer)
+    text = strip_answer(answer)
     try:
         parsed = msgspec.json.decode(text, type=_Verdict)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
@@ -112,7 +112,7 @@ def parse_judgement(answer: str, document: str) -> Judgement | VerifierFault:
 def _quoted(quote: str, document: str) -> str:
     """Return the text of the document that a quote repeats, with single spaces, or ""."""
     text, sought = (" ".join(each.split()) for each in (document, quote))
-    begin = opened(text).find(opened(sought))
+    begin = restore(text).find(restore(sought))
     return text[begin : begin + len(sought)] if begin >= 0 else ""
 
 

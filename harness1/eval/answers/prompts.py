@@ -16,7 +16,7 @@ from harness1.config import Machine
 from harness1.env.world import patiently
 from harness1.errors import InfrastructureFault
 from harness1.hashing import digest
-from harness1.http.completions import Messages, bare, inert, opened
+from harness1.http.model_endpoint import Messages, defuse, restore, strip_answer
 from harness1.records import Chunk, ChunkId, DocId, Record, UnitId
 from harness1.retrieval.corpus import approximate_tokens
 from harness1.retrieval.protocol import RetrievalFault, Retriever, SearchRequest, SearchResult
@@ -64,14 +64,14 @@ _LABEL = re.compile(r"^(?:the\s+)?answer\s*(?:is\s*:|:)\s*", re.I)
 
 def read_answer(said: str) -> str:
     """Return the answer in a reply: its first line with words, after thoughts and a label `Answer:`; empty if none."""
-    lines = (_LABEL.sub("", line.strip().strip("*`")).strip("*` ") for line in bare(said).splitlines())
-    return opened(" ".join(next((line for line in lines if line), "").split()))
+    lines = (_LABEL.sub("", line.strip().strip("*`")).strip("*` ") for line in strip_answer(said).splitlines())
+    return restore(" ".join(next((line for line in lines if line), "").split()))
 
 
 def read_verdict(said: str) -> bool | None:
     """Return whether a judge's reply is `correct`; None unless it is one of the two words, in any case, with or without
     a full stop, and with or without thoughts before it."""
-    return {"correct": True, "incorrect": False}.get(bare(said).removesuffix(".").strip("*` ").casefold())
+    return {"correct": True, "incorrect": False}.get(strip_answer(said).removesuffix(".").strip("*` ").casefold())
 
 
 def _messages(kind: str, user: str) -> Messages:
@@ -79,7 +79,7 @@ def _messages(kind: str, user: str) -> Messages:
 
 
 def _tagged(name: str, text: str) -> str:
-    return f"<{name}>\n{inert(text)}\n</{name}>"
+    return f"<{name}>\n{defuse(text)}\n</{name}>"
 
 
 def within_budget(sources: Sequence[QuotedDocument], documents: int, tokens: int) -> tuple[QuotedDocument, ...]:

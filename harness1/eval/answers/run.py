@@ -29,8 +29,7 @@ from harness1.eval.answers.prompts import PROMPTS, DocumentReader
 from harness1.eval.answers.summary import as_csv, summarised
 from harness1.eval.run_view import RunView
 from harness1.hashing import digest, file_digest
-from harness1.http.completions import Completer
-from harness1.http.model_endpoint import ModelEndpoint, policy_endpoint, verifier_endpoint
+from harness1.http.model_endpoint import Completer, ModelEndpoint, policy_endpoint, verifier_endpoint
 from harness1.models.spec import ModelSpec
 from harness1.retrieval.open import open_retriever
 from harness1.runs.files import write_atomically, write_json

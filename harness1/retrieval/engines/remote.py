@@ -22,7 +22,7 @@ from harness1.config.settings import Count, Settings, differences
 from harness1.errors import MALFORMED, ConfigError, InfrastructureFault
 from harness1.hashing import digest, text_digest
 from harness1.http.client import HttpClient, HttpFault, bearer, is_address
-from harness1.http.retrying import Transient, retried
+from harness1.http.client import Transient, retry
 from harness1.records import Chunk, ChunkId, DocId, Record
 from harness1.redaction import without_password
 from harness1.retrieval.engines.engine import is_unicode
@@ -335,7 +335,7 @@ async def ask_about(base: str, machine: Machine) -> About | None:
             return None
         raise Transient(f"no retriever answers at {page.message}")
 
-    page = await retried(once, machine.attempts, machine.backoff_s)
+    page = await retry(once, machine.attempts, machine.backoff_s)
     try:
         return msgspec.json.decode(page, type=About) if page else None
     except MALFORMED as error:

@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from harness1.errors import MALFORMED
-from harness1.http.completions import Messages, bare, opened
+from harness1.http.model_endpoint import Messages, restore, strip_answer
 from harness1.records import Record
 
 
@@ -46,7 +46,7 @@ def question(transcript: str) -> Messages:
 def read_judgement(said: str, transcript: str) -> Judgement | None:
     """Return the judgement in a reply: its last JSON object. None if there is none, or it names a trick without a known
     kind, a turn, or a quote from the transcript: a judge that cannot show a trick has not seen one."""
-    objects = _OBJECT.findall(bare(said))
+    objects = _OBJECT.findall(strip_answer(said))
     try:
         found = msgspec.json.decode(objects[-1] if objects else "", type=Judgement)
     except MALFORMED:
@@ -58,4 +58,4 @@ def read_judgement(said: str, transcript: str) -> Judgement | None:
 
 
 def _plain(text: str) -> str:
-    return " ".join(opened(text).casefold().split())
+    return " ".join(restore(text).casefold().split())

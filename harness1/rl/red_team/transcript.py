@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from harness1.http.completions import inert
+from harness1.http.model_endpoint import defuse
 from harness1.records import Episode, Gold, Observation, Turn
 from harness1.retrieval.corpus import approximate_tokens
 from harness1.reward.composite import by_term
@@ -29,7 +29,7 @@ def transcript(episode: Episode, gold: Gold | None, tokens: int) -> str:
             parts.append(f"({at - before - 1} turns are left out here)")
         parts.append(turns[at])
         before = at
-    return inert("\n\n".join([*parts, end]))
+    return defuse("\n\n".join([*parts, end]))
 
 
 def _from_both_ends(turns: Sequence[str], room: int) -> list[int]:

@@ -14,8 +14,7 @@ import msgspec
 from harness1.config import Config
 from harness1.errors import InfrastructureFault
 from harness1.http.client import HttpFault
-from harness1.http.completions import ChatRoute
-from harness1.http.model_endpoint import policy_endpoint
+from harness1.http.model_endpoint import ChatRoute, policy_endpoint
 from harness1.models.backend import LEAST, ROUNDING
 from harness1.records import Sampling, ToolCall
 from harness1.serve.proxy.chat import Called, ChatReply, ChatRequest, Finish, changing, refuse_unsupported
