@@ -23,11 +23,10 @@ from harness1.policy.language_model import call_seed, retry_note
 from harness1.policy.policy import Decision
 from harness1.records import ModelCall, Sampling, Task, ToolCall
 from harness1.rows.proxy_record import RecordedCall, read_records, recording
-from harness1.serve.proxy.service import ProxyService
-from harness1.serve.proxy.token_upstream import TokenUpstream
-from harness1.serve.proxy.upstream import Upstream
+from harness1.serve.proxy import ProxyService
 from harness1.serve.server import answering
 from harness1.serve.service import ServiceLimits
+from harness1.serve.upstreams import TokenUpstream, Upstream
 from tests.serving import HOST, Reply, asking, in_thread
 from tests.support import END, call, search
 from tests.vocabularies import chat_format

@@ -33,8 +33,8 @@ WITHIN = {
     "rl": "* | admission | pivots | learning | open",
     "recipe": "gates | recipe | run | tuning",
     "viewer": "html | report | *",
-    "agents": "* | rollouts | open",
-    "serve": "* | service | access bodies connection | server | retrieve | proxy",
+    "agents": "* | training",
+    "serve": "service | server retrieve chat | openai_dialect anthropic_dialect | upstreams | proxy",
 }
 """The same within a package; `*` stands for every name that is not listed."""
 

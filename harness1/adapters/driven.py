@@ -7,17 +7,27 @@ those of every other run.
 from __future__ import annotations
 
 import asyncio
+import secrets
+import time
+from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
+import msgspec
+
+from harness1.config import Config
+from harness1.data.indexing import Files
 from harness1.env.environment import SearchEnv, Step
 from harness1.env.render.context import Context
 from harness1.env.render.pieces import Piece
 from harness1.episodes.jobs import EpisodeSetup
 from harness1.episodes.rollout import rollout
+from harness1.episodes.single import asked
 from harness1.errors import UsageError
 from harness1.hashing import digest
+from harness1.plain import counted
 from harness1.policy.policy import Decision
-from harness1.records import Episode, Task, ToolCall
+from harness1.records import Curated, Episode, Record, Status, Task, ToolCall
 
 
 class DrivenPolicy:
@@ -146,3 +156,200 @@ def newest_observation(context: Context) -> tuple[Piece, ...]:
     before its first. With `env.rendering.order = "transcript"` nothing else is new."""
     turns = [place for place, each in enumerate(context.pieces) if each.turn_ref is not None]
     return context.pieces[turns[-1] + 1 :] if turns else context.pieces
+
+
+NAME_BYTES = 9
+"""Randomness of a name: it is all that keeps clients apart."""
+WINDOW = 1_000_000
+"""Tokens of an episode whose context is the client's business."""
+LONGEST_QUESTION = 8192
+"""Characters."""
+SWEEPS, SHORTEST_S = 10, 0.05
+"""Looks for idle searches in the time after which one is idle, and the shortest time between them."""
+
+
+class Delivered(Record):
+    """A document of the curated set, as a client gets it."""
+
+    rank: int
+    id: str
+    tag: str
+    title: str
+    snippet: str
+    path: str = ""
+    """The whole path of its file; empty if it is no file, or one that is not shown to this client."""
+
+
+class Answer(Record):
+    """What a client is told after a step."""
+
+    text: str
+    """All that is new in the context."""
+    files: dict[str, str] = {}
+    """The whole paths, by handle, of documents that were found in this step and are files."""
+    failed: bool = False
+    """True if the call was not carried out, or the index failed."""
+    curated: tuple[Delivered, ...] | None = None
+    """What the search delivers, once it is over."""
+    stop_reason: str = ""
+
+
+def append_only(config: Config) -> Config:
+    """Return the configuration for clients that keep a transcript of their own: each context continues the one before,
+    with what changed in the memory behind every observation. Windows and deadlines are the client's."""
+    rendering = msgspec.structs.replace(config.env.rendering, order="epoch", epoch_turns=config.env.max_turns)
+    env = msgspec.structs.replace(config.env, rendering=rendering, context_window=WINDOW)
+    machine = msgspec.structs.replace(config.machine, episode_deadline_s=float(10**6))
+    return msgspec.structs.replace(config, env=env, machine=machine)
+
+
+@dataclass
+class _Open:
+    driven: DrivenEpisode
+    env: SearchEnv
+    used: float
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class Searches:
+    """Searches that are under way. An unknown name is an error, whether it was never given, has ended or was closed.
+
+    Args:
+        open_env: makes an environment, with the settings of `append_only`.
+        driver: name of the framework, for the records.
+        keep: gets every finished episode.
+        most: open searches; one more closes the one that was used longest ago.
+        idle_s: seconds without a call after which a search is closed, or up to a tenth later.
+        files: finds the file of a document, whose path the client is told.
+    """
+
+    def __init__(
+        self,
+        open_env: Callable[[], SearchEnv],
+        driver: str,
+        keep: Callable[[Episode], object] = lambda _: None,
+        most: int = 256,
+        idle_s: float = 1800.0,
+        files: Files = lambda _: None,
+    ) -> None:
+        self._open_env, self._driver, self._keep, self._most, self._idle_s = open_env, driver, keep, most, idle_s
+        self._files = files
+        self._searches: OrderedDict[str, _Open] = OrderedDict()
+        self._started = 0
+        self._sweeper: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._searches)
+
+    async def start(self, question: str) -> tuple[str, Answer]:
+        """Begin a search; return its name and the first context without its instructions.
+
+        Raises:
+            UsageError: the question is empty or too long.
+        """
+        if not question.strip() or len(question) > LONGEST_QUESTION:
+            raise UsageError(f"a question has 1 to {LONGEST_QUESTION:,} characters")
+        # A client that cancels a call may come back: what it began is carried out.
+        return await asyncio.shield(asyncio.create_task(self._start(question)))
+
+    async def act(self, name: str, call: ToolCall) -> Answer:
+        """Carry out a call in a search. Calls of one search are carried out one after the other.
+
+        Raises:
+            UsageError: there is no such search.
+        """
+        return await asyncio.shield(asyncio.create_task(self._act(name, call)))
+
+    async def close(self) -> None:
+        """Close all searches without records."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for name in list(self._searches):
+            await self._close(name)
+
+    async def _start(self, question: str) -> tuple[str, Answer]:
+        self._started += 1
+        env = self._open_env()
+        driven = DrivenEpisode(env, asked(question), self._driver, sample_idx=self._started)
+        name = secrets.token_urlsafe(NAME_BYTES)
+        found = _Open(driven, env, time.monotonic())
+        async with found.lock:
+            while len(self._searches) >= self._most:
+                await self._close(next(iter(self._searches)))
+            self._searches[name] = found
+            self._sweep()
+            await driven.begin()
+            return name, self._answer(name, found)
+
+    async def _act(self, name: str, call: ToolCall) -> Answer:
+        found = self._find(name)
+        async with found.lock:
+            self._find(name)  # it may have ended while this call waited
+            found.used = time.monotonic()
+            self._searches.move_to_end(name)
+            await found.driven.act(call)
+            return self._answer(name, found)
+
+    def _find(self, name: str) -> _Open:
+        if name not in self._searches:
+            raise UsageError("there is no such search: it has ended, was closed, or never was; start one")
+        return self._searches[name]
+
+    def _sweep(self) -> None:
+        """See to it that idle searches are closed while there are searches."""
+        if self._sweeper is None or self._sweeper.done():
+            self._sweeper = asyncio.create_task(self._close_idle())
+
+    async def _close_idle(self) -> None:
+        while self._searches:
+            bound = time.monotonic() - self._idle_s
+            for name in [name for name, each in self._searches.items() if each.used < bound and not each.lock.locked()]:
+                await self._close(name)
+            await asyncio.sleep(max(self._idle_s / SWEEPS, SHORTEST_S))
+
+    async def _close(self, name: str) -> None:
+        if (found := self._searches.pop(name, None)) is not None:
+            await found.driven.close()
+
+    def _answer(self, name: str, found: _Open) -> Answer:
+        driven = found.driven
+        turn = driven.last.turn if driven.last is not None else None
+        failed = turn is not None and turn.observation is not None and turn.observation.error is not None
+        if driven.context is not None:
+            text = "".join(each.text for each in newest_observation(driven.context) if each.role != "system")
+            found_now = [
+                each for each in found.env.state.memory.pool.entries.values() if turn and each.turn == turn.index
+            ]
+            paths = {each.handle: str(path) for each in found_now if (path := self._files(each.doc_id))}
+            return Answer(text, paths, failed)
+        self._searches.pop(name, None)  # it may have been closed meanwhile
+        episode = driven.episode
+        assert episode is not None
+        self._keep(episode)
+        if episode.status is Status.INFRA_ERROR:
+            return Answer(f"The search is invalid: {episode.error}", {}, True, (), episode.stop_reason)
+        curated = delivered(found.env, episode.curated, self._files)
+        return Answer(_summary(curated), {}, failed, curated, episode.stop_reason)
+
+
+def delivered(env: SearchEnv, curated: tuple[Curated, ...], files: Files = lambda _: None) -> tuple[Delivered, ...]:
+    """Return the curated set with titles, the beginnings of texts, and the paths of those that are files."""
+    memory = env.state.memory
+    found = []
+    for each in curated:
+        entry = memory.pool.entries[each.unit_id]
+        text, path = memory.text_of(each.unit_id)[:500], files(entry.doc_id)
+        found.append(Delivered(each.rank, each.unit_id, each.tag, entry.title, text, str(path or "")))
+    return tuple(found)
+
+
+def _summary(curated: tuple[Delivered, ...]) -> str:
+    """Return a text with the whole path of each document, or else its id, on a line of its own."""
+    lines = [f"The search is over. It delivers {counted(len(curated), 'document')}, the best first."]
+    for each in curated:
+        lines += [
+            each.path or each.id,
+            f"  {each.rank}. {each.tag}: {each.title}",
+            f"  {' '.join(each.snippet.split())}",
+        ]
+    return "\n".join(lines)

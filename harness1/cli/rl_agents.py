@@ -72,7 +72,7 @@ def agents(
         --evaluate harness1.agents.evaluation:delivered_f1 --config rl/small --out better
     """
     with optional("serve"):  # not above: the help of this verb needs no extra
-        from harness1.agents.open import learning_on_agents
+        from harness1.agents.training import learning_on_agents
 
     settings = resolve(config, overrides, upstream)
     refuse_oversized_rl(settings, upstream, 1)

@@ -29,7 +29,7 @@ from harness1.retrieval.open import open_retriever
 
 if TYPE_CHECKING:
     from harness1.env.environment import SearchEnv
-    from harness1.serve.access import Access
+    from harness1.serve.service import Access
 
 Port = Annotated[int, Option("--port", help="0 lets the system choose one.", min=0, max=65535)]
 Host = Annotated[str, Option("--host", help="The address to listen on.")]
@@ -99,9 +99,9 @@ def proxy(
     """
     _require_extra()
     from harness1.rows.proxy_record import recording
-    from harness1.serve.proxy.opening import open_upstream
-    from harness1.serve.proxy.service import ProxyService, proxy_limits
+    from harness1.serve.proxy import ProxyService, proxy_limits
     from harness1.serve.server import serve
+    from harness1.serve.upstreams import open_upstream
 
     access = _access(host, allow_host, token_file, no_token, "can use this model and write to this record")
     settings = resolve(config, overrides, upstream)
@@ -138,9 +138,8 @@ def mcp(
 
     Example: harness1 serve mcp --index wiki.index
     """
-    from harness1.adapters.mcp_server import retrieval_server, search_server
-    from harness1.adapters.mcp_transports import serve_http, serve_stdio
-    from harness1.adapters.searches import Searches, append_only
+    from harness1.adapters.driven import Searches, append_only
+    from harness1.adapters.mcp import retrieval_server, search_server, serve_http, serve_stdio
 
     settings = append_only(resolve(config, overrides))
     if retrieval_only and record is not None:
@@ -184,7 +183,7 @@ def openenv(
 
     Example: harness1 serve openenv --data world:1000 --index world.index
     """
-    from harness1.adapters.openenv_env import openenv_app, serve_openenv
+    from harness1.adapters.openenv import openenv_app, serve_openenv
 
     access = _access(host, allow_host, token_file, no_token, "can play episodes over this index")
     settings = resolve(config, overrides)
@@ -225,7 +224,7 @@ def _require_extra() -> None:
 
 def _access(host: str, names: list[str] | None, token_file: str, no_token: bool, what: str) -> Access:
     """Return who may call a server; raise UsageError if that would be everybody, unless the user says so."""
-    from harness1.serve.access import Access
+    from harness1.serve.service import Access
 
     for name in names or ():
         if "/" in name or name.rpartition(":")[2].isdecimal():

@@ -13,8 +13,7 @@ from harness1.config.settings import differences
 from harness1.env.render.pieces import Role, piece
 from harness1.errors import ConfigError, UsageError, optional
 from harness1.http.client import HttpClient
-from harness1.http.model_endpoint import Completer, Completion, Messages
-from harness1.http.model_endpoint import policy_endpoint, verifier_endpoint
+from harness1.http.model_endpoint import Completer, Completion, Messages, policy_endpoint, verifier_endpoint
 from harness1.models.backend import Backend
 from harness1.models.causal_model import context_window
 from harness1.models.chat_format import ChatFormat, joined

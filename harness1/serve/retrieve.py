@@ -33,9 +33,17 @@ from harness1.retrieval.engines.remote import (
     SearchCall,
 )
 from harness1.retrieval.protocol import BadPattern, RetrievalFault, Retriever, SearchRequest, SearchResult
-from harness1.serve.access import Access
-from harness1.serve.bodies import Bodies
-from harness1.serve.service import RETRY_AFTER, Endpoint, Gate, Json, Refused, ServiceLimits, application
+from harness1.serve.service import (
+    RETRY_AFTER,
+    Access,
+    Bodies,
+    Endpoint,
+    Gate,
+    Json,
+    Refused,
+    ServiceLimits,
+    application,
+)
 
 TOPK = 3
 """Default number of passages for a query of Search-R1, as in its own server."""

@@ -16,9 +16,8 @@ import pytest
 from mcp import Client, MCPError, StdioServerParameters
 from mcp.types import INVALID_PARAMS, CallToolResult
 
-from harness1.adapters.driven import DrivenPolicy, newest_observation
-from harness1.adapters.mcp_server import retrieval_server, search_server
-from harness1.adapters.searches import Answer, Searches, append_only
+from harness1.adapters.driven import Answer, DrivenPolicy, Searches, append_only, newest_observation
+from harness1.adapters.mcp import retrieval_server, search_server
 from harness1.config import Config, load_config
 from harness1.data.open import open_source
 from harness1.env.environment import SearchEnv

@@ -18,7 +18,7 @@ from tests.support import CORPUS, END, WordRetriever, make_env, search
 
 pytest.importorskip("openenv", reason="openenv is not installed")
 
-from harness1.adapters.openenv_training import SearchSession, SearchSessions
+from harness1.adapters.openenv import SearchSession, SearchSessions
 
 TASKS = [
     Task("ada", "Where did the father of Ada Lovelace die?", "train", Gold({DocId("ada"): 1, DocId("byron"): 1})),

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from harness1.agents.process import Ended, arguments_of, run_command
+from harness1.agents.evaluation import Ended, arguments_of, run_command
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.records import Status
 from tests.agents.test_agent_sessions import CONFIG, Played, tasks_of

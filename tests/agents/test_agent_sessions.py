@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from harness1.agents.evaluation import AgentSession, delivered_f1, open_evaluation, reward_of
-from harness1.agents.rollouts import Agent, OnPolicyUpstream, agent_rollouts
+from harness1.agents.training import Agent, OnPolicyUpstream, agent_rollouts
 from harness1.config import Agents, Config, Rl, load_config
 from harness1.episodes.jobs import EpisodeJob
 from harness1.errors import InfrastructureFault, UsageError

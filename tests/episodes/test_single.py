@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness1.adapters.searches import Searches
+from harness1.adapters.driven import Searches
 from harness1.config import Config
 from harness1.episodes.replay import replay_episode
 from harness1.episodes.rollout import rollout

@@ -16,10 +16,10 @@ from harness1.http.client import read_token
 from harness1.retrieval.open import open_retriever
 from harness1.retrieval.protocol import SearchRequest, SearchResult
 from harness1.rows.proxy_record import Recorder, read_records
-from harness1.serve.access import Access
-from harness1.serve.proxy.service import ProxyService
+from harness1.serve.proxy import ProxyService
 from harness1.serve.retrieve import RetrievalService
 from harness1.serve.server import answering
+from harness1.serve.service import Access
 from tests.cli.commands import command_in_process
 from tests.proxying import ANTHROPIC_PATH, LIMITS, OPENAI_PATH, Dice, ask, hermes, upstream_of
 from tests.serving import HOST, Reply, asking, in_thread

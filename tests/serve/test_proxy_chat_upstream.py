@@ -12,9 +12,9 @@ import pytest
 
 from harness1.config import ChatPolicy, Config
 from harness1.errors import Refusal
-from harness1.serve.proxy.chat_upstream import ChatUpstream
-from harness1.serve.proxy.memory import Memory
-from harness1.serve.proxy.service import ProxyService
+from harness1.serve.chat import Memory
+from harness1.serve.proxy import ProxyService
+from harness1.serve.upstreams import ChatUpstream
 from tests.proxying import ANTHROPIC_PATH, OPENAI_PATH, ask, recorded
 
 WORDS = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 20}

@@ -27,8 +27,8 @@ from harness1.records import Episode, Status, Task
 from harness1.rows.merging import prefix_merging
 from harness1.rows.proxy_record import ABANDONED, RecordedCall, read_calls, read_records
 from harness1.runs.stage import read_stage
-from harness1.serve.proxy.chat_upstream import ChatUpstream
 from harness1.serve.service import ServiceLimits
+from harness1.serve.upstreams import ChatUpstream
 from tests.http.test_http_client import replying
 from tests.proxying import (
     ANTHROPIC_PATH,

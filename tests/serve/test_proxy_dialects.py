@@ -10,9 +10,9 @@ import pytest
 
 from harness1.config import Env
 from harness1.models.calls import tools_of
-from harness1.serve.proxy.anthropic_dialect import ANTHROPIC
-from harness1.serve.proxy.chat import Called, ChatMessage, ChatReply, ChatRequest, decoded, refuse_unsupported
-from harness1.serve.proxy.openai_dialect import ONE_OUTPUT, OPENAI, body_of
+from harness1.serve.anthropic_dialect import ANTHROPIC
+from harness1.serve.chat import Called, ChatMessage, ChatReply, ChatRequest, decoded, refuse_unsupported
+from harness1.serve.openai_dialect import ONE_OUTPUT, OPENAI, body_of
 from harness1.serve.service import Refused
 from harness1.tools.registry import Toolbox
 from tests.proxying import as_anthropic

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness1.serve.proxy.chat import Called, ChatMessage, ChatReply
-from harness1.serve.proxy.memory import Memory, Past
-from harness1.serve.proxy.sessions import LONGEST_NAME, clean_name, fresh_session, session_of
+from harness1.serve.chat import Called, ChatMessage, ChatReply, Memory, Past
+from harness1.serve.proxy import LONGEST_NAME, clean_name, fresh_session, session_of
 
 START = Past()
 USER = ChatMessage("user", "Hello")

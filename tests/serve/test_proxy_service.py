@@ -19,10 +19,9 @@ from harness1.models.calls import messages_of
 from harness1.models.chat_format import ChatFormat, Ids
 from harness1.records import ModelCall, Sampling, ToolCall
 from harness1.rows.proxy_record import ABANDONED, RecordedCall, Recorder, read_records
-from harness1.serve.proxy.chat import Called, ChatMessage
-from harness1.serve.proxy.openai_dialect import OPENAI
-from harness1.serve.proxy.rendering import prompt_of, text_of_output
-from harness1.serve.proxy.service import ProxyService
+from harness1.serve.chat import Called, ChatMessage, prompt_of, text_of_output
+from harness1.serve.openai_dialect import OPENAI
+from harness1.serve.proxy import ProxyService
 from harness1.serve.service import ServiceLimits
 from harness1.tools.registry import Toolbox
 from tests.proxying import ANTHROPIC_PATH, LIMITS, OPENAI_PATH, Dice, ask, hermes, recorded, upstream_of

@@ -26,7 +26,7 @@ from benchmarks import load
 from harness1.config import Config
 from harness1.errors import MissingExtra, UsageError
 from harness1.retrieval.protocol import RetrievalFault, SearchRequest, SearchResult
-from harness1.serve import connection
+from harness1.serve import server
 from harness1.serve.retrieve import RetrievalService
 from harness1.serve.server import OWN_FILES, answering, most_connections, serve
 from harness1.serve.service import ServiceLimits
@@ -143,7 +143,7 @@ def test_a_client_that_sends_no_whole_head_is_cut_off(monkeypatch: pytest.Monkey
             client.sendall(bytes([letter]))
             time.sleep(0.05)
 
-    monkeypatch.setattr(connection, "IDLE_S", 0.3)
+    monkeypatch.setattr(server, "IDLE_S", 0.3)
     with serving(WordRetriever(CORPUS)) as url, connected(url) as silent, connected(url) as dripping:
         assert received(silent) == 0
         with pytest.raises(ConnectionError):
@@ -158,7 +158,7 @@ def test_a_client_that_does_not_take_its_answer_is_cut_off_and_one_that_waits_fo
             await asyncio.sleep(1.5)
             return await super().search(requests)
 
-    monkeypatch.setattr(connection, "IDLE_S", 0.3)
+    monkeypatch.setattr(server, "IDLE_S", 0.3)
     big = [chunk(f"d{number}#0", "x" * 100_000) for number in range(200)]
     call = json.dumps({"chunk_ids": [each.chunk_id for each in big]}).encode()
     asked = posting("/get", call, b"Connection: close\r\n")

@@ -17,7 +17,7 @@ import pytest
 
 from harness1.config import Config
 from harness1.retrieval.protocol import RetrievalFault, SearchRequest, SearchResult
-from harness1.serve import bodies, connection
+from harness1.serve import server, service
 from harness1.serve.retrieve import LARGE_LIST, RetrievalService
 from harness1.serve.service import ServiceLimits
 from tests.serve.test_server import connected, fetch, posting, raw, received
@@ -31,7 +31,7 @@ SEARCH = b'{"queries":["poet"],"topk":1}'
 
 
 def test_clients_that_never_read_give_their_connections_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "PRESSED_S", 0.3)
+    monkeypatch.setattr(server, "PRESSED_S", 0.3)
     with serving(WordRetriever(BIG), limits=ServiceLimits(connections=4)) as url:
         greedy = [connected(url) for _ in range(4)]
         for each in greedy:
@@ -43,7 +43,7 @@ def test_clients_that_never_read_give_their_connections_to_others(monkeypatch: p
 
 
 def test_answers_that_nobody_takes_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "PRESSED_S", 0.5)
+    monkeypatch.setattr(server, "PRESSED_S", 0.5)
     with serving(WordRetriever(BIG), limits=ServiceLimits(answer_bytes=30_000_000)) as url, connected(url) as greedy:
         greedy.sendall(ALL)
         patience = time.monotonic() + 5
@@ -66,18 +66,18 @@ def test_an_answer_counts_until_it_is_taken_whatever_is_asked_after_it() -> None
 
 def test_the_memory_of_large_answers_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     returned = threading.Event()
-    monkeypatch.setattr(connection, "RETURNED_BYTES", 1_000_000)
-    monkeypatch.setattr(connection, "return_memory", returned.set)
+    monkeypatch.setattr(server, "RETURNED_BYTES", 1_000_000)
+    monkeypatch.setattr(server, "return_memory", returned.set)
     with serving(WordRetriever(BIG)) as url:
         assert raw(url, ALL)[0] == 200
         assert returned.wait(5)
     monkeypatch.undo()
-    connection.return_memory()
+    server.return_memory()
 
 
 def test_a_client_that_takes_its_answer_in_drops_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "IDLE_S", 1.0)
-    monkeypatch.setattr(connection, "PACE", 50_000_000)
+    monkeypatch.setattr(server, "IDLE_S", 1.0)
+    monkeypatch.setattr(server, "PACE", 50_000_000)
     with serving(WordRetriever(BIG)) as url, connected(url) as client:
         client.sendall(ALL)
         count, patience = 0, time.monotonic() + 10
@@ -96,12 +96,12 @@ def test_requests_that_are_sent_before_the_last_is_answered_are_bounded() -> Non
         with suppress(ConnectionError):
             while part := client.recv(1 << 20):
                 answer += part
-        assert answer.count(b"HTTP/1.1 200") <= connection.PIPELINED + 1
+        assert answer.count(b"HTTP/1.1 200") <= server.PIPELINED + 1
         assert fetch(url, "GET", "/health")[0] == 200
 
 
 def test_a_refused_body_is_not_read_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "IGNORED_BYTES", 1_000_000)
+    monkeypatch.setattr(server, "IGNORED_BYTES", 1_000_000)
     with serving(WordRetriever(CORPUS), limits=ServiceLimits(body_bytes=2000)) as url, connected(url) as client:
         client.sendall(posting("/retrieve", b"").replace(b"Content-Length: 0", b"Content-Length: 999999999999"))
         with pytest.raises(ConnectionError):
@@ -134,7 +134,7 @@ def test_a_body_is_inflated_in_small_steps_and_never_beyond_its_limit(size: int)
     status, turns = run(turns_during(RetrievalService(WordRetriever(CORPUS), Config()), packed))
     inflated = min(size, ServiceLimits().body_bytes)
     assert status == (413 if size > inflated else 400)
-    assert inflated / bodies.STEP <= turns + 2 <= 2 * inflated / bodies.STEP
+    assert inflated / service.STEP <= turns + 2 <= 2 * inflated / service.STEP
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_a_slow_sender_keeps_nobody_else_waiting() -> None:
 
 
 def test_bodies_are_bounded_together_and_the_slowest_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "PRESSED_S", 1.0)
+    monkeypatch.setattr(service, "PRESSED_S", 1.0)
     limits = ServiceLimits(bodies_bytes=1_000_000)
     large = posting("/retrieve", SEARCH + b" " * 700_000)
     with serving(WordRetriever(CORPUS), limits=limits) as url, connected(url) as slow:

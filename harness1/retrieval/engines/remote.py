@@ -21,8 +21,7 @@ from harness1.config import Config, Machine, Retrieval
 from harness1.config.settings import Count, Settings, differences
 from harness1.errors import MALFORMED, ConfigError, InfrastructureFault
 from harness1.hashing import digest, text_digest
-from harness1.http.client import HttpClient, HttpFault, bearer, is_address
-from harness1.http.client import Transient, retry
+from harness1.http.client import HttpClient, HttpFault, Transient, bearer, is_address, retry
 from harness1.records import Chunk, ChunkId, DocId, Record
 from harness1.redaction import without_password
 from harness1.retrieval.engines.engine import is_unicode

@@ -8,8 +8,17 @@ from typing import Any, Literal
 
 import msgspec
 
-from harness1.serve.proxy.chat import Called, ChatMessage, ChatReply, ChatRequest, Parameters, converted, spec_of
-from harness1.serve.proxy.dialect import Dialect, Event
+from harness1.serve.chat import (
+    Called,
+    ChatMessage,
+    ChatReply,
+    ChatRequest,
+    Dialect,
+    Event,
+    Parameters,
+    converted,
+    spec_of,
+)
 from harness1.serve.service import Refused
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {

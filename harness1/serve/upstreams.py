@@ -1,27 +1,178 @@
-"""A chat server as upstream: OpenAI's route, with token ids and log probabilities if the server returns them.
-
-vLLM does (`return_token_ids`). Such a server does not say which distribution its log probabilities belong to, so only
-calls at temperature 1 without bounds can be trained on. A model sampled by ids (`vllm:MODEL@URL`) has no such limit.
-"""
+"""The protocol of upstreams, which answer the calls of a proxy: a model sampled by token ids, or a chat server."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from harness1.config import Config
-from harness1.errors import InfrastructureFault
+from harness1.errors import InfrastructureFault, UsageError
 from harness1.http.client import HttpFault
 from harness1.http.model_endpoint import ChatRoute, policy_endpoint
-from harness1.models.backend import LEAST, ROUNDING
-from harness1.records import Sampling, ToolCall
-from harness1.serve.proxy.chat import Called, ChatReply, ChatRequest, Finish, changing, refuse_unsupported
-from harness1.serve.proxy.dialect import Dialect
-from harness1.serve.proxy.openai_dialect import ONE_OUTPUT, OPENAI, body_of
-from harness1.serve.proxy.rendering import Recall
-from harness1.serve.proxy.upstream import Answered, Asked
+from harness1.models.backend import LEAST, ROUNDING, Backend, Grammar
+from harness1.models.chat_format import ChatFormat, Ids
+from harness1.models.open import open_backend
+from harness1.models.spec import ModelSpec
+from harness1.plain import json_safe_call
+from harness1.records import Record, Sampling, ToolCall
+from harness1.serve.chat import (
+    Called,
+    ChatReply,
+    ChatRequest,
+    Dialect,
+    Finish,
+    Past,
+    Recall,
+    changing,
+    prompt_of,
+    refuse_unsupported,
+    text_of_output,
+)
+from harness1.serve.openai_dialect import ONE_OUTPUT, OPENAI, body_of
+from harness1.serve.service import Refused
+from harness1.tools.tool import ToolSpec
+
+
+class Asked(Record, kw_only=True):
+    """A call prepared for the upstream: ids, or a body to forward."""
+
+    sampling: Sampling
+    prompt_ids: Ids = ()
+    past: Past | None = None
+    """The messages before the output; None if its ids cannot be reused."""
+    tools: tuple[ToolSpec, ...] = ()
+    grammar: Grammar | None = None
+    one_call: bool = False
+    body: dict[str, Any] | None = None
+    untrainable: str | None = None
+    """The reason why its tokens cannot be trained on, if known already."""
+
+
+class Answered(Record, kw_only=True):
+    """The result of a call. The service completes `reply`; `untrainable` is the reason why its tokens cannot be trained
+    on."""
+
+    reply: ChatReply
+    prompt_ids: Ids = ()
+    output_ids: Ids = ()
+    output_logprobs: tuple[float, ...] | None = None
+    version_start: int = 0
+    version_end: int = 0
+    finish_reason: str = ""
+    actions: tuple[ToolCall, ...] = ()
+    untrainable: str | None = None
+    message: dict[str, Any] | None = None
+    """The message as the server returned it."""
+
+
+class Upstream(Protocol):
+    """Answers the calls of a proxy. `inputs`, which determine the answers, go into the card of the record."""
+
+    @property
+    def inputs(self) -> dict[str, Any]: ...
+
+    async def models(self) -> Sequence[str]:
+        """Return the names of the served models; raise InfrastructureFault if the upstream does not list them."""
+        ...
+
+    def prepare(self, dialect: Dialect, body: Mapping[str, Any], request: ChatRequest, recall: Recall) -> Asked:
+        """Prepare a call; raise Refused or UsageError if the upstream cannot do what the call asks for."""
+        ...
+
+    async def answer(self, asked: Asked, call_id: str) -> Answered:
+        """Execute a call; it can be cancelled.
+
+        Raises:
+            InfrastructureFault: the upstream failed.
+            Refusal: it refuses this call permanently.
+            UsageError: it refuses every call, or the package refuses this one.
+        """
+        ...
+
+
+class TokenUpstream:
+    """A backend and its chat format. `policy.constrained` enforces calls; `tool_choice = required` alone does not.
+    `policy` and `env.generation_reserve` supply parameters that a call leaves out."""
+
+    def __init__(self, name: str, model: Backend, chat: ChatFormat, config: Config) -> None:
+        self._name, self._model, self._chat = name, model, chat
+        self._settings, self._reserve = config.policy, config.env.generation_reserve
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        hashes = {"model": self._model.hash, "format": self._chat.hash}
+        return {"upstream": self._name, **hashes, "policy": self._settings, "reserve": self._reserve}
+
+    async def models(self) -> Sequence[str]:
+        return (self._name,)
+
+    def prepare(self, dialect: Dialect, body: Mapping[str, Any], request: ChatRequest, recall: Recall) -> Asked:
+        """Do as `Upstream.prepare`."""
+        refuse_unsupported(body, dialect.neutral)
+        grammar, settings = self._declared(request.tools), self._settings
+        prompt = prompt_of(self._chat, request.messages, request.tools, recall)
+        sampling = Sampling(
+            temperature=settings.temperature if request.temperature is None else request.temperature,
+            top_p=request.top_p or settings.top_p,
+            top_k=settings.top_k if request.top_k is None else max(request.top_k, 0),
+            max_tokens=request.max_tokens or self._reserve,
+            seed=request.seed,
+            stop_ids=self._chat.stop_ids,
+            grammar=grammar.digest if grammar else None,
+        )
+        return Asked(
+            sampling=sampling,
+            prompt_ids=prompt.ids,
+            past=prompt.past,
+            tools=request.tools,
+            grammar=grammar,
+            one_call=request.one_call,
+        )
+
+    async def answer(self, asked: Asked, call_id: str) -> Answered:
+        """Do as `Upstream.answer`. An output without a call is returned as text."""
+        output = await self._model.generate(asked.prompt_ids, asked.sampling, asked.grammar)
+        parsed = self._chat.parse(output.output_ids, asked.tools)
+        actions = tuple(map(json_safe_call, parsed.actions if asked.tools else ()))
+        calls = _calls(actions[:1] if asked.one_call else actions, call_id)
+        reply = ChatReply(
+            call_id=call_id,
+            text=parsed.reasoning if calls else text_of_output(self._chat, output.output_ids),
+            calls=calls,
+            finish="tool_calls" if calls else output.finish_reason,
+            prompt_tokens=len(asked.prompt_ids),
+            output_tokens=len(output.output_ids),
+        )
+        return Answered(
+            reply=reply,
+            prompt_ids=asked.prompt_ids,
+            output_ids=output.output_ids,
+            output_logprobs=output.output_logprobs,
+            version_start=output.version_start,
+            version_end=output.version_end,
+            finish_reason=output.finish_reason,
+            actions=actions,
+        )
+
+    def _declared(self, tools: Sequence[ToolSpec]) -> Grammar | None:
+        """Return the grammar of the tools if calls are enforced; refuse schemas that the format cannot express."""
+        try:
+            self._chat.declarations(tools)
+            return self._chat.grammar(tools) if self._settings.constrained and tools else None
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise Refused(400, f"the tools cannot be declared in this model's format: {error}") from error
+
+
+def _calls(actions: Sequence[ToolCall], call_id: str) -> tuple[Called, ...]:
+    """Return calls with unique ids, by which their output is recalled."""
+    return tuple(
+        Called(f"call_{call_id}_{place}", action.name, json.dumps(action.arguments, ensure_ascii=False))
+        for place, action in enumerate(actions)
+    )
+
 
 FINISHES: dict[str, Finish] = {"length": "length", "tool_calls": "tool_calls", "function_call": "tool_calls"}
 """Finish reasons; all others count as `stop`."""
@@ -203,3 +354,27 @@ def _missing(prompt_ids: Sequence[int], output_ids: Sequence[int], logprobs: Seq
     if len(logprobs) != len(output_ids):
         return f"the server returns {len(logprobs)} log probabilities for {len(output_ids)} tokens"
     return None
+
+
+def open_upstream(spec: str, config: Config) -> Upstream:
+    """Open the upstream of a proxy.
+
+    Args:
+        spec: `http://HOST:PORT/v1`, `openai:MODEL@URL`, or a model whose tokens are sampled by id: `hf:PATH`,
+            `vllm:PATH`, `vllm:MODEL@URL`, `sglang:MODEL@URL`.
+
+    Raises:
+        UsageError: the model does not exist or cannot be loaded.
+        ConfigError: the settings do not fit it.
+        MissingExtra: a library that runs it is not installed.
+    """
+    if spec.startswith(("http://", "https://")):
+        return ChatUpstream(spec, "", config)
+    try:
+        asked = ModelSpec.read(spec)
+    except UsageError as error:
+        raise UsageError(f"{error}; a chat server is given as http://HOST:PORT/v1") from error
+    if asked.kind == "openai":
+        return ChatUpstream(asked.url or "", asked.model, config)
+    model, chat = open_backend(asked, config)
+    return TokenUpstream(spec, model, chat, config)

@@ -7,17 +7,18 @@ from typing import Any, Literal
 
 import msgspec
 
-from harness1.serve.proxy.chat import (
+from harness1.serve.chat import (
     Called,
     ChatMessage,
     ChatReply,
     ChatRequest,
+    Dialect,
+    Event,
     Parameters,
     Tokens,
     converted,
     spec_of,
 )
-from harness1.serve.proxy.dialect import Dialect, Event
 from harness1.serve.service import Refused
 
 ONE_OUTPUT: dict[str, tuple[Any, ...]] = {"n": (1,)}

@@ -1,0 +1,374 @@
+"""Chat requests and replies, independent of the provider."""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import takewhile
+from threading import Lock
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from harness1.env.render.pieces import Piece, Role
+from harness1.env.render.view import TurnView
+from harness1.hashing import digest, text_digest
+from harness1.models.calls import read_object
+from harness1.models.chat_format import ChatFormat, Ids
+from harness1.models.formats import CHANNEL, MESSAGE, RETURN
+from harness1.plain import json_safe
+from harness1.records import ModelCall, Record, ToolCall
+from harness1.serve.service import Refused
+from harness1.tools.tool import ToolSpec
+
+Temperature = Annotated[float, Meta(ge=0.0, le=100.0)]
+TopP = Annotated[float, Meta(gt=0.0, le=1.0)]
+TopK = Annotated[int, Meta(ge=-1)]
+"""0 and -1: no bound."""
+Tokens = Annotated[int, Meta(ge=1, le=1 << 31)]
+Seed = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Finish = Literal["stop", "length", "tool_calls"]
+
+Body = TypeVar("Body")
+
+VERBATIM = ("input", "parameters", "input_schema")
+"""Keys whose content is kept with its nulls: the arguments of a call, and schemas."""
+
+
+class Called(Record):
+    """A tool call; `arguments` is the JSON as the model wrote it, valid or not."""
+
+    call_id: str
+    name: str
+    arguments: str = "{}"
+
+    def meaning(self) -> dict[str, Any]:
+        """Return the parsed arguments; if they are not a JSON object, their text under the key `arguments`."""
+        found = read_object(self.arguments or "{}")
+        values: dict[str, Any] = json_safe({"arguments": self.arguments} if found is None else found)
+        return values
+
+
+class ChatMessage(Record):
+    """A message. With role `tool`, `answers` is the id of the answered call."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    text: str = ""
+    calls: tuple[Called, ...] = ()
+    answers: str = ""
+
+
+class Parameters(msgspec.Struct, frozen=True, kw_only=True):
+    """The parameters of all providers. The proxy's configuration replaces those that are None."""
+
+    model: str = ""
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    max_tokens: Tokens | None = None
+    seed: Seed | None = None
+    """Not part of Anthropic's API: its clients send it as `extra_body`."""
+    stream: bool = False
+
+    def shared(self) -> dict[str, Any]:
+        """Return the shared parameters by name."""
+        return {name: getattr(self, name) for name in Parameters.__struct_fields__}
+
+
+class ChatRequest(Parameters, frozen=True, kw_only=True):
+    """A request from a client of either provider."""
+
+    messages: tuple[ChatMessage, ...]
+    tools: tuple[ToolSpec, ...] = ()
+    must_call: bool = False
+    """Require a call. A chat server may enforce it; a model sampled by ids may still answer in text."""
+    one_call: bool = False
+    stream_usage: bool = False
+    """Report usage at the end of a stream. Anthropic's streams always do."""
+    token_ids: bool = False
+    """Include the tokens in the reply."""
+
+    def characters(self) -> int:
+        """Return the length of the messages and the tools together."""
+        texts = [message.text for message in self.messages]
+        texts += [call.name + call.arguments for message in self.messages for call in message.calls]
+        return sum(map(len, texts)) + len(msgspec.json.encode(self.tools))
+
+
+class Spelled(Record):
+    """The tokens of a prompt and its output; log probabilities may be unknown."""
+
+    prompt_ids: tuple[int, ...]
+    output_ids: tuple[int, ...]
+    output_logprobs: tuple[float, ...] | None
+
+
+class ChatReply(Record, kw_only=True):
+    """The answer of a model. `reasoning` is only set if a server returns it separately from the text."""
+
+    call_id: str
+    model: str = ""
+    """The name that the client gave."""
+    created: int = 0
+    """Seconds since 1970."""
+    text: str = ""
+    reasoning: str = ""
+    calls: tuple[Called, ...] = ()
+    finish: Finish = "stop"
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    tokens: Spelled | None = None
+    """Set if the client asked for them."""
+
+
+def decoded(body: bytes) -> dict[str, Any]:
+    """Decode a body as an object and drop its nulls; raise Refused if the body is not a JSON object."""
+    try:
+        found = msgspec.json.decode(body, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Refused(400, f"the body is not a JSON object: {error}") from error
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def converted(body: Mapping[str, Any], kind: type[Body]) -> Body:
+    """Convert a body to a provider's request; a null counts as missing. Raise Refused if the body is not such a
+    request."""
+    try:
+        return msgspec.convert(_without_nulls(body), kind)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise Refused(400, str(error)) from error
+
+
+def refuse_unsupported(body: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> None:
+    """Refuse unsupported parameters, unless they have a value in `neutral`, which changes nothing; raise Refused if a
+    parameter has another value."""
+    if names := changing(body, neutral):
+        raise Refused(400, f"{', '.join(names)}: not supported here with this value: leave it out")
+
+
+def changing(body: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> list[str]:
+    """Return the names of parameters whose values would change the distribution."""
+    return [name for name, values in neutral.items() if name in body and body[name] not in values]
+
+
+def spec_of(name: str, description: str | None, parameters: Mapping[str, Any] | None) -> ToolSpec:
+    """Return a declared tool; raise Refused if its parameters are not a JSON schema of an object."""
+    schema = dict(parameters or {"type": "object", "properties": {}})
+    properties = schema.get("properties", {})
+    if not isinstance(properties, dict) or not all(isinstance(each, dict) for each in properties.values()):
+        raise Refused(400, f"the parameters of the tool {name!r} are not a JSON schema of an object")
+    return ToolSpec(name, description or "", schema)
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        known = {name: each for name, each in value.items() if each is not None}
+        return {name: each if name in VERBATIM else _without_nulls(each) for name, each in known.items()}
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
+
+
+Event = tuple[str, dict[str, Any]]
+"""Name (or "") and data of an event of a stream."""
+
+
+class Dialect(NamedTuple):
+    """The API of one provider. `neutral` lists unsupported parameters with the values that change nothing.
+
+    `read` raises `Refused`. `events` returns a reply as a stream, which ends with `last`.
+    """
+
+    name: str
+    neutral: Mapping[str, tuple[Any, ...]]
+    read: Callable[[Mapping[str, Any]], ChatRequest]
+    whole: Callable[[ChatReply], dict[str, Any]]
+    events: Callable[[ChatReply, bool], list[Event]]
+    error: Callable[[int, str], dict[str, Any]]
+    last: str = ""
+
+    def stream(self, reply: ChatReply, usage: bool) -> bytes:
+        """Return a reply as server-sent events (HTML standard, 9.2)."""
+        lines = []
+        for name, data in self.events(reply, usage):
+            head = f"event: {name}\n" if name else ""
+            lines.append(f"{head}data: {msgspec.json.encode(data).decode()}\n\n")
+        return "".join([*lines, self.last]).encode()
+
+
+class Past(NamedTuple):
+    """A digest of the messages before a position."""
+
+    digest: str = ""
+
+    def then(self, message: ChatMessage) -> Past:
+        """Return the past after a message, ignoring what clients rewrite (arguments, outer whitespace)."""
+        ids = [call.call_id for call in message.calls]
+        return Past(digest([self.digest, message.role, message.text.strip(), ids, message.answers]))
+
+
+class _Said(NamedTuple):
+    text: str
+    calls: list[tuple[str, str, object]]
+    ids: array[int]
+
+
+class Memory:
+    """Outputs by session, in RAM only and safe to share between threads; the least recently used are forgotten beyond
+    the limits of sessions, of outputs per session (a text counts twice), and of token ids in all."""
+
+    def __init__(self, sessions: int = 2000, outputs: int = 2000, ids: int = 50_000_000) -> None:
+        self._most_sessions, self._most_outputs, self._most_ids = sessions, outputs, ids
+        self._sessions: OrderedDict[str, OrderedDict[str, _Said]] = OrderedDict()
+        self._owners: dict[str, str] = {}
+        self._ids = 0
+        self._lock = Lock()
+
+    def owner(self, messages: Sequence[ChatMessage]) -> str | None:
+        """Return the session of the latest known call in the messages."""
+        keys = (_call_key(message.calls) for message in reversed(messages) if message.calls)
+        return next((self._owners[key] for key in keys if key in self._owners), None)
+
+    def remember(self, session: str, past: Past, reply: ChatReply, output_ids: Sequence[int]) -> None:
+        """Remember an answer by the ids of its calls, which are unique, or by its past and text."""
+        said = _Said(reply.text.strip(), _meant(reply.calls), array("i", output_ids))
+        with self._lock:
+            self._keep(session, past, reply, said)
+
+    def _keep(self, session: str, past: Past, reply: ChatReply, said: _Said) -> None:
+        known = self._sessions.setdefault(session, OrderedDict())
+        self._sessions.move_to_end(session)
+        for key in [_call_key(reply.calls)] if reply.calls else _text_keys(past, said.text):
+            self._forget(session, key)
+            known[key] = said
+            self._ids += len(said.ids)
+            if reply.calls:
+                self._owners[key] = session
+        while len(known) > self._most_outputs:
+            self._forget(session, next(iter(known)))
+        while len(self._sessions) > self._most_sessions or self._ids > self._most_ids:
+            self._forget_session(next(iter(self._sessions)))
+
+    def recall(self, session: str, past: Past, message: ChatMessage) -> Ids | None:
+        """Return the sampled ids of a message; None if it was not sampled here, or was edited.
+
+        A text is looked up by its past, then anywhere in the session. A client may leave out the text beside calls.
+        """
+        text = message.text.strip()
+        if not message.calls:
+            found = [self._find(session, key) for key in _text_keys(past, text)]
+            return next((tuple(said.ids) for said in found if said is not None), None)
+        key = _call_key(message.calls)
+        said = self._find(self._owners.get(key, session), key)
+        if said is None or said.calls != _meant(message.calls) or text not in ("", said.text):
+            return None
+        return tuple(said.ids)
+
+    def _find(self, session: str, key: str) -> _Said | None:
+        with self._lock:
+            known = self._sessions.get(session)
+            if known is None or key not in known:
+                return None
+            self._sessions.move_to_end(session)
+            known.move_to_end(key)
+            return known[key]
+
+    def _forget(self, session: str, key: str) -> None:
+        said = self._sessions[session].pop(key, None)
+        if said is not None:
+            self._ids -= len(said.ids)
+            if self._owners.get(key) == session:
+                del self._owners[key]
+
+    def _forget_session(self, session: str) -> None:
+        for key in list(self._sessions[session]):
+            self._forget(session, key)
+        del self._sessions[session]
+
+
+def _call_key(calls: Sequence[Called]) -> str:
+    return f"call/{calls[0].call_id}"
+
+
+def _text_keys(past: Past, text: str) -> tuple[str, str]:
+    return f"at/{past.digest}/{digest(text)}", f"text/{digest(text)}"
+
+
+def _meant(calls: Sequence[Called]) -> list[tuple[str, str, object]]:
+    return [(call.call_id, call.name, call.meaning()) for call in calls]
+
+
+Recall = Callable[[Past, ChatMessage], Ids | None]
+"""Look up the sampled ids of an assistant's message; None if it was not sampled here."""
+
+
+class Prompt(Record):
+    """The ids of a prompt; `past` digests the messages that the output will follow."""
+
+    ids: Ids
+    past: Past
+
+
+def prompt_of(chat: ChatFormat, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec], recall: Recall) -> Prompt:
+    """Render the prompt of a call.
+
+    The leading system messages are joined into one, which exists even if empty because it declares the tools; later
+    ones become user messages.
+    """
+    leading = list(takewhile(lambda message: message.role == "system", messages))
+    groups = [[_piece("system", "\n".join(message.text for message in leading))]]
+    past = Past()
+    for message in leading:
+        past = past.then(message)
+    names: dict[str, str] = {}
+    for message in messages[len(leading) :]:
+        groups += ([piece] for piece in _pieces(chat, message, names, past, recall))
+        names |= {call.call_id: call.name for call in message.calls}
+        past = past.then(message)
+    segments = [*chat.messages(groups, tools), chat.prompt_end()]
+    return Prompt(tuple(token for segment in segments for token in segment.ids), past)
+
+
+def text_of_output(chat: ChatFormat, output_ids: Sequence[int]) -> str:
+    """Return the text of an output without calls; in Harmony, that of its last message."""
+    ids = list(output_ids)
+    while ids and ids[-1] in chat.stop_ids:
+        ids.pop()
+    message = chat.tokenizer.control.get(MESSAGE)
+    if message in ids:
+        ids = ids[len(ids) - ids[::-1].index(message) :]
+    return chat.tokenizer.decode(ids)
+
+
+def _pieces(
+    chat: ChatFormat, message: ChatMessage, names: dict[str, str], past: Past, recall: Recall
+) -> Iterator[Piece]:
+    match message.role:
+        case "system" | "user":
+            yield _piece("user", message.text)
+        case "tool":
+            yield _piece("tool", message.text, TurnView(turn=0, tool=names.get(message.answers, "")))
+        case "assistant":
+            sampled = recall(past, message)
+            for ids in _written(chat, message) if sampled is None else [sampled]:
+                yield Piece(f"said#{text_digest(message.text)}", "assistant", "", 0, call=ModelCall("", output_ids=ids))
+
+
+def _piece(role: Role, text: str, shows: Record | None = None) -> Piece:
+    """Return a piece whose text ends with a line break, because a format may write more after it. The key includes the
+    role, because a format may write the same text differently in each."""
+    closed = f"{text}\n" if text and not text.endswith("\n") and role != "user" else text
+    return Piece(f"{role}#{text_digest(closed)}", role, closed, shows=shows)
+
+
+def _written(chat: ChatFormat, message: ChatMessage) -> Iterator[Ids]:
+    """Yield a message that was not sampled here as outputs of the format, one for each call, since no format writes
+    several calls in an output."""
+    text = message.text
+    if not message.calls:
+        final = CHANNEL in chat.tokenizer.control
+        head, tail = (f"{CHANNEL}final{MESSAGE}", RETURN) if final else ("", "")
+        yield (*chat.write(head), *chat.text(text), *(chat.write(tail) or chat.stop_ids[:1]))
+    for call in message.calls:
+        yield chat.format_action(text, ToolCall(call.name, call.meaning()))
+        text = ""
