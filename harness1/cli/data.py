@@ -18,7 +18,7 @@ from harness1.data.check import FINDINGS, Report, encoded
 from harness1.data.check import check as check_dataset
 from harness1.data.copying import copy_dataset, import_benchmark
 from harness1.data.dataset_cache import BEIR_SETS
-from harness1.data.fetch import get_benchmark
+from harness1.data.fetch import by_hand, get_from_hub
 from harness1.data.source import Fault, refuse
 from harness1.errors import CorpusError, UsageError
 from harness1.plain import counted
@@ -73,7 +73,7 @@ def get(
         put(f"{name} is in {place}\nNext: harness1 eval {name}")
         return
     benchmark = benchmark_named(name)
-    get_benchmark(benchmark, out, force=force)
+    get_from_hub(name, benchmark.hub, out, by_hand(benchmark), force=force)
     put(f"{out}: the files that the hub has of {name}")
     if benchmark.by_hand:
         put(f"Still needed: {benchmark.by_hand}.")

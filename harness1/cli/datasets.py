@@ -59,7 +59,7 @@ def cache_of(config: Config, progress: Progress | None = None) -> DatasetCache:
     machine = config.machine
     folder = Path(machine.data).expanduser() if machine.data else cache_home(os.environ, sys.platform) / "data"
     shown = progress or (lambda part, done, of: None)
-    return DatasetCache(folder, machine.data_mirror, machine.attempts, machine.backoff_s, say, shown)
+    return DatasetCache(folder, machine.data_mirror, say, shown)
 
 
 def cache_home(environment: Mapping[str, str], system: str) -> Path:

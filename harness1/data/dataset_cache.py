@@ -1,4 +1,8 @@
-"""The names under which datasets are fetched: BEIR's sets, the benchmarks of the paper, and ids of the hub."""
+"""The datasets of a cache folder, found and fetched by name: BEIR's sets, the benchmarks of the paper, ids of the hub.
+
+A dataset `NAME` is the folder `NAME` of the cache, in BEIR or TREC layout or with a benchmark's official files, whoever
+put it there. What is fetched is checked, and put in its place in one step.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib import resources
 from pathlib import Path
 
@@ -15,8 +20,9 @@ import msgspec
 
 from harness1.data import beir
 from harness1.data.benchmarks import BENCHMARKS, Hub
-from harness1.data.fetch import LAYOUT, by_hand, download, get_from_hub, unpack
+from harness1.data.fetch import GET, LAYOUT, by_hand, download, get_from_hub, unpack
 from harness1.errors import InfrastructureFault, UsageError
+from harness1.hashing import file_digest
 from harness1.plain import meant
 from harness1.records import Record
 from harness1.runs.files import lock_or_wait, read_json, write_json, writing
@@ -24,6 +30,10 @@ from harness1.runs.stage import STAGE, Stage, read_stage
 
 PREFIX = "beir/"
 """Names the archive of BEIR where a benchmark of the paper has the plain name."""
+SUMS = "sums.json"
+"""The file of the checksums of what was fetched, by which it is checked when it is fetched again."""
+Progress = Callable[[str, int, int], None]
+"""Called with the part of the work, the bytes done, and their total (0 if unknown)."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _FILES = (".jsonl", ".json", ".gz", ".zip", ".md", ".txt", ".html", ".htm", ".pdf")
 
@@ -69,32 +79,17 @@ def beir_set(name: str) -> BeirSet | None:
     return found
 
 
-def nearest_name(name: str) -> str:
-    """Return the question whether a similar name was meant, or an empty string."""
-    return meant(name, [*BENCHMARKS, *BEIR_SETS])
-
-
-VERB = "data get"
-SUMS = "sums.json"
-"""The file of the checksums of what was fetched, by which it is checked when it is fetched again."""
-Progress = Callable[[str, int, int], None]
-"""Called with the part of the work, the bytes done, and their total (0 if unknown)."""
-
-
 @dataclass(frozen=True)
 class DatasetCache:
     """A cache folder of datasets.
 
     Args:
         mirror: the address below which BEIR's archives are, `NAME.zip`.
-        attempts: tries of a download, with `backoff_s` seconds and more between them.
         say: called with each line about the work.
     """
 
     folder: Path
     mirror: str
-    attempts: int = 3
-    backoff_s: float = 0.2
     say: Callable[[str], None] = lambda line: None
     progress: Progress = lambda part, done, of: None
 
@@ -118,20 +113,20 @@ class DatasetCache:
         Raises:
             InfrastructureFault: it cannot be downloaded; the message says what was tried, and how to place it by hand.
             UsageError: there is no dataset of that name, or its checksum or layout is wrong.
-            MissingExtra: it is on the hub, whose client is not installed.
+            MissingExtra: the client of the hub, which fetches archives too, is not installed.
         """
         name = plain_name(name)
         known = beir_set(name)
         if not is_name(name) or ("/" not in name and name not in BENCHMARKS and known is None):
             raise UsageError(
-                f"there is no dataset {name!r}{nearest_name(name)}; `harness1 data list` shows the names. Nor is it a"
-                f" file or folder, here or in {self.folder}"
+                f"there is no dataset {name!r}{meant(name, [*BENCHMARKS, *BEIR_SETS])}; `harness1 data list` shows the"
+                f" names. Nor is it a file or folder, here or in {self.folder}"
             )
         if not force and (found := self.find(name)):
             return found
         with writing(self.folder), self._alone(name):
             if force or not self.find(name):
-                self._get_archive(known, force) if known else self._get_from_hub(name, force)
+                self._get_archive(known) if known else self._get_from_hub(name, force)
         if found := self.find(name):
             return found
         raise UsageError(f"{self.place(name)} is not a whole dataset: remove it, and try again")
@@ -159,19 +154,13 @@ class DatasetCache:
         """Return the folder of a dataset, whether or not it is there."""
         return self.folder.joinpath(*plain_name(name).split("/"))
 
-    def _get_archive(self, known: BeirSet, force: bool) -> None:
+    def _get_archive(self, known: BeirSet) -> None:
         url = f"{self.mirror.rstrip('/')}/{known.name}.zip"
         archive = self._work(_of_set(known)) / f"{known.name}.zip"
         archive.parent.mkdir(parents=True, exist_ok=True)
         self.say(f"fetching {known.name} ({known.size}) from {url}")
         try:
-            download(
-                url,
-                archive,
-                attempts=self.attempts,
-                backoff_s=self.backoff_s,
-                on_bytes=lambda done, of: self.progress(f"fetching {known.name}", done, of),
-            )
+            download(url, archive, partial(self.progress, f"fetching {known.name}"))
         except InfrastructureFault as error:
             raise InfrastructureFault(
                 f"{known.name} is not in {self.folder}, and {url} cannot be downloaded: {error}. Try again, put a BEIR"
@@ -228,7 +217,7 @@ class DatasetCache:
 
     def _install(self, name: str, folder: Path, sums: dict[str, str]) -> None:
         place, work = self.place(name), self._work(name)
-        Stage(VERB, {"dataset": name}).write(folder, status="finished", hashes=sums)
+        Stage(GET, {"dataset": name}).write(folder, status="finished", hashes=sums)
         place.parent.mkdir(parents=True, exist_ok=True)
         if place.exists():
             if read_stage(place) is None and any(place.iterdir()):
@@ -264,7 +253,5 @@ def _sum_of(folder: Path) -> str:
     """Return one SHA-256 over the names and contents of all files below a folder but its card."""
     total = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / STAGE):
-        with path.open("rb") as file:
-            content = hashlib.file_digest(file, "sha256").hexdigest()
-        total.update(f"{path.relative_to(folder).as_posix()}\0{content}\n".encode())
+        total.update(f"{path.relative_to(folder).as_posix()}\0{file_digest(path)}\n".encode())
     return total.hexdigest()

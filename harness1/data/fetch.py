@@ -1,29 +1,36 @@
-"""Unpacks an archive that came over the network: regular files below one folder, within bounds, or nothing."""
+"""Downloads of datasets, from archives over HTTP and from the Hugging Face hub, by the client of the hub; and archives
+unpacked: regular files below one folder, within bounds, or nothing."""
 
 from __future__ import annotations
 
-import http.client
+import shutil
 import stat
-import time
-import urllib.error
-import urllib.request
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from http import HTTPStatus
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self, cast
 
 from harness1.data.benchmarks import Benchmark, Hub
 from harness1.data.jsonl import INFLATION, LEAST_INFLATED
 from harness1.data.tables import find_files
-from harness1.errors import InfrastructureFault, MissingExtra, UsageError
+from harness1.errors import InfrastructureFault, UsageError, optional
 from harness1.runs.files import refuse_full_disk
 from harness1.runs.stage import Stage, read_stage, refuse_foreign, under_way
 
+GET = "data get"
 MOST_FILES = 10_000
-UNPACKED_BLOCK = 1 << 20
+LAYOUT = ("corpus.jsonl*", "queries.jsonl*", "qrels/*.tsv*")
+"""The files of a dataset in BEIR layout."""
+Count = Callable[[int, int], None]
+"""Called with the bytes that are there and their total, 0 if unknown."""
+Revisions = Mapping[str, str]
+"""The revision of each repository."""
+_ANY: Revisions = MappingProxyType({})
 
 
 def unpack(archive: Path, into: Path) -> None:
@@ -35,15 +42,21 @@ def unpack(archive: Path, into: Path) -> None:
     """
     try:
         with zipfile.ZipFile(archive) as opened:
-            wanted = [(each, _place(archive, each)) for each in opened.infolist() if not each.is_dir()]
-            wanted = [(each, place) for each, place in wanted if not _is_clutter(place)]
-            _refuse_bomb(archive, [each for each, _ in wanted])
-            refuse_full_disk(into, sum(each.file_size for each, _ in wanted))
-            for each, place in wanted:
+            entries = [(each, _place(archive, each)) for each in opened.infolist() if not each.is_dir()]
+            entries = [
+                (each, place)
+                for each, place in entries
+                if not any(part.startswith((".", "__MACOSX")) for part in place.parts)
+            ]
+            size = sum(each.file_size for each, _ in entries)
+            if len(entries) > MOST_FILES or size > max(INFLATION * archive.stat().st_size, LEAST_INFLATED):
+                what = f"{len(entries):,} files" if len(entries) > MOST_FILES else f"{size / 1e6:,.0f} MB"
+                raise UsageError(f"{archive.name} is not unpacked: it would unpack to {what}, more than is allowed")
+            refuse_full_disk(into, size)
+            for each, place in entries:
                 (into / place).parent.mkdir(parents=True, exist_ok=True)
                 with opened.open(each) as packed, (into / place).open("xb") as file:
-                    while block := packed.read(UNPACKED_BLOCK):
-                        file.write(block)
+                    shutil.copyfileobj(packed, file)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, FileExistsError) as error:
         raise UsageError(f"{archive.name} is damaged: {error}") from error
 
@@ -57,126 +70,50 @@ def _place(archive: Path, entry: zipfile.ZipInfo) -> PurePosixPath:
     return place
 
 
-def _is_clutter(place: PurePosixPath) -> bool:
-    return any(part.startswith((".", "__MACOSX")) for part in place.parts)
+class _Bytes:
+    """Takes the place of the bar that a download shows, and tells how many bytes are there."""
+
+    def __init__(self, into: Path, on_bytes: Count, *, total: int | None, initial: int, **_: object) -> None:
+        refuse_full_disk(into, (total or 0) - initial)
+        self._on_bytes, self._total, self._done = on_bytes, total or 0, initial
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def update(self, count: int) -> None:
+        self._done += count
+        self._on_bytes(self._done, self._total)
 
 
-def _refuse_bomb(archive: Path, entries: list[zipfile.ZipInfo]) -> None:
-    most = max(INFLATION * archive.stat().st_size, LEAST_INFLATED)
-    if len(entries) > MOST_FILES or (size := sum(entry.file_size for entry in entries)) > most:
-        what = f"{len(entries):,} files" if len(entries) > MOST_FILES else f"{size / 1e6:,.0f} MB"
-        raise UsageError(f"{archive.name} is not unpacked: it would unpack to {what}, more than is allowed")
-
-
-TIMEOUT_S = 30.0
-"""Time without a byte after which a connection counts as lost."""
-BLOCK = 1 << 18
-Count = Callable[[int, int], None]
-"""Called with the bytes that are there and their total, 0 if unknown."""
-
-
-class _Cut(Exception):
-    """A connection that was lost, which another try may mend."""
-
-
-def download(url: str, into: Path, *, attempts: int, backoff_s: float, on_bytes: Count = lambda done, of: None) -> None:
-    """Download a file. What a lost connection or a killed process left is completed, if the server still has the same
-    file.
-
-    Args:
-        into: the file; beside it lies its version, by which the server is asked for the rest.
-        attempts: the tries before giving up; between them the wait doubles, from `backoff_s` seconds.
+def download(url: str, into: Path, on_bytes: Count = lambda done, of: None) -> None:
+    """Download a file over HTTP; what a lost connection or a killed process left is completed. Its checksum has to be
+    compared, because the server may have another file by now.
 
     Raises:
+        MissingExtra: the hub's client, which downloads from any server, is not installed.
         InfrastructureFault: the server cannot be reached, does not have the file, or loses every connection.
         UsageError: the address is not one of HTTP, or the disk is full.
     """
+    with optional("data", "huggingface_hub"):
+        from httpx import HTTPError
+        from huggingface_hub.errors import HfHubHTTPError
+        from huggingface_hub.file_download import http_get
     if not url.startswith(("http://", "https://")):
         raise UsageError(f"{url} is not an address of HTTP")
-    for attempt in range(1, attempts + 1):
-        try:
-            _rest(url, into, on_bytes)
-            return
-        except _Cut as cut:
-            if attempt == attempts:
-                raise InfrastructureFault(f"{cut} ({attempts} attempts)") from cut
-            time.sleep(backoff_s * 2.0 ** (attempt - 1))
-
-
-def _rest(url: str, into: Path, on_bytes: Count) -> None:
-    version = into.with_name(f"{into.name}.version")
-    here = into.stat().st_size if into.is_file() and version.is_file() else 0
-    headers = {"Range": f"bytes={here}-", "If-Range": version.read_text()} if here else {}
-    with _answer(urllib.request.Request(url, headers=headers), into) as answer:
-        at = here if _continues(answer, here) else 0
-        length = answer.headers.get("Content-Length")
-        total = at + int(length) if length and length.isdecimal() else 0
-        refuse_full_disk(into, total - at)
-        _note_version(version, answer)
-        with into.open("ab" if at else "wb") as file:
-            while block := _read(answer):
-                file.write(block)
-                at += len(block)
-                on_bytes(at, total)
-    if at < total:
-        raise _Cut(f"the connection was lost after {at / 1e6:,.1f} of {total / 1e6:,.1f} MB")
-
-
-def _answer(request: urllib.request.Request, into: Path) -> Any:
     try:
-        return urllib.request.urlopen(request, timeout=TIMEOUT_S)
-    except urllib.error.HTTPError as error:
-        error.close()
-        if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            into.unlink(missing_ok=True)
-            raise _Cut("the server has another file now") from error
-        if error.code in (408, 429) or error.code >= 500:
-            raise _Cut(f"the server answers {error.code} {error.reason}") from error
-        raise InfrastructureFault(f"the server answers {error.code} {error.reason}") from error
-    except urllib.error.URLError as error:
-        raise _Cut(f"no connection: {error.reason}") from error
-    except (OSError, http.client.HTTPException) as error:
-        raise _Cut(f"no connection: {error or type(error).__name__}") from error
-
-
-def _read(answer: Any) -> bytes:
-    try:
-        return bytes(answer.read(BLOCK))
-    except (OSError, http.client.HTTPException) as error:
-        raise _Cut(f"the connection was lost: {error or type(error).__name__}") from error
-
-
-def _continues(answer: Any, here: int) -> bool:
-    return answer.status == http.HTTPStatus.PARTIAL_CONTENT and str(answer.headers.get("Content-Range", "")).startswith(
-        f"bytes {here}-"
-    )
-
-
-def _note_version(file: Path, answer: Any) -> None:
-    etag = answer.headers.get("ETag", "")
-    version = answer.headers.get("Last-Modified", "") if etag.startswith("W/") or not etag else etag
-    file.write_text(version) if version else file.unlink(missing_ok=True)
-
-
-VERB = "data get"
-LAYOUT = ("corpus.jsonl*", "queries.jsonl*", "qrels/*.tsv*")
-"""The files of a dataset in BEIR layout."""
-Revisions = Mapping[str, str]
-"""The revision of each repository."""
-_ANY: Revisions = MappingProxyType({})
-
-
-def get_benchmark(benchmark: Benchmark, out: Path, *, force: bool = False) -> None:
-    """Download the files of the hub, unchanged, into a folder that `NAME:FOLDER` opens, if that is not done yet.
-
-    An interrupted download is resumed.
-
-    Raises:
-        MissingExtra: the hub's client, which comes with `datasets`, is not installed.
-        InfrastructureFault: the hub cannot be reached.
-        UsageError: the hub does not hand the files out, or the folder holds something else.
-    """
-    get_from_hub(benchmark.name, benchmark.hub, out, by_hand(benchmark), force=force)
+        with into.open("ab") as file:
+            bar = cast("Any", partial(_Bytes, into, on_bytes))
+            http_get(url, file, resume_size=file.tell(), tqdm_class=bar)
+    except HfHubHTTPError as error:
+        answer = error.response
+        if answer.status_code != HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:  # all of it is there
+            raise InfrastructureFault(f"the server answers {answer.status_code} {answer.reason_phrase}") from error
+    except (HTTPError, OSError) as error:
+        if isinstance(error, OSError) and error.errno:
+            raise  # of this machine's disk
+        raise InfrastructureFault(f"no connection: {error}") from error
 
 
 def by_hand(benchmark: Benchmark) -> str:
@@ -187,32 +124,33 @@ def by_hand(benchmark: Benchmark) -> str:
 def get_from_hub(
     name: str, hubs: Sequence[Hub], out: Path, otherwise: str, *, revisions: Revisions = _ANY, force: bool = False
 ) -> Revisions:
-    """Download files of the hub into a folder, if that is not done yet; return the revisions that they are of.
+    """Download files of the hub, unchanged, into a folder, if that is not done yet; return the revisions that they are
+    of. An interrupted download is resumed.
 
     Args:
         hubs: the files; each repository is downloaded as it is now, unless `revisions` names it.
         otherwise: what to do where they cannot be downloaded, for the message.
 
     Raises:
-        The same as `get_benchmark`.
+        MissingExtra: the hub's client is not installed.
+        InfrastructureFault: the hub cannot be reached.
+        UsageError: the hub does not hand the files out, or the folder holds something else.
     """
-    try:
+    with optional("data", "huggingface_hub"):
         from huggingface_hub import HfApi, snapshot_download
-    except ImportError as error:
-        raise MissingExtra("datasets", "data") from error
-    stage = Stage(VERB, {"benchmark": name, "hub": [[hub.repository, *hub.patterns] for hub in hubs]})
+    stage = Stage(GET, {"benchmark": name, "hub": [[hub.repository, *hub.patterns] for hub in hubs]})
     if stage.is_done(out) and not force:
         done = read_stage(out)
         return done.hashes if done else {}
-    refuse_foreign(out, VERB)
+    refuse_foreign(out, GET)
     taken: dict[str, str] = {}
     for hub in hubs:
-        with _told(name, hub, otherwise):
+        with _explain(name, hub, otherwise):
             # Offline, a download into an existing folder does nothing, so the hub is asked before the folder exists.
             found = str(HfApi().dataset_info(hub.repository).sha)
         revision = taken[hub.repository] = revisions.get(hub.repository, found)
         patterns, folder = list(hub.patterns), out / hub.folder
-        with under_way(stage, out), _told(name, hub, otherwise):
+        with under_way(stage, out), _explain(name, hub, otherwise):
             snapshot_download(
                 hub.repository, repo_type="dataset", revision=revision, allow_patterns=patterns, local_dir=folder
             )
@@ -223,7 +161,7 @@ def get_from_hub(
 
 
 @contextmanager
-def _told(name: str, hub: Hub, otherwise: str) -> Iterator[None]:
+def _explain(name: str, hub: Hub, otherwise: str) -> Iterator[None]:
     import httpx
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
