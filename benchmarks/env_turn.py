@@ -38,7 +38,7 @@ from benchmarks.workload import MODES, Mode, Served, Workload, passages, workloa
 from harness1.config import Env, load_config
 from harness1.data.open import open_source
 from harness1.env.environment import SearchEnv
-from harness1.env.render.context import Context
+from harness1.env.render import Context
 from harness1.models.chat_format import joined
 from harness1.models.formats import Harmony
 from harness1.records import Episode, Hashes, Status, StopReason, Task, Turn, encode_episode

@@ -36,7 +36,7 @@ from harness1.data.indexing import ensure_index
 from harness1.data.open import open_source
 from harness1.env.environment import SearchEnv
 from harness1.episodes.rollout import rollout
-from harness1.memory.evidence_value import FEATURES, FITTED, Fitted
+from harness1.memory.ranking import FEATURES, FITTED, Fitted
 from harness1.policy.registry import open_policy
 from harness1.records import Task, UnitId
 from harness1.retrieval.corpus import Document
@@ -128,7 +128,7 @@ async def _episode(task: Task, retriever: Retriever, policy: str, config: Config
     memory = env.state.memory
     assert task.gold is not None
     relevant = {UnitId(doc_id) for doc_id, grade in task.gold.relevant.items() if grade > 0}
-    features = memory.value.features(memory.query)
+    features = memory.value.features(memory.query)[0]
     return Found(features, np.array([unit in relevant for unit in memory.value.numbers]), len(relevant))
 
 

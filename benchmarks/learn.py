@@ -40,7 +40,7 @@ from harness1.errors import UsageError
 from harness1.eval.statistics import bootstrap_mean
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.records import Episode, Task
-from harness1.reward.outcome import outcome
+from harness1.reward.measures import measure_outcome
 from harness1.rl.learner import MakeRows
 from harness1.rl.learning import Learning, learn
 from harness1.rl.local_rollouts import LocalRollouts, open_policy_to_train
@@ -157,8 +157,8 @@ def earned(start: Start, policy: str, tasks: Sequence[Task], samples: int) -> di
     golds = {task.task_id: task.gold for task in tasks}
     return {
         "reward": [fmean(each.reward.total for each in own if each.reward) for own in by_task.values()],
-        "recall": [fmean(outcome(each, golds[name]).recall for each in own) for name, own in by_task.items()],
-        "f1": [fmean(outcome(each, golds[name]).f1 for each in own) for name, own in by_task.items()],
+        "recall": [fmean(measure_outcome(each, golds[name]).recall for each in own) for name, own in by_task.items()],
+        "f1": [fmean(measure_outcome(each, golds[name]).f1 for each in own) for name, own in by_task.items()],
         "valid": [fmean(map(valid_share, own)) for own in by_task.values()],
         "size": [fmean(len(each.curated) for each in own) for own in by_task.values()],
         "turns": [fmean(len(each.turns) for each in own) for own in by_task.values()],

@@ -33,7 +33,7 @@ from harness1.data.open import open_source
 from harness1.eval.evaluate import Evaluation, evaluate
 from harness1.records import Episode, Task
 from harness1.retrieval.build import build_index
-from harness1.reward.outcome import outcome
+from harness1.reward.measures import measure_outcome
 from harness1.rows.calls import calls_of, prompt_ids
 from harness1.runs.store import read_episodes
 from harness1.sft.build import Build, build
@@ -252,7 +252,7 @@ def measures(episodes: Sequence[Episode], seconds: float, tasks: Sequence[Task])
     ]
     return {
         "reward": fmean(episode.reward.total for episode in episodes if episode.reward),
-        "recall": fmean(outcome(episode, golds[episode.task.task_id]).recall for episode in episodes),
+        "recall": fmean(measure_outcome(episode, golds[episode.task.task_id]).recall for episode in episodes),
         "valid": fmean(valid),
         "turns": fmean(len(episode.turns) for episode in episodes),
         "set_size": fmean(len(episode.curated) for episode in episodes),

@@ -32,9 +32,9 @@ from benchmarks.peer import MESSAGE_TOKENS, EncodingCounter, tokenizer
 from harness1.config import Env, Index, Rendering
 from harness1.data.world import build_world
 from harness1.env.environment import SearchEnv
-from harness1.env.render.context import Context
-from harness1.env.render.pieces import Piece
-from harness1.env.render.view import View
+from harness1.env.pieces import Piece
+from harness1.env.render import Context
+from harness1.env.view import View
 from harness1.episodes.replay import Nowhere
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import TAGS, Task, ToolCall, Turn

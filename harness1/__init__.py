@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from harness1.config import load_config as load_config
     from harness1.data.open import open_source as open_source
     from harness1.env.environment import SearchEnv as SearchEnv
-    from harness1.env.render.context import Context as Context
+    from harness1.env.render import Context as Context
     from harness1.episodes.replay import replay_episode as replay_episode
     from harness1.episodes.rollout import rollout as rollout
     from harness1.errors import ToolError as ToolError
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from harness1.records import ToolCall as ToolCall
     from harness1.retrieval.build import build_index as build_index
     from harness1.retrieval.open import open_retriever as open_retriever
-    from harness1.reward.components import Case as Case
-    from harness1.reward.composite import score as score
+    from harness1.reward import Case as Case
+    from harness1.reward import score as score
     from harness1.runs.store import EpisodeStore as EpisodeStore
     from harness1.runs.store import read_episodes as read_episodes
     from harness1.tools.tool import tool as tool
@@ -43,7 +43,7 @@ _NAMES = {
     "config": ("Config", "load_config"),
     "data.open": ("open_source",),
     "env.environment": ("SearchEnv",),
-    "env.render.context": ("Context",),
+    "env.render": ("Context",),
     "episodes.replay": ("replay_episode",),
     "episodes.rollout": ("rollout",),
     "errors": ("ToolError",),
@@ -53,8 +53,7 @@ _NAMES = {
     "records": ("Episode", "Gold", "Task", "ToolCall"),
     "retrieval.build": ("build_index",),
     "retrieval.open": ("open_retriever",),
-    "reward.components": ("Case",),
-    "reward.composite": ("score",),
+    "reward": ("Case", "score"),
     "runs.store": ("EpisodeStore", "read_episodes"),
     "tools.tool": ("tool",),
 }

@@ -43,7 +43,7 @@ from harness1.policy.own import policy_of, state_of
 from harness1.policy.registry import check_policy
 from harness1.records import DocId, Gold, Task
 from harness1.retrieval.corpus import Document
-from harness1.reward.components import COMPONENTS, Case, Component
+from harness1.reward import COMPONENTS, Case, Component
 from harness1.rl.local_rollouts import open_policy_to_train
 from harness1.rl.open import learning_on_tasks
 from harness1.rl.shared_devices import undisturbed

@@ -14,7 +14,7 @@ import msgspec
 
 from harness1.config import ChatPolicy, Config
 from harness1.env.environment import choose
-from harness1.env.render.context import Context
+from harness1.env.render import Context
 from harness1.hashing import digest
 from harness1.models.backend import Backend, Grammar, SampledOutput
 from harness1.models.calls import Message, Said, messages_of, tools_of

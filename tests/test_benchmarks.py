@@ -15,7 +15,7 @@ from benchmarks.peer import EncodingCounter, Peer, tokenizer
 from benchmarks.workload import CHUNKS, passages, workload
 from harness1.config import Env
 from harness1.data.open import open_source
-from harness1.env.render.pieces import piece
+from harness1.env.pieces import piece
 from harness1.errors import UsageError
 from harness1.memory.sentences import split
 from harness1.memory.working_memory import WorkingMemory

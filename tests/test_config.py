@@ -16,7 +16,7 @@ from harness1.config.settings import Settings, notes
 from harness1.env import environment
 from harness1.env.environment import env_hash
 from harness1.errors import ConfigError
-from harness1.memory.evidence_value import FITTED
+from harness1.memory.ranking import FITTED
 from harness1.runs.folder import shown_config, toml_lines
 from harness1.tools.registry import TOOLS
 from tests.support import make_env

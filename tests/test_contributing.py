@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from harness1.config import Config, Env, load_config
-from harness1.env.transition import begin
+from harness1.env.environment import begin
 from harness1.eval.evaluate import Evaluation, evaluate
 from harness1.records import DocId, Gold, Observation, ToolCall
 from harness1.retrieval.build import build_index
-from harness1.reward.components import Case
-from harness1.reward.outcome import outcome
+from harness1.reward import Case
+from harness1.reward.measures import measure_outcome
 from harness1.tools.tool import build_tool
 from tests.support import ended_episode, make_env, play, search
 from tests.vocabularies import tokenizer
@@ -49,7 +49,7 @@ def test_the_example_tool_runs_and_has_a_schema() -> None:
 def test_the_example_reward_component_is_weighed_and_capped() -> None:
     brevity = example("Add a reward component")["brevity"]
     episode = ended_episode()
-    case = Case(outcome(episode, Gold({DocId("a"): 1})), episode, Config())
+    case = Case(measure_outcome(episode, Gold({DocId("a"): 1})), episode, Config())
     assert brevity.term(case).value == 1.0
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import fit_evidence
 from benchmarks.fit_evidence import Found, fit
-from harness1.memory.evidence_value import FEATURES
+from harness1.memory.ranking import FEATURES
 
 TITLE, LINK = FEATURES.index("title"), FEATURES.index("link")
 

@@ -23,7 +23,7 @@ WITHIN = {
     "retrieval": "* | bm25 grep | cross_encoder | dense | generations | index | build retriever | engines | open",
     "data": "source world_facts | jsonl world | tables trec folder | beir | corpora | benchmarks | open"
     " | leaks fetch | copying check indexing dataset_cache",
-    "env": "* | render | verifiers | world guidance transition | environment",
+    "env": "view | pieces | memory_pieces | render verifiers | world model_verifiers | environment",
     "models": "* | gguf convert fetch | chat_format formats | adapters block_attention causal_model slots decoding"
     " | token_server model_servers vllm_engine transformers_backend | checkpoint | open",
     "policy": "* | wrappers own | scripted | oracle | teacher | registry",
@@ -32,6 +32,7 @@ WITHIN = {
     "engines": "engine | tinker | open",
     "rl": "* | admission | pivots | learning | open",
     "recipe": "gates | recipe | run | tuning",
+    "memory": "parts sentences | entities dedup | question | ranking | working_memory",
     "viewer": "html | report | *",
     "agents": "* | training",
     "serve": "service | server retrieve chat | openai_dialect anthropic_dialect | upstreams | proxy",

@@ -28,8 +28,8 @@ from harness1.policy.registry import open_policy
 from harness1.records import Status
 from harness1.retrieval.open import FunctionRetriever, open_retriever
 from harness1.retrieval.protocol import SearchRequest, SearchResult
-from harness1.reward.composite import composite
-from harness1.reward.outcome import Outcome
+from harness1.reward import composite
+from harness1.reward.measures import Outcome
 from harness1.tools.tool import build_tool, text_tool
 from tests.cli.commands import Command, command_in_process
 from tests.sft.test_fine_tuning import SHORT, save_student

@@ -21,9 +21,8 @@ from harness1.plugins import installed_plugins
 from harness1.policy.registry import check_policy, open_policy
 from harness1.records import Note
 from harness1.retrieval.open import is_engine, open_retriever
-from harness1.reward.components import available_tools
-from harness1.reward.composite import composite
-from harness1.reward.outcome import Outcome
+from harness1.reward import available_tools, composite
+from harness1.reward.measures import Outcome
 from harness1.runs.folder import run_config, run_stage
 from harness1.tools.registry import Toolbox
 from tests.support import call, ended_episode, make_env, play, search
@@ -42,7 +41,7 @@ def shout(memory: WorkingMemory, env: Env, word: str) -> Observation:
     return Observation("shout", notes=(Note("said", {"text": f"{word.upper()} {{0}}!"}),))
 """
 TERM = """
-from harness1.reward.components import component
+from harness1.reward import component
 
 
 @component("pool")

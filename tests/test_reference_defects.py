@@ -28,7 +28,7 @@ from harness1.config import (
 )
 from harness1.env.environment import SearchEnv
 from harness1.episodes.rollout import rollout
-from harness1.memory.compress import compress
+from harness1.memory.sentences import compress
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Chunk, DocId, Episode, Gold, Hit, Status, StopReason, Task, UnitId
 from harness1.retrieval.build import build_index
@@ -36,8 +36,8 @@ from harness1.retrieval.corpus import Document
 from harness1.retrieval.index import open_index
 from harness1.retrieval.protocol import RetrievalFault, SearchRequest, SearchResult, rrf
 from harness1.retrieval.retriever import EmbeddedRetriever
-from harness1.reward.composite import score
-from harness1.reward.outcome import outcome
+from harness1.reward import score
+from harness1.reward.measures import measure_outcome
 from harness1.tools.documents import END_SEARCH
 from tests.support import (
     CORPUS,
@@ -209,7 +209,7 @@ def test_a_hidden_duplicate_counts_as_seen() -> None:
     gold = Gold({DocId("second"): 1})
     episode = run(rollout(make_env(chunks=chunks), Script(search("Sentence"), END), Task("t", "q")))
     assert episode.aliases == {"second": "first"}
-    assert outcome(episode, gold).trajectory_recall == 1.0
+    assert measure_outcome(episode, gold).trajectory_recall == 1.0
 
 
 def test_end_search_beside_a_curation_does_not_lose_it() -> None:

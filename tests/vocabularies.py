@@ -14,7 +14,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from benchmarks.peer import PATTERN
 from harness1.config import Env
-from harness1.env.render.prompt import static_piece
+from harness1.env.pieces import static_piece
 from harness1.models.chat_format import ChatFormat
 from harness1.models.formats import open_format
 from harness1.models.tokenizer import FastTokenizer

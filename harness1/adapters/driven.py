@@ -18,8 +18,8 @@ import msgspec
 from harness1.config import Config
 from harness1.data.indexing import Files
 from harness1.env.environment import SearchEnv, Step
-from harness1.env.render.context import Context
-from harness1.env.render.pieces import Piece
+from harness1.env.pieces import Piece
+from harness1.env.render import Context
 from harness1.episodes.jobs import EpisodeSetup
 from harness1.episodes.rollout import rollout
 from harness1.episodes.single import asked

@@ -19,12 +19,12 @@ import numpy as np
 from harness1.adapters.driven import DrivenEpisode
 from harness1.config import Config
 from harness1.env.environment import SearchEnv
-from harness1.env.render.context import Context
+from harness1.env.render import Context
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.models.calls import tools_of
 from harness1.policy.policy import Decision
 from harness1.records import Episode, StopReason, Task, ToolCall
-from harness1.reward.composite import score
+from harness1.reward import score
 from harness1.tools.documents import END_SEARCH
 
 DRIVER = "gymnasium"

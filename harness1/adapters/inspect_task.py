@@ -34,8 +34,8 @@ from harness1.episodes.single import append
 from harness1.errors import InfrastructureFault
 from harness1.policy.language_model import ChatCompletionsPolicy
 from harness1.records import Episode, Gold, Status, Task
-from harness1.reward.composite import score
-from harness1.reward.outcome import outcome
+from harness1.reward import score
+from harness1.reward.measures import measure_outcome
 
 KEPT = "harness1_episode"
 """Name of the episode in a sample's store."""
@@ -103,7 +103,7 @@ def search_scores(config: Config) -> Scorer:
             msgspec.structs.replace(episode, task=msgspec.structs.replace(episode.task, gold=None)), gold, config
         )
         assert found.reward is not None
-        measured = outcome(found, gold)
+        measured = measure_outcome(found, gold)
         values = {"reward": found.reward.total, **{name: float(getattr(measured, name)) for name in MEASURES}}
         terms = {name: term.weight * term.value for name, term in found.reward.terms.items()}
         return Score(value=values, metadata={"terms": terms, "stop_reason": str(episode.stop_reason)})

@@ -13,7 +13,7 @@ from harness1.adapters.driven import DrivenEpisode, delivered
 from harness1.config import Config
 from harness1.data.source import Source
 from harness1.env.environment import SearchEnv
-from harness1.env.render.context import Context
+from harness1.env.render import Context
 from harness1.episodes.rollout import rollout
 from harness1.episodes.single import asked as asked_task
 from harness1.errors import InfrastructureFault, UsageError
@@ -21,8 +21,8 @@ from harness1.hashing import digest
 from harness1.models.calls import messages_of, tools_of
 from harness1.policy.policy import Decision, Policy
 from harness1.records import Episode, Status, Task, ToolCall
-from harness1.reward.composite import score
-from harness1.reward.outcome import outcome
+from harness1.reward import score
+from harness1.reward.measures import measure_outcome
 from harness1.rows.calls import captured_calls
 
 try:
@@ -318,7 +318,7 @@ class SearchSession(ResourceSession):
         """Return the composite reward; none for an invalid episode, which must not be trained on."""
         if self.episode is None or self.episode.reward is None or self.episode.status is Status.INFRA_ERROR:
             return VerifyResult(env_reward=None, done=False)
-        found = outcome(self.episode, self._task.gold)
+        found = measure_outcome(self.episode, self._task.gold)
         metrics = {name: float(getattr(found, name)) for name in MEASURES}
         return VerifyResult(env_reward=self.episode.reward.total, done=True, metrics=metrics)
 

@@ -33,7 +33,7 @@ from harness1.models.chat_format import ChatFormat
 from harness1.models.open import format_at
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.records import Episode, Sampling, Status
-from harness1.reward.composite import score
+from harness1.reward import score
 from harness1.rl.open import open_tasks
 from harness1.rl.task_stream import PlacedTask
 from harness1.rl.training_rows import rewards_of

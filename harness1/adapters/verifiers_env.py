@@ -32,8 +32,8 @@ from harness1.errors import InfrastructureFault, UsageError
 from harness1.http.model_endpoint import policy_endpoint
 from harness1.policy.language_model import ChatCompletionsPolicy
 from harness1.records import Episode, Gold, Status, Task, Turn
-from harness1.reward.composite import score
-from harness1.reward.outcome import outcome
+from harness1.reward import score
+from harness1.reward.measures import measure_outcome
 
 KEPT = "harness1"
 """Name under which a trace keeps the part of its episode that is scored."""
@@ -90,7 +90,7 @@ class SearchTask(vf.Task[SearchData, vf.State, SearchTaskConfig]):
         """Return the weighted terms of the reward, and the measures of the curated set."""
         scored = self._scored(trace)
         assert scored.reward is not None
-        found = outcome(scored, self._gold)
+        found = measure_outcome(scored, self._gold)
         terms = {f"reward/{name}": term.weight * term.value for name, term in scored.reward.terms.items()}
         measures = (
             "recall",

@@ -12,8 +12,8 @@ from rich.text import Text
 
 from harness1.data.indexing import Files
 from harness1.env.environment import SearchEnv, Step
-from harness1.env.render.prose import sentence
-from harness1.memory.history import telling_argument
+from harness1.env.pieces import sentence
+from harness1.memory.parts import telling_argument
 from harness1.plain import counted
 from harness1.records import Delta, Episode, Observation, ToolCall, UnitId
 from harness1.tools.discovery import shown_title

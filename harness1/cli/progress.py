@@ -10,7 +10,7 @@ from statistics import fmean
 import numpy as np
 
 from harness1.records import Episode, Gold, Status
-from harness1.reward.outcome import outcome
+from harness1.reward.measures import measure_outcome
 from harness1.training.log import validation_values
 
 NORMAL_95 = 1.959964
@@ -112,7 +112,7 @@ class EpisodeProgress:
         self._prompt_tokens += sum(turn.prompt_tokens for turn in episode.turns)
         self._output_tokens += sum(len(call.output_ids) for turn in episode.turns for call in turn.calls)
         if gold is not None:
-            result = outcome(episode, gold)
+            result = measure_outcome(episode, gold)
             self.recall.add(episode.task.task_id, result.recall)
             self.failures += Counter({"format errors": result.format_errors, "tool errors": result.tool_errors})
 

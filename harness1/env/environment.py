@@ -1,4 +1,9 @@
-"""The search environment: a shell around the pure core that runs one episode at a time."""
+"""The search environment: one episode at a time around the pure core.
+
+`transition` is the core: (memory, action, answers) -> (memory, observation). It never waits; it yields its requests,
+which `SearchEnv.step` has answered by the world and `SearchEnv.replay` by the record. `guidance` adds facts about the
+search and, in prescriptive mode, advice on the next step.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +13,152 @@ from dataclasses import dataclass
 import msgspec
 
 from harness1.config import Env, Machine
-from harness1.env.render.context import Context
-from harness1.env.render.pieces import ApproximateCounter, TokenCounter
-from harness1.env.render.prompt import static_piece
-from harness1.env.render.renderer import Renderer
-from harness1.env.render.turn_pieces import TurnPieces, turn_pieces
-from harness1.env.transition import begin, name_first, replayed, resume, transition
-from harness1.env.verifiers.open import unopened_verifier
-from harness1.env.verifiers.protocol import Verifier
+from harness1.env.memory_pieces import TurnPieces, shown_words, turn_pieces
+from harness1.env.pieces import ApproximateCounter, TokenCounter, shown_question, static_piece
+from harness1.env.render import Context, Renderer
+from harness1.env.verifiers import Verifier, unopened_verifier
 from harness1.env.world import World
 from harness1.errors import ConfigError, HarnessError
 from harness1.hashing import digest
-from harness1.memory.evidence_value import FITTED
+from harness1.memory.parts import history_line
+from harness1.memory.ranking import FITTED
 from harness1.memory.working_memory import WorkingMemory
 from harness1.plain import json_safe_call, utf8_safe
-from harness1.records import ModelCall, Observation, StopReason, Task, ToolCall, Turn
+from harness1.records import ModelCall, Note, Observation, StopReason, Task, ToolCall, Turn
 from harness1.retrieval.protocol import Retriever
 from harness1.tools.documents import END_SEARCH
 from harness1.tools.registry import Toolbox
+from harness1.tools.tool import Answer, Request, Steps, Traits, one_line, recorded_answer
+
+SINGLE_TOOL_FROM = 3
+VERIFY_FROM = 6
+FINISH_WITHIN = 5
+
+
+def guidance(memory: WorkingMemory, env: Env, observation: Observation, traits: Traits) -> tuple[Note, ...]:
+    """Return the notes at the end of an observation; the memory already includes the turn."""
+    if env.guidance == "none" or observation.error is not None:
+        return ()
+    notes = _facts(memory, env, observation, traits)
+    if env.guidance == "prescriptive":
+        notes += _prescriptions(memory, env, observation)
+    return tuple(notes)
+
+
+def _facts(memory: WorkingMemory, env: Env, observation: Observation, traits: Traits) -> list[Note]:
+    notes = []
+    if traits.discovers:
+        units = {memory.pool.unit_of(hit) for hit in observation.hits}
+        counts = {"returned": len(units), "new": len(observation.delta.new), "pool": len(memory.pool.entries)}
+        notes.append(Note("result", {**counts, "curated": len(memory.curated), "cap": env.curation.cap}))
+    if observation.delta.auto_populated:
+        count = {"count": len(observation.delta.auto_populated)}
+        tag = {"tag": env.auto_populate.tag}
+        if env.refills:
+            notes.append(Note("refilled", count))
+        else:
+            notes.append(Note("seeded", count | tag) if env.curation.tags else Note("seeded_untagged", count))
+    if memory.pool.entries and not len(memory.curated):
+        notes.append(Note("curated_empty"))
+    if memory.turn >= SINGLE_TOOL_FROM and len(memory.tools_used) == 1:
+        notes.append(Note("single_tool", {"tool": next(iter(memory.tools_used))}))
+    return notes
+
+
+def _prescriptions(memory: WorkingMemory, env: Env, observation: Observation) -> list[Note]:
+    notes = []
+    since = memory.since_curation
+    uncurated = len(memory.pool.entries) - len(memory.curated)
+    if since >= 2 and uncurated > 0:
+        notes.append(Note("curate_overdue", {"turns": since, "uncurated": uncurated}))
+    elif since and observation.delta.new:
+        notes.append(Note("curate_now"))
+    unverified = env.verification.on and not memory.verification.verdicts
+    if unverified and memory.turn >= VERIFY_FROM and len(memory.curated) >= 3:
+        notes.append(Note("verify_now"))
+    if env.max_turns - memory.turn <= FINISH_WITHIN:
+        notes.append(Note("finish", {"left": env.max_turns - memory.turn}))
+    return notes
+
+
+def name_first(memory: WorkingMemory, env: Env) -> None:
+    """Name what the question mentions, as every episode begins."""
+    memory.name_entities([shown_question(memory.query)], env)
+    memory.name_leads(env)
+
+
+def transition(
+    memory: WorkingMemory,
+    env: Env,
+    toolbox: Toolbox,
+    call: ToolCall,
+    ignored: Sequence[ToolCall] = (),
+    *,
+    crowded: bool = False,
+) -> Steps:
+    """Execute one action: count the turn, run the tool, add the history line, name what is shown, add guidance.
+
+    Args:
+        crowded: the transcript is so large that only actions that make room, curate or end the search are executed.
+    """
+    memory.turn += 1
+    traits = toolbox.traits(call.name)
+    if crowded and not (traits.frees or traits.curates or call.name == END_SEARCH):
+        observation = Observation(one_line(call.name), error=Note("crowded", {"limit": env.pruning.refusal}))
+    else:
+        observation = yield from toolbox.run(memory, env, call)
+    if env.history.on:
+        memory.history.append(history_line(memory.turn, memory.pool, call, observation))
+    traits = toolbox.traits(observation.tool)
+    memory.name_entities((words for _, words in shown_words(memory, env, observation, traits)), env)
+    memory.name_leads(env)
+    _count(memory, observation, traits)
+    notes = (*observation.notes, *guidance(memory, env, observation, traits))
+    if ignored:
+        notes += (Note("not_executed", {"tools": [one_line(other.name) for other in ignored[:5]]}),)
+    return msgspec.structs.replace(observation, notes=notes)
+
+
+def _count(memory: WorkingMemory, observation: Observation, traits: Traits) -> None:
+    """Update the counts that guidance needs, which do not depend on the history."""
+    if observation.error is None:
+        memory.tools_used.setdefault(observation.tool, memory.turn)
+    memory.since_curation = 0 if traits.curates and observation.error is None else memory.since_curation + 1
+
+
+def replayed(
+    memory: WorkingMemory,
+    env: Env,
+    toolbox: Toolbox,
+    call: ToolCall,
+    ignored: Sequence[ToolCall],
+    recorded: Observation,
+    *,
+    crowded: bool = False,
+) -> Observation:
+    """Execute a recorded action with its recorded answer."""
+    steps = transition(memory, env, toolbox, call, ignored, crowded=crowded)
+    first = begin(steps)
+    return first if isinstance(first, Observation) else resume(steps, recorded_answer(recorded))
+
+
+def begin(steps: Steps) -> Request | Observation:
+    """Run a transition to its request, or to its end if it has none."""
+    try:
+        return next(steps)
+    except StopIteration as end:
+        observation: Observation = end.value
+        return observation
+
+
+def resume(steps: Steps, answer: Answer) -> Observation:
+    """Run a transition from its request to its end."""
+    try:
+        steps.send(answer)
+    except StopIteration as end:
+        observation: Observation = end.value
+        return observation
+    raise RuntimeError("a tool made two requests in one turn")
 
 
 @dataclass(frozen=True)

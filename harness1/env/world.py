@@ -12,7 +12,7 @@ from functools import partial
 from typing import TypeVar
 
 from harness1.config import Machine
-from harness1.env.verifiers.protocol import Verifier, VerifierFault
+from harness1.env.verifiers import Verifier, VerifierFault
 from harness1.errors import ToolError
 from harness1.http.client import Transient, retry
 from harness1.memory.working_memory import WorkingMemory

@@ -12,9 +12,9 @@ import msgspec
 
 from harness1.config import Config
 from harness1.env.environment import SearchEnv
-from harness1.env.render.pieces import TokenCounter
-from harness1.env.verifiers.open import open_verifier
-from harness1.env.verifiers.protocol import Verifier
+from harness1.env.model_verifiers import open_verifier
+from harness1.env.pieces import TokenCounter
+from harness1.env.verifiers import Verifier
 from harness1.episodes.rollout import rollout
 from harness1.hashing import digest
 from harness1.policy.policy import Policy, counter_of

@@ -26,7 +26,7 @@ from harness1.policy.policy import Policy
 from harness1.records import Episode, decode_episode, encode_episode
 from harness1.retrieval.open import is_exclusive
 from harness1.retrieval.protocol import Retriever
-from harness1.reward.composite import score
+from harness1.reward import score
 
 POLL_S = 2.0
 """Seconds without a result after which the workers are counted."""

@@ -13,9 +13,9 @@ import msgspec
 
 from harness1.config import Env, Machine
 from harness1.env.environment import SearchEnv, Step, env_hash
-from harness1.env.render.budget import RecordedCounter
-from harness1.env.render.pieces import ApproximateCounter, TokenCounter
-from harness1.env.verifiers.open import open_verifier
+from harness1.env.model_verifiers import open_verifier
+from harness1.env.pieces import ApproximateCounter, TokenCounter
+from harness1.env.render import RecordedCounter
 from harness1.episodes.rollout import episode_id, failed_turn, policy_versions, untrainable
 from harness1.errors import ConfigError, SchemaError
 from harness1.memory.working_memory import WorkingMemory

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from harness1.env.environment import SearchEnv, Step
-from harness1.env.render.context import Context
-from harness1.env.render.pieces import ApproximateCounter
+from harness1.env.pieces import ApproximateCounter
+from harness1.env.render import Context
 from harness1.errors import InfrastructureFault, Overflow
 from harness1.hashing import digest
 from harness1.plain import utf8_safe

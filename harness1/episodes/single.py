@@ -20,7 +20,7 @@ from harness1.episodes.samples import Samples
 from harness1.hashing import digest
 from harness1.records import Episode, Task
 from harness1.retrieval.open import absolute_index, open_retriever
-from harness1.reward.composite import score
+from harness1.reward import score
 from harness1.runs.folder import refuse_other_run, run_stage
 from harness1.runs.line_digests import finish, lines_of
 from harness1.runs.stage import read_stage

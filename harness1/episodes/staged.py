@@ -17,7 +17,7 @@ from harness1.episodes.stages import Finished, Pipeline, StageFailure, StageLimi
 from harness1.errors import InfrastructureFault
 from harness1.policy.policy import Policy
 from harness1.records import Episode, Hashes, Status, StopReason
-from harness1.reward.composite import score
+from harness1.reward import score
 
 RECORDED = ("ready", "post_wait", "post")
 """Stages whose milliseconds are added to an episode's own."""

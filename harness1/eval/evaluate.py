@@ -12,7 +12,7 @@ import msgspec
 from harness1.config import Config, Machine
 from harness1.data.indexing import corpus_of
 from harness1.data.open import from_anywhere
-from harness1.env.render.prompt import static_piece
+from harness1.env.pieces import static_piece
 from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, OnDepths, counted_with, ignore_depths
 from harness1.episodes.processes import run_episodes
 from harness1.errors import MALFORMED, UsageError
@@ -33,8 +33,8 @@ from harness1.policy.registry import needs_gold
 from harness1.records import ChunkId, DocId, Episode, Status, Task
 from harness1.retrieval.index import EmbeddedIndex, open_index
 from harness1.retrieval.open import absolute_index, is_engine, open_retriever
-from harness1.reward.composite import score
-from harness1.reward.outcome import targets
+from harness1.reward import score
+from harness1.reward.measures import targets
 from harness1.runs import provenance
 from harness1.runs.files import writing
 from harness1.runs.folder import (

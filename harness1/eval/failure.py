@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from harness1.records import StopReason
-from harness1.reward.outcome import Outcome
+from harness1.reward.measures import Outcome
 
 Faults = Literal["exclude", "zero"]
 """How an episode that the infrastructure broke counts in means: not at all, or as one that found nothing."""

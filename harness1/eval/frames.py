@@ -18,7 +18,7 @@ from harness1.eval.failure import failure_class
 from harness1.eval.known_gold import KnownGold, known_gold
 from harness1.eval.summary import measured
 from harness1.records import TAGS, Episode, Gold, Status, Turn, UnitId
-from harness1.reward.outcome import Outcome, outcome, targets
+from harness1.reward.measures import Outcome, measure_outcome, targets
 from harness1.rows.calls import calls_of
 from harness1.runs.files import read_json
 from harness1.runs.folder import METRICS, run_config
@@ -173,7 +173,7 @@ def _outcome(episode: Episode, gold: Gold | None) -> Outcome | None:
     if gold is None or episode.status is Status.INFRA_ERROR:
         return None
     try:
-        return outcome(episode, gold)
+        return measure_outcome(episode, gold)
     except UsageError:
         return None
 

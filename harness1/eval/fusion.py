@@ -24,7 +24,7 @@ from harness1.eval.summary import task_metrics
 from harness1.hashing import digest, file_digest
 from harness1.records import STATUS_OF, TAGS, ChunkId, Curated, Episode, Hashes, Status, StopReason, Tag, Task, UnitId
 from harness1.retrieval.protocol import rrf
-from harness1.reward.composite import score
+from harness1.reward import score
 from harness1.runs import provenance
 from harness1.runs.files import read_json, write_atomically, write_json
 from harness1.runs.folder import METRICS, REPORT, RESOURCES, TASKS, VIEW, clear_run, refuse_other_run, run_stage

@@ -8,8 +8,7 @@ from types import MappingProxyType
 from harness1.config import Env
 from harness1.errors import UsageError
 from harness1.records import ChunkId, DocId, Episode, Gold, UnitId
-from harness1.reward.outcome import Outcome, targets
-from harness1.reward.ranking import MEASURES
+from harness1.reward.measures import MEASURES, Outcome, targets
 
 Metric = Callable[[Outcome, Episode], float]
 

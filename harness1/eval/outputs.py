@@ -18,7 +18,7 @@ from harness1.eval.resources import resources
 from harness1.eval.summary import task_metrics
 from harness1.hashing import text_digest
 from harness1.records import ChunkId, DocId, Episode, Status, Task, UnitId
-from harness1.reward.outcome import delivered
+from harness1.reward.measures import delivered
 from harness1.runs.files import write_atomically, write_json
 from harness1.runs.folder import (
     CONFIG,

@@ -10,7 +10,7 @@ from harness1.config import Config
 from harness1.errors import UsageError
 from harness1.hashing import digest
 from harness1.records import Episode, Task
-from harness1.reward.composite import score
+from harness1.reward import score
 from harness1.runs.stage import Stage
 
 SCORING = ("gold", "reward")

@@ -17,8 +17,8 @@ from harness1.eval.metrics import measure, metric_names
 from harness1.eval.model_use import model_use
 from harness1.eval.statistics import bootstrap_mean, bootstrap_means, finite_or_null, variance_components
 from harness1.records import STATUS_OF, Episode, Gold, Hashes, Status, StopReason, Task
-from harness1.reward.composite import composite
-from harness1.reward.outcome import Outcome, outcome
+from harness1.reward import composite
+from harness1.reward.measures import Outcome, measure_outcome
 
 Samples = Mapping[str, Mapping[str, Sequence[float]]]
 """The values of the samples, by metric and by scored task that has it."""
@@ -151,7 +151,7 @@ def _read(
             if faults == "zero":
                 run.samples[task_id].append(metrics_of_nothing(tasks[task_id], config))
             continue
-        result = outcome(episode, tasks[task_id].gold)
+        result = measure_outcome(episode, tasks[task_id].gold)
         run.samples[task_id].append(measured(result, episode, tasks[task_id].gold, config))
         run.calls.update(result.calls)
     for task_id in tasks.keys() - run.met if finished else ():
@@ -177,7 +177,7 @@ def metrics_of_nothing(task: Task, config: Config) -> dict[str, float]:
         hashes=Hashes("", "", ""),
         unit=config.index.unit,
     )
-    return measured(outcome(nothing, task.gold), nothing, task.gold, config)
+    return measured(measure_outcome(nothing, task.gold), nothing, task.gold, config)
 
 
 def _intervals(samples: Samples, scored: int, config: Config, seed: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from harness1.config import Dedup
 from harness1.hashing import text_digest
-from harness1.memory.forkable import Forkable
+from harness1.memory.parts import Forkable
 from harness1.memory.sentences import WORDS, runs, table, tokens
 
 Guard: TypeAlias = tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]]

@@ -1,11 +1,17 @@
-"""Extracts names, years and dates, which link one document to another."""
+"""Entities: names, years and dates, which link one document to another. Their extraction, the graph of the units that
+mention them, and the handles (`E3`) by which queries may name them."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
+from heapq import nsmallest
+from typing import NamedTuple, Self
 
+from harness1.memory.parts import Forkable
 from harness1.memory.sentences import UPPER, WORDS
+from harness1.records import Record, UnitId
 
 FUNCTION_WORDS, _COMMON = WORDS["function"], WORDS["common"]
 _CALENDAR = WORDS["months"] | WORDS["days"] | WORDS["calendar"]
@@ -122,3 +128,216 @@ def _is_initial(word: str) -> bool:
 def _starts_sentence(text: str, start: int) -> bool:
     before = text[max(0, start - 4) : start].rstrip(" \"'“‘([")
     return not before or before[-1] in _SENTENCE_BREAKS
+
+
+class Bridge(Record, frozen=True):
+    """An entity in two or more units. `unit_ids` may be cut; `total` counts them all."""
+
+    entity: str
+    unit_ids: tuple[UnitId, ...]
+    total: int
+
+
+class EvidenceGraph(Forkable):
+    """The entities and units of an episode, linked both ways, as plain data.
+
+    Entities that differ only in case, in the dots of an acronym or in a possessive ending are one; the form seen first
+    is shown. The fields are an index to read through the methods; only `add` writes them.
+    """
+
+    names: dict[str, str] = {}
+    """Key of an entity -> the form seen first."""
+    units: dict[str, tuple[UnitId, ...]] = {}
+    """Key of an entity -> the units that mention it, in order of addition."""
+    entities: dict[UnitId, tuple[str, ...]] = {}
+    """Unit -> the keys of its entities, in order of addition."""
+    levels: dict[int, dict[str, None]] = {}
+    """Number of units, from 2 -> the keys of the entities in that many units."""
+
+    def add(self, unit_id: UnitId, entities: Iterable[str]) -> None:
+        """Record that a unit mentions some entities. May be called again for more text of the same unit."""
+        keys = dict.fromkeys(self.entities.get(unit_id, ()))
+        alone = (unit_id,)
+        for name in entities:
+            key = entity_key(name)
+            if not key or key in keys:
+                continue
+            keys[key] = None
+            before = self.units.get(key)
+            if before is None:
+                self.names[key], self.units[key] = name, alone
+            else:
+                self._link(key, before, unit_id)
+        self.entities[unit_id] = tuple(keys)
+
+    def bridges(self, limit: int, documents: int | None = None) -> list[Bridge]:
+        """Return the entities in the most units (two at least), by decreasing number of units, then by name. Each comes
+        with its first `documents` units, or all."""
+        keys: list[str] = []
+        for level in sorted(self.levels, reverse=True):
+            if len(keys) >= limit:
+                break
+            keys += nsmallest(limit - len(keys), self.levels[level], key=self.names.__getitem__)
+        return [Bridge(self.names[key], self.units[key][:documents], len(self.units[key])) for key in keys]
+
+    @property
+    def singletons(self) -> int:
+        """Return the number of entities in exactly one unit: possible next hops."""
+        return len(self.units) - sum(map(len, self.levels.values()))
+
+    def entities_of(self, unit_id: UnitId) -> tuple[str, ...]:
+        """Return the entities of a unit in order of addition; none for an unknown unit."""
+        return tuple(self.names[key] for key in self.entities.get(unit_id, ()))
+
+    def units_of(self, entity: str) -> tuple[UnitId, ...]:
+        """Return the units that mention an entity in any form, in order of addition."""
+        return self.units.get(entity_key(entity), ())
+
+    def fork(self) -> Self:
+        """Return an independent copy, as every `Forkable` does; the levels are dictionaries of dictionaries."""
+        forked = super().fork()
+        forked.levels = {count: keys.copy() for count, keys in self.levels.items()}
+        return forked
+
+    def _link(self, key: str, before: tuple[UnitId, ...], unit_id: UnitId) -> None:
+        """Add a unit to a known entity, which moves to the next level."""
+        self.units[key] = (*before, unit_id)
+        if len(before) > 1:
+            level = self.levels[len(before)]
+            del level[key]
+            if not level:
+                del self.levels[len(before)]
+        self.levels.setdefault(len(before) + 1, {})[key] = None
+
+
+def entity_key(name: str) -> str:
+    """Return what all forms of an entity share: case, dots of acronyms and possessive endings are folded."""
+    key = name.casefold()
+    if "." in key or "'" in key or "’" in key:
+        key = key.replace(".", "").replace("’", "'").strip().removesuffix("'s").removesuffix("'")
+    return key
+
+
+_HANDLE = re.compile(r"\bE[1-9][0-9]{0,5}\b")
+_QUESTION = re.compile(r"\bQ\b")
+_EITHER = re.compile(rf"{_HANDLE.pattern}|{_QUESTION.pattern}")
+_HANDLES = re.compile(rf"(?:(?:{_EITHER.pattern})[ ,;]*)+")
+QUESTION = "Q"
+"""The handle of the question."""
+
+
+class Mention(NamedTuple):
+    """The first mention of an entity in a text: its name as written, and the position behind it."""
+
+    end: int
+    name: str
+
+
+class EntityHandles(Forkable):
+    """The entities shown so far in an episode, in order of first appearance: E1 is the first of `names`.
+
+    Forms that differ in case, the dots of an acronym or a possessive ending are one entity; the first form is its name.
+    A handle never changes. The fields are an index to read through the methods; only `add` writes them.
+    """
+
+    names: list[str] = []
+    numbers: dict[str, int] = {}
+    """Key of an entity -> the number in its handle, from 1."""
+
+    def add(self, names: Iterable[str]) -> None:
+        """Give handles to the entities that have none yet."""
+        for name in names:
+            if (key := entity_key(name)) and key not in self.numbers:
+                self.names.append(name)
+                self.numbers[key] = len(self.names)
+
+    def handle_of(self, name: str) -> str:
+        """Return the handle of an entity in any form of its name, or an empty string."""
+        number = self.numbers.get(entity_key(name))
+        return "" if number is None else f"E{number}"
+
+    def marked(self, text: str, characters: int) -> tuple[str, dict[str, str]]:
+        """Return a text with ` (E3)` behind the first mention of each entity that has a handle, and the names that
+        these handles stand for, as the text writes them. `characters` is as in `mentions`."""
+        if not self.numbers:
+            return text, {}
+        parts: list[str] = []
+        shown: dict[str, str] = {}
+        done = 0
+        for mention in mentions(text, characters):
+            number = self.numbers.get(entity_key(mention.name))
+            if number is None or (handle := f"E{number}") in shown:
+                continue
+            shown[handle] = mention.name
+            parts.append(f"{text[done : mention.end]} ({handle})")
+            done = mention.end
+        return "".join([*parts, text[done:]]), shown
+
+    def spelled(self, query: str, question: str = "") -> SpelledQuery:
+        """Replace the handles in a query with names. Words that look like handles but name nothing stay.
+
+        Args:
+            question: what `Q` stands for in a query of handles alone; empty: nothing.
+        """
+        used = dict.fromkeys(_HANDLE.findall(query))
+        resolved = {handle: self.names[int(handle[1:]) - 1] for handle in used if int(handle[1:]) <= len(self.names)}
+        if question and _HANDLES.fullmatch(query) and _QUESTION.search(query):
+            resolved[QUESTION] = question
+        text = _EITHER.sub(lambda found: resolved.get(found.group(), found.group()), query)
+        unknown = tuple(handle for handle in used if handle not in resolved)
+        return SpelledQuery(text, resolved, unknown, not _HANDLE.sub("", query).strip(" ,;") and not resolved)
+
+
+class SpelledQuery(NamedTuple):
+    """A query in words, the names behind its handles, what only looked like a handle, and whether nothing else was in
+    it."""
+
+    text: str
+    resolved: dict[str, str]
+    unknown: tuple[str, ...]
+    empty: bool
+
+
+def mentions(text: str, characters: int) -> list[Mention]:
+    """Return the first mention of each entity of a text, in text order, without mere numbers and without names inside
+    longer ones.
+
+    Args:
+        characters: how much of the text is read.
+    """
+    names = [name for name in extract(text, characters) if not name.rstrip("s").replace("/", "").isdecimal()]
+    taken: list[tuple[int, int]] = []
+    for name in sorted(names, key=len, reverse=True):
+        place = next((place for place in _places(name, text) if not _overlaps(place, taken)), None)
+        if place is not None:
+            taken.append(place)
+    return [Mention(end, text[start:end]) for start, end in sorted(taken)]
+
+
+def in_handles(query: str, entities: Mapping[str, str]) -> str:
+    """Replace names in a query with their handles, the longest names first.
+
+    Args:
+        entities: handle -> name.
+    """
+    for handle, name in sorted(entities.items(), key=lambda entity: -len(entity[1])):
+        query = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", handle, query)
+    return query
+
+
+def _places(name: str, text: str) -> Iterator[tuple[int, int]]:
+    """Yield the spans where a name stands as whole words. Searching avoids compiling a pattern for each name."""
+    start = text.find(name)
+    while start >= 0:
+        end = start + len(name)
+        if not (_is_word(text[start - 1 : start]) or _is_word(text[end : end + 1])):
+            yield start, end
+        start = text.find(name, start + 1)
+
+
+def _is_word(character: str) -> bool:
+    return character.isalnum() or character == "_"
+
+
+def _overlaps(place: tuple[int, int], taken: Iterable[tuple[int, int]]) -> bool:
+    return any(place[0] < end and start < place[1] for start, end in taken)

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from harness1.memory.entities import FUNCTION_WORDS, extract
-from harness1.memory.sentences import tokens
+from harness1.memory.sentences import okapi, tokens
 from harness1.words import Remembered, has_foreign, spaced_out, stem, words
 
 SCANNED_CHARACTERS = 8000
@@ -218,3 +218,13 @@ def _words(text: str) -> list[str]:
     if not text.isascii():
         text = "".join([letter for letter in unicodedata.normalize("NFKD", text) if not unicodedata.combining(letter)])
     return tokens(spaced_out(text.replace("'", "").replace("’", "").replace("_", " ")))
+
+
+def by_relevance(passages: Sequence[str], question: str) -> list[int]:
+    """Return the positions of the passages of one document, those nearest to a question first.
+
+    They are scored by Okapi BM25 over the stems of their words without function words; the statistics are those of this
+    document. Ties go to the earlier passage.
+    """
+    scores = okapi([content_terms(passage) for passage in passages], content_terms(question[:SCANNED_CHARACTERS]))
+    return sorted(range(len(passages)), key=lambda at: -scores[at])

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from harness1.env.render.pieces import Piece, grouped
-from harness1.env.render.view import ActionView
+from harness1.env.pieces import Piece, grouped
+from harness1.env.view import ActionView
 from harness1.errors import MALFORMED
 from harness1.records import Record, ToolCall
 from harness1.tools.tool import ToolSpec

@@ -8,8 +8,8 @@ from functools import cached_property, lru_cache
 from itertools import chain
 from typing import ClassVar, NamedTuple
 
-from harness1.env.render.context import Context
-from harness1.env.render.pieces import Piece, Role, grouped
+from harness1.env.pieces import Piece, Role, grouped
+from harness1.env.render import Context
 from harness1.errors import UsageError
 from harness1.hashing import digest, text_digest
 from harness1.models.backend import Grammar

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from harness1.env.render.pieces import Piece
-from harness1.env.render.view import TurnView
+from harness1.env.pieces import Piece
+from harness1.env.view import TurnView
 from harness1.errors import ConfigError, UsageError
 from harness1.models.backend import Grammar
 from harness1.models.calls import (

@@ -10,7 +10,7 @@ import msgspec
 from harness1.config import Config, recorded_without
 from harness1.config.env import Env
 from harness1.config.settings import differences
-from harness1.env.render.pieces import Role, piece
+from harness1.env.pieces import Role, piece
 from harness1.errors import ConfigError, UsageError, optional
 from harness1.http.client import HttpClient
 from harness1.http.model_endpoint import Completer, Completion, Messages, policy_endpoint, verifier_endpoint

@@ -1,4 +1,5 @@
-"""A language model as a policy: contexts become token ids, sampled ids become actions, and every call is recorded."""
+"""A language model as a policy: contexts become token ids, sampled ids become actions, and every call is recorded. A
+hosted model answers by OpenAI's chat completions instead; without token ids its episodes cannot be trained on."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ import msgspec
 
 from harness1.config import ChatPolicy
 from harness1.env.environment import choose
-from harness1.env.render.context import Context
-from harness1.env.render.pieces import Piece, piece
+from harness1.env.pieces import Piece, piece
+from harness1.env.render import Context
 from harness1.hashing import digest
 from harness1.http.model_endpoint import ChatRoute, Endpoint
 from harness1.models.backend import Backend

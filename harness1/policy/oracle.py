@@ -6,8 +6,8 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from harness1.env.render.context import Context
-from harness1.env.render.view import View
+from harness1.env.render import Context
+from harness1.env.view import View
 from harness1.errors import UsageError
 from harness1.hashing import digest
 from harness1.memory.entities import extract

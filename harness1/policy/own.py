@@ -8,7 +8,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-from harness1.env.render.context import Context
+from harness1.env.render import Context
 from harness1.errors import HarnessError, UsageError
 from harness1.hashing import digest
 from harness1.plugins import failure, identity, load_own, name_here

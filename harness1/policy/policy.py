@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from harness1.env.render.context import Context
-from harness1.env.render.pieces import ApproximateCounter, TokenCounter
+from harness1.env.pieces import ApproximateCounter, TokenCounter
+from harness1.env.render import Context
 from harness1.records import ModelCall, Record, Task, ToolCall
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from harness1.env.render.context import Context
-from harness1.env.render.view import View
+from harness1.env.render import Context
+from harness1.env.view import View
 from harness1.errors import UsageError
 from harness1.hashing import digest
 from harness1.memory.question import claim, mentions

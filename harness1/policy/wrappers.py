@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from harness1.env.environment import choose
-from harness1.env.render.context import Context
-from harness1.env.render.pieces import Piece, action_piece
+from harness1.env.pieces import Piece, action_piece
+from harness1.env.render import Context
 from harness1.errors import UsageError
 from harness1.hashing import digest
 from harness1.models.chat_format import ChatFormat

@@ -1,34 +1,339 @@
-"""The composite terminal reward: named, capped components and their composition. The components can be named here, such
-as `harness1.reward.recall`."""
+"""The terminal reward of an episode (Harness-1, arXiv 2606.02373, Table 5): capped components, weighted and summed.
 
-from harness1.reward.components import (
-    answer,
-    answer_found,
-    answer_missed,
-    clutter,
-    curation,
-    diversity,
-    diversity_shortfall,
+    total = override, where there is one, else max(floor, sum of weight * value)
+
+The sum of the process components is capped, too: a term of its own takes back the excess over `reward.process_cap`, and
+the terms still add up to the total. Two episodes therefore differ by at most twice the cap in process terms, whatever
+their weights; an outcome that is better by more than that always earns more.
+
+A component is a function of a `Case` and can be named here, such as `harness1.reward.recall`. To add one, add a
+function and a line in `COMPONENTS`; a plugin names its component in `harness1.rewards`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from numbers import Real
+
+import msgspec
+
+from harness1.config import Config, Env, Reward
+from harness1.errors import UsageError
+from harness1.plugins import failure, is_own, load_plugin, short_name, unfit
+from harness1.records import Curated, Episode, Gold, RewardRecord, RewardTerm, Status, StopReason, Task, Turn
+from harness1.reward.measures import Outcome, delivered, f_beta, measure_outcome
+from harness1.tools.registry import tools_of
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a term of the reward rates: a finished episode beside its gold.
+
+    Attributes:
+        outcome: shares of the gold, counts of turns and calls.
+        config: `config.env` says which mechanisms are enabled.
+        gold: the evidence of the task; None where only the outcome is known.
+    """
+
+    outcome: Outcome
+    episode: Episode
+    config: Config
+    gold: Gold | None = None
+
+    @property
+    def task(self) -> Task:
+        return self.episode.task
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        return self.episode.turns
+
+    @property
+    def curated(self) -> tuple[Curated, ...]:
+        """What was delivered, the first first; empty if the policy's failure ended the episode."""
+        places = {entry.unit_id: entry for entry in self.episode.curated}
+        return tuple(places[unit] for unit in delivered(self.episode))
+
+
+@dataclass(frozen=True)
+class Component:
+    """A term of the reward: a value in [0, `ceiling(settings)`], or any value if there is no ceiling, times
+    `weight(settings)`, negative for penalties."""
+
+    name: str
+    weight: Callable[[Reward], float]
+    ceiling: Callable[[Reward], float] | None
+    value: Callable[[Case], float]
+    process: bool = False
+    """True if it rates how the episode went rather than what it found; the sum of such terms is capped as well."""
+
+    def term(self, case: Case) -> RewardTerm:
+        """Return the capped value with its weight.
+
+        Raises:
+            UsageError: a term of one's own failed, or the value is not a finite number.
+        """
+        settings, given = case.config.reward, self.value(case)
+        if getattr(given, "shape", None) == ():  # a scalar of numpy or torch
+            given = given.item()  # type: ignore[attr-defined]
+        if not isinstance(given, Real) or not math.isfinite(given):
+            raise UsageError(
+                f"the reward term {self.name!r} returned {given!r} for task {case.task.task_id!r}: a term is a finite"
+                " number"
+            )
+        value = float(given)
+        if self.ceiling is not None:
+            value = min(max(value, 0.0), self.ceiling(settings))
+        return RewardTerm(value, self.weight(settings))
+
+
+def component(
+    name: str,
+    weight: Callable[[Reward], float] | None = None,
+    ceiling: Callable[[Reward], float] = lambda _: 1.0,
+    *,
+    process: bool = False,
+) -> Callable[[Callable[[Case], float]], Component]:
+    """Turn the function that computes a value into a component. It counts once it is in `COMPONENTS`.
+
+    Args:
+        weight: None for a term of another package, whose weight is in `reward.plugins`.
+    """
+    weighed = weight or (lambda settings: settings.plugins.get(name, 0.0))
+    return lambda value: Component(name, weighed, ceiling, value, process)
+
+
+@component("answer", weight=lambda settings: settings.answer)
+def answer(case: Case) -> float:
+    """Return F, the final-answer recall of the curated set."""
+    return case.outcome.answer_recall
+
+
+@component("answer_found", weight=lambda settings: settings.answer_found)
+def answer_found(case: Case) -> float:
+    """Return 1 if the curated set holds some of the answer's evidence, else 0."""
+    return float(case.outcome.answer_recall > 0.0)
+
+
+@component("answer_missed", weight=lambda settings: -settings.answer_missed)
+def answer_missed(case: Case) -> float:
+    """Return max(TF - F, 0)."""
+    return case.outcome.trajectory_answer_recall - case.outcome.answer_recall
+
+
+@component("clutter", weight=lambda settings: -settings.clutter)
+def clutter(case: Case) -> float:
+    """Return irrelevant delivered units as a share of the most that can be delivered. Unlike precision, it
+    distinguishes five wrong units from thirty (a linear utility, as in the filtering track of TREC 2002)."""
+    irrelevant = case.outcome.set_size * (1.0 - case.outcome.precision)
+    return irrelevant / case.config.env.curation.cap
+
+
+@component("curation", weight=lambda settings: settings.curation, process=True)
+def curation(case: Case) -> float:
+    """Return min(share of turns that curated / target share, 1); 1 if the target is 0."""
+    turns, target = case.outcome.turns, case.config.reward.curation_target
+    if target == 0.0:
+        return 1.0
+    return case.outcome.curate_calls / turns / target if turns else 0.0
+
+
+@component("diversity", weight=lambda settings: settings.diversity, process=True)
+def diversity(case: Case) -> float:
+    """Return min(d / d*, 1), where d is the number of distinct tools used successfully."""
+    return case.outcome.tools / target(case)
+
+
+@component(
+    "diversity_shortfall",
+    weight=lambda settings: -settings.diversity_shortfall,
+    ceiling=lambda settings: float(settings.diversity_target),
+    process=True,
+)
+def diversity_shortfall(case: Case) -> float:
+    """Return max(d* - d, 0), a number of tools."""
+    return float(target(case) - case.outcome.tools)
+
+
+def target(case: Case) -> int:
+    """Return d*, never more than the tools that the environment offers: switching a tool off costs no reward."""
+    return min(case.config.reward.diversity_target, available_tools(case.config.env))
+
+
+def available_tools(env: Env) -> int:
+    """Return the number of tools that the environment offers, without the one that ends the episode."""
+    return len(tools_of(env)) - 1 + len(env.plugins)
+
+
+@component("outcome", weight=lambda settings: settings.outcome)
+def outcome(case: Case) -> float:
+    """Return F_beta of curated precision and recall; with beta above 1, recall weighs more."""
+    return f_beta(case.outcome.precision, case.outcome.recall, case.config.reward.beta)
+
+
+@component("recall", weight=lambda reward: reward.recall)
+def recall(case: Case) -> float:
+    """Return R, the curated recall."""
+    return case.outcome.recall
+
+
+@component("recall_gap", weight=lambda settings: -settings.recall_gap)
+def recall_gap(case: Case) -> float:
+    """Return max(T - R, 0)."""
+    return case.outcome.trajectory_recall - case.outcome.recall
+
+
+@component("trajectory", weight=lambda settings: settings.trajectory)
+def trajectory(case: Case) -> float:
+    """Return T, the trajectory recall."""
+    return case.outcome.trajectory_recall
+
+
+@component("trajectory_answer", weight=lambda settings: settings.trajectory_answer)
+def trajectory_answer(case: Case) -> float:
+    """Return TF, the final-answer recall of the trajectory."""
+    return case.outcome.trajectory_answer_recall
+
+
+@component("turn_penalty", weight=lambda settings: -settings.turn_penalty, process=True)
+def turn_penalty(case: Case) -> float:
+    """Return min((n - n0) / max(N - n0, 1), 1) for n of N allowed turns, n0 of them free; 0 up to n0."""
+    free = case.config.reward.turn_penalty_from
+    return (case.outcome.turns - free) / max(case.config.env.max_turns - free, 1)
+
+
+COMPONENTS = (
     outcome,
     recall,
-    recall_gap,
     trajectory,
+    answer_found,
+    answer,
     trajectory_answer,
+    answer_missed,
+    recall_gap,
+    clutter,
+    diversity,
+    diversity_shortfall,
+    curation,
     turn_penalty,
 )
+"""All components, in the order in which they are summed."""
+BEYOND_CAP = "beyond_process_cap"
+"""The name of the term that takes back the excess over `reward.process_cap`."""
+NAMES = frozenset({*(part.name for part in COMPONENTS), BEYOND_CAP})
 
-__all__ = [
-    "answer",
-    "answer_found",
-    "answer_missed",
-    "clutter",
-    "curation",
-    "diversity",
-    "diversity_shortfall",
-    "outcome",
-    "recall",
-    "recall_gap",
-    "trajectory",
-    "trajectory_answer",
-    "turn_penalty",
-]
+
+def components(settings: Reward) -> tuple[Component, ...]:
+    """Return all components, and after them those of other packages, and one's own, that the settings name.
+
+    Raises:
+        UsageError: one is not installed, has the name of another, or cannot be imported.
+    """
+    return (*COMPONENTS, *map(plugin_component, settings.plugins))
+
+
+def _value_of_own(name: str, value: Callable[[Case], float], case: Case) -> float:
+    try:
+        return value(case)
+    except Exception as error:  # code of others may raise anything
+        what = f"the reward term {name!r} failed for task {case.task.task_id!r}"
+        raise UsageError(f"{what}: {failure(error)}") from error
+
+
+def plugin_component(name: str) -> Component:
+    """Return a component that another package adds, or one's own: any function of a case, whose value is not capped.
+
+    Raises:
+        UsageError: there is none, it has the name of another, or it is not a component of its name.
+    """
+    found = load_plugin("rewards", name, NAMES)
+    if is_own(name):
+        if short_name(name) in NAMES:
+            raise unfit("rewards", name, "has the name of a term of harness1: call it something else")
+        value = found.value if isinstance(found, Component) else found
+        if not callable(value):
+            raise unfit("rewards", name, "must be a function of a case")
+        capped = isinstance(found, Component)
+        return Component(
+            short_name(name),
+            lambda settings: settings.plugins.get(name, 0.0),
+            found.ceiling if capped else None,
+            partial(_value_of_own, short_name(name), value),
+            capped and found.process,
+        )
+    if not isinstance(found, Component) or found.name != name:
+        raise unfit("rewards", name, f"must be a component of that name: @component({name!r})")
+    return found
+
+
+SUM = "sum"
+"""The recipe without a floor and without a reward of its own for an empty set."""
+
+
+def composite(result: Outcome, episode: Episode, config: Config, gold: Gold | None = None) -> RewardRecord | None:
+    """Return the reward of an episode with a known outcome; None after an infrastructure fault, which earns no reward.
+
+    Terms of weight 0 are left out. An override is recorded together with the terms, which then do not count.
+    """
+    if episode.status is Status.INFRA_ERROR:
+        return None
+    case = Case(result, episode, config, gold)
+    parts = components(config.reward)
+    weighed = {part.name: part.term(case) for part in parts}
+    terms = {name: term for name, term in weighed.items() if term.weight != 0.0}
+    terms |= _beyond_cap(terms, parts, config.reward.process_cap)
+    if (override := _override(result, episode, config.reward)) is not None:
+        name, total = override
+        return RewardRecord(total, terms, name)
+    return RewardRecord(total_of(terms.values(), config.reward), terms)
+
+
+def total_of(terms: Iterable[RewardTerm], settings: Reward) -> float:
+    """Return the reward that terms add up to, where nothing overrides them."""
+    total = contributions(terms)
+    return total if settings.recipe == SUM else max(settings.floor, total)
+
+
+def contributions(terms: Iterable[RewardTerm]) -> float:
+    """Return the exact sum of the terms' contributions, which does not depend on their order."""
+    return math.fsum(term.weight * term.value for term in terms)
+
+
+def by_term(reward: RewardRecord) -> dict[str, float]:
+    """Return the contribution of each term to a reward; an override replaces all terms."""
+    if reward.override is not None:
+        return {reward.override: reward.total}
+    return {name: term.weight * term.value for name, term in reward.terms.items()}
+
+
+def score(episode: Episode, gold: Gold | None, config: Config) -> Episode:
+    """Return the episode with its reward and the hash of the weights that gave it.
+
+    The reward is the sum of weight x value over the components, with a floor, or one override. It has no unit; a value
+    is capped at its ceiling, 1 by default. `reward.recipe = "paper"` is from Harness-1 (arXiv 2606.02373). An episode
+    broken by the infrastructure gets none.
+
+    Raises:
+        UsageError: the gold of the task is missing or names nothing to find.
+    """
+    reward = composite(measure_outcome(episode, gold), episode, config, gold)
+    hashes = msgspec.structs.replace(episode.hashes, reward=config.reward_hash)
+    return msgspec.structs.replace(episode, reward=reward, hashes=hashes)
+
+
+def _beyond_cap(terms: Mapping[str, RewardTerm], parts: Sequence[Component], cap: float) -> dict[str, RewardTerm]:
+    """Return the term that takes back the process terms' excess over the cap; empty if there is none."""
+    process = contributions(terms[part.name] for part in parts if part.process and part.name in terms)
+    excess = abs(process) - cap
+    return {BEYOND_CAP: RewardTerm(excess, -math.copysign(1.0, process))} if excess > 0.0 else {}
+
+
+def _override(result: Outcome, episode: Episode, settings: Reward) -> tuple[str, float] | None:
+    if episode.stop_reason is StopReason.FORMAT_LIMIT:
+        return "format_failure", settings.format_failure
+    if result.set_size == 0 and settings.recipe != SUM:
+        return "empty", settings.empty
+    return None

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from statistics import fmean, pstdev
 
 from harness1.records import Episode, Gold, Status, StopReason
-from harness1.reward.composite import by_term
-from harness1.reward.outcome import outcome
+from harness1.reward import by_term
+from harness1.reward.measures import measure_outcome
 from harness1.rl.rollouts import EpisodeGroup
 
 GoldOf = Callable[[Episode], Gold | None]
@@ -64,7 +64,7 @@ def episode_metrics(episodes: Sequence[Episode], gold_of: GoldOf) -> dict[str, f
 
 def _outcomes(scored: Sequence[tuple[Episode, Gold]]) -> dict[str, float]:
     """Return means over the episodes whose gold is known."""
-    results = [outcome(episode, gold) for episode, gold in scored]
+    results = [measure_outcome(episode, gold) for episode, gold in scored]
     if not results:
         return {}
     return {

@@ -13,7 +13,7 @@ from harness1.data.leaks import Selection, TaskFilter, open_filter
 from harness1.data.source import Source
 from harness1.errors import UsageError
 from harness1.records import Task
-from harness1.reward.outcome import targets
+from harness1.reward.measures import targets
 from harness1.rl.task_stream import PlacedTask
 from harness1.sft.collect import check_taught_split
 

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 import msgspec
 from msgspec import Meta
 
-from harness1.env.render.pieces import Piece, Role
-from harness1.env.render.view import TurnView
+from harness1.env.pieces import Piece, Role
+from harness1.env.view import TurnView
 from harness1.hashing import digest, text_digest
 from harness1.models.calls import read_object
 from harness1.models.chat_format import ChatFormat, Ids

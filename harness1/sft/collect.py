@@ -9,7 +9,7 @@ from itertools import islice
 from harness1.config import Config
 from harness1.data.leaks import TEST, TaskFilter
 from harness1.data.source import Source
-from harness1.env.render.prompt import static_piece
+from harness1.env.pieces import static_piece
 from harness1.errors import UsageError
 from harness1.models.fetch import resolve_model
 from harness1.models.open import HARMONY, format_at
@@ -17,7 +17,7 @@ from harness1.models.tokenizer import Tokenizer
 from harness1.plain import utf8_safe
 from harness1.policy.registry import check_policy
 from harness1.records import Task
-from harness1.reward.outcome import targets
+from harness1.reward.measures import targets
 from harness1.tools.registry import Toolbox
 
 TEACHERS = {"oracle": "oracle-teacher"}

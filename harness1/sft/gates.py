@@ -12,7 +12,7 @@ from harness1.data.leaks import GoldSet, KnownQueries, Leaks, gold_set
 from harness1.errors import UsageError
 from harness1.hashing import digest
 from harness1.records import Episode, Gold, Record, Status
-from harness1.reward.outcome import outcome
+from harness1.reward.measures import measure_outcome
 from harness1.tools.documents import END_SEARCH
 
 SEARCHES = ("search_corpus", "fan_out_search", "grep_corpus")
@@ -76,7 +76,7 @@ Reason = Callable[[TeacherEpisode], str | None]
 
 def candidate(episode: Episode, gold: Gold | None, dataset: str, place: tuple[int, int]) -> TeacherEpisode:
     """Return an episode as the gates see it; raise UsageError if the task has no gold, or nothing to find."""
-    scored = outcome(episode, gold)
+    scored = measure_outcome(episode, gold)
     acted = [turn for turn in episode.turns if turn.action is not None]
     ended = sum(turn.action is not None and turn.action.name == END_SEARCH for turn in acted)
     return TeacherEpisode(

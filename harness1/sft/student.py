@@ -11,7 +11,7 @@ import msgspec
 from harness1.config import Config, Env, recorded_without
 from harness1.data.open import open_source
 from harness1.env.environment import SearchEnv
-from harness1.env.verifiers.open import open_verifier
+from harness1.env.model_verifiers import open_verifier
 from harness1.errors import SchemaError, UsageError
 from harness1.models.causal_model import context_window
 from harness1.models.chat_format import ChatFormat

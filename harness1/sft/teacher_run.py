@@ -13,7 +13,7 @@ from harness1.config import Config
 from harness1.config.settings import differences
 from harness1.data.open import open_source
 from harness1.data.source import Source
-from harness1.env.render.pieces import ApproximateCounter
+from harness1.env.pieces import ApproximateCounter
 from harness1.errors import SchemaError, UsageError
 from harness1.eval.scored_with import refuse_other_gold
 from harness1.models.tokenizer import Tokenizer

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import TypeVar
 
-from harness1.memory.entities import FUNCTION_WORDS
-from harness1.memory.evidence import entity_key
+from harness1.memory.entities import FUNCTION_WORDS, entity_key
 from harness1.memory.question import head, normalised_name
 from harness1.records import Record
 from harness1.tasks.graph import (

@@ -13,8 +13,7 @@ from importlib import resources
 import msgspec
 
 from harness1.memory import sentences
-from harness1.memory.entities import FUNCTION_WORDS, extract
-from harness1.memory.evidence import entity_key
+from harness1.memory.entities import FUNCTION_WORDS, entity_key, extract
 from harness1.memory.question import head, normalised_name
 from harness1.records import DocId, Record
 from harness1.retrieval.corpus import Document

@@ -12,8 +12,8 @@ import msgspec
 from msgspec import Meta
 
 from harness1.config import Env
-from harness1.memory.compress import compress
-from harness1.memory.curated import DEFAULT_TAG
+from harness1.memory.parts import DEFAULT_TAG
+from harness1.memory.sentences import compress
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Delta, Hit, Note, Observation, Ranking, Record, UnitId
 from harness1.retrieval.corpus import CHARACTERS_PER_TOKEN, approximate_tokens

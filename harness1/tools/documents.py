@@ -8,8 +8,8 @@ import msgspec
 from msgspec import Meta
 
 from harness1.config import Env
-from harness1.memory.curated import DEFAULT_TAG
-from harness1.memory.passages import by_relevance
+from harness1.memory.parts import DEFAULT_TAG
+from harness1.memory.question import by_relevance
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import TAGS, ChunkId, Delta, Hit, Note, Observation, Tag, UnitId, Verdict
 from harness1.tools.discovery import named, resolve_all, roomy, unknown_handles

@@ -17,7 +17,7 @@ from harness1.models.backend import Backend
 from harness1.models.chat_format import ChatFormat
 from harness1.policy.policy import Policy
 from harness1.records import Record, Sampling, Status, Task, ToolCall
-from harness1.reward.outcome import outcome
+from harness1.reward.measures import measure_outcome
 from harness1.rows.row import TrainRow
 from harness1.tools.registry import Toolbox
 
@@ -129,7 +129,7 @@ async def episode_results(
             episode = await rollout(environment(), policy, task, seed=seed)
         if episode.status is Status.INFRA_ERROR:
             return None
-        result = outcome(episode, task.gold)
+        result = measure_outcome(episode, task.gold)
         return {
             "curated_recall": result.recall,
             "set_size": float(result.set_size),

@@ -12,8 +12,8 @@ from harness1.config import Config
 from harness1.errors import UsageError
 from harness1.eval.failure import failure_class
 from harness1.records import Episode, Gold, RewardRecord, Status
-from harness1.reward.composite import composite
-from harness1.reward.outcome import Outcome, delivered, outcome
+from harness1.reward import composite
+from harness1.reward.measures import Outcome, delivered, measure_outcome
 
 QUERY_CHARACTERS = 300
 """Limit of the query in a row; the episode has all of it."""
@@ -60,7 +60,7 @@ def scored(episode: Episode, gold: Gold | None, config: Config) -> Scored:
     if gold is None or episode.status is Status.INFRA_ERROR:
         return Scored(None, episode.reward)
     try:
-        found = outcome(episode, gold)
+        found = measure_outcome(episode, gold)
     except UsageError:
         return Scored(None, episode.reward)
     return Scored(found, episode.reward or composite(found, episode, config, gold))

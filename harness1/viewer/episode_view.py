@@ -11,13 +11,13 @@ import msgspec
 
 from harness1.config import Env
 from harness1.env.environment import SearchEnv
-from harness1.env.render.context import Context
-from harness1.env.render.prose import sentence
+from harness1.env.pieces import sentence
+from harness1.env.render import Context
 from harness1.episodes.replay import difference_between, replay_env
 from harness1.errors import ConfigError, SchemaError, UsageError
 from harness1.models.tokenizer import Tokenizer
 from harness1.records import Episode, Gold, Hit, Note, Observation, RewardRecord, Turn, UnitId
-from harness1.reward.outcome import Targets, targets
+from harness1.reward.measures import Targets, targets
 from harness1.viewer.evidence_chain import EvidenceChain
 from harness1.viewer.memory_change import StateView, change, tag_number
 from harness1.viewer.sent_prompt import SentPrompts

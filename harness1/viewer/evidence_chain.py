@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
-from harness1.memory.bridges import question_names
 from harness1.memory.question import SCANNED_CHARACTERS, head, normalised_name
-from harness1.memory.working_memory import WorkingMemory
+from harness1.memory.working_memory import WorkingMemory, question_names
 from harness1.records import UnitId
 from harness1.viewer.tables import Tables
 

@@ -10,7 +10,7 @@ from harness1.errors import UsageError
 from harness1.eval.known_gold import KnownGold, places_of
 from harness1.records import Gold, Unit
 from harness1.retrieval.corpus import Document
-from harness1.reward.outcome import targets
+from harness1.reward.measures import targets
 from harness1.runs.stage import Stage
 
 MOST_READ = 200_000

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from harness1.config import Config
-from harness1.env.render.prompt import static_piece
+from harness1.env.pieces import static_piece
 from harness1.errors import MALFORMED, UsageError
 from harness1.eval.known_gold import KnownGold, known_gold
 from harness1.eval.metrics import HEADLINE

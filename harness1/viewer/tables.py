@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness1.env.render.pieces import Piece
-from harness1.env.render.view import DocumentView, HitView
-from harness1.memory.pool import Pool
+from harness1.env.pieces import Piece
+from harness1.env.view import DocumentView, HitView
+from harness1.memory.parts import Pool
 from harness1.records import Hit, UnitId
 from harness1.viewer.passages import Passage
 from harness1.viewer.slices import sliced

@@ -14,7 +14,7 @@ from harness1.episodes.replay import replay_episode
 from harness1.episodes.rollout import rollout
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.records import DocId, Gold, Status, Task
-from harness1.reward.composite import score
+from harness1.reward import score
 from tests.support import CORPUS, END, Script, WordRetriever, curate, make_env, run, search
 
 TASKS = [

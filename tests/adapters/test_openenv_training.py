@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness1.config import Config
-from harness1.env.render.context import Context
+from harness1.env.render import Context
 from harness1.errors import UsageError
 from harness1.policy.policy import Decision
 from harness1.records import DocId, Gold, ModelCall, Task, ToolCall

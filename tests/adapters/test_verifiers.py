@@ -101,7 +101,7 @@ def test_what_a_trace_keeps_is_scored_like_the_whole_episode(tmp_path: Path, ind
     from harness1.config import load_config
     from harness1.data.open import open_source
     from harness1.records import Episode
-    from harness1.reward.composite import score
+    from harness1.reward import score
     from harness1.runs.store import read_episodes
 
     harness1("eval", "world:120", "--index", str(index), "--limit", "6", "--policy", "scripted", "--out", str(tmp_path))

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness1.config import BudgetMarker, Dedup, Env, Rendering
-from harness1.env.render.budget import Block, CachedCounter, Drop, fit, marker
-from harness1.env.render.pieces import ApproximateCounter, Piece, Role, piece
-from harness1.env.render.view import BudgetView
+from harness1.env.pieces import ApproximateCounter, Block, Drop, Piece, Role, piece
+from harness1.env.render import CachedCounter, fit, marker
+from harness1.env.view import BudgetView
 from harness1.records import StopReason, Task, ToolCall
 from tests.support import WordRetriever, call, curate, make_env, play, recount, run, search, text_of, wide_corpus
 

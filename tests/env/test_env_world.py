@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from harness1.config import Machine
-from harness1.env.verifiers.lexical import LexicalVerifier
-from harness1.env.verifiers.protocol import Judgement, VerifierFault
+from harness1.env.verifiers import Judgement, LexicalVerifier, VerifierFault
 from harness1.env.world import World
 from harness1.errors import InfrastructureFault
 from harness1.memory.working_memory import WorkingMemory

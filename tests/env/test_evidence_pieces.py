@@ -11,8 +11,8 @@ import pytest
 from harness1.config import AutoPopulate, Env, Evidence, Leads, PoolView, Read, Rendering
 from harness1.config.env import LARGEST_CAP
 from harness1.env.environment import SearchEnv, Step
-from harness1.env.render.evidence_pieces import EvidenceOrder
-from harness1.env.render.orders import visible_units
+from harness1.env.memory_pieces import EvidenceOrder
+from harness1.env.render import visible_units
 from harness1.episodes.replay import ReplayReport, replay_episode
 from harness1.episodes.rollout import rollout
 from harness1.records import Task

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from harness1.config import AutoPopulate, Env, History, Verification
-from harness1.env.render.prose import SENTENCES, sentence
+from harness1.env.pieces import SENTENCES, sentence
 from harness1.records import Note, ToolCall
 from tests.support import WordRetriever, call, curate, make_env, play, search, wide_corpus
 

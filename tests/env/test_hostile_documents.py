@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from harness1.config import Env, Evidence, Rendering
 from harness1.env.environment import SearchEnv
-from harness1.env.render.pieces import ApproximateCounter, Piece
+from harness1.env.pieces import ApproximateCounter, Piece
 from harness1.memory.entities import extract
 from harness1.records import Chunk, ChunkId, DocId, ToolCall
 from harness1.retrieval.protocol import BadPattern

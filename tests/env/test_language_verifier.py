@@ -11,9 +11,8 @@ import pytest
 
 from harness1.config import Config, Env, Machine, ModelServer, Verification
 from harness1.env.environment import SearchEnv
-from harness1.env.verifiers.language_model import LanguageModelVerifier, messages, parse_judgement
-from harness1.env.verifiers.open import open_verifier
-from harness1.env.verifiers.protocol import Judgement, VerifierFault
+from harness1.env.model_verifiers import LanguageModelVerifier, messages, open_verifier, parse_judgement
+from harness1.env.verifiers import Judgement, VerifierFault
 from harness1.errors import ConfigError, HarnessError, InfrastructureFault, Refusal, UsageError
 from harness1.records import UnitId
 from tests.http.test_http_client import KEY, Ask, Reply, replying

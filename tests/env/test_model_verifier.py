@@ -14,10 +14,8 @@ from numpy.typing import NDArray
 
 from harness1.config import Config, Env, Machine, Verification
 from harness1.env.environment import SearchEnv
-from harness1.env.verifiers.cross_encoder import CrossEncoderVerifier
-from harness1.env.verifiers.lexical import LexicalVerifier
-from harness1.env.verifiers.open import NoVerifier, open_verifier
-from harness1.env.verifiers.protocol import Judgement, VerifierFault
+from harness1.env.model_verifiers import CrossEncoderVerifier, open_verifier
+from harness1.env.verifiers import Judgement, LexicalVerifier, NoVerifier, VerifierFault
 from harness1.episodes.jobs import EpisodeSetup
 from harness1.errors import ConfigError, InfrastructureFault
 from harness1.policy.scripted import ScriptedPolicy

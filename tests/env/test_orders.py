@@ -6,8 +6,8 @@ import pytest
 
 from harness1.config import Env, Rendering
 from harness1.env.environment import SearchEnv, Step
-from harness1.env.render.orders import window
-from harness1.env.render.pieces import Piece
+from harness1.env.pieces import Piece
+from harness1.env.render import window
 from harness1.records import Task, ToolCall
 from tests.support import call, curate, make_env, play, run, search, wide_corpus
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from harness1.config import Env, Rendering
-from harness1.env.render.pieces import ApproximateCounter, action_piece, action_text, piece
+from harness1.env.pieces import ApproximateCounter, action_piece, action_text, piece
 from harness1.records import ToolCall
 from tests.support import call, chunk, curate, make_env, play, search
 

@@ -7,9 +7,8 @@ from dataclasses import replace
 import msgspec
 
 from harness1.config import AutoPopulate, Dedup, Env, Evidence, History, PoolView, Rendering
-from harness1.env.render.orders import visible_units
-from harness1.env.render.renderer import Renderer
-from harness1.env.render.view import CuratedView
+from harness1.env.render import Renderer, visible_units
+from harness1.env.view import CuratedView
 from harness1.records import Task
 from tests.support import call, chunk, curate, make_env, play, run, search, text_of, wide_corpus
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness1.config import Env, load_config
-from harness1.env.render.view import HitView
+from harness1.env.view import HitView
 from harness1.episodes.replay import replay_episode
 from harness1.episodes.rollout import rollout
 from harness1.policy.registry import open_policy

@@ -7,9 +7,8 @@ import asyncio
 import msgspec
 import pytest
 
-from harness1.env.verifiers.lexical import LexicalVerifier
-from harness1.env.verifiers.protocol import Judgement
-from harness1.memory.verdicts import VerificationCache
+from harness1.env.verifiers import Judgement, LexicalVerifier
+from harness1.memory.parts import VerificationCache
 from harness1.records import UnitId, Verdict
 
 CLAIM = "Marie Curie won the Nobel Prize in Physics in 1903."

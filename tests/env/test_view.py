@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from harness1.config import Curation, Env, Evidence, Leads, PoolView, Pruning, Read, Rendering
-from harness1.env.render import view as view_module
-from harness1.env.render.pieces import piece
-from harness1.env.render.prose import sentence
-from harness1.env.render.view import (
+from harness1.env import view as view_module
+from harness1.env.pieces import sentence
+from harness1.env.verifiers import Judgement, VerifierFault
+from harness1.env.view import (
     ActionView,
     BridgesView,
     BridgeView,
@@ -39,8 +39,7 @@ from harness1.env.render.view import (
     VerdictView,
     View,
 )
-from harness1.env.verifiers.protocol import Judgement, VerifierFault
-from harness1.memory.history import HistoryLine
+from harness1.memory.parts import HistoryLine
 from harness1.records import Note, Record, ToolCall, UnitId
 from tests.support import call, chunk, curate, make_env, play, search, text_of, wide_corpus
 
@@ -49,7 +48,7 @@ A = UnitId("a")
 
 def test_the_last_showing_of_a_thing_holds() -> None:
     first, last = (CuratedSetView((CuratedView("D1", A, tag),), 30) for tag in ("fair", "high"))  # type: ignore[arg-type]
-    view = View.of([piece("curated", "user", "x", first), piece("curated", "user", "y", last), piece("z", "user", "z")])
+    view = View.of([first, last])
     assert view.curated == last.entries
     assert view.cap == 30
 
@@ -57,7 +56,7 @@ def test_the_last_showing_of_a_thing_holds() -> None:
 def test_of_a_document_the_longest_text_is_kept() -> None:
     texts = ["short", "the longest text", "medium one"]
     shown = [HitView(1, DocumentView("D1", A, "T", text)) for text in texts]
-    view = View.of([piece("hit", "tool", "x", each) for each in shown])
+    view = View.of(shown)
     assert view.documents["D1"].text == "the longest text"
     assert [hit.document.text for hit in view.hits[1]] == texts
 

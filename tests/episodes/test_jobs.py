@@ -18,7 +18,7 @@ import pytest
 
 from harness1.config import Config, load_config
 from harness1.data.open import open_source
-from harness1.env.render.context import Context
+from harness1.env.render import Context
 from harness1.episodes.jobs import Depths, EpisodeJob, EpisodeSetup
 from harness1.episodes.processes import _hand_over, run_episodes
 from harness1.episodes.staged import run_staged

@@ -10,8 +10,8 @@ import pytest
 
 from harness1.config import Env, Machine
 from harness1.env.environment import SearchEnv, Step
-from harness1.env.render.context import Context
-from harness1.env.verifiers.lexical import LexicalVerifier
+from harness1.env.render import Context
+from harness1.env.verifiers import LexicalVerifier
 from harness1.episodes.rollout import rollout
 from harness1.policy.policy import Decision
 from harness1.policy.scripted import RandomPolicy

@@ -25,7 +25,7 @@ from harness1.records import (
     ToolCall,
     Turn,
 )
-from harness1.reward.outcome import outcome
+from harness1.reward.measures import measure_outcome
 
 SEARCH, GREP, END = ToolCall("search_corpus"), ToolCall("grep_corpus"), ToolCall("end_search")
 EPISODE = Episode(
@@ -92,20 +92,20 @@ def test_every_metric_by_hand() -> None:
         "format_errors": 1.0,
         "tool_search_corpus": 2.0,
     }
-    assert measure(outcome(EPISODE, GOLD), EPISODE, Env()) == pytest.approx(expected)
+    assert measure(measure_outcome(EPISODE, GOLD), EPISODE, Env()) == pytest.approx(expected)
     assert METRICS.keys() == expected.keys() - {"tool_search_corpus"}
 
 
 def test_a_mechanism_that_is_off_has_no_metric() -> None:
     env = load_config(overrides=["env.dedup.on=false", "env.auto_populate.on=false"]).env
     assert set(metric_names(Env())) - set(metric_names(env)) == {"duplicates_hidden", "auto_populated_kept"}
-    assert "duplicates_hidden" not in measure(outcome(EPISODE, GOLD), EPISODE, env)
+    assert "duplicates_hidden" not in measure(measure_outcome(EPISODE, GOLD), EPISODE, env)
 
 
 def test_an_unscored_episode_has_no_reward_to_report() -> None:
     unscored = msgspec.structs.replace(EPISODE, reward=None)
     with pytest.raises(UsageError, match="'e' has no reward"):
-        measure(outcome(unscored, GOLD), unscored, Env())
+        measure(measure_outcome(unscored, GOLD), unscored, Env())
 
 
 def searched(*rankings: Ranking, unit: str = "document", hits: tuple[Hit, ...] = ()) -> Episode:
@@ -122,7 +122,7 @@ def test_rerank_recall_is_the_share_of_the_gold_given_to_the_reranker_that_it_ha
     assert rerank_recall(searched(first), GOLD) == 0.5
     later = Ranking("q", ("b",), pre_rerank_ids=("b", "z"))
     assert rerank_recall(searched(first, later), GOLD) == 1.0
-    assert measure(outcome(EPISODE, GOLD), searched(first), Env(), GOLD)["rerank_recall"] == 0.5
+    assert measure(measure_outcome(EPISODE, GOLD), searched(first), Env(), GOLD)["rerank_recall"] == 0.5
 
 
 def test_rerank_recall_counts_documents_by_their_chunks_and_facts_by_theirs() -> None:
@@ -137,4 +137,4 @@ def test_rerank_recall_counts_documents_by_their_chunks_and_facts_by_theirs() ->
 def test_without_a_reranker_or_gold_before_it_there_is_no_rerank_recall() -> None:
     assert rerank_recall(searched(Ranking("q", ("a",))), GOLD) is None
     assert rerank_recall(searched(Ranking("q", ("x",), pre_rerank_ids=("x", "y"))), GOLD) is None
-    assert "rerank_recall" not in measure(outcome(EPISODE, GOLD), EPISODE, Env(), GOLD)
+    assert "rerank_recall" not in measure(measure_outcome(EPISODE, GOLD), EPISODE, Env(), GOLD)

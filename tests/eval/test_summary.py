@@ -12,8 +12,8 @@ from harness1.errors import UsageError
 from harness1.eval.statistics import paired_difference
 from harness1.eval.summary import cut, summarise, task_metrics
 from harness1.records import STATUS_OF, Curated, Episode, Gold, Hashes, Observation, StopReason, Task, ToolCall, Turn
-from harness1.reward.composite import score
-from harness1.reward.outcome import outcome
+from harness1.reward import score
+from harness1.reward.measures import measure_outcome
 
 CONFIG = load_config(overrides=["machine.bootstrap=100"])
 TASKS = {name: Task(name, "query", gold=Gold(relevant={"a": 1, "b": 1})) for name in ("t1", "t2", "t3", "t4", "t5")}
@@ -147,7 +147,7 @@ def test_cutting_keeps_the_best_ranked_and_drops_the_reward_of_the_whole() -> No
     episode = cut(msgspec.structs.replace(whole, curated=unsorted), 2)
     assert [entry.unit_id for entry in episode.curated] == ["a", "b"]
     assert (episode.reward, episode.hashes.reward) == (None, "")
-    assert outcome(episode, TASKS["t1"].gold).precision == 1.0
+    assert measure_outcome(episode, TASKS["t1"].gold).precision == 1.0
     assert cut(episode, 30).curated == episode.curated
     with pytest.raises(UsageError, match="-1"):
         cut(episode, -1)

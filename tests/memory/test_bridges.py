@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness1.config import Dedup, Env, Evidence
-from harness1.memory.bridges import BridgeDocument, bridge_documents, question_names, rare_bridges
-from harness1.memory.working_memory import WorkingMemory
+from harness1.memory.working_memory import BridgeDocument, WorkingMemory, bridge_documents, question_names, rare_bridges
 from harness1.records import Hit, Unit, UnitId
 from tests.support import hit
 

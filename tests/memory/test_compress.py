@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rank_bm25 import BM25Okapi
 
-from harness1.memory.compress import compress, okapi, select
-from harness1.memory.sentences import LONGEST, split
+from harness1.memory.sentences import LONGEST, compress, okapi, select, split
 
 _WORDS = st.sampled_from(["a", "b", "c", "d", "e", "the", "The", "THE", "of", "kite", "Kite.", "1999", "x,"])
 _SENTENCES = st.lists(st.lists(_WORDS, min_size=1, max_size=8).map(" ".join), min_size=1, max_size=12)

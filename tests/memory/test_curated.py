@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness1.config import Curation
-from harness1.memory.curated import RANK, CuratedSet
+from harness1.memory.parts import RANK, CuratedSet
 from harness1.records import TAGS, Tag, UnitId
 
 A, B, C, D = map(UnitId, "abcd")

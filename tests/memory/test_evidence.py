@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness1.memory.evidence import Bridge, EvidenceGraph
+from harness1.memory.entities import Bridge, EvidenceGraph
 from harness1.records import UnitId
 
 _ADDITIONS = st.lists(st.tuples(st.sampled_from("pqrst"), st.lists(st.sampled_from("ABCDEF"), max_size=4)), max_size=12)

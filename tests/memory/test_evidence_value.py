@@ -14,7 +14,7 @@ from msgspec import structs
 from harness1.config import AutoPopulate, Env, Evidence, Leads
 from harness1.episodes.replay import ReplayReport, replay_episode
 from harness1.episodes.rollout import rollout
-from harness1.memory.evidence_value import FEATURES, FITTED, EvidenceValue
+from harness1.memory.ranking import FEATURES, FITTED, EvidenceValue
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import ChunkId, Hit, Ranking, Task, UnitId
 from tests.support import WORDS, Script, call, curate, hit, make_env, play, run, search
@@ -39,12 +39,12 @@ def order(memory: WorkingMemory) -> list[UnitId]:
 def told(memory: WorkingMemory) -> tuple[object, ...]:
     """All that an assessment says."""
     found = memory.assess()
-    return found.units, found.values.tolist(), found.features.tolist(), found.leads
+    return found.units, found.features.tolist(), found.leads
 
 
 def of(memory: WorkingMemory, unit: str) -> dict[str, float]:
     """The features of one unit by name."""
-    table = memory.value.features(memory.query)
+    table = memory.value.features(memory.query)[0]
     return dict(zip(FEATURES, table[list(memory.value.numbers).index(UnitId(unit))].tolist(), strict=True))
 
 
@@ -264,9 +264,9 @@ def test_the_order_is_a_function_of_the_memory_alone(first: Any, second: Any) ->
     before = told(memory)
     searched(fork, second, "Byron poet")
     assert told(memory) == before  # what a fork does is not seen
-    table = memory.value.features(memory.query)
+    table = memory.value.features(memory.query)[0]
     copied = msgspec.json.decode(msgspec.json.encode(memory.value), type=EvidenceValue)
-    assert copied.features(memory.query).tolist() == table.tolist()
+    assert copied.features(memory.query)[0].tolist() == table.tolist()
     again = WorkingMemory.empty(QUESTION, "document")
     searched(again, first, QUESTION)
     searched(again, second, "Byron poet")
@@ -365,7 +365,7 @@ def test_values_are_finite_for_questions_of_any_length_and_documents_of_any_kind
     for query in ("", "?", "the of and", "word " * 500, "日本 " * 100, "Ada " * 70 + "x1 " * 70):
         hits = [hit("e", "", ""), hit("n", "\n\n\n", "\n", rank=1), hit("l", "word " * 9000, "w" * 5000, rank=2)]
         memory = memory_of(*hits, query=query)
-        table = memory.value.features(query)
+        table = memory.value.features(query)[0]
         assert np.isfinite(table).all()
         assert (table >= 0).all()
 

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness1.config import AutoPopulate, Env, History
-from harness1.memory.history import SUBJECT_CHARACTERS, history_line, subject
-from harness1.memory.pool import Pool
+from harness1.memory.parts import SUBJECT_CHARACTERS, Pool, history_line, subject
 from harness1.records import Observation, ToolCall
 from tests.support import call, curate, hit, make_env, play, search
 

@@ -8,7 +8,7 @@ from harness1.config import Env, Leads, Rendering
 from harness1.env.environment import Step
 from harness1.episodes.replay import replay_episode
 from harness1.episodes.rollout import rollout
-from harness1.memory.entity_handles import EntityHandles
+from harness1.memory.entities import EntityHandles
 from harness1.policy.registry import open_policy
 from harness1.records import DocId, Gold, Task
 from tests.support import make_env, play, run, search, text_of

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness1.config import Compression, Env, Evidence, Verification
-from harness1.memory.verdicts import VerificationCache
+from harness1.memory.parts import VerificationCache
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import UnitId, Verdict
 from tests.support import CORPUS, END, call, curate, hit, make_env, play, search, wide_corpus

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness1.memory.passages import by_relevance
+from harness1.memory.question import by_relevance
 from tests.support import WORDS
 
 TEXTS = (

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness1.config import Dedup, Env
-from harness1.memory.pool import Pool
+from harness1.memory.parts import Pool
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import DocId, UnitId
 from tests.support import hit

@@ -13,7 +13,7 @@ from harness1.data.open import open_source
 from harness1.env.environment import SearchEnv
 from harness1.episodes.replay import replay_episode
 from harness1.episodes.rollout import rollout
-from harness1.memory.evidence_value import FEATURES, FITTED
+from harness1.memory.ranking import FEATURES, FITTED, weights_for
 from harness1.memory.working_memory import WorkingMemory
 from harness1.policy.registry import open_policy
 from harness1.records import Hit, Ranking, Task
@@ -37,7 +37,7 @@ def like(unit: str, likeness: float | None, rank: int = 0) -> Hit:
 
 def test_units_are_placed_by_likeness_and_equals_share_a_place() -> None:
     memory = found(like("one", 0.3), like("two", 0.8), like("three", 0.8), like("four", None))
-    places = memory.value.features(memory.query)[:, SEMANTIC].tolist()
+    places = memory.value.features(memory.query)[0][:, SEMANTIC].tolist()
     assert places == pytest.approx([1 / 1.4, 1.0, 1.0, 0.0])
 
 
@@ -51,8 +51,7 @@ def test_the_likest_comes_before_what_else_is_equal() -> None:
 def test_the_weights_for_embeddings_count_only_where_a_likeness_is_known() -> None:
     for each, weights in ((like("one", 0.5), FITTED.embeddings), (like("one", None), FITTED.terms)):
         memory = found(each)
-        row = memory.value.features(memory.query)[0]
-        assert memory.assess().values.tolist() == pytest.approx([float(row @ structs.astuple(weights))])
+        assert weights_for(memory.value.features(memory.query)[0]).tolist() == list(structs.astuple(weights))
 
 
 @pytest.mark.parametrize("ranks", [True, False])

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from harness1.config import Env, Rendering
-from harness1.env.render.context import Context
-from harness1.env.render.pieces import grouped, piece
+from harness1.env.pieces import grouped, piece
+from harness1.env.render import Context
 from harness1.models.calls import NOT_EXECUTED, Message, Said, messages_of, tools_of
 from harness1.tools.registry import Toolbox
 from tests.support import call, curate, make_env, play, search, text_of

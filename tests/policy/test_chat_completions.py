@@ -27,8 +27,8 @@ from harness1.policy.policy import Decision
 from harness1.policy.registry import open_policy
 from harness1.records import DocId, Episode, Gold, Sampling, Status, StopReason, Task, ToolCall
 from harness1.retrieval.build import build_index
-from harness1.reward.composite import score
-from harness1.reward.outcome import outcome
+from harness1.reward import score
+from harness1.reward.measures import measure_outcome
 from harness1.rows.calls import calls_of, trained_calls
 from harness1.runs.store import EpisodeStore, read_episodes
 from tests.models.test_chat_messages import check
@@ -303,7 +303,7 @@ def test_a_prompt_longer_than_the_models_context_is_the_policys_failure_and_scor
     )
     assert episode.curated
     gold = Gold({DocId(str(episode.curated[0].unit_id)): 1})
-    result = outcome(episode, gold)
+    result = measure_outcome(episode, gold)
     assert (result.recall, result.set_size, result.trajectory_recall) == (0.0, 0, 1.0)
     scored = score(episode, gold, Config())
     assert scored.reward is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness1.env.render.context import Context
+from harness1.env.render import Context
 from harness1.episodes.rollout import rollout
 from harness1.errors import UsageError
 from harness1.policy.policy import Decision

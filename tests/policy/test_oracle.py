@@ -10,7 +10,7 @@ from harness1.episodes.rollout import rollout
 from harness1.errors import UsageError
 from harness1.policy.oracle import OraclePolicy, wanted
 from harness1.records import ChunkId, DocId, Episode, Gold, StopReason, Task
-from harness1.reward.outcome import outcome
+from harness1.reward.measures import measure_outcome
 from tests.support import CORPUS, WordRetriever, chunk, make_env, run
 
 TASK = Task("t", "Where did the father of Ada Lovelace die?")
@@ -26,7 +26,7 @@ def test_it_finds_all_hops_and_delivers_nothing_else() -> None:
     episode = episode_of(HOPS)
     assert episode.stop_reason is StopReason.END_SEARCH
     assert {entry.unit_id for entry in episode.curated} == {"ada", "byron", "miss"}
-    assert outcome(episode, HOPS).recall == 1.0
+    assert measure_outcome(episode, HOPS).recall == 1.0
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from harness1.config import Env, load_config
 from harness1.data.world import world_source
-from harness1.env.render.context import Context
+from harness1.env.render import Context
 from harness1.episodes.rollout import rollout
 from harness1.errors import UsageError
 from harness1.memory.entities import FUNCTION_WORDS
@@ -21,7 +21,7 @@ from harness1.policy.teacher.queries import content_words, facet, parts, subject
 from harness1.policy.teacher.reasons import LINES, line
 from harness1.policy.teacher.teacher import OracleTeacher
 from harness1.records import TAGS, Chunk, ChunkId, DocId, Episode, Gold, StopReason, Task, ToolCall, UnitId
-from harness1.reward.outcome import Outcome, outcome
+from harness1.reward.measures import Outcome, measure_outcome
 from tests.support import CORPUS, WordRetriever, chunk, make_env, run, text_of
 
 TASK = Task("t", "Where did the father of Ada Lovelace die?")
@@ -175,7 +175,7 @@ def test_it_curates_all_gold_that_it_saw_marks_it_highest_and_stops(
         relevant = {str(doc_id) for doc_id, grade in task.gold.relevant.items() if grade > 0}
         for entry in episode.curated:
             assert (entry.tag in ("very_high", "high")) == (entry.unit_id in relevant)
-        results.append(outcome(episode, task.gold))
+        results.append(measure_outcome(episode, task.gold))
         assert results[-1].recall == results[-1].trajectory_recall
         assert results[-1].turns <= 20
     assert sum(result.recall for result in results) / len(results) > 0.9

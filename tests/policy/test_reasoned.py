@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness1.config import Curation, Env
-from harness1.env.render.context import Context
+from harness1.env.render import Context
 from harness1.episodes.rollout import rollout
 from harness1.policy.policy import Decision
 from harness1.policy.wrappers import ReasonedPolicy, asking

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness1.config import Config, Env, load_config
-from harness1.reward.components import (
+from harness1.reward import (
     COMPONENTS,
     Case,
     Component,
@@ -18,7 +18,7 @@ from harness1.reward.components import (
     diversity_shortfall,
     turn_penalty,
 )
-from harness1.reward.outcome import Outcome
+from harness1.reward.measures import Outcome
 from tests.support import ended_episode
 
 EPISODE = ended_episode()

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from harness1.config import Config, Reward, load_config
 from harness1.errors import UsageError
 from harness1.records import STATUS_OF, Curated, Episode, Gold, Hashes, RewardRecord, StopReason, Task
-from harness1.reward.components import COMPONENTS
-from harness1.reward.composite import composite, score
-from harness1.reward.outcome import Outcome
+from harness1.reward import COMPONENTS, composite, score
+from harness1.reward.measures import Outcome
 
 SHAPELESS = load_config(overrides=["reward.diversity=0.0", "reward.turn_penalty=0.0"])
 GOLD = Gold(relevant={"a": 1, "b": 1}, answer_docs=("a",))

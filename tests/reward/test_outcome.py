@@ -22,8 +22,7 @@ from harness1.records import (
     ToolCall,
     Turn,
 )
-from harness1.reward.outcome import Outcome, delivered, f_beta, outcome, targets
-from harness1.reward.ranking import DEPTHS, MEASURES
+from harness1.reward.measures import DEPTHS, MEASURES, Outcome, delivered, f_beta, measure_outcome, targets
 
 GOLD = Gold(relevant={"a": 2, "b": 1, "c": 1, "d": 1, "junk": 0}, answer_docs=("a", "b"))
 UNITS = st.sampled_from("abcdefgh")
@@ -54,7 +53,7 @@ def recalls(found: Outcome) -> list[float]:
 
 def test_documents_by_hand() -> None:
     # Delivered a, x, c, y; relevant a b c d; answer a b; seen a, b, c, x, y.
-    found = outcome(finished("axcy", "axcyb"), GOLD)
+    found = measure_outcome(finished("axcy", "axcyb"), GOLD)
     assert found.recall == 2 / 4
     assert found.precision == 2 / 4
     assert found.f1 == 0.5
@@ -67,13 +66,13 @@ def test_documents_by_hand() -> None:
 
 
 def test_grades_and_order_are_in_the_ranked_measures() -> None:
-    best, worse = (outcome(finished(order), GOLD).ranked["nDCG@10"] for order in ("abcd", "bacd"))
+    best, worse = (measure_outcome(finished(order), GOLD).ranked["nDCG@10"] for order in ("abcd", "bacd"))
     assert best == 1.0
     assert 0.0 < worse < 1.0
 
 
 def test_a_unit_that_a_record_names_twice_counts_once() -> None:
-    assert outcome(finished("aax"), GOLD) == outcome(finished("ax"), GOLD)
+    assert measure_outcome(finished("aax"), GOLD) == measure_outcome(finished("ax"), GOLD)
 
 
 def test_what_is_delivered_is_ranked_without_repeats_and_nothing_after_a_policy_error() -> None:
@@ -83,64 +82,64 @@ def test_what_is_delivered_is_ranked_without_repeats_and_nothing_after_a_policy_
 
 
 def test_f2_weighs_recall_four_times_as_much() -> None:
-    found = outcome(finished("ax"), GOLD)  # R = 1/4, P = 1/2
+    found = measure_outcome(finished("ax"), GOLD)  # R = 1/4, P = 1/2
     assert found.f2 == pytest.approx(5 * 0.5 * 0.25 / (4 * 0.5 + 0.25))
     assert found.f1 == pytest.approx(2 * 0.5 * 0.25 / 0.75)
     assert f_beta(0.0, 0.0, 2.0) == 0.0
 
 
 def test_grade_zero_is_not_relevant() -> None:
-    found = outcome(finished(["junk"], ["junk"]), GOLD)
-    assert found == outcome(finished("z", "z"), GOLD)
+    found = measure_outcome(finished(["junk"], ["junk"]), GOLD)
+    assert found == measure_outcome(finished("z", "z"), GOLD)
     assert (found.recall, found.precision, found.trajectory_recall) == (0.0, 0.0, 0.0)
 
 
 def test_without_answer_docs_the_answer_is_all_that_is_relevant() -> None:
-    found = outcome(finished("ab", "abc"), Gold(relevant={"a": 1, "b": 1, "c": 1, "d": 1}))
+    found = measure_outcome(finished("ab", "abc"), Gold(relevant={"a": 1, "b": 1, "c": 1, "d": 1}))
     assert (found.answer_recall, found.trajectory_answer_recall) == (0.5, 0.75)
 
 
 def test_rank_decides_recall_at_k_whatever_the_order_of_the_list() -> None:
     shuffled = (Curated("a", "fair", 2), Curated("x", "fair", 1))
-    found = outcome(msgspec.structs.replace(finished(), curated=shuffled), GOLD)
+    found = measure_outcome(msgspec.structs.replace(finished(), curated=shuffled), GOLD)
     assert recalls(found)[:2] == [0.0, 0.25]
 
 
 def test_a_fact_is_found_by_any_of_its_chunks_and_only_once() -> None:
     gold = Gold(relevant={}, facts=(("c1", "c2"), ("c3",), ("c4", "c5")), answer_facts=(1,))
-    found = outcome(finished(["c1", "c2", "x"], ["c1", "c2", "x", "c3"], unit="chunk"), gold)
+    found = measure_outcome(finished(["c1", "c2", "x"], ["c1", "c2", "x", "c3"], unit="chunk"), gold)
     assert found.recall == 1 / 3
     assert found.precision == 2 / 3
     assert (found.answer_recall, found.trajectory_answer_recall) == (0.0, 1.0)
     assert found.trajectory_recall == 2 / 3
     assert recalls(found)[0] == 1 / 3
     every = msgspec.structs.replace(gold, answer_facts=())
-    assert outcome(finished(["c1"], unit="chunk"), every).answer_recall == 1 / 3
+    assert measure_outcome(finished(["c1"], unit="chunk"), every).answer_recall == 1 / 3
 
 
 def test_a_hidden_duplicate_counts_as_seen_and_in_alias_variants_alone_as_curated() -> None:
     hiding = finished("xy", "xy", aliases={"a": "x", "b": "x", "c": "z"})
-    found = outcome(hiding, GOLD)
+    found = measure_outcome(hiding, GOLD)
     assert found.trajectory_recall == 3 / 4
     assert (found.recall, found.precision, found.answer_recall) == (0.0, 0.0, 0.0)
     assert (found.recall_alias, found.precision_alias, found.answer_recall_alias) == (2 / 4, 1 / 2, 1.0)
 
 
 def test_a_policy_error_delivers_nothing_but_keeps_what_it_saw() -> None:
-    failed = outcome(finished("abcd", "abcd", StopReason.FORMAT_LIMIT), GOLD)
+    failed = measure_outcome(finished("abcd", "abcd", StopReason.FORMAT_LIMIT), GOLD)
     assert failed.set_size == 0
     assert failed.trajectory_recall == 1.0
     shares = (failed.recall, failed.precision, failed.f1, failed.f2, failed.answer_recall, failed.recall_alias)
     assert shares == (0.0,) * 6
     assert set(failed.ranked.values()) == {0.0}
-    assert outcome(finished("abcd", "abcd", StopReason.CONTEXT_LIMIT), GOLD).recall == 1.0
+    assert measure_outcome(finished("abcd", "abcd", StopReason.CONTEXT_LIMIT), GOLD).recall == 1.0
 
 
 def test_only_calls_that_succeeded_are_use_and_ending_is_never_counted() -> None:
     turns = (did("search"), did("curate"), did("search"), did("grep", error="bad_pattern"), did("end_search"))
     unreadable = Turn(5, parse_error="no call", calls=(ModelCall("1"), ModelCall("2", attempt=1)))
     retried = msgspec.structs.replace(did("search"), calls=(ModelCall("3"), ModelCall("4", attempt=1)))
-    found = outcome(finished("a", turns=(*turns, retried, unreadable)), GOLD)
+    found = measure_outcome(finished("a", turns=(*turns, retried, unreadable)), GOLD)
     assert found.calls == {"search": 3, "curate": 1}
     assert (found.tools, found.curate_calls, found.tool_errors) == (2, 1, 1)
     assert found.turns == 6
@@ -162,7 +161,7 @@ def test_gold_with_nothing_to_find_is_refused_by_the_name_of_its_task(gold: Any,
     with pytest.raises(UsageError, match=f"'t1'.*{what}"):
         targets("t1", gold, unit)
     with pytest.raises(UsageError, match="'t1'"):
-        outcome(finished("a", unit=unit), gold)
+        measure_outcome(finished("a", unit=unit), gold)
 
 
 def shares(found: Outcome) -> list[float]:
@@ -172,7 +171,7 @@ def shares(found: Outcome) -> list[float]:
 
 @given(SETS, SETS, st.dictionaries(st.sampled_from("pqab"), UNITS), st.sampled_from(StopReason))
 def test_shares_are_shares_and_aliases_only_add(curated: Any, pool: Any, aliases: Any, stop: StopReason) -> None:
-    found = outcome(finished(curated, pool, stop, aliases=aliases), GOLD)
+    found = measure_outcome(finished(curated, pool, stop, aliases=aliases), GOLD)
     assert all(0.0 <= share <= 1.0 for share in shares(found))
     assert found.recall_alias >= found.recall
     assert found.precision_alias >= found.precision
@@ -187,9 +186,9 @@ def test_order_changes_nothing_but_the_ranked_measures(orders: Any, docs: Any) -
         return msgspec.structs.replace(found, ranked={})
 
     gold = Gold(relevant=dict.fromkeys(docs, 1), answer_docs=("b", "a"))
-    one, other = (outcome(finished(order, order), gold) for order in orders)
+    one, other = (measure_outcome(finished(order, order), gold) for order in orders)
     assert unranked(one) == unranked(other)
-    assert one == outcome(
+    assert one == measure_outcome(
         finished(orders[0], orders[0]), Gold(relevant=dict.fromkeys("abcd", 1), answer_docs=("a", "b"))
     )
 
@@ -198,7 +197,7 @@ def test_order_changes_nothing_but_the_ranked_measures(orders: Any, docs: Any) -
 def test_one_more_relevant_unit_never_lowers_a_recall(curated: list[str], extra: str) -> None:
     if extra in curated:
         curated.remove(extra)
-    before, after = (outcome(finished(ids, ids), GOLD) for ids in (curated, [*curated, extra]))
+    before, after = (measure_outcome(finished(ids, ids), GOLD) for ids in (curated, [*curated, extra]))
     assert after.recall == before.recall + 0.25
     assert after.answer_recall >= before.answer_recall
     assert after.trajectory_recall > before.trajectory_recall

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from harness1.config import Config, load_config
 from harness1.records import RewardRecord
-from harness1.reward.components import BEYOND_CAP
-from harness1.reward.composite import composite, contributions
-from harness1.reward.outcome import Outcome, f_beta
+from harness1.reward import BEYOND_CAP, composite, contributions
+from harness1.reward.measures import Outcome, f_beta
 from tests.reward.test_composite import finished
 
 CAP = 0.5

@@ -12,7 +12,7 @@ import pytrec_eval
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness1.reward.ranking import DEPTHS, MEASURES, Wanted, graded, match_targets, measures
+from harness1.reward.measures import DEPTHS, MEASURES, Wanted, graded, match_targets, measures
 
 UNITS = st.sampled_from([f"d{number}" for number in range(14)])
 RANKINGS = st.lists(UNITS, max_size=40)

@@ -9,8 +9,8 @@ from msgspec import structs
 
 from harness1.config import Config, Reward, load_config
 from harness1.errors import ConfigError
-from harness1.reward.composite import composite
-from harness1.reward.outcome import Outcome, f_beta
+from harness1.reward import composite
+from harness1.reward.measures import Outcome, f_beta
 from tests.reward.test_composite import finished
 
 ROBUST = load_config(None, ["reward.recipe=robust"])

@@ -16,7 +16,7 @@ from harness1.episodes.processes import run_chunk
 from harness1.errors import SchemaError, UsageError
 from harness1.records import Curated, Episode, Gold, RewardRecord, Task
 from harness1.retrieval.build import build_index
-from harness1.reward.outcome import outcome
+from harness1.reward.measures import measure_outcome
 from harness1.rl.admission.judgement import (
     BLIND,
     NO_OP,
@@ -127,7 +127,7 @@ def test_gold_that_the_question_gives_away_is_rejected(index: str, played: list[
 
 
 def recall(task: Task, episode: Episode) -> float:
-    return outcome(episode, task.gold).recall
+    return measure_outcome(episode, task.gold).recall
 
 
 @pytest.mark.parametrize(("scoring", "reason"), [(drifting, "unstable"), (lambda: always_true, "flat")])

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from harness1.config import Env, Machine, Pivots, load_config
-from harness1.env.verifiers.lexical import LexicalVerifier
+from harness1.env.verifiers import LexicalVerifier
 from harness1.episodes.jobs import EpisodeJob
 from harness1.episodes.rollout import rollout
 from harness1.errors import ConfigError, SchemaError, UsageError

@@ -14,7 +14,7 @@ import pytest
 from harness1.config import Config, load_config
 from harness1.data import beir
 from harness1.data.open import open_source
-from harness1.env.render.context import Context
+from harness1.env.render import Context
 from harness1.episodes.jobs import EpisodeJob
 from harness1.errors import ConfigError, InfrastructureFault, UsageError
 from harness1.eval.evaluate import Evaluation, evaluate

@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from harness1.config import ChatPolicy, Config, Env, Machine, Model
-from harness1.env.render.pieces import TokenCounter
+from harness1.env.pieces import TokenCounter
 from harness1.episodes.rollout import rollout
 from harness1.errors import InfrastructureFault
 from harness1.policy.language_model import LanguageModelPolicy

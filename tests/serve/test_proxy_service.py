@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from harness1.config import ChatPolicy, Config, Env
-from harness1.env.render.pieces import Piece, grouped, piece
-from harness1.env.render.view import TurnView
+from harness1.env.pieces import Piece, grouped, piece
+from harness1.env.view import TurnView
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.models.calls import messages_of
 from harness1.models.chat_format import ChatFormat, Ids

@@ -17,7 +17,7 @@ from harness1.eval.evaluate import Evaluation, evaluate
 from harness1.models.tokenizer import FastTokenizer
 from harness1.records import Episode, Status
 from harness1.retrieval.build import build_index
-from harness1.reward.outcome import outcome
+from harness1.reward.measures import measure_outcome
 from harness1.rows.calls import calls_of, prompt_ids
 from harness1.rows.file import RowFile
 from harness1.runs.store import read_episodes
@@ -187,5 +187,5 @@ def _looks(student: Path) -> list[dict[str, float]]:
 
 def _found(episode: Episode) -> tuple[float, float]:
     """Recall and size of the curated set."""
-    result = outcome(episode, GOLDS[episode.task.task_id])
+    result = measure_outcome(episode, GOLDS[episode.task.task_id])
     return result.recall, float(result.set_size)

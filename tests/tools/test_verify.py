@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from harness1.config import Env, Verification
 from harness1.env.environment import SearchEnv
-from harness1.env.verifiers.protocol import Judgement, VerifierFault
+from harness1.env.verifiers import Judgement, VerifierFault
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Note, Observation, ToolCall, UnitId
 from tests.support import call, chunk, make_env, play, search, text_of

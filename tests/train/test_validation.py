@@ -12,14 +12,14 @@ import pytest
 from harness1.config import Env, Validation, load_config
 from harness1.data.world import world_source
 from harness1.env.environment import SearchEnv
-from harness1.env.render.context import Context
+from harness1.env.render import Context
 from harness1.episodes.rollout import rollout
 from harness1.errors import InfrastructureFault
 from harness1.models.backend import Grammar, SampledOutput
 from harness1.policy.policy import Decision
 from harness1.policy.scripted import ScriptedPolicy
 from harness1.records import Sampling, Task, ToolCall
-from harness1.reward.outcome import outcome
+from harness1.reward.measures import measure_outcome
 from harness1.rows.row import TrainRow
 from harness1.tools.registry import Toolbox
 from harness1.training.validation import (
@@ -152,7 +152,7 @@ def env_of(**options: Any) -> Callable[[], SearchEnv]:
 def test_episodes_are_measured_as_an_evaluation_does() -> None:
     found = run(episode_metrics(ScriptedPolicy(), env_of(), TASKS, concurrency=2, seed=4))
     episodes = [run(rollout(env_of()(), ScriptedPolicy(), task, seed=4)) for task in TASKS]
-    outcomes = [outcome(episode, task.gold) for episode, task in zip(episodes, TASKS, strict=True)]
+    outcomes = [measure_outcome(episode, task.gold) for episode, task in zip(episodes, TASKS, strict=True)]
     assert found == pytest.approx(
         {
             "curated_recall": sum(each.recall for each in outcomes) / 4,

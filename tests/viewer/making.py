@@ -15,7 +15,7 @@ from harness1.episodes.single import asked, recorded
 from harness1.policy.policy import Policy
 from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import Chunk, Episode, Task, ToolCall
-from harness1.reward.composite import score
+from harness1.reward import score
 from harness1.runs.folder import shown_config
 from harness1.runs.stage import Stage
 from harness1.runs.store import EpisodeStore

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from harness1.config import Env
-from harness1.env.render.context import Context
+from harness1.env.render import Context
 from harness1.episodes.rollout import rollout
 from harness1.policy.policy import Decision, Policy, Session
 from harness1.policy.wrappers import StudentFormatPolicy

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness1.reward.components import Case, component
+from harness1.reward import Case, component
 
 
 @component("brevity")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from harness1.config import Config
-from harness1.env.render.context import Context
+from harness1.env.render import Context
 from harness1.errors import UsageError
 from harness1.hashing import digest
 from harness1.policy.policy import Decision, Session

@@ -24,7 +24,7 @@ from harness1.eval.answers.prompts import (
 from harness1.eval.run_view import RunView
 from harness1.http.model_endpoint import Completer, Messages
 from harness1.records import Record, Status, UnitId
-from harness1.reward.outcome import delivered
+from harness1.reward.measures import delivered
 from harness1.runs.journal import Journal, read_lines
 
 ANSWERS = "answers.jsonl"

@@ -18,7 +18,7 @@ from harness1.eval.metrics import HEADLINE
 from harness1.eval.run_view import RunView, refuse_other_dataset
 from harness1.eval.summary import cut
 from harness1.records import Record, Status
-from harness1.reward.outcome import delivered
+from harness1.reward.measures import delivered
 from harness1.runs.folder import shown_config
 
 TIE_BREAKERS = ("trajectory_recall", "reward")

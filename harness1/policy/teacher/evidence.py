@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness1.env.render.view import DocumentView, View
+from harness1.env.view import DocumentView, View
 from harness1.policy.teacher.evidence_score import EvidenceScore, ScoredDocument
 from harness1.records import UnitId
 

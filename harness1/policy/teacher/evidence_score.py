@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from harness1.env.render.view import HitView, View
+from harness1.env.view import HitView, View
 from harness1.memory.entities import FUNCTION_WORDS, extract
 from harness1.memory.question import (
     LONGEST_TITLE,

@@ -7,8 +7,8 @@ import copy
 import random
 from collections.abc import Mapping
 
-from harness1.env.render.context import Context
-from harness1.env.render.view import View
+from harness1.env.render import Context
+from harness1.env.view import View
 from harness1.errors import UsageError
 from harness1.hashing import digest
 from harness1.policy.oracle import wanted

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from harness1.env.render.view import DocumentView
+from harness1.env.view import DocumentView
 from harness1.memory.entities import FUNCTION_WORDS, extract
 from harness1.memory.question import QUESTION_WORDS, SCANNED_CHARACTERS, head, mentions, normalised_name, relatedness
 from harness1.policy.teacher.evidence import SeenEvidence

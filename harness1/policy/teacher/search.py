@@ -6,7 +6,7 @@ from collections.abc import Set
 from dataclasses import dataclass
 from itertools import islice
 
-from harness1.env.render.view import View
+from harness1.env.view import View
 from harness1.memory.question import normalised_name
 from harness1.memory.sentences import split
 from harness1.policy.scripted import FAN_OUT, search_call

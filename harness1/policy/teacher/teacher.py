@@ -7,11 +7,11 @@ import copy
 import random
 from collections.abc import Mapping, Sequence
 
-from harness1.env.render.context import Context
-from harness1.env.render.view import View
+from harness1.env.render import Context
+from harness1.env.view import View
 from harness1.errors import UsageError
 from harness1.hashing import digest
-from harness1.memory.entity_handles import in_handles
+from harness1.memory.entities import in_handles
 from harness1.memory.question import claim
 from harness1.policy.oracle import wanted
 from harness1.policy.policy import Decision

@@ -15,8 +15,8 @@ import msgspec
 
 from harness1.config import Config
 from harness1.records import Curated, Episode, Gold, Record, RewardRecord, Status, StopReason, UnitId
-from harness1.reward.composite import composite
-from harness1.reward.outcome import Outcome, outcome, targets
+from harness1.reward import composite
+from harness1.reward.measures import Outcome, measure_outcome, targets
 
 NO_OP, ORACLE, TWICE = "no-op", "oracle", "scripted"
 """The ends of the scale, and the policy that is played twice and must do the same again."""
@@ -62,7 +62,7 @@ class Trial:
 
 def scoring_of(config: Config) -> Scoring:
     """Return the scoring of a configuration."""
-    return lambda episode, gold: composite(outcome(episode, gold), episode, config, gold)
+    return lambda episode, gold: composite(measure_outcome(episode, gold), episode, config, gold)
 
 
 def trial(episode: Episode, gold: Gold, scoring: Scoring) -> Trial:
@@ -71,7 +71,7 @@ def trial(episode: Episode, gold: Gold, scoring: Scoring) -> Trial:
     Raises:
         UsageError: the gold is empty.
     """
-    return Trial(outcome(episode, gold), episode.curated, scoring(episode, gold), scoring(episode, gold))
+    return Trial(measure_outcome(episode, gold), episode.curated, scoring(episode, gold), scoring(episode, gold))
 
 
 def ideal(episode: Episode, gold: Gold, cap: int) -> Episode:

@@ -13,7 +13,7 @@ import msgspec
 from harness1.data.leaks import Selection
 from harness1.errors import MALFORMED, SchemaError, UsageError
 from harness1.records import Record
-from harness1.reward.composite import by_term
+from harness1.reward import by_term
 from harness1.rl.admission.judgement import ORACLE, TaskAdmission, Trial
 
 REPORT = "report.json"

@@ -19,7 +19,7 @@ import msgspec
 from harness1.config import Config, Env
 from harness1.data.leaks import Selection, TaskFilter, open_filter
 from harness1.env.environment import env_hash
-from harness1.env.verifiers.open import open_verifier
+from harness1.env.model_verifiers import open_verifier
 from harness1.episodes.jobs import EpisodeJob
 from harness1.errors import ConfigError, InfrastructureFault, UsageError
 from harness1.hashing import digest, file_digest

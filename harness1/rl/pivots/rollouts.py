@@ -12,9 +12,9 @@ import msgspec
 
 from harness1.config import Env, Machine, Pivots
 from harness1.env.environment import SearchEnv, State, Step, env_hash
-from harness1.env.render.context import Context
-from harness1.env.render.pieces import TokenCounter
-from harness1.env.verifiers.protocol import Verifier
+from harness1.env.pieces import TokenCounter
+from harness1.env.render import Context
+from harness1.env.verifiers import Verifier
 from harness1.episodes.jobs import EpisodeJob, Jobs, OnEpisode
 from harness1.episodes.stages import Pipeline, StageLimits, results_to, unchanged
 from harness1.errors import ConfigError, SchemaError, UsageError
@@ -35,7 +35,7 @@ from harness1.records import (
     Turn,
 )
 from harness1.retrieval.protocol import Retriever
-from harness1.reward.outcome import targets
+from harness1.reward.measures import targets
 from harness1.rl.pivots.verifier import DecisionPoint, Effect, Ruling, SetQuality, compare_effects, set_quality
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from harness1.config import Pivots
 from harness1.hashing import canonical
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Observation, Record, ToolCall, Turn, UnitId
-from harness1.reward.ranking import Target
+from harness1.reward.measures import Target
 from harness1.tools.documents import END_SEARCH
 from harness1.tools.registry import Toolbox
 

@@ -9,7 +9,7 @@ import msgspec
 from harness1.http.model_endpoint import defuse
 from harness1.records import Episode, Gold, Observation, Turn
 from harness1.retrieval.corpus import approximate_tokens
-from harness1.reward.composite import by_term
+from harness1.reward import by_term
 
 SHOWN = 200
 """Most characters of the text of a hit."""

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from benchmarks.peer import PATTERN
 from harness1.config import Env
-from harness1.env.render.context import Context
-from harness1.env.render.pieces import grouped
+from harness1.env.pieces import grouped
+from harness1.env.render import Context
 from harness1.errors import UsageError
 from harness1.models.formats import Harmony
 from harness1.models.tokenizer import HarmonyVocabulary

@@ -15,9 +15,8 @@ from tokenizers import Tokenizer
 
 from harness1.config import BudgetMarker, Env, Rendering
 from harness1.env.environment import SearchEnv
-from harness1.env.render.budget import marker_room
-from harness1.env.render.context import Context
-from harness1.env.render.pieces import Piece, grouped, piece
+from harness1.env.pieces import Piece, grouped, piece
+from harness1.env.render import Context, marker_room
 from harness1.models.chat_format import ChatFormat
 from harness1.models.formats import Harmony
 from harness1.models.tokenizer import stretches

@@ -6,12 +6,11 @@ entity handles: ` (E3)` after a name is in `entities` and not in the value.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from harness1.config.env import LARGEST_CAP
-from harness1.env.render.pieces import Piece
-from harness1.memory.history import HistoryLine
+from harness1.memory.parts import HistoryLine
 from harness1.records import Note, Record, Tag, ToolCall, UnitId
 
 
@@ -246,10 +245,9 @@ class View:
     history: HistoryView = NO_HISTORY
 
     @classmethod
-    def of(cls, pieces: Iterable[Piece]) -> View:
-        """Collect the view of a context's pieces, in their order."""
+    def of(cls, shown: Sequence[Record]) -> View:
+        """Collect the view from what each piece of a context shows, in their order."""
         view = cls()
-        shown = [piece.shows for piece in pieces if piece.shows is not None]
         for each in shown:
             view._take(each)
         if not any(isinstance(each, CuratedSetView) for each in shown):

@@ -1,28 +1,29 @@
-"""The evidence value of a unit: how much of what the memory knows speaks for it. It ranks the pool.
+"""How the pool is ranked, and what is worth a search: the evidence value of each unit, and the leads.
 
-The value is a weighted sum of the features below. Everything is computed from the pool, the ranks at which searches
-returned its units, and the question; statistics are those of the pool, so that a replay computes the same.
+The value is the weighted sum of the features in `Weights`. Everything is computed from the pool, the ranks at which
+searches returned its units, and the question; statistics are those of the pool, so that a replay computes the same.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import lru_cache, reduce
 from importlib import resources
-from itertools import chain
+from itertools import chain, islice
+from math import log
 from operator import or_
 from struct import Struct
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from harness1.memory.entities import FUNCTION_WORDS
-from harness1.memory.feedback import Vocabulary
-from harness1.memory.forkable import Forkable
-from harness1.memory.leads import Lead, Links, Names, links, open_leads
+from harness1.memory.entities import FUNCTION_WORDS, extract
+from harness1.memory.parts import Forkable
 from harness1.memory.question import (
     ARTICLE,
     LONGEST_TITLE,
@@ -32,16 +33,215 @@ from harness1.memory.question import (
     head,
     likeness,
     mask_of,
+    mentions,
     normalised_name,
     opening,
+    parts,
     read_question,
+    relatedness,
 )
 from harness1.memory.sentences import split
 from harness1.records import Hit, Ranking, Record, UnitId
 
+READ_TERMS = 400
+"""Terms of a unit that count."""
+FEW_TERMS = 50
+"""A unit of this many terms counts half: the fewer words it has, the less their likeness says."""
+
+
+class PoolWords(Forkable):
+    """The words of pooled units, which tell how alike units are. Only `add` writes the fields."""
+
+    terms: dict[str, int] = {}
+    """Terms with their numbers."""
+    sizes: list[int] = []
+    """Distinct terms of each unit."""
+    numbers: bytearray = bytearray()
+    """Unit by unit, the numbers of its terms, int32."""
+    often: bytearray = bytearray()
+    """Beside them, the logarithms of 1 + how often the unit has the term, float64."""
+
+    def add(self, terms: Iterable[str], asked: Container[str]) -> None:
+        """Take in the terms of the next unit, except those asked for."""
+        counts = Counter([term for term in islice(terms, READ_TERMS) if term not in asked])
+        numbers = [self.terms.setdefault(term, len(self.terms)) for term in counts]
+        self.sizes.append(len(numbers))
+        self.numbers += np.array(numbers, np.int32).tobytes()
+        self.often += np.log1p(np.array(list(counts.values()), np.float64)).tobytes()
+
+    def likeness(self, best: Sequence[int]) -> NDArray[np.float64]:
+        """Return the mean cosine of each unit with the best ones, itself left out, as a share of the highest; less for
+        short units: pseudo relevance feedback (Rocchio 1971) inside the pool. Terms weigh more the rarer they are in
+        the pool, and the n-th of the best units counts 1 / (1 + n)."""
+        sizes = self.sizes
+        units, starts = np.repeat(np.arange(len(sizes)), sizes), np.cumsum([0, *sizes])
+        terms = np.frombuffer(self.numbers, np.int32)
+        rarity = np.log1p(len(sizes) / np.maximum(np.bincount(terms, minlength=1), 1))
+        weights = np.frombuffer(self.often) * rarity[terms]
+        lengths = np.sqrt(np.bincount(units, weights * weights, len(sizes)))
+        weights /= np.maximum(lengths, 1e-9)[units]
+        shares = np.full(len(sizes), sum(1 / (2 + place) for place in range(len(best))))
+        centre, own = np.zeros(len(rarity)), np.zeros(len(sizes))
+        for place, unit in enumerate(best):
+            held = slice(starts[unit], starts[unit + 1])
+            centre[terms[held]] += weights[held] / (2 + place)
+            own[unit] = (lengths[unit] > 0) / (2 + place)
+            shares[unit] -= 1 / (2 + place)
+        cosines = np.bincount(units, weights * centre[terms], len(sizes)) - own
+        found = np.round(np.maximum(cosines, 0.0) / np.maximum(shares, 1e-9), 9)
+        counts = np.array(sizes)
+        likeness: NDArray[np.float64] = counts / (counts + FEW_TERMS) * found / max(float(found.max()), 1e-9)
+        return likeness
+
+
+STRONG = 0.1
+"""A unit of less strength than this (below place 8 or so) passes nothing on to what it names."""
+NEAR_RANKS = 3
+"""Ranks of a query about a name that may tell another form of the name."""
+HOPS, DECAY = 2, 0.7
+"""How often strength is passed on, and the share that is left of it."""
+MOST_LINK = 1.5
+WORTHWHILE = 0.08
+"""A name of less value than this is not worth a search."""
+MOST_LEADS = 30
+"""Names in documents that are told as leads."""
+PART_WORTH = 0.6
+"""The value of a part of the question: less than a name in it, more than most names in documents."""
+
+
+class Names(Forkable):
+    """The units that a name may mean, by number. Only `add_unit` and `add_query` write them."""
+
+    heads: dict[str, tuple[int, ...]] = {}
+    """Units by what their titles name; without a title, by the name that the text begins with."""
+    titles: list[str] = []
+    sources: dict[str, int] = {}
+    """The first unit of each source."""
+    near: dict[str, tuple[int, ...]] = {}
+    """By query about a name: the units that it found near the top under a longer or shorter form of the name."""
+
+    def add_unit(self, number: int, head: str) -> None:
+        self.titles.append(head)
+        if head:
+            self.heads[head] = (*self.heads.get(head, ()), number)
+
+    def add_query(self, number: int, query: str, rank: int) -> None:
+        """Note the rank at which a query found a unit."""
+        title, words = set(self.titles[number].split()), set(query.split())
+        nested = title and title != words and (title <= words or words <= title)
+        found = self.near.get(query, ())
+        if rank < NEAR_RANKS and nested and len(title & words) >= 0.4 * len(title | words) and number not in found:
+            self.near[query] = (*found, number)
+
+    def targets(self, name: str) -> list[tuple[int, float]]:
+        """Return the units that a name may mean, with shares: an equal title, or a near one that the name found."""
+        equal = self.heads.get(name, ())
+        near = [(number, 0.5 / len(self.heads[self.titles[number]])) for number in self.near.get(name, ())]
+        return [(number, 1 / len(equal)) for number in equal] + near
+
+
+class Lead(NamedTuple):
+    """What is worth a search: a name as a text spells it, or a part of the question. `sources` are the strong units
+    that name it, the strongest first; there is none if the question has it."""
+
+    name: str
+    value: float
+    sources: tuple[UnitId, ...]
+    is_part: bool = False
+
+
+class Links(NamedTuple):
+    """What each unit gets from strong units that name it, in order of arrival; and by key the value of each name in
+    them, its spelling, and the units that have it, the strongest first."""
+
+    strengths: NDArray[np.float64]
+    values: dict[str, float]
+    sources: dict[str, tuple[str, dict[UnitId, None]]]
+
+
+def follow_links(
+    ids: Sequence[UnitId],
+    texts: Sequence[tuple[str, ...]],
+    names: Names,
+    strength: NDArray[np.float64],
+    question: Question,
+) -> Links:
+    """Pass the strength of strong units on to those that they name; arguments are by number of the unit."""
+    found: dict[int, dict[str, tuple[int, str]]] = {}
+    passed = dict[int, float]()
+    times = Counter[str]()
+    link = [0.0] * len(ids)
+    values, sources = dict[str, float](), dict[str, tuple[str, dict[UnitId, None]]]()
+    for _ in range(HOPS):
+        for source in np.flatnonzero(strength >= STRONG).tolist():
+            if source not in found:
+                found[source] = _names_in(texts[source], names.titles[source], question.relations)
+                times.update(found[source].keys())
+        strengths = strength.tolist()
+        for source in sorted(found, key=lambda at: -strengths[at]):
+            own, unit_id = strengths[source], ids[source]
+            if passed.get(source) == own:
+                continue  # it has no more to give: names only get commoner
+            passed[source] = own
+            for name, (near, spelling) in found[source].items():
+                value = own * (0.4 + 0.2 * near) * (1.5 if " " in name else 1.0)
+                if times[name] > 1:
+                    value /= 1 + log(times[name])
+                if value > values.get(name, 0.0):
+                    values[name] = value
+                sources.setdefault(name, (spelling, {}))[1][unit_id] = None
+                if name in names.heads or name in names.near:
+                    for target, share in names.targets(name):
+                        if target != source and value * share > link[target]:
+                            link[target] = value * share
+        strength = np.maximum(strength, DECAY * np.minimum(1.0, link))
+    return Links(np.minimum(link, MOST_LINK), values, sources)
+
+
+def open_leads(links: Links, found: Set[str], queries: Iterable[str], question: str) -> tuple[Lead, ...]:
+    """Return what is worth a search, the best first, the names in the question before all: nothing was found under
+    that title, and nobody searched for it.
+
+    Args:
+        found: what the titles of all units name.
+    """
+    asked, closed = _question_leads(question), found | set(map(head, queries))
+    worth = [
+        (value, name)
+        for name, value in links.values.items()
+        if value >= WORTHWHILE and name not in closed and name not in asked
+    ]
+    worth.sort(key=lambda each: -each[0])
+    leads = [lead for name, lead in asked.items() if name not in closed]
+    for value, name in worth[:MOST_LEADS]:
+        spelling, sources = links.sources[name]
+        leads.append(Lead(spelling, value, tuple(sources)))
+    return tuple(sorted(leads, key=lambda lead: -lead.value))
+
+
+@lru_cache(maxsize=256)
+def _question_leads(question: str) -> dict[str, Lead]:
+    clauses = {head(part): Lead(part, PART_WORTH, (), True) for part in parts(question)}
+    return clauses | {head(name): Lead(name, 1.0, ()) for name in mentions(question)}
+
+
+@lru_cache(maxsize=1024)
+def _names_in(texts: tuple[str, ...], own: str, relations: frozenset[str]) -> dict[str, tuple[int, str]]:
+    """Return the names in a unit's texts except its own, each with the relation words near it and its spelling."""
+    names: dict[str, tuple[int, str]] = {}
+    own = f" {own} "
+    for text in texts:
+        for name in extract(text, SCANNED_CHARACTERS):
+            key = head(name)
+            if len(key) > 2 and not key.isdecimal() and f" {key} " not in own:
+                near = relatedness(text, name, relations)
+                if near >= names.get(key, (0, ""))[0]:
+                    names[key] = near, name
+    return names
+
+
 COMPARED = 3
 """Units at the top whose words speak for others."""
-
 LEAST_MARGIN = 1e-9
 """The share of the best score for a hit that an engine scored 0 or below: the question found it all the same."""
 TOLD_FROM = 0.5
@@ -49,7 +249,6 @@ TOLD_FROM = 0.5
 
 _OWN, _MASK, _SENTENCE = Struct("6d"), Struct("q"), Struct("2q")
 """Rows of numbers that stand side by side in a buffer: read as arrays, they need not be gathered at each turn."""
-
 _DETAIL = re.compile(r"\(([^)]*)\)\s*$")
 _PART = re.compile(r"(?: (?:page|part|section|chapter))?(?: \d+)+$")
 
@@ -96,8 +295,8 @@ class Fitted(Record):
 
 FITTED = msgspec.toml.decode(resources.files(__package__).joinpath("evidence_weights.toml").read_bytes(), type=Fitted)
 FEATURES = Weights.__struct_fields__
-_TERMS, _EMBEDDINGS = (np.array(msgspec.structs.astuple(weights)) for weights in (FITTED.terms, FITTED.embeddings))
 _AT = {name: at for at, name in enumerate(FEATURES)}
+_TERMS, _EMBEDDINGS = (np.array(msgspec.structs.astuple(weights)) for weights in (FITTED.terms, FITTED.embeddings))
 _TOLD = {
     "named": "named in the question",
     "sentence": "one sentence answers much",
@@ -116,7 +315,6 @@ class Assessment:
     units: tuple[UnitId, ...] = ()
     features: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, len(FEATURES))))
     """Shape [units, features]."""
-    values: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     leads: tuple[Lead, ...] = ()
 
     def reasons(self) -> list[str]:
@@ -127,8 +325,7 @@ class Assessment:
 
 
 class EvidenceValue(Forkable):
-    """The features of all pooled units, kept as hits come. Only `add` and `rank` write the fields. Units have numbers
-    in order of arrival."""
+    """The features of all pooled units, by number in order of arrival. Only `add` and `rank` write the fields."""
 
     numbers: dict[UnitId, int] = {}
     titles: list[str] = []
@@ -146,7 +343,7 @@ class EvidenceValue(Forkable):
     sources: list[int] = []
     """Of each unit: the first unit that is about the same by title, or without one by the name that its text begins
     with; itself if it has neither."""
-    words: Vocabulary = msgspec.field(default_factory=Vocabulary)
+    words: PoolWords = msgspec.field(default_factory=PoolWords)
     pages: dict[str, int] = {}
     """Ranks that were read of each query, page by page."""
     best: dict[str, float] = {}
@@ -168,7 +365,12 @@ class EvidenceValue(Forkable):
             self.texts.append(())
             self.own += _OWN.pack(0.0, 0.0, 0.0, share, 0.0, 0.0)
             self.masks += _MASK.pack(title)
-            self._name(number, name, text, question)
+            meant = head(name) or opening(text)
+            if meant not in self.names.heads and f" {meant} " in question.flat and len(meant) > 2:
+                self.asked += [meant] * (meant not in FUNCTION_WORDS)
+            self.names.add_unit(number, meant)
+            source = _PART.sub("", meant)
+            self.sources.append(self.names.sources.setdefault(source, number) if source else number)
             self.words.add(chain.from_iterable(read), question.terms)
         self.texts[number] = (*self.texts[number], text)
         if hit.likeness is not None:
@@ -179,20 +381,8 @@ class EvidenceValue(Forkable):
         for mask in _largest(found):
             self.sentences += _SENTENCE.pack(number, mask)
 
-    def _name(self, number: int, title: str, text: str, question: Question) -> None:
-        name = head(title) or opening(text)
-        if name not in self.names.heads and f" {name} " in question.flat and len(name) > 2:
-            self.asked += [name] * (name not in FUNCTION_WORDS)
-        self.names.add_unit(number, name)
-        source = _PART.sub("", name)
-        self.sources.append(self.names.sources.setdefault(source, number) if source else number)
-
     def rank(self, rankings: Sequence[Ranking], found: Mapping[str, tuple[UnitId, float]], query: str) -> None:
-        """Take in the rankings of a search.
-
-        Args:
-            found: by chunk, the pooled unit and the score of each hit that was shown.
-        """
+        """Take in the rankings of a search; `found` has the unit and the score of each shown hit, by chunk."""
         question = read_question(query)
         for ranking in rankings:
             line = " ".join(ranking.query.split())
@@ -217,42 +407,34 @@ class EvidenceValue(Forkable):
             best = max(best, margin, LEAST_MARGIN)
         else:
             self.names.add_query(number, head(query), rank)
-            if 1 / (1 + rank) > via and self._opens(number, query.lower()):
+            words, texts = query.lower(), (self.titles[number], *self.texts[number])
+            end = len(words) + ARTICLE  # an article may stand before what a title or a text begins with
+            if 1 / (1 + rank) > via and any(words in text[:end].lower() for text in texts):
                 via = 1 / (1 + rank)
         _OWN.pack_into(self.own, number * _OWN.size, best, place, fused, title, via, semantic)
 
-    def _opens(self, number: int, words: str) -> bool:
-        """Return whether the title or a text begins with some words; an article may stand before them."""
-        end = len(words) + ARTICLE
-        return any(words in text[:end].lower() for text in (self.titles[number], *self.texts[number]))
-
-    def features(self, query: str) -> NDArray[np.float64]:
-        """Return the features of all units in order of arrival, shape [units, features]."""
-        return self._features(query)[0]
-
     def assess(self, query: str) -> Assessment:
         """Return the order of the units, ties in order of arrival, and the leads."""
-        features, found = self._features(query)
-        values, ids = np.round(features @ _weights(features), 9), list(self.numbers)
+        features, found = self.features(query)
+        values, ids = np.round(features @ weights_for(features), 9), list(self.numbers)
         order = np.argsort(-values, kind="stable")
         units = tuple([ids[at] for at in order.tolist()])
-        return Assessment(
-            units, features[order], values[order], open_leads(found, self.names.heads.keys(), self.pages, query)
-        )
+        leads = open_leads(found, self.names.heads.keys(), self.pages, query)
+        return Assessment(units, features[order], leads)
 
-    def _features(self, query: str) -> tuple[NDArray[np.float64], Links]:
-        """Return the features, and what strong units name."""
+    def features(self, query: str) -> tuple[NDArray[np.float64], Links]:
+        """Return the features of all units in order of arrival, shape [units, features], and what strong units name."""
         question = read_question(query)
         table = np.zeros((len(self.numbers), len(FEATURES)))
         if not self.numbers:
             return table, Links(np.zeros(0), {}, {})
         by_question = self._own(table, question)
-        place = np.argsort(-table @ _weights(table), kind="stable")
+        place = np.argsort(-table @ weights_for(table), kind="stable")
         strength = np.empty(len(table))
         strength[place] = 1 / (2 + np.arange(len(table)))
         strength = np.maximum(strength, table[:, _AT["named"]])
         table[:, _AT["alike"]] = self.words.likeness(place[:COMPARED].tolist())
-        found = links(list(self.numbers), self.texts, self.names, strength, question)
+        found = follow_links(list(self.numbers), self.texts, self.names, strength, question)
         table[:, _AT["link"]] = found.strengths
         if by_question.any():
             table[:, _AT["fused"]] *= by_question | table[:, [_AT["link"], _AT["via"]]].any(axis=1)
@@ -274,7 +456,10 @@ class EvidenceValue(Forkable):
         bits = _bits(masks, len(question.terms))
         by_question: NDArray[np.bool_] = best > 0
         # What the leads bring has other terms: it must not reorder what the question found.
-        rarity = _rarity(bits[by_question] if by_question.any() else bits)
+        found = bits[by_question] if by_question.any() else bits
+        counts = found.sum(axis=0)
+        rarity = np.log1p((len(found) - counts + 0.5) / (counts + 0.5))
+        rarity /= max(float(rarity.sum()), 1e-9)
         cover = bits @ rarity
         table[:, _AT["cover"]] = cover / max(float(cover.max()), 1e-9)
         units, sentences = np.frombuffer(self.sentences, np.int64).reshape(-1, 2).T
@@ -300,23 +485,15 @@ class EvidenceValue(Forkable):
         return values
 
 
-def _weights(features: NDArray[np.float64]) -> NDArray[np.float64]:
+def weights_for(features: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the weights of features: others where embeddings are known."""
     return _EMBEDDINGS if features[:, _AT["semantic"]].any() else _TERMS
 
 
-def _rarity(bits: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the inverse document frequency of each term of the question among units; they sum to 1."""
-    counts = bits.sum(axis=0)
-    weights: NDArray[np.float64] = np.log1p((len(bits) - counts + 0.5) / (counts + 0.5))
-    weights /= max(float(weights.sum()), 1e-9)
-    return weights
-
-
 def _bits(masks: NDArray[np.int64], terms: int) -> NDArray[np.float64]:
-    """Return sets of terms as rows of 0 and 1."""
     return ((masks[:, None] >> np.arange(terms)) & 1).astype(np.float64)
 
 
 def _largest(masks: set[int]) -> list[int]:
-    """Return the sets that are not part of another one, in a fixed order."""
+    """Return the sets that are not part of another one."""
     return sorted(mask for mask in masks if not any(mask != other and mask & other == mask for other in masks))

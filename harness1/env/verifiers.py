@@ -1,18 +1,43 @@
-"""A verifier without a model, by shared words, names, numbers and negations within a few sentences."""
+"""Verifiers, which judge whether documents support a claim: the protocol, and one without a model, by shared words,
+names, numbers and negations within a few sentences."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
+from typing import Literal, Protocol, TypeAlias
 
 import msgspec
 import Stemmer
 
-from harness1.env.verifiers.protocol import Judgement, Label, VerifierFault
+from harness1.config import Env
 from harness1.memory.dedup import MONTHS, NEGATIONS
 from harness1.memory.entities import FUNCTION_WORDS, extract
 from harness1.memory.sentences import WORDS, split
-from harness1.records import UnitId
+from harness1.records import Record, UnitId
+
+Label: TypeAlias = Literal["yes", "no", "unclear"]
+
+
+class Judgement(Record, frozen=True):
+    """A verdict on one document, with the passage that supports it."""
+
+    label: Label
+    sentence: str = ""
+
+
+class VerifierFault(Record, frozen=True):
+    """A failure on one document, as a value: the other documents keep their judgements."""
+
+    message: str
+
+
+class Verifier(Protocol):
+    """Judges claims; concurrent episodes may share it."""
+
+    async def judge(self, claim: str, documents: Sequence[tuple[UnitId, str]]) -> list[Judgement | VerifierFault]:
+        """Judge a claim against the text of each document, in order."""
+        ...
 
 
 class _Passage(msgspec.Struct, frozen=True):
@@ -136,3 +161,19 @@ def _number(sign: str, digits: str, percent: str) -> tuple[str, str]:
     if sign:
         return "money", value
     return ("year" if len(digits) == 4 and "1000" <= digits <= "2099" else "count"), value
+
+
+def unopened_verifier(env: Env) -> Verifier:
+    """Return a verifier that needs no model: the configured one, or one that always fails."""
+    judge, characters = env.verification.judge, env.verification.characters
+    return LexicalVerifier(characters) if judge == "lexical" else NoVerifier(judge)
+
+
+class NoVerifier:
+    """A placeholder for a configured verifier that was not opened. It always returns faults, never a substitute."""
+
+    def __init__(self, judge: str) -> None:
+        self._fault = VerifierFault(f"env.verification.judge={judge} needs a verifier from open_verifier")
+
+    async def judge(self, claim: str, documents: Sequence[tuple[UnitId, str]]) -> list[Judgement | VerifierFault]:
+        return [self._fault] * len(documents)

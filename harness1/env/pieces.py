@@ -1,0 +1,356 @@
+"""Pieces: the named stretches of text that make up a context; the opening ones, which the enabled mechanisms decide;
+and notes and errors in the words that the policy reads.
+
+Every piece starts with a visible character and ends with exactly one newline, so that the token ids of joined pieces
+equal the token ids of the whole, for byte-level and word-level tokenizers alike.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Literal, NamedTuple, Protocol
+
+from harness1.config import Env
+from harness1.env.view import LimitsView, QueryView
+from harness1.hashing import text_digest
+from harness1.memory.entities import QUESTION
+from harness1.memory.working_memory import WorkingMemory
+from harness1.records import ModelCall, Note, Record, ToolCall
+from harness1.retrieval.corpus import approximate_tokens
+from harness1.tools.registry import Toolbox
+from harness1.tools.tool import ToolSpec, one_line
+
+LONGEST_ACTION = 1000
+"""Characters shown of a policy's own call or reasoning where there are no sampled tokens."""
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch of a context. `key` names kind and content; `shows` is the value that the text puts into words.
+
+    A piece with `turn_ref` stands for the policy's own output of that turn. `call` is the model call that sampled it:
+    a chat format inserts its ids unchanged; for policies without tokens, `text` takes their place.
+    """
+
+    key: str
+    role: Role
+    text: str
+    turn_ref: int | None = None
+    shows: Record | None = field(default=None, compare=False)
+    call: ModelCall | None = field(default=None, compare=False)
+
+
+def piece(name: str, role: Role, text: str, shows: Record | None = None) -> Piece:
+    """Make a piece; its text is stripped and closed by one newline."""
+    body = text.strip() + "\n"
+    return Piece(f"{name}#{text_digest(body)}", role, body, shows=shows)
+
+
+def action_piece(turn: int, text: str, shows: Record | None, call: ModelCall | None) -> Piece:
+    """Make the piece of a policy's own output, named by the sampled tokens if there are any."""
+    body = text.strip() + "\n"
+    content = ",".join(map(str, call.output_ids)) if call else body
+    return Piece(f"action/{turn}#{text_digest(content)}", "assistant", body, turn, shows, call)
+
+
+def grouped(pieces: Sequence[Piece]) -> list[list[Piece]]:
+    """Group pieces into messages: consecutive pieces of one role form one, and so does each output of the policy."""
+    groups: list[list[Piece]] = []
+    for each in pieces:
+        if groups and groups[-1][0].role == each.role and each.turn_ref is None and groups[-1][0].turn_ref is None:
+            groups[-1].append(each)
+        else:
+            groups.append([each])
+    return groups
+
+
+def action_text(reasoning: str, action: ToolCall | None) -> str:
+    """Return a policy's output in words, for policies without sampled tokens."""
+    call = "" if action is None else _call_text(action)
+    thought = " ".join(reasoning.split())
+    lines = [f"Action: {_abbreviated(call)}", f"Reasoning: {_abbreviated(thought)}" if thought else ""]
+    return "\n".join(line for line in lines if line)
+
+
+def shown_call(action: ToolCall) -> ToolCall:
+    """Return the call as `action_text` shows it; a call that is cut loses its arguments."""
+    fits = len(_call_text(action)) <= LONGEST_ACTION
+    return ToolCall(one_line(action.name), action.arguments if fits else {})
+
+
+def _call_text(action: ToolCall) -> str:
+    return f"{one_line(action.name)} {json.dumps(action.arguments, ensure_ascii=False)}"
+
+
+def _abbreviated(text: str) -> str:
+    """Cut a script's output to a length that leaves room for the rest of the context."""
+    return text if len(text) <= LONGEST_ACTION else f"{text[:LONGEST_ACTION]} ({len(text)} characters)"
+
+
+class TokenCounter(Protocol):
+    """Counts tokens for the policy's model. Chat formats implement it; `hash` names tokenizer and format."""
+
+    @property
+    def hash(self) -> str: ...
+
+    def piece(self, piece: Piece) -> int:
+        """Return the tokens of a piece, without what its message adds."""
+        ...
+
+    def tools(self, specs: Sequence[ToolSpec]) -> int:
+        """Return the tokens of the tool declarations, and of everything else that a prompt holds outside its
+        messages."""
+        ...
+
+    def overhead(self, first: Piece) -> int:
+        """Return the tokens that a message adds around its pieces if it begins with this one."""
+        ...
+
+
+class ApproximateCounter:
+    """Counts four characters as a token: for policies without a model, and the same on every machine."""
+
+    hash = "characters/4"
+
+    def piece(self, piece: Piece) -> int:
+        return approximate_tokens(piece.text)
+
+    def tools(self, specs: Sequence[ToolSpec]) -> int:
+        return sum(
+            approximate_tokens(f"{spec.name} {spec.description} {json.dumps(spec.parameters)}") for spec in specs
+        )
+
+    def overhead(self, first: Piece) -> int:
+        return 4
+
+
+class Drop(IntEnum):
+    """Classes of pieces in the order in which a context over its budget drops them; `NEVER` is kept."""
+
+    OLDER = 0
+    POOL = 1
+    HISTORY = 2
+    EVIDENCE = 3
+    OLD_HITS = 4
+    CURATED_LINES = 5
+    OLD_TURNS = 6
+    LAST_HITS = 7
+    NEVER = 8
+
+
+class Block(NamedTuple):
+    """Pieces that are kept or dropped together. Within a class earlier turns go first, then later blocks: pool lines
+    come newest first and curated lines most important first."""
+
+    pieces: tuple[Piece, ...]
+    drop: Drop = Drop.NEVER
+    turn: int = 0
+
+
+def static_piece(env: Env, toolbox: Toolbox) -> Piece:
+    """Return the instructions, which never change within an episode and mention no mechanism that is off."""
+    # Minimal instructions do not say how many documents can be delivered.
+    limits = LimitsView(env.curation.cap) if env.rendering.instructions != "minimal" else None
+    return piece("static", "system", "\n".join(_instructions(env, toolbox)), limits)
+
+
+def query_piece(memory: WorkingMemory, env: Env) -> Piece:
+    """Return the question, with the handles of the entities that it names."""
+    text, entities = shown_question(memory.query), dict[str, str]()
+    if env.evidence.handles:
+        text, entities = memory.entities.marked(text, env.evidence.characters)
+    handle = QUESTION if env.leads_have_handles else ""
+    label = f"Question ({handle})" if handle else "Question"
+    return piece("query", "user", f"{label}: {text}", QueryView(shown_question(memory.query), entities, handle))
+
+
+def shown_question(query: str) -> str:
+    """Put a question on one line, as contexts show it."""
+    return " ".join(query.split())
+
+
+def _instructions(env: Env, toolbox: Toolbox) -> list[str]:
+    match env.rendering.instructions:
+        case "minimal":
+            return ["Curate the documents that answer the question."]
+        case "brief":
+            return _brief(env, toolbox)
+        case "full":
+            return _full(env, toolbox)
+
+
+PRUNING = (
+    "- The context grows with every turn. Above {soft} tokens prune useless documents with prune_chunks, or conclude;"
+    " above {hard} tokens only prune_chunks, curate and end_search are carried out."
+)
+RANKED = (
+    "By evidence: documents in the order of all that speaks for them, with reasons. Deliver the best. Bridge documents"
+    " link names of the question."
+)
+LEAD_HANDLES = "A query may be a handle: Q is the question, E3 the lead of that handle."
+LEADS = "Search next: names that the question or strong documents mention and no search has found yet."
+READING = (
+    "Of a long document read_document shows the parts nearest to the question; D12.3 reads on from the third part."
+)
+NAMED = "Names are followed by handles such as (E3): a query may say E3 for the name."
+
+
+def _brief(env: Env, toolbox: Toolbox) -> list[str]:
+    """Return the task and what no model can guess, for a window that holds no more."""
+    lines = [
+        f"Find the documents that someone needs to answer the question. Your result is the curated set, at most"
+        f" {env.curation.cap}. One tool call each turn: search, curate what is useful by its handle (such as D12),"
+        " search again for what is missing, then end_search alone.",
+        "Short queries; never the same one twice.",
+    ]
+    if env.refills:
+        lines.append(f"The best {env.auto_populate.documents} by evidence stay curated until you curate.")
+    elif env.auto_populate.on:
+        lines.append(f"The first search curates its best {env.auto_populate.documents}: remove what is useless.")
+    if env.curation.tags:
+        lines.append("Tags: very_high states the answer, high is a needed link, fair may be useful, low is doubtful.")
+    if env.evidence.handles:
+        lines.append(NAMED)
+    if env.evidence.ranks:
+        lines.append(RANKED)
+    if env.leads_on:
+        lines.append(LEADS)
+    if env.leads_have_handles:
+        lines.append(LEAD_HANDLES)
+    if "read_document" in toolbox.tools and env.read.by == "evidence":
+        lines.append(READING)
+    if env.pruning.on:
+        lines.append(PRUNING.removeprefix("- ").format(soft=env.pruning.tokens, hard=env.pruning.refusal))
+    return lines
+
+
+def _full(env: Env, toolbox: Toolbox) -> list[str]:
+    tools = toolbox.tools
+    lines = [
+        "You are a search agent. You do not answer the question: you collect the documents that someone else needs to"
+        f" answer it. Your result is the curated set, at most {env.curation.cap} documents.",
+        "Each turn you take exactly one action, a call of one tool. The harness keeps what was found: documents have"
+        " handles such as D12 (D12.3 is the third part of D12), and every handle stays valid.",
+        "Work in a loop: split the question into facets, search, curate what is useful, refine, finish.",
+        "Rules:",
+        "- Short queries of 5 to 12 words. Never repeat a query: documents that were returned once do not come back.",
+    ]
+    if "fan_out_search" in tools:
+        lines.append(f"- fan_out_search runs up to {env.fan_out.queries} different queries in one turn: begin with it.")
+    if "grep_corpus" in tools:
+        lines.append("- grep_corpus finds exact names, dates, numbers and quotations.")
+    if "read_document" in tools:
+        lines.append("- read_document shows a whole document where the shown sentences are not enough.")
+        if env.read.by == "evidence":
+            lines.append(f"- {READING}")
+    if "review_docs" in tools:
+        lines.append("- review_docs shows documents from memory again without a search.")
+    if env.compression.on:
+        lines.append(f"- Hits show the {env.compression.sentences} sentences nearest to the query, not the whole text.")
+    lines += _curation(env)
+    lines += _evidence(env)
+    if "verify" in tools:
+        lines.append("- Verify a claim before you rely on a document that must meet several constraints.")
+    if env.dedup.on:
+        lines.append("- Near duplicates are hidden behind the document that came first.")
+    if env.pruning.on:
+        lines.append(PRUNING.format(soft=env.pruning.tokens, hard=env.pruning.refusal))
+    elif env.budget_marker.on:
+        lines.append(
+            f"- The budget line shows used tokens and turns (at most {env.max_turns}). Above"
+            f" {env.budget_marker.warning:.0%} finish within 3 turns, above {env.budget_marker.critical:.0%} at once."
+        )
+    lines.append("- Call end_search alone, when the set is complete or nothing more can be found.")
+    return lines
+
+
+def _evidence(env: Env) -> list[str]:
+    lines = []
+    if env.evidence.on:
+        lines.append("- Shared entities link documents; an entity named in a good document may be the next hop.")
+    if env.evidence.handles:
+        lines.append(f"- {NAMED}")
+    if env.evidence.ranks:
+        lines.append(f"- {RANKED}")
+    if env.leads_on:
+        lines.append(f"- {LEADS}")
+    if env.leads_have_handles:
+        lines.append(f"- {LEAD_HANDLES}")
+    return lines
+
+
+def _curation(env: Env) -> list[str]:
+    lines = ["- Curate often, a few documents at a time, and remove what turns out to be useless."]
+    if env.refills:
+        lines.append(f"- The best {env.auto_populate.documents} documents by evidence stay curated until you curate.")
+    elif env.auto_populate.on:
+        lines.append(
+            f"- After the first search its best {env.auto_populate.documents} documents are curated for you"
+            + (f" as {env.auto_populate.tag}: re-tag or remove them." if env.curation.tags else ": review them.")
+        )
+    if env.curation.tags:
+        lines.append(
+            "- Tags: very_high = states part of the answer, high = needed link, fair = likely useful, low = doubtful."
+            + (
+                " A full set gives up its least important entry for a more important one."
+                * (env.curation.eviction == "rank")
+            )
+        )
+    return lines
+
+
+SENTENCES: dict[str, str] = {
+    "bad_arguments": "Not executed: {reason}. The parameters are: {parameters}.",
+    "unknown_tool": "Not executed: there is no tool {name!r}. Use one of: {tools}.",
+    "empty_query": "Not executed: the query is empty. Write 5 to 12 words.",
+    "empty_pattern": "Not executed: the pattern is empty. Write a regular expression with some fixed words.",
+    "bad_pattern": "Not executed: the pattern is not usable ({reason}). Write a simpler RE2 pattern.",
+    "unknown_handles": "Unknown: {handles} ({count}). Use handles that a search has returned.",
+    "unknown_entities": "Unknown: {handles} ({count}). Use entity handles that are shown.",
+    "no_handles": "Not executed: no document was named. Use handles that a search has returned.",
+    "not_curated": "Not in the curated set: {handles} ({count}).",
+    "nothing_to_curate": "Not executed: name documents to add or to remove.",
+    "invalid_tags": "Unknown tags {tags} count as fair; the tags are very_high, high, fair and low.",
+    "claim_too_short": "Not executed: write the claim as a whole statement of at least {characters} characters.",
+    "queries_left_out": "{count} queries were left out; the limit is {limit}.",
+    "documents_left_out": "{count} documents were left out; the limit is {limit}.",
+    "parts_left_out": "{count} parts did not fit; ask for fewer documents.",
+    "hits_left_out": "{count} more hits did not fit; a further search can find them.",
+    "nothing_found": "Nothing new was found. Use other words.",
+    "continues": "{parts} more parts: read {handle} to go on.",
+    "no_such_part": "The document has no such part.",
+    "crowded": "Not executed: the context holds more than {limit} tokens. Prune, curate or end.",
+    "nothing_to_prune": "Not executed: name documents to prune.",
+    "not_executed": "Not executed: {tools}; one action per turn.",
+    "said": "{text}",
+    "answered": "It returned: {text}",
+    "tool_error": "Not done: {reason}",
+    "result": "Returned {returned}, new {new}; pool {pool}, curated {curated}/{cap}.",
+    "curated_empty": "The curated set is empty.",
+    "seeded": "The first {count} documents were curated with tag {tag}: review, re-tag or remove them.",
+    "seeded_untagged": "The first {count} documents were curated: review them.",
+    "refilled": "{count} documents with more evidence are curated now; the set follows the evidence until you edit it.",
+    "single_tool": "Only {tool} was used so far.",
+    "curate_now": "Curate the useful documents of this result now.",
+    "curate_overdue": "{turns} turns without curation while {uncurated} pooled documents are not curated: curate now.",
+    "verify_now": "Verify the documents that must meet every constraint before you tag them very_high.",
+    "finish": "{left} turns are left: finish the curated set, then end_search.",
+}
+"""One sentence for each code; a note's data fills the gaps. `said` is for tools of other packages, in their words."""
+
+
+def sentence(note: Note) -> str:
+    """Put a note into words."""
+    return SENTENCES[note.code].format(**{name: _words(value) for name, value in note.data.items()})
+
+
+def _words(value: Any) -> Any:
+    """Join lists with commas; leave everything else as it is, on one line."""
+    if isinstance(value, list | tuple):
+        return ", ".join(" ".join(str(part).split()) for part in value)
+    return " ".join(value.split()) if isinstance(value, str) else value

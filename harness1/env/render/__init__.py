@@ -1,1 +1,0 @@
-"""From memory and turns to a context within its budget."""

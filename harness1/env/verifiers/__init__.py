@@ -1,1 +1,0 @@
-"""Verifiers, which judge claims against documents."""

@@ -1,0 +1,266 @@
+"""The parts of a working memory that tools write: pool, curated set, verdicts and history."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import msgspec
+
+from harness1.config import Curation
+from harness1.records import (
+    TAGS,
+    ChunkId,
+    Curated,
+    DocId,
+    Hit,
+    Observation,
+    Record,
+    Tag,
+    ToolCall,
+    Unit,
+    UnitId,
+    Verdict,
+)
+
+
+class Forkable(msgspec.Struct):
+    """A part of the state of an episode, as plain data."""
+
+    def fork(self) -> Self:
+        """Return an independent copy: dictionaries, lists, buffers and parts are its own, what is immutable is
+        shared."""
+        return type(self)(*map(_own, msgspec.structs.astuple(self)))
+
+
+def _own(value: Any) -> Any:
+    if isinstance(value, Forkable):
+        return value.fork()
+    return value.copy() if isinstance(value, dict | list | bytearray) else value
+
+
+class Entry(Record):
+    """A pooled unit. Its handle never changes in an episode; near duplicates get neither entry nor handle."""
+
+    unit_id: UnitId
+    doc_id: DocId
+    handle: str
+    title: str
+    chunk_ids: tuple[ChunkId, ...]
+    turn: int
+
+
+class Pool(Forkable):
+    """Units by id, handles by name, and near duplicates by the unit that represents them."""
+
+    unit: Unit = "document"
+    entries: dict[UnitId, Entry] = {}
+    numbers: dict[DocId, int] = {}
+    """The number in the handle of each document, from 1, in order of first appearance."""
+    handles: dict[str, UnitId] = {}
+    aliases: dict[UnitId, UnitId] = {}
+
+    def unit_of(self, hit: Hit) -> UnitId:
+        """Return the id under which a hit is pooled and curated."""
+        return UnitId(hit.doc_id if self.unit == "document" else hit.chunk_id)
+
+    def add(self, hit: Hit, turn: int) -> bool:
+        """Pool the unit of a hit, and return whether it is new. A unit that was hidden as a duplicate becomes
+        visible."""
+        unit_id = self.unit_of(hit)
+        self.aliases.pop(unit_id, None)
+        known = self.entries.get(unit_id)
+        if known is not None:
+            chunk_ids = (*known.chunk_ids, hit.chunk_id)
+            self.entries[unit_id] = msgspec.structs.replace(known, chunk_ids=chunk_ids)
+            self.handles[self.chunk_handle(hit)] = unit_id
+            return False
+        number = self.numbers.setdefault(hit.doc_id, len(self.numbers) + 1)
+        handle = f"D{number}" if self.unit == "document" else self.chunk_handle(hit)
+        self.entries[unit_id] = Entry(unit_id, hit.doc_id, handle, hit.title, (hit.chunk_id,), turn)
+        self.handles[handle] = unit_id
+        self.handles[self.chunk_handle(hit)] = unit_id
+        return True
+
+    def chunk_handle(self, hit: Hit) -> str:
+        """Return the handle of a chunk: `D12.3` is the third chunk of the document with number 12, which must be
+        pooled."""
+        return f"D{self.numbers[hit.doc_id]}.{hit.index + 1}"
+
+    def resolve(self, reference: str) -> UnitId | None:
+        """Return the pooled unit that a handle or an exact id names; a duplicate's id names its representative."""
+        name = reference.strip().strip("[]")
+        found = self.handles.get(name) or self.handles.get(name.upper())
+        if found is not None:
+            return found
+        exact = UnitId(reference)
+        if exact in self.entries:
+            return exact
+        return self.aliases.get(exact) or self._only_chunk_of(name)
+
+    def document_of(self, reference: str) -> DocId | None:
+        """Return the document that a handle or an exact id belongs to, whichever of its parts are pooled."""
+        unit_id = self.resolve(reference)
+        if unit_id is not None:
+            return self.entries[unit_id].doc_id
+        head = reference.strip().strip("[]").upper().partition(".")[0]
+        return next((doc_id for doc_id, number in self.numbers.items() if head == f"D{number}"), None)
+
+    def _only_chunk_of(self, name: str) -> UnitId | None:
+        """Return the pooled chunk of a document if there is just one: where chunks are curated, `D12` means that."""
+        if self.unit == "document" or name[:1].upper() != "D" or not name[1:].isdecimal():
+            return None
+        wanted = {doc_id for doc_id, number in self.numbers.items() if number == int(name[1:7])}
+        units = [entry.unit_id for entry in self.entries.values() if entry.doc_id in wanted]
+        return units[0] if len(units) == 1 else None
+
+
+DEFAULT_TAG: Tag = "fair"
+RANK: dict[Tag, int] = {tag: rank for rank, tag in enumerate(TAGS)}
+
+
+class Change(msgspec.Struct):
+    """The effect of one curation, to be folded into the observation's delta."""
+
+    added: dict[UnitId, Tag] = {}
+    retagged: dict[UnitId, Tag] = {}
+    removed: list[UnitId] = []
+    evicted: list[UnitId] = []
+    refused: list[UnitId] = []
+
+
+class CuratedSet(Forkable):
+    """Tags by unit id, in the order in which units were first added."""
+
+    tags: dict[UnitId, Tag] = {}
+
+    def __len__(self) -> int:
+        return len(self.tags)
+
+    def __contains__(self, unit_id: object) -> bool:
+        return unit_id in self.tags
+
+    def edit(self, additions: dict[UnitId, Tag], removals: list[UnitId], settings: Curation) -> Change:
+        """Remove entries, then add others in order; adding a present entry only changes its tag.
+
+        At the cap an entry is evicted only for a strictly more important one (`rank`), or the oldest is (`fifo`), or
+        the newcomer is refused (`refuse`).
+        """
+        change = Change()
+        for unit_id in removals:
+            if self.tags.pop(unit_id, None) is not None:
+                change.removed.append(unit_id)
+        for unit_id, tag in additions.items():
+            if unit_id in self.tags:
+                if self.tags[unit_id] != tag:
+                    self.tags[unit_id] = change.retagged[unit_id] = tag
+            elif self._make_room(tag, settings, change):
+                self.tags[unit_id] = change.added[unit_id] = tag
+            else:
+                change.refused.append(unit_id)
+        # Removing a unit and adding it again in one call only changes its place in the order.
+        change.removed = [unit_id for unit_id in change.removed if unit_id not in change.added]
+        change.evicted = [unit_id for unit_id in change.evicted if unit_id not in change.added]
+        return change
+
+    def refill(self, units: Sequence[UnitId], tag: Tag) -> Change:
+        """Replace all entries with these units, in order."""
+        before = self.tags
+        self.tags = dict.fromkeys(units, tag)
+        change = Change(removed=[unit_id for unit_id in before if unit_id not in self.tags])
+        change.added = {unit_id: tag for unit_id in units if unit_id not in before}
+        return change
+
+    def ranked(self) -> list[Curated]:
+        """Return the delivered order: by importance, then by order of addition."""
+        order = sorted(self.tags, key=lambda unit_id: RANK[self.tags[unit_id]])
+        return [Curated(unit_id, self.tags[unit_id], rank) for rank, unit_id in enumerate(order, start=1)]
+
+    def _make_room(self, tag: Tag, settings: Curation, change: Change) -> bool:
+        if len(self.tags) < settings.cap:
+            return True
+        if settings.eviction == "refuse":
+            return False
+        victim = next(iter(self.tags))
+        if settings.eviction == "rank":
+            worst = max(RANK[held] for held in self.tags.values())
+            if worst <= RANK[tag]:
+                return False
+            victim = next(unit_id for unit_id, held in self.tags.items() if RANK[held] == worst)
+        del self.tags[victim]
+        if change.added.pop(victim, None) is None:
+            change.evicted.append(victim)
+        else:
+            change.refused.append(victim)
+        return True
+
+
+class VerificationCache(Forkable):
+    """The verdicts of an episode by claim and unit, in order of insertion, as plain data."""
+
+    verdicts: dict[str, Verdict] = {}
+    judged: dict[str, int] = {}
+    """Stored chunks of the unit when it was judged."""
+
+    def get(self, claim: str, unit_id: UnitId, chunks: int = 0) -> Verdict | None:
+        """Return the stored verdict, if any. Claims that differ in case, white space or final punctuation are the same.
+
+        A verdict no longer counts when the unit has more stored chunks than were judged.
+        """
+        key = _cache_key(claim, unit_id)
+        return self.verdicts.get(key) if self.judged.get(key, 0) >= chunks else None
+
+    def put(self, verdict: Verdict, chunks: int = 0) -> None:
+        """Store a verdict as the newest, in place of an earlier one. `chunks` counts the unit's stored chunks."""
+        key = _cache_key(verdict.claim, verdict.unit_id)
+        self.verdicts.pop(key, None)
+        self.verdicts[key] = verdict
+        self.judged[key] = chunks
+
+    def recent(self, limit: int) -> tuple[Verdict, ...]:
+        """Return the newest verdicts, newest first."""
+        newest = reversed(self.verdicts.values())
+        return tuple(verdict for verdict, _ in zip(newest, range(limit), strict=False))
+
+
+def _cache_key(claim: str, unit_id: UnitId) -> str:
+    return f"{' '.join(claim.casefold().split()).rstrip(' .!?;:')}\n{unit_id}"
+
+
+SUBJECT_CHARACTERS = 60
+
+
+class HistoryLine(Record):
+    """The effect of one turn. `returned` and `new` count units; `curated` counts additions."""
+
+    turn: int
+    tool: str
+    subject: str
+    returned: int = 0
+    new: int = 0
+    curated: int = 0
+
+
+def history_line(turn: int, pool: Pool, call: ToolCall, observation: Observation) -> HistoryLine:
+    """Sum up an action and its observation."""
+    delta = observation.delta
+    returned = len({pool.unit_of(hit) for hit in observation.hits}) or len(observation.verdicts)
+    curated = len(delta.added) + len(delta.auto_populated)
+    return HistoryLine(turn, observation.tool, subject(call), returned, len(delta.new), curated)
+
+
+SUBJECTS = ("query", "queries", "pattern", "claim", "doc_id", "doc_ids", "add_ids", "remove_ids", "reasoning")
+"""Arguments that say what a call is about; the first that a call has."""
+
+
+def telling_argument(call: ToolCall) -> Any:
+    """Return the argument that says what a call is about, or an empty text."""
+    return next((value for key in SUBJECTS if (value := call.arguments.get(key))), "")
+
+
+def subject(call: ToolCall) -> str:
+    """Return the argument that says what a call was about, cut to one short line."""
+    value = telling_argument(call)
+    if isinstance(value, list):
+        value = "; ".join(str(part)[:30] for part in value[:3])
+    return " ".join(str(value)[: 4 * SUBJECT_CHARACTERS].split())[:SUBJECT_CHARACTERS]
