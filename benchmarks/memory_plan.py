@@ -30,8 +30,7 @@ from harness1.models.causal_model import compute_logits_in_float32
 from harness1.models.fetch import SHAPES
 from harness1.rows.row import TrainRow
 from harness1.training.algorithm import make_algorithm
-from harness1.training.memory_plan import Devices, MemoryPlanner
-from harness1.training.step_bytes import MicroBatchShape
+from harness1.training.memory_plan import BatchSize, Devices, MemoryPlanner
 from harness1.training.trainable import stored_dtype
 from harness1.training.trainer import Trainer
 
@@ -112,7 +111,7 @@ def shape_of(settings: dict[str, Any]) -> PreTrainedConfig:
 def planned(case: Case) -> int:
     """Return the bytes that the plan of a case states."""
     planner = MemoryPlanner(shape_of(MODELS[case.model]), make_algorithm("cispo", Rl()))
-    batch = MicroBatchShape(1, case.length, TRAINED)
+    batch = BatchSize(1, case.length, TRAINED)
     return planner.plan(Config(train=case.train), batch, Devices(memory=1, kind="cpu")).needs
 
 

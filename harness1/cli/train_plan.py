@@ -8,15 +8,14 @@ from typing import Annotated, Any
 from msgspec.structs import replace
 from typer import Option
 
-from harness1.cli.memory import GB, advised
+from harness1.cli.memory import GB, advise, describe_advice, episode_batch
 from harness1.cli.options import ConfigFile, Json, Overrides, resolve
 from harness1.cli.printing import print_result, put
-from harness1.config import Config
+from harness1.config import Config, Train
 from harness1.errors import UsageError
 from harness1.models.fetch import model_shape
 from harness1.training.algorithm import make_algorithm
-from harness1.training.memory_advice import advice
-from harness1.training.memory_plan import CACHE_ROOM, Devices, MemoryPlanner, Plan, Sampling, episode_batch
+from harness1.training.memory_plan import CACHE_ROOM, LINEAR, PHASES, BatchSize, Devices, MemoryPlanner, Plan, Sampling
 
 
 class Sampled(StrEnum):
@@ -60,16 +59,27 @@ def plan(
         return planner.plan(config, episode_batch(config, trained=trained), devices)
 
     made = make(settings, devices)
-    found = None if made.fits else advice(make, settings, devices)
+    found = None if made.fits else advise(make, settings, devices)
     shown = {
         "model": model,
         "plan": made,
         "needs": made.needs,
         "fits": made.fits,
-        "activations": planner.activations(settings.train, made.batch),
-        "advice": None if found is None else [str(change) for change in found[0]],
+        "activations": _activations(planner, settings.train, made.batch),
+        "advice": found and found[0],
     }
-    print_result(shown, as_json, _print, "" if made.fits else advised(found))
+    print_result(shown, as_json, _print, "" if made.fits else describe_advice(found))
+
+
+def _activations(planner: MemoryPlanner, train: Train, batch: BatchSize) -> dict[str, dict[str, int]]:
+    """Return the bytes of a forward and backward pass by attention, with and without checkpointing: `eager` makes every
+    score, `linear` is what any fused kernel takes."""
+    found: dict[str, dict[str, int]] = {}
+    for name, attention in (("eager", "eager"), ("linear", LINEAR)):
+        for kind in ("checkpointing", "plain"):
+            step = planner.step(replace(train, checkpointing=kind == "checkpointing"), batch, attention)
+            found.setdefault(name, {})[kind] = max(step[phase] for phase in PHASES)
+    return found
 
 
 def _devices(memory: int, count: int, sampled: Sampled | None) -> Devices:

@@ -1,243 +1,317 @@
-"""A memory plan: what training holds on each device, before the first byte of it is loaded.
+"""A memory plan: what training holds on each device, before anything is loaded.
 
-Weights and activations are counted by the trainer's own code, run without data (`step_bytes`), so they follow its
-settings.
+The code of trainer and sampler runs on tensors that have shapes but no data, with every storage counted, so that no
+formula of an architecture is needed. Two short stacks of layers give the bytes of each further layer: exactly, because
+what a layer needs for itself is freed before the next begins.
 """
 
 from __future__ import annotations
 
 import math
-import os
-from typing import TYPE_CHECKING, Literal
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
-from msgspec.structs import replace
 
 from harness1.config import Config, Train
-from harness1.models.causal_model import Dtype
+from harness1.errors import optional
+from harness1.model_folder import refusing
+from harness1.models.causal_model import Dtype, compute_logits_in_float32, output_head
+from harness1.models.slots import ATTENTION as SLOTS
+from harness1.models.slots import KvSlots, SlotPass, attend
 from harness1.records import Record
-from harness1.rows.file import RowFile
 from harness1.training.algorithm import Algorithm
-from harness1.training.live_bytes import LINEAR
-from harness1.training.micro_batch import by_token_budget
-from harness1.training.step_bytes import (
-    MicroBatchShape,
-    PrefillBytes,
-    StepBytes,
-    parameter_count,
-    prefill_bytes,
-    step_bytes,
-)
+from harness1.training.micro_batch import MicroBatch, of_targets, precision, trained_distributions
+from harness1.training.off_policy_metrics import OffPolicyMetrics
+from harness1.training.trainable import stored_dtype
+from harness1.training.trainer import Trainer
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+    from transformers import PreTrainedConfig, PreTrainedModel
 
-ROOM = 0.06
-"""Share of a GPU's memory that a plan leaves free for CUDA's context, the workspaces of its kernels, and fragments. It
-is a choice: what they take depends on the driver."""
+FREE = 0.06
+"""Share of a GPU that a plan leaves to CUDA's context, kernels and fragments: a choice, as it depends on the driver."""
+PHASES = ("forward", "logits", "backward", "embedding")
 GATHERED = 2
 """Layers that sharded training holds whole: the one that computes, and the one that is fetched meanwhile."""
 CACHE_ROOM = "room for keys and values"
+LINEAR = "harness1_linear"
+"""The attention to count any fused kernel with: torch's own, without a mask, as for rows without padding."""
 Sampling = Literal["beside", "reserved", "apart", "none"]
-"""Where episodes are sampled: in the process that trains; there by vLLM, which reserves a share of the memory; on other
-devices; or nowhere."""
+"""Where episodes are sampled: in the process that trains, there by vLLM with a share of its own, elsewhere, nowhere."""
+Parts = dict[str, int]
+"""Bytes by name."""
 
 
 class Devices(Record):
-    """The devices of a training run."""
+    """Devices of `memory` bytes each: those that train, sharing all weights, and those that only sample."""
 
     memory: int
-    """Bytes of each."""
     kind: Literal["cuda", "cpu"] = "cuda"
     trainers: int = 1
-    """Devices that train; several share all weights, gradients and moments."""
     samplers: int = 0
-    """Devices that only sample."""
     sampling: Sampling = "none"
 
-    @property
-    def usable(self) -> int:
-        """Bytes that a plan may fill."""
-        return int(self.memory * (1 - ROOM if self.kind == "cuda" else 1))
+
+class BatchSize(NamedTuple):
+    """A forward pass over rows of one length, with the trained tokens of all rows together."""
+
+    rows: int
+    length: int
+    trained: int
 
 
 class Plan(Record):
-    """Bytes on one device that trains, and on one that only samples."""
+    """Bytes on a device that trains: `held` throughout, the most beside it in each of the `moments`, in all `needs`.
+
+    `passes` are those of a forward and backward pass: what layers keep, and beside it logits with their gradients, or
+    what one layer needs for itself. `sampler` is on a device that only samples, `token` the keys and values of one.
+    """
 
     parameters: int
-    """Of the model, without adapters."""
+    """Without adapters."""
     trained: int
-    """Parameters that are trained."""
-    batch: MicroBatchShape
-    """The largest forward pass."""
+    batch: BatchSize
     devices: Devices
-    held: dict[str, int]
-    """What is held throughout."""
-    moments: dict[str, int]
-    """The most that is held beside it in each part of the work, one at a time."""
-    passes: dict[str, int]
-    """Of the forward and backward pass: what the layers keep; beside it, logits and their gradients (`logits`), or what
-    one layer needs for itself (`working`)."""
+    held: Parts
+    moments: Parts
+    passes: Parts
     token: int
-    """Keys and values of one token on each device where it is sampled; 0 if that is not planned."""
-    sampler: dict[str, int]
-    """What a device that only samples holds; empty if there is none."""
+    sampler: Parts
     needs: int
-    """The most at any time on a device that trains."""
 
     @property
     def fits(self) -> bool:
         """True if it fits with room left."""
-        return self.needs <= self.devices.usable and self.sampler.get(CACHE_ROOM, 1) > 0
-
-    @property
-    def is_hopeless(self) -> bool:
-        """True if the bare sum is more than a device has."""
-        return self.needs > self.devices.memory
+        usable = int(self.devices.memory * (1 - FREE if self.devices.kind == "cuda" else 1))
+        return self.needs <= usable and self.sampler.get(CACHE_ROOM, 1) > 0
 
 
 class MemoryPlanner:
-    """Makes memory plans of one model and loss. It remembers what it has counted, so trying settings is quick."""
+    """Makes memory plans of one model and loss, and remembers what it has counted. Its methods raise UsageError for a
+    model that transformers cannot build or not compute without data, and MissingExtra without torch."""
 
     def __init__(self, shape: PreTrainedConfig, algorithm: Algorithm) -> None:
         self.shape, self._algorithm = shape, algorithm
-        self._steps: dict[bytes, StepBytes] = {}
-        self._prefills: dict[tuple[str, int, int], PrefillBytes] = {}
-        self._parameters = 0
+        self._counted: dict[bytes, Parts] = {}
 
-    def plan(self, config: Config, batch: MicroBatchShape, devices: Devices) -> Plan:
-        """Return the plan of a run with the settings `train`, `policy.dtype` and `machine.model`.
-
-        Args:
-            batch: the largest forward pass.
-
-        Raises:
-            UsageError: transformers cannot build the model, or not compute it without data.
-            MissingExtra: torch or transformers is not installed.
-        """
-        model, context = config.machine.model, config.env.context_window
-        step = self.step(config.train, batch, attention_of(config.train))
-        held = _held(step, config, devices)
-        moments = {"forward and backward pass": step.activations}
+    def plan(self, config: Config, batch: BatchSize, devices: Devices) -> Plan:
+        """Return the plan of a run whose largest forward pass is `batch`."""
+        train, model, context = config.train, config.machine.model, config.env.context_window
+        step = self.step(train, batch, {"auto": "", "eager": "eager", "sdpa": "sdpa"}.get(train.attention, LINEAR))
+        shards, whole = devices.trainers, not (step["frozen"] and train.lora.rank)
+        trained = step["trained"] // shards
+        held = {"weights": (step["frozen"] + whole * step["trained"]) // shards}
+        held |= {} if whole else {"adapters": trained}
+        held |= {"gradients": trained, "optimizer": 2 * step["trained"] // shards}
+        moments = {"forward and backward pass": max(step[phase] for phase in PHASES)}
         if devices.kind == "cuda":  # there, AdamW makes the divisors of all weights at once
-            moments["optimizer step"] = step.trained // devices.trainers
-        sampled = PrefillBytes(0, 0, 0)
+            moments["optimizer step"] = trained
+        if shards > 1:
+            held["layers gathered whole"] = step["outside"] + GATHERED * step["layer"]
+        sampler, token, share = Parts(), 0, int(model.memory_share * devices.memory)
         if devices.sampling in ("beside", "apart"):
-            sampled = self._prefill(config.policy.dtype, model.rows, context)
-        token = sampled.cache // (model.rows * context)
-        sampler: dict[str, int] = {}
-        if devices.sampling == "apart":  # servers keep no more of a layer than its window, and share heads like weights
-            sampler = _sampler(sampled, devices, model.memory_share)
-            token = int(token * _seen_whole(self.shape)) * sampler["weights"] // sampled.weights
+            prefill = partial(count_prefill, dtype=config.policy.dtype, rows=model.rows, tokens=context)
+            sampled = self._remember(prefill.keywords, partial(count_in_stacks, count=prefill))
+            token = sampled["cache"] // (model.rows * context)
         if devices.sampling == "beside":
-            held["weights of the sampler"] = sampled.weights
-            held["keys and values"] = sampled.cache + model.cache_tokens * token
-            moments["prefill"] = math.ceil(sampled.working * max(1, model.prefill_tokens / context))
-        if devices.sampling == "reserved":
-            held["vLLM"] = int(model.memory_share * devices.memory)
-        self._parameters = self._parameters or parameter_count(self.shape)
-        return Plan(
-            parameters=self._parameters,
-            trained=step.trained // 4,
-            batch=batch,
-            devices=devices,
-            held=held,
-            moments=moments,
-            passes={"kept": step.kept, "logits": step.logits, "working": step.working},
-            token=token,
-            sampler=sampler,
-            needs=sum(held.values()) + max(moments.values()),
-        )
+            held["weights of the sampler"] = sampled["weights"]
+            held["keys and values"] = sampled["cache"] + model.cache_tokens * token
+            moments["prefill"] = math.ceil(sampled["working"] * max(1, model.prefill_tokens / context))
+        elif devices.sampling == "reserved":
+            held["vLLM"] = share
+        elif devices.sampling == "apart":  # servers keep a layer's window alone, and share heads like weights
+            parts = 1
+            while sampled["weights"] // parts > share / 2 and 2 * parts <= devices.samplers:
+                parts *= 2
+            sampler = {"weights": sampled["weights"] // parts, CACHE_ROOM: share - sampled["weights"] // parts}
+            kinds = getattr(self.shape.get_text_config(), "layer_types", None) or ["full_attention"]
+            token = int(token * (1 - kinds.count("sliding_attention") / len(kinds))) // parts
+        passes = {"kept": step["kept"], "logits": max(0, step["logits"] - step["kept"])}
+        passes["working"] = max(0, step["forward"] - step["kept"], step["backward"] - step["kept"])
+        needs = sum(held.values()) + max(moments.values())
+        counts = step["parameters"], step["trained"] // 4
+        return Plan(*counts, batch, devices, held, moments, passes, token, sampler, needs)
 
-    def activations(self, train: Train, batch: MicroBatchShape) -> dict[str, dict[str, int]]:
-        """Return the bytes of a forward and backward pass by attention, with and without checkpointing: `eager` makes
-        every score, `linear` is what any fused kernel takes. Raise as `plan`."""
-        kinds = {"checkpointing": True, "plain": False}
-        return {
-            name: {
-                kind: self.step(replace(train, checkpointing=on), batch, attention).activations
-                for kind, on in kinds.items()
-            }
-            for name, attention in (("eager", "eager"), ("linear", LINEAR))
-        }
+    def step(self, train: Train, batch: BatchSize, attention: str = "") -> Parts:
+        """Return the bytes of a training step whose gradients exist, as `count_step`."""
+        count = partial(count_step, train=train, algorithm=self._algorithm, size=batch, attention=attention)
+        # With adapters in some layers, layers do not repeat.
+        key = train.dtype, train.lora, train.checkpointing, batch, attention
+        return self._remember(key, count if train.lora.layers else partial(count_in_stacks, count=count))
 
-    def step(self, train: Train, batch: MicroBatchShape, attention: str = "") -> StepBytes:
-        """Return the bytes of a training step; raise as `plan`."""
-        key = msgspec.json.encode((train.dtype, train.lora, train.checkpointing, batch, attention))
-        if key not in self._steps:
-            self._steps[key] = step_bytes(self.shape, train, self._algorithm, batch, attention)
-        return self._steps[key]
-
-    def _prefill(self, dtype: Dtype, rows: int, tokens: int) -> PrefillBytes:
-        key = dtype, rows, tokens
-        if key not in self._prefills:
-            self._prefills[key] = prefill_bytes(self.shape, *key)
-        return self._prefills[key]
+    def _remember(self, key: Any, count: Callable[[PreTrainedConfig], Parts]) -> Parts:
+        name = msgspec.json.encode(key)
+        if name not in self._counted:
+            self._counted[name] = count(self.shape)
+        return self._counted[name]
 
 
-def attention_of(train: Train) -> str:
-    """Return the attention to count: a name of transformers, empty for the one that it chooses, or `LINEAR`."""
-    plain = {"auto": "", "eager": "eager", "sdpa": "sdpa"}
-    return plain.get(train.attention, LINEAR)
+def count_in_stacks(shape: PreTrainedConfig, count: Callable[[PreTrainedConfig], Parts]) -> Parts:
+    """Return what `count` returns for a model, computed from two short stacks where the types of its layers repeat."""
+    text = shape.get_text_config()
+    kinds = list(getattr(text, "layer_types", None) or [""])
+    period = next(each for each in range(1, len(kinds) + 1) if kinds == (kinds[:each] * len(kinds))[: len(kinds)])
+    short = max(period, 2)  # the input of a single layer needs no gradient
+    more, rest = divmod(text.num_hidden_layers - short, period)
+    if more < 2 or rest:
+        return count(shape)
+    parts = []
+    for layers in (short, short + period):
+        stack = deepcopy(shape)
+        own = stack.get_text_config()
+        own.num_hidden_layers = layers
+        if kinds != [""]:
+            own.layer_types = kinds[:layers]
+        parts.append(count(stack))
+    return {name: size + more * (parts[1][name] - size) for name, size in parts[0].items()}
 
 
-def episode_batch(config: Config, length: int = 0, trained: int = 0) -> MicroBatchShape:
-    """Return the largest forward pass of rows of episodes.
-
-    Args:
-        length: tokens of a row; 0: the context window.
-        trained: trained tokens of a row; 0: as many as its turns may write.
-    """
-    length = length or config.env.context_window
-    turns = config.env.rendering.epoch_turns if config.rl.rows == "epoch" else 1
-    trained = min(trained or turns * config.env.generation_reserve, length - 1)
-    rows = max(1, config.train.micro_tokens // length)
-    return MicroBatchShape(rows, length, rows * trained)
-
-
-def batch_of_rows(rows: RowFile, train: Train) -> MicroBatchShape:
-    """Return a forward pass that is at least as large as any over the rows of a dataset."""
-    groups = [group[: train.batch_rows] for group in by_token_budget(list(rows.lengths), train.micro_tokens)]
-    largest = max(groups, key=lambda group: rows.lengths[group[0]] * len(group))
-    trained = max(sum(int(rows.trained[place]) for place in group) for group in groups)
-    return MicroBatchShape(len(largest), int(rows.lengths[largest[0]]), trained)
-
-
-def device_memory(device: str) -> int:
-    """Return the bytes of a GPU, or of this machine for `cpu`; 0 if they are not known."""
+def count_step(
+    shape: PreTrainedConfig, train: Train, algorithm: Algorithm, size: BatchSize, attention: str = ""
+) -> Parts:
+    """Return the bytes of a training step: of weights those `frozen`, `trained`, in the largest `layer` and `outside`
+    all layers; what layers have `kept` after the forward pass; and, weights not counted, the most in each phase:
+    `forward`, `logits`, `backward` and `embedding`. `parameters` is a number."""
     import torch
 
-    if device.startswith("cuda") and torch.cuda.is_available():
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    names = ("SC_PHYS_PAGES", "SC_PAGE_SIZE")
-    if device != "cpu" or not set(names) <= set(getattr(os, "sysconf_names", ())):
-        return 0
-    return max(0, math.prod(map(os.sysconf, names)))
+    with _without_data(shape):
+        model = _model(shape, stored_dtype(train), attention)
+        parameters = sum(each.numel() for each in model.parameters())
+        if train.dtype != stored_dtype(train):
+            compute_logits_in_float32(model)
+        trainer = Trainer(model, algorithm, train, steps=1)
+        for parameter in trainer.parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        numbers, places = torch.zeros(size.trained), torch.zeros(size.trained, dtype=torch.long)
+        ids = torch.zeros((size.rows, size.length), dtype=torch.long)
+        batch = MicroBatch(ids, None, places, places, places, numbers, numbers, numbers)
+        metrics = OffPolicyMetrics(algorithm, torch.device("cpu")) if hasattr(algorithm, "ratio_max") else None
+        with _live_bytes(model) as live:
+            embedding: Any = model.get_input_embeddings()
+            embedding.register_forward_hook(lambda _, given, made: live.end_at_gradient(made, "embedding"))
+            output_head(model).register_forward_pre_hook(lambda _, given: live.end_at_head(given[0]))
+            with precision(model, train.dtype):
+                distributions = trained_distributions(model, batch)
+            logprobs = of_targets(distributions, batch)
+            if metrics is not None:
+                metrics.add(distributions, logprobs, batch)
+            loss = algorithm.token_losses(logprobs, batch).sum()
+            del distributions, logprobs
+            loss.backward()  # type: ignore[no-untyped-call]
+            live.end("")
+        return {**_weights(model), "parameters": parameters, "kept": live.starts["backward"], **live.peaks}
 
 
-def _held(step: StepBytes, config: Config, devices: Devices) -> dict[str, int]:
-    """Return what a device that trains holds of weights, gradients and moments."""
-    shards, frozen = devices.trainers, step.frozen > 0 and config.train.lora.rank > 0
-    held = {"weights": (step.frozen if frozen else step.frozen + step.trained) // shards}
-    if frozen:
-        held["adapters"] = step.trained // shards
-    held["gradients"] = step.trained // shards
-    held["optimizer"] = 2 * step.trained // shards
-    if shards > 1:
-        held["layers gathered whole"] = step.outside + GATHERED * step.layer
-    return held
+def count_prefill(shape: PreTrainedConfig, dtype: Dtype, rows: int, tokens: int) -> Parts:
+    """Return the bytes of sampling in this process: `weights`, the `cache` of keys and values of all rows, and what is
+    `working` in the prefill of one prompt."""
+    import torch
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(SLOTS, attend)
+    with _without_data(shape), torch.no_grad():
+        model, slots = _model(shape, dtype, SLOTS), KvSlots(rows)
+        with _live_bytes(model) as live:
+            slot_pass, ids = SlotPass(slots, 0, [0], tokens, "cpu"), torch.zeros((1, tokens), dtype=torch.long)
+            model(ids, position_ids=slot_pass.positions, use_cache=False, logits_to_keep=1, slot_pass=slot_pass)
+            del slot_pass, ids
+        weights = _weights(model)
+        return {"weights": weights["frozen"] + weights["trained"], "cache": live.now, "working": live.peak - live.now}
 
 
-def _sampler(sampled: PrefillBytes, devices: Devices, share: float) -> dict[str, int]:
-    """Return what a server holds on each of its devices: all weights, or a share where they take most of its memory."""
-    shards = 1
-    while sampled.weights // shards > share * devices.memory / 2 and 2 * shards <= devices.samplers:
-        shards *= 2
-    weights = sampled.weights // shards
-    return {"weights": weights, CACHE_ROOM: int(share * devices.memory) - weights}
+@contextmanager
+def _without_data(shape: PreTrainedConfig) -> Iterator[None]:
+    """Give every tensor made within a shape, a type and the device "cpu", but no data."""
+    with optional("train"):
+        from torch._subclasses.fake_tensor import FakeTensorMode
+    with refusing(f"the memory of a {shape.model_type} model cannot be computed"), FakeTensorMode():
+        yield
 
 
-def _seen_whole(shape: PreTrainedConfig) -> float:
-    """Return the share of layers that see the whole context."""
-    kinds = getattr(shape.get_text_config(), "layer_types", None) or ["full_attention"]
-    return 1 - kinds.count("sliding_attention") / len(kinds)
+def _model(shape: PreTrainedConfig, dtype: Dtype, attention: str) -> PreTrainedModel:
+    """Return a model as `load_causal_model` does, without data."""
+    import torch
+    from transformers import AttentionInterface, AutoModelForCausalLM
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import AttentionMaskInterface
+
+    AttentionInterface.register(LINEAR, sdpa_attention_forward)
+    AttentionMaskInterface.register(LINEAR, lambda *_, **__: None)
+    auto: Any = AutoModelForCausalLM
+    model: PreTrainedModel = auto.from_config(deepcopy(shape), dtype=getattr(torch, dtype)).eval()
+    capped = getattr(shape.get_text_config(), "attn_logit_softcapping", None) is not None
+    attention = attention or ("eager" if capped else model.config._attn_implementation)
+    model.set_attn_implementation(LINEAR if attention == "sdpa" else attention)
+    if dtype != "float32":
+        compute_logits_in_float32(model)
+    return model
+
+
+def _weights(model: PreTrainedModel) -> Parts:
+    import torch
+
+    def size(tensors: Any) -> int:
+        return sum(each.numel() * each.element_size() for each in tensors)
+
+    trained = size(each for each in model.parameters() if each.requires_grad)
+    everything, layers = size([*model.parameters(), *model.buffers()]), model.config.get_text_config().num_hidden_layers
+    stacks = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
+    sizes = [size(layer.parameters()) for layer in next((stack for stack in stacks if len(stack) == layers), ())]
+    outside = everything - sum(sizes)
+    return {"frozen": everything - trained, "trained": trained, "layer": max(sizes, default=0), "outside": outside}
+
+
+def _live_bytes(model: PreTrainedModel) -> Any:
+    """Return a context that counts the bytes of storages made in it, beyond those of the model: `now`, and `peak`, the
+    most since a phase began. Its `end` ends a phase and begins another; the first is `forward`."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __init__(self) -> None:
+            super().__init__()  # type: ignore[no-untyped-call]
+            self.now = self.peak = 0
+            self.peaks, self.starts, self.phase = Parts(logits=0, backward=0, embedding=0), Parts(), "forward"
+            own = [*model.parameters(), *model.buffers()]
+            own += [each.grad for each in own if each.grad is not None]
+            self.sizes = {each.untyped_storage()._cdata: 0 for each in own}
+
+        def end(self, following: str) -> None:
+            self.peaks[self.phase], self.starts[following] = self.peak, self.now
+            self.peak, self.phase = self.now, following
+
+        def end_at_gradient(self, tensor: Any, following: str) -> None:
+            if tensor.requires_grad:
+                tensor.register_hook(lambda _: self.end(following))
+
+        def end_at_head(self, hidden: Any) -> None:
+            self.end("logits")
+            self.end_at_gradient(hidden, "backward")
+
+        def __torch_dispatch__(self, call: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            grouped = call is torch.ops.aten._grouped_mm.default and args[0].dtype == torch.float32
+            made = _grouped_product(*args, **kwargs) if grouped else call(*args, **(kwargs or {}))
+            for each in tree_leaves(made):
+                if isinstance(each, torch.Tensor) and (key := each.untyped_storage()._cdata) not in self.sizes:
+                    self.sizes[key] = each.untyped_storage().nbytes()
+                    self.now += self.sizes[key]
+                    self.peak = max(self.peak, self.now)
+                    weakref.finalize(each.untyped_storage(), self.free, key)
+            return made
+
+        def free(self, key: int) -> None:
+            self.now -= self.sizes.pop(key)
+
+    return LiveBytes()
+
+
+def _grouped_product(left: Any, right: Any, offs: Any, **_: Any) -> Any:
+    """Return what a grouped matrix product returns; without data, torch knows its shape in bfloat16 only."""
+    groups = [len(offs)] if left.dim() == right.dim() == 2 else []
+    return left.new_empty(*groups, left.shape[-2], right.shape[-1])

@@ -12,6 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from benchmarks.memory_plan import allocated, take_steps
+from harness1.cli.memory import advise, batch_of_rows, device_memory, episode_batch
 from harness1.config import Config, Lora, Rl, Train, load_config
 from harness1.errors import UsageError
 from harness1.models.fetch import SHAPES, model_shape
@@ -19,18 +20,18 @@ from harness1.models.slots import KvSlots
 from harness1.rows.file import RowFile, write_rows
 from harness1.rows.row import TrainRow
 from harness1.training.algorithm import make_algorithm
-from harness1.training.live_bytes import LINEAR, Parts, of_all_layers
-from harness1.training.memory_advice import advice
 from harness1.training.memory_plan import (
     CACHE_ROOM,
+    LINEAR,
+    BatchSize,
     Devices,
     MemoryPlanner,
+    Parts,
     Plan,
-    batch_of_rows,
-    device_memory,
-    episode_batch,
+    count_in_stacks,
+    count_prefill,
+    count_step,
 )
-from harness1.training.step_bytes import MicroBatchShape, _step, parameter_count, prefill_bytes, step_bytes
 from harness1.training.trainer import Trainer
 from tests.tiny_models import SHAPE
 
@@ -52,6 +53,10 @@ def train_of(rank: int, checkpointing: bool = False, experts: bool = False) -> T
     return Train(lora=Lora(rank=rank, experts=experts), dtype="float32", checkpointing=checkpointing)
 
 
+def parameters_of(shape: PreTrainedConfig) -> int:
+    return MemoryPlanner(shape, CISPO).step(train_of(4), BatchSize(1, 8, 1))["parameters"]
+
+
 def size_of(tensors: Any) -> int:
     return sum(each.numel() * each.element_size() for each in tensors)
 
@@ -68,7 +73,7 @@ def test_weights_gradients_and_moments_are_those_of_the_trainer(
     auto: Any = AutoModelForCausalLM
     trainer = Trainer(auto.from_config(shape).eval(), CISPO, train, 1)
     trainer.step([TrainRow((1, 2, 3, 4), (0, 0, 1, 1), (0.0, 0.0, -1.0, -1.0), (1.0,) * 4)])
-    held = MemoryPlanner(shape, CISPO).plan(Config(train=train), MicroBatchShape(1, 32, 8), GPU).held
+    held = MemoryPlanner(shape, CISPO).plan(Config(train=train), BatchSize(1, 32, 8), GPU).held
     trained = size_of(trainer.parameters)
     states = [state for each in trainer.optimizer.state.values() for name, state in each.items() if name != "step"]
     frozen = size_of([*trainer.model.parameters(), *trainer.model.buffers()]) - trained
@@ -92,7 +97,7 @@ def test_kept_activations_are_the_tensors_saved_for_the_backward_pass(attention:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         model.model(torch.zeros((1, length), dtype=torch.long), use_cache=False)
     expected = sum(each.untyped_storage().nbytes() for at, each in saved.items() if at not in own)
-    kept = step_bytes(shape, train_of(0), make_algorithm("nll"), MicroBatchShape(1, length, 1), attention).kept
+    kept = count_step(shape, train_of(0), make_algorithm("nll"), BatchSize(1, length, 1), attention)["kept"]
     assert kept == pytest.approx(expected, rel=0.15)
 
 
@@ -105,7 +110,7 @@ def test_the_whole_is_what_the_allocator_gives_out(kind: str, rank: int, checkpo
     shape = shape_of(kind, vocab_size=2000, num_hidden_layers=4)
     train = msgspec.structs.replace(train_of(rank, checkpointing, bool(experts)), micro_tokens=128)
     devices = Devices(memory=10**9, kind="cpu")
-    needs = MemoryPlanner(shape, CISPO).plan(Config(train=train), MicroBatchShape(1, 128, 32), devices).needs
+    needs = MemoryPlanner(shape, CISPO).plan(Config(train=train), BatchSize(1, 128, 32), devices).needs
     assert allocated(lambda: take_steps(shape, train, 128, 32)) == pytest.approx(needs, rel=0.15)
 
 
@@ -115,18 +120,17 @@ def test_two_short_stacks_tell_the_bytes_of_a_long_one(kind: str, layers: int, c
 
     def count(shape: PreTrainedConfig) -> Parts:
         seen.append(shape.num_hidden_layers)
-        return _step(shape, train_of(4, checkpointing), CISPO, MicroBatchShape(2, 64, 16), "")
+        return count_step(shape, train_of(4, checkpointing), CISPO, BatchSize(2, 64, 16))
 
     shape = shape_of(kind, num_hidden_layers=layers)
-    from_short = of_all_layers(shape, count)
+    from_short = count_in_stacks(shape, count)
     assert max(seen) < layers
     assert from_short == count(shape)
 
 
 def test_shipped_shapes_have_the_published_numbers_of_parameters() -> None:
-    assert {name: parameter_count(model_shape(name)) for name in SHAPES} == {
-        name: shape.parameters for name, shape in SHAPES.items()
-    }
+    counted = {name: parameters_of(model_shape(name)) for name in SHAPES}
+    assert counted == {name: shape.parameters for name, shape in SHAPES.items()}
 
 
 def test_a_quantized_checkpoint_is_planned_as_it_is_trained(tmp_path: Path) -> None:
@@ -134,8 +138,8 @@ def test_a_quantized_checkpoint_is_planned_as_it_is_trained(tmp_path: Path) -> N
     packed["quantization_config"] = {"quant_method": "mxfp4"}
     for name, config in (("plain", plain), ("packed", packed)):
         (tmp_path / f"{name}.json").write_text(json.dumps(config))
-    counts = [parameter_count(model_shape(tmp_path / f"{name}.json")) for name in ("plain", "packed")]
-    assert counts[0] == counts[1] == parameter_count(shape_of("gpt_oss"))
+    counts = [parameters_of(model_shape(tmp_path / f"{name}.json")) for name in ("plain", "packed")]
+    assert counts[0] == counts[1] == parameters_of(shape_of("gpt_oss"))
 
 
 def test_an_unknown_model_is_refused_with_the_names_that_are_known(tmp_path: Path) -> None:
@@ -148,7 +152,7 @@ def test_an_unknown_model_is_refused_with_the_names_that_are_known(tmp_path: Pat
 
 def test_attention_is_quadratic_or_linear_in_the_length() -> None:
     def activations(length: int, attention: str) -> int:
-        return step_bytes(shape_of("gpt_oss"), train_of(4), CISPO, MicroBatchShape(1, length, 1), attention).kept
+        return count_step(shape_of("gpt_oss"), train_of(4), CISPO, BatchSize(1, length, 1), attention)["kept"]
 
     eager, linear = ([activations(length, name) for length in (2048, 4096)] for name in ("eager", LINEAR))
     assert eager[1] == pytest.approx(4 * eager[0], rel=0.1)
@@ -158,7 +162,7 @@ def test_attention_is_quadratic_or_linear_in_the_length() -> None:
 def test_checkpointing_keeps_less_for_every_layer() -> None:
     def kept(layers: int, checkpointing: bool) -> int:
         shape = shape_of("llama", num_hidden_layers=layers)
-        return step_bytes(shape, train_of(4, checkpointing), CISPO, MicroBatchShape(1, 64, 1)).kept
+        return count_step(shape, train_of(4, checkpointing), CISPO, BatchSize(1, 64, 1))["kept"]
 
     # a layer's input alone: [1, 64, 64] in float32
     assert kept(3, True) - kept(2, True) == 64 * 64 * 4
@@ -167,16 +171,16 @@ def test_checkpointing_keeps_less_for_every_layer() -> None:
 
 def test_a_sampler_holds_its_weights_and_the_slots_of_its_rows() -> None:
     shape = shape_of("llama")
-    sampled = prefill_bytes(shape, "float32", rows=3, tokens=200)
+    sampled = count_prefill(shape, "float32", rows=3, tokens=200)
     slots = KvSlots(3)
     for layer in range(SHAPE["num_hidden_layers"]):
         slots.layer(layer, *(torch.zeros(1, 2, 200, 16) for _ in range(2)), 1, 200)
-    assert sampled.cache == size_of([each for pair in slots._layers.values() for each in pair])
+    assert sampled["cache"] == size_of([each for pair in slots._layers.values() for each in pair])
     config = Config(train=train_of(4))
-    planner, batch = MemoryPlanner(shape, CISPO), MicroBatchShape(1, 32, 8)
+    planner, batch = MemoryPlanner(shape, CISPO), BatchSize(1, 32, 8)
     alone = planner.plan(config, batch, GPU)
     beside = planner.plan(config, batch, msgspec.structs.replace(GPU, sampling="beside"))
-    assert beside.held["weights of the sampler"] == sampled.weights
+    assert beside.held["weights of the sampler"] == sampled["weights"]
     assert set(beside.held) - set(alone.held) == {"weights of the sampler", "keys and values"}
     several = load_config(None, [f"machine.model.prefill_tokens={4 * config.env.context_window}"])
     several = msgspec.structs.replace(several, train=config.train)
@@ -187,7 +191,7 @@ def test_a_sampler_holds_its_weights_and_the_slots_of_its_rows() -> None:
 def test_several_trainers_share_weights_and_gather_layers() -> None:
     planner, batch, config = (
         MemoryPlanner(shape_of("llama"), CISPO),
-        MicroBatchShape(1, 32, 8),
+        BatchSize(1, 32, 8),
         Config(train=train_of(0)),
     )
     one, four = (planner.plan(config, batch, msgspec.structs.replace(GPU, trainers=count)) for count in (1, 4))
@@ -199,7 +203,7 @@ def test_several_trainers_share_weights_and_gather_layers() -> None:
 
 def test_servers_keep_no_more_of_a_layer_than_its_window() -> None:
     apart = msgspec.structs.replace(GPU, sampling="apart", samplers=1)
-    config, batch = Config(train=train_of(4)), MicroBatchShape(1, 32, 8)
+    config, batch = Config(train=train_of(4)), BatchSize(1, 32, 8)
     plan = MemoryPlanner(shape_of("gpt_oss"), CISPO).plan(config, batch, apart)
     # one of two layers sees the whole context: keys and values of 2 heads of 16 numbers in float32
     assert plan.token == 2 * 2 * 16 * 4
@@ -208,7 +212,7 @@ def test_servers_keep_no_more_of_a_layer_than_its_window() -> None:
 
 def test_servers_share_weights_and_heads_where_weights_take_most_of_a_device() -> None:
     apart = Devices(memory=300_000, sampling="apart", samplers=4)
-    config, batch = Config(train=train_of(4)), MicroBatchShape(1, 32, 8)
+    config, batch = Config(train=train_of(4)), BatchSize(1, 32, 8)
     planner = MemoryPlanner(shape_of("llama"), CISPO)
     alone, shared = (planner.plan(config, batch, msgspec.structs.replace(apart, samplers=count)) for count in (1, 4))
     assert (shared.sampler["weights"], shared.token) == (alone.sampler["weights"] // 4, alone.token // 4)
@@ -245,7 +249,7 @@ def planned(needs: dict[tuple[bool, int], int]) -> Any:
 
     def make(config: Config, devices: Devices) -> Plan:
         bytes_ = needs[config.train.checkpointing, config.train.lora.rank] // devices.trainers
-        return Plan(0, 0, MicroBatchShape(1, 1, 1), devices, {}, {}, {}, 0, {}, bytes_)
+        return Plan(0, 0, BatchSize(1, 1, 1), devices, {}, {}, {}, 0, {}, bytes_)
 
     return make
 
@@ -253,20 +257,20 @@ def planned(needs: dict[tuple[bool, int], int]) -> Any:
 def test_advice_is_the_fewest_settings_the_cheapest_first() -> None:
     config = Config(train=Train(lora=Lora(rank=0)))
     devices = Devices(memory=100, kind="cpu")
-    found = advice(planned({(False, 0): 500, (True, 0): 90, (False, 32): 50, (True, 32): 10}), config, devices)
+    found = advise(planned({(False, 0): 500, (True, 0): 90, (False, 32): 50, (True, 32): 10}), config, devices)
     assert found is not None
-    assert [str(change) for change in found[0]] == ["--set train.checkpointing=true"]
-    found = advice(planned({(False, 0): 500, (True, 0): 400, (False, 32): 400, (True, 32): 10}), config, devices)
+    assert found[0] == ["--set train.checkpointing=true"]
+    found = advise(planned({(False, 0): 500, (True, 0): 400, (False, 32): 400, (True, 32): 10}), config, devices)
     assert found is not None
-    assert [str(change) for change in found[0]] == ["--set train.checkpointing=true", "--set train.lora.rank=32"]
+    assert found[0] == ["--set train.checkpointing=true", "--set train.lora.rank=32"]
     assert found[1].needs == 10
     assert (
-        advice(planned(dict.fromkeys([(False, 0), (True, 0), (False, 32), (True, 32)], 500)), config, devices) is None
+        advise(planned(dict.fromkeys([(False, 0), (True, 0), (False, 32), (True, 32)], 500)), config, devices) is None
     )
 
 
 def test_advice_shards_where_settings_are_not_enough() -> None:
     config = Config(train=Train(checkpointing=True, dtype="bfloat16"))
-    found = advice(planned({(True, 32): 300}), config, Devices(memory=100))
+    found = advise(planned({(True, 32): 300}), config, Devices(memory=100))
     assert found is not None
-    assert [str(change) for change in found[0]] == ["shard over 4 GPUs: torchrun --nproc-per-node 4"]
+    assert found[0] == ["shard over 4 GPUs: torchrun --nproc-per-node 4"]
