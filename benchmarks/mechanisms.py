@@ -47,8 +47,7 @@ WHOLE = (
     *("env.auto_populate.on=true", "env.auto_populate.by=evidence", "env.auto_populate.documents=2"),
     *("env.evidence.on=true", "env.evidence.rank=true", "env.evidence.entities=2"),
     *("env.leads.on=true", "env.leads.lines=3", "env.history.on=true", "env.history.lines=4"),
-    *("env.verification.on=true", "env.verification.documents=2", "env.verification.lines=2"),
-    *("env.pool.lines=4", "env.pool.snippet=40", "env.rendering.epoch_turns=3"),
+    *("env.verification.on=true", "env.pool.lines=4", "env.pool.snippet=40", "env.rendering.epoch_turns=3"),
     *("rl.batches=20", "rl.groups=8", "rl.samples=8", "train.watch.every=10", "train.watch.tasks=100"),
 )
 """The whole harness, beyond `--config micro`, and the length of training."""

@@ -9,6 +9,8 @@ import shutil
 import pytest
 from hypothesis import settings
 
+from harness1.config import Machine
+
 TIERS = ("service", "attack", "ray", "docs", "browser", "training")
 """What `make test` leaves to `make test-all`."""
 FIRST = (
@@ -23,6 +25,12 @@ FIRST = (
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=30)
 settings.register_profile("nightly", deadline=None, max_examples=500)
 settings.load_profile("repeatable")
+
+
+@pytest.fixture(autouse=True)
+def _no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Repeat what failed at once."""
+    monkeypatch.setattr(Machine, "backoff_s", 0.0)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

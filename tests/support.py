@@ -149,7 +149,7 @@ CORPUS = (
 
 WORDS = "river castle bridge king Paris London Rome Ada Byron engine program poet town war 1824 1900 rain".split()  # noqa: SIM905
 
-QUICK = Machine(attempts=3, backoff_s=0.0, workers=1)
+QUICK = Machine(attempts=3, workers=1)
 
 
 def make_env(config: Env | None = None, chunks: Sequence[Chunk] = CORPUS, **options: Any) -> SearchEnv:

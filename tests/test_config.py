@@ -11,8 +11,9 @@ import msgspec
 import pytest
 
 from harness1.cli.config import config_hashes
-from harness1.config import LONGEST, Config, Env, Reward, load_config, present_tree, shipped
-from harness1.config.settings import Settings, notes
+from harness1.config import LONGEST, Config, Env, Index, Reward, load_config, present_tree, shipped
+from harness1.config.env import read_index_description
+from harness1.config.settings import REMOVED, Settings, notes, recorded, without_removed
 from harness1.env import environment
 from harness1.env.environment import env_hash
 from harness1.errors import ConfigError
@@ -160,7 +161,7 @@ def test_every_setting_is_read_somewhere() -> None:
         ("env.max_turns=0", ">= 1"),
         ("env.curation.cap=31", "<= 30"),
         ("env.curation.eviction=lru", "lru"),
-        ("env.dedup.threshold=1.5", "<= 1.0"),
+        ("data.near=1.5", "<= 1.0"),
         ("env.dedup.on=1", "bool"),
         ("env.grep=false", "object"),
         ("env.max_turns", "a.b=value"),
@@ -223,7 +224,7 @@ def test_a_recorded_configuration_is_without_the_mechanisms_that_it_does_not_men
         ("env.evidnce.rank=true", "env.evidence"),
         ("env.max_turn=4", "env.max_turns"),
         ("envv.max_turns=4", "env"),
-        ("env.hits=4", "env.search.hits or env.fan_out.hits or env.grep.hits"),
+        ("env.hits=4", "env.search.hits or env.fan_out.hits"),
     ],
 )
 def test_a_misspelt_setting_is_answered_with_the_one_that_may_be_meant(override: str, meant: str) -> None:
@@ -274,14 +275,34 @@ def test_a_wrong_value_is_named_by_its_setting(override: str, said: str) -> None
     assert str(error.value) == f"configuration: {said}"
 
 
-def test_a_removed_setting_is_read_at_its_last_default_and_refused_otherwise(tmp_path: Path) -> None:
-    recorded = tmp_path / "recorded.toml"
-    recorded.write_text("[rl]\nanchors = 0.0\nkl = 0.0\n")
-    assert load_config(recorded) == load_config()
-    with pytest.raises(ConfigError, match=r"rl\.anchors was removed: no training"):
-        load_config(None, ["rl.anchors=0.5"])
-    with pytest.raises(ConfigError, match=r"rl\.kl was removed: a penalty"):
-        load_config(None, ["rl.kl=0.1"])
+@pytest.mark.parametrize("path", REMOVED)
+def test_a_removed_setting_is_read_at_its_last_default_and_refused_otherwise(path: str) -> None:
+    default, reason = REMOVED[path]
+    assert load_config(None, [f"{path}={msgspec.json.encode(default).decode()}"]) == load_config()
+    other = not default if isinstance(default, bool) else "other" if isinstance(default, str) else default + 1
+    with pytest.raises(ConfigError, match=re.escape(f"{path} was removed: {reason}")):
+        load_config(None, [f"{path}={msgspec.json.encode(other).decode()}"])
+
+
+def test_a_removed_value_of_a_setting_is_refused_with_its_reason() -> None:
     with pytest.raises(ConfigError, match=r"judge=fitted was removed: it found"):
         load_config(None, ["env.verification.judge=fitted"])
+
+
+def test_records_are_read_without_removed_settings_and_hashed_with_them() -> None:
     assert present_tree({"rl": {"anchors": 0.5, "kl": 0.1}, "run": {}}) == {"rl": {}, "machine": {}}
+    full = recorded(Config(), "")
+    assert full["env"]["retrieval"]["rerank"] == {"on": False, "candidates": 50}
+    assert without_removed(full) == msgspec.to_builtins(Config())
+    assert Env().plain()["dedup"]["threshold"] == 0.85
+
+
+def test_the_description_of_an_index_is_read_without_removed_settings() -> None:
+    class Description(msgspec.Struct):
+        settings: Index
+
+    recorded_by_an_earlier_version = {"settings": recorded(Index(), "index.")}
+    assert recorded_by_an_earlier_version["settings"]["dense"]["hnsw_links"] == 32
+    assert read_index_description(msgspec.json.encode(recorded_by_an_earlier_version), Description).settings == Index()
+    with pytest.raises(ConfigError, match=r"index\.dense\.ivf_probes was removed"):
+        read_index_description('{"settings": {"dense": {"ivf_probes": 9}}}', Description)

@@ -42,7 +42,7 @@ from harness1.config.env import (
     recorded_without,
 )
 from harness1.config.machine import Agents, Fleet, Keyed, Learn, Machine, Model, ModelServer, Price, Web
-from harness1.config.settings import Settings, leave_out_default, put_back_removed, refuse_removed, without_removed
+from harness1.config.settings import Settings, leave_out_default, present, recorded, without_removed
 from harness1.config.training import (
     AUTO,
     FORMATS,
@@ -138,11 +138,10 @@ class Config(Settings):
     def hash(self) -> str:
         """Return the hash of all settings except `[machine]`, which affects no result, and `[data]`, whose effect is
         the tasks."""
-        tree = msgspec.to_builtins(msgspec.structs.replace(self, machine=Machine()))
+        tree, defaults = recorded(msgspec.structs.replace(self, machine=Machine()), ""), recorded(Config(), "")
         tree["env"], tree["index"], tree["reward"] = self.env.hashed(), self.index.hashed(), self.reward.hashed()
         for path in LATER_TRAINING:
-            leave_out_default(tree, msgspec.to_builtins(Config()), path)
-        put_back_removed(tree)
+            leave_out_default(tree, defaults, path)
         # Recorded hashes were computed when the section was called `run`.
         machine = tree.pop("machine")
         tree.pop("data")
@@ -186,8 +185,7 @@ def load_config(
         tree.pop("reward", None)
     for override in overrides or []:
         _overlay(tree, override)
-    refuse_removed(tree)
-    tree = without_removed(tree)
+    tree = present(tree, "")
     if isinstance(tree.get("reward"), dict):
         tree["reward"] = with_recipe(tree["reward"])
     for section in ("policy", "train"):
@@ -227,8 +225,10 @@ def _toml(path: Path | str) -> Any:
 def present_tree(tree: dict[str, Any]) -> dict[str, Any]:
     """Return a recorded configuration with its sections under their current names, and with the mechanisms that it was
     recorded without switched off."""
-    present = {"machine" if name == FORMER else name: section for name, section in without_removed(tree).items()}
-    return present | {"env": recorded_without(present["env"])} if isinstance(present.get("env"), dict) else present
+    present = {"machine" if name == FORMER else name: section for name, section in tree.items()}
+    if isinstance(present.get("env"), dict):
+        present["env"] = recorded_without(present["env"])
+    return without_removed(present)
 
 
 def _refuse_infinite(tree: Mapping[str, Any], prefix: str = "") -> None:

@@ -7,12 +7,21 @@ prompt, the tool schemas, the memory, the reward and the metrics together.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from harness1.config.settings import Count, Positive, Settings, Share, Weight, leave_out_default
+from harness1.config.settings import (
+    Count,
+    Positive,
+    Settings,
+    Share,
+    leave_out_default,
+    present,
+    recorded,
+    without_removed,
+)
 from harness1.errors import ConfigError
 from harness1.plugins import identity
 from harness1.records import Tag
@@ -54,7 +63,7 @@ class Rerank(Settings):
 
     on: bool = False
     """Rerank every search. Off by default, because it needs a model."""
-    candidates: Positive = 50
+    candidates: ClassVar[int] = 50
     """Number of top chunks that it reads."""
 
 
@@ -63,21 +72,17 @@ class Retrieval(Settings):
 
     mode: Literal["auto", "bm25", "dense", "hybrid"] = "auto"
     """`auto`: hybrid where the index has embeddings, else BM25."""
-    rrf_k: Positive = 60
+    rrf_k: ClassVar[int] = 60
     """Constant of reciprocal rank fusion, 1 / (k + rank): the larger, the less the first ranks stand out."""
-    bm25_depth: Positive = 25
+    bm25_depth: ClassVar[int] = 25
     """Chunks of the BM25 list that take part in fusion; never fewer than requested."""
-    dense_depth: Positive = 25
+    dense_depth: ClassVar[int] = 25
     """Chunks of the list by embeddings that take part in fusion; never fewer than requested."""
-    bm25_weight: Weight = 1.0
+    bm25_weight: ClassVar[float] = 1.0
     """Weight, without a unit, of the BM25 list in fusion; both are equal by default."""
-    dense_weight: Weight = 1.0
+    dense_weight: ClassVar[float] = 1.0
     """Weight, without a unit, of the list by embeddings in fusion."""
     rerank: Rerank = Rerank()
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.bm25_weight + self.dense_weight < float("inf"):
-            raise ConfigError("env.retrieval.bm25_weight and dense_weight must be finite, and not both 0")
 
 
 class FanOut(Settings):
@@ -85,11 +90,11 @@ class FanOut(Settings):
 
     on: bool = True
     """Offer the tool."""
-    queries: Positive = 5
+    queries: ClassVar[int] = 5
     """Queries of one call; further ones are left out, and the observation says so."""
     hits: Count = 0
     """Hits per query; 0: as many as `search.hits`. Few suffice where queries are names: what bears one comes first."""
-    rrf_k: Positive = 60
+    rrf_k: ClassVar[int] = 60
     """Constant of the reciprocal rank fusion of the queries, as in `env.retrieval.rrf_k`."""
 
 
@@ -98,7 +103,7 @@ class Grep(Settings):
 
     on: bool = True
     """Offer the tool. Engines without regular expressions need it off."""
-    hits: Positive = 5
+    hits: ClassVar[int] = 5
     """Hits of one call."""
 
 
@@ -118,9 +123,9 @@ class Review(Settings):
 
     on: bool = True
     """Offer the tool."""
-    documents: Positive = 5
+    documents: ClassVar[int] = 5
     """Documents of one call."""
-    tokens: Positive = 4096
+    tokens: ClassVar[int] = 4096
     """Tokens of text that one call shows."""
 
 
@@ -133,13 +138,11 @@ class Verification(Settings):
     """Shared words, the cross-encoder at `machine.reranker`, or the language model at `machine.verifier`."""
     model: str = ""
     """The judging language model's name on its server."""
-    titles: bool = False
-    """Put the title of a document on a line before the text that is judged."""
-    documents: Positive = 5
+    documents: ClassVar[int] = 5
     """Documents of one call."""
-    characters: Positive = 6000
+    characters: ClassVar[int] = 6000
     """Characters of a document that the verifier reads."""
-    lines: Positive = 8
+    lines: ClassVar[int] = 8
     """Verdicts shown in the memory, newest first."""
 
 
@@ -161,7 +164,7 @@ class AutoPopulate(Settings):
     """Let the harness curate."""
     documents: Positive = 8
     """Units that it curates."""
-    tag: Tag = "fair"
+    tag: ClassVar[Tag] = "fair"
     """Importance that it gives them."""
     by: Literal["first", "evidence"] = "evidence"
     """Curate the first units of the first search; or, with `evidence.rank`, the best of all searches so far, anew after
@@ -174,13 +177,13 @@ class Dedup(Settings):
 
     on: bool = True
     """Fold near duplicates into the unit that was seen first."""
-    permutations: Annotated[int, Meta(ge=16, le=256)] = 64
+    permutations: ClassVar[int] = 64
     """Hashes of a signature; the error of the estimated likeness falls with their square root."""
-    shingle: Positive = 5
+    shingle: ClassVar[int] = 5
     """Words in a row that make one shingle."""
-    threshold: Share = 0.85
+    threshold: ClassVar[float] = 0.85
     """Estimated Jaccard similarity of the shingles, a share of 1, from which two texts are near duplicates."""
-    min_characters: Count = 40
+    min_characters: ClassVar[int] = 40
     """Characters below which a text is never a duplicate: short ones are alike by chance."""
 
 
@@ -205,7 +208,7 @@ class Evidence(Settings):
     """Entities shown."""
     documents: Positive = 5
     """Documents named beside each bridge entity."""
-    characters: Positive = 8000
+    characters: ClassVar[int] = 8000
     """Characters of a chunk that are searched for entities."""
     handles: bool = False
     """Give entities of the question and of shown hits handles (E3), which search queries may contain. Independent of
@@ -258,11 +261,11 @@ class BudgetMarker(Settings):
 
     on: bool = True
     """Show the line."""
-    halfway: Share = 0.60
+    halfway: ClassVar[float] = 0.60
     """Share of the prompt used from which the line says that half is over."""
-    warning: Share = 0.75
+    warning: ClassVar[float] = 0.75
     """Share of the prompt used from which the line asks to finish soon."""
-    critical: Share = 0.90
+    critical: ClassVar[float] = 0.90
     """Share of the prompt used from which the line asks to end at once."""
 
 
@@ -352,7 +355,7 @@ class Env(Settings):
 
     def plain(self) -> dict[str, Any]:
         """Return the settings as JSON holds them, with `plugins` only where there are any: older hashes have none."""
-        tree: dict[str, Any] = msgspec.to_builtins(self) | {"plugins": list(self.plugins)}
+        tree = recorded(self, "env.") | {"plugins": list(self.plugins)}
         leave_out_default(tree, {"plugins": []}, "plugins")
         return tree
 
@@ -393,13 +396,14 @@ class Env(Settings):
 
 
 def recorded_without(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return recorded settings of an environment with every mechanism that they do not mention switched off."""
+    """Return recorded settings of an environment without those that were removed, and with every mechanism that they do
+    not mention switched off."""
     complete = dict(tree)
     for group, name, off in _LATER:
         settings = complete.get(group, {})
         if isinstance(settings, dict):  # else the card is damaged, which its reader says
             complete[group] = {name: off} | settings
-    return complete
+    return without_removed(complete, "env.")
 
 
 class Dense(Settings):
@@ -413,15 +417,15 @@ class Dense(Settings):
     """Text put before a query, if the model was trained that way (`query: `)."""
     document_prefix: str = ""
     """The same before a text (`passage: `)."""
-    hnsw_links: Positive = 32
+    hnsw_links: ClassVar[int] = 32
     """Links of each vector in a graph: more find more and take more memory."""
-    hnsw_build: Positive = 200
+    hnsw_build: ClassVar[int] = 200
     """Candidates compared for each vector while a graph is built: more find more and take longer."""
-    hnsw_search: Positive = 128
+    hnsw_search: ClassVar[int] = 128
     """Candidates kept while a graph is searched: more find more and take longer."""
-    ivf_lists: Count = 0
+    ivf_lists: ClassVar[int] = 0
     """0: 4 times the square root of the number of vectors."""
-    ivf_probes: Positive = 32
+    ivf_probes: ClassVar[int] = 32
     """Lists that a search reads: more find more and take longer."""
 
 
@@ -448,7 +452,23 @@ class Index(Settings):
     def hashed(self) -> dict[str, Any]:
         """Return the settings that enter hashes: all, but the language only where one is named, because earlier hashes
         were made without."""
-        tree: dict[str, Any] = msgspec.to_builtins(self)
+        tree = recorded(self, "index.")
         if self.language == AUTO:
             del tree["language"]
         return tree
+
+
+T = TypeVar("T")
+
+
+def read_index_description(encoded: bytes | str | memoryview, kind: type[T]) -> T:
+    """Decode the JSON that describes an index; its `settings` may hold some that were removed since.
+
+    Raises:
+        ConfigError: a removed one has another value than its last default.
+        msgspec.DecodeError, msgspec.ValidationError: it is not such a description.
+    """
+    tree = msgspec.json.decode(encoded, type=dict[str, Any])
+    if isinstance(settings := tree.get("settings"), dict):
+        tree["settings"] = present(settings, "index.")
+    return msgspec.convert(tree, kind)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import msgspec
 from msgspec import Meta
@@ -58,13 +58,13 @@ class Web(Keyed):
     hosts: tuple[str, ...] = ()
     """Hosts, with their subdomains, whose pages are found and read; empty: all public names. List IP addresses and
     local names exactly."""
-    results: Positive = 10
+    results: ClassVar[int] = 10
     """Results requested from the search API beyond those that an episode has seen (`env.search.hits` are shown)."""
-    page_bytes: Positive = 2_000_000
+    page_bytes: ClassVar[int] = 2_000_000
     """Size at which a longer page is cut, at a character boundary; a longer answer of the search API is a fault."""
-    timeout_s: Seconds = 20.0
+    timeout_s: ClassVar[float] = 20.0
     """Time for one request, from connecting to the last byte."""
-    concurrency: Positive = 16
+    concurrency: ClassVar[int] = 16
     """Requests in flight in one process."""
     offline: bool = False
     """Answer from the cache only; a miss is a fault."""
@@ -77,9 +77,9 @@ class ModelServer(Keyed):
     """The address up to and including `/v1`."""
     key: str = ""
     """Key of the server, sent as a bearer token."""
-    timeout_s: Seconds = 60.0
+    timeout_s: ClassVar[float] = 60.0
     """Seconds for one request."""
-    concurrency: Positive = 16
+    concurrency: ClassVar[int] = 16
     """Requests in flight in one process."""
 
 
@@ -182,9 +182,9 @@ class Agents(Settings):
 
     calls: Positive = 64
     """Calls of a session to the model; further ones are refused."""
-    at_once: Positive = 8
+    at_once: ClassVar[int] = 8
     """Calls of a session at the same time."""
-    output_bytes: Positive = 1 << 20
+    output_bytes: ClassVar[int] = 1 << 20
     """Bytes that an agent may write to standard output and standard error; one that writes more is ended."""
     retries: Count = 2
     """Times that a session is begun anew after the infrastructure failed it."""
@@ -199,7 +199,7 @@ class Machine(Keyed):
     """Episodes in flight in one process."""
     attempts: Positive = 3
     """Tries of a retriever or verifier before its fault invalidates the episode."""
-    backoff_s: Annotated[float, Meta(ge=0.0)] = 0.2
+    backoff_s: ClassVar[float] = 0.2
     """Seconds; the wait before the n-th new try is half to all of this times 2 to the n."""
     call_deadline_s: Seconds = 30.0
     """Seconds for one call of a retriever or a verifier; a later answer is a fault."""
@@ -217,7 +217,7 @@ class Machine(Keyed):
     """Threads of a retrieval model on a CPU, per process; 0: the cores, shared among worker processes."""
     token_file: str = ""
     """A file with the token of the server of an index (`--index http://HOST:PORT`); empty: none."""
-    batch_ms: Annotated[float, Meta(ge=0.0)] = 2.0
+    batch_ms: ClassVar[float] = 2.0
     """Wait for other searches to join a batch, in milliseconds."""
     batch_size: Positive = 64
     """Searches, or judgements, of one batch."""

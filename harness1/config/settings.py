@@ -102,55 +102,130 @@ class Removed(NamedTuple):
     reason: str
 
 
+_CONSTANT = "it is a constant now, because nothing was ever measured with another value"
 REMOVED: Mapping[str, Removed] = MappingProxyType(
     {
         "rl.anchors": Removed(0.0, "no training was shown to be better by advantages among turns in the same state"),
         "rl.kl": Removed(0.0, "a penalty on the divergence from the start made no training here better"),
+        "env.verification.titles": Removed(False, "no verifier here was better by reading titles"),
+        **{
+            path: Removed(default, _CONSTANT)
+            for path, default in {
+                "env.retrieval.rrf_k": 60,
+                "env.retrieval.bm25_depth": 25,
+                "env.retrieval.dense_depth": 25,
+                "env.retrieval.bm25_weight": 1.0,
+                "env.retrieval.dense_weight": 1.0,
+                "env.retrieval.rerank.candidates": 50,
+                "env.fan_out.queries": 5,
+                "env.fan_out.rrf_k": 60,
+                "env.grep.hits": 5,
+                "env.review.documents": 5,
+                "env.review.tokens": 4096,
+                "env.verification.documents": 5,
+                "env.verification.characters": 6000,
+                "env.verification.lines": 8,
+                "env.auto_populate.tag": "fair",
+                "env.dedup.permutations": 64,
+                "env.dedup.shingle": 5,
+                "env.dedup.threshold": 0.85,
+                "env.dedup.min_characters": 40,
+                "env.evidence.characters": 8000,
+                "env.budget_marker.halfway": 0.6,
+                "env.budget_marker.warning": 0.75,
+                "env.budget_marker.critical": 0.9,
+                "index.dense.hnsw_links": 32,
+                "index.dense.hnsw_build": 200,
+                "index.dense.hnsw_search": 128,
+                "index.dense.ivf_lists": 0,
+                "index.dense.ivf_probes": 32,
+                "reward.diversity_target": 6,
+                "reward.curation_target": 0.4,
+                "reward.turn_penalty_from": 20,
+                "reward.process_cap": 0.5,
+                "reward.format_failure": -0.5,
+                "data.seed": 123,
+                "sft.repeated_weight": 1.0,
+                "sft.seed": 42,
+                "train.beta1": 0.9,
+                "train.beta2": 0.95,
+                "train.epsilon": 1e-8,
+                "train.weight_decay": 0.0,
+                "train.save_minutes": 10.0,
+                "machine.backoff_s": 0.2,
+                "machine.batch_ms": 2.0,
+                "machine.web.results": 10,
+                "machine.web.page_bytes": 2_000_000,
+                "machine.web.timeout_s": 20.0,
+                "machine.web.concurrency": 16,
+                "machine.verifier.timeout_s": 60.0,
+                "machine.verifier.concurrency": 16,
+                "machine.agents.at_once": 8,
+                "machine.agents.output_bytes": 1 << 20,
+            }.items()
+        },
     }
 )
-"""By section and name. All of these were part of `Config.hash`, which goes on counting them at their defaults."""
+"""By dotted name. Hashes and cards go on counting them at these values: they never change."""
 REMOVED_VALUES: Mapping[tuple[str, str], str] = MappingProxyType(
     {("env.verification.judge", "fitted"): "it found contradictions hardly better than chance (notebook/removed.md)"}
 )
 """Values of settings that stayed, and why these went."""
 
 
-def without_removed(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration as plain data without the removed settings, whatever their values."""
-    kept = dict(tree)
-    for path in REMOVED:
-        section, name = path.split(".")
-        if isinstance(kept.get(section), dict):
-            kept[section] = {each: value for each, value in kept[section].items() if each != name}
+def without_removed(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return a configuration as plain data without the removed settings, whatever their values.
+
+    Args:
+        tree: the whole configuration, or one group of it.
+        prefix: what names in it begin with, such as `env.`, as in all of these functions.
+    """
+    kept = {}
+    for name, value in tree.items():
+        path = f"{prefix}{name}"
+        if path not in REMOVED:
+            kept[name] = without_removed(value, f"{path}.") if isinstance(value, dict) else value
     return kept
 
 
-def refuse_removed(tree: Mapping[str, Any]) -> None:
+def present(tree: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Return recorded settings as this version has them; raise ConfigError as `refuse_removed` does."""
+    refuse_removed(tree, prefix)
+    return without_removed(tree, prefix)
+
+
+def refuse_removed(tree: Mapping[str, Any], prefix: str = "") -> None:
     """Refuse a removed setting with another value than its last default, or a removed value of another.
 
     Raises:
         ConfigError: it says why it was removed.
     """
-    for path, removed in REMOVED.items():
-        if _value(tree, path, removed.default) != removed.default:
-            raise ConfigError(f"configuration: {path} was removed: {removed.reason}")
-    for (path, value), reason in REMOVED_VALUES.items():
-        if _value(tree, path, None) == value:
-            raise ConfigError(f"configuration: {path}={value} was removed: {reason}")
+    for name, value in tree.items():
+        path = f"{prefix}{name}"
+        if path in REMOVED and value != REMOVED[path].default:
+            raise ConfigError(f"configuration: {path} was removed: {REMOVED[path].reason}")
+        if isinstance(value, str) and (path, value) in REMOVED_VALUES:
+            raise ConfigError(f"configuration: {path}={value} was removed: {REMOVED_VALUES[path, value]}")
+        if isinstance(value, dict):
+            refuse_removed(value, f"{path}.")
 
 
-def put_back_removed(tree: Mapping[str, Any]) -> None:
-    """Put removed settings back at their last defaults into the sections that a configuration as plain data has."""
-    for path, removed in REMOVED.items():
-        section, name = path.split(".")
-        if section in tree:
-            tree[section][name] = removed.default
-
-
-def _value(tree: Any, path: str, default: Any) -> Any:
-    """Return the value of a setting by its dotted name, or the default where it is not set."""
-    for name in path.split("."):
-        if not isinstance(tree, Mapping) or name not in tree:
-            return default
-        tree = tree[name]
+def recorded(settings: Settings, prefix: str) -> dict[str, Any]:
+    """Return a group of settings as plain data as records and hashes have it: with those that were removed, at their
+    last defaults."""
+    tree: dict[str, Any] = msgspec.to_builtins(settings)
+    put_back_removed(tree, prefix)
     return tree
+
+
+def put_back_removed(tree: dict[str, Any], prefix: str = "") -> None:
+    """Put the removed settings of a group, or those of the sections that a configuration has, back at their last
+    defaults."""
+    for path, removed in REMOVED.items():
+        if path.startswith(prefix):
+            *groups, name = path.removeprefix(prefix).split(".")
+            if prefix or isinstance(tree.get(groups[0]), dict):
+                group = tree
+                for each in groups:
+                    group = group.setdefault(each, {})
+                group[name] = removed.default

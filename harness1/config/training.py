@@ -9,12 +9,12 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 
-from harness1.config.settings import Count, Positive, Rate, Settings, Share, Weight, leave_out_default
+from harness1.config.settings import Count, Positive, Rate, Settings, Share, Weight, leave_out_default, recorded
 from harness1.errors import ConfigError
 from harness1.hashing import digest
 from harness1.plugins import identity
@@ -31,7 +31,7 @@ class Data(Settings):
     sft_share: Share = 0.3
     """Share of the tasks that `--share sft` takes; `--share rl` takes the others. Tasks with the same gold set stay
     together."""
-    seed: Count = 123
+    seed: ClassVar[int] = 123
     """Seed of that division."""
 
 
@@ -72,14 +72,14 @@ class Sft(Settings):
     """One row per turn, or one per chain of turns whose prompts are proven prefixes of each other."""
     max_tokens: Positive = 32768
     """Longer rows are dropped and counted."""
-    repeated_weight: Share = 1.0
+    repeated_weight: ClassVar[float] = 1.0
     """Weight of a turn that uses the same tool as both turns before it; 1: like any other."""
     useless_weight: Share = 1.0
     """Weight of a search that brought no gold document that was new; 1: like any other. With 0, a student learns from a
     teacher that tries several searches only those that turned out to be right."""
     held_out: Share = 0.05
     """Share of the tasks that is used for validation and never trained on."""
-    seed: Count = 42
+    seed: ClassVar[int] = 42
     """Seed that draws the held-out tasks and the episodes that fill a quota."""
 
 
@@ -220,13 +220,13 @@ class Train(Settings):
     """Shape of the rate's decay to 0 after the warm-up."""
     warmup: Share = 0.0
     """Share of the steps over which the rate rises from 0."""
-    beta1: Moment = 0.9
+    beta1: ClassVar[float] = 0.9
     """AdamW: share of the running mean of gradients that a step keeps."""
-    beta2: Moment = 0.95
+    beta2: ClassVar[float] = 0.95
     """AdamW: share of the running mean of squared gradients that a step keeps."""
-    epsilon: Rate = 1e-8
+    epsilon: ClassVar[float] = 1e-8
     """AdamW: added to the divisor of a step, against division by 0."""
-    weight_decay: Weight = 0.0
+    weight_decay: ClassVar[float] = 0.0
     """AdamW: share of a weight, times the rate, that a step takes off; 0: none."""
     clip: Weight = 1.0
     """Largest gradient norm; 0: no clipping."""
@@ -244,7 +244,7 @@ class Train(Settings):
     """Seed of the initial adapters and of the order of rows."""
     save_every: Count = 50
     """Steps between saved states to resume from; 0: only at the end. Ctrl-C saves one too."""
-    save_minutes: Weight = 10.0
+    save_minutes: ClassVar[float] = 10.0
     """Minutes after which a step, or a batch of reinforcement learning, saves a state even if `save_every` does not ask
     for one; 0: never. TRL's trainer counts steps only."""
     max_steps: Count = 0
@@ -292,23 +292,23 @@ class Reward(Settings):
     """The cost of a full set of only irrelevant units."""
     diversity: float = 0.15
     """Weight of the tools used successfully as a share of `diversity_target`."""
-    diversity_target: Positive = 6
+    diversity_target: ClassVar[int] = 6
     """Different tools that earn all of `diversity`; at most those offered."""
     diversity_shortfall: float = 0.0
     """Cost of each tool below `diversity_target`."""
     curation: float = 0.0
     """Weight of the turns that curated as a share of `curation_target`."""
-    curation_target: Share = 0.40
+    curation_target: ClassVar[float] = 0.40
     """Share of the turns that earns all of `curation`; 0: any."""
     turn_penalty: float = 0.02
     """Cost of using all turns; it rises from 0 at `turn_penalty_from`."""
-    turn_penalty_from: Count = 20
+    turn_penalty_from: ClassVar[int] = 20
     """Turns that cost nothing."""
-    process_cap: Weight = 0.5
+    process_cap: ClassVar[float] = 0.5
     """Limit on the absolute sum of diversity, its shortfall, curation and turns."""
     empty: float = -0.2
     """Reward of an episode that delivers nothing, in place of the sum."""
-    format_failure: float = -0.5
+    format_failure: ClassVar[float] = -0.5
     """Reward of an episode that ended without a readable call, in place of the sum."""
     floor: float = 0.001
     """Smallest sum, so that a delivered set earns more than none."""
@@ -323,7 +323,7 @@ class Reward(Settings):
     def hashed(self) -> dict[str, Any]:
         """Return the settings that enter hashes, which are older than `plugins` and `recall`: these count where they
         are set. A file of one's own counts by its content."""
-        tree: dict[str, Any] = msgspec.to_builtins(self)
+        tree = recorded(self, "reward.")
         tree["plugins"] = {identity(name): weight for name, weight in self.plugins.items()}
         leave_out_default(tree, {"plugins": {}}, "plugins")
         leave_out_default(tree, {"recall": 0.0}, "recall")

@@ -74,7 +74,7 @@ def format_of(folder: Path, config: Config) -> str:
         return chosen
     differing = [] if chosen == card.format else [f"policy.format={chosen} (trained: {card.format})"]
     if env_hash(config.env) != card.env_hash:
-        current = config.env.plain()
+        current = recorded_without(config.env.plain())
         differing += [
             f"{name}={ours} (trained: {theirs})"
             for name, ours, theirs in differences(current, recorded_without(card.env), "env.")

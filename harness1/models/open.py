@@ -9,7 +9,7 @@ import msgspec
 
 from harness1.config import Config, recorded_without
 from harness1.config.env import Env
-from harness1.config.settings import differences
+from harness1.config.settings import differences, refuse_removed
 from harness1.env.pieces import Role, piece
 from harness1.errors import ConfigError, UsageError, optional
 from harness1.http.client import HttpClient
@@ -168,8 +168,9 @@ def environment_of(model: str, config: Config) -> dict[str, Any] | None:
         return None
     env = recorded_without(card.env)
     try:
+        refuse_removed(card.env, "env.")
         msgspec.convert(env, Env)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, ConfigError) as error:
         if config.machine.model.foreign:
             return None
         raise ConfigError(

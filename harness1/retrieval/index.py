@@ -30,6 +30,7 @@ from msgspec.structs import astuple
 from numpy.typing import NDArray
 
 from harness1 import config
+from harness1.config.env import read_index_description
 from harness1.errors import MALFORMED, CorpusError, SchemaError
 from harness1.hashing import canonical, digest
 from harness1.records import Chunk, ChunkId, DocId, Record
@@ -275,7 +276,7 @@ def read_manifest(files: Files, path: Path) -> Manifest:
             raise SchemaError(f"{path} is an index of format {newest}; this harness1 reads up to {FORMAT}: upgrade it")
         if newest < FORMAT:
             raise CorpusError(f"{path} is an index of the earlier format {newest}: build it again with harness1 index")
-        return msgspec.json.decode(files.file(MANIFEST).bytes, type=Manifest)
+        return read_index_description(files.file(MANIFEST).bytes, Manifest)
     except MALFORMED as error:
         raise _damaged(path, error) from error
 

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from harness1.config import Data, Sft
+from harness1.config.settings import recorded
 from harness1.data.leaks import EvaluationSet, Leaks, gold_set, open_filter
 from harness1.errors import UsageError
 from harness1.hashing import digest, file_digest
@@ -168,7 +169,7 @@ def _stage(
     inputs = {
         "runs": [[file_digest(run.folder / name) for name in (STAGE, EPISODES)] for run in runs],
         "golds": digest([run.golds for run in runs]),
-        "settings": msgspec.to_builtins(job.sft),
+        "settings": recorded(job.sft, "sft."),
         "evaluation": {each.name: digest(each.tasks) for each in sets},
         "near": job.data.near,
         "excluded": digest(sorted(excluded)),
@@ -264,6 +265,6 @@ def _provenance(job: Build, runs: Sequence[TeacherRun], found: dict[Place, _Foun
         "rerendered": student is not None,
         "env": runs[0].config.env.plain(),
         "env_hash": hashes["env"],
-        "sft": msgspec.to_builtins(job.sft),
+        "sft": recorded(job.sft, "sft."),
         "licences": licence_notes(job.licences, sorted({run.source.name for run in runs})),
     }

@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 
 from harness1.config import Config
+from harness1.config.settings import recorded
 from harness1.engines.engine import Engine, LocalEngine, TrainingService
 from harness1.errors import UsageError
 from harness1.hashing import file_digest
@@ -102,7 +103,7 @@ class FineTuning:
         inputs = {
             "dataset": {name: file_digest(self.dataset / name) for name in (CARD, TRAIN, HELD_OUT)},
             "model": folder_hash(self.model),
-            "train": msgspec.to_builtins(self.config.train),
+            "train": recorded(self.config.train, "train."),
             "trainer": f"{self.trainer}, packed" if self.packing else self.trainer,
         }
         if self.sampler is not None:

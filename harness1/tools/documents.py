@@ -212,10 +212,8 @@ def verify(
 
 
 def _text(memory: WorkingMemory, env: Env, unit_id: UnitId) -> str:
-    """Return the text that is judged, under its title if the configuration asks for it."""
-    title = " ".join(memory.hits_of(unit_id)[0].title.split()) if env.verification.titles else ""
-    text = memory.text_of(unit_id)
-    return (f"{title}\n{text}" if title else text)[: env.verification.characters]
+    """Return the text that is judged."""
+    return memory.text_of(unit_id)[: env.verification.characters]
 
 
 def _known(memory: WorkingMemory, claim: str, unit_id: UnitId) -> Verdict | None:

@@ -41,7 +41,7 @@ while time.time() < ends and not os.path.exists(stop):
         pass
 """
 LONG = "long " * 40_000
-IMPATIENT = msgspec.structs.replace(CONFIG, machine=msgspec.structs.replace(CONFIG.machine, backoff_s=0.0))
+IMPATIENT = msgspec.structs.replace(CONFIG, machine=msgspec.structs.replace(CONFIG.machine))
 
 
 def ended(words: list[str], folder: Path) -> Ended:
@@ -128,7 +128,7 @@ def test_the_waits_before_new_starts_grow(tmp_path: Path, monkeypatch: pytest.Mo
         await real(seconds)
 
     monkeypatch.setattr(asyncio, "sleep", noted)
-    config = msgspec.structs.replace(CONFIG, machine=msgspec.structs.replace(CONFIG.machine, backoff_s=0.07))
+    config = msgspec.structs.replace(CONFIG, machine=msgspec.structs.replace(CONFIG.machine7))
     Played(tmp_path, config=config).play(tasks_of("nul\0"))
     assert [each for each in waits if each in (0.07, 0.14, 0.28)] == [0.07, 0.14, 0.28]
 

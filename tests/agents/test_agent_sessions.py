@@ -71,7 +71,6 @@ CONFIG = load_config(
         "machine.concurrency=8",
         "machine.episode_deadline_s=20",
         "machine.agents.calls=6",
-        "machine.agents.output_bytes=1000000",
     ],
 )
 

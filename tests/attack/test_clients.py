@@ -279,7 +279,7 @@ async def all_calls(url: str) -> int:
         for each in found if isinstance(found, list) else [found]:
             assert isinstance(each, RetrievalFault | SearchResult | BadPattern | tuple)
             faults += isinstance(each, RetrievalFault)
-    endpoint = ModelEndpoint(url, timeout_s=0.6, attempts=1, backoff_s=0.0)
+    endpoint = ModelEndpoint(url, timeout_s=0.6, attempts=1)
     for other in (ask_about(url, QUICK.machine), endpoint.post("/chat/completions", {}, dict[str, int])):
         try:
             await other

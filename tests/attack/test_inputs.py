@@ -191,7 +191,7 @@ def test_a_mutated_configuration_is_read_or_refused(attack: Attack, tmp_path: Pa
         override = drawn[1].decode("utf-8", "surrogateescape")
         trial.run(lambda: iter([load_config(None, [override])]))
 
-    attack.try_all(st.tuples(mutated(TOML), mutated(b"env.dedup.threshold=0.5")), survives, 1_000)
+    attack.try_all(st.tuples(mutated(TOML), mutated(b"env.compression.sentences=5")), survives, 1_000)
     attack.report("inputs configuration", **trial.ends)
 
 

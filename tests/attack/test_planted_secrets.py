@@ -174,7 +174,7 @@ def _verbs(command: Command, planted: Planted, url: str, out: Path, cache: Path,
         yield Ended(0, msgspec.json.encode(upstream.inputs).decode(), repr(vars(upstream)))
 
 
-_WEB = ("--set", "env.grep.on=false", "--set", "machine.web.timeout_s=2")
+_WEB = ("--set", "env.grep.on=false")
 
 
 def _refused(planted: Planted, host: str) -> list[str]:

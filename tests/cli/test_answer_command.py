@@ -132,7 +132,7 @@ def test_the_curated_set_goes_out_whole_and_in_delivered_order(
 def test_an_answer_that_does_not_come_is_missing_with_exit_code_3_and_is_asked_again(
     command: Command, run_folder: Path, tmp_path: Path
 ) -> None:
-    quick = ("--conditions", "closed,curated", "--set", "machine.attempts=2", "--set", "machine.backoff_s=0")
+    quick = ("--conditions", "closed,curated", "--set", "machine.attempts=2")
     broken = open_source(WORLD).tasks("test")[0].query
 
     def failing(system: str, user: str) -> Made:

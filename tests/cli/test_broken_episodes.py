@@ -199,7 +199,7 @@ def test_a_server_that_is_not_there_is_an_error_alone(
 ) -> None:
     run = command_in_process(monkeypatch, capsys)
     places = ["--out", str(tmp_path / "run"), "--cache", str(tmp_path)]
-    ended = run(*words, "openai:m@http://127.0.0.1:9/v1", *places, "--set", "machine.backoff_s=0")
+    ended = run(*words, "openai:m@http://127.0.0.1:9/v1", *places)
     assert (ended.code, ended.out) == (3, "")
     assert ended.err.splitlines()[-1] == (
         "harness1: http://127.0.0.1:9/v1/chat/completions: Cannot connect: connection refused (3 attempts); is the"

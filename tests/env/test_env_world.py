@@ -60,7 +60,7 @@ def test_a_fault_that_stays_is_raised_and_is_no_empty_result(request_: Request) 
 
 
 def test_no_answer_in_time_is_a_fault() -> None:
-    edge = World(Slow(CORPUS), LexicalVerifier(), Machine(attempts=2, backoff_s=0.0, call_deadline_s=0.02))
+    edge = World(Slow(CORPUS), LexicalVerifier(), Machine(attempts=2, call_deadline_s=0.02))
     with pytest.raises(InfrastructureFault, match=r"no answer within 0.02 s \(2 attempts\)"):
         run(edge.answer(SearchFor(("Ada",), 5), WorkingMemory.empty("q", "document")))
 

@@ -250,7 +250,7 @@ def test_a_document_cannot_leave_its_tags_nor_speak_in_control_tokens() -> None:
 
 def configured(url: str = "", model: str = "judge-model", **verification: Any) -> Config:
     chosen = Verification(judge="language_model", model=model, **verification)
-    quick = Machine(attempts=2, backoff_s=0.0, verifier=ModelServer(url=url, key=KEY, timeout_s=5.0))
+    quick = Machine(attempts=2, verifier=ModelServer(url=url, key=KEY))
     return Config(Env(verification=chosen), machine=quick)
 
 

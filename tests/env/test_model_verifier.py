@@ -135,17 +135,17 @@ def configured(reranker: str = "", **options: object) -> Config:
 
 
 def test_the_configuration_chooses_the_verifier(tmp_path: Path) -> None:
-    chosen = configured(str(save_pair_model(tmp_path)), characters=77)
+    chosen = configured(str(save_pair_model(tmp_path)))
     verifier = open_verifier(chosen.env, chosen.machine)
     assert isinstance(verifier, CrossEncoderVerifier)
-    assert verifier.characters == 77
+    assert verifier.characters == 6000
     assert isinstance(
         EpisodeSetup(chosen, "", "scripted").environment(WordRetriever(CORPUS), ScriptedPolicy()).verifier,
         CrossEncoderVerifier,
     )
-    lexical = open_verifier(Env(verification=Verification(characters=78)), Machine())
+    lexical = open_verifier(Env(), Machine())
     assert isinstance(lexical, LexicalVerifier)
-    assert lexical.characters == 78
+    assert lexical.characters == 6000
     assert judge(verifier, DOCUMENT) == judge(verifier, DOCUMENT)
     assert isinstance(judge(verifier, DOCUMENT)[0], Judgement)
 

@@ -26,10 +26,10 @@ def test_every_tool_of_the_prompt_is_enabled() -> None:
 
 
 def test_limits_are_those_of_the_configuration() -> None:
-    text = prompt(Env(max_turns=17, curation=Curation(cap=13), fan_out=FanOut(queries=3)))
+    text = prompt(Env(max_turns=17, curation=Curation(cap=13)))
     assert "at most 17" in text
     assert "at most 13 documents" in text
-    assert "up to 3 different queries" in text
+    assert "up to 5 different queries" in text
 
 
 def test_settings_that_no_one_sees_leave_the_text_alone() -> None:

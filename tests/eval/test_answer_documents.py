@@ -11,7 +11,7 @@ from harness1.eval.answers.prompts import DocumentReader, QuotedDocument, within
 from harness1.records import UnitId
 from tests.support import CORPUS, WordRetriever, chunk, run
 
-QUICK = Machine(attempts=3, backoff_s=0.0)
+QUICK = Machine(attempts=3)
 CUT = (chunk("ada", "Ada wrote", "Ada", 0), chunk("ada", "the program", "Ada", 1), chunk("rain", "Ada in rain", "", 0))
 
 

@@ -61,7 +61,7 @@ def judges(system: str, user: str) -> str:
 
 
 def working(server: Server, judge: Server | None = None, **options: Any) -> Answering:
-    library = DocumentReader(WordRetriever(CORPUS), Machine(attempts=1, backoff_s=0.0))
+    library = DocumentReader(WordRetriever(CORPUS), Machine(attempts=1))
     return Answering(
         options.pop("questions", QUESTIONS),
         library,

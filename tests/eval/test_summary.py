@@ -114,10 +114,10 @@ def test_tools_are_calls_per_episode_and_the_mix_is_their_share() -> None:
 
 
 def test_rewards_are_those_of_the_given_configuration() -> None:
-    dear = load_config(overrides=["machine.bootstrap=10", "reward.format_failure=-9"])
+    dear = load_config(overrides=["machine.bootstrap=10", "reward.outcome=9"])
+    assert summarise(RUN, TASKS, dear)["reward"]["mean"] > summarise(RUN, TASKS, CONFIG)["reward"]["mean"]
     failed = [score(RUN[2], TASKS["t2"].gold, CONFIG)]
-    assert summarise(failed, TASKS, CONFIG)["reward"]["mean"] == -0.5
-    assert summarise(failed, TASKS, dear)["reward"]["mean"] == -9.0
+    assert summarise(failed, TASKS, dear)["reward"]["mean"] == -0.5
 
 
 def test_the_summary_is_json_and_depends_on_no_order() -> None:

@@ -99,10 +99,14 @@ def test_tokens_are_runs_of_lower_case_letters_and_digits_of_any_script() -> Non
         ("1 and 1", "1 only"),
     ],
 )
-def test_a_changed_number_date_or_negation_is_another_statement(one: str, other: str) -> None:
+def test_a_changed_number_date_or_negation_is_another_statement(
+    one: str, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert guard("t", one) != guard("t", other)
     seen = Fingerprints()
-    settings = Dedup(threshold=0.0, min_characters=0)
+    monkeypatch.setattr(Dedup, "threshold", 0.0)
+    monkeypatch.setattr(Dedup, "min_characters", 0)
+    settings = Dedup()
     seen.add("a", "t", one, settings)
     assert seen.match("b", "t", other, settings) is None
 

@@ -63,7 +63,7 @@ def test_a_checkpoint_is_asked_in_the_format_that_it_was_trained_in(folder: Path
 
 def test_what_is_no_part_of_the_environment_may_differ(folder: Path) -> None:
     other = learned(
-        "policy.temperature=0.5", "machine.concurrency=3", "reward.beta=1.0", "train.epochs=9", "sft.seed=9"
+        "policy.temperature=0.5", "machine.concurrency=3", "reward.beta=1.0", "train.epochs=9", "sft.held_out=0.5"
     )
     assert format_of(folder, other) == "compact"
 

@@ -415,7 +415,7 @@ def test_a_whole_episode_against_a_server() -> None:
         return well(asked[-1][2])
 
     with imitating(reply) as url:
-        policy = ChatCompletionsPolicy(ModelEndpoint(f"{url}/v1", "sk-key", backoff_s=0.0), "gpt", RESERVE)
+        policy = ChatCompletionsPolicy(ModelEndpoint(f"{url}/v1", "sk-key"), "gpt", RESERVE)
         episodes = [asyncio.run(rollout(make_env(Env()), policy, TASK)) for _ in range(2)]
     for episode in episodes:  # each on an event loop of its own
         assert (episode.status, len(episode.turns)) == (Status.COMPLETED, 3)
@@ -436,7 +436,7 @@ def searched(
     with imitating(reply) as url:
         spec = f"openai:gpt:20b@{url}/v1"
         command = ["harness1", "search", "Who founded it?", "--index", index, "--policy", spec, "--out", str(out)]
-        monkeypatch.setattr(sys, "argv", [*command, "--set", "machine.backoff_s=0", *options])
+        monkeypatch.setattr(sys, "argv", [*command, *options])
         with pytest.raises(SystemExit) as ended:
             main.run()
     return int(ended.value.code or 0), asked
@@ -498,7 +498,7 @@ def test_a_search_by_a_model_whose_server_is_not_there_is_an_error_alone(
 ) -> None:
     out, nowhere = tmp_path / "run", "http://127.0.0.1:9/v1"
     words = ["search", "Ada?", "--index", index, "--policy", f"openai:gpt@{nowhere}", "--out", str(out)]
-    monkeypatch.setattr(sys, "argv", ["harness1", *words, "--set", "machine.backoff_s=0"])
+    monkeypatch.setattr(sys, "argv", ["harness1", *words])
     with pytest.raises(SystemExit) as ended:
         main.run()
     assert ended.value.code == 3

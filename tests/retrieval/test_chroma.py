@@ -21,7 +21,7 @@ from tests.retrieval.chroma_server import ChromaServer
 pytestmark = pytest.mark.service
 
 DOCUMENTS = [Document(DocId(f"d{n}"), f"Title {n}", f"Common words and alpha{n} beta{n}.") for n in range(60)]
-HASHED = config.Index(dense=Dense(model="hash:256", search="hnsw", hnsw_links=64))
+HASHED = config.Index(dense=Dense(model="hash:256", search="hnsw"))
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,7 @@ pytestmark = pytest.mark.service
 class TestChroma(EngineContract):
     # So many links, and a search so wide, that the graph of a small corpus misses nothing: the server builds it in
     # several threads, and a narrower search misses a chunk in one graph of five.
-    settings = config.Index(
-        dense=Dense(model="hash:4096", search="hnsw", hnsw_links=96, hnsw_build=400, hnsw_search=512)
-    )
+    settings = config.Index(dense=Dense(model="hash:4096", search="hnsw"))
     lexical = False
 
     @pytest.fixture(scope="class")

@@ -28,7 +28,7 @@ from harness1.retrieval.protocol import total_order
 
 NONE = np.empty(0, dtype=np.int32)
 GONE = np.array([-1, -1], dtype=np.int32)
-APPROXIMATE = [config.Dense(search="hnsw", hnsw_links=8, hnsw_build=40), config.Dense(search="ivf", ivf_probes=150)]
+APPROXIMATE = [config.Dense(search="hnsw"), config.Dense(search="ivf")]
 
 
 def unit(vectors: NDArray[Any]) -> NDArray[np.float32]:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from harness1.config import Config, Dense, Env, Index, Machine, Rerank, Retrieval, load_config
+from harness1.config import Config, Dense, Env, Index, Machine, Rerank, Retrieval
 from harness1.errors import ConfigError
 from harness1.records import ChunkId, DocId
 from harness1.retrieval.build import build_index
@@ -68,8 +68,8 @@ class Scorer:
         return (1 + zlib.crc32(f"{query}|{text}".encode()) % 998) / 1000
 
 
-def reranking(folder: Path, scorer: Scorer, machine: Machine = Machine(), candidates: int = 12) -> EmbeddedRetriever:
-    settings = Retrieval(rerank=Rerank(on=True, candidates=candidates))
+def reranking(folder: Path, scorer: Scorer, machine: Machine = Machine()) -> EmbeddedRetriever:
+    settings = Retrieval(rerank=Rerank(on=True))
     return EmbeddedRetriever(open_index(folder), settings, machine, HashEmbedder(SIZE), scorer)
 
 
@@ -119,47 +119,19 @@ def fused(lists: Sequence[Sequence[ChunkId]], weights: Sequence[float], k: float
 
 @pytest.mark.parametrize("query", QUERIES)
 @pytest.mark.parametrize("k", [3, 10, 40])
-@pytest.mark.parametrize(
-    ("rrf_k", "weights", "depths"),
-    [(60, (1.0, 1.0), (25, 25)), (5, (2.0, 0.5), (25, 25)), (60, (0.3, 1.0), (4, 30)), (1, (1.0, 1.0), (12, 2))],
-)
-def test_a_hybrid_ranking_is_the_weighted_fusion_of_the_two_lists(
-    folder: Path, query: str, k: int, rrf_k: int, weights: tuple[float, float], depths: tuple[int, int]
+@pytest.mark.parametrize(("rrf_k", "depths"), [(60, (25, 25)), (5, (25, 25)), (60, (4, 30)), (1, (12, 2))])
+def test_a_hybrid_ranking_is_the_fusion_of_the_two_lists(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, query: str, k: int, rrf_k: int, depths: tuple[int, int]
 ) -> None:
     lists = [ids(search(folder, query, max(depth, k), mode=mode)) for mode, depth in zip(BOTH, depths, strict=True)]
-    expected = fused(lists, weights, rrf_k)[:k]
-    found = search(
-        folder,
-        query,
-        k,
-        rrf_k=rrf_k,
-        bm25_weight=weights[0],
-        dense_weight=weights[1],
-        bm25_depth=depths[0],
-        dense_depth=depths[1],
-    )
+    expected = fused(lists, (1.0, 1.0), rrf_k)[:k]
+    monkeypatch.setattr(Retrieval, "rrf_k", rrf_k)
+    monkeypatch.setattr(Retrieval, "bm25_depth", depths[0])
+    monkeypatch.setattr(Retrieval, "dense_depth", depths[1])
+    found = search(folder, query, k)
     assert set(lists[0]) != set(lists[1])
     assert ids(found) == ids(expected)
     assert [score for _, score in found] == pytest.approx([score for _, score in expected])
-
-
-def test_a_heavy_list_comes_first_and_one_without_weight_adds_nothing(folder: Path) -> None:
-    terms, dense = (ids(search(folder, QUERIES[1], 80, mode=mode)) for mode in BOTH)
-    assert terms[:20] != dense[:20]
-    assert ids(search(folder, QUERIES[1], 20, bm25_weight=1e6)) == terms[:20]
-    assert ids(search(folder, QUERIES[1], 20, dense_weight=1e6)) == dense[:20]
-    assert len(terms) < len(dense)
-    assert ids(search(folder, QUERIES[1], 80, dense_weight=0.0)) == terms
-
-
-def test_depths_decide_what_takes_part(folder: Path) -> None:
-    def best(depth: int) -> list[ChunkId]:
-        return [ids(search(folder, query, 1, bm25_depth=depth, dense_depth=depth))[0] for query in QUERIES]
-
-    lists = [[ids(search(folder, query, 80, mode=mode)) for mode in BOTH] for query in QUERIES]
-    for depth in (1, 80):
-        assert best(depth) == [ids(fused([found[:depth] for found in each], [1, 1], 60))[0] for each in lists]
-    assert best(1) != best(80)
 
 
 def test_those_behind_excluded_chunks_move_up_in_both_lists(folder: Path) -> None:
@@ -178,13 +150,6 @@ def test_embeddings_are_used_where_the_index_has_them(folder: Path, tmp_path: Pa
             search(tmp_path, "river", 9, mode=mode)
 
 
-@pytest.mark.parametrize("weights", [(0, 0), ("inf", 1)])
-def test_weights_that_rank_nothing_are_refused(weights: tuple[str | int, int]) -> None:
-    names = ("env.retrieval.bm25_weight", "env.retrieval.dense_weight")
-    with pytest.raises(ConfigError, match=r"env\.retrieval\.bm25_weight"):
-        load_config(None, [f"{name}={weight}" for name, weight in zip(names, weights, strict=True)])
-
-
 def test_vectors_that_are_not_finite_are_a_fault_and_not_an_empty_answer(folder: Path) -> None:
     broken: Any = SimpleNamespace(
         get_embedding_dimension=lambda: SIZE, encode_query=lambda *_, **__: np.full(SIZE, np.nan)
@@ -196,7 +161,10 @@ def test_vectors_that_are_not_finite_are_a_fault_and_not_an_empty_answer(folder:
     assert "some/model" in answer.message
 
 
-def test_the_best_are_read_again_and_what_they_were_before_is_recorded(folder: Path) -> None:
+def test_the_best_are_read_again_and_what_they_were_before_is_recorded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Rerank, "candidates", 12)
     scorer = Scorer()
     (result,) = answers(reranking(folder, scorer), [SearchRequest(QUERIES[0], 5)])
     before = search(folder, QUERIES[0], 12)
@@ -209,8 +177,9 @@ def test_the_best_are_read_again_and_what_they_were_before_is_recorded(folder: P
     assert [1 / (1 + np.exp(-hit.score)) for hit in result.hits] == pytest.approx(sorted(chances.values())[:-6:-1])
 
 
-def test_more_hits_than_the_model_reads_follow_as_they_were(folder: Path) -> None:
-    (result,) = answers(reranking(folder, Scorer(), candidates=3), [SearchRequest(QUERIES[0], 9)])
+def test_more_hits_than_the_model_reads_follow_as_they_were(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rerank, "candidates", 3)
+    (result,) = answers(reranking(folder, Scorer()), [SearchRequest(QUERIES[0], 9)])
     names = [hit.chunk.chunk_id for hit in result.hits]
     assert list(result.pre_rerank_ids) == ids(search(folder, QUERIES[0], 9))
     assert set(names[:3]) == set(result.pre_rerank_ids[:3])
@@ -231,10 +200,11 @@ def test_a_batch_changes_no_answer(folder: Path, on: bool) -> None:
         assert not request.exclude & {hit.chunk.chunk_id for hit in result.hits}
 
 
-def test_concurrent_searches_share_one_call_of_the_scorer(folder: Path) -> None:
+def test_concurrent_searches_share_one_call_of_the_scorer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Machine, "batch_ms", 10_000.0)
     scorer = Scorer()
     # The batch starts when all have come; the time only bounds a failure.
-    retriever = reranking(folder, scorer, Machine(batch_ms=10_000, batch_size=16))
+    retriever = reranking(folder, scorer, Machine(batch_size=16))
 
     async def concurrently() -> None:
         await asyncio.gather(*(retriever.search([request]) for request in requests(16)))

@@ -92,7 +92,7 @@ def test_two_indexes_share_a_file_and_foreign_collections_are_left_alone(path) -
 
 @pytest.mark.parametrize("search", ["exact", "hnsw", "ivf"])
 def test_dense_indexes_of_every_kind_find_near_texts(path, search: str) -> None:
-    index = config.Index(dense=Dense(model="hash:256", search=search, ivf_lists=4, ivf_probes=4, hnsw_links=48))
+    index = config.Index(dense=Dense(model="hash:256", search=search))
     build_milvus(DOCUMENTS, str(path), index, Machine())
     for mode in ("dense", "hybrid", "auto"):
         assert found(open_milvus(str(path), settings(mode=mode)), "alpha7 beta7")[0] == "d7"
@@ -105,11 +105,13 @@ def test_the_mode_decides_whether_words_or_neighbours_are_found(path) -> None:
     assert len(found(open_milvus(str(path), settings()), "alpha7")) == 5
 
 
-def test_the_depth_of_a_list_never_falls_below_k(path) -> None:
+def test_the_depth_of_a_list_never_falls_below_k(path, monkeypatch) -> None:
     build_milvus(DOCUMENTS, str(path), HASHED, Machine())
-    shallow = open_milvus(str(path), settings(bm25_depth=1, dense_depth=1))
     found_by_both = found(open_milvus(str(path), settings()), "common words alpha7", 40)
     assert len(found_by_both) == 40
+    monkeypatch.setattr(config.Retrieval, "bm25_depth", 1)
+    monkeypatch.setattr(config.Retrieval, "dense_depth", 1)
+    shallow = open_milvus(str(path), settings())
     assert found(shallow, "common words alpha7", 40) == found_by_both
 
 
@@ -138,9 +140,6 @@ def test_what_milvus_cannot_rank_is_refused(path) -> None:
     for mode in ("dense", "hybrid"):
         with pytest.raises(ConfigError, match=r"index\.dense\.model"):
             open_milvus(f"{path}#plain", settings(mode=mode))
-    with pytest.raises(ConfigError, match="must be equal"):
-        open_milvus(f"{path}#hashed", settings(bm25_weight=2.0))
-    open_milvus(f"{path}#hashed", settings(bm25_weight=2.0, mode="bm25"))
     with pytest.raises(ConfigError, match="rerank"):
         open_milvus(f"{path}#plain", settings(rerank=Rerank(on=True)))
 

@@ -31,7 +31,7 @@ from harness1.runs.store import read_episodes
 from tests.serving import HOST, imitating, process_serving, serving
 from tests.support import CORPUS, WordRetriever, make_env, run
 
-OPTIONS = ["machine.attempts=2", "machine.backoff_s=0.0", "machine.call_deadline_s=5.0", "machine.cached_searches=0"]
+OPTIONS = ["machine.attempts=2", "machine.call_deadline_s=5.0", "machine.cached_searches=0"]
 QUICK = load_config(None, OPTIONS)
 NO_GREP = load_config(None, [*OPTIONS, "env.grep.on=false"])
 FOUND = b'{"result":[[{"document":{"id":"7","contents":"Title\\nText"},"score":1.0}]]}'
@@ -155,7 +155,7 @@ def test_a_server_that_comes_back_with_another_index_or_ranking_is_a_fault() -> 
     with serving(WordRetriever(CORPUS)) as url:
         remote = open_retriever(url, QUICK)
     port = int(url.rsplit(":", 1)[1])
-    with serving(WordRetriever(CORPUS), load_config(None, ["env.retrieval.rrf_k=7"]), port=port):
+    with serving(WordRetriever(CORPUS), load_config(None, ["env.retrieval.mode=bm25"]), port=port):
         fault = one(remote, "ada")
         assert isinstance(fault, RetrievalFault)
         assert "409" in fault.message
@@ -244,12 +244,12 @@ def test_opening_is_tried_again_while_a_server_starts() -> None:
 
 
 def test_other_ranking_settings_are_an_error_that_says_what_to_set() -> None:
-    theirs = load_config(None, ["env.retrieval.mode=bm25", "env.retrieval.rerank.on=true", "env.retrieval.rrf_k=7"])
+    theirs = load_config(None, ["env.retrieval.mode=bm25", "env.retrieval.rerank.on=true"])
     with serving(WordRetriever(CORPUS), theirs) as url:
         with pytest.raises(ConfigError) as caught:
             open_retriever(url, QUICK)
         options = str(caught.value).partition("use them: ")[2].replace("--set ", "").split()
-        assert options == ["env.retrieval.mode=bm25", "env.retrieval.rrf_k=7", "env.retrieval.rerank.on=true"]
+        assert options == ["env.retrieval.mode=bm25", "env.retrieval.rerank.on=true"]
         assert isinstance(open_retriever(url, load_config(None, [*OPTIONS, *options])), RemoteRetriever)
 
 
@@ -267,7 +267,7 @@ def test_a_server_that_tells_nothing_about_itself_is_taken_for_one_of_search_r1(
 
 
 EVALUATION = ["eval", "world:60", "--json", "--out", "run", "--set", "machine.workers=2"]
-EVALUATION += ["--set", "machine.attempts=2", "--set", "machine.backoff_s=0.01"]
+EVALUATION += ["--set", "machine.attempts=2"]
 
 
 @pytest.mark.service

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.pretty import pretty_repr
 
-from harness1.config import Config, load_config
+from harness1.config import Config, Web, load_config
 from harness1.episodes.rollout import rollout
 from harness1.errors import ConfigError, CorpusError, MissingExtra, UsageError
 from harness1.policy.scripted import ScriptedPolicy, SingleShotPolicy
@@ -150,7 +150,6 @@ def settings(url: str, *more: str) -> Config:
         f"machine.web.search_key={KEYS[0]}",
         f"machine.web.read_url={url}/read/",
         f"machine.web.read_key={KEYS[1]}",
-        "machine.web.timeout_s=5",
         "env.grep.on=false",
         "index.chunk_tokens=20",
     ]
@@ -225,8 +224,9 @@ def test_a_hundred_results_keep_their_order(api, tmp_path) -> None:
     assert total_order(scored[::-1]) == scored
 
 
-def test_seen_pages_never_come_back_and_as_many_more_are_asked_for(api, tmp_path) -> None:
-    retriever = opened(tmp_path, api.url, "machine.web.results=2")
+def test_seen_pages_never_come_back_and_as_many_more_are_asked_for(api, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(Web, "results", 2)
+    retriever = opened(tmp_path, api.url)
     assert found(ask(retriever, "ada", 1)) == [f"{ADA}#snippet"]
     assert found(ask(retriever, "ada", 1, f"{ADA}#snippet", f"{ADA}#0")) == [f"{BYRON}#snippet"]
     assert found(ask(retriever, "ada", 9, *(f"{url}#snippet" for url in PAGES))) == []
@@ -382,7 +382,8 @@ def test_a_page_that_tells_of_a_warning_is_a_page(api, tmp_path) -> None:
     assert chunk.text == "Warning: Target URL returned error 503"
 
 
-def test_an_endless_page_is_cut_while_it_comes_at_the_border_of_a_character(api, tmp_path) -> None:
+def test_an_endless_page_is_cut_while_it_comes_at_the_border_of_a_character(api, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(Web, "page_bytes", 100_001)
     sent = []
 
     async def endless(request: web.Request) -> web.StreamResponse:
@@ -396,7 +397,7 @@ def test_an_endless_page_is_cut_while_it_comes_at_the_border_of_a_character(api,
             return response
 
     api.read_answer = endless
-    chunks = read(opened(tmp_path, api.url, "machine.web.page_bytes=100001", "index.chunk_tokens=100000"), ADA)
+    chunks = read(opened(tmp_path, api.url, "index.chunk_tokens=100000"), ADA)
     assert [chunk.text for chunk in chunks] == ["ä" * 50_000]
     assert sum(sent) < 20_000_000
 
@@ -444,10 +445,11 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("kind", FAULTS)
-def test_what_fails_is_a_fault_that_is_not_kept(api, tmp_path, kind) -> None:
+def test_what_fails_is_a_fault_that_is_not_kept(api, tmp_path, kind, monkeypatch) -> None:
+    monkeypatch.setattr(Web, "timeout_s", 0.15)
     answer, message = FAULTS[kind]
     api.search_answer = api.read_answer = answer
-    retriever = opened(tmp_path, api.url, "machine.web.timeout_s=0.15")
+    retriever = opened(tmp_path, api.url)
     assert ask(retriever) == RetrievalFault(message=f"the search API {message}")
     assert read(retriever, ADA) == RetrievalFault(message=f"the page reader {message}")
     assert api.elsewhere == 0
@@ -471,9 +473,10 @@ def test_what_fails_is_a_fault_that_is_not_kept(api, tmp_path, kind) -> None:
     ],
     ids=["empty", "html", "cut", "no list", "other list", "other link", "no text", "deep", "long"],
 )
-def test_an_answer_of_another_form_is_a_fault_and_never_no_results(api, tmp_path, body) -> None:
+def test_an_answer_of_another_form_is_a_fault_and_never_no_results(api, tmp_path, body, monkeypatch) -> None:
+    monkeypatch.setattr(Web, "page_bytes", 250_000)
     api.search_answer = answering(body=body)
-    answer = ask(opened(tmp_path, api.url, "machine.web.page_bytes=250000"))
+    answer = ask(opened(tmp_path, api.url))
     assert isinstance(answer, RetrievalFault)
     assert answer.message in (
         "the search API gave a malformed answer", "the search API gave more than 250000 bytes"
@@ -562,9 +565,11 @@ def test_equal_questions_at_one_time_are_asked_once(api, tmp_path) -> None:
     assert api.reads == [ADA]
 
 
-def test_no_more_requests_are_in_flight_than_are_allowed(api, tmp_path) -> None:
+def test_no_more_requests_are_in_flight_than_are_allowed(api, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(Web, "concurrency", 3)
+    monkeypatch.setattr(Web, "timeout_s", 0.35)
     api.read_answer = after(0.05, b"page")
-    retriever = opened(tmp_path, api.url, "machine.web.concurrency=3", "machine.web.timeout_s=0.35")
+    retriever = opened(tmp_path, api.url)
 
     async def many() -> list[Any]:
         return await asyncio.gather(*(retriever.read(DocId(f"{ADA}/{n}")) for n in range(24)))
@@ -628,17 +633,17 @@ def test_offline_the_cache_answers_byte_for_byte_and_the_rest_is_a_fault(api, tm
     assert api.requests == count
 
 
-@pytest.mark.parametrize(
-    "change", ["machine.web.results=5", 'machine.web.hosts=["example.org"]', "machine.web.search_url={url}/elsewhere"]
-)
+@pytest.mark.parametrize("change", ['machine.web.hosts=["example.org"]', "machine.web.search_url={url}/elsewhere"])
 def test_a_setting_that_decides_an_answer_asks_anew(api, tmp_path, change) -> None:
     ask(opened(tmp_path, api.url))
     ask(opened(tmp_path, api.url, change.format(url=api.url)))
     assert len(api.searches) + api.elsewhere == 2
 
 
-def test_a_longer_bound_reads_a_page_anew(api, tmp_path) -> None:
-    short = read(opened(tmp_path, api.url, "machine.web.page_bytes=10"), ADA)
+def test_a_longer_bound_reads_a_page_anew(api, tmp_path, monkeypatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Web, "page_bytes", 10)
+        short = read(opened(tmp_path, api.url), ADA)
     assert [chunk.text for chunk in short] == [PAGES[ADA][:10]]
     assert len(read(opened(tmp_path, api.url), ADA)) == 4
 
@@ -788,14 +793,12 @@ def test_the_hash_names_how_the_web_is_asked_and_not_where_or_by_whom(tmp_path) 
     assert (info.unit, info.documents, info.chunks) == ("document", 0, 0)
     same = [
         "machine.web.search_key=other",
-        "machine.web.timeout_s=9",
-        "machine.web.concurrency=2",
         "machine.web.offline=true",
     ]
     assert opened(tmp_path, "http://127.0.0.1:2", *same).info == info
-    other = ["machine.web.results=9", 'machine.web.hosts=["a.org"]', "machine.web.page_bytes=9", "index.chunk_tokens=9"]
+    other = ['machine.web.hosts=["a.org"]', "index.chunk_tokens=9"]
     hashes = Counter(opened(tmp_path, "http://127.0.0.1:1", change).info.index_hash for change in other)
-    assert len(hashes | Counter([info.index_hash])) == 5
+    assert len(hashes | Counter([info.index_hash])) == 3
 
 
 POLICIES = [

@@ -71,7 +71,6 @@ def test_tools_that_are_off_are_not_missed() -> None:
     assert available_tools(load_config(overrides=ONLY_SEARCH).env) == 2
     assert value(diversity, *ONLY_SEARCH, calls=used(2)) == 1.0
     assert value(diversity_shortfall, *ONLY_SEARCH, calls=used(2)) == 0.0
-    assert value(diversity, *ONLY_SEARCH, "reward.diversity_target=1", calls=used(1)) == 1.0
 
 
 @pytest.mark.parametrize(("turns", "expected"), [(0, 0.0), (20, 0.0), (21, 0.05), (30, 0.5), (40, 1.0), (99, 1.0)])
@@ -88,7 +87,6 @@ def test_curation_is_a_share_of_turns_up_to_its_target() -> None:
     assert value(curation, turns=10, calls={"curate": 2}) == pytest.approx(0.5)
     assert value(curation, turns=10, calls={"curate": 8}) == 1.0
     assert value(curation, turns=0) == 0.0
-    assert value(curation, "reward.curation_target=0.0", turns=10) == 1.0
 
 
 def test_penalties_weigh_negatively_and_nothing_else_does() -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness1.config import Config, load_config
+from harness1.config import Config, Reward, load_config
 from harness1.records import RewardRecord
 from harness1.reward import BEYOND_CAP, composite, contributions
 from harness1.reward.measures import Outcome, f_beta
@@ -35,9 +35,9 @@ BEST_PROCESS = {"turns": 20, "calls": dict.fromkeys("abcdef", 1)}
 BRIBED = {"diversity": 9.0, "diversity_shortfall": 0.0, "curation": 0.0, "turn_penalty": 9.0}
 
 
-def config(recipe: str, weights: dict[str, float], cap: float = CAP) -> Config:
+def config(recipe: str, weights: dict[str, float]) -> Config:
     settings = [f"reward.{name}={value!r}" for name, value in weights.items()]
-    return load_config(None, [f"reward.recipe={recipe}", f"reward.process_cap={cap!r}", *settings])
+    return load_config(None, [f"reward.recipe={recipe}", *settings])
 
 
 def rewarded(outcome: Outcome, settings: Config) -> RewardRecord:
@@ -103,10 +103,13 @@ def test_no_unsolved_episode_outranks_a_solved_one(
         ("robust", {"recall": 1.0, "precision": 1 / 3, "set_size": 30}, {"set_size": 1}),
     ],
 )
-def test_the_closest_case_holds_by_the_cap_alone(recipe: str, good: dict[str, Any], bad: dict[str, Any]) -> None:
+def test_the_closest_case_holds_by_the_cap_alone(
+    monkeypatch: pytest.MonkeyPatch, recipe: str, good: dict[str, Any], bad: dict[str, Any]
+) -> None:
     worst, best = Outcome(**good, **WORST_PROCESS), Outcome(**bad, **BEST_PROCESS)
     assert rewarded(worst, config(recipe, BRIBED)).total > rewarded(best, config(recipe, BRIBED)).total
-    uncapped = config(recipe, BRIBED, cap=1e9)
+    monkeypatch.setattr(Reward, "process_cap", 1e9)
+    uncapped = config(recipe, BRIBED)
     assert rewarded(worst, uncapped).total < rewarded(best, uncapped).total
 
 

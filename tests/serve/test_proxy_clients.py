@@ -51,7 +51,7 @@ from tests.support import hear_interrupts, make_env
 pytestmark = pytest.mark.service
 
 ENV = Env(max_turns=12)
-QUICK = Machine(attempts=2, backoff_s=0.0, model=Model(timeout_s=5.0))
+QUICK = Machine(attempts=2, model=Model(timeout_s=5.0))
 CLIENTS: dict[str, Callable[[str], Client]] = {
     "openai": lambda url: openai_client(url, stream=False),
     "openai streamed": lambda url: openai_client(url, stream=True),

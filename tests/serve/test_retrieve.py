@@ -126,9 +126,9 @@ def test_read_and_get_answer_chunks() -> None:
 
 
 def test_info_tells_the_index_and_the_ranking_settings() -> None:
-    served = service(config=load_config(None, ["env.retrieval.rrf_k=7"]))
+    served = service(config=load_config(None, ["env.retrieval.mode=bm25"]))
     status, found = ask(served, "/info", method="GET")
-    assert (status, found["index"]["index_hash"], found["retrieval"]["rrf_k"]) == (200, "word-index", 7)
+    assert (status, found["index"]["index_hash"], found["retrieval"]["mode"]) == (200, "word-index", "bm25")
     assert ask(served, "/health", method="GET") == (200, {"status": "ok"})
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from harness1.config import AutoPopulate, Env, FanOut
 from harness1.records import Note, Observation
 from harness1.retrieval.protocol import rrf
@@ -38,14 +40,16 @@ def test_handles_follow_the_fused_order() -> None:
     assert next(iter(env.state.memory.pool.entries.values())).unit_id == "z"
 
 
-def test_queries_beyond_the_limit_are_left_out_and_told() -> None:
-    found = fan_out("alpha", "beta", "gamma", env=Env(fan_out=FanOut(queries=2)))
+def test_queries_beyond_the_limit_are_left_out_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FanOut, "queries", 2)
+    found = fan_out("alpha", "beta", "gamma")
     assert [ranking.query for ranking in found.rankings] == ["alpha", "beta"]
     assert Note("queries_left_out", {"count": 1, "limit": 2}) in found.notes
 
 
-def test_blank_and_repeated_queries_do_not_count() -> None:
-    found = fan_out(" ", "alpha", "", "alpha ", "beta", env=Env(fan_out=FanOut(queries=2)))
+def test_blank_and_repeated_queries_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FanOut, "queries", 2)
+    found = fan_out(" ", "alpha", "", "alpha ", "beta")
     assert [ranking.query for ranking in found.rankings] == ["alpha", "beta"]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness1.config import Compression, Env, Grep
+from harness1.config import Compression, Env
 from harness1.records import Note
 from tests.support import call, chunk, make_env, play, search, text_of
 
@@ -22,9 +22,9 @@ def test_matches_fill_no_empty_set_and_the_next_search_still_does() -> None:
 
 def test_at_most_so_many_matches_come() -> None:
     chunks = [chunk(f"d{n}", f"common {n}") for n in range(9)]
-    step = play(make_env(Env(grep=Grep(hits=4)), chunks), call("grep_corpus", pattern="common"))[0]
+    step = play(make_env(chunks=chunks), call("grep_corpus", pattern="common"))[0]
     assert step.observation is not None
-    assert len(step.observation.hits) == 4
+    assert len(step.observation.hits) == 5
 
 
 def test_the_sentence_that_holds_the_words_is_shown() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from harness1.config import Env, Review
 from harness1.records import Note, Observation
 from tests.support import CORPUS, WordRetriever, call, chunk, make_env, play, search, text_of
@@ -38,15 +40,18 @@ def test_naming_nothing_or_nothing_known_is_an_error() -> None:
     assert error.code == "unknown_handles"
 
 
-def test_limits_are_told() -> None:
-    found, _ = review("D1", "D2", "D3", env=Env(review=Review(documents=2)))
+def test_limits_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Review, "documents", 2)
+    found, _ = review("D1", "D2", "D3")
     assert len(found.hits) == 2
     assert Note("documents_left_out", {"count": 1, "limit": 2}) in found.notes
-    found, _ = review("D1", "D2", env=Env(review=Review(tokens=20)))
+    monkeypatch.setattr(Review, "tokens", 20)
+    found, _ = review("D1", "D2")
     assert len(found.hits) == 1
     assert Note("parts_left_out", {"count": 1}) in found.notes
 
 
-def test_the_same_document_twice_counts_once() -> None:
-    found, _ = review("D1", "d1", "ada", "D2", env=Env(review=Review(documents=2)))
+def test_the_same_document_twice_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Review, "documents", 2)
+    found, _ = review("D1", "d1", "ada", "D2")
     assert [hit.doc_id for hit in found.hits] == ["ada", "babbage"]

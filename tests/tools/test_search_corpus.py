@@ -55,12 +55,12 @@ def test_compression_shows_the_nearest_sentences_and_stores_the_text() -> None:
 
 def test_the_first_successful_search_fills_an_empty_set_once() -> None:
     chunks = [chunk(f"d{n}", f"common {n}", f"T{n}") for n in range(12)]
-    env = make_env(Env(auto_populate=AutoPopulate(documents=3, tag="low", by="first")), chunks)
+    env = make_env(Env(auto_populate=AutoPopulate(documents=3, by="first")), chunks)
     steps = play(env, search("nowhere"), search("common"), curate(remove_ids=["D1", "D2", "D3"]), search("common"))
     assert [observed(step).delta.auto_populated for step in steps] == [(), ("d0", "d1", "d10"), (), ()]
-    env = make_env(Env(auto_populate=AutoPopulate(documents=3, tag="low", by="first")), chunks)
+    env = make_env(Env(auto_populate=AutoPopulate(documents=3, by="first")), chunks)
     play(env, search("common"))
-    assert env.state.memory.curated.tags == {"d0": "low", "d1": "low", "d10": "low"}
+    assert env.state.memory.curated.tags == {"d0": "fair", "d1": "fair", "d10": "fair"}
 
 
 def test_what_the_policy_curated_first_is_not_added_to() -> None:
@@ -71,7 +71,7 @@ def test_what_the_policy_curated_first_is_not_added_to() -> None:
 
 
 def test_without_tags_the_first_documents_are_equal_to_all_others() -> None:
-    env = make_env(Env(curation=Curation(tags=False), auto_populate=AutoPopulate(tag="low", documents=1, by="first")))
+    env = make_env(Env(curation=Curation(tags=False), auto_populate=AutoPopulate(documents=1, by="first")))
     play(env, search("Ada"), curate(add_ids=["D2"]))
     assert len(set(env.state.memory.curated.tags.values())) == 1
 

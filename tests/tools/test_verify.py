@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
 from harness1.config import Env, Verification
 from harness1.env.environment import SearchEnv
 from harness1.env.verifiers import Judgement, VerifierFault
@@ -76,9 +78,10 @@ def test_a_document_that_has_grown_is_judged_again_and_the_newest_verdict_holds(
     assert [twin.replay(step.turn).turn for step in steps] == [step.turn for step in steps]
 
 
-def test_limits_and_unknown_handles_are_told() -> None:
-    env = Env(verification=Verification(documents=1, characters=15))
-    (seen,), recorder, _, _ = observed(verify("D3", "D1", "D77"), env=env)
+def test_limits_and_unknown_handles_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Verification, "documents", 1)
+    monkeypatch.setattr(Verification, "characters", 15)
+    (seen,), recorder, _, _ = observed(verify("D3", "D1", "D77"))
     assert recorder.asked == [(CLAIM, ("byron",))]
     assert recorder.longest == 15
     codes = {note.code for note in seen.notes}
@@ -98,20 +101,3 @@ def test_a_verdict_is_no_document() -> None:
     assert seen.hits == ()
     assert world.state.memory.history[-1].new == 0
     assert len(world.state.memory.pool.entries) == 3
-
-
-def test_the_title_is_judged_with_the_text_if_asked_for() -> None:
-    class Reader(Recorder):
-        async def judge(self, claim: str, documents: Sequence[tuple[UnitId, str]]) -> list[Judgement | VerifierFault]:
-            return [Judgement("yes", text[:40]) for _, text in documents]
-
-    def first(env: Env) -> str:
-        steps = play(make_env(env, verifier=Reader()), search("Ada Byron"), verify("D3"))
-        assert steps[-1].observation
-        return steps[-1].observation.verdicts[0].sentence
-
-    plain = first(Env())
-    titled = first(Env(verification=Verification(titles=True)))
-    assert titled.splitlines()[1] == plain[: len(titled.splitlines()[1])]
-    assert titled.splitlines()[0] == "Lord Byron"
-    assert len(first(Env(verification=Verification(titles=True, characters=10)))) == 10

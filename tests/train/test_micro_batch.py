@@ -30,7 +30,7 @@ from tests.tiny_models import VOCABULARY, save_tiny_model
 from tests.vocabularies import chat_format
 
 LENGTHS = (24, 5, 17, 9, 17)
-ENV = load_config(None, ["env.rendering.order=epoch", "env.search.hits=2", "env.fan_out.queries=2"]).env
+ENV = load_config(None, ["env.rendering.order=epoch", "env.search.hits=2"]).env
 CHAT = chat_format("hermes", "chatml")
 
 

@@ -10,11 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import NamedTuple, Protocol, TypeVar
 
-import msgspec
 from msgspec.structs import replace
 
 from harness1 import config
 from harness1.config import Machine
+from harness1.config.env import read_index_description
 from harness1.errors import MALFORMED, CorpusError, SchemaError
 from harness1.hashing import canonical, digest
 from harness1.records import Chunk, ChunkId, DocId, Record
@@ -55,7 +55,7 @@ class EngineIndex(Record):
             SchemaError: it has a newer format.
         """
         try:
-            index = msgspec.json.decode(str(text), type=cls)
+            index = read_index_description(str(text), cls)
         except MALFORMED as error:
             raise CorpusError(f"{name} is not an index of harness1: choose another name") from error
         index.check_format(name)
