@@ -220,13 +220,13 @@ class Train(Settings):
     """Shape of the rate's decay to 0 after the warm-up."""
     warmup: Share = 0.0
     """Share of the steps over which the rate rises from 0."""
-    beta1: ClassVar[float] = 0.9
+    beta1: Moment = 0.9
     """AdamW: share of the running mean of gradients that a step keeps."""
-    beta2: ClassVar[float] = 0.95
+    beta2: Moment = 0.95
     """AdamW: share of the running mean of squared gradients that a step keeps."""
-    epsilon: ClassVar[float] = 1e-8
+    epsilon: Rate = 1e-8
     """AdamW: added to the divisor of a step, against division by 0."""
-    weight_decay: ClassVar[float] = 0.0
+    weight_decay: Weight = 0.0
     """AdamW: share of a weight, times the rate, that a step takes off; 0: none."""
     clip: Weight = 1.0
     """Largest gradient norm; 0: no clipping."""
