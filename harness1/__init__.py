@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from harness1.retrieval.open import open_retriever as open_retriever
     from harness1.reward import Case as Case
     from harness1.reward import score as score
-    from harness1.runs.store import EpisodeStore as EpisodeStore
-    from harness1.runs.store import read_episodes as read_episodes
+    from harness1.runs.journal import EpisodeStore as EpisodeStore
+    from harness1.runs.journal import read_episodes as read_episodes
     from harness1.tools.tool import tool as tool
 
 __version__ = "0.1.0"

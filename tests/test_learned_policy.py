@@ -10,11 +10,11 @@ import pytest
 from benchmarks import learned_policy
 from benchmarks.learned_policy import compared, markdown, unseen_gains
 from benchmarks.systems import System
-from harness1.eval.run_view import RunView, read_run
+from harness1.eval.run import Run, read_run
 from tests.eval.run_folders import dataset, episode, run_folder
 
 
-def runs_of(folder: Path, **found: tuple[str, str]) -> dict[str, RunView]:
+def runs_of(folder: Path, **found: tuple[str, str]) -> dict[str, Run]:
     """Runs over two tasks, by what each delivered for them; the gold is `b` in both."""
     data = dataset(folder / "data", {"t": "?", "u": "?"}, gold="b")
     return {

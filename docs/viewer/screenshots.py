@@ -24,7 +24,7 @@ if not __package__:
 
 from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
 
-from harness1.runs.store import read_episodes
+from harness1.runs.journal import read_episodes
 
 WORLD, TASKS, SHOWN = "world:600", "60", 2
 """The corpus, the number of tasks, and the place of the episode that is shown."""

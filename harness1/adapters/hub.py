@@ -22,8 +22,8 @@ from harness1.records import Task
 from harness1.redaction import HIDDEN, without_secrets
 from harness1.runs.folder import CONFIG, PROVENANCE, SUBMISSION
 from harness1.runs.journal import read_lines
-from harness1.runs.stage import STAGE, Stage, read_stage
-from harness1.runs.store import EPISODES, TOKENS
+from harness1.runs.files import STAGE, Stage, read_stage
+from harness1.runs.journal import EPISODES, TOKENS
 from harness1.sft.data_card import CARD, HELD_OUT, README, TRAIN, read_card
 from harness1.training.log import LOG
 

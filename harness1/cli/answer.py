@@ -18,7 +18,7 @@ from harness1.errors import InfrastructureFault
 from harness1.eval.answers.asking import CONDITIONS
 from harness1.eval.answers.run import AnswerRequest, AnswerRun, open_answers
 from harness1.eval.answers.summary import METRICS
-from harness1.eval.run_view import read_run
+from harness1.eval.run import read_run
 from harness1.eval.statistics import probability
 
 

@@ -20,7 +20,7 @@ from harness1.cli.terminal import Terminal
 from harness1.errors import UsageError
 from harness1.eval.compare.comparison import compare as compare_runs
 from harness1.eval.compare.text import Block, Grid, Links, blocks, markdown
-from harness1.eval.run_view import read_run
+from harness1.eval.run import read_run
 from harness1.runs.files import write_atomically
 
 LEAST = 16

@@ -25,10 +25,9 @@ from harness1.records import Episode, Status
 from harness1.retrieval.open import open_retriever
 from harness1.rl.logprobs import LogprobReport, compare_calls, grammar_masks
 from harness1.rows.calls import calls_of, sampled_calls
+from harness1.runs.files import Stage, read_stage
 from harness1.runs.folder import run_config
-from harness1.runs.line_digests import undigested_lines
-from harness1.runs.stage import Stage, read_stage
-from harness1.runs.store import EPISODES, read_episodes
+from harness1.runs.journal import EPISODES, read_episodes, undigested_lines
 from harness1.tools.registry import Toolbox
 
 

@@ -14,7 +14,7 @@ from harness1.errors import InfrastructureFault
 from harness1.eval.failure import broken_lines, fault_reasons
 from harness1.eval.metrics import HEADLINE
 from harness1.models.checkpoint import Checkpoint
-from harness1.runs.stage import read_stage
+from harness1.runs.files import read_stage
 from harness1.training.log import read_log, validation_values
 
 

@@ -16,7 +16,7 @@ from harness1.data.source import AbsentGold, Fault, Source, refuse
 from harness1.errors import CorpusError
 from harness1.records import Task
 from harness1.retrieval.corpus import Document
-from harness1.runs.stage import Stage, clear, read_stage, refuse_other, under_way
+from harness1.runs.files import Stage, clear, read_stage, refuse_other, under_way
 
 IMPORT = "data import"
 FORMAT = 1

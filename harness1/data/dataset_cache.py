@@ -25,8 +25,7 @@ from harness1.errors import InfrastructureFault, UsageError
 from harness1.hashing import file_digest
 from harness1.plain import meant
 from harness1.records import Record
-from harness1.runs.files import lock_or_wait, read_json, write_json, writing
-from harness1.runs.stage import STAGE, Stage, read_stage
+from harness1.runs.files import STAGE, Stage, lock_or_wait, read_json, read_stage, write_json, writing
 
 PREFIX = "beir/"
 """Names the archive of BEIR where a benchmark of the paper has the plain name."""

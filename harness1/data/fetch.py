@@ -20,7 +20,7 @@ from harness1.data.jsonl import INFLATION, LEAST_INFLATED
 from harness1.data.tables import find_files
 from harness1.errors import InfrastructureFault, UsageError, optional
 from harness1.runs.files import refuse_full_disk
-from harness1.runs.stage import Stage, read_stage, refuse_foreign, under_way
+from harness1.runs.files import Stage, read_stage, refuse_foreign, under_way
 
 GET = "data get"
 MOST_FILES = 10_000

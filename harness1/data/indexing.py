@@ -21,8 +21,7 @@ from harness1.retrieval.generations import LOCK, building
 from harness1.retrieval.index import build_hash, open_index
 from harness1.retrieval.open import is_engine, open_retriever
 from harness1.retrieval.protocol import IndexInfo
-from harness1.runs.files import writing
-from harness1.runs.stage import STAGE, Stage, read_stage
+from harness1.runs.files import STAGE, Stage, read_stage, writing
 
 LEFT_OUT = "left_out"
 """Names the number of documents that could not be read, in the card of an index."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from harness1.errors import MALFORMED, SchemaError
-from harness1.runs.store import EPISODES
+from harness1.runs.journal import EPISODES
 
 
 class _Task(msgspec.Struct):

@@ -18,14 +18,7 @@ from harness1.episodes.processes import run_episodes
 from harness1.errors import MALFORMED, UsageError
 from harness1.eval.failure import Faults, fault_count
 from harness1.eval.outputs import output_names, write_outputs
-from harness1.eval.scored_with import (
-    SCORE_AGAIN,
-    SCORING,
-    refuse_other_gold,
-    refuse_other_queries,
-    refuse_other_rewards,
-    task_hashes,
-)
+from harness1.eval.run import SCORE_AGAIN, SCORING, Run, task_hashes
 from harness1.eval.summary import summarise
 from harness1.hashing import digest, file_digest
 from harness1.policy.policy import Policy
@@ -35,22 +28,22 @@ from harness1.retrieval.index import EmbeddedIndex, open_index
 from harness1.retrieval.open import absolute_index, is_engine, open_retriever
 from harness1.reward import score
 from harness1.reward.measures import targets
-from harness1.runs import provenance
-from harness1.runs.files import writing
+from harness1.runs.files import TASK_HASHES, Stage, read_stage, refuse_changed, under_way, writing
 from harness1.runs.folder import (
     METRICS,
     REPORT,
     VIEW,
+    begin_provenance,
     clear_run,
     drop_leftovers,
+    end_provenance,
     episodes_of,
     refuse_other_run,
+    restate_provenance,
     run_config,
     run_stage,
 )
-from harness1.runs.line_digests import LINES, continued, finish, is_unchanged
-from harness1.runs.stage import TASK_HASHES, Stage, read_stage, refuse_changed, under_way
-from harness1.runs.store import EPISODES, EpisodeStore, rewrite_episodes
+from harness1.runs.journal import EPISODES, LINES, EpisodeStore, continued, finish, is_unchanged, rewrite_episodes
 from harness1.tools.registry import Toolbox
 
 Progress = Callable[[Episode], None]
@@ -232,7 +225,7 @@ def evaluate(
         drop_leftovers(out)
         on_torn(store.torn)
         jobs = _left(evaluation, stage, out, on_start, on_earlier)
-        provenance.begin(out, evaluation.facts(stage), runs=bool(jobs))
+        begin_provenance(out, evaluation.facts(stage), runs=bool(jobs))
 
         def keep(episode: Episode) -> None:
             store.append(episode)
@@ -245,7 +238,7 @@ def evaluate(
             raise
         finally:
             if jobs:
-                provenance.end(out)
+                end_provenance(out)
         return write_metrics(evaluation, stage, out)
 
 
@@ -272,7 +265,7 @@ def rescore(evaluation: Evaluation, out: Path) -> None:
         outputs = {**before.outputs, LINES: stage.outputs[LINES]}
         before.write(out, status="interrupted", inputs={**before.inputs, "gold": ""}, outputs=outputs)
         rewrite_episodes(out, lambda each: score(each, golds.get(each.task.task_id), evaluation.config))
-        provenance.restate(out, evaluation.facts(stage))
+        restate_provenance(out, evaluation.facts(stage))
         stage.write(out, status="interrupted")
 
 
@@ -285,19 +278,19 @@ def refuse_changed_tasks(evaluation: Evaluation, out: Path, besides: Sequence[st
     Raises:
         UsageError: a question, or the gold, has changed; the message says how to go on.
     """
-    found, tasks = read_stage(out), {task.task_id: task for task in evaluation.tasks}
-    if found is None or found.inputs.get("tasks") != list(tasks) or not (out / EPISODES).is_file():
+    found, tasks = read_stage(out), [task.task_id for task in evaluation.tasks]
+    if found is None or found.inputs.get("tasks") != tasks or not (out / EPISODES).is_file():
         return
     again = PLAY_AGAIN if needs_gold(evaluation.policy) else f"{SCORE_AGAIN}, {PLAY_AGAIN}"
     current, known = task_hashes(evaluation.tasks), found.inputs.keys()
     if {*TASK_HASHES} <= known and current == {name: found.inputs[name] for name in TASK_HASHES}:
         return
-    episodes = episodes_of(found, out)
-    refuse_other_queries(found, out, tasks, episodes, PLAY_AGAIN)
+    run = Run(out, found, given=evaluation.tasks)
+    run.refuse_other_queries(PLAY_AGAIN)
     if not besides:
-        refuse_other_gold(found, out, tasks, again)
+        run.refuse_other_gold(again)
     if not besides and "gold" not in known and found.inputs.get("reward") == evaluation.config.reward_hash:
-        refuse_other_rewards(out, tasks, evaluation.config, episodes, again)
+        run.refuse_other_rewards(evaluation.config, again)
 
 
 def _left(evaluation: Evaluation, stage: Stage, out: Path, on_start: OnStart, on_earlier: Progress) -> list[EpisodeJob]:

@@ -15,15 +15,14 @@ import msgspec
 from harness1.config import Config
 from harness1.errors import MissingExtra, UsageError
 from harness1.eval.failure import failure_class
-from harness1.eval.known_gold import KnownGold, known_gold
+from harness1.eval.run import Run
 from harness1.eval.summary import measured
 from harness1.records import TAGS, Episode, Gold, Status, Turn, UnitId
 from harness1.reward.measures import Outcome, measure_outcome, targets
 from harness1.rows.calls import calls_of
-from harness1.runs.files import read_json
-from harness1.runs.folder import METRICS, run_config
-from harness1.runs.stage import Stage, read_stage
-from harness1.runs.store import latest_episodes
+from harness1.runs.files import Stage, read_json, read_stage
+from harness1.runs.folder import METRICS
+from harness1.runs.journal import latest_episodes
 
 Library = Literal["", "pandas", "polars"]
 LIBRARIES = ("pandas", "polars")
@@ -37,12 +36,21 @@ Row = dict[str, Any]
 class RecordedRun:
     """A run folder as tables; made by `load_run`."""
 
-    folder: Path
-    stage: Stage
-    config: Config
+    run: Run
     episodes: tuple[Episode, ...]
     """The last episode of each task and sample, in that order."""
-    gold: KnownGold
+
+    @property
+    def folder(self) -> Path:
+        return self.run.folder
+
+    @property
+    def stage(self) -> Stage:
+        return self.run.stage
+
+    @property
+    def config(self) -> Config:
+        return self.run.config
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -78,7 +86,7 @@ class RecordedRun:
         return _frame([row for episode in self.episodes for row in self._turns(episode)], library)
 
     def _task(self, episode: Episode) -> Row:
-        gold = self.gold.of(episode.task)
+        gold = self.run.gold_of(episode.task)
         result = _outcome(episode, gold)
         tags = Counter(entry.tag for entry in episode.curated)
         called = list(calls_of(episode))
@@ -88,7 +96,7 @@ class RecordedRun:
             "query": episode.task.query,
             "sample": episode.sample_idx,
             "seed": episode.seed,
-            "policy": str(self.stage.outputs.get("policy", "")),
+            "policy": self.run.policy,
             "episode": episode.episode_id,
             "group": episode.group_id,
             "status": episode.status.value,
@@ -106,7 +114,7 @@ class RecordedRun:
         return row | {name: value for name, value in metrics.items() if name not in row}
 
     def _turns(self, episode: Episode) -> Iterator[Row]:
-        gold = self.gold.of(episode.task)
+        gold = self.run.gold_of(episode.task)
         wanted = _targets(episode, gold)
         seen: set[UnitId] = set()
         for turn in episode.turns:
@@ -128,13 +136,10 @@ def load_run(folder: Path | str) -> RecordedRun:
         SchemaError: its card or an episode is damaged.
     """
     place = Path(folder)
-    stage = read_stage(place)
-    if stage is not None and stage.verb == "rl train":
-        place, stage = place / "episodes", read_stage(place / "episodes")
-    config, _ = run_config(place)
-    assert stage is not None, "run_config has read it"
-    found = sorted(latest_episodes(place).items())
-    return RecordedRun(place, stage, config, tuple(episode for _, episode in found), known_gold(stage))
+    card = read_stage(place)
+    run = Run.open(place / "episodes" if card is not None and card.verb == "rl train" else place)
+    found = sorted(latest_episodes(run.folder).items())
+    return RecordedRun(run, tuple(episode for _, episode in found))
 
 
 def _turn(episode: Episode, turn: Turn) -> Row:

@@ -31,10 +31,11 @@ from harness1.runs.folder import (
     SUBMISSION,
     TASKS,
     of_sample,
+    read_provenance,
     shown_config,
     toml_lines,
+    wall_seconds,
 )
-from harness1.runs.provenance import read_provenance, wall_seconds
 
 TAG = "harness1"
 """The last column of a TREC run."""

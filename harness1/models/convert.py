@@ -19,8 +19,19 @@ from harness1.hashing import file_digest
 from harness1.model_folder import folder_hash, refusing
 from harness1.models.gguf import convert_gguf
 from harness1.records import Record
-from harness1.runs.files import read_json, refuse_full_disk, replacing, write_json, writing
-from harness1.runs.stage import STAGE, Stage, refuse_foreign, refuse_other, remove, under_way
+from harness1.runs.files import (
+    STAGE,
+    Stage,
+    read_json,
+    refuse_foreign,
+    refuse_full_disk,
+    refuse_other,
+    remove,
+    replacing,
+    under_way,
+    write_json,
+    writing,
+)
 
 if TYPE_CHECKING:
     import torch

@@ -21,8 +21,7 @@ from harness1.models.convert import convert_model
 from harness1.models.gguf import check_installed, convert_gguf
 from harness1.plain import meant
 from harness1.records import Record
-from harness1.runs.files import lock_or_wait
-from harness1.runs.stage import Stage, refuse_foreign
+from harness1.runs.files import Stage, lock_or_wait, refuse_foreign
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

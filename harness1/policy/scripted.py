@@ -18,7 +18,7 @@ from harness1.hashing import digest
 from harness1.memory.question import claim, mentions
 from harness1.policy.policy import Decision, Session
 from harness1.records import TAGS, Episode, Tag, Task, ToolCall
-from harness1.runs.store import read_episodes
+from harness1.runs.journal import read_episodes
 from harness1.tools.documents import END_SEARCH
 from harness1.tools.tool import ToolSpec
 

@@ -25,10 +25,9 @@ from harness1.retrieval.generations import check_index
 from harness1.reward import total_of
 from harness1.rl.admission.report import read_report
 from harness1.rows.file import RowFile
-from harness1.runs.files import read_json
+from harness1.runs.files import STAGE, Stage, read_json, read_raw_stage, read_stage
 from harness1.runs.folder import METRICS, run_config
-from harness1.runs.stage import STAGE, Stage, read_raw_stage, read_stage
-from harness1.runs.store import read_episodes
+from harness1.runs.journal import read_episodes
 from harness1.sft.data_card import HELD_OUT, TRAIN, read_card
 from harness1.training.log import VALIDATION_PREFIX, read_log
 

@@ -19,7 +19,7 @@ from harness1.recipe.gates import GATES
 
 SHIPPED = Path(__file__).parent / "shipped"
 PLAIN = (
-    *("compare", "view", "replay", "fuse", "index check", "push", "help"),
+    *("compare", "view", "replay", "index check", "push", "help"),
     *("models get", "models convert", "models merge", "models list"),
 )
 """What verbs begin with that take no `--config` and `--set`."""

@@ -19,8 +19,7 @@ from harness1.errors import MALFORMED, HarnessError, InfrastructureFault, Schema
 from harness1.recipe.gates import Ruling, StageCase, artifact, judge_stage, metrics_of
 from harness1.recipe.recipe import Recipe
 from harness1.records import Record
-from harness1.runs.files import lock, write_json, writing
-from harness1.runs.stage import read_stage
+from harness1.runs.files import lock, read_stage, write_json, writing
 
 JOURNAL, LOCK, LOGS = "recipe.json", ".lock", "logs"
 TRIES, PAUSE_S = 5, 0.1

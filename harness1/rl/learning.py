@@ -34,12 +34,10 @@ from harness1.rl.rollouts import Rollouts
 from harness1.rl.shared_devices import Undisturbed
 from harness1.rl.task_stream import PlacedTask, TaskStream
 from harness1.rl.training_rows import training_rows
-from harness1.runs.files import refuse_full_disk
+from harness1.runs.files import Stage, refuse_full_disk, refuse_other, under_way
 from harness1.runs.folder import run_stage
-from harness1.runs.line_digests import continued, finish
-from harness1.runs.stage import Stage, refuse_other, under_way
-from harness1.runs.store import EPISODES as LINES
-from harness1.runs.store import EpisodeStore
+from harness1.runs.journal import EPISODES as LINES
+from harness1.runs.journal import EpisodeStore, continued, finish
 from harness1.training.algorithm import make_algorithm
 from harness1.training.followers import TrainerJob
 from harness1.training.log import NO_TRACKERS, VALIDATION_PREFIX, StepListener, Trackers, TrainLog

@@ -13,9 +13,8 @@ import numpy as np
 from harness1.errors import MALFORMED, SchemaError
 from harness1.records import Record, Sampling, TokenBlob, ToolCall
 from harness1.rows.calls import CapturedCall
-from harness1.runs.journal import Journal, read_lines, to_bytes, unpacked
-from harness1.runs.line_digests import checked_lines, with_digest
-from harness1.runs.stage import Stage, refuse_changed, refuse_foreign
+from harness1.runs.files import Stage, refuse_changed, refuse_foreign
+from harness1.runs.journal import Journal, checked_lines, read_lines, to_bytes, unpacked, with_digest
 
 CALLS = "calls.jsonl"
 TOKENS = "tokens.bin"

@@ -9,13 +9,14 @@ import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import msgspec
 
+from harness1.config import present_tree
 from harness1.errors import MALFORMED, SchemaError, UsageError
 
 
@@ -101,3 +102,163 @@ def lock_or_wait(file: IO[Any], on_wait: Callable[[], None]) -> None:
     except BlockingIOError:
         on_wait()
         fcntl.flock(file, fcntl.LOCK_EX)
+
+
+STAGE = "stage.json"
+TASK_HASHES = ("queries", "gold")
+"""Inputs of a run that follow from its tasks."""
+
+
+class Stage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The card of a folder. `inputs` decide what the verb does: equal inputs and a finished status mean done."""
+
+    verb: str
+    inputs: dict[str, Any]
+    status: Literal["running", "finished", "interrupted"] = "running"
+    hashes: dict[str, str] = {}
+    gates: dict[str, Any] = {}
+    outputs: dict[str, Any] = {}
+
+    def is_done(self, folder: Path) -> bool:
+        """Return whether the folder already holds the same work, finished."""
+        found = read_stage(folder)
+        return (
+            found is not None and found.status == "finished" and (found.verb, found.inputs) == (self.verb, self.inputs)
+        )
+
+    def write(self, folder: Path, **changes: Any) -> Stage:
+        """Write the card, with changes, in one atomic step; return it as written."""
+        stage = msgspec.structs.replace(self, **changes)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / STAGE, stage)
+        return stage
+
+
+def read_stage(folder: Path) -> Stage | None:
+    """Return the card of a folder, with its configuration as this version spells it, or None if it has none.
+
+    Raises:
+        SchemaError: the card cannot be read.
+    """
+    stage = read_raw_stage(folder)
+    config = {} if stage is None else stage.outputs.get("config")
+    if stage is None or not isinstance(config, dict):
+        return stage
+    return msgspec.structs.replace(stage, outputs={**stage.outputs, "config": present_tree(config)})
+
+
+def read_raw_stage(folder: Path) -> Stage | None:
+    """Return the card of a folder as it was written, or None if it has none.
+
+    Raises:
+        SchemaError: the card cannot be read.
+    """
+    path = folder / STAGE
+    if not path.is_file():
+        return None
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Stage)
+    except MALFORMED as error:
+        raise SchemaError(f"{path} is not a stage card: {error}") from error
+
+
+@contextmanager
+def under_way(stage: Stage, folder: Path) -> Iterator[None]:
+    """Write a card that says `running` during the work inside, and `interrupted` if it is cut short.
+
+    Raises:
+        UsageError: the folder cannot be written, or its disk is full.
+    """
+    with writing(folder):
+        stage.write(folder)
+        try:
+            yield
+        except BaseException:
+            with suppress(OSError):  # the error is what to report; a card that says `running` is resumed as well
+                stage.write(folder, status="interrupted")
+            raise
+
+
+def refuse_foreign(folder: Path, verb: str, what: str = "", mark: str = STAGE, option: str = "--out") -> None:
+    """Accept only a folder that is new, empty, or was written by the same verb.
+
+    Args:
+        what: names what a foreign folder lacks; by default, the work of `harness1 VERB`.
+        mark: a file that shows which verb a folder belongs to before it has a card.
+        option: names the folder on the command line.
+
+    Raises:
+        UsageError: the folder holds something else, or is not a folder.
+    """
+    try:
+        # A process that was killed while it wrote its card left the card's temporary file.
+        empty = not folder.exists() or all(each.name.startswith(f".{STAGE}.") for each in folder.iterdir())
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be written to: {error.strerror}") from error
+    found = None if empty else read_stage(folder)
+    if not empty and (found.verb != verb if found else not (folder / mark).is_file()):
+        what = what or f"nothing of `harness1 {verb}`"
+        raise UsageError(f"{folder} is not empty and holds {what}: choose another {option}")
+
+
+def refuse_changed(
+    stage: Stage, folder: Path, noun: str, choice: str = "--out, or --force", besides: Collection[str] = ()
+) -> None:
+    """Accept only a folder without a card, or with one of equal inputs. Hashes of tasks that the card of an earlier
+    version lacks are unknown, and accepted.
+
+    Args:
+        noun: names what the folder holds.
+        choice: names the options to change.
+        besides: inputs that may differ.
+
+    Raises:
+        UsageError: the card has other inputs; the message names them.
+    """
+    found = read_stage(folder)
+    if found is None or found.inputs == stage.inputs:
+        return
+    names = [name for name in stage.inputs if found.inputs.get(name) != stage.inputs[name]]
+    unknown = {name for name in TASK_HASHES if "tasks" in names or name not in found.inputs}
+    names = [name for name in names if name not in unknown and name not in besides]
+    if names or found.inputs.keys() - stage.inputs.keys():
+        raise UsageError(f"{folder} holds another {noun} (it differs in {', '.join(names)}): choose another {choice}")
+
+
+def refuse_other(stage: Stage, folder: Path, noun: str) -> None:
+    """Accept only a folder that is new, empty, or was made by the same work, which `noun` names.
+
+    Raises:
+        UsageError: the folder holds something else, or is not a folder.
+    """
+    refuse_foreign(folder, stage.verb)
+    refuse_changed(stage, folder, noun)
+
+
+def clear(folder: Path, verb: str, *patterns: str, keep_card: bool = False) -> None:
+    """Remove what a verb wrote into a folder, in the same way as `remove`.
+
+    Raises:
+        UsageError: the folder holds something else, or cannot be cleared.
+    """
+    refuse_foreign(folder, verb)
+    remove(folder, *patterns, keep_card=keep_card)
+
+
+def remove(folder: Path, *patterns: str, keep_card: bool = False) -> None:
+    """Remove the files and folders that match, and the card last: without it, the rest of a clearing that was cut
+    short would belong to nobody.
+
+    Args:
+        keep_card: leave the card, because folders that have cards of their own stay beside it.
+
+    Raises:
+        UsageError: the folder cannot be cleared.
+    """
+    try:
+        for path in [path for pattern in patterns for path in folder.glob(pattern) if path.name != STAGE]:
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        if not keep_card:
+            (folder / STAGE).unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError(f"{error.filename or folder} cannot be removed: {error.strerror}") from error

@@ -6,18 +6,23 @@ by a crash, is cut off when the journal is opened for writing and skipped when i
 
 from __future__ import annotations
 
+import hashlib
 import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
+from itertools import accumulate, islice
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
+import msgspec
 import numpy as np
 
-from harness1.errors import SchemaError, UsageError
-from harness1.records import TokenBlob
-from harness1.runs.files import lock
+from harness1.errors import MALFORMED, SchemaError, UsageError
+from harness1.hashing import digest
+from harness1.records import Episode, EpisodeKey, ModelCall, Record, TokenBlob, Turn, decode_episode, encode_episode
+from harness1.runs.files import Stage, lock, read_raw_stage, read_stage, replacing
 
 BLOCK = 1 << 16
 """Bytes that are read at a time to find the end of the last line."""
@@ -150,3 +155,300 @@ def unpacked(path: Path, place: TokenBlob, of: str) -> Iterator[np.ndarray]:
     for count in place.counts:
         yield words[start : start + count]
         start += count
+
+
+LINES = "lines"
+"""The name, among a card's outputs, of what it says about its lines."""
+
+_MARK = b',"digest":"'
+_DIGITS = 32
+_TAIL = len(_MARK) + _DIGITS + len(b'"}')
+
+
+class Lines(Record):
+    """What the card of a run says about its lines."""
+
+    key: str = ""
+    """Seeds their digests."""
+    undigested: int | None = None
+    """Number of lines without a digest, which earlier versions wrote; None: any number."""
+    size: int = 0
+    """Bytes of all lines when the run ended."""
+    digest: str = ""
+    """Digest of all lines in their order, and of the card; empty while the run goes on."""
+    fold: str = ""
+    """Digest of all lines in their order, from which a further line continues."""
+
+
+def with_digest(line: bytes, key: str = "") -> bytes:
+    """Return a line, a JSON object, with its digest as the last field; a record that is no run has no key."""
+    return line[:-1] + _MARK + _digest_of(line, key) + b'"}'
+
+
+def without_digest(line: bytes) -> tuple[bytes, bytes]:
+    """Return a line without its digest, and the digest; it is empty if the line has none."""
+    tail = line[-_TAIL:]
+    if len(line) > _TAIL and tail.startswith(_MARK) and tail.endswith(b'"}'):
+        return line[:-_TAIL] + b"}", tail[len(_MARK) : -2]
+    return line, b""
+
+
+def lines_of(stage: Stage | None) -> Lines:
+    """Return what a card says about its lines; nothing for the card of an earlier version, and for none.
+
+    Raises:
+        SchemaError: the card is damaged.
+    """
+    found = {} if stage is None or stage.verb != "run" else stage.outputs.get(LINES, {})
+    try:
+        return msgspec.convert(found, Lines)
+    except MALFORMED as error:
+        raise SchemaError(f"the card does not say how its lines were recorded: {error}") from error
+
+
+def checked_lines(path: Path, lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+    """Yield the numbered lines of a record without their digests, after comparing these.
+
+    Args:
+        path: the file of the lines, beside the card of its run.
+
+    Raises:
+        SchemaError: a line was changed, comes from another run, or lacks its digest; or, at the end, lines of a
+            finished run were lost, added or moved, or its card was changed.
+    """
+    stage = read_raw_stage(path.parent)
+    said = lines_of(stage)
+    fold, plain = "", 0
+    for number, line in lines:
+        body, found = checked_line(line, said.key, f"{path}:{number}")
+        plain += not found
+        if said.undigested is not None and plain > said.undigested:
+            raise SchemaError(f"{path}:{number}: this line has lost its digest")
+        fold = _folded(fold, found or body)
+        yield number, body
+    closed = said.digest or said.fold or said.size
+    if stage is not None and closed and (said.fold, said.digest) != (fold, _sealed(stage, said)):
+        raise SchemaError(
+            f"{path} or its card was changed after the run had ended: lines were lost, added or moved, or"
+            " the card was edited"
+        )
+
+
+def checked_line(line: bytes, key: str, place: str) -> tuple[bytes, bytes]:
+    """Return a line without its digest, and the digest; raise SchemaError, which names the place, if they differ."""
+    body, found = without_digest(line.removesuffix(b"\n"))
+    if found and found != _digest_of(body, key):
+        raise SchemaError(f"{place}: this line was changed, or was recorded in another run")
+    return body, found
+
+
+def undigested_lines(path: Path) -> int:
+    """Return the number of whole lines without a digest; 0 if there is no such file."""
+    return sum(not without_digest(line[:-1])[1] for _, line in read_lines(path)) if path.is_file() else 0
+
+
+def continued(stage: Stage, path: Path) -> Stage:
+    """Return the card of a run for writing further lines: it keeps the key of those that are there already.
+
+    Raises:
+        SchemaError: the card in the folder is damaged.
+    """
+    before, there = lines_of(read_raw_stage(path.parent)), path.is_file() and path.stat().st_size > 0
+    now = Lines(lines_of(stage).key, 0)
+    if there and before.undigested is not None:
+        now = Lines(before.key, before.undigested)
+    elif there:
+        plain = undigested_lines(path)
+        mixed = plain < sum(1 for _ in read_lines(path))
+        now = Lines("" if mixed else now.key, plain)
+    return msgspec.structs.replace(stage, outputs={**stage.outputs, LINES: msgspec.to_builtins(now)})
+
+
+def finish(stage: Stage, path: Path, earlier: Lines | None = None, **changes: Any) -> Stage:
+    """Write the card of a run that has ended, with the digest of its lines; return it as written.
+
+    Args:
+        earlier: what the card said before lines were added, if nothing else has happened to them: only these are read.
+        changes: of the card, as in `Stage.write`.
+    """
+    stage = msgspec.structs.replace(stage, status="finished", **changes)
+    begin = earlier.size if earlier is not None and earlier.digest else 0
+    fold = earlier.fold if earlier is not None and begin else ""
+    with path.open("rb") as file:
+        file.seek(begin)
+        for line in file:
+            body, found = without_digest(line.removesuffix(b"\n"))
+            fold = _folded(fold, found or body)
+        size = file.tell()
+    said = msgspec.structs.replace(lines_of(stage), size=size, fold=fold)
+    said = msgspec.structs.replace(said, digest=_sealed(stage, said))
+    return stage.write(path.parent, outputs={**stage.outputs, LINES: msgspec.to_builtins(said)})
+
+
+def is_unchanged(path: Path) -> bool:
+    """Return whether all lines are those that were recorded, and, if the run has ended, none is missing."""
+    try:
+        return all(True for _ in checked_lines(path, read_lines(path)))
+    except SchemaError:
+        return False
+
+
+def _digest_of(body: bytes, key: str) -> bytes:
+    seen = hashlib.sha256(key.encode())
+    seen.update(body)
+    return seen.hexdigest()[:_DIGITS].encode()
+
+
+def _folded(fold: str, found: bytes) -> str:
+    """Add a line, by its digest if it has one, to the digest of all lines before it."""
+    seen = hashlib.sha256(fold.encode())
+    seen.update(found)
+    return seen.hexdigest()
+
+
+def _sealed(stage: Stage, said: Lines) -> str:
+    """Return the digest of all lines together with what the card says about them and about the run."""
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(stage))
+    outputs = {name: value for name, value in plain.get("outputs", {}).items() if name != LINES}
+    return digest([msgspec.structs.replace(said, digest=""), {**plain, "outputs": outputs}])
+
+
+EPISODES = "episodes.jsonl"
+TOKENS = "tokens.bin"
+
+
+class EpisodeStore(Journal):
+    """Append finished episodes to a run folder, made if need be; used and locked as a `Journal`.
+
+    A line of `episodes.jsonl` is an episode; `tokens.bin` holds token ids (int32) and log probabilities (float32).
+    `torn` is the size in bytes of a torn last line, which opening the store cuts off.
+
+    Raises:
+        UsageError: another process is writing to the folder, or it cannot be written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, EPISODES, TOKENS)
+        self._folder = folder
+
+    def append(self, episode: Episode) -> None:
+        """Write one finished episode; it is on disk when this returns, as far as the operating system is concerned."""
+        stored, blob = _detach(episode, self.offset)
+        self.write(with_digest(encode_episode(stored), self._key), blob)
+
+    @cached_property
+    def _key(self) -> str:
+        """The key of the line digests, from the card: it is written after the folder is locked, and before any line."""
+        return lines_of(read_stage(self._folder)).key
+
+
+def read_episodes(folder: Path, on_torn: Callable[[int], None] | None = None) -> Iterator[Episode]:
+    """Yield the episodes of a run in the order written, including every line of an episode that was played again.
+
+    Args:
+        on_torn: is called with the bytes of a torn last line, which is left out.
+
+    Raises:
+        UsageError: the folder holds no run.
+        SchemaError: a line is not an episode, is newer than this package, or was changed after it was recorded; or
+            lines or tokens are lost or damaged.
+    """
+    path = folder / EPISODES
+    for number, line in checked_lines(path, read_lines(path, on_torn)):
+        try:
+            episode = decode_episode(line)
+            if episode.digest:
+                raise SchemaError("its digest is not at the end of the line")
+            yield _attach(episode, folder)
+        except SchemaError as error:
+            raise SchemaError(f"{path}:{number}: {error}") from error
+
+
+def read_appended(folder: Path, start: int, most: int) -> Iterator[tuple[int, int, Episode]]:
+    """Yield the episodes of a run that is under way from a byte on: where each begins and ends, and the episode. A last
+    line that is not whole yet is left for later.
+
+    Args:
+        most: the number of episodes to read.
+
+    Raises:
+        SchemaError: a line is not an episode, or was changed after it was recorded.
+    """
+    path, key = folder / EPISODES, lines_of(read_raw_stage(folder)).key
+    with path.open("rb") as lines:
+        lines.seek(start)
+        for line in islice(lines, most):
+            if not line.endswith(b"\n"):
+                return
+            body, _ = checked_line(line, key, f"{path}, byte {start}")
+            yield start, start + len(line), _attach(decode_episode(body), folder)
+            start += len(line)
+
+
+def line_starts(folder: Path) -> Sequence[int]:
+    """Return the byte at which each line of a run's episodes begins, as `read_appended` takes it."""
+    with (folder / EPISODES).open("rb") as lines:
+        return list(accumulate(map(len, lines), initial=0))[:-1]
+
+
+def rewrite_episodes(folder: Path, scored: Callable[[Episode], Episode]) -> None:
+    """Replace the reward of every episode of a run, and the hash of its weights, by those that `scored` gives. Call it
+    only while holding the folder's `EpisodeStore`, which then cannot be used further.
+
+    Raises:
+        SchemaError: as `read_episodes`.
+    """
+    path, key = folder / EPISODES, lines_of(read_stage(folder)).key
+    with replacing(path) as file:
+        for _, line in checked_lines(path, read_lines(path)):
+            stored = decode_episode(line)
+            now = scored(_attach(stored, folder))
+            again = msgspec.structs.replace(stored, reward=now.reward, hashes=now.hashes)
+            file.write(with_digest(encode_episode(again), key) + b"\n")
+
+
+def latest_episodes(folder: Path) -> dict[EpisodeKey, Episode]:
+    """Return the last episode of each key: one that failed and was run again counts as it ended the last time."""
+    return {episode.key: episode for episode in read_episodes(folder)}
+
+
+def _arrays(episode: Episode) -> Iterator[np.ndarray]:
+    for turn in episode.turns:
+        for call in turn.calls:
+            yield np.asarray(call.output_ids, dtype="<i4")
+            yield np.asarray(call.output_logprobs, dtype="<f4")
+    for ids in episode.segments.values():
+        yield np.asarray(ids, dtype="<i4")
+
+
+def _detach(episode: Episode, offset: int) -> tuple[Episode, bytes]:
+    """Return the episode with a reference to the side file in place of token arrays, and these arrays as bytes."""
+    blob, place = to_bytes(tuple(_arrays(episode)), offset)
+    if place is None:
+        return episode, blob
+    turns = _with_calls(episode, _bare)
+    segments: dict[str, tuple[int, ...]] = dict.fromkeys(episode.segments, ())
+    return msgspec.structs.replace(episode, turns=turns, segments=segments, tokens=place), blob
+
+
+def _attach(episode: Episode, folder: Path) -> Episode:
+    """Undo `_detach`: read token arrays back from the side file."""
+    if episode.tokens is None:
+        return episode
+    parts = unpacked(folder / TOKENS, episode.tokens, f"episode {episode.episode_id}")
+    turns = _with_calls(episode, lambda call: _filled(call, parts))
+    segments = {name: tuple(next(parts).view("<i4").tolist()) for name in episode.segments}
+    return msgspec.structs.replace(episode, turns=turns, segments=segments, tokens=None)
+
+
+def _with_calls(episode: Episode, changed: Callable[[ModelCall], ModelCall]) -> tuple[Turn, ...]:
+    return tuple(msgspec.structs.replace(turn, calls=tuple(map(changed, turn.calls))) for turn in episode.turns)
+
+
+def _bare(call: ModelCall) -> ModelCall:
+    return msgspec.structs.replace(call, output_ids=(), output_logprobs=())
+
+
+def _filled(call: ModelCall, parts: Iterator[np.ndarray]) -> ModelCall:
+    ids = tuple(next(parts).view("<i4").tolist())
+    return msgspec.structs.replace(call, output_ids=ids, output_logprobs=tuple(next(parts).view("<f4").tolist()))

@@ -20,8 +20,8 @@ from harness1.records import Episode, EpisodeKey
 from harness1.rows.calls import calls_of
 from harness1.rows.file import check_room, write_rows
 from harness1.rows.row import TrainRow
-from harness1.runs.stage import STAGE, Stage, read_stage, refuse_foreign, refuse_other, under_way
-from harness1.runs.store import EPISODES, line_starts, read_appended, read_episodes
+from harness1.runs.files import STAGE, Stage, read_stage, refuse_foreign, refuse_other, under_way
+from harness1.runs.journal import EPISODES, line_starts, read_appended, read_episodes
 from harness1.sft.data_card import (
     CARD,
     HELD_OUT,

@@ -10,8 +10,8 @@ import msgspec
 from harness1.data.leaks import Selection
 from harness1.data.open import open_source
 from harness1.errors import SchemaError, UsageError
-from harness1.runs.stage import STAGE, Stage, read_stage
-from harness1.runs.store import read_episodes
+from harness1.runs.files import STAGE, Stage, read_stage
+from harness1.runs.journal import read_episodes
 from harness1.sft.data_card import CARD, read_card
 
 LearnedTask = tuple[str, str]

@@ -24,8 +24,7 @@ from harness1.models.checkpoint import CHECKPOINT, Checkpoint
 from harness1.records import Record
 from harness1.rows.file import RowFile
 from harness1.rows.row import TrainRow
-from harness1.runs.files import refuse_full_disk
-from harness1.runs.stage import Stage, read_stage, refuse_other, under_way
+from harness1.runs.files import Stage, read_stage, refuse_full_disk, refuse_other, under_way
 from harness1.sft.data_card import CARD, HELD_OUT, README, TRAIN, read_card
 from harness1.sft.student import Student
 from harness1.sft.validation import HeldOutValidation

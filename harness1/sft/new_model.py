@@ -19,8 +19,8 @@ from harness1.model_folder import folder_hash
 from harness1.models.tokenizer import CONTROL, open_tokenizer, save_tokenizer
 from harness1.records import Episode, Record, Task
 from harness1.rows.calls import calls_of, prompt_ids
-from harness1.runs.stage import Stage, clear, read_stage, refuse_other, under_way
-from harness1.runs.store import read_episodes
+from harness1.runs.files import Stage, clear, read_stage, refuse_other, under_way
+from harness1.runs.journal import read_episodes
 
 VERB = "models new"
 HEARD = 300

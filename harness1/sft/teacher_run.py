@@ -15,11 +15,11 @@ from harness1.data.open import open_source
 from harness1.data.source import Source
 from harness1.env.pieces import ApproximateCounter
 from harness1.errors import SchemaError, UsageError
-from harness1.eval.scored_with import refuse_other_gold
+from harness1.eval.run import Run
 from harness1.models.tokenizer import Tokenizer
 from harness1.records import Episode, Gold, Status, Task
+from harness1.runs.files import STAGE, Stage, read_stage
 from harness1.runs.folder import run_config
-from harness1.runs.stage import STAGE, Stage, read_stage
 from harness1.sft.collect import check_round_trip, check_taught_split, sample_texts
 from harness1.sft.data_card import CollectionRun
 from harness1.sft.rows import Origin, has_token_ids
@@ -147,7 +147,7 @@ def _open_run(folder: Path, *, partial: bool) -> TeacherRun:
     source = open_source(stage.outputs.get("source", stage.inputs["dataset"]))
     tasks = {task.task_id: task for task in source.tasks(split)}
     if "tasks" in stage.inputs:
-        refuse_other_gold(stage, folder, tasks, "collect it again with --force")
+        Run(folder, stage, given=list(tasks.values())).refuse_other_gold("collect it again with --force")
     return TeacherRun(folder, stage, config, index, source, tasks)
 
 

@@ -25,8 +25,7 @@ from harness1.records import DocId, Gold, Record, Task
 from harness1.retrieval.corpus import Document
 from harness1.retrieval.open import open_retriever
 from harness1.retrieval.protocol import RetrievalFault, Retriever, SearchRequest
-from harness1.runs.files import refuse_full_disk
-from harness1.runs.stage import Stage, read_stage, refuse_other, under_way
+from harness1.runs.files import Stage, read_stage, refuse_full_disk, refuse_other, under_way
 from harness1.tasks import drafts as forms
 from harness1.tasks.drafts import ASPECT, BRIDGE, CLAIM, COMPARISON, DESCRIPTION, INTERSECTION, SINGLE, Draft, Need
 from harness1.tasks.graph import YEAR, CorpusGraph, Passage, facts_of, graph_of, mentions, whole

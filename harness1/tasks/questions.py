@@ -25,9 +25,9 @@ from harness1.memory.entities import extract
 from harness1.memory.question import head
 from harness1.models.open import Completing
 from harness1.records import DocId, Record, Task
+from harness1.runs.files import read_stage
 from harness1.runs.folder import episodes_of
 from harness1.runs.journal import Journal, read_lines
-from harness1.runs.stage import read_stage
 from harness1.tasks.drafts import BRIDGE, CLAIM, SINGLE
 from harness1.tasks.graph import mentions
 

@@ -11,9 +11,8 @@ import msgspec
 
 from harness1.errors import MALFORMED, SchemaError, optional
 from harness1.hashing import text_digest
-from harness1.runs.files import write_atomically
+from harness1.runs.files import clear, write_atomically
 from harness1.runs.journal import Journal, held
-from harness1.runs.stage import clear
 from harness1.training.mlflow_run import MlflowRun
 
 LOG = "log.jsonl"

@@ -10,10 +10,9 @@ from itertools import chain, islice
 import msgspec
 
 from harness1.errors import SchemaError
-from harness1.eval.run_view import faults_of
 from harness1.eval.summary import measured, metrics_of_nothing
 from harness1.records import Episode, EpisodeKey, Status
-from harness1.runs.store import EPISODES, read_episodes
+from harness1.runs.journal import EPISODES, read_episodes
 from harness1.viewer.episode_list import EpisodeRow, row_of, scored
 from harness1.viewer.episode_view import EpisodeView
 from harness1.viewer.page_file import deflated
@@ -64,11 +63,11 @@ def _batch(run: RunSource, number: int, items: Sequence[tuple[Episode, bool]]) -
 def made_episode(run: RunSource, number: int, item: tuple[Episode, bool]) -> Made:
     """Score an episode, and replay and compress it if requested."""
     episode, wanted = item
-    gold = run.gold.of(episode.task)
+    gold = run.gold_of(episode.task)
     result = scored(episode, gold, run.config)
     row = partial(row_of, episode, number, result, run.tools)
     metrics = {} if result.outcome is None else measured(result.outcome, episode, gold, run.config)
-    if episode.status is Status.INFRA_ERROR and gold is not None and faults_of(run.stage) == "zero":
+    if episode.status is Status.INFRA_ERROR and gold is not None and run.faults == "zero":
         metrics = metrics_of_nothing(msgspec.structs.replace(episode.task, gold=gold), run.config)
     if not wanted:
         return Made(episode.key, row(None), measured=metrics)

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
-from harness1.data.open import open_source
 from harness1.errors import UsageError
-from harness1.eval.known_gold import KnownGold, places_of
+from harness1.eval.run import Run
 from harness1.records import Gold, Unit
 from harness1.retrieval.corpus import Document
 from harness1.reward.measures import targets
-from harness1.runs.stage import Stage
 
 MOST_READ = 200_000
 """Documents of each dataset that are read for their titles; those of gold further on stay without one."""
@@ -21,13 +19,13 @@ LONGEST = 200
 """Characters of a title."""
 
 
-def gold_titles(stage: Stage, gold: KnownGold, unit: Unit) -> dict[str, str]:
+def gold_titles(run: Run) -> dict[str, str]:
     """Return the titles of the gold units of a run by id, as far as the first documents of its datasets tell; none if
     these cannot be read."""
-    wanted = {name for (task_id, _), each in gold.golds.items() for name in _units(task_id, each, unit)}
+    wanted = {name for (task_id, _), each in run.golds.items() for name in _units(task_id, each, run.config.index.unit)}
     titles: dict[str, str] = {}
     try:
-        for document in _documents(stage) if wanted else ():
+        for document in _documents(run) if wanted else ():
             titles |= {name: document.title[:LONGEST] for name in _names(document, wanted) if document.title}
             if len(titles) >= min(len(wanted), MOST):
                 break
@@ -36,8 +34,8 @@ def gold_titles(stage: Stage, gold: KnownGold, unit: Unit) -> dict[str, str]:
     return titles
 
 
-def _documents(stage: Stage) -> Iterator[Document]:
-    for source in map(open_source, places_of(stage)):
+def _documents(run: Run) -> Iterator[Document]:
+    for source in run.sources:
         if source.has_documents:
             yield from islice(source.documents(), MOST_READ)
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from harness1.eval.compare.differences import Difference, PerTask, corrected, differences_of
 from harness1.eval.metrics import HEADLINE
-from harness1.eval.run_view import fused_metrics
 from harness1.eval.summary import task_metrics
 from harness1.records import EpisodeKey, Task
 from harness1.viewer.run_source import RunSource
@@ -44,14 +43,12 @@ def per_task(run: RunSource, measured: Measured) -> PerTask:
     of_run = sorted(key for key in measured if key[2:] == made_with)
     groups = groupby((key for key in of_run if measured[key]), lambda key: key.task_id)
     found = {task_id: _means([measured[key] for key in samples]) for task_id, samples in groups}
-    if run.stage.status == "finished" and "tasks" in run.stage.inputs:
+    if run.is_finished and "tasks" in run.stage.inputs:
         met = {key.task_id for key in of_run}
-        golds = {task_id: gold for (task_id, _), gold in run.gold.golds.items() if task_id not in met}
+        golds = {task_id: gold for (task_id, _), gold in run.golds.items() if task_id not in met}
         tasks = {task_id: Task(task_id, "", gold=gold) for task_id, gold in golds.items()}
         found |= task_metrics((), tasks, run.config, finished=True)
-    if (taken := run.stage.outputs.get("taken")) is None:
-        return found
-    return {task_id: fused_metrics(metrics) | taken.get(task_id, {}) for task_id, metrics in found.items()}
+    return run.with_rollout_costs(found)
 
 
 def _with_later(
@@ -66,8 +63,7 @@ def _with_later(
 
 def _tasks_of(run: RunSource) -> tuple[str, Any]:
     """Return the name of a run's dataset, wherever it lies, and its split."""
-    place = run.stage.outputs.get("source") or run.stage.inputs.get("dataset") or ""
-    return Path(str(place)).name, run.stage.inputs.get("split")
+    return Path(run.dataset).name, run.stage.inputs.get("split")
 
 
 def _means(samples: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -21,14 +21,12 @@ from harness1.config.settings import differences
 from harness1.errors import MALFORMED, SchemaError, UsageError
 from harness1.eval.ablations.table import COLUMNS, AblationTable, cells
 from harness1.eval.failure import broken_lines, fault_reasons
-from harness1.eval.run_view import RunView, read_run
+from harness1.eval.run import Run, read_run
 from harness1.eval.statistics import Interval
 from harness1.records import Task
-from harness1.runs.files import write_atomically
-from harness1.runs.folder import METRICS, PROVENANCE, REPORT, RESOURCES, run_config, shown_config
-from harness1.runs.provenance import SESSION
-from harness1.runs.stage import Stage, read_stage
-from harness1.runs.store import EPISODES
+from harness1.runs.files import Stage, read_stage, write_atomically
+from harness1.runs.folder import METRICS, PROVENANCE, REPORT, RESOURCES, SESSION, run_config, shown_config
+from harness1.runs.journal import EPISODES
 from harness1.viewer.html import render, shown
 
 ABLATIONS = "ablations.json"
@@ -93,7 +91,7 @@ class Report:
     provenance: Mapping[str, Any]
     resources: Mapping[str, Any]
     ablations: AblationTable | None
-    run: RunView | None
+    run: Run | None
 
     @property
     def title(self) -> str:
@@ -211,7 +209,7 @@ def read_report(folder: Path, tasks: Iterable[Task] | None = None) -> Report:
     return Report(stage, config, metrics, provenance, resources, ablations, _run(folder, tasks))
 
 
-def _run(folder: Path, tasks: Iterable[Task] | None) -> RunView | None:
+def _run(folder: Path, tasks: Iterable[Task] | None) -> Run | None:
     if not (folder / EPISODES).is_file():
         return None
     try:

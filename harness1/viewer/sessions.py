@@ -15,7 +15,7 @@ from harness1.models.open import format_at
 from harness1.models.spec import ModelSpec
 from harness1.models.tokenizer import Tokenizer
 from harness1.rows.proxy_record import CALLS, VERB, RecordedCall, read_records
-from harness1.runs.stage import Stage, read_stage
+from harness1.runs.files import Stage, read_stage
 from harness1.viewer.page_file import deflated
 
 Sent = Sequence[int] | Sequence[Any]

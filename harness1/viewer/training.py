@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from harness1.runs.stage import read_stage
+from harness1.runs.files import read_stage
 from harness1.training.log import LOG, VALIDATION_PREFIX, read_log
 
 

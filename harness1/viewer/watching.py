@@ -16,9 +16,9 @@ from harness1.eval.failure import MEANINGS
 from harness1.records import TAGS, Episode, EpisodeKey
 from harness1.rows.proxy_record import CALLS
 from harness1.rows.proxy_record import VERB as PROXY
+from harness1.runs.files import STAGE, read_stage
 from harness1.runs.folder import METRICS
-from harness1.runs.stage import STAGE, read_stage
-from harness1.runs.store import EPISODES, read_appended
+from harness1.runs.journal import EPISODES, read_appended
 from harness1.training.log import LOG
 from harness1.viewer.episode_list import EpisodeRow, row_of, scored
 from harness1.viewer.gather import made_episode
@@ -197,7 +197,7 @@ class Watched:
 
     def _take(self, number: int, run: WatchedRun, start: int, episode: Episode) -> None:
         source = run.source
-        result = scored(episode, source.gold.of(episode.task), source.config)
+        result = scored(episode, source.gold_of(episode.task), source.config)
         row = msgspec.structs.replace(row_of(episode, number, result, source.tools, None), held=True)
         at = self._numbers.setdefault((number, episode.key), len(self._rows))
         self._rows[at : at + 1] = [row]

@@ -13,7 +13,7 @@ import pytest
 
 from harness1.config import load_config
 from harness1.episodes.replay import replay_episode
-from harness1.runs.store import read_episodes
+from harness1.runs.journal import read_episodes
 from tests.adapters.chat_server import chat_server
 from tests.adapters.processes import harness1, scratch_index
 

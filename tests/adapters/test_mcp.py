@@ -26,7 +26,7 @@ from harness1.episodes.rollout import rollout
 from harness1.errors import UsageError
 from harness1.policy.policy import Decision
 from harness1.records import DocId, Episode, Task, ToolCall
-from harness1.runs.store import read_episodes
+from harness1.runs.journal import read_episodes
 from harness1.tools.registry import Toolbox
 from tests.support import CORPUS, END, Script, WordRetriever, curate, make_env, run, search
 from tests.support import chunk as chunk_of

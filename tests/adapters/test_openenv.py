@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from harness1.data.open import open_source
-from harness1.runs.store import latest_episodes
+from harness1.runs.journal import latest_episodes
 from tests.adapters.chat_server import next_call, shown_in
 from tests.adapters.processes import harness1, scratch_index, serving_openenv
 from tests.support import hear_interrupts

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from harness1.runs.store import latest_episodes
+from harness1.runs.journal import latest_episodes
 from tests.adapters.chat_server import chat_server
 from tests.adapters.processes import harness1, scratch_index
 from tests.adapters.vf_eval import ROLLOUTS, TASKS, branches, traces
@@ -102,7 +102,7 @@ def test_what_a_trace_keeps_is_scored_like_the_whole_episode(tmp_path: Path, ind
     from harness1.data.open import open_source
     from harness1.records import Episode
     from harness1.reward import score
-    from harness1.runs.store import read_episodes
+    from harness1.runs.journal import read_episodes
 
     harness1("eval", "world:120", "--index", str(index), "--limit", "6", "--policy", "scripted", "--out", str(tmp_path))
     golds = {task.task_id: task.gold for task in open_source("world:120").tasks("test")}

@@ -15,7 +15,7 @@ from harness1.config import load_config
 from harness1.episodes.replay import replay_env
 from harness1.models.calls import messages_of, tools_of
 from harness1.records import Episode
-from harness1.runs.store import read_episodes
+from harness1.runs.journal import read_episodes
 from tests.adapters.chat_server import chat_server
 from tests.adapters.generate_server import THOUGHT, Sampled, generate_server
 from tests.adapters.processes import harness1, scratch_index

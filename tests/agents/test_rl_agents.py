@@ -15,8 +15,8 @@ import pytest
 
 from harness1.rl.learning import EPISODES
 from harness1.rows.proxy_record import read_records
-from harness1.runs.stage import read_stage
-from harness1.runs.store import read_episodes
+from harness1.runs.files import read_stage
+from harness1.runs.journal import read_episodes
 from harness1.training.log import read_log
 from tests.cli.commands import Command, command_in_process
 from tests.sft.test_fine_tuning import SHORT, WORLD, save_student

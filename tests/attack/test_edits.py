@@ -24,10 +24,9 @@ from harness1.policy.scripted import ScriptedPolicy
 from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.retrieval.build import build_index
 from harness1.retrieval.open import open_retriever
+from harness1.runs.files import STAGE
 from harness1.runs.folder import METRICS, run_config, run_stage
-from harness1.runs.line_digests import finish
-from harness1.runs.stage import STAGE
-from harness1.runs.store import EPISODES, TOKENS, EpisodeStore, read_episodes
+from harness1.runs.journal import EPISODES, TOKENS, EpisodeStore, finish, read_episodes
 from harness1.viewer.report import ensure_report
 from tests.attack.attack import Attack
 from tests.cli.commands import Command, command_in_process
@@ -237,7 +236,6 @@ def commands(folder: Path, other: Path) -> list[list[str]]:
         ["view", run, "--out", f"{out}.html", "--workers", "1"],
         ["compare", run, run],
         ["compare", str(other), run],
-        ["fuse", run, str(other), "--out", f"{out}-fused"],
         ["answer", run, "--answerer", "openai:m@http://127.0.0.1:9/v1", "--limit", "1"],
         ["sft", "build", run, "--out", f"{out}-rows"],
         ["rl", "export", run, "--out", f"{out}-export"],

@@ -16,7 +16,7 @@ from harness1.data.open import open_source
 from harness1.retrieval.build import add_documents, build_index, delete_documents
 from harness1.retrieval.generations import CURRENT, check_index
 from harness1.retrieval.index import open_index
-from harness1.runs.store import EPISODES
+from harness1.runs.journal import EPISODES
 from tests.attack.attack import Attack
 from tests.eval.test_killed import assert_same, command, completed, killed, lines
 from tests.support import die_at_fsync

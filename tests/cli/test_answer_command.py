@@ -19,7 +19,7 @@ import pytest
 from harness1.data.open import open_source
 from harness1.eval.answers.asking import ANSWERS
 from harness1.eval.answers.run import SUMMARY, TABLE
-from harness1.runs.stage import read_stage
+from harness1.runs.files import read_stage
 from tests.cli.commands import Command, Ended, command_in_process
 from tests.serving import imitating
 from tests.support import hear_interrupts

@@ -15,7 +15,7 @@ from harness1.episodes import jobs
 from harness1.errors import InfrastructureFault, Overflow
 from harness1.policy import registry
 from harness1.runs.folder import METRICS, REPORT
-from harness1.runs.store import read_episodes
+from harness1.runs.journal import read_episodes
 from harness1.viewer.gather import made_episode
 from harness1.viewer.run_source import RunSource
 from tests.cli.commands import Command, command_in_process

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness1.runs.store import read_episodes
+from harness1.runs.journal import read_episodes
 from tests.cli.commands import harness1
 from tests.support import hear_interrupts
 

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
+from harness1.eval.run_view import read_run
 
 from harness1.data.benchmarks import BENCHMARKS
-from harness1.eval.run_view import read_run
-from harness1.runs.stage import read_stage
+from harness1.runs.files import read_stage
 from harness1.viewer.run_source import RunSource
 from tests.cli.commands import Command, command_in_process
 from tests.data.benchmarks import official

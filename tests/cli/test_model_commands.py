@@ -21,9 +21,8 @@ from harness1.data.open import open_source
 from harness1.records import ModelCall
 from harness1.retrieval.build import build_index
 from harness1.rows.calls import calls_of
-from harness1.runs.line_digests import finish
-from harness1.runs.stage import read_stage
-from harness1.runs.store import EpisodeStore, read_episodes
+from harness1.runs.files import read_stage
+from harness1.runs.journal import EpisodeStore, finish, read_episodes
 from harness1.viewer.episode_view import EpisodeView
 from harness1.viewer.run_source import RunSource
 from tests.cli.commands import Command, command_in_process

@@ -15,8 +15,8 @@ from harness1.config import Config
 from harness1.episodes.single import asked, recorded
 from harness1.errors import UsageError
 from harness1.records import Episode
-from harness1.runs.stage import Stage
-from harness1.runs.store import read_episodes
+from harness1.runs.files import Stage
+from harness1.runs.journal import read_episodes
 from harness1.sft.data_card import write_card
 from tests.adapters.fake_hub import FakeHub, fake_hub
 from tests.cli.commands import Command, command_in_process

@@ -15,8 +15,8 @@ from harness1.errors import UsageError
 from harness1.rl.admission.judgement import POLICIES
 from harness1.rl.admission.report import README, REPORT, read_report
 from harness1.rl.admission.run import RUNS
-from harness1.runs.stage import read_stage
-from harness1.runs.store import EPISODES
+from harness1.runs.files import read_stage
+from harness1.runs.journal import EPISODES
 from tests.cli.commands import Command, command_in_process
 from tests.serving import imitating
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness1.runs.stage import read_stage
-from harness1.runs.store import read_episodes
+from harness1.runs.files import read_stage
+from harness1.runs.journal import read_episodes
 from harness1.sft.earlier_tasks import tasks_of_runs
 from harness1.viewer.episode_list import scored
 from harness1.viewer.run_source import RunSource
@@ -93,7 +93,7 @@ def test_a_policy_that_never_acts_has_nothing_to_learn_from(harness1: Command, h
     assert viewed.code == 0, viewed.err
     source = RunSource.open(home / "hopeless" / "episodes")
     assert source.notes == []
-    assert all(scored(episode, source.gold.of(episode.task), source.config).outcome for episode in played)
+    assert all(scored(episode, source.gold_of(episode.task), source.config).outcome for episode in played)
 
 
 def test_no_batch_is_begun_when_the_time_is_up_and_nothing_untrained_is_a_checkpoint(

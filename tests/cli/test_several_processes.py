@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from harness1.models.checkpoint import read_checkpoint
-from harness1.runs.stage import read_stage
+from harness1.runs.files import read_stage
 from harness1.training.log import read_log
 from tests.cli.test_sft_commands import home, train
 from tests.rl.small_start import SETTINGS, small_start

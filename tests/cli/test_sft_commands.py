@@ -14,7 +14,7 @@ import pytest
 
 from harness1.cli import main
 from harness1.models.checkpoint import read_checkpoint
-from harness1.runs.store import read_episodes
+from harness1.runs.journal import read_episodes
 from harness1.sft.fine_tuning import STATE
 from harness1.training.log import read_log, validation_values
 from harness1.training.saving import read_state

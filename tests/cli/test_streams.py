@@ -13,7 +13,7 @@ import pytest
 from harness1.config import Config
 from harness1.data.open import open_source
 from harness1.retrieval.build import build_index
-from harness1.runs.store import read_episodes
+from harness1.runs.journal import read_episodes
 
 pytestmark = pytest.mark.service
 QUESTION = "Which castle stands in T\u014dky\u014d \u2603?"

@@ -22,7 +22,7 @@ from harness1.retrieval.build import build_index
 from harness1.retrieval.corpus import Document
 from harness1.retrieval.embedder import Progress
 from harness1.retrieval.index import open_index
-from harness1.runs.stage import read_stage
+from harness1.runs.files import read_stage
 
 SMALL, LARGE = open_source("world:20"), open_source("world:30")
 CONFIG = Config()

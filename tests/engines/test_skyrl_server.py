@@ -28,7 +28,7 @@ from harness1.rl.learner import STATE
 from harness1.rl.learning import EPISODES
 from harness1.rows.file import RowFile
 from harness1.rows.row import TrainRow
-from harness1.runs.store import read_episodes
+from harness1.runs.journal import read_episodes
 from harness1.sft.data_card import TRAIN as ROWS
 from harness1.training.algorithm import Algorithm, NegativeLogLikelihood
 from harness1.training.cispo import Cispo

@@ -30,7 +30,7 @@ from harness1.models.checkpoint import Checkpoint, read_checkpoint
 from harness1.records import Sampling
 from harness1.rl.learning import EPISODES, learn, open_service_engine
 from harness1.rows.row import TrainRow
-from harness1.runs.store import read_episodes
+from harness1.runs.journal import read_episodes
 from harness1.training.algorithm import Algorithm, NegativeLogLikelihood
 from harness1.training.cispo import Cispo, Reinforce
 from harness1.training.followers import TrainerJob

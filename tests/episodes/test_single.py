@@ -14,7 +14,7 @@ from harness1.episodes.samples import Samples
 from harness1.episodes.single import recorded
 from harness1.errors import SchemaError
 from harness1.records import Episode, Task, ToolCall
-from harness1.runs.store import EPISODES, latest_episodes, read_episodes
+from harness1.runs.journal import EPISODES, latest_episodes, read_episodes
 from tests.support import END, Script, make_env, run, search
 
 CONFIG = Config()

@@ -25,9 +25,9 @@ from harness1.records import (
     Turn,
     UnitId,
 )
+from harness1.runs.files import under_way
 from harness1.runs.folder import run_stage
-from harness1.runs.stage import under_way
-from harness1.runs.store import EpisodeStore
+from harness1.runs.journal import EpisodeStore
 
 CONFIG = load_config(overrides=["machine.bootstrap=200"])
 GOLD = "ab"

@@ -13,14 +13,12 @@ from harness1.data.open import open_source
 from harness1.errors import UsageError
 from harness1.eval.ablations.run import ablate
 from harness1.eval.evaluate import Evaluation, ensure_run, evaluate, finished_metrics, rescore
-from harness1.eval.fusion import fuse, write_fused
-from harness1.eval.run_view import read_run
+from harness1.eval.run import read_run
 from harness1.records import Status
 from harness1.retrieval.build import build_index
+from harness1.runs.files import read_stage
 from harness1.runs.folder import METRICS
-from harness1.runs.line_digests import undigested_lines, without_digest
-from harness1.runs.stage import read_stage
-from harness1.runs.store import EPISODES, EpisodeStore, read_episodes
+from harness1.runs.journal import EPISODES, EpisodeStore, read_episodes, undigested_lines, without_digest
 from harness1.viewer.run_source import RunSource
 from tests.eval.run_folders import dataset
 from tests.run_folders import repeatable
@@ -162,16 +160,6 @@ def test_what_reads_a_run_says_that_its_gold_has_changed(data: Path, tmp_path: P
     assert "gold has changed" in RunSource.open(run).notes[0]
     rescore(evaluation(data), run)
     assert read_run(run).tasks.keys() == QUERIES.keys()
-
-
-def test_a_fused_run_knows_its_gold(data: Path, tmp_path: Path) -> None:
-    job = evaluation(data, "random", samples=2)
-    ensure_run(job, tmp_path / "run")
-    views = [read_run(tmp_path / "run")]
-    write_fused(fuse(views), views, tmp_path / "fused")
-    rescore(evaluation(with_other_gold(data), "random", samples=2), tmp_path / "run")
-    with pytest.raises(UsageError, match=r"other gold .*: fuse its runs again"):
-        read_run(tmp_path / "fused")
 
 
 def test_ablations_are_scored_again_together(data: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from harness1.config import load_config
 from harness1.errors import UsageError
 from harness1.eval.compare.comparison import Pairing, at_equal_size, compare
 from harness1.eval.compare.text import Grid, blocks, markdown
-from harness1.eval.run_view import RunView, read_run
+from harness1.eval.run import Run, read_run
 from harness1.records import StopReason
 from tests.eval.run_folders import dataset, episode, run_folder
 
@@ -31,16 +31,16 @@ def data(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def runs(tmp_path: Path, data: Path) -> list[RunView]:
+def runs(tmp_path: Path, data: Path) -> list[Run]:
     folders = [run_folder(tmp_path / "one", data, FIRST), run_folder(tmp_path / "two", data, SECOND, policy="other")]
     return [read_run(folder) for folder in folders]
 
 
-def pair(*runs: RunView, **options: Any) -> Pairing:
+def pair(*runs: Run, **options: Any) -> Pairing:
     return compare(runs, **options).others[0]
 
 
-def test_a_run_is_read_back_with_gold_and_metrics(runs: list[RunView]) -> None:
+def test_a_run_is_read_back_with_gold_and_metrics(runs: list[Run]) -> None:
     run = runs[0]
     assert [task.gold.relevant for task in run.tasks.values() if task.gold] == [{"a": 1, "b": 1}] * 4
     assert {task: row["curated_recall"] for task, row in run.per_task.items()} == {
@@ -53,7 +53,7 @@ def test_a_run_is_read_back_with_gold_and_metrics(runs: list[RunView]) -> None:
     assert [each.episode_id for each in run.samples("t1")] == ["t1-0"]
 
 
-def test_differences_are_the_second_minus_the_first_task_by_task(runs: list[RunView]) -> None:
+def test_differences_are_the_second_minus_the_first_task_by_task(runs: list[Run]) -> None:
     found = pair(*runs)
     recall = found.metrics["curated_recall"]
     assert (recall.first, recall.second, recall.tasks) == (0.5, 0.75, 4)
@@ -67,7 +67,7 @@ def test_differences_are_the_second_minus_the_first_task_by_task(runs: list[RunV
     assert (found.tasks, found.left_out) == (4, (0, 0))
 
 
-def test_tasks_are_ordered_by_change_then_by_what_was_seen(runs: list[RunView]) -> None:
+def test_tasks_are_ordered_by_change_then_by_what_was_seen(runs: list[Run]) -> None:
     found = pair(*runs)
     assert [(each.task_id, each.change) for each in found.changed] == [("t3", 1.0), ("t2", 0.5), ("t1", -0.5)]
     assert (found.changed[2].first, found.changed[2].second) == (1.0, 0.5)
@@ -76,7 +76,7 @@ def test_tasks_are_ordered_by_change_then_by_what_was_seen(runs: list[RunView]) 
     assert len(pair(*runs, top=1).changed) == 1
 
 
-def test_any_metric_may_decide(runs: list[RunView]) -> None:
+def test_any_metric_may_decide(runs: list[Run]) -> None:
     found = pair(*runs, metric="turns")
     assert (found.wins, found.losses, found.ties) == (1, 0, 3)
     assert found.changed[0].task_id == "t1"
@@ -84,7 +84,7 @@ def test_any_metric_may_decide(runs: list[RunView]) -> None:
         compare(runs, "beauty")
 
 
-def test_at_equal_size_neither_delivers_more_than_the_other(runs: list[RunView]) -> None:
+def test_at_equal_size_neither_delivers_more_than_the_other(runs: list[Run]) -> None:
     found = pair(*runs, equal_size=True)
     # Of 2, 1, 0 and 2 documents and 1, 2, 2 and 2: cut to 1, 1, 0 and 2, both find 1/2, 1/2, 0 and 1/2.
     for metric, mean in {"curated_recall": 0.375, "set_size": 1.0}.items():
@@ -138,7 +138,7 @@ def test_what_differs_in_cards_and_configurations_is_told(tmp_path: Path, data: 
     assert (same.cards, same.settings, same.changed) == ({}, {}, ())
 
 
-def test_several_runs_are_each_compared_with_the_first_and_corrected(runs: list[RunView]) -> None:
+def test_several_runs_are_each_compared_with_the_first_and_corrected(runs: list[Run]) -> None:
     comparison = compare([*runs, runs[0]])
     second, third = (each.metrics["curated_recall"] for each in comparison.others)
     assert (second.p, third.p) == (0.75, 1.0)
@@ -160,7 +160,7 @@ def test_holm_takes_the_runs_of_one_metric_as_its_family(tmp_path: Path) -> None
     assert [each.p_holm for each in found] == pytest.approx([2 * found[0].p] * 2)
 
 
-def test_runs_of_other_tasks_are_refused(tmp_path: Path, data: Path, runs: list[RunView]) -> None:
+def test_runs_of_other_tasks_are_refused(tmp_path: Path, data: Path, runs: list[Run]) -> None:
     other = dataset(tmp_path / "other", QUERIES)
     with pytest.raises(UsageError, match=r"data/test.*other/test"):
         compare([runs[0], read_run(run_folder(tmp_path / "three", other, FIRST))])
@@ -175,7 +175,7 @@ def test_runs_of_other_tasks_are_refused(tmp_path: Path, data: Path, runs: list[
         compare([runs[0], read_run(broken)])
 
 
-def test_one_run_is_no_comparison(runs: list[RunView]) -> None:
+def test_one_run_is_no_comparison(runs: list[Run]) -> None:
     with pytest.raises(UsageError, match="two runs"):
         compare(runs[:1])
 
@@ -206,7 +206,7 @@ def test_markdown_holds_what_queries_say_as_text(tmp_path: Path) -> None:
     assert "| curated_recall | 0.500 | 0.000 | -0.500 |" in text
 
 
-def test_grids_name_each_run_in_its_place(runs: list[RunView]) -> None:
+def test_grids_name_each_run_in_its_place(runs: list[Run]) -> None:
     grids = [block for block in blocks(compare([*runs, runs[0]])) if isinstance(block, Grid)]
     assert [row[0] for row in grids[0].rows] == ["first", "second", "third"]
     assert grids[1].columns[-1] == "p (Holm)"

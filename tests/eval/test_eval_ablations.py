@@ -21,8 +21,8 @@ from harness1.eval.ablations.table import AblationTable, Condition, cells, compa
 from harness1.eval.evaluate import Evaluation, ensure_run
 from harness1.eval.statistics import Interval
 from harness1.retrieval.build import build_index
-from harness1.runs.stage import read_stage
-from harness1.runs.store import read_episodes
+from harness1.runs.files import read_stage
+from harness1.runs.journal import read_episodes
 from harness1.viewer.report import ensure_report
 from tests.run_folders import repeatable
 from tests.support import die_at_fsync

@@ -19,12 +19,11 @@ from harness1.eval import evaluate as evaluating
 from harness1.eval.evaluate import Evaluation, evaluate, finished_metrics
 from harness1.eval.outputs import output_names
 from harness1.records import ChunkId, DocId, Episode, Gold, Status, Task
-from harness1.retrieval.build import build_index
 from harness1.retrieval.corpus import Document, GivenChunk
-from harness1.runs.folder import METRICS, RESOURCES, run_config
-from harness1.runs.provenance import read_provenance
-from harness1.runs.stage import read_stage
-from harness1.runs.store import EpisodeStore, read_episodes
+from harness1.retrieval.build import build_index
+from harness1.runs.files import read_stage
+from harness1.runs.folder import METRICS, RESOURCES, read_provenance, run_config
+from harness1.runs.journal import EpisodeStore, read_episodes
 from harness1.viewer.report import ensure_report
 from tests.run_folders import repeatable
 from tests.support import die_at_fsync

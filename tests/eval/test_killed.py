@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from harness1.runs.files import read_stage
 from harness1.runs.folder import CONFIG, METRICS
-from harness1.runs.stage import read_stage
-from harness1.runs.store import EPISODES, read_episodes
+from harness1.runs.journal import EPISODES, read_episodes
 from tests.run_folders import repeatable
 
 pytestmark = pytest.mark.service

@@ -35,9 +35,9 @@ from harness1.records import (
     Turn,
     UnitId,
 )
+from harness1.runs.files import Stage
 from harness1.runs.folder import clear_run, drop_leftovers
-from harness1.runs.stage import Stage
-from harness1.runs.store import EpisodeStore
+from harness1.runs.journal import EpisodeStore
 
 CONFIG = load_config(overrides=["machine.bootstrap=50"])
 GOLD = Gold(relevant={"a": 1, "b": 1, "c": 1})

@@ -25,7 +25,7 @@ from harness1.models.fetch import (
     is_fetched,
     resolve_model,
 )
-from harness1.runs.stage import read_stage
+from harness1.runs.files import read_stage
 from tests.tiny_models import save_tiny_model
 
 WEIGHTS = b"these are weights"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness1.models.fetch import bundled
-from harness1.runs.stage import Stage
+from harness1.runs.files import Stage
 from tests.cli.commands import Command, command_in_process
 from tests.tiny_models import save_tiny_model
 

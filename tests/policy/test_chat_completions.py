@@ -30,7 +30,7 @@ from harness1.retrieval.build import build_index
 from harness1.reward import score
 from harness1.reward.measures import measure_outcome
 from harness1.rows.calls import calls_of, trained_calls
-from harness1.runs.store import EpisodeStore, read_episodes
+from harness1.runs.journal import EpisodeStore, read_episodes
 from tests.models.test_chat_messages import check
 from tests.serving import imitating
 from tests.support import END, call, curate, make_env, run, search, wide_corpus

@@ -21,7 +21,7 @@ from harness1.policy.language_model import LanguageModelPolicy, call_seed
 from harness1.policy.policy import counter_of
 from harness1.records import Episode, Sampling, Status, StopReason, Task, ToolCall
 from harness1.rows.calls import calls_of, prompt_ids, trained_calls
-from harness1.runs.store import EpisodeStore, read_episodes
+from harness1.runs.journal import EpisodeStore, read_episodes
 from tests.support import call, curate, make_env, run, search, wide_corpus
 from tests.vocabularies import SPOKEN, chat_format
 

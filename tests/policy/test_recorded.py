@@ -11,7 +11,7 @@ from harness1.episodes.rollout import rollout
 from harness1.errors import UsageError
 from harness1.policy.scripted import RandomPolicy, RecordedPolicy
 from harness1.records import Episode, Status, StopReason, Task
-from harness1.runs.store import EPISODES, EpisodeStore
+from harness1.runs.journal import EPISODES, EpisodeStore
 from tests.support import END, Script, make_env, run, search, wide_corpus
 
 WORLD = wide_corpus(30)

@@ -12,7 +12,7 @@ from harness1.env.environment import env_hash
 from harness1.models.checkpoint import read_checkpoint
 from harness1.models.fetch import bundled, get_model
 from harness1.models.spec import released_config, released_folder, released_names
-from harness1.runs.store import read_episodes
+from harness1.runs.journal import read_episodes
 from tests.cli.commands import Command, command_in_process
 
 BASES = {"trained": "smollm2-135m", "quick": "smollm2-135m-10"}

@@ -39,7 +39,7 @@ from harness1.recipe.run import (
 )
 from harness1.retrieval.build import build_index
 from harness1.runs.files import lock
-from harness1.runs.stage import Stage
+from harness1.runs.files import Stage
 from tests.cli.commands import command_in_process
 
 CHAIN: dict[str, Any] = {

@@ -23,9 +23,8 @@ from harness1.recipe.run import RecipeState, read_state
 from harness1.records import Episode, RewardRecord
 from harness1.rl.admission.report import REPORT, read_report
 from harness1.rows.file import RowFile, write_rows
-from harness1.runs.line_digests import LINES
-from harness1.runs.stage import read_stage
-from harness1.runs.store import EPISODES, read_episodes
+from harness1.runs.files import read_stage
+from harness1.runs.journal import EPISODES, LINES, read_episodes
 from harness1.sft.data_card import TRAIN
 from harness1.training.log import LOG
 

@@ -27,7 +27,7 @@ from harness1.records import ChunkId, DocId, Status, Task
 from harness1.retrieval.engines.remote import About, RemoteRetriever, SearchR1Retriever
 from harness1.retrieval.open import open_retriever
 from harness1.retrieval.protocol import BadPattern, IndexInfo, RetrievalFault, SearchRequest, SearchResult
-from harness1.runs.store import read_episodes
+from harness1.runs.journal import read_episodes
 from tests.serving import HOST, imitating, process_serving, serving
 from tests.support import CORPUS, WordRetriever, make_env, run
 

@@ -29,8 +29,8 @@ from harness1.rl.learner import STATE
 from harness1.rl.learning import EPISODES, Learning, learn
 from harness1.rl.training_rows import training_rows
 from harness1.rows.row import TrainRow
-from harness1.runs.stage import read_stage
-from harness1.runs.store import EpisodeStore, read_episodes
+from harness1.runs.files import read_stage
+from harness1.runs.journal import EpisodeStore, read_episodes
 from harness1.training.log import read_log
 from harness1.training.saving import read_state
 from harness1.training.trainer import Diverged

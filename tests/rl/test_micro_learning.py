@@ -18,7 +18,7 @@ from harness1.episodes.replay import replay_episode
 from harness1.rl.admission.report import read_report
 from harness1.rl.learning import EPISODES
 from harness1.rl.pivots.pivot import read_pivots
-from harness1.runs.store import read_episodes
+from harness1.runs.journal import read_episodes
 from harness1.training.log import read_log
 from tests.cli.commands import Command, command_in_process
 from tests.engines.fake_tinker import MODEL, FakeTinker

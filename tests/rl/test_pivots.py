@@ -26,8 +26,8 @@ from harness1.rl.pivots.pivot import PIVOTS, Pivot, label_of, read_pivots
 from harness1.rl.pivots.profile import README, LeaveOut, Profile, profile
 from harness1.rl.pivots.rollouts import PivotState, PivotWorld, TurnId
 from harness1.rl.pivots.training import chosen_tasks, open_training
-from harness1.runs.stage import read_stage
-from harness1.runs.store import latest_episodes
+from harness1.runs.files import read_stage
+from harness1.runs.journal import latest_episodes
 from harness1.sft.teacher_run import TeacherRun, open_runs
 from tests.support import END, run
 

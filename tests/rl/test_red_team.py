@@ -32,7 +32,7 @@ from harness1.rl.red_team.judgement import KINDS, SYSTEM, Judgement, read_judgem
 from harness1.rl.red_team.report import RedTeamReport
 from harness1.rl.red_team.review import REPLIES, REPORT, PaidEpisode, Review, best_paid
 from harness1.rl.red_team.transcript import transcript
-from harness1.runs.store import EpisodeStore
+from harness1.runs.journal import EpisodeStore
 from tests.support import hit
 
 GOLD = Gold(relevant={DocId("d1"): 1})

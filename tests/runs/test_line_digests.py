@@ -12,9 +12,16 @@ import pytest
 
 from harness1.errors import SchemaError
 from harness1.records import Episode, Hashes, Status, StopReason, Task
-from harness1.runs.line_digests import continued, finish, undigested_lines, without_digest
-from harness1.runs.stage import STAGE, Stage
-from harness1.runs.store import EPISODES, EpisodeStore, read_episodes
+from harness1.runs.files import STAGE, Stage
+from harness1.runs.journal import (
+    EPISODES,
+    EpisodeStore,
+    continued,
+    finish,
+    read_episodes,
+    undigested_lines,
+    without_digest,
+)
 
 CARD = Stage("run", {"env": "e", "policy": "p", "seed": 7}, outputs={"policy": "by-hand"})
 Lines = list[bytes]
@@ -145,8 +152,8 @@ def test_lines_without_a_card_are_checked_one_by_one(tmp_path: Path) -> None:
 
 
 def test_a_run_that_grows_is_closed_by_its_new_lines_alone(tmp_path: Path) -> None:
-    from harness1.runs.line_digests import lines_of
-    from harness1.runs.stage import read_stage
+    from harness1.runs.files import read_stage
+    from harness1.runs.journal import lines_of
 
     card = read_stage(written(tmp_path))
     assert card is not None

@@ -9,8 +9,16 @@ from pathlib import Path
 import pytest
 
 import harness1
-from harness1.runs import provenance
-from harness1.runs.provenance import SESSION, begin, checkout, end, here, read_provenance, wall_seconds
+from harness1.runs import folder
+from harness1.runs.folder import (
+    SESSION,
+    begin_provenance,
+    checkout,
+    describe_process,
+    end_provenance,
+    read_provenance,
+    wall_seconds,
+)
 
 FACTS = {"dataset": "world:100", "hashes": {"env": "e"}}
 
@@ -30,12 +38,12 @@ def package(tmp_path: Path) -> Path:
 
 
 def test_a_session_says_with_what_and_when(tmp_path: Path) -> None:
-    begin(tmp_path, FACTS, runs=True)
+    begin_provenance(tmp_path, FACTS, runs=True)
     begun = read_provenance(tmp_path)
     assert begun is not None
     assert begun.keys() == {*FACTS, *SESSION, "earlier"}
     assert begun["ended"] is None
-    end(tmp_path)
+    end_provenance(tmp_path)
     ended = read_provenance(tmp_path)
     assert ended is not None
     assert datetime.fromisoformat(ended["started"]) <= datetime.fromisoformat(ended["ended"])
@@ -46,9 +54,9 @@ def test_a_session_says_with_what_and_when(tmp_path: Path) -> None:
 
 def test_a_resumed_run_names_everyone_who_ran_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for commit in ("first", "second", "third"):
-        monkeypatch.setattr(provenance, "checkout", lambda _, commit=commit: (commit, False))
-        begin(tmp_path, FACTS, runs=True)
-    end(tmp_path)
+        monkeypatch.setattr(folder, "checkout", lambda _, commit=commit: (commit, False))
+        begin_provenance(tmp_path, FACTS, runs=True)
+    end_provenance(tmp_path)
     found = read_provenance(tmp_path)
     assert found is not None
     assert [each["commit"] for each in (*found["earlier"], found)] == ["first", "second", "third"]
@@ -56,11 +64,11 @@ def test_a_resumed_run_names_everyone_who_ran_episodes(tmp_path: Path, monkeypat
 
 
 def test_who_only_makes_files_anew_is_not_named(tmp_path: Path) -> None:
-    begin(tmp_path, FACTS, runs=True)
-    end(tmp_path)
+    begin_provenance(tmp_path, FACTS, runs=True)
+    end_provenance(tmp_path)
     before = (tmp_path / "provenance.json").read_bytes()
-    begin(tmp_path, FACTS, runs=False)
-    end(tmp_path)
+    begin_provenance(tmp_path, FACTS, runs=False)
+    end_provenance(tmp_path)
     assert (tmp_path / "provenance.json").read_bytes() == before
 
 
@@ -68,8 +76,8 @@ def test_who_only_makes_files_anew_is_not_named(tmp_path: Path) -> None:
 def test_times_that_nobody_knows_are_not_made_up(tmp_path: Path, damage: bytes | None) -> None:
     if damage is not None:
         (tmp_path / "provenance.json").write_bytes(damage)
-    begin(tmp_path, FACTS, runs=False)
-    end(tmp_path)
+    begin_provenance(tmp_path, FACTS, runs=False)
+    end_provenance(tmp_path)
     found = read_provenance(tmp_path)
     assert found is not None
     assert (found["started"], found["ended"], found["earlier"]) == (None, None, [])
@@ -105,4 +113,4 @@ def test_an_installed_package_has_no_commit_though_it_lies_in_a_repository(packa
 def test_without_git_there_is_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert checkout(Path(harness1.__file__).parent) == (None, None)
-    assert here()["python"]
+    assert describe_process()["python"]

@@ -10,9 +10,17 @@ import pytest
 
 from harness1.config import Config
 from harness1.errors import SchemaError, UsageError
-from harness1.runs.files import write_atomically
+from harness1.runs.files import (
+    STAGE,
+    Stage,
+    clear,
+    read_stage,
+    refuse_foreign,
+    refuse_other,
+    under_way,
+    write_atomically,
+)
 from harness1.runs.folder import run_config
-from harness1.runs.stage import STAGE, Stage, clear, read_stage, refuse_foreign, refuse_other, under_way
 
 CARD = Stage("index", {"corpus": "abc", "settings": {"k1": 1.2}})
 

@@ -24,8 +24,7 @@ from harness1.records import (
     Turn,
     encode_episode,
 )
-from harness1.runs.journal import BLOCK
-from harness1.runs.store import EPISODES, TOKENS, EpisodeStore, latest_episodes, read_episodes
+from harness1.runs.journal import BLOCK, EPISODES, TOKENS, EpisodeStore, latest_episodes, read_episodes
 
 _IDS = st.lists(st.integers(0, 2**31 - 1), max_size=6).map(tuple)
 _LOGPROBS = st.lists(st.floats(-50, 0, width=32), max_size=6).map(tuple)

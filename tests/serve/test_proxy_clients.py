@@ -26,7 +26,7 @@ from harness1.policy.policy import Policy
 from harness1.records import Episode, Status, Task
 from harness1.rows.merging import prefix_merging
 from harness1.rows.proxy_record import ABANDONED, RecordedCall, read_calls, read_records
-from harness1.runs.stage import read_stage
+from harness1.runs.files import read_stage
 from harness1.serve.service import ServiceLimits
 from harness1.serve.upstreams import ChatUpstream
 from tests.http.test_http_client import replying

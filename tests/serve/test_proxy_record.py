@@ -12,7 +12,7 @@ from harness1.errors import SchemaError, UsageError
 from harness1.records import Sampling, ToolCall
 from harness1.rows.proxy_record import CALLS, TOKENS, RecordedCall, Recorder, read_calls, read_records, recording
 from harness1.rows.row import per_request
-from harness1.runs.stage import read_stage
+from harness1.runs.files import read_stage
 
 
 def made(call_id: str, **changes: Any) -> RecordedCall:

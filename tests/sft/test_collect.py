@@ -26,9 +26,9 @@ from harness1.models.tokenizer import FastTokenizer
 from harness1.records import Episode, Status
 from harness1.retrieval.build import build_index
 from harness1.rows.calls import prompt_ids
+from harness1.runs.files import read_stage
 from harness1.runs.folder import run_config
-from harness1.runs.stage import read_stage
-from harness1.runs.store import EpisodeStore, read_episodes
+from harness1.runs.journal import EpisodeStore, read_episodes
 from harness1.sft.collect import check_round_trip, student_place, teacher_policy, teaching_tasks
 from tests.models.test_chat_messages import check
 from tests.policy.test_chat_completions import answer

@@ -27,7 +27,7 @@ from harness1.models.checkpoint import CHECKPOINT, Checkpoint, read_checkpoint
 from harness1.policy.registry import open_model
 from harness1.retrieval.build import build_index
 from harness1.rows.file import RowFile
-from harness1.runs.stage import STAGE, clear, read_stage
+from harness1.runs.files import STAGE, clear, read_stage
 from harness1.sft.build import Build, build
 from harness1.sft.data_card import CARD, HELD_OUT, README, TRAIN, read_card
 from harness1.sft.fine_tuning import STATE, VERB, FineTuning, fine_tune

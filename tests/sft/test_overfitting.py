@@ -20,7 +20,7 @@ from harness1.retrieval.build import build_index
 from harness1.reward.measures import measure_outcome
 from harness1.rows.calls import calls_of, prompt_ids
 from harness1.rows.file import RowFile
-from harness1.runs.store import read_episodes
+from harness1.runs.journal import read_episodes
 from harness1.sft.build import Build, build
 from harness1.sft.data_card import HELD_OUT, TRAIN, write_card
 from harness1.sft.fine_tuning import FineTuning, fine_tune

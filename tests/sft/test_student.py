@@ -20,7 +20,7 @@ from harness1.records import Status, Task
 from harness1.retrieval.open import open_retriever
 from harness1.retrieval.protocol import Retriever
 from harness1.rows.file import RowFile
-from harness1.runs.stage import read_stage
+from harness1.runs.files import read_stage
 from harness1.sft.data_card import CARD, HELD_OUT, TRAIN, read_card
 from harness1.sft.fine_tuning import fine_tune
 from harness1.sft.student import Student

@@ -11,7 +11,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from harness1.errors import MissingExtra, UsageError
-from harness1.runs.stage import Stage
+from harness1.runs.files import Stage
 from harness1.training.log import LOG, Trackers, TrainLog, clear_training, read_log
 
 

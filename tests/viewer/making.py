@@ -16,9 +16,9 @@ from harness1.policy.policy import Policy
 from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import Chunk, Episode, Task, ToolCall
 from harness1.reward import score
+from harness1.runs.files import Stage
 from harness1.runs.folder import shown_config
-from harness1.runs.stage import Stage
-from harness1.runs.store import EpisodeStore
+from harness1.runs.journal import EpisodeStore
 from harness1.viewer.passages import Passage
 from harness1.viewer.slices import Parts
 from tests.support import CORPUS, END, Script, call, chunk, curate, make_env, run, search

@@ -13,8 +13,8 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from harness1.config import AutoPopulate, Config, Env
 from harness1.episodes.replay import replay_env
-from harness1.runs.stage import Stage, read_stage
-from harness1.runs.store import read_episodes
+from harness1.runs.files import Stage, read_stage
+from harness1.runs.journal import read_episodes
 from harness1.viewer.write import Asked, write_view
 from tests.axe import barriers
 from tests.support import END, Script, curate, search

@@ -20,7 +20,7 @@ import pytest
 
 from harness1.errors import UsageError
 from harness1.records import Episode
-from harness1.runs.store import EPISODES, read_appended, read_episodes
+from harness1.runs.journal import EPISODES, read_appended, read_episodes
 from harness1.viewer.live_server import LiveServer
 from harness1.viewer.page_file import inflated
 from harness1.viewer.watching import Watched

@@ -13,7 +13,7 @@ from playwright.sync_api import Page, sync_playwright
 from harness1.recipe.gates import Ruling
 from harness1.recipe.run import RecipeState, StagePlan, StageRecord, hold_folder, write_state
 from harness1.records import Episode
-from harness1.runs.store import read_episodes
+from harness1.runs.journal import read_episodes
 from tests.axe import barriers
 from tests.viewer.making import script, some_tasks, write_dataset, write_episodes, write_run, write_training
 from tests.viewer.test_live import begin, listening

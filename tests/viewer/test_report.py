@@ -20,7 +20,7 @@ from harness1.eval.ablations.table import AblationTable, Condition
 from harness1.eval.statistics import Interval
 from harness1.records import StopReason
 from harness1.runs.folder import METRICS, PROVENANCE, RESOURCES, TASKS
-from harness1.runs.store import EPISODES
+from harness1.runs.journal import EPISODES
 from harness1.viewer.html import asset, environment
 from harness1.viewer.report import Histogram, write_report
 from tests.eval.run_folders import dataset, episode, run_folder

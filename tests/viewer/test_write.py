@@ -11,7 +11,7 @@ import pytest
 
 from harness1.errors import UsageError
 from harness1.records import Episode
-from harness1.runs.store import read_episodes
+from harness1.runs.journal import read_episodes
 from harness1.viewer.episode_list import EpisodeRow, in_order, with_room
 from harness1.viewer.page_file import inflated
 from harness1.viewer.passages import BLOCK

@@ -20,13 +20,12 @@ from harness1.env.environment import env_hash
 from harness1.errors import MALFORMED, SchemaError, UsageError
 from harness1.eval.ablations.table import ALL_OFF, AblationTable, compared, markdown
 from harness1.eval.evaluate import Evaluation, Play, ensure_run, refuse_changed_tasks, rescore
-from harness1.eval.scored_with import SCORING
+from harness1.eval.run import SCORING
 from harness1.eval.statistics import holm
 from harness1.eval.summary import task_metrics
 from harness1.plain import meant
-from harness1.runs.files import write_atomically, write_json
+from harness1.runs.files import Stage, clear, refuse_changed, refuse_foreign, under_way, write_atomically, write_json
 from harness1.runs.folder import REPORT, clear_run, episodes_of
-from harness1.runs.stage import Stage, clear, refuse_changed, refuse_foreign, under_way
 
 VERB = "eval --ablations"
 BASE = "base"

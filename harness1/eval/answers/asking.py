@@ -21,7 +21,7 @@ from harness1.eval.answers.prompts import (
     read_answer,
     within_budget,
 )
-from harness1.eval.run_view import RunView
+from harness1.eval.run import Run
 from harness1.http.model_endpoint import Completer, Messages
 from harness1.records import Record, Status, UnitId
 from harness1.reward.measures import delivered
@@ -246,7 +246,7 @@ async def _asked(
     return reply
 
 
-def questions_of(run: RunView, limit: int = 0) -> Questions:
+def questions_of(run: Run, limit: int = 0) -> Questions:
     """Return the questions of a run, in order of its tasks and samples.
 
     Args:

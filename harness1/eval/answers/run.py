@@ -27,14 +27,13 @@ from harness1.eval.answers.asking import (
 )
 from harness1.eval.answers.prompts import PROMPTS, DocumentReader
 from harness1.eval.answers.summary import as_csv, summarised
-from harness1.eval.run_view import RunView
+from harness1.eval.run import Run
 from harness1.hashing import digest, file_digest
 from harness1.http.model_endpoint import Completer, ModelEndpoint, policy_endpoint, verifier_endpoint
 from harness1.models.spec import ModelSpec
 from harness1.retrieval.open import open_retriever
-from harness1.runs.files import write_atomically, write_json
-from harness1.runs.stage import Stage, clear, refuse_foreign, under_way
-from harness1.runs.store import EPISODES
+from harness1.runs.files import Stage, clear, refuse_foreign, under_way, write_atomically, write_json
+from harness1.runs.journal import EPISODES
 
 VERB = "answer"
 SUMMARY = "answers.json"
@@ -50,7 +49,7 @@ class AnswerRun:
         places: questions in progress at a time.
     """
 
-    run: RunView
+    run: Run
     questions: Questions
     work: Answering
     out: Path
@@ -170,7 +169,7 @@ class AnswerRequest:
     index: str | None = None
 
 
-def open_answers(run: RunView, asked: AnswerRequest, out: Path | None, machine: Machine) -> AnswerRun:
+def open_answers(run: Run, asked: AnswerRequest, out: Path | None, machine: Machine) -> AnswerRun:
     """Open the models and the index that answer the questions of a run.
 
     The answerer's key, deadline and concurrency are those of `machine.model`, the judge's those of `machine.verifier`.

@@ -15,7 +15,7 @@ from harness1.errors import UsageError
 from harness1.eval.compare.differences import Difference, corrected, differences_of
 from harness1.eval.failure import Faults
 from harness1.eval.metrics import HEADLINE
-from harness1.eval.run_view import RunView, refuse_other_dataset
+from harness1.eval.run import Run
 from harness1.eval.summary import cut
 from harness1.records import Record, Status
 from harness1.reward.measures import delivered
@@ -85,9 +85,7 @@ class Comparison(Record):
     others: tuple[Pairing, ...]
 
 
-def compare(
-    runs: Sequence[RunView], metric: str = "curated_recall", top: int = 10, equal_size: bool = False
-) -> Comparison:
+def compare(runs: Sequence[Run], metric: str = "curated_recall", top: int = 10, equal_size: bool = False) -> Comparison:
     """Compare every further run with the first.
 
     Args:
@@ -108,7 +106,7 @@ def compare(
     return Comparison(metric, equal_size, _side(first), tuple(_corrected(pairs)))
 
 
-def at_equal_size(first: RunView, second: RunView) -> tuple[RunView, RunView]:
+def at_equal_size(first: Run, second: Run) -> tuple[Run, Run]:
     """Return both runs with their ranked sets cut, task by task, to the smallest that any sample of either delivered.
     Tasks not scored in both are unchanged."""
     sizes, others = _sizes(first), _sizes(second)
@@ -116,7 +114,7 @@ def at_equal_size(first: RunView, second: RunView) -> tuple[RunView, RunView]:
     return _cut(first, common), _cut(second, common)
 
 
-def _sizes(run: RunView) -> dict[str, int]:
+def _sizes(run: Run) -> dict[str, int]:
     """Return the size of the smallest set for each scored task; a task without an episode delivered nothing."""
     found: dict[str, list[int]] = {task_id: [] for task_id in run.per_task}
     for key, episode in run.episodes.items():
@@ -125,13 +123,13 @@ def _sizes(run: RunView) -> dict[str, int]:
     return {task_id: min(sizes, default=0) for task_id, sizes in found.items()}
 
 
-def _cut(run: RunView, sizes: Mapping[str, int]) -> RunView:
+def _cut(run: Run, sizes: Mapping[str, int]) -> Run:
     episodes = run.episodes.items()
     return run.with_episodes({key: cut(each, sizes.get(key.task_id, len(each.curated))) for key, each in episodes})
 
 
-def _paired(first: RunView, second: RunView, metric: str, top: int, number: int) -> Pairing:
-    refuse_other_dataset(first, second)
+def _paired(first: Run, second: Run, metric: str, top: int, number: int) -> Pairing:
+    first.refuse_other_dataset(second)
     tasks = sorted(first.per_task.keys() & second.per_task.keys())
     if not tasks:
         raise UsageError(f"{first.folder} and {second.folder} have no scored task in common")
@@ -160,7 +158,7 @@ def _paired(first: RunView, second: RunView, metric: str, top: int, number: int)
     )
 
 
-def _lacks(first: RunView, second: RunView) -> Iterator[str]:
+def _lacks(first: Run, second: Run) -> Iterator[str]:
     """Yield what each task that is not scored in both runs lacks in the one and in the other."""
     for name, run in (("first", first), ("second", second)):
         for task_id in (first.tasks.keys() | second.tasks.keys()) - run.per_task.keys():
@@ -170,7 +168,7 @@ def _lacks(first: RunView, second: RunView) -> Iterator[str]:
                 yield f"{name}: infrastructure" if run.samples(task_id) else f"{name}: not played"
 
 
-def _card(run: RunView) -> dict[str, Any]:
+def _card(run: Run) -> dict[str, Any]:
     """Return everything that determines a run besides its configuration and its tasks."""
     inputs, outputs = run.stage.inputs, run.stage.outputs
     return {
@@ -184,12 +182,12 @@ def _card(run: RunView) -> dict[str, Any]:
     }
 
 
-def _side(run: RunView) -> Side:
+def _side(run: Run) -> Side:
     broken = sum(episode.status is Status.INFRA_ERROR for episode in run.episodes.values())
     return Side(str(run.folder), run.policy, len(run.tasks), broken, run.faults)
 
 
-def _moves(first: RunView, second: RunView, task_id: str, metric: str) -> list[float]:
+def _moves(first: Run, second: Run, task_id: str, metric: str) -> list[float]:
     """Return a task's change in the chosen metric, then in the tie breakers (0 if undefined); empty if the
     chosen metric is undefined."""
     a, b = first.per_task[task_id], second.per_task[task_id]
@@ -198,7 +196,7 @@ def _moves(first: RunView, second: RunView, task_id: str, metric: str) -> list[f
     return [b[name] - a[name] if name in a and name in b else 0.0 for name in (metric, *TIE_BREAKERS)]
 
 
-def _change(first: RunView, second: RunView, task_id: str, metric: str, number: int) -> Change:
+def _change(first: Run, second: Run, task_id: str, metric: str, number: int) -> Change:
     a, b = first.per_task[task_id][metric], second.per_task[task_id][metric]
     played = [(at, run.samples(task_id)) for at, run in ((0, first), (number, second))]
     address = "#" + ",".join(f"{at}/{quote(samples[0].episode_id, safe='')}" for at, samples in played if samples)

@@ -20,10 +20,9 @@ from harness1.policy.registry import open_policy
 from harness1.records import Episode, Gold, RewardRecord, Task
 from harness1.rl.admission.judgement import ORACLE, POLICIES, TWICE, Trial, admission_of, ideal, scoring_of, trial
 from harness1.rl.admission.report import README, REPORT, AdmissionReport, Trials, earnings, ranking, read_report, readme
-from harness1.runs.files import write_atomically, write_json
+from harness1.runs.files import Stage, clear, refuse_foreign, refuse_other, under_way, write_atomically, write_json
 from harness1.runs.folder import clear_run
-from harness1.runs.stage import Stage, clear, refuse_foreign, refuse_other, under_way
-from harness1.runs.store import read_episodes
+from harness1.runs.journal import read_episodes
 
 VERB = "rl check"
 RUNS = "policies"

@@ -31,10 +31,8 @@ from harness1.retrieval.open import is_engine, open_retriever
 from harness1.rl.pivots.pivot import PIVOTS, Pivot, PivotLabel, Split, counts, label_of, read_pivots
 from harness1.rl.pivots.rollouts import PivotState, PivotWorld, TurnId
 from harness1.rl.pivots.verifier import REVISION, Ruling
-from harness1.runs.files import write_atomically
-from harness1.runs.journal import Journal
-from harness1.runs.stage import STAGE, Stage, clear, refuse_other, under_way
-from harness1.runs.store import EPISODES, read_episodes
+from harness1.runs.files import STAGE, Stage, clear, refuse_other, under_way, write_atomically
+from harness1.runs.journal import EPISODES, Journal, read_episodes
 from harness1.sft.gates import TeacherEpisode, candidate, held_out_tasks
 from harness1.sft.teacher_run import TeacherRun
 

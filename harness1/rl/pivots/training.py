@@ -18,8 +18,8 @@ from harness1.records import Task
 from harness1.rl.pivots.pivot import Pivot, Split, read_pivots
 from harness1.rl.pivots.profile import VERB, LeaveOut, Profile, hashes_of, named_settings
 from harness1.rl.pivots.rollouts import PivotRollouts, Publish
-from harness1.runs.stage import Stage, read_stage
-from harness1.runs.store import latest_episodes
+from harness1.runs.files import Stage, read_stage
+from harness1.runs.journal import latest_episodes
 from harness1.sft.teacher_run import TeacherRun, open_runs
 
 

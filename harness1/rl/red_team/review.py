@@ -19,8 +19,7 @@ from harness1.rl.red_team.judgement import SYSTEM, Judgement, question, read_jud
 from harness1.rl.red_team.report import Finding, RedTeamReport
 from harness1.rl.red_team.transcript import transcript
 from harness1.runs.files import write_json
-from harness1.runs.journal import Journal, read_lines
-from harness1.runs.store import read_episodes
+from harness1.runs.journal import Journal, read_episodes, read_lines
 
 REPLIES = "judge.jsonl"
 REPORT = "judge.json"

@@ -9,7 +9,7 @@ from harness1.data.open import open_source
 from harness1.data.source import AbsentGold
 from harness1.errors import CorpusError, UsageError
 from harness1.records import Task
-from harness1.runs.stage import read_stage
+from harness1.runs.files import read_stage
 from tests.data.benchmarks import official
 from tests.data.benchmarks.official import ALL, SECRET, Official
 
