@@ -14,7 +14,7 @@ from harness1.config import Reward
 from harness1.data.open import open_source
 from harness1.errors import SchemaError, UsageError
 from harness1.eval.compare.comparison import compare
-from harness1.eval.run_view import read_run
+from harness1.eval.run import read_run
 from harness1.hashing import digest, file_digest
 from harness1.model_folder import folder_hash
 from harness1.models.checkpoint import read_checkpoint

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from harness1.errors import UsageError
-from harness1.recipe.run import JOURNAL, Journal, StageRecord, is_at_work, read_journal
+from harness1.recipe.run import JOURNAL, RecipeState, StageRecord, is_at_work, read_state
 from harness1.runs.files import STAGE
 from harness1.training.log import LOG
 
@@ -67,8 +67,8 @@ def _is_of(verbs: Sequence[tuple[str, ...]], record: StageRecord) -> bool:
     return any(record.words[: len(verb)] == verb for verb in verbs)
 
 
-def _journal(folder: Path) -> Journal:
-    journal = read_journal(folder)
+def _journal(folder: Path) -> RecipeState:
+    journal = read_state(folder)
     if journal is None:
         raise UsageError(f"{folder} holds no recipe any more")
     return journal

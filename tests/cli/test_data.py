@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
-from harness1.eval.run_view import read_run
 
 from harness1.data.benchmarks import BENCHMARKS
+from harness1.eval.run import read_run
 from harness1.runs.files import read_stage
 from harness1.viewer.run_source import RunSource
 from tests.cli.commands import Command, command_in_process
@@ -79,7 +79,7 @@ def test_secret_answers_are_in_no_file_of_a_run(harness1: Command) -> None:
     assert Path("run/episodes.jsonl") in files
     assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
     # What is made of the run later is compressed, or asks a server: there, what it is made of counts.
-    golds = RunSource.open(Path("run")).gold.golds
+    golds = RunSource.open(Path("run")).golds
     assert [gold.answers for gold in golds.values()] == [(), ()]
     assert read_run(Path("run")).secret_answers
 

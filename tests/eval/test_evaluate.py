@@ -19,8 +19,8 @@ from harness1.eval import evaluate as evaluating
 from harness1.eval.evaluate import Evaluation, evaluate, finished_metrics
 from harness1.eval.outputs import output_names
 from harness1.records import ChunkId, DocId, Episode, Gold, Status, Task
-from harness1.retrieval.corpus import Document, GivenChunk
 from harness1.retrieval.build import build_index
+from harness1.retrieval.corpus import Document, GivenChunk
 from harness1.runs.files import read_stage
 from harness1.runs.folder import METRICS, RESOURCES, read_provenance, run_config
 from harness1.runs.journal import EpisodeStore, read_episodes

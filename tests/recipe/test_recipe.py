@@ -38,8 +38,7 @@ from harness1.recipe.run import (
     write_state,
 )
 from harness1.retrieval.build import build_index
-from harness1.runs.files import lock
-from harness1.runs.files import Stage
+from harness1.runs.files import Stage, lock
 from tests.cli.commands import command_in_process
 
 CHAIN: dict[str, Any] = {

@@ -11,21 +11,21 @@ import msgspec
 import pytest
 
 from harness1.errors import SchemaError
-from harness1.recipe.gates import Finding
-from harness1.recipe.run import JOURNAL, Journal, Planned, StageRecord, held, write_journal
+from harness1.recipe.gates import Ruling
+from harness1.recipe.run import JOURNAL, RecipeState, StagePlan, StageRecord, hold_folder, write_state
 from harness1.runs.files import Stage
 from harness1.viewer.recipe_card import recipe_card
 from harness1.viewer.watching import Watched
 from harness1.viewer.write import Asked, write_view
 from tests.viewer.making import script, some_tasks, write_dataset, write_run, write_training
 
-HELD = Finding("recall", 0.6, 0.3, True, "mean curated recall", "")
-MISSED = Finding("progress", -0.1, 0.0, False, "gain since the start", "harness1 view work/rl")
+HELD = Ruling("recall", 0.6, 0.3, True, "mean curated recall", "")
+MISSED = Ruling("progress", -0.1, 0.0, False, "gain since the start", "harness1 view work/rl")
 PLAN = {
-    "world": Planned("a world"),
-    "before": Planned("what an agent has to beat", 10.0),
-    "rl": Planned("learning", 30.0),
-    "after": Planned("the model", 20.0),
+    "world": StagePlan("a world"),
+    "before": StagePlan("what an agent has to beat", 10.0),
+    "rl": StagePlan("learning", 30.0),
+    "after": StagePlan("the model", 20.0),
 }
 
 
@@ -44,7 +44,7 @@ def write_recipe(work: Path, **changes: StageRecord) -> Path:
         "before": record("eval", seconds=20.0, findings=(HELD,), metrics={"reward": 1.5, "curated_recall": 0.6}),
         "rl": record("rl train", "failed", seconds=40.0, findings=(MISSED,), exit=0),
     }
-    write_journal(work, Journal(title="a <b>chain</b>", recipe="", inputs={}, stages=stages | changes, plan=PLAN))
+    write_state(work, RecipeState(title="a <b>chain</b>", recipe="", inputs={}, stages=stages | changes, plan=PLAN))
     return work
 
 
@@ -69,7 +69,7 @@ def test_a_recipe_is_its_stages_with_their_gates_times_and_commands(tmp_path: Pa
 def test_a_stage_that_nobody_works_at_was_stopped(tmp_path: Path) -> None:
     work = write_recipe(tmp_path / "work", rl=record("rl train", "running", began=time.time()))
     assert recipe_card(work)["stages"][2]["status"] == "stopped"
-    with held(work):
+    with hold_folder(work):
         assert recipe_card(work)["stages"][2]["status"] == "running"
 
 
@@ -87,7 +87,7 @@ def test_a_file_of_a_recipe_holds_the_runs_and_trainings_of_its_stages(tmp_path:
 def test_a_recipe_that_has_just_begun_can_be_viewed(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     first = {"before": record("eval", "running")}
-    write_journal(tmp_path / "work", Journal(title="a chain", recipe="", inputs={}, stages=first, plan=PLAN))
+    write_state(tmp_path / "work", RecipeState(title="a chain", recipe="", inputs={}, stages=first, plan=PLAN))
     assert write_view(Asked([tmp_path / "work"]), tmp_path / "view.html").episodes == 0
     assert index_of(tmp_path / "view.html")["recipes"][0]["stages"][1]["status"] == "stopped"
 
@@ -119,8 +119,8 @@ def test_a_page_is_told_how_a_recipe_goes_on(tmp_path: Path) -> None:
 
     write_run(work / "after", [script()], some_tasks(2), work / "world")
     assert [run["name"] for run in watched.news("", 0)["runs"]] == ["before"], "its stage has not begun"
-    later = Journal(title="a chain", recipe="", inputs={}, stages={"after": record("eval")}, plan=PLAN)
-    write_journal(work, later)
+    later = RecipeState(title="a chain", recipe="", inputs={}, stages={"after": record("eval")}, plan=PLAN)
+    write_state(work, later)
     found = watched.news("", 0)
     assert [run["name"] for run in found["runs"]] == ["before", "after"]
     assert (len(found["rows"]), found["recipes"][0]["title"]) == (5, "a chain")
