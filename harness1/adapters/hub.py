@@ -15,15 +15,14 @@ from harness1.data import beir
 from harness1.data.benchmarks import BENCHMARKS
 from harness1.episodes.single import ASKED
 from harness1.errors import MALFORMED, InfrastructureFault, SchemaError, UsageError, optional
-from harness1.eval.known_gold import places_of
+from harness1.eval.run import Run
 from harness1.model_folder import ADAPTER_CONFIG
 from harness1.models.checkpoint import CHECKPOINT, read_checkpoint
 from harness1.records import Task
 from harness1.redaction import HIDDEN, without_secrets
-from harness1.runs.folder import CONFIG, PROVENANCE, SUBMISSION
-from harness1.runs.journal import read_lines
 from harness1.runs.files import STAGE, Stage, read_stage
-from harness1.runs.journal import EPISODES, TOKENS
+from harness1.runs.folder import CONFIG, PROVENANCE, SUBMISSION
+from harness1.runs.journal import EPISODES, TOKENS, read_lines
 from harness1.sft.data_card import CARD, HELD_OUT, README, TRAIN, read_card
 from harness1.training.log import LOG
 
@@ -211,7 +210,7 @@ def origins_of(folder: Path, stage: Stage | None) -> tuple[str, ...]:
     """Return the datasets that a run, rows or a policy were made from, as their cards name them."""
     cards = [name for name in (CARD, DATA_CARD) if (folder / name).is_file()]
     places = [run.dataset for name in cards for run in read_card(folder, name).runs]
-    return tuple(dict.fromkeys([*places, *filter(None, places_of(stage) if stage is not None else ())]))
+    return tuple(dict.fromkeys([*places, *filter(None, Run(folder, stage).datasets if stage is not None else ())]))
 
 
 def refuse_secret(folder: Path, origins: Sequence[str]) -> None:
