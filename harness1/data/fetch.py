@@ -19,8 +19,7 @@ from harness1.data.benchmarks import Benchmark, Hub
 from harness1.data.jsonl import INFLATION, LEAST_INFLATED
 from harness1.data.tables import find_files
 from harness1.errors import InfrastructureFault, UsageError, optional
-from harness1.runs.files import refuse_full_disk
-from harness1.runs.files import Stage, read_stage, refuse_foreign, under_way
+from harness1.runs.files import Stage, read_stage, refuse_foreign, refuse_full_disk, under_way
 
 GET = "data get"
 MOST_FILES = 10_000

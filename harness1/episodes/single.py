@@ -21,10 +21,9 @@ from harness1.hashing import digest
 from harness1.records import Episode, Task
 from harness1.retrieval.open import absolute_index, open_retriever
 from harness1.reward import score
-from harness1.runs.folder import refuse_other_run, run_stage
-from harness1.runs.journal import finish, lines_of
 from harness1.runs.files import read_stage
-from harness1.runs.journal import EPISODES, EpisodeStore
+from harness1.runs.folder import refuse_other_run, run_stage
+from harness1.runs.journal import EPISODES, EpisodeStore, finish, lines_of
 
 Watch = Callable[[SearchEnv], AbstractContextManager[OnStep | None]]
 """A context around an episode; it yields the function to call after each step, if any."""
