@@ -54,7 +54,7 @@ _NAMES = {
     "retrieval.build": ("build_index",),
     "retrieval.open": ("open_retriever",),
     "reward": ("Case", "score"),
-    "runs.store": ("EpisodeStore", "read_episodes"),
+    "runs.journal": ("EpisodeStore", "read_episodes"),
     "tools.tool": ("tool",),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
