@@ -24,7 +24,7 @@ if not __package__:
 from harness1.eval.compare.comparison import compare
 from harness1.eval.run import read_run
 from harness1.recipe.recipe import load_recipe
-from harness1.recipe.run import RecipeState, read_state
+from harness1.recipe.run import RecipeState, read_recipe_state
 
 
 def main() -> None:
@@ -50,7 +50,7 @@ def ran(asked: argparse.Namespace, work: Path, seed: int, words: list[str]) -> d
     command += [*words, *(word for each in asked.inputs for word in ("--input", each))]
     ended = subprocess.run(command, stdout=sys.stderr, check=False)
     used = cpu_seconds() - before
-    journal = read_state(work)
+    journal = read_recipe_state(work)
     report = {"recipe": asked.recipe, "seed": seed, "exit": ended.returncode, "cpu_seconds": round(used)}
     return report | (measured(journal, work) if journal else {})
 

@@ -28,7 +28,7 @@ from harness1.recipe.run import (
     StageRecord,
     is_at_work,
     put_in_words,
-    read_state,
+    read_recipe_state,
     run_verb,
 )
 from harness1.training.log import LOG, read_log
@@ -61,7 +61,7 @@ class Told:
         """Say what the gates of a stage found."""
         for finding in record.findings:
             say(f"{'passed' if finding.passed else 'FAILED'}, {put_in_words(finding)}")
-        if record.status == "passed" and self.at < self.stages and (left := _left(read_state(self.work))):
+        if record.status == "passed" and self.at < self.stages and (left := _left(read_recipe_state(self.work))):
             say(left)
 
 
@@ -94,7 +94,7 @@ def run(
     except StageFailed as error:
         say(str(error))
         if as_json:
-            print_json(read_state(out))
+            print_json(read_recipe_state(out))
             say(f"its output: {out / LOGS / error.stage}.log")
         raise typer.Exit(error.record.exit or NEGATIVE) from error
     print_result(journal, as_json, _in_words, out)
@@ -107,7 +107,7 @@ def status(
 
     Example: harness1 recipe status work
     """
-    journal = read_state(work)
+    journal = read_recipe_state(work)
     if journal is None:
         raise UsageError(f"{work} holds no recipe: it has no {JOURNAL}")
     if as_json:

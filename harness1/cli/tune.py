@@ -19,7 +19,7 @@ from harness1.plain import counted
 from harness1.recipe.recipe import load_recipe
 from harness1.recipe.run import StageRecord, on_cluster, run_verb
 from harness1.recipe.tuning import (
-    FOLDER,
+    EXPERIENCE,
     TUNING,
     Experience,
     TrialResult,
@@ -28,7 +28,7 @@ from harness1.recipe.tuning import (
     best_of,
     read_results,
     read_tuning,
-    subject_of,
+    tuning_subject,
 )
 from harness1.viewer.trials import PAGE, write_page
 
@@ -57,7 +57,7 @@ def tune(
     parallel: Annotated[int, Option(help="Trials at the same time.", min=1)] = 1,
     seed: Annotated[int, Option(help="Seed of the sampler.")] = 0,
     experience: Annotated[
-        Path | None, Option(help=f"Folder of what tunings learned; default {FOLDER}.", metavar="FOLDER")
+        Path | None, Option(help=f"Folder of what tunings learned; default {EXPERIENCE}.", metavar="FOLDER")
     ] = None,
     forget: Annotated[bool, Option("--no-experience", help="Read and keep no experience.")] = False,
     ray: Annotated[
@@ -76,14 +76,14 @@ def tune(
     """
     asked = load_recipe(recipe, changes or (), inputs or ())
     check_commands(asked, out)
-    folder = (experience or FOLDER).expanduser()
+    folder = (experience or EXPERIENCE).expanduser()
     work = Tuning(
         asked,
         out.resolve(),
         on_cluster(ray) if ray else partial(run_verb, quiet=True),
         Told,
         seed,
-        None if forget else lambda shared: Experience(folder, subject_of(asked, shared)),
+        None if forget else lambda shared: Experience(folder, tuning_subject(asked, shared)),
         _say_result,
     )
     work.run(trials, parallel)

@@ -1,4 +1,7 @@
-"""The hash of what a stage made: equal content has an equal hash in every folder, whenever and however it was made."""
+"""Gates between the stages of a recipe: what a stage made is measured, and a bound decides whether the next one starts.
+
+Every gate gives one number. A gate that counts faults has the bound 0; NaN passes no gate.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,9 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from harness1.config import Reward
 from harness1.data.open import open_source
 from harness1.errors import SchemaError, UsageError
 from harness1.eval.compare.comparison import compare
@@ -20,7 +21,7 @@ from harness1.model_folder import folder_hash
 from harness1.models.checkpoint import read_checkpoint
 from harness1.models.fetch import resolve_model
 from harness1.models.tokenizer import TOKENIZER
-from harness1.records import Record, RewardRecord
+from harness1.records import Record
 from harness1.retrieval.generations import check_index
 from harness1.reward import total_of
 from harness1.rl.admission.report import read_report
@@ -42,7 +43,7 @@ CONTENT = (
 
 
 def artifact(place: Path) -> str:
-    """Return the hash of a file, or of the content of a folder; empty if there is none.
+    """Return the hash of a file, or of the content of a folder, which is equal in every folder; empty if there is none.
 
     Of a folder that holds none of the files in `CONTENT`, every file counts, but no card.
 
@@ -94,79 +95,61 @@ EXACT = 1e-9
 """Difference that the sum of a reward's terms may have from its total, which is computed from the same numbers."""
 
 
-def documents(case: StageCase) -> float:
-    """Return the number of documents in an index."""
+def _count_documents(case: StageCase) -> float:
     return float(_card(case.folder).outputs.get("documents", 0))
 
 
-def damaged(case: StageCase) -> float:
-    """Return the number of damaged stretches of an index; every block is read."""
-    return float(len(check_index(case.folder).damaged))
+def _count_damage(case: StageCase) -> float:
+    return len(check_index(case.folder).damaged)
 
 
-def training_tasks(case: StageCase) -> float:
-    """Return the number of tasks in the train split of a dataset."""
+def _count_rows(case: StageCase) -> float:
+    return len(RowFile(case.folder / TRAIN))
+
+
+def _count_training_tasks(case: StageCase) -> float:
     source = open_source(str(case.folder))
     return float(len(source.tasks("train"))) if "train" in source.splits else 0.0
 
 
-def shared_gold(case: StageCase) -> float:
-    """Return the number of gold sets that tasks of more than one split have."""
+def _count_shared_gold(case: StageCase) -> float:
     source, splits = open_source(str(case.folder)), defaultdict[frozenset[str], set[str]](set)
     for split in source.splits:
         for task in source.tasks(split):
             if task.gold is not None:
                 splits[frozenset(task.gold.relevant)].add(split)
-    return float(sum(len(each) > 1 for each in splits.values()))
+    return sum(len(each) > 1 for each in splits.values())
 
 
-def faults(case: StageCase) -> float:
-    """Return the number of episodes of a run that are missing or were broken by the infrastructure."""
+def _count_faults(case: StageCase) -> float:
     gates = _card(case.folder).gates
     return float(gates.get("missing", 0) + gates.get("failures", {}).get("infra_error", 0))
 
 
-def wrong_rewards(case: StageCase) -> float:
-    """Return the number of episodes whose reward is not finite, or not what its terms add up to."""
+def _count_wrong_rewards(case: StageCase) -> float:
     own = case.folder / EPISODES
     run = own if own.is_dir() else case.folder
     settings = run_config(run)[0].reward
-    rewards = (episode.reward for episode in read_episodes(run))
-    return float(sum(reward is not None and not _adds_up(reward, settings) for reward in rewards))
+    wrong = 0
+    for reward in filter(None, (episode.reward for episode in read_episodes(run))):
+        given = reward.override is not None and float(getattr(settings, reward.override))
+        expected = total_of(reward.terms.values(), settings) if reward.override is None else given
+        wrong += not abs(reward.total - expected) <= EXACT  # also NaN
+    return wrong
 
 
-def _adds_up(reward: RewardRecord, settings: Reward) -> bool:
-    if reward.override is not None:
-        expected = float(getattr(settings, reward.override))
-    else:
-        expected = total_of(reward.terms.values(), settings)
-    return abs(reward.total - expected) <= EXACT  # False for NaN
-
-
-def valid_actions(case: StageCase) -> float | None:
-    """Return the share of a run's turns whose action could be read and carried out; None for a run without turns."""
+def _share_valid_actions(case: StageCase) -> float | None:
     turns = [turn for episode in read_episodes(case.folder) for turn in episode.turns]
     valid = (t.action is not None and t.observation is not None and t.observation.error is None for t in turns)
     return sum(valid) / len(turns) if turns else None
 
 
-def recall(case: StageCase) -> float:
-    """Return the mean curated recall of a run."""
-    return _mean(case, "curated_recall")
-
-
-def oracle_recall(case: StageCase) -> float | None:
-    """Return the mean curated recall of a run of the oracle; None for another policy."""
+def _oracle_recall(case: StageCase) -> float | None:
     policy = case.option("--policy") or case.option("--teacher")
-    return recall(case) if policy.rpartition(":")[2] == "oracle" else None
+    return _recall(case) if policy.rpartition(":")[2] == "oracle" else None
 
 
-def rows(case: StageCase) -> float:
-    """Return the number of rows to train on."""
-    return float(len(RowFile(case.folder / TRAIN)))
-
-
-def wrong_masks(case: StageCase) -> float:
+def _count_wrong_masks(case: StageCase) -> float:
     """Return the number of rows that train nothing or everything, and of files whose masks do not add up to the trained
     tokens on the data card, or that were changed."""
     card, stage, wrong = read_card(case.folder), _card(case.folder), 0
@@ -178,8 +161,7 @@ def wrong_masks(case: StageCase) -> float:
     return float(wrong)
 
 
-def foreign_tokenizers(case: StageCase) -> float | None:
-    """Return the number of tokenizers, of the checkpoint and of its rows, that are not that of the model to train."""
+def _count_foreign_tokenizers(case: StageCase) -> float | None:
     if not (model := _model(case)):
         return None
     expected = file_digest(model / TOKENIZER)
@@ -189,26 +171,24 @@ def foreign_tokenizers(case: StageCase) -> float | None:
     return float(len(found - {expected}))
 
 
-def admitted(case: StageCase) -> float:
-    """Return the share of the checked tasks that are worth training on."""
+def _share_admitted(case: StageCase) -> float:
     report = read_report(case.folder)
     return len(report.admitted()) / len(report.tasks) if report.tasks else 0.0
 
 
-def not_finite(case: StageCase) -> float:
-    """Return the number of values in a training's log that are not finite; an empty log counts as one."""
+def _count_not_finite(case: StageCase) -> float:
     lines = read_log(case.folder)
     values = [value for line in lines for value in line.values()]
     return float(sum(not isinstance(each, int | float) or not math.isfinite(each) for each in values) + (not lines))
 
 
-def foreign_origins(case: StageCase) -> float:
+def _count_foreign_origins(case: StageCase) -> float:
     """Return 1 if a checkpoint has no card, or was made from another model than the one that the command names."""
     card, model = read_checkpoint(case.folder), _model(case)
     return float(card is None or (model is not None and card.base != folder_hash(model)))
 
 
-def progress(case: StageCase) -> float | None:
+def _gain(case: StageCase) -> float | None:
     """Return by how much the held-out metric of the checkpoint is better than at the start; None if it was not
     measured at both."""
     card = read_checkpoint(case.folder)
@@ -223,13 +203,12 @@ def progress(case: StageCase) -> float | None:
     return -change if metric in LOSS_LIKE else change
 
 
-def start_k3(case: StageCase) -> float | None:
-    """Return the mean k3 between sampler and trainer over the first batch; None if it was not logged."""
+def _start_k3(case: StageCase) -> float | None:
     found = [line["gate/mean_k3"] for line in read_log(case.folder) if "gate/mean_k3" in line]
     return _number(found[0]) if found else None
 
 
-def zero_variance(case: StageCase) -> float | None:
+def _share_zero_variance(case: StageCase) -> float | None:
     """Return the mean share of groups without a signal: dropped or trained, their rewards were all equal."""
     lines = [line for line in read_log(case.folder) if "zero_variance" in line]
     if not lines:
@@ -240,7 +219,7 @@ def zero_variance(case: StageCase) -> float | None:
     return (dropped + within * kept) / (dropped + kept) if dropped + kept else 1.0
 
 
-def least_lead(case: StageCase) -> float:
+def _least_lead(case: StageCase) -> float:
     """Return the least lead in reward that the first run of a comparison has over any other: of each mean paired
     difference, the lower end of its 95 % interval."""
     words = list(zip(case.words, case.words[1:], strict=False))
@@ -259,8 +238,8 @@ def metrics_of(folder: Path) -> Iterator[tuple[str, float]]:
         yield from card.metrics.items()
 
 
-def _mean(case: StageCase, name: str) -> float:
-    return dict(metrics_of(case.folder)).get(name, math.nan)
+def _recall(case: StageCase) -> float:
+    return dict(metrics_of(case.folder)).get("curated_recall", math.nan)  # where every episode is broken
 
 
 def _model(case: StageCase) -> Path | None:
@@ -303,7 +282,7 @@ class Ruling(Record):
 
 
 @dataclass(frozen=True)
-class Gate:
+class Guard:
     """One check of what a stage made."""
 
     measure: Measure
@@ -322,56 +301,52 @@ class Gate:
         """Measure, and compare with a bound; None where the gate does not apply."""
         look = "harness1 " + self.look.replace("{out}", str(case.folder))
         try:
-            value = self.measure(case)
+            measured = self.measure(case)
         except UsageError as error:  # what the stage wrote cannot be read
             return Ruling(name, None, bound, False, f"{self.says} ({error})", look)
-        if value is None:
+        if measured is None:
             return None
+        value = float(measured)
         passed = value >= bound if self.at_least else value <= bound
-        return Ruling(name, value if isfinite(value) else None, bound, passed, self.says, "" if passed else look)
+        return Ruling(name, value if math.isfinite(value) else None, bound, passed, self.says, "" if passed else look)
 
 
-GATES: Mapping[str, Gate] = {
-    "documents": Gate(documents, "documents in the index", ("index",), 1, at_least=True, look=INDEX),
-    "damaged": Gate(damaged, "damaged stretches of the index", ("index",), 0, look=INDEX),
-    "tasks": Gate(training_tasks, "tasks to train on", DATASETS, 1, at_least=True, look=DATA),
-    "shared_gold": Gate(shared_gold, "gold sets in more than one split", DATASETS, 0, look=DATA),
-    "faults": Gate(faults, "episodes broken by the infrastructure", PLAYED, 0),
-    "terms": Gate(wrong_rewards, "rewards that are not the sum of their terms", (*PLAYED, "rl train"), 0),
-    "valid": Gate(valid_actions, "share of valid actions", ("sft collect",), 0.5, at_least=True),
-    "recall": Gate(recall, "mean curated recall", ("sft collect",), 0.3, at_least=True),
-    "oracle": Gate(oracle_recall, "mean curated recall of the oracle", ("eval",), 0.95, at_least=True),
-    "rows": Gate(rows, "rows to train on", ("sft build",), 1, at_least=True, look=ROWS),
-    "masks": Gate(wrong_masks, "rows and files whose mask is wrong", ("sft build",), 0, look=ROWS),
-    "tokenizer": Gate(foreign_tokenizers, "tokenizers other than the model's", TRAINED, 0),
-    "admitted": Gate(admitted, "share of tasks worth training on", ("rl check",), 0.02, at_least=True),
-    "finite": Gate(not_finite, "numbers in the training log that are not finite", TRAINED, 0),
-    "origin": Gate(foreign_origins, "checkpoints made from another model", TRAINED, 0),
-    "progress": Gate(progress, "gain in the held-out metric since the start", TRAINED, 0.0, at_least=True),
-    "start": Gate(start_k3, "mean k3 between sampler and trainer at the start", ("rl train",), 5e-3),
-    "better": Gate(least_lead, "least lead in reward, lower end of 95 %", ("compare",), at_least=True, look=COMPARED),
-    "signal": Gate(zero_variance, "share of groups whose rewards are all equal", ("rl train",), 0.9),
+GATES: Mapping[str, Guard] = {
+    "documents": Guard(_count_documents, "documents in the index", ("index",), 1, at_least=True, look=INDEX),
+    "damaged": Guard(_count_damage, "damaged stretches of the index", ("index",), 0, look=INDEX),
+    "tasks": Guard(_count_training_tasks, "tasks to train on", DATASETS, 1, at_least=True, look=DATA),
+    "shared_gold": Guard(_count_shared_gold, "gold sets in more than one split", DATASETS, 0, look=DATA),
+    "faults": Guard(_count_faults, "episodes broken by the infrastructure", PLAYED, 0),
+    "terms": Guard(_count_wrong_rewards, "rewards that are not the sum of their terms", (*PLAYED, "rl train"), 0),
+    "valid": Guard(_share_valid_actions, "share of valid actions", ("sft collect",), 0.5, at_least=True),
+    "recall": Guard(_recall, "mean curated recall", ("sft collect",), 0.3, at_least=True),
+    "oracle": Guard(_oracle_recall, "mean curated recall of the oracle", ("eval",), 0.95, at_least=True),
+    "rows": Guard(_count_rows, "rows to train on", ("sft build",), 1, at_least=True, look=ROWS),
+    "masks": Guard(_count_wrong_masks, "rows and files whose mask is wrong", ("sft build",), 0, look=ROWS),
+    "tokenizer": Guard(_count_foreign_tokenizers, "tokenizers other than the model's", TRAINED, 0),
+    "admitted": Guard(_share_admitted, "share of tasks worth training on", ("rl check",), 0.02, at_least=True),
+    "finite": Guard(_count_not_finite, "numbers in the training log that are not finite", TRAINED, 0),
+    "origin": Guard(_count_foreign_origins, "checkpoints made from another model", TRAINED, 0),
+    "progress": Guard(_gain, "gain in the held-out metric since the start", TRAINED, 0.0, at_least=True),
+    "start": Guard(_start_k3, "mean k3 between sampler and trainer at the start", ("rl train",), 5e-3),
+    "better": Guard(_least_lead, "least lead in reward, lower end of 95 %", ("compare",), at_least=True, look=COMPARED),
+    "signal": Guard(_share_zero_variance, "share of groups whose rewards are all equal", ("rl train",), 0.9),
 }
 """Every gate, by the name that recipes call it."""
 
 
-def gates_of(verb: str, chosen: Mapping[str, float | bool]) -> Iterator[tuple[str, Gate, float]]:
-    """Yield the gates of a stage, with their names and bounds.
+def judge_stage(case: StageCase, chosen: Mapping[str, float | bool]) -> list[Ruling]:
+    """Return what the gates of a finished stage found, in order.
 
     Args:
-        verb: the verb of the stage.
         chosen: the stage's own bounds; false leaves a gate out, true keeps its default.
     """
+    found = []
     for name, gate in GATES.items():
         bound = chosen.get(name, True)
-        if bound is False or (verb not in gate.verbs and name not in chosen):
+        if bound is False or (case.verb not in gate.verbs and name not in chosen):
             continue
         limit = gate.bound if bound is True else float(bound)
-        if limit is not None:
-            yield name, gate, limit
-
-
-def judge_stage(case: StageCase, chosen: Mapping[str, float | bool]) -> list[Ruling]:
-    """Return what the gates of a finished stage found, in order."""
-    findings = (gate.judge(name, case, bound) for name, gate, bound in gates_of(case.verb, chosen))
-    return [each for each in findings if each is not None]
+        if limit is not None and (ruling := gate.judge(name, case, limit)):
+            found.append(ruling)
+    return found

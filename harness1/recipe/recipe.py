@@ -106,7 +106,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
         for name, stage in self.stages.items():
             if not _STAGE_NAME.fullmatch(name) or name in known:
                 raise ConfigError(f"{name} cannot be the name of a stage: it is taken, or not lower case")
-            for each in _names(stage):
+            for each in names_in(stage):
                 if each not in known:
                     raise ConfigError(
                         f"stage {name} uses {{{each}}}, which is no value, no input and no stage before it"
@@ -147,7 +147,9 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
 
     def needs(self, name: str) -> tuple[str, ...]:
         """Return the stages and inputs that a stage names, each once."""
-        return tuple(dict.fromkeys(each for each in _names(self.stages[name]) if each in {*self.stages, *self.inputs}))
+        return tuple(
+            dict.fromkeys(each for each in names_in(self.stages[name]) if each in {*self.stages, *self.inputs})
+        )
 
     def from_stage(self, name: str) -> tuple[str, ...]:
         """Return a stage and those after it that use its result, directly or not; raise UsageError if there is none."""
@@ -256,12 +258,8 @@ def put_setting(tree: dict[str, Any], key: str, value: Value) -> None:
         raise UsageError(f"the recipe has no value and no stage for {key}; values: {values}")
 
 
-def uses(stage: RecipeStage) -> tuple[str, ...]:
-    """Return what a stage names: values, inputs and stages."""
-    return tuple(_names(stage))
-
-
-def _names(stage: RecipeStage) -> Iterator[str]:
+def names_in(stage: RecipeStage) -> Iterator[str]:
+    """Yield what a stage names: values, inputs and stages."""
     yield from _NAME.findall(stage.run)
     for _, value in _flat(stage.set):
         if isinstance(value, str):

@@ -1,4 +1,8 @@
-"""The journal of a recipe's folder: which stages are done, from what, and what their gates found."""
+"""Runs the stages of a recipe in order, each in a process of its own, with gates between them. Nothing is done twice.
+
+After a kill at any moment the same command goes on: a stage that had passed is not touched, and the verb of one that
+was at work resumes it. `recipe.json` says which stages are done, from what, and what their gates found.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Literal, Protocol
+from typing import Literal, Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from harness1.errors import MALFORMED, HarnessError, InfrastructureFault, SchemaError, UsageError, optional
 from harness1.recipe.gates import Ruling, StageCase, artifact, judge_stage, metrics_of
@@ -94,16 +99,9 @@ class RecipeState(Record, kw_only=True):
                 rest[name] = max(0.0, rest[name] - record.seconds - (now - record.began))
         return sum(rest.values())
 
-    def with_stage(self, name: str, record: StageRecord) -> RecipeState:
-        return msgspec.structs.replace(self, stages={**self.stages, name: record})
 
-    def without(self, names: Sequence[str]) -> RecipeState:
-        kept = {name: record for name, record in self.stages.items() if name not in names}
-        return msgspec.structs.replace(self, stages=kept)
-
-
-def read_state(work: Path) -> RecipeState | None:
-    """Return the journal of a folder, or None if it has none; raise SchemaError if it is damaged."""
+def read_recipe_state(work: Path) -> RecipeState | None:
+    """Return the state of a folder, or None if it has none; raise SchemaError if it is damaged."""
     path = work / JOURNAL
     if not path.is_file():
         return None
@@ -111,11 +109,6 @@ def read_state(work: Path) -> RecipeState | None:
         return msgspec.json.decode(path.read_bytes(), type=RecipeState)
     except MALFORMED as error:
         raise SchemaError(f"{path} is not the journal of a recipe: {error}") from error
-
-
-def write_state(work: Path, journal: RecipeState) -> None:
-    """Replace the journal of a folder in one step."""
-    write_json(work / JOURNAL, journal)
 
 
 def is_at_work(work: Path) -> bool:
@@ -145,18 +138,15 @@ def hold_folder(work: Path, mark: str = JOURNAL) -> Iterator[None]:
             raise UsageError(f"{work} is not empty and holds no recipe: choose another --out")
         work.mkdir(parents=True, exist_ok=True)
         with (work / LOCK).open("w") as file:
-            _lock_folder(file, work)
+            for _ in range(TRIES - 1):
+                try:
+                    lock(file, "")
+                    break
+                except UsageError:  # perhaps by one that only looks whether somebody is at work
+                    time.sleep(PAUSE_S)
+            else:
+                lock(file, f"{work} is at work in another process")
             yield
-
-
-def _lock_folder(file: IO[str], work: Path) -> None:
-    """Lock the folder; wait a moment for one that only looks whether somebody is at work."""
-    for _ in range(TRIES - 1):
-        try:
-            return lock(file, "")
-        except UsageError:
-            time.sleep(PAUSE_S)
-    return lock(file, f"{work} is at work in another process")
 
 
 Execute = Callable[[Sequence[str], Path, int], int]
@@ -190,7 +180,7 @@ class StageFailed(HarnessError):
         super().__init__(f"stage {stage} failed: {reason}")
 
 
-@dataclass(frozen=True)
+@dataclass
 class RecipeRun:
     """The work of one recipe in one folder."""
 
@@ -198,6 +188,7 @@ class RecipeRun:
     work: Path
     execute: Execute
     watch: Watch
+    state: RecipeState = field(init=False)
 
     def run(self, start_from: str = "", until: str = "") -> RecipeState:
         """Run every stage that has not passed.
@@ -215,107 +206,104 @@ class RecipeRun:
         with hold_folder(self.work):
             stages = self.recipe.stages
             plan = {name: StagePlan(stages[name].says, stages[name].takes) for name in names}
-            journal = msgspec.structs.replace(self._begun(), plan=plan)
-            write_state(self.work, journal)
-            journal = self._cleared(journal, again)
+            self.state = replace(self._begin(), plan=plan)
+            write_json(self.work / JOURNAL, self.state)
+            if again:
+                self._forget(again)
             for name in names:
-                journal = self._stage(name, journal)
-            return journal
+                self._pass_stage(name)
+            return self.state
 
-    def _begun(self) -> RecipeState:
+    def _begin(self) -> RecipeState:
         inputs = {name: self._hash(name) for name in self.recipe.inputs}
-        journal = read_state(self.work)
-        if journal is None:
+        state = read_recipe_state(self.work)
+        if state is None:
             return RecipeState(title=self.recipe.title, recipe=self.recipe.hash, inputs=inputs)
-        changed = [name for name in journal.inputs if inputs.get(name) != journal.inputs[name]]
+        changed = [name for name in state.inputs if inputs.get(name) != state.inputs[name]]
         if changed:
             raise UsageError(
                 f"{self.work} was begun with other inputs ({', '.join(changed)}): restore them, or choose another --out"
             )
-        return msgspec.structs.replace(journal, recipe=self.recipe.hash, inputs={**inputs, **journal.inputs})
+        return replace(state, recipe=self.recipe.hash, inputs={**inputs, **state.inputs})
 
-    def _cleared(self, journal: RecipeState, again: Sequence[str]) -> RecipeState:
-        journal = journal.without(again)
-        write_state(self.work, journal)
-        for name in again:
+    def _forget(self, names: Sequence[str]) -> None:
+        kept = {name: record for name, record in self.state.stages.items() if name not in names}
+        self.state = replace(self.state, stages=kept)
+        write_json(self.work / JOURNAL, self.state)
+        for name in names:
             place = self.work / name
-            if place.is_dir():
-                shutil.rmtree(place)
-            else:
-                place.unlink(missing_ok=True)
-        return journal
+            shutil.rmtree(place) if place.is_dir() else place.unlink(missing_ok=True)
 
-    def _stage(self, name: str, journal: RecipeState) -> RecipeState:
-        stage, words, before = self.recipe.stages[name], self.recipe.words(name, self.work), journal.stages.get(name)
-        needs = {each: _hash_of_need(journal, each) for each in self.recipe.needs(name)}
+    def _pass_stage(self, name: str) -> None:
+        stage, words, before = self.recipe.stages[name], self.recipe.words(name, self.work), self.state.stages.get(name)
+        made = {each: record.artifact for each, record in self.state.stages.items()}
+        needs = {each: (self.state.inputs | made)[each] for each in self.recipe.needs(name)}
         if before is not None and before.status == "failed" and not (self.work / name).exists():
             before = None  # it made nothing that other settings could spoil
         if before is not None and before.words != words:
+            changed = [word for word in (*words, *before.words) if (word in before.words) != (word in words)]
             raise UsageError(
-                f"stage {name} was run with other settings ({_difference(before.words, words)}): --from {name} does it"
-                " again, with all that use it"
+                f"stage {name} was run with other settings ({', '.join(dict.fromkeys(changed)) or 'in their order'}):"
+                f" --from {name} does it again, with all that use it"
             )
         record = before or StageRecord(words=words, needs=needs, status="running")
-        record = msgspec.structs.replace(record, needs=needs, gates=stage.gates)
-        made = {name: before.artifact} if before is not None and before.status == "passed" else {}
-        if changes := self._changes(made | needs):
-            return self._kept(name, journal, msgspec.structs.replace(record, findings=changes, status="failed"))
-        if before == record and before.status == "passed":
+        record = replace(record, needs=needs, gates=stage.gates)
+        own = {name: before.artifact} if before is not None and before.status == "passed" else {}
+        if changes := self._changes(own | needs):
+            self._keep(name, replace(record, findings=changes, status="failed"))
+        elif before == record and before.status == "passed":
             self.watch.skipped(name, before)
-            return journal
-        return self._ran(name, journal, msgspec.structs.replace(record, status="running", findings=()))
+        else:
+            self._run_stage(name, replace(record, status="running", findings=(), began=time.time()))
 
-    def _ran(self, name: str, journal: RecipeState, record: StageRecord) -> RecipeState:
-        record = msgspec.structs.replace(record, began=time.time())
-        write_state(self.work, journal.with_stage(name, record))
+    def _run_stage(self, name: str, record: StageRecord) -> None:
+        self._write(name, record)
         self.watch.begins(name, self.recipe.stages[name].says)
-        began = time.monotonic()
+        began, place = time.monotonic(), self.work / name
         try:
             code = self.execute(record.words, self.work / LOGS / f"{name}.log", self.recipe.stages[name].processes)
         except KeyboardInterrupt as interrupt:
             interrupt.add_note("the same command goes on from here")
             raise
-        seconds = record.seconds + time.monotonic() - began
-        record = msgspec.structs.replace(record, seconds=seconds, exit=code, status="failed")
-        place = self.work / name
-        if code == 0 or (code == FAULTY and _is_played(place)):
+        record = replace(record, seconds=record.seconds + time.monotonic() - began, exit=code, status="failed")
+        card = read_stage(place) if code == FAULTY else None
+        if code == 0 or (card is not None and card.status == "finished" and "failures" in card.gates):
             findings = (*judge_stage(StageCase(record.words, place), record.gates), *self._changes(record.needs))
-            record = msgspec.structs.replace(
+            record = replace(
                 record,
                 status="passed" if all(each.passed for each in findings) else "failed",
                 findings=findings,
                 artifact=artifact(place),
                 metrics=dict(metrics_of(place)),
             )
-        return self._kept(name, journal, record)
+        self._keep(name, record)
 
-    def _kept(self, name: str, journal: RecipeState, record: StageRecord) -> RecipeState:
-        journal = journal.with_stage(name, record)
-        write_state(self.work, journal)
+    def _keep(self, name: str, record: StageRecord) -> None:
+        self._write(name, record)
         self.watch.ended(name, record)
         if record.status != "passed":
             raise StageFailed(name, record)
-        return journal
+
+    def _write(self, name: str, record: StageRecord) -> None:
+        self.state = replace(self.state, stages={**self.state.stages, name: record})
+        write_json(self.work / JOURNAL, self.state)
 
     def _changes(self, expected: Mapping[str, str]) -> tuple[Ruling, ...]:
-        changed = (name for name, known in expected.items() if self._hash(name) != known)
-        stages, look = self.recipe.stages, "harness1 recipe run ... --from {}"
+        look = "harness1 recipe run ... --from {}"
         return tuple(
-            Ruling("unchanged", 1.0, 0.0, False, f"changes to {each}", look.format(each) if each in stages else "")
-            for each in changed
+            Ruling(
+                *("unchanged", 1.0, 0.0, False, f"changes to {each}"),
+                look.format(each) if each in self.recipe.stages else "",
+            )
+            for each, known in expected.items()
+            if self._hash(each) != known
         )
 
     def _hash(self, name: str) -> str:
         """Return the hash of what a stage made, or of an input; of an input that is no file, its name."""
         if name in self.recipe.stages:
             return artifact(self.work / name)
-        place = self.recipe.inputs[name]
-        return artifact(Path(place)) or place
-
-
-def _is_played(place: Path) -> bool:
-    card = read_stage(place)
-    return card is not None and card.status == "finished" and "failures" in card.gates
+        return artifact(Path(self.recipe.inputs[name])) or self.recipe.inputs[name]
 
 
 def run_verb(words: Sequence[str], log: Path, processes: int = 1, *, quiet: bool = False) -> int:
@@ -353,15 +341,6 @@ def put_in_words(finding: Ruling) -> str:
     return f"gate {finding.gate}: {finding.says}: {value}, bound {finding.bound:g}{look}"
 
 
-def _hash_of_need(journal: RecipeState, need: str) -> str:
-    return journal.stages[need].artifact if need in journal.stages else journal.inputs[need]
-
-
-def _difference(before: Sequence[str], now: Sequence[str]) -> str:
-    words = [word for word in (*now, *before) if (word in before) != (word in now)]
-    return ", ".join(dict.fromkeys(words)) or "in their order"
-
-
 def on_cluster(address: str, cores: float = 1.0) -> Execute:
     """Return what runs a command on some node. Folders must be absolute paths that all nodes have.
 
@@ -379,17 +358,16 @@ def on_cluster(address: str, cores: float = 1.0) -> Execute:
         ray.init(address=address, log_to_driver=False, ignore_reinit_error=True)
     except ConnectionError as error:
         raise InfrastructureFault(f"no Ray cluster at {address}: {error}") from error
+
+    def run_on_node(words: Sequence[str], log: Path, processes: int) -> int:
+        return run_verb(words, log, processes, quiet=True)
+
     remote = ray.remote(max_retries=0)(run_on_node)
 
     def execute(words: Sequence[str], log: Path, processes: int) -> int:
         try:
-            return int(ray.get(remote.options(num_cpus=cores * processes).remote(tuple(words), str(log), processes)))
+            return int(ray.get(remote.options(num_cpus=cores * processes).remote(tuple(words), log, processes)))
         except ray.exceptions.RayError as error:
             raise InfrastructureFault(f"a node of the cluster was lost: {error}") from error
 
     return execute
-
-
-def run_on_node(words: Sequence[str], log: str, processes: int) -> int:
-    """Run a command on this node, its output in a file; return its exit code."""
-    return run_verb(words, Path(log), processes, quiet=True)

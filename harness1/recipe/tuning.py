@@ -1,4 +1,10 @@
-"""What trials of a recipe share and what each does alone, and the lines that a trial leaves."""
+"""Tries settings of a recipe in parallel trials, by Optuna: its storage, sampler and pruner, our stages and gates.
+
+The stages that no searched setting reaches are run once, in `shared`. A trial is the rest of the recipe in a folder of
+its own; it is stopped by a gate, or where it looks worse than the median of the trials before. A stopped tuning goes on
+with the same command, and each trial at work with its recipe. What trials found is kept for later tunings of the same
+corpus, reward and size of model.
+"""
 
 from __future__ import annotations
 
@@ -12,33 +18,42 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import replace
 
 from harness1.config import load_config
 from harness1.errors import MALFORMED, SchemaError, UsageError, optional
 from harness1.hashing import digest
 from harness1.models.fetch import resolve_model
 from harness1.recipe.gates import StageCase, artifact
-from harness1.recipe.recipe import Objective, Recipe, Space, Value, put_setting, recipe_of, uses
+from harness1.recipe.recipe import Objective, Recipe, Space, Value, names_in, put_setting, recipe_of
 from harness1.recipe.run import Execute, RecipeRun, StageFailed, StageRecord, Watch, hold_folder
 from harness1.records import Record
-from harness1.runs.files import lock_or_wait, write_json, writing
-from harness1.runs.journal import read_lines
+from harness1.runs.files import write_json
+from harness1.runs.journal import Journal, read_lines
 
 if TYPE_CHECKING:
     import optuna
 
-
+EXPERIENCE = Path("~/.cache/harness1/experience")
+TUNING, RESULTS, STORAGE, SHARED = "tuning.json", "trials.jsonl", "optuna.log", "shared"
+NAME = "tuning"
 NEAR = 0.05
 """Share of a range within which two values of a setting count as the same."""
-
-Settings = dict[str, Value]
+WARM = 2
+"""Trials that must have passed a look before it stops another one."""
+DRAWS = 50
+"""Draws for one trial, while those that come close to failed settings are put back."""
+BROKEN = 3
+"""Commands that may fail in a row before the tuning ends: the cause is then not the settings."""
+NUMBER = "number"
+"""The attribute of a trial with its number here: those that were learned, or drawn and put back, have none."""
 
 
 class TrialResult(Record, kw_only=True):
     """What came out of one trial: all that later tunings learn from it."""
 
     number: int
-    settings: Settings
+    settings: dict[str, Value]
     value: float | None = None
     """The objective; None for a trial that was stopped."""
     looks: dict[str, float] = {}
@@ -49,6 +64,19 @@ class TrialResult(Record, kw_only=True):
     """A gate or a command failed, so that the settings are not to be tried again."""
     seconds: float = 0.0
     """The time that its own stages took."""
+
+
+class TuningCard(Record, kw_only=True):
+    """The content of `tuning.json`."""
+
+    title: str
+    recipe: str
+    """The hash of the recipe."""
+    search: dict[str, Space]
+    maximize: bool
+    metric: str
+    subject: str = ""
+    """What the experience is about; empty if none is kept."""
 
 
 def objective_of(recipe: Recipe) -> Objective:
@@ -62,7 +90,7 @@ def varied_stages(recipe: Recipe) -> frozenset[str]:
     """Return the stages that a searched setting reaches, directly or through a stage before."""
     own = {key.partition(".")[0] for key in recipe.search if key not in recipe.values}
     values = {key for key in recipe.search if key in recipe.values}
-    own |= {name for name, stage in recipe.stages.items() if values & set(uses(stage))}
+    own |= {name for name, stage in recipe.stages.items() if values & set(names_in(stage))}
     return frozenset(name for name in recipe.stages if name in own or own & recipe.upstream(name))
 
 
@@ -70,41 +98,50 @@ def needed_stages(recipe: Recipe) -> tuple[str, ...]:
     """Return the stages that the objective and its looks need, in order."""
     objective = objective_of(recipe)
     ends = [objective.stage, *objective.looks]
-    wanted = frozenset(ends).union(*(recipe.upstream(name) for name in ends))
-    return tuple(name for name in recipe.stages if name in wanted)
+    needed = frozenset(ends).union(*(recipe.upstream(name) for name in ends))
+    return tuple(name for name in recipe.stages if name in needed)
 
 
 def shared_recipe(recipe: Recipe) -> Recipe:
     """Return the recipe of the stages that all trials have in common."""
     varied = varied_stages(recipe)
     kept = {name: recipe.stages[name] for name in needed_stages(recipe) if name not in varied}
-    return msgspec.structs.replace(recipe, stages=kept, search={}, objective=None)
+    return replace(recipe, stages=kept, search={}, objective=None)
 
 
 def trial_recipe(recipe: Recipe, settings: Mapping[str, Value], shared: Path) -> Recipe:
     """Return the recipe of one trial: the stages that its settings reach, over the folders of the shared ones."""
     varied = varied_stages(recipe)
-    ours = [name for name in needed_stages(recipe) if name in varied]
     tree = msgspec.to_builtins(recipe)
     for key, value in settings.items():
         put_setting(tree, key, value)
     tree["inputs"] |= {name: str(shared / name) for name in shared_recipe(recipe).stages}
-    tree["stages"] = {name: tree["stages"][name] for name in ours}
-    tree |= {"search": {}, "objective": None}
-    return recipe_of(tree, recipe.title)
+    tree["stages"] = {name: tree["stages"][name] for name in needed_stages(recipe) if name in varied}
+    return recipe_of(tree | {"search": {}, "objective": None}, recipe.title)
 
 
 def is_near(one: Mapping[str, Value], other: Mapping[str, Value], search: Mapping[str, Space]) -> bool:
     """Return whether two trials have nearly the same settings: equal choices, and numbers that differ by less than
     `NEAR` of their range, on the scale on which they are drawn."""
-    return all(
-        name in one and name in other and _close(one[name], other[name], space) for name, space in search.items()
-    )
+
+    def is_close(a: Value, b: Value, space: Space) -> bool:
+        if space.choices or isinstance(a, str) or isinstance(b, str) or space.low is None or space.high is None:
+            return a == b
+        low, high, x, y = (math.log(each) if space.log else float(each) for each in (space.low, space.high, a, b))
+        return abs(x - y) < NEAR * (high - low)
+
+    return all(name in one and name in other and is_close(one[name], other[name], search[name]) for name in search)
 
 
 def is_within(settings: Mapping[str, Value], search: Mapping[str, Space]) -> bool:
     """Return whether settings give every searched one a value that trials may draw."""
-    return settings.keys() == search.keys() and all(_allowed(settings[name], space) for name, space in search.items())
+
+    def is_drawn(value: Value, space: Space) -> bool:
+        if space.choices or isinstance(value, str) or space.low is None or space.high is None:
+            return value in space.choices
+        return space.low <= value <= space.high
+
+    return settings.keys() == search.keys() and all(is_drawn(settings[name], search[name]) for name in search)
 
 
 def best_of(results: Sequence[TrialResult], *, maximize: bool) -> TrialResult | None:
@@ -114,28 +151,7 @@ def best_of(results: Sequence[TrialResult], *, maximize: bool) -> TrialResult | 
     return min(ended, key=lambda each: sign * (each.value or 0.0), default=None)
 
 
-def _close(one: Value, other: Value, space: Space) -> bool:
-    if space.choices or isinstance(one, str) or isinstance(other, str) or space.low is None or space.high is None:
-        return one == other
-    low, high, a, b = (math.log(each) if space.log else float(each) for each in (space.low, space.high, one, other))
-    return abs(a - b) < NEAR * (high - low)
-
-
-def _allowed(value: Value, space: Space) -> bool:
-    if space.choices:
-        return value in space.choices
-    return (
-        not isinstance(value, str)
-        and space.low is not None
-        and space.high is not None
-        and space.low <= value <= space.high
-    )
-
-
-FOLDER = Path("~/.cache/harness1/experience")
-
-
-def subject_of(recipe: Recipe, shared: Path) -> str:
+def tuning_subject(recipe: Recipe, shared: Path) -> str:
     """Return the hash of what a tuning is about: the documents as they are indexed, the reward of the objective's
     stage, the size of the model as a power of two, the objective, and the names of the settings that are varied.
 
@@ -164,61 +180,23 @@ def _models(recipe: Recipe, shared: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class Experience:
-    """The results of earlier trials about one subject."""
+    """The results of earlier trials about one subject, a line each; processes may append at the same time."""
 
     folder: Path
     subject: str
 
     @property
-    def path(self) -> Path:
-        return self.folder / f"{self.subject[:16]}.jsonl"
+    def file(self) -> str:
+        return f"{self.subject[:16]}.jsonl"
 
     def results(self) -> list[TrialResult]:
         """Return what earlier trials left, oldest first; raise SchemaError for a line that is damaged."""
-        return list(self._read()) if self.path.is_file() else []
+        return _results_in(self.folder / self.file)
 
     def keep(self, result: TrialResult) -> None:
         """Append the result of a trial."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with writing(self.folder), self.path.open("ab") as file:
-            lock_or_wait(file, lambda: None)
-            file.write(msgspec.json.encode(result) + b"\n")
-
-    def _read(self) -> Iterator[TrialResult]:
-        for number, line in read_lines(self.path):
-            try:
-                yield msgspec.json.decode(line, type=TrialResult)
-            except MALFORMED as error:
-                raise SchemaError(f"{self.path}:{number}: not the result of a trial: {error}") from error
-
-
-TUNING, RESULTS, STORAGE, SHARED = "tuning.json", "trials.jsonl", "optuna.log", "shared"
-NAME = "tuning"
-WARM = 2
-"""Trials that must have passed a look before it stops another one."""
-DRAWS = 50
-"""Draws for one trial, while those that come close to failed settings are put back."""
-BROKEN = 3
-"""Commands that may fail in a row before the tuning ends: the cause is then not the settings."""
-NUMBER = "number"
-"""The attribute of a trial with its number here: those that were learned, or drawn and put back, have none."""
-
-
-class TuningCard(Record, kw_only=True):
-    """The content of `tuning.json`."""
-
-    title: str
-    recipe: str
-    """The hash of the recipe."""
-    search: dict[str, Space]
-    maximize: bool
-    metric: str
-    subject: str = ""
-    """What the experience is about; empty if none is kept."""
-
-
-class Pruned(Exception):
-    """A trial that looks worse than others at the same stage."""
+        with Journal(self.folder, self.file, wait=True) as journal:
+            journal.write(msgspec.json.encode(result))
 
 
 @dataclass
@@ -233,7 +211,7 @@ class Tuning:
     seed: int = 0
     experience: Callable[[Path], Experience] | None = None
     """Returns the experience with the shared stages' folder at hand; None: nothing is read and nothing kept."""
-    told: Callable[[TrialResult], None] = lambda result: None
+    on_result: Callable[[TrialResult], None] = lambda result: None
     results: list[TrialResult] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _broken: int = 0
@@ -252,22 +230,25 @@ class Tuning:
             import optuna
         with hold_folder(self.out, TUNING):
             self.results = read_results(self.out)
-            self._refuse_other()
             self._describe()
             RecipeRun(shared_recipe(self.recipe), self.out / SHARED, self.execute, self.watch(None)).run()
             known = self.experience(self.out / SHARED) if self.experience else None
             self._describe(known.subject if known else "")
             optuna.logging.set_verbosity(optuna.logging.WARNING)
-            self._many(self._study(known), known, trials, parallel)
+            with Journal(self.out, RESULTS) as journal:
+                self._run_trials(self._open_study(known), known, journal, trials, parallel)
         return sorted(self.results, key=lambda each: each.number)
 
-    def _many(self, study: optuna.Study, known: Experience | None, trials: int, parallel: int) -> None:
+    def _run_trials(
+        self, study: optuna.Study, known: Experience | None, journal: Journal, trials: int, parallel: int
+    ) -> None:
+        """Run trials in threads. An interrupt reaches their commands, too, and ends them all."""
         at_work = [each for each in study.get_trials() if each.state.name == "RUNNING"]
         waiting = [each for each in at_work if NUMBER in each.user_attrs]
 
         def work() -> None:
             while not self._ended and (trial := self._next(study, known, waiting, trials)) is not None:
-                self._one(study, trial, known)
+                self._run_trial(study, trial, known, journal)
 
         with ThreadPoolExecutor(parallel) as pool:
             futures = [pool.submit(work) for _ in range(parallel)]
@@ -290,62 +271,50 @@ class Tuning:
             begun = sum(NUMBER in each.user_attrs for each in study.get_trials())
             if begun >= trials:
                 return None
-            failed = [each.settings for each in self._all(known) if each.failed]
+            earlier = [*self.results, *(known.results() if known else ())]
+            failed = [each.settings for each in earlier if each.failed]
             for _ in range(DRAWS):
-                trial = study.ask()
-                settings = self._drawn(trial)
-                if not any(is_near(settings, each, self.recipe.search) for each in failed):
-                    break
+                trial = study.ask(_distributions(self.recipe))
+                if not any(is_near(trial.params, each, self.recipe.search) for each in failed):
+                    trial.set_user_attr(NUMBER, begun)
+                    return trial
                 study.tell(trial, state=optuna.trial.TrialState.FAIL)
-            else:
-                return None
-            trial.set_user_attr(NUMBER, begun)
-            return trial
+            return None
 
-    def _one(self, study: optuna.Study, trial: optuna.Trial, known: Experience | None) -> None:
+    def _run_trial(self, study: optuna.Study, trial: optuna.Trial, known: Experience | None, journal: Journal) -> None:
+        """Run a trial, and tell everybody who learns from it."""
         import optuna
 
-        objective, states = objective_of(self.recipe), optuna.trial.TrialState
-        number, settings = int(trial.user_attrs[NUMBER]), self._drawn(trial)
-        folder = self.out / f"trial-{number:04}"
+        objective, number = objective_of(self.recipe), int(trial.user_attrs[NUMBER])
         watch = _Looks(self.watch(number), objective.looks, trial, self._lock)
-        recipe = trial_recipe(self.recipe, settings, self.out / SHARED)
-        result = TrialResult(number=number, settings=settings)
+        recipe = trial_recipe(self.recipe, trial.params, self.out / SHARED)
+        result = TrialResult(number=number, settings=trial.params)
         try:
-            journal = RecipeRun(recipe, folder, self.execute, watch).run()
-            result = msgspec.structs.replace(result, value=_value(objective, journal.stages[objective.stage]))
-        except Pruned as reason:
-            result = msgspec.structs.replace(result, stopped=str(reason))
+            state = RecipeRun(recipe, self.out / f"trial-{number:04}", self.execute, watch).run()
+            metrics = state.stages[objective.stage].metrics
+            if objective.metric not in metrics:
+                raise UsageError(f"{objective.stage} has no metric {objective.metric}; it has {', '.join(metrics)}")
+            result = replace(result, value=metrics[objective.metric])
+        except _Pruned as reason:
+            result = replace(result, stopped=str(reason))
         except StageFailed as error:
-            result = msgspec.structs.replace(result, stopped=str(error), failed=True)
-            self._refuse_broken(error)
-        result = msgspec.structs.replace(result, looks=watch.seen, seconds=watch.seconds)
+            result = replace(result, stopped=str(error), failed=True)
+            with self._lock:
+                self._broken = self._broken + 1 if not error.record.findings else 0
+                if self._broken >= BROKEN:  # the commands fail by themselves: the settings are not the cause
+                    self._ended = True
+                    raise
+        result = replace(result, looks=watch.seen, seconds=watch.seconds)
         with self._lock:
-            if result.value is not None:
-                study.tell(trial, result.value)
-            else:
-                study.tell(trial, state=states.PRUNED)
+            study.tell(trial, result.value, None if result.value is not None else optuna.trial.TrialState.PRUNED)
             self.results.append(result)
-            _append(self.out / RESULTS, result)
+            journal.write(msgspec.json.encode(result))
             if known is not None:
                 known.keep(result)
-            self.told(result)
+            self.on_result(result)
 
-    def _refuse_broken(self, error: StageFailed) -> None:
-        """Raise the error if the last commands all failed by themselves: then the settings are not the cause."""
-        with self._lock:
-            self._broken = self._broken + 1 if not error.record.findings else 0
-            if self._broken >= BROKEN:
-                self._ended = True
-                raise error
-
-    def _drawn(self, trial: optuna.Trial) -> dict[str, Value]:
-        return {name: _suggested(trial, name, space) for name, space in self.recipe.search.items()}
-
-    def _all(self, known: Experience | None) -> list[TrialResult]:
-        return [*self.results, *(known.results() if known else ())]
-
-    def _study(self, known: Experience | None) -> optuna.Study:
+    def _open_study(self, known: Experience | None) -> optuna.Study:
+        """Open the study; a new one begins with what earlier tunings learned, and tries their best settings first."""
         import optuna
         from optuna.storages import JournalStorage
         from optuna.storages.journal import JournalFileBackend
@@ -364,21 +333,17 @@ class Tuning:
         learned = [
             each for each in known.results() if is_within(each.settings, self.recipe.search) and each.value is not None
         ]
-        learned.sort(key=lambda each: -(each.value or 0.0) if maximize else (each.value or 0.0))
-        ranges = {name: _distribution(space) for name, space in self.recipe.search.items()}
+        learned.sort(key=lambda each: (each.value or 0.0) * (-1 if maximize else 1))
         for each in learned:
+            ranges = _distributions(self.recipe)
             study.add_trial(optuna.trial.create_trial(params=each.settings, distributions=ranges, value=each.value))
         if learned:
             study.enqueue_trial(learned[0].settings)
         return study
 
-    def _refuse_other(self) -> None:
-        found = read_tuning(self.out)
-        if found is not None and found.recipe != digest([self.recipe.hash, self.recipe.search]):
-            raise UsageError(f"{self.out} holds trials of another recipe: choose another --out")
-
     def _describe(self, subject: str = "") -> None:
-        objective = objective_of(self.recipe)
+        """Write the card; raise UsageError if the folder has that of another recipe."""
+        objective, found = objective_of(self.recipe), read_tuning(self.out)
         card = TuningCard(
             title=self.recipe.title,
             recipe=digest([self.recipe.hash, self.recipe.search]),
@@ -387,7 +352,13 @@ class Tuning:
             metric=f"{objective.metric} of {objective.stage}",
             subject=subject,
         )
+        if found is not None and found.recipe != card.recipe:
+            raise UsageError(f"{self.out} holds trials of another recipe: choose another --out")
         write_json(self.out / TUNING, card)
+
+
+class _Pruned(Exception):
+    """A trial that looks worse than others at the same stage."""
 
 
 class _Looks:
@@ -403,20 +374,20 @@ class _Looks:
 
     def skipped(self, stage: str, record: StageRecord) -> None:
         self.watch.skipped(stage, record)
-        self._seen(stage, record)
+        self._see(stage, record)
 
     def ended(self, stage: str, record: StageRecord) -> None:
         self.watch.ended(stage, record)
-        value = self._seen(stage, record)
+        value = self._see(stage, record)
         if value is None:
             return
         with self.lock:
             self.trial.report(value, [*self.looks].index(stage))
             worse = self.trial.should_prune()
         if worse:
-            raise Pruned(f"{self.looks[stage]} of {stage} was {value:.4g}, worse than the median")
+            raise _Pruned(f"{self.looks[stage]} of {stage} was {value:.4g}, worse than the median")
 
-    def _seen(self, stage: str, record: StageRecord) -> float | None:
+    def _see(self, stage: str, record: StageRecord) -> float | None:
         self.seconds += record.seconds
         value = record.metrics.get(self.looks.get(stage, ""))
         if value is None or record.status != "passed":
@@ -439,44 +410,28 @@ def read_tuning(out: Path) -> TuningCard | None:
 def read_results(out: Path) -> list[TrialResult]:
     """Return the results in a tuning's folder in the order in which trials ended; raise SchemaError if one is
     damaged."""
-    path = out / RESULTS
-    if not path.is_file():
-        return []
-    try:
-        return [msgspec.json.decode(line, type=TrialResult) for _, line in read_lines(path)]
-    except MALFORMED as error:
-        raise SchemaError(f"{path} has a line that is not the result of a trial: {error}") from error
+    return _results_in(out / RESULTS)
 
 
-def _value(objective: Objective, record: StageRecord) -> float:
-    if objective.metric not in record.metrics:
-        raise UsageError(f"{objective.stage} has no metric {objective.metric}; it has {', '.join(record.metrics)}")
-    return record.metrics[objective.metric]
+def _results_in(path: Path) -> list[TrialResult]:
+    results = []
+    for number, line in read_lines(path) if path.is_file() else ():
+        try:
+            results.append(msgspec.json.decode(line, type=TrialResult))
+        except MALFORMED as error:
+            raise SchemaError(f"{path}:{number}: not the result of a trial: {error}") from error
+    return results
 
 
-def _append(path: Path, result: TrialResult) -> None:
-    with path.open("ab") as file:
-        file.write(msgspec.json.encode(result) + b"\n")
-
-
-def _suggested(trial: optuna.Trial, name: str, space: Space) -> Value:
-    if space.choices:
-        chosen: Value = trial.suggest_categorical(name, space.choices)  # type: ignore[assignment]
-        return chosen
-    assert space.low is not None
-    assert space.high is not None
-    if space.whole:
-        return trial.suggest_int(name, int(space.low), int(space.high), log=space.log)
-    return trial.suggest_float(name, space.low, space.high, log=space.log)
-
-
-def _distribution(space: Space) -> Any:
+def _distributions(recipe: Recipe) -> dict[str, Any]:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-    if space.choices:
-        return CategoricalDistribution(space.choices)
-    assert space.low is not None
-    assert space.high is not None
-    if space.whole:
-        return IntDistribution(int(space.low), int(space.high), log=space.log)
-    return FloatDistribution(space.low, space.high, log=space.log)
+    ranges: dict[str, Any] = {}
+    for name, space in recipe.search.items():
+        if space.low is None or space.high is None:
+            ranges[name] = CategoricalDistribution(space.choices)
+        elif space.whole:
+            ranges[name] = IntDistribution(int(space.low), int(space.high), log=space.log)
+        else:
+            ranges[name] = FloatDistribution(space.low, space.high, log=space.log)
+    return ranges

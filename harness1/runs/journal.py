@@ -22,7 +22,7 @@ import numpy as np
 from harness1.errors import MALFORMED, SchemaError, UsageError
 from harness1.hashing import digest
 from harness1.records import Episode, EpisodeKey, ModelCall, Record, TokenBlob, Turn, decode_episode, encode_episode
-from harness1.runs.files import Stage, lock, read_raw_stage, read_stage, replacing
+from harness1.runs.files import Stage, lock, lock_or_wait, read_raw_stage, read_stage, replacing
 
 BLOCK = 1 << 16
 """Bytes that are read at a time to find the end of the last line."""
@@ -33,6 +33,7 @@ class Journal:
 
     Args:
         numbers: the name of the binary file; empty where lines have no numbers.
+        wait: for a process that is writing to the folder, rather than refuse.
 
     Attributes:
         torn: bytes of a torn last line that were cut off on opening.
@@ -41,7 +42,7 @@ class Journal:
         UsageError: another process is writing to the folder, or this one cannot.
     """
 
-    def __init__(self, folder: Path, lines: str, numbers: str = "") -> None:
+    def __init__(self, folder: Path, lines: str, numbers: str = "", *, wait: bool = False) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lines = (folder / lines).open("ab+")
@@ -49,7 +50,7 @@ class Journal:
             raise UsageError(f"cannot write to {folder}: {error.strerror}") from error
         refusal = f"{folder} is being written by another process"
         try:
-            lock(self._lines, refusal)
+            lock_or_wait(self._lines, lambda: None) if wait else lock(self._lines, refusal)
             if os.fstat(self._lines.fileno()).st_ino != (folder / lines).stat().st_ino:  # it has just been replaced
                 raise UsageError(refusal)
         except (UsageError, FileNotFoundError) as error:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from harness1.errors import UsageError
-from harness1.recipe.run import JOURNAL, RecipeState, StageRecord, is_at_work, read_state
+from harness1.recipe.run import JOURNAL, RecipeState, StageRecord, is_at_work, read_recipe_state
 from harness1.runs.files import STAGE
 from harness1.training.log import LOG
 
@@ -68,7 +68,7 @@ def _is_of(verbs: Sequence[tuple[str, ...]], record: StageRecord) -> bool:
 
 
 def _journal(folder: Path) -> RecipeState:
-    journal = read_state(folder)
+    journal = read_recipe_state(folder)
     if journal is None:
         raise UsageError(f"{folder} holds no recipe any more")
     return journal

@@ -33,12 +33,11 @@ from harness1.recipe.run import (
     StageRecord,
     hold_folder,
     put_in_words,
-    read_state,
+    read_recipe_state,
     run_verb,
-    write_state,
 )
 from harness1.retrieval.build import build_index
-from harness1.runs.files import Stage, lock
+from harness1.runs.files import Stage, lock, write_json
 from tests.cli.commands import command_in_process
 
 CHAIN: dict[str, Any] = {
@@ -304,7 +303,7 @@ def test_after_an_interrupt_the_stage_at_work_goes_on(notes: Path) -> None:
     with pytest.raises(KeyboardInterrupt) as ended:
         work_of(notes, commands).run()
     assert ended.value.__notes__ == ["the same command goes on from here"]
-    journal = read_state(notes.parent / "work")
+    journal = read_recipe_state(notes.parent / "work")
     assert journal is not None
     assert journal.stages["second"].status == "running"
     commands.before = lambda name: None
@@ -444,15 +443,15 @@ def test_the_commands_print_what_is_done_and_what_failed(
     shown = harness1("recipe", "status", "work")
     assert "2 of 2" in shown.out
     assert json.loads(harness1("recipe", "status", "work", "--json").out)["left"] == 0
-    journal = read_state(Path("work"))
+    journal = read_recipe_state(Path("work"))
     assert journal is not None
     planned = msgspec.structs.replace(journal, plan={"index": StagePlan(), "longer": StagePlan("more", 600.0)})
-    write_state(Path("work"), planned)
+    write_json(Path("work") / JOURNAL, planned)
     under_way = harness1("recipe", "status", "work").out
     assert "to come" in under_way
     assert "left" not in under_way  # nobody works at it
     at_work = msgspec.structs.replace(journal.stages["index"], status="running", began=time.time())
-    write_state(Path("work"), planned.with_stage("index", at_work))
+    write_json(Path("work") / JOURNAL, msgspec.structs.replace(planned, stages={**planned.stages, "index": at_work}))
     assert "stopped: the same `recipe run`" in harness1("recipe", "status", "work").out  # nobody runs it
     with hold_folder(Path("work")):
         shown = harness1("recipe", "status", "work").out

@@ -19,7 +19,7 @@ from harness1.models.checkpoint import CHECKPOINT, read_checkpoint
 from harness1.models.tokenizer import TOKENIZER
 from harness1.recipe.gates import EPISODES as OWN
 from harness1.recipe.gates import StageCase, judge_stage
-from harness1.recipe.run import RecipeState, read_state
+from harness1.recipe.run import RecipeState, read_recipe_state
 from harness1.records import Episode, RewardRecord
 from harness1.rl.admission.report import REPORT, read_report
 from harness1.rows.file import RowFile, write_rows
@@ -52,7 +52,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def journal_of(work: Path) -> RecipeState:
-    journal = read_state(work)
+    journal = read_recipe_state(work)
     assert journal is not None
     return journal
 

@@ -24,8 +24,8 @@ from harness1.recipe.tuning import (
     read_results,
     read_tuning,
     shared_recipe,
-    subject_of,
     trial_recipe,
+    tuning_subject,
     varied_stages,
 )
 from harness1.viewer.trials import write_page
@@ -194,7 +194,7 @@ def test_experience_is_of_the_same_documents_reward_and_size(tmp_path: Path) -> 
 
     def subject(model: str = "small", corpus: str = "one", change: str = "rl.rl.batches=3") -> str:
         recipe = load_recipe("own-corpus", [change], ["documents=docs", f"model={tmp_path / model}"])
-        return subject_of(recipe, shared / corpus)
+        return tuning_subject(recipe, shared / corpus)
 
     assert subject() == subject(change="rl.rl.batches=9")
     assert len({subject(), subject("large"), subject(corpus="two"), subject(change="rl.reward.clutter=0.2")}) == 4

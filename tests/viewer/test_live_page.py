@@ -7,12 +7,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from playwright.sync_api import Page, sync_playwright
 
 from harness1.recipe.gates import Ruling
-from harness1.recipe.run import RecipeState, StagePlan, StageRecord, hold_folder, write_state
+from harness1.recipe.run import JOURNAL, RecipeState, StagePlan, StageRecord, hold_folder
 from harness1.records import Episode
+from harness1.runs.files import write_json
 from harness1.runs.journal import read_episodes
 from tests.axe import barriers
 from tests.viewer.making import script, some_tasks, write_dataset, write_episodes, write_run, write_training
@@ -93,7 +95,7 @@ def test_a_recipe_is_followed_from_stage_to_stage(
         stages = {"before": StageRecord(words=("eval",), needs={}, status="running", began=time.time() - 100)}
         plan = {"before": StagePlan("what to beat", 400.0), "rl": StagePlan("learning", 400.0)}
         journal = RecipeState(title="a chain", recipe="", inputs={}, stages=stages, plan=plan)
-        write_state(work, journal)
+        write_json(work / JOURNAL, journal)
         page.wait_for_selector(".stage-running:has-text('for 2 min')")
         page.wait_for_selector(".progress-line:has-text('about 12 min left')")
         page.wait_for_selector(".stage-to-come:has-text('learning')")
@@ -102,7 +104,10 @@ def test_a_recipe_is_followed_from_stage_to_stage(
         page.click(".command summary")
         passed = Ruling("recall", 0.6, 0.3, True, "mean curated recall", "")
         done = StageRecord(words=("eval",), needs={}, status="passed", seconds=200.0, findings=(passed,))
-        write_state(work, journal.with_stage("before", done).with_stage("rl", stages["before"]))
+        write_json(
+            work / JOURNAL,
+            msgspec.structs.replace(journal, stages={**journal.stages, "before": done, "rl": stages["before"]}),
+        )
         page.wait_for_selector(".stage-passed")
         assert page.locator(".stage-passed .command pre").is_visible(), "what was opened stays open"
         page.click(".gates summary")
