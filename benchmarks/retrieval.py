@@ -312,7 +312,7 @@ def _scan(index: EmbeddedIndex, pattern: Any) -> Found:
     the literals are words, and chunks are texts."""
     found: Found = []
     for number, segment in enumerate(index.segments):
-        starts = [match.start() for match in pattern.finditer(segment.contents.file.bytes)]
+        starts = [match.start() for match in pattern.finditer(segment.contents.bytes)]
         positions = np.unique(np.searchsorted(segment.contents.ends, starts, side="right") - 1)
         found += [(number, position) for position in positions.tolist()]
     return found

@@ -19,7 +19,7 @@ from harness1.data.source import Source
 from harness1.errors import UsageError
 from harness1.plain import counted
 from harness1.redaction import without_password
-from harness1.retrieval.generations import Verdict, check_index
+from harness1.retrieval.generations import IndexCheck, check_index
 from harness1.retrieval.open import build_engine
 from harness1.retrieval.protocol import IndexInfo
 from harness1.words import AUTO, NONE
@@ -88,22 +88,20 @@ def check(
     folder: Annotated[Path, Argument(help="The index.", metavar="DIR")],
     as_json: Json = False,
 ) -> None:
-    """Read a whole index and compare every block of its files with its checksum: exit code 2 if one differs."""
-    verdict = check_index(folder)
-    print_result(verdict, as_json, _in_words, folder)
-    if verdict.damaged:
+    """Read a whole index and compare every file with its checksum: exit code 2 if one differs."""
+    found = check_index(folder)
+    print_result(found, as_json, _in_words, folder)
+    if found.damaged:
         raise Exit(2)
 
 
-def _in_words(verdict: Verdict, folder: Path) -> None:
-    for damage in verdict.damaged:
-        first, last = damage.blocks or (0, -1)
-        where = "" if first > last else f", block {first}" if first == last else f", blocks {first} to {last}"
-        put(f"{damage.file}{where}: {damage.reason}")
-    if verdict.damaged:
+def _in_words(found: IndexCheck, folder: Path) -> None:
+    for damage in found.damaged:
+        put(f"{damage.file}: {damage.reason}")
+    if found.damaged:
         put(f"{folder} is damaged: build it again with harness1 index --force")
     else:
-        put(f"{folder}: {verdict.files} files, {verdict.bytes / 1e6:,.1f} MB, all as they were written")
+        put(f"{folder}: {found.files} files, {found.bytes / 1e6:,.1f} MB, all as they were written")
 
 
 def _index_folder(

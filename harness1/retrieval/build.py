@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 
 from harness1 import config
 from harness1.errors import CorpusError, UsageError
-from harness1.records import Chunk, ChunkId, DocId
+from harness1.records import ChunkId, DocId
 from harness1.retrieval.bm25 import NONE
 from harness1.retrieval.corpus import Analyser, Document, chunk, reads_by_script, searched_text
 from harness1.retrieval.dense import Integers, build_approximate, extend_approximate, used_rows
-from harness1.retrieval.embedder import Embedder, Progress, VectorStore, open_embedder, open_vectors, widths
-from harness1.retrieval.files import DamagedFile, Files, Sums, damaged_blocks, sums_of
+from harness1.retrieval.embedder import Embedder, Progress, VectorStore, open_embedder, open_vectors, row_widths
+from harness1.retrieval.files import CheckedFile, DamagedFile, Files, Sums
 from harness1.retrieval.generations import (
     CURRENT,
     MANIFEST,
@@ -67,116 +67,6 @@ LARGEST = 1 << 18
 """The most chunks in a segment, which is then full."""
 
 
-def to_merge(entries: Sequence[SegmentEntry]) -> range | None:
-    """Return the next adjacent segments to write as one: one that is mostly dead, or enough small ones."""
-    for at, entry in enumerate(entries):
-        if 2 * entry.dead.chunks > entry.size.chunks:
-            return range(at, at + 1)
-    sizes = [entry.live.chunks for entry in entries]
-    for limit in sorted(set(sizes)):
-        for run in _runs(sizes, limit):
-            total, largest = sum(sizes[run.start : run.stop]), max(sizes[run.start : run.stop])
-            if len(run) >= MERGE and 2 * largest <= total <= LARGEST:
-                return run
-    if sum(2 * size <= LARGEST for size in sizes) <= MOST:
-        return None
-    pairs = [(sizes[at] + sizes[at + 1], at) for at in range(len(sizes) - 1)]
-    total, at = min(pairs)
-    return range(at, at + 2) if total <= LARGEST else None
-
-
-def _runs(sizes: Sequence[int], limit: int) -> Iterator[range]:
-    """Yield stretches of adjacent sizes up to a limit; of a stretch beyond a full segment, the last part."""
-    for small, group in groupby(range(len(sizes)), key=lambda at: sizes[at] <= limit):
-        places = list(group)
-        while small and sum(sizes[at] for at in places) > LARGEST:
-            places.pop(0)
-        if small and places:
-            yield range(places[0], places[-1] + 1)
-
-
-class Embeddings:
-    """Embeds texts that have no embedding yet; the model is loaded when the first text needs it.
-
-    Args:
-        out: the index folder; embeddings are kept in its `vectors/`.
-    """
-
-    def __init__(self, out: Files, settings: config.Dense, machine: config.Machine, progress: Progress | None) -> None:
-        self._out, self._settings, self._run, self._progress = out, settings, machine, progress
-        self._before: VectorsEntry | None = None
-        self._approximate: tuple[Path, Integers] | None = None
-
-    def go_on(self, before: VectorsEntry, generation: Files, segments: Sequence[Segment]) -> None:
-        self._before = before
-        if self._settings.search != "exact":
-            generation.file(APPROXIMATE).check_all()
-            self._approximate = generation.folder / APPROXIMATE, used_rows(live_rows(segments))
-
-    def check(self) -> None:
-        """Load the model, before any work is done for it, and compare it with that of the generation before."""
-        here = self._embedder.hash
-        if self._before and here != self._before.embedder:
-            raise UsageError(
-                "the index was embedded with another model than the one configured now: name the same one with "
-                "--set machine.embedder=PATH, or build the index again"
-            )
-
-    def rows(self, segment: Segment) -> NDArray[np.int32]:
-        """Return the row of each chunk of a segment, and embed those that have none."""
-        self.check()
-        texts = (str(segment.contents.view(number), "utf-8") for number in range(len(segment)))
-        return self._store.ensure(texts, self._embedder, self._progress)
-
-    def finish(self, generation: Path, segments: Sequence[Segment]) -> VectorsEntry:
-        """Write what the generation needs beside its segments, all of which have rows."""
-        made_by = self._before or VectorsEntry(self._embedder.hash, self._embedder.dimensions, 0)
-        files = self._files(made_by.embedder)
-        rows = len(VectorStore(files.folder, made_by.dimensions))
-        entry = VectorsEntry(made_by.embedder, made_by.dimensions, rows)
-        if self._settings.search != "exact":
-            vectors = open_vectors(Files(files.folder), entry.dimensions, rows).values
-            used, path = used_rows(live_rows(segments)), generation / APPROXIMATE
-            if not (self._approximate and extend_approximate(*self._approximate, vectors, used, path)):
-                build_approximate(vectors, used, self._settings, path)
-        return entry
-
-    def sums(self, entry: VectorsEntry) -> dict[str, Sums]:
-        """Return the checksums of the embeddings that a generation uses, and those of other models' embeddings."""
-        files, place = self._files(entry.embedder), store_of(entry.embedder)
-        found = {name: sums for name, sums in self._out.sums.items() if name.startswith(f"{VECTORS}/")}
-        for name, width in widths(entry.dimensions).items():
-            path, before = files.folder / name, files.sums.get(name)
-            grown = not before or before.size != entry.rows * width
-            if before and grown and damaged_blocks(path, before, grows=True):
-                raise DamagedFile(f"{path} is damaged; build the index again with --force")
-            found[f"{place}/{name}"] = before if before and not grown else sums_of(path, entry.rows * width)
-        return found
-
-    @cached_property
-    def _embedder(self) -> Embedder:
-        return open_embedder(self._settings, self._run)
-
-    @cached_property
-    def _store(self) -> VectorStore:
-        """The store, without embeddings that were damaged since: a new index leaves them out, an addition fails."""
-        files = self._files(self._embedder.hash)
-        store = VectorStore(files.folder, self._embedder.dimensions)
-        damaged = store.damaged_rows(files.sums)
-        if damaged.any() and self._before:
-            count = np.count_nonzero(damaged)
-            raise DamagedFile(f"{files.folder} is damaged in {count} rows; build the index again with --force")
-        if damaged.any():
-            store.drop(damaged)
-            place = f"{store_of(self._embedder.hash)}/"
-            others = {name: sums for name, sums in self._out.sums.items() if not name.startswith(place)}
-            self._out = Files(self._out.folder, others)
-        return store
-
-    def _files(self, embedder: str) -> Files:
-        return self._out.below(store_of(embedder))
-
-
 def build_index(
     documents: Iterable[Document],
     out: Path,
@@ -203,7 +93,7 @@ def build_index(
             or the folder cannot be written. The earlier generation stays as it was.
         UsageError: another build is at work in the folder.
     """
-    with _generation(out, alone) as work:
+    with _next_generation(out, alone) as work:
         draft = _Draft(out, work, settings, settings.language, progress, machine)
         draft.append(documents)
         return draft.finish()
@@ -224,7 +114,7 @@ def add_documents(
     Raises:
         CorpusError: the folder is not an index, or the part of it that is read is damaged.
     """
-    with _generation(path, alone) as work:
+    with _next_generation(path, alone) as work:
         draft = _Draft.of_current(path, work, progress, machine)
         draft.append(documents)
         return draft.finish()
@@ -245,7 +135,7 @@ def delete_documents(
             changed.
         UsageError: another build is at work in the folder.
     """
-    with _generation(path, alone) as work:
+    with _next_generation(path, alone) as work:
         draft = _Draft.of_current(path, work, progress, machine)
         wanted = list(dict.fromkeys(doc_ids))
         missing = draft.delete(wanted)
@@ -255,9 +145,29 @@ def delete_documents(
 
 
 @contextmanager
-def _generation(out: Path, alone: bool) -> Iterator[Path]:
+def _next_generation(out: Path, alone: bool) -> Iterator[Path]:
     with nullcontext() if alone else building(out), new_generation(out) as work:
         yield work
+
+
+def to_merge(entries: Sequence[SegmentEntry]) -> range | None:
+    """Return the next adjacent segments to write as one: one that is mostly dead, or enough small ones."""
+    for at, entry in enumerate(entries):
+        if 2 * entry.dead.chunks > entry.size.chunks:
+            return range(at, at + 1)
+    sizes = [entry.live.chunks for entry in entries]
+    for limit in sorted(set(sizes)):
+        for small, group in groupby(range(len(sizes)), key=lambda at: sizes[at] <= limit):
+            run = list(group)
+            while small and sum(sizes[at] for at in run) > LARGEST:  # beyond a full segment, the last part counts
+                run.pop(0)
+            total, largest = sum(sizes[at] for at in run), max((sizes[at] for at in run), default=0)
+            if small and len(run) >= MERGE and 2 * largest <= total:
+                return range(run[0], run[-1] + 1)
+    if sum(2 * size <= LARGEST for size in sizes) <= MOST:
+        return None
+    total, at = min((sizes[at] + sizes[at + 1], at) for at in range(len(sizes) - 1))
+    return range(at, at + 2) if total <= LARGEST else None
 
 
 @dataclass
@@ -295,11 +205,7 @@ class _Draft:
         """The language of the analyser that wrote the segments."""
         self._parts: list[_Part] = []
         self._content_sum = 0
-        self._embeddings = (
-            Embeddings(Files(out, _known_vectors(out)), settings.dense, machine, progress)
-            if settings.dense.model
-            else None
-        )
+        self._embeddings = _Embeddings(out, settings.dense, machine, progress) if settings.dense.model else None
 
     @classmethod
     def of_current(cls, path: Path, work: Path, progress: Progress | None, machine: config.Machine) -> _Draft:
@@ -353,6 +259,10 @@ class _Draft:
                     raise CorpusError(f"{chunk_id!r} is the id of a chunk of another document already; rename it")
         self._parts += parts
 
+    def _new_segment(self) -> SegmentWriter:
+        numbers = [int(folder.name.removeprefix("segment-")) for folder in self._work.glob("segment-*")]
+        return SegmentWriter(self._work / f"segment-{max(numbers, default=0) + 1:06d}", Analyser(self._analysed))
+
     def _fill(self, writer: SegmentWriter, documents: Iterable[Document]) -> Document | None:
         """Write documents until the segment is full, and return the first that did not fit."""
         for document in documents:
@@ -374,50 +284,6 @@ class _Draft:
                 missing -= {DocId(segment.doc_ids[number]) for number in found}
         return [doc_id for doc_id in doc_ids if doc_id in missing]
 
-    def finish(self) -> IndexInfo:
-        """Merge the segments that should be one, and write what belongs to the generation as a whole.
-
-        Raises:
-            CorpusError: no document is left.
-        """
-        self._settle_language()
-        while group := to_merge([part.entry for part in self._parts]):
-            self._parts[group.start : group.stop] = self._rewritten(self._parts[group.start : group.stop])
-        live = [part.entry.live for part in self._parts]
-        if not sum(size.documents for size in live):
-            raise CorpusError("the corpus holds no documents")
-        vectors = None
-        if self._embeddings:
-            for part in self._parts:
-                if not (part.folder / ROWS).exists():
-                    np.save(part.folder / ROWS, self._embeddings.rows(part.open()))
-            vectors = self._embeddings.finish(self._work, [part.open() for part in self._parts])
-        for part in self._parts:
-            if part.dead_counts is not None:
-                np.save(self._work / f"{part.entry.name}.dead.npy", part.dead)
-                np.save(self._work / f"{part.entry.name}.dead_counts.npy", part.dead_counts)
-        np.save(self._work / "ranks.npy", _ranks(self._parts))
-        info = IndexInfo(
-            index_hash=index_hash(
-                self._content_sum, self._settings, vectors.embedder if vectors else "", self._analysed
-            ),
-            unit=self._settings.unit,
-            documents=sum(size.documents for size in live),
-            chunks=sum(size.chunks for size in live),
-            language=self._analysed,
-        )
-        entries = tuple(part.entry for part in self._parts)
-        content_sum = f"{self._content_sum % 2**256:064x}"
-        manifest = Manifest(FORMAT, info, self._settings, content_sum, entries, vectors, self._language)
-        write_json(self._work / MANIFEST, manifest)
-        known = {f"{part.entry.name}/{name}": sums for part in self._parts for name, sums in part.sums.items()}
-        write_checksums(self._work, known | (self._embeddings.sums(vectors) if self._embeddings and vectors else {}))
-        return info
-
-    def _new_segment(self) -> SegmentWriter:
-        numbers = [int(folder.name.removeprefix("segment-")) for folder in self._work.glob("segment-*")]
-        return SegmentWriter(self._work / f"segment-{max(numbers, default=0) + 1:06d}", Analyser(self._analysed))
-
     def _bury(self, part: _Part, segment: Segment, documents: list[int]) -> None:
         """Mark documents (by number) of a segment as dead."""
         chunks = [number for document in documents for number in segment.chunks_of(document)]
@@ -427,28 +293,63 @@ class _Draft:
         part.dead = np.union1d(part.dead, np.array(chunks, np.uint32)).astype(np.uint32)
         part.dead_counts = counts if part.dead_counts is None else part.dead_counts + counts
         length = int(segment.postings.lengths[chunks].sum())
-        buried = SegmentSize(len(documents), len(chunks), length, sum(map(is_foreign, texts)))
-        part.entry = part.entry.buried(buried)
+        part.entry = part.entry.bury(SegmentSize(len(documents), len(chunks), length, sum(map(is_foreign, texts))))
         self._content_sum -= sum(int.from_bytes(segment.doc_sums[number].tobytes(), "big") for number in documents)
 
-    def _settle_language(self) -> None:
-        """Write all segments anew if `auto` means another analyser for what the index holds now."""
-        live = [part.entry.live for part in self._parts]
-        foreign, chunks = sum(size.foreign for size in live), sum(size.chunks for size in live)
-        meant = AUTO if reads_by_script(foreign, chunks) else ""
-        if self._language == AUTO and meant != self._analysed:
-            self._analysed = meant
-            self._parts = [new for part in self._parts for new in self._rewritten([part])]
+    def finish(self) -> IndexInfo:
+        """Merge the segments that should be one, and write what belongs to the generation as a whole.
 
-    def _rewritten(self, parts: Sequence[_Part]) -> list[_Part]:
+        Raises:
+            CorpusError: no document is left.
+        """
+        live = [part.entry.live for part in self._parts]
+        by_script = reads_by_script(sum(size.foreign for size in live), sum(size.chunks for size in live))
+        if self._language == AUTO and (meant := AUTO if by_script else "") != self._analysed:
+            self._analysed = meant
+            self._parts = [new for part in self._parts for new in self._rewrite([part])]
+        while group := to_merge([part.entry for part in self._parts]):
+            self._parts[group.start : group.stop] = self._rewrite(self._parts[group.start : group.stop])
+        documents = sum(part.entry.live.documents for part in self._parts)
+        if not documents:
+            raise CorpusError("the corpus holds no documents")
+        vectors = self._embeddings.finish(self._work, self._parts) if self._embeddings else None
+        ids: list[str] = []
+        for part in self._parts:
+            keys = part.open().chunk_ids
+            ids += [keys[number] for number in range(len(keys))]
+            if part.dead_counts is not None:
+                np.save(self._work / f"{part.entry.name}.dead.npy", part.dead)
+                np.save(self._work / f"{part.entry.name}.dead_counts.npy", part.dead_counts)
+        ranks = np.empty(len(ids), np.int32)
+        ranks[sorted(range(len(ids)), key=ids.__getitem__)] = np.arange(len(ids), dtype=np.int32)
+        np.save(self._work / "ranks.npy", ranks)
+        embedder, content_sum = vectors.embedder if vectors else "", f"{self._content_sum % 2**256:064x}"
+        info = IndexInfo(
+            index_hash=index_hash(self._content_sum, self._settings, embedder, self._analysed),
+            unit=self._settings.unit,
+            documents=documents,
+            chunks=sum(part.entry.live.chunks for part in self._parts),
+            language=self._analysed,
+        )
+        entries = tuple(part.entry for part in self._parts)
+        manifest = Manifest(FORMAT, info, self._settings, content_sum, entries, vectors, self._language)
+        write_json(self._work / MANIFEST, manifest)
+        known = {f"{part.entry.name}/{name}": sums for part in self._parts for name, sums in part.sums.items()}
+        write_checksums(self._work, known | (self._embeddings.sums(vectors) if self._embeddings and vectors else {}))
+        return info
+
+    def _rewrite(self, parts: Sequence[_Part]) -> list[_Part]:
         """Write the living documents of segments as one, and remove the segments; nothing is left of dead ones."""
         written = []
         if any(part.entry.live.documents for part in parts):
             segments = [part.open() for part in parts]
             with self._new_segment() as writer:
                 for segment in segments:
-                    for doc_id, sum_, chunks in _live_documents(segment):
-                        writer.add(doc_id, sum_, chunks)
+                    for number in range(len(segment.doc_ids)):
+                        chunks = segment.chunks_of(number)
+                        if not segment.is_dead(chunks.start):
+                            doc_id, sum_ = DocId(segment.doc_ids[number]), segment.doc_sums[number].tobytes()
+                            writer.add(doc_id, sum_, [*map(segment.chunk, chunks)])
             if all((part.folder / ROWS).exists() for part in parts):
                 rows = live_rows(segments)
                 np.save(writer.folder / ROWS, rows[rows >= 0])
@@ -456,38 +357,6 @@ class _Draft:
         for part in parts:
             shutil.rmtree(part.folder)
         return written
-
-
-def _live_documents(segment: Segment) -> Iterator[tuple[DocId, bytes, list[Chunk]]]:
-    """Yield id, hash and chunks of the living documents."""
-    for number in range(len(segment.doc_ids)):
-        chunks = segment.chunks_of(number)
-        if not segment.is_dead(chunks.start):
-            yield DocId(segment.doc_ids[number]), segment.doc_sums[number].tobytes(), [*map(segment.chunk, chunks)]
-
-
-def _ranks(parts: Sequence[_Part]) -> NDArray[np.int32]:
-    """Return the place of every chunk's id among all ids in lexicographic order, by position."""
-    ids: list[str] = []
-    for part in parts:
-        keys = part.open().chunk_ids
-        ids += [keys[number] for number in range(len(keys))]
-    ranks = np.empty(len(ids), np.int32)
-    ranks[sorted(range(len(ids)), key=ids.__getitem__)] = np.arange(len(ids), dtype=np.int32)
-    return ranks
-
-
-def _known_vectors(out: Path) -> dict[str, Sums]:
-    """Return the checksums of all embeddings that the current generation knows of. If there is one and its checksums
-    cannot be read, the embeddings are removed, because nothing tells whether they are as they were written."""
-    if not (out / CURRENT).exists():
-        return {}
-    try:
-        sums = read_checksums(current_generation(out))
-    except (OSError, CorpusError):
-        shutil.rmtree(out / VECTORS, ignore_errors=True)
-        return {}
-    return {name: each for name, each in sums.items() if name.startswith(f"{VECTORS}/")}
 
 
 def _link(source: Path, target: Path) -> None:
@@ -498,3 +367,101 @@ def _link(source: Path, target: Path) -> None:
             os.link(file, target / file.name)
         except OSError:
             shutil.copy2(file, target / file.name)
+
+
+class _Embeddings:
+    """The embeddings of a generation in the making. The model is loaded when the first text needs it."""
+
+    def __init__(self, out: Path, settings: config.Dense, machine: config.Machine, progress: Progress | None) -> None:
+        self._settings, self._machine, self._progress = settings, machine, progress
+        self._before: VectorsEntry | None = None
+        self._approximate: tuple[Path, Integers] | None = None
+        sums: dict[str, Sums] = {}
+        try:
+            sums = read_checksums(current_generation(out)) if (out / CURRENT).exists() else {}
+        except (OSError, CorpusError):  # nothing tells whether the embeddings are as they were written
+            shutil.rmtree(out / VECTORS, ignore_errors=True)
+        self._out = Files(out, {name: each for name, each in sums.items() if name.startswith(f"{VECTORS}/")})
+
+    def go_on(self, before: VectorsEntry, generation: Files, segments: Sequence[Segment]) -> None:
+        """Continue the embeddings of an earlier generation, which has these segments.
+
+        Raises:
+            DamagedFile, OSError: its approximate index is damaged or missing.
+        """
+        self._before = before
+        if self._settings.search != "exact":
+            _ = generation.file(APPROXIMATE).bytes
+            self._approximate = generation.folder / APPROXIMATE, used_rows(live_rows(segments))
+
+    def check(self) -> None:
+        """Load the model, before any work is done for it.
+
+        Raises:
+            UsageError: the model does not exist, or is not the one that the index was embedded with.
+            MissingExtra: sentence-transformers is not installed.
+        """
+        if self._before and self._embedder.hash != self._before.embedder:
+            raise UsageError(
+                "the index was embedded with another model than the one configured now: name the same one with "
+                "--set machine.embedder=PATH, or build the index again"
+            )
+
+    def finish(self, generation: Path, parts: Sequence[_Part]) -> VectorsEntry:
+        """Give every chunk the row of its embedding, and write the approximate index over them.
+
+        Raises:
+            UsageError, MissingExtra: as `check`.
+            ModelError: the model gives vectors that are not finite.
+            CorpusError: the store of embeddings cannot be written, or those of the generation before are damaged.
+        """
+        for part in parts:
+            if not (part.folder / ROWS).exists():
+                self.check()
+                contents = part.open().contents
+                texts = (contents[number] for number in range(len(contents)))
+                np.save(part.folder / ROWS, self._store.ensure(texts, self._embedder, self._progress))
+        before = self._before or VectorsEntry(self._embedder.hash, self._embedder.dimensions, 0)
+        folder = self._out.below(store_of(before.embedder)).folder
+        entry = VectorsEntry(before.embedder, before.dimensions, len(VectorStore(folder, before.dimensions)))
+        if self._settings.search != "exact":
+            vectors = open_vectors(Files(folder), entry.dimensions, entry.rows)
+            used, path = used_rows(live_rows([part.open() for part in parts])), generation / APPROXIMATE
+            if not (self._approximate and extend_approximate(*self._approximate, vectors, used, path)):
+                build_approximate(vectors, used, self._settings, path)
+        return entry
+
+    def sums(self, entry: VectorsEntry) -> dict[str, Sums]:
+        """Return the checksums of the embeddings that a generation uses, by paths in the index, and those of other
+        models' embeddings that a later build may use again.
+
+        Raises:
+            DamagedFile: those of the generation before have changed, which must not be taken for what was written.
+        """
+        files, found = self._out.below(store_of(entry.embedder)), dict(self._out.sums)
+        for name, width in row_widths(entry.dimensions).items():
+            size, before = entry.rows * width, files.sums.get(name)
+            if before is None or before.size != size:
+                _ = files.file(name, grows=True).bytes
+                found[f"{store_of(entry.embedder)}/{name}"] = Sums.of(CheckedFile(files.folder / name).bytes[:size])
+        return found
+
+    @cached_property
+    def _embedder(self) -> Embedder:
+        return open_embedder(self._settings, self._machine)
+
+    @cached_property
+    def _store(self) -> VectorStore:
+        """The store; embeddings that were damaged since are an error for an addition, and made anew for a new index."""
+        place = store_of(self._embedder.hash)
+        files = self._out.below(place)
+        try:
+            for name in files.sums:
+                _ = files.file(name, grows=True).bytes
+        except (DamagedFile, FileNotFoundError) as error:
+            if self._before:
+                raise DamagedFile(f"{files.folder} is damaged; build the index again with --force") from error
+            shutil.rmtree(files.folder, ignore_errors=True)
+            others = {name: sums for name, sums in self._out.sums.items() if not name.startswith(f"{place}/")}
+            self._out = Files(self._out.folder, others)
+        return VectorStore(files.folder, self._embedder.dimensions)

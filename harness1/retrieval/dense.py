@@ -1,12 +1,13 @@
 """Search by embeddings: the best chunks by cosine, in the total order, independent of the batch.
 
-Candidates are found fast and roughly, by products in single precision or by an approximate index. Their cosines are
-then computed in double precision, row by row, so that neither the batch nor the machine affects the order.
+Candidates are found fast and roughly: by products in single precision, on a GPU too, or by graphs (HNSW) or lists (IVF)
+of faiss that skip most rows. Their cosines are then computed in double precision, row by row, so that neither the batch
+nor the machine affects the order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +18,6 @@ from numpy.typing import NDArray
 
 from harness1 import config
 from harness1.errors import CorpusError, optional
-from harness1.retrieval.embedder import Vectors
 from harness1.retrieval.protocol import STEP, best_first
 
 BLOCK = 4096
@@ -26,6 +26,16 @@ FEW = 2
 """Up to this many queries are multiplied one by one, at the speed of memory; more share a matrix product."""
 FILLED = 256
 """The least number of candidates gathered before the worse ones are dropped."""
+SPARE = 16
+"""Rows fetched beyond twice the requested `k`, because the nearest are then reordered in double precision."""
+SAMPLED = 40
+"""Rows for each list of an IVF on which its centres are trained."""
+GROWTH = 2
+"""The factor by which an index may grow before it is rebuilt, because its lists were trained on its first rows."""
+GPU_MOST = 2048
+"""The most rows that faiss returns from a GPU."""
+GPU_ROUNDING = 2.0**-9
+"""The largest joint error of two products of vectors of length 1 on a GPU that cuts fractions to 10 bits (TF32)."""
 NO_SLOTS, NO_SCORES = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
 
 Integers = NDArray[np.integer[Any]]
@@ -64,7 +74,6 @@ class DenseIndex:
         rows: for each position, the row of its chunk, which others may share; negative if it is never found.
         ranks: for each position, the place of its id among all ids in lexicographic order; it breaks ties.
         candidates: an approximate index over `used_rows(rows)`, or a faster exact one; None to multiply every row.
-        check: verifies the vectors; called before each search.
 
     Raises:
         CorpusError: the approximate index was built from other vectors, or a row does not exist.
@@ -76,11 +85,10 @@ class DenseIndex:
         rows: Integers,
         ranks: NDArray[np.int32],
         candidates: RowSearcher | None = None,
-        check: Callable[[], None] = lambda: None,
     ) -> None:
         if rows.max(initial=-1) >= len(vectors):
             raise CorpusError(f"a chunk has the embedding {rows.max()} of {len(vectors)}; build the index again")
-        self._vectors, self._ranks, self._check = vectors, ranks, check
+        self._vectors, self._ranks = vectors, ranks
         self._used = used_rows(rows)
         self._candidates = candidates or Scan(vectors, self._used)
         if self._candidates.size != len(self._used):
@@ -105,22 +113,13 @@ class DenseIndex:
 
         Args:
             queries: [b, d], of length 1.
-
-        Raises:
-            DamagedFile: the vectors are not as they were written.
         """
-        self._check()
         dead = [self._dead(exclude) for exclude in excludes]
         found = self._candidates.find(queries, ks, dead)
         return [self._best(*each) for each in zip(queries, found, ks, excludes, strict=True)]
 
     def cosines(self, query: NDArray[np.float32], positions: Integers) -> NDArray[np.float64]:
-        """Return the cosine of a query of length 1 with the chunk at each position; 0 for a chunk without a row.
-
-        Raises:
-            DamagedFile: the vectors are not as they were written.
-        """
-        self._check()
+        """Return the cosine of a query of length 1 with the chunk at each position; 0 for a chunk without a row."""
         slots = self._slots[positions]
         found = np.zeros(len(positions))
         found[slots >= 0] = _cosines(query, self._vectors, self._used[slots[slots >= 0]])
@@ -234,18 +233,6 @@ def _cosines(query: NDArray[np.float32], vectors: NDArray[np.float16], rows: Int
     return cosines
 
 
-SPARE = 16
-"""Rows fetched beyond twice the requested `k`, because the nearest are then reordered in double precision."""
-SAMPLED = 40
-"""Rows for each list of an IVF on which its centres are trained."""
-GROWTH = 2
-"""The factor by which an index may grow before it is rebuilt, because its lists were trained on its first rows."""
-GPU_MOST = 2048
-"""The most rows that faiss returns from a GPU."""
-GPU_ROUNDING = 2.0**-9
-"""The largest joint error of two products of vectors of length 1 on a GPU that cuts fractions to 10 bits (TF32)."""
-
-
 def build_approximate(vectors: NDArray[np.float16], used: Integers, settings: config.Dense, path: Path) -> None:
     """Write an index over the used rows, in half precision, for the inner product. One thread and fixed seeds make
     equal input give equal bytes.
@@ -259,15 +246,21 @@ def build_approximate(vectors: NDArray[np.float16], used: Integers, settings: co
         CorpusError: the file cannot be written.
     """
     faiss = _faiss()
-    dimensions = vectors.shape[1]
+    dimensions, metric = vectors.shape[1], faiss.METRIC_INNER_PRODUCT
     with _one_thread(faiss):
         if settings.search == "hnsw":
-            links, metric = settings.hnsw_links, faiss.METRIC_INNER_PRODUCT
-            index = faiss.IndexHNSWSQ(dimensions, faiss.ScalarQuantizer.QT_fp16, links, metric)
+            index = faiss.IndexHNSWSQ(dimensions, faiss.ScalarQuantizer.QT_fp16, settings.hnsw_links, metric)
             index.hnsw.efConstruction = settings.hnsw_build
             index.train(np.zeros((1, dimensions), dtype=np.float32))
         else:
-            index = _trained_lists(faiss, vectors, used, settings.ivf_lists)
+            count = max(1, min(settings.ivf_lists or int(4 * len(used) ** 0.5), len(used)))
+            index = faiss.IndexIVFScalarQuantizer(
+                faiss.IndexFlatIP(dimensions), dimensions, count, faiss.ScalarQuantizer.QT_fp16, metric, False
+            )
+            index.cp.spherical = True
+            index.cp.min_points_per_centroid = 1  # faiss writes warnings to stderr about small corpora
+            evenly = used[:: max(1, len(used) // (SAMPLED * count))]
+            index.train(vectors[evenly].astype(np.float32))
         _add(index, vectors, used)
     with _as_fault(f"write {path}"):
         faiss.write_index(index, str(path))
@@ -335,22 +328,17 @@ class Approximate:
         return slots[slots >= 0]
 
 
-def open_gpu(vectors: Vectors, rows: Integers) -> GpuScan | None:
-    """Return exact search on the first GPU, or None if faiss is not installed for GPUs or sees none.
-
-    Raises:
-        DamagedFile: the embeddings are not as they were written.
-    """
+def open_gpu(vectors: NDArray[np.float16], rows: Integers) -> GpuScan | None:
+    """Return exact search on the first GPU, or None if faiss is not installed for GPUs or sees none."""
     if find_spec("faiss") is None:
         return None
     faiss = _faiss()
     if not getattr(faiss, "get_num_gpus", int)():
         return None
-    used, values = used_rows(rows), vectors.values
-    vectors.check()
-    index = faiss.GpuIndexFlatIP(faiss.StandardGpuResources(), values.shape[1])
-    _add(index, values, used)
-    return GpuScan(index, Scan(values, used))
+    used = used_rows(rows)
+    index = faiss.GpuIndexFlatIP(faiss.StandardGpuResources(), vectors.shape[1])
+    _add(index, vectors, used)
+    return GpuScan(index, Scan(vectors, used))
 
 
 class GpuScan:
@@ -367,9 +355,9 @@ class GpuScan:
     def find(self, queries: NDArray[np.float32], ks: Sequence[int], dead: Sequence[Integers]) -> list[Integers]:
         wanted = 2 * max(k + len(slots) for k, slots in zip(ks, dead, strict=True)) + SPARE
         scores, slots = self._index.search(queries, min(wanted, GPU_MOST, self.size))
-        return [self._checked(*each) for each in zip(queries, ks, dead, scores, slots, strict=True)]
+        return [self._verify(*each) for each in zip(queries, ks, dead, scores, slots, strict=True)]
 
-    def _checked(
+    def _verify(
         self, query: NDArray[np.float32], k: int, dead: Integers, scores: NDArray[np.float32], slots: Integers
     ) -> Integers:
         """Return the slots found by the GPU, or scan if its last score is so close to the k-th that an equal one may be
@@ -384,19 +372,6 @@ class GpuScan:
 def _add(index: Any, vectors: NDArray[np.float16], rows: Integers) -> None:
     for start in range(0, len(rows), BLOCK):
         index.add(vectors[rows[start : start + BLOCK]].astype(np.float32))
-
-
-def _trained_lists(faiss: Any, vectors: NDArray[np.float16], used: Integers, lists: int) -> Any:
-    """Return an IVF whose centres are trained on evenly spaced rows."""
-    count = max(1, min(lists or int(4 * len(used) ** 0.5), len(used)))
-    dimensions, metric = vectors.shape[1], faiss.METRIC_INNER_PRODUCT
-    centres = faiss.IndexFlatIP(dimensions)
-    index = faiss.IndexIVFScalarQuantizer(centres, dimensions, count, faiss.ScalarQuantizer.QT_fp16, metric, False)
-    index.cp.spherical = True
-    index.cp.min_points_per_centroid = 1  # faiss writes warnings to stderr about small corpora
-    sample = used[:: max(1, len(used) // (SAMPLED * count))]
-    index.train(vectors[sample].astype(np.float32))
-    return index
 
 
 def _faiss() -> Any:

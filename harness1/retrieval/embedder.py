@@ -1,4 +1,8 @@
-"""Loads models of sentence-transformers quietly, on a set number of threads, and reports failures in one line."""
+"""Embeds texts, by a model of sentence-transformers or by hashed words without a model, and stores the embeddings.
+
+A query has the same vector, bit for bit, alone and among any others: batching must not change an order. Products of
+different shapes round differently, so queries go through a transformer in a few fixed shapes.
+"""
 
 from __future__ import annotations
 
@@ -6,31 +10,47 @@ import os
 import zlib
 from array import array
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from harness1 import config
-from harness1.config import Machine
 from harness1.errors import CorpusError, MissingExtra, ModelError, UsageError, optional
 from harness1.hashing import digest
 from harness1.model_folder import first_line, folder_hash, model_folder, no_progress_bars, refusing
 from harness1.retrieval.corpus import ANALYSER, Analyser
-from harness1.retrieval.files import BLOCK, Files, Sums, damaged_blocks
-from harness1.runs.files import lock, replacing
+from harness1.retrieval.files import Files
+from harness1.runs.files import lock
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 
+HASHED = "hash:"
+QUERY_ROWS = 4
+"""Rows of every pass over queries: with MiniLM on one core, 1 would be slowest for a batch, and 8 slower for a single
+query."""
+SHORTEST = 16
+"""Tokens to which short queries are padded; longer ones are padded to 2, 4, 8 times as many, and so on."""
+TOKENS_PER_PASS = {"cpu": 1024, "cuda": 65536}
+"""Tokens in a pass over documents; the activations of more would not fit in the caches of a core."""
+KEYS, VECTORS = "keys.bin", "vectors.f16"
+KEY_BYTES = 16
+BATCH = 256
+"""New texts that are embedded, written and reported together: seconds of work for a model without a GPU."""
+
+Progress = Callable[[int, int], None]
+"""Called with the number of texts done, and the number of those that had to be embedded."""
+
+
 @contextmanager
-def loading(folder: Path, kind: str, machine: Machine) -> Iterator[None]:
+def loading(folder: Path, kind: str, machine: config.Machine) -> Iterator[None]:
     """Load a model within this context quietly, on a set number of threads, and report failures in one line.
 
     Raises:
@@ -52,16 +72,6 @@ def loading(folder: Path, kind: str, machine: Machine) -> Iterator[None]:
         except (RuntimeError, AssertionError) as error:  # what torch raises for the different kinds of device
             device = machine.device or "that torch prefers"
             raise UsageError(f"{folder} does not load on the device {device!r}: {first_line(error)}") from error
-
-
-HASHED = "hash:"
-QUERY_ROWS = 4
-"""Rows of every pass over queries: with MiniLM on one core, 1 would be slowest for a batch, and 8 slower for a single
-query."""
-SHORTEST = 16
-"""Tokens to which short queries are padded; longer ones are padded to 2, 4, 8 times as many, and so on."""
-TOKENS_PER_PASS = {"cpu": 1024, "cuda": 65536}
-"""Tokens in a pass over documents; the activations of more would not fit in the caches of a core."""
 
 
 class Embedder(Protocol):
@@ -100,7 +110,15 @@ def open_embedder(settings: config.Dense, machine: config.Machine) -> Embedder:
         if not size.isdecimal() or int(size) < 1:
             raise UsageError(f"{settings.model!r} is not an embedder: write the number of dimensions, as in hash:256")
         return HashEmbedder(int(size))
-    return _open_model(machine.embedder or settings.model, settings, machine)
+    name = machine.embedder or settings.model
+    folder = model_folder(name)
+    with loading(folder, "model", machine):
+        from sentence_transformers import SentenceTransformer
+        from sentence_transformers.sentence_transformer.modules import Transformer
+
+        model = SentenceTransformer(str(folder), device=machine.device or None, local_files_only=True)
+    parts = model, name, folder_hash(folder), settings.query_prefix, settings.document_prefix
+    return TransformerEmbedder(*parts) if isinstance(model[0], Transformer) else EncodingEmbedder(*parts)
 
 
 class HashEmbedder:
@@ -182,33 +200,28 @@ class TransformerEmbedder(EncodingEmbedder):
         vectors = np.empty((len(places), self.dimensions), dtype=np.float32)
         with self._lock:
             tokens = self._tokenize(list(places), self._prefixes[0])
-            for length, members in self._by_length(tokens).items():
-                for start in range(0, len(members), QUERY_ROWS):
-                    part = members[start : start + QUERY_ROWS]
+            members: dict[int, list[int]] = defaultdict(list)
+            for at, row in enumerate(tokens):
+                padded = SHORTEST
+                while padded < len(row):
+                    padded *= 2
+                members[min(padded, self._longest())].append(at)
+            for length, alike in members.items():
+                for start in range(0, len(alike), QUERY_ROWS):
+                    part = alike[start : start + QUERY_ROWS]
                     full = part + part[:1] * (QUERY_ROWS - len(part))
                     vectors[part] = self._forward([tokens[at] for at in full], length)[: len(part)]
         return _unit(vectors, self._name)[[places[text] for text in texts]]
 
-    @property
     def _longest(self) -> int:
         return int(self._model.max_seq_length or self._model.tokenizer.model_max_length)
-
-    def _by_length(self, tokens: Sequence[Sequence[int]]) -> dict[int, list[int]]:
-        """Group token lists by the length to which they are padded."""
-        members: dict[int, list[int]] = defaultdict(list)
-        for at, row in enumerate(tokens):
-            length = SHORTEST
-            while length < len(row):
-                length *= 2
-            members[min(length, self._longest)].append(at)
-        return members
 
     def _tokenize(self, texts: Sequence[str], prefix: str) -> list[list[int]]:
         clean = [_encodable(prefix + text) for text in texts]
         if not clean:
             return []
         tokenizer = self._model.tokenizer
-        encoded = tokenizer(clean, truncation=True, max_length=self._longest, return_attention_mask=False)
+        encoded = tokenizer(clean, truncation=True, max_length=self._longest(), return_attention_mask=False)
         ids: list[list[int]] = encoded["input_ids"]
         return ids
 
@@ -256,18 +269,6 @@ class CachedQueries:
         return np.stack([vectors[text] for text in texts]) if texts else np.empty((0, self.dimensions), np.float32)
 
 
-def _open_model(spec: str, settings: config.Dense, machine: config.Machine) -> Embedder:
-    """Find, load and name a model of sentence-transformers."""
-    folder = model_folder(spec)
-    with loading(folder, "model", machine):
-        from sentence_transformers import SentenceTransformer
-        from sentence_transformers.sentence_transformer.modules import Transformer
-
-        model = SentenceTransformer(str(folder), device=machine.device or None, local_files_only=True)
-    parts = model, spec, folder_hash(folder), settings.query_prefix, settings.document_prefix
-    return TransformerEmbedder(*parts) if isinstance(model[0], Transformer) else EncodingEmbedder(*parts)
-
-
 def _encodable(text: str) -> str:
     """Return the text with question marks for lone surrogates, which tokenizers refuse."""
     return text.encode("utf-8", "replace").decode()
@@ -286,67 +287,25 @@ def _unit(vectors: NDArray[np.float32], model: str) -> NDArray[np.float32]:
     return unit
 
 
-KEYS, VECTORS = "keys.bin", "vectors.f16"
-KEY_BYTES = 16
-BATCH = 256
-"""New texts that are embedded, written and reported together: seconds of work for a model without a GPU."""
-
-Progress = Callable[[int, int], None]
-"""Called with the number of texts done, and the number of those that had to be embedded."""
-
-
-def widths(dimensions: int) -> dict[str, int]:
-    """Return the bytes that a row takes in each file of a store."""
-    return {KEYS: KEY_BYTES, VECTORS: 2 * dimensions}
-
-
 class VectorStore:
-    """The embeddings of one embedder in a folder, which is made if needed. Rows never move or change.
+    """A growing store of the embeddings of one embedder in a folder: `keys.bin` and `vectors.f16`, row for row.
+
+    Keys are the 16-byte blake2b digests of the embedded texts. Rows never move or change. Vectors reach the disk before
+    their keys do, and a row counts as soon as it is whole in both files. If a writer is killed, the earlier rows stay
+    valid, and the next writer cuts off the incomplete rest and continues.
 
     Args:
+        folder: is made if needed.
         dimensions: numbers in a row, of 2 bytes each.
     """
 
     def __init__(self, folder: Path, dimensions: int) -> None:
-        self._folder, self._widths = folder, widths(dimensions)
+        self._folder, self._widths = folder, row_widths(dimensions)
 
     def __len__(self) -> int:
         """Return the number of rows that are whole on the disk."""
-        sizes = {path: path.stat().st_size if path.exists() else 0 for path in self._paths()}
-        return min(size // self._widths[path.name] for path, size in sizes.items())
-
-    def damaged_rows(self, sums: Mapping[str, Sums]) -> NDArray[np.bool_]:
-        """Return for each row whether it was damaged or lost since its files had these checksums."""
-        rows = max([len(self), *(sums[name].size // width for name, width in self._widths.items() if name in sums)])
-        damaged = np.zeros(rows, np.bool_)
-        for path in self._paths():
-            if path.name in sums and path.exists():
-                width = self._widths[path.name]
-                for block in damaged_blocks(path, sums[path.name], grows=True):
-                    damaged[block * BLOCK // width : -(-(block + 1) * BLOCK // width)] = True
-        damaged[len(self) :] = True
-        return damaged
-
-    def drop(self, damaged: NDArray[np.bool_]) -> None:
-        """Write the store anew without some rows; the others are numbered anew. Killed in between, it is empty.
-
-        Raises:
-            CorpusError: the disk is full or the folder cannot be written.
-        """
-        kept = np.flatnonzero(~damaged[: len(self)])
-        with self._writing():
-            keys, vectors = self._paths()
-            old = [np.fromfile(keys, np.uint8), np.memmap(vectors, np.uint8, "r")]
-            keys.unlink()
-            for path, data in zip((vectors, keys), reversed(old), strict=True):
-                width = self._widths[path.name]
-                table = data[: len(data) // width * width].reshape(-1, width)
-                with replacing(path) as file:
-                    for start in range(0, len(kept), BATCH):
-                        file.write(table[kept[start : start + BATCH]].tobytes())
-
-    def _paths(self) -> tuple[Path, Path]:
-        return self._folder / KEYS, self._folder / VECTORS
+        paths = {self._folder / name: width for name, width in self._widths.items()}
+        return min(path.stat().st_size // width if path.exists() else 0 for path, width in paths.items())
 
     def ensure(
         self, texts: Iterable[str], embedder: Embedder, progress: Progress | None = None, batch: int = BATCH
@@ -358,91 +317,70 @@ class VectorStore:
             CorpusError: the disk is full or the folder cannot be written. What was written before is kept.
             UsageError: another process is writing to the store.
         """
-        rows = array("i")
-        with self._writer() as writer:
-            waiting: list[str] = []
-            before = len(writer.rows)
-            for text in texts:
-                row, new = writer.row(text)
-                rows.append(row)
-                if new:
-                    waiting.append(text)
-                if len(waiting) == batch:
-                    writer.append(embedder.embed_documents(waiting))
-                    waiting.clear()
-                    if progress:
-                        progress(len(rows), len(writer.rows) - before)
-            if waiting:
-                writer.append(embedder.embed_documents(waiting))
-            if progress:
-                progress(len(rows), len(writer.rows) - before)
-        return np.array(rows, dtype=np.int32)
-
-    @contextmanager
-    def _writer(self) -> Iterator[_Writer]:
-        """Yield a writer for both files, cut to whole rows and locked against other writers until the context ends."""
-        with self._writing():
+        try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with (self._folder / KEYS).open("a+b") as keys, (self._folder / VECTORS).open("ab") as vectors:
                 lock(keys, f"another process is writing embeddings to {self._folder}")
                 rows = len(self)
                 keys.truncate(rows * self._widths[KEYS])
                 vectors.truncate(rows * self._widths[VECTORS])
-                yield _Writer(keys, vectors)
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
+                return _append(texts, embedder, progress, batch, keys, vectors)
         except OSError as error:
             raise CorpusError(f"cannot write embeddings to {self._folder}: {error}") from error
 
 
-class _Writer:
-    """Gives out rows, and appends their vectors in the same order."""
+def row_widths(dimensions: int) -> dict[str, int]:
+    """Return the bytes that a row takes in each file of a store."""
+    return {KEYS: KEY_BYTES, VECTORS: 2 * dimensions}
 
-    def __init__(self, keys: BinaryIO, vectors: BinaryIO) -> None:
-        keys.seek(0)
-        known = keys.read()
-        self.rows = {known[at : at + KEY_BYTES]: at // KEY_BYTES for at in range(0, len(known), KEY_BYTES)}
-        self._keys, self._vectors = keys, vectors
-        self._unwritten = bytearray()
 
-    def row(self, text: str) -> tuple[int, bool]:
-        """Return the row of a text, and whether the row is new and still needs its vector."""
+def _append(
+    texts: Iterable[str],
+    embedder: Embedder,
+    progress: Progress | None,
+    batch: int,
+    keys: BinaryIO,
+    vectors: BinaryIO,
+) -> NDArray[np.int32]:
+    """Return the row of each text, and append those that are new to both files."""
+    keys.seek(0)
+    held = keys.read()
+    known = {held[at : at + KEY_BYTES]: at // KEY_BYTES for at in range(0, len(held), KEY_BYTES)}
+    before, rows = len(known), array("i")
+    waiting: dict[bytes, str] = {}
+
+    def write() -> None:
+        if waiting:
+            made = embedder.embed_documents(list(waiting.values())).astype(np.float16).tobytes()
+            for file, data in ((vectors, made), (keys, b"".join(waiting))):
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            waiting.clear()
+        if progress:
+            progress(len(rows), len(known) - before)
+
+    for text in texts:
         key = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=KEY_BYTES).digest()
-        row = self.rows.setdefault(key, new := len(self.rows))
-        if row == new:
-            self._unwritten += key
-        return row, row == new
-
-    def append(self, vectors: NDArray[np.float32]) -> None:
-        """Write the vectors of all new rows."""
-        for file, data in ((self._vectors, vectors.astype(np.float16).tobytes()), (self._keys, self._unwritten)):
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        self._unwritten.clear()
+        if key not in known:
+            known[key] = len(known)
+            waiting[key] = text
+        rows.append(known[key])
+        if len(waiting) == batch:
+            write()
+    write()
+    return np.array(rows, dtype=np.int32)
 
 
-class Vectors(NamedTuple):
-    """The embeddings of an index, [rows, dimensions], and a function that verifies them, to be called before they are
-    used; it costs nothing when it is called again."""
-
-    values: NDArray[np.float16]
-    check: Callable[[], None]
-
-
-def open_vectors(files: Files, dimensions: int, rows: int) -> Vectors:
-    """Map the first rows of a store, read-only, as they are while more are appended.
+def open_vectors(files: Files, dimensions: int, rows: int) -> NDArray[np.float16]:
+    """Map the first rows of a store, read-only, [rows, dimensions], as they are while more are appended.
 
     Raises:
-        CorpusError: the store has fewer rows.
+        CorpusError: the store has fewer rows, or they are damaged.
     """
     if len(store := VectorStore(files.folder, dimensions)) < rows:
         raise CorpusError(f"{files.folder} holds {len(store)} embeddings of {rows}; build the index again")
     if not rows:
-        return Vectors(np.empty((0, dimensions), dtype=np.float16), lambda: None)
-    file = files.file(VECTORS, grows=True)
-    values = np.frombuffer(file.bytes, np.float16, rows * dimensions).reshape(rows, dimensions)
-    return Vectors(values, file.check_all)
+        return np.empty((0, dimensions), dtype=np.float16)
+    data = files.file(VECTORS, grows=True).bytes
+    return np.frombuffer(data, np.float16, rows * dimensions).reshape(rows, dimensions)

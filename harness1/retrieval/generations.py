@@ -1,12 +1,17 @@
-"""A folder of immutable generations, one of which the file CURRENT names.
+"""A folder of immutable generations, one of which the file CURRENT names, and their checksums.
 
-    DIR/CURRENT          the name of the generation that readers open, and the CRC-32 of that name
-    DIR/gen-000001/      one whole generation
-    DIR/.build-*/        a running build, or the remains of an interrupted one
+    DIR/CURRENT                the name of the generation that readers open, and the CRC-32 of that name
+    DIR/gen-000001/            one whole generation
+    DIR/gen-000001/checksums   of every file in it, and of the embeddings that it uses
+    DIR/vectors/               embeddings, which all generations share
+    DIR/.build-*/              a running build, or the remains of an interrupted one
 
 A generation is written in full, then renamed into place, then CURRENT is replaced. A reader that opens the folder sees
 the earlier generation or the new one, never part of one. A reader that has an older generation mapped keeps it, even
 when a later build deletes its files.
+
+The checksums end with the CRC-32 of all that stands before, in 4 bytes. An index built before there were checksums is
+believed, until something is added to it or deleted.
 """
 
 from __future__ import annotations
@@ -18,21 +23,22 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import groupby
 from pathlib import Path
 
 import msgspec
 
 from harness1.errors import CorpusError
 from harness1.records import Record
-from harness1.retrieval.files import DamagedFile, Sums, damaged_blocks, sums_of
+from harness1.retrieval.files import CheckedFile, DamagedFile, Sums
 from harness1.runs.files import lock, lock_or_wait
 
-CURRENT = "CURRENT"
+CURRENT, CHECKSUMS, MANIFEST, VECTORS = "CURRENT", "checksums", "index.json", "vectors"
 LOCK = ".lock"
 """The file that a build holds locked; it stays."""
 KEPT = 2
 """Generations that a build keeps: its own, and the one that readers may be about to open."""
+TAIL = 4
+"""Bytes at the end of the checksums, for their own."""
 
 
 def current_generation(path: Path) -> Path:
@@ -62,7 +68,7 @@ def building(out: Path, on_wait: Callable[[], None] | None = None) -> Iterator[N
         out.mkdir(parents=True, exist_ok=True)
         file = (out / LOCK).open("w")
     except OSError as error:
-        raise _failed(out, error) from error
+        raise CorpusError(f"cannot build an index at {out}: {error}") from error
     with file:
         if on_wait:
             lock_or_wait(file, on_wait)
@@ -81,7 +87,9 @@ def new_generation(out: Path) -> Iterator[Path]:
     """
     try:
         number = _current_number(out) + 1
-        _remove_leftovers(out, number)
+        for left in (*out.glob(".build-*"), out / _name(number)):  # by interrupted builds
+            if left.exists():
+                shutil.rmtree(left)
         work = Path(tempfile.mkdtemp(prefix=".build-", dir=out))
         try:
             yield work
@@ -91,11 +99,7 @@ def new_generation(out: Path) -> Iterator[Path]:
         for old in range(number - KEPT, 0, -1):
             shutil.rmtree(out / _name(old), ignore_errors=True)
     except OSError as error:
-        raise _failed(out, error) from error
-
-
-def _failed(out: Path, error: OSError) -> CorpusError:
-    return CorpusError(f"cannot build an index at {out}: {error}")
+        raise CorpusError(f"cannot build an index at {out}: {error}") from error
 
 
 def _name(number: int) -> str:
@@ -110,28 +114,18 @@ def _pointer(number: int) -> str:
 
 def _current_number(path: Path) -> int:
     """Return the number of the current generation, or 0 if there is none."""
+    lost = CorpusError(f"{path / CURRENT} does not name a generation: delete {path} and build it anew")
     try:
         pointer = (path / CURRENT).read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
         return 0
     except (OSError, ValueError) as error:
-        raise _lost(path) from error
+        raise lost from error
     found = re.match(r"gen-(\d{6,9})\b", pointer, re.ASCII)
     number = int(found[1]) if found else 0
     if number and pointer in (_pointer(number), f"{_name(number)}\n"):  # earlier ones have no sum
         return number
-    raise _lost(path)
-
-
-def _lost(path: Path) -> CorpusError:
-    return CorpusError(f"{path / CURRENT} does not name a generation: delete {path} and build it anew")
-
-
-def _remove_leftovers(out: Path, number: int) -> None:
-    """Delete what interrupted builds left: work folders, and generations that never became current."""
-    for folder in (*out.glob(".build-*"), out / _name(number)):
-        if folder.exists():
-            shutil.rmtree(folder)
+    raise lost
 
 
 def _publish(out: Path, work: Path, number: int) -> None:
@@ -156,22 +150,14 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-CHECKSUMS, MANIFEST = "checksums", "index.json"
-VECTORS = "vectors"
-TAIL = 4
-"""Bytes at the end of the file, for its own checksum."""
-
-
 class Damage(Record):
-    """A file, or a stretch of its blocks, that is not as it was written."""
+    """A file that is not as it was written."""
 
     file: str
     reason: str
-    blocks: tuple[int, int] | None = None
-    """The numbers of the first and the last; a block is 64 KiB."""
 
 
-class Verdict(Record):
+class IndexCheck(Record):
     """What checking an index found."""
 
     generation: str
@@ -209,12 +195,12 @@ def write_checksums(generation: Path, known: Mapping[str, Sums]) -> None:
         known: those of files that were there before, and of files outside the generation.
     """
     paths = {path.relative_to(generation).as_posix(): path for path in generation.rglob("*") if path.is_file()}
-    new = {name: sums_of(path) for name, path in paths.items() if name not in known}
+    new = {name: Sums.of(CheckedFile(path).bytes) for name, path in paths.items() if name not in known}
     encoded = msgspec.msgpack.encode(dict(sorted({**known, **new}.items())))
     (generation / CHECKSUMS).write_bytes(encoded + zlib.crc32(encoded).to_bytes(TAIL, "little"))
 
 
-def check_index(path: Path) -> Verdict:
+def check_index(path: Path) -> IndexCheck:
     """Read all of the current generation of an index, and return what is not as it was written.
 
     Raises:
@@ -224,20 +210,13 @@ def check_index(path: Path) -> Verdict:
     sums = read_checksums(generation)
     if not sums:
         raise CorpusError(f"{path} has no checksums, because it was built before there were any: build it again")
-    damaged = tuple(damage for name in sums for damage in _damages(path, generation, name, sums))
-    return Verdict(generation.name, len(sums), sum(each.size for each in sums.values()), damaged)
-
-
-def _damages(path: Path, generation: Path, name: str, sums: Mapping[str, Sums]) -> Iterator[Damage]:
-    """Yield the damaged stretches of a file."""
-    outside = name.startswith(f"{VECTORS}/")
-    file, written = (path if outside else generation) / name, sums[name]
-    try:
-        blocks = damaged_blocks(file, written, grows=outside)
-        for _, stretch in groupby(enumerate(blocks), key=lambda each: each[1] - each[0]):
-            numbers = [block for _, block in stretch]
-            yield Damage(name, "the bytes have changed", (numbers[0], numbers[-1]))
-    except DamagedFile as error:
-        yield Damage(name, str(error))
-    except OSError as error:
-        yield Damage(name, error.strerror or str(error))
+    damaged = []
+    for name, written in sums.items():
+        outside = name.startswith(f"{VECTORS}/")
+        try:
+            _ = CheckedFile((path if outside else generation) / name, written, grows=outside).bytes
+        except DamagedFile:
+            damaged.append(Damage(name, "the bytes are not those that were written"))
+        except OSError as error:
+            damaged.append(Damage(name, error.strerror or str(error)))
+    return IndexCheck(generation.name, len(sums), sum(each.size for each in sums.values()), tuple(damaged))

@@ -1,14 +1,18 @@
-"""An index of the trigrams of a segment, which finds the chunks that may match a pattern.
+"""Searches all texts for regular expressions: an index of trigrams finds the chunks that may match, RE2 decides.
 
-Chunks that begin in the same KiB of the text make up a block. For every trigram of folded bytes, hashed into a
-bucket, the index lists the blocks that have it (Cox, "Regular Expression Matching with a Trigram Index", 2012; Zobel
-and Moffat, "Inverted Files for Text Search Engines", ACM Computing Surveys 2006, on the coding of lists):
+Chunks that begin in the same KiB of the text make up a block. For every trigram of folded bytes, hashed into a bucket,
+the index lists the blocks that have it (Cox, "Regular Expression Matching with a Trigram Index", 2012; Zobel and
+Moffat, "Inverted Files for Text Search Engines", ACM Computing Surveys 2006, on the coding of lists):
 
     trigrams.blocks.npy  [blocks + 1] where each block begins and the last one ends, in chunks
     trigrams.starts.npy  [buckets + 1] where the list of each bucket begins and the last one ends, in bytes
     trigrams.lists.npy   the lists: gaps of 1 to 5 bytes, or one bit for each block where that takes no more
 
 A list whose bytes number the blocks divided by 8, rounded up, is a list of bits.
+
+RE2 takes linear time for every pattern, which can still be long. It depends on how many states of the automaton each
+byte visits, and on how much of the corpus the trigrams rule out. A pattern that needs more work than `MOST_WORK` is
+refused. The work is estimated, not timed, so that a pattern is refused on every machine or on none.
 """
 
 from __future__ import annotations
@@ -16,7 +20,6 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Protocol
@@ -35,119 +38,6 @@ STRETCH = 1 << 14
 """Blocks indexed between two points at which a build can be interrupted."""
 FEW = 4
 """Bytes, of 8 blocks each, with candidates. If no more are left, reading them costs no more than further lists."""
-
-
-def write_trigrams(folder: Path, contents: memoryview | bytes, ends: NDArray[np.int64]) -> None:
-    """Index the chunks of a segment. The index is built in memory, in about a third of the size of the text.
-
-    Args:
-        contents: the UTF-8 of all chunks, one after the other.
-        ends: [chunks + 1] where each chunk begins and the last one ends, in bytes.
-    """
-    from harness1.retrieval import kernels
-
-    text = np.frombuffer(contents, np.uint8)
-    blocks = _cut(ends)
-    count, buckets = len(blocks) - 1, 1 << kernels.BUCKET_BITS
-    stretches = [(first, min(first + STRETCH, count)) for first in range(0, count, STRETCH)]
-    last, sizes = np.full(buckets, -1, np.int32), np.zeros(buckets, np.int64)
-    for first, stop in stretches:
-        kernels.list_sizes(text, ends, blocks, first, stop, last, sizes)
-    dense = sizes >= _bitmap_bytes(count)
-    starts = np.concatenate(([0], np.cumsum(np.where(dense, _bitmap_bytes(count), sizes))))
-    lists, places = np.zeros(starts[-1], np.uint8), starts[:-1].copy()
-    last.fill(-1)
-    for first, stop in stretches:
-        kernels.write_lists(text, ends, blocks, first, stop, last, places, dense, lists)
-    for name, values in (("blocks", blocks), ("starts", starts), ("lists", lists)):
-        np.save(folder / f"trigrams.{name}.npy", values)
-
-
-class Trigrams:
-    """The memory-mapped index of one segment."""
-
-    def __init__(self, files: Files) -> None:
-        self._arrays = files.array("trigrams.blocks.npy"), files.array("trigrams.starts.npy")
-        self._lists = files.array("trigrams.lists.npy")
-
-    @cached_property
-    def _blocks(self) -> NDArray[np.int32]:
-        return self._arrays[0].whole()
-
-    @cached_property
-    def _starts(self) -> NDArray[np.int64]:
-        return self._arrays[1].whole()
-
-    def candidates(self, query: Query) -> NDArray[np.int64] | None:
-        """Return the chunks that may satisfy a query, as ranges [ranges, 2] from start to before stop, in order.
-
-        None stands for all chunks. No chunk that satisfies the query is left out.
-        """
-        if query == ANYTHING:
-            return None
-        bits = self._blocks_of(query)
-        occupied = np.flatnonzero(bits)
-        rows, columns = np.nonzero(np.unpackbits(bits[occupied, None], axis=1, bitorder="little"))
-        found = occupied[rows] * 8 + columns
-        return np.stack((self._blocks[found], self._blocks[found + 1]), axis=1).astype(np.int64)
-
-    def _blocks_of(self, query: Query) -> NDArray[np.uint8]:
-        """Return one bit for each block that may satisfy the query."""
-        if isinstance(query, int):
-            return self._list(query)
-        if isinstance(query, All):
-            return self._common(query)
-        bits: NDArray[np.uint8] = np.bitwise_or.reduce([self._blocks_of(each) for each in query.of])
-        return bits
-
-    def _common(self, query: All) -> NDArray[np.uint8]:
-        """Intersect the lists, shortest first, until few candidates are left."""
-        shortest, *others = sorted(query.of, key=self.cost)
-        bits = self._blocks_of(shortest)
-        for other in others:
-            if np.count_nonzero(bits) <= FEW:
-                break
-            bits = bits & self._blocks_of(other)
-        return bits
-
-    def cost(self, query: Query) -> int:
-        """Return the largest number of bytes to read for a query: the sum over its lists."""
-        if isinstance(query, int):
-            start, stop = self._range(query)
-            return stop - start
-        return sum(map(self.cost, query.of))
-
-    def _list(self, trigram: int) -> NDArray[np.uint8]:
-        from harness1.retrieval import kernels
-
-        start, stop = self._range(trigram)
-        self._lists.check(start, stop)
-        encoded: NDArray[np.uint8] = self._lists.values[start:stop]
-        size = _bitmap_bytes(len(self._blocks) - 1)
-        if len(encoded) == size:
-            return encoded
-        bits = np.zeros(size, np.uint8)
-        if not kernels.read_list(encoded, bits):
-            raise DamagedFile("trigrams.lists.npy is damaged: it names blocks that do not exist")
-        return bits
-
-    def _range(self, trigram: int) -> tuple[int, int]:
-        from harness1.retrieval import kernels
-
-        bucket = kernels.bucket_of(trigram)
-        return int(self._starts[bucket]), int(self._starts[bucket + 1])
-
-
-def _cut(ends: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Return where the blocks begin and the last one ends, in chunks."""
-    stretches = ends[:-1] // BLOCK_BYTES
-    return np.append(np.flatnonzero(np.diff(stretches, prepend=-1)), len(stretches)).astype(np.int32)
-
-
-def _bitmap_bytes(blocks: int) -> int:
-    return -(-blocks // 8)
-
-
 LONGEST_PATTERN = 1000
 """The longest pattern, in characters."""
 MEMORY = 2 << 20
@@ -177,6 +67,100 @@ SEPARATOR = b"\xff"
 NO_CHUNK = -1
 
 Matches = list[tuple[int, int]]
+
+
+def write_trigrams(folder: Path, contents: memoryview | bytes, ends: NDArray[np.int64]) -> None:
+    """Index the chunks of a segment. The index is built in memory, in about a third of the size of the text.
+
+    Args:
+        contents: the UTF-8 of all chunks, one after the other.
+        ends: [chunks + 1] where each chunk begins and the last one ends, in bytes.
+    """
+    from harness1.retrieval import kernels
+
+    text = np.frombuffer(contents, np.uint8)
+    kibs = ends[:-1] // BLOCK_BYTES
+    blocks = np.append(np.flatnonzero(np.diff(kibs, prepend=-1)), len(kibs)).astype(np.int32)
+    count, buckets = len(blocks) - 1, 1 << kernels.BUCKET_BITS
+    stretches = [(first, min(first + STRETCH, count)) for first in range(0, count, STRETCH)]
+    last, sizes = np.full(buckets, -1, np.int32), np.zeros(buckets, np.int64)
+    for first, stop in stretches:
+        kernels.list_sizes(text, ends, blocks, first, stop, last, sizes)
+    dense = sizes >= _bitmap_bytes(count)
+    starts = np.concatenate(([0], np.cumsum(np.where(dense, _bitmap_bytes(count), sizes))))
+    lists, places = np.zeros(starts[-1], np.uint8), starts[:-1].copy()
+    last.fill(-1)
+    for first, stop in stretches:
+        kernels.write_lists(text, ends, blocks, first, stop, last, places, dense, lists)
+    for name, values in (("blocks", blocks), ("starts", starts), ("lists", lists)):
+        np.save(folder / f"trigrams.{name}.npy", values)
+
+
+def _bitmap_bytes(blocks: int) -> int:
+    return -(-blocks // 8)
+
+
+class Trigrams:
+    """The memory-mapped index of one segment."""
+
+    def __init__(self, files: Files) -> None:
+        self._blocks: NDArray[np.int32] = files.load("trigrams.blocks.npy")
+        self._starts: NDArray[np.int64] = files.load("trigrams.starts.npy")
+        self._lists = files.file("trigrams.lists.npy")
+
+    def candidates(self, query: Query) -> NDArray[np.int64] | None:
+        """Return the chunks that may satisfy a query, as ranges [ranges, 2] from start to before stop, in order.
+
+        None stands for all chunks. No chunk that satisfies the query is left out.
+        """
+        if query == ANYTHING:
+            return None
+        bits = self._blocks_of(query)
+        occupied = np.flatnonzero(bits)
+        rows, columns = np.nonzero(np.unpackbits(bits[occupied, None], axis=1, bitorder="little"))
+        found = occupied[rows] * 8 + columns
+        return np.stack((self._blocks[found], self._blocks[found + 1]), axis=1).astype(np.int64)
+
+    def cost(self, query: Query) -> int:
+        """Return the largest number of bytes to read for a query: the sum over its lists."""
+        if isinstance(query, int):
+            start, stop = self._range(query)
+            return stop - start
+        return sum(map(self.cost, query.of))
+
+    def _blocks_of(self, query: Query) -> NDArray[np.uint8]:
+        """Return one bit for each block that may satisfy the query."""
+        if isinstance(query, int):
+            return self._list(query)
+        if not isinstance(query, All):
+            either: NDArray[np.uint8] = np.bitwise_or.reduce([self._blocks_of(each) for each in query.of])
+            return either
+        shortest, *others = sorted(query.of, key=self.cost)
+        bits = self._blocks_of(shortest)
+        for other in others:
+            if np.count_nonzero(bits) <= FEW:
+                break
+            bits = bits & self._blocks_of(other)
+        return bits
+
+    def _list(self, trigram: int) -> NDArray[np.uint8]:
+        from harness1.retrieval import kernels
+
+        start, stop = self._range(trigram)
+        encoded: NDArray[np.uint8] = self._lists.array[start:stop]
+        size = _bitmap_bytes(len(self._blocks) - 1)
+        if len(encoded) == size:
+            return encoded
+        bits = np.zeros(size, np.uint8)
+        if not kernels.read_list(encoded, bits):
+            raise DamagedFile("trigrams.lists.npy is damaged: it names blocks that do not exist")
+        return bits
+
+    def _range(self, trigram: int) -> tuple[int, int]:
+        from harness1.retrieval import kernels
+
+        bucket = kernels.bucket_of(trigram)
+        return int(self._starts[bucket]), int(self._starts[bucket + 1])
 
 
 class GrepSegment(Protocol):
@@ -211,7 +195,10 @@ def grep_segments(
     for cost, number, position in steps if limit > 0 else ():
         work += cost
         if work > MOST_WORK:
-            return BadPattern(_too_broad(len(found), read))
+            return BadPattern(
+                f"too broad: gave up after {read} chunks with {len(found)} matches; "
+                "add a word that every match has, or shorten what may repeat"
+            )
         now = time.monotonic()
         if now > end:
             return RetrievalFault("deadline")
@@ -291,7 +278,7 @@ def _steps(segments: Sequence[GrepSegment], analysis: Analysis, weight: int) -> 
             else:
                 size = int(np.sum(ends[chunks + 1] - ends[chunks]))
                 yield size // NEEDLE_SPEED, number, NO_CHUNK
-                survivors = _holding(needle, segment.contents, chunks)
+                survivors = _find_needle(needle, segment.contents, chunks)
             for chunk in survivors:
                 size = int(ends[chunk + 1] - ends[chunk])
                 yield CHUNK_WORK + (size * weight if weight > 1 else size // PLAIN_SPEED), number, chunk
@@ -299,39 +286,25 @@ def _steps(segments: Sequence[GrepSegment], analysis: Analysis, weight: int) -> 
 
 def _batches(segment: GrepSegment, query: Query) -> Iterator[NDArray[np.int64]]:
     """Yield the positions of the living chunks that may satisfy a query, in order."""
-    ranges = segment.trigrams.candidates(query)
-    if ranges is None:
+    all_ranges = segment.trigrams.candidates(query)
+    if all_ranges is None:
         borders = np.append(np.arange(0, len(segment.contents), BATCH), len(segment.contents))
-        ranges = np.stack((borders[:-1], borders[1:]), axis=1)
-    for first in range(0, len(ranges), BATCH):
-        yield _living(ranges[first : first + BATCH], segment.dead)
+        all_ranges = np.stack((borders[:-1], borders[1:]), axis=1)
+    for first in range(0, len(all_ranges), BATCH):
+        ranges = all_ranges[first : first + BATCH]
+        sizes = ranges[:, 1] - ranges[:, 0]
+        before = np.cumsum(sizes) - sizes
+        positions = np.repeat(ranges[:, 0] - before, sizes) + np.arange(np.sum(sizes))
+        yield positions[np.isin(positions, segment.dead, invert=True)] if len(segment.dead) else positions
 
 
-def _holding(needle: re2._Regexp, contents: Strings, chunks: NDArray[np.int64]) -> Iterator[int]:
+def _find_needle(needle: re2._Regexp, contents: Strings, chunks: NDArray[np.int64]) -> Iterator[int]:
     """Yield the chunks that match a literal, found in one search through all of them."""
-    starts, stops = contents.ends[chunks], contents.ends[chunks + 1]
-    contents.file.check_each(starts, stops)
-    spans = list(zip(starts.tolist(), stops.tolist(), strict=True))
-    text = SEPARATOR.join([contents.file.bytes[start:stop] for start, stop in spans])
+    spans = list(zip(contents.ends[chunks].tolist(), contents.ends[chunks + 1].tolist(), strict=True))
+    text = SEPARATOR.join([contents.bytes[start:stop] for start, stop in spans])
     begins = list(accumulate((stop - start + len(SEPARATOR) for start, stop in spans), initial=0))
     match = needle.search(text)
     while match:
         at = bisect_right(begins, match.start()) - 1
         yield int(chunks[at])
         match = needle.search(text, begins[at + 1])
-
-
-def _living(ranges: NDArray[np.int64], dead: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Return the positions in some ranges without the dead ones."""
-    sizes = ranges[:, 1] - ranges[:, 0]
-    before = np.cumsum(sizes) - sizes
-    positions = np.repeat(ranges[:, 0] - before, sizes) + np.arange(np.sum(sizes))
-    first, stop = np.searchsorted(dead, (positions[0], positions[-1] + 1))
-    return positions[np.isin(positions, dead[first:stop], invert=True)] if first < stop else positions
-
-
-def _too_broad(found: int, read: int) -> str:
-    return (
-        f"too broad: gave up after {read} chunks with {found} matches; "
-        "add a word that every match has, or shorten what may repeat"
-    )

@@ -1,14 +1,22 @@
-"""A segment: a stretch of a corpus with everything needed to search it, written once and never changed.
+"""An open index on disk: its segments as one, memory-mapped. `harness1.retrieval.build` makes it.
 
-    contents.*          title, line break and text of every chunk; title_bytes.npy says where the text begins
-    chunk_ids.*         ids of the chunks, doc_ids.* of the documents
-    first_chunks.npy    [documents + 1] where the chunks of each document begin
-    doc_sums.npy        [documents, 32] hash of every document, from which the hash of an index is made
-    terms.*, postings.* `harness1.retrieval.bm25`
-    trigrams.*          `harness1.retrieval.grep`
-    rows.npy            [chunks] the row of each chunk's embedding, if the index has embeddings
+    index.json                      what the index is, and its segments in corpus order
+    ranks.npy                       the place of every chunk's id among all ids in lexicographic order
+    dense.faiss                     the approximate index over embeddings, if the settings ask for one
+    segment-*.dead.npy              chunks of a segment that were deleted, and
+    segment-*.dead_counts.npy       in how many of them each of its terms occurs
+    segment-*/                      a segment: a stretch of the corpus with everything needed to search it, written once
+                                    and never changed, and shared with other generations by links
 
-Deleting marks chunks as dead; the marks belong to a generation of the index, not to the segment.
+    segment-*/contents.*            title, line break and text of every chunk; title_bytes.npy: where texts begin
+    segment-*/chunk_ids.*           ids of the chunks, doc_ids.* of the documents
+    segment-*/first_chunks.npy      [documents + 1] where the chunks of each document begin
+    segment-*/doc_sums.npy          [documents, 32] hash of every document, of which the hash of an index is made
+    segment-*/terms.*, postings.*   `harness1.retrieval.bm25`
+    segment-*/trigrams.*            `harness1.retrieval.grep`
+    segment-*/rows.npy              [chunks] the row of each chunk's embedding, if the index has embeddings
+
+Positions are numbered through the chunks of all segments, dead ones included.
 """
 
 from __future__ import annotations
@@ -45,8 +53,11 @@ from harness1.words import is_foreign
 if TYPE_CHECKING:
     from harness1.retrieval.dense import DenseIndex
 
-
-ROWS = "rows.npy"
+FORMAT = 2
+ROWS, APPROXIMATE = "rows.npy", "dense.faiss"
+CACHED_CHUNKS = 4096
+CACHED_IDS = CACHED_PLACES = 1 << 17
+"""Ids and positions remembered in both directions, about 200 bytes each."""
 
 
 class SegmentSize(Record):
@@ -60,9 +71,65 @@ class SegmentSize(Record):
     """The number of chunks that are mostly in another script than Latin."""
 
 
+class SegmentEntry(Record):
+    """A segment in a generation: its whole size, and the dead part."""
+
+    name: str
+    size: SegmentSize
+    dead: SegmentSize = SegmentSize(0, 0, 0)
+
+    @property
+    def live(self) -> SegmentSize:
+        """The size of the living part."""
+        return SegmentSize(*map(sub, astuple(self.size), astuple(self.dead)))
+
+    def bury(self, more: SegmentSize) -> SegmentEntry:
+        """Return the entry with this much more of the segment dead."""
+        return SegmentEntry(self.name, self.size, SegmentSize(*map(add, astuple(self.dead), astuple(more))))
+
+
+class VectorsEntry(Record):
+    """The embeddings of a generation: their embedder, and the number of rows of the store that it uses."""
+
+    embedder: str
+    dimensions: int
+    rows: int
+
+
+class Manifest(Record):
+    """`index.json`."""
+
+    format: int
+    info: IndexInfo
+    settings: config.Index
+    content_sum: str
+    """Sum of the hashes of all documents, modulo 2**256, hexadecimal."""
+    segments: tuple[SegmentEntry, ...]
+    vectors: VectorsEntry | None = None
+    language: str = ""
+    """`index.language`; empty in indexes made before there was such a setting, which stay as they are."""
+
+
+class _Format(msgspec.Struct):
+    format: int
+
+
 def document_sum(document: Document) -> bytes:
     """Return the 32 bytes that a document adds to the hash of its index."""
     return hashlib.sha256(canonical(document)).digest()
+
+
+def build_hash(settings: config.Index) -> str:
+    """Return the hash of how an index is built, whatever the corpus: layout on disk, analyser and settings."""
+    return digest([FORMAT, ANALYSER, settings.hashed()])
+
+
+def index_hash(content_sum: int, settings: config.Index, embedder: str, language: str = "") -> str:
+    """Return a hash that is equal for equal documents in any order, because sums do not depend on it. The embedder
+    enters by its own hash, and the language only if the analyser was made for one, so that earlier hashes stay."""
+    named = settings.hashed() | ({"language": language} if language else {})
+    named["dense"]["model"] = embedder
+    return digest({"documents": f"{content_sum % 2**256:064x}", "analyser": ANALYSER, "settings": named})
 
 
 class SegmentWriter:
@@ -100,10 +167,8 @@ class SegmentWriter:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._contents.__exit__(kind)
-        if kind is None:
-            self._finish()
-
-    def _finish(self) -> None:
+        if kind is not None:
+            return
         folder = self.folder
         length = self._postings.finish()
         write_keys(folder, "chunk_ids", self.chunk_ids)
@@ -112,7 +177,7 @@ class SegmentWriter:
         np.save(folder / "first_chunks.npy", np.array(self._first_chunks, np.int32))
         np.save(folder / "doc_sums.npy", np.frombuffer(bytes(self._sums), np.uint8).reshape(-1, 32))
         contents = Strings(Files(folder), "contents")
-        write_trigrams(folder, contents.file.bytes, contents.ends)
+        write_trigrams(folder, contents.bytes, contents.ends)
         self.size = SegmentSize(len(self.doc_ids), len(self.chunk_ids), length, self._foreign)
 
 
@@ -132,24 +197,18 @@ class Segment:
         self.contents = Strings(files, "contents")
         self.postings = Postings(files, dead, dead_counts)
         self.trigrams = Trigrams(files)
-        self._arrays = {name: files.array(f"{name}.npy") for name in ("title_bytes", "first_chunks", "doc_sums")}
+        self.first_chunks: NDArray[np.int32] = files.load("first_chunks.npy")
+        """Where the chunks of each document begin and the last ones end."""
+        self._title_bytes: NDArray[np.int32] = files.load("title_bytes.npy")
+        self._doc_sums = files.file("doc_sums.npy")
 
     def __len__(self) -> int:
         return len(self.contents)
 
-    @cached_property
-    def first_chunks(self) -> NDArray[np.int32]:
-        """Where the chunks of each document begin and the last ones end."""
-        return self._arrays["first_chunks"].whole()
-
-    @cached_property
+    @property
     def doc_sums(self) -> NDArray[np.uint8]:
         """The hash of every document."""
-        return self._arrays["doc_sums"].whole()
-
-    @cached_property
-    def _title_bytes(self) -> NDArray[np.int32]:
-        return self._arrays["title_bytes"].whole()
+        return self._doc_sums.array
 
     def rows(self) -> NDArray[np.int32]:
         """Return the row of each chunk's embedding in the store of the index, -1 where the chunk was deleted.
@@ -198,68 +257,26 @@ class Segment:
         )
 
 
-FORMAT = 2
-APPROXIMATE = "dense.faiss"
-CACHED_CHUNKS = 4096
-CACHED_IDS = CACHED_PLACES = 1 << 17
-"""Ids and positions remembered in both directions, about 200 bytes each."""
+def open_index(path: Path) -> EmbeddedIndex:
+    """Open the current generation of an index folder; its data is mapped, and read when it is first needed.
 
-
-class SegmentEntry(Record):
-    """A segment in a generation: its whole size, and the dead part."""
-
-    name: str
-    size: SegmentSize
-    dead: SegmentSize = SegmentSize(0, 0, 0)
-
-    @property
-    def live(self) -> SegmentSize:
-        """The size of the living part."""
-        size, dead = self.size, self.dead
-        return SegmentSize(*map(sub, astuple(size), astuple(dead)))
-
-    def buried(self, more: SegmentSize) -> SegmentEntry:
-        """Return the entry with this much more of the segment dead."""
-        return SegmentEntry(self.name, self.size, SegmentSize(*map(add, astuple(self.dead), astuple(more))))
-
-
-class VectorsEntry(Record):
-    """The embeddings of a generation: their embedder, and the number of rows of the store that it uses."""
-
-    embedder: str
-    dimensions: int
-    rows: int
-
-
-class Manifest(Record):
-    """`index.json`."""
-
-    format: int
-    info: IndexInfo
-    settings: config.Index
-    content_sum: str
-    """Sum of the hashes of all documents, modulo 2**256, hexadecimal."""
-    segments: tuple[SegmentEntry, ...]
-    vectors: VectorsEntry | None = None
-    language: str = ""
-    """`index.language`; empty in indexes made before there was such a setting, which stay as they are."""
-
-
-class _Format(msgspec.Struct):
-    format: int
-
-
-def build_hash(settings: config.Index) -> str:
-    """Return the hash of how an index is built, whatever the corpus: layout on disk, analyser and settings."""
-    return digest([FORMAT, ANALYSER, settings.hashed()])
-
-
-def index_hash(content_sum: int, settings: config.Index, embedder: str, language: str = "") -> str:
-    """Return a hash that is equal for equal documents in any order, because sums do not depend on it. The embedder
-    enters by its own hash, and the language only if the analyser was made for one, so that earlier hashes stay."""
-    named = settings.hashed() | ({"language": language} if language else {})
-    named["dense"]["model"] = embedder
-    return digest({"documents": f"{content_sum % 2**256:064x}", "analyser": ANALYSER, "settings": named})
+    Raises:
+        CorpusError: the folder is not an index, or is damaged.
+        SchemaError: it was built by a newer version of the package.
+    """
+    while True:
+        generation = current_generation(path)
+        try:
+            files = Files(generation, read_checksums(generation))
+            return EmbeddedIndex(path, files, read_manifest(files, path))
+        except (OSError, ValueError) as error:
+            if current_generation(path) != generation:
+                continue  # two builds finished since, and the second one deleted it
+            if isinstance(error, OSError) and error.errno == errno.EMFILE:
+                raise CorpusError(
+                    f"{path}: too many open files in this process; raise its limit (ulimit -n)"
+                ) from error
+            raise _damaged(path, error) from error
 
 
 def read_manifest(files: Files, path: Path) -> Manifest:
@@ -281,30 +298,28 @@ def read_manifest(files: Files, path: Path) -> Manifest:
         raise _damaged(path, error) from error
 
 
-def open_index(path: Path) -> EmbeddedIndex:
-    """Open the current generation of an index folder; its data is mapped, not read.
-
-    Raises:
-        CorpusError: the folder is not an index, or is damaged.
-        SchemaError: it was built by a newer version of the package.
-    """
-    while True:
-        generation = current_generation(path)
-        try:
-            files = Files(generation, read_checksums(generation))
-            return EmbeddedIndex(path, files, read_manifest(files, path))
-        except (OSError, ValueError) as error:
-            if current_generation(path) != generation:
-                continue  # two builds finished since, and the second one deleted it
-            if isinstance(error, OSError) and error.errno == errno.EMFILE:
-                raise CorpusError(
-                    f"{path}: too many open files in this process; raise its limit (ulimit -n)"
-                ) from error
-            raise _damaged(path, error) from error
-
-
 def _damaged(path: Path, error: Exception) -> CorpusError:
     return CorpusError(f"the index {path} is damaged ({error}); build it again with: harness1 index --force")
+
+
+def dead_marks(files: Files, entry: SegmentEntry) -> tuple[NDArray[np.uint32], NDArray[np.int32] | None]:
+    """Return the deleted chunks of a segment, and in how many of them each of its terms occurs.
+
+    Raises:
+        DamagedFile, OSError: they are damaged or missing.
+    """
+    if not entry.dead.chunks:
+        return NONE, None
+    return files.load(f"{entry.name}.dead.npy"), files.load(f"{entry.name}.dead_counts.npy")
+
+
+def live_rows(segments: Sequence[Segment]) -> NDArray[np.int32]:
+    """Return the row of each position's embedding, -1 where the chunk was deleted.
+
+    Raises:
+        DamagedFile, OSError: they are damaged or missing.
+    """
+    return np.concatenate([segment.rows() for segment in segments])
 
 
 class EmbeddedIndex:
@@ -314,7 +329,7 @@ class EmbeddedIndex:
     def __init__(self, path: Path, files: Files, manifest: Manifest) -> None:
         self.info, self.settings, self.vectors = manifest.info, manifest.settings, manifest.vectors
         self._path, self._files = path, files
-        self.segments = [open_segment(files, entry) for entry in manifest.segments]
+        self.segments = [Segment(files.below(each.name), *dead_marks(files, each)) for each in manifest.segments]
         self._firsts = list(accumulate(map(len, self.segments), initial=0))
         self._ranks = files.load("ranks.npy")
         if len(self._ranks) != len(self):
@@ -334,7 +349,7 @@ class EmbeddedIndex:
 
     @cached_property
     def dense(self) -> DenseIndex | None:
-        """Search by embeddings, if the index has them.
+        """Search by embeddings, if the index has them; they are read and verified.
 
         Raises:
             CorpusError: the embeddings are damaged, truncated or missing.
@@ -348,10 +363,9 @@ class EmbeddedIndex:
         vectors = open_vectors(store, self.vectors.dimensions, self.vectors.rows)
         rows, settings = live_rows(self.segments), self.settings.dense
         if settings.search == "exact":
-            return DenseIndex(vectors.values, rows, self._ranks, open_gpu(vectors, rows), vectors.check)
-        self._files.file(APPROXIMATE).check_all()
-        approximate = open_approximate(self._files.folder / APPROXIMATE, settings)
-        return DenseIndex(vectors.values, rows, self._ranks, approximate, vectors.check)
+            return DenseIndex(vectors, rows, self._ranks, open_gpu(vectors, rows))
+        _ = self._files.file(APPROXIMATE).bytes
+        return DenseIndex(vectors, rows, self._ranks, open_approximate(self._files.folder / APPROXIMATE, settings))
 
     def positions(self, chunk_ids: Iterable[ChunkId]) -> list[int]:
         """Return the positions of chunks, in the order asked; ids that the corpus lacks are left out."""
@@ -399,32 +413,3 @@ class EmbeddedIndex:
         self._named(position)
         segment, number = self._locate(position)
         return segment.chunk(number)
-
-
-def live_rows(segments: Sequence[Segment]) -> NDArray[np.int32]:
-    """Return the row of each position's embedding, -1 where the chunk was deleted.
-
-    Raises:
-        DamagedFile, OSError: they are damaged or missing.
-    """
-    return np.concatenate([segment.rows() for segment in segments])
-
-
-def dead_marks(files: Files, entry: SegmentEntry) -> tuple[NDArray[np.uint32], NDArray[np.int32] | None]:
-    """Return the deleted chunks of a segment, and in how many of them each of its terms occurs.
-
-    Raises:
-        DamagedFile, OSError: they are damaged or missing.
-    """
-    if not entry.dead.chunks:
-        return NONE, None
-    return files.load(f"{entry.name}.dead.npy"), files.load(f"{entry.name}.dead_counts.npy")
-
-
-def open_segment(files: Files, entry: SegmentEntry) -> Segment:
-    """Open a segment as a generation sees it.
-
-    Raises:
-        DamagedFile, OSError: it is damaged or missing.
-    """
-    return Segment(files.below(entry.name), *dead_marks(files, entry))

@@ -62,57 +62,6 @@ def count_terms(
 
 
 @njit(cache=True, nogil=True)
-def encode(
-    counts: NDArray[np.int32],
-    distinct: NDArray[np.int32],
-    lengths: NDArray[np.int32],
-    pairs: NDArray[np.int32],
-    known: int,
-    slots: NDArray[np.int32],
-) -> tuple[NDArray[np.uint32], int]:
-    """Return the code of every (count, length): its row in `pairs`. The first `known` rows are in use.
-
-    Args:
-        slots: a hash table of rows, -1 where free, a power of two long; new pairs are added to both.
-
-    Returns:
-        the codes, and the number of known pairs. If it exceeds half of `slots`, grow `slots` and call again.
-    """
-    codes = np.empty(len(counts), np.uint32)
-    at = 0
-    for chunk in range(len(distinct)):
-        once, length = -1, lengths[chunk]
-        for _ in range(distinct[chunk]):
-            count = counts[at]
-            code = once
-            if count != 1 or once < 0:
-                slot = _slot(slots, pairs, count, length)
-                code = slots[slot]
-                if code < 0:
-                    if 2 * known >= len(slots):
-                        return codes, known + 1
-                    code = known
-                    slots[slot] = code
-                    pairs[code, 0], pairs[code, 1] = count, length
-                    known += 1
-                if count == 1:
-                    once = code
-            codes[at] = code
-            at += 1
-    return codes, known
-
-
-@njit(cache=True, nogil=True)
-def _slot(slots: NDArray[np.int32], pairs: NDArray[np.int32], count: int, length: int) -> int:
-    """Return the place of a pair in the hash table, or the free place for it."""
-    mask = len(slots) - 1
-    slot = (count * 40503 + length * 2654435) & mask
-    while slots[slot] >= 0 and (pairs[slots[slot], 0] != count or pairs[slots[slot], 1] != length):
-        slot = (slot + 1) & mask
-    return slot
-
-
-@njit(cache=True, nogil=True)
 def invert(
     terms: NDArray[np.int32], codes: NDArray[np.uint32], distinct: NDArray[np.int32], first: int, vocabulary: int
 ) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.uint32]]:

@@ -1,6 +1,9 @@
-"""Ranks over an opened index: by terms, by embeddings, or by both fused, and reranked by a cross-encoder if wanted.
+"""The retriever of an index folder on this machine: ranking by terms, by embeddings or by both fused, with a reranker
+if wanted, under one thin asynchronous adapter. The result of a search does not depend on its batch.
 
-Plain functions over batches of searches. The result of a search does not depend on its batch.
+A search by terms takes about a millisecond, so it runs on the event loop itself, which runs other work between
+requests; long queries and long lists of hits run in one worker thread. So do models, on batches of requests from
+concurrent episodes.
 """
 
 from __future__ import annotations
@@ -13,7 +16,6 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from msgspec import structs
-from numpy.typing import NDArray
 
 from harness1.config import Config, Machine, Retrieval
 from harness1.errors import ConfigError, CorpusError, UsageError
@@ -29,9 +31,42 @@ from harness1.retrieval.sharing import Batcher
 if TYPE_CHECKING:
     from harness1.retrieval.dense import DenseIndex
 
+ENGINE_ERRORS = (OSError, ValueError, LookupError, MemoryError, RuntimeError)
+"""Errors that reading a damaged or vanished index, or a failing model, may raise."""
+LONG_QUERY, LONG_LIST = 4096, 256
+"""Characters of a query, and hits, from which a search takes too long for the event loop."""
 
 Mode = Literal["bm25", "dense", "hybrid"]
 Positions = list[tuple[int, float]]
+Found = SearchResult | RetrievalFault
+
+
+def open_embedded(path: Path, config: Config) -> EmbeddedRetriever:
+    """Open an index folder, and the models that the configuration ranks with.
+
+    Raises:
+        CorpusError, SchemaError: the folder is not an index, is damaged, or was built by a newer version.
+        ConfigError: embeddings are asked for and the index has none, or no reranker is named.
+        UsageError: a model does not load, or is not the one that the index was built with.
+        MissingExtra: the package of a model, or faiss, is not installed.
+    """
+    index = open_index(path)
+    ranking = config.env.retrieval
+    embedder = None
+    if index.vectors and ranking_mode(ranking, index) != "bm25":
+        try:
+            index.dense  # noqa: B018  # at the first search, its files may be gone with the generation
+        except (OSError, ValueError) as error:
+            raise CorpusError(
+                f"the embeddings of {path} are damaged ({error}); build it again with: harness1 index --force"
+            ) from error
+        embedder = CachedQueries(open_embedder(index.settings.dense, config.machine), config.machine.cached_searches)
+        if embedder.hash != index.vectors.embedder:
+            raise UsageError(
+                f"{path} was built with another embedding model than the one at hand: set machine.embedder"
+            )
+    scorer = open_cross_encoder(config.machine) if ranking.rerank.on else None
+    return EmbeddedRetriever(index, ranking, config.machine, embedder, scorer)
 
 
 def ranking_mode(settings: Retrieval, index: EmbeddedIndex) -> Mode:
@@ -72,77 +107,46 @@ class Ranker:
         Raises:
             ValueError, RuntimeError: a model failed; OSError, IndexError: reading the index did.
         """
-        clock = _Clock()
+        clock, settings, scorer = _Clock(), self._settings, self._scorer
+        queries = [request.query for request in requests]
         excludes = [np.array(self._index.positions(request.exclude), np.int64) for request in requests]
+        candidates = settings.rerank.candidates if scorer else 0
+        depths = [max(request.k, candidates) for request in requests]
         lists: list[list[Positions]] = []
         weights: list[float] = []
         if self.mode != "dense":
-            lists.append(self._by_terms(requests, excludes))
-            weights.append(self._settings.bm25_weight)
+            least = settings.bm25_depth if self.mode == "hybrid" else 0
+            each = zip(queries, depths, excludes, strict=True)
+            lists.append([self._index.bm25.search(query, max(least, k), exclude) for query, k, exclude in each])
+            weights.append(settings.bm25_weight)
             clock.lap("bm25")
         if self.mode != "bm25":
-            lists.append(self._by_embeddings(requests, excludes))
-            weights.append(self._settings.dense_weight)
+            dense, embedder = self._embeddings()
+            least = settings.dense_depth if self.mode == "hybrid" else 0
+            lists.append(dense.search(embedder.embed_queries(queries), [max(least, k) for k in depths], excludes))
+            weights.append(settings.dense_weight)
             clock.lap("dense")
-        ranked = [
-            self._fuse([found[number] for found in lists], weights, self._depth(request.k))
-            for number, request in enumerate(requests)
-        ]
+        ranked = [self._fuse([found[at] for found in lists], weights, k) for at, k in enumerate(depths)]
         if len(lists) > 1:
             clock.lap("fuse")
         hits = [[Scored(self._index.chunk(position), score) for position, score in each] for each in ranked]
         before: list[tuple[ChunkId, ...]] = [()] * len(requests)
-        if self._scorer:
+        if scorer:
             before = [tuple(hit.chunk.chunk_id for hit in each) for each in hits]
-            hits = self._rerank(requests, hits, self._scorer)
+            hits = rerank(queries, [[hit.chunk for hit in each] for each in hits], scorer, candidates)
             clock.lap("rerank")
         hits = [each[: request.k] for request, each in zip(requests, hits, strict=True)]
         if self.mode != "bm25" and any(request.about for request in requests):
-            hits = self._compared(requests, hits)
+            hits = self._compare(requests, hits)
             clock.lap("compare")
         return [SearchResult(tuple(each), ids, clock.laps) for each, ids in zip(hits, before, strict=True)]
-
-    def _compared(self, requests: Sequence[SearchRequest], hits: list[list[Scored]]) -> list[list[Scored]]:
-        """Compare hits with the texts that their requests are about."""
-        dense, embedder = self._embeddings()
-        texts = list(dict.fromkeys(request.about for request in requests if request.about))
-        about = dict(zip(texts, embedder.embed_queries(texts), strict=True))
-        return [
-            self._likened(each, dense, about[request.about]) if request.about else each
-            for request, each in zip(requests, hits, strict=True)
-        ]
-
-    def _likened(self, hits: list[Scored], dense: DenseIndex, about: NDArray[np.float32]) -> list[Scored]:
-        positions = self._index.positions([hit.chunk.chunk_id for hit in hits])
-        cosines = dense.cosines(about, np.array(positions, np.int64)).tolist()
-        return [structs.replace(hit, likeness=round(cosine, 6)) for hit, cosine in zip(hits, cosines, strict=True)]
-
-    def _depth(self, k: int) -> int:
-        """Return how many chunks of a ranking are needed."""
-        return max(k, self._settings.rerank.candidates) if self._scorer else k
-
-    def _by_terms(self, requests: Sequence[SearchRequest], excludes: Sequence[NDArray[np.int64]]) -> list[Positions]:
-        depth = self._settings.bm25_depth if self.mode == "hybrid" else 0
-        return [
-            self._index.bm25.search(request.query, max(depth, self._depth(request.k)), exclude)
-            for request, exclude in zip(requests, excludes, strict=True)
-        ]
-
-    def _by_embeddings(
-        self, requests: Sequence[SearchRequest], excludes: Sequence[NDArray[np.int64]]
-    ) -> list[Positions]:
-        dense, embedder = self._embeddings()
-        depth = self._settings.dense_depth if self.mode == "hybrid" else 0
-        queries = embedder.embed_queries([request.query for request in requests])
-        depths = [max(depth, self._depth(request.k)) for request in requests]
-        return dense.search(queries, depths, excludes)
 
     def _embeddings(self) -> tuple[DenseIndex, Embedder]:
         if self._index.dense is None or self._embedder is None:
             raise ValueError("no embeddings, or nothing to embed queries with")
         return self._index.dense, self._embedder
 
-    def _fuse(self, lists: Sequence[Positions], weights: Sequence[float], k: int) -> list[tuple[int, float]]:
+    def _fuse(self, lists: Sequence[Positions], weights: Sequence[float], k: int) -> Positions:
         """Return the best `k` of one list, or of several by reciprocal rank fusion."""
         if len(lists) == 1:
             return lists[0][:k]
@@ -152,12 +156,21 @@ class Ranker:
         fused = rrf([[names[position] for position, _ in found] for found in lists], self._settings.rrf_k, weights)
         return [(positions[name], score) for name, score in fused[:k] if score > 0]
 
-    def _rerank(
-        self, requests: Sequence[SearchRequest], hits: Sequence[Sequence[Scored]], scorer: PairScorer
-    ) -> list[list[Scored]]:
-        queries = [request.query for request in requests]
-        rankings = [[hit.chunk for hit in each] for each in hits]
-        return rerank(queries, rankings, scorer, self._settings.rerank.candidates)
+    def _compare(self, requests: Sequence[SearchRequest], hits: Sequence[list[Scored]]) -> list[list[Scored]]:
+        """Return hits with their likeness to the texts that their requests are about."""
+        dense, embedder = self._embeddings()
+        texts = list(dict.fromkeys(request.about for request in requests if request.about))
+        about = dict(zip(texts, embedder.embed_queries(texts), strict=True))
+        compared = []
+        for request, found in zip(requests, hits, strict=True):
+            if request.about:
+                positions = self._index.positions([hit.chunk.chunk_id for hit in found])
+                cosines = dense.cosines(about[request.about], np.array(positions, np.int64)).tolist()
+                pairs = zip(found, cosines, strict=True)
+                compared.append([structs.replace(hit, likeness=round(cosine, 6)) for hit, cosine in pairs])
+            else:
+                compared.append(found)
+        return compared
 
 
 class _Clock:
@@ -171,36 +184,6 @@ class _Clock:
         now = time.perf_counter()
         self.laps[stage] = (now - self._last) * 1000
         self._last = now
-
-
-ENGINE_ERRORS = (OSError, ValueError, LookupError, MemoryError, RuntimeError)
-"""Errors that reading a damaged or vanished index, or a failing model, may raise."""
-LONG_QUERY, LONG_LIST = 4096, 256
-"""Characters of a query, and hits, from which a search takes too long for the event loop."""
-Found = SearchResult | RetrievalFault
-
-
-def open_embedded(path: Path, config: Config) -> EmbeddedRetriever:
-    """Open an index folder, and the models that the configuration ranks with.
-
-    Raises:
-        CorpusError, SchemaError: the folder is not an index, is damaged, or was built by a newer version.
-        ConfigError: embeddings are asked for and the index has none, or no reranker is named.
-        UsageError: a model does not load, or is not the one that the index was built with.
-        MissingExtra: the package of a model, or faiss, is not installed.
-    """
-    index = open_index(path)
-    ranking = config.env.retrieval
-    embedder = None
-    if index.vectors and ranking_mode(ranking, index) != "bm25":
-        _map_embeddings(path, index)
-        embedder = CachedQueries(open_embedder(index.settings.dense, config.machine), config.machine.cached_searches)
-        if embedder.hash != index.vectors.embedder:
-            raise UsageError(
-                f"{path} was built with another embedding model than the one at hand: set machine.embedder"
-            )
-    scorer = open_cross_encoder(config.machine) if ranking.rerank.on else None
-    return EmbeddedRetriever(index, ranking, config.machine, embedder, scorer)
 
 
 class EmbeddedRetriever:
@@ -224,11 +207,11 @@ class EmbeddedRetriever:
 
     async def search(self, requests: Sequence[SearchRequest]) -> list[Found]:
         now = time.monotonic()
-        asked = [_Timed(request, now + request.deadline) for request in requests]
+        timed = [_Timed(request, now + request.deadline) for request in requests]
         if self._batcher:
-            return await _in_time(self._batcher, asked, max((request.deadline for request in requests), default=0.0))
+            return await _in_time(self._batcher, timed, max((request.deadline for request in requests), default=0.0))
         answers: list[Found] = []
-        for each in asked:
+        for each in timed:
             if len(each.request.query) > LONG_QUERY or each.request.k > LONG_LIST:
                 answers += await _in_time(self._beside, [each], each.end - time.monotonic())
             else:
@@ -270,17 +253,17 @@ class EmbeddedRetriever:
             await asyncio.sleep(0)
         return tuple(chunks)
 
-    def _answer(self, asked: Sequence[_Timed]) -> list[Found]:
+    def _answer(self, batch: Sequence[_Timed]) -> list[Found]:
         """Answer a batch. If it fails as a whole, answer each request on its own, so that one cannot fail the
         others."""
         now = time.monotonic()
-        open_places = [place for place, each in enumerate(asked) if each.end >= now]
-        answers: list[Found] = [RetrievalFault(message="deadline")] * len(asked)
+        open_places = [place for place, each in enumerate(batch) if each.end >= now]
+        answers: list[Found] = [RetrievalFault(message="deadline")] * len(batch)
         try:
-            found: list[Found] = [*self._ranker.search([asked[place].request for place in open_places])]
+            found: list[Found] = [*self._ranker.search([batch[place].request for place in open_places])]
         except ENGINE_ERRORS as error:
             if len(open_places) > 1:
-                return [answer for each in asked for answer in self._answer([each])]
+                return [answer for each in batch for answer in self._answer([each])]
             found = [_fault(error)]
         for place, answer in zip(open_places, found, strict=True):
             answers[place] = answer
@@ -294,22 +277,12 @@ class _Timed(Record):
     end: float
 
 
-async def _in_time(thread: Batcher[_Timed, Found], asked: Sequence[_Timed], deadline: float) -> list[Found]:
+async def _in_time(thread: Batcher[_Timed, Found], batch: Sequence[_Timed], deadline: float) -> list[Found]:
     try:
         async with asyncio.timeout(deadline):
-            return await thread.submit(asked)
+            return await thread.submit(batch)
     except TimeoutError:
-        return [RetrievalFault(message="deadline")] * len(asked)
-
-
-def _map_embeddings(path: Path, index: EmbeddedIndex) -> None:
-    """Open the embeddings now: at the first search, their files may be gone with the generation that they belong to."""
-    try:
-        index.dense  # noqa: B018
-    except (OSError, ValueError) as error:
-        raise CorpusError(
-            f"the embeddings of {path} are damaged ({error}); build it again with: harness1 index --force"
-        ) from error
+        return [RetrievalFault(message="deadline")] * len(batch)
 
 
 def info_of(index: EmbeddedIndex, scorer: PairScorer | None) -> IndexInfo:

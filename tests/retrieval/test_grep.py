@@ -42,7 +42,7 @@ def segment(folder: Path, texts: Iterable[str], dead: Sequence[int] = ()) -> Seg
         for text in texts:
             writer.add(text.encode())
     contents = Strings(Files(folder), "contents")
-    write_trigrams(folder, contents.file.bytes, contents.ends)
+    write_trigrams(folder, contents.bytes, contents.ends)
     return Segment(Trigrams(Files(folder)), contents, np.array(dead, np.uint32))
 
 

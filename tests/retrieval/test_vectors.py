@@ -39,7 +39,7 @@ def expected(texts: Sequence[str]) -> NDArray[np.float16]:
 
 def assert_holds(folder: Path, texts: Sequence[str], rows: NDArray[np.int32]) -> None:
     store = VectorStore(folder, SIZE)
-    assert np.array_equal(open_vectors(Files(folder), SIZE, len(store)).values[rows], expected(texts))
+    assert np.array_equal(open_vectors(Files(folder), SIZE, len(store))[rows], expected(texts))
 
 
 def test_every_text_gets_the_row_of_its_vector_and_equal_texts_share_one(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_torn_tail_is_not_seen_and_is_made_anew(tmp_path: Path, name: str, los
     os.truncate(path, path.stat().st_size - lost)
     whole = len(VectorStore(tmp_path, SIZE))
     assert whole == 20 - -(-lost // (16 if name == "keys.bin" else 2 * SIZE))
-    assert np.array_equal(open_vectors(Files(tmp_path), SIZE, whole).values, expected(TEXTS[:whole]))
+    assert np.array_equal(open_vectors(Files(tmp_path), SIZE, whole), expected(TEXTS[:whole]))
     embedder = Counting()
     rows = VectorStore(tmp_path, SIZE).ensure(TEXTS, embedder)
     assert embedder.batches == [TEXTS[whole:]]
@@ -119,7 +119,7 @@ def test_a_killed_writer_leaves_a_good_store_and_no_lock(tmp_path: Path) -> None
     whole = len(VectorStore(tmp_path, SIZE))
     texts = [f"text {number}" for number in range(whole + 2)]
     assert whole >= 15
-    assert np.array_equal(open_vectors(Files(tmp_path), SIZE, whole).values, expected(texts[:whole]))
+    assert np.array_equal(open_vectors(Files(tmp_path), SIZE, whole), expected(texts[:whole]))
     embedder = Counting()
     assert_holds(tmp_path, texts, VectorStore(tmp_path, SIZE).ensure(texts, embedder))
     assert embedder.batches == [texts[whole:]]
@@ -142,7 +142,7 @@ def test_a_failing_embedder_loses_only_its_batch(tmp_path: Path) -> None:
 def test_an_open_reader_keeps_its_rows_while_the_store_grows(tmp_path: Path) -> None:
     store = VectorStore(tmp_path, SIZE)
     store.ensure(TEXTS[:5], Counting())
-    held = open_vectors(Files(tmp_path), SIZE, 5).values
+    held = open_vectors(Files(tmp_path), SIZE, 5)
     store.ensure(TEXTS, Counting())
     assert held.shape == (5, SIZE)
     assert np.array_equal(held, expected(TEXTS[:5]))
@@ -150,7 +150,7 @@ def test_an_open_reader_keeps_its_rows_while_the_store_grows(tmp_path: Path) -> 
 
 
 def test_an_empty_store_can_be_opened_and_a_short_one_is_refused(tmp_path: Path) -> None:
-    assert open_vectors(Files(tmp_path), SIZE, 0).values.shape == (0, SIZE)
+    assert open_vectors(Files(tmp_path), SIZE, 0).shape == (0, SIZE)
     VectorStore(tmp_path, SIZE).ensure(TEXTS[:5], Counting())
     with pytest.raises(CorpusError, match="5 embeddings"):
         open_vectors(Files(tmp_path), SIZE, 6)
