@@ -151,7 +151,7 @@ def test_a_change_does_not_take_damage_for_what_was_written(index: Path, change:
     if change == "add":
         add_documents([Document(DocId("new"), "", "text")], index)
     else:
-        with pytest.raises(CorpusError, match="contents.bin is damaged"):
+        with pytest.raises(CorpusError, match=r"contents\.bin is damaged"):
             delete_documents([DOCUMENTS[0].doc_id], index)
     (damage,) = check_index(index).damaged
     assert damage.file == "segment-000001/contents.bin"
