@@ -35,7 +35,7 @@ from harness1.env.environment import SearchEnv
 from harness1.env.pieces import Piece
 from harness1.env.render import Context
 from harness1.env.view import View
-from harness1.episodes.replay import Nowhere
+from harness1.episodes.rollout import Nowhere
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import TAGS, Task, ToolCall, Turn
 from harness1.retrieval.build import build_index

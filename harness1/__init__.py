@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from harness1.data.open import open_source as open_source
     from harness1.env.environment import SearchEnv as SearchEnv
     from harness1.env.render import Context as Context
-    from harness1.episodes.replay import replay_episode as replay_episode
+    from harness1.episodes.rollout import replay_episode as replay_episode
     from harness1.episodes.rollout import rollout as rollout
     from harness1.errors import ToolError as ToolError
     from harness1.eval.frames import load_run as load_run
@@ -44,8 +44,7 @@ _NAMES = {
     "data.open": ("open_source",),
     "env.environment": ("SearchEnv",),
     "env.render": ("Context",),
-    "episodes.replay": ("replay_episode",),
-    "episodes.rollout": ("rollout",),
+    "episodes.rollout": ("replay_episode", "rollout"),
     "errors": ("ToolError",),
     "eval.frames": ("load_run",),
     "policy.registry": ("open_policy",),

@@ -20,8 +20,7 @@ from harness1 import api, plugins
 from harness1.config import Config, load_config
 from harness1.config.training import sum_of
 from harness1.env.environment import env_hash
-from harness1.episodes.jobs import EpisodeSetup
-from harness1.episodes.processes import refuse_session_names
+from harness1.episodes.jobs import EpisodeSetup, refuse_session_names
 from harness1.errors import ConfigError, UsageError
 from harness1.policy.own import policy_of
 from harness1.policy.registry import open_policy

@@ -29,8 +29,7 @@ from harness1.config import Config, load_config
 from harness1.data.open import open_source
 from harness1.episodes.jobs import EpisodeSetup
 from harness1.episodes.rollout import rollout
-from harness1.episodes.samples import Samples
-from harness1.episodes.single import append
+from harness1.episodes.single import Samples, append
 from harness1.errors import InfrastructureFault
 from harness1.policy.language_model import ChatCompletionsPolicy
 from harness1.records import Episode, Gold, Status, Task

@@ -26,8 +26,7 @@ from harness1.config import Config, load_config
 from harness1.data.open import from_anywhere, open_source
 from harness1.episodes.jobs import EpisodeSetup
 from harness1.episodes.rollout import rollout
-from harness1.episodes.samples import Samples
-from harness1.episodes.single import append
+from harness1.episodes.single import Samples, append
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.http.model_endpoint import policy_endpoint
 from harness1.policy.language_model import ChatCompletionsPolicy

@@ -29,8 +29,7 @@ from harness1.agents.evaluation import (
 from harness1.config import Config, Learn
 from harness1.data.leaks import open_filter
 from harness1.data.open import from_anywhere, open_source
-from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, Jobs, OnEpisode
-from harness1.episodes.stages import Pipeline, StageLimits, results_to, unchanged
+from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, Jobs, OnEpisode, run_jobs
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.hashing import digest
 from harness1.models.fetch import resolve_model
@@ -104,14 +103,13 @@ class AgentRollouts:
             UsageError: the command cannot be started, or the evaluation returns no numbers.
             Exception: from the evaluation.
         """
-        limits = StageLimits.equal(self._machine.concurrency)
-        await Pipeline(limits, unchanged, self._play, self._scored, results_to(on_episode)).process(jobs)
+        await run_jobs(jobs, self._play, self._scored, on_episode, self._machine.concurrency)
 
     async def publish(self, state: Weights, version: int) -> None:
         """As `Rollouts.publish`."""
         await self._publish(state, version)
 
-    async def _play(self, job: EpisodeJob, _: object) -> tuple[EpisodeJob, AgentSession | str]:
+    async def _play(self, job: EpisodeJob) -> tuple[EpisodeJob, AgentSession | str]:
         """Run the agent, and again while the infrastructure fails it; return its session, or the last fault."""
         fault = ""
         for attempt in range(1 + self._machine.agents.retries):

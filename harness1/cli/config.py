@@ -9,7 +9,7 @@ from harness1.cli.printing import print_json, print_result, put
 from harness1.config import Config, opening, shipped
 from harness1.config.settings import notes
 from harness1.env.environment import SearchEnv
-from harness1.episodes.replay import Nowhere
+from harness1.episodes.rollout import Nowhere
 from harness1.hashing import digest
 from harness1.plugins import KINDS, installed_plugins
 from harness1.runs.folder import shown_config, toml_lines

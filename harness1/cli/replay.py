@@ -15,7 +15,7 @@ from harness1.cli.bars import tracked
 from harness1.cli.options import Json
 from harness1.cli.printing import print_result, put, say_torn
 from harness1.config import Config
-from harness1.episodes.replay import ReplayReport, replay_episode, replay_live
+from harness1.episodes.rollout import ReplayReport, replay_episode, replay_live
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.models.causal_model import load_causal_model
 from harness1.models.fetch import resolve_model

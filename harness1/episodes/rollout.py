@@ -1,19 +1,45 @@
-"""Play one episode: the only loop in which a policy acts in an environment."""
+"""One episode: play it, or replay it from its record.
+
+`rollout` is the only loop in which a policy acts in an environment. In a replay a recorded episode goes through the
+pure core again, and every hash must come out equal. Offline, the recorded answers stand in for the world: no index,
+model or network is needed. Live, the recorded actions are carried out against an index. The first difference is
+reported.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from harness1.env.environment import SearchEnv, Step
-from harness1.env.pieces import ApproximateCounter
-from harness1.env.render import Context
-from harness1.errors import InfrastructureFault, Overflow
+import msgspec
+
+from harness1.config import Env, Machine
+from harness1.env.environment import SearchEnv, Step, env_hash
+from harness1.env.pieces import ApproximateCounter, TokenCounter
+from harness1.env.render import Context, RecordedCounter
+from harness1.errors import ConfigError, InfrastructureFault, Overflow, SchemaError
 from harness1.hashing import digest
+from harness1.memory.working_memory import WorkingMemory
 from harness1.plain import utf8_safe
 from harness1.policy.policy import Decision, Policy, Session
-from harness1.records import STATUS_OF, Episode, Hashes, ModelCall, StopReason, Task, Turn
+from harness1.records import (
+    STATUS_OF,
+    Chunk,
+    ChunkId,
+    DocId,
+    Episode,
+    Hashes,
+    ModelCall,
+    Observation,
+    Record,
+    StopReason,
+    Task,
+    Turn,
+    Unit,
+)
+from harness1.retrieval.corpus import approximate_tokens
+from harness1.retrieval.protocol import IndexInfo, RetrievalFault, Retriever, SearchRequest, SearchResult
 
 OnStep = Callable[[Step], None]
 
@@ -182,3 +208,203 @@ class _Clock:
         now = time.perf_counter()
         self.spent[stage] = round(self.spent.get(stage, 0.0) + (now - self._last) * 1000, 3)
         self._last = now
+
+
+class ReplayReport(Record):
+    """The result of a replay: `equal` of `turns` have equal hashes; `difference` describes the first that does not."""
+
+    turns: int
+    equal: int
+    difference: str | None = None
+
+
+class Nowhere:
+    """A retriever that returns only faults, because replay must not need one."""
+
+    def __init__(self, index_hash: str, unit: Unit) -> None:
+        self.info = IndexInfo(index_hash, unit, 0, 0)
+
+    async def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult | RetrievalFault]:
+        return [_ABSENT for _ in requests]
+
+    async def grep(self, pattern: str, limit: int, deadline: float) -> tuple[Chunk, ...] | RetrievalFault:
+        return _ABSENT
+
+    async def read(self, doc_id: DocId) -> tuple[Chunk, ...] | RetrievalFault:
+        return _ABSENT
+
+    async def get(self, chunk_ids: Sequence[ChunkId]) -> tuple[Chunk, ...] | RetrievalFault:
+        return _ABSENT
+
+
+_ABSENT = RetrievalFault("a replay has no index")
+
+
+def replay_env(episode: Episode, env: Env, counter: TokenCounter | None = None) -> SearchEnv:
+    """Return an environment at the start of a recorded episode, ready for `env.replay(turn)`.
+
+    Raises:
+        ConfigError: the episode was recorded under another environment configuration.
+        SchemaError: its record lacks a count that its first context was measured with.
+    """
+    _same_environment(env, episode)
+    counter = counter or recorded_counter(episode)
+    try:
+        twin = SearchEnv(env, Nowhere(episode.hashes.index, episode.unit), counter=counter)
+        twin.begin(WorkingMemory.empty(episode.task.query, episode.unit))
+    except LookupError as error:
+        raise SchemaError(f"episode {episode.episode_id} lacks the token count of {error}") from error
+    return twin
+
+
+def replay_episode(episode: Episode, env: Env, counter: TokenCounter | None = None) -> ReplayReport:
+    """Rebuild an episode from its record alone; compare every observation and hash, and the delivered set.
+
+    Context hashes are compared only where `counter` is the one that the episode was rendered with (default: its own).
+
+    Raises:
+        ConfigError: the episode was recorded under another environment configuration.
+        SchemaError: the record lacks a token count that a context was measured with.
+    """
+    twin = replay_env(episode, env, counter)
+
+    async def again(turn: Turn) -> Step:
+        return twin.replay(turn)
+
+    return asyncio.run(_compare(episode, twin, again))
+
+
+async def replay_live(episode: Episode, env: Env, retriever: Retriever, machine: Machine | None = None) -> ReplayReport:
+    """Carry out the recorded actions against an index and compare as `replay_episode` does.
+
+    Raises:
+        ConfigError: the index or the configuration is not the one that the episode was recorded with.
+        InfrastructureFault: the index failed.
+    """
+    from harness1.env.model_verifiers import open_verifier
+
+    if retriever.info.index_hash != episode.hashes.index:
+        raise ConfigError("the index differs from the one that the episode was recorded with")
+    _same_environment(env, episode)
+    machine = machine or Machine()
+    twin = SearchEnv(env, retriever, open_verifier(env, machine), recorded_counter(episode), machine)
+    await twin.reset(episode.task)
+
+    async def again(turn: Turn) -> Step:
+        actions = [turn.action, *turn.ignored] if turn.action else []
+        return await twin.step(actions, turn.reasoning, turn.calls)
+
+    return await _compare(episode, twin, again)
+
+
+def recorded_counter(episode: Episode) -> TokenCounter:
+    """Return what counted an episode's tokens, or, if that was a model's tokenizer, its recorded counts."""
+    approximate = ApproximateCounter()
+    return approximate if episode.hashes.counter == approximate.hash else RecordedCounter(episode)
+
+
+def _same_environment(env: Env, episode: Episode) -> None:
+    if env_hash(env) != episode.hashes.env:
+        raise ConfigError("the episode was recorded under another environment: give the configuration of its run")
+
+
+async def _compare(episode: Episode, twin: SearchEnv, again: Callable[[Turn], Awaitable[Step]]) -> ReplayReport:
+    """Play the recorded turns and report the first difference; stop at a turn that cannot be played."""
+    contexts = twin.counter.hash == episode.hashes.counter
+    done = None if twin.state.context else StopReason.CONTEXT_LIMIT
+    equal, difference = 0, None
+    for turn in episode.turns:
+        if done is not None:
+            difference = difference or f"turn {turn.index}: the episode had ended by {done}"
+            break
+        if turn.action is None:
+            found, done = _failed_turn(turn, twin, contexts), StopReason.FORMAT_LIMIT
+        elif turn.observation is None:
+            difference = difference or f"turn {turn.index}: its observation is missing"
+            break
+        else:
+            try:
+                step = await again(turn)
+            except (ValueError, TypeError, LookupError) as error:
+                difference = difference or f"turn {turn.index}: it cannot be played again ({error!r})"
+                break
+            found, done = difference_between(turn, step.turn, contexts=contexts), step.done
+        equal += found is None
+        difference = difference or found
+    if episode.stop_reason is StopReason.CONTEXT_OVERFLOW and done in (None, StopReason.FORMAT_LIMIT):
+        done = episode.stop_reason  # a server's word, which nothing here can derive
+    return ReplayReport(len(episode.turns), equal, difference or _ending(episode, twin.state.memory, done))
+
+
+def difference_between(turn: Turn, again: Turn, *, contexts: bool) -> str | None:
+    """Return the difference between a recorded turn and its replay, in one line, or None."""
+    if turn.index != again.index:
+        return f"turn {again.index} is recorded as {turn.index}"
+    if found := _answer_difference(turn.observation, again.observation):
+        return f"turn {turn.index}: {found}"
+    if turn.memory_hash != again.memory_hash:
+        return f"turn {turn.index}: memory hash {again.memory_hash[:12]}, recorded {turn.memory_hash[:12]}"
+    if contexts and turn.context_hash != again.context_hash:
+        return f"turn {turn.index}: context hash {again.context_hash[:12]}, recorded {turn.context_hash[:12]}"
+    for name in ("prompt_tokens", "prefill_tokens") if contexts else ():
+        recorded, rebuilt = getattr(turn, name), getattr(again, name)
+        if recorded != rebuilt and turn.prompt_tokens:  # early versions recorded neither
+            return f"turn {turn.index}: {name.replace('_', ' ')} {rebuilt}, recorded {recorded}"
+    return None
+
+
+def _failed_turn(turn: Turn, twin: SearchEnv, contexts: bool) -> str | None:
+    """Compare a turn without an action, which changes nothing: it must name the state before it."""
+    again = failed_turn(twin, Decision())
+    return difference_between(msgspec.structs.replace(turn, observation=None), again, contexts=contexts)
+
+
+def _ending(episode: Episode, memory: WorkingMemory, done: StopReason | None) -> str | None:
+    """Name the differences in how the episode ended and in what it delivered."""
+    ends = {
+        "stop reason": (episode.stop_reason, done),
+        "status": (episode.status, STATUS_OF.get(episode.stop_reason)),
+        "curated set": (episode.curated, tuple(memory.curated.ranked())),
+        "pool": (episode.pool, tuple(memory.pool.entries)),
+        "aliases": (episode.aliases, memory.pool.aliases),
+        "unit": (episode.unit, memory.pool.unit),
+        **_derived(episode),
+    }
+    wrong = [name for name, (recorded, rebuilt) in ends.items() if recorded != rebuilt]
+    return f"at the end: {', '.join(wrong)} differ" if wrong else None
+
+
+def _derived(episode: Episode) -> dict[str, tuple[object, object]]:
+    """Return what an episode says of itself, by name, each with the value that its other fields give."""
+    calls = [call for turn in episode.turns for call in turn.calls]
+    return {
+        "id": (episode.episode_id, episode_id(episode.task, episode.sample_idx, episode.seed, episode.hashes)),
+        "policy versions": (episode.policy_versions, policy_versions(calls)),
+        "reason against training": (episode.untrainable, untrainable(calls)),
+    }
+
+
+def _hit_difference(recorded: Observation) -> str | None:
+    """Name a hit whose rank or size is not the one that the rankings or its text give."""
+    places: dict[ChunkId, int] = {}
+    for ranking in recorded.rankings:
+        for rank, chunk_id in enumerate(ranking.chunk_ids):
+            places.setdefault(chunk_id, rank)
+    for hit in recorded.hits:
+        if hit.tokens != approximate_tokens(hit.text) or hit.rank != places.get(hit.chunk_id, hit.rank):
+            return f"hit {hit.chunk_id} has another rank or size than was found"
+    return None
+
+
+def _answer_difference(recorded: Observation | None, again: Observation | None) -> str | None:
+    """Name the first field in which two observations differ; hits are compared by id and text, not by score."""
+    if recorded is None or again is None:
+        return None if recorded is again else "one observation is missing"
+    for name in Observation.__struct_fields__:
+        before, after = getattr(recorded, name), getattr(again, name)
+        if name == "hits":
+            before = [msgspec.structs.replace(hit, score=0.0) for hit in before]
+            after = [msgspec.structs.replace(hit, score=0.0) for hit in after]
+        if before != after:
+            return f"{name} of the observation differ"
+    return _hit_difference(recorded)

@@ -4,6 +4,7 @@ clients drive."""
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from harness1.data.open import from_anywhere
 from harness1.env.environment import SearchEnv
 from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, counted_with
 from harness1.episodes.rollout import OnStep, episode_id, rollout
-from harness1.episodes.samples import Samples
+from harness1.errors import MALFORMED, SchemaError
 from harness1.hashing import digest
 from harness1.records import Episode, Task
 from harness1.retrieval.open import absolute_index, open_retriever
@@ -24,6 +25,56 @@ from harness1.reward import score
 from harness1.runs.files import read_stage
 from harness1.runs.folder import refuse_other_run, run_stage
 from harness1.runs.journal import EPISODES, EpisodeStore, finish, lines_of
+
+
+class _Task(msgspec.Struct):
+    task_id: str
+
+
+class _Line(msgspec.Struct):
+    """What is read of a recorded episode."""
+
+    task: _Task
+    sample_idx: int = 0
+
+
+class Samples:
+    """Counts the samples of each task. It reads each line of a folder once, however often it catches up."""
+
+    def __init__(self) -> None:
+        self._read = 0
+        self._next: Counter[str] = Counter()
+
+    def catch_up(self, folder: Path) -> None:
+        """Read the lines that were added since the last time; call it while the folder is locked.
+
+        Raises:
+            SchemaError: a line is no episode.
+        """
+        path = folder / EPISODES
+        size = path.stat().st_size if path.is_file() else 0
+        if size < self._read:  # the run was made anew
+            self._read, self._next = 0, Counter()
+        if size == self._read:
+            return
+        with path.open("rb") as lines:
+            lines.seek(self._read)
+            for line in lines:
+                self._count(line, path)
+        self._read = size
+
+    def next_of(self, task_id: str) -> int:
+        """Return the number of the next sample of a task, from 0, and count it."""
+        self._next[task_id] += 1
+        return self._next[task_id] - 1
+
+    def _count(self, line: bytes, path: Path) -> None:
+        try:
+            found = msgspec.json.decode(line, type=_Line)
+        except MALFORMED as error:
+            raise SchemaError(f"{path}: a line is no episode: {error}") from error
+        self._next[found.task.task_id] = max(self._next[found.task.task_id], found.sample_idx + 1)
+
 
 Watch = Callable[[SearchEnv], AbstractContextManager[OnStep | None]]
 """A context around an episode; it yields the function to call after each step, if any."""

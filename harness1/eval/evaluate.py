@@ -13,8 +13,7 @@ from harness1.config import Config, Machine
 from harness1.data.indexing import corpus_of
 from harness1.data.open import from_anywhere
 from harness1.env.pieces import static_piece
-from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, OnDepths, counted_with, ignore_depths
-from harness1.episodes.processes import run_episodes
+from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, OnDepths, counted_with, ignore_depths, run_episodes
 from harness1.errors import MALFORMED, UsageError
 from harness1.eval.failure import Faults, fault_count
 from harness1.eval.outputs import output_names, write_outputs

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness1.config import Config
-from harness1.episodes.jobs import EpisodeSetup, Jobs, OnEpisode
-from harness1.episodes.staged import play_staged
+from harness1.episodes.jobs import EpisodeSetup, Jobs, OnEpisode, play_in_loop
 from harness1.errors import ConfigError, InfrastructureFault, UsageError
 from harness1.model_folder import base_folder
 from harness1.models.adapters import Adapters, write_adapters
@@ -45,7 +44,7 @@ class LocalRollouts:
         self.setups, self.policy, self._base, self._versions = setups, policy, base, versions
 
     async def run(self, jobs: Jobs, on_episode: OnEpisode) -> None:
-        await play_staged(self.setups, self.policy, jobs, on_episode)
+        await play_in_loop(self.setups, self.policy, jobs, on_episode)
 
     async def publish(self, state: Weights, version: int) -> None:
         await publish_to(self.policy.model, state, version, self._base, self._versions)

@@ -14,8 +14,7 @@ from harness1.data.leaks import open_filter
 from harness1.data.open import from_anywhere, open_source
 from harness1.data.source import Source
 from harness1.env.environment import env_hash
-from harness1.episodes.jobs import EpisodeSetup
-from harness1.episodes.processes import refuse_session_names
+from harness1.episodes.jobs import EpisodeSetup, refuse_session_names
 from harness1.errors import UsageError
 from harness1.models.fetch import resolve_model
 from harness1.models.open import preferred_device

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from harness1.config import Fleet
-from harness1.episodes.jobs import EpisodeJob, Jobs, OnEpisode
-from harness1.episodes.stages import Pipeline, StageLimits, results_to, unchanged
+from harness1.episodes.jobs import EpisodeJob, Jobs, OnEpisode, return_unchanged, run_jobs
 from harness1.errors import InfrastructureFault, MissingExtra
 from harness1.models.adapters import on_cpu
 from harness1.records import Episode, Hashes
@@ -117,9 +116,7 @@ class RayRollouts:
             InfrastructureFault: no worker was available for `fleet.patience_s` seconds.
         """
         places = self._fleet.workers * self._fleet.places
-        limits = StageLimits(init=1, ready=1, run=places, post=places)
-        stages = unchanged, self._play, unchanged, results_to(on_episode)
-        await Pipeline[EpisodeJob, EpisodeJob, Episode, Episode](limits, *stages).process(jobs)
+        await run_jobs(jobs, self._play, return_unchanged, on_episode, places)
 
     async def publish(self, state: Weights, version: int) -> None:
         """Do as `Rollouts.publish`: the weights are put into the cluster's store once, and all workers load them."""
@@ -166,7 +163,7 @@ class RayRollouts:
                 worker.weights = weights
                 self._changed.set()
 
-    async def _play(self, job: EpisodeJob, keep: Callable[[Episode], None]) -> Episode:
+    async def _play(self, job: EpisodeJob) -> Episode:
         """Have a job played, by another worker if one dies while playing it."""
         error = ""
         for _ in range(self._fleet.attempts):

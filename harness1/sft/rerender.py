@@ -10,8 +10,7 @@ import msgspec
 from harness1.config import Env
 from harness1.env.environment import SearchEnv, Step
 from harness1.env.render import Context
-from harness1.episodes.replay import Nowhere
-from harness1.episodes.rollout import rollout
+from harness1.episodes.rollout import Nowhere, rollout
 from harness1.errors import ConfigError, InfrastructureFault, SchemaError
 from harness1.models.chat_format import ChatFormat
 from harness1.policy.policy import Decision

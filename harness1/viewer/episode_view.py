@@ -13,7 +13,7 @@ from harness1.config import Env
 from harness1.env.environment import SearchEnv
 from harness1.env.pieces import sentence
 from harness1.env.render import Context
-from harness1.episodes.replay import difference_between, replay_env
+from harness1.episodes.rollout import difference_between, replay_env
 from harness1.errors import ConfigError, SchemaError, UsageError
 from harness1.models.tokenizer import Tokenizer
 from harness1.records import Episode, Gold, Hit, Note, Observation, RewardRecord, Turn, UnitId

@@ -12,8 +12,7 @@ from harness1.adapters.driven import DrivenEpisode, newest_observation
 from harness1.config import Env, Machine, load_config
 from harness1.env.environment import SearchEnv
 from harness1.env.render import Context
-from harness1.episodes.replay import replay_episode
-from harness1.episodes.rollout import rollout
+from harness1.episodes.rollout import replay_episode, rollout
 from harness1.errors import UsageError
 from harness1.policy.policy import Decision
 from harness1.records import Episode, Status, StopReason, Task, ToolCall

@@ -10,8 +10,7 @@ from gymnasium.utils.env_checker import check_env
 
 from harness1.adapters.gym_env import SearchGym, action
 from harness1.config import Config, Env
-from harness1.episodes.replay import replay_episode
-from harness1.episodes.rollout import rollout
+from harness1.episodes.rollout import replay_episode, rollout
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.records import DocId, Gold, Status, Task
 from harness1.reward import score

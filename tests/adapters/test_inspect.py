@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from harness1.config import load_config
-from harness1.episodes.replay import replay_episode
+from harness1.episodes.rollout import replay_episode
 from harness1.runs.journal import read_episodes
 from tests.adapters.chat_server import chat_server
 from tests.adapters.processes import harness1, scratch_index

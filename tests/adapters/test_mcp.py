@@ -21,8 +21,7 @@ from harness1.adapters.mcp import retrieval_server, search_server
 from harness1.config import Config, load_config
 from harness1.data.open import open_source
 from harness1.env.environment import SearchEnv
-from harness1.episodes.replay import replay_episode
-from harness1.episodes.rollout import rollout
+from harness1.episodes.rollout import replay_episode, rollout
 from harness1.errors import UsageError
 from harness1.policy.policy import Decision
 from harness1.records import DocId, Episode, Task, ToolCall

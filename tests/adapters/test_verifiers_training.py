@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("verifiers", reason="verifiers is not installed")
 
 from harness1.config import load_config
-from harness1.episodes.replay import replay_env
+from harness1.episodes.rollout import replay_env
 from harness1.models.calls import messages_of, tools_of
 from harness1.records import Episode
 from harness1.runs.journal import read_episodes

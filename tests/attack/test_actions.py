@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from harness1.config import Env, load_config
-from harness1.episodes.replay import replay_episode
-from harness1.episodes.rollout import rollout
+from harness1.episodes.rollout import replay_episode, rollout
 from harness1.policy.policy import Decision
 from harness1.policy.scripted import RuleSession
 from harness1.records import Status, Task, ToolCall, decode_episode, encode_episode

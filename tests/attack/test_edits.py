@@ -15,8 +15,7 @@ import pytest
 from harness1.config import Config, load_config
 from harness1.data.open import open_source
 from harness1.env.environment import SearchEnv
-from harness1.episodes.replay import replay_episode
-from harness1.episodes.rollout import rollout
+from harness1.episodes.rollout import replay_episode, rollout
 from harness1.errors import HarnessError
 from harness1.eval.evaluate import Evaluation, evaluate
 from harness1.policy.policy import counter_of

@@ -13,8 +13,7 @@ from harness1.config.env import LARGEST_CAP
 from harness1.env.environment import SearchEnv, Step
 from harness1.env.memory_pieces import EvidenceOrder
 from harness1.env.render import visible_units
-from harness1.episodes.replay import ReplayReport, replay_episode
-from harness1.episodes.rollout import rollout
+from harness1.episodes.rollout import ReplayReport, replay_episode, rollout
 from harness1.records import Task
 from tests.support import Script, call, curate, hit, make_env, play, run, search, text_of, wide_corpus
 

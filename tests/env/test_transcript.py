@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from harness1.config import Env, load_config
 from harness1.env.view import HitView
-from harness1.episodes.replay import replay_episode
-from harness1.episodes.rollout import rollout
+from harness1.episodes.rollout import replay_episode, rollout
 from harness1.policy.registry import open_policy
 from harness1.records import Task, ToolCall
 from tests.support import END, Script, call, curate, make_env, play, recount, run, search, text_of, wide_corpus

@@ -19,9 +19,17 @@ import pytest
 from harness1.config import Config, load_config
 from harness1.data.open import open_source
 from harness1.env.render import Context
-from harness1.episodes.jobs import Depths, EpisodeJob, EpisodeSetup
-from harness1.episodes.processes import _hand_over, run_episodes
-from harness1.episodes.staged import run_staged
+from harness1.episodes.jobs import (
+    Depths,
+    EpisodeJob,
+    EpisodeSetup,
+    OnDepths,
+    OnEpisode,
+    _hand_over,
+    ignore_depths,
+    play_in_loop,
+    run_episodes,
+)
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.policy.policy import Decision, Policy
 from harness1.records import Episode, Status, Task, encode_episode
@@ -63,7 +71,7 @@ def test_workers_without_a_chunk_of_their_own_are_not_taken_for_dead(
     index: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four jobs over three workers are two chunks of two."""
-    from harness1.episodes import processes as runner
+    from harness1.episodes import jobs as runner
 
     monkeypatch.setattr(runner, "FEW", 1)
     monkeypatch.setattr(runner, "POLL_S", 0.05)
@@ -130,16 +138,16 @@ def test_no_more_episodes_run_at_once_than_the_bound(index: str, monkeypatch: py
 
 
 def test_worker_processes_share_the_cores(index: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from harness1.episodes import processes as runner
+    from harness1.episodes import jobs as runner
 
     begun: list[EpisodeSetup] = []
-    original = runner._drain
+    original = runner._run_in_processes
 
-    def drain(pool: Any, setup: EpisodeSetup, *rest: Any) -> None:
+    def run(setup: EpisodeSetup, *rest: Any) -> None:
         begun.append(setup)
-        original(pool, setup, *rest)
+        original(setup, *rest)
 
-    monkeypatch.setattr(runner, "_drain", drain)
+    monkeypatch.setattr(runner, "_run_in_processes", run)
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
     assert len(episodes(index, 2, 8)) == 8
     assert [setup.config.machine.threads for setup in begun] == [3]
@@ -150,7 +158,7 @@ def test_worker_processes_share_the_cores(index: str, monkeypatch: pytest.Monkey
 
 
 def test_a_file_that_one_process_can_open_is_left_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    from harness1.episodes import processes as runner
+    from harness1.episodes import jobs as runner
 
     ran: list[int] = []
     monkeypatch.setattr(runner, "run_chunk", lambda _, chunk: ran.append(len(chunk)) or [])
@@ -176,6 +184,12 @@ def test_a_killed_worker_is_an_infrastructure_fault_and_not_a_hang(index: str) -
     with pytest.raises(InfrastructureFault, match="worker process died"):
         run_episodes(setup, jobs(400), found.append)
     assert found
+
+
+def play(
+    setup: EpisodeSetup, work: Sequence[EpisodeJob], on_episode: OnEpisode, on_depths: OnDepths = ignore_depths
+) -> None:
+    asyncio.run(play_in_loop([setup], setup.policy_for(work), work, on_episode, on_depths))
 
 
 class Staged(EpisodeSetup):
@@ -207,7 +221,7 @@ def staged(index: str, seeds: Sequence[int], **overrides: int) -> list[Episode]:
     config = load_config(None, [f"{name}={value}" for name, value in overrides.items()])
     found: list[Episode] = []
     work = [msgspec.structs.replace(job, seed=seed) for job, seed in zip(jobs(len(seeds)), seeds, strict=True)]
-    asyncio.run(run_staged(Staged(config, index, "hf:script"), work, found.append))
+    play(Staged(config, index, "hf:script"), work, found.append)
     return found
 
 
@@ -226,9 +240,9 @@ def test_the_stages_that_episodes_of_a_model_are_in_are_known(index: str) -> Non
     def look(_: Episode) -> None:
         seen.append(sum(told[0]().values()))
 
-    asyncio.run(run_staged(Staged(Config(), index, "hf:script"), jobs(4), look, told.append))
+    play(Staged(Config(), index, "hf:script"), jobs(4), look, told.append)
     assert max(seen) > 0
-    assert dict(told[0]()) == dict.fromkeys(("init", "ready", "run", "post_wait", "post"), 0)
+    assert dict(told[0]()) == dict.fromkeys(("playing", "waiting to be scored", "being scored"), 0)
 
 
 def test_what_the_user_must_mend_ends_a_run_of_a_model(index: str) -> None:
@@ -237,7 +251,7 @@ def test_what_the_user_must_mend_ends_a_run_of_a_model(index: str) -> None:
 
 
 def test_a_fault_in_scoring_is_that_episodes_own(index: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from harness1.episodes import staged as runner
+    from harness1.episodes import jobs as runner
 
     real = runner.score
 

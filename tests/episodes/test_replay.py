@@ -11,8 +11,7 @@ from msgspec.structs import replace
 
 from harness1.config import Compression, Curation, Env, Evidence, Read, Rendering, Search
 from harness1.env.pieces import ApproximateCounter
-from harness1.episodes.replay import ReplayReport, replay_env, replay_episode, replay_live
-from harness1.episodes.rollout import rollout
+from harness1.episodes.rollout import ReplayReport, replay_env, replay_episode, replay_live, rollout
 from harness1.errors import ConfigError
 from harness1.policy.scripted import RandomPolicy
 from harness1.records import (

@@ -8,10 +8,8 @@ import pytest
 
 from harness1.adapters.driven import Searches
 from harness1.config import Config
-from harness1.episodes.replay import replay_episode
-from harness1.episodes.rollout import rollout
-from harness1.episodes.samples import Samples
-from harness1.episodes.single import recorded
+from harness1.episodes.rollout import replay_episode, rollout
+from harness1.episodes.single import Samples, recorded
 from harness1.errors import SchemaError
 from harness1.records import Episode, Task, ToolCall
 from harness1.runs.journal import EPISODES, latest_episodes, read_episodes

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from harness1.config import Compression, Env, Evidence, Rendering
 from harness1.env.environment import SearchEnv, Step
-from harness1.episodes.replay import ReplayReport, replay_episode
-from harness1.episodes.rollout import rollout
+from harness1.episodes.rollout import ReplayReport, replay_episode, rollout
 from harness1.memory.entities import EntityHandles, in_handles, mentions
 from harness1.policy.scripted import RandomPolicy, ScriptedPolicy
 from harness1.policy.teacher.teacher import OracleTeacher

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from harness1.config import AutoPopulate, Env, Evidence, Leads
-from harness1.episodes.replay import ReplayReport, replay_episode
-from harness1.episodes.rollout import rollout
+from harness1.episodes.rollout import ReplayReport, replay_episode, rollout
 from harness1.memory.ranking import FEATURES, FITTED, EvidenceValue
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import ChunkId, Hit, Ranking, Task, UnitId

@@ -6,8 +6,7 @@ import pytest
 
 from harness1.config import Env, Leads, Rendering
 from harness1.env.environment import Step
-from harness1.episodes.replay import replay_episode
-from harness1.episodes.rollout import rollout
+from harness1.episodes.rollout import replay_episode, rollout
 from harness1.memory.entities import EntityHandles
 from harness1.policy.registry import open_policy
 from harness1.records import DocId, Gold, Task

@@ -11,8 +11,7 @@ from msgspec import structs
 from harness1.config import Config, Dense, Env, Evidence, Index, Retrieval
 from harness1.data.open import open_source
 from harness1.env.environment import SearchEnv
-from harness1.episodes.replay import replay_episode
-from harness1.episodes.rollout import rollout
+from harness1.episodes.rollout import replay_episode, rollout
 from harness1.memory.ranking import FEATURES, FITTED, weights_for
 from harness1.memory.working_memory import WorkingMemory
 from harness1.policy.registry import open_policy

@@ -16,8 +16,7 @@ import pytest
 from harness1.cli import main
 from harness1.config import ChatPolicy, Config, Env
 from harness1.data.open import open_source
-from harness1.episodes.replay import replay_episode
-from harness1.episodes.rollout import rollout
+from harness1.episodes.rollout import replay_episode, rollout
 from harness1.errors import InfrastructureFault, Overflow, Refusal, Unreachable
 from harness1.eval.failure import FailureClass, failure_class
 from harness1.http.model_endpoint import ModelEndpoint

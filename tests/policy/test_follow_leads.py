@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from harness1.config import Env, Evidence
-from harness1.episodes.replay import replay_episode
-from harness1.episodes.rollout import rollout
+from harness1.episodes.rollout import replay_episode, rollout
 from harness1.policy.registry import open_policy
 from harness1.records import Episode, Status, Task
 from tests.support import make_env, run

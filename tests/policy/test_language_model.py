@@ -12,8 +12,7 @@ import pytest
 
 from harness1.config import ChatPolicy, Env, Rendering
 from harness1.env.environment import SearchEnv
-from harness1.episodes.replay import replay_episode
-from harness1.episodes.rollout import rollout
+from harness1.episodes.rollout import replay_episode, rollout
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.models.backend import Grammar, SampledOutput
 from harness1.models.chat_format import ChatFormat

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness1.config import ChatPolicy, Env, Rendering
-from harness1.episodes.replay import replay_episode
-from harness1.episodes.rollout import rollout
+from harness1.episodes.rollout import replay_episode, rollout
 from harness1.errors import InfrastructureFault
 from harness1.models.backend import SampledOutput
 from harness1.policy.language_model import LanguageModelPolicy

@@ -11,8 +11,7 @@ import pytest
 
 from harness1.config import Config, load_config
 from harness1.data.open import open_source
-from harness1.episodes.jobs import EpisodeJob, EpisodeSetup
-from harness1.episodes.processes import run_chunk
+from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, run_chunk
 from harness1.errors import SchemaError, UsageError
 from harness1.records import Curated, Episode, Gold, RewardRecord, Task
 from harness1.retrieval.build import build_index

@@ -14,7 +14,7 @@ import harness1 as h
 from benchmarks.learn import learned
 from benchmarks.micro import MICRO, Start
 from harness1.config import Lora, Train, load_config
-from harness1.episodes.replay import replay_episode
+from harness1.episodes.rollout import replay_episode
 from harness1.rl.admission.report import read_report
 from harness1.rl.learning import EPISODES
 from harness1.rl.pivots.pivot import read_pivots

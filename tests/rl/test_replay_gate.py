@@ -14,9 +14,8 @@ import torch
 
 from harness1.config import Config, load_config
 from harness1.data.open import open_source
-from harness1.episodes.jobs import EpisodeJob, EpisodeSetup
+from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, play_in_loop
 from harness1.episodes.rollout import rollout
-from harness1.episodes.staged import run_staged
 from harness1.hashing import digest
 from harness1.models.backend import Grammar
 from harness1.models.causal_model import load_causal_model
@@ -91,7 +90,7 @@ def played(
     episodes: list[Episode] = []
     tasks = SOURCE.tasks("train")
     jobs = [EpisodeJob(tasks[at % len(tasks)], at, at) for at in range(count)]
-    run(run_staged(setup, jobs, episodes.append))
+    run(play_in_loop([setup], setup.policy_for(jobs), jobs, episodes.append))
     return episodes, backend, policy
 
 

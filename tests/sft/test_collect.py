@@ -17,9 +17,8 @@ from harness1.config import Config, load_config
 from harness1.data import beir
 from harness1.data.open import open_source
 from harness1.data.source import Source
-from harness1.episodes.jobs import EpisodeJob, EpisodeSetup
-from harness1.episodes.processes import FEW, run_episodes
-from harness1.episodes.replay import replay_env, replay_episode
+from harness1.episodes.jobs import FEW, EpisodeJob, EpisodeSetup, run_episodes
+from harness1.episodes.rollout import replay_env, replay_episode
 from harness1.errors import UsageError
 from harness1.models.formats import open_format
 from harness1.models.tokenizer import FastTokenizer

@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from harness1.config import Env, load_config
-from harness1.episodes.replay import replay_episode
-from harness1.episodes.rollout import rollout
+from harness1.episodes.rollout import replay_episode, rollout
 from harness1.errors import ConfigError, SchemaError
 from harness1.policy.policy import Policy
 from harness1.policy.scripted import RandomPolicy, ScriptedPolicy

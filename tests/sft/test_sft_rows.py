@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from harness1.config import Env, Sft, load_config
-from harness1.episodes.replay import replay_env
-from harness1.episodes.rollout import rollout
+from harness1.episodes.rollout import replay_env, rollout
 from harness1.policy.scripted import ScriptedPolicy
 from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import Episode, ModelCall, Sampling, Task, Turn

@@ -6,8 +6,7 @@ import pytest
 
 from harness1.config import Env, Read
 from harness1.env.environment import SearchEnv
-from harness1.episodes.replay import ReplayReport, replay_episode
-from harness1.episodes.rollout import rollout
+from harness1.episodes.rollout import ReplayReport, replay_episode, rollout
 from harness1.records import Note, Observation, Task, ToolCall, Unit
 from harness1.tools.documents import first_part, within
 from tests.support import Script, WordRetriever, call, chunk, hit, make_env, play, run, search, text_of

@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from harness1.config import AutoPopulate, Config, Env
-from harness1.episodes.replay import replay_env
+from harness1.episodes.rollout import replay_env
 from harness1.runs.files import Stage, read_stage
 from harness1.runs.journal import read_episodes
 from harness1.viewer.write import Asked, write_view

@@ -15,8 +15,7 @@ from harness1.env.environment import SearchEnv, State, Step, env_hash
 from harness1.env.pieces import TokenCounter
 from harness1.env.render import Context
 from harness1.env.verifiers import Verifier
-from harness1.episodes.jobs import EpisodeJob, Jobs, OnEpisode
-from harness1.episodes.stages import Pipeline, StageLimits, results_to, unchanged
+from harness1.episodes.jobs import EpisodeJob, Jobs, OnEpisode, return_unchanged, run_jobs
 from harness1.errors import ConfigError, SchemaError, UsageError
 from harness1.hashing import digest
 from harness1.memory.working_memory import WorkingMemory
@@ -193,8 +192,7 @@ class PivotRollouts:
             UsageError: a job names an unknown turn, or one that exceeds the policy's context.
             HarnessError: as `Rollouts.run`.
         """
-        limits = StageLimits.equal(self._world.machine.concurrency)
-        await Pipeline(limits, self._prepare, self._play, unchanged, results_to(on_episode)).process(jobs)
+        await run_jobs(jobs, self._play, return_unchanged, on_episode, self._world.machine.concurrency)
 
     async def publish(self, state: Weights, version: int) -> None:
         """As `Rollouts.publish`."""
@@ -218,12 +216,8 @@ class PivotRollouts:
             raise UsageError(f"there is no episode {episode_id} among the teacher's")
         return self._world.states(episode, self._golds.get(episode.task.task_id))
 
-    async def _prepare(self, job: EpisodeJob) -> tuple[EpisodeJob, PivotState]:
-        return job, self.state(TurnId.read(job.task.task_id))
-
-    async def _play(self, prepared: tuple[EpisodeJob, PivotState], keep: Callable[[Episode], None]) -> Episode:
-        job, state = prepared
-        return await self._world.play(state, self._policy, job)
+    async def _play(self, job: EpisodeJob) -> Episode:
+        return await self._world.play(self.state(TurnId.read(job.task.task_id)), self._policy, job)
 
 
 class _OneTurn(SearchEnv):
