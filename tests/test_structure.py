@@ -149,7 +149,7 @@ def test_the_core_needs_few_packages() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["harness1.env.environment", "harness1.episodes.rollout", "harness1.episodes.rollout", "harness1.runs.journal"],
+    ["harness1.env.environment", "harness1.episodes.rollout", "harness1.runs.journal"],
 )
 def test_importing_the_core_loads_nothing_heavy(module: str) -> None:
     code = f"import sys, {module}; print(*sorted(sys.modules))"
