@@ -30,7 +30,7 @@ from benchmarks.systems import MODEL, SINGLE, SINGLE_RANKED, System, signed, str
 from harness1.config import Config, load_config
 from harness1.data.indexing import ensure_index
 from harness1.data.open import open_source
-from harness1.eval.compare.comparison import at_equal_size
+from harness1.eval.compare import at_equal_size
 from harness1.eval.evaluate import Evaluation, ensure_run
 from harness1.eval.run import Run, read_run
 from harness1.eval.statistics import bootstrap_mean, paired_difference

@@ -36,7 +36,7 @@ from harness1.data.leaks import gold_set
 from harness1.data.open import open_source
 from harness1.data.world import build_world, republish
 from harness1.errors import UsageError
-from harness1.eval.ablations.run import ABLATIONS
+from harness1.eval.ablations import ABLATIONS
 from harness1.eval.statistics import bootstrap_mean
 from harness1.records import DocId, Task
 from harness1.retrieval.corpus import Document

@@ -21,7 +21,7 @@ if not __package__:
     # Run as a script: its neighbours are found beside it.
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from harness1.eval.compare.comparison import compare
+from harness1.eval.compare import compare
 from harness1.eval.run import read_run
 from harness1.recipe.recipe import load_recipe
 from harness1.recipe.run import RecipeState, read_recipe_state

@@ -26,8 +26,8 @@ if not __package__:
 from harness1.config import Config, load_config
 from harness1.data.indexing import ensure_index
 from harness1.data.open import open_source
-from harness1.eval.ablations.run import ABLATIONS, ablated
-from harness1.eval.compare.comparison import at_equal_size
+from harness1.eval.ablations import ABLATIONS, ablated
+from harness1.eval.compare import at_equal_size
 from harness1.eval.evaluate import Evaluation, ensure_run
 from harness1.eval.run import Run, read_run
 from harness1.eval.statistics import bootstrap_mean, holm, paired_difference, randomisation_test

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from harness1.episodes.rollout import replay_episode as replay_episode
     from harness1.episodes.rollout import rollout as rollout
     from harness1.errors import ToolError as ToolError
-    from harness1.eval.frames import load_run as load_run
+    from harness1.eval.outputs import load_run as load_run
     from harness1.policy.registry import open_policy as open_policy
     from harness1.policy.scripted import ScriptedPolicy as ScriptedPolicy
     from harness1.records import Episode as Episode
@@ -46,7 +46,7 @@ _NAMES = {
     "env.render": ("Context",),
     "episodes.rollout": ("replay_episode", "rollout"),
     "errors": ("ToolError",),
-    "eval.frames": ("load_run",),
+    "eval.outputs": ("load_run",),
     "policy.registry": ("open_policy",),
     "policy.scripted": ("ScriptedPolicy",),
     "records": ("Episode", "Gold", "Task", "ToolCall"),

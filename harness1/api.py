@@ -34,7 +34,7 @@ from harness1.data.open import open_source
 from harness1.data.source import Source
 from harness1.errors import ConfigError, UsageError
 from harness1.eval.evaluate import Evaluation
-from harness1.eval.frames import RecordedRun, load_run
+from harness1.eval.outputs import RecordedRun, load_run
 from harness1.hashing import digest
 from harness1.models.fetch import resolve_model
 from harness1.models.open import preferred_device

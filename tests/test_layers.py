@@ -27,7 +27,7 @@ WITHIN = {
     "models": "* | gguf convert fetch | chat_format formats | adapters block_attention causal_model slots decoding"
     " | token_server model_servers vllm_engine transformers_backend | checkpoint | open",
     "policy": "* | wrappers own | scripted | oracle | teacher | registry",
-    "eval": "* | evaluate | compare | ablations | answers",
+    "eval": "* | evaluate | compare | ablations | answers | answer_run",
     "tasks": "graph | drafts | questions | make",
     "engines": "engine | tinker | open",
     "rl": "* | admission | pivots | learning | open",

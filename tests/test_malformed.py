@@ -17,7 +17,7 @@ from harness1.rows.file import RowFile
 from harness1.rows.proxy_record import CALLS, read_records
 from harness1.sft.data_card import CARD, read_card
 from harness1.training.log import LOG
-from harness1.viewer.training import training_card
+from harness1.viewer.work import training_card
 from tests.data.hostile import ends
 
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {

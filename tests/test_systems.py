@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import systems
 from harness1.config import Env
-from harness1.eval.ablations.run import ABLATIONS
+from harness1.eval.ablations import ABLATIONS
 from harness1.eval.run import read_run
 from tests.eval.run_folders import dataset, episode, run_folder
 

@@ -14,8 +14,7 @@ from harness1.cli.dashboard import evaluated
 from harness1.cli.printing import print_result, say
 from harness1.cli.results import refuse_faults
 from harness1.cli.terminal import Terminal
-from harness1.eval.ablations.run import ABLATIONS, ablate, conditions
-from harness1.eval.ablations.table import COLUMNS, LEGEND, AblationTable, cells, title
+from harness1.eval.ablations import ABLATIONS, COLUMNS, LEGEND, AblationTable, ablate, cells, conditions, title
 from harness1.eval.evaluate import Evaluation, Play
 from harness1.viewer.report import ensure_report
 

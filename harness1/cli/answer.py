@@ -15,9 +15,8 @@ from harness1.cli.printing import print_result, say_torn
 from harness1.cli.results import headed
 from harness1.cli.terminal import Terminal
 from harness1.errors import InfrastructureFault
-from harness1.eval.answers.asking import CONDITIONS
-from harness1.eval.answers.run import AnswerRequest, AnswerRun, open_answers
-from harness1.eval.answers.summary import METRICS
+from harness1.eval.answer_run import METRICS, AnswerRequest, AnswerRun, open_answers
+from harness1.eval.answers import CONDITIONS
 from harness1.eval.run import read_run
 from harness1.eval.statistics import probability
 

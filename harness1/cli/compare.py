@@ -18,8 +18,8 @@ from harness1.cli.options import Json, MovedDataset
 from harness1.cli.printing import print_json
 from harness1.cli.terminal import Terminal
 from harness1.errors import UsageError
-from harness1.eval.compare.comparison import compare as compare_runs
-from harness1.eval.compare.text import Block, Grid, Links, blocks, markdown
+from harness1.eval.compare import Block, Grid, Links, blocks, markdown
+from harness1.eval.compare import compare as compare_runs
 from harness1.eval.run import read_run
 from harness1.runs.files import write_atomically
 

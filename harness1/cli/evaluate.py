@@ -35,14 +35,14 @@ from harness1.data.indexing import index_of
 from harness1.data.open import open_source
 from harness1.data.source import Source
 from harness1.errors import UsageError
-from harness1.eval.ablations.run import ABLATIONS
+from harness1.eval.ablations import ABLATIONS
 from harness1.eval.evaluate import Evaluation, rescore
-from harness1.eval.failure import fault_count
+from harness1.eval.metrics import fault_count
 from harness1.models.spec import is_model
 from harness1.policy.registry import check_policy
 from harness1.records import Task
 from harness1.sft.collect import student_place
-from harness1.viewer.beside_report import ensure_view
+from harness1.viewer.pages import ensure_view
 
 Ablations = Annotated[
     str | None,

@@ -14,7 +14,7 @@ from harness1.config import Config, load_config
 from harness1.config.training import RECIPES
 from harness1.data.leaks import ShareName
 from harness1.errors import UsageError
-from harness1.eval.failure import Faults
+from harness1.eval.metrics import Faults
 
 ConfigFile = Annotated[
     str | None,

@@ -11,8 +11,7 @@ from rich.table import Table
 from harness1.cli.printing import print_json
 from harness1.cli.terminal import Terminal
 from harness1.errors import InfrastructureFault
-from harness1.eval.failure import broken_lines, fault_reasons
-from harness1.eval.metrics import HEADLINE
+from harness1.eval.metrics import HEADLINE, broken_lines, fault_reasons
 from harness1.models.checkpoint import Checkpoint
 from harness1.runs.files import read_stage
 from harness1.training.log import read_log, validation_values

@@ -21,7 +21,7 @@ from harness1.models.open import open_completer
 from harness1.plain import counted
 from harness1.tasks.make import TEMPLATE, write_tasks
 from harness1.tasks.questions import MOST_TOKENS, ORACLE, TaskCheck, Writer, Writing, check_tasks, sample_of
-from harness1.viewer.write import Asked, write_view
+from harness1.viewer.pages import Asked, write_view
 
 WRITERS = f"{TEMPLATE}|openai:MODEL@URL|hf:PATH"
 READ = 30

@@ -30,7 +30,7 @@ from harness1.recipe.tuning import (
     read_tuning,
     tuning_subject,
 )
-from harness1.viewer.trials import PAGE, write_page
+from harness1.viewer.work import PAGE, write_page
 
 
 class Told:

@@ -51,7 +51,7 @@ def view(
         _serve(folders, port, open_it)
         return
     # Imported here, because the other verbs start sooner without it.
-    from harness1.viewer.write import Asked, write_view
+    from harness1.viewer.pages import Asked, write_view
 
     asked = Asked(folders, _names(episodes), _names(tasks), int(max_mb * 1e6), workers)
     with Status("replaying", console=Terminal(stderr=True)) as status:
@@ -69,8 +69,7 @@ def view(
 
 
 def _serve(folders: list[Path], port: int, open_it: bool) -> None:
-    from harness1.viewer.live_server import LiveServer, serve_view
-    from harness1.viewer.watching import Watched
+    from harness1.viewer.live import LiveServer, Watched, serve_view
 
     watched = Watched(folders)
     if problems := watched.news("", 0)["problems"]:

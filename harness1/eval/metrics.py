@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
 from types import MappingProxyType
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
 
 from harness1.config import Env
 from harness1.errors import UsageError
-from harness1.records import ChunkId, DocId, Episode, Gold, UnitId
+from harness1.records import ChunkId, DocId, Episode, Gold, Record, StopReason, Turn, UnitId
+from harness1.retrieval.corpus import approximate_tokens
 from harness1.reward.measures import MEASURES, Outcome, targets
+from harness1.rows.calls import calls_of, captured_calls, prompt_ids
+from harness1.rows.merging import prefix_merging
 
 Metric = Callable[[Outcome, Episode], float]
 
@@ -133,3 +141,166 @@ def measure(outcome: Outcome, episode: Episode, env: Env, gold: Gold | None = No
     if gold is not None and (kept := rerank_recall(episode, gold)) is not None:
         named["rerank_recall"] = kept
     return named | {f"tool_{name}": float(count) for name, count in outcome.calls.items()}
+
+
+class Tokens(Record):
+    """Token counts over all calls of an episode."""
+
+    prompt: int
+    prefill: int
+    """Prompt tokens that a cache of the previous call (prompt and output) does not hold."""
+    output: int
+    exact: bool
+    """True if no count is an estimate."""
+
+
+def tokens_of(episode: Episode) -> Tokens | None:
+    """Return the tokens of an episode; for a policy without a model, those that its contexts would have cost, without
+    output. None if no turn records the size of its context.
+
+    A hosted model returns no ids. It is assumed that each attempt of a turn gets the turn's context, without the note
+    of a retry; that the server caches the context of the previous attempt, so that only the first one has new tokens;
+    and that a failed attempt, which is not recorded, was as long as the last one, estimated by its characters.
+
+    Raises:
+        SchemaError: the episode lacks a segment of a prompt.
+    """
+    calls = list(calls_of(episode))
+    if calls and all(call.output_ids for call in calls):
+        prompts = [prompt_ids(episode, call) for call in calls]
+        held = [(), *(prompt + call.output_ids for prompt, call in zip(prompts, calls, strict=True))]
+        prompt = sum(map(len, prompts))
+        reused = sum(_common_prefix(new, old) for new, old in zip(prompts, held, strict=False))
+        return Tokens(prompt, prompt - reused, sum(len(call.output_ids) for call in calls), exact=True)
+    if not any(turn.prompt_tokens for turn in episode.turns):
+        return None
+    prompt = sum(max(1, len(turn.calls)) * turn.prompt_tokens for turn in episode.turns)
+    prefill = sum(turn.prefill_tokens for turn in episode.turns)
+    output = sum(len(turn.calls) * _approximate_output(turn) for turn in episode.turns)
+    return Tokens(prompt, prefill, output, exact=not calls)
+
+
+def model_use(episode: Episode) -> dict[str, float]:
+    """Return the tokens of the contexts, if known; for a model also its calls, failed attempts included, and its output
+    tokens if their ids were recorded.
+
+    `merge_ratio` is the number of trained calls per training row: 1.0 if no prompt continues the one before.
+
+    Raises:
+        SchemaError: the episode lacks a segment of a prompt.
+    """
+    calls, tokens = list(calls_of(episode)), tokens_of(episode)
+    used = {}
+    if tokens is not None:
+        used = {"prompt_tokens": float(tokens.prompt), "prefill_tokens": float(tokens.prefill)}
+    if calls:
+        # All attempts of a turn but the one that gave its action, if there is one.
+        failed = sum(len(turn.calls) - (turn.action is not None) for turn in episode.turns if turn.calls)
+        used |= {"model_calls": float(len(calls)), "failed_attempts": float(failed)}
+    if calls and tokens is not None and tokens.exact:
+        used["output_tokens"] = float(tokens.output)
+        used["merge_ratio"] = prefix_merging(captured_calls(episode)).merge_ratio
+    return used
+
+
+def _common_prefix(new: Sequence[int], old: Sequence[int]) -> int:
+    """Return the length of the common prefix."""
+    shorter = min(len(new), len(old))
+    differing = np.flatnonzero(np.asarray(new[:shorter]) != np.asarray(old[:shorter]))
+    return int(differing[0]) if differing.size else shorter
+
+
+def _approximate_output(turn: Turn) -> int:
+    """Estimate the output tokens of a hosted model in the last attempt of a turn."""
+    action = msgspec.json.encode(turn.action).decode() if turn.action is not None else ""
+    return approximate_tokens(turn.reasoning + action)
+
+
+Faults = Literal["exclude", "zero"]
+"""How an episode that the infrastructure broke counts in means: not at all, or as one that found nothing."""
+BROKEN = {
+    StopReason.CONTEXT_OVERFLOW: "context limit",
+    StopReason.FORMAT_LIMIT: "no readable action",
+    StopReason.FAULT: "infrastructure",
+}
+"""The ends of an episode that is broken. The first two are the policy's failure, and count as 0."""
+SHOWN_REASONS = 3
+
+
+class FailureClass(StrEnum):
+    """Reasons in order of precedence; the first that applies counts."""
+
+    FAULT = "fault"
+    FORMAT = "format"
+    CONTEXT = "context"
+    UNSCORED = "unscored"
+    COMPLETE = "complete"
+    EMPTY = "empty"
+    SEARCH = "search"
+    SELECTION = "selection"
+
+
+MEANINGS = {
+    FailureClass.FAULT: "the infrastructure failed",
+    FailureClass.FORMAT: "no action could be read",
+    FailureClass.CONTEXT: "the context was full, or longer than the model reads",
+    FailureClass.UNSCORED: "no gold to compare with",
+    FailureClass.COMPLETE: "all gold was delivered",
+    FailureClass.EMPTY: "nothing was delivered",
+    FailureClass.SEARCH: "most of what is missing was never seen",
+    FailureClass.SELECTION: "most of what is missing was seen and not delivered",
+}
+_BY_STOP = {
+    StopReason.FAULT: FailureClass.FAULT,
+    StopReason.FORMAT_LIMIT: FailureClass.FORMAT,
+    StopReason.CONTEXT_LIMIT: FailureClass.CONTEXT,
+    StopReason.CONTEXT_OVERFLOW: FailureClass.CONTEXT,
+}
+
+
+def failure_class(stop: StopReason, outcome: Outcome | None) -> FailureClass:
+    """Return the class of an episode by its end and outcome; without an outcome it is unscored."""
+    if stop in _BY_STOP:
+        return _BY_STOP[stop]
+    if outcome is None:
+        return FailureClass.UNSCORED
+    if outcome.recall >= 1.0:
+        return FailureClass.COMPLETE
+    if outcome.set_size == 0:
+        return FailureClass.EMPTY
+    unseen, unselected = 1.0 - outcome.trajectory_recall, outcome.trajectory_recall - outcome.recall
+    return FailureClass.SEARCH if unseen >= unselected else FailureClass.SELECTION
+
+
+def broken(ended: Mapping[StopReason, int], said: Mapping[str, int], faults: Faults) -> dict[str, Any]:
+    """Return the account of broken episodes for `metrics.json`: by the word for each end (`BROKEN`), their number, how
+    they are `counted` in the means, and for the infrastructure's the most frequent messages with their numbers.
+
+    Args:
+        ended: episodes by their end.
+        said: episodes that the infrastructure broke, by its message.
+    """
+    found: dict[str, Any] = {
+        word: {"episodes": ended[stop], "counted": "zero"} for stop, word in BROKEN.items() if ended.get(stop)
+    }
+    if said:
+        reasons = sorted(said.items(), key=lambda item: (-item[1], item[0]))[:SHOWN_REASONS]
+        found[BROKEN[StopReason.FAULT]] |= {"counted": faults, "reasons": dict(reasons)}
+    return found
+
+
+def broken_lines(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the account of broken episodes for a reader: how many of all, and why with how they count."""
+    for word, each in metrics.get("broken", {}).items():
+        counted = "counted as 0" if each["counted"] == "zero" else "left out of the means"
+        yield f"{each['episodes']:,} of {metrics['episodes']:,}", f"{word}, {counted}"
+
+
+def fault_count(metrics: Mapping[str, Any]) -> int:
+    """Return the number of episodes that the infrastructure broke."""
+    return int(metrics["failures"]["infra_error"])
+
+
+def fault_reasons(metrics: Mapping[str, Any]) -> dict[str, int]:
+    """Return the most frequent messages of the infrastructure's faults, with the number of episodes of each."""
+    return dict(metrics.get("broken", {}).get(BROKEN[StopReason.FAULT], {}).get("reasons", {}))

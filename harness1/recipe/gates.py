@@ -14,7 +14,7 @@ from typing import Any
 
 from harness1.data.open import open_source
 from harness1.errors import SchemaError, UsageError
-from harness1.eval.compare.comparison import compare
+from harness1.eval.compare import compare
 from harness1.eval.run import read_run
 from harness1.hashing import digest, file_digest
 from harness1.model_folder import folder_hash

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import re
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -15,6 +17,7 @@ from harness1.redaction import printable as escaped
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+
 
 THREE_DECIMALS = re.compile(r"recall|precision|_f[12]|@\d|^AP$|^RR$|selection_loss|reward|merge_ratio")
 """Metrics that are written with three decimals."""
@@ -88,3 +91,58 @@ def environment() -> Environment:
     made.policies["json.dumps_function"] = lambda value: escaped(msgspec.json.encode(value).decode())
     made.policies["json.dumps_kwargs"] = {}
     return made
+
+
+LEVEL = 9
+STYLES = ("style.css", "parts.css", "print.css")
+SCRIPTS = (
+    "dom.js",
+    "data.js",
+    "route.js",
+    "fold.js",
+    "documents.js",
+    "list.js",
+    "runs.js",
+    "pairs.js",
+    "context.js",
+    "result.js",
+    "memory.js",
+    "chain.js",
+    "reward.js",
+    "strip.js",
+    "delivered.js",
+    "episode.js",
+    "beside.js",
+    "curves.js",
+    "training.js",
+    "session.js",
+    "recipe.js",
+    "keys.js",
+    "live.js",
+    "main.js",
+)
+"""Scripts in the order of their imports."""
+_IMPORT = re.compile(r"^import [^;]*;\n", re.M)
+_EXPORT = re.compile(r"^export ", re.M)
+
+
+def deflated(value: Any) -> str:
+    """Return JSON as a raw deflate stream (RFC 1951) in base64, which `DecompressionStream("deflate-raw")` inflates."""
+    squeeze = zlib.compressobj(LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
+    return base64.b64encode(squeeze.compress(msgspec.json.encode(value)) + squeeze.flush()).decode("ascii")
+
+
+def inflated(text: str) -> Any:
+    """Undo `deflated`."""
+    return msgspec.json.decode(zlib.decompress(base64.b64decode(text), -zlib.MAX_WBITS))
+
+
+def script() -> str:
+    """Return all modules as one script without imports, which need a server; names are unique across modules."""
+    bodies = (_EXPORT.sub("", _IMPORT.sub("", asset(name))) for name in SCRIPTS)
+    return '"use strict";\n(() => {\n' + "\n".join(bodies) + "})();\n"
+
+
+def page(title: str, index: Any, tags: Iterable[tuple[str, str]] = (), live: bool = False) -> Iterator[str]:
+    """Yield the document in pieces; `tags` are the names and contents of its data. A `live` page may ask its server."""
+    return render("page.html", title=title, styles=STYLES, index=index, script=script(), tags=tags, live=live)

@@ -19,8 +19,8 @@ import numpy as np
 from harness1.config import Config
 from harness1.config.settings import differences
 from harness1.errors import MALFORMED, SchemaError, UsageError
-from harness1.eval.ablations.table import COLUMNS, AblationTable, cells
-from harness1.eval.failure import broken_lines, fault_reasons
+from harness1.eval.ablations import COLUMNS, AblationTable, cells
+from harness1.eval.metrics import broken_lines, fault_reasons
 from harness1.eval.run import Run, read_run
 from harness1.eval.statistics import Interval
 from harness1.records import Task

@@ -1,15 +1,185 @@
-"""Tables of everything that an episode repeats; other parts refer to the entries by number."""
+"""Replayed episodes on disk, from which those that fit into a file are chosen."""
 
 from __future__ import annotations
 
-from typing import Any
+import multiprocessing
+import os
+import re
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from hashlib import blake2b
+from typing import IO, Any, NamedTuple, TypeVar
+
+import msgspec
 
 from harness1.env.pieces import Piece
 from harness1.env.view import DocumentView, HitView
+from harness1.errors import InfrastructureFault
 from harness1.memory.parts import Pool
 from harness1.records import Hit, UnitId
-from harness1.viewer.passages import Passage
-from harness1.viewer.slices import sliced
+from harness1.viewer.html import deflated
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+AHEAD = 2
+"""Items in progress per worker: enough to keep it busy, and a bound on memory."""
+
+
+Place = tuple[int, int]
+"""Offset and size in bytes."""
+
+
+class Spool:
+    """Bytes in a temporary file."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def put(self, data: bytes) -> Place:
+        """Store some bytes and return their place."""
+        offset = self._file.seek(0, os.SEEK_END)
+        return offset, self._file.write(data)
+
+    def get(self, offset: int, size: int) -> bytes:
+        """Return the bytes at a place."""
+        self._file.seek(offset)
+        return self._file.read(size)
+
+
+def mapped(work: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
+    """Yield the results of a pure function in the order of the items, with a bounded number in progress; raise
+    InfrastructureFault if a worker process died."""
+    if workers <= 1:
+        yield from map(work, items)
+        return
+    waiting: deque[Future[Result]] = deque()
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        try:
+            for item in items:
+                waiting.append(pool.submit(work, item))
+                if len(waiting) >= AHEAD * workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        except BrokenProcessPool as error:
+            raise InfrastructureFault("a worker process died while episodes were replayed") from error
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+BLOCK = 64
+"""Passages of a block."""
+NUMBER_BYTES = 6
+"""Upper limit of what a reference takes in a file."""
+
+
+class Passage(NamedTuple):
+    """A chunk as an episode was shown it."""
+
+    chunk_id: str
+    doc_id: str
+    title: str
+    text: str
+
+    @property
+    def body(self) -> str:
+        """The text to which the stretches of `sliced` refer."""
+        return f"{self.title}\n{self.text}"
+
+
+class Passages:
+    """The passages of all episodes of a file, numbered in the order in which they come."""
+
+    def __init__(self, spool: Spool) -> None:
+        self._spool = spool
+        self._numbers: dict[bytes, int] = {}
+        self._places: list[Place] = []
+        self._sizes = array("L")
+
+    def numbers(self, passages: Iterable[Passage]) -> Sequence[int]:
+        """Return the number of each passage; a new one is stored."""
+        return array("L", map(self._number, passages))
+
+    def size(self, number: int) -> int:
+        """Return the most bytes that a passage takes in a file."""
+        return self._sizes[number]
+
+    def blocks(self, numbers: Sequence[int]) -> Iterable[str]:
+        """Yield the content of the tags that hold some passages, in their order."""
+        for start in range(0, len(numbers), BLOCK):
+            held = (self._spool.get(*self._places[number]) for number in numbers[start : start + BLOCK])
+            yield deflated([msgspec.Raw(each) for each in held])
+
+    def _number(self, passage: Passage) -> int:
+        data = msgspec.json.encode(passage)
+        key = blake2b(data, digest_size=16).digest()
+        if key not in self._numbers:
+            self._numbers[key] = len(self._places)
+            self._places.append(self._spool.put(data))
+            self._sizes.append(len(deflated(msgspec.Raw(data))) + NUMBER_BYTES)
+        return self._numbers[key]
+
+
+LEAST = 16
+"""Characters of the shortest stretch worth a reference."""
+_PARTS = re.compile(r"((?<=[.!?:;\]])\s+|\n)")
+
+Parts = list[str | int]
+
+
+def sliced(text: str, sources: Sequence[tuple[int, Passage]]) -> str | Parts:
+    """Return a text in parts: strings as they are, and three numbers for each stretch of a source.
+
+    The numbers are those of the source and of its characters from the first up to, not including, the last. Without
+    any such stretch, the text itself is returned.
+
+    Args:
+        sources: passages that the text may quote, with their numbers; titles are found too.
+    """
+    # A page counts in 16-bit units, which are characters where none is beyond U+FFFF.
+    bodies = [(number, body) for number, source in sources if (body := source.body).isascii() or max(body) <= "\uffff"]
+    writer = _Writer(bodies)
+    title = next((source.title for _, source in sources if source.title), "")
+    head, found, tail = text.partition(title) if len(title) >= LEAST else ("", "", text)
+    for part in (*_PARTS.split(head), found, *_PARTS.split(tail)) if found else _PARTS.split(text):
+        writer.add(part)
+    return writer.parts if len(writer.parts) > 1 else text
+
+
+class _Writer:
+    """Parts as they are found; a stretch grows as long as its source goes on in the same way."""
+
+    def __init__(self, sources: Sequence[tuple[int, str]]) -> None:
+        self.parts: Parts = []
+        self._sources = sources
+        self._last = ""
+
+    def add(self, part: str) -> None:
+        if not part or self._grown(part) or (len(part) >= LEAST and self._found(part)):
+            return
+        if self.parts and isinstance(self.parts[-1], str):
+            self.parts[-1] += part
+        else:
+            self.parts.append(part)
+        self._last = ""
+
+    def _grown(self, part: str) -> bool:
+        end = self.parts[-1] if self.parts else None
+        if not self._last or not isinstance(end, int) or not self._last.startswith(part, end):
+            return False
+        self.parts[-1] = end + len(part)
+        return True
+
+    def _found(self, part: str) -> bool:
+        for number, body in self._sources:
+            if (at := body.find(part)) >= 0:
+                self.parts += [number, at, at + len(part)]
+                self._last = body
+                return True
+        return False
 
 
 def is_shared(key: str) -> bool:

@@ -20,7 +20,7 @@ from harness1.rl.rollouts import EpisodeGroup
 from harness1.rl.training_rows import training_rows
 from harness1.rows.calls import captured_calls
 from harness1.rows.proxy_record import read_calls
-from harness1.viewer.sessions import read_sessions
+from harness1.viewer.work import read_sessions
 from tests.proxying import Dice, hermes
 from tests.support import run
 

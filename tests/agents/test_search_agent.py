@@ -25,7 +25,7 @@ from harness1.runs.journal import read_episodes
 from harness1.serve.chat import text_of_output
 from harness1.sft.new_model import Shape, draw
 from harness1.training.log import read_log
-from harness1.viewer.sessions import read_sessions
+from harness1.viewer.work import read_sessions
 from tests.cli.commands import Command, command_in_process
 from tests.serving import serving
 

@@ -10,8 +10,7 @@ import msgspec
 import pytest
 
 from harness1.cli.ablate import ablation_names, print_ablations
-from harness1.eval.ablations.run import ABLATIONS
-from harness1.eval.ablations.table import AblationTable, Condition, cells
+from harness1.eval.ablations import ABLATIONS, AblationTable, Condition, cells
 from harness1.eval.statistics import Interval
 from tests.cli.commands import Command, command_in_process
 

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from harness1.data.open import open_source
-from harness1.eval.answers.asking import ANSWERS
-from harness1.eval.answers.run import SUMMARY, TABLE
+from harness1.eval.answer_run import SUMMARY, TABLE
+from harness1.eval.answers import ANSWERS
 from harness1.runs.files import read_stage
 from tests.cli.commands import Command, Ended, command_in_process
 from tests.serving import imitating

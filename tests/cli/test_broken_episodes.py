@@ -16,8 +16,8 @@ from harness1.errors import InfrastructureFault, Overflow
 from harness1.policy import registry
 from harness1.runs.folder import METRICS, REPORT
 from harness1.runs.journal import read_episodes
-from harness1.viewer.gather import made_episode
-from harness1.viewer.run_source import RunSource
+from harness1.viewer.pages import made_episode
+from harness1.viewer.run_page import RunSource
 from tests.cli.commands import Command, command_in_process
 
 FIRST, SECOND = (task.query for task in open_source("world:60").tasks("test")[:2])

@@ -12,7 +12,7 @@ import pytest
 from harness1.data.benchmarks import BENCHMARKS
 from harness1.eval.run import read_run
 from harness1.runs.files import read_stage
-from harness1.viewer.run_source import RunSource
+from harness1.viewer.run_page import RunSource
 from tests.cli.commands import Command, command_in_process
 from tests.data.benchmarks import official
 from tests.data.benchmarks.official import SECRET, write_jsonl

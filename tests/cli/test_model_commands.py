@@ -23,8 +23,8 @@ from harness1.retrieval.build import build_index
 from harness1.rows.calls import calls_of
 from harness1.runs.files import read_stage
 from harness1.runs.journal import EpisodeStore, finish, read_episodes
-from harness1.viewer.episode_view import EpisodeView
-from harness1.viewer.run_source import RunSource
+from harness1.viewer.episode import EpisodeView
+from harness1.viewer.run_page import RunSource
 from tests.cli.commands import Command, command_in_process
 from tests.support import hear_interrupts
 from tests.tiny_models import save_tiny_model

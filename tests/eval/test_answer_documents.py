@@ -7,7 +7,7 @@ import pytest
 
 from harness1.config import Machine
 from harness1.errors import InfrastructureFault
-from harness1.eval.answers.prompts import DocumentReader, QuotedDocument, within_budget
+from harness1.eval.answers import DocumentReader, QuotedDocument, within_budget
 from harness1.records import UnitId
 from tests.support import CORPUS, WordRetriever, chunk, run
 

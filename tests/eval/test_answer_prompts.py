@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness1.eval.answers.prompts import (
+from harness1.eval.answers import (
     PROMPTS,
     QuotedDocument,
     closed_question,

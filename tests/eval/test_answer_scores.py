@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness1.eval.answers.summary import exact_match, normalised, token_f1
+from harness1.eval.answer_run import exact_match, normalised, token_f1
 
 WORDS = st.lists(
     st.sampled_from(["The", "a", "An", "Ada", "ada.", "1815", "U.S.", "of", "--", "an,", "Theft"]), max_size=6

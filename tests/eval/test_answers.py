@@ -15,9 +15,17 @@ import pytest
 
 from harness1.config import Machine
 from harness1.errors import HarnessError, InfrastructureFault, SchemaError, UsageError
-from harness1.eval.answers.asking import ANSWERS, Answered, Answering, AnswerItem, NamedModel, ReplyStore, answer_all
-from harness1.eval.answers.prompts import DocumentReader
-from harness1.eval.answers.summary import as_csv, summarised
+from harness1.eval.answer_run import as_csv, summarised
+from harness1.eval.answers import (
+    ANSWERS,
+    Answered,
+    Answering,
+    AnswerItem,
+    DocumentReader,
+    NamedModel,
+    ReplyStore,
+    answer_all,
+)
 from harness1.http.model_endpoint import Completer
 from harness1.records import UnitId
 from tests.support import CORPUS, WordRetriever

@@ -11,7 +11,7 @@ import pytest
 from harness1.config import Config, load_config
 from harness1.data.open import open_source
 from harness1.errors import UsageError
-from harness1.eval.ablations.run import ablate
+from harness1.eval.ablations import ablate
 from harness1.eval.evaluate import Evaluation, ensure_run, evaluate, finished_metrics, rescore
 from harness1.eval.run import read_run
 from harness1.records import Status
@@ -19,7 +19,7 @@ from harness1.retrieval.build import build_index
 from harness1.runs.files import read_stage
 from harness1.runs.folder import METRICS
 from harness1.runs.journal import EPISODES, EpisodeStore, read_episodes, undigested_lines, without_digest
-from harness1.viewer.run_source import RunSource
+from harness1.viewer.run_page import RunSource
 from tests.eval.run_folders import dataset
 from tests.run_folders import repeatable
 from tests.support import die_at_fsync

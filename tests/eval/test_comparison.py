@@ -9,8 +9,7 @@ import pytest
 
 from harness1.config import load_config
 from harness1.errors import UsageError
-from harness1.eval.compare.comparison import Pairing, at_equal_size, compare
-from harness1.eval.compare.text import Grid, blocks, markdown
+from harness1.eval.compare import Grid, Pairing, at_equal_size, blocks, compare, markdown
 from harness1.eval.run import Run, read_run
 from harness1.records import StopReason
 from tests.eval.run_folders import dataset, episode, run_folder

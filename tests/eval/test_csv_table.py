@@ -7,9 +7,9 @@ import io
 
 import pytest
 
-from harness1.eval.answers.asking import Answered, AnswerItem, Reply
-from harness1.eval.answers.summary import as_csv
-from harness1.eval.csv_table import FORMULA, csv_table
+from harness1.eval.answer_run import as_csv
+from harness1.eval.answers import Answered, AnswerItem, Reply
+from harness1.eval.outputs import FORMULA, csv_table
 
 
 def cells(table: str) -> list[list[str]]:

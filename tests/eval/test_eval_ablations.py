@@ -15,9 +15,8 @@ import pytest
 from harness1.config import AutoPopulate, Config, Env, Evidence, Leads, Read, Rendering, load_config
 from harness1.data.open import open_source
 from harness1.errors import SchemaError, UsageError
-from harness1.eval.ablations import table as ablation_table
-from harness1.eval.ablations.run import ABLATIONS, ablate, ablated
-from harness1.eval.ablations.table import AblationTable, Condition, cells, compared, markdown
+from harness1.eval import ablations as ablation_table
+from harness1.eval.ablations import ABLATIONS, AblationTable, Condition, ablate, ablated, cells, compared, markdown
 from harness1.eval.evaluate import Evaluation, ensure_run
 from harness1.eval.statistics import Interval
 from harness1.retrieval.build import build_index

@@ -78,8 +78,8 @@ def test_a_missing_library_names_the_extra(folder: Path, monkeypatch: pytest.Mon
     with pytest.raises(UsageError, match="pandas or polars"):
         run.tasks("numpy")  # type: ignore[arg-type]
     original = importlib.util.find_spec
-    monkeypatch.setattr("harness1.eval.frames.find_spec", lambda name: None if name == "pandas" else original(name))
+    monkeypatch.setattr("harness1.eval.outputs.find_spec", lambda name: None if name == "pandas" else original(name))
     assert isinstance(run.tasks(), pl.DataFrame)
-    monkeypatch.setattr("harness1.eval.frames.find_spec", lambda name: None)
+    monkeypatch.setattr("harness1.eval.outputs.find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match="frames"):
         run.tasks()

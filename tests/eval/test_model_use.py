@@ -9,7 +9,7 @@ import pytest
 
 from harness1.config import Config, Env
 from harness1.episodes.rollout import rollout
-from harness1.eval.model_use import Tokens, model_use, tokens_of
+from harness1.eval.metrics import Tokens, model_use, tokens_of
 from harness1.eval.summary import summarise
 from harness1.policy.scripted import ScriptedPolicy
 from harness1.records import DocId, Episode, Gold, ModelCall, Task

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from harness1.config import Config, load_config
-from harness1.eval.model_use import tokens_of
-from harness1.eval.resources import resources
+from harness1.eval.metrics import tokens_of
+from harness1.eval.summary import resources
 from harness1.records import Episode, Status, Task
 from harness1.rows.calls import calls_of
 from tests.eval.test_model_use import END, scripted, without_tokens

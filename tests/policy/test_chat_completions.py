@@ -18,7 +18,7 @@ from harness1.config import ChatPolicy, Config, Env
 from harness1.data.open import open_source
 from harness1.episodes.rollout import replay_episode, rollout
 from harness1.errors import InfrastructureFault, Overflow, Refusal, Unreachable
-from harness1.eval.failure import FailureClass, failure_class
+from harness1.eval.metrics import FailureClass, failure_class
 from harness1.http.model_endpoint import ModelEndpoint
 from harness1.models.calls import NOT_EXECUTED
 from harness1.policy.language_model import INSTRUCTION, ChatCompletionsPolicy

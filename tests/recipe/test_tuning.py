@@ -28,7 +28,7 @@ from harness1.recipe.tuning import (
     tuning_subject,
     varied_stages,
 )
-from harness1.viewer.trials import write_page
+from harness1.viewer.work import write_page
 from tests.cli.commands import command_in_process
 from tests.recipe.simulated_tuning import Silent, Simulation, measured, without_gates
 

@@ -19,8 +19,7 @@ from harness1.reward import score
 from harness1.runs.files import Stage
 from harness1.runs.folder import shown_config
 from harness1.runs.journal import EpisodeStore
-from harness1.viewer.passages import Passage
-from harness1.viewer.slices import Parts
+from harness1.viewer.tables import Parts, Passage
 from tests.support import CORPUS, END, Script, call, chunk, curate, make_env, run, search
 from tests.vocabularies import chat_format, vocabulary
 

@@ -15,7 +15,7 @@ from harness1.config import AutoPopulate, Config, Env
 from harness1.episodes.rollout import replay_env
 from harness1.runs.files import Stage, read_stage
 from harness1.runs.journal import read_episodes
-from harness1.viewer.write import Asked, write_view
+from harness1.viewer.pages import Asked, write_view
 from tests.axe import barriers
 from tests.support import END, Script, curate, search
 from tests.viewer.making import (

@@ -9,7 +9,7 @@ from harness1.episodes.rollout import rollout
 from harness1.policy.policy import Decision, Policy, Session
 from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import Episode, Gold, Task
-from harness1.viewer.episode_view import EpisodeView, Viewed
+from harness1.viewer.episode import EpisodeView, Viewed
 from tests.support import END, curate, make_env, run, search
 from tests.viewer.making import DOCUMENTS, GOLD, HOSTILE, QUESTION, joined, script
 from tests.vocabularies import chat_format

@@ -21,9 +21,8 @@ import pytest
 from harness1.errors import UsageError
 from harness1.records import Episode
 from harness1.runs.journal import EPISODES, read_appended, read_episodes
-from harness1.viewer.live_server import LiveServer
-from harness1.viewer.page_file import inflated
-from harness1.viewer.watching import Watched
+from harness1.viewer.html import inflated
+from harness1.viewer.live import LiveServer, Watched
 from tests.cli.commands import command_in_process
 from tests.support import hear_interrupts
 from tests.viewer.making import script, some_tasks, write_dataset, write_episodes, write_run, write_training
@@ -92,7 +91,7 @@ def test_only_what_was_appended_is_read(tmp_path: Path, whole: Path, monkeypatch
         starts.append(start)
         return read_appended(folder, start, most)
 
-    monkeypatch.setattr("harness1.viewer.watching.read_appended", counted)
+    monkeypatch.setattr("harness1.viewer.live.read_appended", counted)
     watched = Watched([tmp_path / "run"])
     found = after(watched)
     size = (tmp_path / "run" / EPISODES).stat().st_size

@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from harness1.viewer.html import asset
-from harness1.viewer.page_file import SCRIPTS, STYLES, script
+from harness1.viewer.html import SCRIPTS, STYLES, asset, script
 
 SHEETS = ("base.css", "report.css", *STYLES)
 SHADES = dict(

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from harness1.eval.compare.comparison import compare
+from harness1.eval.compare import compare
 from harness1.eval.run import read_run
-from harness1.viewer.write import Asked, write_view
+from harness1.viewer.pages import Asked, write_view
 from tests.support import END, Script, curate, search
 from tests.viewer.making import script, some_tasks, write_dataset, write_run
 from tests.viewer.test_write import Page, opened

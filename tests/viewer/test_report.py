@@ -16,7 +16,7 @@ from jinja2 import UndefinedError
 from harness1.config import load_config
 from harness1.data.open import open_source
 from harness1.errors import UsageError
-from harness1.eval.ablations.table import AblationTable, Condition
+from harness1.eval.ablations import AblationTable, Condition
 from harness1.eval.statistics import Interval
 from harness1.records import StopReason
 from harness1.runs.folder import METRICS, PROVENANCE, RESOURCES, TASKS

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import sync_playwright
 
-from harness1.eval.ablations.table import COLUMNS
+from harness1.eval.ablations import COLUMNS
 from harness1.viewer.html import environment
 from harness1.viewer.report import ensure_report
 from tests.axe import barriers

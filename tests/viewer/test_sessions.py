@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from harness1.rows.proxy_record import RecordedCall, recording
-from harness1.viewer.sessions import held_sessions, is_recording, read_sessions
-from harness1.viewer.write import Asked, write_view
+from harness1.viewer.pages import Asked, write_view
+from harness1.viewer.work import held_sessions, is_recording, read_sessions
 from tests.cli.commands import command_in_process
 from tests.viewer.making import script, some_tasks, write_run
 from tests.viewer.recordings import FIRST, SECOND, save_student, write_recording

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness1.viewer.passages import Passage
-from harness1.viewer.slices import sliced
+from harness1.viewer.tables import Passage, sliced
 from tests.viewer.making import joined
 
 ADA = Passage(

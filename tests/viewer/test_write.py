@@ -12,10 +12,10 @@ import pytest
 from harness1.errors import UsageError
 from harness1.records import Episode
 from harness1.runs.journal import read_episodes
-from harness1.viewer.episode_list import EpisodeRow, in_order, with_room
-from harness1.viewer.page_file import inflated
-from harness1.viewer.passages import BLOCK
-from harness1.viewer.write import Asked, Written, write_view
+from harness1.viewer.html import inflated
+from harness1.viewer.pages import Asked, Written, write_view
+from harness1.viewer.run_page import EpisodeRow, in_order, with_room
+from harness1.viewer.tables import BLOCK
 from tests.support import END, Script, chunk, search
 from tests.viewer.making import (
     DOCUMENTS,
@@ -194,7 +194,7 @@ def test_what_cannot_be_replayed_is_listed_with_the_reason(folder: Path) -> None
 
 def test_worker_processes_write_the_same_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, alone = written(folder)
-    monkeypatch.setattr("harness1.viewer.gather.WORTH_A_POOL", 0)
+    monkeypatch.setattr("harness1.viewer.pages.WORTH_A_POOL", 0)
     write_view(Asked([folder], workers=2), folder.parent / "view.html")
     assert opened(folder.parent / "view.html")["text"] == alone["text"]
 

@@ -1,30 +1,109 @@
-"""Writing a viewer file: every episode is replayed once, and those that fit are put into one page."""
+"""The episodes of a run, scored, replayed and compressed, by several processes if there are many."""
 
 from __future__ import annotations
 
 import itertools
+import os
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from harness1.errors import UsageError
-from harness1.eval.failure import MEANINGS
-from harness1.records import TAGS, Episode, EpisodeKey
+from harness1.errors import SchemaError, UsageError
+from harness1.eval.metrics import MEANINGS
+from harness1.eval.summary import measured, metrics_of_nothing
+from harness1.records import TAGS, Episode, EpisodeKey, Status, Task
 from harness1.runs.files import replacing
-from harness1.viewer.episode_list import EpisodeRow, in_order, with_room
-from harness1.viewer.gather import made_episodes
-from harness1.viewer.page_file import deflated, page
-from harness1.viewer.pairs import Measured, pairs
-from harness1.viewer.passages import NUMBER_BYTES, Passages
-from harness1.viewer.recipe_card import is_recipe, recipe_card, written_parts
-from harness1.viewer.run_source import RunSource
-from harness1.viewer.sessions import held_sessions, is_recording
-from harness1.viewer.spool import Place, Spool
-from harness1.viewer.training import is_training, training_card
+from harness1.runs.folder import VIEW
+from harness1.runs.journal import EPISODES, read_episodes
+from harness1.viewer.episode import EpisodeView
+from harness1.viewer.html import deflated, page
+from harness1.viewer.report import read_report
+from harness1.viewer.run_page import EpisodeRow, Measured, RunSource, in_order, pairs, row_of, scored, with_room
+from harness1.viewer.tables import NUMBER_BYTES, Passage, Passages, Place, Spool, mapped
+from harness1.viewer.work import (
+    held_sessions,
+    is_recipe,
+    is_recording,
+    is_training,
+    recipe_card,
+    training_card,
+    written_parts,
+)
+
+BATCH = 16
+"""Episodes that are sent to a worker process at a time, along with their run."""
+WORTH_A_POOL = 4_000_000
+"""Minimum bytes of episodes for which worker processes are worth starting."""
+
+
+class Made(msgspec.Struct):
+    """An episode processed by a worker."""
+
+    key: EpisodeKey
+    row: EpisodeRow
+    data: str | None = None
+    """Its compressed view, or None if it is only listed."""
+    passages: list[Passage] = []
+    shared: dict[str, str] = {}
+    measured: dict[str, float] = {}
+    """Its metrics; empty if it cannot be scored."""
+
+
+def made_episodes(run: RunSource, number: int, wants: Callable[[Episode], bool], workers: int) -> Iterator[Made]:
+    """Yield every recorded episode of a run in order; a key may come again, and its last episode counts.
+
+    Args:
+        number: the place of the run in the file.
+        wants: whether an episode is viewed or only listed.
+        workers: number of processes; 0 for one per core.
+
+    Raises:
+        SchemaError: a record is damaged.
+        InfrastructureFault: a worker process died.
+    """
+    items = ((episode, wants(episode)) for episode in read_episodes(run.folder))
+    batches = iter(lambda: list(islice(items, BATCH)), [])
+    return chain.from_iterable(mapped(partial(make_batch, run, number), batches, _processes(workers, run)))
+
+
+def make_batch(run: RunSource, number: int, items: Sequence[tuple[Episode, bool]]) -> list[Made]:
+    return [made_episode(run, number, item) for item in items]
+
+
+def made_episode(run: RunSource, number: int, item: tuple[Episode, bool]) -> Made:
+    """Score an episode, and replay and compress it if requested."""
+    episode, wanted = item
+    gold = run.gold_of(episode.task)
+    result = scored(episode, gold, run.config)
+    row = partial(row_of, episode, number, result, run.tools)
+    metrics = {} if result.outcome is None else measured(result.outcome, episode, gold, run.config)
+    if episode.status is Status.INFRA_ERROR and gold is not None and run.faults == "zero":
+        metrics = metrics_of_nothing(msgspec.structs.replace(episode.task, gold=gold), run.config)
+    if not wanted:
+        return Made(episode.key, row(None), measured=metrics)
+    view = EpisodeView(episode, run.config.env, gold, run.tokenizer, run.titles)
+    try:
+        data = view.as_json(result.reward)
+    except SchemaError as error:
+        return Made(episode.key, row(str(error)), measured=metrics)
+    # Old records lack token counts and get those of the replay.
+    tokens = sum(turn["tokens"] for turn in data["turns"])
+    counted = msgspec.structs.replace(row(view.problem), tokens=tokens)
+    return Made(episode.key, counted, deflated(data), view.tables.passages, view.tables.shared, metrics)
+
+
+def _processes(workers: int, run: RunSource) -> int:
+    path = run.folder / EPISODES
+    if path.is_file() and path.stat().st_size < WORTH_A_POOL:
+        return 1
+    return workers or os.cpu_count() or 1
+
 
 TAG_BYTES = 80
 """Upper limit of a script tag without its content."""
@@ -200,3 +279,20 @@ def _write(out: Path, parts: Iterable[str]) -> None:
             file.writelines(part.encode() for part in parts)
     except OSError as error:
         raise UsageError(f"{out} cannot be written: {error.strerror}") from error
+
+
+def ensure_view(folder: Path, tasks: Sequence[Task], max_bytes: int) -> None:
+    """Write the viewer file of a run folder, unless it exists: all episodes are listed, and those of the worst and the
+    best tasks can be opened. Replaying all of them would take as long as the evaluation.
+
+    An existing file is up to date, because commands that change the episodes of a run remove it.
+
+    Raises:
+        UsageError: the folder is not a run folder, or the file cannot be written.
+        SchemaError: one of its files is damaged.
+    """
+    if (folder / VIEW).is_file():
+        return
+    worst, best = read_report(folder, tasks).worst_and_best
+    if worst:
+        write_view(Asked([folder], tasks=[*worst, *best], max_bytes=max_bytes, workers=1), folder / VIEW)

@@ -1,1 +1,0 @@
-"""Ablations: the same policy without one mechanism at a time."""

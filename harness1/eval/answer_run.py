@@ -1,0 +1,408 @@
+"""Scores of answers: exact match and token F1 as in SQuAD (Rajpurkar et al. 2016, arXiv 1606.05250), for each condition
+with its interval, and for pairs of conditions on the same tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import string
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import msgspec
+
+from harness1.config import Config, Machine
+from harness1.errors import MALFORMED, UsageError
+from harness1.eval.answers import (
+    ANSWERS,
+    CONDITIONS,
+    PROMPTS,
+    Answered,
+    Answering,
+    Condition,
+    DocumentReader,
+    NamedModel,
+    Questions,
+    ReplyStore,
+    answer_all,
+    questions_of,
+    read_verdict,
+)
+from harness1.eval.outputs import csv_table
+from harness1.eval.run import Run
+from harness1.eval.statistics import (
+    bootstrap_mean,
+    finite_or_null,
+    holm,
+    paired_difference,
+    randomisation_test,
+    task_means,
+)
+from harness1.hashing import digest, file_digest
+from harness1.http.model_endpoint import Completer, ModelEndpoint, policy_endpoint, verifier_endpoint
+from harness1.models.spec import ModelSpec
+from harness1.retrieval.open import open_retriever
+from harness1.runs.files import Stage, clear, refuse_foreign, under_way, write_atomically, write_json
+from harness1.runs.journal import EPISODES
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+
+
+def normalised(text: str) -> str:
+    """Return the text in lower case, without punctuation and English articles, with single spaces.
+
+    Punctuation is that of ASCII, as in SQuAD, and of Unicode (general category P): another kind of dash or quotation
+    mark makes no difference. Composed and decomposed letters are equal (NFC).
+    """
+    lower = unicodedata.normalize("NFC", text).lower()
+    kept = "".join(letter for letter in lower if not _is_punctuation(letter))
+    return " ".join(_ARTICLES.sub(" ", kept).split())
+
+
+def exact_match(answer: str, golds: Sequence[str]) -> float:
+    """Return 1.0 if the normalised answer equals any of the right ones, else 0.0.
+
+    Raises:
+        ValueError: there is no right answer.
+    """
+    given = normalised(answer)
+    return max(float(given == normalised(gold)) for gold in golds)
+
+
+def token_f1(answer: str, golds: Sequence[str]) -> float:
+    """Return the largest F1, in [0, 1], of the answer's bag of words against that of any right answer. If either has no
+    words after normalisation, F1 is 1.0 if both have none, else 0.0 (SQuAD 2.0).
+
+    Raises:
+        ValueError: there is no right answer.
+    """
+    given = Counter(normalised(answer).split())
+    return max(_f1(given, Counter(normalised(gold).split())) for gold in golds)
+
+
+def _f1(given: Counter[str], right: Counter[str]) -> float:
+    if not given or not right:
+        return float(given == right)
+    return 2.0 * (given & right).total() / (given.total() + right.total())
+
+
+def _is_punctuation(letter: str) -> bool:
+    return letter in string.punctuation or unicodedata.category(letter).startswith("P")
+
+
+METRICS: tuple[str, ...] = ("exact_match", "f1", "judge")
+SHOWN_FAULTS = 5
+Scores = Mapping[Condition, Mapping[str, Mapping[str, float]]]
+"""For each condition and metric, the mean over samples of each task that has one."""
+
+
+def scored(answered: Sequence[Answered]) -> dict[Condition, dict[str, dict[str, float]]]:
+    """Return the scores of all answers; a missing answer has none, one without a valid verdict lacks `judge`."""
+    return {
+        condition: {metric: _task_means(rows, metric) for metric in METRICS}
+        for condition, rows in _by_condition(answered).items()
+    }
+
+
+def summarised(answered: Sequence[Answered], resamples: int, seed: int = 0) -> dict[str, Any]:
+    """Return plain data: `conditions`, `pairs`, how many answers and verdicts are `missing`, and the first few
+    `faults`.
+
+    Each condition has its metrics as `{mean, low, high}` (null if undefined), the number of `tasks` and `answers`,
+    counts of answers that are `missing`, `empty` or `cut` (by the token limit) and of `unparseable` verdicts, the mean
+    number of `documents` in a prompt, how many were `left_out` for lack of room, and the tokens used, if the server
+    reports them. A pair is `a` minus `b` over the tasks that both have, with the p of a paired randomisation test, and
+    `p_holm`, which is corrected for all pairs of its metric.
+    """
+    ordered = _ordered(answered)
+    scores = scored(ordered)
+    missing = sum(each.answer is None for each in ordered)
+    unjudged = sum(each.answer is not None and each.verdict is None and bool(each.fault) for each in ordered)
+    return {
+        "missing": missing,
+        "missing_verdicts": unjudged,
+        "faults": [each.fault for each in ordered if each.fault][:SHOWN_FAULTS],
+        "conditions": {
+            condition: _intervals(scores[condition], resamples, seed) | _counts(rows)
+            for condition, rows in _by_condition(ordered).items()
+        },
+        "pairs": [pair for metric in METRICS for pair in _pairs(scores, metric, resamples, seed)],
+    }
+
+
+def as_csv(answered: Sequence[Answered], *, secret: bool = False) -> str:
+    """Return a table with a line per task and condition: scores, the answers of all samples and, unless
+    secret, the right answers."""
+    scores, lines = scored(_ordered(answered)), []
+    for condition, rows in _by_condition(_ordered(answered)).items():
+        replies: dict[str, list[str]] = {}
+        right = {each.question.task_id: "" if secret else " | ".join(each.question.golds) for each in rows}
+        for each in rows:
+            if each.answer is not None:
+                replies.setdefault(each.question.task_id, []).append(each.text)
+        for task_id, texts in replies.items():
+            values = (scores[condition][metric].get(task_id, "") for metric in METRICS)
+            lines.append((task_id, condition, len(texts), *values, " | ".join(texts), right[task_id]))
+    return csv_table(("task_id", "condition", "answers", *METRICS, "answer", "right"), lines)
+
+
+def _ordered(answered: Sequence[Answered]) -> list[Answered]:
+    """Sort answers: a mean of floats depends on the order of its terms, and an interval on that of the tasks."""
+    return sorted(answered, key=lambda each: (each.question.task_id, each.question.sample_idx, each.condition))
+
+
+def _by_condition(answered: Sequence[Answered]) -> dict[Condition, list[Answered]]:
+    """Group answers in the order of `CONDITIONS`, without empty groups."""
+    found = ((condition, [each for each in answered if each.condition == condition]) for condition in CONDITIONS)
+    return {condition: rows for condition, rows in found if rows}
+
+
+def _task_means(rows: Sequence[Answered], metric: str) -> dict[str, float]:
+    values = ((each.question.task_id, _score(each, metric)) for each in rows)
+    return task_means((task_id, value) for task_id, value in values if value is not None)
+
+
+def _score(each: Answered, metric: str) -> float | None:
+    if each.answer is None:
+        return None
+    if metric == "judge":
+        verdict = None if each.verdict is None else read_verdict(each.verdict.text)
+        return None if verdict is None else float(verdict)
+    return (exact_match if metric == "exact_match" else token_f1)(each.text, each.question.golds)
+
+
+def _intervals(scores: Mapping[str, Mapping[str, float]], resamples: int, seed: int) -> dict[str, Any]:
+    return {metric: finite_or_null(bootstrap_mean(list(of.values()), resamples, seed)) for metric, of in scores.items()}
+
+
+def _counts(rows: Sequence[Answered]) -> dict[str, Any]:
+    answers = [each for each in rows if each.answer is not None]
+    replies = [each.answer for each in answers if each.answer is not None]
+    verdicts = [each.verdict for each in rows if each.verdict is not None]
+    return {
+        "tasks": len({each.question.task_id for each in answers}),
+        "answers": len(answers),
+        "missing": len(rows) - len(answers),
+        "empty": sum(not each.text for each in answers),
+        "cut": sum(reply.finish_reason == "length" for reply in replies),
+        "unparseable": sum(read_verdict(verdict.text) is None for verdict in verdicts),
+        "documents": fmean(len(reply.documents) for reply in replies) if replies else None,
+        "left_out": sum(reply.left_out for reply in replies),
+        "prompt_tokens": _total(reply.prompt_tokens for reply in replies),
+        "output_tokens": _total(reply.output_tokens for reply in replies),
+    }
+
+
+def _total(counts: Iterable[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
+
+
+def _pairs(scores: Scores, metric: str, resamples: int, seed: int) -> list[dict[str, Any]]:
+    """Compare every later condition with every earlier one, if some task was scored in both."""
+    found: list[dict[str, Any]] = []
+    for earlier, later in combinations(scores, 2):
+        common = sorted(scores[earlier][metric].keys() & scores[later][metric].keys())
+        if common:
+            a, b = ({task: scores[side][metric][task] for task in common} for side in (later, earlier))
+            difference = finite_or_null(paired_difference(a, b, resamples, seed))
+            p = randomisation_test(a, b, resamples, seed)
+            found.append(
+                {"a": later, "b": earlier, "metric": metric, "tasks": len(common), "difference": difference, "p": p}
+            )
+    corrected = holm({at: pair["p"] for at, pair in enumerate(found)})
+    return [pair | {"p_holm": corrected[at]} for at, pair in enumerate(found)]
+
+
+VERB = "answer"
+SUMMARY = "answers.json"
+TABLE = "answers.csv"
+
+
+@dataclass(frozen=True)
+class AnswerRun:
+    """The answers to the questions of a run.
+
+    Args:
+        out: the output folder.
+        places: questions in progress at a time.
+    """
+
+    run: Run
+    questions: Questions
+    work: Answering
+    out: Path
+    places: int = 16
+
+    def stage(self) -> Stage:
+        """Return the card of the work; equal work has an equal card."""
+        work = self.work
+        inputs = {
+            "run": digest([self.run.stage.inputs, self.run.stage.hashes]),
+            "episodes": file_digest(self.run.folder / EPISODES),
+            "questions": digest(self.questions.asked),
+            "answerer": _described(work.answerer),
+            "judge": _described(work.judge) if work.judge else None,
+            "conditions": list(work.conditions),
+            "single_size": work.single_size,
+            "documents": work.documents,
+            "tokens": work.tokens,
+            "prompts": digest(dict(PROMPTS)),
+        }
+        return Stage(VERB, inputs, outputs={"run": str(self.run.folder.resolve())})
+
+    def clear(self) -> None:
+        """Remove earlier answers, and nothing else in the folder.
+
+        Raises:
+            UsageError: the folder holds something else.
+        """
+        clear(self.out, VERB, ANSWERS, SUMMARY, TABLE)
+
+    def found(self) -> dict[str, Any] | None:
+        """Return the summary of this exact work if it is finished, else None."""
+        if not (self.out / SUMMARY).is_file() or not self.stage().is_done(self.out):
+            return None
+        try:
+            return msgspec.json.decode((self.out / SUMMARY).read_bytes(), type=dict[str, Any])
+        except MALFORMED:
+            return None
+
+    def carry_out(
+        self,
+        on_start: Callable[[int], None],
+        on_answer: Callable[[Answered], None],
+        on_torn: Callable[[int], None] = lambda _: None,
+    ) -> dict[str, Any]:
+        """Ask the open questions, then write and return the summary. The card says `finished` once no answer or verdict
+        is missing; the next run requests missing ones again.
+
+        Args:
+            on_start: called with the total number of answers.
+            on_torn: called with the bytes of a torn last line, left by a crash, that was cut off.
+
+        Raises:
+            UsageError: the folder holds something else or cannot be written, the index is not the run's, or a server
+                would refuse every request.
+        """
+        refuse_foreign(self.out, VERB)
+        self._refuse_other_index()
+        stage = self.stage()
+        with under_way(stage, self.out), ReplyStore(self.out) as store:
+            on_torn(store.torn)
+            on_start(sum(1 for _ in self.work.jobs()))
+            answered = asyncio.run(answer_all(self.work, store, self.places, on_answer))
+            summary = self._described() | summarised(answered, self.run.config.machine.bootstrap)
+            write_atomically(self.out / TABLE, as_csv(answered, secret=self.run.secret_answers).encode())
+            write_json(self.out / SUMMARY, summary)
+        missing = {name: summary[name] for name in ("missing", "missing_verdicts")}
+        stage.write(self.out, status="interrupted" if any(missing.values()) else "finished", gates=missing)
+        return summary
+
+    def _refuse_other_index(self) -> None:
+        """Refuse an index other than the run's: the curated sets and the single search must use the same units."""
+        found, searched = self.work.texts.index_hash, self.run.stage.inputs["index"]
+        if found != searched:
+            raise UsageError(f"{self.run.folder} searched the index {searched[:12]}, but this one is {found[:12]}")
+
+    def _described(self) -> dict[str, Any]:
+        run, work, questions = self.run, self.work, self.questions
+        return {
+            "run": str(run.folder),
+            "dataset": run.dataset,
+            "split": run.split,
+            "policy": run.policy,
+            "answerer": _described(work.answerer),
+            "judge": _described(work.judge) if work.judge else None,
+            "prompts": {name: {"text": text, "hash": digest(text)} for name, text in PROMPTS.items()},
+            "single_size": work.single_size or "as delivered",
+            "documents": work.documents,
+            "tokens": work.tokens,
+            "tasks": questions.tasks,
+            "without_answers": questions.without_answers,
+            "broken_episodes": questions.broken,
+        }
+
+
+@dataclass(frozen=True)
+class AnswerRequest:
+    """The options of `harness1 answer`.
+
+    Args:
+        answerer, judge: models as `openai:MODEL@URL`; with an empty judge, answers are not judged.
+        conditions: names from `CONDITIONS`, separated by commas.
+        limit: as in `questions_of`.
+        single_size, documents, tokens: as in `Answering`.
+        answer_tokens: most tokens of an answer or a verdict, including the thoughts before it.
+        index: the current location of the run's index, if it was moved.
+    """
+
+    answerer: str
+    judge: str = ""
+    conditions: str = ",".join(CONDITIONS)
+    limit: int = 0
+    single_size: int = 0
+    documents: int = 30
+    tokens: int = 24000
+    answer_tokens: int = 1024
+    index: str | None = None
+
+
+def open_answers(run: Run, asked: AnswerRequest, out: Path | None, machine: Machine) -> AnswerRun:
+    """Open the models and the index that answer the questions of a run.
+
+    The answerer's key, deadline and concurrency are those of `machine.model`, the judge's those of `machine.verifier`.
+
+    Args:
+        out: the output folder; None: `answers/MODEL` in the folder of the run.
+
+    Raises:
+        UsageError: a model or a condition is invalid, or the run has nothing to ask.
+    """
+    questions, most = questions_of(run, asked.limit), asked.answer_tokens
+    work = Answering(
+        questions=questions.asked,
+        texts=_reader(asked.index or run.index, run.config, machine),
+        answerer=_model(asked.answerer, "--answerer", most, policy_endpoint, machine),
+        judge=_model(asked.judge, "--judge", most, verifier_endpoint, machine) if asked.judge else None,
+        conditions=_conditions(asked.conditions),
+        single_size=asked.single_size,
+        documents=asked.documents,
+        tokens=asked.tokens,
+    )
+    out = out or run.folder / "answers" / re.sub(r"[^\w.-]", "-", ModelSpec.read(asked.answerer).model)
+    return AnswerRun(run, questions, work, out, machine.model.concurrency)
+
+
+def _conditions(text: str) -> tuple[Condition, ...]:
+    asked = {name.strip() for name in text.split(",")}
+    if unknown := asked - set(CONDITIONS):
+        raise UsageError(f"--conditions takes some of {', '.join(CONDITIONS)}, not {', '.join(sorted(unknown))!r}")
+    return tuple(condition for condition in CONDITIONS if condition in asked)
+
+
+def _model(
+    spec: str, option: str, most_tokens: int, endpoint: Callable[[str, Machine], ModelEndpoint], machine: Machine
+) -> NamedModel:
+    asked = ModelSpec.read(spec)
+    if asked.kind != "openai" or asked.url is None:
+        raise UsageError(f"{option} takes openai:MODEL@URL, not {spec!r}")
+    return NamedModel(spec, Completer(endpoint(asked.url, machine), asked.model, most_tokens))
+
+
+def _reader(index: str, recorded: Config, given: Machine) -> DocumentReader:
+    """Open the index with the run's settings, and with this machine's web services, whose keys are not recorded."""
+    web = given.web if given.web != Machine().web else recorded.machine.web
+    config = msgspec.structs.replace(recorded, machine=msgspec.structs.replace(recorded.machine, web=web))
+    return DocumentReader(open_retriever(index, config), config.machine)
+
+
+def _described(model: NamedModel) -> dict[str, Any]:
+    """Return a model's name and the settings sent with its messages, if its server accepts them."""
+    return {"model": model.name, "settings": {"temperature": 0, "max_tokens": model.completer.most_tokens}}

@@ -1,1 +1,0 @@
-"""Answers of a frozen model from the delivered documents."""

@@ -1,0 +1,421 @@
+"""Paired differences of two runs in their metrics, with intervals and significance."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from harness1.config.settings import differences
+from harness1.errors import UsageError
+from harness1.eval.metrics import HEADLINE, Faults
+from harness1.eval.run import Run
+from harness1.eval.statistics import Interval, holm, paired_difference, probability, randomisation_test
+from harness1.eval.summary import cut
+from harness1.records import Record, Status
+from harness1.reward.measures import delivered
+from harness1.runs.folder import shown_config
+
+PerTask = Mapping[str, Mapping[str, float]]
+"""The mean of every metric over the samples of each scored task."""
+
+
+class Difference(Record):
+    """A metric over the common tasks: the means of both runs, and the mean of the second minus the first."""
+
+    first: float
+    second: float
+    difference: Interval
+    p: float
+    """Two-sided p-value of a paired randomisation test."""
+    tasks: int
+    """Tasks for which both runs define it."""
+    p_holm: float | None = None
+    """If several runs are compared with the first: p corrected for their number (Holm 1979)."""
+
+
+def differences_of(first: PerTask, second: PerTask, names: Iterable[str], resamples: int) -> dict[str, Difference]:
+    """Return the difference in each named metric that some task has in both runs.
+
+    Raises:
+        UsageError: `resamples` is below 1.
+    """
+    found: dict[str, Difference] = {}
+    for name in names:
+        both = sorted(task for task in first if name in first[task] and name in second.get(task, ()))
+        if both:
+            a, b = ({task: run[task][name] for task in both} for run in (first, second))
+            found[name] = Difference(
+                first=math.fsum(a.values()) / len(both),
+                second=math.fsum(b.values()) / len(both),
+                difference=paired_difference(b, a, resamples),
+                p=randomisation_test(b, a, resamples),
+                tasks=len(both),
+            )
+    return found
+
+
+def corrected(family: Sequence[Mapping[str, Difference]]) -> list[dict[str, Difference]]:
+    """Correct the p-values of several runs compared with the same run, which are one family for each metric; those of
+    a single run stay as they are."""
+    metrics = [dict(each) for each in family]
+    if len(metrics) < 2:
+        return metrics
+    for name in {name for found in metrics for name in found}:
+        values = {number: found[name].p for number, found in enumerate(metrics) if name in found}
+        for number, p in holm(values).items():
+            metrics[number][name] = msgspec.structs.replace(metrics[number][name], p_holm=p)
+    return metrics
+
+
+TIE_BREAKERS = ("trajectory_recall", "reward")
+"""Metrics that order tasks with an equal change in the chosen metric."""
+
+EQUAL = 1e-9
+"""Two means over samples are equal if they differ by less than this."""
+
+
+class Side(Record):
+    """One of the runs."""
+
+    folder: str
+    policy: str
+    tasks: int
+    """All tasks of the run, scored or not."""
+    broken: int = 0
+    """Episodes that the infrastructure broke."""
+    faults: Faults = "exclude"
+    """How these count in the run's means."""
+
+
+class Change(Record):
+    """A task with a different result."""
+
+    task_id: str
+    query: str
+    first: float
+    second: float
+    change: float
+    address: str
+    """Address of the task's first episodes, side by side, in a viewer file of the runs."""
+
+
+class Pairing(Record):
+    """One run compared with the first."""
+
+    second: Side
+    tasks: int
+    """Common tasks, scored in both."""
+    left_out: tuple[int, int]
+    """Numbers of other tasks: those of the first, and those of the second."""
+    fell_out: dict[str, int]
+    """Numbers of these tasks by what they lack: `first: infrastructure`, where it broke all their episodes there,
+    `first: not played`, or `first: no such task`; and for the second alike."""
+    metrics: dict[str, Difference]
+    cards: dict[str, tuple[Any, Any]]
+    settings: dict[str, tuple[Any, Any]]
+    wins: int
+    """Tasks on which the second has the higher value of the chosen metric."""
+    losses: int
+    ties: int
+    changed: tuple[Change, ...]
+    """Tasks whose value of the chosen metric changed, largest change first."""
+
+
+class Comparison(Record):
+    """Runs, each compared with the first of them."""
+
+    metric: str
+    """The metric by which tasks are won and lost."""
+    equal_size: bool
+    first: Side
+    others: tuple[Pairing, ...]
+
+
+def compare(runs: Sequence[Run], metric: str = "curated_recall", top: int = 10, equal_size: bool = False) -> Comparison:
+    """Compare every further run with the first.
+
+    Args:
+        metric: the metric by which tasks are won, lost or changed.
+        top: most changed tasks to keep.
+        equal_size: compare ranked sets of one size (see `at_equal_size`).
+
+    Raises:
+        UsageError: there are fewer than two runs, their tasks differ, or one has no such metric.
+    """
+    if len(runs) < 2:
+        raise UsageError("a comparison needs at least two runs")
+    first, *others = runs
+    pairs = [
+        _paired(*(at_equal_size(first, other) if equal_size else (first, other)), metric, top, number)
+        for number, other in enumerate(others, start=1)
+    ]
+    return Comparison(metric, equal_size, _side(first), tuple(_corrected(pairs)))
+
+
+def at_equal_size(first: Run, second: Run) -> tuple[Run, Run]:
+    """Return both runs with their ranked sets cut, task by task, to the smallest that any sample of either delivered.
+    Tasks not scored in both are unchanged."""
+    sizes, others = _sizes(first), _sizes(second)
+    common = {task_id: min(sizes[task_id], others[task_id]) for task_id in sizes.keys() & others.keys()}
+    return _cut(first, common), _cut(second, common)
+
+
+def _sizes(run: Run) -> dict[str, int]:
+    """Return the size of the smallest set for each scored task; a task without an episode delivered nothing."""
+    found: dict[str, list[int]] = {task_id: [] for task_id in run.per_task}
+    for key, episode in run.episodes.items():
+        if episode.status is not Status.INFRA_ERROR:
+            found[key.task_id].append(len(delivered(episode)))
+    return {task_id: min(sizes, default=0) for task_id, sizes in found.items()}
+
+
+def _cut(run: Run, sizes: Mapping[str, int]) -> Run:
+    episodes = run.episodes.items()
+    return run.with_episodes({key: cut(each, sizes.get(key.task_id, len(each.curated))) for key, each in episodes})
+
+
+def _paired(first: Run, second: Run, metric: str, top: int, number: int) -> Pairing:
+    first.refuse_other_dataset(second)
+    tasks = sorted(first.per_task.keys() & second.per_task.keys())
+    if not tasks:
+        raise UsageError(f"{first.folder} and {second.folder} have no scored task in common")
+    names = dict.fromkeys((*HEADLINE, metric))
+    metrics = differences_of(first.per_task, second.per_task, names, first.config.machine.bootstrap)
+    if metric not in metrics:
+        known = sorted({name for run in (first, second) for row in run.per_task.values() for name in row})
+        raise UsageError(f"no metric {metric!r} in both runs; choose from: {', '.join(known)}")
+    moves = {task: found for task in tasks if (found := _moves(first, second, task, metric))}
+    wins, losses = (sum(sign * move[0] > EQUAL for move in moves.values()) for sign in (1, -1))
+    changed = [task for task, move in moves.items() if abs(move[0]) > EQUAL]
+    changed.sort(key=lambda task: [-abs(round(part, 9)) for part in moves[task]])
+    settings = differences(shown_config(first.config), shown_config(second.config))
+    return Pairing(
+        second=_side(second),
+        tasks=len(tasks),
+        left_out=(len(first.tasks) - len(tasks), len(second.tasks) - len(tasks)),
+        fell_out=dict(sorted(Counter(_lacks(first, second)).items())),
+        metrics=metrics,
+        cards={name: (a, b) for name, a, b in differences(_card(first), _card(second))},
+        settings={name: (a, b) for name, a, b in sorted(settings)},
+        wins=wins,
+        losses=losses,
+        ties=len(moves) - wins - losses,
+        changed=tuple(change_of(first, second, task, metric, number) for task in changed[:top]),
+    )
+
+
+def _lacks(first: Run, second: Run) -> Iterator[str]:
+    """Yield what each task that is not scored in both runs lacks in the one and in the other."""
+    for name, run in (("first", first), ("second", second)):
+        for task_id in (first.tasks.keys() | second.tasks.keys()) - run.per_task.keys():
+            if task_id not in run.tasks:
+                yield f"{name}: no such task"
+            else:
+                yield f"{name}: infrastructure" if run.samples(task_id) else f"{name}: not played"
+
+
+def _card(run: Run) -> dict[str, Any]:
+    """Return everything that determines a run besides its configuration and its tasks."""
+    inputs, outputs = run.stage.inputs, run.stage.outputs
+    return {
+        "policy": run.policy,
+        "policy hash": str(inputs.get("policy", ""))[:12],
+        "format": outputs.get("format"),
+        "index": f"{Path(run.index).name} {str(inputs.get('index', ''))[:12]}".strip(),
+        "samples": inputs.get("samples"),
+        "seed": inputs.get("seed"),
+        "fused from": outputs.get("sources"),
+    }
+
+
+def _side(run: Run) -> Side:
+    broken = sum(episode.status is Status.INFRA_ERROR for episode in run.episodes.values())
+    return Side(str(run.folder), run.policy, len(run.tasks), broken, run.faults)
+
+
+def _moves(first: Run, second: Run, task_id: str, metric: str) -> list[float]:
+    """Return a task's change in the chosen metric, then in the tie breakers (0 if undefined); empty if the
+    chosen metric is undefined."""
+    a, b = first.per_task[task_id], second.per_task[task_id]
+    if metric not in a or metric not in b:
+        return []
+    return [b[name] - a[name] if name in a and name in b else 0.0 for name in (metric, *TIE_BREAKERS)]
+
+
+def change_of(first: Run, second: Run, task_id: str, metric: str, number: int) -> Change:
+    a, b = first.per_task[task_id][metric], second.per_task[task_id][metric]
+    played = [(at, run.samples(task_id)) for at, run in ((0, first), (number, second))]
+    address = "#" + ",".join(f"{at}/{quote(samples[0].episode_id, safe='')}" for at, samples in played if samples)
+    return Change(task_id, first.tasks[task_id].query, a, b, b - a, address)
+
+
+def _corrected(pairs: Sequence[Pairing]) -> list[Pairing]:
+    metrics = corrected([pair.metrics for pair in pairs])
+    return [msgspec.structs.replace(pair, metrics=found) for pair, found in zip(pairs, metrics, strict=True)]
+
+
+NAMES = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
+ADDRESS = "/:#,%.~-_"
+"""Characters that are not escaped in an address."""
+LONGEST = 12
+"""Characters of the longest folder that names a column."""
+COUNTED = ("set_size", "turns", "prompt_tokens", "prefill_tokens")
+"""Metrics that are amounts, shown with one decimal."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table of plain text."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    numbers: frozenset[int]
+    """Columns that are right-aligned."""
+    flexible: int | None = None
+    """The column that shrinks if there is no room."""
+
+
+@dataclass(frozen=True)
+class Links:
+    """Named addresses."""
+
+    places: tuple[tuple[str, str], ...]
+
+
+Block = str | Grid | Links
+
+
+def blocks(comparison: Comparison, viewer: str = "") -> Iterator[Block]:
+    """Yield the comparison from top to bottom.
+
+    Args:
+        viewer: the viewer file that the changed tasks link to; empty: no links.
+    """
+    sides = [comparison.first, *(pair.second for pair in comparison.others)]
+    first, *others = names = labels([side.folder for side in sides])
+    rows = [
+        (name, side.folder, side.policy, str(side.tasks), _broken(side))
+        for name, side in zip(names, sides, strict=True)
+    ]
+    yield Grid(("run", "folder", "policy", "tasks", "broken"), tuple(rows), frozenset({3, 4}), flexible=1)
+    for name, pair in zip(others, comparison.others, strict=True):
+        yield from _pair(comparison, pair, first, name, viewer)
+
+
+def labels(folders: Sequence[str]) -> list[str]:
+    """Return a name for each run: that of its folder, or its place where two names are equal or one is long."""
+    names = [one_line(Path(folder).name) for folder in folders]
+    if len(set(names)) == len(names) and all(0 < len(name) <= LONGEST for name in names):
+        return names
+    return [NAMES[place] if place < len(NAMES) else f"run {place + 1}" for place in range(len(folders))]
+
+
+def markdown(parts: Sequence[Block]) -> str:
+    """Return the blocks as Markdown, with all special characters escaped."""
+    return "\n\n".join(map(_markdown_block, parts)) + "\n"
+
+
+def one_line(text: str) -> str:
+    """Convert text from outside to one printable line."""
+    return " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
+
+
+def _pair(comparison: Comparison, pair: Pairing, first: str, name: str, viewer: str) -> Iterator[Block]:
+    left = " and ".join(f"{count} of {side}" for count, side in zip(pair.left_out, (first, name), strict=True))
+    lost = f" (left out: {left}; {_why(pair, first, name)})" if any(pair.left_out) else ""
+    cut = "; the sets of both are cut to the smaller one, task by task" if comparison.equal_size else ""
+    yield f"{name} - {first}, {pair.tasks} common tasks{lost}{cut}"
+    yield _metrics(pair.metrics, first, name)
+    counts = f"{pair.wins} higher, {pair.losses} lower, {pair.ties} equal"
+    yield f"{comparison.metric} of {name}, task by task: {counts}."
+    if pair.cards or pair.settings:
+        rows = [(key, _shown(a), _shown(b)) for key, (a, b) in {**pair.cards, **pair.settings}.items()]
+        yield Grid(("what differs", first, name), tuple(rows), frozenset(), flexible=2)
+    else:
+        yield "Their cards and configurations are equal."
+    if pair.changed or not pair.wins + pair.losses:
+        yield f"Tasks that changed most in {comparison.metric}:"
+        yield _changed(pair, first, name) if pair.changed else "None changed."
+    if pair.changed and viewer:
+        yield Links(tuple((one_line(each.task_id), f"{viewer}{each.address}") for each in pair.changed))
+
+
+def _broken(side: Side) -> str:
+    """Return how many episodes of a run the infrastructure broke, and whether they count."""
+    return f"{side.broken:,} counted as 0" if side.broken and side.faults == "zero" else f"{side.broken:,}"
+
+
+def _why(pair: Pairing, first: str, name: str) -> str:
+    """Return why tasks are left out, with the number of each reason."""
+    words = {
+        "infrastructure": "{} broken by the infrastructure in {}",
+        "not played": "{} not played in {}",
+        "no such task": "{} not in {}",
+    }
+    found = []
+    for key, count in pair.fell_out.items():
+        side, _, reason = key.partition(": ")
+        found.append(words[reason].format(count, first if side == "first" else name))
+    return ", ".join(found)
+
+
+def _metrics(metrics: dict[str, Difference], first: str, name: str) -> Grid:
+    corrected = any(row.p_holm is not None for row in metrics.values())
+    rows = []
+    for metric, row in metrics.items():
+        places = 3 if metric not in COUNTED else 1 if max(abs(row.first), abs(row.second)) < 1000 else 0
+        between = row.difference
+        rows.append(
+            (
+                metric,
+                f"{row.first:,.{places}f}",
+                f"{row.second:,.{places}f}",
+                f"{between.mean:+,.{places}f}",
+                f"{between.low:+,.{places}f} to {between.high:+,.{places}f}",
+                probability(row.p if row.p_holm is None else row.p_holm),
+            )
+        )
+    heads = ("metric", first, name, "diff", "95 % interval", "p (Holm)" if corrected else "p")
+    return Grid(heads, tuple(rows), frozenset(range(1, 6)))
+
+
+def _changed(pair: Pairing, first: str, name: str) -> Grid:
+    rows = tuple(
+        (one_line(each.task_id), f"{each.first:.3f}", f"{each.second:.3f}", f"{each.change:+.3f}", one_line(each.query))
+        for each in pair.changed
+    )
+    return Grid(("task", first, name, "change", "query"), rows, frozenset({1, 2, 3}), flexible=4)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_shown, value))
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "-" if value is None else one_line(str(value))
+
+
+def _markdown_block(part: Block) -> str:
+    if isinstance(part, str):
+        return _cell(part)
+    if isinstance(part, Grid):
+        return _markdown_grid(part)
+    return "\n".join(f"- [{_cell(name)}](<{quote(address, safe=ADDRESS)}>)" for name, address in part.places)
+
+
+def _markdown_grid(grid: Grid) -> str:
+    rule = ["---:" if column in grid.numbers else "---" for column in range(len(grid.columns))]
+    rows = [grid.columns, tuple(rule), *(tuple(map(_cell, row)) for row in grid.rows)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _cell(text: str) -> str:
+    """Escape characters that are special in Markdown or HTML."""
+    return "".join(f"&#{ord(sign)};" if sign in "\\`*[]<>&|" else sign for sign in text)

@@ -1,1 +1,0 @@
-"""Comparison of runs on the same tasks."""

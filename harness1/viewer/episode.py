@@ -1,0 +1,446 @@
+"""The prompts of a language model exactly as sent, decoded from the recorded token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from harness1.config import Env
+from harness1.env.environment import SearchEnv
+from harness1.env.pieces import sentence
+from harness1.env.render import Context
+from harness1.episodes.rollout import difference_between, replay_env
+from harness1.errors import ConfigError, SchemaError, UsageError
+from harness1.memory.question import SCANNED_CHARACTERS, head, normalised_name
+from harness1.memory.working_memory import WorkingMemory, question_names
+from harness1.models.tokenizer import Tokenizer
+from harness1.records import (
+    TAGS,
+    Delta,
+    Episode,
+    Gold,
+    Hit,
+    ModelCall,
+    Note,
+    Observation,
+    RewardRecord,
+    Tag,
+    Turn,
+    UnitId,
+)
+from harness1.reward.measures import Targets, targets
+from harness1.rows.calls import calls_of
+from harness1.viewer.tables import Tables
+
+
+class SentPrompts:
+    """The model calls of one episode as JSON data. Every segment is decoded once; without a tokenizer, segments have
+    names but no texts."""
+
+    def __init__(self, episode: Episode, tables: Tables, tokenizer: Tokenizer | None) -> None:
+        self._episode, self._tables, self._tokenizer = episode, tables, tokenizer
+        self._outputs = {f"call/{call.call_id}": call.output_ids for call in calls_of(episode)}
+        self._numbers: dict[str, int] = {}
+
+    def attempt(self, call: ModelCall) -> dict[str, Any]:
+        """Return a call: its prompt as numbers of segments, its output and its sampling parameters. Raise SchemaError
+        if a segment of the prompt is missing in the episode."""
+        sampling = msgspec.to_builtins(call.sampling)
+        sampling.pop("stop_ids", None)
+        logprobs = call.output_logprobs
+        return {
+            "attempt": call.attempt,
+            "prompt": [self._segment(key) for key in call.prompt],
+            "output": self._decoded(call.output_ids),
+            "output_tokens": len(call.output_ids),
+            "mean_logprob": sum(logprobs) / len(logprobs) if logprobs else None,
+            "finish": call.finish_reason,
+            "sampling": sampling,
+            "versions": [call.policy_version_start, call.policy_version_end],
+            "seconds": round(call.t_end - call.t_start, 3),
+        }
+
+    def _segment(self, key: str) -> int:
+        if key not in self._numbers:
+            ids = self._outputs.get(key, self._episode.segments.get(key))
+            if ids is None:
+                raise SchemaError(f"episode {self._episode.episode_id} lacks the prompt segment {key!r}")
+            self._numbers[key] = self._tables.sent(key, self._decoded(ids), len(ids))
+        return self._numbers[key]
+
+    def _decoded(self, ids: tuple[int, ...]) -> str | None:
+        return self._tokenizer.decode(ids) if self._tokenizer is not None and ids else None
+
+
+LISTED_BRIDGES = 40
+"""Limit of new bridges of a turn that are listed; the others are counted."""
+
+
+@dataclass(frozen=True)
+class StateView:
+    """The compared parts of a memory at one moment."""
+
+    curated: Mapping[UnitId, Tag]
+    pool: frozenset[UnitId]
+    aliases: Mapping[UnitId, UnitId]
+    verdicts: frozenset[str]
+    bridges: Mapping[str, int]
+    """The number of units of each entity that is in at least two, by its key."""
+
+    @classmethod
+    def at(cls, memory: WorkingMemory) -> StateView:
+        """Return a copy that later turns do not change."""
+        evidence = memory.evidence
+        return cls(
+            dict(memory.curated.tags),
+            frozenset(memory.pool.entries),
+            dict(memory.pool.aliases),
+            frozenset(memory.verification.verdicts),
+            {key: size for size, keys in evidence.levels.items() for key in keys},
+        )
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Return the size of each part."""
+        return {name: len(getattr(self, name)) for name in ("curated", "pool", "aliases", "verdicts", "bridges")}
+
+
+def tag_number(tag: Tag) -> int:
+    """Return the index of a tag in `TAGS`."""
+    return TAGS.index(tag)
+
+
+def change(before: StateView, now: StateView, memory: WorkingMemory, delta: Delta, tables: Tables) -> dict[str, Any]:
+    """Return the difference between two states of a memory, with units as numbers and without empty parts.
+
+    Args:
+        memory: the memory in the later state.
+        delta: the delta of the action, which distinguishes evictions from removals.
+    """
+    gone = [unit for unit in before.curated if unit not in now.curated]
+    evicted = set(delta.evicted)
+    unit = tables.unit
+    found = {
+        "added": [[unit(each), tag_number(tag)] for each, tag in now.curated.items() if each not in before.curated],
+        "retagged": [
+            [unit(each), tag_number(before.curated[each]), tag_number(tag)]
+            for each, tag in now.curated.items()
+            if before.curated.get(each, tag) != tag
+        ],
+        "removed": [unit(each) for each in gone if each not in evicted],
+        "evicted": [unit(each) for each in gone if each in evicted],
+        "refused": [unit(each) for each in delta.refused],
+        "pooled": [unit(each) for each in memory.pool.entries if each not in before.pool],
+        "hidden": [[unit(each), unit(twin)] for each, twin in now.aliases.items() if before.aliases.get(each) != twin],
+        "shown": [unit(each) for each in before.aliases if each not in now.aliases],
+        "verdicts": [
+            [unit(verdict.unit_id), verdict.claim, verdict.label]
+            for key, verdict in memory.verification.verdicts.items()
+            if key not in before.verdicts
+        ],
+    }
+    return {name: rows for name, rows in found.items() if rows} | _bridges(before, now, memory, tables)
+
+
+def _bridges(before: StateView, now: StateView, memory: WorkingMemory, tables: Tables) -> dict[str, Any]:
+    """Return the entities that first link documents in this turn, with the documents; most documents first."""
+    names = memory.evidence.names
+    new = [key for key in now.bridges if key not in before.bridges]
+    new.sort(key=lambda key: (-now.bridges[key], names[key]))
+    if not new:
+        return {}
+    listed = [[names[key], [tables.unit(each) for each in memory.evidence.units[key]]] for key in new[:LISTED_BRIDGES]]
+    return {"bridges": listed, "bridges_total": len(new)}
+
+
+WORDS = 7
+"""Words of the longest name that is looked for in a query."""
+SOURCES = 4
+"""Limit of the documents listed as the source of a name."""
+LINKS = 200
+"""Limit of the links between documents of an episode."""
+_AROUND = " ,.;:?!'\"()“”’"
+
+
+class EvidenceChain:
+    """The names in the searches of one episode; `see` is called before every turn, with the memory at that moment."""
+
+    def __init__(self) -> None:
+        self._memory: WorkingMemory | None = None
+        self._titled: dict[str, list[UnitId]] = {}
+        self._read = 0
+
+    def see(self, memory: WorkingMemory) -> None:
+        """Take in the documents found so far."""
+        self._memory = memory
+        entries = memory.pool.entries
+        for unit_id, entry in islice(entries.items(), self._read, None):
+            if entry.title:
+                self._titled.setdefault(head(entry.title), []).append(unit_id)
+        self._read = len(entries)
+
+    def names_in(self, query: str, tables: Tables) -> list[Any]:
+        """Return the names in a query: each with the documents that told it, or with None if the question has it."""
+        if self._memory is None:
+            return []
+        asked = {head(name) for name in question_names(self._memory.query)}
+        question = f" {normalised_name(self._memory.query)} "
+        found: list[Any] = []
+        words = query[:SCANNED_CHARACTERS].split()
+        at = 0
+        while at < len(words):
+            for name, size in _names_from(words, at):
+                if head(name) in asked:
+                    found.append([name, None])
+                elif f" {normalised_name(name)} " not in question and (holders := self._holders(name)):
+                    found.append([name, [tables.unit(each) for each in holders[:SOURCES]]])
+                else:
+                    continue
+                at += size - 1
+                break
+            at += 1
+        return found
+
+    def as_json(self, relevant: Iterable[UnitId], tables: Tables) -> dict[str, Any]:
+        """Return the names of the question, and the links between relevant documents: one that names the title of
+        another."""
+        if self._memory is None:
+            return {"names": [], "links": []}
+        self.see(self._memory)
+        links = islice(self._links(self._memory, dict.fromkeys(relevant)), LINKS)
+        return {
+            "names": list(question_names(self._memory.query)),
+            "links": [[tables.unit(source), name, tables.unit(target)] for source, name, target in links],
+        }
+
+    def _links(self, memory: WorkingMemory, relevant: dict[UnitId, None]) -> Iterator[tuple[UnitId, str, UnitId]]:
+        for source in relevant:
+            for name in memory.evidence.entities_of(source):
+                for target in self._titled.get(head(name), ()):
+                    if target in relevant and target != source:
+                        yield source, name, target
+
+    def _holders(self, name: str) -> list[UnitId]:
+        """Return the known documents that mention a name, or else those that have it as their title; curated ones come
+        first."""
+        assert self._memory is not None
+        titled = self._titled.get(head(name), [])
+        mention = [each for each in self._memory.evidence.units_of(name) if each not in titled]
+        curated = self._memory.curated.tags
+        return sorted(mention or titled, key=lambda each: each not in curated)
+
+
+def _names_from(words: list[str], at: int) -> Iterator[tuple[str, int]]:
+    """Yield what may be a name and begins with a word, the longest first, with its number of words; one word alone is a
+    name only with a capital letter or a digit."""
+    for size in range(min(WORDS, len(words) - at), 0, -1):
+        name = " ".join(words[at : at + size]).strip(_AROUND)
+        if name and (size > 1 or name != name.lower() or any(map(str.isdigit, name))):
+            yield name, size
+
+
+Viewed = dict[str, Any]
+
+
+class EpisodeView:
+    """The JSON data of one episode.
+
+    Args:
+        env: the configuration of the recorded environment.
+        gold: the gold of its task, if known.
+        tokenizer: the tokenizer of its model, if it can be loaded.
+        titles: of gold units, by id, for those that no search found.
+
+    Attributes:
+        tables: filled while turns are made.
+        problem: the reason in one line why it cannot be replayed exactly; then turns are shown from the record only.
+    """
+
+    def __init__(
+        self,
+        episode: Episode,
+        env: Env,
+        gold: Gold | None = None,
+        tokenizer: Tokenizer | None = None,
+        titles: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self.episode, self.gold, self._titles = episode, gold, titles
+        self.tables = Tables()
+        self.problem: str | None = None
+        self._prompts = SentPrompts(episode, self.tables, tokenizer)
+        self._chain = EvidenceChain()
+        try:
+            self._twin: SearchEnv | None = replay_env(episode, env)
+        except (ConfigError, SchemaError) as error:
+            self._twin, self.problem = None, str(error)
+
+    def as_json(self, reward: RewardRecord | None) -> Viewed:
+        """Return everything about the episode except for data shared by its run."""
+        episode = self.episode
+        turns = list(self._turns())
+        gold = self._gold()
+        chain = self._chain.as_json(self._relevant(), self.tables)
+        if self._twin is not None:
+            self.tables.name_handles(self._twin.state.memory.pool)
+        return {
+            "query": episode.task.query,
+            "turns": turns,
+            "gold": gold,
+            "chain": chain,
+            "delivered": [[self.tables.unit(each.unit_id), tag_number(each.tag)] for each in episode.curated],
+            "hidden": [[self.tables.unit(name), self.tables.unit(twin)] for name, twin in episode.aliases.items()],
+            "pool": [self.tables.unit(each) for each in episode.pool],
+            "reward": msgspec.to_builtins(reward),
+            "hashes": msgspec.to_builtins(episode.hashes),
+            "stage_ms": episode.stage_ms,
+            "seed": episode.seed,
+            "versions": list(episode.policy_versions),
+            "error": episode.error,
+            "untrainable": episode.untrainable if any(turn.calls for turn in episode.turns) else None,
+            "problem": self.problem,
+            **self.tables.as_json(),
+        }
+
+    def _turns(self) -> Iterator[Viewed]:
+        for turn in self.episode.turns:
+            context = self._twin.state.context if self._twin is not None else None
+            before = StateView.at(self._twin.state.memory) if self._twin is not None else None
+            if self._twin is not None:
+                self._chain.see(self._twin.state.memory)
+            shown = self._recorded(turn) | self._context(turn, context)
+            if self._twin is not None and before is not None and self._replayed(turn, self._twin):
+                shown |= self._memory(turn, before, self._twin)
+            yield shown
+
+    def _replayed(self, turn: Turn, twin: SearchEnv) -> bool:
+        """Replay a turn; return True if its memory can be shown."""
+        if turn.action is None or turn.observation is None:
+            return True
+        try:
+            again = twin.replay(turn).turn
+        except (ValueError, TypeError, LookupError) as error:
+            self.problem, self._twin = self.problem or f"turn {turn.index}: it cannot be replayed ({error!r})", None
+            return False
+        self.problem = self.problem or difference_between(turn, again, contexts=True)
+        return True
+
+    def _recorded(self, turn: Turn) -> Viewed:
+        return {
+            "index": turn.index,
+            "action": msgspec.to_builtins(turn.action),
+            "reasoning": turn.reasoning,
+            "ignored": msgspec.to_builtins(turn.ignored),
+            "parse_error": turn.parse_error,
+            "calls": [self._prompts.attempt(call) for call in turn.calls],
+            "observation": None if turn.observation is None else self._observation(turn.observation),
+            "hashes": [turn.memory_hash, turn.context_hash],
+        }
+
+    def _context(self, turn: Turn, context: Context | None) -> Viewed:
+        if context is None or self._twin is None:
+            return {"context": None, "tokens": turn.prompt_tokens, "prefill": turn.prefill_tokens}
+        counts = self._twin.renderer.counts
+        return {
+            "context": [self.tables.segment(each, counts.piece(each)) for each in context.pieces],
+            "tokens": context.budget.used,
+            "prefill": context.fresh,
+            "limit": context.budget.limit,
+            "dropped": context.budget.dropped,
+        }
+
+    def _memory(self, turn: Turn, before: StateView, twin: SearchEnv) -> Viewed:
+        memory = twin.state.memory
+        if turn.observation is None:
+            return {"curated": self._curated(twin)}
+        now = StateView.at(memory)
+        return {
+            "change": change(before, now, memory, turn.observation.delta, self.tables),
+            "sizes": [before.sizes, now.sizes],
+            "curated": self._curated(twin),
+        }
+
+    def _relevant(self) -> Iterator[UnitId]:
+        """Yield what was ever curated, then the gold that was seen."""
+        for turn in self.episode.turns:
+            if turn.observation is not None:
+                yield from turn.observation.delta.auto_populated
+                yield from turn.observation.delta.added
+        seen = set(self.episode.pool)
+        yield from (unit for unit in sorted(self._wanted) if unit in seen)
+
+    @cached_property
+    def _wanted(self) -> frozenset[UnitId]:
+        try:
+            return frozenset[UnitId]().union(*self._targets.relevant)
+        except UsageError:
+            return frozenset()
+
+    @property
+    def _targets(self) -> Targets:
+        return targets(self.episode.task.task_id, self.gold, self.episode.unit)
+
+    def _curated(self, twin: SearchEnv) -> list[list[int]]:
+        ranked = twin.state.memory.curated.ranked()
+        return [[self.tables.unit(each.unit_id), tag_number(each.tag)] for each in ranked]
+
+    def _observation(self, seen: Observation) -> Viewed:
+        tables = self.tables
+        hits = []
+        for hit in seen.hits:
+            unit = self._unit_of(hit)
+            hits.append([tables.passage(hit, unit), round(hit.score, 4), hit.tokens])
+        return {
+            "tool": seen.tool,
+            "hits": hits,
+            "rankings": [
+                {
+                    "query": ranking.query,
+                    "names": self._chain.names_in(ranking.query, tables),
+                    "chunks": [tables.known_chunk(name) for name in ranking.chunk_ids],
+                    "before": [tables.known_chunk(name) for name in ranking.pre_rerank_ids],
+                }
+                for ranking in seen.rankings
+            ],
+            "verdicts": [
+                [tables.unit(each.unit_id), each.claim, each.label, each.sentence, each.cached]
+                for each in seen.verdicts
+            ],
+            "resolved": seen.resolved,
+            "notes": [_words(note) for note in seen.notes],
+            "error": None if seen.error is None else _words(seen.error),
+            "auto": [tables.unit(each) for each in seen.delta.auto_populated],
+        }
+
+    def _unit_of(self, hit: Hit) -> UnitId:
+        return UnitId(hit.doc_id if self.episode.unit == "document" else hit.chunk_id)
+
+    def _gold(self) -> Viewed | None:
+        """Return the targets, each as the units that satisfy it, or None if the gold is unknown."""
+        try:
+            wanted = self._targets
+        except UsageError:
+            return None
+        for each in sorted(self._wanted):
+            self.tables.name_unit(each, self._titles.get(each, ""))
+        answers = set(wanted.answer)
+        return {
+            "targets": [
+                {"units": [self.tables.unit(each) for each in sorted(target)], "answer": target in answers}
+                for target in wanted.relevant
+            ],
+            "answers": list(self.gold.answers) if self.gold is not None else [],
+        }
+
+
+def _words(note: Note) -> list[str]:
+    """Return the code of a note and its sentence, or its data if this version does not know the code."""
+    try:
+        return [note.code, sentence(note)]
+    except LookupError:
+        return [note.code, " ".join(f"{name}={value}" for name, value in note.data.items())]

@@ -1,0 +1,331 @@
+"""The log of a training run as curves."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from harness1.config import ChatPolicy, Config
+from harness1.errors import MALFORMED, ConfigError, UsageError
+from harness1.models.open import format_at
+from harness1.models.spec import ModelSpec
+from harness1.models.tokenizer import Tokenizer
+from harness1.recipe.recipe import Space, Value
+from harness1.recipe.run import JOURNAL, RecipeState, StageRecord, is_at_work, read_state
+from harness1.recipe.tuning import TrialResult, TuningCard, best_of
+from harness1.rows.proxy_record import CALLS, VERB, RecordedCall, read_records
+from harness1.runs.files import STAGE, Stage, read_stage, write_atomically, writing
+from harness1.training.log import LOG, VALIDATION_PREFIX, read_log
+from harness1.viewer.html import deflated, render
+
+
+def is_training(folder: Path) -> bool:
+    """Return True if a folder has the log of a training run."""
+    return (folder / LOG).is_file()
+
+
+def training_row(folder: Path) -> dict[str, str]:
+    """Return what the page knows of a training before its curves are asked for."""
+    return {"name": folder.resolve().name, "folder": str(folder)}
+
+
+def training_card(folder: Path) -> dict[str, Any]:
+    """Return a training as JSON data: steps and values of the training metrics in `curves`, and of the validation
+    metrics in `validation`. The log is as for `read_log`. With the hashes of its indexes and of its reward, runs of the
+    same can stand beside it."""
+    curves: dict[str, list[list[float]]] = {}
+    validation: dict[str, list[list[float]]] = {}
+    for line in read_log(folder):
+        step = line.pop("step")
+        for name, value in line.items():
+            if isinstance(value, int | float):
+                kind = validation if name.startswith(VALIDATION_PREFIX) else curves
+                steps, values = kind.setdefault(name.removeprefix(VALIDATION_PREFIX), [[], []])
+                steps.append(step)
+                values.append(value)
+    stage = read_stage(folder)
+    inputs = {} if stage is None else stage.inputs
+    made_with = {"indexes": inputs.get("indexes", []), "reward": inputs.get("reward", "")}
+    return {**training_row(folder), **made_with, "curves": curves, "validation": validation}
+
+
+Sent = Sequence[int] | Sequence[Any]
+
+
+def is_recording(folder: Path) -> bool:
+    """Return True if a folder holds calls that a proxy recorded."""
+    if not (folder / CALLS).is_file():
+        return False
+    stage = read_stage(folder)
+    return stage is None or stage.verb == VERB
+
+
+def read_sessions(folder: Path) -> list[dict[str, Any]]:
+    """Return the sessions of a record as JSON data, in the order of their first calls. Parts that a call lacks are
+    None; times are in seconds.
+
+    Raises:
+        SchemaError: the record is damaged.
+    """
+    groups: dict[str, list[RecordedCall]] = {}
+    for call in sorted(read_records(folder), key=lambda call: call.t_arrived):
+        groups.setdefault(call.session_id, []).append(call)
+    stage = read_stage(folder)
+    tokenizer = _tokenizer(stage)
+    inputs = {} if stage is None else stage.inputs
+    about = {"record": folder.resolve().name, "upstream": inputs.get("upstream", "")}
+    return [about | {"name": name, "calls": _calls(group, tokenizer)} for name, group in groups.items()]
+
+
+def held_sessions(folders: Sequence[Path], room: int) -> list[tuple[dict[str, Any], str]]:
+    """Return the rows of all sessions of some records, and their data compressed; it is empty where a session does not
+    fit into a number of bytes.
+
+    Raises:
+        SchemaError: a record is damaged.
+    """
+    found = []
+    for session in (session for folder in folders for session in read_sessions(folder)):
+        text = deflated(session)
+        held = len(text) <= room
+        room -= len(text) if held else 0
+        found.append((session_row(session) | {"held": held}, text if held else ""))
+    return found
+
+
+def session_row(session: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row of a session in the list of sessions."""
+    calls = session["calls"]
+    return {
+        "name": session["name"],
+        "record": session["record"],
+        "calls": len(calls),
+        "failed": sum(call["error"] is not None for call in calls),
+        "tokens": sum(call["output_tokens"] or 0 for call in calls) or None,
+        "seconds": sum(call["seconds"] or 0.0 for call in calls),
+    }
+
+
+def _calls(group: Sequence[RecordedCall], tokenizer: Tokenizer | None) -> list[dict[str, Any]]:
+    ids: Sequence[int] = ()
+    said: list[Any] = []
+    shown = []
+    for call in group:
+        shown.append(_call(call, ids, said, tokenizer))
+        if call.prompt_ids:
+            ids = (*call.prompt_ids, *call.output_ids)
+        if call.request is not None:
+            said = [*_messages(call), *([call.reply] if call.reply else [])]
+    return shown
+
+
+def _call(call: RecordedCall, ids: Sequence[int], said: Sequence[Any], tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """Return a call, of whose prompt only what follows the tokens or messages of the one before is written out."""
+
+    def text(tokens: Sequence[int]) -> str | None:
+        return tokenizer.decode(tokens) if tokenizer is not None and tokens else None
+
+    messages = _messages(call)
+    kept_ids, kept = _common(ids, call.prompt_ids), _common(said, messages)
+    logprobs = call.output_logprobs
+    return {
+        "status": call.status,
+        "error": call.error,
+        "untrainable": call.untrainable,
+        "attempt": call.attempt,
+        "agent": call.agent_id,
+        "model": call.model,
+        "dialect": call.dialect,
+        "reused": kept_ids or None,
+        "prompt": text(call.prompt_ids[kept_ids:]),
+        "prompt_tokens": len(call.prompt_ids) or None,
+        "earlier": kept,
+        "messages": messages[kept:],
+        "reply": call.reply,
+        "output": text(call.output_ids),
+        "output_tokens": len(call.output_ids) or None,
+        "mean_logprob": sum(logprobs) / len(logprobs) if logprobs else None,
+        "actions": msgspec.to_builtins(call.actions),
+        "finish": call.finish_reason,
+        "versions": [call.version_start, call.version_end] if call.output_ids else None,
+        "waited": round(call.t_start - call.t_arrived, 3) if call.t_start else None,
+        "seconds": round(call.t_end - call.t_start, 3) if call.t_start else None,
+    }
+
+
+def _messages(call: RecordedCall) -> list[Any]:
+    found = (call.request or {}).get("messages")
+    return found if isinstance(found, list) else []
+
+
+def _common(before: Sent, now: Sent) -> int:
+    """Return the length of the beginning that two sequences share."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, now, strict=False)))
+
+
+def _tokenizer(stage: Stage | None) -> Tokenizer | None:
+    """Return the tokenizer of a recorded model, or None if there is none or it is not on this machine."""
+    if stage is None or "format" not in stage.inputs:
+        return None
+    try:
+        policy = msgspec.convert(stage.inputs["policy"], ChatPolicy)
+        chat = format_at(ModelSpec.read(str(stage.inputs["upstream"])).model, Config(policy=policy))
+    except (KeyError, UsageError, ConfigError, OSError, *MALFORMED):
+        return None
+    return chat.tokenizer if chat.hash == stage.inputs["format"] else None
+
+
+PLAY, TRAIN = (("eval",), ("sft", "collect")), (("sft", "train"), ("rl", "train"))
+"""The verbs of stages that leave episodes, and of those that leave curves."""
+
+
+def is_recipe(folder: Path) -> bool:
+    """Return True if a folder is that of a recipe."""
+    return (folder / JOURNAL).is_file()
+
+
+def recipe_parts(folder: Path) -> list[Path]:
+    """Return the folders of the stages that have begun and have episodes or curves, in order of their stages.
+
+    Raises:
+        UsageError: the folder has been removed.
+        SchemaError: the journal is damaged.
+    """
+    return [folder / name for name, record in recipe_state(folder).stages.items() if _is_of((*PLAY, *TRAIN), record)]
+
+
+def written_parts(folder: Path) -> list[Path]:
+    """Return those parts that have written something, the last one first: what was trained stands beside the rest."""
+    stages = recipe_state(folder).stages
+    marks = {folder / name: LOG if _is_of(TRAIN, record) else STAGE for name, record in stages.items()}
+    return [part for part in reversed(recipe_parts(folder)) if (part / marks[part]).is_file()]
+
+
+def recipe_card(folder: Path) -> dict[str, Any]:
+    """Return a recipe as JSON data. Times are in seconds; `expected` is 0 where nothing is known.
+
+    Raises:
+        UsageError: the folder has been removed.
+        SchemaError: the journal is damaged.
+    """
+    journal, at_work = recipe_state(folder), is_at_work(folder)
+    expected = journal.expected()
+    stages = []
+    for name in dict.fromkeys([*journal.plan, *journal.stages]):
+        card: dict[str, Any] = {"name": name, "folder": str(folder / name), "status": "to come", "findings": []}
+        if name in journal.plan:
+            card["says"] = journal.plan[name].says
+        if record := journal.stages.get(name):
+            card |= msgspec.to_builtins({each: getattr(record, each) for each in ("findings", "seconds", "metrics")})
+            card["status"] = record.status_now(at_work)
+            card["command"] = f"harness1 {shlex.join(record.words)}"
+            card["began"], card["exit"] = record.began, record.exit
+        stages.append(card | {"expected": expected.get(name, 0.0)})
+    return {"name": folder.resolve().name, "folder": str(folder), "title": journal.title, "stages": stages}
+
+
+def _is_of(verbs: Sequence[tuple[str, ...]], record: StageRecord) -> bool:
+    return any(record.words[: len(verb)] == verb for verb in verbs)
+
+
+def recipe_state(folder: Path) -> RecipeState:
+    journal = read_state(folder)
+    if journal is None:
+        raise UsageError(f"{folder} holds no recipe any more")
+    return journal
+
+
+PAGE = "tuning.html"
+
+
+class Dot(NamedTuple):
+    """A trial in a plot; places are shares of the plot's width and height, from below."""
+
+    x: float
+    y: float
+    says: str
+    best: bool
+    stopped: bool
+
+
+class Plot(NamedTuple):
+    """The trials over their numbers, or over the values of one setting."""
+
+    name: str
+    low: str
+    high: str
+    dots: list[Dot]
+
+
+def write_page(folder: Path, card: TuningCard, results: Sequence[TrialResult]) -> Path:
+    """Write the page of a tuning into its folder, and return its path.
+
+    Raises:
+        UsageError: the folder cannot be written.
+    """
+    best = best_of(results, maximize=card.maximize)
+    ended = [each.value for each in results if each.value is not None and math.isfinite(each.value)]
+    low, high = (min(ended), max(ended)) if ended else (0.0, 1.0)
+    plots = [_by_number(results, best, low, high)]
+    plots += [_by_setting(name, space, results, best, low, high) for name, space in card.search.items()]
+    page = render(
+        "trials.html",
+        title=card.title,
+        styles=("report.css",),
+        card=card,
+        results=results,
+        best=best,
+        plots=plots,
+        low=low,
+        high=high,
+    )
+    with writing(folder):
+        write_atomically(folder / PAGE, "".join(page).encode())
+    return folder / PAGE
+
+
+def _by_number(results: Sequence[TrialResult], best: TrialResult | None, low: float, high: float) -> Plot:
+    last = max([each.number for each in results], default=0)
+    dots = [_dot(each, _share(each.number, 0, last), best, low, high) for each in results]
+    return Plot("trial", "0", str(last), dots)
+
+
+def _by_setting(
+    name: str, space: Space, results: Iterable[TrialResult], best: TrialResult | None, low: float, high: float
+) -> Plot:
+    known = [each for each in results if name in each.settings]
+    dots = [_dot(each, _place(each.settings[name], space), best, low, high) for each in known]
+    first, last = (space.choices[0], space.choices[-1]) if space.choices else (space.low, space.high)
+    return Plot(name + (", logarithmic" if space.log else ""), _text(first), _text(last), dots)
+
+
+def _dot(result: TrialResult, x: float, best: TrialResult | None, low: float, high: float) -> Dot:
+    stopped = result.value is None
+    y = 0.0 if result.value is None else _share(result.value, low, high)
+    outcome = result.stopped if result.value is None else f"{result.value:.4g}"
+    settings = ", ".join(f"{name} {_text(value)}" for name, value in result.settings.items())
+    return Dot(x, y, f"trial {result.number}: {outcome} ({settings})", result == best, stopped)
+
+
+def _place(value: Value, space: Space) -> float:
+    if space.choices:
+        return _share(space.choices.index(value) if value in space.choices else 0, 0, len(space.choices) - 1)
+    assert space.low is not None
+    assert space.high is not None
+    assert not isinstance(value, str)
+    scale = math.log if space.log else float
+    return _share(scale(value), scale(space.low), scale(space.high))
+
+
+def _share(value: float, low: float, high: float) -> float:
+    return (value - low) / (high - low) if high > low else 0.5
+
+
+def _text(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
