@@ -17,7 +17,7 @@ from harness1.models.open import format_at
 from harness1.models.spec import ModelSpec
 from harness1.models.tokenizer import Tokenizer
 from harness1.recipe.recipe import Space, Value
-from harness1.recipe.run import JOURNAL, RecipeState, StageRecord, is_at_work, read_state
+from harness1.recipe.run import JOURNAL, RecipeState, StageRecord, is_at_work, read_recipe_state
 from harness1.recipe.tuning import TrialResult, TuningCard, best_of
 from harness1.rows.proxy_record import CALLS, VERB, RecordedCall, read_records
 from harness1.runs.files import STAGE, Stage, read_stage, write_atomically, writing
@@ -235,7 +235,7 @@ def _is_of(verbs: Sequence[tuple[str, ...]], record: StageRecord) -> bool:
 
 
 def recipe_state(folder: Path) -> RecipeState:
-    journal = read_state(folder)
+    journal = read_recipe_state(folder)
     if journal is None:
         raise UsageError(f"{folder} holds no recipe any more")
     return journal

@@ -12,11 +12,11 @@ import pytest
 
 from harness1.errors import SchemaError
 from harness1.recipe.gates import Ruling
-from harness1.recipe.run import JOURNAL, RecipeState, StagePlan, StageRecord, hold_folder, write_state
-from harness1.runs.files import Stage
+from harness1.recipe.run import JOURNAL, RecipeState, StagePlan, StageRecord, hold_folder
+from harness1.runs.files import Stage, write_json
+from harness1.viewer.work import recipe_card
 from harness1.viewer.live import Watched
 from harness1.viewer.pages import Asked, write_view
-from harness1.viewer.work import recipe_card
 from tests.viewer.making import script, some_tasks, write_dataset, write_run, write_training
 
 HELD = Ruling("recall", 0.6, 0.3, True, "mean curated recall", "")
@@ -44,7 +44,9 @@ def write_recipe(work: Path, **changes: StageRecord) -> Path:
         "before": record("eval", seconds=20.0, findings=(HELD,), metrics={"reward": 1.5, "curated_recall": 0.6}),
         "rl": record("rl train", "failed", seconds=40.0, findings=(MISSED,), exit=0),
     }
-    write_state(work, RecipeState(title="a <b>chain</b>", recipe="", inputs={}, stages=stages | changes, plan=PLAN))
+    write_json(
+        work / JOURNAL, RecipeState(title="a <b>chain</b>", recipe="", inputs={}, stages=stages | changes, plan=PLAN)
+    )
     return work
 
 
@@ -87,7 +89,7 @@ def test_a_file_of_a_recipe_holds_the_runs_and_trainings_of_its_stages(tmp_path:
 def test_a_recipe_that_has_just_begun_can_be_viewed(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     first = {"before": record("eval", "running")}
-    write_state(tmp_path / "work", RecipeState(title="a chain", recipe="", inputs={}, stages=first, plan=PLAN))
+    write_json(tmp_path / "work" / JOURNAL, RecipeState(title="a chain", recipe="", inputs={}, stages=first, plan=PLAN))
     assert write_view(Asked([tmp_path / "work"]), tmp_path / "view.html").episodes == 0
     assert index_of(tmp_path / "view.html")["recipes"][0]["stages"][1]["status"] == "stopped"
 
@@ -120,7 +122,7 @@ def test_a_page_is_told_how_a_recipe_goes_on(tmp_path: Path) -> None:
     write_run(work / "after", [script()], some_tasks(2), work / "world")
     assert [run["name"] for run in watched.news("", 0)["runs"]] == ["before"], "its stage has not begun"
     later = RecipeState(title="a chain", recipe="", inputs={}, stages={"after": record("eval")}, plan=PLAN)
-    write_state(work, later)
+    write_json(work / JOURNAL, later)
     found = watched.news("", 0)
     assert [run["name"] for run in found["runs"]] == ["before", "after"]
     assert (len(found["rows"]), found["recipes"][0]["title"]) == (5, "a chain")
