@@ -14,9 +14,9 @@ from harness1.errors import SchemaError
 from harness1.recipe.gates import Ruling
 from harness1.recipe.run import JOURNAL, RecipeState, StagePlan, StageRecord, hold_folder
 from harness1.runs.files import Stage, write_json
-from harness1.viewer.work import recipe_card
 from harness1.viewer.live import Watched
 from harness1.viewer.pages import Asked, write_view
+from harness1.viewer.work import recipe_card
 from tests.viewer.making import script, some_tasks, write_dataset, write_run, write_training
 
 HELD = Ruling("recall", 0.6, 0.3, True, "mean curated recall", "")
