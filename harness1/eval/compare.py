@@ -207,7 +207,7 @@ def _paired(first: Run, second: Run, metric: str, top: int, number: int) -> Pair
         wins=wins,
         losses=losses,
         ties=len(moves) - wins - losses,
-        changed=tuple(change_of(first, second, task, metric, number) for task in changed[:top]),
+        changed=tuple(_change_of(first, second, task, metric, number) for task in changed[:top]),
     )
 
 
@@ -249,7 +249,7 @@ def _moves(first: Run, second: Run, task_id: str, metric: str) -> list[float]:
     return [b[name] - a[name] if name in a and name in b else 0.0 for name in (metric, *TIE_BREAKERS)]
 
 
-def change_of(first: Run, second: Run, task_id: str, metric: str, number: int) -> Change:
+def _change_of(first: Run, second: Run, task_id: str, metric: str, number: int) -> Change:
     a, b = first.per_task[task_id][metric], second.per_task[task_id][metric]
     played = [(at, run.samples(task_id)) for at, run in ((0, first), (number, second))]
     address = "#" + ",".join(f"{at}/{quote(samples[0].episode_id, safe='')}" for at, samples in played if samples)

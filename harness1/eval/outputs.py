@@ -281,7 +281,7 @@ class RecordedRun:
 
     def _task(self, episode: Episode) -> Row:
         gold = self.run.gold_of(episode.task)
-        result = outcome_or_none(episode, gold)
+        result = _outcome_or_none(episode, gold)
         tags = Counter(entry.tag for entry in episode.curated)
         called = list(calls_of(episode))
         metrics = {} if result is None else measured(result, episode, gold, self.config)
@@ -309,10 +309,10 @@ class RecordedRun:
 
     def _turns(self, episode: Episode) -> Iterator[Row]:
         gold = self.run.gold_of(episode.task)
-        wanted = gold_targets(episode, gold)
+        wanted = _gold_targets(episode, gold)
         seen: set[UnitId] = set()
         for turn in episode.turns:
-            seen |= shown_units(episode, turn)
+            seen |= _shown_units(episode, turn)
             found = None if wanted is None else sum(not target.isdisjoint(seen) for target in wanted)
             total = None if wanted is None else len(wanted)
             yield _turn(episode, turn) | {"found": found, "targets": total}
@@ -363,12 +363,12 @@ def _error(turn: Turn) -> str | None:
     return None if turn.observation is None or turn.observation.error is None else turn.observation.error.code
 
 
-def shown_units(episode: Episode, turn: Turn) -> set[UnitId]:
+def _shown_units(episode: Episode, turn: Turn) -> set[UnitId]:
     hits = () if turn.observation is None else turn.observation.hits
     return {UnitId(hit.doc_id if episode.unit == "document" else hit.chunk_id) for hit in hits}
 
 
-def outcome_or_none(episode: Episode, gold: Gold | None) -> Outcome | None:
+def _outcome_or_none(episode: Episode, gold: Gold | None) -> Outcome | None:
     if gold is None or episode.status is Status.INFRA_ERROR:
         return None
     try:
@@ -377,7 +377,7 @@ def outcome_or_none(episode: Episode, gold: Gold | None) -> Outcome | None:
         return None
 
 
-def gold_targets(episode: Episode, gold: Gold | None) -> list[frozenset[UnitId]] | None:
+def _gold_targets(episode: Episode, gold: Gold | None) -> list[frozenset[UnitId]] | None:
     try:
         return [frozenset(each) for each in targets(episode.task.task_id, gold, episode.unit).relevant]
     except UsageError:

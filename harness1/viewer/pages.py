@@ -69,10 +69,10 @@ def made_episodes(run: RunSource, number: int, wants: Callable[[Episode], bool],
     """
     items = ((episode, wants(episode)) for episode in read_episodes(run.folder))
     batches = iter(lambda: list(islice(items, BATCH)), [])
-    return chain.from_iterable(mapped(partial(make_batch, run, number), batches, _processes(workers, run)))
+    return chain.from_iterable(mapped(partial(_make_batch, run, number), batches, _processes(workers, run)))
 
 
-def make_batch(run: RunSource, number: int, items: Sequence[tuple[Episode, bool]]) -> list[Made]:
+def _make_batch(run: RunSource, number: int, items: Sequence[tuple[Episode, bool]]) -> list[Made]:
     return [made_episode(run, number, item) for item in items]
 
 

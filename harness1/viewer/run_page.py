@@ -42,12 +42,12 @@ def gold_titles(run: Run) -> dict[str, str]:
     """Return the titles of the gold units of a run by id, as far as the first documents of its datasets tell; none if
     these cannot be read."""
     wanted = {
-        name for (task_id, _), each in run.golds.items() for name in gold_units(task_id, each, run.config.index.unit)
+        name for (task_id, _), each in run.golds.items() for name in _gold_units(task_id, each, run.config.index.unit)
     }
     titles: dict[str, str] = {}
     try:
-        for document in first_documents(run) if wanted else ():
-            titles |= {name: document.title[:LONGEST] for name in unit_names(document, wanted) if document.title}
+        for document in _first_documents(run) if wanted else ():
+            titles |= {name: document.title[:LONGEST] for name in _unit_names(document, wanted) if document.title}
             if len(titles) >= min(len(wanted), MOST_TITLES):
                 break
     except (UsageError, OSError):
@@ -55,13 +55,13 @@ def gold_titles(run: Run) -> dict[str, str]:
     return titles
 
 
-def first_documents(run: Run) -> Iterator[Document]:
+def _first_documents(run: Run) -> Iterator[Document]:
     for source in run.sources:
         if source.has_documents:
             yield from islice(source.documents(), MOST_READ)
 
 
-def gold_units(task_id: str, gold: Gold, unit: Unit) -> Iterator[str]:
+def _gold_units(task_id: str, gold: Gold, unit: Unit) -> Iterator[str]:
     try:
         for target in targets(task_id, gold, unit).relevant:
             yield from target
@@ -69,7 +69,7 @@ def gold_units(task_id: str, gold: Gold, unit: Unit) -> Iterator[str]:
         return
 
 
-def unit_names(document: Document, wanted: set[str]) -> Iterator[str]:
+def _unit_names(document: Document, wanted: set[str]) -> Iterator[str]:
     """Yield the wanted ids of a document: its own, and those of its chunks."""
     if document.doc_id in wanted:
         yield document.doc_id
@@ -308,7 +308,7 @@ def pairs(runs: Sequence[RunSource], measured: Sequence[Measured]) -> list[dict[
         family = list(_with_later(runs, values, first))
         metrics = corrected([differences for _, _, differences in family])
         found += [
-            {"first": first, "second": second, "tasks": tasks, "metrics": difference_rows(each)}
+            {"first": first, "second": second, "tasks": tasks, "metrics": _difference_rows(each)}
             for (second, tasks, _), each in zip(family, metrics, strict=True)
         ]
     return found
@@ -349,7 +349,7 @@ def _means(samples: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: fmean(sample[name] for sample in samples if name in sample) for name in names}
 
 
-def difference_rows(metrics: Mapping[str, Difference]) -> dict[str, list[float]]:
+def _difference_rows(metrics: Mapping[str, Difference]) -> dict[str, list[float]]:
     return {
         name: [
             row.first,

@@ -197,12 +197,12 @@ def recipe_parts(folder: Path) -> list[Path]:
         UsageError: the folder has been removed.
         SchemaError: the journal is damaged.
     """
-    return [folder / name for name, record in recipe_state(folder).stages.items() if _is_of((*PLAY, *TRAIN), record)]
+    return [folder / name for name, record in _recipe_state(folder).stages.items() if _is_of((*PLAY, *TRAIN), record)]
 
 
 def written_parts(folder: Path) -> list[Path]:
     """Return those parts that have written something, the last one first: what was trained stands beside the rest."""
-    stages = recipe_state(folder).stages
+    stages = _recipe_state(folder).stages
     marks = {folder / name: LOG if _is_of(TRAIN, record) else STAGE for name, record in stages.items()}
     return [part for part in reversed(recipe_parts(folder)) if (part / marks[part]).is_file()]
 
@@ -214,7 +214,7 @@ def recipe_card(folder: Path) -> dict[str, Any]:
         UsageError: the folder has been removed.
         SchemaError: the journal is damaged.
     """
-    journal, at_work = recipe_state(folder), is_at_work(folder)
+    journal, at_work = _recipe_state(folder), is_at_work(folder)
     expected = journal.expected()
     stages = []
     for name in dict.fromkeys([*journal.plan, *journal.stages]):
@@ -234,7 +234,7 @@ def _is_of(verbs: Sequence[tuple[str, ...]], record: StageRecord) -> bool:
     return any(record.words[: len(verb)] == verb for verb in verbs)
 
 
-def recipe_state(folder: Path) -> RecipeState:
+def _recipe_state(folder: Path) -> RecipeState:
     journal = read_recipe_state(folder)
     if journal is None:
         raise UsageError(f"{folder} holds no recipe any more")
