@@ -53,7 +53,7 @@ BROAD = {
     ("harness1/models/vllm_engine.py", "_failing"),
     ("harness1/plugins.py", "_import"),
     ("harness1/policy/own.py", "act"),
-    ("harness1/reward/__init__.py", "_value_of_own"),
+    ("harness1/reward/__init__.py", "call_own"),
 }
 """Where any exception is caught: what an engine raises is its own fault, and must not end the other episodes; vLLM
 raises `Exception` itself over what its workers raise; a plugin's module may raise anything when it is imported, and

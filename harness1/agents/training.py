@@ -1,37 +1,26 @@
-"""Play sessions of agents as the episodes of a training: start the command, record its calls, score what it did."""
+"""Train the model behind an agent: start its command for each task, record its calls, and score what it did."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from harness1.agents.evaluation import (
-    AgentSession,
-    Evaluate,
-    Sessions,
-    arguments_of,
-    episode_of,
-    fault_of,
-    new_folder,
-    open_evaluation,
-    remove_folder,
-    removing_folder,
-    reward_of,
-    run_command,
-    write_task,
-)
-from harness1.config import Config, Learn
+from harness1.agents.evaluation import AgentSession, Evaluate, episode_of, open_evaluation, reward_of
+from harness1.agents.process import agent_folder, arguments_of, run_command
+from harness1.config import Agents, Config, Learn
 from harness1.data.leaks import open_filter
 from harness1.data.open import from_anywhere, open_source
 from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, Jobs, OnEpisode, run_jobs
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.hashing import digest
+from harness1.http.client import Transient, retry
 from harness1.models.fetch import resolve_model
 from harness1.models.open import preferred_device
 from harness1.models.spec import ModelSpec
@@ -43,10 +32,11 @@ from harness1.rl.local_rollouts import publish_to
 from harness1.rl.open import WEIGHTS
 from harness1.rl.task_choice import choose_tasks
 from harness1.rl.task_stream import PlacedTask
-from harness1.rows.proxy_record import recording
+from harness1.rows.proxy_record import RecordedCall, recording
 from harness1.serve.chat import ChatRequest, Dialect, Recall
 from harness1.serve.proxy import ProxyService, proxy_limits
 from harness1.serve.server import answering
+from harness1.serve.service import Refused
 from harness1.serve.upstreams import Asked, TokenUpstream
 from harness1.sft.earlier_tasks import tasks_of_runs
 
@@ -55,6 +45,13 @@ if TYPE_CHECKING:
 
 
 HOST = "127.0.0.1"
+SESSIONS = "sessions"
+"""The record of all calls, below the folder of the training."""
+SETTLE_S = 5.0
+"""Seconds that the calls of an ended agent have to end."""
+LOOK_S = 0.01
+GROUPS = 3
+"""Groups of six digits in the name of a session: it is all that keeps agents apart."""
 Publish = Callable[["Weights", int], Awaitable[None]]
 
 
@@ -66,6 +63,68 @@ class OnPolicyUpstream(TokenUpstream):
         asked = super().prepare(dialect, body, request, recall)
         sampling = msgspec.structs.replace(asked.sampling, temperature=1.0, top_p=1.0, top_k=0)
         return msgspec.structs.replace(asked, sampling=sampling)
+
+
+@dataclass
+class OpenSession:
+    """What a session has called so far."""
+
+    name: str
+    calls: list[RecordedCall] = field(default_factory=list)
+    begun: int = 0
+    at_work: int = 0
+    ended: bool = False
+
+
+class Sessions:
+    """Admits the calls of open sessions within their bounds, and collects them; `append` is that of a recorder.
+
+    Args:
+        keep: gets every call of an open session.
+    """
+
+    def __init__(self, keep: Callable[[RecordedCall], None], bounds: Agents) -> None:
+        self._keep, self._bounds = keep, bounds
+        self._open: dict[str, OpenSession] = {}
+
+    def start(self) -> OpenSession:
+        """Open a session under a name that an API key can carry and that nobody guesses."""
+        name = "-".join(["session", *(f"{secrets.randbelow(10**6):06}" for _ in range(GROUPS))])
+        self._open[name] = OpenSession(name)
+        return self._open[name]
+
+    async def end(self, session: OpenSession) -> tuple[RecordedCall, ...]:
+        """Close a session; return its calls, after those in flight have ended. Later ones are refused."""
+        session.ended = True
+        waited = 0.0
+        while session.at_work and waited < SETTLE_S:
+            await asyncio.sleep(LOOK_S)
+            waited += LOOK_S
+        del self._open[session.name]
+        return tuple(session.calls)
+
+    @contextmanager
+    def admit(self, name: str | None) -> Iterator[None]:
+        """Let a call pass, or refuse it: of no open session, of a session with too many calls in all or at once."""
+        session = self._open.get(name or "")
+        if session is None or session.ended:
+            raise Refused(410, "there is no open session of this name: the agent has ended, or gave another API key")
+        if session.begun >= self._bounds.calls:
+            raise Refused(429, f"a session has at most {self._bounds.calls} calls")
+        if session.at_work >= self._bounds.at_once:
+            raise Refused(429, f"a session has at most {self._bounds.at_once} calls at once")
+        session.begun += 1
+        session.at_work += 1
+        try:
+            yield
+        finally:
+            session.at_work -= 1
+
+    def append(self, call: RecordedCall) -> None:
+        """Keep a call; raise OSError if it cannot be written."""
+        self._keep(call)
+        if (session := self._open.get(call.session_id)) is not None:
+            session.calls.append(call)
 
 
 @dataclass(frozen=True)
@@ -87,8 +146,12 @@ class Agent:
     environment: Mapping[str, str]
 
 
+Played = tuple[EpisodeJob, AgentSession, ExitStack] | tuple[EpisodeJob, str, None]
+"""A session whose folder the stack removes, or the fault that broke it."""
+
+
 class AgentRollouts:
-    """`Rollouts` of sessions in stages: RUN carries out the command in a folder of its own, POST scores what it did."""
+    """`Rollouts` of sessions: the command is carried out in a folder of its own, and what it did is scored."""
 
     def __init__(
         self, agent: Agent, sessions: Sessions, port: int, folders: Path, config: Config, publish: Publish
@@ -97,64 +160,52 @@ class AgentRollouts:
         self._machine, self._publish = config.machine, publish
 
     async def run(self, jobs: Jobs, on_episode: OnEpisode) -> None:
-        """Play all jobs, as `Rollouts.run`.
-
-        Raises:
-            UsageError: the command cannot be started, or the evaluation returns no numbers.
-            Exception: from the evaluation.
-        """
-        await run_jobs(jobs, self._play, self._scored, on_episode, self._machine.concurrency)
+        """Play all jobs, as `Rollouts.run`; raise UsageError if the command cannot be started, or the evaluation fails
+        or returns no numbers."""
+        await run_jobs(jobs, self._play, self._score, on_episode, self._machine.concurrency)
 
     async def publish(self, state: Weights, version: int) -> None:
         """As `Rollouts.publish`."""
         await self._publish(state, version)
 
-    async def _play(self, job: EpisodeJob) -> tuple[EpisodeJob, AgentSession | str]:
-        """Run the agent, and again while the infrastructure fails it; return its session, or the last fault."""
-        fault = ""
-        for attempt in range(1 + self._machine.agents.retries):
+    async def _play(self, job: EpisodeJob) -> Played:
+        """Run the agent, and again in another folder while the infrastructure fails it."""
+
+        async def once() -> Played:
             try:
-                session = await self._session(job.task)
-            except InfrastructureFault as error:
-                fault = str(error)
-                await asyncio.sleep(self._machine.backoff_s * 2.0**attempt)
-                continue
-            if not (fault := fault_of(session)):
-                return job, session
-            remove_folder(session.folder)
-        return job, fault
+                with ExitStack() as stack:
+                    folder = stack.enter_context(agent_folder(self._folders, job.task))
+                    session = await self._session(folder, job.task)
+                    if fault := session.fault():
+                        raise InfrastructureFault(fault)
+                    return job, session, stack.pop_all()
+            except InfrastructureFault as fault:
+                raise Transient(str(fault)) from fault
 
-    async def _session(self, task: Task) -> AgentSession:
-        """Run the agent once, in a folder of this attempt."""
-        folder = new_folder(self._folders)
         try:
-            return await self._session_in(folder, task)
-        except BaseException:
-            remove_folder(folder)
-            raise
+            return await retry(once, 1 + self._machine.agents.retries, self._machine.backoff_s)
+        except InfrastructureFault as fault:
+            return job, str(fault), None
 
-    async def _session_in(self, folder: Path, task: Task) -> AgentSession:
-        machine = self._machine
-        write_task(task, folder)
-        opened = self._sessions.start()
+    async def _session(self, folder: Path, task: Task) -> AgentSession:
+        machine, agent, opened = self._machine, self._agent, self._sessions.start()
         address = f"http://{HOST}:{self._port}"
         values = {"query": task.query, "task_id": task.task_id, "base_url": f"{address}/v1"}
         given = {
-            **self._agent.environment,
+            **agent.environment,
             "OPENAI_BASE_URL": f"{address}/v1",
             "OPENAI_API_KEY": opened.name,
             "ANTHROPIC_BASE_URL": address,
             "ANTHROPIC_API_KEY": opened.name,
         }
         try:
-            words = arguments_of(self._agent.command, values)
+            words = arguments_of(agent.command, values)
             ended = await run_command(words, folder, given, machine.episode_deadline_s, machine.agents.output_bytes)
         finally:
             calls = await self._sessions.end(opened)
-        whole = msgspec.structs.replace(task, gold=self._agent.golds.get(task.task_id))
         return AgentSession(
             name=opened.name,
-            task=whole,
+            task=msgspec.structs.replace(task, gold=agent.golds.get(task.task_id)),
             folder=folder,
             calls=calls,
             output=ended.output,
@@ -162,17 +213,16 @@ class AgentRollouts:
             cut=ended.cut,
         )
 
-    async def _scored(self, ran: tuple[EpisodeJob, AgentSession | str]) -> Episode:
-        job, session = ran
-        if isinstance(session, str):
-            return job.broken(self._agent.hashes, session)
-        try:
-            reward = await asyncio.to_thread(reward_of, self._agent.evaluate, session)
-            return episode_of(job, session, reward, self._agent.hashes)
-        except InfrastructureFault as fault:
-            return job.broken(self._agent.hashes, f"evaluation: {fault}")
-        finally:
-            remove_folder(session.folder)
+    async def _score(self, played: Played) -> Episode:
+        job, session, stack = played
+        if stack is None or isinstance(session, str):
+            return job.broken(self._agent.hashes, str(session))
+        with stack:
+            try:
+                reward = await asyncio.to_thread(reward_of, self._agent.evaluate, session)
+            except InfrastructureFault as fault:
+                return job.broken(self._agent.hashes, f"evaluation: {fault}")
+        return episode_of(job, session, reward, self._agent.hashes)
 
 
 @asynccontextmanager
@@ -185,15 +235,11 @@ async def agent_rollouts(
         UsageError: as `recording`.
         InfrastructureFault: there is no room for the folders of the agents.
     """
-    with recording(record, upstream.inputs) as recorder, removing_folder(new_folder()) as folders:
+    with recording(record, upstream.inputs) as recorder, agent_folder() as folders:
         sessions = Sessions(recorder.append, config.machine.agents)
         service = ProxyService(upstream, sessions, proxy_limits(config), admit=sessions.admit)
         async with answering(service.app, service.limits, HOST, 0) as port:
             yield AgentRollouts(agent, sessions, port, folders, config, publish)
-
-
-SESSIONS = "sessions"
-"""The record of all calls, below the folder of the training."""
 
 
 def learning_on_agents(
@@ -208,9 +254,8 @@ def learning_on_agents(
     """Open a training run on the sessions of an agent with the tasks of datasets.
 
     Args:
-        command: see `Agent`.
+        command, environment: see `Agent`.
         evaluation: `MODULE:FUNCTION` or `FILE.py:FUNCTION`.
-        environment: the environment variables of the agent.
 
     Raises:
         UsageError: the evaluation or the tasks cannot be opened, two tasks have one id, or the settings are those of

@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from harness1.config import Config, Env, Reward
-from harness1.errors import UsageError
+from harness1.errors import InfrastructureFault, UsageError
 from harness1.plugins import failure, is_own, load_plugin, short_name, unfit
 from harness1.records import Curated, Episode, Gold, RewardRecord, RewardTerm, Status, StopReason, Task, Turn
 from harness1.reward.measures import Outcome, delivered, f_beta, measure_outcome
@@ -76,18 +77,21 @@ class Component:
         Raises:
             UsageError: a term of one's own failed, or the value is not a finite number.
         """
-        settings, given = case.config.reward, self.value(case)
-        if getattr(given, "shape", None) == ():  # a scalar of numpy or torch
-            given = given.item()  # type: ignore[attr-defined]
-        if not isinstance(given, Real) or not math.isfinite(given):
-            raise UsageError(
-                f"the reward term {self.name!r} returned {given!r} for task {case.task.task_id!r}: a term is a finite"
-                " number"
-            )
-        value = float(given)
+        settings, value = case.config.reward, number_of(self.name, self.value(case), case.task)
         if self.ceiling is not None:
             value = min(max(value, 0.0), self.ceiling(settings))
         return RewardTerm(value, self.weight(settings))
+
+
+def number_of(name: str, given: Any, task: Task) -> float:
+    """Return what a term of the reward gave for a task; raise UsageError if it is not a finite number."""
+    if getattr(given, "shape", None) == ():  # a scalar of numpy or torch
+        given = given.item()
+    if not isinstance(given, Real) or not math.isfinite(given):
+        raise UsageError(
+            f"the reward term {name!r} returned {given!r} for task {task.task_id!r}: a term is a finite number"
+        )
+    return float(given)
 
 
 def component(
@@ -235,11 +239,24 @@ def components(settings: Reward) -> tuple[Component, ...]:
     return (*COMPONENTS, *map(plugin_component, settings.plugins))
 
 
-def _value_of_own(name: str, value: Callable[[Case], float], case: Case) -> float:
+class Rated(Protocol):
+    """What a term rates: a `Case`, or the session of an agent."""
+
+    @property
+    def task(self) -> Task: ...
+
+
+Thing = TypeVar("Thing", bound=Rated)
+
+
+def call_own(name: str, value: Callable[[Thing], Any], rated: Thing) -> Any:
+    """Return what a term of one's own gives; raise UsageError if it fails, but its InfrastructureFault as it is."""
     try:
-        return value(case)
+        return value(rated)
+    except InfrastructureFault:
+        raise
     except Exception as error:  # code of others may raise anything
-        what = f"the reward term {name!r} failed for task {case.task.task_id!r}"
+        what = f"the reward term {name!r} failed for task {rated.task.task_id!r}"
         raise UsageError(f"{what}: {failure(error)}") from error
 
 
@@ -261,7 +278,7 @@ def plugin_component(name: str) -> Component:
             short_name(name),
             lambda settings: settings.plugins.get(name, 0.0),
             found.ceiling if capped else None,
-            partial(_value_of_own, short_name(name), value),
+            partial(call_own, short_name(name), value),
             capped and found.process,
         )
     if not isinstance(found, Component) or found.name != name:

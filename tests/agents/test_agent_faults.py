@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from harness1.agents.evaluation import Ended, arguments_of, run_command
+from harness1.agents.process import Ended, arguments_of, run_command
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.records import Status
 from tests.agents.test_agent_sessions import CONFIG, Played, tasks_of
@@ -92,7 +92,7 @@ def test_an_agent_can_read_any_query_from_its_folder(odd: str, tmp_path: Path) -
     played = Played(tmp_path, manner="polite")
     (tmp_path / "agent.py").write_text("import json\nassert json.load(open('task.json'))['query'] == " + repr(odd))
     (episode,) = played.play(tasks_of(odd))
-    assert episode.error == "the agent made no call that can be trained on (exit 0): no output"
+    assert "the agent made no call that can be trained on (exit 0): no output" in (episode.error or "")
 
 
 @pytest.mark.parametrize(
@@ -117,20 +117,6 @@ def test_a_fault_at_the_start_of_an_agent_is_tried_again_and_then_breaks_its_ses
     (broken,) = played.play(tasks_of("good"))
     assert broken.status is Status.INFRA_ERROR
     assert os.strerror(number) in (broken.error or "")
-
-
-def test_the_waits_before_new_starts_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[float] = []
-    real = asyncio.sleep
-
-    async def noted(seconds: float) -> None:
-        waits.append(seconds)
-        await real(seconds)
-
-    monkeypatch.setattr(asyncio, "sleep", noted)
-    config = msgspec.structs.replace(CONFIG, machine=msgspec.structs.replace(CONFIG.machine7))
-    Played(tmp_path, config=config).play(tasks_of("nul\0"))
-    assert [each for each in waits if each in (0.07, 0.14, 0.28)] == [0.07, 0.14, 0.28]
 
 
 @pytest.mark.parametrize(

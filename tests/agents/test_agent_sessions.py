@@ -178,7 +178,7 @@ def test_no_manners_of_an_agent_harm_the_others(tmp_path: Path) -> None:
 def test_a_session_without_a_call_is_tried_again_and_then_broken(tmp_path: Path) -> None:
     (episode,) = Played(tmp_path).play(tasks_of("silent"))
     assert episode.status is Status.INFRA_ERROR
-    assert episode.error == "the agent made no call that can be trained on (exit 1): nothing to say"
+    assert episode.error == "the agent made no call that can be trained on (exit 1): nothing to say (3 attempts)"
     assert episode.reward is None
 
 
@@ -197,7 +197,7 @@ def test_a_session_that_the_model_failed_is_begun_anew(tmp_path: Path) -> None:
     failures.extend([InfrastructureFault("no memory")] * 9)
     played.folder = tmp_path / "again"
     (broken,) = played.play(tasks_of("good"))
-    assert (broken.status, broken.error) == (Status.INFRA_ERROR, "a call failed: no memory")
+    assert (broken.status, broken.error) == (Status.INFRA_ERROR, "a call failed: no memory (3 attempts)")
 
 
 def test_calls_after_the_end_of_a_session_are_refused_and_not_recorded(tmp_path: Path) -> None:
