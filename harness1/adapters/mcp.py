@@ -236,7 +236,7 @@ def serve_http(
     from mcp.server.transport_security import TransportSecuritySettings
 
     from harness1.serve.server import serve
-    from harness1.serve.service import ServiceLimits, admitting
+    from harness1.serve.service import ServiceLimits, guard
 
     # Who may call is checked by `access`, which knows the names of this server.
     security = TransportSecuritySettings(enable_dns_rebinding_protection=False)
@@ -251,7 +251,7 @@ def serve_http(
                 if close is not None:
                     await close()
 
-    serve(admitting(_ending_itself(app), access.check), ServiceLimits(), host, port, on_ready, sessions)
+    serve(guard(_ending_itself(app), access.check), ServiceLimits(), host, port, on_ready, sessions)
 
 
 def _ending_itself(app: ASGIApp) -> ASGIApp:

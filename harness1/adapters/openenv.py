@@ -232,14 +232,14 @@ def serve_openenv(
     """
     import uvicorn
 
-    from harness1.serve.server import SHUTDOWN_S, SignalFree, listening, running, until_ended
-    from harness1.serve.service import Refused, admitting
+    from harness1.serve.server import SHUTDOWN_S, SignalFree, listening, run_until_ended, running
+    from harness1.serve.service import Refused, guard
 
     def admit(scope: Any) -> None:
         if scope["type"] != "lifespan":
             check(scope)
 
-    http = admitting(app, admit)
+    http = guard(app, admit)
 
     async def guarded(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "websocket":
@@ -258,7 +258,7 @@ def serve_openenv(
                 on_ready(int(listener.getsockname()[1]))
                 yield
 
-    until_ended(opened)
+    run_until_ended(opened)
 
 
 try:

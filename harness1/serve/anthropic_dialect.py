@@ -16,7 +16,7 @@ from harness1.serve.chat import (
     Dialect,
     Event,
     Parameters,
-    converted,
+    convert_body,
     spec_of,
 )
 from harness1.serve.service import Refused
@@ -79,7 +79,7 @@ class _Request(Parameters, frozen=True, kw_only=True):
 def read(body: Mapping[str, Any]) -> ChatRequest:
     """Read a request; raise Refused if the body is not a request, or has blocks, tools or a tool choice that a text
     model cannot handle."""
-    asked = converted(body, _Request)
+    asked = convert_body(body, _Request)
     if not asked.messages:
         raise Refused(400, "there are no messages")
     if asked.tool_choice.type not in ("auto", "any", "none"):
@@ -103,7 +103,7 @@ def read(body: Mapping[str, Any]) -> ChatRequest:
     )
 
 
-def whole(reply: ChatReply) -> dict[str, Any]:
+def write(reply: ChatReply) -> dict[str, Any]:
     """Return a reply as one message."""
     content = [{**block, **filling} for block, filling in _blocks(reply)]
     return {**_head(reply), "content": content, "stop_reason": STOPS[reply.finish], "usage": _usage(reply)}
@@ -133,7 +133,7 @@ def error(status: int, message: str) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": message}}
 
 
-ANTHROPIC = Dialect("anthropic", NEUTRAL, read, whole, events, error)
+ANTHROPIC = Dialect("anthropic", NEUTRAL, read, write, events, error)
 
 
 def _messages(message: _Message) -> Iterator[ChatMessage]:

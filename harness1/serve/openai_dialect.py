@@ -16,7 +16,7 @@ from harness1.serve.chat import (
     Event,
     Parameters,
     Tokens,
-    converted,
+    convert_body,
     spec_of,
 )
 from harness1.serve.service import Refused
@@ -91,7 +91,7 @@ class _Request(Parameters, frozen=True, kw_only=True):
 
 def read(body: Mapping[str, Any]) -> ChatRequest:
     """Read a request; raise Refused if the body is not a request, or has parts other than text."""
-    asked = converted(body, _Request)
+    asked = convert_body(body, _Request)
     if not asked.messages:
         raise Refused(400, "there are no messages")
     return ChatRequest(
@@ -122,7 +122,7 @@ def body_of(request: ChatRequest) -> dict[str, Any]:
     return body
 
 
-def whole(reply: ChatReply) -> dict[str, Any]:
+def write(reply: ChatReply) -> dict[str, Any]:
     """Return a reply as one completion, with its tokens, if asked for, in the fields that vLLM uses."""
     message: dict[str, Any] = {"role": "assistant", "content": reply.text or (None if reply.calls else "")}
     if reply.reasoning:
@@ -161,7 +161,7 @@ def error(status: int, message: str) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": None, "code": None}}
 
 
-OPENAI = Dialect("openai", NEUTRAL, read, whole, events, error, last="data: [DONE]\n\n")
+OPENAI = Dialect("openai", NEUTRAL, read, write, events, error, last="data: [DONE]\n\n")
 
 
 def _message(message: _Message) -> ChatMessage:

@@ -1,4 +1,4 @@
-"""Find the session of a call; a session becomes the episode of the rows made of its calls."""
+"""The proxy: it finds the session of a call, records the call, and replies in the form of the provider."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Protocol
@@ -22,7 +22,7 @@ from harness1.redaction import without_secrets
 from harness1.retrieval.sharing import Batcher
 from harness1.rows.proxy_record import ABANDONED, RecordedCall
 from harness1.serve.anthropic_dialect import ANTHROPIC
-from harness1.serve.chat import Dialect, Memory, Spelled, decoded
+from harness1.serve.chat import Dialect, Memory, Spelled, decode_body
 from harness1.serve.openai_dialect import OPENAI
 from harness1.serve.service import Access, Bodies, Gate, Json, Refused, ServiceLimits, application
 from harness1.serve.upstreams import Answered, Asked, Upstream
@@ -128,76 +128,71 @@ class ProxyService:
             lambda calls: [call() for call in calls], 0.0, 1
         )
         self._broken = ""
-        posts = {path: partial(self._called, dialect) for path, dialect in DIALECTS.items()}
+        posts = {path: partial(self._call, dialect) for path, dialect in DIALECTS.items()}
         self.app = application(posts, {"/v1/models": self._models}, _failure, (access or Access()).check)
 
     async def _models(self, _: Request) -> Response:
+        """List the models for the clients of both providers."""
         try:
-            return Json(_listed(await self._upstream.models()))
+            names = await self._upstream.models()
         except InfrastructureFault as error:
             raise Refused(502, str(error)) from error
+        common = {"owned_by": "harness1", "created": 0, "created_at": "1970-01-01T00:00:00Z"}
+        data = [{"id": name, "object": "model", "type": "model", "display_name": name, **common} for name in names]
+        return Json({"object": "list", "data": data, "has_more": False})
 
-    async def _called(self, dialect: Dialect, request: Request) -> Response:
+    async def _call(self, dialect: Dialect, request: Request) -> Response:
         """Carry out one call, from its arrival to its record."""
         if self._broken:
             raise Refused(503, self._broken)
         session = session_of(request.headers, request.query_params)
-        with self._admit(session):
-            return await self._recorded(dialect, request, session)
-
-    async def _recorded(self, dialect: Dialect, request: Request, session: str | None) -> Response:
         retries = request.headers.get("x-stainless-retry-count", "")[:6]
-        call = _Call(
-            RecordedCall(
-                call_id=secrets.token_hex(12),
-                session_id=session or fresh_session(),
-                dialect=dialect.name,
-                agent_id=clean_name(request.headers.get("x-agent-id", "")),
-                attempt=int(retries) if retries.isascii() and retries.isdigit() else 0,
-                t_arrived=time.time(),
-            ),
-            named=session is not None,
-        )
-        try:
-            response = await self._carried_out(dialect, request, call)
-            call.note(status=200)
-        except BaseException as error:
-            if (refused := call.note_failure(error)) is not None:
-                raise refused from error
-            raise
-        finally:
-            self._record(call)
-        return response
-
-    async def _carried_out(self, dialect: Dialect, request: Request, call: _Call) -> Response:
-        with await self._bodies.read(request) as sent:
-            return await self._answered(dialect, sent, call)
-
-    async def _answered(self, dialect: Dialect, sent: bytes, call: _Call) -> Response:
-        async with self._gate:
-            body = decoded(sent)
-            asked = dialect.read(body)
-            call.note(model=asked.model)
-            if not call.named and (owner := self._memory.owner(asked.messages)):
-                call.note(session_id=owner)
-            session = call.record.session_id
-            if (characters := asked.characters()) > self.limits.prompt_characters:
-                most = self.limits.prompt_characters
-                raise Refused(400, f"messages and tools of {characters} characters; at most {most} are read")
-            prepare = partial(
-                self._upstream.prepare,
-                dialect,
-                body,
-                asked,
-                lambda past, message: self._memory.recall(session, past, message),
+        with self._admit(session):
+            call = _Call(
+                RecordedCall(
+                    call_id=secrets.token_hex(12),
+                    session_id=session or fresh_session(),
+                    dialect=dialect.name,
+                    agent_id=clean_name(request.headers.get("x-agent-id", "")),
+                    attempt=int(retries) if retries.isascii() and retries.isdigit() else 0,
+                    t_arrived=time.time(),
+                )
             )
-            ready = prepare() if characters < LONG else (await self._tokenising.submit([prepare]))[0]
-            call.note(prompt_ids=ready.prompt_ids, sampling=ready.sampling, request=ready.body, t_start=time.time())
             try:
-                async with asyncio.timeout(self.limits.deadline_s):
-                    answered = _with_valid_ids(await self._upstream.answer(ready, call.record.call_id))
-            except TimeoutError as error:
-                raise Refused(504, f"no answer within {self.limits.deadline_s:g} s") from error
+                async with self._bodies.read(request) as sent, self._gate:
+                    response = await self._answer(dialect, sent, call, named=session is not None)
+                call.note(status=200)
+            except BaseException as error:
+                if (refused := call.note_failure(error)) is not None:
+                    raise refused from error
+                raise
+            finally:
+                call.note(t_end=time.time())
+                try:
+                    self._recorder.append(call.record)
+                except OSError as error:
+                    self._broken = f"the record cannot be written: {error.strerror}"
+                    raise Refused(503, self._broken) from error
+            return response
+
+    async def _answer(self, dialect: Dialect, sent: bytes, call: _Call, *, named: bool) -> Response:
+        body = decode_body(sent)
+        asked = dialect.read(body)
+        call.note(model=asked.model)
+        if not named and (owner := self._memory.owner(asked.messages)):
+            call.note(session_id=owner)
+        session, most = call.record.session_id, self.limits.prompt_characters
+        if (characters := asked.characters()) > most:
+            raise Refused(400, f"messages and tools of {characters} characters; at most {most} are read")
+        recall = partial(self._memory.recall, session)
+        prepare = partial(self._upstream.prepare, dialect, body, asked, recall)
+        ready = prepare() if characters < LONG else (await self._tokenising.submit([prepare]))[0]
+        call.note(prompt_ids=ready.prompt_ids, sampling=ready.sampling, request=ready.body, t_start=time.time())
+        try:
+            async with asyncio.timeout(self.limits.deadline_s):
+                answered = _with_valid_ids(await self._upstream.answer(ready, call.record.call_id))
+        except TimeoutError as error:
+            raise Refused(504, f"no answer within {self.limits.deadline_s:g} s") from error
         call.note_answer(answered)
         spelled = Spelled(answered.prompt_ids, answered.output_ids, answered.output_logprobs)
         made = {"model": asked.model, "created": int(call.record.t_arrived)}
@@ -206,23 +201,14 @@ class ProxyService:
             self._memory.remember(session, ready.past, reply, answered.output_ids)
         if asked.stream:
             return Response(dialect.stream(reply, asked.stream_usage), headers=EVENTS)
-        return Json(dialect.whole(reply))
-
-    def _record(self, call: _Call) -> None:
-        """Write the record of a call; if that fails, raise Refused instead of sending the answer."""
-        call.note(t_end=time.time())
-        try:
-            self._recorder.append(call.record)
-        except OSError as error:
-            self._broken = f"the record cannot be written: {error.strerror}"
-            raise Refused(503, self._broken) from error
+        return Json(dialect.write(reply))
 
 
 class _Call:
     """A call in progress. Its record grows, so that a failed call is recorded as far as it got."""
 
-    def __init__(self, record: RecordedCall, named: bool) -> None:
-        self.record, self.named = record, named
+    def __init__(self, record: RecordedCall) -> None:
+        self.record = record
 
     def note(self, **changes: Any) -> None:
         self.record = msgspec.structs.replace(self.record, **changes)
@@ -269,10 +255,3 @@ def _with_valid_ids(answered: Answered) -> Answered:
 
 def _failure(path: str, status: int, message: str) -> dict[str, Any]:
     return DIALECTS.get(path, OPENAI).error(status, message)
-
-
-def _listed(names: Sequence[str]) -> dict[str, Any]:
-    """Return a list of models for the clients of both providers."""
-    common = {"owned_by": "harness1", "created": 0, "created_at": "1970-01-01T00:00:00Z"}
-    data = [{"id": name, "object": "model", "type": "model", "display_name": name, **common} for name in names]
-    return {"object": "list", "data": data, "has_more": False}

@@ -82,8 +82,8 @@ class RetrievalService:
 
         async def endpoint(request: Request) -> Json:
             arrived = time.monotonic()
-            with await self._bodies.read(request) as body:
-                call = _decoded(body, kind)
+            async with self._bodies.read(request) as body:
+                call = _decode(body, kind)
                 async with self._large_gate if len(body) > LARGE_BODY or _hits(call) > LARGE_LIST else self._gate:
                     return Json(await answer(call, time.monotonic() - arrived))
 
@@ -97,7 +97,7 @@ class RetrievalService:
         k = call.topk or TOPK
         requests = [SearchRequest(query, k, deadline=self._deadline_s - waited) for query in call.queries]
         passages = []
-        for found in await self._searched(requests):
+        for found in await self._search_all(requests):
             if isinstance(found, RetrievalFault):
                 raise Refused(503, found.message, RETRY_AFTER)
             passages.append(_passages(found, call.return_scores))
@@ -113,7 +113,7 @@ class RetrievalService:
         ]
         answers = (
             SearchAnswer(fault=found.message) if isinstance(found, RetrievalFault) else SearchAnswer(result=found)
-            for found in await self._searched(requests)
+            for found in await self._search_all(requests)
         )
         return SearchAnswers(tuple(answers))
 
@@ -135,7 +135,7 @@ class RetrievalService:
         self._bound_ids(call.chunk_ids)
         return await _chunks(self._retriever.get(call.chunk_ids), self._deadline_s - waited)
 
-    async def _searched(self, requests: list[SearchRequest]) -> list[SearchResult | RetrievalFault]:
+    async def _search_all(self, requests: list[SearchRequest]) -> list[SearchResult | RetrievalFault]:
         _bound(len(requests), self.limits.queries, "queries")
         _bound(sum(request.k for request in requests), self.limits.hits, "hits")
         self._bound_texts(
@@ -144,7 +144,7 @@ class RetrievalService:
         if not requests:
             return []
         latest = max(request.deadline for request in requests)
-        found = await _in_time(self._retriever.search(requests), latest)
+        found = await _wait_for(self._retriever.search(requests), latest)
         return [found] * len(requests) if isinstance(found, RetrievalFault) else found
 
     def _bound_texts(self, texts: Iterable[str], what: str) -> None:
@@ -180,14 +180,14 @@ def _hits(call: object) -> int:
             return 0
 
 
-def _decoded(body: bytes, kind: type[Call]) -> Call:
+def _decode(body: bytes, kind: type[Call]) -> Call:
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Refused(400, f"not a {kind.__name__}: {error}") from error
 
 
-async def _in_time(asked: Awaitable[Found], deadline: float) -> Found | RetrievalFault:
+async def _wait_for(asked: Awaitable[Found], deadline: float) -> Found | RetrievalFault:
     """Return the answer of an engine, or a fault if it exceeds its deadline."""
     try:
         async with asyncio.timeout(max(deadline, 0.0) + GRACE_S):
@@ -206,7 +206,7 @@ def _passages(found: SearchResult, scores: bool) -> tuple[ScoredPassage | Passag
 
 
 async def _chunks(asked: Awaitable[tuple[Chunk, ...] | BadPattern | RetrievalFault], deadline: float) -> ChunksAnswer:
-    match await _in_time(asked, deadline):
+    match await _wait_for(asked, deadline):
         case RetrievalFault(message=message):
             return ChunksAnswer(fault=message)
         case BadPattern(reason=reason):

@@ -1,4 +1,9 @@
-"""Connections of uvicorn that bound what a client can make the server read, hold and wait for."""
+"""Run an application on uvicorn. Bounded connections, heads, answers and waits for clients are what it lacks.
+
+uvicorn accepts every connection, bounds neither the head of a request nor the time of its arrival (`h11` alone bounds
+the head, at half the speed), and waits for ever until an answer is taken. One rule makes room for connections and for
+answers: the clients that the server has waited for longest go first.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +24,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import CLOSE_HEADER
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
-from uvicorn.server import ServerState
 
 from harness1.errors import UsageError
-from harness1.freed_memory import return_memory
 from harness1.retrieval.engines.remote import Failure
 from harness1.serve.service import RETRY_AFTER, ServiceLimits
 
@@ -38,173 +41,6 @@ CROWDED = 0.75
 """Share of open connections from which a connection is closed after its answer, to make room for others."""
 SMALL = 64 << 10
 """Bytes of an answer that need no room: every connection may hold as much."""
-PIPELINED = 16
-"""Requests that may wait behind the one that is answered, on one connection."""
-RETURNED_BYTES = 32 << 20
-"""Bytes of large answers after which their memory is returned to the system, as soon as none is sent."""
-IGNORED_BYTES = 64 << 20
-"""Bytes of a body that are read and dropped, after a request was refused, so that its client sees the refusal."""
-
-
-class Clients:
-    """The connections of a server: at most `most` at once, and `answer_bytes` of answers that are not taken yet.
-
-    Room is made by closing the clients that the server has waited for longest, whatever it waits for: a head, a body,
-    a further request, or that an answer is taken.
-    """
-
-    def __init__(self, most: int, answer_bytes: int) -> None:
-        self.most, self.crowd, self._answer_bytes = most, most * CROWDED, answer_bytes
-        self.open: set[Connection] = set()
-        self._taking: set[Connection] = set()
-        self._passed = self._seen = 0
-
-    def close_overdue(self) -> None:
-        """Cut off the clients that do nothing, or too little, for too long."""
-        for connection in [each for each in self.open if each.overdue()]:
-            connection.transport.abort()
-        quiet = self._passed == self._seen and not any(each.unsent for each in self._taking)
-        if quiet and self._passed > RETURNED_BYTES:
-            self._passed = 0
-            return_memory()
-        self._seen = self._passed
-
-    def make_room(self) -> None:
-        """Close an eighth of the connections at most, so that others can be accepted."""
-        for connection in _slow(self.open)[: max(1, self.most // 8)]:
-            connection.transport.abort()
-
-    def admit(self, taker: Connection, size: int) -> bool:
-        """Count an answer until it is taken; return False if there is no room for it."""
-        self._taking = {each for each in self._taking if each.unsent}
-        held = sum(each.answer for each in self._taking)
-        for connection in _slow(self._taking) if held + size > self._answer_bytes else ():
-            connection.transport.abort()
-            held -= connection.answer
-            self._taking.discard(connection)
-            if held + size <= self._answer_bytes:
-                break
-        if held + size > self._answer_bytes:
-            return False
-        taker.answer = taker.unsent + size
-        self._passed += size
-        self._taking.add(taker)
-        return True
-
-
-class Connection(HttpToolsProtocol):
-    """One connection of uvicorn. `answer` is the size of its large answers, `since` when the server began to wait."""
-
-    def __init__(self, config: uvicorn.Config, state: ServerState, clients: Clients) -> None:
-        super().__init__(config, state, {})
-        self._app, self.app = self.app, self._run
-        self._task: asyncio.Task[Any] | None = None
-        self._clients, self._unparsed, self._ignored, self._first_unsent = clients, 0, 0, 0
-        self.answer, self.since = 0, self.loop.time()
-
-    @property
-    def unsent(self) -> int:
-        """Bytes of answers that the client has not taken."""
-        return 0 if self.transport is None else self.transport.get_write_buffer_size()
-
-    @property
-    def waiting(self) -> bool:
-        """Whether the server waits for the client, instead of working for it."""
-        return self.cycle is None or self.cycle.response_complete or self.cycle.more_body or self.unsent > 0
-
-    def overdue(self) -> bool:
-        """Return whether the client has had enough time for what the server waits for.
-
-        uvicorn bounds only the time between requests; the time of a body is bounded where it is read.
-        """
-        late, unsent = self.loop.time() - self.since - IDLE_S, self.unsent
-        self._first_unsent = max(self._first_unsent, unsent) if unsent else 0
-        if unsent:
-            return self._first_unsent - unsent < late * PACE
-        return late > 0 and (self.cycle is None or self.cycle.response_complete)
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._clients.open.add(self)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self._clients.open.discard(self)
-        # What has answered only ends what it began.
-        if self._task is not None and not self.cycle.response_complete:
-            self._task.cancel()
-
-    def data_received(self, data: bytes) -> None:
-        self._unparsed += len(data)
-        super().data_received(data)
-        if self._unparsed > HEAD_BYTES:
-            self.send_400_response(f"the head of a request is longer than {HEAD_BYTES} bytes")
-
-    def on_headers_complete(self) -> None:
-        """Begin a request with a valid head."""
-        self._unparsed = len(self.url) + sum(len(b"".join(each)) for each in self.headers)
-        if not self.expect_100_continue and any(name == b"expect" for name, _ in self.headers):
-            self.send_400_response("the only supported expectation is 100-continue", 417)
-        if self._unparsed > HEAD_BYTES or len(self.pipeline) >= PIPELINED or self.transport.is_closing():
-            raise ValueError("the request is refused")
-        # The parser keeps the space behind a value, which is no part of it (RFC 9110, section 5.5).
-        self.headers[:] = [(name, value.strip(b" \t")) for name, value in self.headers]
-        super().on_headers_complete()
-        self._unparsed = self._ignored = 0
-        self.since = self.loop.time()
-        if len(self.connections) > self._clients.crowd:
-            self.cycle.default_headers = [*self.cycle.default_headers, CLOSE_HEADER]
-
-    def on_body(self, body: bytes) -> None:
-        super().on_body(body)
-        self._unparsed = 0
-        if self.cycle.response_complete:
-            self._ignored += len(body)
-            if self._ignored > IGNORED_BYTES:
-                self.transport.abort()
-
-    def send_400_response(self, msg: str, status: int = 400) -> None:
-        """Send an error and close the connection."""
-        if not self.transport.is_closing():
-            body = msgspec.json.encode(Failure(msg))
-            head = f"connection: close\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-            self.transport.write(STATUS_LINE[status] + head.encode() + body)
-            self.transport.close()
-
-    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request in a task that `connection_lost` cancels; uvicorn would let it run on."""
-        self._task = asyncio.current_task()
-        try:
-            await self._app(scope, receive, partial(self._send, send, []))
-        except asyncio.CancelledError:
-            # The client left or the server ends; uvicorn would log an error of the application.
-            self.cycle.disconnected = True
-            self.transport.abort()
-        finally:
-            self._task, self.since = None, self.loop.time()
-
-    async def _send(self, send: Send, held: list[Message], message: Message) -> None:
-        """Send an answer if there is room for it, and else a refusal; its start is held until its size is known."""
-        if message["type"] == "http.response.start":
-            held.append(message)
-            return
-        body = message.get("body", b"")
-        if held and len(body) > SMALL and not self._clients.admit(self, len(body)):
-            body = msgspec.json.encode(Failure("clients have not taken too many answers yet"))
-            headers = {"content-type": "application/json", "content-length": str(len(body)), **RETRY_AFTER}
-            held = [{**held.pop(), "status": 503, "headers": Headers(headers).raw}]
-            message = {**message, "body": body}
-        while held:
-            await send(held.pop())
-        await send(message)
-
-
-def _slow(connections: set[Connection]) -> list[Connection]:
-    """Return the connections that the server has waited for longer than `PRESSED_S`, longest first."""
-    found = [each for each in connections if each.waiting and each.loop.time() - each.since > PRESSED_S]
-    return sorted(found, key=attrgetter("since"))
-
-
 BACKLOG = 1024
 """Connections that the system queues until they are accepted."""
 OWN_FILES = 512
@@ -227,14 +63,14 @@ class SignalFree(uvicorn.Server):
 
 
 class Server(SignalFree):
-    """uvicorn, except that it accepts connections only while there is room for them, and cuts off stalled clients.
+    """uvicorn with at most `limits.connections` at once, and `limits.answer_bytes` of answers that nobody took yet."""
 
-    uvicorn itself accepts all and answers 503 beyond `limit_concurrency`, and would run out of file descriptors.
-    """
-
-    def __init__(self, config: uvicorn.Config, listener: socket.socket, clients: Clients) -> None:
+    def __init__(self, config: uvicorn.Config, listener: socket.socket, limits: ServiceLimits) -> None:
         super().__init__(config)
-        self._listener, self._clients, self.servers = listener, clients, []
+        self._listener, self.servers = listener, []
+        self.most, self._answer_bytes = most_connections(limits), limits.answer_bytes
+        self.open: set[Connection] = set()
+        self._taking: set[Connection] = set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to accept connections."""
@@ -252,29 +88,151 @@ class Server(SignalFree):
             connection.transport.abort()
 
     async def _accept(self) -> None:
-        """Accept while there is room, and make some; the system queues the rest."""
+        """Accept while there is room, and make some by closing slow clients; the system queues the rest."""
         loop = asyncio.get_running_loop()
-        connect = partial(Connection, self.config, self.server_state, self._clients)
         while True:
-            if len(self._clients.open) >= self._clients.most:
+            if len(self.open) >= self.most:
                 began = loop.time()
                 await asyncio.sleep(PAUSE_S)
                 # After a stall of the loop, what clients sent meanwhile is not read yet.
                 if loop.time() - began < 10 * PAUSE_S:
-                    self._clients.make_room()
+                    for connection in _slow(self.open)[: max(1, self.most // 8)]:
+                        connection.transport.abort()
                 continue
             try:
                 client, _ = await loop.sock_accept(self._listener)
                 client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                await loop.connect_accepted_socket(connect, client)
+                await loop.connect_accepted_socket(lambda: Connection(self), client)
             except OSError:
                 # The client left while queued, or the process has no file descriptor left.
                 await asyncio.sleep(PAUSE_S)
 
     async def _sweep(self) -> None:
+        """Cut off the clients that do nothing, or too little, for too long."""
         while True:
             await asyncio.sleep(SWEEP_S)
-            self._clients.close_overdue()
+            for connection in [each for each in self.open if each.is_overdue()]:
+                connection.transport.abort()
+
+    def admit(self, taker: Connection, size: int) -> bool:
+        """Count an answer until it is taken; return False if there is no room for it."""
+        self._taking = {each for each in self._taking if each.unsent}
+        held = sum(each.answer for each in self._taking)
+        for connection in _slow(self._taking) if held + size > self._answer_bytes else ():
+            connection.transport.abort()
+            held -= connection.answer
+            self._taking.discard(connection)
+            if held + size <= self._answer_bytes:
+                break
+        if held + size > self._answer_bytes:
+            return False
+        taker.answer = taker.unsent + size
+        self._taking.add(taker)
+        return True
+
+
+class Connection(HttpToolsProtocol):
+    """One connection of uvicorn. `answer` is the size of its large answers, `since` when the server began to wait."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(server.config, server.server_state, {})
+        self._app, self.app = self.app, self._run
+        self._task: asyncio.Task[Any] | None = None
+        self._server, self._unparsed, self._first_unsent = server, 0, 0
+        self.answer, self.since = 0, self.loop.time()
+
+    @property
+    def unsent(self) -> int:
+        """Bytes of answers that the client has not taken."""
+        return 0 if self.transport is None else self.transport.get_write_buffer_size()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the server waits for the client, instead of working for it."""
+        return self.cycle is None or self.cycle.response_complete or self.cycle.more_body or self.unsent > 0
+
+    def is_overdue(self) -> bool:
+        """Return whether the client has had enough time for what the server waits for. The time of a body is bounded
+        where it is read."""
+        late, unsent = self.loop.time() - self.since - IDLE_S, self.unsent
+        self._first_unsent = max(self._first_unsent, unsent) if unsent else 0
+        if unsent:
+            return self._first_unsent - unsent < late * PACE
+        return late > 0 and (self.cycle is None or self.cycle.response_complete)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._server.open.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._server.open.discard(self)
+        # What has answered only ends what it began.
+        if self._task is not None and not self.cycle.response_complete:
+            self._task.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        self._unparsed += len(data)
+        super().data_received(data)
+        if self._unparsed > HEAD_BYTES:
+            self.send_400_response(f"the head of a request is longer than {HEAD_BYTES} bytes")
+
+    def on_headers_complete(self) -> None:
+        """Begin a request with a valid head."""
+        self._unparsed = len(self.url) + sum(len(b"".join(each)) for each in self.headers)
+        if self._unparsed > HEAD_BYTES or self.transport.is_closing():
+            raise ValueError("the request is refused")
+        # The parser keeps the space behind a value, which is no part of it (RFC 9110, section 5.5).
+        self.headers[:] = [(name, value.strip(b" \t")) for name, value in self.headers]
+        super().on_headers_complete()
+        self._unparsed, self.since = 0, self.loop.time()
+        if len(self.connections) > self._server.most * CROWDED:
+            self.cycle.default_headers = [*self.cycle.default_headers, CLOSE_HEADER]
+
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        self._unparsed = 0
+
+    def send_400_response(self, msg: str) -> None:
+        """Send an error and close the connection."""
+        if not self.transport.is_closing():
+            body = msgspec.json.encode(Failure(msg))
+            head = f"connection: close\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+            self.transport.write(STATUS_LINE[400] + head.encode() + body)
+            self.transport.close()
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request in a task that `connection_lost` cancels; uvicorn would let it run on."""
+        self._task = asyncio.current_task()
+        try:
+            await self._app(scope, receive, partial(self._send, send, []))
+        except asyncio.CancelledError:
+            # The client left or the server ends; uvicorn would log an error of the application.
+            self.cycle.disconnected = True
+            self.transport.abort()
+        finally:
+            self._task, self.since = None, self.loop.time()
+
+    async def _send(self, send: Send, held: list[Message], message: Message) -> None:
+        """Send an answer if there is room for it, and else a refusal; its start is held until its size is known."""
+        if message["type"] == "http.response.start":
+            held.append(message)
+            return
+        body = message.get("body", b"")
+        if held and len(body) > SMALL and not self._server.admit(self, len(body)):
+            body = msgspec.json.encode(Failure("clients have not taken too many answers yet"))
+            headers = {"content-type": "application/json", "content-length": str(len(body)), **RETRY_AFTER}
+            held = [{**held.pop(), "status": 503, "headers": Headers(headers).raw}]
+            message = {**message, "body": body}
+        while held:
+            await send(held.pop())
+        await send(message)
+
+
+def _slow(connections: set[Connection]) -> list[Connection]:
+    """Return the connections that the server has waited for longer than `PRESSED_S`, longest first."""
+    found = [each for each in connections if each.waiting and each.loop.time() - each.since > PRESSED_S]
+    return sorted(found, key=attrgetter("since"))
 
 
 @asynccontextmanager
@@ -293,7 +251,7 @@ async def answering(app: ASGIApp, limits: ServiceLimits, host: str, port: int) -
         timeout_graceful_shutdown=SHUTDOWN_S,
     )
     with await listening(host, port) as listener:
-        server = Server(config, listener, Clients(most_connections(limits), limits.answer_bytes))
+        server = Server(config, listener, limits)
         async with running(server):
             yield int(listener.getsockname()[1])
 
@@ -317,19 +275,17 @@ def serve(
     on_ready: Callable[[int], None] = lambda _: None,
     around: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
 ) -> None:
-    """Serve an application until SIGTERM or Ctrl-C, with the highest limit of open files that the system allows.
+    """Serve an application until SIGTERM or Ctrl-C, with the highest limit of open files that the system allows; raise
+    UsageError if nothing can listen there.
 
     Args:
         port: 0 lets the system choose one.
         on_ready: called with the port once connections are accepted.
         around: makes what is open while the application is served.
-
-    Raises:
-        UsageError: nothing can listen there.
     """
 
     @asynccontextmanager
-    async def opened() -> AsyncIterator[None]:
+    async def serving() -> AsyncIterator[None]:
         async with around(), answering(app, limits, host, port) as bound:
             on_ready(bound)
             yield
@@ -337,21 +293,21 @@ def serve(
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):  # some systems refuse their own hard limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    until_ended(opened)
+    run_until_ended(serving)
 
 
-def until_ended(opened: Callable[[], AbstractAsyncContextManager[object]]) -> None:
+def run_until_ended(serving: Callable[[], AbstractAsyncContextManager[object]]) -> None:
     """Hold a context open in an event loop of its own until SIGTERM or Ctrl-C; then leave it."""
 
-    async def held() -> None:
+    async def hold() -> None:
         ended = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
-        async with opened():
+        async with serving():
             await ended.wait()
 
     # asyncio's own loop is slower.
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(held())
+        runner.run(hold())
 
 
 def most_connections(limits: ServiceLimits) -> int:

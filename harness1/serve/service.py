@@ -1,11 +1,13 @@
-"""The common parts of services: limits, refusals, the gate that bounds the work, and the Starlette application."""
+"""What all services have: limits, refusals, a gate that bounds the work, who may call, and bodies that are bounded."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
 import zlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import ip_address
 from typing import Any
@@ -23,6 +25,21 @@ from harness1.records import Record
 from harness1.retrieval.engines.remote import Failure
 
 RETRY_AFTER = {"Retry-After": "1"}
+LOCAL = ("localhost", "127.0.0.1", "::1")
+OPEN = ("/health",)
+"""Paths that tell nothing, and are answered to everybody."""
+KNOWN = 64
+"""Hosts and origins of which it is remembered whether they are a server's own."""
+JSON = "application/json"
+CODINGS = ("gzip", "x-gzip", "deflate")
+GZIP_OR_ZLIB = 47
+"""The window bits with which zlib detects the compression of a body."""
+STEP = 128 << 10
+"""Bytes that are inflated between two turns of the event loop."""
+SMALL = 64 << 10
+"""Bytes of a body that need no room: every connection may send as much."""
+PRESSED_S = 2.0
+"""Time after which a body that is still arriving is refused if others need its room, the slowest first."""
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -114,7 +131,7 @@ def application(
     async def health(_: Request) -> Response:
         return Json({"status": "ok"})
 
-    async def failed(request: Request, error: Exception) -> Response:
+    async def fail(request: Request, error: Exception) -> Response:
         path, status, reason, headers = request.url.path, 500, "Internal Server Error", None
         if isinstance(error, HTTPException):
             status, reason, headers = error.status_code, error.detail, error.headers
@@ -125,43 +142,39 @@ def application(
     gets = {**gets, "/health": health}
     routes = [Route(path, endpoint, methods=["POST"]) for path, endpoint in posts.items()]
     routes += [Route(path, endpoint) for path, endpoint in gets.items()]
-    app = Starlette(routes=routes, exception_handlers={HTTPException: failed, Exception: failed})
+    app = Starlette(routes=routes, exception_handlers={HTTPException: fail, Exception: fail})
     app.router.redirect_slashes = False
-    return admitting(app, admit, failed)
+    return guard(app, admit, fail)
 
 
-async def _refused(request: Request, refused: Exception) -> Response:
+async def _refuse(_: Request, refused: Exception) -> Response:
     assert isinstance(refused, Refused)
     return Json(Failure(refused.detail), refused.status_code, refused.headers)
 
 
-def admitting(
+def guard(
     app: ASGIApp,
     admit: Callable[[Scope], None],
-    refused: Callable[[Request, Exception], Awaitable[Response]] = _refused,
+    refuse: Callable[[Request, Exception], Awaitable[Response]] = _refuse,
 ) -> ASGIApp:
-    """Return an application that answers what `admit` refuses, by raising Refused, with the response of `refused`."""
+    """Return an application that answers what `admit` refuses, by raising Refused, with the response of `refuse`."""
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         try:
             admit(scope)
         except Refused as error:
-            await (await refused(Request(scope), error))(scope, receive, send)
+            await (await refuse(Request(scope), error))(scope, receive, send)
         else:
             await app(scope, receive, send)
 
     return guarded
 
 
-LOCAL = ("localhost", "127.0.0.1", "::1")
-OPEN = ("/health",)
-"""Paths that tell nothing, and are answered to everybody."""
-KNOWN = 64
-"""Hosts and origins of which it is remembered whether they are a server's own."""
-
-
 class Access:
-    """The conditions of access to a server.
+    """Who may call a server: whoever knows its token, if it has one, by a host name that is its own.
+
+    A web page can send requests to servers on the machine of whoever reads it. The browser names the page's site in
+    `Origin`; in `Host` too, if the page made its own name resolve to this machine (DNS rebinding).
 
     Args:
         hosts: names by which clients may call it, beside those of this machine's loopback.
@@ -181,16 +194,13 @@ class Access:
         """
         if scope["path"] in OPEN:
             return
-        named, origins = [], []
-        for name, value in scope["headers"]:
-            if name == b"host":
-                named.append(value.decode("latin-1"))
-            elif name == b"origin":
-                origins.append(value.decode("latin-1"))
+        named = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+        origins = [value.decode("latin-1") for name, value in scope["headers"] if name == b"origin"]
         if len(named) != 1 or not self._knows(f"//{named[0]}"):
             raise Refused(421, f"this server is not {' or '.join(named)[:100]!r}: start it with --allow-host NAME")
-        own = f"//{named[0]}"
-        if foreign := [each for each in origins if not (self._knows(each) and self._is_page(each, own))]:
+        # A foreign page may stand at an IP address of its own: it must be of this server's very host.
+        own = (*self._hosts, _host_of(f"//{named[0]}"))
+        if foreign := [each for each in origins if not (self._knows(each) and _host_of(each) in own)]:
             raise Refused(403, f"pages of {foreign[0][:100]!r} may not call this server")
         if self._token:
             kept = [each for each in scope["headers"] if not self._is_token(*each)]
@@ -200,17 +210,11 @@ class Access:
 
     def _is_own(self, address: str) -> bool:
         try:
-            parts = urlsplit(address)
-            host, port = (parts.hostname or "").rstrip("."), parts.port
+            parts, host = urlsplit(address), _host_of(address)
+            plain = parts.path == parts.query == parts.fragment == "" and parts.username is None and parts.port != 0
         except ValueError:
             return False
-        plain = parts.path == parts.query == parts.fragment == "" and parts.username is None and port != 0
-        return plain and (host in self._hosts or (self._addresses and is_address(host)))
-
-    def _is_page(self, origin: str, own: str) -> bool:
-        """Return whether a page is of this server's host. A foreign page may stand at an IP address of its own."""
-        host = (urlsplit(origin).hostname or "").rstrip(".")
-        return host in self._hosts or host == (urlsplit(own).hostname or "").rstrip(".")
+        return plain and (host in self._hosts or (self._addresses and _is_ip(host)))
 
     def _is_token(self, name: bytes, value: bytes) -> bool:
         if name == b"authorization":
@@ -219,8 +223,11 @@ class Access:
         return name == b"x-api-key" and hmac.compare_digest(value.strip(), self._token)
 
 
-def is_address(host: str) -> bool:
-    """Return whether a host is an IP address, and not a name."""
+def _host_of(address: str) -> str:
+    return (urlsplit(address).hostname or "").rstrip(".")
+
+
+def _is_ip(host: str) -> bool:
     try:
         ip_address(host)
     except ValueError:
@@ -228,28 +235,32 @@ def is_address(host: str) -> bool:
     return True
 
 
-JSON = "application/json"
-CODINGS = ("gzip", "x-gzip", "deflate")
-GZIP_OR_ZLIB = 47
-"""The window bits with which zlib detects the compression of a body."""
-STEP = 128 << 10
-"""Bytes that are inflated between two turns of the event loop."""
-SMALL = 64 << 10
-"""Bytes of a body that need no room: every connection may send as much."""
-PRESSED_S = 2.0
-"""Time after which a body that is still arriving is refused if others need its room, the slowest first."""
+@dataclass(eq=False)
+class _Body:
+    """A body that is arriving; `time` is its time limit, None once it is complete."""
+
+    began: float
+    time: asyncio.Timeout | None = None
+    size: int = 0
+
+    @property
+    def age(self) -> float:
+        return asyncio.get_running_loop().time() - self.began
 
 
 class Bodies:
-    """Reads the bodies of a service's calls and bounds the bytes of those that are not answered yet."""
+    """Reads the bodies of calls, which are JSON and may be compressed, and bounds the bytes of those that are
+    not answered yet. A body is read before its call takes a place in the line, so that nobody but its own client waits
+    for a slow one."""
 
     def __init__(self, limits: ServiceLimits) -> None:
         self._limits = limits
-        self._large: set[Body] = set()
+        self._large: set[_Body] = set()
         self._held = 0
 
-    async def read(self, request: Request) -> Body:
-        """Read the body of a request, decompressed if necessary; it counts until it is closed as a context.
+    @asynccontextmanager
+    async def read(self, request: Request) -> AsyncIterator[bytes]:
+        """Yield the body of a request, decompressed if necessary; it counts until the context ends.
 
         The size limit is here because Starlette's own answers in plain text.
 
@@ -257,78 +268,48 @@ class Bodies:
             Refused: the body is too large (413), too slow (408), damaged (400), not JSON or in an unknown encoding
                 (415), or there is no room for it (503).
         """
-        coding, body = _coding(request), Body(self)
+        coding, body, content = _coding(request), _Body(asyncio.get_running_loop().time()), bytearray()
         try:
-            async with asyncio.timeout(self._limits.body_s) as body.time:
-                async for part in _inflated(request.stream()) if coding else request.stream():
-                    if part:
-                        self._add(part, body)
-            body.time = None
-        except BaseException as error:
-            self.forget(body)
-            if isinstance(error, TimeoutError):
+            try:
+                async with asyncio.timeout(self._limits.body_s) as body.time:
+                    async for part in _inflate(request.stream()) if coding else request.stream():
+                        content += part
+                        self._count(body, len(part))
+                body.time = None
+            except TimeoutError as error:
                 limit = f"within {self._limits.body_s:g} s, or others needed its room"
                 raise Refused(408, f"the body did not arrive {limit}") from error
-            if isinstance(error, zlib.error):
+            except zlib.error as error:
                 raise Refused(400, f"the body cannot be read: {error}") from error
-            raise
-        return body
+            whole = bytes(content)
+            content.clear()
+            yield whole
+        finally:
+            self._forget(body)
 
-    def _add(self, part: bytes, body: Body) -> None:
-        body.content += part
-        body.size += len(part)
+    def _count(self, body: _Body, size: int) -> None:
+        body.size += size
         if body in self._large:
-            self._held += len(part)
+            self._held += size
         elif body.size > SMALL:
             self._held += body.size
             self._large.add(body)
         if body.size > self._limits.body_bytes:
             raise Refused(413, f"the body is larger than {self._limits.body_bytes} bytes")
-        if body in self._large and self._held > self._limits.bodies_bytes:
-            self._make_room()
-
-    def _make_room(self) -> None:
-        """Refuse slow bodies until the rest fits; raise Refused if it still does not."""
-        for slow in sorted((each for each in self._large if each.slow), key=Body.pace):
-            if self._held > self._limits.bodies_bytes and slow.time is not None:
-                slow.time.reschedule(slow.began)
-                self.forget(slow)
+        if body not in self._large or self._held <= self._limits.bodies_bytes:
+            return
+        slow = [each for each in self._large if each.time and not each.time.expired() and each.age > PRESSED_S]
+        for each in sorted(slow, key=lambda each: each.size / each.age):
+            if self._held > self._limits.bodies_bytes and each.time is not None:
+                each.time.reschedule(each.began)
+                self._forget(each)
         if self._held > self._limits.bodies_bytes:
             raise Refused(503, "too many large bodies are arriving", RETRY_AFTER)
 
-    def forget(self, body: Body) -> None:
-        """Stop counting a body."""
+    def _forget(self, body: _Body) -> None:
         if body in self._large:
             self._large.discard(body)
             self._held -= body.size
-
-
-class Body:
-    """A body, which counts until its context ends; `time` is its time limit, None once it is complete."""
-
-    def __init__(self, bodies: Bodies) -> None:
-        self.content, self.size, self.began = bytearray(), 0, asyncio.get_running_loop().time()
-        self.time: asyncio.Timeout | None = None
-        self._bodies = bodies
-
-    def __enter__(self) -> bytes:
-        content = bytes(self.content)
-        self.content.clear()
-        return content
-
-    def __exit__(self, *_: object) -> None:
-        self._bodies.forget(self)
-
-    @property
-    def age(self) -> float:
-        return asyncio.get_running_loop().time() - self.began
-
-    @property
-    def slow(self) -> bool:
-        return self.time is not None and not self.time.expired() and self.age > PRESSED_S
-
-    def pace(self) -> float:
-        return self.size / self.age
 
 
 def _coding(request: Request) -> str:
@@ -336,19 +317,17 @@ def _coding(request: Request) -> str:
     kind, coding = "", ""
     for name, value in request.scope["headers"]:
         if name == b"content-type":
-            kind = value.decode("latin-1")
+            kind = value.decode("latin-1").partition(";")[0].strip().lower()
         elif name == b"content-encoding":
             coding = value.decode("latin-1").strip().lower()
-    if kind != JSON and (kind := kind.partition(";")[0].strip().lower()) != JSON:
+    if kind != JSON:
         raise Refused(415, f"bodies are JSON: send Content-Type: {JSON}, not {kind[:100] or 'none'}")
-    if coding in ("", "identity"):
-        return ""
-    if coding not in CODINGS:
+    if coding not in ("", "identity", *CODINGS):
         raise Refused(415, f"bodies are compressed by {', '.join(CODINGS)} or not at all, not by {coding[:100]}")
-    return coding
+    return "" if coding == "identity" else coding
 
 
-async def _inflated(parts: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+async def _inflate(parts: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
     """Yield a compressed body in pieces of at most `STEP` bytes."""
     inflater = zlib.decompressobj(GZIP_OR_ZLIB)
     async for part in parts:

@@ -104,7 +104,7 @@ def test_agents_are_not_confused_by_call_ids_that_a_server_uses_again(tmp_path: 
 
     calls = recorded(tmp_path, server.upstream, scene)
     assert len({call.session_id for call in calls}) == 3, "which of the first two went on, nobody knows"
-    assert not memory._sessions, "what is never shown again by its ids is not kept"
+    assert not memory._said, "what is never shown again by its ids is not kept"
 
 
 def strict(*unknown: str) -> Callable[[Body], Body]:

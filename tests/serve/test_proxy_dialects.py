@@ -11,7 +11,7 @@ import pytest
 from harness1.config import Env
 from harness1.models.calls import tools_of
 from harness1.serve.anthropic_dialect import ANTHROPIC
-from harness1.serve.chat import Called, ChatMessage, ChatReply, ChatRequest, decoded, refuse_unsupported
+from harness1.serve.chat import Called, ChatMessage, ChatReply, ChatRequest, decode_body, refuse_unsupported
 from harness1.serve.openai_dialect import ONE_OUTPUT, OPENAI, body_of
 from harness1.serve.service import Refused
 from harness1.tools.registry import Toolbox
@@ -49,7 +49,7 @@ def anthropic(**body: Any) -> ChatRequest:
 
 
 def sent(body: dict[str, Any]) -> dict[str, Any]:
-    return decoded(json.dumps(body).encode())
+    return decode_body(json.dumps(body).encode())
 
 
 def refused(body: dict[str, Any]) -> str:
@@ -208,7 +208,7 @@ def test_a_null_is_as_good_as_nothing_but_in_arguments_and_schemas() -> None:
 @pytest.mark.parametrize("body", [b"", b"[]", b"nonsense", b'{"a": ', b"\xff", b"[" * 100_000])
 def test_a_body_that_is_no_object_is_refused(body: bytes) -> None:
     with pytest.raises(Refused):
-        decoded(body)
+        decode_body(body)
 
 
 def test_arguments_that_are_no_json_still_mean_something() -> None:
@@ -219,7 +219,7 @@ def test_arguments_that_are_no_json_still_mean_something() -> None:
 
 
 def test_a_reply_has_the_form_of_its_provider() -> None:
-    found = OPENAI.whole(REPLY)
+    found = OPENAI.write(REPLY)
     assert found["choices"][0]["finish_reason"] == "tool_calls"
     assert found["choices"][0]["message"] == {
         "role": "assistant",
@@ -234,7 +234,7 @@ def test_a_reply_has_the_form_of_its_provider() -> None:
         ],
     }
     assert found["usage"] == {"prompt_tokens": 11, "completion_tokens": 3, "total_tokens": 14}
-    other = ANTHROPIC.whole(REPLY)
+    other = ANTHROPIC.write(REPLY)
     assert (other["id"], other["stop_reason"], other["usage"]) == (
         "msg_7",
         "tool_use",
@@ -245,8 +245,8 @@ def test_a_reply_has_the_form_of_its_provider() -> None:
         {"type": "tool_use", "id": "call_7_0", "name": "search_corpus", "input": {"query": "é"}},
         {"type": "tool_use", "id": "call_7_1", "name": "end_search", "input": {}},
     ]
-    assert ANTHROPIC.whole(ChatReply(call_id="1", finish="length"))["stop_reason"] == "max_tokens"
-    assert OPENAI.whole(ChatReply(call_id="1"))["choices"][0]["message"]["content"] == ""
+    assert ANTHROPIC.write(ChatReply(call_id="1", finish="length"))["stop_reason"] == "max_tokens"
+    assert OPENAI.write(ChatReply(call_id="1"))["choices"][0]["message"]["content"] == ""
 
 
 def events_of(stream: bytes) -> list[tuple[str, Any]]:
@@ -267,7 +267,7 @@ def test_a_stream_of_openai_adds_up_to_the_reply() -> None:
     assert [choice["finish_reason"] for choice in choices] == [None] * 4 + ["tool_calls"]
     calls = [choice["delta"]["tool_calls"][0] for choice in choices if "tool_calls" in choice["delta"]]
     assert [(call.pop("index"), call) for call in calls] == list(
-        enumerate(OPENAI.whole(REPLY)["choices"][0]["message"]["tool_calls"])
+        enumerate(OPENAI.write(REPLY)["choices"][0]["message"]["tool_calls"])
     )
     assert "".join(choice["delta"].get("content") or "" for choice in choices) == "I look."
     assert len(events_of(OPENAI.stream(REPLY, usage=False))) == len(events) + 1

@@ -105,7 +105,6 @@ def test_what_is_no_request_is_refused_in_json_too() -> None:
         for request, status in (
             (b"garbage\r\n\r\n", 400),
             (b"GET /info HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 10_000 + b"\r\n\r\n", 400),
-            (b"GET /info HTTP/1.1\r\nHost: x\r\nExpect: wonders\r\n\r\n", 417),
         ):
             found, kind, answer = raw(url, request)
             assert (found, kind, list(answer)) == (status, "application/json", ["error"])

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-import socket
-import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -64,17 +62,6 @@ def test_an_answer_counts_until_it_is_taken_whatever_is_asked_after_it() -> None
         assert raw(url, ALL)[0] == 503
 
 
-def test_the_memory_of_large_answers_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
-    returned = threading.Event()
-    monkeypatch.setattr(server, "RETURNED_BYTES", 1_000_000)
-    monkeypatch.setattr(server, "return_memory", returned.set)
-    with serving(WordRetriever(BIG)) as url:
-        assert raw(url, ALL)[0] == 200
-        assert returned.wait(5)
-    monkeypatch.undo()
-    server.return_memory()
-
-
 def test_a_client_that_takes_its_answer_in_drops_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "IDLE_S", 1.0)
     monkeypatch.setattr(server, "PACE", 50_000_000)
@@ -89,23 +76,15 @@ def test_a_client_that_takes_its_answer_in_drops_is_cut_off(monkeypatch: pytest.
         assert count < 20_000_000
 
 
-def test_requests_that_are_sent_before_the_last_is_answered_are_bounded() -> None:
-    with serving(WordRetriever(CORPUS)) as url, connected(url) as client:
-        client.sendall(posting("/retrieve", SEARCH) * 1000)
-        answer = bytearray()
-        with suppress(ConnectionError):
-            while part := client.recv(1 << 20):
-                answer += part
-        assert answer.count(b"HTTP/1.1 200") <= server.PIPELINED + 1
-        assert fetch(url, "GET", "/health")[0] == 200
-
-
 def test_a_refused_body_is_not_read_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "IGNORED_BYTES", 1_000_000)
+    monkeypatch.setattr(server, "IDLE_S", 0.5)
     with serving(WordRetriever(CORPUS), limits=ServiceLimits(body_bytes=2000)) as url, connected(url) as client:
         client.sendall(posting("/retrieve", b"").replace(b"Content-Length: 0", b"Content-Length: 999999999999"))
-        with pytest.raises(ConnectionError):
-            client.sendall(b" " * 500_000_000)
+        patience = time.monotonic() + 10
+        with suppress(ConnectionError):
+            while time.monotonic() < patience:
+                client.sendall(b" " * 1_000_000)
+        assert time.monotonic() < patience
 
 
 async def turns_during(service: RetrievalService, body: bytes) -> tuple[int, int]:
@@ -244,13 +223,3 @@ def test_queries_patterns_and_ids_are_bounded(path: str, call: Any, says: str) -
 
     reply = run(asking(RetrievalService(WordRetriever(CORPUS), Config(), LONG).app, "POST", path, read))
     assert (reply.status, says in json.loads(reply.body)["error"]) == (400, True)
-
-
-def test_a_client_that_sends_only_half_closes_nothing_else() -> None:
-    with serving(WordRetriever(CORPUS)) as url:
-        for cut in (0, 10, 80, -5):
-            with connected(url) as half:
-                half.sendall(posting("/retrieve", SEARCH)[:cut])
-                half.shutdown(socket.SHUT_WR)
-                received(half)
-        assert fetch(url, "POST", "/retrieve", SEARCH)[0] == 200
