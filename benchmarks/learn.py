@@ -41,13 +41,11 @@ from harness1.eval.statistics import bootstrap_mean
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.records import Episode, Task
 from harness1.reward.measures import measure_outcome
-from harness1.rl.learner import MakeRows
-from harness1.rl.learning import Learning, learn
-from harness1.rl.local_rollouts import LocalRollouts, open_policy_to_train
-from harness1.rl.rollouts import EpisodeGroup, Rollouts
-from harness1.rl.task_stream import PlacedTask
-from harness1.rl.training_rows import training_rows
-from harness1.rows.row import TrainRow
+from harness1.rl.groups import PlacedTask
+from harness1.rl.rollouts import EpisodeGroup, LocalRollouts, Rollouts, open_policy_to_train
+from harness1.rl.rows import training_rows
+from harness1.rl.train import MakeRows, Training, train_policy
+from harness1.rows import TrainRow
 from harness1.training.log import VALIDATION_PREFIX, read_log
 
 MakeRollouts = Callable[[list[EpisodeSetup], LanguageModelPolicy, Path, Path], Rollouts]
@@ -125,13 +123,13 @@ def learned(
     setups = [EpisodeSetup(config, str(start.folder / "index"), spec)]
     train = [PlacedTask(task) for task in start.tasks("train")]
     held_out = [PlacedTask(task) for task in start.tasks("dev", config.train.watch.tasks)]
-    work = Learning(train, held_out, setups, model, out, config)
+    work = Training(train, held_out, setups, model, out, config)
     if control:
         work = replace(work, make_rows=CONTROLS[control])
     policy = open_policy_to_train(spec, config)
     if not work.is_done(policy.hash):
         playing = nullcontext(players(setups, policy, model, out / "weights"))
-        learn(work, playing, policy.counter, policy.hash, told)
+        train_policy(work, playing, policy.counter, policy.hash, told)
     return out
 
 

@@ -28,7 +28,7 @@ if not __package__:
 from harness1.config import Config, Lora, Rl, Train
 from harness1.models.causal_model import compute_logits_in_float32
 from harness1.models.fetch import SHAPES
-from harness1.rows.row import TrainRow
+from harness1.rows import TrainRow
 from harness1.training.algorithm import make_algorithm
 from harness1.training.memory_plan import BatchSize, Devices, MemoryPlanner
 from harness1.training.trainable import stored_dtype

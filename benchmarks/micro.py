@@ -37,8 +37,8 @@ from harness1.reward.measures import measure_outcome
 from harness1.rows.calls import calls_of, prompt_ids
 from harness1.runs.journal import read_episodes
 from harness1.sft.build import Build, build
-from harness1.sft.fine_tuning import FineTuning, fine_tune
-from harness1.sft.new_model import NewModel, Shape, draw, heard_texts
+from harness1.sft.train import FineTuning, fine_tune
+from harness1.training.new_model import NewModel, Shape, draw, heard_texts
 
 MICRO = "micro"
 SPLITS = ("train", "dev", "test")

@@ -25,7 +25,7 @@ from harness1.cli.dashboard import evaluated
 from harness1.cli.datasets import cache_of, place_of
 from harness1.cli.memory import refuse_oversized_rl
 from harness1.cli.printing import say
-from harness1.cli.rl_train import learn_aloud
+from harness1.cli.rl_train import train_aloud
 from harness1.cli.sft_train import fine_tune_aloud
 from harness1.config import Config, load_config
 from harness1.data import beir
@@ -44,9 +44,8 @@ from harness1.policy.registry import check_policy
 from harness1.records import DocId, Gold, Task
 from harness1.retrieval.corpus import Document
 from harness1.reward import COMPONENTS, Case, Component
-from harness1.rl.local_rollouts import open_policy_to_train
-from harness1.rl.open import learning_on_tasks
-from harness1.rl.shared_devices import undisturbed
+from harness1.rl.open import open_task_training
+from harness1.rl.rollouts import open_policy_to_train, undisturbed
 from harness1.sft.build import Build, build
 from harness1.sft.collect import is_hosted, student_place, teacher_policy, teaching_tasks
 from harness1.tools.registry import TOOLS as SWITCHED
@@ -239,7 +238,7 @@ def train(
     taught, rows = out.with_name(f"{out.name}.teacher"), out.with_name(f"{out.name}.rows")
     _outside_loop(partial(evaluated, lessons, taught, False))
     build(Build([taught], config.sft, config.data), rows)
-    from harness1.sft.fine_tuning import FineTuning
+    from harness1.sft.train import FineTuning
 
     work = FineTuning(rows, base, out, config, device=config.machine.model.device or preferred_device())
     if not work.is_done():
@@ -253,10 +252,10 @@ def _learn(config: Config, dataset: Dataset, model: str, split: str, out: Path) 
     policy = open_policy_to_train(spec, config)
     learn = msgspec.structs.replace(config.machine.learn, data=(dataset.place,), model=spec, split=split)
     find_index = partial(index_of, cache=None, config=config, read=read_aloud, say=say)
-    work, players = learning_on_tasks(config, learn, out, policy, find_index)
+    work, players = open_task_training(config, learn, out, policy, find_index)
     if not work.is_done(policy.hash):
         work = replace(work, undisturbed=undisturbed(policy.model, config, work.device, 1))
-        _outside_loop(partial(learn_aloud, work, players, policy, ALONE))
+        _outside_loop(partial(train_aloud, work, players, policy, ALONE))
     return out
 
 

@@ -22,7 +22,7 @@ from harness1.models.chat_format import ChatFormat, Parsed
 from harness1.policy.language_model import call_seed, retry_note
 from harness1.policy.policy import Decision
 from harness1.records import ModelCall, Sampling, Task, ToolCall
-from harness1.rows.proxy_record import RecordedCall, read_records, recording
+from harness1.rows.calls import RecordedCall, read_records, recording
 from harness1.serve.proxy import ProxyService
 from harness1.serve.server import answering
 from harness1.serve.service import ServiceLimits

@@ -11,10 +11,10 @@ from harness1.data.benchmarks import addresses
 from harness1.errors import UsageError
 from harness1.memory.question import head, mentions
 from harness1.retrieval.engines.engine import EngineIndex
-from harness1.rl.admission.report import read_report
-from harness1.rl.pivots.pivot import PIVOTS, read_pivots
-from harness1.rows.file import RowFile
-from harness1.rows.proxy_record import CALLS, read_records
+from harness1.rl.admission import read_report
+from harness1.rl.pivots import PIVOTS, read_pivots
+from harness1.rows import RowFile
+from harness1.rows.calls import CALLS, read_records
 from harness1.sft.data_card import CARD, read_card
 from harness1.training.log import LOG
 from harness1.viewer.work import training_card

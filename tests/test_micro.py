@@ -16,8 +16,8 @@ from harness1.models.open import format_at
 from harness1.models.tokenizer import open_tokenizer, save_tokenizer
 from harness1.records import Episode, Status
 from harness1.retrieval.open import open_retriever
+from harness1.rows import RowFile
 from harness1.rows.calls import calls_of, prompt_ids
-from harness1.rows.file import RowFile
 from harness1.sft.data_card import TRAIN
 
 MICRO = "micro"

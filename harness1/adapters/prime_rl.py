@@ -6,7 +6,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from harness1.training.cispo import LOG_RATIO_LIMIT
+from harness1.training.algorithm import LOG_RATIO_LIMIT
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -34,9 +34,9 @@ from harness1.models.open import format_at
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.records import Episode, Sampling, Status
 from harness1.reward import score
+from harness1.rl.groups import PlacedTask
 from harness1.rl.open import open_tasks
-from harness1.rl.task_stream import PlacedTask
-from harness1.rl.training_rows import rewards_of
+from harness1.rl.rows import rewards_of
 from harness1.rows.calls import captured_calls, trained_calls
 
 INSTALL = 'SkyRL is not installed: pip install "skyrl[fsdp]==0.4.0", with Python 3.12 or later'

@@ -28,7 +28,7 @@ from harness1.records import (
     Turn,
 )
 from harness1.reward import call_own, number_of
-from harness1.rows.proxy_record import RecordedCall
+from harness1.rows.calls import RecordedCall
 
 DELIVERED = "delivered.txt"
 """The file in which an agent names the documents that it delivers, an id on each line."""

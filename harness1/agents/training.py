@@ -14,7 +14,7 @@ import msgspec
 
 from harness1.agents.evaluation import AgentSession, Evaluate, episode_of, open_evaluation, reward_of
 from harness1.agents.process import agent_folder, arguments_of, run_command
-from harness1.config import Agents, Config, Learn
+from harness1.config import Agents, Config, TrainingInputs
 from harness1.data.leaks import open_filter
 from harness1.data.open import from_anywhere, open_source
 from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, Jobs, OnEpisode, run_jobs
@@ -27,18 +27,17 @@ from harness1.models.spec import ModelSpec
 from harness1.plugins import identity
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.records import Episode, Gold, Hashes, Task
-from harness1.rl.learning import Learning, OpenRollouts
-from harness1.rl.local_rollouts import publish_to
-from harness1.rl.open import WEIGHTS
-from harness1.rl.task_choice import choose_tasks
-from harness1.rl.task_stream import PlacedTask
-from harness1.rows.proxy_record import RecordedCall, recording
+from harness1.rl.groups import PlacedTask
+from harness1.rl.open import WEIGHTS, choose_tasks
+from harness1.rl.rollouts import publish_to
+from harness1.rl.train import OpenRollouts, Training
+from harness1.rows.calls import RecordedCall, recording
 from harness1.serve.chat import ChatRequest, Dialect, Recall
 from harness1.serve.proxy import ProxyService, proxy_limits
 from harness1.serve.server import answering
 from harness1.serve.service import Refused
 from harness1.serve.upstreams import Asked, TokenUpstream
-from harness1.sft.earlier_tasks import tasks_of_runs
+from harness1.sft.collect import tasks_of_runs
 
 if TYPE_CHECKING:
     from harness1.models.adapters import Weights
@@ -242,15 +241,15 @@ async def agent_rollouts(
             yield AgentRollouts(agent, sessions, port, folders, config, publish)
 
 
-def learning_on_agents(
+def open_agent_training(
     config: Config,
-    learn: Learn,
+    inputs: TrainingInputs,
     out: Path,
     policy: LanguageModelPolicy,
     command: str,
     evaluation: str,
     environment: Mapping[str, str],
-) -> tuple[Learning, OpenRollouts]:
+) -> tuple[Training, OpenRollouts]:
     """Open a training run on the sessions of an agent with the tasks of datasets.
 
     Args:
@@ -264,15 +263,15 @@ def learning_on_agents(
     arguments_of(command, {})
     if config.machine.fleet.workers or config.train.watch.metric != "reward":
         raise UsageError("agents have rewards alone: set machine.fleet.workers=0 and train.watch.metric=reward")
-    sources = [open_source(data) for data in learn.data]
-    taught = {(source.name, learn.split) for source in sources}
-    excluded = tasks_of_runs(learn.exclude)
-    sieve = open_filter(config.data, sources, taught, share=learn.share, against=learn.against, excluded=excluded)
-    tasks, held_out, selections = choose_tasks(sources, learn.split, [None] * len(sources), config, sieve)
+    sources = [open_source(data) for data in inputs.data]
+    taught = {(source.name, inputs.split) for source in sources}
+    excluded = tasks_of_runs(inputs.exclude)
+    sieve = open_filter(config.data, sources, taught, share=inputs.share, against=inputs.against, excluded=excluded)
+    tasks, held_out, selections = choose_tasks(sources, inputs.split, [None] * len(sources), config, sieve)
     golds = {placed.task.task_id: placed.task.gold for placed in (*tasks, *held_out)}
     if len(golds) < len(tasks) + len(held_out):
         raise UsageError("two tasks of the datasets have the same id: train on one dataset at a time")
-    base = resolve_model(ModelSpec.read(learn.model).model)
+    base = resolve_model(ModelSpec.read(inputs.model).model)
     known = {"command": command, "evaluate": identity(evaluation)}
     hashes = Hashes(env=digest(known), policy=policy.hash, index="")
     agent = Agent(command, open_evaluation(evaluation), golds, hashes, environment)
@@ -280,17 +279,17 @@ def learning_on_agents(
     async def publish(state: Weights, version: int) -> None:
         await publish_to(policy.model, state, version, base, out / WEIGHTS)
 
-    upstream = OnPolicyUpstream(learn.model, policy.model, policy.counter, config)
-    work = Learning(
+    upstream = OnPolicyUpstream(inputs.model, policy.model, policy.counter, config)
+    work = Training(
         tasks=_public(tasks),
         held_out=_public(held_out),
-        setups=[EpisodeSetup(config, "", learn.model)],
+        setups=[EpisodeSetup(config, "", inputs.model)],
         base=base,
         out=out,
         config=config,
         device=config.machine.model.device or preferred_device(),
-        datasets=[from_anywhere(data) for data in learn.data],
-        split=learn.split,
+        datasets=[from_anywhere(data) for data in inputs.data],
+        split=inputs.split,
         selections=selections,
         played_with=known,
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from harness1.training.followers import follow, leading
+from harness1.engines.engine import follow, leading
 from harness1.training.process_group import ProcessGroup, joined_group
 
 

@@ -16,10 +16,10 @@ from harness1.errors import UsageError
 from harness1.models.fetch import model_shape, resolve_model
 from harness1.models.open import preferred_device
 from harness1.models.spec import ModelSpec
-from harness1.rows.file import RowFile
+from harness1.rows import RowFile
 from harness1.training.algorithm import make_algorithm
 from harness1.training.memory_plan import BatchSize, Devices, MemoryPlanner, Plan, Sampling
-from harness1.training.micro_batch import by_token_budget
+from harness1.training.trainer import by_token_budget
 
 GB = 1e9
 MOST_TRAINERS, RANK, FEW_ROWS = 64, 32, 4

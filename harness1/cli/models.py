@@ -14,7 +14,7 @@ from harness1.errors import UsageError
 from harness1.models.causal_model import Dtype
 from harness1.models.convert import Target, convert_model
 from harness1.models.fetch import BUNDLED, bundled, get_model, home_of, is_fetched, resolve_model
-from harness1.training.merging import merge as merge_into_base
+from harness1.training.trainable import merge as merge_into_base
 
 Cache = Annotated[
     Path | None, Option("--cache", help="Folder that keeps models; default ~/.cache/harness1/models.", metavar="DIR")

@@ -14,7 +14,7 @@ from harness1.cli.policies import POLICIES
 from harness1.cli.printing import print_result, put, say
 from harness1.data.indexing import index_of
 from harness1.data.open import open_source
-from harness1.sft.new_model import SHAPE, NewModel, Shape, make_model
+from harness1.training.new_model import SHAPE, NewModel, Shape, make_model
 
 
 def new(

@@ -23,8 +23,8 @@ from harness1.models.open import HARMONY, format_at
 from harness1.plain import counted
 from harness1.records import Episode, Status
 from harness1.retrieval.open import open_retriever
-from harness1.rl.logprobs import LogprobReport, compare_calls, grammar_masks
-from harness1.rows.calls import calls_of, sampled_calls
+from harness1.rl.logprobs import LogprobReport, compare_calls, grammar_masks, sampled_calls
+from harness1.rows.calls import calls_of
 from harness1.runs.files import Stage, read_stage
 from harness1.runs.folder import run_config
 from harness1.runs.journal import EPISODES, read_episodes, undigested_lines

@@ -31,9 +31,8 @@ from harness1.cli.printing import say_left_out
 from harness1.cli.results import print_checkpoint
 from harness1.errors import optional
 from harness1.models.checkpoint import read_checkpoint
-from harness1.rl import learning
-from harness1.rl.local_rollouts import open_policy_to_train
-from harness1.rl.shared_devices import undisturbed
+from harness1.rl.rollouts import open_policy_to_train, undisturbed
+from harness1.rl.train import VERB, train_policy
 from harness1.training.log import Trackers, clear_training
 from harness1.training.process_group import ALONE
 
@@ -72,12 +71,12 @@ def agents(
         --evaluate harness1.agents.evaluation:delivered_f1 --config rl/small --out better
     """
     with optional("serve"):  # not above: the help of this verb needs no extra
-        from harness1.agents.training import learning_on_agents
+        from harness1.agents.training import open_agent_training
 
     settings = resolve(config, overrides, upstream)
     refuse_oversized_rl(settings, upstream, 1)
     policy = open_policy_to_train(upstream, settings)
-    learn = msgspec.structs.replace(
+    inputs = msgspec.structs.replace(
         settings.machine.learn,
         data=tuple(place_of(each, settings) for each in data),
         split=split,
@@ -86,15 +85,15 @@ def agents(
         exclude=tuple(str(each) for each in exclude or ()),
         model=upstream,
     )
-    work, players = learning_on_agents(settings, learn, out, policy, command, evaluate, os.environ)
+    work, players = open_agent_training(settings, inputs, out, policy, command, evaluate, os.environ)
     alone = undisturbed(policy.model, settings, work.device, 1)
     work = replace(work, trackers=Trackers(tensorboard=tensorboard, wandb=wandb, mlflow=mlflow), undisturbed=alone)
     say_left_out(*work.selections)
     if force:
         work.check()  # nothing is deleted if the training is refused
-        clear_training(out, learning.VERB)
+        clear_training(out, VERB)
     done = read_checkpoint(out) if work.is_done(policy.hash) else None
     if done is None:
         with interrupted_by_sigterm(), TrainingBoard(out.name, "batch", SHOWN) as board:
-            done = learning.learn(work, players, policy.counter, policy.hash, board.listen, ALONE)
+            done = train_policy(work, players, policy.counter, policy.hash, board.listen, ALONE)
     print_checkpoint(done, out, "batch", as_json)

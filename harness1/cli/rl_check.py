@@ -34,12 +34,9 @@ from harness1.cli.rl_judge import Judged, JudgedRun, JudgeModel, asked_judge, ju
 from harness1.cli.terminal import Terminal
 from harness1.data.indexing import index_of
 from harness1.data.open import open_source
-from harness1.rl.admission.judgement import ORACLE, POLICIES
-from harness1.rl.admission.report import ORDER, AdmissionReport, lives_on
-from harness1.rl.admission.run import RUNS, Check, tasks_to_check
-from harness1.rl.admission.run import check as run_check
-from harness1.sft.collect import student_place
-from harness1.sft.earlier_tasks import tasks_of_runs
+from harness1.rl.admission import ORACLE, ORDER, POLICIES, RUNS, AdmissionReport, Check, lives_on, tasks_to_check
+from harness1.rl.admission import check as run_check
+from harness1.sft.collect import student_place, tasks_of_runs
 from harness1.viewer.report import ensure_report
 
 

@@ -14,9 +14,8 @@ from harness1.config import Config
 from harness1.errors import UsageError
 from harness1.models.open import Completing
 from harness1.records import Task
-from harness1.rl.learning import EPISODES
-from harness1.rl.red_team.report import RedTeamReport
-from harness1.rl.red_team.review import REPLIES, Review, best_paid, open_judge
+from harness1.rl.red_team import REPLIES, RedTeamReport, Review, best_paid, open_judge
+from harness1.rl.train import EPISODES
 
 JudgeModel = Annotated[
     str, Option(help="A model that reads well-paid episodes for tricks.", metavar="openai:MODEL@URL|hf:PATH")

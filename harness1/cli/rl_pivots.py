@@ -23,10 +23,9 @@ from harness1.models.fetch import resolve_model
 from harness1.models.spec import ModelSpec
 from harness1.policy.policy import Policy
 from harness1.policy.registry import check_policy, needs_gold, open_policy
-from harness1.rl.local_rollouts import open_policy_to_train
-from harness1.rl.pivots.profile import LeaveOut, Profile, profile
-from harness1.sft.earlier_tasks import tasks_of_runs
-from harness1.sft.teacher_run import open_runs
+from harness1.rl.pivots import LeaveOut, Profile, profile
+from harness1.rl.rollouts import open_policy_to_train
+from harness1.sft.collect import open_runs, tasks_of_runs
 
 
 def pivots(

@@ -37,20 +37,18 @@ from harness1.cli.options import (
 )
 from harness1.cli.printing import say, say_left_out
 from harness1.cli.results import print_checkpoint
-from harness1.config import Config, Learn
+from harness1.config import Config, TrainingInputs
 from harness1.data.indexing import index_of
-from harness1.engines.engine import TrainingService
+from harness1.engines.engine import TrainingService, open_service_engine
 from harness1.engines.open import open_service
 from harness1.errors import UsageError
 from harness1.models.checkpoint import Checkpoint, read_checkpoint
 from harness1.models.fetch import resolve_model
 from harness1.models.spec import ModelSpec
 from harness1.policy.language_model import LanguageModelPolicy
-from harness1.rl import learning
-from harness1.rl.learning import Learning, OpenRollouts
-from harness1.rl.local_rollouts import open_policy_to_train
-from harness1.rl.open import learning_on_pivots, learning_on_tasks
-from harness1.rl.shared_devices import undisturbed
+from harness1.rl.open import open_pivot_training, open_task_training
+from harness1.rl.rollouts import open_policy_to_train, undisturbed
+from harness1.rl.train import VERB, OpenRollouts, Training, train_policy
 from harness1.training.log import Trackers, clear_training
 from harness1.training.process_group import ProcessGroup
 
@@ -109,25 +107,25 @@ def train(
         settings = resolve(config, overrides, start, tools=tools, rewards=rewards)
         given = {"data": data, "index": index, "admission": admission, "model": model, "split": split, "share": share}
         given |= {"against": against, "exclude": [str(each) for each in exclude or ()]}
-        learn, out = _asked(settings, given, out, pivots)
-        service = _service(engine, learn.model, settings, group)
-        policy = open_policy_to_train(learn.model, settings, service and service.sampler)
+        inputs, out = _asked(settings, given, out, pivots)
+        service = _service(engine, inputs.model, settings, group)
+        policy = open_policy_to_train(inputs.model, settings, service and service.sampler)
         if pivots is None:
-            learn = msgspec.structs.replace(learn, data=tuple(place_of(each, settings) for each in learn.data))
+            inputs = msgspec.structs.replace(inputs, data=tuple(place_of(each, settings) for each in inputs.data))
             find_index = partial(index_of, cache=cache, config=settings, read=read_aloud, say=say)
-            work, players = learning_on_tasks(settings, learn, out, policy, find_index)
+            work, players = open_task_training(settings, inputs, out, policy, find_index)
         else:
-            work, players = learning_on_pivots(settings, learn, out, policy, pivots)
+            work, players = open_pivot_training(settings, inputs, out, policy, pivots)
         alone = undisturbed(policy.model, settings, work.device, group.size)
         logs = Trackers(tensorboard=tensorboard, wandb=wandb, mlflow=mlflow)
-        trainer = partial(learning.open_service_engine, service) if service is not None else work.open_engine
+        trainer = partial(open_service_engine, service, settings) if service is not None else work.open_engine
         work = replace(work, trackers=logs, undisturbed=alone, ends_at=ends_at, open_engine=trainer)
         say_left_out(*work.selections)
         if force:
             work.check()  # nothing is deleted if the training run is refused
-            clear_training(out, learning.VERB)
+            clear_training(out, VERB)
         done = read_checkpoint(out) if work.is_done(policy.hash) else None
-        print_checkpoint(done or learn_aloud(work, players, policy, group), out, "batch", as_json)
+        print_checkpoint(done or train_aloud(work, players, policy, group), out, "batch", as_json)
 
 
 def _service(engine: str, model: str, settings: Config, group: ProcessGroup) -> TrainingService | None:
@@ -138,19 +136,21 @@ def _service(engine: str, model: str, settings: Config, group: ProcessGroup) -> 
     return None
 
 
-def _asked(settings: Config, given: Mapping[str, Any], out: Path | None, pivots: Path | None) -> tuple[Learn, Path]:
+def _asked(
+    settings: Config, given: Mapping[str, Any], out: Path | None, pivots: Path | None
+) -> tuple[TrainingInputs, Path]:
     """Return the inputs and the output folder, from the command line or else from the configuration."""
     if pivots is not None and given["data"]:
         raise UsageError("give --data or --pivots, not both")
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items() if value}
-    learn = msgspec.structs.replace(settings.machine.learn, **values)
-    if not ((pivots or learn.data) and learn.model and (out or learn.out)):
+    inputs = msgspec.structs.replace(settings.machine.learn, **values)
+    if not ((pivots or inputs.data) and inputs.model and (out or inputs.out)):
         raise UsageError("give --data, --model and --out, or machine.learn.data, model and out in the configuration")
-    against = evaluation_places(learn.against, settings)
-    return msgspec.structs.replace(learn, against=against), out or Path(learn.out)
+    against = evaluation_places(inputs.against, settings)
+    return msgspec.structs.replace(inputs, against=against), out or Path(inputs.out)
 
 
-def learn_aloud(work: Learning, players: OpenRollouts, policy: LanguageModelPolicy, group: ProcessGroup) -> Checkpoint:
-    """Train, and show the progress; raise as `learn`."""
+def train_aloud(work: Training, players: OpenRollouts, policy: LanguageModelPolicy, group: ProcessGroup) -> Checkpoint:
+    """Train, and show the progress; raise as `train_policy`."""
     with TrainingBoard(work.out.name, "batch", SHOWN) as board:
-        return learning.learn(work, players, policy.counter, policy.hash, board.listen, group)
+        return train_policy(work, players, policy.counter, policy.hash, board.listen, group)

@@ -98,7 +98,7 @@ def proxy(
     Example: harness1 serve proxy --upstream hf:models/qwen --record runs/agent --port 8001
     """
     _require_extra()
-    from harness1.rows.proxy_record import recording
+    from harness1.rows.calls import recording
     from harness1.serve.proxy import ProxyService, proxy_limits
     from harness1.serve.server import serve
     from harness1.serve.upstreams import open_upstream

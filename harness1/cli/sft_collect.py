@@ -37,8 +37,7 @@ from harness1.data.open import open_source
 from harness1.errors import UsageError
 from harness1.eval.evaluate import Evaluation
 from harness1.eval.metrics import fault_count
-from harness1.sft.collect import is_hosted, student_place, teacher_policy, teaching_tasks
-from harness1.sft.earlier_tasks import tasks_of_runs
+from harness1.sft.collect import is_hosted, student_place, tasks_of_runs, teacher_policy, teaching_tasks
 
 
 def collect(

@@ -15,13 +15,14 @@ from harness1.cli.launched import launched, led_group
 from harness1.cli.memory import refuse_oversized_sft
 from harness1.cli.options import ConfigFile, EngineOption, Force, Json, Mlflow, Overrides, Tensorboard, Wandb, resolve
 from harness1.cli.results import print_checkpoint
+from harness1.engines.engine import open_service_engine
 from harness1.engines.open import open_service
 from harness1.errors import UsageError
 from harness1.models.checkpoint import Checkpoint, read_checkpoint
 from harness1.models.fetch import resolve_model
 from harness1.models.open import preferred_device
 from harness1.sft.data_card import TRAIN
-from harness1.sft.fine_tuning import VERB, FineTuning, fine_tune, open_service_engine
+from harness1.sft.train import VERB, FineTuning, fine_tune
 from harness1.training.log import Trackers, clear_training
 from harness1.training.process_group import ProcessGroup
 
@@ -74,7 +75,7 @@ def train(
         work = FineTuning(dataset, base, out, settings, trainer.value, device, packing, trackers)
         if engine:
             service = open_service(engine, base, settings, group.size)
-            work = replace(work, open_engine=partial(open_service_engine, service), sampler=service.sampler)
+            work = replace(work, open_engine=partial(open_service_engine, service, settings), sampler=service.sampler)
         if force and launched().size > group.size:
             raise UsageError(f"the processes of TRL cannot agree on --force: remove {out} first")
         if force:

@@ -41,7 +41,7 @@ from harness1.config.env import (
     Verification,
     recorded_without,
 )
-from harness1.config.machine import Agents, Fleet, Keyed, Learn, Machine, Model, ModelServer, Price, Web
+from harness1.config.machine import Agents, Fleet, Keyed, Machine, Model, ModelServer, Price, TrainingInputs, Web
 from harness1.config.settings import Settings, leave_out_default, present, recorded, without_removed
 from harness1.config.training import (
     AUTO,

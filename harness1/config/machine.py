@@ -146,7 +146,7 @@ class Fleet(Keyed):
     """The cluster's address ("auto": the one that this machine belongs to); empty: start Ray here, for this run."""
 
 
-class Learn(Keyed):
+class TrainingInputs(Keyed):
     """Inputs and output of `rl train`, unless given on the command line."""
 
     data: tuple[str, ...] = ()
@@ -233,7 +233,7 @@ class Machine(Keyed):
     model: Model = Model()
     verifier: ModelServer = ModelServer()
     price: Price = Price()
-    learn: Learn = Learn()
+    learn: TrainingInputs = TrainingInputs()
     service: TrainingService = TrainingService()
     agents: Agents = Agents()
     fleet: Fleet = Fleet()

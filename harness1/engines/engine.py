@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import signal
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from harness1.config import Config
+from harness1.config import Config, Train
+from harness1.errors import UsageError
 from harness1.models.backend import Backend
 from harness1.models.checkpoint import Checkpoint
-from harness1.rows.row import TrainRow
+from harness1.rows import TrainRow
 from harness1.training.algorithm import Algorithm
-from harness1.training.followers import TrainerJob, open_trainer
-from harness1.training.process_group import ALONE, ProcessGroup
+from harness1.training.process_group import ALONE, ProcessGroup, Unanimous, uninterrupted
 from harness1.training.saving import write_model
+from harness1.training.trainable import load_trainable
+from harness1.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from harness1.models.adapters import Weights
@@ -97,6 +102,148 @@ class TrainingService(NamedTuple):
     """Returns the engine for a base folder, a loss, the settings, and the number of steps of the rate's schedule."""
 
 
+@dataclass(frozen=True)
+class TrainerJob:
+    """What a process needs to open its part of a trainer.
+
+    Args:
+        base: the folder of the model that training begins with.
+        steps: the steps of the schedule.
+        device: the device of a single process; of several, each has the one of this type with its number.
+        threads: threads of torch in each process; 0 leaves them unchanged.
+    """
+
+    base: Path
+    algorithm: Algorithm
+    train: Train
+    steps: int
+    device: str = "cpu"
+    threads: int = 0
+
+    def open(self, kind: type[Trainer], group: ProcessGroup) -> Trainer:
+        """Return the trainer of this process; raise `Unanimous` if one of the processes cannot load the model, or the
+        settings do not fit it."""
+        place, fault = self.device if group.size == 1 else "cpu", ""  # `shard` moves it on, block by block
+        group.kind = self.device.partition(":")[0]
+        try:
+            model = load_trainable(self.base, self.train, place, self.threads)
+        except UsageError as error:
+            fault = str(error)
+        group.agree(fault)
+        try:
+            return kind(model, self.algorithm, self.train, self.steps, group)
+        except UsageError as error:
+            raise Unanimous(str(error)) from error
+
+
+def open_trainer(job: TrainerJob, group: ProcessGroup = ALONE) -> Trainer:
+    """Return the trainer of a process that trains alone or leads a group that follows.
+
+    Raises:
+        UsageError: the folder does not hold such a model, or torch does not know the device.
+        MissingExtra: torch or transformers is not installed.
+    """
+    if group.size == 1:
+        return job.open(Trainer, group)
+    with _together(group, job):
+        return job.open(LeadingTrainer, group)
+
+
+@contextmanager
+def leading(group: ProcessGroup) -> Iterator[None]:
+    """Lead a group: its other processes must `follow`, and end when this does."""
+    try:
+        yield
+    finally:
+        if not group.broken:
+            with _loss_ignored():
+                group.broadcast(None)
+
+
+def follow(group: ProcessGroup) -> None:
+    """Repeat the calls of the leading process to its trainer until it ends. An interrupt is left to that process, and
+    so is what all processes meet, such as a full disk: it says so.
+
+    Raises:
+        UsageError: a pass does not fit into the memory of this process.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    trainer: Trainer | None = None
+    with _loss_ignored():
+        while (order := group.broadcast(None)) is not None:
+            with suppress(Unanimous):
+                trainer = _obey(order, trainer, group)
+
+
+def _obey(order: Any, trainer: Trainer | None, group: ProcessGroup) -> Trainer | None:
+    if isinstance(order, TrainerJob):
+        return order.open(Trainer, group)
+    name, *arguments = order
+    getattr(trainer, name)(*arguments)
+    return trainer
+
+
+@contextmanager
+def _together(group: ProcessGroup, order: Any) -> Iterator[None]:
+    """Have the followers do what is done within. An interrupt is raised at the end, when all have done it."""
+    with uninterrupted():
+        try:
+            group.broadcast(order)
+            yield
+        except BaseException as error:
+            group.broken = not isinstance(error, Unanimous)
+            if isinstance(error, RuntimeError) and _is_lost(error):
+                raise UsageError("another process of this training run has ended; its own message says why") from error
+            raise
+
+
+@contextmanager
+def _loss_ignored() -> Iterator[None]:
+    """End without a word if another process is gone: it said why."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not _is_lost(error):
+            raise
+
+
+def _is_lost(error: RuntimeError) -> bool:
+    """Return True if an error of torch says that another process of the group is gone."""
+    import torch.distributed
+
+    return isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
+
+
+class LeadingTrainer(Trainer):
+    """A trainer whose followers repeat each call."""
+
+    def step(
+        self, rows: Sequence[TrainRow], on_tokens: Callable[[int, int], None] = lambda _done, _of: None
+    ) -> dict[str, float]:
+        with _together(self.group, ("step", rows)):
+            return super().step(rows, on_tokens)
+
+    def loss(self, rows: Sequence[TrainRow], saved: Path | None = None) -> float:
+        with _together(self.group, ("loss", rows, saved)):
+            return super().loss(rows, saved)
+
+    def logprobs(self, rows: Sequence[TrainRow]) -> list[list[float]]:
+        with _together(self.group, ("logprobs", rows)):
+            return super().logprobs(rows)
+
+    def weights(self) -> Weights:
+        with _together(self.group, ("weights",)):
+            return super().weights()
+
+    def save(self, root: Path) -> str:
+        with _together(self.group, ("save", root)):
+            return super().save(root)
+
+    def load(self, root: Path, name: str) -> None:
+        with _together(self.group, ("load", root, name)):
+            super().load(root, name)
+
+
 class LocalEngine:
     """The `Engine` of our own trainer, with which other engines are compared.
 
@@ -132,3 +279,12 @@ class LocalEngine:
 
     def write(self, folder: Path, card: Checkpoint) -> Checkpoint:
         return write_model(folder, self.trainer.model, self.trainer.weights(), self._base, card)
+
+
+OpenEngine = Callable[[TrainerJob, ProcessGroup], Engine]
+"""Opens what holds the weights in training, in this process that leads a group: `LocalEngine`, or a service's."""
+
+
+def open_service_engine(service: TrainingService, config: Config, job: TrainerJob, group: ProcessGroup) -> Engine:
+    """Return the engine of a training service."""
+    return service.open_engine(job.base, job.algorithm, config, job.steps)

@@ -28,13 +28,10 @@ from harness1.model_folder import first_line
 from harness1.models.backend import EngineOutput, Grammar, SampledOutput, check_sampling, checked
 from harness1.models.checkpoint import Checkpoint, read_checkpoint
 from harness1.records import Sampling
-from harness1.rows.row import TrainRow
-from harness1.training.algorithm import Algorithm, NegativeLogLikelihood
-from harness1.training.cispo import LOG_RATIO_LIMIT, Cispo, PolicyGradient
-from harness1.training.micro_batch import trained_tokens
+from harness1.rows import TrainRow
+from harness1.training.algorithm import LOG_RATIO_LIMIT, Algorithm, Cispo, NegativeLogLikelihood, PolicyGradient
 from harness1.training.saving import copy_beside_weights, write_card
-from harness1.training.schedule import rate_at
-from harness1.training.trainer import Diverged
+from harness1.training.trainer import Diverged, rate_at, trained_tokens
 
 Reduction = Literal["sum", "row_mean"]
 

@@ -15,8 +15,8 @@ from harness1.errors import UsageError
 from harness1.records import ChunkId, DocId, Episode, Gold, Record, StopReason, Turn, UnitId
 from harness1.retrieval.corpus import approximate_tokens
 from harness1.reward.measures import MEASURES, Outcome, targets
+from harness1.rows import prefix_merging
 from harness1.rows.calls import calls_of, captured_calls, prompt_ids
-from harness1.rows.merging import prefix_merging
 
 Metric = Callable[[Outcome, Episode], float]
 

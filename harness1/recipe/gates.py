@@ -24,8 +24,8 @@ from harness1.models.tokenizer import TOKENIZER
 from harness1.records import Record
 from harness1.retrieval.generations import check_index
 from harness1.reward import total_of
-from harness1.rl.admission.report import read_report
-from harness1.rows.file import RowFile
+from harness1.rl.admission import read_report
+from harness1.rows import RowFile
 from harness1.runs.files import STAGE, Stage, read_json, read_raw_stage, read_stage
 from harness1.runs.folder import METRICS, run_config
 from harness1.runs.journal import read_episodes

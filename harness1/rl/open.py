@@ -1,4 +1,4 @@
-"""Open a training run from the names that a user typed: its tasks and its rollouts."""
+"""Choose the tasks of a training run and those of its validation."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from random import Random
+from typing import TYPE_CHECKING, NamedTuple
 
-from harness1.config import Config, Learn
-from harness1.data.leaks import open_filter
+import msgspec
+
+from harness1.config import Config, TrainingInputs
+from harness1.data.leaks import Selection, TaskFilter, open_filter
 from harness1.data.open import from_anywhere, open_source
 from harness1.data.source import Source
 from harness1.env.environment import env_hash
@@ -20,19 +23,103 @@ from harness1.models.fetch import resolve_model
 from harness1.models.open import preferred_device
 from harness1.models.spec import ModelSpec
 from harness1.policy.language_model import LanguageModelPolicy
+from harness1.records import Task
 from harness1.retrieval.open import absolute_index, open_retriever
-from harness1.rl.admission.report import read_report
-from harness1.rl.learning import Learning, OpenRollouts
-from harness1.rl.local_rollouts import LocalRollouts, open_rollouts, publish_to
-from harness1.rl.pivots.profile import LeaveOut
-from harness1.rl.pivots.training import open_training
+from harness1.reward.measures import targets
+from harness1.rl.admission import read_report
+from harness1.rl.groups import PlacedTask
+from harness1.rl.pivots import LeaveOut, open_training
 from harness1.rl.ray_rollouts import RayRollouts
-from harness1.rl.task_choice import TaskChoice, choose_tasks
-from harness1.rl.task_stream import PlacedTask
-from harness1.sft.earlier_tasks import tasks_of_runs
+from harness1.rl.rollouts import LocalRollouts, open_rollouts, publish_to
+from harness1.rl.train import OpenRollouts, Training
+from harness1.sft.collect import check_taught_split, tasks_of_runs
 
 if TYPE_CHECKING:
     from harness1.models.adapters import Weights
+
+
+DEV = "dev"
+"""The split for validation, if a dataset has it."""
+
+
+class TaskChoice(NamedTuple):
+    """The tasks to learn from, and the validation tasks; no task is in both."""
+
+    tasks: list[PlacedTask]
+    held_out: list[PlacedTask]
+    selections: list[Selection]
+    """The account of the choice, for each dataset."""
+
+
+def choose_tasks(
+    sources: Sequence[Source],
+    split: str,
+    admitted: Sequence[frozenset[str] | None],
+    config: Config,
+    sieve: TaskFilter | None = None,
+) -> TaskChoice:
+    """Choose the tasks of a split of each dataset that may be learned from, and `train.watch.tasks` validation tasks,
+    from each dataset in turn: from its split `dev`, or drawn from the tasks by `rl.seed` if there is no `dev` or it is
+    the split to learn from.
+
+    Unless `data.leaks` is "keep", what is learned gives away no validation task, and neither gives away a test task.
+
+    Args:
+        admitted: for each dataset, the ids of the tasks that may be learned from; None means all.
+        sieve: leaves out what must not be learned; default: the filter that `open_filter` opens.
+
+    Raises:
+        UsageError: the split is missing, reserved for testing, or has no task left to learn from; or a task lacks its
+            gold.
+    """
+    for source in sources:
+        check_taught_split(split, source.name)
+    sieve = sieve or open_filter(config.data, sources, {(source.name, split) for source in sources})
+    choice = TaskChoice([], [], [])
+    validation: list[list[PlacedTask]] = []
+    for setup, (source, ids) in enumerate(zip(sources, admitted, strict=True)):
+        tasks, held_out, account = _choose(source, split, ids, len(sources), config, sieve)
+        for task in (*tasks, *held_out):
+            targets(task.task_id, task.gold, config.index.unit)
+        choice.tasks.extend(PlacedTask(task, setup) for task in tasks)
+        choice.selections.append(account)
+        validation.append([PlacedTask(task, setup) for task in held_out])
+    return choice._replace(held_out=in_turn(validation, config.train.watch.tasks))
+
+
+def in_turn(each: Sequence[Sequence[PlacedTask]], limit: int) -> list[PlacedTask]:
+    """Take the first `limit` tasks of several datasets, one from each in turn."""
+    longest = max(map(len, each), default=0)
+    return [tasks[at] for at in range(longest) for tasks in each if at < len(tasks)][:limit]
+
+
+def _choose(
+    source: Source, split: str, admitted: frozenset[str] | None, datasets: int, config: Config, sieve: TaskFilter
+) -> tuple[list[Task], list[Task], Selection]:
+    """Choose the tasks and the validation tasks of one of several datasets."""
+    wanted, drawn = config.train.watch.tasks, tuple[str, ...]()
+    tasks, account = sieve.select(source.name, split, source.tasks(split))
+    if DEV in source.splits and split != DEV:
+        held_out = sieve.validation(source.name, DEV, source.tasks(DEV))[:wanted]
+        apart = tasks
+    else:
+        share = min(wanted // datasets + 1 if wanted else 0, len(tasks) // 2)
+        places = set(Random(f"{config.rl.seed}/held out").sample(range(len(tasks)), share))
+        held_out = [task for at, task in enumerate(tasks) if at in places]
+        drawn = tuple(task.task_id for task in held_out)
+        apart = sieve.beside(held_out, source.name, [task for at, task in enumerate(tasks) if at not in places])
+    left = [task for task in apart if admitted is None or task.task_id in admitted]
+    account = msgspec.structs.replace(
+        account,
+        held_out=drawn,
+        beside=len(tasks) - len(drawn) - len(apart),
+        rejected=len(apart) - len(left),
+        learned=tuple(task.task_id for task in left),
+    )
+    if not left:
+        raise UsageError(account.line or f"{source.name} has no tasks in split {split}")
+    return left, held_out, account
+
 
 WEIGHTS = "weights"
 """The folder of versions of the weights, for servers that load them by path."""
@@ -40,71 +127,71 @@ FindIndex = Callable[[Source, str | None], str]
 """Returns the index of a source, which may be one that the user names (see `data.indexing.index_of`)."""
 
 
-def learning_on_tasks(
-    config: Config, learn: Learn, out: Path, policy: LanguageModelPolicy, find_index: FindIndex
-) -> tuple[Learning, OpenRollouts]:
+def open_task_training(
+    config: Config, inputs: TrainingInputs, out: Path, policy: LanguageModelPolicy, find_index: FindIndex
+) -> tuple[Training, OpenRollouts]:
     """Open a training run on whole episodes of the tasks of datasets.
 
     Raises:
         UsageError: as `open_tasks`, or workers cannot have the model.
     """
-    (tasks, held_out, selections), setups = open_tasks(config, learn, find_index)
-    base = resolve_model(ModelSpec.read(learn.model).model)
+    (tasks, held_out, selections), setups = open_tasks(config, inputs, find_index)
+    base = resolve_model(ModelSpec.read(inputs.model).model)
     hashes = [open_retriever(setup.retriever, config).info.index_hash for setup in setups]
-    work = Learning(tasks, held_out, setups, base, out, config, _device(config), index_hashes=hashes)
-    datasets = [from_anywhere(data) for data in learn.data]
-    work = replace(work, datasets=datasets, split=learn.split, selections=selections)
-    return work, _players(setups, learn.model, base, out / WEIGHTS, policy)
+    work = Training(tasks, held_out, setups, base, out, config, _device(config), index_hashes=hashes)
+    datasets = [from_anywhere(data) for data in inputs.data]
+    work = replace(work, datasets=datasets, split=inputs.split, selections=selections)
+    return work, _players(setups, inputs.model, base, out / WEIGHTS, policy)
 
 
-def open_tasks(config: Config, learn: Learn, find_index: FindIndex) -> tuple[TaskChoice, list[EpisodeSetup]]:
+def open_tasks(config: Config, inputs: TrainingInputs, find_index: FindIndex) -> tuple[TaskChoice, list[EpisodeSetup]]:
     """Return the tasks of datasets that may be learned from, the validation tasks, and the setup of each dataset.
 
     Raises:
         UsageError: the numbers of indexes, reports and datasets differ, a report is on another dataset,
             reward or environment, or the tasks do not fit (`choose_tasks`).
     """
-    sources = [open_source(data) for data in learn.data]
+    sources = [open_source(data) for data in inputs.data]
     for name in ("index", "admission"):
-        if (count := len(getattr(learn, name))) not in (0, len(sources)):
+        if (count := len(getattr(inputs, name))) not in (0, len(sources)):
             raise UsageError(f"{count} of --{name} for {len(sources)} of --data: give one for each, or none")
-    admitted = [_admitted(Path(path), source, config) for path, source in zip(learn.admission, sources, strict=False)]
-    excluded = tasks_of_runs(learn.exclude)
-    taught = {(source.name, learn.split) for source in sources}
-    sieve = open_filter(config.data, sources, taught, share=learn.share, against=learn.against, excluded=excluded)
-    choice = choose_tasks(sources, learn.split, admitted or [None] * len(sources), config, sieve)
-    named = learn.index or [None] * len(sources)
+    admitted = [_admitted(Path(path), source, config) for path, source in zip(inputs.admission, sources, strict=False)]
+    excluded = tasks_of_runs(inputs.exclude)
+    taught = {(source.name, inputs.split) for source in sources}
+    sieve = open_filter(config.data, sources, taught, share=inputs.share, against=inputs.against, excluded=excluded)
+    choice = choose_tasks(sources, inputs.split, admitted or [None] * len(sources), config, sieve)
+    named = inputs.index or [None] * len(sources)
     indexes = [find_index(source, index) for source, index in zip(sources, named, strict=True)]
-    return choice, [EpisodeSetup(config, index, learn.model) for index in indexes]
+    return choice, [EpisodeSetup(config, index, inputs.model) for index in indexes]
 
 
-def learning_on_pivots(
-    config: Config, learn: Learn, out: Path, policy: LanguageModelPolicy, pivots: Path
-) -> tuple[Learning, OpenRollouts]:
+def open_pivot_training(
+    config: Config, inputs: TrainingInputs, out: Path, policy: LanguageModelPolicy, pivots: Path
+) -> tuple[Training, OpenRollouts]:
     """Open a training run on the single turns of a teacher that a profile kept.
 
     Raises:
         UsageError: the settings are those of whole episodes, or the profile cannot be opened.
         ConfigError: the profile was made with another policy or configuration.
     """
-    if config.machine.fleet.workers or learn.admission:
+    if config.machine.fleet.workers or inputs.admission:
         raise UsageError("--pivots trains on single turns here: without machine.fleet.workers and --admission")
-    if learn.share:
+    if inputs.share:
         raise UsageError("--share divides the tasks of --data: collect the teacher's episodes over one share instead")
     if config.train.watch.metric != "reward":
         raise UsageError("single turns have no recall of their own: set train.watch.metric=reward")
-    base = resolve_model(ModelSpec.read(learn.model).model)
+    base = resolve_model(ModelSpec.read(inputs.model).model)
 
     async def publish(state: Weights, version: int) -> None:
         await publish_to(policy.model, state, version, base, out / WEIGHTS)
 
-    index = learn.index[0] if learn.index else ""
-    leave_out = LeaveOut(learn.against, tasks_of_runs(learn.exclude))
+    index = inputs.index[0] if inputs.index else ""
+    leave_out = LeaveOut(inputs.against, tasks_of_runs(inputs.exclude))
     training = open_training(pivots, policy, config, publish, index, leave_out=leave_out)
     tasks, held_out = (list(map(PlacedTask, each)) for each in (training.train, training.held_out))
-    setups = [EpisodeSetup(config, index, learn.model)]
+    setups = [EpisodeSetup(config, index, inputs.model)]
     validation = held_out[: config.train.watch.tasks]
-    work = Learning(tasks, validation, setups, base, out, config, _device(config), selections=[training.selection])
+    work = Training(tasks, validation, setups, base, out, config, _device(config), selections=[training.selection])
     return work, nullcontext(training.rollouts)
 
 

@@ -1,7 +1,7 @@
 """Play the episodes of a training run on a Ray cluster: each worker is an actor with its own retrievers, environments
 and replica of the policy.
 
-All ordered state stays in the trainer's process: the source of jobs, the buffer (`harness1.rl.buffer`, which only the
+All ordered state stays in the trainer's process: the source of jobs, the buffer (`harness1.rl.groups`, which only the
 loop that awaits `run` touches), and the published weights. If a worker dies, nothing is lost: its jobs are given
 to others, and a new worker starts as soon as the cluster has room and gets the present weights before it plays. So the
 buffer's guarantees are the same as in one process.

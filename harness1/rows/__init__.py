@@ -1,1 +1,400 @@
-"""Training rows: the recorded calls that they are made of, merging, and their file format."""
+"""Training rows: sequences of tokens, some of them trained, made from recorded calls without re-tokenising."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from harness1.errors import MALFORMED, SchemaError, UsageError
+from harness1.records import Record
+from harness1.rows.calls import CapturedCall
+from harness1.runs.files import refuse_full_disk, replacing
+
+
+class TrainRow(Record):
+    """One sequence for a trainer; all tuples of numbers have one entry per token.
+
+    Raises:
+        ValueError: lengths differ, the mask has values other than 0 and 1, a number is not finite, or a token that is
+            not trained has a log probability.
+    """
+
+    token_ids: tuple[int, ...]
+    loss_mask: tuple[int, ...]
+    """1: the policy sampled this token, and it is trained."""
+    rollout_logprobs: tuple[float, ...] | None = None
+    """Natural logarithms as recorded when sampling, 0.0 where the mask is 0; None if some are unknown."""
+    advantages: tuple[float, ...] | None = None
+    episode_id: str = ""
+    group_id: str | None = None
+    versions: tuple[int, int] = (0, 0)
+    """The smallest and the largest version of the weights that sampled."""
+    call_ids: tuple[str, ...] = ()
+    """The calls whose outputs are trained here, in order."""
+    metadata: dict[str, Any] = {}
+    """The origin of the row; no algorithm reads it."""
+    token_weight: float = 1.0
+    """Weight of each trained token in a policy gradient's mean: 1, or 1 / trained tokens of its episode or group."""
+
+    def __post_init__(self) -> None:
+        for name in ("loss_mask", "rollout_logprobs", "advantages"):
+            numbers = getattr(self, name)
+            if numbers is None:
+                continue
+            if len(numbers) != len(self.token_ids):
+                raise ValueError(f"{len(numbers)} {name} for {len(self.token_ids)} tokens")
+            if not all(map(isfinite, numbers)):
+                raise ValueError(f"{name} has a number that is not finite")
+        if not {0, 1}.issuperset(self.loss_mask):
+            raise ValueError("loss_mask has values other than 0 and 1")
+        if any(known and not mask for known, mask in zip(self.rollout_logprobs or (), self.loss_mask, strict=False)):
+            raise ValueError("rollout_logprobs has a value for a token that is not trained")
+
+
+def make_rows(
+    calls: Iterable[CapturedCall],
+    kind: Literal["turn", "epoch"],
+    group_id: str | None = None,
+    advantages: Mapping[str, float] | None = None,
+) -> list[TrainRow]:
+    """Return the rows of an episode's calls, in the order of the calls: one of each, or one of each chain (`epoch`).
+
+    Args:
+        advantages: that of the output of each call, by its id; the tokens between outputs have 0.
+    """
+    known = {call.call_id: call for call in calls}
+    rows = per_request(known.values(), group_id) if kind == "turn" else prefix_merging(known.values(), group_id).rows
+    order = {name: place for place, name in enumerate(known)}
+    found = []
+    for row in sorted(rows, key=lambda row: order[row.call_ids[0]]):
+        if advantages is not None:
+            values = [0.0] * len(row.token_ids)
+            for name in row.call_ids:
+                begin, outputs = len(known[name].prompt_ids), len(known[name].output_ids)
+                values[begin : begin + outputs] = [advantages[name]] * outputs
+            row = msgspec.structs.replace(row, advantages=tuple(values))
+        found.append(row)
+    return found
+
+
+def per_request(calls: Iterable[CapturedCall], group_id: str | None = None) -> tuple[TrainRow, ...]:
+    """Return one row for each call that has an output, in the given order."""
+    return tuple(chained([call], group_id) for call in calls if call.output_ids)
+
+
+def chained(chain: Sequence[CapturedCall], group_id: str | None = None) -> TrainRow:
+    """Return the row of a chain of calls, each continuing the prompt and output of the one before: the last prompt and
+    output, trained wherever one of them sampled.
+
+    Raises:
+        AssertionError, ValueError: the calls are not such a chain.
+    """
+    last = chain[-1]
+    token_ids = last.prompt_ids + last.output_ids
+    mask, logprobs = [0] * len(token_ids), [0.0] * len(token_ids)
+    for call in chain:
+        begin, end = len(call.prompt_ids), len(call.prompt_ids) + len(call.output_ids)
+        mask[begin:end] = [1] * len(call.output_ids)
+        logprobs[begin:end] = call.output_logprobs or [0.0] * len(call.output_ids)
+    row = TrainRow(
+        token_ids=token_ids,
+        loss_mask=tuple(mask),
+        rollout_logprobs=None if any(call.output_logprobs is None for call in chain) else tuple(logprobs),
+        episode_id=last.session_id,
+        group_id=group_id,
+        versions=(min(call.version_start for call in chain), max(call.version_end for call in chain)),
+        call_ids=tuple(call.call_id for call in chain),
+    )
+    assert_contiguity(row, chain)
+    return row
+
+
+def assert_contiguity(row: TrainRow, calls: Iterable[CapturedCall]) -> None:
+    """Check that the row before each call's output is exactly the call's prompt, that its output (and its log
+    probabilities) follow, and that nothing else is trained.
+
+    Args:
+        calls: at least those that the row names.
+
+    Raises:
+        AssertionError: the row is different.
+    """
+    known, done = {call.call_id: call for call in calls}, 0
+    _demand(known.keys() >= set(row.call_ids), "the row names calls that were not given")
+    for call_id in row.call_ids:
+        call = known[call_id]
+        begin, end = len(call.prompt_ids), len(call.prompt_ids) + len(call.output_ids)
+        _demand(done <= begin, f"call {call_id} begins within the output of the call before")
+        _demand(row.token_ids[:begin] == call.prompt_ids, f"call {call_id} has another prompt than the row")
+        _demand(row.token_ids[begin:end] == call.output_ids, f"the output of call {call_id} is not in the row")
+        _demand(not any(row.loss_mask[done:begin]), f"the row trains tokens before call {call_id} that no call sampled")
+        _demand(all(row.loss_mask[begin:end]), f"the row does not train all of call {call_id}")
+        if row.rollout_logprobs is not None:
+            equal = row.rollout_logprobs[begin:end] == call.output_logprobs
+            _demand(equal, f"the log probabilities of call {call_id} are not in the row")
+        done = end
+    _demand(done == len(row.token_ids), "the row continues after its last call")
+
+
+def _demand(holds: bool, otherwise: str) -> None:
+    """Assert a condition, even under `python -O`."""
+    if not holds:
+        raise AssertionError(otherwise)
+
+
+class Merged(Record):
+    """Training rows, and the fate of every call: trained in one row, or in one of the lists of ids."""
+
+    rows: tuple[TrainRow, ...]
+    ambiguous: tuple[str, ...]
+    """Quarantined: the call, or an ancestor of it, could have either of two calls of equal tokens as its parent."""
+    unresolved: tuple[str, ...]
+    """Quarantined: the same prompt was sampled several times, and nothing shows which output was used."""
+    superseded: tuple[str, ...]
+    """Not trained: another output for the same prompt was used."""
+    empty: tuple[str, ...]
+    """Dropped: no output."""
+    output_tokens: int
+    """Output tokens of all calls."""
+
+    @property
+    def quarantined(self) -> tuple[str, ...]:
+        """The calls that must not be trained because their place is unknown."""
+        return tuple(sorted(self.ambiguous + self.unresolved))
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of rows, and of calls by fate."""
+        names = ("ambiguous", "unresolved", "superseded", "empty")
+        trained = sum(len(row.call_ids) for row in self.rows)
+        return {"rows": len(self.rows), "trained": trained} | {name: len(getattr(self, name)) for name in names}
+
+    @property
+    def merge_ratio(self) -> float:
+        """Trained calls per row: 8.0 if a session of 8 turns became one row; 0.0 if there are no rows."""
+        return self.counts["trained"] / len(self.rows) if self.rows else 0.0
+
+    @property
+    def delivered_fraction(self) -> float:
+        """The share of all sampled tokens that is trained; 1.0 if none was sampled."""
+        delivered = sum(sum(row.loss_mask) for row in self.rows)
+        return delivered / self.output_tokens if self.output_tokens else 1.0
+
+
+def prefix_merging(calls: Iterable[CapturedCall], group_id: str | None = None) -> Merged:
+    """Merge the calls of each session and agent into rows. The order of the calls has no effect.
+
+    If several calls continue one, the first in lexicographic order continues its row, and each of the others begins a
+    row of its own with its whole prompt as context: every output is trained once. (The choice does not matter: the rows
+    have the lengths of the leaves of the tree.)
+
+    Of several outputs for one prompt, those that another call continues were used. If there is none, the output of the
+    last `attempt` was used, if that is one call; if not, all of them are unresolved. Unused outputs earned nothing of
+    the episode's reward, and are not trained.
+
+    Raises:
+        ValueError: two calls have the same id.
+    """
+    given = sorted(calls, key=_order)
+    if len({call.call_id for call in given}) != len(given):
+        raise ValueError("two calls have the same id")
+    agents: dict[tuple[str, str], list[_Node]] = {}
+    for call in given:
+        if call.output_ids:
+            agents.setdefault((call.session_id, call.agent_id), []).append(_Node.of(call))
+    nodes = [node for group in agents.values() for node in group]
+    for group in agents.values():
+        _link(group)
+        _quarantine(group)
+        _resolve(group)
+    return Merged(
+        rows=tuple(chained(chain, group_id) for chain in _chains(nodes)),
+        ambiguous=_ids(nodes, "ambiguous"),
+        unresolved=_ids(nodes, "unresolved"),
+        superseded=_ids(nodes, "superseded"),
+        empty=tuple(sorted(call.call_id for call in given if not call.output_ids)),
+        output_tokens=sum(len(call.output_ids) for call in given),
+    )
+
+
+@dataclass(eq=False)
+class _Node:
+    """A call in the tree of its agent. Tokens are stored as bytes of fixed width, which compare at memory speed."""
+
+    call: CapturedCall
+    prompt: bytes
+    tokens: bytes
+    """Prompt and output."""
+    parent: _Node | None = None
+    children: list[_Node] = field(default_factory=list)
+    fate: str = "trained"
+
+    @classmethod
+    def of(cls, call: CapturedCall) -> _Node:
+        prompt = array("q", call.prompt_ids).tobytes()
+        return cls(call, prompt, prompt + array("q", call.output_ids).tobytes())
+
+    @property
+    def heir(self) -> _Node | None:
+        """The child that continues the same row."""
+        return next((child for child in self.children if child.fate == "trained"), None)
+
+
+def _link(nodes: list[_Node]) -> None:
+    """Find every parent in one pass over all sequences in lexicographic order. Sequences with a common prefix directly
+    follow it, hence the prefixes of the current sequence form a stack, the longest on top."""
+    known = [(node.tokens, 0, place) for place, node in enumerate(nodes)]
+    prompts = [(node.prompt, 1, place) for place, node in enumerate(nodes)]
+    prefixes: list[tuple[bytes, list[_Node]]] = []
+    for sequence, is_prompt, place in sorted(known + prompts):
+        node = nodes[place]
+        while prefixes and not sequence.startswith(prefixes[-1][0]):
+            prefixes.pop()
+        longest, candidates = prefixes[-1] if prefixes else (b"", [])
+        if is_prompt and len(candidates) > 1:
+            node.fate = "ambiguous"
+        elif is_prompt and candidates:
+            node.parent = candidates[0]
+            node.parent.children.append(node)
+        elif not is_prompt and longest == sequence:
+            candidates.append(node)
+        elif not is_prompt:
+            prefixes.append((sequence, [node]))
+
+
+def _quarantine(nodes: list[_Node]) -> None:
+    """Mark the descendants of ambiguous calls as ambiguous."""
+    reached = [node for node in nodes if node.fate == "ambiguous"]
+    while reached:
+        node = reached.pop()
+        node.fate = "ambiguous"
+        reached += node.children
+
+
+def _resolve(nodes: list[_Node]) -> None:
+    """Find the used outputs of each prompt. Those with children were used: no quarantine begins above another call."""
+    tries: dict[bytes, list[_Node]] = {}
+    for node in nodes:
+        if node.fate == "trained":
+            tries.setdefault(node.prompt, []).append(node)
+    for group in tries.values():
+        last = max(node.call.attempt for node in group)
+        used = [node for node in group if node.children] or [node for node in group if node.call.attempt == last]
+        known = len(used) == 1 or any(node.children for node in used)
+        for node in group:
+            node.fate = ("trained" if node in used else "superseded") if known else "unresolved"
+
+
+def _chains(nodes: Iterable[_Node]) -> Iterator[list[CapturedCall]]:
+    """Yield the trained calls as chains from the root or a fork down to a leaf."""
+    for node in nodes:
+        if node.fate != "trained" or (node.parent is not None and node.parent.heir is node):
+            continue
+        chain, after = [node.call], node.heir
+        while after is not None:
+            chain.append(after.call)
+            after = after.heir
+        yield chain
+
+
+def _order(call: CapturedCall) -> tuple[object, ...]:
+    place = (call.session_id, call.agent_id, len(call.prompt_ids))
+    return (*place, call.prompt_ids, call.output_ids, call.attempt, call.call_id)
+
+
+def _ids(nodes: Iterable[_Node], fate: str) -> tuple[str, ...]:
+    return tuple(sorted(node.call.call_id for node in nodes if node.fate == fate))
+
+
+TOKEN_BYTES = 6
+"""Minimum bytes of a token on disk: three digits of its id, one of its mask, two commas."""
+
+
+def write_rows(path: Path, rows: Iterable[TrainRow]) -> int:
+    """Write rows to a file atomically and return their number.
+
+    All lines have all fields, `null` if there is no value: other readers of JSON see one type.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    count = 0
+    with replacing(path) as file:
+        for row in rows:
+            file.write(msgspec.json.encode(msgspec.structs.asdict(row)) + b"\n")
+            count += 1
+    return count
+
+
+def check_room(folder: Path, tokens: int) -> None:
+    """Check that the disk of a folder, which need not exist yet, has room for rows of this many tokens.
+
+    Raises:
+        UsageError: there is too little room.
+    """
+    refuse_full_disk(folder, tokens * TOKEN_BYTES)
+
+
+class RowFile(Sequence[TrainRow]):
+    """The rows of a file. Only their offsets and lengths are kept in memory; every row is checked once, when the file
+    is opened.
+
+    Attributes:
+        lengths: tokens of each row, shape (rows,).
+        trained: trained tokens of each row, shape (rows,).
+
+    Raises:
+        UsageError: there is no such file.
+        SchemaError: a line is torn or not a row; the message says which.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        starts: list[int] = [0]
+        lengths: list[int] = []
+        trained: list[int] = []
+        for line in self._lines():
+            row = self._row(line, len(lengths))
+            starts.append(starts[-1] + len(line))
+            lengths.append(len(row.token_ids))
+            trained.append(sum(row.loss_mask))
+        self._starts = np.array(starts, np.int64)
+        self.lengths: npt.NDArray[np.int64] = np.array(lengths, np.int64)
+        self.trained: npt.NDArray[np.int64] = np.array(trained, np.int64)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @overload
+    def __getitem__(self, place: int) -> TrainRow: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[TrainRow]: ...
+    def __getitem__(self, place: int | slice) -> TrainRow | list[TrainRow]:
+        if isinstance(place, slice):
+            return [self[each] for each in range(*place.indices(len(self)))]
+        at = range(len(self))[place]
+        with self.path.open("rb") as file:
+            file.seek(int(self._starts[at]))
+            return self._row(file.read(int(self._starts[at + 1] - self._starts[at])), at)
+
+    def _lines(self) -> Iterator[bytes]:
+        if not self.path.is_file():
+            raise UsageError(f"there is no {self.path.name} in {self.path.parent}")
+        with self.path.open("rb") as file:
+            yield from file
+
+    def _row(self, line: bytes, at: int) -> TrainRow:
+        try:
+            if not line.endswith(b"\n"):
+                raise SchemaError(f"{self.path}:{at + 1}: the line is torn")
+            return msgspec.json.decode(line, type=TrainRow)
+        except MALFORMED as error:
+            raise SchemaError(f"{self.path}:{at + 1}: not a training row: {error}") from error

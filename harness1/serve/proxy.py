@@ -20,7 +20,7 @@ from harness1.errors import InfrastructureFault, Refusal, UsageError, is_unconne
 from harness1.hashing import text_digest
 from harness1.redaction import without_secrets
 from harness1.retrieval.sharing import Batcher
-from harness1.rows.proxy_record import ABANDONED, RecordedCall
+from harness1.rows.calls import ABANDONED, RecordedCall
 from harness1.serve.anthropic_dialect import ANTHROPIC
 from harness1.serve.chat import Dialect, Memory, Spelled, decode_body
 from harness1.serve.openai_dialect import OPENAI

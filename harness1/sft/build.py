@@ -1,33 +1,36 @@
-"""Building a dataset folder from run folders: gates, rows, data card."""
+"""Building a dataset folder from run folders: the gates that choose episodes, their rows, and a data card."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-from harness1.config import Data, Sft
+from harness1.config import Data, Gates, Sft
 from harness1.config.settings import recorded
-from harness1.data.leaks import EvaluationSet, Leaks, gold_set, open_filter
+from harness1.data.leaks import EvaluationSet, GoldSet, KnownQueries, Leaks, gold_set, open_filter
 from harness1.errors import UsageError
 from harness1.hashing import digest, file_digest
 from harness1.models.chat_format import ChatFormat
-from harness1.records import Episode, EpisodeKey
+from harness1.records import Episode, EpisodeKey, Gold, Record, Status
+from harness1.reward.measures import measure_outcome
+from harness1.rows import TrainRow, check_room, write_rows
 from harness1.rows.calls import calls_of
-from harness1.rows.file import check_room, write_rows
-from harness1.rows.row import TrainRow
 from harness1.runs.files import STAGE, Stage, read_stage, refuse_foreign, refuse_other, under_way
 from harness1.runs.journal import EPISODES, line_starts, read_appended, read_episodes
+from harness1.sft.collect import LearnedTask, TeacherRun, open_runs, tasks_of_runs
 from harness1.sft.data_card import (
     CARD,
     HELD_OUT,
     TRAIN,
     DataCard,
     Distribution,
+    GateCounts,
     RowCounts,
     RowFacts,
     licence_notes,
@@ -35,17 +38,219 @@ from harness1.sft.data_card import (
     tasks_by_dataset,
     write_card,
 )
-from harness1.sft.earlier_tasks import LearnedTask, tasks_of_runs
-from harness1.sft.gates import TeacherEpisode, candidate, check_any_left, check_tool_mix, gated, held_out_tasks
-from harness1.sft.rerender import rerendered
-from harness1.sft.rows import row_tokens, sft_rows
-from harness1.sft.teacher_run import TeacherRun, open_runs
+from harness1.sft.rows import SEARCHES, rerendered, row_tokens, sft_rows
+from harness1.tools.documents import END_SEARCH
 from harness1.tools.registry import Toolbox
 
 VERB = "sft build"
 DEFAULTS = Data()
+SHOWN = 5
+"""Number of dropped episodes that a report names."""
 Place = tuple[int, int]
-"""The numbers of a run and of an episode, in the order of tasks and samples."""
+"""The numbers of a run and of an episode in it, in the order of tasks and samples."""
+
+
+class TeacherEpisode(Record):
+    """An episode as the gates see it."""
+
+    place: Place
+    episode_id: str
+    task_id: str
+    dataset: str
+    query: str
+    status: Status
+    format_errors: int
+    documents: int
+    """Curated documents; 0 if the episode ended in a policy error."""
+    recall: float
+    precision: float
+    trajectory_recall: float
+    turns: int
+    calls: dict[str, int]
+    """Successful turns of each tool, including `end_search`."""
+    actions: str
+    """Digest of all actions."""
+    gold: GoldSet = frozenset()
+    """Relevant documents of the task."""
+
+    @property
+    def task(self) -> tuple[str, str]:
+        """Dataset and id, because two datasets may use one id."""
+        return self.dataset, self.task_id
+
+    @property
+    def tools(self) -> int:
+        """Number of tools used successfully, without `end_search`."""
+        return len(self.calls.keys() - {END_SEARCH})
+
+    @property
+    def searches(self) -> int:
+        """Number of successful turns that brought documents from the corpus."""
+        return sum(self.calls.get(name, 0) for name in SEARCHES)
+
+
+def candidate(episode: Episode, gold: Gold | None, dataset: str, place: tuple[int, int]) -> TeacherEpisode:
+    """Return an episode as the gates see it; raise UsageError if the task has no gold, or nothing to find."""
+    scored = measure_outcome(episode, gold)
+    acted = [turn for turn in episode.turns if turn.action is not None]
+    ended = sum(turn.action is not None and turn.action.name == END_SEARCH for turn in acted)
+    return TeacherEpisode(
+        place=place,
+        episode_id=episode.episode_id,
+        task_id=episode.task.task_id,
+        dataset=dataset,
+        query=episode.task.query,
+        status=episode.status,
+        format_errors=scored.format_errors,
+        documents=scored.set_size,
+        recall=scored.recall,
+        precision=scored.precision,
+        trajectory_recall=scored.trajectory_recall,
+        turns=len(acted),
+        calls=scored.calls | ({END_SEARCH: ended} if ended else {}),
+        actions=digest([turn.action for turn in acted]),
+        gold=gold_set(gold),
+    )
+
+
+def gated(
+    candidates: Sequence[TeacherEpisode],
+    gates: Gates,
+    leaks: Leaks,
+    seed: int,
+    excluded: Collection[tuple[str, str]] = frozenset(),
+) -> tuple[tuple[TeacherEpisode, ...], tuple[GateCounts, ...]]:
+    """Return the candidates that pass all gates, in the order given, and the counts of each gate.
+
+    Args:
+        leaks: the evaluation tasks that must not be given away.
+        seed: chooses the episodes that fill a quota.
+        excluded: tasks, as (dataset, id), that were learned elsewhere.
+    """
+    single: dict[str, Callable[[TeacherEpisode], str | Literal[False] | None]] = {
+        "fault": lambda one: one.status is Status.INFRA_ERROR and "the infrastructure failed",
+        "format": _format_reason,
+        "documents": lambda one: one.documents < gates.documents and f"{one.documents} curated",
+        "recall": lambda one: one.recall < gates.recall and f"curated recall {one.recall:.3f}",
+        "precision": lambda one: one.precision < gates.precision and f"curated precision {one.precision:.3f}",
+        "tools": lambda one: one.tools < gates.tools and f"{one.tools} different tools",
+        "excluded": lambda one: one.task in excluded and "its task was learned from before",
+        "leak": lambda one: (found := leaks.find(one.dataset, one.query, one.gold)) and found.reason,
+    }
+    among: dict[str, Callable[[Sequence[TeacherEpisode]], dict[Place, str]]] = {
+        "duplicate": lambda left: _duplicates(left, gates),
+        "quota": lambda left: _over_quota(left, gates.quotas, seed),
+        "searches": lambda left: _too_common(left, gates.same_searches, seed),
+    }
+    kept, reports = tuple(candidates), []
+    for name in (*single, *among):
+        if name in single:
+            reasons = {each.place: why for each in kept if (why := single[name](each))}
+        else:
+            reasons = among[name](kept)
+        dropped = [
+            f"{each.dataset}/{each.task_id} ({each.episode_id}): {reasons[each.place]}"
+            for each in kept
+            if each.place in reasons
+        ]
+        entered, kept = len(kept), tuple(each for each in kept if each.place not in reasons)
+        reports.append(GateCounts(name, entered, len(kept), tuple(dropped[:SHOWN])))
+    return kept, tuple(reports)
+
+
+def check_any_left(kept: Sequence[TeacherEpisode], reports: Sequence[GateCounts]) -> None:
+    """Check that at least one episode is left. Raise UsageError if nothing passed the gates; the message says how many
+    each dropped."""
+    if not kept:
+        counts = [f"{each.name} dropped {each.entered - each.passed}" for each in reports if each.dropped]
+        last = next(each.dropped[0] for each in reversed(reports) if each.dropped)
+        raise UsageError(
+            f"none of {reports[0].entered} episodes is left: {', '.join(counts)}; for example {last}. Collect others,"
+            " or loosen sft.gates"
+        )
+
+
+def check_tool_mix(kept: Iterable[TeacherEpisode], gates: Gates, offered: Iterable[str]) -> None:
+    """Raise UsageError if a tool of those offered has less than `sft.gates.tool_share` of the successful turns."""
+    turns = Counter(dict.fromkeys(offered, 0))
+    for each in kept:
+        turns.update(each.calls)
+    total = max(1, turns.total())
+    rare = [f"{name} {count / total:.3f}" for name, count in sorted(turns.items()) if count / total < gates.tool_share]
+    if rare:
+        raise UsageError(
+            f"tools below sft.gates.tool_share={gates.tool_share:g} of the turns: {', '.join(rare)}: collect episodes"
+            " that use them, or lower the share"
+        )
+
+
+def held_out_tasks(kept: Iterable[TeacherEpisode], share: float, seed: int) -> frozenset[tuple[str, str]]:
+    """Return the tasks, as (dataset, id), that are never trained on: a share of each dataset, but at least one if the
+    share is above 0 and there are two tasks, and never all."""
+    tasks: dict[str, set[str]] = {}
+    for each in kept:
+        tasks.setdefault(each.dataset, set()).add(each.task_id)
+    chosen: set[tuple[str, str]] = set()
+    for dataset, ids in tasks.items():
+        wanted = min(max(1, round(share * len(ids))), len(ids) - 1) if share > 0.0 else 0
+        chosen.update((dataset, name) for name in sorted(ids, key=lambda name: _drawn(seed, dataset, name))[:wanted])
+    return frozenset(chosen)
+
+
+def _format_reason(each: TeacherEpisode) -> str | None:
+    if each.status is Status.POLICY_ERROR:
+        return "it ended in a policy error"
+    return f"{each.format_errors} outputs without a readable call" if each.format_errors else None
+
+
+def _duplicates(candidates: Sequence[TeacherEpisode], gates: Gates) -> dict[Place, str]:
+    """Keep the best of the episodes with the same question: highest recall, then fewest turns. Samples of one task are
+    duplicates only if their actions are equal, or `per_task` better ones are kept."""
+    asked = KnownQueries(gates.near)
+    tasks = Counter[tuple[str, str]]()
+    done: set[tuple[tuple[str, str], str]] = set()
+    found: dict[Place, str] = {}
+    for each in sorted(candidates, key=lambda one: (-one.recall, one.turns, one.place)):
+        if (each.task, each.actions) in done:
+            found[each.place] = "another sample did the same"
+        elif gates.per_task and tasks[each.task] >= gates.per_task:
+            found[each.place] = "better samples of its task are kept"
+        elif each.task not in tasks and (same := asked.match(each.query)) is not None:
+            found[each.place] = f"asks the same as {same}"
+        else:
+            asked.add("/".join(each.task), each.query)
+            tasks[each.task] += 1
+            done.add((each.task, each.actions))
+    return found
+
+
+def _over_quota(candidates: Sequence[TeacherEpisode], quotas: dict[str, int], seed: int) -> dict[Place, str]:
+    found: dict[Place, str] = {}
+    for dataset, quota in quotas.items():
+        own = [each for each in candidates if each.dataset == dataset]
+        own.sort(key=lambda each: (_drawn(seed, *each.task, each.episode_id), each.place))
+        found |= {each.place: "beyond the quota of its dataset" for each in own[quota:]}
+    return found
+
+
+def _too_common(candidates: Sequence[TeacherEpisode], share: float, seed: int) -> dict[Place, str]:
+    """Drop by lot the episodes with a number of searches that more than a share of those left have."""
+    counts = Counter(each.searches for each in candidates)
+    most = max(counts.values(), default=0)
+    while most > 1 and most > share * sum(min(count, most) for count in counts.values()):
+        most -= 1
+    left = dict.fromkeys(counts, most)
+    found: dict[Place, str] = {}
+    for each in sorted(candidates, key=lambda one: (_drawn(seed, *one.task, one.episode_id), one.place)):
+        left[each.searches] -= 1
+        if left[each.searches] < 0:
+            found[each.place] = f"too many searched {each.searches} times"
+    return found
+
+
+def _drawn(seed: int, *names: str) -> str:
+    """Return a sort key that shuffles names by the seed."""
+    return digest([seed, *names])
 
 
 @dataclass(frozen=True)

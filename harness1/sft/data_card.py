@@ -13,9 +13,8 @@ import numpy as np
 
 from harness1.errors import MALFORMED, SchemaError, UsageError
 from harness1.records import Record
-from harness1.rows.row import TrainRow
+from harness1.rows import TrainRow
 from harness1.runs.files import write_atomically, write_json
-from harness1.sft.gates import GateCounts
 
 CARD, README = "card.json", "README.md"
 TRAIN, HELD_OUT = "train.jsonl", "held_out.jsonl"
@@ -43,6 +42,16 @@ FEATURES: Features = [
     {"name": "token_weight", "dtype": "float64"},
 ]
 """The columns of a row for Hugging Face's `datasets`, which cannot infer the type of a column of nulls."""
+
+
+class GateCounts(Record):
+    """The number of episodes that reached a gate and that passed it."""
+
+    name: str
+    entered: int = msgspec.field(name="in")
+    passed: int = msgspec.field(name="out")
+    dropped: tuple[str, ...] = ()
+    """The first dropped episodes, with the reasons."""
 
 
 class Distribution(Record, kw_only=True):

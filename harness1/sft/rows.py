@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from harness1.config import Sft
+from harness1.config import Env, Sft
 from harness1.data.leaks import GoldSet
-from harness1.records import DocId, Episode, Record, Turn
-from harness1.rows.calls import CapturedCall, calls_of, captured_calls, trained_calls
-from harness1.rows.merging import prefix_merging
-from harness1.rows.row import TrainRow, per_request
-from harness1.sft.gates import SEARCHES
+from harness1.env.environment import SearchEnv, Step
+from harness1.env.render import Context
+from harness1.episodes.rollout import Nowhere, rollout
+from harness1.errors import ConfigError, InfrastructureFault, SchemaError
+from harness1.models.chat_format import ChatFormat
+from harness1.policy.policy import Decision
+from harness1.policy.wrappers import StudentFormatPolicy
+from harness1.records import DocId, Episode, ModelCall, Record, Task, ToolCall, Turn
+from harness1.rows import TrainRow, make_rows
+from harness1.rows.calls import calls_of, captured_calls, trained_calls
 
+SEARCHES = ("search_corpus", "fan_out_search", "grep_corpus")
 REPEATED = 3
 """From this length on, a run of turns with one tool is repetitive."""
 
@@ -50,22 +57,34 @@ def sft_rows(episode: Episode, sft: Sft, origin: Origin, gold: GoldSet = frozens
     Raises:
         SchemaError: a segment of a prompt is missing from the episode.
     """
-    calls = {call.call_id: call for call in captured_calls(episode)}
+    calls = list(captured_calls(episode))
     turns = {f"{episode.episode_id}/{call.call_id}": turn for turn in episode.turns for call in turn.calls}
     weights = _weights(episode.turns, sft.repeated_weight)
     if sft.useless_weight < 1.0:
         weights |= dict.fromkeys(_useless(episode.turns, gold), sft.useless_weight)
+    of_calls = {call.call_id: weights[turns[call.call_id].index] for call in calls}
     cut = {f"{episode.episode_id}/{name}" for name in _cut_calls(episode)}
-    made = per_request(calls.values()) if sft.rows == "turn" else prefix_merging(calls.values()).rows
+    made = make_rows(calls, sft.rows, advantages=of_calls)
     rows, too_long, unfinished = [], 0, 0
-    for row in sorted(made, key=lambda row: turns[row.call_ids[0]].index):
+    for row in made:
         if len(row.token_ids) > sft.max_tokens:
             too_long += len(row.call_ids)
-        elif not cut.isdisjoint(row.call_ids):
+            continue
+        if not cut.isdisjoint(row.call_ids):
             unfinished += len(row.call_ids)
-        else:
-            taught = [(calls[name], turns[name]) for name in row.call_ids]
-            rows.append(_sft_row(row, taught, weights, episode, origin))
+            continue
+        taught = [turns[name] for name in row.call_ids]
+        metadata = {
+            "task_id": episode.task.task_id,
+            "dataset": origin.dataset,
+            "split": origin.split,
+            "teacher": origin.teacher,
+            "turns": [turn.index for turn in taught],
+            "tools": [turn.action.name for turn in taught if turn.action is not None],
+            "prompt_tokens": row.loss_mask.index(1),
+        }
+        advantages = row.advantages if any(of_calls[name] != 1.0 for name in row.call_ids) else None
+        rows.append(msgspec.structs.replace(row, rollout_logprobs=None, advantages=advantages, metadata=metadata))
     placed = sum(len(row.call_ids) for row in made)
     return EpisodeRows(tuple(rows), too_long, unfinished, len(calls) - placed)
 
@@ -87,37 +106,6 @@ def row_tokens(episode: Episode, sft: Sft) -> int:
         return sum(lengths.values())
     rows = (sum(lengths.get(key, 0) for key in call.prompt) + len(call.output_ids) for call in trained_calls(episode))
     return sum(tokens for tokens in rows if tokens <= sft.max_tokens)
-
-
-def _sft_row(
-    row: TrainRow,
-    taught: Sequence[tuple[CapturedCall, Turn]],
-    weights: Mapping[int, float],
-    episode: Episode,
-    origin: Origin,
-) -> TrainRow:
-    metadata = {
-        "task_id": episode.task.task_id,
-        "dataset": origin.dataset,
-        "split": origin.split,
-        "teacher": origin.teacher,
-        "turns": [turn.index for _, turn in taught],
-        "tools": [turn.action.name for _, turn in taught if turn.action is not None],
-        "prompt_tokens": len(taught[0][0].prompt_ids),
-    }
-    mask, advantages = [0] * len(row.token_ids), [0.0] * len(row.token_ids)
-    for call, turn in taught:
-        begin, end = len(call.prompt_ids), len(call.prompt_ids) + len(call.output_ids)
-        mask[begin:end] = [1] * (end - begin)
-        advantages[begin:end] = [weights[turn.index]] * (end - begin)
-    weighted = any(weights[turn.index] != 1.0 for _, turn in taught)
-    return msgspec.structs.replace(
-        row,
-        loss_mask=tuple(mask),
-        rollout_logprobs=None,
-        advantages=tuple(advantages) if weighted else None,
-        metadata=metadata,
-    )
 
 
 def _weights(turns: Sequence[Turn], repeated: float) -> dict[int, float]:
@@ -151,3 +139,88 @@ def _cut_calls(episode: Episode) -> list[str]:
         if call.finish_reason != "stop"
         or (call.sampling.stop_ids and not set(call.output_ids[-1:]) <= set(call.sampling.stop_ids))
     ]
+
+
+def rerendered(episode: Episode, env: Env, chat: ChatFormat) -> Episode:
+    """Return an episode as a `StudentFormatPolicy` of its policy would have recorded it, given the same decisions.
+
+    With a smaller context than the teacher's, a decision may depend on a piece that the student does not see. An
+    episode that does not fit is cut (`StopReason.CONTEXT_LIMIT`) and loses its reward. Ignored actions and the notes
+    about them are left out.
+
+    Args:
+        env: the configuration of the recorded environment.
+
+    Raises:
+        ConfigError: the episode was recorded under another configuration.
+        SchemaError: the episode cannot be replayed, or its memory differs.
+    """
+    twin = _Recorded(episode, env, chat)
+    if twin.hash != episode.hashes.env:
+        raise ConfigError("the episode was recorded under another environment: give the configuration of its run")
+    try:
+        again = asyncio.run(
+            rollout(
+                twin,
+                StudentFormatPolicy(_Again(episode), chat),
+                episode.task,
+                seed=episode.seed,
+                sample_idx=episode.sample_idx,
+                group_id=episode.group_id,
+            )
+        )
+    except (ValueError, TypeError, LookupError) as error:
+        raise SchemaError(f"episode {episode.episode_id} cannot be replayed: {error!r}") from error
+    for before, after in zip(episode.turns, again.turns, strict=False):
+        if before.memory_hash != after.memory_hash:
+            raise SchemaError(f"episode {episode.episode_id} differs in its memory at turn {before.index}")
+    again = msgspec.structs.replace(again, stage_ms=episode.stage_ms)
+    return again if len(again.turns) < len(episode.turns) else _ended_as(episode, again)
+
+
+def _ended_as(episode: Episode, again: Episode) -> Episode:
+    """Return a complete replay with the recorded end and reward."""
+    hashes = msgspec.structs.replace(again.hashes, reward=episode.hashes.reward)
+    return msgspec.structs.replace(
+        again,
+        stop_reason=episode.stop_reason,
+        status=episode.status,
+        error=episode.error,
+        reward=episode.reward,
+        hashes=hashes,
+    )
+
+
+class _Recorded(SearchEnv):
+    """An environment that replays the recorded turns."""
+
+    def __init__(self, episode: Episode, env: Env, chat: ChatFormat) -> None:
+        super().__init__(env, Nowhere(episode.hashes.index, episode.unit), counter=chat)
+        self._recorded = episode.turns
+
+    async def step(self, actions: Sequence[ToolCall], reasoning: str = "", calls: Sequence[ModelCall] = ()) -> Step:
+        turn = self._recorded[self.state.memory.turn]
+        return self.replay(msgspec.structs.replace(turn, reasoning=reasoning, calls=tuple(calls), ignored=()))
+
+
+class _Again:
+    """A policy that repeats the recorded decisions. It is its own session: the context has the number of the turn."""
+
+    def __init__(self, episode: Episode) -> None:
+        self._episode = episode
+        self.name, self.hash = "recorded", episode.hashes.policy
+
+    def open(self, task: Task, seed: int) -> _Again:
+        return self
+
+    async def act(self, context: Context) -> Decision:
+        turns = self._episode.turns
+        if context.turn > len(turns):
+            raise InfrastructureFault("the record ends here")
+        turn = turns[context.turn - 1]
+        if turn.action is None:
+            return Decision(reasoning=turn.reasoning, parse_error=turn.parse_error or "no action")
+        return Decision((turn.action,), turn.reasoning)
+
+    def fork(self) -> _Again:
+        return self

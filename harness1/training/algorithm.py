@@ -1,7 +1,15 @@
-"""The losses that a trainer minimises, chosen by name."""
+"""Policy gradients, corrected for the change of the weights since the tokens were sampled.
+
+With r = pi / pi_rollout of a token and its advantage A, the gradient is that of sg(w(r)) A log pi, where sg stops
+gradients. CISPO clips r to bounds to get w (MiniMax-M1, arXiv 2506.13585), so every token keeps a gradient;
+double-sided masking drops tokens beyond the bounds (GLM-5, arXiv 2602.15763, after IcePop); interaction-level credit
+drops whole calls, by the geometric mean of their ratios (IPA, arXiv 2512.24873); REINFORCE has w = 1. Bounds apply to r
+itself; they are not offsets from 1.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -10,13 +18,119 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from harness1.config import Rl
 from harness1.errors import UsageError
-from harness1.rows.row import TrainRow
-from harness1.training.cispo import Cispo, DoubleSided, Interaction, Reinforce
+from harness1.rows import TrainRow
+from harness1.training.process_group import ProcessGroup
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
-    from harness1.training.micro_batch import MicroBatch
+
+LOG_RATIO_LIMIT = 20.0
+"""Log ratios are clipped to this magnitude before they are exponentiated."""
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """The input of one forward pass: rows padded on the right, and their trained tokens as flat tensors."""
+
+    ids: Tensor
+    """[rows, longest]."""
+    attention: Tensor | None
+    """[rows, longest], 1 for a token, 0 for padding; None without padding."""
+    row: Tensor
+    """[trained]: the row of each trained token."""
+    column: Tensor
+    """[trained]: the column whose logits predict the token: the one before its own."""
+    targets: Tensor
+    """[trained]: its id."""
+    weights: Tensor
+    """[trained], float32: its advantage, or 1."""
+    token_weights: Tensor
+    """[trained], float32: its weight in the mean over tokens."""
+    rollout_logprobs: Tensor | None
+    """[trained], float32, as recorded; None if a row has none."""
+
+
+class PolicyGradient(ABC):
+    """`-token_weight w(r) A log pi`, over the sum of the token weights."""
+
+    def normaliser(self, rows: Sequence[TrainRow]) -> float:
+        return sum(row.token_weight * sum(row.loss_mask) for row in rows)
+
+    def bounded(self, log_ratios: Tensor, batch: MicroBatch) -> Tensor:
+        return log_ratios
+
+    def token_losses(self, logprobs: Tensor, batch: MicroBatch) -> Tensor:
+        return -batch.token_weights * self.importance(logprobs, batch) * batch.weights * logprobs
+
+    @abstractmethod
+    def importance(self, logprobs: Tensor, batch: MicroBatch) -> Tensor:
+        """Return w, [trained], without a gradient; raise UsageError if w needs log probabilities of the rollout, and
+        the rows have none."""
+
+
+@dataclass(frozen=True)
+class Cispo(PolicyGradient):
+    """w is r, clipped to the bounds."""
+
+    ratio_min: float = 0.0
+    ratio_max: float = 5.0
+
+    def importance(self, logprobs: Tensor, batch: MicroBatch) -> Tensor:
+        return log_ratios(logprobs, batch).exp().clamp(self.ratio_min, self.ratio_max)
+
+
+@dataclass(frozen=True)
+class DoubleSided(PolicyGradient):
+    """w is r between the bounds, and 0 at and beyond them."""
+
+    ratio_min: float = 0.0
+    ratio_max: float = 5.0
+
+    def importance(self, logprobs: Tensor, batch: MicroBatch) -> Tensor:
+        ratios = self.bounded(log_ratios(logprobs, batch), batch).exp()
+        return ratios * ((ratios > self.ratio_min) & (ratios < self.ratio_max))
+
+
+@dataclass(frozen=True)
+class Interaction(DoubleSided):
+    """All tokens of a call share one r, the geometric mean of theirs: w is r between the bounds, and 0 for the whole
+    call at and beyond them. A single surprising token weighs less in a longer call, and no call is trained in part."""
+
+    def bounded(self, log_ratios: Tensor, batch: MicroBatch) -> Tensor:
+        return call_means(log_ratios, batch)
+
+
+@dataclass(frozen=True)
+class Reinforce(PolicyGradient):
+    """w is 1, whichever policy sampled the token (Williams 1992)."""
+
+    ratio_min: float = 0.0
+    ratio_max: float = inf
+
+    def importance(self, logprobs: Tensor, batch: MicroBatch) -> Tensor:
+        return logprobs.new_ones(logprobs.shape)
+
+
+def log_ratios(logprobs: Tensor, batch: MicroBatch) -> Tensor:
+    """Return log pi - log pi_rollout of trained tokens, [trained], clipped to `LOG_RATIO_LIMIT`, without a gradient;
+    raise UsageError if the rows have no log probabilities of the rollout."""
+    if batch.rollout_logprobs is None:
+        raise UsageError("rows without rollout_logprobs cannot be weighted by the ratio of probabilities")
+    return (logprobs.detach() - batch.rollout_logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+
+
+def call_means(values: Tensor, batch: MicroBatch) -> Tensor:
+    """Return for each trained token the mean of the values, [trained], over its call: the trained tokens that follow
+    each other in its row without context between them."""
+    import torch
+
+    begins = torch.ones_like(batch.row, dtype=torch.bool)
+    begins[1:] = (batch.row[1:] != batch.row[:-1]) | (batch.column[1:] != batch.column[:-1] + 1)
+    call = begins.cumsum(0) - 1
+    sums = values.new_zeros(int(begins.sum())).index_add(0, call, values)
+    return (sums / call.bincount().to(values.dtype))[call]
 
 
 class Algorithm(Protocol):
@@ -89,3 +203,68 @@ def make_algorithm(name: str, rl: Rl | None = None) -> Algorithm:
     if name not in ALGORITHMS:
         raise UsageError(f"there is no loss {name!r}; choose one of {', '.join(ALGORITHMS)}")
     return ALGORITHMS[name](rl or Rl())
+
+
+MEANS = ("entropy", "k3", "log_ratio_mean", "ratio_above_2", "ratio_below_half", "clipped")
+"""Means over trained tokens, with r = pi / pi_rollout: the entropy of pi in nats; r - 1 - log r, which estimates
+KL(pi_rollout || pi) (Schulman, "Approximating KL divergence", 2020); |log r|; and the shares of tokens with r > 2, with
+r < 1/2, and with a ratio beyond the bounds of the algorithm: their own, or that of their call."""
+MAXIMUM = "log_ratio_max"
+"""The greatest |log r|, after clipping."""
+PIECE = 256
+"""Tokens whose entropy is computed at once, to save memory."""
+
+
+class OffPolicyMetrics:
+    """Sums over the forward passes of a step, in all processes. The algorithm's bounds define clipped tokens."""
+
+    def __init__(self, algorithm: Algorithm, device: torch.device) -> None:
+        import torch
+
+        self._algorithm = algorithm
+        self._sums = torch.zeros(1 + len(MEANS), device=device)
+        self._largest = torch.zeros((), device=device)
+
+    def add(self, distributions: Tensor, logprobs: Tensor, batch: MicroBatch) -> None:
+        """Add a forward pass.
+
+        Args:
+            distributions: [trained, vocabulary], log probabilities under the present weights.
+            logprobs: [trained], those of the trained tokens.
+
+        Raises:
+            UsageError: the rows have no log probabilities of the rollout.
+        """
+        import torch
+
+        logs = log_ratios(logprobs, batch)
+        ratios, bounded = logs.exp(), self._algorithm.bounded(logs, batch).exp()
+        of_tokens = (
+            torch.ones_like(logs),
+            entropies(distributions),
+            torch.expm1(logs) - logs,
+            logs.abs(),
+            ratios > 2,
+            ratios < 0.5,
+            (bounded < self._algorithm.ratio_min) | (bounded > self._algorithm.ratio_max),
+        )
+        self._sums += torch.stack([values.sum() for values in of_tokens])
+        self._largest = torch.maximum(self._largest, logs.abs().max())
+
+    def values(self, group: ProcessGroup) -> dict[str, float]:
+        """Return the means and the maximum over all tokens of all processes."""
+        of_processes = self._sums.new_zeros(group.size)
+        of_processes[group.rank] = self._largest
+        group.add_up(self._sums)
+        group.add_up(of_processes)
+        tokens, *sums = self._sums.tolist()
+        means = {name: total / max(tokens, 1.0) for name, total in zip(MEANS, sums, strict=True)}
+        return means | {MAXIMUM: float(of_processes.max())}
+
+
+def entropies(distributions: Tensor) -> Tensor:
+    """Return entropies in nats, [tokens], of log probabilities [tokens, vocabulary], without a gradient."""
+    import torch
+
+    pieces = torch.split(distributions.detach(), PIECE)
+    return torch.cat([-(piece.exp() * piece).sum(-1) for piece in pieces])

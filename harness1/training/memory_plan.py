@@ -24,11 +24,9 @@ from harness1.models.causal_model import Dtype, compute_logits_in_float32, outpu
 from harness1.models.slots import ATTENTION as SLOTS
 from harness1.models.slots import KvSlots, SlotPass, attend
 from harness1.records import Record
-from harness1.training.algorithm import Algorithm
-from harness1.training.micro_batch import MicroBatch, of_targets, precision, trained_distributions
-from harness1.training.off_policy_metrics import OffPolicyMetrics
+from harness1.training.algorithm import Algorithm, MicroBatch, OffPolicyMetrics
 from harness1.training.trainable import stored_dtype
-from harness1.training.trainer import Trainer
+from harness1.training.trainer import Trainer, of_targets, precision, trained_distributions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

@@ -1,19 +1,99 @@
-"""Loading a model for training."""
+"""The implementation of attention that a model is trained with, checked before it is trusted."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
 
 from harness1.config import Train
 from harness1.errors import UsageError
-from harness1.model_folder import holds_adapters
-from harness1.models.adapters import merge_adapters, read_adapter_config
+from harness1.model_folder import base_folder, first_line, holds_adapters, refusing
+from harness1.models.adapters import adapted_weights, drop_adapters, merge_adapters, merged_state, read_adapter_config
 from harness1.models.causal_model import Dtype, compute_logits_in_float32, load_causal_model
-from harness1.training.attention import turn_off_cudnn_attention, use_attention, use_default_attention
+from harness1.models.checkpoint import read_checkpoint
+from harness1.training.saving import copy_beside_weights, save_whole, write_card
+from harness1.training.trainer import precision
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedModel
+
+
+PROBE = (12, 9)
+"""Lengths of the rows of the probe, the second with padding."""
+BOUNDS = {"float32": 1e-3, "bfloat16": 0.1}
+"""Largest distance of logits from those of eager attention, as a share of their norm. Leaving out a feature, such as
+soft caps, changes those of a random model by more."""
+
+
+def turn_off_cudnn_attention() -> None:
+    """Leave cuDNN out of the kernels that torch chooses from for attention on a GPU, in this whole process.
+
+    On an H100 (torch 2.11, Qwen2.5-0.5B in bfloat16, padded rows) gradients became NaN in step 12, twice; without
+    cuDNN, in larger passes, they stayed finite. It holds for the process: a context around a forward pass
+    does not cover the layers that checkpointing computes again.
+    """
+    import torch
+
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def use_attention(model: PreTrainedModel, name: str, dtype: Dtype) -> None:
+    """Switch a model to one of transformers' implementations of attention. A small forward and backward pass compares
+    it with eager attention, which computes every feature as it is written.
+
+    Args:
+        model: on the device, and with the weights' types, that it will be trained with.
+        name: as `attn_implementation` of transformers.
+        dtype: of matrix products.
+
+    Raises:
+        UsageError: the model, the device or the installation cannot run it, or it computes something else.
+    """
+    refusal = f"train.attention={name} does not train {type(model).__name__} on {model.device.type}"
+    model.set_attn_implementation("eager")
+    expected = _probe(model, dtype)
+    try:
+        model.set_attn_implementation(name)
+        if (used := model.config._attn_implementation) != name:
+            raise UsageError(f"{refusal}: transformers would use {used} instead")
+        found = _probe(model, dtype)
+    except (RuntimeError, ValueError, KeyError, TypeError, ImportError, AttributeError) as error:
+        raise UsageError(f"{refusal}: {first_line(error)}") from error
+    if not float((found - expected).norm() / expected.norm()) <= BOUNDS[dtype]:
+        raise UsageError(f"{refusal}: it leaves out something that this model's attention has; try eager")
+
+
+def use_default_attention(model: PreTrainedModel, dtype: Dtype) -> None:
+    """Leave a model its own attention; but for bfloat16 on a processor switch it to `block_attention`, which is faster
+    there, if that computes the same."""
+    own = model.config._attn_implementation
+    if model.device.type != "cpu" or dtype != "bfloat16" or own != "sdpa":
+        return
+    from harness1.models.block_attention import NAME, register
+
+    register()
+    try:
+        use_attention(model, NAME, dtype)
+    except UsageError:
+        model.set_attn_implementation(own)
+
+
+def _probe(model: PreTrainedModel, dtype: Dtype) -> Tensor:
+    """Return the logits of all tokens of the probe, after a backward pass that keeps no gradient of the weights."""
+    import torch
+
+    vocabulary = int(model.config.get_text_config().vocab_size)
+    ids = (3 * torch.arange(len(PROBE) * max(PROBE)) % vocabulary).view(len(PROBE), -1).to(model.device)
+    mask = (torch.arange(max(PROBE)) < torch.tensor(PROBE)[:, None]).long().to(model.device)
+    embed = model.get_input_embeddings()
+    inputs = embed(ids).detach().requires_grad_()
+    with precision(model, dtype):
+        logits: Tensor = model(inputs_embeds=inputs, attention_mask=mask, use_cache=False).logits[mask.bool()].float()
+    torch.autograd.grad(logits.sum(), inputs)
+    return logits.detach()
 
 
 def load_trainable(folder: Path, train: Train, device: str, threads: int = 0) -> PreTrainedModel:
@@ -77,3 +157,75 @@ def check_form(folder: Path, train: Train) -> None:
             f"training from {folder} goes on with its adapters: set {wanted}; or begin with others on the model that"
             " harness1 models merge makes of it"
         )
+
+
+class RoundingLoss(NamedTuple):
+    """What rounding merged weights loses: |rounded - exact| / |update|, norms over all adapted weights, and the largest
+    of a single one. About 0 keeps everything; near or above 1 the update is lost in rounding."""
+
+    total: float
+    largest: float
+    layer: str
+    """The name of the weight that loses most."""
+
+
+class _Stored(msgspec.Struct):
+    dtype: str | None = None
+    torch_dtype: str | None = None
+
+
+def rounding_loss(model: PreTrainedModel, dtype: Dtype) -> RoundingLoss:
+    """Return what is lost by merging the adapters of a model in float32 and rounding the sums to a type."""
+    import torch
+
+    lost = update = 0.0
+    largest, layer = 0.0, ""
+    with torch.no_grad():
+        for name, weight, change in adapted_weights(model):
+            exact = weight.double() + change.double()
+            error = float((exact.float().to(getattr(torch, dtype)).double() - exact).norm())
+            size = float(change.double().norm())
+            lost, update = lost + error**2, update + size**2
+            share = error / size if size else 0.0
+            if share >= largest:
+                largest, layer = share, name
+    return RoundingLoss((lost / update) ** 0.5 if update else 0.0, largest, layer)
+
+
+def merge(adapters: Path, out: Path, dtype: Dtype) -> RoundingLoss:
+    """Write the model that a folder of adapters describes as a plain one: added in float32, then rounded to a type.
+
+    Raises:
+        UsageError: the folder holds no adapters, `out` holds something or cannot be written, or the base is missing or
+            another.
+        MissingExtra: torch or transformers is not installed.
+    """
+    if not holds_adapters(adapters):
+        raise UsageError(f"{adapters} holds no adapters: there is nothing to merge")
+    if out.exists() and any(out.iterdir()):
+        raise UsageError(f"{out} is not empty: choose another --out")
+    model = load_causal_model(adapters, "cpu", _stored_type(base_folder(adapters)))
+    lost = rounding_loss(model, dtype)
+    state = merged_state(model, dtype)
+    drop_adapters(model)
+    copy_beside_weights(adapters, out)
+    save_whole(out, _cast(model, dtype), state)
+    card = read_checkpoint(adapters)
+    if card is not None:
+        write_card(out, msgspec.structs.replace(card, adapter_base=""))
+    return lost
+
+
+def _cast(model: PreTrainedModel, dtype: Dtype) -> PreTrainedModel:
+    """Return the model in a type, which its configuration then names."""
+    import torch
+
+    cast: PreTrainedModel = model.to(getattr(torch, dtype))
+    return cast
+
+
+def _stored_type(base: Path) -> Dtype:
+    """Return the type in which the weights of a model lose nothing."""
+    with refusing(f"{base} has no readable config.json"):
+        found = msgspec.json.decode((base / "config.json").read_bytes(), type=_Stored)
+    return "bfloat16" if "bfloat16" in (found.dtype, found.torch_dtype) else "float32"

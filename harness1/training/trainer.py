@@ -1,41 +1,149 @@
-"""Optimizer steps on rows: micro-batches by token budget, forward, loss, backward, clip, step."""
+"""The learning rate schedule, and when a state is saved."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from random import Random
+from typing import TYPE_CHECKING, Any
 
 from harness1.config import Train
 from harness1.errors import UsageError
 from harness1.freed_memory import MemoryReturns
 from harness1.models.adapters import PEFT, adapters_of, add_adapters, tensors_of
-from harness1.rows.row import TrainRow
-from harness1.training.algorithm import Algorithm
-from harness1.training.micro_batch import (
-    by_token_budget,
-    collate,
-    of_targets,
-    precision,
-    trained_distributions,
-    trained_logprobs,
-    trained_tokens,
+from harness1.models.causal_model import Dtype, logits_at
+from harness1.rows import TrainRow
+from harness1.training.algorithm import Algorithm, MicroBatch, OffPolicyMetrics
+from harness1.training.process_group import (
+    ALONE,
+    ProcessGroup,
+    Unanimous,
+    forget_gathered,
+    gathered,
+    shard,
+    shared_like,
+    whole,
 )
-from harness1.training.off_policy_metrics import OffPolicyMetrics
-from harness1.training.process_group import ALONE, ProcessGroup, Unanimous
-from harness1.training.saving import read_weights
-from harness1.training.schedule import rate_at
-from harness1.training.sharding import forget_gathered, gathered, shard, shared_like, whole
-from harness1.training.state import forget_tensors, load_tensors, save_tensors
+from harness1.training.saving import forget_tensors, load_tensors, read_weights, save_tensors
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
     from transformers import PreTrainedModel
 
     from harness1.models.adapters import Weights
+
+
+def rate_at(step: int, steps: int, train: Train) -> float:
+    """Return the rate of step `step` (from 0) of `steps`: a linear rise to `train.rate` over the warm-up, then the same
+    rate, or a linear or cosine decay that would reach 0 at the step after the last."""
+    rising = round(train.warmup * steps)
+    if step < rising:
+        return train.rate * (step + 1) / rising
+    done = (step - rising) / max(1, steps - rising)
+    if train.schedule == "linear":
+        return train.rate * max(0.0, 1 - done)
+    if train.schedule == "cosine":
+        return train.rate * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+    return train.rate
+
+
+def shuffled_steps(rows: int, batch_rows: int, epochs: int, seed: int) -> Iterator[list[int]]:
+    """Yield the rows of every optimizer step. Each epoch has its own order, and its last step may be smaller.
+
+    The order depends only on the arguments, so a resumed run finds its position by counting."""
+    for epoch in range(epochs):
+        order = list(range(rows))
+        Random(f"{seed}/{epoch}").shuffle(order)
+        for start in range(0, rows, batch_rows):
+            yield order[start : start + batch_rows]
+
+
+def by_token_budget(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Return the indices of the rows of each forward pass: longest rows first, as many as fit the budget with padding.
+    A row longer than the budget is a group of its own."""
+    groups: list[list[int]] = []
+    for place in sorted(range(len(lengths)), key=lambda at: (-lengths[at], at)):
+        if groups and lengths[groups[-1][0]] * (len(groups[-1]) + 1) <= budget:
+            groups[-1].append(place)
+        else:
+            groups.append([place])
+    return groups
+
+
+def collate(rows: Sequence[TrainRow], device: str | torch.device = "cpu") -> MicroBatch:
+    """Return rows as one micro-batch; raise ValueError if no row has a trained token, or a row trains its first token,
+    which nothing predicts."""
+    import torch
+
+    longest = max(len(row.token_ids) for row in rows)
+    ids = torch.zeros((len(rows), longest), dtype=torch.long)
+    attention = torch.zeros((len(rows), longest), dtype=torch.long)
+    trained: list[tuple[int, int]] = []
+    for at, row in enumerate(rows):
+        ids[at, : len(row.token_ids)] = torch.tensor(row.token_ids)
+        attention[at, : len(row.token_ids)] = 1
+        trained += [(at, place) for place, mask in enumerate(row.loss_mask) if mask]
+    if not trained or any(place == 0 for _, place in trained):
+        raise ValueError("a micro-batch needs trained tokens, none of them the first of its row")
+    row_of, place_of = torch.tensor(trained).T
+    logprobs = None
+    if all(row.rollout_logprobs is not None for row in rows):
+        recorded = [(rows[at].rollout_logprobs or ())[place] for at, place in trained]
+        logprobs = torch.tensor(recorded, device=device)
+    return MicroBatch(
+        ids=ids.to(device),
+        attention=None if bool(attention.all()) else attention.to(device),
+        row=row_of.to(device),
+        column=(place_of - 1).to(device),
+        targets=ids[row_of, place_of].to(device),
+        weights=torch.tensor([_weight(rows[at], place) for at, place in trained], device=device),
+        token_weights=torch.tensor([rows[at].token_weight for at, _ in trained], device=device),
+        rollout_logprobs=logprobs,
+    )
+
+
+def precision(model: PreTrainedModel, dtype: Dtype) -> AbstractContextManager[Any]:
+    """Return the context of forward passes. With bfloat16, only matrix products use it."""
+    import torch
+
+    if dtype == "float32":
+        return nullcontext()
+    # Each weight is used once in a pass, so a cache of rounded ones would only keep a sharded model whole.
+    return torch.autocast(model.device.type, torch.bfloat16, cache_enabled=False)
+
+
+def trained_distributions(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
+    """Return the log probabilities of the vocabulary at each trained token, [trained, vocabulary] in float32.
+
+    Logits are computed nowhere else: for a long context they would cost more than the layers."""
+    import torch
+
+    with logits_at(model, batch.row, batch.column):
+        logits = model(input_ids=batch.ids, attention_mask=batch.attention, use_cache=False).logits
+    return torch.log_softmax(logits[0].float(), -1)
+
+
+def of_targets(distributions: Tensor, batch: MicroBatch) -> Tensor:
+    """Return the log probabilities of the trained tokens, [trained]."""
+    return distributions.gather(-1, batch.targets[:, None])[:, 0]
+
+
+def trained_logprobs(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
+    """Return the log probabilities of the trained tokens under the model, [trained] in float32."""
+    return of_targets(trained_distributions(model, batch), batch)
+
+
+def trained_tokens(row: TrainRow) -> int:
+    """Return the number of trained tokens of a row."""
+    return sum(row.loss_mask)
+
+
+def _weight(row: TrainRow, place: int) -> float:
+    return 1.0 if row.advantages is None else float(row.advantages[place])
 
 
 MOMENTS = ("exp_avg", "exp_avg_sq")

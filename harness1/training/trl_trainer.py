@@ -12,10 +12,10 @@ from harness1.config import Train
 from harness1.errors import UsageError, optional
 from harness1.model_folder import base_folder, holds_adapters, no_progress_bars
 from harness1.models.adapters import Adapters, write_adapters
-from harness1.rows.row import TrainRow
+from harness1.rows import TrainRow
 from harness1.training.saving import copy_beside_weights
-from harness1.training.schedule import rate_at
 from harness1.training.trainable import check_form, load_trainable
+from harness1.training.trainer import rate_at
 
 if TYPE_CHECKING:
     from datasets import Dataset

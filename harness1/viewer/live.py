@@ -19,8 +19,8 @@ import msgspec
 from harness1.errors import InfrastructureFault, SchemaError, UsageError
 from harness1.eval.metrics import MEANINGS
 from harness1.records import TAGS, Episode, EpisodeKey
-from harness1.rows.proxy_record import CALLS
-from harness1.rows.proxy_record import VERB as PROXY
+from harness1.rows.calls import CALLS
+from harness1.rows.calls import VERB as PROXY
 from harness1.runs.files import STAGE, read_stage
 from harness1.runs.folder import METRICS
 from harness1.runs.journal import EPISODES, read_appended

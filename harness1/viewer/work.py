@@ -19,7 +19,7 @@ from harness1.models.tokenizer import Tokenizer
 from harness1.recipe.recipe import Space, Value
 from harness1.recipe.run import JOURNAL, RecipeState, StageRecord, is_at_work, read_recipe_state
 from harness1.recipe.tuning import TrialResult, TuningCard, best_of
-from harness1.rows.proxy_record import CALLS, VERB, RecordedCall, read_records
+from harness1.rows.calls import CALLS, VERB, RecordedCall, read_records
 from harness1.runs.files import STAGE, Stage, read_stage, write_atomically, writing
 from harness1.training.log import LOG, VALIDATION_PREFIX, read_log
 from harness1.viewer.html import deflated, render

@@ -12,8 +12,8 @@ from harness1.env.render import Context
 from harness1.errors import UsageError
 from harness1.policy.policy import Decision
 from harness1.records import DocId, Gold, ModelCall, Task, ToolCall
+from harness1.rows import per_request
 from harness1.rows.calls import captured_calls
-from harness1.rows.row import per_request
 from tests.support import CORPUS, END, WordRetriever, make_env, search
 
 pytest.importorskip("openenv", reason="openenv is not installed")

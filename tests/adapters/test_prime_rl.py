@@ -19,9 +19,9 @@ from torch import Tensor
 import harness1
 from harness1.adapters.prime_rl import cispo_loss
 from harness1.config import load_config
-from harness1.rows.row import TrainRow
-from harness1.training.cispo import Cispo
-from harness1.training.micro_batch import collate
+from harness1.rows import TrainRow
+from harness1.training.algorithm import Cispo
+from harness1.training.trainer import collate
 
 RECIPE = Path(harness1.__file__).parent / "adapters" / "recipes" / "prime_rl_gpt_oss_20b.toml"
 

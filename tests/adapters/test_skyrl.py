@@ -43,11 +43,10 @@ from harness1.errors import ConfigError, InfrastructureFault, UsageError
 from harness1.models.backend import Grammar
 from harness1.models.chat_format import ChatFormat
 from harness1.records import Episode, Sampling, Status, ToolCall
-from harness1.rl.open import open_tasks
-from harness1.rl.task_choice import TaskChoice
-from harness1.rl.training_rows import training_rows
+from harness1.rl.open import TaskChoice, open_tasks
+from harness1.rl.rows import training_rows
 from harness1.rows.calls import calls_of, prompt_ids, trained_calls
-from harness1.training.cispo import Cispo
+from harness1.training.algorithm import Cispo
 from tests.rl.test_training_rows import group, made_episode, siblings
 from tests.support import call, run, search
 from tests.vocabularies import chat_format

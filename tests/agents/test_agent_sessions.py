@@ -17,9 +17,8 @@ from harness1.episodes.jobs import EpisodeJob
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.records import DocId, Episode, Gold, Hashes, Status, Task
 from harness1.rl.rollouts import EpisodeGroup
-from harness1.rl.training_rows import training_rows
-from harness1.rows.calls import captured_calls
-from harness1.rows.proxy_record import read_calls
+from harness1.rl.rows import training_rows
+from harness1.rows.calls import captured_calls, read_calls
 from harness1.viewer.work import read_sessions
 from tests.proxying import Dice, hermes
 from tests.support import run

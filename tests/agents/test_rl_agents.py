@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from harness1.rl.learning import EPISODES
-from harness1.rows.proxy_record import read_records
+from harness1.rl.train import EPISODES
+from harness1.rows.calls import read_records
 from harness1.runs.files import read_stage
 from harness1.runs.journal import read_episodes
 from harness1.training.log import read_log

@@ -19,12 +19,12 @@ from harness1.models.open import format_at
 from harness1.records import DocId, Episode, Gold, Task
 from harness1.retrieval.build import build_index
 from harness1.retrieval.open import open_retriever
-from harness1.rl.learning import EPISODES
+from harness1.rl.train import EPISODES
 from harness1.rows.calls import calls_of, prompt_ids
 from harness1.runs.journal import read_episodes
 from harness1.serve.chat import text_of_output
-from harness1.sft.new_model import Shape, draw
 from harness1.training.log import read_log
+from harness1.training.new_model import Shape, draw
 from harness1.viewer.work import read_sessions
 from tests.cli.commands import Command, command_in_process
 from tests.serving import serving

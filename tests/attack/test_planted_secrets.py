@@ -18,7 +18,7 @@ import pytest
 
 from harness1.config import load_config
 from harness1.retrieval import open as opening
-from harness1.rows.proxy_record import recording
+from harness1.rows.calls import recording
 from harness1.serve.upstreams import ChatUpstream
 from tests.attack.attack import Attack
 from tests.cli.commands import Command, Ended, command_in_process

@@ -12,9 +12,7 @@ from harness1.data import beir
 from harness1.data.open import open_source
 from harness1.data.source import Source
 from harness1.errors import UsageError
-from harness1.rl.admission.judgement import POLICIES
-from harness1.rl.admission.report import README, REPORT, read_report
-from harness1.rl.admission.run import RUNS
+from harness1.rl.admission import POLICIES, README, REPORT, RUNS, read_report
 from harness1.runs.files import read_stage
 from harness1.runs.journal import EPISODES
 from tests.cli.commands import Command, command_in_process

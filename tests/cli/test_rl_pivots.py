@@ -15,7 +15,7 @@ from harness1.data.open import open_source
 from harness1.errors import UsageError
 from harness1.eval.evaluate import Evaluation, evaluate
 from harness1.retrieval.build import build_index
-from harness1.rl.pivots.pivot import read_pivots
+from harness1.rl.pivots import read_pivots
 from harness1.runs.journal import latest_episodes
 from tests.rl.test_pivots import CONFIG, WORLD
 

@@ -8,7 +8,7 @@ import pytest
 
 from harness1.runs.files import read_stage
 from harness1.runs.journal import read_episodes
-from harness1.sft.earlier_tasks import tasks_of_runs
+from harness1.sft.collect import tasks_of_runs
 from harness1.viewer.run_page import RunSource, scored
 from tests.cli.commands import Command, command_in_process
 from tests.sft.test_fine_tuning import SHORT, WORLD, save_student

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from harness1.cli import main
+from harness1.engines.loop import STATE
 from harness1.models.checkpoint import read_checkpoint
 from harness1.runs.journal import read_episodes
-from harness1.sft.fine_tuning import STATE
 from harness1.training.log import read_log, validation_values
 from harness1.training.saving import read_state
 from tests.cli.commands import Command, command_in_process
@@ -101,7 +101,7 @@ def test_a_dataset_prints_one_object_of_its_card(harness1: Command, home: Path) 
 def test_a_finished_training_prints_its_checkpoint_and_loads_no_model_again(
     harness1: Command, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("harness1.training.followers.load_trainable", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr("harness1.engines.engine.load_trainable", lambda *_: pytest.fail("the model was loaded"))
     written = (home / "student" / "adapter_model.safetensors").stat().st_mtime_ns
     ended = harness1(*train("student", "--json"))
     assert ended.code == 0, ended.err

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from harness1.config import Train
+from harness1.engines.engine import TrainerJob, open_trainer
 from harness1.models.transformers_backend import TransformersBackend
 from harness1.records import Sampling
 from harness1.training.algorithm import NegativeLogLikelihood
-from harness1.training.followers import TrainerJob, open_trainer
 from tests.rl.toy import open_toy
 
 MODEL = "toy"

@@ -12,11 +12,10 @@ import torch
 from safetensors.torch import load_file
 
 from harness1.config import Lora, Train
-from harness1.engines.engine import LocalEngine
+from harness1.engines.engine import LocalEngine, TrainerJob
 from harness1.models.adapters import tensors_of
 from harness1.models.checkpoint import Checkpoint, read_checkpoint
-from harness1.training.cispo import Cispo
-from harness1.training.followers import TrainerJob
+from harness1.training.algorithm import Cispo
 from harness1.training.saving import write_model
 from harness1.training.trainable import load_trainable
 from harness1.training.trainer import Trainer

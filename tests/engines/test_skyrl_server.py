@@ -21,17 +21,15 @@ import pytest
 
 from benchmarks.micro import Start
 from harness1.config import Lora, Machine, Train
+from harness1.engines.loop import STATE
 from harness1.engines.tinker import EngineName, TinkerBackend, TinkerEngine, connect
 from harness1.models.checkpoint import read_checkpoint
 from harness1.records import Sampling
-from harness1.rl.learner import STATE
-from harness1.rl.learning import EPISODES
-from harness1.rows.file import RowFile
-from harness1.rows.row import TrainRow
+from harness1.rl.train import EPISODES
+from harness1.rows import RowFile, TrainRow
 from harness1.runs.journal import read_episodes
 from harness1.sft.data_card import TRAIN as ROWS
-from harness1.training.algorithm import Algorithm, NegativeLogLikelihood
-from harness1.training.cispo import Cispo
+from harness1.training.algorithm import Algorithm, Cispo, NegativeLogLikelihood
 from harness1.training.log import read_log
 from tests.cli.commands import Command, command_in_process
 from tests.engines.skyrl_server import RANK, serving

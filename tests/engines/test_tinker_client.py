@@ -18,9 +18,8 @@ from harness1.config import Lora, Machine, Train
 from harness1.engines.tinker import EngineName, Service, TinkerBackend, TinkerEngine, connect
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.records import Sampling
-from harness1.rows.row import TrainRow
-from harness1.training.algorithm import Algorithm, NegativeLogLikelihood
-from harness1.training.cispo import Cispo, Reinforce
+from harness1.rows import TrainRow
+from harness1.training.algorithm import Algorithm, Cispo, NegativeLogLikelihood, Reinforce
 
 tinker: Any = pytest.importorskip("tinker")
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from harness1.config import Lora, Machine, Train, load_config
-from harness1.engines.engine import LocalEngine
+from harness1.engines.engine import LocalEngine, TrainerJob, open_service_engine
 from harness1.engines.tinker import (
     EngineName,
     TinkerBackend,
@@ -28,12 +28,10 @@ from harness1.errors import InfrastructureFault, UsageError
 from harness1.models.causal_model import load_causal_model
 from harness1.models.checkpoint import Checkpoint, read_checkpoint
 from harness1.records import Sampling
-from harness1.rl.learning import EPISODES, learn, open_service_engine
-from harness1.rows.row import TrainRow
+from harness1.rl.train import EPISODES, train_policy
+from harness1.rows import TrainRow
 from harness1.runs.journal import read_episodes
-from harness1.training.algorithm import Algorithm, NegativeLogLikelihood
-from harness1.training.cispo import Cispo, Reinforce
-from harness1.training.followers import TrainerJob
+from harness1.training.algorithm import Algorithm, Cispo, NegativeLogLikelihood, Reinforce
 from harness1.training.trainable import load_trainable
 from tests.engines.fake_tinker import MODEL, FakeTinker
 from tests.rl.test_learning import CHAT, Stopped, steps, work_in
@@ -198,13 +196,13 @@ def learned(out: Path, sdk: FakeTinker, stop_at: int | None = None) -> Checkpoin
     """The whole loop on the toy, with the service for engine and sampler."""
     config = toy_config([f"train.lora.rank={TRAIN.lora.rank}", "train.lora.alpha=4", "rl.batches=4"])
     backend = engine_of(sdk, Cispo())._backend
-    work = work_in(out, sdk.base, config, open_engine=partial(open_service_engine, tinker_service(backend)))
+    work = work_in(out, sdk.base, config, open_engine=partial(open_service_engine, tinker_service(backend), config))
 
     def on_step(batch: int, batches: int, values: Mapping[str, float]) -> None:
         if batch == stop_at and "loss" in values:
             raise Stopped
 
-    return learn(work, nullcontext(ToyRollouts(cast(Any, backend))), CHAT, "toy", on_step)
+    return train_policy(work, nullcontext(ToyRollouts(cast(Any, backend))), CHAT, "toy", on_step)
 
 
 @BOTH

@@ -28,8 +28,7 @@ from harness1.models.grammar import STOP_SETS, GrammarCompiler
 from harness1.models.slots import SlotModel
 from harness1.models.transformers_backend import TransformersBackend, open_transformers
 from harness1.records import Sampling
-from harness1.rl.logprobs import compare_calls
-from harness1.rows.calls import SampledCall
+from harness1.rl.logprobs import SampledCall, compare_calls
 from tests.tiny_models import STOP, VOCABULARY, save_byte_tokenizer, save_tiny_model
 
 SETTINGS = [

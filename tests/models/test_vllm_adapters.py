@@ -24,8 +24,7 @@ from harness1.models.fetch import bundled, get_model
 from harness1.models.model_servers import VllmServer
 from harness1.models.vllm_engine import VllmBackend, open_vllm
 from harness1.records import Sampling
-from harness1.rl.logprobs import chosen_logprobs, next_logits
-from harness1.rl.start_gate import check_start
+from harness1.rl.logprobs import check_start, chosen_logprobs, next_logits
 from tests.models.vllm_engines import PROMPT, WINDOW, needs_vllm, prompt_of, serving
 from tests.support import run
 

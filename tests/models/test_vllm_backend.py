@@ -20,8 +20,7 @@ from harness1.models.fetch import bundled, get_model
 from harness1.models.model_servers import VllmServer
 from harness1.models.vllm_engine import VllmBackend, open_vllm
 from harness1.records import Sampling
-from harness1.rl.logprobs import compare_calls
-from harness1.rows.calls import SampledCall
+from harness1.rl.logprobs import SampledCall, compare_calls
 from tests.models.test_weight_files import write_weights
 from tests.models.vllm_engines import PROMPT, STOP, WINDOW, needs_vllm, prompt_of, sampled_together, serving
 from tests.support import run

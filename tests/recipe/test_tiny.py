@@ -21,8 +21,8 @@ from harness1.recipe.gates import EPISODES as OWN
 from harness1.recipe.gates import StageCase, judge_stage
 from harness1.recipe.run import RecipeState, read_recipe_state
 from harness1.records import Episode, RewardRecord
-from harness1.rl.admission.report import REPORT, read_report
-from harness1.rows.file import RowFile, write_rows
+from harness1.rl.admission import REPORT, read_report
+from harness1.rows import RowFile, write_rows
 from harness1.runs.files import read_stage
 from harness1.runs.journal import EPISODES, LINES, read_episodes
 from harness1.sft.data_card import TRAIN

@@ -16,24 +16,30 @@ from harness1.errors import SchemaError, UsageError
 from harness1.records import Curated, Episode, Gold, RewardRecord, Task
 from harness1.retrieval.build import build_index
 from harness1.reward.measures import measure_outcome
-from harness1.rl.admission.judgement import (
+from harness1.rl.admission import (
     BLIND,
     NO_OP,
     ORACLE,
+    ORDER,
     POLICIES,
+    REPORT,
     SEARCHING,
     TWICE,
+    AdmissionReport,
+    Check,
     Reason,
     Scoring,
     TaskAdmission,
     Trial,
     admission_of,
+    check,
     ideal,
+    read_report,
+    readme,
+    reported,
     scoring_of,
     trial,
 )
-from harness1.rl.admission.report import ORDER, REPORT, AdmissionReport, read_report, readme
-from harness1.rl.admission.run import Check, check, reported
 
 CONFIG = load_config(None, ["reward.recipe=robust", "machine.workers=1", "machine.bootstrap=20"])
 PAPER = load_config(None, ["machine.workers=1"])

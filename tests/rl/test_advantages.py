@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trl.trainer.utils import nanstd
 
-from harness1.rl.advantages import STD_EPSILON, Kind, advantages, discounted, has_signal
+from harness1.rl.rows import STD_EPSILON, Kind, advantages, discounted, has_signal
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 GROUPS = [[1.0, 2.0, 6.0], [0.5, 0.5], [4.0], []]

@@ -21,8 +21,8 @@ from harness1.records import (
     Turn,
     UnitId,
 )
-from harness1.rl.batch_metrics import batch_metrics, episode_metrics
 from harness1.rl.rollouts import EpisodeGroup
+from harness1.rl.rows import batch_metrics, episode_metrics
 
 GOLD = Gold({DocId("d"): 1, DocId("e"): 1})
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness1.rl.buffer import Buffer, BufferCounts, BufferState
+from harness1.rl.groups import Buffer, BufferCounts, BufferState
 
 SCHEDULES, STEPS = 10_000, 45
 SETTINGS = [(1, 0, 0.3), (3, 0, 1.0), (1, 1, 0.0), (2, 1, 0.5), (1, 2, 0.7), (2, 2, 0.3), (1, 1, 1.0), (3, 1, 0.7)]

@@ -20,15 +20,15 @@ import torch
 from safetensors.torch import load_file
 
 from harness1.config import Config
+from harness1.engines.loop import STATE
 from harness1.episodes.jobs import EpisodeJob, EpisodeSetup
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.models.causal_model import load_causal_model
 from harness1.models.checkpoint import Checkpoint, read_checkpoint
 from harness1.records import Episode
-from harness1.rl.learner import STATE
-from harness1.rl.learning import EPISODES, Learning, learn
-from harness1.rl.training_rows import training_rows
-from harness1.rows.row import TrainRow
+from harness1.rl.rows import training_rows
+from harness1.rl.train import EPISODES, Training, train_policy
+from harness1.rows import TrainRow
 from harness1.runs.files import read_stage
 from harness1.runs.journal import EpisodeStore, read_episodes
 from harness1.training.log import read_log
@@ -107,9 +107,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(folder, initializer_range=0.05)
 
 
-def work_in(out: Path, base: Path, config: Config, **fields: Any) -> Learning:
+def work_in(out: Path, base: Path, config: Config, **fields: Any) -> Training:
     tasks = toy_tasks(12)
-    return Learning(tasks[:8], tasks[8:], [EpisodeSetup(config, "", "hf:toy")], base, out, config, **fields)
+    return Training(tasks[:8], tasks[8:], [EpisodeSetup(config, "", "hf:toy")], base, out, config, **fields)
 
 
 def trained(
@@ -126,7 +126,7 @@ def trained(
 
     config = toy_config(overrides)
     work = work_in(out, base, config, **fields)
-    return learn(work, nullcontext(rollouts(base)), CHAT, "toy", on_step)
+    return train_policy(work, nullcontext(rollouts(base)), CHAT, "toy", on_step)
 
 
 def one_by_one(folder: Path) -> ToyRollouts:
@@ -255,7 +255,7 @@ def test_a_training_ends_after_the_batch_in_which_its_time_is_up(
     tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = SimpleNamespace(monotonic=lambda: len(steps(tmp_path)), perf_counter=time.perf_counter)
-    monkeypatch.setattr("harness1.rl.learning.time", clock)
+    monkeypatch.setattr("harness1.engines.loop.time", clock)
     done = trained(tmp_path, base, ends_at=2)
     assert done.step == len(steps(tmp_path)) == 2
     assert done.metrics["reward"] == held_out_rewards(tmp_path)[-1]

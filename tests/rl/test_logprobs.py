@@ -14,8 +14,7 @@ from harness1.errors import UsageError
 from harness1.models.causal_model import load_causal_model
 from harness1.models.transformers_backend import open_transformers
 from harness1.records import Sampling
-from harness1.rl.logprobs import LogprobReport, chosen_logprobs, compare_calls, next_logits
-from harness1.rows.calls import SampledCall
+from harness1.rl.logprobs import LogprobReport, SampledCall, chosen_logprobs, compare_calls, next_logits
 from tests.tiny_models import save_tiny_model
 
 replace = msgspec.structs.replace

@@ -15,9 +15,9 @@ from benchmarks.learn import learned
 from benchmarks.micro import MICRO, Start
 from harness1.config import Lora, Train, load_config
 from harness1.episodes.rollout import replay_episode
-from harness1.rl.admission.report import read_report
-from harness1.rl.learning import EPISODES
-from harness1.rl.pivots.pivot import read_pivots
+from harness1.rl.admission import read_report
+from harness1.rl.pivots import read_pivots
+from harness1.rl.train import EPISODES
 from harness1.runs.journal import read_episodes
 from harness1.training.log import read_log
 from tests.cli.commands import Command, command_in_process

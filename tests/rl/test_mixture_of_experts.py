@@ -22,12 +22,11 @@ from harness1.models.adapters import PEFT, merged_state, read_adapters
 from harness1.models.causal_model import load_causal_model
 from harness1.models.transformers_backend import TransformersBackend, open_transformers
 from harness1.records import Episode, Sampling
-from harness1.rl.learning import Learning, learn
-from harness1.rl.logprobs import compare_calls
-from harness1.rows.calls import SampledCall
-from harness1.sft.fine_tuning import FineTuning, fine_tune
+from harness1.rl.logprobs import SampledCall, compare_calls
+from harness1.rl.train import Training, train_policy
+from harness1.sft.train import FineTuning, fine_tune
 from harness1.training.log import read_log
-from harness1.training.merging import merge
+from harness1.training.trainable import merge
 from tests.rl.test_learning import CHAT
 from tests.rl.toy import ToyRollouts, toy_config, toy_tasks
 from tests.sft.test_fine_tuning import CONFIG, QUICK, Place, save_rows, save_student
@@ -75,9 +74,9 @@ def learned(base: Path, out: Path, *settings: str) -> list[dict[str, Any]]:
     """A short training; the log of its steps."""
     config = toy_config(["rl.batches=3", "train.watch.tasks=0", *settings])
     tasks = toy_tasks(12)
-    work = Learning(tasks[:8], tasks[8:], [EpisodeSetup(config, "", "hf:toy")], base, out, config)
+    work = Training(tasks[:8], tasks[8:], [EpisodeSetup(config, "", "hf:toy")], base, out, config)
     rollouts = ToyRollouts(opened(base, config.train.dtype), price=share_of_even)
-    learn(work, nullcontext(rollouts), CHAT, "toy", lambda _batch, _of, _values: None)
+    train_policy(work, nullcontext(rollouts), CHAT, "toy", lambda _batch, _of, _values: None)
     return [line for line in read_log(out) if "loss" in line]
 
 

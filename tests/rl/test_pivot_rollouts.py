@@ -18,11 +18,11 @@ from harness1.policy.policy import Policy, counter_of
 from harness1.policy.scripted import RandomPolicy, ScriptedPolicy
 from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import DocId, Episode, Gold, RewardTerm, Sampling, Status, StopReason, Task, ToolCall
-from harness1.rl.pivots import rollouts as pivot_rollouts
-from harness1.rl.pivots.rollouts import PivotRollouts, PivotState, PivotWorld, TurnId
+from harness1.rl import pivot_turns as pivot_rollouts
+from harness1.rl.pivot_turns import PivotRollouts, PivotState, PivotWorld, TurnId
+from harness1.rows import per_request
 from harness1.rows.calls import calls_of, captured_calls, prompt_ids
-from harness1.rows.row import per_request
-from harness1.sft.rerender import rerendered
+from harness1.sft.rows import rerendered
 from tests.support import END, QUICK, Script, WordRetriever, call, curate, make_env, run, search, wide_corpus
 from tests.vocabularies import chat_format
 

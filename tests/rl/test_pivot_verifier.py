@@ -10,7 +10,7 @@ from harness1.episodes.rollout import rollout
 from harness1.memory.working_memory import WorkingMemory
 from harness1.policy.scripted import RandomPolicy
 from harness1.records import DocId, Gold, Task, ToolCall, UnitId
-from harness1.rl.pivots.verifier import DecisionPoint, Effect, Ruling, SetQuality, compare_effects, set_quality
+from harness1.rl.pivot_turns import DecisionPoint, Effect, Ruling, SetQuality, compare_effects, set_quality
 from tests.support import END, call, chunk, curate, make_env, play, run, search, wide_corpus
 
 WANTED = tuple(frozenset({UnitId(name)}) for name in ("gold-a", "gold-b"))

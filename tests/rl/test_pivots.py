@@ -22,13 +22,22 @@ from harness1.policy.policy import Decision
 from harness1.policy.scripted import RecordedPolicy
 from harness1.records import DocId, Episode, RewardRecord, RewardTerm, Task, ToolCall
 from harness1.retrieval.build import build_index
-from harness1.rl.pivots.pivot import PIVOTS, Pivot, label_of, read_pivots
-from harness1.rl.pivots.profile import README, LeaveOut, Profile, profile
-from harness1.rl.pivots.rollouts import PivotState, PivotWorld, TurnId
-from harness1.rl.pivots.training import chosen_tasks, open_training
+from harness1.rl.pivot_turns import PivotState, PivotWorld, TurnId
+from harness1.rl.pivots import (
+    PIVOTS,
+    README,
+    LeaveOut,
+    Pivot,
+    Profile,
+    chosen_tasks,
+    label_of,
+    open_training,
+    profile,
+    read_pivots,
+)
 from harness1.runs.files import read_stage
 from harness1.runs.journal import latest_episodes
-from harness1.sft.teacher_run import TeacherRun, open_runs
+from harness1.sft.collect import TeacherRun, open_runs
 from tests.support import END, run
 
 WORLD = "world:60"

@@ -10,8 +10,8 @@ import pytest
 
 from harness1.config import Fleet
 from harness1.episodes.jobs import EpisodeSetup
-from harness1.rl.learning import Learning, learn
 from harness1.rl.ray_rollouts import RayRollouts
+from harness1.rl.train import Training, train_policy
 from harness1.training.log import read_log
 from tests.cli.commands import command_in_process
 from tests.rl.small_start import SETTINGS, small_start
@@ -25,9 +25,9 @@ pytestmark = pytest.mark.ray
 def test_a_policy_learns_over_a_cluster_that_loses_a_worker(tmp_path: Path) -> None:
     base = save_tiny_model(save_byte_tokenizer(tmp_path / "base"), initializer_range=0.05)
     tasks, config = toy_tasks(12), toy_config(["rl.staleness=1", "rl.window=0.0", "rl.batches=20"])
-    work = Learning(tasks[:8], tasks[8:], [EpisodeSetup(config, "", "hf:toy")], base, tmp_path / "out", config)
+    work = Training(tasks[:8], tasks[8:], [EpisodeSetup(config, "", "hf:toy")], base, tmp_path / "out", config)
     players = RayRollouts(partial(Mortal, base, tmp_path), Fleet(workers=2, places=8))
-    learn(work, players, chat_format("compact", "chatml"), "toy", lambda _batch, _batches, _values: None)
+    train_policy(work, players, chat_format("compact", "chatml"), "toy", lambda _batch, _batches, _values: None)
     lines = read_log(tmp_path / "out")
     before, after = (line["held_out/reward"] for line in lines if "held_out/reward" in line)
     steps = [line for line in lines if "loss" in line]

@@ -28,10 +28,19 @@ from harness1.records import (
     Turn,
     UnitId,
 )
-from harness1.rl.red_team.judgement import KINDS, SYSTEM, Judgement, read_judgement
-from harness1.rl.red_team.report import RedTeamReport
-from harness1.rl.red_team.review import REPLIES, REPORT, PaidEpisode, Review, best_paid
-from harness1.rl.red_team.transcript import transcript
+from harness1.rl.red_team import (
+    KINDS,
+    REPLIES,
+    REPORT,
+    SYSTEM,
+    Judgement,
+    PaidEpisode,
+    RedTeamReport,
+    Review,
+    best_paid,
+    read_judgement,
+    transcript,
+)
 from harness1.runs.journal import EpisodeStore
 from tests.support import hit
 

@@ -25,8 +25,8 @@ from harness1.policy.language_model import LanguageModelPolicy
 from harness1.records import Episode
 from harness1.retrieval.build import build_index
 from harness1.retrieval.open import open_retriever
-from harness1.rl.logprobs import LogprobReport, compare_calls, grammar_masks
-from harness1.rows.calls import SampledCall, calls_of, prompt_ids, sampled_calls
+from harness1.rl.logprobs import LogprobReport, SampledCall, compare_calls, grammar_masks, sampled_calls
+from harness1.rows.calls import calls_of, prompt_ids
 from harness1.tools.registry import Toolbox
 from harness1.tools.tool import ToolSpec
 from tests.support import run

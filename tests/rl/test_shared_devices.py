@@ -15,8 +15,8 @@ from harness1.errors import ConfigError, UsageError
 from harness1.models.model_servers import VllmServer
 from harness1.models.token_server import WeightGate
 from harness1.records import Episode
-from harness1.rl.learning import Learning, learn
-from harness1.rl.shared_devices import undisturbed
+from harness1.rl.rollouts import undisturbed
+from harness1.rl.train import Training, train_policy
 from tests.models.test_token_server import sglang, vllm
 from tests.rl.test_learning import CHAT, work_in
 from tests.rl.toy import ToyRollouts, open_toy, toy_config
@@ -26,7 +26,7 @@ from tests.tiny_models import save_byte_tokenizer, save_tiny_model
 TWO_BATCHES = ["rl.batches=2", "train.watch.tasks=0", "train.watch.metric=reward"]
 
 
-def without_validation(*args: Any, **fields: Any) -> Learning:
+def without_validation(*args: Any, **fields: Any) -> Training:
     return replace(work_in(*args, **fields), held_out=[])
 
 
@@ -89,7 +89,7 @@ def test_the_sampler_is_awake_whenever_it_plays_or_takes_weights(tmp_path: Path)
         if "loss" in values:
             seen.append("stepped")
 
-    learn(work, nullcontext(Watched(open_toy(base))), CHAT, "toy", on_step)
+    train_policy(work, nullcontext(Watched(open_toy(base))), CHAT, "toy", on_step)
     batch = ["play", "asleep", "awake", "publish", "stepped"]
     assert seen == ["asleep", "awake", "publish", *batch, *batch]
 
@@ -120,7 +120,7 @@ def test_episodes_that_a_step_interrupts_wait_for_its_end_and_go_on(tmp_path: Pa
     config = toy_config([*TWO_BATCHES, "rl.staleness=1"])
     work = without_validation(tmp_path / "out", base, config, undisturbed=asleep)
     losses: list[float] = []
-    learn(
+    train_policy(
         work,
         nullcontext(Gated(open_toy(base))),
         CHAT,
@@ -141,5 +141,5 @@ def test_a_sampler_that_cannot_sleep_ends_the_training_before_it_plays(tmp_path:
     work = without_validation(tmp_path / "out", base, toy_config(TWO_BATCHES), undisturbed=asleep)
     rollouts = ToyRollouts(open_toy(base))
     with pytest.raises(UsageError, match="enable-sleep-mode"):
-        learn(work, nullcontext(rollouts), CHAT, "toy", lambda *_: None)
+        train_policy(work, nullcontext(rollouts), CHAT, "toy", lambda *_: None)
     assert rollouts.published == []

@@ -8,7 +8,7 @@ import pytest
 
 from harness1.config import load_config
 from harness1.errors import UsageError
-from harness1.rl.start_gate import check_start, truncated_weights
+from harness1.rl.logprobs import check_start, truncated_weights
 
 RECORDED = [-0.5, -1.0, -2.0, -0.25]
 

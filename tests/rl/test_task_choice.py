@@ -13,7 +13,7 @@ from harness1.data.open import open_source
 from harness1.data.source import Source
 from harness1.errors import UsageError
 from harness1.records import DocId, Gold, Task
-from harness1.rl.task_choice import choose_tasks
+from harness1.rl.open import choose_tasks
 
 
 def source(name: str, **counts: int) -> Source:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from harness1.records import DocId, Gold, Task
-from harness1.rl.task_choice import in_turn
-from harness1.rl.task_stream import PlacedTask, TaskStream
+from harness1.rl.groups import PlacedTask, TaskStream
+from harness1.rl.open import in_turn
 
 TASKS = [PlacedTask(Task(f"t{n}", f"q{n}", "train", Gold({DocId("d"): 1})), n % 2) for n in range(5)]
 

@@ -17,10 +17,10 @@ from msgspec.structs import replace
 from harness1.config import Rl
 from harness1.records import Episode, Hashes, ModelCall, RewardRecord, Status, StopReason, Task, ToolCall, Turn
 from harness1.rl.rollouts import EpisodeGroup
-from harness1.rl.training_rows import substeps, training_rows
-from harness1.rows.row import TrainRow
-from harness1.training.cispo import Cispo
-from harness1.training.micro_batch import trained_tokens
+from harness1.rl.rows import substeps, training_rows
+from harness1.rows import TrainRow
+from harness1.training.algorithm import Cispo
+from harness1.training.trainer import trained_tokens
 from tests.policy.test_language_model import NONSENSE, episode_of, sayer
 from tests.support import call, curate, search
 from tests.tiny_models import save_tiny_model

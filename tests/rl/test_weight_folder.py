@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 
 from harness1.models.causal_model import load_causal_model
-from harness1.rl.local_rollouts import publish_to, write_version
+from harness1.rl.rollouts import publish_to, write_version
 from tests.tiny_models import save_byte_tokenizer, save_tiny_model
 
 

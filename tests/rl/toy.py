@@ -35,7 +35,7 @@ from harness1.records import (
     ToolCall,
     Turn,
 )
-from harness1.rl.task_stream import PlacedTask
+from harness1.rl.groups import PlacedTask
 
 TURNS, LENGTH = 2, 4
 GOOD = 128

@@ -7,8 +7,9 @@ import pytest
 
 from harness1.errors import SchemaError
 from harness1.records import Episode, ModelCall, Status
-from harness1.rows.calls import calls_of, captured_calls, prompt_ids, sampled_calls
-from harness1.rows.merging import Merged, prefix_merging
+from harness1.rl.logprobs import sampled_calls
+from harness1.rows import Merged, prefix_merging
+from harness1.rows.calls import calls_of, captured_calls, prompt_ids
 from tests.policy.test_language_model import NONSENSE, episode_of, sayer
 from tests.support import call, search
 

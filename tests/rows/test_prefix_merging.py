@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness1.rows import Merged, TrainRow, assert_contiguity, per_request, prefix_merging
 from harness1.rows.calls import CapturedCall
-from harness1.rows.merging import Merged, prefix_merging
-from harness1.rows.row import TrainRow, assert_contiguity, per_request
 
 Tokens = tuple[int, ...]
 

@@ -12,8 +12,7 @@ import msgspec
 import pytest
 
 from harness1.errors import SchemaError, UsageError
-from harness1.rows.file import RowFile, check_room, write_rows
-from harness1.rows.row import TrainRow
+from harness1.rows import RowFile, TrainRow, check_room, write_rows
 
 ROWS = [
     TrainRow((5, 6, 7), (0, 1, 1), None, (0.0, 0.5, 0.5), episode_id="e", call_ids=("c",), metadata={"turns": [1]}),

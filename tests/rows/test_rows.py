@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from harness1.rows import TrainRow, assert_contiguity, chained, per_request
 from harness1.rows.calls import CapturedCall
-from harness1.rows.row import TrainRow, assert_contiguity, chained, per_request
 
 FIRST = CapturedCall("a", (1, 2), (3, 4), (-0.5, -0.25), version_start=3, version_end=4, session_id="s")
 SECOND = CapturedCall("b", (1, 2, 3, 4, 5), (6,), (-1.0,), version_start=2, version_end=2, session_id="s")

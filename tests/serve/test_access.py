@@ -15,7 +15,7 @@ from harness1.errors import InfrastructureFault, UsageError
 from harness1.http.client import read_token
 from harness1.retrieval.open import open_retriever
 from harness1.retrieval.protocol import SearchRequest, SearchResult
-from harness1.rows.proxy_record import Recorder, read_records
+from harness1.rows.calls import Recorder, read_records
 from harness1.serve.proxy import ProxyService
 from harness1.serve.retrieve import RetrievalService
 from harness1.serve.server import answering

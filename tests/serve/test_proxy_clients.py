@@ -24,8 +24,8 @@ from harness1.errors import InfrastructureFault
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.policy.policy import Policy
 from harness1.records import Episode, Status, Task
-from harness1.rows.merging import prefix_merging
-from harness1.rows.proxy_record import ABANDONED, RecordedCall, read_calls, read_records
+from harness1.rows import prefix_merging
+from harness1.rows.calls import ABANDONED, RecordedCall, read_calls, read_records
 from harness1.runs.files import read_stage
 from harness1.serve.service import ServiceLimits
 from harness1.serve.upstreams import ChatUpstream

@@ -10,8 +10,8 @@ import pytest
 
 from harness1.errors import SchemaError, UsageError
 from harness1.records import Sampling, ToolCall
-from harness1.rows.proxy_record import CALLS, TOKENS, RecordedCall, Recorder, read_calls, read_records, recording
-from harness1.rows.row import per_request
+from harness1.rows import per_request
+from harness1.rows.calls import CALLS, TOKENS, RecordedCall, Recorder, read_calls, read_records, recording
 from harness1.runs.files import read_stage
 
 

@@ -18,7 +18,7 @@ from harness1.errors import InfrastructureFault, UsageError
 from harness1.models.calls import messages_of
 from harness1.models.chat_format import ChatFormat, Ids
 from harness1.records import ModelCall, Sampling, ToolCall
-from harness1.rows.proxy_record import ABANDONED, RecordedCall, Recorder, read_records
+from harness1.rows.calls import ABANDONED, RecordedCall, Recorder, read_records
 from harness1.serve.chat import Called, ChatMessage, prompt_of, text_of_output
 from harness1.serve.openai_dialect import OPENAI
 from harness1.serve.proxy import ProxyService

@@ -32,14 +32,14 @@ from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import Episode, Status, Turn
 from harness1.retrieval.build import build_index
 from harness1.retrieval.open import open_retriever
+from harness1.rows import RowFile
 from harness1.rows.calls import calls_of, prompt_ids
-from harness1.rows.file import RowFile
 from harness1.runs.files import STAGE, read_stage
 from harness1.runs.folder import run_stage
 from harness1.runs.journal import EPISODES, EpisodeStore, read_episodes
 from harness1.sft.build import Build, Listener, build
+from harness1.sft.collect import tasks_of_runs
 from harness1.sft.data_card import CARD, HELD_OUT, README, TRAIN, read_card
-from harness1.sft.earlier_tasks import tasks_of_runs
 from tests.support import run
 from tests.vocabularies import chat_format, vocabulary
 

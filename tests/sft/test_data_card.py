@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from harness1.errors import SchemaError, UsageError
-from harness1.rows.row import TrainRow
+from harness1.rows import TrainRow
+from harness1.sft.build import GateCounts
 from harness1.sft.data_card import (
     CARD,
     FEATURES,
@@ -23,7 +24,6 @@ from harness1.sft.data_card import (
     tasks_by_dataset,
     write_card,
 )
-from harness1.sft.gates import GateCounts
 
 FACTS = [
     RowFacts(256, 10, ("search_corpus",), ("d", "t0", "a")),

@@ -11,7 +11,7 @@ from harness1.data.leaks import Selection
 from harness1.data.open import open_source
 from harness1.errors import SchemaError, UsageError
 from harness1.runs.files import Stage
-from harness1.sft.earlier_tasks import tasks_of_runs
+from harness1.sft.collect import tasks_of_runs
 
 WORLD = "world:60"
 NAME = open_source(WORLD).name

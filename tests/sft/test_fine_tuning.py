@@ -19,6 +19,7 @@ from harness1.config import Gates, Lora, Sft, Train, Validation, load_config
 from harness1.data.open import open_source
 from harness1.engines import engine
 from harness1.engines.engine import Engine
+from harness1.engines.loop import STATE
 from harness1.errors import UsageError
 from harness1.eval.evaluate import Evaluation, evaluate
 from harness1.model_folder import folder_hash
@@ -26,19 +27,17 @@ from harness1.models.adapters import tensors_of
 from harness1.models.checkpoint import CHECKPOINT, Checkpoint, read_checkpoint
 from harness1.policy.registry import open_model
 from harness1.retrieval.build import build_index
-from harness1.rows.file import RowFile
+from harness1.rows import RowFile
 from harness1.runs.files import STAGE, clear, read_stage
 from harness1.sft.build import Build, build
 from harness1.sft.data_card import CARD, HELD_OUT, README, TRAIN, read_card
-from harness1.sft.fine_tuning import STATE, VERB, FineTuning, fine_tune
-from harness1.sft.validation import HeldOutValidation
+from harness1.sft.train import VERB, FineTuning, HeldOutValidation, evenly_spaced, fine_tune
 from harness1.training import saving
 from harness1.training.algorithm import NegativeLogLikelihood
 from harness1.training.log import LOG, read_log
 from harness1.training.saving import read_state, write_state
 from harness1.training.trainable import load_trainable
 from harness1.training.trainer import Diverged, Trainer
-from harness1.training.validation import evenly_spaced
 from tests.tiny_models import save_tiny_model
 from tests.vocabularies import tokenizer, vocabulary
 
@@ -285,7 +284,7 @@ def test_a_look_with_broken_episodes_chooses_no_checkpoint(
 ) -> None:
     looked: list[float] = []
 
-    def validate(self: HeldOutValidation, engine: Engine) -> dict[str, float]:
+    async def validate(self: HeldOutValidation, engine: Engine) -> dict[str, float]:
         looked.append(0.1 * len(looked))
         broken = {"faults": 1.0} if len(looked) > 2 else {}
         return {"curated_recall": looked[-1], **broken}
@@ -445,10 +444,10 @@ def test_a_state_of_another_version_says_so(place: Place, tmp_path: Path) -> Non
 def test_an_interrupted_validation_is_done_again(place: Place, trained: Path, tmp_path: Path) -> None:
     validate = HeldOutValidation.validate
 
-    def interrupted(watch: HeldOutValidation, trainer: Trainer) -> dict[str, float]:
+    async def interrupted(watch: HeldOutValidation, trainer: Trainer) -> dict[str, float]:
         if trainer.step_count == 4:
             raise KeyboardInterrupt
-        return validate(watch, trainer)
+        return await validate(watch, trainer)
 
     work = tuning(place, tmp_path)
     with pytest.MonkeyPatch.context() as patch:

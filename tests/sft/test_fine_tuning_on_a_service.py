@@ -16,11 +16,14 @@ import pytest
 import torch
 
 from harness1.config import Lora, Machine
-from harness1.engines.engine import Engine
+from harness1.engines.engine import Engine, LocalEngine, OpenEngine, TrainerJob, open_service_engine
 from harness1.engines.tinker import EngineName, TinkerBackend, connect, tinker_service
 from harness1.models.checkpoint import read_checkpoint
-from harness1.sft.fine_tuning import FineTuning, OpenEngine, fine_tune, open_local_engine, open_service_engine
-from harness1.training.process_group import ALONE, ProcessGroup
+from harness1.sft.train import FineTuning, fine_tune
+from harness1.training.algorithm import NegativeLogLikelihood
+from harness1.training.process_group import ProcessGroup
+from harness1.training.trainable import load_trainable
+from harness1.training.trainer import Trainer
 from tests.cli.commands import command_in_process
 from tests.engines.fake_tinker import MODEL, FakeTinker
 from tests.sft.test_fine_tuning import QUICK, SHORT, SMALL, Place, interrupt_at, place, silent, timeless, tuning
@@ -35,18 +38,19 @@ OWN = {"gradient", "memory"}
 
 def on_service(place: Place, out: Path, sdk: FakeTinker, kept: list[Any] | None = None) -> FineTuning:
     sampler = TinkerBackend(connect(EngineName.read(ADDRESS), Machine(), sdk))
-    opened = keeping([] if kept is None else kept, partial(open_service_engine, tinker_service(sampler)))
-    work = tuning(place, out, TRAIN, sampler=sampler, open_engine=opened)
+    work = tuning(place, out, TRAIN, sampler=sampler)
     service = msgspec.structs.replace(work.config.machine.service, reduction=cast(Any, sdk.reduction))
     machine = msgspec.structs.replace(work.config.machine, service=service)
-    return replace(work, config=msgspec.structs.replace(work.config, machine=machine))
+    config = msgspec.structs.replace(work.config, machine=machine)
+    opened = keeping([] if kept is None else kept, partial(open_service_engine, tinker_service(sampler), config))
+    return replace(work, config=config, open_engine=opened)
 
 
 def keeping(kept: list[Any], opened: OpenEngine) -> OpenEngine:
     """The same, with the engine within reach."""
 
-    def opens(work: FineTuning, steps: int, group: ProcessGroup) -> Engine:
-        engine = opened(work, steps, group)
+    def opens(job: TrainerJob, group: ProcessGroup) -> Engine:
+        engine = opened(job, group)
         kept.append(engine)
         return engine
 
@@ -71,8 +75,8 @@ def test_weights_and_held_out_figures_are_those_of_our_own_trainer(
 ) -> None:
     sdk, kept = FakeTinker(place.model, TRAIN, reduction=reduction), list[Any]()
     card = fine_tune(on_service(place, tmp_path / "service", sdk, kept), silent)
-    local = tuning(place, tmp_path / "local", TRAIN, open_engine=keeping(kept, open_local_engine))
-    begun = open_local_engine(local, 1, ALONE).trainer.parameters
+    local = tuning(place, tmp_path / "local", TRAIN, open_engine=keeping(kept, LocalEngine))
+    begun = Trainer(load_trainable(place.model, TRAIN, "cpu"), NegativeLogLikelihood(), TRAIN, 1).parameters
     ours = fine_tune(local, silent)
     trained, expected = kept[0]._training.trainer.parameters, kept[1].trainer.parameters
     assert distance(trained, expected) < 1e-6

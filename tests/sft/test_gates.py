@@ -12,7 +12,7 @@ from harness1.data.leaks import EvaluationSet, Leaks
 from harness1.episodes.rollout import rollout
 from harness1.errors import UsageError
 from harness1.records import DocId, Episode, Gold, ModelCall, Status, Task
-from harness1.sft.gates import (
+from harness1.sft.build import (
     GateCounts,
     TeacherEpisode,
     candidate,

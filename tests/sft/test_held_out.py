@@ -12,21 +12,18 @@ import pytest
 import torch
 
 from harness1.config import Config, Lora, Validation
-from harness1.engines.engine import LocalEngine
+from harness1.engines.engine import LocalEngine, TrainerJob
 from harness1.models.backend import SampledOutput
 from harness1.models.transformers_backend import TransformersBackend, open_transformers
 from harness1.records import Sampling
-from harness1.rows.file import RowFile
-from harness1.rows.row import TrainRow
-from harness1.sft import validation as held_out
+from harness1.rows import RowFile, TrainRow
+from harness1.sft import train as held_out
 from harness1.sft.data_card import HELD_OUT, TRAIN, read_card
-from harness1.sft.student import Student
-from harness1.sft.validation import HeldOutValidation
+from harness1.sft.train import HeldOutTurn, HeldOutValidation, Student, evenly_spaced, held_out_turns
 from harness1.training.algorithm import NegativeLogLikelihood
-from harness1.training.followers import TrainerJob
 from harness1.training.trainable import load_trainable
-from harness1.training.validation import HeldOutTurn, evenly_spaced, held_out_turns
 from tests.sft.test_fine_tuning import CONFIG, QUICK, Place, save_rows, save_student
+from tests.support import run
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +72,7 @@ def test_a_look_at_rows_alone_needs_no_second_model(
     place: Place, student: Student, opened: list[TransformersBackend]
 ) -> None:
     engine = training(place)
-    found = watching(student, place, Validation(rows=1, turns=0)).validate(engine)
+    found = run(watching(student, place, Validation(rows=1, turns=0)).validate(engine))
     assert found == {"nll": pytest.approx(engine.loss([RowFile(place.rows / HELD_OUT)[0]]))}
     assert opened == []
 
@@ -87,12 +84,12 @@ def test_without_held_out_rows_nothing_is_seen(
     watch = HeldOutValidation(
         student, RowFile(tmp_path / HELD_OUT), msgspec.structs.replace(CONFIG, train=QUICK), "cpu"
     )
-    assert watch.validate(training(place)) == {}
+    assert run(watch.validate(training(place))) == {}
     assert opened == []
 
 
 def test_a_look_measures_rows_turns_and_episodes(place: Place, student: Student) -> None:
-    found = watching(student, place, Validation(rows=2, turns=1, tasks=1)).validate(training(place))
+    found = run(watching(student, place, Validation(rows=2, turns=1, tasks=1)).validate(training(place)))
     turns = {"valid", "tool_agreement", "action_agreement"}
     episodes = {"curated_recall", "set_size", "turns", "format_failures"}
     assert found.keys() == {"nll", *turns, *episodes}
@@ -106,7 +103,7 @@ def test_a_look_counts_the_episodes_that_the_infrastructure_broke(
         return []
 
     monkeypatch.setattr(held_out, "episode_results", none)
-    found = watching(student, place, Validation(rows=2, turns=1, tasks=1)).validate(training(place))
+    found = run(watching(student, place, Validation(rows=2, turns=1, tasks=1)).validate(training(place)))
     assert found["faults"] == 1.0
     assert "curated_recall" not in found
 
@@ -119,10 +116,10 @@ def test_each_look_samples_from_the_weights_of_that_step_and_changes_none(
     (turn,) = held_out_turns(rows, 1)
     watch, engine = watching(student, place, Validation(rows=1, turns=1)), training(place, rank)
     before = [parameter.detach().clone() for parameter in engine.trainer.parameters]
-    watch.validate(engine)
+    run(watch.validate(engine))
     assert all(map(torch.equal, before, engine.trainer.parameters))
     engine.step(rows)
-    watch.validate(engine)
+    run(watch.validate(engine))
     (backend,) = opened
     said = asyncio.run(backend.generate(turn.prompt_ids, Sampling(max_tokens=1, seed=1)))
     now, begun = (

@@ -18,12 +18,12 @@ from harness1.models.tokenizer import FastTokenizer
 from harness1.records import Episode, Status
 from harness1.retrieval.build import build_index
 from harness1.reward.measures import measure_outcome
+from harness1.rows import RowFile
 from harness1.rows.calls import calls_of, prompt_ids
-from harness1.rows.file import RowFile
 from harness1.runs.journal import read_episodes
 from harness1.sft.build import Build, build
 from harness1.sft.data_card import HELD_OUT, TRAIN, write_card
-from harness1.sft.fine_tuning import FineTuning, fine_tune
+from harness1.sft.train import FineTuning, fine_tune
 from harness1.training.log import read_log
 from tests.tiny_models import save_tiny_model
 from tests.vocabularies import CHATML, vocabulary

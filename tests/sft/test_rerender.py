@@ -13,7 +13,7 @@ from harness1.policy.scripted import RandomPolicy, ScriptedPolicy
 from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import Episode, RewardRecord, Status, StopReason, Task
 from harness1.rows.calls import calls_of, prompt_ids
-from harness1.sft.rerender import rerendered
+from harness1.sft.rows import rerendered
 from tests.support import END, Script, WordRetriever, curate, make_env, run, search, wide_corpus
 from tests.vocabularies import SPOKEN, chat_format
 

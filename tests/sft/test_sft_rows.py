@@ -12,8 +12,8 @@ from harness1.episodes.rollout import replay_env, rollout
 from harness1.policy.scripted import ScriptedPolicy
 from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import Episode, ModelCall, Sampling, Task, Turn
+from harness1.rows import TrainRow
 from harness1.rows.calls import calls_of, prompt_ids
-from harness1.rows.row import TrainRow
 from harness1.sft.rows import EpisodeRows, Origin, has_token_ids, row_tokens, sft_rows
 from harness1.tools.registry import Toolbox
 from tests.support import END, Script, curate, make_env, run, search, wide_corpus

@@ -19,11 +19,10 @@ from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import Status, Task
 from harness1.retrieval.open import open_retriever
 from harness1.retrieval.protocol import Retriever
-from harness1.rows.file import RowFile
+from harness1.rows import RowFile
 from harness1.runs.files import read_stage
 from harness1.sft.data_card import CARD, HELD_OUT, TRAIN, read_card
-from harness1.sft.fine_tuning import fine_tune
-from harness1.sft.student import Student
+from harness1.sft.train import Student, fine_tune
 from harness1.training.saving import disk_bytes
 from tests.sft.test_fine_tuning import CONFIG, QUICK, WORLD, Place, save_rows, save_student, silent, tuning
 from tests.support import run
@@ -124,7 +123,7 @@ def test_episodes_are_run_as_the_teachers_were(student: Student, monkeypatch: py
         asked.append(config)
         return open_retriever(spec, config)
 
-    monkeypatch.setattr("harness1.sft.student.open_retriever", opening)
+    monkeypatch.setattr("harness1.sft.train.open_retriever", opening)
     make = student.environments(collected, load_config(None, ["env.max_turns=2", "machine.workers=1"]))
     env = make()
     assert env is not make()
@@ -184,9 +183,9 @@ def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*_: object, **__: object) -> None:
         pytest.fail("the model was loaded")
 
-    monkeypatch.setattr("harness1.training.followers.load_trainable", load)
-    monkeypatch.setattr("harness1.sft.fine_tuning.train_with_trl", load)
-    monkeypatch.setattr("harness1.sft.validation.open_transformers", load)
+    monkeypatch.setattr("harness1.engines.engine.load_trainable", load)
+    monkeypatch.setattr("harness1.sft.train.train_with_trl", load)
+    monkeypatch.setattr("harness1.sft.train.open_transformers", load)
 
 
 @pytest.mark.usefixtures("unloaded")

@@ -13,11 +13,10 @@ from harness1.models.adapters import merge_adapters
 from harness1.models.causal_model import load_causal_model
 from harness1.models.checkpoint import Checkpoint
 from harness1.models.slots import KvSlots, SlotModel, SlotPass
-from harness1.rows.row import TrainRow
+from harness1.rows import TrainRow
 from harness1.training.algorithm import make_algorithm
-from harness1.training.merging import rounding_loss
 from harness1.training.saving import write_model
-from harness1.training.trainable import load_trainable
+from harness1.training.trainable import load_trainable, rounding_loss
 from harness1.training.trainer import Trainer
 
 

@@ -17,7 +17,7 @@ LIMIT_S = 120
 PRELOADED = (
     *("torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "torch.multiprocessing"),
     *("transformers.models.llama.modeling_llama", "transformers.models.mixtral.modeling_mixtral"),
-    *("harness1.training.followers", "tests.train.test_micro_batch"),
+    *("harness1.engines.engine", "tests.train.test_micro_batch"),
 )
 """Imported once, in the process from which all others are forked."""
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from harness1.errors import UsageError
-from harness1.rows.row import TrainRow
+from harness1.rows import TrainRow
 from harness1.training.algorithm import ALGORITHMS, NegativeLogLikelihood, make_algorithm
-from harness1.training.micro_batch import collate
+from harness1.training.trainer import collate
 
 PLAIN = TrainRow((5, 6, 7, 8), (0, 1, 0, 1))
 WEIGHTED = TrainRow((5, 6, 7), (0, 1, 1), advantages=(3.0, 0.25, 0.5))

@@ -14,7 +14,7 @@ from transformers import AttentionInterface
 from harness1.config import Lora, Train
 from harness1.errors import UsageError
 from harness1.models.block_attention import NAME
-from harness1.training import attention
+from harness1.training import trainable as attention
 from harness1.training.algorithm import NegativeLogLikelihood
 from harness1.training.trainable import load_trainable
 from harness1.training.trainer import Trainer

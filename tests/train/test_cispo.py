@@ -24,12 +24,20 @@ from trl.trainer.utils import add_fused_lm_head
 from harness1.config import Rl
 from harness1.errors import UsageError
 from harness1.models.causal_model import load_causal_model
+from harness1.rows import TrainRow, per_request, prefix_merging
 from harness1.rows.calls import CapturedCall
-from harness1.rows.merging import prefix_merging
-from harness1.rows.row import TrainRow, per_request
-from harness1.training.algorithm import Algorithm, make_algorithm
-from harness1.training.cispo import LOG_RATIO_LIMIT, Cispo, DoubleSided, Interaction, PolicyGradient, Reinforce
-from harness1.training.micro_batch import MicroBatch, collate, trained_logprobs
+from harness1.training.algorithm import (
+    LOG_RATIO_LIMIT,
+    Algorithm,
+    Cispo,
+    DoubleSided,
+    Interaction,
+    MicroBatch,
+    PolicyGradient,
+    Reinforce,
+    make_algorithm,
+)
+from harness1.training.trainer import collate, trained_logprobs
 from tests.tiny_models import VOCABULARY, save_tiny_model
 from tests.train.test_micro_batch import LENGTHS, hidden_gradients, plain_logprobs, predicting_positions
 from tests.train.test_trainer import SMALL, distance, gradient_of

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 import torch
 
+from harness1.engines.engine import TrainerJob, follow, leading, open_trainer
 from harness1.errors import UsageError
-from harness1.training.followers import TrainerJob, follow, leading, open_trainer
 from harness1.training.process_group import ProcessGroup, joined_group
 from harness1.training.trainer import Diverged, Trainer
 from tests.tiny_models import save_tiny_model

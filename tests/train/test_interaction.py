@@ -10,11 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness1.rows.row import TrainRow
-from harness1.training.cispo import Cispo, DoubleSided, Interaction, call_means
-from harness1.training.micro_batch import MicroBatch, collate
-from harness1.training.off_policy_metrics import OffPolicyMetrics
+from harness1.rows import TrainRow
+from harness1.training.algorithm import Cispo, DoubleSided, Interaction, MicroBatch, OffPolicyMetrics, call_means
 from harness1.training.process_group import ALONE
+from harness1.training.trainer import collate
 
 LOGPROB = -1.5
 """Of every token, now."""

@@ -17,8 +17,7 @@ from harness1.config import Config, Lora, Rl, Train, load_config
 from harness1.errors import UsageError
 from harness1.models.fetch import SHAPES, model_shape
 from harness1.models.slots import KvSlots
-from harness1.rows.file import RowFile, write_rows
-from harness1.rows.row import TrainRow
+from harness1.rows import RowFile, TrainRow, write_rows
 from harness1.training.algorithm import make_algorithm
 from harness1.training.memory_plan import (
     CACHE_ROOM,

@@ -15,7 +15,7 @@ from harness1.models.adapters import add_adapters
 from harness1.models.causal_model import load_causal_model
 from harness1.models.checkpoint import CHECKPOINT, Checkpoint, read_checkpoint
 from harness1.runs.files import write_json
-from harness1.training.merging import merge, rounding_loss
+from harness1.training.trainable import merge, rounding_loss
 from tests.cli.commands import Command, command_in_process
 from tests.models.test_adapter_files import EXPERTS, PLAIN, save_adapters
 from tests.models.test_adapters import KINDS_OF_MIXTURES, logits_of, stir

@@ -20,11 +20,11 @@ from harness1.models.causal_model import load_causal_model
 from harness1.policy.scripted import ScriptedPolicy
 from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import Episode
-from harness1.rows.row import TrainRow
+from harness1.rows import TrainRow
 from harness1.sft.rows import Origin, sft_rows
 from harness1.tools.registry import Toolbox
 from harness1.training.algorithm import Algorithm, NegativeLogLikelihood
-from harness1.training.micro_batch import by_token_budget, collate, shuffled_steps, trained_logprobs, trained_tokens
+from harness1.training.trainer import by_token_budget, collate, shuffled_steps, trained_logprobs, trained_tokens
 from tests.support import chunk, make_env, run
 from tests.tiny_models import VOCABULARY, save_tiny_model
 from tests.vocabularies import chat_format

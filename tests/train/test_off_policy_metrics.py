@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from harness1.models.causal_model import load_causal_model
-from harness1.rows.row import TrainRow
+from harness1.rows import TrainRow
 from harness1.training import trainer as trainer_module
-from harness1.training.cispo import Cispo, Reinforce
-from harness1.training.micro_batch import collate
-from harness1.training.off_policy_metrics import OffPolicyMetrics, entropies
+from harness1.training.algorithm import Cispo, OffPolicyMetrics, Reinforce, entropies
 from harness1.training.process_group import ALONE, ProcessGroup
+from harness1.training.trainer import collate
 from tests.tiny_models import save_tiny_model
 from tests.train.test_cispo import sampled_rows
 from tests.train.test_micro_batch import made_rows, plain_logprobs

@@ -13,12 +13,10 @@ import torch
 
 from harness1.config import Lora, Train
 from harness1.models.checkpoint import Checkpoint
-from harness1.rows.row import TrainRow
-from harness1.training.algorithm import Algorithm, NegativeLogLikelihood
-from harness1.training.cispo import Cispo
-from harness1.training.process_group import ALONE, ProcessGroup, joined_group
+from harness1.rows import TrainRow
+from harness1.training.algorithm import Algorithm, Cispo, NegativeLogLikelihood
+from harness1.training.process_group import ALONE, ProcessGroup, gathered, joined_group
 from harness1.training.saving import write_model
-from harness1.training.sharding import gathered
 from harness1.training.trainable import load_trainable
 from harness1.training.trainer import Diverged, Trainer
 from tests.tiny_models import save_tiny_model

@@ -28,13 +28,12 @@ from harness1.models.causal_model import load_causal_model
 from harness1.models.checkpoint import CHECKPOINT, Checkpoint, read_checkpoint
 from harness1.models.transformers_backend import open_transformers
 from harness1.records import Sampling
-from harness1.rows.row import TrainRow
+from harness1.rows import TrainRow
 from harness1.runs.files import refuse_full_disk
 from harness1.training.algorithm import NegativeLogLikelihood
-from harness1.training.micro_batch import collate, trained_logprobs
 from harness1.training.saving import disk_bytes, parameters_of, read_state, write_model, write_state
 from harness1.training.trainable import load_trainable
-from harness1.training.trainer import Trainer
+from harness1.training.trainer import Trainer, collate, trained_logprobs
 from tests.tiny_models import save_byte_tokenizer, save_tiny_model
 from tests.train.adapter_losses import measure_losses
 from tests.train.test_micro_batch import made_rows

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness1.config import Train
-from harness1.training.schedule import SavePlan, rate_at
+from harness1.training.trainer import rate_at
 
 SCHEDULES = ("constant", "linear", "cosine")
 
@@ -48,21 +48,3 @@ def test_every_step_has_a_rate_above_nothing_and_none_above_the_setting(
     found = rates(steps, schedule, warmup)
     assert all(0 < rate <= 2.0 for rate in found[:-1])
     assert max(found) == pytest.approx(2.0)
-
-
-def saves(train: Train, minutes_of_a_step: float, steps: int = 12) -> list[int]:
-    """The steps after which a state is saved."""
-    now, saved = [0.0], []
-    plan = SavePlan(train, lambda: now[0])
-    for step in range(1, steps + 1):
-        now[0] += 60 * minutes_of_a_step
-        if plan.is_due(step):
-            saved.append(step)
-            plan.saved()
-    return saved
-
-
-def test_a_state_is_saved_after_steps_and_after_minutes_since_the_last() -> None:
-    assert saves(Train(save_every=5), 1) == [5, 10]
-    assert saves(Train(save_every=50), 4) == [3, 6, 9, 12]
-    assert saves(Train(save_every=5), 4) == [3, 5, 8, 10]

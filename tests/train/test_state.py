@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from harness1.errors import UsageError
-from harness1.training.state import forget_tensors, load_tensors, save_tensors
+from harness1.training.saving import forget_tensors, load_tensors, save_tensors
 
 
 def names(root: Path) -> list[str]:

@@ -15,12 +15,10 @@ from transformers import AutoModelForCausalLM
 
 from harness1.config import Lora, Train
 from harness1.errors import UsageError
-from harness1.rows.row import TrainRow
-from harness1.training.algorithm import NegativeLogLikelihood
-from harness1.training.micro_batch import MicroBatch, shuffled_steps
-from harness1.training.schedule import rate_at
+from harness1.rows import TrainRow
+from harness1.training.algorithm import MicroBatch, NegativeLogLikelihood
 from harness1.training.trainable import load_trainable
-from harness1.training.trainer import Diverged, Trainer
+from harness1.training.trainer import Diverged, Trainer, rate_at, shuffled_steps
 from tests.tiny_models import save_tiny_model
 from tests.train.test_micro_batch import episode_rows, made_rows, plain_logprobs, world_episode
 

@@ -17,9 +17,9 @@ from harness1.errors import MissingExtra, UsageError
 from harness1.model_folder import holds_adapters
 from harness1.models.adapters import merge_adapters, read_adapters
 from harness1.models.causal_model import load_causal_model
-from harness1.rows.row import TrainRow
-from harness1.training.schedule import rate_at
+from harness1.rows import TrainRow
 from harness1.training.trainable import load_trainable
+from harness1.training.trainer import rate_at
 from harness1.training.trl_trainer import Passes, passes_of, train_with_trl
 from tests.tiny_models import STOP, VOCABULARY, save_byte_tokenizer, save_tiny_model
 

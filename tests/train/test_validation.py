@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from math import nan
 from typing import Any
 
 import pytest
 
-from harness1.config import Env, Validation, load_config
+from harness1.config import Env, load_config
 from harness1.data.world import world_source
 from harness1.env.environment import SearchEnv
 from harness1.env.render import Context
@@ -20,11 +19,8 @@ from harness1.policy.policy import Decision
 from harness1.policy.scripted import ScriptedPolicy
 from harness1.records import Sampling, Task, ToolCall
 from harness1.reward.measures import measure_outcome
-from harness1.rows.row import TrainRow
-from harness1.tools.registry import Toolbox
-from harness1.training.validation import (
-    HIGHER,
-    Best,
+from harness1.rows import TrainRow
+from harness1.sft.train import (
     HeldOutTurn,
     episode_results,
     held_out_turns,
@@ -32,6 +28,7 @@ from harness1.training.validation import (
     means,
     turn_metrics,
 )
+from harness1.tools.registry import Toolbox
 from tests.support import END, Script, WordRetriever, call, chunk, curate, make_env, play, run, search
 from tests.vocabularies import chat_format
 
@@ -213,38 +210,3 @@ def test_so_many_episodes_are_at_work_at_once(concurrency: int) -> None:
     policy = Metered()
     run(episode_metrics(policy, env_of(), TASKS, concurrency))
     assert policy.most == concurrency
-
-
-@pytest.mark.parametrize(
-    ("metric", "values", "better"),
-    [
-        ("nll", [2.0, 1.0, 1.0, 1.5, 0.5], [True, True, False, False, True]),
-        ("curated_recall", [0.2, 0.1, 0.2, 0.3, 0.3], [True, False, False, True, False]),
-    ],
-)
-def test_a_look_is_best_if_it_is_better_than_all_before(metric: str, values: list[float], better: list[bool]) -> None:
-    best = Best(metric)
-    assert [best.take({metric: value, "turns": 9.0}) for value in values] == better
-
-
-def test_looks_without_a_better_one_are_counted() -> None:
-    best, counts = Best("valid"), []
-    for value in (0.5, 0.4, 0.5, 0.6, 0.1):
-        best.take({"valid": value})
-        counts.append(best.stale)
-    assert counts == [0, 1, 2, 0, 1]
-    assert best.value == 0.6
-
-
-@pytest.mark.parametrize("metrics", [{}, {"valid": 1.0}, {"nll": nan}], ids=["none", "another", "no number"])
-def test_a_look_without_the_metric_is_not_the_best(metrics: dict[str, float]) -> None:
-    best = Best("nll")
-    assert not best.take(metrics)
-    assert (best.value, best.stale) == (None, 1)
-    assert best.take({"nll": 3.0})
-
-
-def test_it_is_known_which_way_every_metric_of_the_settings_is_better() -> None:
-    names: Any = Validation.__annotations__["metric"]
-    assert all(name in str(names) for name in HIGHER)
-    assert {name for name, higher in HIGHER.items() if not higher} == {"nll"}

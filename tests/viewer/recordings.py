@@ -8,7 +8,7 @@ import msgspec
 
 from harness1.models.chat_format import ChatFormat
 from harness1.records import Sampling, ToolCall
-from harness1.rows.proxy_record import RecordedCall, recording
+from harness1.rows.calls import RecordedCall, recording
 from tests.vocabularies import chat_format, vocabulary
 
 FIRST, SECOND = "Who was Ada?", " And her father?"

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness1.rows.proxy_record import RecordedCall, recording
+from harness1.rows.calls import RecordedCall, recording
 from harness1.viewer.pages import Asked, write_view
 from harness1.viewer.work import held_sessions, is_recording, read_sessions
 from tests.cli.commands import command_in_process

@@ -1,4 +1,10 @@
-"""Train a policy by reinforcement learning, on the episodes that it plays."""
+"""Train a policy by reinforcement learning, on the episodes that it plays.
+
+From a sampled token to a gradient: `_PolicyLoop.update` takes a batch of groups from the buffer (`rl/groups.py`), whose
+episodes `Rollouts` played (`rl/rollouts.py`); `training_rows` (`rl/rows.py`) makes rows of their calls, with an
+advantage at each sampled token; `Trainer.step` (`training/trainer.py`) turns the rows into micro-batches, and runs the
+loss of `training/algorithm.py` backwards.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import compress
 from pathlib import Path
+from statistics import fmean
 from typing import TypeVar
 
 import msgspec
@@ -17,7 +25,8 @@ import msgspec
 from harness1.config import Config
 from harness1.config.settings import put_back_removed
 from harness1.data.leaks import Selection
-from harness1.engines.engine import Engine, LocalEngine, TrainingService
+from harness1.engines.engine import Engine, LocalEngine, OpenEngine, TrainerJob
+from harness1.engines.loop import TrainingLoop
 from harness1.env.environment import env_hash
 from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, counted_with
 from harness1.errors import UsageError
@@ -27,47 +36,31 @@ from harness1.models.chat_format import ChatFormat
 from harness1.models.checkpoint import CHECKPOINT, Checkpoint
 from harness1.records import Episode, Gold, Status, Task
 from harness1.retrieval.open import absolute_index
-from harness1.rl.batch_metrics import batch_metrics, episode_metrics
-from harness1.rl.learner import Learner, MakeRows
-from harness1.rl.producer import RolloutProducer
-from harness1.rl.rollouts import Rollouts
-from harness1.rl.shared_devices import Undisturbed
-from harness1.rl.task_stream import PlacedTask, TaskStream
-from harness1.rl.training_rows import training_rows
+from harness1.rl.groups import Buffer, BufferState, PlacedTask, RolloutProducer, TaskStream
+from harness1.rl.logprobs import check_start
+from harness1.rl.rollouts import EpisodeGroup, Rollouts, Undisturbed
+from harness1.rl.rows import batch_metrics, episode_metrics, substeps, training_rows
+from harness1.rows import TrainRow
 from harness1.runs.files import Stage, refuse_full_disk, refuse_other, under_way
 from harness1.runs.folder import run_stage
 from harness1.runs.journal import EPISODES as LINES
 from harness1.runs.journal import EpisodeStore, continued, finish
 from harness1.training.algorithm import make_algorithm
-from harness1.training.followers import TrainerJob
-from harness1.training.log import NO_TRACKERS, VALIDATION_PREFIX, StepListener, Trackers, TrainLog
+from harness1.training.log import NO_TRACKERS, StepListener, Trackers
 from harness1.training.process_group import ALONE, ProcessGroup
 from harness1.training.saving import disk_bytes
-from harness1.training.schedule import SavePlan, is_due
-from harness1.training.trainer import Diverged
+
+MakeRows = Callable[[Sequence[EpisodeGroup], Config], list[TrainRow]]
+
 
 VERB = "rl train"
 EPISODES = "episodes"
 OpenRollouts = AbstractAsyncContextManager[Rollouts]
-OpenEngine = Callable[["Learning", ProcessGroup], Engine]
 Result = TypeVar("Result")
 
 
-def open_local_engine(work: Learning, group: ProcessGroup) -> Engine:
-    """Open our own trainer in the processes of a group; raise UsageError or MissingExtra as `LocalEngine`."""
-    rl, train, threads = work.config.rl, work.config.train, work.config.machine.model.threads
-    steps, algorithm = work.config.batches * rl.substeps, make_algorithm(rl.algorithm, rl)
-    return LocalEngine(TrainerJob(work.base, algorithm, train, steps, work.device, threads), group)
-
-
-def open_service_engine(service: TrainingService, work: Learning, group: ProcessGroup) -> Engine:
-    """Return the engine of a training service."""
-    rl = work.config.rl
-    return service.open_engine(work.base, make_algorithm(rl.algorithm, rl), work.config, rl.batches * rl.substeps)
-
-
 @dataclass(frozen=True)
-class Learning:
+class Training:
     """A training run, with the settings `config.rl` and `config.train`.
 
     Args:
@@ -95,7 +88,7 @@ class Learning:
     trackers: Trackers = NO_TRACKERS
     index_hashes: Sequence[str] = ()
     make_rows: MakeRows = field(default=lambda groups, config: training_rows(groups, config.rl))
-    open_engine: OpenEngine = open_local_engine
+    open_engine: OpenEngine = LocalEngine
     datasets: Sequence[str] = ()
     split: str = ""
     selections: Sequence[Selection] = ()
@@ -149,8 +142,8 @@ class Learning:
         return Stage(VERB, inputs, outputs={"selections": msgspec.to_builtins(self.selections)})
 
 
-def learn(
-    work: Learning,
+def train_policy(
+    work: Training,
     players: OpenRollouts,
     chat: ChatFormat,
     policy_hash: str,
@@ -165,7 +158,7 @@ def learn(
         group: the processes that train together; this one leads.
 
     Raises:
-        UsageError: as `Learning.check`; the folder holds something else or cannot be written; the episodes were not
+        UsageError: as `Training.check`; the folder holds something else or cannot be written; the episodes were not
             sampled by the weights in training; no group has anything to learn from; or the time was up before the
             first batch.
         Diverged: a loss is not finite; the best checkpoint so far is kept.
@@ -184,26 +177,21 @@ def learn(
             dataset={"tasks": stage.inputs["tasks"]},
             train={"rl": stage.inputs["rl"], "train": stage.inputs["train"]},
         )
-        learner = Learner(work.open_engine(work, group), work.out, card, work.make_rows, work.config)
-        played = continued(run_card(work, chat), work.out / EPISODES / LINES)
+        rl, threads = work.config.rl, work.config.machine.model.threads
+        steps, algorithm = work.config.batches * rl.substeps, make_algorithm(rl.algorithm, rl)
+        job = TrainerJob(work.base, algorithm, work.config.train, steps, work.device, threads)
+        loop = _PolicyLoop(work, work.open_engine(job, group), card, players, on_step)
+        played = continued(_run_card(work, chat), work.out / EPISODES / LINES)
         played.write(work.out / EPISODES)
-        try:
-            asyncio.run(_train(work, learner, players, on_step))
-        except KeyboardInterrupt as interrupt:
-            interrupt.add_note(f"the same command continues after batch {learner.version}")
-            raise
-        except Diverged:
-            _ensure_checkpoint(work, learner)
-            raise
-        _ensure_checkpoint(work, learner)
+        done = loop.train()
         finish(played, work.out / EPISODES / LINES)
-    counts = msgspec.structs.asdict(learner.buffer.counts)
-    outputs = {"step": learner.card.step, "metrics": learner.card.metrics, **counts}
+    counts = msgspec.structs.asdict(loop.buffer.counts)
+    outputs = {"step": done.step, "metrics": done.metrics, **counts}
     stage.write(work.out, status="finished", outputs=stage.outputs | outputs)
-    return learner.card
+    return done
 
 
-def run_card(work: Learning, chat: ChatFormat) -> Stage:
+def _run_card(work: Training, chat: ChatFormat) -> Stage:
     """Return the card of the episodes of a training: they form a run, which can be replayed and viewed."""
     first = work.setups[0]
     counted, spoken = counted_with(chat)
@@ -213,129 +201,106 @@ def run_card(work: Learning, chat: ChatFormat) -> Stage:
     return msgspec.structs.replace(card, outputs={**card.outputs, **played})
 
 
-def _ensure_checkpoint(work: Learning, learner: Learner) -> None:
-    """Write the present weights as the checkpoint, unless a validation chose one."""
-    if not (work.held_out and (work.out / CHECKPOINT).is_file()):
-        learner.write_checkpoint({})
-
-
-async def _train(work: Learning, learner: Learner, players: OpenRollouts, on_step: StepListener) -> None:
-    """Train to the end. An interrupt waits for the batch in training, and saves the state."""
-    on_step(learner.version, work.config.batches, {})
-    async with players as rollouts:
-        with (
-            EpisodeStore(work.out / EPISODES) as store,
-            TrainLog(work.out, learner.logged, work.trackers) as log,
-        ):
-            loop = _Loop(work, learner, rollouts, log, on_step)
-            async with work.undisturbed():
-                pass  # so that a sampler that cannot sleep is known now, and one that was left asleep is awake
-            await loop.publish()
-            if learner.validated < 0:
-                await loop.validate()
-            rl = work.config.rl
-            stream = TaskStream(work.tasks, rl.samples, rl.seed)
-            async with RolloutProducer(rollouts, stream, learner.buffer, store.append, learner.version) as producer:
-                try:
-                    await loop.batches(producer)
-                except asyncio.CancelledError:
-                    learner.save()
-                    raise
-
-
-class _Loop:
-    """The steps of a training run: wait for a batch, train, publish, validate. Between them it can be interrupted."""
+class _PolicyLoop(TrainingLoop):
+    """A training whose updates are batches: wait for groups of episodes, take optimizer steps on them, publish."""
 
     def __init__(
-        self, work: Learning, learner: Learner, rollouts: Rollouts, log: TrainLog, on_step: StepListener
+        self, work: Training, engine: Engine, card: Checkpoint, players: OpenRollouts, on_step: StepListener
     ) -> None:
-        self._work, self._learner, self._rollouts = work, learner, rollouts
-        self._log, self._on_step = log, on_step
+        config = work.config
+        super().__init__(engine, work.out, card, config.train, config.batches, on_step, "batch", work.ends_at)
+        self._work, self._players = work, players
+        self._rollouts: Rollouts
+        self._producer: RolloutProducer
         self._golds = {_key(placed.task): placed.task.gold for placed in (*work.tasks, *work.held_out)}
-        self._counted = learner.buffer.counts
-        self._saves = SavePlan(work.config.train)
+        self.buffer: Buffer[EpisodeGroup] = Buffer(config.rl.groups, config.rl.staleness, config.rl.window)
+        if self.resumed is not None:
+            self.buffer.load_state(msgspec.convert(self.resumed.buffer, BufferState))
+        self._counted = self.buffer.counts
 
-    async def batches(self, producer: RolloutProducer) -> None:
-        """Train batch by batch, to the last one, for the time given, or until validations stop improving."""
-        learner, train = self._learner, self._work.config.train
-        while True:
-            late = time.monotonic() >= self._work.ends_at
-            if late and not learner.version:
-                raise UsageError("the time was up before the first batch was trained: give more --minutes")
-            ends = late or learner.version == self._work.config.batches
-            if learner.validated < learner.version and (ends or is_due(learner.version, train.watch.every)):
-                await self.validate()
-            ends = ends or 0 < train.watch.patience <= learner.best.stale
-            if ends or (learner.version > learner.begun and self._saves.is_due(learner.version)):
-                learner.save()
-                self._saves.saved()
-            if ends:
-                return
-            await self._batch(producer)
+    def buffer_state(self) -> BufferState:
+        return self.buffer.state()
 
-    async def _batch(self, producer: RolloutProducer) -> None:
-        """Wait for a batch, train on it, publish and log. Once training begins, an interrupt is raised at the end."""
-        learner, began = self._learner, time.perf_counter()
-        groups = await producer.batch()
+    async def run(self) -> None:
+        """Open the rollouts, measure the start, and train while episodes are played."""
+        work, rl = self._work, self._work.config.rl
+        async with self._players as self._rollouts:
+            with EpisodeStore(work.out / EPISODES) as store, self.open_log(work.trackers) as self.log:
+                async with work.undisturbed():
+                    pass  # so that a sampler that cannot sleep is known now, and one that was left asleep is awake
+                await self._publish()
+                if self.validated < 0:
+                    await self.validate()
+                stream = TaskStream(work.tasks, rl.samples, rl.seed)
+                producer = RolloutProducer(self._rollouts, stream, self.buffer, store.append, self.version)
+                async with producer as self._producer:
+                    await super().run()
+
+    async def update(self) -> None:
+        began = time.perf_counter()
+        groups = await self._producer.batch()
         waited = time.perf_counter() - began
-        seen = batch_metrics(groups, learner.version, self._gold)
+        seen = batch_metrics(groups, self.version, self._gold)
         async with self._work.undisturbed():
-            trained, interrupt = await _in_thread(partial(learner.train, groups))
+            trained, interrupt = await _in_thread(partial(self._take_steps, groups))
         stepped = time.perf_counter() - began - waited
         if interrupt is None:
             try:
-                await self.publish()
+                await self._publish()
             except asyncio.CancelledError as error:  # a resumed training publishes again
                 interrupt = error
-        producer.release(learner.version)
-        seconds = {"wait_seconds": waited, "train_seconds": stepped, "seconds": time.perf_counter() - began}
-        self._report(trained | seen | self._group_counts() | seconds)
+        self._producer.release(self.version)
+        before, self._counted = self._counted, self.buffer.counts
+        now = self._counted
+        self.report(
+            trained
+            | seen
+            | {"zero_variance": (now.filtered - before.filtered) / max(1, now.produced - before.produced)}
+            | {f"groups/{name}": float(value) for name, value in msgspec.structs.asdict(now).items()}
+            | {"wait_seconds": waited, "train_seconds": stepped, "seconds": time.perf_counter() - began}
+        )
         if interrupt is not None:
             raise interrupt
 
-    async def publish(self) -> None:
+    def _take_steps(self, groups: Sequence[EpisodeGroup]) -> dict[str, float]:
+        """Take the optimizer steps of a batch, and count it; return the values to log.
+
+        Raises:
+            UsageError: the first batch of this process was not sampled by these weights.
+            Diverged: a loss is not finite.
+        """
+        rl = self._work.config.rl
+        rows = self._work.make_rows(groups, self._work.config)
+        values: dict[str, float] = {}
+        if self.version == self.begun:  # these very weights must have sampled them
+            replayed = [known for row in self.engine.logprobs(rows) for known in row]
+            recorded = [known for row in rows for known in compress(row.rollout_logprobs or (), row.loss_mask)]
+            values |= check_start(replayed, recorded, self._work.config)
+        steps = [self.engine.step(part) for part in substeps(rows, rl.substeps, rl.seed + self.version)]
+        for name in steps[0]:  # tokens are summed, maxima stay maxima, and the rest is averaged
+            combine = sum if name == "trained_tokens" else max if name.endswith("_max") else fmean
+            values[name] = combine([step[name] for step in steps])
+        self.version += 1
+        return values | {"rows": float(len(rows)), "tokens": float(sum(len(row.token_ids) for row in rows))}
+
+    async def _publish(self) -> None:
         """Give the present weights to the rollouts."""
-        await self._learner.engine.publish(self._learner.version, self._rollouts.publish)
+        await self.engine.publish(self.version, self._rollouts.publish)
 
-    async def validate(self) -> None:
-        """Play the held-out tasks, and write a checkpoint if the result is the best so far. Where faults broke an
-        episode, the result is only logged: a mean over other tasks is another measure."""
-        learner = self._learner
-        if self._work.held_out:
-            episodes = await self._held_out_episodes()
-            broken = sum(map(_is_broken, episodes))
-            found = episode_metrics(episodes, self._gold)
-            shown = found | ({"faults": float(broken)} if broken else {})
-            self._report({f"{VALIDATION_PREFIX}{name}": value for name, value in shown.items()})
-            # The start is validated for comparison, and is never a checkpoint.
-            if learner.version and not broken and learner.best.take(found):
-                learner.write_checkpoint(found)
-        learner.validated = learner.version
-
-    async def _held_out_episodes(self) -> list[Episode]:
+    async def measure(self) -> dict[str, float]:
         """Play the held-out tasks; those that a fault broke, once more."""
-        seed = self._work.config.rl.seed
-        jobs = [EpisodeJob(placed.task, seed=seed, setup=placed.setup) for placed in self._work.held_out]
+        work = self._work
+        if not work.held_out:
+            return {}
+        jobs = [EpisodeJob(placed.task, seed=work.config.rl.seed, setup=placed.setup) for placed in work.held_out]
         first: list[Episode] = []
         await self._rollouts.run(jobs, first.append)
-        broken = {_key(each.task) for each in first if _is_broken(each)}
-        episodes = [each for each in first if not _is_broken(each)]
-        if broken:
+        episodes = [each for each in first if each.status is not Status.INFRA_ERROR]
+        if broken := {_key(each.task) for each in first if each.status is Status.INFRA_ERROR}:
             await self._rollouts.run([job for job in jobs if _key(job.task) in broken], episodes.append)
-        return sorted(episodes, key=lambda each: each.task.task_id)
-
-    def _report(self, values: dict[str, float]) -> None:
-        self._log.write(self._learner.version, values)
-        self._on_step(self._learner.version, self._work.config.batches, values)
-
-    def _group_counts(self) -> dict[str, float]:
-        """Return the counts of groups so far, and the share of those since the last batch that had no signal."""
-        before, self._counted = self._counted, self._learner.buffer.counts
-        now = self._counted
-        return {
-            "zero_variance": (now.filtered - before.filtered) / max(1, now.produced - before.produced),
-            **{f"groups/{name}": float(value) for name, value in msgspec.structs.asdict(now).items()},
-        }
+        episodes.sort(key=lambda each: each.task.task_id)
+        faults = sum(each.status is Status.INFRA_ERROR for each in episodes)
+        return episode_metrics(episodes, self._gold) | ({"faults": float(faults)} if faults else {})
 
     def _gold(self, episode: Episode) -> Gold | None:
         return self._golds[_key(episode.task)]
@@ -352,10 +317,6 @@ async def _in_thread(work: Callable[[], Result]) -> tuple[Result, asyncio.Cancel
         except asyncio.CancelledError as error:
             interrupt = error
     return running.result(), interrupt
-
-
-def _is_broken(episode: Episode) -> bool:
-    return episode.status is Status.INFRA_ERROR
 
 
 def _key(task: Task) -> tuple[str, str]:

@@ -1,6 +1,7 @@
-"""Profile the turns of a teacher: find those from which a policy can learn (PivotRL, arXiv 2603.21383).
+"""The candidates of a profile: each is a turn of a teacher, with the decision to keep it or not.
 
-A frozen reference policy acts K times from the state before each turn; `pivot.py` decides which turns are kept.
+Let mu be the share of a reference policy's K samples that the verifier finds right. A turn is kept if 0 < mu < 1
+(otherwise no action stands out) and mu < lambda (PivotRL, arXiv 2603.21383).
 """
 
 from __future__ import annotations
@@ -12,29 +13,97 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
 
 from harness1.config import Config, Env
+from harness1.config.settings import differences
 from harness1.data.leaks import Selection, TaskFilter, open_filter
 from harness1.env.environment import env_hash
 from harness1.env.model_verifiers import open_verifier
 from harness1.episodes.jobs import EpisodeJob
-from harness1.errors import ConfigError, InfrastructureFault, UsageError
+from harness1.errors import MALFORMED, ConfigError, InfrastructureFault, SchemaError, UsageError
 from harness1.hashing import digest, file_digest
 from harness1.policy.policy import Policy, counter_of
 from harness1.policy.scripted import RecordedPolicy
-from harness1.records import Episode, EpisodeKey, Status, Task, Turn
+from harness1.records import Episode, EpisodeKey, Record, Status, Task, Turn
 from harness1.redaction import public_address
 from harness1.retrieval.open import is_engine, open_retriever
-from harness1.rl.pivots.pivot import PIVOTS, Pivot, PivotLabel, Split, counts, label_of, read_pivots
-from harness1.rl.pivots.rollouts import PivotState, PivotWorld, TurnId
-from harness1.rl.pivots.verifier import REVISION, Ruling
-from harness1.runs.files import STAGE, Stage, clear, refuse_other, under_way, write_atomically
-from harness1.runs.journal import EPISODES, Journal, read_episodes
-from harness1.sft.gates import TeacherEpisode, candidate, held_out_tasks
-from harness1.sft.teacher_run import TeacherRun
+from harness1.rl.pivot_turns import REVISION, PivotRollouts, PivotState, PivotWorld, Publish, Ruling, TurnId
+from harness1.runs.files import STAGE, Stage, clear, read_stage, refuse_other, under_way, write_atomically
+from harness1.runs.journal import EPISODES, Journal, latest_episodes, read_episodes, read_lines
+from harness1.sft.build import TeacherEpisode, candidate, held_out_tasks
+from harness1.sft.collect import TeacherRun, open_runs
+
+PIVOTS = "pivots.jsonl"
+Split: TypeAlias = Literal["train", "held_out"]
+PivotLabel: TypeAlias = Literal["kept", "easy", "all_right", "all_wrong", "expert_fails", "no_room"]
+"""The decision on a candidate. `expert_fails`: the verifier finds the expert's own action wrong; `no_room`: the state
+exceeds the policy's context."""
+
+
+class Pivot(Record, kw_only=True):
+    """A candidate turn, and the results of the reference policy there."""
+
+    episode_id: str
+    turn: int
+    task_id: str
+    tool: str
+    """The expert's."""
+    split: Split
+    right: int
+    """k: the number of samples that the verifier found right."""
+    samples: int
+    """K; 0 if none were drawn."""
+    mean: float
+    """mu = k / K."""
+    rules: dict[str, int]
+    """The number of samples that each rule decided; with `expert_fails`, the rule that refused the expert's action."""
+    fate: PivotLabel
+
+    @property
+    def turn_id(self) -> TurnId:
+        return TurnId(self.episode_id, self.turn)
+
+
+def label_of(successes: int, samples: int, limit: float) -> PivotLabel:
+    """Label a turn: `kept` if some samples are right, some are not, and the share of right ones is below `limit`."""
+    if 0 < successes < samples and successes / samples < limit:
+        return "kept"
+    return "all_wrong" if not successes else "all_right" if successes == samples else "easy"
+
+
+def read_pivots(folder: Path) -> list[Pivot]:
+    """Read the finished candidates of a profile, in the order written, without a torn last line.
+
+    Raises:
+        UsageError: the folder holds no profile.
+        SchemaError: a line is damaged.
+    """
+    found = []
+    for number, line in read_lines(folder / PIVOTS):
+        try:
+            found.append(msgspec.json.decode(line, type=Pivot))
+        except MALFORMED as error:
+            raise SchemaError(f"{folder / PIVOTS}:{number}: not a pivot: {error}") from error
+    return found
+
+
+def counts(pivots: Sequence[Pivot]) -> dict[str, dict[str, Any]]:
+    """Count the candidates by label, for all and for each tool of the expert, and the kept ones by split."""
+    labels = {name: Counter[str]() for name in ("all", *sorted({each.tool for each in pivots}))}
+    for each in pivots:
+        labels["all"][each.fate] += 1
+        labels[each.tool][each.fate] += 1
+    return {
+        "fates": {
+            name: {"candidates": some.total(), **{label: some[label] for label in get_args(PivotLabel)}}
+            for name, some in labels.items()
+        },
+        "splits": dict(Counter(each.split for each in pivots if each.fate == "kept")),
+    }
+
 
 VERB = "rl pivots"
 README = "README.md"
@@ -312,3 +381,89 @@ Kept are those at which some of its actions are right, some are not, and less th
 Kept, by split: {splits}. No task is in both. `{PIVOTS}` holds all candidates; a state is rebuilt by replay of its run.
 All this holds for the weights and the configuration of `stage.json` alone.
 """
+
+
+@dataclass(frozen=True)
+class PivotTraining:
+    """Tasks that have the names of turns, and the rollouts that play them."""
+
+    train: tuple[Task, ...]
+    held_out: tuple[Task, ...]
+    rollouts: PivotRollouts
+    selection: Selection
+    """The choice among the tasks of the teacher's run."""
+
+
+def open_training(
+    folder: Path,
+    policy: Policy,
+    config: Config,
+    publish: Publish,
+    index: str = "",
+    *,
+    every: bool = False,
+    leave_out: LeaveOut | None = None,
+) -> PivotTraining:
+    """Open the profile in `folder`.
+
+    Args:
+        config: with the settings of the profile, including those of the environment.
+        publish: gives new weights to the policy.
+        index: the place of the index, if it has moved.
+        every: for comparison, take all candidates that were sampled, not only the kept ones.
+        leave_out: tasks that are not learned from, even if they were profiled.
+
+    Raises:
+        UsageError: the folder holds no finished profile, or its run is gone.
+        ConfigError: the reference weights or the configuration differ from those of the profile.
+    """
+    stage = read_stage(folder)
+    if stage is None or stage.verb != VERB or stage.status != "finished":
+        raise UsageError(f"{folder} holds no finished profile: make one with `harness1 {VERB}`")
+    run = open_runs([Path(stage.outputs["run"])], rerendered=True)[0]
+    check_profile(stage, folder, policy, run, config)
+    work = Profile(run, policy, policy.name, config, index or stage.outputs["index"], leave_out or LeaveOut())
+    sampled = [each for each in read_pivots(folder) if each.fate == "kept" or (every and each.samples)]
+    selection = chosen_tasks(work, sampled)
+    learned = {*selection.learned, *selection.held_out}
+    chosen = [each for each in sampled if each.task_id in learned]
+    wanted = {each.episode_id for each in chosen}
+    found = {each.episode_id: each for each in latest_episodes(run.folder).values() if each.episode_id in wanted}
+    if missing := wanted - found.keys():
+        raise UsageError(f"{run.folder} no longer has episode {min(missing)}: profile it again")
+    tasks = [Task(each.turn_id.name, found[each.episode_id].task.query, each.split) for each in chosen]
+    train, held_out = (tuple(task for task in tasks if task.split == split) for split in get_args(Split))
+    return PivotTraining(train, held_out, PivotRollouts(work.world(), policy, found, run.golds, publish), selection)
+
+
+def chosen_tasks(work: Profile, pivots: Sequence[Pivot]) -> Selection:
+    """Return the choice of the profile's tasks: those with turns to learn from give away no validation task."""
+    by_split = {split: {each.task_id for each in pivots if each.split == split} for split in get_args(Split)}
+    allowed = work.selection.learned
+    train, held_out = ([work.run.tasks[name] for name in allowed if name in by_split[each]] for each in get_args(Split))
+    left = work.sieve.beside(held_out, work.run.source.name, train)
+    return msgspec.structs.replace(
+        work.selection,
+        held_out=tuple(task.task_id for task in held_out),
+        beside=len(train) - len(left),
+        learned=tuple(task.task_id for task in left),
+    )
+
+
+def check_profile(stage: Stage, folder: Path, policy: Policy, run: TeacherRun, config: Config) -> None:
+    """Refuse a profile of another policy, because turns with mixed outcomes for one are easy or hopeless for another.
+
+    Raises:
+        ConfigError: they differ; the message names the differences.
+    """
+    now, then = hashes_of(policy, run), stage.hashes
+    ours, theirs = named_settings(config.env, config), stage.outputs["settings"]
+    wrong = [name for name, known in now.items() if then.get(name) != known]
+    if not wrong and all(ours[group] == theirs[group] for group in ("env", "pivots")):
+        return
+    named = [f"{name}={mine} (profiled: {other})" for name, mine, other in differences(ours, theirs)]
+    named += [f"the {name}" for name in wrong if name in ("weights", "format", "index", "rules")]
+    raise ConfigError(
+        f"the profile in {folder} was made with {stage.outputs['policy']} and is valid only for it; these differ:"
+        f" {', '.join(named or wrong)}. Profile again with `harness1 {VERB}`"
+    )

@@ -1,0 +1,447 @@
+"""Judge which tasks are worth training on, by the rewards of policies that should earn nothing, or everything.
+
+A policy's score on a task is (r - r_noop) / (r_oracle - r_noop). A task is rejected if the oracle does not come near
+the reward of an ideal delivery, if scoring is not stable, or if a policy scores without using any retrieval result. The
+headroom of a task is the score that the best of the simple policies leaves to be gained.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean
+from typing import Literal
+
+import msgspec
+
+from harness1.config import Config, Data
+from harness1.data.leaks import TEST, Selection, ShareName, open_filter
+from harness1.data.source import Source
+from harness1.env.environment import env_hash
+from harness1.episodes.jobs import OnEpisode
+from harness1.errors import MALFORMED, SchemaError, UsageError
+from harness1.eval.evaluate import Evaluation, evaluate
+from harness1.policy.registry import open_policy
+from harness1.records import Curated, Episode, Gold, Record, RewardRecord, Status, StopReason, Task, UnitId
+from harness1.reward import by_term, composite
+from harness1.reward.measures import Outcome, measure_outcome, targets
+from harness1.runs.files import Stage, clear, refuse_foreign, refuse_other, under_way, write_atomically, write_json
+from harness1.runs.folder import clear_run
+from harness1.runs.journal import read_episodes
+
+NO_OP, ORACLE, TWICE = "no-op", "oracle", "scripted"
+"""The ends of the scale, and the policy that is played twice and must do the same again."""
+BLIND = (NO_OP, "id-inventor")
+"""Policies that ignore the results of searches."""
+SEARCHING = ("stop-at-once", "single-shot", "random", "query-repeater", "tool-spammer", "curate-everything", TWICE)
+POLICIES = (*BLIND, *SEARCHING, ORACLE)
+"""All policies that play a task set."""
+
+ATTAINED = 0.95
+"""Share of the ideal that the oracle must attain."""
+LEAKED = 0.05
+"""The score of a policy that ignores results at which a task is rejected as leaked."""
+
+Reason = Literal["fault", "flat", "unattained", "unstable", "leaked"]
+"""`fault`: the infrastructure broke an episode, so nothing is known. `flat`: an ideal delivery earns no more than an
+empty one."""
+Scoring = Callable[[Episode, Gold], RewardRecord | None]
+
+
+class TaskAdmission(Record):
+    """The judgement of one task; it is rejected if there is any reason."""
+
+    task_id: str
+    rejected: tuple[Reason, ...] = ()
+    headroom: float = 0.0
+    """1 - the best score of the searching policies."""
+    attained: float = 0.0
+    """The oracle's gain over doing nothing, as a share of the gain of an ideal delivery."""
+    scores: dict[str, float] = {}
+    """By policy; empty if the oracle gains nothing."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The outcome of an episode, and its reward, computed twice."""
+
+    outcome: Outcome
+    curated: tuple[Curated, ...]
+    reward: RewardRecord | None
+    again: RewardRecord | None
+
+
+def scoring_of(config: Config) -> Scoring:
+    """Return the scoring of a configuration."""
+    return lambda episode, gold: composite(measure_outcome(episode, gold), episode, config, gold)
+
+
+def trial(episode: Episode, gold: Gold, scoring: Scoring) -> Trial:
+    """Score an episode, twice.
+
+    Raises:
+        UsageError: the gold is empty.
+    """
+    return Trial(measure_outcome(episode, gold), episode.curated, scoring(episode, gold), scoring(episode, gold))
+
+
+def ideal(episode: Episode, gold: Gold, cap: int) -> Episode:
+    """Return the episode as if it had delivered exactly one unit for each target. If there are more than `cap`, units
+    that hold the answer come first.
+
+    Raises:
+        UsageError: the gold is empty.
+    """
+    wanted = targets(episode.task.task_id, gold, episode.unit)
+    units = dict.fromkeys(_member(target, episode) for target in (*wanted.answer, *wanted.relevant))
+    chosen = list(units)[:cap]
+    return msgspec.structs.replace(
+        episode,
+        curated=tuple(Curated(unit, "very_high", rank) for rank, unit in enumerate(chosen, 1)),
+        pool=tuple(dict.fromkeys((*episode.pool, *chosen))),
+        stop_reason=StopReason.END_SEARCH,
+        status=Status.COMPLETED,
+    )
+
+
+def admission_of(task_id: str, trials: Mapping[str, Sequence[Trial]], best: RewardRecord | None) -> TaskAdmission:
+    """Judge if a task is worth training on.
+
+    Args:
+        trials: one of each of `POLICIES`, and two of `TWICE`.
+        best: the reward of the ideal delivery.
+    """
+    played = {policy: found[0].reward for policy, found in trials.items()}
+    rewards = {policy: reward.total for policy, reward in played.items() if reward is not None}
+    if best is None or any(each.reward is None for found in trials.values() for each in found):
+        return TaskAdmission(task_id, ("fault",))
+    nothing, gained = rewards[NO_OP], rewards[ORACLE] - rewards[NO_OP]
+    reachable = best.total - nothing
+    scores = {policy: (total - nothing) / gained for policy, total in rewards.items()} if gained > 0.0 else {}
+    attained = gained / reachable if reachable > 0.0 else 0.0
+    holds: dict[Reason, bool] = {
+        "flat": reachable <= 0.0,
+        "unattained": reachable > 0.0 and attained < ATTAINED,
+        "unstable": not _is_stable(trials),
+        "leaked": any(scores.get(policy, 0.0) >= LEAKED for policy in BLIND),
+    }
+    headroom = 1.0 - max(scores[policy] for policy in SEARCHING) if scores else 0.0
+    return TaskAdmission(task_id, tuple(reason for reason in holds if holds[reason]), headroom, attained, scores)
+
+
+def _is_stable(trials: Mapping[str, Sequence[Trial]]) -> bool:
+    """Return True if scoring is repeatable, and the repeated episodes delivered and scored the same."""
+    repeated = trials[TWICE]
+    same = all((each.curated, each.reward) == (repeated[0].curated, repeated[0].reward) for each in repeated)
+    return same and all(each.reward == each.again for found in trials.values() for each in found)
+
+
+def _member(target: frozenset[UnitId], episode: Episode) -> UnitId:
+    """Return one unit of a target: a delivered one if possible, so that nothing counts twice."""
+    return min(target, key=lambda unit: (all(unit != entry.unit_id for entry in episode.curated), unit))
+
+
+REPORT = "report.json"
+README = "README.md"
+ORDER = ("oracle", "scripted", "stop-at-once", "curate-everything", "tool-spammer")
+"""The order in which a reward should rank policies, best first."""
+
+Trials = Mapping[str, Mapping[str, Sequence[Trial]]]
+"""By task, then by policy."""
+
+
+class PolicyEarnings(Record):
+    """The average earnings of a policy over the tasks."""
+
+    policy: str
+    reward: float
+    score: float
+    """Over the tasks that have scores."""
+    recall: float
+    precision: float
+    set_size: float
+    terms: dict[str, float]
+    """Mean contribution of each term of the reward; an override replaces all other terms."""
+    lives_on: str = ""
+    """The term that contributed most; empty if none contributed."""
+
+
+class PairOrder(Record):
+    """The number of tasks on which two policies' recalls differ, and on which the better one by `ORDER` earned more."""
+
+    better: str
+    worse: str
+    tasks: int
+    right: int
+
+
+class AdmissionReport(Record, kw_only=True):
+    """The content of `report.json`."""
+
+    dataset: str
+    split: str
+    recipe: str
+    reward_hash: str
+    env_hash: str
+    tasks: tuple[TaskAdmission, ...]
+    policies: tuple[PolicyEarnings, ...]
+    pairs: tuple[PairOrder, ...]
+    """Each pair of `ORDER`."""
+    ranked: tuple[int, int]
+    """The number of tasks with all pairs of different recall in order, and the number of tasks with such a pair."""
+    selection: Selection | None = None
+    """How the tasks were chosen from the split; None if all were taken."""
+
+    @property
+    def reasons(self) -> dict[str, int]:
+        """The number of tasks rejected for each reason; a task may have several."""
+        return dict(Counter(reason for task in self.tasks for reason in task.rejected))
+
+    @property
+    def easiest(self) -> PolicyEarnings:
+        """Return the earnings of the best policy that does not think: the larger its score, the less can be learned."""
+        return max((each for each in self.policies if each.policy != ORACLE), key=lambda each: each.score)
+
+    def admitted(self, headroom: float = 0.0) -> list[str]:
+        """Return the ids of the tasks that are not rejected and have at least this headroom, in their order."""
+        return [task.task_id for task in self.tasks if not task.rejected and task.headroom >= headroom]
+
+
+def earnings(policy: str, trials: Trials, judged: Sequence[TaskAdmission]) -> PolicyEarnings:
+    """Average a policy over the tasks on which it was rewarded."""
+    found = [by_policy[policy][0] for by_policy in trials.values()]
+    rewards = [each.reward for each in found if each.reward is not None]
+    contributed = [by_term(reward) for reward in rewards]
+    names = dict.fromkeys(name for each in contributed for name in each)
+    terms = {name: _mean([each.get(name, 0.0) for each in contributed]) for name in names}
+    largest = max(terms, key=lambda name: terms[name], default="")
+    return PolicyEarnings(
+        policy=policy,
+        reward=_mean([reward.total for reward in rewards]),
+        score=_mean([task.scores[policy] for task in judged if task.scores]),
+        recall=_mean([each.outcome.recall for each in found]),
+        precision=_mean([each.outcome.precision for each in found]),
+        set_size=_mean([float(each.outcome.set_size) for each in found]),
+        terms=terms,
+        lives_on=largest if largest and terms[largest] > 0.0 else "",
+    )
+
+
+def ranking(trials: Trials) -> tuple[tuple[PairOrder, ...], tuple[int, int]]:
+    """Return the `pairs` and `ranked` of a report."""
+    orders = [_orders(by_policy) for by_policy in trials.values()]
+    pairs = []
+    for pair in combinations(ORDER, 2):
+        found = [order[pair] for order in orders if pair in order]
+        pairs.append(PairOrder(*pair, len(found), sum(found)))
+    return tuple(pairs), (sum(all(order.values()) for order in orders if order), sum(map(bool, orders)))
+
+
+def read_report(path: Path) -> AdmissionReport:
+    """Read the report of a check, by its folder or its file.
+
+    Raises:
+        UsageError: there is none.
+        SchemaError: it is damaged.
+    """
+    file = path / REPORT if path.is_dir() else path
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=AdmissionReport)
+    except OSError as error:
+        raise UsageError(f"{file} is not a report of `harness1 rl check`: {error.strerror}") from error
+    except MALFORMED as error:
+        raise SchemaError(f"{file} is not a report of `harness1 rl check`: {error}") from error
+
+
+def readme(report: AdmissionReport, headroom: float) -> str:
+    """Write the report as Markdown."""
+    reasons = ", ".join(f"{count} {reason}" for reason, count in report.reasons.items()) or "none"
+    right, differing = report.ranked
+    lines = [
+        f"# Admission of {report.dataset}, {report.split}, under `{report.recipe}`",
+        "",
+        f"{len(report.tasks)} tasks, {len(report.admitted())} admitted, {len(report.admitted(headroom))} of them with"
+        f" headroom of at least {headroom:g}. Reasons to reject: {reasons}.",
+        "",
+        *([f"Not judged: {report.selection.line}.", ""] if report.selection and report.selection.line else []),
+        "| policy | reward | score | recall | precision | set size | lives on |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for each in report.policies:
+        figures = (each.reward, each.score, each.recall, each.precision)
+        shown = " | ".join(f"{figure:.3f}" for figure in figures)
+        lines.append(f"| {each.policy} | {shown} | {each.set_size:.1f} | {lives_on(each)} |")
+    lines += ["", f"In the order {' > '.join(ORDER)} on {right} of {differing} tasks where recalls differ.", ""]
+    lines += ["| better | worse | right | tasks |", "|---|---|---|---|"]
+    lines += [f"| {pair.better} | {pair.worse} | {pair.right} | {pair.tasks} |" for pair in report.pairs]
+    return "\n".join(lines) + "\n"
+
+
+def lives_on(found: PolicyEarnings) -> str:
+    """Format the largest term of a policy with its mean contribution."""
+    return f"{found.lives_on} {found.terms[found.lives_on]:+.2f}" if found.lives_on else "nothing"
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else 0.0
+
+
+def _orders(by_policy: Mapping[str, Sequence[Trial]]) -> dict[tuple[str, str], bool]:
+    """Map each pair of policies with different recall to True if the better one earned more."""
+    found = {policy: by_policy[policy][0] for policy in ORDER}
+    totals = {policy: each.reward.total for policy, each in found.items() if each.reward is not None}
+    return {
+        (better, worse): totals[better] > totals[worse]
+        for better, worse in combinations(ORDER, 2)
+        if better in totals and worse in totals and found[better].outcome.recall != found[worse].outcome.recall
+    }
+
+
+VERB = "rl check"
+RUNS = "policies"
+"""The folder of the policies' runs, each of which can be viewed, replayed and resumed like any other."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check to run; `tasks` come with their gold."""
+
+    dataset: str
+    split: str
+    tasks: Sequence[Task]
+    index: str
+    config: Config
+    seed: int = 0
+    student: str = ""
+    """As in `EpisodeSetup`: the tokenizer that counts the policies' contexts."""
+    selection: Selection | None = None
+    """How the tasks were chosen; the report keeps it."""
+
+    def evaluation(self, policy: str) -> Evaluation:
+        """Return the evaluation of one policy."""
+        samples = 2 if policy == TWICE else 1
+        played = self.dataset, self.split, self.tasks, self.index, policy, self.config, samples, self.seed
+        return Evaluation(*played, student=self.student)
+
+    def stage(self) -> Stage:
+        """Return the card of the folder before any work; equal work has an equal card."""
+        inputs = {
+            **self.evaluation(TWICE).stage().inputs,
+            "policy": {name: open_policy(name, {}).hash for name in POLICIES},
+        }
+        chosen = [] if self.selection is None else [msgspec.to_builtins(self.selection)]
+        return Stage(VERB, inputs, hashes={"reward": self.config.reward_hash}, outputs={"selections": chosen})
+
+
+def tasks_to_check(
+    source: Source,
+    split: str,
+    limit: int,
+    data: Data,
+    share: ShareName = "",
+    against: Sequence[str] = (),
+    excluded: Collection[tuple[str, str]] = frozenset(),
+) -> tuple[list[Task], Selection | None]:
+    """Return the first `limit` tasks of a split (0 for all) that a training may learn from, and the account of the
+    choice; of the test split, from which nothing is learned, all tasks.
+
+    Raises:
+        UsageError: there is no such split, an evaluation set does not exist, or no task is left.
+    """
+    tasks = source.tasks(split)
+    if split == TEST:
+        return tasks[: limit or None], None
+    taught = {(source.name, split)}
+    sieve = open_filter(data, [source], taught, share=share, against=against, excluded=excluded)
+    kept, account = sieve.select(source.name, split, tasks)
+    if tasks and not kept:
+        raise UsageError(f"there is no task to check: {account.line}")
+    kept = kept[: limit or None]
+    return kept, msgspec.structs.replace(account, learned=tuple(task.task_id for task in kept))
+
+
+def check(
+    job: Check,
+    out: Path,
+    *,
+    force: bool = False,
+    on_policy: Callable[[str, int, int], None] = lambda _policy, _finished, _total: None,
+    on_episode: OnEpisode = lambda _: None,
+) -> AdmissionReport:
+    """Play all policies over the tasks and write the report; an existing report is read and left unchanged. A check
+    that was stopped, or that faults broke, is resumed.
+
+    Args:
+        on_policy: called as a policy begins, with the numbers of its finished episodes and of all its episodes.
+
+    Raises:
+        UsageError: there is no task, a task has no gold, or the folder holds something else.
+        SchemaError: the folder is damaged.
+        InfrastructureFault: a worker died; run again to resume.
+    """
+    if not job.tasks:
+        raise UsageError(f"{job.dataset} has no tasks in split {job.split}")
+    stage = job.stage()
+    if force:
+        refuse_foreign(out, VERB)
+        for policy in POLICIES:
+            clear_run(out / RUNS / policy)
+        clear(out, VERB, REPORT, README, keep_card=True)
+    else:
+        refuse_other(stage, out, "check")
+    if stage.is_done(out) and (out / REPORT).is_file() and "fault" not in read_report(out).reasons:
+        return read_report(out)
+    with under_way(stage, out):
+        for policy in POLICIES:
+            evaluate(job.evaluation(policy), out / RUNS / policy, partial(on_policy, policy), on_episode)
+        report = _report(job, out)
+        write_json(out / REPORT, report)
+        write_atomically(out / README, readme(report, job.config.rl.headroom).encode())
+        gates = {"tasks": len(report.tasks), "admitted": len(report.admitted()), "rejected": report.reasons}
+        stage.write(out, status="finished", gates=gates)
+    return report
+
+
+def _report(job: Check, out: Path) -> AdmissionReport:
+    scoring = scoring_of(job.config)
+    golds = {task.task_id: task.gold for task in job.tasks if task.gold is not None}
+    trials: dict[str, dict[str, list[Trial]]] = {task_id: {} for task_id in golds}
+    best: dict[str, RewardRecord | None] = {}
+    for policy in POLICIES:
+        for episode, gold in _latest(out / RUNS / policy, golds):
+            trials[episode.task.task_id].setdefault(policy, []).append(trial(episode, gold, scoring))
+            if policy == ORACLE:
+                perfect = ideal(episode, gold, job.config.env.curation.cap)
+                best[episode.task.task_id] = scoring(perfect, gold)
+    return reported(job, trials, best)
+
+
+def reported(job: Check, trials: Trials, best: dict[str, RewardRecord | None]) -> AdmissionReport:
+    """Judge every task, and average the policies."""
+    tasks = tuple(admission_of(task_id, trials[task_id], best[task_id]) for task_id in trials)
+    pairs, ranked = ranking(trials)
+    return AdmissionReport(
+        dataset=job.dataset,
+        split=job.split,
+        recipe=job.config.reward.recipe,
+        reward_hash=job.config.reward_hash,
+        env_hash=env_hash(job.config.env),
+        tasks=tasks,
+        policies=tuple(earnings(policy, trials, tasks) for policy in POLICIES),
+        pairs=pairs,
+        ranked=ranked,
+        selection=job.selection,
+    )
+
+
+def _latest(folder: Path, golds: dict[str, Gold]) -> Iterator[tuple[Episode, Gold]]:
+    """Yield the last episode of each task and sample, read one by one, as memory may not hold all."""
+    last = {(episode.task.task_id, episode.sample_idx): line for line, episode in enumerate(read_episodes(folder))}
+    kept = set(last.values())
+    for line, episode in enumerate(read_episodes(folder)):
+        if line in kept:
+            yield episode, golds[episode.task.task_id]

@@ -1,1 +1,0 @@
-"""Decide which tasks are worth training on under a reward."""

@@ -1,1 +1,0 @@
-"""Single turns of a teacher's episodes from which a policy has something to learn."""

@@ -1,0 +1,318 @@
+"""What a judge says of an episode: its prompt, and the parsing of its reply."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from harness1.config import Config
+from harness1.errors import MALFORMED, InfrastructureFault, SchemaError
+from harness1.hashing import digest
+from harness1.http.model_endpoint import Messages, defuse, restore, strip_answer
+from harness1.models.open import Completing, open_completer
+from harness1.records import Episode, Gold, Observation, Record, Status, Turn
+from harness1.retrieval.corpus import approximate_tokens
+from harness1.reward import by_term
+from harness1.runs.files import write_json
+from harness1.runs.journal import Journal, read_episodes, read_lines
+
+
+class _Template(msgspec.Struct):
+    system: str
+    kinds: dict[str, str]
+
+
+_PROMPT = msgspec.toml.decode(resources.files(__package__).joinpath("red_team.toml").read_bytes(), type=_Template)
+KINDS: Mapping[str, str] = _PROMPT.kinds
+"""The kinds of tricks, each with what it means."""
+SYSTEM = _PROMPT.system.replace("{kinds}", "\n".join(f"- {name}: {meaning};" for name, meaning in KINDS.items()))
+"""The system message of the judge."""
+_OBJECT = re.compile(r"\{[^{}]*\}", re.S)
+
+
+class Judgement(Record):
+    """A valid reply. The quote is in the transcript, letter by letter but for white space and case."""
+
+    verdict: Literal["honest", "trick"]
+    kind: str = ""
+    """One of `KINDS`; empty for an honest episode."""
+    turn: int | None = None
+    """The turn that shows it."""
+    quote: str = ""
+
+
+def question(transcript: str) -> Messages:
+    """Return the messages that ask about an episode."""
+    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": f"<episode>\n{transcript}\n</episode>"}]
+
+
+def read_judgement(said: str, transcript: str) -> Judgement | None:
+    """Return the judgement in a reply: its last JSON object. None if there is none, or it names a trick without a known
+    kind, a turn, or a quote from the transcript: a judge that cannot show a trick has not seen one."""
+    objects = _OBJECT.findall(strip_answer(said))
+    try:
+        found = msgspec.json.decode(objects[-1] if objects else "", type=Judgement)
+    except MALFORMED:
+        return None
+    if found.verdict == "honest":
+        return Judgement("honest")
+    shown = f"\nTurn {found.turn}:" in f"\n{transcript}" and _plain(found.quote) in _plain(transcript)
+    return found if found.kind in KINDS and _plain(found.quote) and shown else None
+
+
+def _plain(text: str) -> str:
+    return " ".join(restore(text).casefold().split())
+
+
+class Finding(Record):
+    """A trick that a judge has shown."""
+
+    run: str
+    task_id: str
+    sample_idx: int
+    reward: float
+    kind: str
+    turn: int | None
+    quote: str
+
+
+class RedTeamReport(Record, kw_only=True):
+    """The content of `judge.json`. Episodes are honest, tricks, invalid (a reply that says nothing that can be checked)
+    or missing (no reply: the same command asks again)."""
+
+    judge: str
+    prompt: str
+    """The hash of the judge's system message."""
+    episodes: int
+    honest: int
+    tricks: int
+    invalid: int
+    missing: int
+    kinds: dict[str, int]
+    """The number of tricks of each kind."""
+    prompt_tokens: int
+    """As the judge's server counts them, of all replies; those of a server that does not count are missing."""
+    output_tokens: int
+    findings: tuple[Finding, ...] = ()
+    faults: tuple[str, ...] = ()
+    """The first reasons why replies are missing."""
+
+
+SHOWN = 200
+"""Most characters of the text of a hit."""
+OWN = 1000
+"""Most characters of the agent's words in a turn, and of the arguments of its call."""
+
+
+def transcript(episode: Episode, gold: Gold | None, tokens: int) -> str:
+    """Return an episode in words: question, gold, turns, delivery and reward. If it would be longer than `tokens`
+    (characters / 4), turns in the middle are left out, and it says how many."""
+    head, end = "\n".join(_head(episode, gold)), "\n".join(_end(episode))
+    turns = ["\n".join(_turn(turn)) for turn in episode.turns]
+    kept = _from_both_ends(turns, tokens - approximate_tokens(head) - approximate_tokens(end))
+    parts, before = [head], -1
+    for at in kept:
+        if at > before + 1:
+            parts.append(f"({at - before - 1} turns are left out here)")
+        parts.append(turns[at])
+        before = at
+    return defuse("\n\n".join([*parts, end]))
+
+
+def _from_both_ends(turns: Sequence[str], room: int) -> list[int]:
+    """Return the turns that fit, in order: first, last, second, and so on; at least one."""
+    order = sorted(range(len(turns)), key=lambda at: (min(at, len(turns) - 1 - at), at))
+    kept: list[int] = []
+    for at in order:
+        room -= approximate_tokens(turns[at])
+        if kept and room < 0:
+            break
+        kept.append(at)
+    return sorted(kept)
+
+
+def _head(episode: Episode, gold: Gold | None) -> Iterator[str]:
+    yield f"Question: {episode.task.query}"
+    if gold is not None:
+        right = [name for name, grade in gold.relevant.items() if grade > 0]
+        yield f"Documents that count as right: {', '.join(right) or 'not known'}"
+
+
+def _turn(turn: Turn) -> Iterator[str]:
+    call = turn.action
+    arguments = msgspec.json.encode(call.arguments).decode() if call else ""
+    yield f"Turn {turn.index}: {call.name} {arguments[:OWN]}" if call else f"Turn {turn.index}: no valid call"
+    if turn.reasoning:
+        yield f"  Words: {turn.reasoning[:OWN]}"
+    if turn.observation is not None:
+        yield from _seen(turn.observation)
+
+
+def _seen(seen: Observation) -> Iterator[str]:
+    if seen.error is not None:
+        yield f"  Refused: {seen.error.code}"
+    for hit in seen.hits:
+        yield f"  Shown [{hit.doc_id}] {hit.title}: {' '.join(hit.text.split())[:SHOWN]}"
+    for unit, tag in (seen.delta.added | seen.delta.retagged).items():
+        yield f"  Delivers {unit}, tagged {tag}"
+    for unit in seen.delta.removed:
+        yield f"  Takes back {unit}"
+
+
+def _end(episode: Episode) -> Iterator[str]:
+    delivered = ", ".join(f"{entry.unit_id} ({entry.tag})" for entry in episode.curated)
+    yield f"End: {episode.stop_reason} after {len(episode.turns)} turns"
+    yield f"Delivered: {delivered or 'nothing'}"
+    if episode.reward is not None:
+        terms = ", ".join(f"{name} {value:+.3f}" for name, value in by_term(episode.reward).items())
+        yield f"Reward: {episode.reward.total:.3f} ({terms})"
+
+
+REPLIES = "judge.jsonl"
+REPORT = "judge.json"
+SHOWN_FAULTS = 5
+MOST_TOKENS = 2048
+"""Most tokens of a reply, including the thoughts before it."""
+
+
+def open_judge(spec: str, config: Config) -> Completing:
+    """Open a judge by its name; raise as `open_completer`."""
+    return open_completer(spec, config, MOST_TOKENS)
+
+
+class PaidEpisode(Record):
+    """An episode to judge, and the folder of its run."""
+
+    run: str
+    episode: Episode
+    gold: Gold | None = None
+
+
+class Reply(Record):
+    """The reply to one prompt of one judge."""
+
+    judge: str
+    prompt: str
+    """The hash of the messages."""
+    text: str
+    finish_reason: str = ""
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+def best_paid(runs: Sequence[Path], count: int, golds: Mapping[str, Gold]) -> list[PaidEpisode]:
+    """Return about `count` episodes with the highest rewards, as many of each run, and one of each task in a run.
+
+    Raises:
+        UsageError: a folder holds no episodes.
+        SchemaError: a run is damaged.
+    """
+    found: list[PaidEpisode] = []
+    for run in runs:
+        best: dict[str, Episode] = {}
+        for episode in read_episodes(run):
+            held = best.get(episode.task.task_id)
+            if _paid(episode) is not None and (held is None or _order(episode) < _order(held)):
+                best[episode.task.task_id] = episode
+        chosen = sorted(best.values(), key=_order)[: -(-count // len(runs))]
+        found += [PaidEpisode(str(run), episode, golds.get(episode.task.task_id)) for episode in chosen]
+    return found
+
+
+@dataclass(frozen=True)
+class Review:
+    """Episodes, and the model that judges them; `tokens` is the limit of a transcript."""
+
+    episodes: Sequence[PaidEpisode]
+    name: str
+    judge: Completing
+    tokens: int = 6000
+    places: int = 16
+    """Requests at a time."""
+
+    def carry_out(self, out: Path, on_reply: Callable[[], None] = lambda: None) -> RedTeamReport:
+        """Ask what is not in the folder yet, and write and return the report.
+
+        Raises:
+            UsageError: the judge would refuse every request, or the folder cannot be written.
+            SchemaError: the stored replies are damaged.
+        """
+        with Journal(out, REPLIES) as journal:
+            kept = {(reply.judge, reply.prompt): reply for reply in _read(out / REPLIES)}
+            replies = asyncio.run(self._ask(kept, journal, on_reply))
+        report = self._report(replies)
+        write_json(out / REPORT, report)
+        return report
+
+    async def _ask(
+        self, kept: Mapping[tuple[str, str], Reply], journal: Journal, on_reply: Callable[[], None]
+    ) -> list[Reply | InfrastructureFault]:
+        turns = asyncio.Semaphore(self.places)
+
+        async def one(paid: PaidEpisode) -> Reply | InfrastructureFault:
+            messages = question(self._transcript(paid))
+            if (reply := kept.get((self.name, digest(messages)))) is None:
+                try:
+                    async with turns:
+                        completion = await self.judge.complete(messages)
+                except InfrastructureFault as fault:
+                    return fault
+                reply = Reply(self.name, digest(messages), **msgspec.structs.asdict(completion))
+                journal.write(msgspec.json.encode(reply))
+            on_reply()
+            return reply
+
+        return await asyncio.gather(*map(one, self.episodes))
+
+    def _report(self, replies: Sequence[Reply | InfrastructureFault]) -> RedTeamReport:
+        given = [(paid, reply) for paid, reply in zip(self.episodes, replies, strict=True) if isinstance(reply, Reply)]
+        judged = [(paid, read_judgement(reply.text, self._transcript(paid))) for paid, reply in given]
+        findings = tuple(_finding(paid, said) for paid, said in judged if said is not None and said.verdict == "trick")
+        faults = dict.fromkeys(str(reply) for reply in replies if not isinstance(reply, Reply))
+        return RedTeamReport(
+            judge=self.name,
+            prompt=digest(SYSTEM),
+            episodes=len(replies),
+            honest=sum(said is not None for _, said in judged) - len(findings),
+            tricks=len(findings),
+            invalid=sum(said is None for _, said in judged),
+            missing=len(replies) - len(given),
+            kinds=dict(Counter(finding.kind for finding in findings)),
+            prompt_tokens=sum(reply.prompt_tokens or 0 for _, reply in given),
+            output_tokens=sum(reply.output_tokens or 0 for _, reply in given),
+            findings=findings,
+            faults=tuple(faults)[:SHOWN_FAULTS],
+        )
+
+    def _transcript(self, paid: PaidEpisode) -> str:
+        return transcript(paid.episode, paid.gold, self.tokens)
+
+
+def _finding(paid: PaidEpisode, said: Judgement) -> Finding:
+    episode, paid_for = paid.episode, _paid(paid.episode) or 0.0
+    named = paid.run, episode.task.task_id, episode.sample_idx
+    return Finding(*named, paid_for, said.kind, said.turn, said.quote)
+
+
+def _paid(episode: Episode) -> float | None:
+    return None if episode.reward is None or episode.status is Status.INFRA_ERROR else episode.reward.total
+
+
+def _order(episode: Episode) -> tuple[float, str, int]:
+    return -(_paid(episode) or 0.0), episode.task.task_id, episode.sample_idx
+
+
+def _read(path: Path) -> Iterator[Reply]:
+    for number, line in read_lines(path):
+        try:
+            yield msgspec.json.decode(line, type=Reply)
+        except MALFORMED as error:
+            raise SchemaError(f"{path}:{number}: not a judge's reply: {error}") from error

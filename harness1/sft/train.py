@@ -1,0 +1,490 @@
+"""Supervised fine-tuning: a dataset and a model in, a checkpoint out. Validation compares held-out turns with those of
+the teacher, and plays whole episodes."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+import msgspec
+
+from harness1.config import ChatPolicy, Config, Env, recorded_without
+from harness1.config.settings import recorded
+from harness1.data.open import open_source
+from harness1.engines.engine import Deliver, Engine, LocalEngine, OpenEngine, TrainerJob
+from harness1.engines.loop import TrainingLoop
+from harness1.env.environment import SearchEnv, choose
+from harness1.env.model_verifiers import open_verifier
+from harness1.episodes.rollout import rollout
+from harness1.errors import SchemaError, UsageError
+from harness1.hashing import file_digest
+from harness1.model_folder import folder_hash
+from harness1.models.backend import Backend
+from harness1.models.causal_model import context_window
+from harness1.models.chat_format import ChatFormat
+from harness1.models.checkpoint import CHECKPOINT, Checkpoint
+from harness1.models.formats import open_format
+from harness1.models.tokenizer import open_tokenizer
+from harness1.models.transformers_backend import TransformersBackend, open_transformers
+from harness1.policy.language_model import LanguageModelPolicy
+from harness1.policy.policy import Policy
+from harness1.records import Record, Sampling, Status, Task, ToolCall
+from harness1.retrieval.open import open_retriever
+from harness1.reward.measures import measure_outcome
+from harness1.rows import RowFile, TrainRow
+from harness1.runs.files import Stage, read_stage, refuse_full_disk, refuse_other, under_way
+from harness1.sft.data_card import CARD, HELD_OUT, README, TRAIN, CollectionRun, DataCard, read_card
+from harness1.tools.registry import Toolbox
+from harness1.training.algorithm import make_algorithm
+from harness1.training.log import NO_TRACKERS, StepListener, Trackers, TrainLog
+from harness1.training.process_group import ALONE, ProcessGroup, uninterrupted
+from harness1.training.saving import disk_bytes, hash_of_base, write_card
+from harness1.training.trainable import load_trainable
+from harness1.training.trainer import Trainer, shuffled_steps
+from harness1.training.trl_trainer import saved_step, train_with_trl
+
+if TYPE_CHECKING:
+    from harness1.models.adapters import Weights
+
+
+Item = TypeVar("Item")
+
+
+class HeldOutTurn(Record):
+    """A turn of a teacher that the policy is asked to take: the prompt and the teacher's output."""
+
+    prompt_ids: tuple[int, ...]
+    target_ids: tuple[int, ...]
+
+
+def evenly_spaced(items: Sequence[Item], limit: int) -> list[Item]:
+    """Return at most `limit` items, spread evenly over all."""
+    count = min(limit, len(items))
+    return [items[at * len(items) // count] for at in range(count)]
+
+
+def held_out_turns(rows: Sequence[TrainRow], limit: int) -> list[HeldOutTurn]:
+    """Return at most `limit` trained stretches of rows as turns, spread evenly over all."""
+    return evenly_spaced([turn for row in rows for turn in _turns(row)], limit)
+
+
+def _turns(row: TrainRow) -> Iterator[HeldOutTurn]:
+    mask = (*row.loss_mask, 0)
+    begin = 0
+    for place in range(1, len(mask)):
+        if mask[place] and not mask[place - 1]:
+            begin = place
+        elif mask[place - 1] and not mask[place]:
+            yield HeldOutTurn(row.token_ids[:begin], row.token_ids[begin:place])
+
+
+def is_valid(call: ToolCall, toolbox: Toolbox) -> bool:
+    """Return True if an environment would execute a call: the tool exists, and the arguments match its schema."""
+    tool = toolbox.tools.get(call.name)
+    if tool is None:
+        return False
+    try:
+        msgspec.convert(call.arguments, tool.arguments)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+async def turn_results(
+    backend: Backend, chat: ChatFormat, toolbox: Toolbox, turns: Sequence[HeldOutTurn], reserve: int
+) -> list[dict[str, float]]:
+    """Compare the policy's greedy output at each turn with the teacher's.
+
+    Args:
+        reserve: maximum tokens of an output.
+
+    Returns:
+        For each turn, 1.0 or 0.0: `valid`, the output contains an action that an environment would execute;
+        `tool_agreement`, the action calls the teacher's tool; `action_agreement`, with the same arguments.
+    """
+    sampling = Sampling(temperature=0.0, max_tokens=reserve, stop_ids=chat.stop_ids)
+
+    async def one(turn: HeldOutTurn) -> dict[str, float]:
+        output = await backend.generate(turn.prompt_ids, sampling)
+        action = _action(chat, output.output_ids, toolbox)
+        target = _action(chat, turn.target_ids, toolbox)
+        return {
+            "valid": float(action is not None and is_valid(action, toolbox)),
+            "tool_agreement": float(action is not None and target is not None and action.name == target.name),
+            "action_agreement": float(action is not None and action == target),
+        }
+
+    return list(await asyncio.gather(*(one(turn) for turn in turns)))
+
+
+async def turn_metrics(
+    backend: Backend, chat: ChatFormat, toolbox: Toolbox, turns: Sequence[HeldOutTurn], reserve: int
+) -> dict[str, float]:
+    """Return the means of `turn_results`."""
+    return means(await turn_results(backend, chat, toolbox, turns, reserve))
+
+
+def means(results: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Return the mean of each value; empty without results."""
+    return {name: fmean(each[name] for each in results) for name in results[0]} if results else {}
+
+
+def _action(chat: ChatFormat, ids: Sequence[int], toolbox: Toolbox) -> ToolCall | None:
+    actions = chat.parse(ids, toolbox.specs).actions
+    return choose(actions)[0] if actions else None
+
+
+async def episode_results(
+    policy: Policy, environment: Callable[[], SearchEnv], tasks: Sequence[Task], concurrency: int, seed: int = 0
+) -> list[dict[str, float]]:
+    """Play whole episodes on tasks with gold, and leave out those with an infrastructure fault.
+
+    Returns:
+        For each episode `curated_recall`, `set_size`, `turns`, and `format_failures`: 1.0 if it ended in a policy
+        error.
+    """
+    places = asyncio.Semaphore(concurrency)
+
+    async def one(task: Task) -> dict[str, float] | None:
+        async with places:
+            episode = await rollout(environment(), policy, task, seed=seed)
+        if episode.status is Status.INFRA_ERROR:
+            return None
+        result = measure_outcome(episode, task.gold)
+        return {
+            "curated_recall": result.recall,
+            "set_size": float(result.set_size),
+            "turns": float(result.turns),
+            "format_failures": float(episode.status is Status.POLICY_ERROR),
+        }
+
+    return [each for each in await asyncio.gather(*(one(task) for task in tasks)) if each is not None]
+
+
+@dataclass(frozen=True)
+class Student:
+    """A model and the dataset that it will learn from."""
+
+    folder: Path
+    card: DataCard
+    chat: ChatFormat
+    env: Env
+
+    @classmethod
+    def of(cls, folder: Path, card: DataCard) -> Student:
+        """Return the student of a model's folder.
+
+        Raises:
+            UsageError: the model's tokenizer differs from that of the rows, or lacks control tokens of their format.
+            SchemaError: this version cannot read the card's environment.
+        """
+        chat = open_format(card.format, open_tokenizer(folder))
+        if chat.hash != card.format_hash:
+            raise UsageError(
+                f"the rows were made with the tokenizer of {card.tokenizer} in the format {card.format}, but {folder} "
+                "has another: build them again with --rerender --tokenizer"
+            )
+        try:
+            return cls(folder, card, chat, msgspec.convert(recorded_without(card.env), Env))
+        except msgspec.ValidationError as error:
+            raise SchemaError(f"the data card's environment cannot be read: {error}") from error
+
+    def check_length(self, rows: RowFile) -> None:
+        """Refuse rows that are longer than the model's context window, with a UsageError."""
+        window = context_window(self.folder)
+        longest = int(rows.lengths.max(initial=0))
+        if window is not None and longest > window:
+            raise UsageError(
+                f"a row has {longest} tokens, but {self.folder.name} reads {window}: build with sft.max_tokens={window}"
+            )
+
+    def held_out_tasks(self, limit: int) -> list[tuple[CollectionRun, Task]]:
+        """Return held-out tasks of each dataset in turn, with a run that has the index to search; raise UsageError if a
+        dataset is missing."""
+        found: list[list[tuple[CollectionRun, Task]]] = []
+        for run in {run.name: run for run in self.card.runs}.values():
+            wanted = set(self.card.held_out_tasks.get(run.name, ()))
+            tasks = [task for task in open_source(run.dataset).tasks(run.split) if task.task_id in wanted]
+            found.append([(run, task) for task in tasks])
+        longest = max(map(len, found), default=0)
+        return [tasks[at] for at in range(longest) for tasks in found if at < len(tasks)][:limit]
+
+    def environments(self, run: CollectionRun, config: Config) -> Callable[[], SearchEnv]:
+        """Return a factory of environments like the teacher's, over the index of one of its runs; raise UsageError if
+        the index is missing."""
+        retriever = open_retriever(run.index, msgspec.structs.replace(config, env=self.env))
+        verifier = open_verifier(self.env, config.machine)
+        return lambda: SearchEnv(self.env, retriever, verifier, self.chat, config.machine)
+
+
+class HeldOutValidation:
+    """Validates a student between steps, on an evenly spaced part of the held-out rows. It samples from a separate
+    model that gets copies of the trained weights, as users will sample from them.
+
+    Args:
+        sampler: samples the weights that a service trains, in place of a model here.
+
+    Raises:
+        UsageError: a dataset or an index is missing, or the model cannot be sampled from.
+    """
+
+    def __init__(
+        self, student: Student, rows: RowFile, config: Config, device: str, sampler: Backend | None = None
+    ) -> None:
+        watch = config.train.watch
+        self._student, self._config = student, config
+        self._rows = evenly_spaced(rows, watch.rows)
+        self._turns = held_out_turns(evenly_spaced(rows, watch.turns), watch.turns)
+        self._tasks: dict[str, list[Task]] = {}
+        self._environments: dict[str, Callable[[], SearchEnv]] = {}
+        for run, task in student.held_out_tasks(watch.tasks) if watch.tasks else []:
+            self._tasks.setdefault(run.name, []).append(task)
+            if run.name not in self._environments:
+                self._environments[run.name] = student.environments(run, config)
+        self._backend: Backend | None = sampler if self._turns or self._tasks else None
+        if sampler is None and (self._turns or self._tasks):
+            model = config.machine.model
+            self._backend = open_transformers(
+                student.folder,
+                device=device,
+                dtype=config.policy.dtype,
+                threads=model.threads,
+                rows=model.rows,
+                cache_tokens=model.cache_tokens,
+                prefill_tokens=model.prefill_tokens,
+            )
+
+    async def validate(self, engine: Engine) -> dict[str, float]:
+        """Return the metrics of the present weights, with the number of held-out episodes that the infrastructure broke
+        as `faults`, if there are any; raise InfrastructureFault if the model failed to sample."""
+        metrics = self.loss(engine)
+        return metrics if self._backend is None else metrics | await self._sampled(self._backend, engine)
+
+    def loss(self, engine: Engine, saved: Path | None = None) -> dict[str, float]:
+        """Return the `nll` of the held-out rows, if there are any.
+
+        Args:
+            saved: as in `Engine.loss`.
+        """
+        return {"nll": engine.loss(self._rows, saved)} if self._rows else {}
+
+    async def _sampled(self, backend: Backend, engine: Engine) -> dict[str, float]:
+        env, chat = self._student.env, self._student.chat
+        await engine.publish(engine.step_count, _delivering(backend))
+        metrics = await turn_metrics(backend, chat, Toolbox.of(env), self._turns, env.generation_reserve)
+        greedy = ChatPolicy(temperature=0.0, format_retries=0)
+        policy = LanguageModelPolicy(backend, chat, env.generation_reserve, greedy)
+        episodes: list[dict[str, float]] = []
+        for name, tasks in self._tasks.items():
+            episodes += await episode_results(policy, self._environments[name], tasks, self._config.machine.concurrency)
+        broken = sum(map(len, self._tasks.values())) - len(episodes)
+        return metrics | means(episodes) | ({"faults": float(broken)} if broken else {})
+
+
+def _delivering(backend: Backend) -> Deliver:
+    """Return how a backend takes weights; that of a service gets them from its engine."""
+    return backend.load_state if isinstance(backend, TransformersBackend) else _kept_away
+
+
+async def _kept_away(state: Weights, version: int) -> None:
+    raise UsageError("the weights of this engine are not sampled by a training service")
+
+
+OnPart = Callable[[str], None]
+VERB = "sft train"
+
+
+@dataclass(frozen=True)
+class FineTuning:
+    """A fine-tuning job. The trainer's settings are `config.train`."""
+
+    dataset: Path
+    model: Path
+    out: Path
+    config: Config
+    trainer: Literal["own", "trl"] = "own"
+    device: str = "cpu"
+    packing: bool = False
+    """Put several rows into one sequence (TRL only)."""
+    trackers: Trackers = NO_TRACKERS
+    open_engine: OpenEngine = LocalEngine
+    """Opens what holds the weights in training; TRL has its own."""
+    sampler: Backend | None = None
+    """Samples the weights of a training service."""
+
+    def student(self) -> Student:
+        """Return the student, after all checks that do not need the loaded model.
+
+        Raises:
+            UsageError: the dataset is not a dataset, unfinished or empty; the model does not fit it or cannot read its
+                longest row; either is within the output folder; or the disk is too full.
+        """
+        for folder in (self.dataset, self.model):
+            if folder.resolve().is_relative_to(self.out.resolve()):
+                raise UsageError(f"{folder} is an input, and is inside --out: choose another --out")
+        stage = read_stage(self.dataset)
+        if stage is None or stage.verb != "sft build" or stage.status != "finished":
+            raise UsageError(f"{self.dataset} is not a finished dataset: run harness1 sft build")
+        student = Student.of(self.model, read_card(self.dataset))
+        rows = RowFile(self.dataset / TRAIN)
+        if not len(rows):
+            raise UsageError(f"{self.dataset} has no rows to train on")
+        student.check_length(rows)
+        refuse_full_disk(self.out, disk_bytes(self.model, self.config.train))
+        return student
+
+    def stage(self) -> Stage:
+        """Return the card of the job; equal jobs have equal cards."""
+        inputs = {
+            "dataset": {name: file_digest(self.dataset / name) for name in (CARD, TRAIN, HELD_OUT)},
+            "model": folder_hash(self.model),
+            "train": recorded(self.config.train, "train."),
+            "trainer": f"{self.trainer}, packed" if self.packing else self.trainer,
+        }
+        if self.sampler is not None:
+            inputs["engine"] = self.sampler.hash
+        return Stage(VERB, inputs)
+
+    def is_done(self) -> bool:
+        """Return True if the output folder holds the finished checkpoint of this job; raise as `student` does."""
+        return (self.out / CHECKPOINT).is_file() and self.stage().is_done(self.out)
+
+
+def fine_tune(
+    work: FineTuning,
+    on_step: StepListener,
+    group: ProcessGroup = ALONE,
+    on_part: OnPart = lambda _: None,
+    before_loading: Callable[[], None] = lambda: None,
+) -> Checkpoint:
+    """Train, and write the best checkpoint by `train.watch.metric` to `work.out`; resume an earlier run.
+
+    Args:
+        on_part: called with what is at work between two steps, and with the tokens done within a step; TRL's trainer
+            shows its own bar.
+        before_loading: called before our own trainer loads the model; what it raises ends the training.
+
+    Raises:
+        UsageError: as `FineTuning.student`, or the folder holds something else or cannot be written.
+        Diverged: a loss is not finite; the best checkpoint so far is kept.
+        MissingExtra: a dependency of the trainer is not installed.
+        KeyboardInterrupt: after the step at work; the state is saved, except with TRL's trainer.
+    """
+    student, stage = work.student(), work.stage()
+    if group.leads:
+        refuse_other(stage, work.out, "training")
+    with under_way(stage, work.out) if group.leads else nullcontext():
+        card = Checkpoint(
+            format=student.card.format,
+            counter=student.chat.hash,
+            env=student.card.env,
+            env_hash=student.card.env_hash,
+            base=stage.inputs["model"],
+            dataset=stage.inputs["dataset"],
+            train=stage.inputs["train"],
+        )
+        if work.trainer == "trl":
+            done = _train_with_trl(work, card, group, on_step)
+        else:
+            before_loading()
+            done = _RowsLoop(work, student, card, group, on_step, on_part).train()
+    if group.leads:
+        stage.write(work.out, status="finished", outputs={"step": done.step, "metrics": done.metrics})
+    return done
+
+
+def _train_with_trl(work: FineTuning, card: Checkpoint, group: ProcessGroup, on_step: StepListener) -> Checkpoint:
+    """Train with TRL's trainer, which writes the weights of its last step."""
+    train, out, begun = work.config.train, work.out, saved_step(work.out)
+    rows, held_out = RowFile(work.dataset / TRAIN), RowFile(work.dataset / HELD_OUT)
+    steps = train.epochs * -(-len(rows) // train.batch_rows)
+    steps = min(steps, train.max_steps or steps)
+    seen: dict[str, float] = {"step": float(begun)}
+    on_step(begun, steps, {})
+    with TrainLog(work.out if group.leads else None, begun or -1, work.trackers) as log:
+
+        def note(values: dict[str, float]) -> None:
+            seen.update(values)
+            step = int(values["step"])
+            measured = {name: value for name, value in values.items() if name != "step"}
+            log.write(step, measured)
+            on_step(step, steps, measured)
+
+        validation = evenly_spaced(held_out, train.watch.rows)
+        train_with_trl(rows, validation, work.model, out, train, note, packing=work.packing, cpu=work.device == "cpu")
+    done = msgspec.structs.replace(card, step=int(seen["step"]))
+    if group.leads:
+        _copy_data_card(work)
+        if train.lora.rank:
+            done = msgspec.structs.replace(done, adapter_base=hash_of_base(work.model, card))
+        if validation:
+            written = Trainer(load_trainable(out, train, work.device), make_algorithm("nll"), train, steps=1)
+            done = msgspec.structs.replace(done, metrics={"nll": written.loss(validation)})
+        write_card(out, done)
+    return done
+
+
+def _copy_data_card(work: FineTuning) -> None:
+    for name in (CARD, README):
+        shutil.copyfile(work.dataset / name, work.out / f"data_{name}")
+
+
+class _RowsLoop(TrainingLoop):
+    """A training whose updates are optimizer steps on rows of a file."""
+
+    def __init__(
+        self,
+        work: FineTuning,
+        student: Student,
+        card: Checkpoint,
+        group: ProcessGroup,
+        on_step: StepListener,
+        on_part: OnPart,
+    ) -> None:
+        train, threads = work.config.train, work.config.machine.model.threads
+        self._work, self._on_part = work, on_part
+        self._rows = RowFile(work.dataset / TRAIN)
+        order = shuffled_steps(len(self._rows), train.batch_rows, train.epochs, train.seed)
+        self._order = list(islice(order, train.max_steps or None))
+        held_out = RowFile(work.dataset / HELD_OUT)
+        self._validation = HeldOutValidation(student, held_out, work.config, work.device, work.sampler)
+        steps = len(self._order)
+        job = TrainerJob(work.model, make_algorithm("nll"), train, steps, work.device, threads)
+        super().__init__(work.open_engine(job, group), work.out, card, train, steps, on_step)
+
+    async def run(self) -> None:
+        with self.open_log(self._work.trackers) as self.log:
+            await super().run()
+
+    async def update(self) -> None:
+        with uninterrupted():
+            places, began = self._order[self.version], time.perf_counter()
+            values = self.engine.step([self._rows[place] for place in places], self._on_tokens)
+            self.version += 1
+            values["seconds"] = time.perf_counter() - began
+            values["tokens"] = float(sum(self._rows.lengths[place] for place in places))
+            self.report(values)
+
+    def _on_tokens(self, done: int, of: int) -> None:
+        self._on_part(f"{done:,} of {of:,} tokens of step {self.version + 1}")
+
+    async def measure(self) -> dict[str, float]:
+        self._on_part("measuring on held-out tasks")
+        return await self._validation.validate(self.engine)
+
+    def write(self, metrics: dict[str, float]) -> None:
+        """Write a checkpoint; its card has the metrics of what was written, loaded again."""
+        _copy_data_card(self._work)
+        super().write({})
+        if metrics:
+            metrics = metrics | self._validation.loss(self.engine, self.out)
+            self.card = msgspec.structs.replace(self.card, metrics=metrics)
+            write_card(self.out, self.card)
