@@ -46,11 +46,8 @@ def is_empty(folder: Path) -> bool:
 
 
 def read_corpus(folder: Path, fault: Fault = refuse) -> Iterator[Document]:
-    """Yield the documents of the corpus file, in its order.
-
-    Raises:
-        CorpusError: there is no corpus file, or it is broken (see `jsonl.read`).
-    """
+    """Yield the documents of the corpus file, in its order. Raises CorpusError: there is no corpus file, or it is
+    broken (see `jsonl.read`)."""
     return jsonl.read(_existing(folder, CORPUS), fault)
 
 
@@ -61,12 +58,9 @@ def splits(folder: Path) -> tuple[str, ...]:
 
 
 def read_tasks(folder: Path, split: str, fault: Fault = refuse) -> list[Task]:
-    """Return the tasks of a split that have a relevant document, in the order of the query file.
-
-    Raises:
-        CorpusError: the split or the query file is missing; or a line is broken, or a judged query is not in the query
-            file, unless `fault` lets that pass.
-    """
+    """Return the tasks of a split that have a relevant document, in the order of the query file. Raises CorpusError:
+    the split or the query file is missing; or a line is broken, or a judged query is not in the query file, unless
+    `fault` lets that pass."""
     if split not in splits(folder):
         raise CorpusError(f"{folder} has no split {split!r}; it has: {', '.join(splits(folder)) or 'none'}")
     relevant = _read_qrels(_existing(folder, f"{QRELS}/{split}.tsv"), fault)
@@ -88,12 +82,8 @@ def read_tasks(folder: Path, split: str, fault: Fault = refuse) -> list[Task]:
 
 def write(folder: Path, documents: Iterable[Document], tasks: Iterable[Task]) -> None:
     """Write a corpus and its tasks so that reading gives equal values. Files are plain, not gzipped. All documents are
-    read before the first task.
-
-    Raises:
-        CorpusError: the folder cannot be written, an id would break the table of judgements, or two splits ask
-            different things under one id.
-    """
+    read before the first task. Raises CorpusError: the folder cannot be written, an id would break the table of
+    judgements, or two splits ask different things under one id."""
     queries: dict[str, dict[str, Any]] = {}
     judged: dict[str, list[str]] = {}
     try:

@@ -126,11 +126,8 @@ LABELS = ("topic", "freshness", "question_types", "effective_year", "search_resu
 
 
 def page_id(where: str, address: Any) -> DocId:
-    """Return a page's address in one spelling, that of the web retriever: without a fragment.
-
-    Raises:
-        CorpusError: it is not the address of a page.
-    """
+    """Return a page's address in one spelling, that of the web retriever: without a fragment. Raises CorpusError: it is
+    not the address of a page."""
     url = page_url(address) if isinstance(address, str) else None
     if url is None:
         raise CorpusError(f"{where}: {address!r} is not the address of a page")
@@ -324,13 +321,9 @@ ReadGold = Callable[[str, Row], Gold]
 
 
 def open_context1(name: str, read_gold: ReadGold, root: Path, fault: Fault, *, shared: bool = False) -> Source:
-    """Open a benchmark in this layout.
-
-    Args:
-        read_gold: returns what the question in a row should find.
-        shared: whether training and test questions share a corpus. If not, document ids count from 0 in each, and only
-            the split whose corpus is present has tasks: the test split, if both are.
-    """
+    """Open a benchmark in this layout. `read_gold`: returns what the question in a row should find. `shared`: whether
+    training and test questions share a corpus. If not, document ids count from 0 in each, and only the split whose
+    corpus is present has tasks: the test split, if both are."""
     corpus, split = _context1_corpus(name, root)
     found = {each: _context1_questions(name, root, each) for each in SPLITS if shared or split in (None, each)}
     splits = [each for each, files in found.items() if files]
@@ -459,11 +452,7 @@ BENCHMARKS = {each.name: each for each in msgspec.toml.decode(_CARDS, type=dict[
 
 
 def benchmark_named(name: str) -> Benchmark:
-    """Return the benchmark with a name.
-
-    Raises:
-        UsageError: there is no such benchmark.
-    """
+    """Return the benchmark with a name. Raises UsageError: there is no such benchmark."""
     if name not in BENCHMARKS:
         raise UsageError(f"there is no benchmark {name!r}; there are: {', '.join(BENCHMARKS)}")
     return BENCHMARKS[name]

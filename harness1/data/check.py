@@ -92,15 +92,9 @@ class _Findings:
 
 
 def check(spec: str, on_document: Callable[[], None] = lambda: None) -> Report:
-    """Check a dataset: all tasks, then one pass over the documents, of which only digests are kept.
-
-    Args:
-        spec: as `open_source` takes it.
-        on_document: called with each document that was looked at.
-
-    Raises:
-        UsageError: there is no such dataset.
-    """
+    """Check a dataset: all tasks, then one pass over the documents, of which only digests are kept. `spec`: as
+    `open_source` takes it. `on_document`: called with each document that was looked at. Raises UsageError: there is no
+    such dataset."""
     findings = _Findings()
     try:
         source = open_source(spec, findings.fault)

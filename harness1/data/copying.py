@@ -33,20 +33,10 @@ def import_benchmark(
     on_document: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Write documents, questions and judgements of an official download as a BEIR folder, if that is not done yet.
-
-    Answers are written with the questions, except for a benchmark that asks to keep them secret.
-
-    Args:
-        fault: handles broken lines and absent gold.
-        force: overwrite another import in the folder.
-
-    Returns:
-        The numbers of documents, and of tasks in each split, that the folder holds.
-
-    Raises:
-        CorpusError: the download is broken, or has nothing to write.
-        UsageError: the folder holds something else, or cannot be written.
-    """
+    Answers are written with the questions, except for a benchmark that asks to keep them secret. `fault`: handles
+    broken lines and absent gold. `force`: overwrite another import in the folder. Return the numbers of documents, and
+    of tasks in each split, that the folder holds. Raises CorpusError: the download is broken, or has nothing to write;
+    UsageError: the folder holds something else, or cannot be written."""
     source = benchmark.open(path, fault)
     inputs = {"benchmark": benchmark.name, "source": source.fingerprint, "format": FORMAT}
     stage = Stage(IMPORT, inputs | {"leave_out": fault is not refuse})
@@ -108,21 +98,11 @@ def copy_dataset(
     on_document: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Write the documents and the tasks of a dataset into a BEIR folder, if that is not done yet; secret answers are
-    left out.
-
-    Args:
-        spec: a dataset, as `open_source` takes it.
-        limit: take only the first tasks of each split; 0 means all.
-        most_gold: leave out tasks with more relevant documents; 0 means none.
-        force: overwrite another copy in the folder.
-
-    Returns:
-        The numbers of documents, and of tasks in each split, that the folder holds.
-
-    Raises:
-        CorpusError: the dataset is broken, or has no document.
-        UsageError: there is no such dataset, or the folder holds something else or cannot be written.
-    """
+    left out. `spec`: a dataset, as `open_source` takes it. `limit`: take only the first tasks of each split; 0 means
+    all. `most_gold`: leave out tasks with more relevant documents; 0 means none. `force`: overwrite another copy in the
+    folder. Return the numbers of documents, and of tasks in each split, that the folder holds. Raises CorpusError: the
+    dataset is broken, or has no document; UsageError: there is no such dataset, or the folder holds something else or
+    cannot be written."""
     source = open_source(spec)
     inputs = {"source": source.fingerprint, "limit": limit, "most_gold": most_gold}
     stage = Stage(COPY, {**inputs, "benchmark": source.name} if source.secret_answers else inputs)

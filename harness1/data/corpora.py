@@ -46,22 +46,14 @@ class Corpus:
 
 
 def corpus_of(files: Sequence[Path], fault: Fault, spelling: Callable[[str], DocId] = DocId) -> Corpus:
-    """Open the corpus in some files.
-
-    Args:
-        fault: handles a row that is neither a document nor a chunk, or repeats an id.
-        spelling: normalises the ids of whole documents, if the files may write one id in several ways.
-    """
+    """Open the corpus in some files. `fault`: handles a row that is neither a document nor a chunk, or repeats an id.
+    `spelling`: normalises the ids of whole documents, if the files may write one id in several ways."""
     return Corpus(lambda: _read(files, fault, spelling), lambda: _ids(files, spelling))
 
 
 def pooled(read: Callable[[], Iterator[Placed]], problems: list[str]) -> Corpus:
     """Open documents that may each occur at several places. The first counts; others with different content are noted
-    in `problems`.
-
-    Args:
-        read: starts a pass over all places.
-    """
+    in `problems`. `read`: starts a pass over all places."""
 
     def documents() -> Iterator[Document]:
         problems.clear()
@@ -185,14 +177,10 @@ def source_of(
     problems: list[str] | None = None,
     secret_answers: bool = False,
 ) -> Source:
-    """Return a source whose tasks have unique ids and gold that its corpus has.
-
-    Args:
-        corpus: None where the documents are elsewhere, such as on the web; gold is then taken as it is.
-        splits: for each split, a pass over its tasks.
-        fault: handles a task that repeats an id or whose gold is absent.
-        problems: what a pass over the documents leaves out, one line each.
-    """
+    """Return a source whose tasks have unique ids and gold that its corpus has. `corpus`: None where the documents are
+    elsewhere, such as on the web; gold is then taken as it is. `splits`: for each split, a pass over its tasks.
+    `fault`: handles a task that repeats an id or whose gold is absent. `problems`: what a pass over the documents
+    leaves out, one line each."""
 
     def documents() -> Iterator[Document]:
         if corpus is None:
@@ -220,12 +208,8 @@ def source_of(
 
 
 def tasks_of(rows: Rows, fault: Fault, task: Callable[[str, Row, int], Task | None]) -> Located:
-    """Yield the task of each row, made of its place, the row and its number from 0.
-
-    Args:
-        fault: handles a row that `task` refuses.
-        task: returns None for a row that belongs elsewhere.
-    """
+    """Yield the task of each row, made of its place, the row and its number from 0. `fault`: handles a row that `task`
+    refuses. `task`: returns None for a row that belongs elsewhere."""
     for number, (where, row) in enumerate(rows):
         try:
             if found := task(where, row, number):

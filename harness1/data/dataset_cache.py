@@ -63,11 +63,8 @@ def plain_name(name: str) -> str:
 
 
 def beir_set(name: str) -> BeirSet | None:
-    """Return the set of BEIR whose archive holds a dataset, or None.
-
-    Raises:
-        UsageError: the archive holds several datasets, and the name is not that of one.
-    """
+    """Return the set of BEIR whose archive holds a dataset, or None. Raises UsageError: the archive holds several
+    datasets, and the name is not that of one."""
     first, _, part = name.removeprefix(PREFIX).partition("/")
     found = BEIR_SETS.get(first)
     if found is None or name in BENCHMARKS or (part and not found.parts):
@@ -80,12 +77,8 @@ def beir_set(name: str) -> BeirSet | None:
 
 @dataclass(frozen=True)
 class DatasetCache:
-    """A cache folder of datasets.
-
-    Args:
-        mirror: the address below which BEIR's archives are, `NAME.zip`.
-        say: called with each line about the work.
-    """
+    """A cache folder of datasets. `mirror`: the address below which BEIR's archives are, `NAME.zip`. `say`: called with
+    each line about the work."""
 
     folder: Path
     mirror: str
@@ -104,16 +97,10 @@ class DatasetCache:
         return f"{name}:{place}" if name in BENCHMARKS and not beir.is_beir(place) else str(place)
 
     def get(self, name: str, *, force: bool = False) -> str:
-        """Return what `open_source` opens a dataset by, fetching it if it is not here.
-
-        Args:
-            force: fetch it in any case, and whatever its checksum was before.
-
-        Raises:
-            InfrastructureFault: it cannot be downloaded; the message says what was tried, and how to place it by hand.
-            UsageError: there is no dataset of that name, or its checksum or layout is wrong.
-            MissingExtra: the client of the hub, which fetches archives too, is not installed.
-        """
+        """Return what `open_source` opens a dataset by, fetching it if it is not here. `force`: fetch it in any case,
+        and whatever its checksum was before. Raises InfrastructureFault: it cannot be downloaded; the message says what
+        was tried, and how to place it by hand; UsageError: there is no dataset of that name, or its checksum or layout
+        is wrong; MissingExtra: the client of the hub, which fetches archives too, is not installed."""
         name = plain_name(name)
         known = beir_set(name)
         if not is_name(name) or ("/" not in name and name not in BENCHMARKS and known is None):
@@ -131,11 +118,8 @@ class DatasetCache:
         raise UsageError(f"{self.place(name)} is not a whole dataset: remove it, and try again")
 
     def place_archive(self, name: str, archive: Path) -> str:
-        """Put an archive of BEIR that was downloaded by other means in its place, and return as `get` does.
-
-        Raises:
-            UsageError: no archive of BEIR has that name, or it is not what it should be.
-        """
+        """Put an archive of BEIR that was downloaded by other means in its place, and return as `get` does. Raises
+        UsageError: no archive of BEIR has that name, or it is not what it should be."""
         if (known := beir_set(plain_name(name))) is None:
             raise UsageError(f"{name} is not an archive of BEIR; those are: {', '.join(BEIR_SETS)}")
         with writing(self.folder), self._alone(known.name):

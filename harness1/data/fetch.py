@@ -33,12 +33,9 @@ _ANY: Revisions = MappingProxyType({})
 
 
 def unpack(archive: Path, into: Path) -> None:
-    """Unpack the files of a zip archive into a folder; hidden files and what a Mac adds are left out.
-
-    Raises:
-        UsageError: the archive is torn or encrypted, a name leads out of the folder, an entry is not a regular file, or
-            there are more than `MOST_FILES` files or more bytes than `jsonl.INFLATION` times the archive.
-    """
+    """Unpack the files of a zip archive into a folder; hidden files and what a Mac adds are left out. Raises
+    UsageError: the archive is torn or encrypted, a name leads out of the folder, an entry is not a regular file, or
+    there are more than `MOST_FILES` files or more bytes than `jsonl.INFLATION` times the archive."""
     try:
         with zipfile.ZipFile(archive) as opened:
             entries = [(each, _place(archive, each)) for each in opened.infolist() if not each.is_dir()]
@@ -88,13 +85,9 @@ class _Bytes:
 
 def download(url: str, into: Path, on_bytes: Count = lambda done, of: None) -> None:
     """Download a file over HTTP; what a lost connection or a killed process left is completed. Its checksum has to be
-    compared, because the server may have another file by now.
-
-    Raises:
-        MissingExtra: the hub's client, which downloads from any server, is not installed.
-        InfrastructureFault: the server cannot be reached, does not have the file, or loses every connection.
-        UsageError: the address is not one of HTTP, or the disk is full.
-    """
+    compared, because the server may have another file by now. Raises MissingExtra: the hub's client, which downloads
+    from any server, is not installed; InfrastructureFault: the server cannot be reached, does not have the file, or
+    loses every connection; UsageError: the address is not one of HTTP, or the disk is full."""
     with optional("data", "huggingface_hub"):
         from httpx import HTTPError
         from huggingface_hub.errors import HfHubHTTPError
@@ -124,17 +117,10 @@ def get_from_hub(
     name: str, hubs: Sequence[Hub], out: Path, otherwise: str, *, revisions: Revisions = _ANY, force: bool = False
 ) -> Revisions:
     """Download files of the hub, unchanged, into a folder, if that is not done yet; return the revisions that they are
-    of. An interrupted download is resumed.
-
-    Args:
-        hubs: the files; each repository is downloaded as it is now, unless `revisions` names it.
-        otherwise: what to do where they cannot be downloaded, for the message.
-
-    Raises:
-        MissingExtra: the hub's client is not installed.
-        InfrastructureFault: the hub cannot be reached.
-        UsageError: the hub does not hand the files out, or the folder holds something else.
-    """
+    of. An interrupted download is resumed. `hubs`: the files; each repository is downloaded as it is now, unless
+    `revisions` names it. `otherwise`: what to do where they cannot be downloaded, for the message. Raises MissingExtra:
+    the hub's client is not installed; InfrastructureFault: the hub cannot be reached; UsageError: the hub does not hand
+    the files out, or the folder holds something else."""
     with optional("data", "huggingface_hub"):
         from huggingface_hub import HfApi, snapshot_download
     stage = Stage(GET, {"benchmark": name, "hub": [[hub.repository, *hub.patterns] for hub in hubs]})

@@ -1,4 +1,9 @@
-"""Extracts the readable text of an HTML page, as a browser parses it."""
+"""Reads a folder of texts as a corpus: Markdown, plain text, HTML and PDF, one document for each file.
+
+HTML and PDF are read in a process of its own, which bounds the time and the memory that one file may take: every parser
+of these formats has inputs of a few kilobytes that keep it busy for hours or fill the memory, and no list of exceptions
+covers a library as large as pypdf. Whatever a file does to the process, only that file is lost.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,7 @@ import stat
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -45,7 +50,7 @@ BLOCKS = frozenset({
 def read_html(page: str) -> tuple[str, str]:
     """Return the title of a page ("" if it has none) and its text: one line for each block, without scripts and
     styles. The time may grow with the square of the depth of a page, which only hostile ones make large."""
-    reader = _Reader()
+    reader = _PageReader()
     node: LexborNode | None = LexborHTMLParser(page).root
     while node is not None:
         inside = node.first_child if reader.enter(node) else None
@@ -57,7 +62,7 @@ def read_html(page: str) -> tuple[str, str]:
     return " ".join("".join(reader.title).split()), "\n".join(line for line in lines if line)
 
 
-class _Reader:
+class _PageReader:
     """What was read of a page, whose nodes are entered and left in the order of its text."""
 
     def __init__(self) -> None:
@@ -97,7 +102,6 @@ MEMORY = 2 << 30
 """Bytes of memory for one file; the largest honest ones take a quarter of it."""
 TEXT_BYTES = 32 << 20
 """Largest text of a document, a hundred times a thick book. Longer ones are bombs, logs or data."""
-
 LONGEST_REASON = 200
 """Characters of an error of a parser, which may repeat the file."""
 
@@ -106,19 +110,15 @@ class Unreadable(Exception):
     """The file cannot become a document; the message says why."""
 
 
-class _Answer(msgspec.Struct):
+class _Content(msgspec.Struct):
     title: str = ""
     text: str = ""
     problem: str = ""
 
 
 class ReadApart:
-    """Reads files in another process, which starts with the first one, and again after one that ended it.
-
-    Args:
-        share: scales the processor time that a file may take.
-        memory: in bytes, for one file.
-    """
+    """Reads files in another process, which starts with the first one, and again after one that ended it. `share`:
+    scales the processor time that a file may take. `memory`: in bytes, for one file."""
 
     def __init__(self, share: float = 1.0, memory: int = MEMORY) -> None:
         self._share, self._memory = share, memory
@@ -132,20 +132,14 @@ class ReadApart:
         self._end()
 
     def read(self, kind: str, data: bytes) -> tuple[str, str]:
-        """Return the title and the text of a file.
-
-        Args:
-            kind: html or pdf.
-
-        Raises:
-            Unreadable: the file is broken, or takes too much time or memory.
-        """
+        """Return the title and the text of a file. `kind`: html or pdf. Raises Unreadable: the file is broken, or takes
+        too much time or memory."""
         seconds = self._share * min(SECONDS + SECONDS_PER_MIB * len(data) / (1 << 20), MOST_SECONDS)
         line = self._line or self._begin()
         try:
             line.send_bytes(msgspec.msgpack.encode((kind, seconds)))
             line.send_bytes(data)
-            answer = msgspec.msgpack.decode(line.recv_bytes(), type=_Answer)
+            answer = msgspec.msgpack.decode(line.recv_bytes(), type=_Content)
         except (EOFError, OSError) as error:
             self._end()
             raise Unreadable(f"reading it takes more than {seconds:.0f} s or fails within its parser") from error
@@ -189,30 +183,22 @@ def serve(descriptor: int, memory: int) -> None:
                 data = line.recv_bytes()
             except EOFError:
                 return
-            _limit_time(seconds)
+            used = resource.getrusage(resource.RUSAGE_SELF)
+            _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+            resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime + seconds) + 1, hard))
             line.send_bytes(msgspec.msgpack.encode(_answer(kind, data)))
 
 
-def _limit_time(seconds: float) -> None:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime + seconds) + 1, hard))
-
-
-def _answer(kind: str, data: bytes) -> _Answer:
+def _answer(kind: str, data: bytes) -> _Content:
     try:
-        title, text = READERS[kind](data)
+        title, text = _read_pdf(data) if kind == "pdf" else read_html(data.decode())
     except Unreadable as error:
-        return _Answer(problem=str(error))
+        return _Content(problem=str(error))
     except MemoryError:
-        return _Answer(problem="reading it takes too much memory")
+        return _Content(problem="reading it takes too much memory")
     if len(title) + len(text) > TEXT_BYTES:
-        return _Answer(problem=f"its text has more than {TEXT_BYTES:,} characters")
-    return _Answer(title, text)
-
-
-def _read_html(data: bytes) -> tuple[str, str]:
-    return read_html(data.decode())
+        return _Content(problem=f"its text has more than {TEXT_BYTES:,} characters")
+    return _Content(title, text)
 
 
 def _read_pdf(data: bytes) -> tuple[str, str]:
@@ -239,9 +225,6 @@ def _read_pdf(data: bytes) -> tuple[str, str]:
     return title.encode("utf-8", "ignore").decode(), "\n\n".join(pages).encode("utf-8", "ignore").decode()
 
 
-READERS: Mapping[str, Callable[[bytes], tuple[str, str]]] = {"html": _read_html, "pdf": _read_pdf}
-
-
 KINDS = {".md": "text", ".rst": "text", ".txt": "text", ".html": "html", ".htm": "html", ".pdf": "pdf"}
 SUFFIXES = tuple(KINDS)
 BYTES = {"text": TEXT_BYTES, "html": TEXT_BYTES, "pdf": 256 << 20}
@@ -256,19 +239,12 @@ Problem = Callable[[str, str], None]
 
 
 def read(path: Path, fault: Fault, *, follow_links: bool = False) -> Iterator[Document]:
-    """Yield the readable files below a folder, sorted by their path within it, which is also their id.
-
-    A title is the page's or the PDF's own, or the first heading of a Markdown file, else the file name without its
-    suffix. Hidden files and folders are skipped.
-
-    Args:
-        fault: gets one error for each file that is broken, not UTF-8, too large, without any text, no regular file, or
-            outside of the folder; and for each folder that cannot be listed. It is left out.
-        follow_links: read links that lead out of the folder, and links to folders.
-
-    Raises:
-        CorpusError: at once, if there is no file of a known kind.
-    """
+    """Yield the readable files below a folder, sorted by their path within it, which is also their id. A title is the
+    page's or the PDF's own, or the first heading of a Markdown file, else the file name without its suffix. Hidden
+    files and folders are skipped. `fault`: gets one error for each file that is broken, not UTF-8, too large, without
+    any text, no regular file, or outside of the folder; and for each folder that cannot be listed. It is left out.
+    `follow_links`: read links that lead out of the folder, and links to folders. Raises CorpusError: at once, if there
+    is no file of a known kind."""
 
     def problem(name: str, why: str) -> None:
         fault(CorpusError(f"{name}: {why}"))
@@ -305,7 +281,9 @@ def find_files(path: Path, problem: Problem, *, follow_links: bool = False) -> I
         inner = []
         for entry in entries:
             name, file = f"{folder}/{entry.name}" if folder else entry.name, path / folder / entry.name
-            is_folder = _is_folder(entry)
+            is_folder = False
+            with suppress(OSError):
+                is_folder = entry.is_dir()
             if entry.name.startswith(".") or not (file.suffix.lower() in KINDS or is_folder):
                 continue
             if not follow_links and entry.is_symlink() and not Path(os.path.realpath(file)).is_relative_to(root):
@@ -319,13 +297,6 @@ def find_files(path: Path, problem: Problem, *, follow_links: bool = False) -> I
             elif not is_folder:
                 problem(_shown(name), "not a regular file")
         folders += reversed(inner)
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:
-        return False
 
 
 def _documents(path: Path, files: list[str], problem: Problem) -> Iterator[Document]:
@@ -368,23 +339,16 @@ def _read(file: Path, apart: ReadApart) -> tuple[str, str]:
         raise Unreadable(f"not UTF-8 text (byte {error.start})") from error
     if kind == "html":
         return apart.read(kind, text.encode())
-    return TITLES.get(file.suffix.lower(), lambda _: "")(text), text
+    return heading_of(text, file.suffix.lower()), text
 
 
-def heading_of(text: str) -> str:
-    """Return the first heading of a Markdown text without its marks, or ""."""
-    found = HEADING.search(text)
-    return (found[1].rstrip(" \t").rstrip("#").rstrip(" \t") or found[1][0]) if found else ""
-
-
-def underlined(text: str) -> str:
-    """Return the first underlined heading of a reStructuredText, or ""."""
-    found = UNDERLINED.search(text)
-    return found[1].strip() if found else ""
-
-
-TITLES = {".md": heading_of, ".rst": underlined}
-"""Titles of texts whose format has headings, by the ending of the file."""
+def heading_of(text: str, suffix: str) -> str:
+    """Return the first heading of a Markdown text or a reStructuredText without its marks, or ""."""
+    if suffix == ".md" and (found := HEADING.search(text)):
+        return found[1].rstrip(" \t").rstrip("#").rstrip(" \t") or found[1][0]
+    if suffix == ".rst" and (found := UNDERLINED.search(text)):
+        return found[1].strip()
+    return ""
 
 
 def _content(file: Path, most: int) -> bytes:

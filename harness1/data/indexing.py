@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -30,8 +31,7 @@ CORPUS = "corpus"
 Files = Callable[[DocId], Path | None]
 """Returns the whole path of the file that a document was read from; None if it was read from no file of its own, or the
 file is gone."""
-Reading = AbstractContextManager[tuple[Iterator[Document], Progress | None]]
-Read = Callable[[Source], Reading]
+Read = Callable[[Source], AbstractContextManager[tuple[Iterator[Document], Progress | None]]]
 """Opens the documents of a source, with a callback for the progress of their embeddings, or None."""
 
 
@@ -50,15 +50,9 @@ def index_of(
     say: Callable[[str], None] = lambda _: None,
 ) -> str:
     """Return the index that a user names, or the source's own, which is built into the cache unless it is there. If
-    another process is building it, wait for that.
-
-    Args:
-        cache: the folder that holds indexes; None: `~/.cache/harness1`.
-        say: is told once when this has to wait.
-
-    Raises:
-        UsageError: the named index is scored by another unit than the configuration says.
-    """
+    another process is building it, wait for that. `cache`: the folder that holds indexes; None: `~/.cache/harness1`.
+    `say`: is told once when this has to wait. Raises UsageError: the named index is scored by another unit than the
+    configuration says."""
     if index:
         unit = open_retriever(index, config).info.unit
         if unit != config.index.unit:
@@ -66,13 +60,8 @@ def index_of(
         return index
     name = f"{source.name.replace(':', '-')}-{digest([source.fingerprint, build_hash(config.index)])[:12]}"
     folder = (cache or Path.home() / ".cache" / "harness1") / name
-    ensure_index(
-        source,
-        folder,
-        config,
-        read=read,
-        on_wait=lambda: say(f"waiting for another process that indexes {source.name}"),
-    )
+    waits = f"waiting for another process that indexes {source.name}"
+    ensure_index(source, folder, config, read=read, on_wait=lambda: say(waits))
     return str(folder)
 
 
@@ -86,24 +75,18 @@ def ensure_index(
     read: Read = read_silently,
     on_wait: Callable[[], None] | None = None,
 ) -> IndexInfo:
-    """Build the index of a source into a folder, unless the folder already holds it.
-
-    The source's own fingerprint (paths, sizes and times of its files) decides whether it is unchanged.
-
-    Args:
-        force: build it in any case.
-        whole: build it also if documents were left out of the existing one.
-        on_wait: is called before waiting for another process that builds there; None: do not wait.
-
-    Raises:
-        CorpusError: the folder holds something else, or the source cannot be read.
-        UsageError: the folder cannot be written, another process builds there, it is the index of another corpus, or
-            its embeddings would be lost.
-    """
+    """Build the index of a source into a folder, unless the folder already holds it. The source's own fingerprint
+    (paths, sizes and times of its files) decides whether it is unchanged. `force`: build it in any case. `whole`: build
+    it also if documents were left out of the existing one. `on_wait`: is called before waiting for another process that
+    builds there; None: do not wait. Raises CorpusError: the folder holds something else, or the source cannot be read;
+    UsageError: the folder cannot be written, another process builds there, it is the index of another corpus, or its
+    embeddings would be lost."""
     stage = Stage("index", {"source": source.fingerprint, "build": build_hash(config.index)})
     if not force and (done := _done(stage, out, whole)):
         return done
-    if out.exists() and any(map(_counts, out.iterdir())) and not _is_ours(out):
+    # Neither the lock nor a card that is being written makes a folder one that is not empty.
+    names = [path.name for path in out.iterdir()] if out.exists() else []
+    if any(name != LOCK and not name.startswith(f".{STAGE}.") for name in names) and not _is_ours(out):
         raise CorpusError(f"{out} is not empty and holds no index: choose another folder")
     if not force:
         _refuse_loss(source, out, config)
@@ -114,37 +97,31 @@ def ensure_index(
             _refuse_loss(source, out, config)  # another process may have built there meanwhile
         with _changing(stage, out), read(source) as (documents, progress):
             info = build_index(documents, out, config.index, progress, config.machine, alone=True)
-        return _finished(stage, out, info, len(source.problems), _place(source))
+        return _finish(stage, out, info, len(source.problems), _place(source))
 
 
 def add_to_index(source: Source, out: Path, config: Config, read: Read = read_silently) -> IndexInfo:
-    """Add the documents of a source to the index in a folder; an equal id replaces its document.
-
-    Raises:
-        CorpusError: the folder holds no index, or the source cannot be read.
-    """
+    """Add the documents of a source to the index in a folder; an equal id replaces its document. Raises CorpusError:
+    the folder holds no index, or the source cannot be read."""
     open_index(out)  # a folder without an index is refused before anything is written there
     with building(out):
         stage = Stage("index", {"base": open_index(out).info.index_hash, "added": source.fingerprint})
         left_out, corpus = left_out_of(out), corpus_of(out)
         with _changing(stage, out), read(source) as (documents, progress):
             info = add_documents(documents, out, progress, config.machine, alone=True)
-        return _finished(stage, out, info, left_out + len(source.problems), corpus)
+        return _finish(stage, out, info, left_out + len(source.problems), corpus)
 
 
 def delete_from_index(ids: Sequence[str], out: Path, config: Config) -> IndexInfo:
-    """Take documents out of the index in a folder.
-
-    Raises:
-        CorpusError: the folder holds no index, or none of the documents.
-    """
+    """Take documents out of the index in a folder. Raises CorpusError: the folder holds no index, or none of the
+    documents."""
     open_index(out)
     with building(out):
         stage = Stage("index", {"base": open_index(out).info.index_hash, "deleted": sorted(ids)})
         left_out, corpus = left_out_of(out), corpus_of(out)
         with _changing(stage, out):
             info = delete_documents(map(DocId, ids), out, machine=config.machine, alone=True)
-        return _finished(stage, out, info, left_out, corpus)
+        return _finish(stage, out, info, left_out, corpus)
 
 
 @contextmanager
@@ -152,18 +129,15 @@ def _changing(stage: Stage, out: Path) -> Iterator[None]:
     """Mark the index as under way, so that a killed command leaves no card that calls it finished. A change that fails
     leaves the index as it was, and restores the earlier card."""
     before = read_stage(out)
-    changed = False
-    with writing(out):
+    with writing(out), ExitStack() as restoring:
         stage.write(out)
-        try:
-            yield
-            changed = True
-        finally:
-            if before and not changed:
-                before.write(out)
+        if before:
+            restoring.callback(before.write, out)
+        yield
+        restoring.pop_all()
 
 
-def _finished(stage: Stage, out: Path, info: IndexInfo, left_out: int, corpus: str | None) -> IndexInfo:
+def _finish(stage: Stage, out: Path, info: IndexInfo, left_out: int, corpus: str | None) -> IndexInfo:
     outputs = {**msgspec.to_builtins(info), LEFT_OUT: left_out, **({CORPUS: corpus} if corpus else {})}
     stage.write(out, status="finished", hashes={"index": info.index_hash}, outputs=outputs)
     return info
@@ -180,9 +154,19 @@ def _done(stage: Stage, out: Path, whole: bool) -> IndexInfo | None:
 
 def left_out_of(out: Path) -> int:
     """Return how many documents were left out of the index in a folder; 0 if its card does not say."""
-    card = read_stage(out)
-    count = card.outputs.get(LEFT_OUT) if card else None
+    count = _output(out, LEFT_OUT)
     return count if isinstance(count, int) else 0
+
+
+def corpus_of(out: Path) -> str | None:
+    """Return the corpus of an index; None if its card does not say."""
+    corpus = _output(out, CORPUS)
+    return corpus if isinstance(corpus, str) else None
+
+
+def _output(out: Path, name: str) -> Any:
+    card = read_stage(out)
+    return card.outputs.get(name) if card else None
 
 
 def _place(source: Source) -> str:
@@ -192,23 +176,13 @@ def _place(source: Source) -> str:
 def _refuse_loss(source: Source, out: Path, config: Config) -> None:
     if (other := corpus_of(out)) not in (None, _place(source)):
         raise UsageError(f"{out} is the index of {other}: --force replaces it, --add adds to it")
-    if not config.index.dense.model and _has_embeddings(out):
+    has_embeddings = False
+    with suppress(CorpusError, SchemaError):  # it is damaged, or there is none
+        has_embeddings = bool(open_index(out).vectors)
+    if has_embeddings and not config.index.dense.model:
         raise UsageError(
             f"{out} has embeddings: --set index.dense.model=NAME builds it with some, --force without, and loses them"
         )
-
-
-def _has_embeddings(out: Path) -> bool:
-    with suppress(CorpusError, SchemaError):
-        return bool(open_index(out).vectors)
-    return False
-
-
-def corpus_of(out: Path) -> str | None:
-    """Return the corpus of an index; None if its card does not say."""
-    card = read_stage(out)
-    corpus = card.outputs.get(CORPUS) if card else None
-    return corpus if isinstance(corpus, str) else None
 
 
 def files_of(index: str) -> Files:
@@ -225,11 +199,6 @@ def files_of(index: str) -> Files:
         return None
 
     return find
-
-
-def _counts(path: Path) -> bool:
-    """Return whether a file makes a folder one that is not empty: not the lock, nor a card that is being written."""
-    return path.name != LOCK and not path.name.startswith(f".{STAGE}.")
 
 
 def _is_ours(folder: Path) -> bool:

@@ -33,17 +33,10 @@ INFLATION, LEAST_INFLATED = 200, 64 << 20
 
 
 def read(path: Path, fault: Fault = refuse) -> Iterator[Document]:
-    """Yield the documents of a file, in its order.
-
-    Each line is an object with an id (`_id`, `id` or `doc_id`), a text (`text`, `contents` or `content`) and perhaps a
-    `title`; the text may be empty where there is a title. Other keys are ignored.
-
-    Args:
-        fault: handles a line that is not such an object or repeats an id (its `file:line` is named).
-
-    Raises:
-        CorpusError: there is such a line, unless `fault` lets it pass, or the file cannot be read.
-    """
+    """Yield the documents of a file, in its order. Each line is an object with an id (`_id`, `id` or `doc_id`), a text
+    (`text`, `contents` or `content`) and perhaps a `title`; the text may be empty where there is a title. Other keys
+    are ignored. `fault`: handles a line that is not such an object or repeats an id (its `file:line` is named). Raises
+    CorpusError: there is such a line, unless `fault` lets it pass, or the file cannot be read."""
     return distinct_documents(rows(path, fault), _document, fault)
 
 
@@ -56,11 +49,8 @@ def distinct_documents(
 
 
 def rows(path: Path, fault: Fault = refuse) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the JSON objects of a file, each with its place as `file:line`; blank lines are skipped.
-
-    Raises:
-        CorpusError: a line is not a JSON object, unless `fault` lets it pass, or the file cannot be read.
-    """
+    """Yield the JSON objects of a file, each with its place as `file:line`; blank lines are skipped. Raises
+    CorpusError: a line is not a JSON object, unless `fault` lets it pass, or the file cannot be read."""
     return decoded(path, dict[str, Any], "a JSON object", fault)
 
 
@@ -80,21 +70,15 @@ def decoded(path: Path, type_: type[Made], what: str, fault: Fault) -> Iterator[
 
 def numbered_lines(path: Path, fault: Fault = refuse) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a plain or gzipped file, numbered from 1, without the byte order mark that some editors write.
-
-    Raises:
-        CorpusError: the file cannot be opened or unpacked, or inflates to more than `INFLATION` times its size; or a
-            line is longer than `LINE_BYTES`, unless `fault` lets it pass.
-    """
+    Raises CorpusError: the file cannot be opened or unpacked, or inflates to more than `INFLATION` times its size; or a
+    line is longer than `LINE_BYTES`, unless `fault` lets it pass."""
     for number, line in _whole_lines(path, _pieces(path), fault):
         yield number, line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
 
 
 def content(path: Path) -> bytes:
-    """Return a plain or gzipped file whole, without the byte order mark.
-
-    Raises:
-        CorpusError: as for `numbered_lines`; or it is larger than `WHOLE_BYTES`.
-    """
+    """Return a plain or gzipped file whole, without the byte order mark. Raises CorpusError: as for `numbered_lines`;
+    or it is larger than `WHOLE_BYTES`."""
     found = bytearray()
     for piece in _pieces(path):
         found += piece
@@ -136,11 +120,7 @@ def find_file(folder: Path, name: str) -> Path | None:
 
 
 def identifier(where: str, row: dict[str, Any], keys: tuple[str, ...] = ID_KEYS) -> str:
-    """Return the id of a row: text, or a whole number.
-
-    Raises:
-        CorpusError: the row has no id.
-    """
+    """Return the id of a row: text, or a whole number. Raises CorpusError: the row has no id."""
     value = next((row[key] for key in keys if key in row), None)
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)

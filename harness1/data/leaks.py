@@ -31,15 +31,10 @@ def normalised(query: str) -> str:
 
 
 class KnownQueries:
-    """Named queries to compare others with.
-
-    Every query is compared with all known ones: with some ten thousand of them this takes a third of a millisecond,
-    and it misses nothing, unlike locality-sensitive hashing close to the threshold.
-
-    Args:
-        near: two queries whose word sets have at least this Jaccard similarity, as MinHash estimates it, are the same.
-        queries: pairs of a name and a query.
-    """
+    """Named queries to compare others with. Every query is compared with all known ones: with some ten thousand of them
+    this takes a third of a millisecond, and it misses nothing, unlike locality-sensitive hashing close to the
+    threshold. `near`: two queries whose word sets have at least this Jaccard similarity, as MinHash estimates it, are
+    the same. `queries`: pairs of a name and a query."""
 
     def __init__(self, near: float, queries: Iterable[tuple[str, str]] = ()) -> None:
         self._near = near
@@ -110,17 +105,10 @@ class EvaluationSet:
 def evaluation_sets(
     sources: Iterable[Source], against: Sequence[str], taught: Collection[tuple[str, str]] = ()
 ) -> list[EvaluationSet]:
-    """Return the sets of tasks that must not be learned, each once.
-
-    Args:
-        sources: datasets whose splits `dev` and `test` are taken.
-        taught: splits, as (name of the dataset, split), that are learned on purpose. They are left out of `sources`,
-            except for `test`.
-        against: further sets: `DATASET:SPLIT`, or a dataset, whose `dev` and `test` are taken, or else all its splits.
-
-    Raises:
-        UsageError: a set does not exist.
-    """
+    """Return the sets of tasks that must not be learned, each once. `sources`: datasets whose splits `dev` and `test`
+    are taken. `taught`: splits, as (name of the dataset, split), that are learned on purpose. They are left out of
+    `sources`, except for `test`. `against`: further sets: `DATASET:SPLIT`, or a dataset, whose `dev` and `test` are
+    taken, or else all its splits. Raises UsageError: a set does not exist."""
     wanted = [
         (source, split)
         for source in sources
@@ -151,15 +139,9 @@ class Leak(NamedTuple):
 
 
 class Leaks:
-    """Evaluation tasks, with which others are compared.
-
-    Gold sets of one document are compared within a dataset, because two datasets may use one id for different
-    documents. Larger ones are compared with all: where they agree, the documents are the same, as with tasks made
-    from a corpus.
-
-    Args:
-        near: as in `KnownQueries`.
-    """
+    """Evaluation tasks, with which others are compared. Gold sets of one document are compared within a dataset,
+    because two datasets may use one id for different documents. Larger ones are compared with all: where they agree,
+    the documents are the same, as with tasks made from a corpus. `near`: as in `KnownQueries`."""
 
     def __init__(self, near: float, sets: Sequence[EvaluationSet] = ()) -> None:
         self.compared = {each.name: len(each.tasks) for each in sets}
@@ -259,13 +241,8 @@ class Selection(Record, kw_only=True):
 
 @dataclass(frozen=True)
 class TaskFilter:
-    """Leaves out what must not be learned.
-
-    Args:
-        sets: the evaluation sets that must not be given away.
-        share: one of the two shares of a split, or "" for the whole.
-        excluded: tasks, as (dataset, id), that earlier runs were made of.
-    """
+    """Leaves out what must not be learned. `sets`: the evaluation sets that must not be given away. `share`: one of the
+    two shares of a split, or "" for the whole. `excluded`: tasks, as (dataset, id), that earlier runs were made of."""
 
     data: Data
     sets: Sequence[EvaluationSet] = ()
@@ -319,15 +296,9 @@ def open_filter(
     against: Sequence[str] = (),
     excluded: Collection[tuple[str, str]] = frozenset(),
 ) -> TaskFilter:
-    """Return the filter for learning from some datasets.
-
-    Args:
-        taught: the splits to learn from, as (name of the dataset, split).
-        against: evaluation sets beside `dev` and `test` of the datasets, as `evaluation_sets` reads them.
-
-    Raises:
-        UsageError: a set does not exist, or nothing is compared because `data.leaks` is "keep".
-    """
+    """Return the filter for learning from some datasets. `taught`: the splits to learn from, as (name of the dataset,
+    split). `against`: evaluation sets beside `dev` and `test` of the datasets, as `evaluation_sets` reads them. Raises
+    UsageError: a set does not exist, or nothing is compared because `data.leaks` is "keep"."""
     if data.leaks == "keep":
         if against:
             raise UsageError("--against compares with evaluation sets, which data.leaks=keep turns off")

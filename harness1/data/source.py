@@ -1,4 +1,4 @@
-"""Sources: a corpus in any layout, and the tasks over it if it has any."""
+"""Sources: a corpus in any layout, and the tasks over it if it has any; and the faults that a line of one may have."""
 
 from __future__ import annotations
 
@@ -43,38 +43,26 @@ class Source:
     """Names the source in error messages; "": by its name."""
 
     def tasks(self, split: str) -> list[Task]:
-        """Return the tasks of one split.
-
-        Raises:
-            UsageError: there is no such split.
-        """
+        """Return the tasks of one split. Raises UsageError: there is no such split."""
+        where = self.label or self.name
+        if not self.splits:
+            raise UsageError(f"{where} has documents, but no questions whose evidence is known")
         if split not in self.splits:
-            where = self.label or self.name
-            if not self.splits:
-                raise UsageError(f"{where} has documents, but no questions whose evidence is known")
             raise UsageError(f"{where} has no split {split!r}; it has: {', '.join(self.splits)}")
         return self.read_tasks(split)
 
     def training_split(self) -> str:
         """Return the split that training takes its tasks from unless told another: `train`, `dev` or the only one.
-
-        Raises:
-            UsageError: there are no tasks, or several splits but none to train or tune on.
-        """
-        for name in ("train", "dev"):
-            if name in self.splits:
-                return name
-        if len(self.splits) != 1:
+        Raises UsageError: there are no tasks, or several splits but none to train or tune on."""
+        found = [name for name in ("train", "dev") if name in self.splits] or self.splits
+        if found is self.splits and len(found) != 1:
             raise UsageError(f"{self.name} has the splits {', '.join(self.splits) or 'none'}: choose one by --split")
-        return self.splits[0]
+        return found[0]
 
     @property
     def fingerprint(self) -> str:
-        """Return a value that changes when the corpus may have changed: names, sizes and times of its files, which are
-        not read.
-
-        For a generated corpus it is made from the name and edition.
-        """
+        """Return a value that changes when the corpus may have changed: it is made of names, sizes and times of files,
+        which are not read, or of name and edition of a generated corpus."""
         if self.root is None:
             return digest([self.name, self.edition])
         files = sorted(_below(self.root)) if self.root.is_dir() else [self.root]

@@ -36,11 +36,7 @@ def find_files(root: Path, *patterns: str) -> tuple[Path, ...]:
 
 
 def require_files(root: Path, what: str, *patterns: str) -> tuple[Path, ...]:
-    """Return `find_files`, or raise an error that says what is missing.
-
-    Raises:
-        CorpusError: no pattern matches.
-    """
+    """Return `find_files`, or raise an error that says what is missing. Raises CorpusError: no pattern matches."""
     found = find_files(root, *patterns)
     if not found:
         raise CorpusError(f"{root} has no {what}: expected {' or '.join(patterns)}")
@@ -48,15 +44,9 @@ def require_files(root: Path, what: str, *patterns: str) -> tuple[Path, ...]:
 
 
 def rows(paths: Sequence[Path], fault: Fault = refuse, columns: Sequence[str] = ()) -> Rows:
-    """Yield the rows of some files, whose suffix tells the format.
-
-    Args:
-        columns: the needed ones, if the format can leave others unread; all if empty.
-
-    Raises:
-        CorpusError: a row is malformed, unless `fault` lets it pass; or a file is broken or of no known kind.
-        MissingExtra: pyarrow is needed and not installed.
-    """
+    """Yield the rows of some files, whose suffix tells the format. `columns`: the needed ones, if the format can leave
+    others unread; all if empty. Raises CorpusError: a row is malformed, unless `fault` lets it pass; or a file is
+    broken or of no known kind; MissingExtra: pyarrow is needed and not installed."""
     return chain.from_iterable(_rows(path, fault, columns) for path in paths)
 
 
@@ -110,11 +100,7 @@ def _json_rows(path: Path, fault: Fault) -> Rows:
 
 def tsv_rows(path: Path, fault: Fault = refuse, names: Sequence[str] | None = None) -> Rows:
     """Yield the rows of a tab-separated file. A field in quotes may hold tabs and line breaks, as `csv` writes them; a
-    quote that ends elsewhere is part of the text.
-
-    Args:
-        names: of the columns; None if the first row names them.
-    """
+    quote that ends elsewhere is part of the text. `names`: of the columns; None if the first row names them."""
     texts = _texts(path, fault)
     for number, text in texts:
         where, fields = f"{path}:{number}", _fields([text], texts)
@@ -129,11 +115,8 @@ def tsv_rows(path: Path, fault: Fault = refuse, names: Sequence[str] | None = No
 
 
 def text_of(where: str, row: Row, *keys: str) -> str:
-    """Return the text of a row under the first of some keys that it has.
-
-    Raises:
-        CorpusError: it is missing, blank or not a text.
-    """
+    """Return the text of a row under the first of some keys that it has. Raises CorpusError: it is missing, blank or
+    not a text."""
     value = next((row[key] for key in keys if row.get(key) is not None), None)
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = str(value)
@@ -144,10 +127,7 @@ def text_of(where: str, row: Row, *keys: str) -> str:
 
 def list_of(where: str, row: Row, *keys: str) -> list[Any]:
     """Return the list of a row under the first of some keys that it has, as a list or written out as JSON or Python.
-
-    Raises:
-        CorpusError: there is no list.
-    """
+    Raises CorpusError: there is no list."""
     value = next((row[key] for key in keys if row.get(key) is not None), None)
     if isinstance(value, str):
         value = _written_out(value)

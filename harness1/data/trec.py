@@ -26,11 +26,8 @@ Run = list[tuple[str, list[tuple[UnitId, float]]]]
 
 
 def write_run(path: Path, run: Iterable[tuple[str, Sequence[tuple[UnitId, float]]]], tag: str) -> None:
-    """Write rankings, best first; scores are written in full, so that reading gives equal values.
-
-    Raises:
-        UsageError: an id or the tag is empty or holds white space, or the file cannot be written.
-    """
+    """Write rankings, best first; scores are written in full, so that reading gives equal values. Raises UsageError: an
+    id or the tag is empty or holds white space, or the file cannot be written."""
     lines = (
         f"{_column(task_id)} Q0 {_column(unit_id)} {rank} {float(score)!r} {_column(tag)}\n"
         for task_id, units in run
@@ -44,11 +41,8 @@ def write_run(path: Path, run: Iterable[tuple[str, Sequence[tuple[UnitId, float]
 
 
 def read_run(path: Path) -> Run:
-    """Return the rankings of a run file, each sorted by its rank column, tasks in the order of the file.
-
-    Raises:
-        CorpusError: the file cannot be read, or a line does not have the six columns (`file:line` is named).
-    """
+    """Return the rankings of a run file, each sorted by its rank column, tasks in the order of the file. Raises
+    CorpusError: the file cannot be read, or a line does not have the six columns (`file:line` is named)."""
     rows: dict[str, list[tuple[int, UnitId, float]]] = {}
     for where, columns in _columns(path, 6):
         task_id, _, unit_id, rank, score, _ = columns
@@ -64,15 +58,9 @@ def read_run(path: Path) -> Run:
 
 def read_qrels(path: Path, known: Container[str], what: str, fault: Fault = refuse) -> dict[str, dict[DocId, int]]:
     """Return the documents with a grade above 0 of every task that has any. A document that is judged twice must have
-    the same grade.
-
-    Args:
-        known: the tasks that may be judged, which `what` names in errors.
-
-    Raises:
-        CorpusError: a line is malformed, contradicts an earlier one, or judges an unknown task, unless `fault` lets it
-            pass; or the file cannot be read.
-    """
+    the same grade. `known`: the tasks that may be judged, which `what` names in errors. Raises CorpusError: a line is
+    malformed, contradicts an earlier one, or judges an unknown task, unless `fault` lets it pass; or the file cannot be
+    read."""
     grades: dict[tuple[str, str], int] = {}
     relevant: dict[str, dict[DocId, int]] = {}
     for where, (task_id, _, doc_id, text) in _columns(path, 4, fault):
@@ -91,11 +79,8 @@ def read_qrels(path: Path, known: Container[str], what: str, fault: Fault = refu
 
 
 def write_qrels(path: Path, relevant: Mapping[str, Mapping[DocId, int]]) -> None:
-    """Write graded documents of tasks, in the order given.
-
-    Raises:
-        UsageError: an id holds white space or is empty, or the file cannot be written.
-    """
+    """Write graded documents of tasks, in the order given. Raises UsageError: an id holds white space or is empty, or
+    the file cannot be written."""
     graded = ((task_id, doc_id, grade) for task_id, found in relevant.items() for doc_id, grade in found.items())
     _write(path, (f"{_column(task_id)} 0 {_column(doc_id)} {grade}" for task_id, doc_id, grade in graded))
 
@@ -140,20 +125,13 @@ TITLES = ("title", "headline", "head", "ti")
 
 
 def read_documents(path: Path, fault: Fault = refuse) -> Iterator[Document]:
-    """Yield the documents of a file.
-
-    Raises:
-        CorpusError: a document has no number, no text, or a number that occurred before, unless `fault` lets it pass.
-    """
+    """Yield the documents of a file. Raises CorpusError: a document has no number, no text, or a number that occurred
+    before, unless `fault` lets it pass."""
     return distinct_documents(_blocks(path, "DOC", fault), _document, fault)
 
 
 def read_topics(path: Path, fault: Fault = refuse) -> Iterator[Topic]:
-    """Yield the topics of a file.
-
-    Raises:
-        CorpusError: a topic has no number or title, unless `fault` lets it pass.
-    """
+    """Yield the topics of a file. Raises CorpusError: a topic has no number or title, unless `fault` lets it pass."""
     for where, block in _blocks(path, "top", fault):
         fields = {name.lower(): " ".join(value.split()) for name, value in _TOPIC_FIELD.findall(block)}
         if fields.get("num") and fields.get("title"):
@@ -250,11 +228,8 @@ def splits(folder: Path) -> tuple[str, ...]:
 
 
 def read_corpus(folder: Path, fault: Fault = refuse) -> Iterator[Document]:
-    """Yield the documents of all files.
-
-    Raises:
-        CorpusError: a document is broken or repeats an id, unless `fault` lets it pass.
-    """
+    """Yield the documents of all files. Raises CorpusError: a document is broken or repeats an id, unless `fault` lets
+    it pass."""
     seen: set[str] = set()
     files = _documents(folder)
     for path in files:
@@ -269,11 +244,8 @@ def read_corpus(folder: Path, fault: Fault = refuse) -> Iterator[Document]:
 
 
 def read_tasks(folder: Path, split: str, fault: Fault = refuse) -> list[Task]:
-    """Return the topics that have a relevant document, in the order of their file.
-
-    Raises:
-        CorpusError: topics or relevance file are broken, or a judged query is not a topic, unless `fault` lets it pass.
-    """
+    """Return the topics that have a relevant document, in the order of their file. Raises CorpusError: topics or
+    relevance file are broken, or a judged query is not a topic, unless `fault` lets it pass."""
     topics = distinct(_questions(folder, fault), itemgetter(0), fault)
     questions = {number: text for _, (number, text) in topics}
     relevant = read_qrels(_qrels(folder)[split], questions, "topics", fault)

@@ -1,6 +1,8 @@
-"""Writes documents about entities: each fact in one of several phrasings (`prose.toml`), among true but useless detail.
+"""A synthetic world as a corpus with gold: of any size, with the same bytes for the same arguments on every machine.
 
-Questions use other words for the same relations (`questions.toml`).
+Documents state each fact in one of several phrasings (`world_prose.toml`), among true but useless detail. Questions use
+other words for the same relations (`world_questions.toml`); they are walks over the fact table on which every step has
+exactly one outcome.
 """
 
 from __future__ import annotations
@@ -49,19 +51,25 @@ UNSTATED = {"pronoun", "period"}
 def compose(entity: Entity, entities: Sequence[Entity], towns: range) -> str:
     """Write the document of an entity: an opening, its facts in any order, and two to four sentences of detail."""
     rng = random.Random(entity.style)
-    sentences = [_state(rng, entity, relation, entities) for relation in entity.facts if relation not in UNSTATED]
+    sentences = []
+    for relation, target in entity.facts.items():
+        if relation not in UNSTATED:
+            shown = entities[target].name if isinstance(target, int) else target
+            sentences.append(_fill(pick(rng, STATEMENTS[relation]), entity, _subject(rng, entity), shown, {}))
     pool = list(DETAILS[entity.kind])
     for _ in range(2 + below(rng, 3)):
         detail = pool.pop(below(rng, len(pool)))
-        sentences.append(_fill(detail, entity, _subject(rng, entity), "", _asides(rng, entities, towns)))
+        subject = _subject(rng, entity)
+        asides = {
+            "year": str(1890 + below(rng, 130)),
+            "amount": f"{below(rng, 900) / 10 + 3:.1f} million crowns",
+            "count": f"{110 + below(rng, 9000):,}",
+            "small": str(2 + below(rng, 17)),
+            "town": entities[pick(rng, towns)].name,
+        }
+        sentences.append(_fill(detail, entity, subject, "", asides))
     opening = _fill(pick(rng, OPENINGS[entity.kind]), entity, entity.name, "", {})
-    return " ".join([opening, *_shuffled(rng, sentences)])
-
-
-def _state(rng: random.Random, entity: Entity, relation: str, entities: Sequence[Entity]) -> str:
-    target = entity.facts[relation]
-    shown = entities[target].name if isinstance(target, int) else target
-    return _fill(pick(rng, STATEMENTS[relation]), entity, _subject(rng, entity), shown, {})
+    return " ".join([opening, *(sentence for _, sentence in sorted((rng.random(), each) for each in sentences))])
 
 
 def _subject(rng: random.Random, entity: Entity) -> str:
@@ -75,20 +83,6 @@ def _fill(template: str, entity: Entity, subject: str, shown: str, asides: dict[
     text = template.format(s=subject, n=entity.name, o=shown, t=entity.title, them="her" if female else "him",
                            child="daughter" if female else "son", **asides)  # fmt: skip
     return text[0].upper() + text[1:]
-
-
-def _asides(rng: random.Random, entities: Sequence[Entity], towns: range) -> dict[str, str]:
-    return {
-        "year": str(1890 + below(rng, 130)),
-        "amount": f"{below(rng, 900) / 10 + 3:.1f} million crowns",
-        "count": f"{110 + below(rng, 9000):,}",
-        "small": str(2 + below(rng, 17)),
-        "town": entities[pick(rng, towns)].name,
-    }
-
-
-def _shuffled(rng: random.Random, items: list[str]) -> list[str]:
-    return [item for _, item in sorted((rng.random(), item) for item in items)]
 
 
 def republish(text: str, rng: random.Random) -> str:
@@ -345,11 +339,8 @@ class SyntheticWorld:
 
 
 def build_world(size: int, seed: int = 0, about: str = "") -> SyntheticWorld:
-    """Build a world of exactly `size` documents, about 4 % of them near duplicates.
-
-    Raises:
-        UsageError: `size` is below 20.
-    """
+    """Build a world of exactly `size` documents, about 4 % of them near duplicates. Raises UsageError: `size` is below
+    20."""
     if size < SMALLEST:
         raise UsageError(f"a synthetic world has at least {SMALLEST} documents, not {size}")
     copies = max(1, round(size * COPY_SHARE))
@@ -372,18 +363,11 @@ def _choose_copied(entities: list[Entity], towns: range, copies: int, rng: rando
 
 
 def world_source(size: int, seed: int = 0, about: str = "") -> Source:
-    """Open a synthetic world as a source of `size` documents and of the splits train, dev and test.
-
-    Dev and test have up to min(1000, size // 4) tasks each and train up to min(8000, size); where a small world has
-    fewer questions, dev and test get a sixth of them each.
-
-    Args:
-        about: `people` for questions that two documents answer together, the second of which they do not name: one of a
-            person whom the first one names ("In which year was the founder of Velmark Glass born?").
-
-    Raises:
-        UsageError: `size` is below 20.
-    """
+    """Open a synthetic world as a source of `size` documents and of the splits train, dev and test. Dev and test have
+    up to min(1000, size // 4) tasks each and train up to min(8000, size); where a small world has fewer questions, dev
+    and test get a sixth of them each. `about`: `people` for questions that two documents answer together, the second of
+    which they do not name: one of a person whom the first one names ("In which year was the founder of Velmark Glass
+    born?"). Raises UsageError: `size` is below 20."""
     world = build_world(size, seed, about)
     name, label = "-".join(map(str, filter(None, (f"world-{size}-{seed}", about)))), "a synthetic world"
     return Source(

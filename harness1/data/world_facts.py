@@ -1,4 +1,4 @@
-"""Invents proper names from syllables: plentiful, and distinct even without case and accents."""
+"""The fact table of a synthetic world: entities of nine kinds with invented names, linked by relations."""
 
 from __future__ import annotations
 
@@ -47,38 +47,27 @@ def fold(name: str) -> str:
     return "".join(letter for letter in plain if not unicodedata.combining(letter)).casefold()
 
 
-def stem(rng: random.Random) -> str:
+def _stem(rng: random.Random) -> str:
     """Invent a word of two or three syllables, such as "Velmark"."""
     inner = pick(rng, LINKS) + pick(rng, VOWELS) if rng.random() < 0.5 else ""
     return pick(rng, ONSETS) + pick(rng, VOWELS) + pick(rng, SOFT_CODAS) + inner + pick(rng, LINKS) + pick(rng, ENDINGS)
 
 
-def first_name(rng: random.Random, female: bool) -> str:
-    """Invent a given name."""
-    return pick(rng, ONSETS) + pick(rng, VOWELS) + pick(rng, CODAS) + pick(rng, FEMALE if female else MALE)
-
-
-def person(rng: random.Random, first: str, surnames: Sequence[str]) -> str:
-    """Invent a full name: sometimes with an initial, a particle, or a double surname."""
+def _person(rng: random.Random, first: str, surnames: Sequence[str]) -> str:
     form, surname = rng.random(), pick(rng, surnames)
     if form < 0.08:
         return f"{first} {surname}-{pick(rng, surnames)}"
     if form < 0.16:
         return f"{first} {pick(rng, PARTICLES)} {surname}"
-    if form < 0.26:
-        return f"{first} {pick(rng, LETTERS)}. {surname}"
-    return f"{first} {surname}"
+    return f"{first} {pick(rng, LETTERS)}. {surname}" if form < 0.26 else f"{first} {surname}"
 
 
-def company(rng: random.Random) -> str:
-    """Invent a company name: a word, now and then an acronym, and a trade."""
-    root = "".join(pick(rng, LETTERS) for _ in range(4)) if rng.random() < 0.1 else stem(rng)
-    return f"{root} {pick(rng, TRADES)}"
-
-
-def resembling(rng: random.Random, name: str) -> str:
-    """Invent a company name one word or one letter away from another."""
-    root, _, trade = name.partition(" ")
+def _company(rng: random.Random, like: str | None) -> str:
+    """Invent a company name: a word, now and then an acronym, and a trade; or a word or letter away from `like`."""
+    if like is None:
+        root = "".join(pick(rng, LETTERS) for _ in range(4)) if rng.random() < 0.1 else _stem(rng)
+        return f"{root} {pick(rng, TRADES)}"
+    root, _, trade = like.partition(" ")
     if rng.random() < 0.5:
         return f"{root} {pick(rng, TRADES)}"
     at = 1 + below(rng, len(root) - 1)
@@ -86,33 +75,16 @@ def resembling(rng: random.Random, name: str) -> str:
     return f"{root[:at]}{letter if root.isupper() else letter.lower()}{root[at + 1 :]} {trade}"
 
 
-def institute(rng: random.Random) -> str:
-    """Invent the name of an institute, academy or university."""
-    root, field = stem(rng), pick(rng, FIELDS)
+def _institute(rng: random.Random) -> str:
+    root, field = _stem(rng), pick(rng, FIELDS)
     return pick(rng, (f"{root} Institute of {field}", f"{root} Academy of {field}", f"University of {root}"))
 
 
-def work_title(rng: random.Random) -> str:
-    """Invent the title of a book or film, of two to five words."""
-    adjective, noun, root = pick(rng, ADJECTIVES), pick(rng, NOUNS), stem(rng)
+def _work_title(rng: random.Random) -> str:
+    adjective, noun, root = pick(rng, ADJECTIVES), pick(rng, NOUNS), _stem(rng)
     forms = (f"The {adjective} {noun} of {root}", f"A {noun} for {root}", f"{root} or a {adjective} {noun}",
              f"{adjective} {noun}", f"The {noun} at {root}")  # fmt: skip
     return pick(rng, forms)
-
-
-class Register:
-    """The names given so far; refuses names that differ from another only in case and accents."""
-
-    def __init__(self) -> None:
-        self._taken: set[str] = set()
-
-    def claim(self, name: str) -> bool:
-        """Take a name, and return whether it was free."""
-        key = fold(name)
-        if key in self._taken:
-            return False
-        self._taken.add(key)
-        return True
 
 
 Kind = Literal["person", "company", "filing", "patent", "town", "river", "institute", "film", "book"]
@@ -177,75 +149,85 @@ SEXES = ("she", "he")
 
 
 def cast_entities(ranges: dict[Kind, range], seed: int) -> list[Entity]:
-    """Return the entities of a world in the order of their indices, with distinct names and without relations, except
-    for the company of a filing."""
+    """Return the entities of a world in the order of their indices, without relations but for the company of a filing.
+    Names differ by more than case and accents."""
     return _Casting(ranges, seed).entities
 
 
 class _Casting:
     def __init__(self, ranges: dict[Kind, range], seed: int) -> None:
-        self.seed, self.ranges, self.register = seed, ranges, Register()
+        self.seed, self.ranges, self.taken = seed, ranges, set[str]()
         rng = random.Random(f"world/{seed}/lists")
-        self.surnames = [stem(rng) for _ in range(max(4, len(ranges["person"]) // 4))]
-        self.regions = [stem(rng) for _ in range(max(2, len(ranges["town"]) // 12))]
+        self.surnames = [_stem(rng) for _ in range(max(4, len(ranges["person"]) // 4))]
+        self.regions = [_stem(rng) for _ in range(max(2, len(ranges["town"]) // 12))]
         firsts = max(6, min(500, len(ranges["person"]) // 8))
-        self.firsts = {sex: [first_name(rng, sex == "she") for _ in range(firsts)] for sex in SEXES}
+        endings = {"she": FEMALE, "he": MALE}
+        self.firsts = {sex: [self.first_name(rng, endings[sex]) for _ in range(firsts)] for sex in SEXES}
         self.entities: list[Entity] = []
         for kind, indices in ranges.items():
             rng = random.Random(f"world/{seed}/{kind}")
             for index in indices:
-                self.entities.append(self.entity(rng, kind, index))
+                previous = self.entities[-1] if self.entities and self.entities[-1].kind == kind else None
+                self.entities.append(self.entity(rng, kind, index, previous))
 
-    def style(self, index: int) -> str:
-        return f"world/{self.seed}/prose/{index}"
+    def first_name(self, rng: random.Random, endings: Sequence[str]) -> str:
+        return pick(rng, ONSETS) + pick(rng, VOWELS) + pick(rng, CODAS) + pick(rng, endings)
 
-    def entity(self, rng: random.Random, kind: Kind, index: int) -> Entity:
-        previous = self.entities[-1] if self.entities and self.entities[-1].kind == kind else None
+    def claim(self, name: str) -> bool:
+        """Take a name, and return whether it was free."""
+        key, before = fold(name), len(self.taken)
+        self.taken.add(key)
+        return len(self.taken) > before
+
+    def entity(self, rng: random.Random, kind: Kind, index: int, previous: Entity | None) -> Entity:
+        style = f"world/{self.seed}/prose/{index}"
         if kind == "filing":
-            return self.filing(rng, index, previous)
+            return self.filing(rng, index, style, previous)
         if kind == "patent":
-            return self.patent(rng, index, previous)
+            return self.patent(rng, index, style, previous)
         facts: dict[str, int | str] = {"pronoun": pick(rng, SEXES)} if kind == "person" else {}
         while True:
             name = self.name(rng, kind, previous, facts)
-            if self.register.claim(name):
-                return Entity(index, kind, name, name, self.style(index), facts)
+            if self.claim(name):
+                return Entity(index, kind, name, name, style, facts)
 
     def name(self, rng: random.Random, kind: Kind, previous: Entity | None, facts: dict[str, int | str]) -> str:
-        alike = previous is not None and rng.random() < 0.15
+        model = previous.name if previous is not None and rng.random() < 0.15 else None
         if kind == "person":
-            return person(rng, pick(rng, self.firsts[str(facts["pronoun"])]), self.surnames)
+            return _person(rng, pick(rng, self.firsts[str(facts["pronoun"])]), self.surnames)
         if kind == "company":
-            return resembling(rng, previous.name) if alike and previous else company(rng)
+            return _company(rng, model)
         if kind == "town":
-            place = previous.name.partition(",")[0] if alike and previous else stem(rng)
-            return f"{place}, {pick(rng, self.regions)}"
+            return f"{model.partition(',')[0] if model else _stem(rng)}, {pick(rng, self.regions)}"
         if kind == "river":
-            return f"River {stem(rng)}"
-        return institute(rng) if kind == "institute" else work_title(rng)
+            return f"River {_stem(rng)}"
+        return _institute(rng) if kind == "institute" else _work_title(rng)
 
-    def filing(self, rng: random.Random, index: int, previous: Entity | None) -> Entity:
+    def filing(self, rng: random.Random, index: int, style: str, previous: Entity | None) -> Entity:
+        """Return a report. Two of three follow the one before: the same company and wording, another period."""
         company, model = pick(rng, self.ranges["company"]), None
         if previous and rng.random() < 0.66:
             company, model = int(previous.facts["filed_by"]), previous
         while True:
             period = f"{1996 + below(rng, 28)} {pick(rng, PERIODS)}"
             name = f"{period} report of {self.entities[company].name}"
-            if self.register.claim(name):
+            if self.claim(name):
                 break
             company, model = pick(rng, self.ranges["company"]), None
         facts: dict[str, int | str] = {"filed_by": company, "period": period}
-        if model is None:
-            return Entity(index, "filing", name, name, self.style(index), facts)
-        return Entity(index, "filing", name, name, model.style, facts, model.index)
+        return Entity(
+            index, "filing", name, name, model.style if model else style, facts, model.index if model else None
+        )
 
-    def patent(self, rng: random.Random, index: int, previous: Entity | None) -> Entity:
+    def patent(self, rng: random.Random, index: int, style: str, previous: Entity | None) -> Entity:
+        """Return a patent. Two of five continue the one before: the same title and wording, another number, and another
+        year or an objection where there was none."""
         number = f"patent KX{4_000_000 + index * 7 + below(rng, 7)}"
-        self.register.claim(number)
+        self.claim(number)
         if previous and previous.model is None and rng.random() < 0.4:
             return Entity(index, "patent", number, previous.title, previous.style, {}, previous.index)
-        title = f"{stem(rng)} {pick(rng, INVENTIONS)} for {pick(rng, USES)}"
-        return Entity(index, "patent", number, title, self.style(index), {})
+        title = f"{_stem(rng)} {pick(rng, INVENTIONS)} for {pick(rng, USES)}"
+        return Entity(index, "patent", number, title, style, {})
 
 
 AMOUNTS = 400
@@ -329,7 +311,7 @@ def _places(world: _Table, rng: random.Random, towns: range) -> None:
     world.link(rng, "mayor", towns, world.ranges["person"], 0.7)
     world.value("population", towns, lambda: f"{1000 + below(rng, 80_000):,}")
     world.value("length", rivers, lambda: f"{30 + below(rng, 700)} kilometres")
-    world.value("source", rivers, lambda: f"the {stem(rng)} Hills")
+    world.value("source", rivers, lambda: f"the {_stem(rng)} Hills")
     for position, river in enumerate(rivers):
         if position and rng.random() < 0.8:
             world.entities[river].facts["flows_into"] = rivers[below(rng, position)]

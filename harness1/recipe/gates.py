@@ -44,12 +44,8 @@ CONTENT = (
 
 def artifact(place: Path) -> str:
     """Return the hash of a file, or of the content of a folder, which is equal in every folder; empty if there is none.
-
-    Of a folder that holds none of the files in `CONTENT`, every file counts, but no card.
-
-    Raises:
-        UsageError: the place cannot be read.
-    """
+    Of a folder that holds none of the files in `CONTENT`, every file counts, but no card. Raises UsageError: the place
+    cannot be read."""
     try:
         if not place.is_dir():
             return file_digest(place)
@@ -336,11 +332,8 @@ GATES: Mapping[str, Guard] = {
 
 
 def judge_stage(case: StageCase, chosen: Mapping[str, float | bool]) -> list[Ruling]:
-    """Return what the gates of a finished stage found, in order.
-
-    Args:
-        chosen: the stage's own bounds; false leaves a gate out, true keeps its default.
-    """
+    """Return what the gates of a finished stage found, in order. `chosen`: the stage's own bounds; false leaves a gate
+    out, true keeps its default."""
     found = []
     for name, gate in GATES.items():
         bound = chosen.get(name, True)

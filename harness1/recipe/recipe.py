@@ -81,11 +81,8 @@ class Objective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
-    """A recipe as its file says it.
-
-    Raises:
-        ConfigError: a stage names what does not come before it, or a gate that does not exist.
-    """
+    """A recipe as its file says it. Raises ConfigError: a stage names what does not come before it, or a gate that does
+    not exist."""
 
     title: str
     stages: dict[str, RecipeStage]
@@ -195,17 +192,10 @@ def recipe_file(named: str) -> Path:
 def load_recipe(
     named: str, changes: Sequence[str] = (), inputs: Sequence[str] = (), *, complete: bool = True
 ) -> Recipe:
-    """Read a recipe: a TOML file, or the name of one that comes with the package.
-
-    Args:
-        changes: `NAME=VALUE` for a value, `STAGE.SETTING=VALUE` for a setting of a stage.
-        inputs: `NAME=PLACE`, in place of the recipe's own.
-        complete: refuse a recipe with an input that has no place.
-
-    Raises:
-        UsageError: there is no such recipe, or a change names nothing of it.
-        ConfigError: it cannot be understood.
-    """
+    """Read a recipe: a TOML file, or the name of one that comes with the package. `changes`: `NAME=VALUE` for a value,
+    `STAGE.SETTING=VALUE` for a setting of a stage. `inputs`: `NAME=PLACE`, in place of the recipe's own. `complete`:
+    refuse a recipe with an input that has no place. Raises UsageError: there is no such recipe, or a change names
+    nothing of it; ConfigError: it cannot be understood."""
     file = recipe_file(named)
     if not file.is_file():
         raise UsageError(f"there is no recipe {named}: give a TOML file, or one of {', '.join(shipped_recipes())}")
@@ -241,10 +231,7 @@ def recipe_of(tree: Mapping[str, Any], named: str) -> Recipe:
 
 def put_setting(tree: dict[str, Any], key: str, value: Value) -> None:
     """Change a value, a setting of a stage, or the bound of its gate (`STAGE.gates.NAME`), in a recipe as plain data.
-
-    Raises:
-        UsageError: the recipe has neither a value nor a stage of that name.
-    """
+    Raises UsageError: the recipe has neither a value nor a stage of that name."""
     stage, dot, setting = key.partition(".")
     if key in tree.get("values", {}):
         tree["values"][key] = value

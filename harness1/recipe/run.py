@@ -86,11 +86,8 @@ class RecipeState(Record, kw_only=True):
         return {name: stage.takes * pace for name, stage in self.plan.items() if name not in passed}
 
     def left(self, now: float) -> float | None:
-        """Return the seconds that are left, or None if nothing is known of the stages to come.
-
-        Args:
-            now: the time, in seconds since 1970.
-        """
+        """Return the seconds that are left, or None if nothing is known of the stages to come. `now`: the time, in
+        seconds since 1970."""
         rest = self.expected()
         if rest and not any(rest.values()):
             return None
@@ -125,14 +122,8 @@ def is_at_work(work: Path) -> bool:
 
 @contextmanager
 def hold_folder(work: Path, mark: str = JOURNAL) -> Iterator[None]:
-    """Hold the folder of a recipe against other processes.
-
-    Args:
-        mark: the file that a folder of this kind has.
-
-    Raises:
-        UsageError: another process holds it, it cannot be written, or it holds something else.
-    """
+    """Hold the folder of a recipe against other processes. `mark`: the file that a folder of this kind has. Raises
+    UsageError: another process holds it, it cannot be written, or it holds something else."""
     with writing(work):
         if work.exists() and not (work / mark).exists() and any(each.name != LOCK for each in work.iterdir()):
             raise UsageError(f"{work} is not empty and holds no recipe: choose another --out")
@@ -191,16 +182,9 @@ class RecipeRun:
     state: RecipeState = field(init=False)
 
     def run(self, start_from: str = "", until: str = "") -> RecipeState:
-        """Run every stage that has not passed.
-
-        Args:
-            start_from: this stage and all that use its result are done again.
-            until: the last stage to run; empty for all.
-
-        Raises:
-            UsageError: the folder or the recipe is not what it was, or there is no such stage.
-            StageFailed: a command or a gate failed.
-        """
+        """Run every stage that has not passed. `start_from`: this stage and all that use its result are done again.
+        `until`: the last stage to run; empty for all. Raises UsageError: the folder or the recipe is not what it was,
+        or there is no such stage; StageFailed: a command or a gate failed."""
         names = self.recipe.until(until)
         again = self.recipe.from_stage(start_from) if start_from else ()
         with hold_folder(self.work):
@@ -307,12 +291,8 @@ class RecipeRun:
 
 
 def run_verb(words: Sequence[str], log: Path, processes: int = 1, *, quiet: bool = False) -> int:
-    """Run a command of `harness1` in a process of its own, which ends with this one; return its exit code.
-
-    Args:
-        log: the file for its output, if it is not to be shown.
-        processes: start as many by torchrun.
-    """
+    """Run a command of `harness1` in a process of its own, which ends with this one; return its exit code. `log`: the
+    file for its output, if it is not to be shown. `processes`: start as many by torchrun."""
     code = "from harness1.recipe import run_on_leash; run_on_leash()"
     command = [sys.executable, "-c", code, str(os.getpid()), str(processes), *words]
     if not quiet:
@@ -342,16 +322,10 @@ def put_in_words(finding: Ruling) -> str:
 
 
 def on_cluster(address: str, cores: float = 1.0) -> Execute:
-    """Return what runs a command on some node. Folders must be absolute paths that all nodes have.
-
-    Args:
-        address: of the cluster; "auto": the one that this machine belongs to; "local": a new one on this machine.
-        cores: that each process of a command takes.
-
-    Raises:
-        MissingExtra: Ray is not installed.
-        InfrastructureFault: there is no cluster at the address; when a command runs: its node was lost.
-    """
+    """Return what runs a command on some node. Folders must be absolute paths that all nodes have. `address`: of the
+    cluster; "auto": the one that this machine belongs to; "local": a new one on this machine. `cores`: that each
+    process of a command takes. Raises MissingExtra: Ray is not installed; InfrastructureFault: there is no cluster at
+    the address; when a command runs: its node was lost."""
     with optional("ray"):
         import ray
     try:

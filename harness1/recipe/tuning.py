@@ -154,10 +154,7 @@ def best_of(results: Sequence[TrialResult], *, maximize: bool) -> TrialResult | 
 def tuning_subject(recipe: Recipe, shared: Path) -> str:
     """Return the hash of what a tuning is about: the documents as they are indexed, the reward of the objective's
     stage, the size of the model as a power of two, the objective, and the names of the settings that are varied.
-
-    Args:
-        shared: the folder of the shared stages, which are done.
-    """
+    `shared`: the folder of the shared stages, which are done."""
     objective = objective_of(recipe)
     indexes = [name for name, stage in recipe.stages.items() if stage.run.startswith("index ")]
     corpus = sorted(artifact(shared / name) for name in indexes)
@@ -218,13 +215,9 @@ class Tuning:
     _ended: bool = False
 
     def run(self, trials: int, parallel: int) -> list[TrialResult]:
-        """Run trials until the folder holds this many, some at the same time; return all results in order.
-
-        Raises:
-            UsageError: the recipe has nothing to tune, or the folder holds another tuning.
-            StageFailed: a shared stage failed, or commands failed again and again.
-            MissingExtra: Optuna is not installed.
-        """
+        """Run trials until the folder holds this many, some at the same time; return all results in order. Raises
+        UsageError: the recipe has nothing to tune, or the folder holds another tuning; StageFailed: a shared stage
+        failed, or commands failed again and again; MissingExtra: Optuna is not installed."""
         objective_of(self.recipe)
         with optional("tune"):
             import optuna

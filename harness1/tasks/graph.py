@@ -365,11 +365,7 @@ def _parts(sentences: tuple[str, ...]) -> Iterator[tuple[int, str]]:
 
 def is_told_apart(sentence: str, names: Iterable[str]) -> bool:
     """Return whether a sentence with one name left out still tells what it is about: a short one needs another name or
-    a figure for that.
-
-    Args:
-        names: its other rare names.
-    """
+    a figure for that. `names`: its other rare names."""
     return len(sentence) >= 2 * SHORTEST or any(names) or bool(figures(sentence))
 
 

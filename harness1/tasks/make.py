@@ -60,11 +60,8 @@ class Reader:
 
     async def gold(self, drafts: Sequence[Draft]) -> list[tuple[DocId, ...] | None]:
         """Return the gold of each draft: its own passages, and others that say the same; None if a passage holds the
-        names of a need apart from each other, which leaves open whether it answers, or if too many answer.
-
-        Raises:
-            InfrastructureFault: the index does not answer.
-        """
+        names of a need apart from each other, which leaves open whether it answers, or if too many answer. Raises
+        InfrastructureFault: the index does not answer."""
         needs = [(at, need) for at, draft in enumerate(drafts) for need in draft.needs]
         found = await self._near([need.quoted or " ".join(need.names) for _, need in needs])
         gold: list[dict[DocId, None] | None] = [
@@ -155,14 +152,8 @@ def _alike(first: set[str], second: frozenset[str]) -> bool:
 
 
 class Splitter:
-    """Gives each task a split as it comes.
-
-    A document belongs to the split of the first task that has it, and that split is the one that lacks most of its
-    share.
-
-    Args:
-        shares: the share of each split; they add up to 1.
-    """
+    """Gives each task a split as it comes. A document belongs to the split of the first task that has it, and that
+    split is the one that lacks most of its share. `shares`: the share of each split; they add up to 1."""
 
     def __init__(self, shares: Mapping[str, float]) -> None:
         self._shares = shares
@@ -203,17 +194,10 @@ def make_tasks(
     seed: int,
     on_task: Callable[[int, int], None] = lambda done, of: None,
 ) -> list[Task]:
-    """Return tasks over a corpus, each with its split; the same arguments give the same tasks.
-
-    Args:
-        retriever: searches the same corpus by BM25.
-        count: the number of tasks; fewer are returned if the corpus does not give so many.
-        on_task: called with the number of tasks that hold so far, and the number looked for.
-
-    Raises:
-        CorpusError: the corpus gives no task.
-        InfrastructureFault: the index does not answer.
-    """
+    """Return tasks over a corpus, each with its split; the same arguments give the same tasks. `retriever`: searches
+    the same corpus by BM25. `count`: the number of tasks; fewer are returned if the corpus does not give so many.
+    `on_task`: called with the number of tasks that hold so far, and the number looked for. Raises CorpusError: the
+    corpus gives no task; InfrastructureFault: the index does not answer."""
     graph = graph_of(documents)
     made = asyncio.run(_chosen(graph, Reader(graph, retriever), count, seed, on_task))
     if not made:
@@ -351,24 +335,14 @@ def write_tasks(
     on_reply: Callable[[int, int, int], None] = lambda done, of, tokens: None,
     on_task: Callable[[int, int], None] = lambda done, of: None,
 ) -> dict[str, Any]:
-    """Make tasks over a corpus and write them, with the corpus, as a BEIR folder, if that is not done yet.
-
-    Args:
-        index: what `open_retriever` opens: an index of the corpus.
-        writer: a model that writes the questions anew; None leaves those of the templates.
-        on_reply: as in `Writer.rewrite`.
-        on_task: called with the number of tasks that hold so far, and the number looked for.
-
-    Returns:
-        The numbers of documents and tasks, of tasks in each split and of each kind, and of tasks whose gold one search
-        finds; and what a writer wrote and cost.
-
-    Raises:
-        UsageError: the folder holds something else or cannot be written, the documents are on the web, or the writer
-            would refuse every request.
-        CorpusError: the corpus cannot be read, or gives no task.
-        InfrastructureFault: the index or the writer does not answer; the same call goes on.
-    """
+    """Make tasks over a corpus and write them, with the corpus, as a BEIR folder, if that is not done yet. `index`:
+    what `open_retriever` opens: an index of the corpus. `writer`: a model that writes the questions anew; None leaves
+    those of the templates. `on_reply`: as in `Writer.rewrite`. `on_task`: called with the number of tasks that hold so
+    far, and the number looked for. Return the numbers of documents and tasks, of tasks in each split and of each kind,
+    and of tasks whose gold one search finds; and what a writer wrote and cost. Raises UsageError: the folder holds
+    something else or cannot be written, the documents are on the web, or the writer would refuse every request;
+    CorpusError: the corpus cannot be read, or gives no task; InfrastructureFault: the index or the writer does not
+    answer; the same call goes on."""
     if not source.has_documents:
         raise UsageError(f"{source.name} has its documents on the web: tasks are made from documents that are here")
     inputs = {"source": source.name, "corpus": source.fingerprint, "count": count, "seed": seed, "format": FORMAT}

@@ -88,16 +88,10 @@ class Writer:
         on_reply: Callable[[int, int, int], None] = lambda done, of, tokens: None,
     ) -> tuple[list[Task], Writing]:
         """Ask for what the folder does not hold yet; return the tasks with the questions that hold, and the costs.
-
-        Args:
-            titles: of the documents of the corpus.
-            on_reply: called with the number of replies, of tasks, and of tokens so far.
-
-        Raises:
-            InfrastructureFault: the model did not answer every request; what it answered is stored.
-            UsageError: the model would refuse every request, or the folder cannot be written.
-            SchemaError: the stored replies are damaged.
-        """
+        `titles`: of the documents of the corpus. `on_reply`: called with the number of replies, of tasks, and of tokens
+        so far. Raises InfrastructureFault: the model did not answer every request; what it answered is stored;
+        UsageError: the model would refuse every request, or the folder cannot be written; SchemaError: the stored
+        replies are damaged."""
         with Journal(out, REPLIES) as journal:
             known = {(each.writer, each.prompt): each for each in _read(out / REPLIES)}
             replies = asyncio.run(self._ask(tasks, known, journal, on_reply))
