@@ -20,13 +20,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from harness1.cli.bars import read_aloud
 from harness1.cli.dashboard import evaluated
-from harness1.cli.datasets import cache_of, place_of
 from harness1.cli.memory import refuse_oversized_rl
-from harness1.cli.printing import say
-from harness1.cli.rl_train import train_aloud
-from harness1.cli.sft_train import fine_tune_aloud
+from harness1.cli.options import cache_of, place_of
+from harness1.cli.printing import read_aloud, say
+from harness1.cli.rl import train_aloud
+from harness1.cli.sft import fine_tune_aloud
 from harness1.config import Config, load_config
 from harness1.data import beir
 from harness1.data.indexing import index_of

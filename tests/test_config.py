@@ -10,7 +10,7 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from harness1.cli.config import config_hashes
+from harness1.cli.options import config_hashes
 from harness1.config import LONGEST, Config, Env, Index, Reward, load_config, present_tree, shipped
 from harness1.config.env import read_index_description
 from harness1.config.settings import REMOVED, Settings, notes, recorded, without_removed

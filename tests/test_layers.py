@@ -105,9 +105,9 @@ def test_no_modules_and_no_packages_import_each_other() -> None:
             pytest.fail(f"these import each other: {circle.args[1]}")
 
 
-def test_verbs_do_not_import_each_other() -> None:
-    verbs = set(re.findall(r'"(\w+):\w+"', (PACKAGE / "cli" / "verbs.toml").read_text()))
-    assert verbs >= {"evaluate", "rl_train"}
+def test_files_of_verbs_do_not_import_each_other() -> None:
+    verbs = set(re.findall(r'"(\w+):\w+"', (PACKAGE / "cli" / "verbs.toml").read_text())) - {"main", "options"}
+    assert verbs >= {"evaluate", "rl"}
     for verb in verbs:
         assert not {there[1] for there in imports(PACKAGE / "cli" / f"{verb}.py") if there[0] == "cli"} & verbs, verb
 

@@ -1,1 +1,1 @@
-"""The command line: one file for each verb, thin shells over the library."""
+"""The command line: a file for each noun, thin shells over the library."""

@@ -1,180 +1,137 @@
-"""Show an evaluation or a training run in progress: a panel on a terminal, plain lines elsewhere."""
+"""An evaluation or a training run in progress, and what it came to."""
 
 from __future__ import annotations
 
-import threading
+import math
 import time
-from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from datetime import timedelta
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType, TracebackType
-from typing import Any, NamedTuple, Self
+from statistics import fmean
+from types import MappingProxyType
+from typing import Any
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.panel import Panel
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
-from rich.table import Column, Table
-from rich.text import Text
+import numpy as np
+from rich.console import Console
 
-from harness1.cli.printing import say_torn
-from harness1.cli.progress import EpisodeProgress, Pace, Pacing, StepProgress
-from harness1.cli.terminal import Terminal
+from harness1.cli.printing import Board, Clock, Terminal, View, headed, print_json, say_torn
 from harness1.episodes.jobs import Depths
+from harness1.errors import InfrastructureFault
 from harness1.eval.evaluate import Evaluation, ensure_run, evaluate
-from harness1.records import Episode, Gold
-from harness1.training.log import validation_values
+from harness1.eval.metrics import HEADLINE, broken_lines, fault_reasons
+from harness1.models.checkpoint import Checkpoint
+from harness1.records import Episode, Gold, Status
+from harness1.reward.measures import measure_outcome
+from harness1.runs.files import read_stage
+from harness1.training.log import read_log, validation_values
 from harness1.viewer.report import ensure_report
 
-REFRESHES = 4
-"""Drawings per second."""
-ECHO = 4
-"""Columns left free beside the panel. A terminal writes `^C` behind it; in its last columns, that would break the line
-and leave the panel's upper edge behind."""
+NORMAL_95 = 1.959964
+"""Standard deviations on either side of the middle 95 % of a normal distribution."""
+
+
+class RunningMean:
+    """The mean over tasks of the means over their samples, with its 95 % interval by the normal approximation."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, tuple[int, float]] = {}
+
+    @property
+    def tasks(self) -> int:
+        return len(self._tasks)
+
+    def add(self, task_id: str, value: float) -> None:
+        """Add a sample of a task."""
+        count, before = self._tasks.get(task_id, (0, 0.0))
+        self._tasks[task_id] = count + 1, before + (value - before) / (count + 1)
+
+    def interval(self) -> tuple[float, float, float] | None:
+        """Return mean, lower and upper bound, equal for one task; None for no task. Bounds are not cut to [0, 1]."""
+        if not self._tasks:
+            return None
+        means = [mean for _, mean in self._tasks.values()]
+        mean, count = fmean(means), len(means)
+        half = NORMAL_95 * float(np.std(means, ddof=1)) / math.sqrt(count) if count > 1 else 0.0
+        return mean, mean - half, mean + half
+
+
+class EpisodeProgress:
+    """Counts the episodes of an evaluation in progress, including those of earlier sessions."""
+
+    def __init__(self) -> None:
+        self.recall = RunningMean()
+        """Recall of the curated sets, over the episodes that the infrastructure did not break."""
+        self.failures: Counter[str] = Counter()
+        """Episodes by each status other than `completed`; `format errors` and `tool errors` count single turns."""
+        self.stops: Counter[str] = Counter()
+        """Episodes by the reason for their end."""
+        self._whole = self._turns = self._prompt_tokens = self._output_tokens = 0
+
+    def add(self, episode: Episode, gold: Gold | None) -> None:
+        """Count a finished episode.
+
+        Raises:
+            UsageError: the gold is empty.
+        """
+        self.stops[episode.stop_reason.value] += 1
+        if episode.status is not Status.COMPLETED:
+            self.failures[episode.status.value] += 1
+        if episode.status is Status.INFRA_ERROR:
+            return
+        self._whole += 1
+        self._turns += sum(turn.action is not None for turn in episode.turns)
+        self._prompt_tokens += sum(turn.prompt_tokens for turn in episode.turns)
+        self._output_tokens += sum(len(call.output_ids) for turn in episode.turns for call in turn.calls)
+        if gold is not None:
+            result = measure_outcome(episode, gold)
+            self.recall.add(episode.task.task_id, result.recall)
+            self.failures += Counter({"format errors": result.format_errors, "tool errors": result.tool_errors})
+
+    def means(self) -> tuple[float, float, float]:
+        """Return the mean turns, prompt tokens and output tokens of episodes that the infrastructure did not break."""
+        whole = max(1, self._whole)
+        return self._turns / whole, self._prompt_tokens / whole, self._output_tokens / whole
+
+
+RECENT = 5
+"""Number of steps in a recent mean, which is compared with the mean of as many steps before."""
+
+
+class StepProgress:
+    """Keeps the values of the last steps of a training run and of its last validation."""
+
+    def __init__(self) -> None:
+        self._recent: deque[Mapping[str, float]] = deque(maxlen=2 * RECENT)
+        self.validation: dict[str, float] = {}
+        self.validation_step = 0
+        """The step of the last validation."""
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Keep the values of a step, or of a validation after it."""
+        if found := validation_values(values):
+            self.validation, self.validation_step = found, step
+        elif values:
+            self._recent.append(values)
+
+    @property
+    def values(self) -> Mapping[str, float]:
+        """The values of the last step."""
+        return self._recent[-1] if self._recent else {}
+
+    def trend(self, name: str) -> float | None:
+        """Return the mean of a value over the last steps minus that over as many before; None if there are fewer."""
+        known = [each[name] for each in self._recent if name in each]
+        return fmean(known[RECENT:]) - fmean(known[:RECENT]) if len(known) == 2 * RECENT else None
+
+    def tokens_per_second(self) -> float | None:
+        """Return the speed over the last steps, without the time between them; None if none was timed."""
+        timed = [each for each in self._recent if each.get("seconds") and "tokens" in each]
+        seconds = sum(each["seconds"] for each in timed)
+        return sum(each["tokens"] for each in timed) / seconds if seconds else None
+
+
 OF = "{task.completed:,.0f} of {task.total:,.0f}"
-EDGES = 6
-"""Columns of a panel's upper edge beside its title."""
-Clock = Callable[[], float]
-
-
-class Speed(ProgressColumn):
-    """Shows the amount done per minute; nothing while it is unknown."""
-
-    def __init__(self, pace: Pace) -> None:
-        super().__init__(Column(no_wrap=True))
-        self._pace = pace
-
-    def render(self, task: Task) -> Text:
-        minute = 60.0 * (self._pace.per_second() or 0.0)
-        return Text(f"{minute:{',.0f' if minute >= 100 else '.3g'}} per minute" if minute else "")
-
-
-class TimeLeft(ProgressColumn):
-    """Shows the time left; nothing if there is none or it is unknown."""
-
-    max_refresh = 0.5  # a figure that changes at each drawing cannot be read
-
-    def __init__(self, pace: Pace) -> None:
-        super().__init__(Column(no_wrap=True))
-        self._pace = pace
-
-    def render(self, task: Task) -> Text:
-        speed = self._pace.per_second()
-        return Text(f"{timedelta(seconds=round(task.remaining / speed))} left" if speed and task.remaining else "")
-
-
-class View(NamedTuple):
-    """The content shown besides the amount done: rows of a label and a text, and parts of a line, if not empty."""
-
-    rows: Sequence[tuple[str, str]]
-    line: Sequence[str]
-
-
-class Board(AbstractContextManager[Any]):
-    """Shows views until the work ends, even by an error: the cursor is restored, and the last line stays.
-
-    Nothing is shown before `begin`, so that work that is refused shows no panel. Standard output is left alone.
-
-    Args:
-        count: the text for the amount done, as a template of `rich.progress.TextColumn`.
-        console: the output; standard error by default.
-        hidden: show nothing, as in all processes of a training run except the first.
-    """
-
-    def __init__(
-        self, title: str, count: str, console: Console | None, clock: Clock = time.monotonic, hidden: bool = False
-    ) -> None:
-        self._console = console or Terminal(stderr=True)
-        self._lock = threading.RLock()
-        self._title, self._clock, self._hidden = title, clock, hidden
-        self._pace = Pace()
-        self._columns = (TextColumn(count), Speed(self._pace), TimeLeft(self._pace))
-        bar = BarColumn(None), *self._columns
-        self._bar = Progress(*bar, console=self._console, get_time=clock, expand=True)
-        self._task = self._bar.add_task("", start=False)
-        self._live: Live | None = None
-        self._pacing: Pacing | None = None
-        self._said = self._doing = ""
-
-    def __enter__(self) -> Self:
-        return self
-
-    @abstractmethod
-    def view(self) -> View:
-        """Return the present view. It is called within the lock, possibly on another thread."""
-
-    def begin(self, done: int, total: int) -> None:
-        """Show the first view, with the amount done before; called once."""
-        if self._bar.tasks[0].started:
-            return
-        self._bar.reset(self._task, completed=done, total=total)
-        if self._hidden:
-            return
-        self._pacing = Pacing(self._clock())
-        if self._console.is_terminal and not self._console.is_dumb_terminal:
-            self._live = Live(
-                self, console=self._console, refresh_per_second=REFRESHES, transient=True, redirect_stdout=False
-            )
-            self._live.start()
-
-    def advance(self, done: int | None = None) -> None:
-        """Count one more, or set the total done; a terminal shows it at its next drawing."""
-        before = int(self._bar.tasks[0].completed)
-        done = before + 1 if done is None else done
-        self._pace.advance(self._clock(), max(0, done - before))
-        self._bar.update(self._task, completed=done)
-        self._doing = ""
-        self._say_if_due()
-
-    def doing(self, what: str) -> None:
-        """Show what is at work until the next advance."""
-        self._doing = what
-        self._say_if_due()
-
-    def _say_if_due(self) -> None:
-        share = self._bar.tasks[0].percentage / 100.0
-        if self._live is None and self._pacing is not None and self._pacing.due(self._clock(), share):
-            self._say()
-
-    def say(self, line: str) -> None:
-        """Print a line that stays, above the panel."""
-        if not self._hidden:
-            self._console.print(Text(line), soft_wrap=True)
-
-    def __rich__(self) -> Panel:
-        with self._lock:
-            view = self.view()
-        rows = Table.grid(padding=(0, 2))
-        rows.add_column(style="bold", no_wrap=True)
-        rows.add_column(overflow="fold")
-        for label, text in (("now", self._doing), *view.rows):
-            if text:
-                rows.add_row(label, Text(text))
-        width = max(EDGES, self._console.width - ECHO)
-        title = Text(self._title)
-        title.truncate(width - EDGES)  # by no ellipsis, a character that not every terminal knows
-        return Panel(Group(self._bar.get_renderable(), rows), title=title, title_align="left", width=width)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._live is not None:
-            self._live.stop()
-        if self._pacing is not None and (kind is None or self._bar.tasks[0].completed):
-            self._say()
-
-    def _say(self) -> None:
-        """Print the amount done, the view and the time left in one line, unless it equals the last line."""
-        with self._lock:
-            view = self.view()
-        shown = (str(column.render(self._bar.tasks[0])) for column in self._columns)
-        line = "; ".join(part for part in (*shown, self._doing, *view.line) if part)
-        if line != self._said:
-            self._said = line
-            self.say(f"{self._title}: {line}")
 
 
 Words = Mapping[str, str]
@@ -330,3 +287,75 @@ def _episode(turns: float, prompt_tokens: float, output_tokens: float) -> str:
 
 def _counted(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in counts.items())
+
+
+def print_metrics(metrics: Mapping[str, Any], title: str, out: Path) -> None:
+    """Print the headline metrics with their 95 % intervals, and how many episodes broke, and why."""
+    table = headed("metric", "mean", "95 % interval")
+    for name in HEADLINE:
+        value = metrics.get(name)
+        if value is not None and value["mean"] is not None:
+            table.add_row(name, _figure(value["mean"]), f"{_figure(value['low'])} to {_figure(value['high'])}")
+    for count, why in broken_lines(metrics):
+        table.add_row("broken", count, why)
+    console = Terminal()
+    console.print(title, soft_wrap=True)
+    if not metrics["scored"]:
+        console.print("No task could be scored.")
+    console.print(table)
+    failures = ", ".join(f"{count} {name}" for name, count in metrics["failures"].items() if count) or "none"
+    console.print(f"{metrics['tasks']} tasks, failures: {failures}. Everything is in {out}.", soft_wrap=True)
+    for reason, times in fault_reasons(metrics).items():
+        console.print(f"{times:,} of the infrastructure: {reason}", soft_wrap=True)
+    stage = read_stage(out)
+    if stage is not None and "trec_ids" in stage.outputs:
+        console.print(f"Some ids hold white space: in the TREC runs all are {stage.outputs['trec_ids']}.")
+
+
+def refuse_faults(broken: Mapping[str, int], episodes: int, allowed: int) -> None:
+    """Refuse to call work done of which the infrastructure broke a part.
+
+    Args:
+        broken: episodes that it broke, by the run that they are of.
+        episodes: all episodes of these runs.
+        allowed: broken episodes that are accepted.
+
+    Raises:
+        InfrastructureFault: there are more.
+    """
+    if (count := sum(broken.values())) > allowed:
+        where = ", ".join(f"{each} in {name}" for name, each in broken.items() if each) if len(broken) > 1 else ""
+        raise InfrastructureFault(
+            f"the infrastructure broke {count:,} of {episodes:,} episodes{f' ({where})' if where else ''}:"
+            f" the same command plays them again, and --allow-faults {count} accepts them"
+        )
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3f}"
+
+
+def print_checkpoint(done: Checkpoint, out: Path, unit: str, as_json: bool, which: str = "best") -> None:
+    """Print the final checkpoint of a training run, and its metrics on held-out tasks beside those of the start.
+
+    Args:
+        unit: the unit that the trainer counts: `step` or `batch`.
+    """
+    began = _at_start(out)
+    if as_json:
+        report = {"checkpoint": str(out), unit: done.step, "metrics": done.metrics, "start": began}
+        print_json(report)
+        return
+    console = Terminal()
+    table = headed("held out", "start", "checkpoint")
+    for name, value in done.metrics.items():
+        table.add_row(name, f"{began[name]:.3f}" if name in began else "", f"{value:.3f}")
+    if done.metrics:
+        console.print(f"the {which} checkpoint, of {unit} {done.step}")
+        console.print(table)
+    console.print(f"The checkpoint is in {out}: harness1 eval DATASET --policy hf:{out}")
+
+
+def _at_start(out: Path) -> dict[str, float]:
+    """Return the metrics on held-out tasks before the first step."""
+    return next((found for line in read_log(out) if line["step"] == 0 and (found := validation_values(line))), {})

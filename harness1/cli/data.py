@@ -1,7 +1,8 @@
-"""harness1 data: list, download, convert and check datasets."""
+"""harness1 data, tasks and push: list, download, convert, make, check and send datasets."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,19 +10,35 @@ import msgspec
 import typer
 from typer import Argument, Option
 
-from harness1.cli.bars import count_of_documents, progress_of_bytes
-from harness1.cli.datasets import cache_of, place_of
-from harness1.cli.options import ConfigFile, Force, Json, Overrides, resolve
-from harness1.cli.printing import print_json, print_result, put, say
+from harness1.adapters.hub import pack, send
+from harness1.cli.options import Cache, ConfigFile, Force, IndexSpec, Json, Overrides, cache_of, place_of, resolve
+from harness1.cli.printing import (
+    Terminal,
+    count_of_documents,
+    headed,
+    print_json,
+    print_result,
+    progress_of_bytes,
+    progress_of_parts,
+    put,
+    read_aloud,
+    say,
+)
 from harness1.data.benchmarks import BENCHMARKS, Benchmark, benchmark_named
 from harness1.data.check import FINDINGS, Report, encoded
 from harness1.data.check import check as check_dataset
 from harness1.data.copying import copy_dataset, import_benchmark
 from harness1.data.dataset_cache import BEIR_SETS
 from harness1.data.fetch import by_hand, get_from_hub
+from harness1.data.indexing import index_of
+from harness1.data.open import open_source
 from harness1.data.source import Fault, refuse
 from harness1.errors import CorpusError, UsageError
+from harness1.models.open import open_completer
 from harness1.plain import counted
+from harness1.tasks.make import TEMPLATE, write_tasks
+from harness1.tasks.questions import MOST_TOKENS, ORACLE, TaskCheck, Writer, Writing, check_tasks, sample_of
+from harness1.viewer.pages import Asked, write_view
 
 Name = Annotated[str, Argument(help="A name that `harness1 data list` shows.", metavar="NAME")]
 Out = Annotated[
@@ -199,3 +216,174 @@ def _noting(left: list[str]) -> Fault:
         left.append(str(error))
 
     return note
+
+
+WRITERS = f"{TEMPLATE}|openai:MODEL@URL|hf:PATH"
+READ = 30
+"""Tasks of the sample that can be opened in the viewer."""
+
+
+def make_tasks(
+    source: Annotated[str, Argument(help="A corpus, as `harness1 index` takes it: a folder of documents, a dataset.")],
+    out: Annotated[Path, Option(help="The folder of tasks to create.", metavar="TASKS")],
+    count: Annotated[int, Option(help="Tasks to make.", min=1, metavar="N")] = 1000,
+    seed: Annotated[int, Option(help="Seed of the choice of sentences and splits.")] = 0,
+    writer: Annotated[
+        str,
+        Option(help="Who writes the questions: templates, or a model.", metavar="template|openai:MODEL@URL|hf:PATH"),
+    ] = TEMPLATE,
+    index: IndexSpec = None,
+    cache: Cache = None,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Make questions with gold from documents: facts, chains over several documents, comparisons, claims and aspects.
+
+    Example: harness1 tasks make docs --out tasks/docs --count 200
+    """
+    settings = resolve(config, overrides)
+    model = None if writer == TEMPLATE else Writer(writer, open_completer(writer, settings, MOST_TOKENS))
+    corpus = open_source(place_of(source, settings))
+    searched = index_of(corpus, index, cache, settings, read_aloud, say)
+    with progress_of_parts() as show:
+        made = write_tasks(
+            corpus,
+            searched,
+            out,
+            settings,
+            count=count,
+            seed=seed,
+            writer=model,
+            force=force,
+            on_reply=lambda done, of, tokens: show(f"{writer} writes, {tokens:,} tokens", done, of),
+            on_task=lambda done, of: show("making tasks", done, of),
+        )
+    if made["tasks"] < count:
+        say(f"the corpus gives {made['tasks']} tasks, not {count}")
+    print_result(made, as_json, print_made, out)
+
+
+def print_made(made: dict[str, Any], out: Path) -> None:
+    """Print how many tasks there are, of which kinds and in which splits."""
+    splits = ", ".join(f"{number} {name}" for name, number in made["splits"].items())
+    kinds = ", ".join(f"{number} {name}" for name, number in made["kinds"].items())
+    more = made["tasks"] - made["one_search"]
+    put(f"{out}: {counted(made['tasks'], 'task')} over {counted(made['documents'], 'document')} ({splits})")
+    put(f"    {kinds}; one search does not find all evidence of {more}")
+    if "writer" in made:
+        writer = msgspec.convert(made["writer"], Writing)
+        kept = ", ".join(f"{number} {fault}" for fault, number in writer.kept.items()) or "none"
+        put(f"    {writer.writer} wrote {writer.written} of the questions; replies that were not taken: {kept}")
+        put(f"    it read {writer.prompt_tokens:,} tokens and wrote {writer.output_tokens:,}")
+    put(f"Next: harness1 tasks check {out}")
+
+
+def check_task_set(
+    tasks: Annotated[str, Argument(help="The folder of tasks, or another dataset.", metavar="TASKS")],
+    out: Annotated[
+        Path | None, Option(help="The folder of the runs; default runs/NAME-check.", metavar="FOLDER")
+    ] = None,
+    sample: Annotated[int, Option(help="Tasks that three policies play.", min=1, metavar="N")] = 200,
+    seed: Annotated[int, Option(help="Seed of the sample.")] = 0,
+    ignore: Annotated[
+        list[str] | None, Option(help="A kind of finding to leave out; may be repeated.", metavar="KIND")
+    ] = None,
+    index: IndexSpec = None,
+    cache: Cache = None,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    as_json: Json = False,
+) -> None:
+    """Check tasks: answerable, not leaked, not too easy, no near duplicates; with a sample to read in the viewer.
+
+    Exit code 1 if something is wrong with them.
+
+    Example: harness1 tasks check tasks/docs
+    """
+    settings = resolve(config, overrides)
+    source = open_source(dataset := place_of(tasks, settings))
+    searched = index_of(source, index, cache, settings, read_aloud, say)
+    out = out or Path("runs") / f"{source.name.replace(':', '-')}-check"
+    report = check_tasks(
+        source,
+        dataset,
+        searched,
+        out,
+        settings,
+        sample=sample,
+        seed=seed,
+        ignored=ignore or (),
+        on_policy=lambda name: say(f"{name} is playing"),
+    )
+    every = [task for split in source.splits for task in source.tasks(split)]
+    shown = [task.task_id for task in sample_of(every, sample, seed)][:READ]
+    page = write_view(Asked([out / ORACLE], tasks=shown, workers=1), out / "view.html").path
+    print_result(report, as_json, print_check, source.name, page)
+    raise typer.Exit(1 if report.findings else 0)
+
+
+def print_check(report: TaskCheck, name: str, page: Path) -> None:
+    """Print what the policies reached, kind by kind, and the findings."""
+    splits = ", ".join(f"{number} {split}" for split, number in report.tasks.items())
+    put(f"{name}: {counted(sum(report.tasks.values()), 'task')} ({splits})")
+    table = headed("recall", "tasks", "oracle", "nothing", "one search", "need more")
+    for each in report.played:
+        values = (each.oracle, each.nothing, each.one_search, each.more_than_one)
+        table.add_row(each.kind, str(each.tasks), *(f"{value:.3f}" for value in values))
+    Terminal().print(table)
+    for finding in report.findings:
+        put(f"{finding.name}: {finding.count}")
+        for example in finding.examples:
+            put(f"    {example}")
+    if not report.findings:
+        put("Nothing is wrong with them.")
+    put(f"Some to read: {page}")
+
+
+def push(
+    folder: Annotated[
+        Path, Argument(help="A run, a dataset (BEIR layout or of `sft build`) or a policy.", metavar="FOLDER")
+    ],
+    to: Annotated[str, Option(help="The repository on the hub; it is made if there is none.", metavar="OWNER/NAME")],
+    public: Annotated[bool, Option("--public", help="Let everybody read a new repository.")] = False,
+    own_questions: Annotated[
+        bool, Option("--own-questions", help="Questions that are no tasks of a dataset are yours to publish.")
+    ] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Say what would be sent, and send nothing.")] = False,
+    endpoint: Annotated[
+        str | None, Option(help="The hub's address, if it is not the one of its client.", metavar="URL")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Send a run, a dataset or a policy to the Hugging Face hub, for its owner alone unless --public is given.
+
+    The token is the one of the hub's own client: hf auth login.
+
+    Example: harness1 push runs/scifact --to me/scifact-run --dry-run
+    """
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", to):
+        raise UsageError(f"--to is OWNER/NAME, not {to!r}")
+    parcel = pack(folder, own_questions=own_questions)
+    found: dict[str, Any] = {
+        "to": to,
+        "kind": parcel.kind.repository,
+        "public": public,
+        "files": {name: (folder / name).stat().st_size for name in parcel.files},
+        "left": parcel.left,
+    }
+    if not dry_run:
+        found |= send(parcel, to, public=public, endpoint=endpoint)._asdict()
+    print_result(found, as_json, _tell)
+
+
+def _tell(found: dict[str, Any]) -> None:
+    files, sent = found["files"], "url" in found
+    for name, size in files.items() if not sent else ():
+        put(f"{size:>14,}  {name}")
+    for name in found["left"]:
+        put(f"{'stays':>14}  {name}")
+    what = f"{counted(len(files), 'file')}, {sum(files.values()) / 1e6:,.1f} MB"
+    who = "public" if found["public"] else "private"
+    put(f"{found['url']}: {what}, change {found['commit']}" if sent else f"{what} for {found['to']}, {who}; not sent")

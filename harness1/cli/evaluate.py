@@ -1,16 +1,19 @@
-"""harness1 eval: a policy over a dataset."""
+"""harness1 eval and answer: a policy over a dataset, its mechanisms, and what its sets are good for."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import partial
+from itertools import count
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from typer import Option
+from rich.box import SIMPLE
+from rich.table import Table
+from typer import Argument, Option
 
-from harness1.cli.ablate import run_ablations
-from harness1.cli.bars import read_aloud
-from harness1.cli.dashboard import evaluated
-from harness1.cli.datasets import place_of
+from harness1.cli.dashboard import evaluated, print_metrics, refuse_faults
 from harness1.cli.options import (
     AllowFaults,
     Cache,
@@ -22,27 +25,32 @@ from harness1.cli.options import (
     Json,
     Limit,
     Overrides,
+    PolicyName,
     Rewards,
     Samples,
     Seed,
     Tools,
+    place_of,
     resolve,
 )
-from harness1.cli.policies import PolicyName
-from harness1.cli.printing import print_result, say
-from harness1.cli.results import print_metrics, refuse_faults
+from harness1.cli.printing import Terminal, headed, print_result, progress_of_work, read_aloud, say, say_torn
 from harness1.data.indexing import index_of
 from harness1.data.open import open_source
 from harness1.data.source import Source
-from harness1.errors import UsageError
-from harness1.eval.ablations import ABLATIONS
-from harness1.eval.evaluate import Evaluation, rescore
+from harness1.errors import InfrastructureFault, UsageError
+from harness1.eval.ablations import ABLATIONS, COLUMNS, LEGEND, AblationTable, ablate, cells, conditions, title
+from harness1.eval.answer_run import METRICS, AnswerRequest, AnswerRun, open_answers
+from harness1.eval.answers import CONDITIONS
+from harness1.eval.evaluate import Evaluation, Play, rescore
 from harness1.eval.metrics import fault_count
+from harness1.eval.run import read_run
+from harness1.eval.statistics import probability
 from harness1.models.spec import is_model
 from harness1.policy.registry import check_policy
 from harness1.records import Task
 from harness1.sft.collect import student_place
 from harness1.viewer.pages import ensure_view
+from harness1.viewer.report import ensure_report
 
 Ablations = Annotated[
     str | None,
@@ -136,3 +144,168 @@ def _first(source: Source, split: str, limit: int) -> list[Task]:
     if limit > len(tasks) > 0:
         say(f"{source.name} has {len(tasks)} tasks in split {split}, not {limit}")
     return tasks[: limit or None]
+
+
+WIDEST = 1000
+"""A width in characters that no table reaches."""
+
+
+def ablation_names(words: str) -> tuple[str, ...]:
+    """Return the ablations that a user names, separated by commas; `all` means all of them."""
+    named = [word.strip() for word in words.split(",")]
+    return tuple(dict.fromkeys(name for word in named for name in (ABLATIONS if word == "all" else (word,))))
+
+
+def run_ablations(
+    evaluation: Evaluation, out: Path, words: str, allow_faults: int, *, force: bool, rescored: bool, as_json: bool
+) -> None:
+    """Play an evaluation with and without mechanisms, and print the table.
+
+    Args:
+        words: the argument of `ablation_names`.
+        allow_faults: as in `refuse_faults`, of all conditions together.
+    """
+    names = ablation_names(words)
+    played = conditions(evaluation, names)
+    table = ablate(evaluation, out, names, force=force, rescored=rescored, play=_announced(len(played)))
+    for name in played:
+        ensure_report(out / name, evaluation.tasks)
+    print_result(table, as_json, print_ablations, out)
+    broken = {each.name: each.broken for each in table.conditions}
+    refuse_faults(broken, evaluation.episodes * len(broken), allow_faults)
+
+
+def print_ablations(table: AblationTable, out: Path) -> None:
+    """Print the table, and below it the mechanisms that help."""
+    shown = Table(box=SIMPLE, padding=(0, 1, 0, 0))
+    for column in COLUMNS:
+        shown.add_column(column, justify="left" if column == COLUMNS[0] else "right", no_wrap=True)
+    for line in cells(table):
+        shown.add_row(*line)
+    console = Terminal()
+    # Numbers are never cut off: if the table is wider than the terminal, its lines wrap.
+    width = console.measure(shown, options=console.options.update(width=WIDEST)).maximum
+    console.print(title(table), soft_wrap=True)
+    Terminal(width=max(console.width, width)).print(shown)
+    for text in filter(None, (LEGEND, table.verdict, table.remarks)):
+        console.print(text)
+    console.print(f"Everything is in {out}.", soft_wrap=True)
+
+
+def _announced(total: int) -> Play:
+    """Return a function that prints the number of the condition on standard error, and then plays it."""
+    numbers = count(1)
+
+    def told(evaluation: Evaluation, folder: Path) -> Mapping[str, Any]:
+        say(f"condition {next(numbers)} of {total}: {folder.name}")
+        return evaluated(evaluation, folder)
+
+    return told
+
+
+def answer(
+    run: Annotated[Path, Argument(help="The folder of a finished run.", metavar="RUN")],
+    answerer: Annotated[str, Option(help="The model that answers.", metavar="openai:MODEL@URL")],
+    conditions: Annotated[
+        str, Option(help="The documents it gets, one or more of closed, single, curated.", metavar="NAMES")
+    ] = ",".join(CONDITIONS),
+    judge: Annotated[str, Option(help="A model that judges the answers too.", metavar="openai:MODEL@URL")] = "",
+    limit: Limit = 0,
+    single_size: Annotated[
+        int, Option(help="Number of documents from the single search; 0: as many as were curated.", min=0)
+    ] = 0,
+    documents: Annotated[int, Option(help="Maximum number of documents in one prompt.", min=1)] = 30,
+    tokens: Annotated[int, Option(help="Maximum number of tokens for these documents.", min=1)] = 24000,
+    answer_tokens: Annotated[
+        int, Option(help="Maximum number of tokens of an answer, including the reasoning before it.", min=1)
+    ] = 1024,
+    out: Annotated[Path | None, Option(help="Output folder; default RUN/answers/MODEL.", metavar="FOLDER")] = None,
+    index: Annotated[str | None, Option(help="The run's index, if it has moved.", metavar="SPEC")] = None,
+    dataset: Annotated[str | None, Option(help="The run's dataset, if it has moved.", metavar="PLACE")] = None,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Let a frozen model answer the questions of a run: closed book, from one search, and from the curated sets.
+
+    The answerer's key, deadline and concurrency are those of machine.model, the judge's those of machine.verifier. Exit
+    code 3 if an answer or a verdict is missing; the same command asks for it again.
+
+    Example: harness1 answer runs/world --answerer openai:gpt-4o-mini@https://api.openai.com/v1
+    """
+    machine = resolve(config, overrides).machine
+    asked = AnswerRequest(answerer, judge, conditions, limit, single_size, documents, tokens, answer_tokens, index)
+    answering = open_answers(read_run(run, dataset), asked, out, machine)
+    if force:
+        answering.clear()
+    summary = answering.found() or _carried_out(answering)
+    print_result(summary, as_json, print_answers, answering.out)
+    _refuse_missing(summary)
+
+
+def _refuse_missing(summary: dict[str, Any]) -> None:
+    if missing := summary["missing"] + summary["missing_verdicts"]:
+        fault = f" ({summary['faults'][0]})" if summary["faults"] else ""
+        raise InfrastructureFault(f"{missing} answers or verdicts are missing{fault}; the same command asks again")
+
+
+def print_answers(summary: dict[str, Any], out: Path) -> None:
+    """Print the conditions with their intervals, their differences, and what could not be scored."""
+    console = Terminal()
+    console.print(f"{summary['answerer']['model']} on {summary['run']}", soft_wrap=True)
+    columns = ("condition", "metric", "mean", "95 % interval", "tasks", "documents")
+    table = headed(*columns, left=("metric",))
+    for name, row in summary["conditions"].items():
+        for metric in (metric for metric in METRICS if row[metric]["mean"] is not None):
+            mean, tasks, documents = f"{row[metric]['mean']:.3f}", str(row["tasks"]), f"{row['documents']:.1f}"
+            table.add_row(name, metric, mean, _interval(row[metric]), tasks, documents)
+    if table.row_count:
+        console.print(table)
+    columns = ("paired differences", "metric", "mean", "95 % interval", "p", "Holm p")
+    table = headed(*columns, left=("metric",))
+    for pair in summary["pairs"]:
+        difference = pair["difference"]
+        values = (
+            f"{difference['mean']:+.3f}",
+            _interval(difference, "+.3f"),
+            probability(pair["p"]),
+            probability(pair["p_holm"]),
+        )
+        table.add_row(f"{pair['a']} - {pair['b']}", pair["metric"], *values)
+    if summary["pairs"]:
+        console.print(table)
+    console.print(_account(summary), f"Everything is in {out}.", soft_wrap=True)
+
+
+def _account(summary: dict[str, Any]) -> str:
+    """Return a sentence with the counts behind the numbers."""
+    rows = summary["conditions"].values()
+    counted = {
+        "missing answers": summary["missing"],
+        "missing verdicts": summary["missing_verdicts"],
+        "empty answers": sum(row["empty"] for row in rows),
+        "answers cut off": sum(row["cut"] for row in rows),
+        "verdicts that are none": sum(row["unparseable"] for row in rows),
+        "tasks without a right answer": summary["without_answers"],
+        "broken episodes": summary["broken_episodes"],
+        "documents without room": sum(row["left_out"] for row in rows),
+    }
+    told = ", ".join(f"{count} {name}" for name, count in counted.items() if count)
+    return f"{summary['tasks']} tasks" + (f"; {told}." if told else ".")
+
+
+def _interval(value: dict[str, float], form: str = ".3f") -> str:
+    return f"{value['low']:{form}} to {value['high']:{form}}"
+
+
+def _carried_out(answering: AnswerRun) -> dict[str, Any]:
+    progress = progress_of_work()
+    bar = progress.add_task("answering", total=None)
+    with ExitStack() as shown:
+
+        def start(total: int) -> None:
+            progress.update(bar, total=total)
+            shown.enter_context(progress)  # not before, because refused work needs no bar
+
+        return answering.carry_out(start, lambda _: progress.advance(bar), partial(say_torn, answering.out))

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
+import threading
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,13 +19,66 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Context
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from harness1 import __version__
-from harness1.cli.interrupt import answered_interrupts
 from harness1.errors import InfrastructureFault, Unreachable, UsageError
 from harness1.redaction import printable
+
+PATIENCE_S = 0.5
+"""Seconds that an interrupted verb may take to end without an answer."""
+
+
+@contextmanager
+def answered_interrupts() -> Iterator[None]:
+    """Print that Ctrl-C was heard, unless the work ends at once. Handlers of the signal stay as they are: the
+    interpreter writes its number to a pipe, which a thread reads even while the main thread is in one long call."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    ended = threading.Event()
+    thread = threading.Thread(target=_listen, args=(reader, ended), daemon=True)
+    former = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        signal.set_wakeup_fd(former)
+        os.close(writer)
+        thread.join()
+        os.close(reader)
+
+
+@contextmanager
+def interrupted_by_sigterm() -> Iterator[None]:
+    """Have SIGTERM end what is within as Ctrl-C does, also where Ctrl-C is ignored: in the background of a script. More
+    of them change nothing."""
+
+    def interrupt(*_: object) -> None:
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
+
+    former = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)
+
+
+def _listen(reader: int, ended: threading.Event) -> None:
+    """Say once that the work is stopping; return when the pipe is closed."""
+    said = False
+    while numbers := os.read(reader, 64):
+        if signal.SIGINT in numbers and not said and not ended.wait(PATIENCE_S):
+            from harness1.cli.printing import say
+
+            say("stopping; what is at work is ended first")
+            said = True
+
 
 Misuse: Any = typer.BadParameter.__base__
 """The error of wrong arguments, which are repeated: they may be names of files."""
@@ -226,3 +281,25 @@ def _fail(message: str, code: int) -> int:
 
     say(message)
     return code
+
+
+def help_(
+    context: Context,
+    verb: Annotated[
+        list[str] | None, Argument(help="The verb to explain; without one, all are listed.", metavar="VERB...")
+    ] = None,
+) -> None:
+    """List every verb, or explain one: `harness1 help rl train` is `harness1 rl train --help`.
+
+    Example: harness1 help
+    """
+    # Imported here, because the program imports this module.
+
+    from harness1.cli.printing import put
+
+    program = context.find_root()
+    if verb:
+        app.main([*verb, "--help"], prog_name=program.info_name)
+    formatter = program.make_formatter()
+    app.format_commands(program, formatter, every=True)
+    put(formatter.getvalue().strip("\n"))

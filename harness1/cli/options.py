@@ -1,20 +1,35 @@
-"""Options that several verbs share, and the configuration made from them."""
+"""Options that several verbs share, what is made from them, and harness1 config."""
 
 from __future__ import annotations
 
+import os
+import sys
 import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from harness1.cli.printing import say
-from harness1.config import Config, load_config
+from harness1.cli.printing import print_json, print_result, progress_of_bytes, put, say
+from harness1.config import Config, load_config, opening, shipped
+from harness1.config.settings import notes
 from harness1.config.training import RECIPES
+from harness1.data.dataset_cache import DatasetCache, Progress, is_name
 from harness1.data.leaks import ShareName
+from harness1.engines.engine import follow, leading
+from harness1.env.environment import SearchEnv
+from harness1.episodes.rollout import Nowhere
 from harness1.errors import UsageError
 from harness1.eval.metrics import Faults
+from harness1.hashing import digest
+from harness1.plugins import KINDS, installed_plugins
+from harness1.policy.registry import policy_names
+from harness1.runs.folder import shown_config, toml_lines
+from harness1.training.process_group import ProcessGroup, joined_group
 
 ConfigFile = Annotated[
     str | None,
@@ -170,3 +185,129 @@ def _weight(given: str, weight: str) -> float:
         return float(weight)
     except ValueError:
         raise UsageError(f"--reward {given}: the weight {weight!r} is no number") from None
+
+
+POLICY_NAMES = f"{', '.join(policy_names()[:-1])} or {policy_names()[-1]}"
+"""All names, for the help of an option."""
+PolicyName = Annotated[str, Option("--policy", help=f"{POLICY_NAMES}.", metavar="NAME")]
+
+
+def launched() -> ProcessGroup:
+    """Return the place that the launcher gave this process, by its environment variables."""
+    rank, size, local = (os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    return ProcessGroup(int(rank or 0), int(size or 1), int(local or 0))
+
+
+@contextmanager
+def led_group(*, joins: bool = True) -> Iterator[ProcessGroup | None]:
+    """Yield the group, in the process that leads it or is alone. The others follow until that one ends; they yield
+    None, when nothing is left to do.
+
+    Args:
+        joins: False for work that joins its processes by itself: each yields its place, and a size of 1.
+    """
+    place = launched()
+    with joined_group(place if joins else replace(place, size=1)) as group:
+        if joins and not group.leads:
+            follow(group)
+            yield None
+            return
+        with leading(group):
+            yield group
+
+
+def place_of(spec: str, config: Config) -> str:
+    """Return a dataset as `open_source` takes it; one that is given by name is fetched unless the cache has it.
+
+    Raises:
+        InfrastructureFault: it cannot be fetched.
+        UsageError: there is no dataset of that name.
+    """
+    if not names_dataset(spec):
+        return spec
+    if found := cache_of(config).find(spec):
+        return found
+    with progress_of_bytes() as show:
+        return cache_of(config, show).get(spec)
+
+
+def evaluation_places(specs: Sequence[str] | None, config: Config) -> tuple[str, ...]:
+    """Return evaluation sets, `DATASET` or `DATASET:SPLIT`, as `evaluation_sets` takes them; datasets that are given by
+    name are fetched unless the cache has them.
+
+    Raises:
+        InfrastructureFault: one cannot be fetched.
+        UsageError: there is no dataset of that name.
+    """
+    return tuple(_evaluation_place(spec, config) for spec in specs or ())
+
+
+def _evaluation_place(spec: str, config: Config) -> str:
+    dataset, colon, split = spec.partition(":")
+    # `world:SIZE` and `BENCHMARK:FOLDER` have a colon of their own.
+    if not colon or dataset == "world" or Path(split).exists() or not names_dataset(dataset):
+        return place_of(spec, config)
+    return f"{place_of(dataset, config)}:{split}"
+
+
+def names_dataset(spec: str) -> bool:
+    """Return whether a dataset is given by name. What exists is a path, and so is a missing file in a folder that
+    exists."""
+    path = Path(spec)
+    return spec != "stdlib" and is_name(spec) and not path.exists() and ("/" not in spec or not path.parent.exists())
+
+
+def cache_of(config: Config, progress: Progress | None = None) -> DatasetCache:
+    """Return the cache of datasets on this machine."""
+    machine = config.machine
+    folder = Path(machine.data).expanduser() if machine.data else cache_home(os.environ, sys.platform) / "data"
+    shown = progress or (lambda part, done, of: None)
+    return DatasetCache(folder, machine.data_mirror, say, shown)
+
+
+def cache_home(environment: Mapping[str, str], system: str) -> Path:
+    """Return the folder for what can be fetched again, where the system's conventions have it."""
+    if system == "darwin":
+        return Path.home() / "Library" / "Caches" / "harness1"
+    name = "LOCALAPPDATA" if system == "win32" else "XDG_CACHE_HOME"
+    below = Path(environment.get(name, ""))
+    return (below if below.is_absolute() else Path.home() / ".cache") / "harness1"
+
+
+def list_shipped(as_json: Json = False) -> None:
+    """List the configurations that come with the package: names for --config, and what each is for.
+
+    Example: harness1 config list
+    """
+    rows = [{"name": name, "what": opening(file), "file": str(file)} for name, file in shipped().items()]
+    print_result({"configurations": rows}, as_json, _list)
+
+
+def _list(found: dict[str, Any]) -> None:
+    for row in found["configurations"]:
+        put(f"{row['name']}: {row['what']}")
+
+
+def show(config: ConfigFile = None, overrides: Overrides = None, as_json: Json = False) -> None:
+    """Print every setting as TOML with what it decides, the hashes computed from the settings, and what other installed
+    packages add.
+
+    Example: harness1 config show --set env.max_turns=4
+    """
+    resolved = resolve(config, overrides)
+    hashes = config_hashes(resolved)
+    tree = shown_config(resolved)
+    plugins = installed_plugins()
+    if as_json:
+        print_json({"config": tree, "hashes": hashes, "plugins": plugins})
+        return
+    put("\n".join(toml_lines(tree, notes(Config))))
+    put("\n".join(f"# {name} = {value}" for name, value in hashes.items()))
+    for kind, packages in plugins.items():
+        put("\n".join(f"# installed {KINDS[kind]}: {name}, of {package}" for name, package in packages.items()))
+
+
+def config_hashes(config: Config) -> dict[str, str]:
+    """Return the hashes that depend only on a configuration; `index_hash` needs a corpus too."""
+    env = SearchEnv(config.env, Nowhere("", config.index.unit))
+    return {"env_hash": env.hash, "reward_hash": config.reward_hash, "index_settings": digest(config.index.hashed())}

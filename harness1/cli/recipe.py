@@ -1,24 +1,24 @@
-"""harness1 recipe: run the chain from documents to an evaluated policy, with gates between its stages."""
+"""harness1 recipe and tune: the chain from documents to an evaluated policy, and trials of its settings."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
+from msgspec import to_builtins
 from typer import Argument, Option
 
-from harness1.cli.command_check import check_commands
 from harness1.cli.options import Json, RecipeChanges, RecipeInputs, RecipeName
-from harness1.cli.printing import print_json, print_result, program, put, say
-from harness1.cli.results import headed
-from harness1.cli.terminal import Terminal
-from harness1.errors import UsageError
-from harness1.plain import counted
-from harness1.recipe.recipe import load_recipe, shipped_recipes
+from harness1.cli.printing import Terminal, headed, print_json, print_result, program, put, say
+from harness1.config import load_config
+from harness1.errors import ConfigError, UsageError
+from harness1.plain import counted, meant
+from harness1.recipe.recipe import Recipe, load_recipe, shipped_recipes
 from harness1.recipe.run import (
     JOURNAL,
     LOGS,
@@ -27,16 +27,30 @@ from harness1.recipe.run import (
     StageFailed,
     StageRecord,
     is_at_work,
+    on_cluster,
     put_in_words,
     read_recipe_state,
     run_verb,
 )
+from harness1.recipe.tuning import (
+    EXPERIENCE,
+    TUNING,
+    Experience,
+    TrialResult,
+    Tuning,
+    TuningCard,
+    best_of,
+    read_results,
+    read_tuning,
+    tuning_subject,
+)
 from harness1.training.log import LOG, read_log
+from harness1.viewer.work import PAGE, write_page
 
 NEGATIVE = 1
 
 
-class Told:
+class StagesNotice:
     """Tells the user on standard error how a recipe goes on.
 
     Args:
@@ -88,7 +102,7 @@ def run(
     expected = sum(asked.stages[name].takes for name in names)
     say(f"{counted(len(names), 'stage')}{f', {_minutes(expected)} on two cores' * bool(expected)}")
     say(f"to watch: {program()} view {out} --serve; what is to come: {program()} recipe status {out}")
-    work = RecipeRun(asked, out, partial(run_verb, quiet=as_json), Told(len(names), out))
+    work = RecipeRun(asked, out, partial(run_verb, quiet=as_json), StagesNotice(len(names), out))
     try:
         journal = work.run(start_from, until)
     except StageFailed as error:
@@ -97,7 +111,7 @@ def run(
             print_json(read_recipe_state(out))
             say(f"its output: {out / LOGS / error.stage}.log")
         raise typer.Exit(error.record.exit or NEGATIVE) from error
-    print_result(journal, as_json, _in_words, out)
+    print_result(journal, as_json, _print_recipe, out)
 
 
 def status(
@@ -113,7 +127,7 @@ def status(
     if as_json:
         print_json(msgspec.to_builtins(journal) | {"left": journal.left(time.time()), "at_work": is_at_work(work)})
     else:
-        _in_words(journal, work)
+        _print_recipe(journal, work)
 
 
 def list_recipes(as_json: Json = False) -> None:
@@ -133,7 +147,7 @@ def list_recipes(as_json: Json = False) -> None:
             put(f"    needs   {' '.join(needed)}")
 
 
-def _in_words(journal: RecipeState, work: Path) -> None:
+def _print_recipe(journal: RecipeState, work: Path) -> None:
     at_work = is_at_work(work)
     put(f"{work}: {journal.title}")
     table = headed("stage", "status", "seconds", "gates", "artifact")
@@ -173,3 +187,139 @@ def _step(folder: Path) -> str:
     """Return the last step that a training under way has logged."""
     lines = read_log(folder) if (folder / LOG).is_file() else []
     return f"step {lines[-1]['step']}" if lines else ""
+
+
+def check_commands(recipe: Recipe, work: Path) -> None:
+    """Refuse a recipe with a verb, an option or a setting that does not exist, before its first stage begins.
+
+    Raises:
+        ConfigError: there is one; the message names the stage.
+    """
+    for name in recipe.stages:
+        try:
+            given = _parsed(recipe.words(name, work))
+            config = given.get("config")
+            if not str(config or "").startswith(str(work)):  # else it is the work of an earlier stage
+                load_config(config, list(given.get("overrides") or ()))
+        except UsageError as error:
+            raise ConfigError(f"stage {name}: {error}") from error
+
+
+def _parsed(words: Sequence[str]) -> dict[str, Any]:
+    """Return the arguments of a command, without running it; raise UsageError if there is no such command."""
+    # Imported here, because the program imports this module.
+    from harness1.cli.main import Misuse, app
+
+    verbs: Any = app
+    said: list[str] = []
+    rest = list(words)
+    while commands := getattr(verbs, "commands", {}):
+        if not rest or rest[0] not in commands:
+            verb, known = " ".join([*said, *rest[:1]]), [" ".join([*said, each]) for each in commands]
+            raise UsageError(f"there is no command {verb!r}{meant(verb, known)}")
+        said.append(rest[0])
+        verbs = commands[rest.pop(0)]
+    try:
+        found: dict[str, Any] = verbs.make_context(" ".join(said), rest).params
+    except Misuse as error:
+        raise UsageError(f"harness1 {' '.join(said)}: {error.format_message()}") from error
+    return found
+
+
+class TrialsNotice:
+    """Tells the user on standard error how a trial, or what all share, goes on."""
+
+    def __init__(self, trial: int | None) -> None:
+        self.name = "shared" if trial is None else f"trial {trial}"
+
+    def begins(self, stage: str, says: str) -> None:
+        """Say which stage begins."""
+        say(f"{self.name}: {stage}")
+
+    def skipped(self, stage: str, record: StageRecord) -> None:
+        """Say nothing: the stage had passed before."""
+
+    def ended(self, stage: str, record: StageRecord) -> None:
+        """Say nothing: what stops a trial is said at its end."""
+
+
+def tune(
+    recipe: RecipeName,
+    out: Annotated[Path, Option(help="The folder that gets the trials.", metavar="TRIALS")],
+    trials: Annotated[int, Option(help="Trials to run in all.", min=1)] = 20,
+    parallel: Annotated[int, Option(help="Trials at the same time.", min=1)] = 1,
+    seed: Annotated[int, Option(help="Seed of the sampler.")] = 0,
+    experience: Annotated[
+        Path | None, Option(help=f"Folder of what tunings learned; default {EXPERIENCE}.", metavar="FOLDER")
+    ] = None,
+    forget: Annotated[bool, Option("--no-experience", help="Read and keep no experience.")] = False,
+    ray: Annotated[
+        str, Option(help="Run the commands on a Ray cluster with a shared file system.", metavar="ADDRESS")
+    ] = "",
+    changes: RecipeChanges = None,
+    inputs: RecipeInputs = None,
+    as_json: Json = False,
+) -> None:
+    """Search settings of a recipe in parallel trials; the same command resumes it after any end.
+
+    What no setting reaches is done once. A trial stops at a gate, or where it looks worse than the median. Settings
+    that worked on the same documents, reward and size of model come first; those that failed are not tried again.
+
+    Example: harness1 tune tiny --trials 20 --parallel 2 --out trials
+    """
+    asked = load_recipe(recipe, changes or (), inputs or ())
+    check_commands(asked, out)
+    folder = (experience or EXPERIENCE).expanduser()
+    work = Tuning(
+        asked,
+        out.resolve(),
+        on_cluster(ray) if ray else partial(run_verb, quiet=True),
+        TrialsNotice,
+        seed,
+        None if forget else lambda shared: Experience(folder, tuning_subject(asked, shared)),
+        _say_result,
+    )
+    work.run(trials, parallel)
+    show(out, as_json)
+
+
+def show(
+    folder: Annotated[Path, Argument(help="The folder of a tuning.", metavar="TRIALS")], as_json: Json = False
+) -> None:
+    """Show the trials of a tuning as a table, and write a page with their plots.
+
+    Example: harness1 tune show trials
+    """
+    card = read_tuning(folder)
+    if card is None:
+        raise UsageError(f"{folder} holds no trials: it has no {TUNING}")
+    results = sorted(read_results(folder), key=lambda each: each.number)
+    page = write_page(folder, card, results)
+    best = best_of(results, maximize=card.maximize)
+    found = {"tuning": to_builtins(card), "best": to_builtins(best), "trials": to_builtins(results), "page": str(page)}
+    print_result(found, as_json, _print_tuning, card, results, best, folder)
+
+
+def _print_tuning(
+    found: dict[str, Any], card: TuningCard, results: list[TrialResult], best: TrialResult | None, folder: Path
+) -> None:
+    put(f"{folder}: {card.title} Compared by {card.metric}, {'more' if card.maximize else 'less'} is better.")
+    table = headed("trial", card.metric, *card.search, "seconds", "stopped")
+    for each in results:
+        value = "" if each.value is None else f"{each.value:.4g}"
+        settings = (_shown(each.settings.get(name)) for name in card.search)
+        table.add_row(str(each.number), value, *settings, f"{each.seconds:,.0f}", each.stopped)
+    Terminal().print(table)
+    if best is not None and best.value is not None:
+        words = " ".join(f"--set {name}={_shown(value)}" for name, value in best.settings.items())
+        put(f"Best of {counted(len(results), 'trial')}: {best.value:.4g} in trial {best.number}: {words}")
+    put(f"Plots: {folder / PAGE}")
+
+
+def _say_result(result: TrialResult) -> None:
+    value = f"{result.value:.4g}" if result.value is not None else result.stopped
+    say(f"trial {result.number} ended after {result.seconds:,.0f} s: {value}")
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

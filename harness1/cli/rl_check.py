@@ -1,21 +1,23 @@
-"""harness1 rl check: find the tasks that are worth training on under a reward."""
+"""harness1 rl check and pivots: the tasks, and the turns, that are worth training on."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
-from typer import Option
+from typer import Argument, Option
 
-from harness1.cli.bars import progress_of_work, read_aloud
-from harness1.cli.datasets import evaluation_places, place_of
 from harness1.cli.options import (
+    POLICY_NAMES,
     Against,
     Cache,
     ConfigFile,
     DatasetName,
+    EngineOption,
     Exclude,
     Force,
     IndexSpec,
@@ -26,17 +28,38 @@ from harness1.cli.options import (
     Seed,
     ShareOf,
     Tools,
+    evaluation_places,
+    place_of,
     resolve,
 )
-from harness1.cli.printing import print_result, say, say_left_out
-from harness1.cli.results import headed
-from harness1.cli.rl_judge import Judged, JudgedRun, JudgeModel, asked_judge, judge_runs, print_findings
-from harness1.cli.terminal import Terminal
+from harness1.cli.printing import (
+    Terminal,
+    headed,
+    print_result,
+    progress_of_work,
+    read_aloud,
+    say,
+    say_left_out,
+    say_torn,
+)
+from harness1.config import Config
 from harness1.data.indexing import index_of
 from harness1.data.open import open_source
+from harness1.engines.open import open_start
+from harness1.errors import UsageError
+from harness1.models.fetch import resolve_model
+from harness1.models.open import Completing
+from harness1.models.spec import ModelSpec
+from harness1.policy.policy import Policy
+from harness1.policy.registry import check_policy, needs_gold, open_policy
+from harness1.records import Task
 from harness1.rl.admission import ORACLE, ORDER, POLICIES, RUNS, AdmissionReport, Check, lives_on, tasks_to_check
 from harness1.rl.admission import check as run_check
-from harness1.sft.collect import student_place, tasks_of_runs
+from harness1.rl.pivots import LeaveOut, Profile, profile
+from harness1.rl.red_team import REPLIES, RedTeamReport, Review, best_paid, open_judge
+from harness1.rl.rollouts import open_policy_to_train
+from harness1.rl.train import EPISODES
+from harness1.sft.collect import open_runs, student_place, tasks_of_runs
 from harness1.viewer.report import ensure_report
 
 
@@ -145,3 +168,127 @@ def _checked(job: Check, out: Path, *, force: bool) -> AdmissionReport:
     for policy in POLICIES:
         ensure_report(out / RUNS / policy, job.tasks)
     return found
+
+
+JudgeModel = Annotated[
+    str, Option(help="A model that reads well-paid episodes for tricks.", metavar="openai:MODEL@URL|hf:PATH")
+]
+JudgedRun = Annotated[
+    Path | None, Option(help="With --judge: read the episodes of this run, not the check's own.", metavar="RUN")
+]
+Judged = Annotated[int, Option(help="With --judge: about this many episodes.", min=1)]
+
+
+def asked_judge(name: str, run: Path | None, config: Config) -> Completing | None:
+    """Open the judge, if there is one; raise UsageError if only its run is named."""
+    if run is not None and not name:
+        raise UsageError("--run names the episodes that a judge reads: give --judge too")
+    return open_judge(name, config) if name else None
+
+
+def judge_runs(
+    judge: Completing, name: str, runs: Sequence[Path], tasks: Sequence[Task], count: int, out: Path, *, force: bool
+) -> RedTeamReport:
+    """Have the best-paid episodes of runs judged, under a bar. A training is read by the run in it.
+
+    Args:
+        tasks: the tasks whose gold is known.
+        count: about as many episodes.
+        force: ask again what was answered.
+
+    Raises:
+        UsageError, SchemaError: as `best_paid` and `Review.carry_out`.
+    """
+    golds = {task.task_id: task.gold for task in tasks if task.gold is not None}
+    folders = [run / EPISODES if (run / EPISODES).is_dir() else run for run in runs]
+    if force:
+        (out / REPLIES).unlink(missing_ok=True)
+    review = Review(best_paid(folders, count, golds), name, judge)
+    with progress_of_work() as progress:
+        bar = progress.add_task(f"{name} judges", total=len(review.episodes))
+        return review.carry_out(out, lambda: progress.advance(bar))
+
+
+def print_findings(found: RedTeamReport) -> None:
+    """Print what a judge found, and what it cost."""
+    console = Terminal()
+    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(found.kinds.items())) or "none"
+    console.print(
+        f"{found.judge} read {found.episodes} well-paid episodes: {found.honest} honest, {found.tricks} with a trick"
+        f" ({kinds}), {found.invalid} replies that cannot be checked, {found.missing} missing.",
+        soft_wrap=True,
+    )
+    for each in found.findings:
+        place = f"{Path(each.run).name}, task {each.task_id}, reward {each.reward:.3f}, turn {each.turn}"
+        console.print(f"  {each.kind}: {place}: {each.quote!r}", soft_wrap=True)
+    for fault in found.faults:
+        console.print(f"  missing: {fault}", soft_wrap=True)
+    console.print(f"The judge read {found.prompt_tokens:,} tokens and wrote {found.output_tokens:,}.")
+
+
+def pivots(
+    run: Annotated[Path, Argument(help="A run folder of `harness1 sft collect`.", metavar="SFT_RUN")],
+    out: Annotated[Path, Option(help="Folder for the profile.", metavar="PIVOTS")],
+    policy: Annotated[
+        str,
+        Option(
+            "--policy",
+            "--model",
+            help="The frozen reference, from which training will begin; default machine.learn.model of the"
+            f" configuration: {POLICY_NAMES}.",
+            metavar="SPEC",
+        ),
+    ] = "",
+    index: IndexSpec = None,
+    against: Against = None,
+    exclude: Exclude = None,
+    engine: EngineOption = "",
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Try every turn of a teacher with a reference policy, and keep those that it sometimes gets right. States are
+    rebuilt by replay; the environment is that of the run. The same command resumes a stopped profile.
+
+    Example: harness1 rl pivots runs/teacher --out pivots --policy hf:student --set rl.pivots.samples=8
+    """
+    settings = resolve(config, overrides)
+    if not (policy := policy or settings.machine.learn.model):
+        raise UsageError("give --policy, or machine.learn.model in the configuration")
+    if needs_gold(policy):
+        raise UsageError(f"{policy} sees the gold: profile with the policy that is to be trained")
+    check_policy(policy, settings)
+    taught = open_runs([run], rerendered=True)[0]
+    settings = msgspec.structs.replace(settings, env=taught.config.env, index=taught.config.index)
+    leave_out = LeaveOut(evaluation_places(against, settings), tasks_of_runs(exclude or ()))
+    work = Profile(taught, _reference(policy, engine, settings), policy, settings, index or "", leave_out)
+    say_left_out(work.selection)
+    with progress_of_work() as progress:
+        bar = progress.add_task(f"{policy} on turns of {run}", total=None)
+
+        def show(done: int, of: int) -> None:
+            progress.update(bar, completed=done, total=of)
+
+        found = profile(work, out, force=force, on_torn=partial(say_torn, run), on_pivot=show)
+    print_result(found, as_json, _print, policy, out)
+
+
+def _reference(name: str, engine: str, settings: Config) -> Policy:
+    """Return the policy to profile with; that of a training service is sampled there, as it is in training."""
+    if not engine:
+        return open_policy(name, {}, settings)
+    sampler = open_start(engine, resolve_model(ModelSpec.read(name).model), settings)
+    return open_policy_to_train(name, settings, sampler)
+
+
+def _print(found: dict[str, dict[str, Any]], policy: str, out: Path) -> None:
+    fates_of_all = (name.replace("_", " ") for name in found["fates"]["all"])
+    table = headed("expert's tool", *fates_of_all)
+    for name, fates in found["fates"].items():
+        table.add_row(name, *map(str, fates.values()))
+    console = Terminal()
+    console.print(f"Turns tried by {policy}", soft_wrap=True)
+    console.print(table)
+    splits = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in found["splits"].items()) or "none"
+    console.print(f"kept: {splits}. Everything is in {out}.")

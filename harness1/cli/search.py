@@ -1,26 +1,41 @@
-"""harness1 search: one episode, live."""
+"""harness1 index, search and demo: make a corpus searchable, and one episode, live."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from textwrap import shorten
+from typing import Annotated, Any, Literal, TypedDict
 
-from typer import Argument, Option
+from rich.console import Console
+from rich.text import Text
+from typer import Argument, Exit, Option
 
-from harness1.cli.live import show_result, snippet, watched
-from harness1.cli.options import ConfigFile, Json, Overrides, Tools, resolve
-from harness1.cli.policies import PolicyName
-from harness1.cli.printing import print_json, program, say_torn
-from harness1.cli.terminal import Terminal
+from harness1.cli.options import ConfigFile, Force, Json, Overrides, PolicyName, Tools, place_of, resolve
+from harness1.cli.printing import Terminal, print_json, print_result, program, put, read_aloud, say_torn
 from harness1.config import Config
-from harness1.data.indexing import Files, files_of
-from harness1.env.environment import SearchEnv
+from harness1.data.indexing import Files, add_to_index, delete_from_index, ensure_index, files_of, left_out_of
+from harness1.data.open import open_source
+from harness1.data.source import Source
+from harness1.env.environment import SearchEnv, Step
+from harness1.env.pieces import sentence
 from harness1.episodes.jobs import EpisodeSetup
 from harness1.episodes.single import asked, play_one
 from harness1.errors import InfrastructureFault, UsageError
+from harness1.memory.parts import telling_argument
+from harness1.plain import counted
 from harness1.policy.registry import needs_gold
-from harness1.records import Episode, Status, StopReason
+from harness1.records import Delta, Episode, Observation, Status, StopReason, ToolCall, UnitId
+from harness1.redaction import without_password
+from harness1.retrieval.generations import IndexCheck, check_index
+from harness1.retrieval.open import build_engine
+from harness1.retrieval.protocol import IndexInfo
+from harness1.runs.folder import clear_run
+from harness1.tools.discovery import shown_title
+from harness1.tools.tool import one_line
+from harness1.words import AUTO, NONE
 
 
 def search(
@@ -107,3 +122,276 @@ def as_result(env: SearchEnv, episode: Episode, out: Path, files: Files) -> dict
 def parse_failure(episode: Episode) -> str | None:
     """Return why the last output of a policy held no action, if that ended the episode."""
     return episode.turns[-1].parse_error if episode.turns else None
+
+
+STYLES = {"very_high": "bold green", "high": "green", "fair": "yellow", "low": "dim"}
+HANDLE = "magenta"
+"""Legible on black and on white."""
+SHOWN_HITS = 5
+ABOUT_CHARACTERS = 300
+AGAIN = "again, for further hits"
+SNIPPET_CHARACTERS = 200
+
+
+class _OneLine(TypedDict):
+    overflow: Literal["ellipsis"]
+    no_wrap: bool
+
+
+ONE_LINE: _OneLine = {"overflow": "ellipsis", "no_wrap": True}
+
+
+@contextmanager
+def watched(query: str, console: Console, env: SearchEnv) -> Iterator[Callable[[Step], None]]:
+    """Print a question, and yield a function that prints each step of the episode that answers it."""
+    console.print(f"{query}\n", style="bold")
+    show = Watcher(env, console)
+    if not console.is_terminal:  # there, a spinner would leave an empty line behind
+        yield show
+        return
+    with console.status("at work; the first time, the search is compiled") as status:
+
+        def told(step: Step) -> None:
+            status.update("the policy is at work")
+            show(step)
+
+        yield told
+
+
+class Watcher:
+    """Prints each step of an episode of an environment. A call that repeats the one before, which pages through its
+    hits, is named by that, and a reason is printed once."""
+
+    def __init__(self, env: SearchEnv, console: Console) -> None:
+        self._env, self._console = env, console
+        self._action: ToolCall | None = None
+        self._reason = ""
+
+    def __call__(self, step: Step) -> None:
+        """Print a step; one without an action is left out."""
+        turn, env, console = step.turn, self._env, self._console
+        if turn.action is None or turn.observation is None:
+            return
+        about = AGAIN if turn.action == self._action else _about(turn.action)
+        name = one_line(turn.action.name), "bold"
+        _show_text(Text.assemble((f"turn {turn.index}", "bold cyan"), " ", name, f" {about}"), console)
+        if turn.reasoning and turn.reasoning != self._reason:
+            _show_text(Text(f"  {turn.reasoning}", "dim"), console)
+        self._action, self._reason = turn.action, turn.reasoning
+        _show_answer(env, turn.observation, console)
+        _show_delta(env, turn.observation.delta, console)
+        if step.context is not None:
+            budget = step.context.budget
+            counts = f"curated {len(env.state.memory.curated)}/{env.config.curation.cap}"
+            console.print(f"  {counts}, budget {budget.used}/{budget.limit} tokens", style="dim")
+
+
+def _about(call: ToolCall) -> str:
+    """Return the argument that says what a call is about, cut between words if it is long."""
+    value = telling_argument(call)
+    text = "; ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return shorten(text, ABOUT_CHARACTERS, placeholder=" ...")
+
+
+def _show_answer(env: SearchEnv, observation: Observation, console: Console) -> None:
+    if observation.error is not None:
+        _show_text(Text(f"  {sentence(observation.error)}", "red"), console)
+    for hit in observation.hits[:SHOWN_HITS]:
+        unit_id = env.state.memory.pool.unit_of(hit)
+        entry = env.state.memory.pool.entries.get(unit_id)
+        label = entry.handle if entry else "copy"
+        name = shown_title(hit.title or hit.text[:60], env.config)
+        _show_line(Text.assemble((f"  {label:>5}", HANDLE), f" {name}"), console)
+    if len(observation.hits) > SHOWN_HITS:
+        console.print(f"        and {len(observation.hits) - SHOWN_HITS} more", style="dim")
+    for verdict in observation.verdicts:
+        handle = env.state.memory.pool.entries[verdict.unit_id].handle
+        passage = f" {verdict.sentence[:SNIPPET_CHARACTERS]}"
+        _show_text(Text.assemble((f"  {handle:>5}", HANDLE), " ", (verdict.label, "bold"), passage), console)
+
+
+def _show_delta(env: SearchEnv, delta: Delta, console: Console) -> None:
+    entries = env.state.memory.pool.entries
+    tags = env.state.memory.curated.tags
+    gained = {**dict.fromkeys(delta.auto_populated), **delta.added, **delta.retagged}
+    words = [
+        Text(f"+{entries[unit_id].handle} {tags[unit_id]}", STYLES[tags[unit_id]])
+        for unit_id in gained
+        if unit_id in tags
+    ]
+    words += [Text(f"-{entries[unit_id].handle}", "red") for unit_id in (*delta.removed, *delta.evicted)]
+    if words:
+        _show_text(Text("  ").append_text(Text(" ").join(words)), console)
+
+
+def show_result(env: SearchEnv, episode: Episode, console: Console, files: Files) -> None:
+    """Print the delivered set, ranked: of each document the whole path, or else its id, on a line of its own that is
+    never cut; below it the tag, the title and a snippet, which a terminal cuts at its width."""
+    number = f"\n{counted(len(episode.curated), 'document')}", "bold"
+    console.print(Text.assemble(number, " ", (f"({episode.stop_reason})", "dim")))
+    for place in episode.curated:
+        entry = env.state.memory.pool.entries[place.unit_id]
+        file = files(entry.doc_id)
+        console.print(str(file or place.unit_id), style="bold", soft_wrap=True)
+        chunk = f"  {place.unit_id}" if file and episode.unit == "chunk" else ""
+        rank, tag = f"{place.rank:>3} ", (f"{place.tag:<9}", STYLES[place.tag])
+        title = shown_title(entry.title, env.config)
+        _show_line(Text.assemble(rank, tag, f" {title}", (chunk, "dim")), console)
+        _show_line(Text(f"              {snippet(env, place.unit_id)}", "dim"), console)
+
+
+def _show_text(text: Text, console: Console) -> None:
+    """Print a text: wrapped between words on a terminal, on one line in a pipe or a file."""
+    console.print(text, soft_wrap=not console.is_terminal)
+
+
+def _show_line(text: Text, console: Console) -> None:
+    """Print one line: cut at the width of a terminal, whole in a pipe or a file."""
+    if console.is_terminal:
+        console.print(text, **ONE_LINE)
+    else:
+        _show_text(text, console)
+
+
+def snippet(env: SearchEnv, unit_id: UnitId) -> str:
+    """Return the beginning of a document's text, on one line."""
+    return " ".join(env.state.memory.text_of(unit_id)[: 4 * SNIPPET_CHARACTERS].split())[:SNIPPET_CHARACTERS]
+
+
+def demo(
+    out: Annotated[Path, Option(help="Folder for the index and the record.", metavar="DIR")] = Path("runs/demo"),
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+) -> None:
+    """Index the standard library's documentation and search it with the scripted policy, live.
+
+    Example: harness1 demo
+    """
+    settings = resolve(config, overrides)
+    source = open_source("stdlib")
+    console = Terminal()
+    info = ensure_index(source, out / "index", settings, read=read_aloud)
+    console.print(f"{info.documents} documents of the standard library, index {info.index_hash[:12]}")
+    task = source.tasks("demo")[0]
+    clear_run(out / "run")
+    setup = EpisodeSetup(settings, str(out / "index"), "scripted")
+    watch = partial(watched, task.query, console)
+    episode, env, run = play_one(task, setup, out / "run", dataset="stdlib", watch=watch, on_torn=say_torn)
+    show_result(env, episode, console, lambda _: None)
+    if episode.error:
+        raise InfrastructureFault(f"the episode is invalid: {episode.error}")
+    needed = task.gold.relevant if task.gold else {}
+    held = {str(place.unit_id) for place in episode.curated}
+    found = [doc_id for doc_id in needed if doc_id in held]
+    console.print(f"\nThe question needs {', '.join(needed)}: {len(found)} of {len(needed)} were found.")
+    console.print(f"Recorded in {run}. Look at it, or check it:", soft_wrap=True)
+    console.print(f"    {program()} view {run}\n    {program()} replay {run} --live", soft_wrap=True)
+
+
+READ = {AUTO: "stemmed by script", NONE: "not stemmed"}
+"""How the words of an index were read, where it is not as English."""
+
+
+def index(
+    source: Annotated[
+        str | None,
+        Argument(
+            help="A name (`data list`), a BEIR or TREC folder, NAME:PATH, JSONL, a folder of texts, world:SIZE, stdlib."
+        ),
+    ] = None,
+    out: Annotated[Path | None, Option(help="Folder of the index.", metavar="DIR")] = None,
+    engine: Annotated[
+        str | None, Option(help="Index into milvus:FILE.db, milvus:URL or chroma:URL.", metavar="SPEC")
+    ] = None,
+    add: Annotated[
+        bool, Option("--add", help="Add to the index; a document with an existing id replaces the old one.")
+    ] = False,
+    delete: Annotated[
+        list[str] | None, Option(help="Remove a document from the index; may be repeated.", metavar="ID")
+    ] = None,
+    strict: Annotated[
+        bool, Option("--strict", help="Refuse a corpus that has a broken document, instead of leaving it out.")
+    ] = False,
+    follow_links: Annotated[
+        bool, Option("--follow-links", help="In a folder of texts, read links that lead out of it.")
+    ] = False,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Index a corpus: a BEIR folder (plain or .gz), a JSONL file, a folder of .md .rst .txt .html .pdf, world:SIZE or
+    stdlib.
+
+    Example: harness1 index ~/notes --out notes.index; harness1 index check notes.index
+    """
+    settings, left_out = resolve(config, overrides), 0
+
+    def opened(spec: str) -> Source:
+        return open_source(place_of(spec, settings), leave_out=not strict, follow_links=follow_links)
+
+    if engine is not None:
+        if out is not None or add or delete or source is None:
+            raise UsageError("--engine takes a source and neither --out, --add nor --delete")
+        where, info = without_password(engine), _fill_engine(opened(source), engine, settings)
+    else:
+        if out is None:
+            raise UsageError("say where the index goes: --out DIR, or --engine SPEC")
+        info = _index_folder(source, opened, out, settings, add, delete or [], force, strict)
+        where, left_out = str(out), left_out_of(out)
+    if as_json:
+        print_json(info)
+    else:
+        read = f"; {READ.get(info.language, f'stemmed as {info.language}')}" if info.language else ""
+        lost = f"; {left_out} left out" if left_out else ""
+        size = f"{counted(info.documents, 'document')}, {counted(info.chunks, 'chunk')}"
+        put(f"{where}: {size}, index {info.index_hash[:12]}{read}{lost}")
+
+
+def check(
+    folder: Annotated[Path, Argument(help="The index.", metavar="DIR")],
+    as_json: Json = False,
+) -> None:
+    """Read a whole index and compare every file with its checksum: exit code 2 if one differs."""
+    found = check_index(folder)
+    print_result(found, as_json, _in_words, folder)
+    if found.damaged:
+        raise Exit(2)
+
+
+def _in_words(found: IndexCheck, folder: Path) -> None:
+    for damage in found.damaged:
+        put(f"{damage.file}: {damage.reason}")
+    if found.damaged:
+        put(f"{folder} is damaged: build it again with harness1 index --force")
+    else:
+        put(f"{folder}: {found.files} files, {found.bytes / 1e6:,.1f} MB, all as they were written")
+
+
+def _index_folder(
+    source: str | None,
+    opened: Callable[[str], Source],
+    out: Path,
+    config: Config,
+    add: bool,
+    delete: list[str],
+    force: bool,
+    strict: bool,
+) -> IndexInfo:
+    """Build an index folder, or change the one that is there."""
+    if (add or delete) and (force or config.index != Config().index):
+        raise UsageError("an index is changed with the settings that it was built with: leave index.* and --force out")
+    if delete:
+        if source is not None or add:
+            raise UsageError("--delete takes ids alone: no source and no --add")
+        return delete_from_index(delete, out, config)
+    if source is None:
+        raise UsageError("say what to index: a folder, a JSONL file, world:SIZE or stdlib")
+    if add:
+        return add_to_index(opened(source), out, config, read_aloud)
+    return ensure_index(opened(source), out, config, force=force, whole=strict, read=read_aloud)
+
+
+def _fill_engine(source: Source, spec: str, config: Config) -> IndexInfo:
+    with read_aloud(source) as (documents, _):
+        return build_engine(spec, documents, config.index, config.machine)

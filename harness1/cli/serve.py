@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from harness1.cli.datasets import place_of
-from harness1.cli.options import ConfigFile, Overrides, resolve
+from harness1.cli.options import ConfigFile, Overrides, place_of, resolve
 from harness1.cli.printing import put, say, say_torn
 from harness1.config import Config
 from harness1.data.indexing import Files, files_of

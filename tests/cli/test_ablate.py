@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness1.cli.ablate import ablation_names, print_ablations
+from harness1.cli.evaluate import ablation_names, print_ablations
 from harness1.eval.ablations import ABLATIONS, AblationTable, Condition, cells
 from harness1.eval.statistics import Interval
 from tests.cli.commands import Command, command_in_process

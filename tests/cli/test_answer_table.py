@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness1.cli.answer import print_answers
+from harness1.cli.evaluate import print_answers
 
 
 def summary(run: str, model: str) -> dict[str, Any]:

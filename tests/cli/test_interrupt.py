@@ -12,13 +12,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from harness1.cli.interrupt import interrupted_by_sigterm
+from harness1.cli.main import interrupted_by_sigterm
 from tests.support import hear_interrupts
 
 TOLD = "harness1: stopping; what is at work is ended first\n"
 CODE = """
 import asyncio, time
-from harness1.cli.interrupt import answered_interrupts
+from harness1.cli.main import answered_interrupts
 
 async def work():
     try:
@@ -36,7 +36,7 @@ with answered_interrupts():
 
 ONE_LONG_CALL = """
 import hashlib
-from harness1.cli.interrupt import answered_interrupts
+from harness1.cli.main import answered_interrupts
 
 with answered_interrupts():
     print("ready", flush=True)

@@ -17,9 +17,8 @@ from rich.progress import Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from harness1.cli.live import Watcher, show_result
-from harness1.cli.printing import print_json, program, put, say
-from harness1.cli.terminal import Terminal
+from harness1.cli.printing import Terminal, print_json, program, put, say
+from harness1.cli.search import Watcher, show_result
 from harness1.episodes.rollout import rollout
 from harness1.policy.policy import Decision
 from harness1.policy.scripted import RuleSession

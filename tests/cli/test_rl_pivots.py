@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from harness1.cli.rl_pivots import pivots
+from harness1.cli.rl_check import pivots
 from harness1.data.open import open_source
 from harness1.errors import UsageError
 from harness1.eval.evaluate import Evaluation, evaluate

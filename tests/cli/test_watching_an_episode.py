@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from harness1.cli.live import AGAIN, Watcher
+from harness1.cli.search import AGAIN, Watcher
 from harness1.episodes.rollout import rollout
 from harness1.records import Task, ToolCall
 from tests.support import END, Script, chunk, make_env, run, search

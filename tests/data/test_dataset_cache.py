@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import huggingface_hub
 import pytest
 
-from harness1.cli.datasets import cache_home, evaluation_places, names_dataset
+from harness1.cli.options import cache_home, evaluation_places, names_dataset
 from harness1.config import load_config
 from harness1.data import dataset_cache
 from harness1.data.dataset_cache import BeirSet, DatasetCache

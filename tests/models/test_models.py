@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.pretty import Pretty
 
 from harness1 import errors
-from harness1.cli.config import show
+from harness1.cli.options import show
 from harness1.config import Config, load_config
 from harness1.errors import ConfigError, MissingExtra, UsageError
 from harness1.models.model_servers import SglangServer, VllmServer

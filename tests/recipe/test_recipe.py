@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness1.cli.command_check import check_commands
 from harness1.cli.main import Verb, Verbs, app
+from harness1.cli.recipe import check_commands
 from harness1.config import load_config
 from harness1.data.open import open_source
 from harness1.errors import ConfigError, UsageError

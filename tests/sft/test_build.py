@@ -15,7 +15,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from harness1.cli.sft_build import build as build_command
+from harness1.cli.sft import build as build_command
 from harness1.config import Config, Data, Gates, Sft, load_config
 from harness1.data import beir
 from harness1.data.open import open_source

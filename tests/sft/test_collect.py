@@ -12,7 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from harness1.cli.sft_collect import collect
+from harness1.cli.sft import collect
 from harness1.config import Config, load_config
 from harness1.data import beir
 from harness1.data.open import open_source
