@@ -23,7 +23,7 @@ from harness1.policy.policy import Decision, Policy
 from harness1.records import Episode, Status, Task, ToolCall
 from harness1.reward import score
 from harness1.reward.measures import measure_outcome
-from harness1.rows.calls import captured_calls
+from harness1.rows.calls import calls_for_rows
 
 try:
     from openenv.core.env_server.http_server import create_app
@@ -299,7 +299,7 @@ class SearchSession(ResourceSession):
     def fetch_training_trace(self) -> TrainingTrace:
         """Return the calls to train on: prompt, output and log probabilities as they were sampled. A broken episode has
         none."""
-        calls = captured_calls(self.episode) if self.episode is not None else ()
+        calls = calls_for_rows(self.episode) if self.episode is not None else ()
         return TrainingTrace(
             turns=[
                 TrainingTurn(

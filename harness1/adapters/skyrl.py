@@ -37,7 +37,7 @@ from harness1.reward import score
 from harness1.rl.groups import PlacedTask
 from harness1.rl.open import open_tasks
 from harness1.rl.rows import rewards_of
-from harness1.rows.calls import captured_calls, trained_calls
+from harness1.rows.calls import calls_for_rows, calls_to_train
 
 INSTALL = 'SkyRL is not installed: pip install "skyrl[fsdp]==0.4.0", with Python 3.12 or later'
 TASK = "task"
@@ -180,7 +180,7 @@ def trajectory_of(episode: Episode) -> TrajectoryId:
 
 def is_fit(episode: Episode, *, validates: bool) -> bool:
     """Return whether an episode can be compared, and trained on unless it is for validation."""
-    calls = list(trained_calls(episode))
+    calls = list(calls_to_train(episode))
     if episode.status is Status.INFRA_ERROR or episode.reward is None or not calls:
         return False
     drawn = [call.sampling for call in calls]
@@ -231,7 +231,7 @@ def generator_output(episodes: Sequence[Episode], *, validates: bool = False) ->
 
 
 def _steps(episode: Episode) -> Iterator[_Step]:
-    calls = list(captured_calls(episode))
+    calls = list(calls_for_rows(episode))
     name = trajectory_of(episode)
     earned = 0.0 if episode.reward is None else episode.reward.total
     _demand(isfinite(earned), f"{name} has a reward that is not finite")

@@ -61,7 +61,7 @@ class AgentSession(Record, kw_only=True):
         for call in self.calls:
             if call.status in BROKEN:
                 return f"a call failed: {call.error}"
-        if any(call.captured() for call in self.calls):
+        if any(call.as_call() for call in self.calls):
             return ""
         refused = next((call.error or call.untrainable for call in self.calls if call.error or call.untrainable), None)
         last = self.output.strip().rpartition("\n")[2][-200:] or "no output"
@@ -116,7 +116,7 @@ def delivered_f1(session: AgentSession) -> float:
 def episode_of(job: EpisodeJob, session: AgentSession, reward: RewardRecord, hashes: Hashes) -> Episode:
     """Return the episode of a session that is not broken: each answered call is a turn, so that rows are made as of any
     other. A prompt that continues an earlier one and its output stores what is new alone."""
-    answered = [call for call in session.calls if call.captured() is not None]
+    answered = [call for call in session.calls if call.as_call() is not None]
     segments: dict[str, tuple[int, ...]] = {}
     prompts: list[tuple[str, ...]] = []
     turns: list[Turn] = []

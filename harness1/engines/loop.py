@@ -122,11 +122,9 @@ class TrainingLoop(ABC):
     def train(self) -> Checkpoint:
         """Train to the end, and return the card of the checkpoint: the best by `train.watch.metric`, or the last.
 
-        Raises:
-            KeyboardInterrupt: after the update at work; the state is saved.
-            Diverged: a loss is not finite; the best checkpoint so far is kept, or the last finite weights.
-            UsageError: the time was up before the first update.
-        """
+        An interrupt (KeyboardInterrupt) waits for the update at work; the state is saved. Raise Diverged if a loss is
+        not finite; the best checkpoint so far is kept, or else the last finite weights; UsageError if the time was up
+        before the first update."""
         self._on_step(self.version, self.updates, {})
         try:
             asyncio.run(self.run())

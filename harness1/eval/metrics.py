@@ -16,7 +16,7 @@ from harness1.records import ChunkId, DocId, Episode, Gold, Record, StopReason, 
 from harness1.retrieval.corpus import approximate_tokens
 from harness1.reward.measures import MEASURES, Outcome, targets
 from harness1.rows import prefix_merging
-from harness1.rows.calls import calls_of, captured_calls, prompt_ids
+from harness1.rows.calls import calls_for_rows, calls_of, prompt_ids
 
 Metric = Callable[[Outcome, Episode], float]
 
@@ -199,7 +199,7 @@ def model_use(episode: Episode) -> dict[str, float]:
         used |= {"model_calls": float(len(calls)), "failed_attempts": float(failed)}
     if calls and tokens is not None and tokens.exact:
         used["output_tokens"] = float(tokens.output)
-        used["merge_ratio"] = prefix_merging(captured_calls(episode)).merge_ratio
+        used["merge_ratio"] = prefix_merging(calls_for_rows(episode)).merge_ratio
     return used
 
 

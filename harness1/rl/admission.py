@@ -8,7 +8,7 @@ headroom of a task is the score that the best of the simple policies leaves to b
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
@@ -26,7 +26,7 @@ from harness1.episodes.jobs import OnEpisode
 from harness1.errors import MALFORMED, SchemaError, UsageError
 from harness1.eval.evaluate import Evaluation, evaluate
 from harness1.policy.registry import open_policy
-from harness1.records import Curated, Episode, Gold, Record, RewardRecord, Status, StopReason, Task, UnitId
+from harness1.records import Curated, Episode, Gold, Record, RewardRecord, Status, StopReason, Task
 from harness1.reward import by_term, composite
 from harness1.reward.measures import Outcome, measure_outcome, targets
 from harness1.runs.files import Stage, clear, refuse_foreign, refuse_other, under_way, write_atomically, write_json
@@ -81,24 +81,19 @@ def scoring_of(config: Config) -> Scoring:
 
 
 def trial(episode: Episode, gold: Gold, scoring: Scoring) -> Trial:
-    """Score an episode, twice.
-
-    Raises:
-        UsageError: the gold is empty.
-    """
+    """Score an episode, twice; raise UsageError if the gold is empty."""
     return Trial(measure_outcome(episode, gold), episode.curated, scoring(episode, gold), scoring(episode, gold))
 
 
 def ideal(episode: Episode, gold: Gold, cap: int) -> Episode:
     """Return the episode as if it had delivered exactly one unit for each target. If there are more than `cap`, units
-    that hold the answer come first.
-
-    Raises:
-        UsageError: the gold is empty.
-    """
+    that hold the answer come first. Raise UsageError if the gold is empty."""
     wanted = targets(episode.task.task_id, gold, episode.unit)
-    units = dict.fromkeys(_member(target, episode) for target in (*wanted.answer, *wanted.relevant))
-    chosen = list(units)[:cap]
+    delivered = {entry.unit_id for entry in episode.curated}
+    members = (
+        min(target, key=lambda unit: (unit not in delivered, unit)) for target in (*wanted.answer, *wanted.relevant)
+    )
+    chosen = list(dict.fromkeys(members))[:cap]  # a delivered unit if possible, so that nothing counts twice
     return msgspec.structs.replace(
         episode,
         curated=tuple(Curated(unit, "very_high", rank) for rank, unit in enumerate(chosen, 1)),
@@ -123,30 +118,23 @@ def admission_of(task_id: str, trials: Mapping[str, Sequence[Trial]], best: Rewa
     reachable = best.total - nothing
     scores = {policy: (total - nothing) / gained for policy, total in rewards.items()} if gained > 0.0 else {}
     attained = gained / reachable if reachable > 0.0 else 0.0
+    repeated, all_trials = trials[TWICE], [each for found in trials.values() for each in found]
     holds: dict[Reason, bool] = {
         "flat": reachable <= 0.0,
         "unattained": reachable > 0.0 and attained < ATTAINED,
-        "unstable": not _is_stable(trials),
+        "unstable": any(each.reward != each.again for each in all_trials)
+        or any((each.curated, each.reward) != (repeated[0].curated, repeated[0].reward) for each in repeated),
         "leaked": any(scores.get(policy, 0.0) >= LEAKED for policy in BLIND),
     }
     headroom = 1.0 - max(scores[policy] for policy in SEARCHING) if scores else 0.0
     return TaskAdmission(task_id, tuple(reason for reason in holds if holds[reason]), headroom, attained, scores)
 
 
-def _is_stable(trials: Mapping[str, Sequence[Trial]]) -> bool:
-    """Return True if scoring is repeatable, and the repeated episodes delivered and scored the same."""
-    repeated = trials[TWICE]
-    same = all((each.curated, each.reward) == (repeated[0].curated, repeated[0].reward) for each in repeated)
-    return same and all(each.reward == each.again for found in trials.values() for each in found)
-
-
-def _member(target: frozenset[UnitId], episode: Episode) -> UnitId:
-    """Return one unit of a target: a delivered one if possible, so that nothing counts twice."""
-    return min(target, key=lambda unit: (all(unit != entry.unit_id for entry in episode.curated), unit))
-
-
+VERB = "rl check"
 REPORT = "report.json"
 README = "README.md"
+RUNS = "policies"
+"""The folder of the policies' runs, each of which can be viewed, replayed and resumed like any other."""
 ORDER = ("oracle", "scripted", "stop-at-once", "curate-everything", "tool-spammer")
 """The order in which a reward should rank policies, best first."""
 
@@ -233,7 +221,20 @@ def earnings(policy: str, trials: Trials, judged: Sequence[TaskAdmission]) -> Po
 
 def ranking(trials: Trials) -> tuple[tuple[PairOrder, ...], tuple[int, int]]:
     """Return the `pairs` and `ranked` of a report."""
-    orders = [_orders(by_policy) for by_policy in trials.values()]
+    orders: list[
+        dict[tuple[str, str], bool]
+    ] = []  # for each task, the pairs of different recall: is the better paid more?
+    for by_policy in trials.values():
+        rewards = {policy: reward.total for policy in ORDER if (reward := by_policy[policy][0].reward) is not None}
+        orders.append(
+            {
+                (better, worse): rewards[better] > rewards[worse]
+                for better, worse in combinations(ORDER, 2)
+                if better in rewards
+                and worse in rewards
+                and by_policy[better][0].outcome.recall != by_policy[worse][0].outcome.recall
+            }
+        )
     pairs = []
     for pair in combinations(ORDER, 2):
         found = [order[pair] for order in orders if pair in order]
@@ -242,12 +243,8 @@ def ranking(trials: Trials) -> tuple[tuple[PairOrder, ...], tuple[int, int]]:
 
 
 def read_report(path: Path) -> AdmissionReport:
-    """Read the report of a check, by its folder or its file.
-
-    Raises:
-        UsageError: there is none.
-        SchemaError: it is damaged.
-    """
+    """Read the report of a check, by its folder or its file; raise UsageError if there is none; SchemaError if it is
+    damaged."""
     file = path / REPORT if path.is_dir() else path
     try:
         return msgspec.json.decode(file.read_bytes(), type=AdmissionReport)
@@ -288,22 +285,6 @@ def lives_on(found: PolicyEarnings) -> str:
 
 def _mean(values: Sequence[float]) -> float:
     return fmean(values) if values else 0.0
-
-
-def _orders(by_policy: Mapping[str, Sequence[Trial]]) -> dict[tuple[str, str], bool]:
-    """Map each pair of policies with different recall to True if the better one earned more."""
-    found = {policy: by_policy[policy][0] for policy in ORDER}
-    totals = {policy: each.reward.total for policy, each in found.items() if each.reward is not None}
-    return {
-        (better, worse): totals[better] > totals[worse]
-        for better, worse in combinations(ORDER, 2)
-        if better in totals and worse in totals and found[better].outcome.recall != found[worse].outcome.recall
-    }
-
-
-VERB = "rl check"
-RUNS = "policies"
-"""The folder of the policies' runs, each of which can be viewed, replayed and resumed like any other."""
 
 
 @dataclass(frozen=True)
@@ -347,11 +328,8 @@ def tasks_to_check(
     excluded: Collection[tuple[str, str]] = frozenset(),
 ) -> tuple[list[Task], Selection | None]:
     """Return the first `limit` tasks of a split (0 for all) that a training may learn from, and the account of the
-    choice; of the test split, from which nothing is learned, all tasks.
-
-    Raises:
-        UsageError: there is no such split, an evaluation set does not exist, or no task is left.
-    """
+    choice; of the test split, from which nothing is learned, all tasks; raise UsageError if there is no such split,
+    an evaluation set does not exist, or no task is left."""
     tasks = source.tasks(split)
     if split == TEST:
         return tasks[: limit or None], None
@@ -373,15 +351,12 @@ def check(
     on_episode: OnEpisode = lambda _: None,
 ) -> AdmissionReport:
     """Play all policies over the tasks and write the report; an existing report is read and left unchanged. A check
-    that was stopped, or that faults broke, is resumed.
+    that was stopped, or that faults broke, is resumed. Raise UsageError if there is no task, a task has no gold, or
+    the folder holds something else; SchemaError if the folder is damaged; InfrastructureFault if a worker died; run
+    again to resume.
 
     Args:
         on_policy: called as a policy begins, with the numbers of its finished episodes and of all its episodes.
-
-    Raises:
-        UsageError: there is no task, a task has no gold, or the folder holds something else.
-        SchemaError: the folder is damaged.
-        InfrastructureFault: a worker died; run again to resume.
     """
     if not job.tasks:
         raise UsageError(f"{job.dataset} has no tasks in split {job.split}")
@@ -398,7 +373,7 @@ def check(
     with under_way(stage, out):
         for policy in POLICIES:
             evaluate(job.evaluation(policy), out / RUNS / policy, partial(on_policy, policy), on_episode)
-        report = _report(job, out)
+        report = judge(job, *_score_runs(job, out))
         write_json(out / REPORT, report)
         write_atomically(out / README, readme(report, job.config.rl.headroom).encode())
         gates = {"tasks": len(report.tasks), "admitted": len(report.admitted()), "rejected": report.reasons}
@@ -406,21 +381,26 @@ def check(
     return report
 
 
-def _report(job: Check, out: Path) -> AdmissionReport:
+def _score_runs(job: Check, out: Path) -> tuple[Trials, dict[str, RewardRecord | None]]:
+    """Return the trials, and the reward of the ideal delivery of each task. Episodes are read one by one, as memory may
+    not hold all; of each task and sample the last counts."""
     scoring = scoring_of(job.config)
     golds = {task.task_id: task.gold for task in job.tasks if task.gold is not None}
     trials: dict[str, dict[str, list[Trial]]] = {task_id: {} for task_id in golds}
     best: dict[str, RewardRecord | None] = {}
     for policy in POLICIES:
-        for episode, gold in _latest(out / RUNS / policy, golds):
-            trials[episode.task.task_id].setdefault(policy, []).append(trial(episode, gold, scoring))
+        run = out / RUNS / policy
+        last = {(each.task.task_id, each.sample_idx): line for line, each in enumerate(read_episodes(run))}
+        kept = set(last.values())
+        for episode in (each for line, each in enumerate(read_episodes(run)) if line in kept):
+            task_id, gold = episode.task.task_id, golds[episode.task.task_id]
+            trials[task_id].setdefault(policy, []).append(trial(episode, gold, scoring))
             if policy == ORACLE:
-                perfect = ideal(episode, gold, job.config.env.curation.cap)
-                best[episode.task.task_id] = scoring(perfect, gold)
-    return reported(job, trials, best)
+                best[task_id] = scoring(ideal(episode, gold, job.config.env.curation.cap), gold)
+    return trials, best
 
 
-def reported(job: Check, trials: Trials, best: dict[str, RewardRecord | None]) -> AdmissionReport:
+def judge(job: Check, trials: Trials, best: dict[str, RewardRecord | None]) -> AdmissionReport:
     """Judge every task, and average the policies."""
     tasks = tuple(admission_of(task_id, trials[task_id], best[task_id]) for task_id in trials)
     pairs, ranked = ranking(trials)
@@ -436,12 +416,3 @@ def reported(job: Check, trials: Trials, best: dict[str, RewardRecord | None]) -
         ranked=ranked,
         selection=job.selection,
     )
-
-
-def _latest(folder: Path, golds: dict[str, Gold]) -> Iterator[tuple[Episode, Gold]]:
-    """Yield the last episode of each task and sample, read one by one, as memory may not hold all."""
-    last = {(episode.task.task_id, episode.sample_idx): line for line, episode in enumerate(read_episodes(folder))}
-    kept = set(last.values())
-    for line, episode in enumerate(read_episodes(folder)):
-        if line in kept:
-            yield episode, golds[episode.task.task_id]

@@ -96,14 +96,12 @@ class BufferState(Record):
 
 class Buffer(Generic[Item]):
     """Keeps groups in order between the rollouts and the trainer. It belongs to one thread, and nothing in it waits.
+    Raise ValueError if a number is out of range.
 
     Args:
         groups: the number of groups in a batch.
         staleness: the number of batches by which generation may be ahead of training.
         window: a share of the capacity, rounded down to whole groups, at least 1.
-
-    Raises:
-        ValueError: a number is out of range.
     """
 
     def __init__(self, groups: int, staleness: int = 0, window: float = 0.0) -> None:
@@ -143,37 +141,27 @@ class Buffer(Generic[Item]):
         return index
 
     def finish(self, index: int, item: Item, oldest_version: int | None = None) -> None:
-        """Take in a group in flight that can be trained on.
+        """Take in a group in flight that can be trained on; raise KeyError if it is not in flight.
 
         Args:
             oldest_version: the oldest version among its calls; None means the version that it was begun with.
-
-        Raises:
-            KeyError: it is not in flight.
         """
         begun = self._in_flight.pop(index)
         self._ready[index] = item, begun if oldest_version is None else oldest_version
         self._produced += 1
 
     def drop(self, index: int, reason: DropReason) -> None:
-        """Drop a group in flight: another may begin in its place.
-
-        Raises:
-            KeyError: it is not in flight.
-        """
+        """Drop a group in flight: another may begin in its place; raise KeyError if it is not in flight."""
         del self._in_flight[index]
         self._produced += 1
         self._consume(index, reason)
 
     def take(self, version: int) -> list[Item] | None:
         """Take a batch, oldest group first, or return None if there are too few. Ready groups beyond the bound are
-        dropped.
+        dropped. Raise RuntimeError if the last batch was not released.
 
         Args:
             version: the version of the weights to train.
-
-        Raises:
-            RuntimeError: the last batch was not released.
         """
         if self._taken:
             raise RuntimeError("a batch is taken before the last one was released")
@@ -198,11 +186,8 @@ class Buffer(Generic[Item]):
         return BufferState(oldest=self._oldest, beyond=tuple(sorted(self._beyond)), fates=dict(self._fates))
 
     def load_state(self, state: BufferState) -> None:
-        """Continue from a saved state; groups that were neither trained nor dropped are begun again.
-
-        Raises:
-            RuntimeError: groups were begun here already.
-        """
+        """Continue from a saved state; groups that were neither trained nor dropped are begun again; raise RuntimeError
+        if groups were begun here already."""
         if self._next:
             raise RuntimeError("a buffer in use cannot load a state")
         self._oldest = self._next = state.oldest
@@ -258,13 +243,8 @@ class RolloutProducer:
             await self._playing
 
     async def batch(self) -> list[EpisodeGroup]:
-        """Wait for the groups of the next step.
-
-        Raises:
-            HarnessError: an error ended the rollouts.
-            InfrastructureFault: all recent episodes were broken.
-            UsageError: no group has anything to learn from.
-        """
+        """Wait for the groups of the next step; raise HarnessError if an error ended the rollouts; InfrastructureFault
+        if all recent episodes were broken; UsageError if no group has anything to learn from."""
         while (groups := self._taken()) is None:
             self._check()
             self._ready.clear()

@@ -45,11 +45,8 @@ class SampledCall(Record):
 
 
 def sampled_calls(episode: Episode) -> Iterator[SampledCall]:
-    """Yield every call that has log probabilities, failed attempts included, for the replay gate.
-
-    Raises:
-        SchemaError: the episode lacks a segment of a prompt.
-    """
+    """Yield every call that has log probabilities, failed attempts included, for the replay gate; raise SchemaError if
+    the episode lacks a segment of a prompt."""
     for call in calls_of(episode):
         if call.output_logprobs:
             yield SampledCall(
@@ -118,14 +115,12 @@ class LogprobReport(Record):
 
 
 def compare_calls(model: PreTrainedModel, calls: Iterable[SampledCall], mask_of: MaskOf | None = None) -> LogprobReport:
-    """Replay each call by one plain forward pass and compare.
+    """Replay each call by one plain forward pass and compare; raise UsageError if a call has no output, or its output
+    does not have one log probability for each id.
 
     Args:
         model: the model with the weights that sampled the calls, and with its own attention.
         mask_of: gives the tokens that a call's grammar allowed, bool [tokens, vocabulary]; None without a grammar.
-
-    Raises:
-        UsageError: a call has no output, or its output does not have one log probability for each id.
     """
     import torch
 
@@ -165,16 +160,13 @@ def report_of(replayed: Sequence[float], recorded: Sequence[float]) -> LogprobRe
 
 
 def grammar_masks(folder: Path, vocabulary: int, grammars: Sequence[Grammar]) -> MaskOf:
-    """Return a function that rebuilds the masks of a call's grammar, which a record does not hold: bool,
-    [tokens, vocabulary], True where a token was allowed.
+    """Return a function that rebuilds the masks of a call's grammar, which a record does not hold: bool, [tokens,
+    vocabulary], True where a token was allowed; raise MissingExtra if xgrammar is not installed; UsageError if the
+    folder has no tokenizer; on calling, if a call names another grammar.
 
     Args:
         folder: the folder of the model, for its tokenizer.
         vocabulary: the width of the model's logits.
-
-    Raises:
-        MissingExtra: xgrammar is not installed.
-        UsageError: the folder has no tokenizer; on calling, if a call names another grammar.
     """
     compiler = GrammarCompiler(folder, vocabulary)
     known = {grammar.digest: grammar for grammar in grammars}
@@ -262,13 +254,11 @@ def check_start(replayed: Sequence[float], recorded: Sequence[float], config: Co
     """Compare log probabilities at temperature 1 of the tokens of a first batch; return the values to log.
 
     With both in float32, every difference must be within `rl.gate.exact`. Otherwise the tokens are known to differ, and
-    the mean k3 must be within the bound of the pair.
+    the mean k3 must be within the bound of the pair. Raise UsageError if they differ by more than the precisions can
+    explain, or there is no token.
 
     Args:
         replayed, recorded: of the trainer and of the sampler, token by token.
-
-    Raises:
-        UsageError: they differ by more than the precisions can explain, or there is no token.
     """
     gate, pair = config.rl.gate, (config.policy.dtype, config.train.dtype)
     report = report_of(replayed, recorded)

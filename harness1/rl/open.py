@@ -63,14 +63,12 @@ def choose_tasks(
     the split to learn from.
 
     Unless `data.leaks` is "keep", what is learned gives away no validation task, and neither gives away a test task.
+    Raise UsageError if the split is missing, reserved for testing, or has no task left to learn from; or a task lacks
+    its gold.
 
     Args:
         admitted: for each dataset, the ids of the tasks that may be learned from; None means all.
         sieve: leaves out what must not be learned; default: the filter that `open_filter` opens.
-
-    Raises:
-        UsageError: the split is missing, reserved for testing, or has no task left to learn from; or a task lacks its
-            gold.
     """
     for source in sources:
         check_taught_split(split, source.name)
@@ -130,11 +128,8 @@ FindIndex = Callable[[Source, str | None], str]
 def open_task_training(
     config: Config, inputs: TrainingInputs, out: Path, policy: LanguageModelPolicy, find_index: FindIndex
 ) -> tuple[Training, OpenRollouts]:
-    """Open a training run on whole episodes of the tasks of datasets.
-
-    Raises:
-        UsageError: as `open_tasks`, or workers cannot have the model.
-    """
+    """Open a training run on whole episodes of the tasks of datasets; raise UsageError as `open_tasks`, or workers
+    cannot have the model."""
     (tasks, held_out, selections), setups = open_tasks(config, inputs, find_index)
     base = resolve_model(ModelSpec.read(inputs.model).model)
     hashes = [open_retriever(setup.retriever, config).info.index_hash for setup in setups]
@@ -145,12 +140,9 @@ def open_task_training(
 
 
 def open_tasks(config: Config, inputs: TrainingInputs, find_index: FindIndex) -> tuple[TaskChoice, list[EpisodeSetup]]:
-    """Return the tasks of datasets that may be learned from, the validation tasks, and the setup of each dataset.
-
-    Raises:
-        UsageError: the numbers of indexes, reports and datasets differ, a report is on another dataset,
-            reward or environment, or the tasks do not fit (`choose_tasks`).
-    """
+    """Return the tasks of datasets that may be learned from, the validation tasks, and the setup of each dataset; raise
+    UsageError if the numbers of indexes, reports and datasets differ, a report is on another dataset, reward or
+    environment, or the tasks do not fit (`choose_tasks`)."""
     sources = [open_source(data) for data in inputs.data]
     for name in ("index", "admission"):
         if (count := len(getattr(inputs, name))) not in (0, len(sources)):
@@ -168,12 +160,9 @@ def open_tasks(config: Config, inputs: TrainingInputs, find_index: FindIndex) ->
 def open_pivot_training(
     config: Config, inputs: TrainingInputs, out: Path, policy: LanguageModelPolicy, pivots: Path
 ) -> tuple[Training, OpenRollouts]:
-    """Open a training run on the single turns of a teacher that a profile kept.
-
-    Raises:
-        UsageError: the settings are those of whole episodes, or the profile cannot be opened.
-        ConfigError: the profile was made with another policy or configuration.
-    """
+    """Open a training run on the single turns of a teacher that a profile kept; raise UsageError if the settings are
+    those of whole episodes, or the profile cannot be opened; ConfigError if the profile was made with another policy
+    or configuration."""
     if config.machine.fleet.workers or inputs.admission:
         raise UsageError("--pivots trains on single turns here: without machine.fleet.workers and --admission")
     if inputs.share:

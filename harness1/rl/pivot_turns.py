@@ -121,11 +121,8 @@ class DecisionPoint:
     toolbox: Toolbox
 
     def effect(self, turn: Turn, after: WorkingMemory) -> Effect:
-        """Return the effect of an action, given the turn that recorded it and the memory that it left.
-
-        Raises:
-            ValueError: the turn has no action.
-        """
+        """Return the effect of an action, given the turn that recorded it and the memory that it left; raise ValueError
+        if the turn has no action."""
         if turn.action is None or turn.observation is None:
             raise ValueError("a turn without an action has no effect")
         before, seen = self._served(_seen(self.memory)), self._served(_seen(after))
@@ -185,35 +182,22 @@ def compare_effects(act: Effect, expert: Effect, end: SetQuality, settings: Pivo
     if act.failed:
         return Ruling("error", False)
     if act.kind == END_SEARCH:
-        return Ruling("stop", _may_stop(act.after, end, settings))
+        held = act.after.recall >= end.recall - settings.slack
+        return Ruling("stop", held and act.after.useless <= end.useless + settings.useless)
     if act.kind != expert.kind:
-        return Ruling("other", _is_as_good(act, expert, settings))
+        theirs = _progress(expert, settings)
+        prunes = act.kind == CURATION and not act.lost and act.after.useless < act.before.useless
+        return Ruling("other", _progress(act, settings) >= max(1, theirs) or (not theirs and prunes))
     if act.kind == DISCOVERY:
         if expert.surfaced:
             return Ruling("evidence", act.surfaced >= expert.surfaced)
         return Ruling("fresh", act.fresh and act.found and act.gold >= min(1, expert.gold))
     if act.kind == CURATION:
-        return Ruling("curation", _curates_as_well(act, expert, settings))
+        # Useless documents are the price of recall: none are tolerated where the expert gains nothing (it prunes).
+        tolerated = settings.useless if expert.gained else 0
+        kept = act.fresh and not act.lost and act.gained >= expert.gained
+        return Ruling("curation", kept and act.after.useless <= expert.after.useless + tolerated)
     return Ruling(act.kind, act.fresh and act.gold > 0 and act.misjudged <= expert.misjudged)
-
-
-def _may_stop(held: SetQuality, end: SetQuality, settings: Pivots) -> bool:
-    return held.recall >= end.recall - settings.slack and held.useless <= end.useless + settings.useless
-
-
-def _curates_as_well(act: Effect, expert: Effect, settings: Pivots) -> bool:
-    """Compare two curations. Useless documents are the price of recall: none are tolerated where the expert gains
-    nothing, as when it prunes."""
-    tolerated = settings.useless if expert.gained else 0
-    kept = not act.lost and act.gained >= expert.gained
-    return act.fresh and kept and act.after.useless <= expert.after.useless + tolerated
-
-
-def _is_as_good(act: Effect, expert: Effect, settings: Pivots) -> bool:
-    """Compare actions of different kinds."""
-    theirs = _progress(expert, settings)
-    prunes = act.kind == CURATION and not act.lost and act.after.useless < act.before.useless
-    return _progress(act, settings) >= max(1, theirs) or (not theirs and prunes)
 
 
 def _progress(effect: Effect, settings: Pivots) -> int:
@@ -259,11 +243,7 @@ class TurnId(NamedTuple):
 
     @classmethod
     def read(cls, name: str) -> TurnId:
-        """Parse the name of a turn.
-
-        Raises:
-            UsageError: the name has another form.
-        """
+        """Parse the name of a turn; raise UsageError if the name has another form."""
         episode_id, _, turn = name.rpartition("/")
         if not episode_id or not turn.isdecimal():
             raise UsageError(f"{name!r} does not name a turn of an episode")
@@ -315,13 +295,9 @@ class PivotWorld:
         return SearchEnv(self.config, self.retriever, self.verifier, self.counter, self.machine)
 
     def states(self, episode: Episode, gold: Gold | None) -> tuple[PivotState, ...]:
-        """Rebuild the states before the turns of an episode, in order, until one exceeds the policy's context.
-
-        Raises:
-            ConfigError: the episode was recorded in another environment, or over another index.
-            UsageError: the gold of its task is missing or empty.
-            SchemaError: the episode cannot be replayed.
-        """
+        """Rebuild the states before the turns of an episode, in order, until one exceeds the policy's context; raise
+        ConfigError if the episode was recorded in another environment, or over another index; UsageError if the gold
+        of its task is missing or empty; SchemaError if the episode cannot be replayed."""
         here = {"env": env_hash(self.config), "index": self.retriever.info.index_hash}
         if wrong := [name for name, known in here.items() if known != getattr(episode.hashes, name)]:
             raise ConfigError(f"episode {episode.episode_id} was recorded with another {' and '.join(wrong)}")
@@ -359,15 +335,13 @@ class PivotWorld:
 
 class PivotRollouts:
     """`Rollouts` of single turns. The task of a job has the name of the turn (`TurnId.name`) and the episode's query.
+    Raise ConfigError if the world counts tokens differently.
 
     Args:
         world: counts tokens as the policy does.
         episodes: the teacher's episodes, by id.
         golds: by the ids of the episodes' tasks.
         publish: gives new weights to the policy.
-
-    Raises:
-        ConfigError: the world counts tokens differently.
     """
 
     def __init__(
@@ -385,12 +359,8 @@ class PivotRollouts:
         self._states = lru_cache(CACHED_EPISODES)(self._rebuilt)
 
     async def run(self, jobs: Jobs, on_episode: OnEpisode) -> None:
-        """Play one turn for each job, as `Rollouts.run`.
-
-        Raises:
-            UsageError: a job names an unknown turn, or one that exceeds the policy's context.
-            HarnessError: as `Rollouts.run`.
-        """
+        """Play one turn for each job, as `Rollouts.run`; raise UsageError if a job names an unknown turn, or one that
+        exceeds the policy's context; HarnessError as `Rollouts.run` does."""
         await run_jobs(jobs, self._play, return_unchanged, on_episode, self._world.machine.concurrency)
 
     async def publish(self, state: Weights, version: int) -> None:
@@ -398,12 +368,8 @@ class PivotRollouts:
         await self._publish(state, version)
 
     def state(self, turn_id: TurnId) -> PivotState:
-        """Return the state before a turn; those of recent episodes are cached.
-
-        Raises:
-            UsageError: there is no such turn, or it exceeds the policy's context.
-            ConfigError, SchemaError: as `PivotWorld.states`.
-        """
+        """Return the state before a turn; those of recent episodes are cached; raise UsageError if there is no such
+        turn, or it exceeds the policy's context; ConfigError or SchemaError as `PivotWorld.states` does."""
         states = self._states(turn_id.episode_id)
         if not 1 <= turn_id.turn <= len(states):
             raise UsageError(f"episode {turn_id.episode_id} has no turn {turn_id.turn} that the policy has room for")
@@ -435,11 +401,8 @@ class _OneTurn(SearchEnv):
 
 
 def _replayed(env: SearchEnv, turn: Turn, episode: Episode) -> Turn:
-    """Replay a recorded turn, written as the policy that continues from there would write it.
-
-    Raises:
-        SchemaError: the turn cannot be replayed, or leaves another memory.
-    """
+    """Replay a recorded turn, written as the policy that continues from there would write it; raise SchemaError if the
+    turn cannot be replayed, or leaves another memory."""
     try:
         again = env.replay(_written(turn, env.counter) if env.counter.hash != episode.hashes.counter else turn).turn
     except (ValueError, TypeError, LookupError) as error:

@@ -75,12 +75,8 @@ def label_of(successes: int, samples: int, limit: float) -> PivotLabel:
 
 
 def read_pivots(folder: Path) -> list[Pivot]:
-    """Read the finished candidates of a profile, in the order written, without a torn last line.
-
-    Raises:
-        UsageError: the folder holds no profile.
-        SchemaError: a line is damaged.
-    """
+    """Read the finished candidates of a profile, in the order written, without a torn last line; raise UsageError if
+    the folder holds no profile; SchemaError if a line is damaged."""
     found = []
     for number, line in read_lines(folder / PIVOTS):
         try:
@@ -157,12 +153,8 @@ class Profile:
         return self.sieve.select(self.run.source.name, self.run.origin.split, tasks)[1]
 
     def world(self) -> PivotWorld:
-        """Open the world in which the turns are played.
-
-        Raises:
-            UsageError: the index is missing.
-            ConfigError: it differs from the one that the run was collected over.
-        """
+        """Open the world in which the turns are played; raise UsageError if the index is missing; ConfigError if it
+        differs from the one that the run was collected over."""
         config = msgspec.structs.replace(self.config, env=self.run.config.env, index=self.run.config.index)
         index = self.index or self.run.index
         retriever = open_retriever(index, config)
@@ -214,16 +206,14 @@ def profile(
     on_torn: Callable[[int], None] = lambda _size: None,
     on_pivot: OnProgress = lambda _done, _of: None,
 ) -> dict[str, dict[str, Any]]:
-    """Write the profile of a teacher's turns, or resume it, and return the counts that its README shows.
+    """Write the profile of a teacher's turns, or resume it, and return the counts that its README shows. Raise
+    UsageError if the run has no episode to learn from, or the folder holds something else; ConfigError or
+    SchemaError if the run does not fit its index or its configuration; InfrastructureFault if some turns could not
+    be played; the others are written, and the same call resumes.
 
     Args:
         force: begin anew.
         on_torn: called with the bytes of a torn last line of the run, which is left out.
-
-    Raises:
-        UsageError: the run has no episode to learn from, or the folder holds something else.
-        ConfigError, SchemaError: the run does not fit its index or its configuration.
-        InfrastructureFault: some turns could not be played; the others are written, and the same call resumes.
     """
     stage = work.stage()
     if force:
@@ -266,12 +256,9 @@ class _PivotTurn:
     split: Split
     state: PivotState | None
 
-    async def sampled(self, world: PivotWorld, policy: Policy) -> Pivot:
-        """Check that the expert's own action is found right, then draw the samples.
-
-        Raises:
-            InfrastructureFault: the turn could not be played.
-        """
+    async def sample(self, world: PivotWorld, policy: Policy) -> Pivot:
+        """Check that the expert's own action is found right, then draw the samples; raise InfrastructureFault if the
+        turn could not be played."""
         if self.state is None:
             return self._pivot("no_room")
         expert = RecordedPolicy([msgspec.structs.replace(self.episode, turns=(self.turn,))])
@@ -313,11 +300,8 @@ class _PivotTurn:
 async def _write_pivots(
     work: Profile, world: PivotWorld, chosen: list[TeacherEpisode], out: Path, on_pivot: OnProgress
 ) -> None:
-    """Sample the candidates that are left, several at a time, and write a line for each as it is done.
-
-    Raises:
-        InfrastructureFault: some turns could not be played.
-    """
+    """Sample the candidates that are left, several at a time, and write a line for each as it is done; raise
+    InfrastructureFault if some turns could not be played."""
     with Journal(out, PIVOTS) as journal:
         earlier = {each.turn_id for each in read_pivots(out)}
         turns = _open_turns(work, world, chosen, earlier)
@@ -328,23 +312,19 @@ async def _write_pivots(
             journal.write(msgspec.json.encode(pivot))
             on_pivot(next(done), total)
 
+        faults: list[str] = []
+
+        async def sample_some() -> None:
+            for turn in turns:
+                try:
+                    write(await turn.sample(world, work.policy))
+                except InfrastructureFault as fault:
+                    faults.append(str(fault))
+
         at_once = -(-world.machine.concurrency // world.pivots.samples)
-        each = await asyncio.gather(*(_sample_turns(turns, world, work.policy, write) for _ in range(at_once)))
-    if faults := [fault for some in each for fault in some]:
+        await asyncio.gather(*(sample_some() for _ in range(at_once)))
+    if faults:
         raise InfrastructureFault(f"{len(faults)} turns were not played ({faults[0]}): run the same command to go on")
-
-
-async def _sample_turns(
-    turns: Iterator[_PivotTurn], world: PivotWorld, policy: Policy, write: Callable[[Pivot], None]
-) -> list[str]:
-    """Take turns one by one until there are none, and return the faults of those that could not be played."""
-    faults = []
-    for turn in turns:
-        try:
-            write(await turn.sampled(world, policy))
-        except InfrastructureFault as fault:
-            faults.append(str(fault))
-    return faults
 
 
 def _open_turns(
@@ -404,7 +384,8 @@ def open_training(
     every: bool = False,
     leave_out: LeaveOut | None = None,
 ) -> PivotTraining:
-    """Open the profile in `folder`.
+    """Open the profile in `folder`; raise UsageError if the folder holds no finished profile, or its run is gone;
+    ConfigError if the reference weights or the configuration differ from those of the profile.
 
     Args:
         config: with the settings of the profile, including those of the environment.
@@ -412,10 +393,6 @@ def open_training(
         index: the place of the index, if it has moved.
         every: for comparison, take all candidates that were sampled, not only the kept ones.
         leave_out: tasks that are not learned from, even if they were profiled.
-
-    Raises:
-        UsageError: the folder holds no finished profile, or its run is gone.
-        ConfigError: the reference weights or the configuration differ from those of the profile.
     """
     stage = read_stage(folder)
     if stage is None or stage.verb != VERB or stage.status != "finished":
@@ -451,11 +428,8 @@ def chosen_tasks(work: Profile, pivots: Sequence[Pivot]) -> Selection:
 
 
 def check_profile(stage: Stage, folder: Path, policy: Policy, run: TeacherRun, config: Config) -> None:
-    """Refuse a profile of another policy, because turns with mixed outcomes for one are easy or hopeless for another.
-
-    Raises:
-        ConfigError: they differ; the message names the differences.
-    """
+    """Refuse a profile of another policy, because turns with mixed outcomes for one are easy or hopeless for another;
+    raise ConfigError if they differ; the message names the differences."""
     now, then = hashes_of(policy, run), stage.hashes
     ours, theirs = named_settings(config.env, config), stage.outputs["settings"]
     wrong = [name for name, known in now.items() if then.get(name) != known]

@@ -63,14 +63,12 @@ class _Worker:
 
 
 class RayRollouts:
-    """`Rollouts` over a cluster, within `async with`; they belong to one event loop.
+    """`Rollouts` over a cluster, within `async with`; they belong to one event loop; raise MissingExtra if ray is not
+    installed.
 
     Args:
         make: opens the rollouts of a worker in its process. It is pickled; the package must be installed on every node,
             and the index and the policy must have the same hashes everywhere.
-
-    Raises:
-        MissingExtra: ray is not installed.
     """
 
     def __init__(self, make: Callable[[], Rollouts], fleet: Fleet) -> None:
@@ -110,11 +108,8 @@ class RayRollouts:
             self._ray.shutdown()
 
     async def run(self, jobs: Jobs, on_episode: OnEpisode) -> None:
-        """Do as `Rollouts.run`. An episode is handed over once, however many workers died while playing it.
-
-        Raises:
-            InfrastructureFault: no worker was available for `fleet.patience_s` seconds.
-        """
+        """Do as `Rollouts.run`. An episode is handed over once, however many workers died while playing it. Raise
+        InfrastructureFault if no worker was available for `fleet.patience_s` seconds."""
         places = self._fleet.workers * self._fleet.places
         await run_jobs(jobs, self._play, return_unchanged, on_episode, places)
 

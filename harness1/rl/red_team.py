@@ -1,4 +1,5 @@
-"""What a judge says of an episode: its prompt, and the parsing of its reply."""
+"""Read well-paid episodes for tricks, with a language model as the judge: its prompt, its replies,
+and a review of many episodes, which can be stopped and continued."""
 
 from __future__ import annotations
 
@@ -18,11 +19,21 @@ from harness1.errors import MALFORMED, InfrastructureFault, SchemaError
 from harness1.hashing import digest
 from harness1.http.model_endpoint import Messages, defuse, restore, strip_answer
 from harness1.models.open import Completing, open_completer
-from harness1.records import Episode, Gold, Observation, Record, Status, Turn
+from harness1.records import Episode, Gold, Record, Status, Turn
 from harness1.retrieval.corpus import approximate_tokens
 from harness1.reward import by_term
 from harness1.runs.files import write_json
 from harness1.runs.journal import Journal, read_episodes, read_lines
+
+REPLIES = "judge.jsonl"
+REPORT = "judge.json"
+SHOWN = 200
+"""Most characters of the text of a hit."""
+OWN = 1000
+"""Most characters of the agent's words in a turn, and of the arguments of its call."""
+SHOWN_FAULTS = 5
+MOST_TOKENS = 2048
+"""Most tokens of a reply, including the thoughts before it."""
 
 
 class _Template(msgspec.Struct):
@@ -106,20 +117,23 @@ class RedTeamReport(Record, kw_only=True):
     """The first reasons why replies are missing."""
 
 
-SHOWN = 200
-"""Most characters of the text of a hit."""
-OWN = 1000
-"""Most characters of the agent's words in a turn, and of the arguments of its call."""
-
-
 def transcript(episode: Episode, gold: Gold | None, tokens: int) -> str:
     """Return an episode in words: question, gold, turns, delivery and reward. If it would be longer than `tokens`
     (characters / 4), turns in the middle are left out, and it says how many."""
-    head, end = "\n".join(_head(episode, gold)), "\n".join(_end(episode))
+    head, end = f"Question: {episode.task.query}", "\n".join(_end(episode))
+    if gold is not None:
+        right = [name for name, grade in gold.relevant.items() if grade > 0]
+        head += f"\nDocuments that count as right: {', '.join(right) or 'not known'}"
     turns = ["\n".join(_turn(turn)) for turn in episode.turns]
-    kept = _from_both_ends(turns, tokens - approximate_tokens(head) - approximate_tokens(end))
+    room, kept = tokens - approximate_tokens(head) - approximate_tokens(end), list[int]()
+    # First, last, second, and so on; at least one.
+    for at in sorted(range(len(turns)), key=lambda at: (min(at, len(turns) - 1 - at), at)):
+        room -= approximate_tokens(turns[at])
+        if kept and room < 0:
+            break
+        kept.append(at)
     parts, before = [head], -1
-    for at in kept:
+    for at in sorted(kept):
         if at > before + 1:
             parts.append(f"({at - before - 1} turns are left out here)")
         parts.append(turns[at])
@@ -127,36 +141,14 @@ def transcript(episode: Episode, gold: Gold | None, tokens: int) -> str:
     return defuse("\n\n".join([*parts, end]))
 
 
-def _from_both_ends(turns: Sequence[str], room: int) -> list[int]:
-    """Return the turns that fit, in order: first, last, second, and so on; at least one."""
-    order = sorted(range(len(turns)), key=lambda at: (min(at, len(turns) - 1 - at), at))
-    kept: list[int] = []
-    for at in order:
-        room -= approximate_tokens(turns[at])
-        if kept and room < 0:
-            break
-        kept.append(at)
-    return sorted(kept)
-
-
-def _head(episode: Episode, gold: Gold | None) -> Iterator[str]:
-    yield f"Question: {episode.task.query}"
-    if gold is not None:
-        right = [name for name, grade in gold.relevant.items() if grade > 0]
-        yield f"Documents that count as right: {', '.join(right) or 'not known'}"
-
-
 def _turn(turn: Turn) -> Iterator[str]:
-    call = turn.action
+    call, seen = turn.action, turn.observation
     arguments = msgspec.json.encode(call.arguments).decode() if call else ""
     yield f"Turn {turn.index}: {call.name} {arguments[:OWN]}" if call else f"Turn {turn.index}: no valid call"
     if turn.reasoning:
         yield f"  Words: {turn.reasoning[:OWN]}"
-    if turn.observation is not None:
-        yield from _seen(turn.observation)
-
-
-def _seen(seen: Observation) -> Iterator[str]:
+    if seen is None:
+        return
     if seen.error is not None:
         yield f"  Refused: {seen.error.code}"
     for hit in seen.hits:
@@ -174,13 +166,6 @@ def _end(episode: Episode) -> Iterator[str]:
     if episode.reward is not None:
         terms = ", ".join(f"{name} {value:+.3f}" for name, value in by_term(episode.reward).items())
         yield f"Reward: {episode.reward.total:.3f} ({terms})"
-
-
-REPLIES = "judge.jsonl"
-REPORT = "judge.json"
-SHOWN_FAULTS = 5
-MOST_TOKENS = 2048
-"""Most tokens of a reply, including the thoughts before it."""
 
 
 def open_judge(spec: str, config: Config) -> Completing:
@@ -209,12 +194,8 @@ class Reply(Record):
 
 
 def best_paid(runs: Sequence[Path], count: int, golds: Mapping[str, Gold]) -> list[PaidEpisode]:
-    """Return about `count` episodes with the highest rewards, as many of each run, and one of each task in a run.
-
-    Raises:
-        UsageError: a folder holds no episodes.
-        SchemaError: a run is damaged.
-    """
+    """Return about `count` episodes with the highest rewards, as many of each run, and one of each task in a run; raise
+    UsageError if a folder holds no episodes; SchemaError if a run is damaged."""
     found: list[PaidEpisode] = []
     for run in runs:
         best: dict[str, Episode] = {}
@@ -239,14 +220,16 @@ class Review:
     """Requests at a time."""
 
     def carry_out(self, out: Path, on_reply: Callable[[], None] = lambda: None) -> RedTeamReport:
-        """Ask what is not in the folder yet, and write and return the report.
-
-        Raises:
-            UsageError: the judge would refuse every request, or the folder cannot be written.
-            SchemaError: the stored replies are damaged.
-        """
+        """Ask what is not in the folder yet, and write and return the report; raise UsageError if the judge would
+        refuse every request, or the folder cannot be written; SchemaError if the stored replies are damaged."""
         with Journal(out, REPLIES) as journal:
-            kept = {(reply.judge, reply.prompt): reply for reply in _read(out / REPLIES)}
+            kept: dict[tuple[str, str], Reply] = {}
+            for number, line in read_lines(out / REPLIES):
+                try:
+                    reply = msgspec.json.decode(line, type=Reply)
+                except MALFORMED as error:
+                    raise SchemaError(f"{out / REPLIES}:{number}: not a judge's reply: {error}") from error
+                kept[reply.judge, reply.prompt] = reply
             replies = asyncio.run(self._ask(kept, journal, on_reply))
         report = self._report(replies)
         write_json(out / REPORT, report)
@@ -275,7 +258,14 @@ class Review:
     def _report(self, replies: Sequence[Reply | InfrastructureFault]) -> RedTeamReport:
         given = [(paid, reply) for paid, reply in zip(self.episodes, replies, strict=True) if isinstance(reply, Reply)]
         judged = [(paid, read_judgement(reply.text, self._transcript(paid))) for paid, reply in given]
-        findings = tuple(_finding(paid, said) for paid, said in judged if said is not None and said.verdict == "trick")
+        findings = tuple(
+            Finding(
+                *(paid.run, paid.episode.task.task_id, paid.episode.sample_idx, _paid(paid.episode) or 0.0),
+                *(said.kind, said.turn, said.quote),
+            )
+            for paid, said in judged
+            if said is not None and said.verdict == "trick"
+        )
         faults = dict.fromkeys(str(reply) for reply in replies if not isinstance(reply, Reply))
         return RedTeamReport(
             judge=self.name,
@@ -296,23 +286,9 @@ class Review:
         return transcript(paid.episode, paid.gold, self.tokens)
 
 
-def _finding(paid: PaidEpisode, said: Judgement) -> Finding:
-    episode, paid_for = paid.episode, _paid(paid.episode) or 0.0
-    named = paid.run, episode.task.task_id, episode.sample_idx
-    return Finding(*named, paid_for, said.kind, said.turn, said.quote)
-
-
 def _paid(episode: Episode) -> float | None:
     return None if episode.reward is None or episode.status is Status.INFRA_ERROR else episode.reward.total
 
 
 def _order(episode: Episode) -> tuple[float, str, int]:
     return -(_paid(episode) or 0.0), episode.task.task_id, episode.sample_idx
-
-
-def _read(path: Path) -> Iterator[Reply]:
-    for number, line in read_lines(path):
-        try:
-            yield msgspec.json.decode(line, type=Reply)
-        except MALFORMED as error:
-            raise SchemaError(f"{path}:{number}: not a judge's reply: {error}") from error

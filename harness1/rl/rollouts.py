@@ -45,22 +45,17 @@ class Rollouts(Protocol):
 
     async def run(self, jobs: Jobs, on_episode: OnEpisode) -> None:
         """Play all jobs. `on_episode` is called in the event loop, with episodes that are scored or that the
-        infrastructure broke (`Status.INFRA_ERROR`).
-
-        Raises:
-            HarnessError: any error but a fault of the infrastructure.
-        """
+        infrastructure broke (`Status.INFRA_ERROR`);
+        any other error is raised."""
         ...
 
     async def publish(self, state: Weights, version: int) -> None:
         """Switch to new weights: calls in flight end with the old ones; later calls are sampled with the new ones and
-        recorded under `version`. The weights must not change until this returns.
+        recorded under `version`. The weights must not change until this returns. Raise InfrastructureFault if the
+        weights could not be delivered.
 
         Args:
             state: the adapters on the model that training began with, or without them its whole state dictionary.
-
-        Raises:
-            InfrastructureFault: the weights could not be delivered.
         """
         ...
 
@@ -100,13 +95,11 @@ async def publish_to(backend: Backend, state: Weights, version: int, base: Path,
 
 def write_version(root: Path, base: Path, state: Weights, version: int) -> Path:
     """Write a version of a model beside the previous one, remove all others, and return its folder. Later versions are
-    those of a training that was cut short: it goes on from an earlier state.
+    those of a training that was cut short: it goes on from an earlier state. Raise InfrastructureFault if there is
+    no room, or the folder cannot be written.
 
     Args:
         base: the folder of the original model, whose other files are copied beside whole weights.
-
-    Raises:
-        InfrastructureFault: there is no room, or the folder cannot be written.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -140,24 +133,19 @@ def _untied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def open_rollouts(setups: Sequence[EpisodeSetup], spec: str, base: Path, versions: Path) -> LocalRollouts:
     """Open rollouts with a policy of their own, in a worker on any machine. The worker writes versions into its own
-    folder, because workers do not wait for each other.
-
-    Raises:
-        UsageError, ConfigError, MissingExtra: as `open_policy_to_train`.
-    """
+    folder, because workers do not wait for each other. Raise UsageError or ConfigError or MissingExtra as
+    `open_policy_to_train` does."""
     own = versions / f"{socket.gethostname()}-{os.getpid()}"
     return LocalRollouts(setups, open_policy_to_train(spec, setups[0].config), base, own)
 
 
 def open_policy_to_train(spec: str, config: Config, sampler: Backend | None = None) -> LanguageModelPolicy:
     """Open the policy to be trained. It must be sampled from its unchanged distribution, which is the one trained.
+    Raise UsageError if `spec` names no model that gives token ids; ConfigError if the sampling settings change the
+    distribution.
 
     Args:
         sampler: samples in place of the model, of which only the tokenizer is needed then.
-
-    Raises:
-        UsageError: `spec` names no model that gives token ids.
-        ConfigError: the sampling settings change the distribution.
     """
     asked, settings = ModelSpec.read(spec), config.policy
     if asked.kind == "openai":
@@ -179,14 +167,12 @@ Undisturbed = Callable[[], AbstractAsyncContextManager[None]]
 
 
 def undisturbed(sampler: Backend, config: Config, device: str, processes: int = 1) -> Undisturbed:
-    """Return what a training run steps in: with `machine.model.sleep` the sampler sleeps there.
+    """Return what a training run steps in: with `machine.model.sleep` the sampler sleeps there; raise ConfigError if
+    the sampler cannot sleep, or the trainer does not own all devices of it.
 
     Args:
         device: that of the trainer.
         processes: those that train together.
-
-    Raises:
-        ConfigError: the sampler cannot sleep, or the trainer does not own all devices of it.
     """
     if not config.machine.model.sleep:
         return nullcontext

@@ -1,4 +1,5 @@
-"""Compute advantages of episodes over others on the same task."""
+"""Rows of a policy gradient: rewards of groups of episodes become advantages, and their calls become rows. Also the
+metrics of a batch, for the log."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from harness1.reward import by_term
 from harness1.reward.measures import measure_outcome
 from harness1.rl.rollouts import EpisodeGroup
 from harness1.rows import TrainRow, make_rows
-from harness1.rows.calls import captured_calls
+from harness1.rows.calls import calls_for_rows
 from harness1.training.trainer import trained_tokens
 
 Kind = Literal["center", "group_std", "batch_std", "leave_one_out"]
@@ -42,38 +43,24 @@ def advantages(groups: Sequence[Sequence[float]], kind: Kind) -> list[list[float
       baseline, arXiv 2501.03262), so that the difficulty of tasks has no effect.
     - `leave_one_out`: r - mean of the others in the group (RLOO, arXiv 2402.14740).
     """
-    centred = [_centred(rewards) for rewards in groups]
+    means = [fmean(rewards) if rewards else 0.0 for rewards in groups]
+    centred = [[reward - mean for reward in rewards] for rewards, mean in zip(groups, means, strict=True)]
+
+    def scale(values: Sequence[float], over: Sequence[float]) -> list[float]:
+        deviation = (stdev(over) if len(over) > 1 else 0.0) + STD_EPSILON
+        return [value / deviation for value in values]
+
     match kind:
         case "center":
             return centred
         case "group_std":
-            return [_scaled(values, _deviation(values)) for values in centred]
+            return [scale(values, values) for values in centred]
         case "batch_std":
-            deviation = _deviation([value for values in centred for value in values])
-            return [_scaled(values, deviation) for values in centred]
+            whole = [value for values in centred for value in values]
+            return [scale(values, whole) for values in centred]
         case "leave_one_out":
             # r - (sum - r) / (n - 1) = n / (n - 1) * (r - mean)
             return [[value * len(values) / max(len(values) - 1, 1) for value in values] for values in centred]
-
-
-def discounted(advantage: float, turns: int, discount: float) -> list[float]:
-    """Return the advantage of each turn of an episode whose reward comes with its last one: `discount`^k times the
-    episode's, k turns before the end. These are the returns G_t = r_t + `discount` G_(t+1) over interactions of IPA
-    (ROLL, arXiv 2512.24873), taken of the reward after its baseline."""
-    return [advantage * discount**left for left in reversed(range(turns))]
-
-
-def _centred(rewards: Sequence[float]) -> list[float]:
-    mean = fmean(rewards) if rewards else 0.0
-    return [reward - mean for reward in rewards]
-
-
-def _deviation(values: Sequence[float]) -> float:
-    return stdev(values) if len(values) > 1 else 0.0
-
-
-def _scaled(values: Sequence[float], deviation: float) -> list[float]:
-    return [value / (deviation + STD_EPSILON) for value in values]
 
 
 def trainable(group: EpisodeGroup) -> tuple[Episode, ...]:
@@ -96,13 +83,11 @@ def training_rows(groups: Sequence[EpisodeGroup], rl: Rl) -> list[TrainRow]:
     index as text.
 
     The `token_weight` of all trained tokens add up to their number (`token_mean`), to the number of episodes with such
-    tokens (`trajectory_mean`), or to the number of groups (`group_mean`), regardless of how rows are cut.
+    tokens (`trajectory_mean`), or to the number of groups (`group_mean`), regardless of how rows are cut. Raise
+    SchemaError if an episode lacks a part of a prompt.
 
     Args:
         groups: the whole batch, because `batch_std` is taken over all of it.
-
-    Raises:
-        SchemaError: an episode lacks a part of a prompt.
     """
     ordered = sorted(groups, key=lambda group: group.index)
     sampled = [trainable(group) for group in ordered]
@@ -111,9 +96,20 @@ def training_rows(groups: Sequence[EpisodeGroup], rl: Rl) -> list[TrainRow]:
     for group, episodes, of_episodes in zip(ordered, sampled, earned, strict=True):
         made = []
         for episode, advantage in zip(episodes, of_episodes, strict=True):
-            of_turns = discounted(advantage, len(episode.turns), rl.discount)
-            made.append(_episode_rows(episode, of_turns, str(group.index), rl))
-        rows += _weighted(made, rl)
+            # The returns G_t = r_t + discount G_(t+1) over the interactions of IPA (ROLL, arXiv 2512.24873), of a
+            # reward that comes with the last one, taken after its baseline.
+            values = {
+                f"{episode.episode_id}/{call.call_id}": advantage * rl.discount ** (len(episode.turns) - 1 - at)
+                for at, turn in enumerate(episode.turns)
+                for call in turn.calls
+            }
+            made.append(make_rows(calls_for_rows(episode), rl.rows, str(group.index), values))
+        tokens = [sum(map(trained_tokens, own)) for own in made]
+        if rl.normaliser == "group_mean":
+            tokens = [sum(tokens)] * len(tokens)
+        for own, total in zip(made, tokens, strict=True):
+            shared = rl.normaliser != "token_mean"
+            rows += [msgspec.structs.replace(row, token_weight=1 / total) if shared else row for row in own]
     return rows
 
 
@@ -128,30 +124,6 @@ def substeps(rows: Sequence[TrainRow], count: int, seed: int | str) -> list[list
     Random(f"substeps/{seed}").shuffle(groups)
     steps = min(count, len(groups))
     return [[row for group in groups[at::steps] for row in group] for at in range(steps)]
-
-
-def _episode_rows(episode: Episode, of_turns: Sequence[float], group_id: str, rl: Rl) -> list[TrainRow]:
-    """Make the rows of an episode in the order of its turns, with the advantage of its turn at each trained token."""
-    values = {
-        f"{episode.episode_id}/{call.call_id}": advantage
-        for turn, advantage in zip(episode.turns, of_turns, strict=True)
-        for call in turn.calls
-    }
-    return make_rows(captured_calls(episode), rl.rows, group_id, values)
-
-
-def _weighted(made: Sequence[Sequence[TrainRow]], rl: Rl) -> list[TrainRow]:
-    """Join the rows of a group, with the weights of their tokens."""
-    tokens = [sum(map(trained_tokens, rows)) for rows in made]
-    if rl.normaliser == "token_mean":
-        return [row for rows in made for row in rows]
-    if rl.normaliser == "group_mean":
-        tokens = [sum(tokens)] * len(tokens)
-    return [
-        msgspec.structs.replace(row, token_weight=1 / total)
-        for rows, total in zip(made, tokens, strict=True)
-        for row in rows
-    ]
 
 
 GoldOf = Callable[[Episode], Gold | None]
@@ -191,11 +163,25 @@ def episode_metrics(episodes: Sequence[Episode], gold_of: GoldOf) -> dict[str, f
     turns = [turn for each in whole for turn in each.turns if turn.action is not None]
     tools = Counter(turn.action.name for turn in turns if turn.action is not None)
     errors = sum(turn.observation is not None and turn.observation.error is not None for turn in turns)
+    terms: defaultdict[str, float] = defaultdict(float)
+    for each in whole:
+        for name, value in by_term(each.reward).items() if each.reward else ():
+            terms[name] += value
+    results = [measure_outcome(each, gold) for each in whole if (gold := gold_of(each)) is not None]
+    delivered = (
+        {}
+        if not results
+        else {
+            "curated_recall": fmean(each.recall for each in results),
+            "precision": fmean(each.precision for each in results),
+            "set_size": fmean(each.set_size for each in results),
+        }
+    )
     outputs = [sum(len(call.output_ids) for turn in each.turns for call in turn.calls) for each in whole]
     return {
         "reward": fmean(each.reward.total if each.reward else 0.0 for each in whole),
-        **_terms(whole),
-        **_outcomes([(each, gold) for each in whole if (gold := gold_of(each)) is not None]),
+        **{f"term/{name}": value / len(whole) for name, value in sorted(terms.items())},
+        **delivered,
         "turns": len(turns) / len(whole),
         "tool_errors": errors / max(1, len(turns)),
         "format_failures": fmean(each.status is Status.POLICY_ERROR for each in whole),
@@ -203,24 +189,3 @@ def episode_metrics(episodes: Sequence[Episode], gold_of: GoldOf) -> dict[str, f
         "output_tokens": fmean(outputs),
         **{f"tool/{name}": count / len(turns) for name, count in sorted(tools.items())},
     }
-
-
-def _outcomes(scored: Sequence[tuple[Episode, Gold]]) -> dict[str, float]:
-    """Return means over the episodes whose gold is known."""
-    results = [measure_outcome(episode, gold) for episode, gold in scored]
-    if not results:
-        return {}
-    return {
-        "curated_recall": fmean(each.recall for each in results),
-        "precision": fmean(each.precision for each in results),
-        "set_size": fmean(each.set_size for each in results),
-    }
-
-
-def _terms(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Return the contribution of each term to the mean reward; an override replaces all terms."""
-    added: defaultdict[str, float] = defaultdict(float)
-    for episode in episodes:
-        for name, value in by_term(episode.reward).items() if episode.reward else ():
-            added[name] += value
-    return {f"term/{name}": value / len(episodes) for name, value in sorted(added.items())}

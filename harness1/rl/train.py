@@ -97,12 +97,8 @@ class Training:
     ends_at: float = math.inf
 
     def check(self) -> None:
-        """Check everything that can be checked before a model is loaded.
-
-        Raises:
-            UsageError: there are no tasks, the checkpoint would overwrite the model, the metric of validation does not
-                fit, or the disk is too full.
-        """
+        """Check everything that can be checked before a model is loaded; raise UsageError if there are no tasks, the
+        checkpoint would overwrite the model, the metric of validation does not fit, or the disk is too full."""
         train = self.config.train
         if not self.tasks:
             left_out = "; ".join(each.line for each in self.selections if each.line)
@@ -150,19 +146,16 @@ def train_policy(
     on_step: StepListener,
     group: ProcessGroup = ALONE,
 ) -> Checkpoint:
-    """Train, and write the best checkpoint by `train.watch.metric` to `work.out`; resume an earlier run.
+    """Train, and write the best checkpoint by `train.watch.metric` to `work.out`; resume an earlier run. Raise
+    UsageError as `Training.check`; the folder holds something else or cannot be written; the episodes were not
+    sampled by the weights in training; no group has anything to learn from; or the time was up before the first
+    batch; Diverged if a loss is not finite; the best checkpoint so far is kept; InfrastructureFault if all recent
+    episodes were broken.
 
     Args:
         players: opens the rollouts within the event loop of the training; they begin with the weights of `work.base`.
         chat: the format of the policy.
         group: the processes that train together; this one leads.
-
-    Raises:
-        UsageError: as `Training.check`; the folder holds something else or cannot be written; the episodes were not
-            sampled by the weights in training; no group has anything to learn from; or the time was up before the
-            first batch.
-        Diverged: a loss is not finite; the best checkpoint so far is kept.
-        InfrastructureFault: all recent episodes were broken.
     """
     work.check()
     stage = work.stage(policy_hash)
@@ -263,12 +256,8 @@ class _PolicyLoop(TrainingLoop):
             raise interrupt
 
     def _take_steps(self, groups: Sequence[EpisodeGroup]) -> dict[str, float]:
-        """Take the optimizer steps of a batch, and count it; return the values to log.
-
-        Raises:
-            UsageError: the first batch of this process was not sampled by these weights.
-            Diverged: a loss is not finite.
-        """
+        """Take the optimizer steps of a batch, and count it; return the values to log; raise UsageError if the first
+        batch of this process was not sampled by these weights; Diverged if a loss is not finite."""
         rl = self._work.config.rl
         rows = self._work.make_rows(groups, self._work.config)
         values: dict[str, float] = {}

@@ -16,16 +16,12 @@ import numpy.typing as npt
 from harness1.errors import MALFORMED, SchemaError, UsageError
 from harness1.records import Record
 from harness1.rows.calls import CapturedCall
-from harness1.runs.files import refuse_full_disk, replacing
+from harness1.runs.files import replacing
 
 
 class TrainRow(Record):
-    """One sequence for a trainer; all tuples of numbers have one entry per token.
-
-    Raises:
-        ValueError: lengths differ, the mask has values other than 0 and 1, a number is not finite, or a token that is
-            not trained has a log probability.
-    """
+    """One sequence for a trainer, with one entry per token in all tuples of numbers; raises ValueError for numbers that
+    cannot be such a row."""
 
     token_ids: tuple[int, ...]
     loss_mask: tuple[int, ...]
@@ -47,11 +43,9 @@ class TrainRow(Record):
     def __post_init__(self) -> None:
         for name in ("loss_mask", "rollout_logprobs", "advantages"):
             numbers = getattr(self, name)
-            if numbers is None:
-                continue
-            if len(numbers) != len(self.token_ids):
+            if numbers is not None and len(numbers) != len(self.token_ids):
                 raise ValueError(f"{len(numbers)} {name} for {len(self.token_ids)} tokens")
-            if not all(map(isfinite, numbers)):
+            if numbers is not None and not all(map(isfinite, numbers)):
                 raise ValueError(f"{name} has a number that is not finite")
         if not {0, 1}.issuperset(self.loss_mask):
             raise ValueError("loss_mask has values other than 0 and 1")
@@ -87,24 +81,24 @@ def make_rows(
 
 def per_request(calls: Iterable[CapturedCall], group_id: str | None = None) -> tuple[TrainRow, ...]:
     """Return one row for each call that has an output, in the given order."""
-    return tuple(chained([call], group_id) for call in calls if call.output_ids)
+    return tuple(chain_row([call], group_id) for call in calls if call.output_ids)
 
 
-def chained(chain: Sequence[CapturedCall], group_id: str | None = None) -> TrainRow:
+def chain_row(chain: Sequence[CapturedCall], group_id: str | None = None) -> TrainRow:
     """Return the row of a chain of calls, each continuing the prompt and output of the one before: the last prompt and
-    output, trained wherever one of them sampled.
-
-    Raises:
-        AssertionError, ValueError: the calls are not such a chain.
-    """
+    output, trained wherever one of them sampled. Raise AssertionError if the calls are not such a chain: if the row
+    before the output of a call is not exactly its prompt, or another call sampled there."""
     last = chain[-1]
     token_ids = last.prompt_ids + last.output_ids
-    mask, logprobs = [0] * len(token_ids), [0.0] * len(token_ids)
+    mask, logprobs, done = [0] * len(token_ids), [0.0] * len(token_ids), 0
     for call in chain:
         begin, end = len(call.prompt_ids), len(call.prompt_ids) + len(call.output_ids)
+        if begin < done or token_ids[:begin] != call.prompt_ids or token_ids[begin:end] != call.output_ids:
+            raise AssertionError(f"call {call.call_id} does not continue the calls before it")
         mask[begin:end] = [1] * len(call.output_ids)
         logprobs[begin:end] = call.output_logprobs or [0.0] * len(call.output_ids)
-    row = TrainRow(
+        done = end
+    return TrainRow(
         token_ids=token_ids,
         loss_mask=tuple(mask),
         rollout_logprobs=None if any(call.output_logprobs is None for call in chain) else tuple(logprobs),
@@ -113,41 +107,6 @@ def chained(chain: Sequence[CapturedCall], group_id: str | None = None) -> Train
         versions=(min(call.version_start for call in chain), max(call.version_end for call in chain)),
         call_ids=tuple(call.call_id for call in chain),
     )
-    assert_contiguity(row, chain)
-    return row
-
-
-def assert_contiguity(row: TrainRow, calls: Iterable[CapturedCall]) -> None:
-    """Check that the row before each call's output is exactly the call's prompt, that its output (and its log
-    probabilities) follow, and that nothing else is trained.
-
-    Args:
-        calls: at least those that the row names.
-
-    Raises:
-        AssertionError: the row is different.
-    """
-    known, done = {call.call_id: call for call in calls}, 0
-    _demand(known.keys() >= set(row.call_ids), "the row names calls that were not given")
-    for call_id in row.call_ids:
-        call = known[call_id]
-        begin, end = len(call.prompt_ids), len(call.prompt_ids) + len(call.output_ids)
-        _demand(done <= begin, f"call {call_id} begins within the output of the call before")
-        _demand(row.token_ids[:begin] == call.prompt_ids, f"call {call_id} has another prompt than the row")
-        _demand(row.token_ids[begin:end] == call.output_ids, f"the output of call {call_id} is not in the row")
-        _demand(not any(row.loss_mask[done:begin]), f"the row trains tokens before call {call_id} that no call sampled")
-        _demand(all(row.loss_mask[begin:end]), f"the row does not train all of call {call_id}")
-        if row.rollout_logprobs is not None:
-            equal = row.rollout_logprobs[begin:end] == call.output_logprobs
-            _demand(equal, f"the log probabilities of call {call_id} are not in the row")
-        done = end
-    _demand(done == len(row.token_ids), "the row continues after its last call")
-
-
-def _demand(holds: bool, otherwise: str) -> None:
-    """Assert a condition, even under `python -O`."""
-    if not holds:
-        raise AssertionError(otherwise)
 
 
 class Merged(Record):
@@ -183,46 +142,9 @@ class Merged(Record):
         return self.counts["trained"] / len(self.rows) if self.rows else 0.0
 
     @property
-    def delivered_fraction(self) -> float:
+    def trained_share(self) -> float:
         """The share of all sampled tokens that is trained; 1.0 if none was sampled."""
-        delivered = sum(sum(row.loss_mask) for row in self.rows)
-        return delivered / self.output_tokens if self.output_tokens else 1.0
-
-
-def prefix_merging(calls: Iterable[CapturedCall], group_id: str | None = None) -> Merged:
-    """Merge the calls of each session and agent into rows. The order of the calls has no effect.
-
-    If several calls continue one, the first in lexicographic order continues its row, and each of the others begins a
-    row of its own with its whole prompt as context: every output is trained once. (The choice does not matter: the rows
-    have the lengths of the leaves of the tree.)
-
-    Of several outputs for one prompt, those that another call continues were used. If there is none, the output of the
-    last `attempt` was used, if that is one call; if not, all of them are unresolved. Unused outputs earned nothing of
-    the episode's reward, and are not trained.
-
-    Raises:
-        ValueError: two calls have the same id.
-    """
-    given = sorted(calls, key=_order)
-    if len({call.call_id for call in given}) != len(given):
-        raise ValueError("two calls have the same id")
-    agents: dict[tuple[str, str], list[_Node]] = {}
-    for call in given:
-        if call.output_ids:
-            agents.setdefault((call.session_id, call.agent_id), []).append(_Node.of(call))
-    nodes = [node for group in agents.values() for node in group]
-    for group in agents.values():
-        _link(group)
-        _quarantine(group)
-        _resolve(group)
-    return Merged(
-        rows=tuple(chained(chain, group_id) for chain in _chains(nodes)),
-        ambiguous=_ids(nodes, "ambiguous"),
-        unresolved=_ids(nodes, "unresolved"),
-        superseded=_ids(nodes, "superseded"),
-        empty=tuple(sorted(call.call_id for call in given if not call.output_ids)),
-        output_tokens=sum(len(call.output_ids) for call in given),
-    )
+        return sum(sum(row.loss_mask) for row in self.rows) / self.output_tokens if self.output_tokens else 1.0
 
 
 @dataclass(eq=False)
@@ -237,15 +159,63 @@ class _Node:
     children: list[_Node] = field(default_factory=list)
     fate: str = "trained"
 
-    @classmethod
-    def of(cls, call: CapturedCall) -> _Node:
-        prompt = array("q", call.prompt_ids).tobytes()
-        return cls(call, prompt, prompt + array("q", call.output_ids).tobytes())
-
     @property
     def heir(self) -> _Node | None:
         """The child that continues the same row."""
         return next((child for child in self.children if child.fate == "trained"), None)
+
+
+def prefix_merging(calls: Iterable[CapturedCall], group_id: str | None = None) -> Merged:
+    """Merge the calls of each session and agent into rows, by their tokens alone; raise ValueError if two calls have
+    the same id. The order of the calls has no effect.
+
+    The parent of a call is the call whose prompt and output together are the longest token prefix of its own prompt.
+    This is the stricter of the two published rules (NeMo-Gym's; POLAR, arXiv 2605.24220, compares prompts and replaces
+    re-tokenised text by the sampled ids): a merged row is exactly what the model saw. Outputs are never empty, hence a
+    parent's prompt is shorter than its child's, and no clock matters.
+
+    If several calls continue one, the first in lexicographic order continues its row, and each of the others begins a
+    row of its own with its whole prompt as context: every output is trained once.
+
+    Of several outputs for one prompt, those that another call continues were used. If there is none, the output of the
+    last `attempt` was used, if that is one call; if not, all of them are unresolved. Unused outputs earned nothing of
+    the episode's reward, and are not trained.
+    """
+    given = sorted(
+        calls,
+        key=lambda call: (
+            *(call.session_id, call.agent_id, len(call.prompt_ids)),
+            *(call.prompt_ids, call.output_ids, call.attempt, call.call_id),
+        ),
+    )
+    if len({call.call_id for call in given}) != len(given):
+        raise ValueError("two calls have the same id")
+    agents: dict[tuple[str, str], list[_Node]] = {}
+    for call in given:
+        if call.output_ids:
+            prompt, output = (array("q", ids).tobytes() for ids in (call.prompt_ids, call.output_ids))
+            agents.setdefault((call.session_id, call.agent_id), []).append(_Node(call, prompt, prompt + output))
+    nodes = [node for group in agents.values() for node in group]
+    for group in agents.values():
+        _link(group)
+        reached = [node for node in group if node.fate == "ambiguous"]
+        while reached:  # so are all that continue them
+            node = reached.pop()
+            node.fate = "ambiguous"
+            reached += node.children
+        _resolve(group)
+
+    def ids(fate: str) -> tuple[str, ...]:
+        return tuple(sorted(node.call.call_id for node in nodes if node.fate == fate))
+
+    return Merged(
+        rows=tuple(chain_row(chain, group_id) for chain in _chains(nodes)),
+        ambiguous=ids("ambiguous"),
+        unresolved=ids("unresolved"),
+        superseded=ids("superseded"),
+        empty=tuple(sorted(call.call_id for call in given if not call.output_ids)),
+        output_tokens=sum(len(call.output_ids) for call in given),
+    )
 
 
 def _link(nodes: list[_Node]) -> None:
@@ -268,15 +238,6 @@ def _link(nodes: list[_Node]) -> None:
             candidates.append(node)
         elif not is_prompt:
             prefixes.append((sequence, [node]))
-
-
-def _quarantine(nodes: list[_Node]) -> None:
-    """Mark the descendants of ambiguous calls as ambiguous."""
-    reached = [node for node in nodes if node.fate == "ambiguous"]
-    while reached:
-        node = reached.pop()
-        node.fate = "ambiguous"
-        reached += node.children
 
 
 def _resolve(nodes: list[_Node]) -> None:
@@ -305,15 +266,6 @@ def _chains(nodes: Iterable[_Node]) -> Iterator[list[CapturedCall]]:
         yield chain
 
 
-def _order(call: CapturedCall) -> tuple[object, ...]:
-    place = (call.session_id, call.agent_id, len(call.prompt_ids))
-    return (*place, call.prompt_ids, call.output_ids, call.attempt, call.call_id)
-
-
-def _ids(nodes: Iterable[_Node], fate: str) -> tuple[str, ...]:
-    return tuple(sorted(node.call.call_id for node in nodes if node.fate == fate))
-
-
 TOKEN_BYTES = 6
 """Minimum bytes of a token on disk: three digits of its id, one of its mask, two commas."""
 
@@ -321,11 +273,8 @@ TOKEN_BYTES = 6
 def write_rows(path: Path, rows: Iterable[TrainRow]) -> int:
     """Write rows to a file atomically and return their number.
 
-    All lines have all fields, `null` if there is no value: other readers of JSON see one type.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    All lines have all fields, `null` if there is no value: other readers of JSON see one type. Raise OSError if the
+    file cannot be written."""
     count = 0
     with replacing(path) as file:
         for row in rows:
@@ -334,26 +283,14 @@ def write_rows(path: Path, rows: Iterable[TrainRow]) -> int:
     return count
 
 
-def check_room(folder: Path, tokens: int) -> None:
-    """Check that the disk of a folder, which need not exist yet, has room for rows of this many tokens.
-
-    Raises:
-        UsageError: there is too little room.
-    """
-    refuse_full_disk(folder, tokens * TOKEN_BYTES)
-
-
 class RowFile(Sequence[TrainRow]):
     """The rows of a file. Only their offsets and lengths are kept in memory; every row is checked once, when the file
-    is opened.
+    is opened. Raise UsageError if there is no such file; SchemaError if a line is torn or not a row; the message
+    says which.
 
     Attributes:
         lengths: tokens of each row, shape (rows,).
         trained: trained tokens of each row, shape (rows,).
-
-    Raises:
-        UsageError: there is no such file.
-        SchemaError: a line is torn or not a row; the message says which.
     """
 
     def __init__(self, path: Path) -> None:

@@ -24,11 +24,8 @@ def calls_of(episode: Episode) -> Iterator[ModelCall]:
 
 
 def prompt_ids(episode: Episode, call: ModelCall) -> tuple[int, ...]:
-    """Return the exact token ids of a call's prompt.
-
-    Raises:
-        SchemaError: the episode lacks a segment that the call names.
-    """
+    """Return the exact token ids of a call's prompt; raise SchemaError if the episode lacks a segment that the call
+    names."""
     outputs = {f"call/{each.call_id}": each.output_ids for each in calls_of(episode)}
     try:
         return tuple(
@@ -38,7 +35,7 @@ def prompt_ids(episode: Episode, call: ModelCall) -> tuple[int, ...]:
         raise SchemaError(f"episode {episode.episode_id} lacks the prompt segment {error}") from error
 
 
-def trained_calls(episode: Episode) -> Iterator[ModelCall]:
+def calls_to_train(episode: Episode) -> Iterator[ModelCall]:
     """Yield the calls that are trained on (none of a broken episode): the last attempt of each turn, which was acted
     on, and all attempts of a turn that ended the episode by a policy error, since the reward is about them."""
     for turn in episode.turns if episode.status is not Status.INFRA_ERROR else ():
@@ -49,11 +46,8 @@ def trained_calls(episode: Episode) -> Iterator[ModelCall]:
 
 
 class CapturedCall(Record):
-    """A prompt and the output sampled from it, as token ids that were never re-tokenised.
-
-    Raises:
-        ValueError: the prompt is empty, or the log probabilities are not finite or not one for each output id.
-    """
+    """A prompt and the output sampled from it, as token ids that were never re-tokenised; raises ValueError if there is
+    no prompt, or not one finite log probability for each output id."""
 
     call_id: str
     prompt_ids: tuple[int, ...]
@@ -80,14 +74,11 @@ class CapturedCall(Record):
             raise ValueError(f"call {self.call_id} needs one finite log probability for each output id")
 
 
-def captured_calls(episode: Episode) -> Iterator[CapturedCall]:
-    """Yield the calls that are trained on, as the row builders need them.
-
-    Raises:
-        SchemaError: the episode lacks a segment of a prompt.
-    """
+def calls_for_rows(episode: Episode) -> Iterator[CapturedCall]:
+    """Yield the calls that are trained on, as the row builders need them; raise SchemaError if the episode lacks a
+    segment of a prompt."""
     failed = {call.call_id for turn in episode.turns if turn.action is None for call in turn.calls}
-    for call in trained_calls(episode):
+    for call in calls_to_train(episode):
         if call.output_ids:
             yield CapturedCall(
                 call_id=f"{episode.episode_id}/{call.call_id}",
@@ -144,30 +135,16 @@ class RecordedCall(Record, kw_only=True):
     tokens: TokenBlob | None = None
     """The place of ids and log probabilities on disk; None once they are read."""
 
-    def captured(self) -> CapturedCall | None:
+    def as_call(self) -> CapturedCall | None:
         """Return the call for training rows, or None if it cannot be trained on."""
         if self.error is not None or self.untrainable is not None or self.output_logprobs is None:
             return None
-        return CapturedCall(
-            call_id=self.call_id,
-            prompt_ids=self.prompt_ids,
-            output_ids=self.output_ids,
-            output_logprobs=self.output_logprobs,
-            version_start=self.version_start,
-            version_end=self.version_end,
-            session_id=self.session_id,
-            agent_id=self.agent_id,
-            finish_reason=self.finish_reason,
-            attempt=self.attempt,
-        )
+        return CapturedCall(**{name: getattr(self, name) for name in CapturedCall.__struct_fields__})
 
 
 class Recorder(Journal):
-    """Append calls to a folder, which one process at a time may write. `count` is the number of appended calls.
-
-    Raises:
-        UsageError: another process is writing to the folder, or it is not writable.
-    """
+    """Append calls to a folder, which one process at a time may write. `count` is the number of appended calls. Raise
+    UsageError if another process is writing to the folder, or it is not writable."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, CALLS, TOKENS)
@@ -186,13 +163,11 @@ class Recorder(Journal):
 
 @contextmanager
 def recording(folder: Path, inputs: dict[str, Any]) -> Iterator[Recorder]:
-    """Open the recorder of a folder, and write at the end in its card (`stage.json`) if the end was a clean one.
+    """Open the recorder of a folder, and write at the end in its card (`stage.json`) if the end was a clean one; raise
+    UsageError if the folder holds something else, another process writes to it, or it is not writable.
 
     Args:
         inputs: everything that determines the answers. A folder accepts only further calls with the same inputs.
-
-    Raises:
-        UsageError: the folder holds something else, another process writes to it, or it is not writable.
     """
     stage = Stage(VERB, msgspec.to_builtins(inputs))
     refuse_foreign(folder, VERB, "no record of a proxy", CALLS, "--record")
@@ -208,37 +183,31 @@ def recording(folder: Path, inputs: dict[str, Any]) -> Iterator[Recorder]:
 
 
 def read_records(run: Path, on_torn: Callable[[int], None] | None = None) -> Iterator[RecordedCall]:
-    """Yield every call of a folder, including failed ones, in the order in which they ended.
+    """Yield every call of a folder, including failed ones, in the order in which they ended; raise UsageError if the
+    folder holds no calls; SchemaError if a line is not a call, or was changed, or its tokens are damaged.
 
     Args:
         on_torn: called with the size in bytes of a torn last line, which is left out.
-
-    Raises:
-        UsageError: the folder holds no calls.
-        SchemaError: a line is not a call, or was changed, or its tokens are damaged.
     """
     path = run / CALLS
     for number, line in checked_lines(path, read_lines(path, on_torn)):
         try:
-            yield _with_tokens(msgspec.json.decode(line, type=RecordedCall), run)
+            call = msgspec.json.decode(line, type=RecordedCall)
+            if call.tokens is not None:
+                prompt, output, logprobs = unpacked(run / TOKENS, call.tokens, f"call {call.call_id}")
+                call = msgspec.structs.replace(
+                    call,
+                    prompt_ids=tuple(prompt.view("<i4").tolist()),
+                    output_ids=tuple(output.view("<i4").tolist()),
+                    output_logprobs=None if call.output_logprobs is None else tuple(logprobs.view("<f4").tolist()),
+                    tokens=None,
+                )
+            yield call
         except (*MALFORMED, SchemaError) as error:
             raise SchemaError(f"{path}:{number}: {error}") from error
 
 
 def read_calls(run: Path) -> Iterator[CapturedCall]:
     """Yield the calls for training rows (`per_request`, `prefix_merging`); raise as `read_records` does."""
-    captured = (call.captured() for call in read_records(run))
+    captured = (call.as_call() for call in read_records(run))
     return (call for call in captured if call is not None)
-
-
-def _with_tokens(call: RecordedCall, run: Path) -> RecordedCall:
-    if call.tokens is None:
-        return call
-    prompt, output, logprobs = unpacked(run / TOKENS, call.tokens, f"call {call.call_id}")
-    return msgspec.structs.replace(
-        call,
-        prompt_ids=tuple(prompt.view("<i4").tolist()),
-        output_ids=tuple(output.view("<i4").tolist()),
-        output_logprobs=None if call.output_logprobs is None else tuple(logprobs.view("<f4").tolist()),
-        tokens=None,
-    )

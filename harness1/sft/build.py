@@ -19,9 +19,9 @@ from harness1.hashing import digest, file_digest
 from harness1.models.chat_format import ChatFormat
 from harness1.records import Episode, EpisodeKey, Gold, Record, Status
 from harness1.reward.measures import measure_outcome
-from harness1.rows import TrainRow, check_room, write_rows
+from harness1.rows import TOKEN_BYTES, TrainRow, write_rows
 from harness1.rows.calls import calls_of
-from harness1.runs.files import STAGE, Stage, read_stage, refuse_foreign, refuse_other, under_way
+from harness1.runs.files import STAGE, Stage, read_stage, refuse_foreign, refuse_full_disk, refuse_other, under_way
 from harness1.runs.journal import EPISODES, line_starts, read_appended, read_episodes
 from harness1.sft.collect import LearnedTask, TeacherRun, open_runs, tasks_of_runs
 from harness1.sft.data_card import (
@@ -311,12 +311,9 @@ class _Written:
 
 def build(job: Build, out: Path, *, force: bool = False, listener: Listener | None = None) -> DataCard:
     """Make a dataset folder, or return the card of the same dataset if it exists. Nothing is written before the checks.
-
-    Raises:
-        UsageError: there are no runs, a run is unfinished, runs do not match, episodes lack token ids, the student's
-            tokenizer loses text, no row is left, the folder holds something else, or the disk is full.
-        SchemaError: a run is damaged.
-    """
+    Raise UsageError if there are no runs, a run is unfinished, runs do not match, episodes lack token ids, the
+    student's tokenizer loses text, no row is left, the folder holds something else, or the disk is full; SchemaError
+    if a run is damaged."""
     listener, sft = listener or Listener(), job.sft
     runs = open_runs(job.runs, rerendered=job.student is not None, partial=job.partial)
     sets, excluded = _evaluation_sets(job, runs), tasks_of_runs(job.exclude)
@@ -331,7 +328,7 @@ def build(job: Build, out: Path, *, force: bool = False, listener: Listener | No
     kept, reports = gated([each.candidate for each in found.values()], sft.gates, leaks, sft.seed, excluded)
     check_any_left(kept, reports)
     check_tool_mix(kept, sft.gates, Toolbox.of(runs[0].config.env).tools)
-    check_room(out, sum(found[each.place].tokens for each in kept))
+    refuse_full_disk(out, TOKEN_BYTES * sum(found[each.place].tokens for each in kept))
     held = held_out_tasks(kept, sft.held_out, sft.seed)
     learned, validation = (
         [found[each.place] for each in kept if (each.task in held) is part] for part in (False, True)
@@ -396,12 +393,8 @@ def _is_there(stage: Stage, out: Path, *, force: bool) -> bool:
 
 
 def _collected(job: Build, runs: Sequence[TeacherRun], listener: Listener) -> dict[Place, _Found]:
-    """Return the last episode of each key of each run, by its place.
-
-    Raises:
-        UsageError: a run is empty, or an episode cannot become rows.
-        SchemaError: a run is damaged.
-    """
+    """Return the last episode of each key of each run, by its place; raise UsageError if a run is empty, or an episode
+    cannot become rows; SchemaError if a run is damaged."""
     latest: dict[tuple[int, int, EpisodeKey], _Found] = {}
     for number, run in enumerate(runs):
         line, order = -1, {name: at for at, name in enumerate(run.tasks)}

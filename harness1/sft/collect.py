@@ -62,13 +62,11 @@ def check_taught_split(split: str, where: str) -> None:
 def teaching_tasks(
     source: Source, split: str, limit: int, config: Config, sieve: TaskFilter | None = None
 ) -> list[Task]:
-    """Return the first `limit` tasks of a split (0 for all), all of which have gold.
+    """Return the first `limit` tasks of a split (0 for all), all of which have gold; raise UsageError if there is no
+    such split, it is the test split, no task is left, or a task has no gold.
 
     Args:
         sieve: leaves out what must not be learned; None: all may be.
-
-    Raises:
-        UsageError: there is no such split, it is the test split, no task is left, or a task has no gold.
     """
     check_taught_split(split, source.name)
     kept, account = (sieve or TaskFilter(config.data)).select(source.name, split, source.tasks(split))
@@ -81,13 +79,9 @@ def teaching_tasks(
 
 
 def student_place(place: str, source: Source, tasks: Sequence[Task], config: Config) -> str:
-    """Return the path of a student's tokenizer, after checking that it can encode the texts of its prompts.
-
-    Raises:
-        UsageError: it does not exist, lacks the control tokens of its format, or loses text.
-        ConfigError: no format is known for it.
-        MissingExtra: the library that reads it is not installed.
-    """
+    """Return the path of a student's tokenizer, after checking that it can encode the texts of its prompts; raise
+    UsageError if it does not exist, lacks the control tokens of its format, or loses text; ConfigError if no format
+    is known for it; MissingExtra if the library that reads it is not installed."""
     found = tokenizer_place(place)
     check_round_trip(format_at(found, config).tokenizer, sample_texts(source, tasks, config))
     return found
@@ -110,11 +104,8 @@ def sample_texts(source: Source, tasks: Sequence[Task], config: Config) -> Itera
 def check_round_trip(tokenizer: Tokenizer, texts: Iterable[str]) -> None:
     """Refuse a tokenizer that changes texts, because a model would learn other words than the teacher's.
 
-    Unicode normalisation (NFC) is allowed: it changes nothing visible, and some good tokenizers do it.
-
-    Raises:
-        UsageError: a text changes; the message shows the first.
-    """
+    Unicode normalisation (NFC) is allowed: it changes nothing visible, and some good tokenizers do it. Raise UsageError
+    if a text changes; the message shows the first."""
     for text in texts:
         given = unicodedata.normalize("NFC", utf8_safe(text))
         back = unicodedata.normalize("NFC", tokenizer.decode(tokenizer.encode(text)))
@@ -206,15 +197,12 @@ class TeacherRun:
 
 
 def open_runs(folders: Sequence[Path], *, rerendered: bool, partial: bool = False) -> list[TeacherRun]:
-    """Open runs of one environment.
+    """Open runs of one environment; raise UsageError if there are no runs, one is unfinished or over the test split, or
+    their prompts differ; SchemaError if a card is damaged.
 
     Args:
         rerendered: contexts will be rendered again, so the runs' students may differ.
         partial: accept unfinished collections.
-
-    Raises:
-        UsageError: there are no runs, one is unfinished or over the test split, or their prompts differ.
-        SchemaError: a card is damaged.
     """
     if not folders:
         raise UsageError("name at least one run folder, as `harness1 sft collect` writes them")
@@ -284,17 +272,14 @@ LearnedTask = tuple[str, str]
 
 
 def tasks_of_runs(folders: Iterable[str | Path]) -> frozenset[LearnedTask]:
-    """Return the tasks of earlier work.
+    """Return the tasks of earlier work; raise UsageError if a folder is none of these, or its card lists no tasks;
+    SchemaError if a card is damaged.
 
     Args:
         folders: runs of `eval` or `sft collect` (their tasks), datasets of `sft build` and checkpoints of `sft train`
             (the tasks of their rows), trainings of `rl train` (all tasks that they could draw, and those that they
             validated on), profiles of `rl pivots` (the tasks that they chose from their run), and the episodes of a
             training (the tasks that were played).
-
-    Raises:
-        UsageError: a folder is none of these, or its card lists no tasks.
-        SchemaError: a card is damaged.
     """
     return frozenset(task for folder in folders for task in _tasks_of(Path(folder)))
 

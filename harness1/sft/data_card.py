@@ -190,12 +190,8 @@ def write_card(card: DataCard, folder: Path) -> None:
 
 
 def read_card(folder: Path, name: str = CARD) -> DataCard:
-    """Return the card of a dataset folder, or the copy of that name which a checkpoint keeps.
-
-    Raises:
-        UsageError: the folder has no card.
-        SchemaError: the card is damaged.
-    """
+    """Return the card of a dataset folder, or the copy of that name which a checkpoint keeps; raise UsageError if the
+    folder has no card; SchemaError if the card is damaged."""
     path = folder / name
     if not path.is_file():
         raise UsageError(f"{folder} is not a dataset of `harness1 sft build`: it has no {CARD}")

@@ -18,7 +18,7 @@ from harness1.policy.policy import Decision
 from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import DocId, Episode, ModelCall, Record, Task, ToolCall, Turn
 from harness1.rows import TrainRow, make_rows
-from harness1.rows.calls import calls_of, captured_calls, trained_calls
+from harness1.rows.calls import calls_for_rows, calls_of, calls_to_train
 
 SEARCHES = ("search_corpus", "fan_out_search", "grep_corpus")
 REPEATED = 3
@@ -48,16 +48,14 @@ class EpisodeRows(Record):
 def sft_rows(episode: Episode, sft: Sft, origin: Origin, gold: GoldSet = frozenset()) -> EpisodeRows:
     """Return a row for each turn, or for each chain of turns whose prompts are prefixes of each other (`sft.rows`).
 
-    Rows are in the order of turns and have no log probabilities. The whole output is trained, reasoning and call.
-    Rows with a truncated output would teach the model not to stop, so they are dropped.
+    Rows are in the order of turns and have no log probabilities. The whole output is trained, reasoning and call. Rows
+    with a truncated output would teach the model not to stop, so they are dropped. Raise SchemaError if a segment of a
+    prompt is missing from the episode.
 
     Args:
         gold: the relevant documents of the task, for `sft.useless_weight`.
-
-    Raises:
-        SchemaError: a segment of a prompt is missing from the episode.
     """
-    calls = list(captured_calls(episode))
+    calls = list(calls_for_rows(episode))
     turns = {f"{episode.episode_id}/{call.call_id}": turn for turn in episode.turns for call in turn.calls}
     weights = _weights(episode.turns, sft.repeated_weight)
     if sft.useless_weight < 1.0:
@@ -104,7 +102,7 @@ def row_tokens(episode: Episode, sft: Sft) -> int:
     lengths |= {key: len(ids) for key, ids in episode.segments.items()}
     if sft.rows == "epoch":
         return sum(lengths.values())
-    rows = (sum(lengths.get(key, 0) for key in call.prompt) + len(call.output_ids) for call in trained_calls(episode))
+    rows = (sum(lengths.get(key, 0) for key in call.prompt) + len(call.output_ids) for call in calls_to_train(episode))
     return sum(tokens for tokens in rows if tokens <= sft.max_tokens)
 
 
@@ -135,7 +133,7 @@ def _cut_calls(episode: Episode) -> list[str]:
     not one of the recorded stop tokens, if there are any."""
     return [
         call.call_id
-        for call in trained_calls(episode)
+        for call in calls_to_train(episode)
         if call.finish_reason != "stop"
         or (call.sampling.stop_ids and not set(call.output_ids[-1:]) <= set(call.sampling.stop_ids))
     ]
@@ -146,14 +144,11 @@ def rerendered(episode: Episode, env: Env, chat: ChatFormat) -> Episode:
 
     With a smaller context than the teacher's, a decision may depend on a piece that the student does not see. An
     episode that does not fit is cut (`StopReason.CONTEXT_LIMIT`) and loses its reward. Ignored actions and the notes
-    about them are left out.
+    about them are left out. Raise ConfigError if the episode was recorded under another configuration; SchemaError if
+    the episode cannot be replayed, or its memory differs.
 
     Args:
         env: the configuration of the recorded environment.
-
-    Raises:
-        ConfigError: the episode was recorded under another configuration.
-        SchemaError: the episode cannot be replayed, or its memory differs.
     """
     twin = _Recorded(episode, env, chat)
     if twin.hash != episode.hashes.env:

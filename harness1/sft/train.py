@@ -180,12 +180,9 @@ class Student:
 
     @classmethod
     def of(cls, folder: Path, card: DataCard) -> Student:
-        """Return the student of a model's folder.
-
-        Raises:
-            UsageError: the model's tokenizer differs from that of the rows, or lacks control tokens of their format.
-            SchemaError: this version cannot read the card's environment.
-        """
+        """Return the student of a model's folder; raise UsageError if the model's tokenizer differs from that of the
+        rows, or lacks control tokens of their format; SchemaError if this version cannot read the card's
+        environment."""
         chat = open_format(card.format, open_tokenizer(folder))
         if chat.hash != card.format_hash:
             raise UsageError(
@@ -227,13 +224,11 @@ class Student:
 
 class HeldOutValidation:
     """Validates a student between steps, on an evenly spaced part of the held-out rows. It samples from a separate
-    model that gets copies of the trained weights, as users will sample from them.
+    model that gets copies of the trained weights, as users will sample from them. Raise UsageError if a dataset or
+    an index is missing, or the model cannot be sampled from.
 
     Args:
         sampler: samples the weights that a service trains, in place of a model here.
-
-    Raises:
-        UsageError: a dataset or an index is missing, or the model cannot be sampled from.
     """
 
     def __init__(
@@ -321,12 +316,9 @@ class FineTuning:
     """Samples the weights of a training service."""
 
     def student(self) -> Student:
-        """Return the student, after all checks that do not need the loaded model.
-
-        Raises:
-            UsageError: the dataset is not a dataset, unfinished or empty; the model does not fit it or cannot read its
-                longest row; either is within the output folder; or the disk is too full.
-        """
+        """Return the student, after all checks that do not need the loaded model; raise UsageError if the dataset is
+        not a dataset, unfinished or empty; the model does not fit it or cannot read its longest row; either is
+        within the output folder; or the disk is too full."""
         for folder in (self.dataset, self.model):
             if folder.resolve().is_relative_to(self.out.resolve()):
                 raise UsageError(f"{folder} is an input, and is inside --out: choose another --out")
@@ -365,18 +357,15 @@ def fine_tune(
     on_part: OnPart = lambda _: None,
     before_loading: Callable[[], None] = lambda: None,
 ) -> Checkpoint:
-    """Train, and write the best checkpoint by `train.watch.metric` to `work.out`; resume an earlier run.
+    """Train, and write the best checkpoint by `train.watch.metric` to `work.out`; resume an earlier run. Raise
+    UsageError as `FineTuning.student`, or the folder holds something else or cannot be written; Diverged if a loss
+    is not finite; the best checkpoint so far is kept; MissingExtra if a dependency of the trainer is not installed;
+    KeyboardInterrupt if after the step at work; the state is saved, except with TRL's trainer.
 
     Args:
         on_part: called with what is at work between two steps, and with the tokens done within a step; TRL's trainer
             shows its own bar.
         before_loading: called before our own trainer loads the model; what it raises ends the training.
-
-    Raises:
-        UsageError: as `FineTuning.student`, or the folder holds something else or cannot be written.
-        Diverged: a loss is not finite; the best checkpoint so far is kept.
-        MissingExtra: a dependency of the trainer is not installed.
-        KeyboardInterrupt: after the step at work; the state is saved, except with TRL's trainer.
     """
     student, stage = work.student(), work.stage()
     if group.leads:

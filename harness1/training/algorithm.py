@@ -226,14 +226,11 @@ class OffPolicyMetrics:
         self._largest = torch.zeros((), device=device)
 
     def add(self, distributions: Tensor, logprobs: Tensor, batch: MicroBatch) -> None:
-        """Add a forward pass.
+        """Add a forward pass; raise UsageError if the rows have no log probabilities of the rollout.
 
         Args:
             distributions: [trained, vocabulary], log probabilities under the present weights.
             logprobs: [trained], those of the trained tokens.
-
-        Raises:
-            UsageError: the rows have no log probabilities of the rollout.
         """
         import torch
 

@@ -22,15 +22,12 @@ FOLDER_TAG = "harness1.folder"
 
 
 class MlflowRun:
-    """A run of an experiment. A resumed training continues its folder's run, and logs what it repeats again.
+    """A run of an experiment. A resumed training continues its folder's run, and logs what it repeats again. Raise
+    MissingExtra if mlflow is not installed; InfrastructureFault if the store cannot be opened.
 
     Args:
         folder: the folder of the training.
         place: `EXPERIMENT`, in the store that MLflow is set up for, or `EXPERIMENT@URI`.
-
-    Raises:
-        MissingExtra: mlflow is not installed.
-        InfrastructureFault: the store cannot be opened.
     """
 
     def __init__(self, folder: Path, place: str, *, resumed: bool) -> None:
@@ -95,16 +92,13 @@ NO_TRACKERS = Trackers()
 
 class TrainLog(AbstractContextManager["TrainLog"]):
     """Appends to `log.jsonl`, which one process at a time holds. A resumed run repeats the steps after `after`, so
-    their old lines are removed.
+    their old lines are removed. Raise UsageError if another process is writing to the folder, or this one cannot;
+    MissingExtra if TensorBoard, wandb or mlflow is not installed; InfrastructureFault if MLflow's store cannot be
+    opened.
 
     Args:
         folder: None for a process that must not write.
         after: -1 for a run that begins.
-
-    Raises:
-        UsageError: another process is writing to the folder, or this one cannot.
-        MissingExtra: TensorBoard, wandb or mlflow is not installed.
-        InfrastructureFault: MLflow's store cannot be opened.
     """
 
     def __init__(self, folder: Path | None, after: int = -1, trackers: Trackers = NO_TRACKERS) -> None:
@@ -147,11 +141,8 @@ class TrainLog(AbstractContextManager["TrainLog"]):
 
 
 def clear_training(folder: Path, verb: str) -> None:
-    """Remove an earlier training.
-
-    Raises:
-        UsageError: the folder holds something else, another process is writing to it, or it cannot be cleared.
-    """
+    """Remove an earlier training; raise UsageError if the folder holds something else, another process is writing to
+    it, or it cannot be cleared."""
     with held(folder, LOG):
         clear(folder, verb, "*")
 
@@ -163,11 +154,8 @@ def validation_values(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def read_log(folder: Path) -> list[dict[str, Any]]:
-    """Return the lines of a training run, oldest first, without a torn last one.
-
-    Raises:
-        SchemaError: a line is no object with a step.
-    """
+    """Return the lines of a training run, oldest first, without a torn last one; raise SchemaError if a line is no
+    object with a step."""
     return [values for _, values in _read(folder / LOG)]
 
 

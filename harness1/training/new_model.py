@@ -66,12 +66,9 @@ class NewModel:
 
 
 def make_model(work: NewModel, *, force: bool = False) -> int:
-    """Write the model, if that is not done yet; return the size of its vocabulary.
-
-    Raises:
-        UsageError: the dataset has no training tasks, or the folder holds something else.
-        MissingExtra: transformers or tokenizers is not installed.
-    """
+    """Write the model, if that is not done yet; return the size of its vocabulary; raise UsageError if the dataset has
+    no training tasks, or the folder holds something else; MissingExtra if transformers or tokenizers is not
+    installed."""
     source = open_source(work.dataset)
     stage = work.card(source)
     if not force:
@@ -88,11 +85,7 @@ def make_model(work: NewModel, *, force: bool = False) -> int:
 
 def draw(folder: Path, texts: Sequence[str], shape: Shape, config: Config, seed: int) -> int:
     """Train a tokenizer on texts and draw random weights, with room for the context window of a configuration; return
-    the size of the vocabulary.
-
-    Raises:
-        MissingExtra: transformers or tokenizers is not installed.
-    """
+    the size of the vocabulary; raise MissingExtra if transformers or tokenizers is not installed."""
     with optional("train"):
         from transformers import AutoConfig, AutoModelForCausalLM, set_seed
 

@@ -38,11 +38,7 @@ def save_tensors(root: Path, tensors: Mapping[str, Tensor], group: ProcessGroup 
     """Write tensors, each process its shards, into a new folder within `root`, and return the folder's name.
 
     The folder of the save before is kept, since the caller has yet to replace its reference to it; older ones are
-    removed.
-
-    Raises:
-        Unanimous: the disk is full, or the folder cannot be written.
-    """
+    removed. Raise Unanimous if the disk is full, or the folder cannot be written."""
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -109,14 +105,12 @@ def write_model(out: Path, model: PreTrainedModel, weights: Weights, base: Path,
     """Write the weights, or only the adapters where a model has them, as peft does; with them the tokenizer and
     templates of the base model, and the card. Return the card as written.
 
-    A reader finds the old model or the new one: the card is written last, right after the weights.
+    A reader finds the old model or the new one: the card is written last, right after the weights. Raise UsageError if
+    the disk is full, or the folder cannot be written.
 
     Args:
         weights: as `Trainer.weights` returns them.
         base: the folder of the model that training began with; adapters belong to its whole weights.
-
-    Raises:
-        UsageError: the disk is full, or the folder cannot be written.
     """
     from safetensors import SafetensorError
 
@@ -141,11 +135,8 @@ def write_model(out: Path, model: PreTrainedModel, weights: Weights, base: Path,
 
 
 def read_weights(folder: Path) -> Weights:
-    """Return the weights of a checkpoint, or its adapters, as a reader of the folder gets them, in float32 on the CPU.
-
-    Raises:
-        UsageError, MissingExtra: as `read_adapters` and `load_causal_model`.
-    """
+    """Return the weights of a checkpoint, or its adapters, as a reader of the folder gets them, in float32 on the CPU;
+    raise UsageError or MissingExtra as `read_adapters` and `load_causal_model` does."""
     if holds_adapters(folder):
         return read_adapters(folder)
     return dict(load_causal_model(folder, "cpu", "float32").state_dict())
@@ -214,11 +205,8 @@ def read_state(path: Path) -> dict[str, Any] | None:
 
 
 def load_state(path: Path, kind: type[State]) -> State | None:
-    """Return the state in a file as the type that the training keeps it in, or None if there is none.
-
-    Raises:
-        UsageError: the file is damaged, or was written by a version of harness1 that kept another state.
-    """
+    """Return the state in a file as the type that the training keeps it in, or None if there is none; raise UsageError
+    if the file is damaged, or was written by a version of harness1 that kept another state."""
     state = read_state(path)
     try:
         return None if state is None else msgspec.convert(state, kind)
@@ -231,11 +219,8 @@ def load_state(path: Path, kind: type[State]) -> State | None:
 
 def disk_bytes(base: Path, train: Train) -> int:
     """Return the most bytes on disk that a training takes: two checkpoints and two states, while the later of each is
-    being written. A checkpoint holds what is trained in float32, and a state its two moments too.
-
-    Raises:
-        UsageError: a file of the base is damaged.
-    """
+    being written. A checkpoint holds what is trained in float32, and a state its two moments too. Raise UsageError
+    if a file of the base is damaged."""
     shapes = _shapes(base)
     trained = sum(_adapter_numbers(*each, train.lora) if train.lora.rank else prod(each[1]) for each in shapes)
     return trained * 4 * 2 * (1 + 3)

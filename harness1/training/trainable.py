@@ -42,15 +42,13 @@ def turn_off_cudnn_attention() -> None:
 
 def use_attention(model: PreTrainedModel, name: str, dtype: Dtype) -> None:
     """Switch a model to one of transformers' implementations of attention. A small forward and backward pass compares
-    it with eager attention, which computes every feature as it is written.
+    it with eager attention, which computes every feature as it is written. Raise UsageError if the model, the device
+    or the installation cannot run it, or it computes something else.
 
     Args:
         model: on the device, and with the weights' types, that it will be trained with.
         name: as `attn_implementation` of transformers.
         dtype: of matrix products.
-
-    Raises:
-        UsageError: the model, the device or the installation cannot run it, or it computes something else.
     """
     refusal = f"train.attention={name} does not train {type(model).__name__} on {model.device.type}"
     model.set_attn_implementation("eager")
@@ -103,15 +101,12 @@ def load_trainable(folder: Path, train: Train, device: str, threads: int = 0) ->
     Logits are always float32.
 
     The adapters of a checkpoint are trained further on their base; if all weights are trained (`train.lora.rank=0`)
-    they are merged into them, in float32.
+    they are merged into them, in float32. Raise UsageError if the folder does not hold such a model, torch does not
+    know the device, `train.attention` does not fit them, or the adapters of the checkpoint have another form than those
+    to train; MissingExtra if torch or transformers is not installed.
 
     Args:
         threads: threads of torch in this process; 0 leaves them unchanged.
-
-    Raises:
-        UsageError: the folder does not hold such a model, torch does not know the device, `train.attention` does not
-            fit them, or the adapters of the checkpoint have another form than those to train.
-        MissingExtra: torch or transformers is not installed.
     """
     goes_on = holds_adapters(folder)
     if goes_on and train.lora.rank:
@@ -141,11 +136,7 @@ def stored_dtype(train: Train) -> Dtype:
 
 def check_form(folder: Path, train: Train) -> None:
     """Refuse to train adapters of one form from a checkpoint with adapters of another: weights in bfloat16 cannot take
-    up the old ones without loss.
-
-    Raises:
-        UsageError: their rank, scale or layers differ from the settings.
-    """
+    up the old ones without loss; raise UsageError if their rank, scale or layers differ from the settings."""
     found = read_adapter_config(folder)
     layers = len(found.layers_to_transform or ())
     theirs = {"rank": found.r, "alpha": found.lora_alpha, "layers": layers, "experts": bool(found.target_parameters)}
@@ -193,13 +184,9 @@ def rounding_loss(model: PreTrainedModel, dtype: Dtype) -> RoundingLoss:
 
 
 def merge(adapters: Path, out: Path, dtype: Dtype) -> RoundingLoss:
-    """Write the model that a folder of adapters describes as a plain one: added in float32, then rounded to a type.
-
-    Raises:
-        UsageError: the folder holds no adapters, `out` holds something or cannot be written, or the base is missing or
-            another.
-        MissingExtra: torch or transformers is not installed.
-    """
+    """Write the model that a folder of adapters describes as a plain one: added in float32, then rounded to a type;
+    raise UsageError if the folder holds no adapters, `out` holds something or cannot be written, or the base is
+    missing or another; MissingExtra if torch or transformers is not installed."""
     if not holds_adapters(adapters):
         raise UsageError(f"{adapters} holds no adapters: there is nothing to merge")
     if out.exists() and any(out.iterdir()):

@@ -55,8 +55,10 @@ def train_with_trl(
     trainer. Nothing is tokenised, truncated or downloaded, and only `on_log` gets reports. Training resumes from the
     state of an unfinished call in `out`.
 
-    Under `accelerate launch`, every process calls this with equal arguments; the first one logs and writes. If the
-    last step of an epoch cannot be shared equally, accelerate repeats some rows.
+    Under `accelerate launch`, every process calls this with equal arguments; the first one logs and writes. If the last
+    step of an epoch cannot be shared equally, accelerate repeats some rows. Raise UsageError if there are no rows, rows
+    have weights, or TRL's trainer lacks a requested feature; MissingExtra if trl, datasets, accelerate, peft or one of
+    their dependencies is not installed.
 
     Args:
         rows: training rows. With packing, a step has `batch_rows` of them on average.
@@ -66,10 +68,6 @@ def train_with_trl(
         packing: put several short rows into one sequence of at most `micro_tokens` (best fit decreasing). They do not
             attend to each other: positions restart with each row, and transformers masks attention there.
         cpu: do not use GPUs.
-
-    Raises:
-        UsageError: there are no rows, rows have weights, or TRL's trainer lacks a requested feature.
-        MissingExtra: trl, datasets, accelerate, peft or one of their dependencies is not installed.
     """
     _import_extra()
     _refuse(rows, settings)

@@ -13,7 +13,7 @@ from harness1.errors import UsageError
 from harness1.policy.policy import Decision
 from harness1.records import DocId, Gold, ModelCall, Task, ToolCall
 from harness1.rows import per_request
-from harness1.rows.calls import captured_calls
+from harness1.rows.calls import calls_for_rows
 from tests.support import CORPUS, END, WordRetriever, make_env, search
 
 pytest.importorskip("openenv", reason="openenv is not installed")
@@ -57,7 +57,7 @@ def finished(session: SearchSession) -> SearchSession:
 def test_a_trace_has_the_rows_of_per_request() -> None:
     session = finished(sessions().create("ada"))
     assert session.episode is not None
-    rows = per_request(captured_calls(session.episode))
+    rows = per_request(calls_for_rows(session.episode))
     turns = session.fetch_training_trace().turns
     assert [tuple(turn.prompt_token_ids + turn.completion_token_ids) for turn in turns] == [
         row.token_ids for row in rows

@@ -45,7 +45,7 @@ from harness1.models.chat_format import ChatFormat
 from harness1.records import Episode, Sampling, Status, ToolCall
 from harness1.rl.open import TaskChoice, open_tasks
 from harness1.rl.rows import training_rows
-from harness1.rows.calls import calls_of, prompt_ids, trained_calls
+from harness1.rows.calls import calls_of, calls_to_train, prompt_ids
 from harness1.training.algorithm import Cispo
 from tests.rl.test_training_rows import group, made_episode, siblings
 from tests.support import call, run, search
@@ -245,7 +245,7 @@ def pair(group_id: str, *rewards: float) -> list[Episode]:
 def test_every_trained_call_is_a_step_with_its_exact_tokens() -> None:
     episodes = [replace(each, sample_idx=at) for at, each in enumerate(siblings("paper").episodes)]
     output = generator_output(episodes)
-    calls = [(episode, call) for episode in episodes for call in trained_calls(episode)]
+    calls = [(episode, call) for episode in episodes for call in calls_to_train(episode)]
     assert len(calls) < sum(len(list(calls_of(episode))) for episode in episodes)
     assert output["prompt_token_ids"] == [list(prompt_ids(*each)) for each in calls]
     assert output["response_ids"] == [list(call.output_ids) for _, call in calls]

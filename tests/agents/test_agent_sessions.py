@@ -18,7 +18,7 @@ from harness1.errors import InfrastructureFault, UsageError
 from harness1.records import DocId, Episode, Gold, Hashes, Status, Task
 from harness1.rl.rollouts import EpisodeGroup
 from harness1.rl.rows import training_rows
-from harness1.rows.calls import captured_calls, read_calls
+from harness1.rows.calls import calls_for_rows, read_calls
 from harness1.viewer.work import read_sessions
 from tests.proxying import Dice, hermes
 from tests.support import run
@@ -128,7 +128,7 @@ def test_a_session_becomes_an_episode_with_the_tokens_that_the_proxy_recorded(tm
         "calls": 1.0,
     }
     recorded = list(read_calls(tmp_path / "sessions"))
-    kept = list(captured_calls(episode))
+    kept = list(calls_for_rows(episode))
     assert [call.prompt_ids for call in kept] == [call.prompt_ids for call in recorded]
     assert [call.output_ids for call in kept] == [call.output_ids for call in recorded]
     assert kept[1].prompt_ids[: len(kept[0].prompt_ids)] == kept[0].prompt_ids

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import inf, nan
@@ -54,11 +55,14 @@ class CountingLoop(TrainingLoop):
         during: Callable[[int], None] = lambda _: None,
         on_step: Callable[[int, int, Mapping[str, float]], None] = lambda *_: None,
         ends_at: float = inf,
+        measured: Callable[[int], None] = lambda _: None,
+        broken: Sequence[int] = (),
         **train: Any,
     ) -> None:
         engine = cast(Engine, CountingEngine())
         super().__init__(engine, out, CARD, Train(watch=watch, **train), 6, on_step, ends_at=ends_at)
         self.losses, self.during, self.saved = dict(enumerate(losses)), during, list[int]()
+        self.measured, self.broken = measured, broken
 
     async def run(self) -> None:
         with self.open_log(NO_TRACKERS) as self.log:
@@ -72,7 +76,10 @@ class CountingLoop(TrainingLoop):
             self.report({"loss": float(self.version)})
 
     async def measure(self) -> dict[str, float]:
-        return {"nll": self.losses[self.version]} if self.version in self.losses else {}
+        self.measured(self.version)
+        await asyncio.sleep(0)
+        found = {self.best.metric: self.losses[self.version]} if self.version in self.losses else {}
+        return found | ({"faults": 1.0} if self.version in self.broken else {})
 
     def save(self) -> None:
         super().save()
@@ -139,6 +146,28 @@ def test_an_interrupt_waits_for_the_update_and_saves_it(tmp_path: Path, times: i
     assert (resumed.version, resumed.validated, resumed.best.value) == (3, 2, 4.0)
     assert resumed.train().step == 4
     assert [line["step"] for line in read_log(tmp_path) if "loss" in line] == [1, 2, 3, 4, 5, 6]
+
+
+def test_an_interrupted_validation_is_done_again(tmp_path: Path) -> None:
+    losses = (5.0, 0.0, 4.0, 0.0, 3.0, 0.0, 3.5)
+    with pytest.raises(KeyboardInterrupt):
+        CountingLoop(tmp_path, losses=losses, measured=press_at(4), save_every=0).train()
+    assert CountingLoop(tmp_path).validated == 2
+    assert CountingLoop(tmp_path, losses=losses).train().step == 4
+    assert [line["step"] for line in read_log(tmp_path) if "held_out/nll" in line] == [0, 2, 4, 6]
+
+
+def test_the_start_is_measured_once(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        CountingLoop(tmp_path, losses=(1.0,), during=press_at(1)).train()
+    CountingLoop(tmp_path, losses=(9.0,)).train()
+    assert [line["held_out/nll"] for line in read_log(tmp_path) if "held_out/nll" in line] == [1.0]
+
+
+def test_a_mean_over_fewer_episodes_chooses_no_checkpoint(tmp_path: Path) -> None:
+    watch = Validation(every=2, tasks=1, metric="curated_recall")
+    loop = CountingLoop(tmp_path, watch, losses=(0.1, 0.0, 0.3, 0.0, 0.9, 0.0, 0.2), broken=[4])
+    assert loop.train().step == 2
 
 
 def test_what_raises_an_interrupt_itself_loses_nothing_either(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from harness1.records import DocId, Episode, Gold, Sampling, Status, StopReason,
 from harness1.retrieval.build import build_index
 from harness1.reward import score
 from harness1.reward.measures import measure_outcome
-from harness1.rows.calls import calls_of, trained_calls
+from harness1.rows.calls import calls_of, calls_to_train
 from harness1.runs.journal import EpisodeStore, read_episodes
 from tests.models.test_chat_messages import check
 from tests.serving import imitating
@@ -246,7 +246,7 @@ def test_after_the_last_attempt_the_episode_ends_by_its_policys_error(retries: i
 def test_an_episode_says_that_it_cannot_be_trained_on(tmp_path: Path) -> None:
     episode = episode_of(Hosted(answer(search("river"))))
     assert episode.untrainable == "its model gives no token ids"
-    assert not any(made.output_ids for made in trained_calls(episode))
+    assert not any(made.output_ids for made in calls_to_train(episode))
     assert replay_episode(episode, Env(generation_reserve=RESERVE)).difference is None
     with EpisodeStore(tmp_path) as store:
         store.append(episode)

@@ -19,7 +19,7 @@ from harness1.models.chat_format import ChatFormat
 from harness1.policy.language_model import LanguageModelPolicy, call_seed
 from harness1.policy.policy import counter_of
 from harness1.records import Episode, Sampling, Status, StopReason, Task, ToolCall
-from harness1.rows.calls import calls_of, prompt_ids, trained_calls
+from harness1.rows.calls import calls_of, calls_to_train, prompt_ids
 from harness1.runs.journal import EpisodeStore, read_episodes
 from tests.support import call, curate, make_env, run, search, wide_corpus
 from tests.vocabularies import SPOKEN, chat_format
@@ -111,7 +111,7 @@ def test_attempts_are_recorded_with_their_numbers_and_their_parents() -> None:
     assert [turn.action for turn in episode.turns] == [search("river"), search("war"), END]
     assert {(each.policy_version_start, each.policy_version_end) for each in calls_of(episode)} == {(7, 8)}
     assert episode.policy_versions == (7, 8)
-    assert [each.call_id for each in trained_calls(episode)] == ["1.0", "2.2", "3.1"]
+    assert [each.call_id for each in calls_to_train(episode)] == ["1.0", "2.2", "3.1"]
 
 
 def test_a_retry_is_the_same_context_and_one_short_note() -> None:
@@ -150,7 +150,7 @@ def test_after_so_many_failures_the_episode_ends_by_its_policys_error(retries: i
     assert failed.parse_error == "there is no call"
     assert failed.action is None
     assert [each.attempt for each in failed.calls] == list(range(retries + 1))
-    assert [each.call_id for each in trained_calls(episode)] == [
+    assert [each.call_id for each in calls_to_train(episode)] == [
         "1.0",
         *[f"2.{number}" for number in range(retries + 1)],
     ]
@@ -246,7 +246,7 @@ def test_attempts_before_a_fault_are_on_record_and_trained_nowhere() -> None:
     calls = list(calls_of(episode))
     assert [call.call_id for call in calls] == ["1.0", "2.0"]
     assert [prompt_ids(episode, call) for call in calls] == model.prompts[:2]
-    assert list(trained_calls(episode)) == []
+    assert list(calls_to_train(episode)) == []
     late = sayer(search("river"), InfrastructureFault("gone"))
     assert [call.call_id for call in calls_of(episode_of(late))] == ["1.0"]
 

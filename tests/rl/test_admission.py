@@ -34,9 +34,9 @@ from harness1.rl.admission import (
     admission_of,
     check,
     ideal,
+    judge,
     read_report,
     readme,
-    reported,
     scoring_of,
     trial,
 )
@@ -178,7 +178,7 @@ def report(played: list[Played], config: Config) -> AdmissionReport:
         for task, each in zip(TASKS, played, strict=True)
         if task.gold is not None
     }
-    return reported(Check("world", "train", TASKS, "", config), found, best)
+    return judge(Check("world", "train", TASKS, "", config), found, best)
 
 
 def test_the_robust_reward_ranks_as_it_should_and_the_published_one_does_not(played: list[Played]) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trl.trainer.utils import nanstd
 
-from harness1.rl.rows import STD_EPSILON, Kind, advantages, discounted, has_signal
+from harness1.rl.rows import STD_EPSILON, Kind, advantages, has_signal
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 GROUPS = [[1.0, 2.0, 6.0], [0.5, 0.5], [4.0], []]
@@ -62,12 +62,3 @@ def test_leave_one_out_is_what_is_above_the_mean_of_the_others(groups: list[list
         for at, (reward, value) in enumerate(zip(rewards, values, strict=True)):
             others = rewards[:at] + rewards[at + 1 :]
             assert value == pytest.approx(reward - fmean(others) if others else 0.0, abs=1e-9)
-
-
-@given(st.floats(-5, 5), st.integers(0, 30), st.floats(0.01, 1.0))
-def test_returns_obey_the_recursion_of_a_reward_that_comes_last(advantage: float, turns: int, discount: float) -> None:
-    found, following = discounted(advantage, turns, discount), 0.0
-    for at in reversed(range(turns)):
-        following = (advantage if at == turns - 1 else 0.0) + discount * following
-        assert found[at] == pytest.approx(following)
-    assert discounted(advantage, turns, 1.0) == [advantage] * turns

@@ -168,27 +168,6 @@ def test_the_bound_is_the_asked_staleness_and_what_the_window_adds() -> None:
     assert (Buffer[int](8, 3, 0.32).window, Buffer[int](8, 3, 0.32).bound) == (10, 5)
 
 
-class FreesOnTake(Buffer[Played]):
-    """The mistake: slots are freed when a batch is taken. It trains on whatever comes, so that the age shows."""
-
-    @property
-    def bound(self) -> int:
-        return super().bound + 99
-
-    def take(self, version: int) -> list[Played] | None:
-        batch = super().take(version)
-        self.release()
-        return batch
-
-
-@pytest.mark.parametrize("settings", [(1, 0, 0.0), (2, 1, 0.5), (2, 2, 0.3), (3, 1, 1.0)], ids=str)
-def test_slots_freed_when_taken_exceed_the_bound_by_one(settings: tuple[int, int, float]) -> None:
-    groups, ahead, _ = settings
-    bound = Buffer[Played](*settings).bound
-    late = range(3 * groups * (ahead + 1))
-    assert max(oldest_trained(FreesOnTake(*settings), each)[0] for each in late) == bound + 1
-
-
 def test_a_group_beyond_the_bound_is_dropped_as_stale() -> None:
     buffer = Buffer[str](1, 1)
     for name in "ab":
@@ -210,25 +189,6 @@ def test_a_window_of_one_is_first_in_first_out() -> None:
     assert [take_and_release(buffer) for _ in range(4)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
-def test_a_large_window_is_greedy() -> None:
-    buffer = Buffer[int](2, 3, 100.0)
-    numbers = filled(buffer)
-    for number in reversed(numbers[1:]):
-        buffer.finish(number, number)
-    assert [take_and_release(buffer) for _ in range(4)] == [[1, 2], [3, 4], [5, 6], None]
-
-
-def test_the_window_moves_while_a_batch_is_made() -> None:
-    buffer = Buffer[int](3, 1, 0.4)
-    assert buffer.window == 2
-    filled(buffer)
-    for number in (0, 1, 4):
-        buffer.finish(number, number)
-    assert buffer.take(0) is None, "4 is beyond [2, 3]"
-    buffer.drop(2, "filtered")
-    assert buffer.take(0) == [0, 1, 4]
-
-
 def filled(buffer: Buffer[int], version: int = 0) -> list[int]:
     """The groups that are begun until there is no slot."""
     return list(iter(lambda: buffer.begin(version), None))
@@ -238,24 +198,6 @@ def take_and_release(buffer: Buffer[int]) -> list[int] | None:
     batch = buffer.take(0)
     buffer.release()
     return batch
-
-
-@pytest.mark.parametrize("window", [0.0, 0.5, 1.0])
-def test_a_dead_head_does_not_stop_the_others(window: float) -> None:
-    buffer, version = Buffer[int](3, 1, window), 0
-    flying = filled(buffer)
-    for turn in range(60):
-        if turn % 3 == 0:
-            buffer.drop(flying.pop(0), "faulty")
-        for number in flying:
-            buffer.finish(number, number)
-        while buffer.take(version) is not None:
-            version += 1
-            buffer.release()
-        flying = filled(buffer, version)
-        assert flying
-    assert version > 20
-    assert buffer.counts.faulty == 20
 
 
 @given(

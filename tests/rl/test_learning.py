@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -33,7 +32,6 @@ from harness1.runs.files import read_stage
 from harness1.runs.journal import EpisodeStore, read_episodes
 from harness1.training.log import read_log
 from harness1.training.saving import read_state
-from harness1.training.trainer import Diverged
 from tests.rl.toy import ToyRollouts, open_toy, share_of_good, toy_config, toy_tasks
 from tests.tiny_models import save_byte_tokenizer, save_tiny_model
 from tests.vocabularies import chat_format
@@ -251,27 +249,6 @@ def test_an_interrupt_loses_no_batch(tmp_path: Path, base: Path, within: int) ->
     assert [line["step"] for line in steps(tmp_path)] == list(range(1, 11))
 
 
-def test_a_training_ends_after_the_batch_in_which_its_time_is_up(
-    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = SimpleNamespace(monotonic=lambda: len(steps(tmp_path)), perf_counter=time.perf_counter)
-    monkeypatch.setattr("harness1.engines.loop.time", clock)
-    done = trained(tmp_path, base, ends_at=2)
-    assert done.step == len(steps(tmp_path)) == 2
-    assert done.metrics["reward"] == held_out_rewards(tmp_path)[-1]
-
-
-def test_a_training_out_of_time_ends_with_the_checkpoint_of_its_batches(tmp_path: Path, base: Path) -> None:
-    with pytest.raises(Stopped):
-        trained(tmp_path, base, ["train.save_every=1"], stop_at=4)
-    done = trained(tmp_path, base, ["train.save_every=1"], ends_at=0.0)
-    assert done.step == len(steps(tmp_path)) == 3  # batch 4 was stopped before it was saved
-    stage = read_stage(tmp_path)
-    assert stage is not None
-    assert (stage.status, stage.outputs["step"]) == ("finished", 3)
-    assert done.metrics["reward"] == held_out_rewards(tmp_path)[-1]
-
-
 def test_an_interrupt_while_weights_are_published_loses_no_batch(tmp_path: Path, base: Path) -> None:
     class Interrupted(ToyRollouts):
         async def publish(self, state: Mapping[str, Any], version: int) -> None:
@@ -296,18 +273,6 @@ def test_a_training_under_way_elsewhere_keeps_its_log(tmp_path: Path, base: Path
     with EpisodeStore(tmp_path / EPISODES), pytest.raises(UsageError, match="another process"):
         trained(tmp_path, base)
     assert read_log(tmp_path) == before
-
-
-def test_a_training_interrupted_before_its_first_batch_keeps_what_was_measured_at_the_start(
-    tmp_path: Path, base: Path
-) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        trained(tmp_path, base, rollouts=lambda folder: ToyRollouts(open_toy(folder), latency=interrupting(0)))
-    before = read_log(tmp_path)
-    assert [line["step"] for line in before] == [0]
-    trained(tmp_path, base)
-    after = [line for line in read_log(tmp_path) if line["step"] == 0]
-    assert after == before
 
 
 def test_a_validation_that_faults_broke_is_played_again_and_chooses_nothing_if_they_stay(
@@ -339,28 +304,6 @@ def test_a_validation_that_faults_broke_is_played_again_and_chooses_nothing_if_t
     assert played.count("toy-8") == 6
 
 
-def test_a_validation_that_was_interrupted_is_repeated(tmp_path: Path, base: Path) -> None:
-    class Nervous(ToyRollouts):
-        """Presses Ctrl-C when it plays held-out tasks for the second time."""
-
-        looks = 0
-
-        async def play(self, job: EpisodeJob) -> Episode:
-            if job.group_id is None:
-                self.looks += 1
-                if self.looks == 5:
-                    signal.raise_signal(signal.SIGINT)
-            return await super().play(job)
-
-    settings = ["rl.batches=3", "train.save_every=0", "train.watch.every=0"]
-    with pytest.raises(KeyboardInterrupt):
-        trained(tmp_path / "out", base, settings, rollouts=lambda folder: Nervous(open_toy(folder, rows=1)))
-    assert len(held_out_rewards(tmp_path / "out")) == 1
-    twin = trained(tmp_path / "twin", base, settings, rollouts=one_by_one)
-    assert trained(tmp_path / "out", base, settings, rollouts=one_by_one).metrics == twin.metrics
-    assert held_out_rewards(tmp_path / "out") == held_out_rewards(tmp_path / "twin")
-
-
 def test_batches_of_a_training_in_turns_do_not_depend_on_what_finishes_first(tmp_path: Path, base: Path) -> None:
     def trace(name: str, latency: Callable[[EpisodeJob], float]) -> tuple[list[TrainRow], bytes]:
         seen: list[TrainRow] = []
@@ -380,19 +323,6 @@ def test_batches_of_a_training_in_turns_do_not_depend_on_what_finishes_first(tmp
         return Random(f"{job.task.task_id}/{job.sample_idx}").uniform(0.0, 0.05)
 
     assert trace("at once", lambda _: 0.0) == trace("shuffled", late)
-
-
-def test_logprobs_of_another_turn_are_refused_before_the_first_step(tmp_path: Path, base: Path) -> None:
-    def wrong_turn(groups: Any, config: Config) -> list[TrainRow]:
-        rows = training_rows(groups, config.rl)
-        known = [row.rollout_logprobs for row in rows]
-        return [
-            msgspec.structs.replace(row, rollout_logprobs=other)
-            for row, other in zip(rows, known[1:] + known[:1], strict=True)
-        ]
-
-    with pytest.raises(UsageError, match="rollouts are not from the model"):
-        trained(tmp_path / "out", base, make_rows=wrong_turn)
 
 
 def test_groups_without_a_difference_are_replaced_and_counted(tmp_path: Path, base: Path) -> None:
@@ -431,20 +361,3 @@ def test_training_stops_when_nothing_but_faults_comes(tmp_path: Path, base: Path
 def test_training_stops_when_there_is_nothing_to_learn_from(tmp_path: Path, base: Path) -> None:
     with pytest.raises(UsageError, match="same reward"):
         trained(tmp_path / "out", base, rollouts=lambda folder: ToyRollouts(open_toy(folder), price=lambda _: 1.0))
-
-
-def test_a_training_that_diverges_keeps_the_last_good_checkpoint(tmp_path: Path, base: Path) -> None:
-    def poisoned(groups: Any, config: Config) -> list[TrainRow]:
-        rows = training_rows(groups, config.rl)
-        big = 1e38 if groups[0].index >= 8 else 1.0
-        return [
-            msgspec.structs.replace(row, advantages=tuple(value * big for value in row.advantages or ()))
-            for row in rows
-        ]
-
-    with pytest.raises(Diverged):
-        trained(tmp_path / "out", base, ["train.watch.every=1"], make_rows=poisoned)
-    card = read_checkpoint(tmp_path / "out")
-    assert card is not None
-    assert card.step in (1, 2)
-    assert (tmp_path / "out" / STATE).is_file()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -18,10 +18,9 @@ from harness1.policy.policy import Policy, counter_of
 from harness1.policy.scripted import RandomPolicy, ScriptedPolicy
 from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import DocId, Episode, Gold, RewardTerm, Sampling, Status, StopReason, Task, ToolCall
-from harness1.rl import pivot_turns as pivot_rollouts
-from harness1.rl.pivot_turns import PivotRollouts, PivotState, PivotWorld, TurnId
+from harness1.rl.pivot_turns import PivotRollouts, PivotWorld, TurnId
 from harness1.rows import per_request
-from harness1.rows.calls import calls_of, captured_calls, prompt_ids
+from harness1.rows.calls import calls_for_rows, calls_of, prompt_ids
 from harness1.sft.rows import rerendered
 from tests.support import END, QUICK, Script, WordRetriever, call, curate, make_env, run, search, wide_corpus
 from tests.vocabularies import chat_format
@@ -120,7 +119,7 @@ def test_the_policy_gets_the_prompt_that_the_teacher_had(order: str, recorded_in
     service = rollouts(policy, episode, world=world(policy, env))
     for turn, known in enumerate(calls_of(told), start=1):
         (made,) = played(policy, episode, job(episode, turn), of=service)
-        (own,) = captured_calls(made)
+        (own,) = calls_for_rows(made)
         assert own.prompt_ids == prompt_ids(told, known) == policy.model.prompts[-1]
         assert made.turns[0].index == turn
 
@@ -137,7 +136,7 @@ def test_an_episode_is_one_turn_with_a_reward_under_the_name_of_its_rule() -> No
     (early,) = played(policy, episode, job(episode, 2))
     assert early.reward is not None
     assert (early.reward.total, early.reward.terms) == (0.0, {"stop": RewardTerm(0.0, 1.0)})
-    (row,) = per_request(captured_calls(made), made.group_id)
+    (row,) = per_request(calls_for_rows(made), made.group_id)
     assert sum(row.loss_mask) == len(CHAT.format_action("because", END))
 
 
@@ -154,7 +153,7 @@ def test_an_output_without_an_action_is_wrong_and_trained_with_all_its_attempts(
     assert (made.status, made.turns[0].action) == (Status.POLICY_ERROR, None)
     assert made.reward is not None
     assert made.reward.terms == {"unreadable": RewardTerm(0.0, 1.0)}
-    assert len(list(captured_calls(made))) == 4
+    assert len(list(calls_for_rows(made))) == 4
 
 
 def test_what_is_played_leaves_the_scene_as_it_was() -> None:
@@ -181,44 +180,6 @@ def test_a_fault_makes_an_episode_without_reward() -> None:
     )
     assert (made.status, made.reward) == (Status.INFRA_ERROR, None)
     assert "down" in (made.error or "")
-
-
-def test_jobs_may_come_one_by_one_and_no_more_are_at_work_than_there_is_room_for() -> None:
-    episode = taught(StudentFormatPolicy(TAUGHT, CHAT))
-    policy = model(search("bridge"))
-    runs = msgspec.structs.replace(QUICK, concurrency=2)
-    found: list[Episode] = []
-    ahead: list[int] = []
-
-    async def jobs() -> AsyncIterator[EpisodeJob]:
-        for sample in range(12):
-            ahead.append(sample - len(found))
-            yield job(episode, 1 + sample % 4, sample)
-
-    run(rollouts(policy, episode, world=world(policy, runs=runs)).run(jobs(), found.append))
-    assert sorted(each.sample_idx for each in found) == list(range(12))
-    assert max(ahead) <= 10  # in four stages of two, and the waits between
-
-
-def test_states_of_few_episodes_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pivot_rollouts, "CACHED_EPISODES", 1)
-    rebuilt: list[str] = []
-    original = PivotWorld.states
-
-    def counted(self: PivotWorld, episode: Episode, gold: Gold | None) -> tuple[PivotState, ...]:
-        rebuilt.append(episode.episode_id)
-        return original(self, episode, gold)
-
-    monkeypatch.setattr(PivotWorld, "states", counted)
-    episode = taught(TAUGHT)
-    other = msgspec.structs.replace(episode, episode_id="other")
-    policy = model(END)
-    service = PivotRollouts(
-        world(policy), policy, {each.episode_id: each for each in (episode, other)}, {"t": GOLD}, print
-    )
-    for each, turn in ((episode, 1), (episode, 2), (other, 1), (other, 3), (episode, 2)):
-        assert service.state(TurnId(each.episode_id, turn)).turn.index == turn
-    assert rebuilt == [episode.episode_id, "other", episode.episode_id]
 
 
 def test_published_weights_reach_the_model() -> None:

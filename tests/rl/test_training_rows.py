@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
 from random import Random
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,8 +21,6 @@ from harness1.training.algorithm import Cispo
 from harness1.training.trainer import trained_tokens
 from tests.policy.test_language_model import NONSENSE, episode_of, sayer
 from tests.support import call, curate, search
-from tests.tiny_models import save_tiny_model
-from tests.train.test_trainer import SMALL, distance, gradient_of
 
 OUTPUT = 4
 """Tokens that a made turn says."""
@@ -196,11 +192,6 @@ def test_steps_share_whole_groups_as_evenly_as_can_be(groups: int, count: int, s
         )
 
 
-def test_other_seeds_share_groups_out_otherwise() -> None:
-    rows = [TrainRow((at, 0), (0, 1), group_id=str(at)) for at in range(20)]
-    assert substeps(rows, 4, 1) != substeps(rows, 4, 2)
-
-
 def spoken(order: str, *actions: ToolCall | str, name: str, reward: float) -> Episode:
     """An episode of a model's own words, in the format and the environment of the other tests."""
     episode = episode_of(sayer(*actions), order)
@@ -215,21 +206,3 @@ def siblings(order: str) -> EpisodeGroup:
         spoken(order, search("river"), search("town"), call("end_search"), name="b", reward=0.5),
         spoken(order, search("nowhere"), NONSENSE, NONSENSE, NONSENSE, NONSENSE, name="c", reward=-0.5),
     )
-
-
-@pytest.mark.parametrize("normaliser", ["token_mean", "trajectory_mean", "group_mean"])
-def test_rows_of_turns_and_of_epochs_have_the_same_gradient(tmp_path: Path, normaliser: Any) -> None:
-    folder = save_tiny_model(tmp_path, **SMALL)
-    groups = [
-        group(0, made_episode("a", 3, 1.0), made_episode("b", 7, 0.0)),
-        group(1, made_episode("c", 2, 0.3), made_episode("d", 1, 0.7), made_episode("e", 4, 0.1)),
-    ]
-    turns, epochs = (training_rows(groups, Rl(rows=kind, normaliser=normaliser)) for kind in ("turn", "epoch"))  # type: ignore[arg-type]
-    assert (len(turns), len(epochs)) == (17, 5)
-    found, expected = (gradient_of(folder, rows, Cispo(0.5, 1.5), micro_tokens=1) for rows in (epochs, turns))
-    assert distance(found, expected) < 1e-6
-
-
-def test_rows_are_what_a_file_of_rows_takes() -> None:
-    for row in training_rows([siblings("epoch")], Rl(normaliser="group_mean")):
-        assert msgspec.json.decode(msgspec.json.encode(row), type=TrainRow) == row

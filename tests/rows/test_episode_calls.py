@@ -9,7 +9,7 @@ from harness1.errors import SchemaError
 from harness1.records import Episode, ModelCall, Status
 from harness1.rl.logprobs import sampled_calls
 from harness1.rows import Merged, prefix_merging
-from harness1.rows.calls import calls_of, captured_calls, prompt_ids
+from harness1.rows.calls import calls_for_rows, calls_of, prompt_ids
 from tests.policy.test_language_model import NONSENSE, episode_of, sayer
 from tests.support import call, search
 
@@ -26,7 +26,7 @@ def failed(order: str = "paper", retries: int = 3) -> Episode:
 
 
 def merged(episode: Episode) -> Merged:
-    return prefix_merging(captured_calls(episode))
+    return prefix_merging(calls_for_rows(episode))
 
 
 def trained(episode: Episode) -> set[str]:
@@ -46,7 +46,7 @@ def test_every_sampled_call_is_replayed_with_its_whole_prompt_in_the_order_made(
 
 
 def test_of_a_turn_that_acted_the_attempt_that_acted_is_trained_on() -> None:
-    captured = list(captured_calls(completed()))
+    captured = list(calls_for_rows(completed()))
     episode = completed()
     assert [made.call_id for made in captured] == [
         f"{episode.episode_id}/{name}" for name in ("1.0", "2.2", "3.0", "4.0")
@@ -61,10 +61,10 @@ def test_of_a_turn_that_acted_the_attempt_that_acted_is_trained_on() -> None:
 def test_failed_attempts_are_trained_on_only_where_they_ended_the_episode() -> None:
     episode = failed()
     assert episode.status is Status.POLICY_ERROR
-    names = [made.call_id.partition("/")[2] for made in captured_calls(episode)]
+    names = [made.call_id.partition("/")[2] for made in calls_for_rows(episode)]
     assert names == ["1.0", "2.0", "3.0", "3.1", "3.2", "3.3"]
     broken = msgspec.structs.replace(episode, status=Status.INFRA_ERROR)
-    assert list(captured_calls(broken)) == []
+    assert list(calls_for_rows(broken)) == []
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -74,7 +74,7 @@ def test_no_failed_attempt_passes_for_a_retry_of_another(order: str, retries: in
     made = merged(episode)
     assert trained(episode) == {"1.0", "2.0", *[f"3.{attempt}" for attempt in range(retries + 1)]}
     assert made.superseded == made.quarantined == made.empty == ()
-    assert made.delivered_fraction == 1.0
+    assert made.trained_share == 1.0
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -82,7 +82,7 @@ def test_equal_failed_attempts_on_equal_prompts_are_each_trained_on(order: str) 
     """All retries after the first have one prompt, and may say the same."""
     episode = failed(order)
     last = episode.turns[-1]
-    attempts = list(captured_calls(episode))[-3:]
+    attempts = list(calls_for_rows(episode))[-3:]
     assert len({(made.prompt_ids, made.output_ids) for made in attempts}) == 1
     assert len(last.calls) == 4
     assert trained(episode) >= {made.call_id for made in last.calls}
@@ -99,7 +99,7 @@ def test_calls_without_tokens_are_no_calls_here() -> None:
     episode = completed()
     turns = [msgspec.structs.replace(turn, calls=(ModelCall("1.0"),)) for turn in episode.turns]
     bare = msgspec.structs.replace(episode, turns=tuple(turns))
-    assert [*sampled_calls(bare), *captured_calls(bare)] == []
+    assert [*sampled_calls(bare), *calls_for_rows(bare)] == []
 
 
 def test_calls_without_log_probabilities_are_captured_and_not_replayed() -> None:
@@ -112,13 +112,13 @@ def test_calls_without_log_probabilities_are_captured_and_not_replayed() -> None
     ]
     bare = msgspec.structs.replace(episode, turns=tuple(turns))
     assert list(sampled_calls(bare)) == []
-    assert [made.output_logprobs for made in captured_calls(bare)] == [None] * 4
+    assert [made.output_logprobs for made in calls_for_rows(bare)] == [None] * 4
 
 
 def test_a_record_without_a_stretch_of_a_prompt_is_refused() -> None:
     episode = completed()
     name = next(iter(episode.segments))
     torn = msgspec.structs.replace(episode, segments={key: ids for key, ids in episode.segments.items() if key != name})
-    for calls in (sampled_calls, captured_calls):
+    for calls in (sampled_calls, calls_for_rows):
         with pytest.raises(SchemaError, match="lacks the prompt segment"):
             list(calls(torn))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness1.rows import Merged, TrainRow, assert_contiguity, per_request, prefix_merging
+from harness1.rows import Merged, chain_row, prefix_merging
 from harness1.rows.calls import CapturedCall
 
 Tokens = tuple[int, ...]
@@ -95,15 +95,15 @@ def test_whatever_agents_do_rows_are_exact_and_every_output_is_trained_once_or_a
     shuffled = list(calls)
     shuffler.shuffle(shuffled)
     assert prefix_merging(shuffled) == merged
-    for row in merged.rows:
-        assert_contiguity(row, calls)
+    known = {call.call_id: call for call in calls}
+    assert list(merged.rows) == [chain_row([known[name] for name in row.call_ids]) for row in merged.rows]
     named = [call_id for row in merged.rows for call_id in row.call_ids]
     aside = [*merged.quarantined, *merged.superseded, *merged.empty]
     assert sorted(named + aside) == sorted(call.call_id for call in calls)
     kept = sum(len(call.output_ids) for call in calls if call.call_id in named)
     assert sum(sum(row.loss_mask) for row in merged.rows) == kept
     total = sum(len(call.output_ids) for call in calls)
-    assert merged.delivered_fraction == pytest.approx(kept / total)
+    assert merged.trained_share == pytest.approx(kept / total)
     assert set(merged.ambiguous) == plainly_ambiguous(calls)
     assert set(merged.empty) == {call.call_id for call in calls if not call.output_ids}
     leaves = [whole(call) for call in calls if call.call_id in {row.call_ids[-1] for row in merged.rows}]
@@ -117,7 +117,7 @@ def test_an_append_only_session_of_eight_turns_is_one_row() -> None:
     assert row.call_ids == tuple("01234567")
     assert row.token_ids == whole(calls[-1])
     assert (row.episode_id, row.group_id) == ("s", "g")
-    assert (merged.merge_ratio, merged.delivered_fraction) == (8.0, 1.0)
+    assert (merged.merge_ratio, merged.trained_share) == (8.0, 1.0)
     assert sum(row.loss_mask) == sum(len(call.output_ids) for call in calls)
 
 
@@ -134,7 +134,7 @@ def test_an_output_that_was_encoded_anew_does_not_merge(anew: Callable[[int], To
         [("0", "1", "2", "3"), ("4", "5", "6", "7")],
         [("0", "1", "2", "4", "5", "6", "7"), ("3",)],
     )
-    assert merged.delivered_fraction == 1.0
+    assert merged.trained_share == 1.0
 
 
 def test_a_compacted_context_begins_a_row() -> None:
@@ -154,7 +154,7 @@ def test_a_fork_trains_what_both_branches_saw_once() -> None:
     context = next(row for row in merged.rows if "right" in row.call_ids)
     assert context.token_ids == whole(leaf)
     assert sum(context.loss_mask[: len(right.prompt_ids)]) == 0
-    assert merged.delivered_fraction == 1.0
+    assert merged.trained_share == 1.0
     assert merged.merge_ratio == 2.0
 
 
@@ -176,7 +176,7 @@ def test_of_retries_the_one_that_was_continued_is_trained() -> None:
     merged = prefix_merging([root, lost, used, leaf])
     assert chains(merged) == [("root", "used", "leaf")]
     assert (merged.superseded, merged.quarantined) == (("lost",), ())
-    assert merged.delivered_fraction == 3 / 6
+    assert merged.trained_share == 3 / 6
 
 
 def test_retries_that_nothing_continues_are_told_apart_by_their_attempt_or_not_at_all() -> None:
@@ -232,7 +232,7 @@ def test_empty_outputs_are_dropped_and_counted() -> None:
     merged = prefix_merging([made("a", (1,), ()), made("b", (1,), (2,)), made("c", (1, 2, 3), ())])
     assert (chains(merged), merged.empty) == ([("b",)], ("a", "c"))
     assert prefix_merging([]) == Merged((), (), (), (), (), 0)
-    assert (prefix_merging([]).merge_ratio, prefix_merging([]).delivered_fraction) == (0.0, 1.0)
+    assert (prefix_merging([]).merge_ratio, prefix_merging([]).trained_share) == (0.0, 1.0)
 
 
 def test_two_calls_of_one_id_are_refused() -> None:
@@ -254,33 +254,3 @@ def test_thousands_of_calls_are_merged_in_seconds() -> None:
     assert time.perf_counter() - begin < 10
     assert merged.counts["rows"] == 30
     assert merged.merge_ratio == 100.0
-
-
-def test_loss_and_gradient_of_a_merged_row_are_those_of_its_calls() -> None:
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)).float()
-
-    def measured(rows: Sequence[TrainRow]) -> tuple[float, torch.Tensor]:
-        model.zero_grad()
-        total = 0.0
-        for row in rows:
-            ids, mask = torch.tensor([row.token_ids]), torch.tensor(row.loss_mask[1:]).bool()
-            logprobs = model(input_ids=ids).logits[0, :-1].log_softmax(-1)
-            loss = -logprobs.gather(1, ids[0, 1:, None])[mask].sum()
-            loss.backward()
-            total += loss.item()
-        return total, torch.cat([weight.grad.flatten() for weight in model.parameters()])
-
-    calls = append_only()
-    apart, merged = per_request(calls), prefix_merging(calls).rows
-    assert (len(apart), len(merged)) == (8, 1)
-    tokens = sum(len(row.loss_mask) for row in apart), len(merged[0].loss_mask)
-    assert tokens[0] > 3 * tokens[1]
-    (loss, gradient), (merged_loss, merged_gradient) = measured(apart), measured(merged)
-    assert merged_loss == pytest.approx(loss, rel=1e-6)
-    assert float(gradient.norm()) > 1.0
-    assert float((merged_gradient - gradient).norm() / gradient.norm()) < 1e-6

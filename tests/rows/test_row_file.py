@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import errno
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 import pytest
 
 from harness1.errors import SchemaError, UsageError
-from harness1.rows import RowFile, TrainRow, check_room, write_rows
+from harness1.rows import RowFile, TrainRow, write_rows
 
 ROWS = [
     TrainRow((5, 6, 7), (0, 1, 1), None, (0.0, 0.5, 0.5), episode_id="e", call_ids=("c",), metadata={"turns": [1]}),
@@ -80,13 +78,3 @@ def test_a_damaged_line_is_refused_by_its_number(path: Path, line: str) -> None:
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"there is no rows\.jsonl in"):
         RowFile(tmp_path / "rows.jsonl")
-
-
-def test_rows_that_do_not_fit_the_disk_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Usage(NamedTuple):
-        free: int = 1000
-
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage())
-    check_room(tmp_path / "new" / "folder", 150)
-    with pytest.raises(UsageError, match="no space left for"):
-        check_room(tmp_path / "new" / "folder", 1_000_000)

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness1.rows import TrainRow, assert_contiguity, chained, per_request
+from harness1.rows import TrainRow, chain_row, per_request
 from harness1.rows.calls import CapturedCall
 
 FIRST = CapturedCall("a", (1, 2), (3, 4), (-0.5, -0.25), version_start=3, version_end=4, session_id="s")
@@ -39,43 +39,26 @@ def test_each_call_with_an_output_is_a_row() -> None:
 
 
 def test_a_chain_is_one_row_with_the_outputs_trained() -> None:
-    assert chained([FIRST, SECOND], "g") == MERGED
-    assert_contiguity(MERGED, [SECOND, FIRST])
+    assert chain_row([FIRST, SECOND], "g") == MERGED
 
 
 def test_a_row_with_unknown_log_probabilities_has_none() -> None:
-    assert chained([msgspec.structs.replace(FIRST, output_logprobs=None), SECOND]).rollout_logprobs is None
-
-
-def test_a_chain_that_is_none_is_refused() -> None:
-    with pytest.raises(AssertionError, match="another prompt"):
-        chained([msgspec.structs.replace(FIRST, prompt_ids=(1, 7)), SECOND])
-    with pytest.raises(AssertionError, match="is not in the row"):
-        chained([msgspec.structs.replace(FIRST, output_ids=(3, 7)), SECOND])
-    with pytest.raises((AssertionError, ValueError)):
-        chained([SECOND, FIRST])
+    assert chain_row([msgspec.structs.replace(FIRST, output_logprobs=None), SECOND]).rollout_logprobs is None
 
 
 @pytest.mark.parametrize(
-    ("row", "says"),
+    "chain",
     [
-        (changed(token_ids=(7, 2, 3, 4, 5, 6)), "call a has another prompt"),
-        (changed(token_ids=(1, 2, 3, 7, 5, 6)), "output of call a"),
-        (changed(token_ids=(1, 2, 3, 4, 7, 6)), "call b has another prompt"),
-        (changed(token_ids=(1, 2, 3, 4, 5, 7)), "output of call b"),
-        (changed(loss_mask=(0, 0, 1, 0, 0, 1), rollout_logprobs=None), "does not train all of call a"),
-        (changed(loss_mask=(0, 1, 1, 1, 0, 1)), "no call sampled"),
-        (changed(loss_mask=(0, 0, 1, 1, 1, 1)), "no call sampled"),
-        (changed(rollout_logprobs=(0.0, 0.0, -0.25, -0.5, 0.0, -1.0)), "log probabilities of call a"),
-        (changed(call_ids=("a",)), "continues after"),
-        (changed(call_ids=("b", "a")), "no call sampled"),
-        (changed(call_ids=("a", "a", "b")), "begins within"),
-        (changed(call_ids=("a", "x")), "not given"),
+        [msgspec.structs.replace(FIRST, prompt_ids=(1, 7)), SECOND],
+        [msgspec.structs.replace(FIRST, output_ids=(3, 7)), SECOND],
+        [SECOND, FIRST],
+        [FIRST, FIRST, SECOND],
     ],
+    ids=["another prompt", "another output", "backwards", "twice"],
 )
-def test_contiguity_finds_every_deviation(row: TrainRow, says: str) -> None:
-    with pytest.raises(AssertionError, match=says):
-        assert_contiguity(row, [FIRST, SECOND])
+def test_a_chain_that_is_none_is_refused(chain: list[CapturedCall]) -> None:
+    with pytest.raises(AssertionError, match="does not continue the calls before it"):
+        chain_row(chain)
 
 
 @pytest.mark.parametrize(

@@ -65,10 +65,10 @@ def test_a_call_is_an_example_only_if_its_record_says_how_it_was_sampled(
     (call,) = recorded(tmp_path, server.upstream, lambda service: ask(service, {**WORDS, **changes}))
     assert (call.status, call.output_ids) == (200, (5, 6))
     if reason is None:
-        assert (call.untrainable, call.request, call.reply, call.captured() is None) == (None, None, None, False)
+        assert (call.untrainable, call.request, call.reply, call.as_call() is None) == (None, None, None, False)
     else:
         assert reason in str(call.untrainable)
-        assert (call.request, call.captured()) == (server.asked[0], None)
+        assert (call.request, call.as_call()) == (server.asked[0], None)
 
 
 def test_a_setting_or_another_dialect_does_not_make_an_example_either(tmp_path: Path) -> None:

@@ -235,7 +235,7 @@ def test_every_failure_is_told_in_the_providers_form_and_recorded(tmp_path: Path
     assert [(call.status, call.error) for call in calls] == told
     assert "sk-abcdefgh" not in told[-1][1]
     assert [bool(call.prompt_ids) for call in calls] == [False] * 4 + [True, True]
-    assert not any(call.captured() for call in calls)
+    assert not any(call.as_call() for call in calls)
 
 
 def test_schemas_that_a_format_cannot_write_are_refused(tmp_path: Path) -> None:

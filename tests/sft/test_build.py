@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -154,15 +152,6 @@ def test_the_card_says_what_a_checkpoint_must_know(teacher: Path, index: str, tm
     assert read_card(tmp_path) == card
 
 
-def test_rows_of_chains_hold_the_same_trained_tokens(teacher: Path, tmp_path: Path) -> None:
-    turns = build(Build([teacher], SFT), tmp_path / "turns")
-    chains = build(Build([teacher], msgspec.structs.replace(SFT, rows="epoch")), tmp_path / "chains")
-    assert chains.train.trained_tokens == turns.train.trained_tokens
-    assert (chains.train.turns, chains.train.tools) == (turns.train.turns, turns.train.tools)
-    assert chains.train.rows < turns.train.rows
-    assert chains.held_out_tasks == turns.held_out_tasks
-
-
 def test_hugging_face_datasets_reads_the_folder(teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 
@@ -225,16 +214,6 @@ def test_another_dataset_is_not_overwritten_unless_forced(teacher: Path, tmp_pat
     with pytest.raises(UsageError, match="differs in settings, licences"):
         build(other, tmp_path)
     assert build(other, tmp_path, force=True).sft["rows"] == "epoch"
-
-
-@pytest.mark.parametrize("force", [False, True])
-def test_a_folder_with_something_else_is_never_touched(teacher: Path, tmp_path: Path, force: bool) -> None:
-    (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(UsageError, match="holds nothing of `harness1 sft build`"):
-        build(Build([teacher], SFT), tmp_path, force=force)
-    with pytest.raises(UsageError, match="holds nothing of `harness1 sft build`"):
-        build(Build([teacher], SFT), teacher, force=force)
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_without_runs_there_is_nothing_to_build(tmp_path: Path) -> None:
@@ -453,16 +432,6 @@ def test_rows_that_do_not_fit_the_disk_are_refused_before_they_are_written(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_disk_that_fills_up_is_a_clear_error(teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(UsageError, match="no space left on its disk"):
-        build(Build([teacher], SFT), tmp_path / "out")
-    assert not (tmp_path / "out" / TRAIN).exists()
-
-
 def command(*arguments: Any) -> Any:
     app = typer.Typer()
     app.command()(build_command)
@@ -506,13 +475,6 @@ def test_a_checkpoint_may_be_the_student_in_the_environment_of_the_runs(
     stranger = msgspec.structs.replace(card, env={**env, "max_turns": 7}, env_hash="other")
     (folder / CHECKPOINT).write_bytes(msgspec.json.encode(stranger))
     assert "env.max_turns=6 (trained: 7)" in str(command(approximate, *options).exception)
-
-
-def test_the_command_takes_a_part_on_demand_and_says_so(run_copy: Path, tmp_path: Path) -> None:
-    changed(run_copy, status="interrupted", inputs={"tasks": ["one", "two"]})
-    options = [*(f"--set=sft.gates.{each}" for each in ("recall=0.0", "near=1.0")), "--out", tmp_path / "out"]
-    assert "--partial" in str(command(run_copy, *options).exception)
-    assert "2 of its tasks are missing" in " ".join(command(run_copy, *options, "--partial").stdout.split())
 
 
 def test_tasks_of_earlier_work_are_left_out(teacher: Path, run_copy: Path, tmp_path: Path) -> None:

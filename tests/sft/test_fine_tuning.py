@@ -18,7 +18,6 @@ from safetensors.torch import load_file
 from harness1.config import Gates, Lora, Sft, Train, Validation, load_config
 from harness1.data.open import open_source
 from harness1.engines import engine
-from harness1.engines.engine import Engine
 from harness1.engines.loop import STATE
 from harness1.errors import UsageError
 from harness1.eval.evaluate import Evaluation, evaluate
@@ -31,13 +30,13 @@ from harness1.rows import RowFile
 from harness1.runs.files import STAGE, clear, read_stage
 from harness1.sft.build import Build, build
 from harness1.sft.data_card import CARD, HELD_OUT, README, TRAIN, read_card
-from harness1.sft.train import VERB, FineTuning, HeldOutValidation, evenly_spaced, fine_tune
+from harness1.sft.train import VERB, FineTuning, evenly_spaced, fine_tune
 from harness1.training import saving
 from harness1.training.algorithm import NegativeLogLikelihood
 from harness1.training.log import LOG, read_log
 from harness1.training.saving import read_state, write_state
 from harness1.training.trainable import load_trainable
-from harness1.training.trainer import Diverged, Trainer
+from harness1.training.trainer import Trainer
 from tests.tiny_models import save_tiny_model
 from tests.vocabularies import tokenizer, vocabulary
 
@@ -214,21 +213,6 @@ def test_an_interrupted_training_ends_as_if_it_had_not_been(
         assert line == pytest.approx(other, abs=1e-5)
 
 
-def test_a_training_interrupted_before_its_first_step_keeps_what_was_measured_at_the_start(
-    place: Place, trained: Path, tmp_path: Path
-) -> None:
-    def interrupt(step: int, steps: int, values: Mapping[str, float]) -> None:
-        if NLL in values:
-            raise KeyboardInterrupt
-
-    work = tuning(place, tmp_path / "cut")
-    with pytest.raises(KeyboardInterrupt):
-        fine_tune(work, interrupt)
-    assert looks(work.out) == {0: looks(trained)[0]}
-    fine_tune(work, silent)
-    assert looks(work.out).keys() == looks(trained).keys()
-
-
 def test_a_finished_training_is_done_and_only_that_very_one(place: Place, trained: Path) -> None:
     assert tuning(place, trained).is_done()
     assert not tuning(place, trained, msgspec.structs.replace(QUICK, rate=2e-3)).is_done()
@@ -266,62 +250,6 @@ def test_a_folder_with_something_else_is_never_touched(place: Place, tmp_path: P
     assert (place.rows / TRAIN).is_file()
 
 
-def test_the_best_checkpoint_is_kept_and_not_the_last(place: Place, tmp_path: Path) -> None:
-    """A rate far too high: the rows are soon known by heart, and others get worse."""
-    train = msgspec.structs.replace(
-        QUICK, rate=3e-2, epochs=9, watch=Validation(every=1, rows=2, turns=0), save_every=0
-    )
-    done = fine_tune(tuning(place, tmp_path, train), silent)
-    seen = {step: loss for step, loss in looks(tmp_path).items() if step}
-    best = min(seen, key=lambda step: seen[step])
-    assert best < max(seen)
-    assert (done.step, done.metrics) == (best, {"nll": seen[best]})
-    assert held_out_loss(tmp_path, place) == pytest.approx(seen[best], abs=1e-5)
-
-
-def test_a_look_with_broken_episodes_chooses_no_checkpoint(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looked: list[float] = []
-
-    async def validate(self: HeldOutValidation, engine: Engine) -> dict[str, float]:
-        looked.append(0.1 * len(looked))
-        broken = {"faults": 1.0} if len(looked) > 2 else {}
-        return {"curated_recall": looked[-1], **broken}
-
-    monkeypatch.setattr(HeldOutValidation, "validate", validate)
-    watch = Validation(every=1, rows=1, turns=0, tasks=1, metric="curated_recall")
-    done = fine_tune(tuning(place, tmp_path, msgspec.structs.replace(QUICK, watch=watch, save_every=0)), silent)
-    assert len(looked) > 2
-    assert done.step == 1
-
-
-def test_weights_before_the_first_step_are_no_checkpoint(place: Place, tmp_path: Path) -> None:
-    """Even where every later look is worse."""
-    train = msgspec.structs.replace(QUICK, rate=10.0, epochs=1, watch=Validation(every=1, rows=2, turns=0), clip=0.0)
-    seen: dict[int, bool] = {}
-
-    def listen(step: int, steps: int, values: Mapping[str, float]) -> None:
-        seen.setdefault(step, (tmp_path / CHECKPOINT).exists())
-
-    done = fine_tune(tuning(place, tmp_path, train), listen)
-    assert looks(tmp_path)[0] < min(loss for step, loss in looks(tmp_path).items() if step)
-    assert not seen[0]
-    assert not seen[1]
-    assert done.step > 0
-
-
-def test_training_stops_when_looks_get_no_better_and_does_not_go_on(place: Place, tmp_path: Path) -> None:
-    """A rate that changes no float32: the first look is the best."""
-    train = msgspec.structs.replace(QUICK, rate=1e-30, watch=Validation(every=1, rows=2, turns=0, patience=2))
-    done = fine_tune(tuning(place, tmp_path, train), silent)
-    assert done.step == 1
-    assert list(looks(tmp_path)) == [0, 1, 2, 3]
-    steps: list[int] = []
-    again = fine_tune(tuning(place, tmp_path, train), lambda step, _steps, _values: steps.append(step))
-    assert (again, steps) == (done, [3])
-
-
 def test_without_held_out_rows_the_last_weights_are_the_checkpoint(place: Place, tmp_path: Path) -> None:
     rows = Path(shutil.copytree(place.rows, tmp_path / "rows"))
     (rows / HELD_OUT).write_bytes(b"")
@@ -334,26 +262,6 @@ def test_without_held_out_rows_the_last_weights_are_the_checkpoint(place: Place,
     last.load((tmp_path / "out" / STATE).parent, state["trainer"])
     written = load_file(tmp_path / "out" / "model.safetensors")
     assert all(torch.equal(written[name], weight) for name, weight in last.model.named_parameters())
-
-
-def test_a_diverged_training_keeps_the_best_until_then(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    step = Trainer.step
-
-    def diverging(self: Trainer, rows: Any, *more: Any) -> dict[str, float]:
-        if self.step_count == 3:
-            raise Diverged("training diverged at step 4")
-        return step(self, rows, *more)
-
-    monkeypatch.setattr(Trainer, "step", diverging)
-    with pytest.raises(Diverged):
-        fine_tune(tuning(place, tmp_path), silent)
-    card, stage = read_checkpoint(tmp_path), read_stage(tmp_path)
-    assert card is not None
-    assert stage is not None
-    assert (card.step, stage.status) == (2, "interrupted")
-    assert held_out_loss(tmp_path, place) == pytest.approx(card.metrics["nll"], abs=1e-5)
 
 
 @pytest.mark.parametrize("rank", [0, 8], ids=["whole", "adapters"])
@@ -422,14 +330,6 @@ def test_what_training_reads_is_never_written_over(place: Place, trained: Path) 
     assert files == {path: path.read_bytes() for path in trained.iterdir() if path.is_file()}
 
 
-def test_a_damaged_state_is_said_to_be(place: Place, tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        fine_tune(tuning(place, tmp_path), interrupt_at(3))
-    (tmp_path / STATE).write_bytes((tmp_path / STATE).read_bytes()[:500])
-    with pytest.raises(UsageError, match=r"state\.pt is damaged: begin again with --force"):
-        fine_tune(tuning(place, tmp_path), silent)
-
-
 def test_a_state_of_another_version_says_so(place: Place, tmp_path: Path) -> None:
     """One that holds the tensors of the trainer itself, as they once did."""
     with pytest.raises(KeyboardInterrupt):
@@ -439,23 +339,6 @@ def test_a_state_of_another_version_says_so(place: Place, tmp_path: Path) -> Non
     write_state(tmp_path / STATE, {**state, "trainer": {"step": 2}})
     with pytest.raises(UsageError, match=r"state\.pt was written by another version .*begin again with --force"):
         fine_tune(tuning(place, tmp_path), silent)
-
-
-def test_an_interrupted_validation_is_done_again(place: Place, trained: Path, tmp_path: Path) -> None:
-    validate = HeldOutValidation.validate
-
-    async def interrupted(watch: HeldOutValidation, trainer: Trainer) -> dict[str, float]:
-        if trainer.step_count == 4:
-            raise KeyboardInterrupt
-        return await validate(watch, trainer)
-
-    work = tuning(place, tmp_path)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(HeldOutValidation, "validate", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            fine_tune(work, silent)
-    fine_tune(work, silent)
-    assert looks(work.out) == pytest.approx(looks(trained), abs=1e-5)
 
 
 def test_a_limit_of_steps_ends_a_training_and_its_schedule(place: Place, tmp_path: Path) -> None:

@@ -16,10 +16,10 @@ from harness1.engines.engine import LocalEngine, TrainerJob
 from harness1.models.backend import SampledOutput
 from harness1.models.transformers_backend import TransformersBackend, open_transformers
 from harness1.records import Sampling
-from harness1.rows import RowFile, TrainRow
+from harness1.rows import RowFile
 from harness1.sft import train as held_out
 from harness1.sft.data_card import HELD_OUT, TRAIN, read_card
-from harness1.sft.train import HeldOutTurn, HeldOutValidation, Student, evenly_spaced, held_out_turns
+from harness1.sft.train import HeldOutTurn, HeldOutValidation, Student, held_out_turns
 from harness1.training.algorithm import NegativeLogLikelihood
 from harness1.training.trainable import load_trainable
 from tests.sft.test_fine_tuning import CONFIG, QUICK, Place, save_rows, save_student
@@ -59,13 +59,6 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[TransformersBackend]:
 
     monkeypatch.setattr(held_out, "open_transformers", opening)
     return found
-
-
-def test_rows_are_taken_evenly_over_all() -> None:
-    rows = [TrainRow((at, 1), (0, 1)) for at in range(10)]
-    assert [row.token_ids[0] for row in evenly_spaced(rows, 4)] == [0, 2, 5, 7]
-    assert evenly_spaced(rows, 20) == rows
-    assert evenly_spaced(rows, 0) == evenly_spaced([], 3) == []
 
 
 def test_a_look_at_rows_alone_needs_no_second_model(

@@ -214,12 +214,6 @@ def test_a_dataset_that_is_none_is_refused_before_a_model_is_loaded(
 
 
 @pytest.mark.usefixtures("unloaded")
-def test_a_run_folder_is_no_dataset(place: Place, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="taught is not a finished dataset"):
-        fine_tune(tuning(place, tmp_path / "out", dataset=place.rows.parent / "taught"), silent)
-
-
-@pytest.mark.usefixtures("unloaded")
 @pytest.mark.parametrize(
     ("kind", "settings", "says"),
     [

@@ -113,17 +113,6 @@ def test_of_a_real_episode_only_the_teachers_words_have_a_gradient(tmp_path: Pat
         assert trained[-1] in CHAT.stop_ids
 
 
-def test_a_chain_of_turns_trains_each_turns_words_and_nothing_between() -> None:
-    episode = world_episode()
-    chain, *_ = episode_rows(episode, "epoch")
-    assert len(chain.call_ids) > 2
-    edges = [place for place in range(1, len(chain.loss_mask)) if chain.loss_mask[place] > chain.loss_mask[place - 1]]
-    assert len(edges) == len(chain.call_ids)
-    for begin, turn in zip(edges, episode.turns, strict=False):
-        end = next((at for at in range(begin, len(chain.loss_mask)) if not chain.loss_mask[at]), len(chain.loss_mask))
-        assert CHAT.parse(chain.token_ids[begin:end], Toolbox.of(ENV).specs).actions == (turn.action,)
-
-
 def plain_logprobs(model: PreTrainedModel, row: TrainRow) -> Tensor:
     """One row by itself, without padding."""
     ids = torch.tensor(row.token_ids)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from harness1.training.algorithm import MicroBatch, NegativeLogLikelihood
 from harness1.training.trainable import load_trainable
 from harness1.training.trainer import Diverged, Trainer, rate_at, shuffled_steps
 from tests.tiny_models import save_tiny_model
-from tests.train.test_micro_batch import episode_rows, made_rows, plain_logprobs, world_episode
+from tests.train.test_micro_batch import made_rows, plain_logprobs
 
 ADAPTERS = Lora(rank=4, alpha=8.0)
 SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "initializer_range": 0.2}
@@ -106,24 +105,6 @@ def test_a_clipped_gradient_has_the_norm_that_is_allowed(folder: Path) -> None:
     whole, clipped = gradient_of(folder, rows), gradient_of(folder, rows, clip=0.25)
     assert float(clipped.norm()) == pytest.approx(0.25, rel=1e-4)
     assert distance(clipped / 0.25, whole / whole.norm()) < 1e-4
-
-
-@pytest.mark.parametrize("micro_tokens", [1, 30, 50, 10_000])
-def test_neither_passes_nor_the_order_of_rows_change_the_gradient(folder: Path, micro_tokens: int) -> None:
-    rows = made_rows()
-    expected = gradient_of(folder, rows)
-    shuffled = Random(micro_tokens).sample(rows, len(rows))
-    assert distance(gradient_of(folder, shuffled, micro_tokens=micro_tokens), expected) < 1e-6
-
-
-def test_rows_of_turns_and_of_chains_have_the_same_gradient(tmp_path: Path) -> None:
-    shape = {"vocab_size": 1600, "hidden_size": 16, "num_hidden_layers": 1, "max_position_embeddings": 8192}
-    folder = save_tiny_model(tmp_path, **shape)
-    episode = world_episode()
-    turns, chains = (episode_rows(episode, kind) for kind in ("turn", "epoch"))
-    assert len(chains) < len(turns) == len(episode.turns)
-    found, expected = (gradient_of(folder, rows, micro_tokens=1) for rows in (chains, turns))
-    assert distance(found, expected) < 1e-6
 
 
 def with_weights(row: TrainRow, weights: Sequence[float]) -> TrainRow:
