@@ -72,8 +72,6 @@ class Sft(Settings):
     """One row per turn, or one per chain of turns whose prompts are proven prefixes of each other."""
     max_tokens: Positive = 32768
     """Longer rows are dropped and counted."""
-    repeated_weight: ClassVar[float] = 1.0
-    """Weight of a turn that uses the same tool as both turns before it; 1: like any other."""
     useless_weight: Share = 1.0
     """Weight of a search that brought no gold document that was new; 1: like any other. With 0, a student learns from a
     teacher that tries several searches only those that turned out to be right."""

@@ -223,33 +223,6 @@ def _largest(values: Tensor) -> float:
 EXACT = "float32"
 
 
-class TruncatedWeights(Record):
-    """The importance weights r = pi / pi_rollout of sampled tokens, as a truncated estimator uses them: min(r, highest)
-    (Ionides, "Truncated importance sampling", 2008)."""
-
-    beyond: float
-    """Share of the tokens whose r is outside the bounds."""
-    effective: float
-    """Effective sample size (Kish) of the truncated weights, (sum w)^2 / sum w^2, as a share of the tokens."""
-    largest: float
-    """The largest r, before truncation."""
-
-
-def truncated_weights(differences: Sequence[float], lowest: float, highest: float) -> TruncatedWeights:
-    """Return the weights of tokens by their differences of log probabilities, log r.
-
-    Args:
-        lowest, highest: the bounds of r, `rl.ratio_min` and `rl.ratio_max`.
-    """
-    if not differences:
-        return TruncatedWeights(0.0, 1.0, 1.0)
-    ratios = [math.exp(min(each, 700.0)) for each in differences]  # a larger one would overflow
-    kept = [min(each, highest) for each in ratios]
-    squares = sum(each * each for each in kept)
-    effective = sum(kept) ** 2 / (len(kept) * squares) if squares else 0.0
-    return TruncatedWeights(sum(not lowest <= each <= highest for each in ratios) / len(ratios), effective, max(ratios))
-
-
 def check_start(replayed: Sequence[float], recorded: Sequence[float], config: Config) -> dict[str, float]:
     """Compare log probabilities at temperature 1 of the tokens of a first batch; return the values to log.
 
@@ -260,10 +233,15 @@ def check_start(replayed: Sequence[float], recorded: Sequence[float], config: Co
     Args:
         replayed, recorded: of the trainer and of the sampler, token by token.
     """
-    gate, pair = config.rl.gate, (config.policy.dtype, config.train.dtype)
+    gate, rl, pair = config.rl.gate, config.rl, (config.policy.dtype, config.train.dtype)
     report = report_of(replayed, recorded)
-    pairs = zip(replayed, recorded, strict=True)
-    weights = truncated_weights([new - old for new, old in pairs], config.rl.ratio_min, config.rl.ratio_max)
+    # Importance weights r = pi / pi_rollout, and w = min(r, ratio_max), as a truncated estimator uses them (Ionides,
+    # "Truncated importance sampling", 2008), with the effective sample size (Kish), (sum w)^2 / sum w^2.
+    ratios = [math.exp(min(new - old, 700.0)) for new, old in zip(replayed, recorded, strict=True)]
+    kept = [min(each, rl.ratio_max) for each in ratios]
+    squares, tokens = sum(each * each for each in kept), max(1, len(ratios))
+    beyond = sum(not rl.ratio_min <= each <= rl.ratio_max for each in ratios) / tokens
+    effective, largest = sum(kept) ** 2 / (tokens * squares) if squares else 0.0, max(ratios, default=1.0)
     exact = set(pair) == {EXACT}
     bound = gate.exact if exact else gate.same if len(set(pair)) == 1 else gate.mixed
     if not report.tokens or not (report.max_difference if exact else report.mean_k3) <= bound:
@@ -272,13 +250,13 @@ def check_start(replayed: Sequence[float], recorded: Sequence[float], config: Co
             "the rollouts are not from the model in training: log probabilities differ by up to"
             f" {report.max_difference:.2g} (mean k3 {report.mean_k3:.2g}) over {report.tokens} tokens, where a"
             f" {measure} of {bound:g} is allowed for policy.dtype={pair[0]} and train.dtype={pair[1]} (rl.gate). Of the"
-            f" importance weights {weights.beyond:.2%} are outside rl.ratio_min and rl.ratio_max, the largest is"
-            f" {weights.largest:.3g}, and the effective sample is {weights.effective:.1%} of the tokens"
+            f" importance weights {beyond:.2%} are outside rl.ratio_min and rl.ratio_max, the largest is"
+            f" {largest:.3g}, and the effective sample is {effective:.1%} of the tokens"
         )
     return {
         "gate/max_difference": report.max_difference,
         "gate/mean_k3": report.mean_k3,
-        "gate/beyond_bounds": weights.beyond,
-        "gate/effective_share": weights.effective,
-        "gate/largest_ratio": weights.largest,
+        "gate/beyond_bounds": beyond,
+        "gate/effective_share": effective,
+        "gate/largest_ratio": largest,
     }

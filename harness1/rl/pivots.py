@@ -168,7 +168,7 @@ class Profile:
         hashes, index = hashes_of(self.policy, self.run), self.index or self.run.index
         inputs = {
             "run": [file_digest(self.run.folder / name) for name in (STAGE, EPISODES)],
-            "golds": digest(self.run.golds),
+            "golds": digest(self.run.gold_by_id),
             "pivots": msgspec.to_builtins(self.config.rl.pivots),
             "recall": self.config.sft.gates.recall,
             **hashes,
@@ -190,7 +190,7 @@ class Profile:
         latest: dict[EpisodeKey, TeacherEpisode] = {}
         for line, episode in enumerate(read_episodes(self.run.folder, on_torn)):
             self.run.refuse_stray(episode, needs_ids=False)
-            gold = self.run.golds.get(episode.task.task_id)
+            gold = self.run.gold_by_id.get(episode.task.task_id)
             latest[episode.key] = candidate(episode, gold, self.run.source.name, (0, line))
         good, least = (Status.COMPLETED, Status.TRUNCATED), self.config.sft.gates.recall
         learned = set(self.selection.learned)
@@ -339,7 +339,7 @@ def _open_turns(
         split: Split = "held_out" if kept[line].task in held else "train"
         acted = [turn for turn in episode.turns if turn.action is not None]
         left = [turn for turn in acted if TurnId(episode.episode_id, turn.index) not in done]
-        states = world.states(episode, work.run.golds.get(episode.task.task_id)) if left else ()
+        states = world.states(episode, work.run.gold_by_id.get(episode.task.task_id)) if left else ()
         known = {state.turn.index: state for state in states}
         yield from (_PivotTurn(episode, turn, split, known.get(turn.index)) for turn in left)
 
@@ -410,7 +410,9 @@ def open_training(
         raise UsageError(f"{run.folder} no longer has episode {min(missing)}: profile it again")
     tasks = [Task(each.turn_id.name, found[each.episode_id].task.query, each.split) for each in chosen]
     train, held_out = (tuple(task for task in tasks if task.split == split) for split in get_args(Split))
-    return PivotTraining(train, held_out, PivotRollouts(work.world(), policy, found, run.golds, publish), selection)
+    return PivotTraining(
+        train, held_out, PivotRollouts(work.world(), policy, found, run.gold_by_id, publish), selection
+    )
 
 
 def chosen_tasks(work: Profile, pivots: Sequence[Pivot]) -> Selection:

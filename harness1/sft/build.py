@@ -370,7 +370,7 @@ def _stage(
     """Return the card of the job; equal jobs have equal cards."""
     inputs = {
         "runs": [[file_digest(run.folder / name) for name in (STAGE, EPISODES)] for run in runs],
-        "golds": digest([run.golds for run in runs]),
+        "golds": digest([run.gold_by_id for run in runs]),
         "settings": recorded(job.sft, "sft."),
         "evaluation": {each.name: digest(each.tasks) for each in sets},
         "near": job.data.near,
@@ -400,7 +400,7 @@ def _collected(job: Build, runs: Sequence[TeacherRun], listener: Listener) -> di
         line, order = -1, {name: at for at, name in enumerate(run.tasks)}
         for line, episode in enumerate(read_episodes(run.folder, partial(listener.torn, run.folder))):
             run.refuse_stray(episode, needs_ids=job.student is None)
-            one = candidate(episode, run.golds.get(episode.task.task_id), run.source.name, (number, line))
+            one = candidate(episode, run.gold_by_id.get(episode.task.task_id), run.source.name, (number, line))
             tokenizer = next((call.tokenizer_hash for call in calls_of(episode)), "")
             key = (number, order[episode.task.task_id], episode.key)
             latest[key] = _Found(one, row_tokens(episode, job.sft), tokenizer, line)
@@ -424,7 +424,7 @@ def _write(job: Build, runs: Sequence[TeacherRun], kept: Sequence[_Found], path:
     def rows() -> Iterator[TrainRow]:
         for done, (run, episode) in enumerate(_episodes(job, runs, kept)):
             listener.progress(f"writing {path}", done, len(kept))
-            gold = gold_set(run.golds.get(episode.task.task_id))
+            gold = gold_set(run.gold_by_id.get(episode.task.task_id))
             made = sft_rows(episode, job.sft, run.origin, gold)
             for name in dropped:
                 dropped[name] += getattr(made, name)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 
@@ -14,7 +15,6 @@ import msgspec
 from harness1.config import Config
 from harness1.config.settings import differences
 from harness1.data.leaks import TEST, Selection, TaskFilter
-from harness1.data.open import open_source
 from harness1.data.source import Source
 from harness1.env.pieces import ApproximateCounter, static_piece
 from harness1.errors import SchemaError, UsageError
@@ -26,9 +26,7 @@ from harness1.plain import utf8_safe
 from harness1.policy.registry import check_policy
 from harness1.records import Episode, Gold, Status, Task
 from harness1.reward.measures import targets
-from harness1.runs.files import STAGE, Stage, read_stage
-from harness1.runs.folder import run_config
-from harness1.runs.journal import read_episodes
+from harness1.runs.files import STAGE, read_stage
 from harness1.sft.data_card import CARD, CollectionRun, read_card
 from harness1.sft.rows import Origin, has_token_ids
 from harness1.tools.registry import Toolbox
@@ -125,25 +123,21 @@ _NO_IDS = (
 )
 
 
-@dataclass(frozen=True)
-class TeacherRun:
-    """An opened run folder: its card and its tasks."""
+@dataclass
+class TeacherRun(Run):
+    """A run that a dataset is made of; `tasks` are all of its split."""
 
-    folder: Path
-    stage: Stage
-    config: Config
-    index: str
-    source: Source
-    tasks: dict[str, Task]
-    """All tasks of its split, by id."""
+    @cached_property
+    def source(self) -> Source:
+        return self.sources[0]
 
     @property
-    def golds(self) -> dict[str, Gold | None]:
+    def gold_by_id(self) -> dict[str, Gold | None]:
         return {name: task.gold for name, task in self.tasks.items()}
 
     @property
     def origin(self) -> Origin:
-        return Origin(self.source.name, self.stage.inputs["split"], self.stage.outputs["policy"])
+        return Origin(self.source.name, self.split, self.policy)
 
     @property
     def dataset(self) -> str:
@@ -174,13 +168,9 @@ class TeacherRun:
         """Check the tokenizer on the texts of the run's prompts, as `check_round_trip` of `collect` does."""
         check_round_trip(tokenizer, sample_texts(self.source, list(self.tasks.values()), self.config))
 
-    def missing(self, met: Iterable[str]) -> int:
-        """Return the number of tasks that lack an episode, given the task of each existing one."""
-        found, samples = Counter(met), self.stage.inputs.get("samples", 1)
-        return sum(found[task] < samples for task in self.stage.inputs.get("tasks", ()))
-
     def described(self, met: Sequence[str]) -> CollectionRun:
         """Return the run's entry in a data card, given the task of each of its episodes."""
+        found, samples = Counter(met), self.stage.inputs.get("samples", 1)
         return CollectionRun(
             folder=str(self.folder.resolve()),
             dataset=self.dataset,
@@ -191,7 +181,7 @@ class TeacherRun:
             index=self.index,
             hashes=self.stage.hashes,
             episodes=len(met),
-            missing=self.missing(met),
+            missing=sum(found[task] < samples for task in self.stage.inputs.get("tasks", ())),
             config=msgspec.to_builtins(self.config),
         )
 
@@ -209,47 +199,37 @@ def open_runs(folders: Sequence[Path], *, rerendered: bool, partial: bool = Fals
     runs = [_open_run(folder, partial=partial) for folder in folders]
     for run in runs[1:]:
         _refuse_mixture(runs[0], run, rerendered=rerendered)
-    _refuse_namesakes(runs)
-    if not rerendered:
-        for run in runs:
-            if run.stage.hashes["counter"] == ApproximateCounter.hash:
-                raise UsageError(f"{run.folder} {_NO_IDS}")
+    places: dict[str, str] = {}
+    for run in runs:
+        if places.setdefault(run.source.name, run.dataset) != run.dataset:  # rows and tasks are identified by the name
+            raise UsageError(
+                f"{run.folder} is over another dataset named {run.source.name}: rename one, or build two datasets"
+            )
+        if not rerendered and run.stage.hashes["counter"] == ApproximateCounter.hash:
+            raise UsageError(f"{run.folder} {_NO_IDS}")
     return runs
 
 
 def _open_run(folder: Path, *, partial: bool) -> TeacherRun:
-    config, index = run_config(folder)
-    stage = read_stage(folder)
-    assert stage is not None, "run_config has read it"
+    run = TeacherRun.open(folder)
+    stage = run.stage
     if not {"dataset", "split"} <= stage.inputs.keys():
         raise UsageError(f"{folder} is not a collection over a dataset's tasks: make one with `harness1 sft collect`")
     if not stage.hashes.keys() >= _HASHES:
         raise SchemaError(f"{folder / STAGE} lacks hashes of the run: it was edited")
-    if str(stage.outputs.get("policy", "")).startswith("corrected:"):
+    if run.policy.startswith("corrected:"):
         raise UsageError(
             f"{folder} was collected by `corrected:`, which is no more: its student's turns would be taught"
         )
-    split = stage.inputs["split"]
-    check_taught_split(split, str(folder))
+    check_taught_split(run.split, str(folder))
     if stage.status != "finished" and not partial:
         raise UsageError(
             f"{folder} is not finished: run the same `harness1 sft collect` again, or use it as it is with --partial"
         )
-    source = open_source(stage.outputs.get("source", stage.inputs["dataset"]))
-    tasks = {task.task_id: task for task in source.tasks(split)}
+    run = replace(run, given=run.source.tasks(run.split))
     if "tasks" in stage.inputs:
-        Run(folder, stage, given=list(tasks.values())).refuse_other_gold("collect it again with --force")
-    return TeacherRun(folder, stage, config, index, source, tasks)
-
-
-def _refuse_namesakes(runs: Sequence[TeacherRun]) -> None:
-    """Refuse two datasets with one name, because rows and held-out tasks are identified by it."""
-    places: dict[str, str] = {}
-    for run in runs:
-        if places.setdefault(run.source.name, run.dataset) != run.dataset:
-            raise UsageError(
-                f"{run.folder} is over another dataset named {run.source.name}: rename one, or build two datasets"
-            )
+        run.refuse_other_gold("collect it again with --force")
+    return run
 
 
 def _refuse_mixture(first: TeacherRun, other: TeacherRun, *, rerendered: bool) -> None:
@@ -285,42 +265,25 @@ def tasks_of_runs(folders: Iterable[str | Path]) -> frozenset[LearnedTask]:
 
 
 def _tasks_of(folder: Path) -> Iterable[LearnedTask]:
-    for card in (CARD, f"data_{CARD}"):
-        if (folder / card).is_file():
-            return _of_dataset(folder, card)
+    for name in (CARD, f"data_{CARD}"):
+        if (folder / name).is_file():
+            if not (listed := read_card(folder, name).tasks):
+                raise UsageError(
+                    f"--exclude {folder}: {name} lists no tasks, as those of earlier versions: build it again"
+                )
+            return [(dataset, task) for dataset, tasks in listed.items() for task in tasks]
     stage = read_stage(folder)
     try:
         if stage is not None and "selections" in stage.outputs:
-            return _of_training(stage)
+            chosen = msgspec.convert(stage.outputs["selections"], list[Selection])
+            return [(each.dataset, task) for each in chosen for task in (*each.learned, *each.held_out)]
         if stage is not None and stage.verb == "run":
-            return _of_run(folder, stage)
-    except (KeyError, msgspec.ValidationError) as error:
+            if "tasks" not in stage.inputs and "datasets" not in stage.outputs:
+                raise KeyError("datasets")
+            return Run(folder, stage).task_names
+    except (KeyError, TypeError, msgspec.ValidationError) as error:
         raise SchemaError(f"{folder / STAGE} does not say which tasks it was made of: {error!r}") from error
     raise UsageError(
         f"--exclude {folder}: no card there says which tasks it was made of; give a run, a dataset of `harness1 sft"
         " build`, a checkpoint or a profile"
     )
-
-
-def _of_dataset(folder: Path, card: str) -> list[LearnedTask]:
-    listed = read_card(folder, card).tasks
-    if not listed:
-        raise UsageError(f"--exclude {folder}: {card} lists no tasks, as those of earlier versions: build it again")
-    return [(dataset, task) for dataset, tasks in listed.items() for task in tasks]
-
-
-def _of_training(stage: Stage) -> list[LearnedTask]:
-    chosen = msgspec.convert(stage.outputs["selections"], list[Selection])
-    return [(each.dataset, task) for each in chosen for task in (*each.learned, *each.held_out)]
-
-
-def _of_run(folder: Path, stage: Stage) -> list[LearnedTask]:
-    """Return the tasks that a run was asked to play, or, of a training's episodes, those that were played. Where a
-    training mixed datasets, its episodes do not say which one a task is of, and it counts for each."""
-    if "tasks" in stage.inputs:
-        dataset = stage.outputs.get("source", stage.inputs["dataset"])
-        name = open_source(dataset).name
-        return [(name, task) for task in msgspec.convert(stage.inputs["tasks"], list[str])]
-    names = [open_source(dataset).name for dataset in stage.outputs["datasets"]]
-    played = {episode.task.task_id for episode in read_episodes(folder)}
-    return [(name, task) for name in names for task in sorted(played)]

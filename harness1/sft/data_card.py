@@ -114,7 +114,8 @@ class RowCounts(Record, kw_only=True):
 
     @classmethod
     def of(cls, rows: Sequence[RowFacts]) -> RowCounts:
-        lengths = Counter(_length_class(row.tokens) for row in rows)
+        # The smallest doubling of `SHORTEST` that holds the row.
+        lengths = Counter(SHORTEST << ((max(1, row.tokens) - 1) // SHORTEST).bit_length() for row in rows)
         tools = Counter(tool for row in rows for tool in row.tools)
         return cls(
             tasks=len({row.episode[:2] for row in rows}),
@@ -228,7 +229,13 @@ def readme(card: DataCard) -> str:
         "## Collection",
         _table(
             ("teacher", "dataset", "split", "episodes", "tasks missing", "policy hash", "index hash"),
-            [_collection(run) for run in card.runs],
+            [
+                (
+                    *(_without_folders(run.teacher), run.name, run.split, run.episodes, run.missing),
+                    *(run.hashes[name][:12] for name in ("policy", "index")),
+                )
+                for run in card.runs
+            ],
         ),
         _table(
             ("", "hash"),
@@ -237,10 +244,16 @@ def readme(card: DataCard) -> str:
         "The contexts were rendered again for this student." if card.rerendered else "",
         "## Gates",
         _table(("gate", "in", "out"), [(gate.name, gate.entered, gate.passed) for gate in card.gates]),
-        f"Evaluation queries compared: {_counted(card.compared)}.",
-        f"Turns of kept episodes left out of the rows: {_counted(card.dropped_turns)}.",
+        f"Evaluation queries compared: {_list_counts(card.compared)}.",
+        f"Turns of kept episodes left out of the rows: {_list_counts(card.dropped_turns)}.",
         "## Rows",
-        _counts_table(card, ("tasks", "episodes", "rows", "turns", "tokens", "trained_tokens")),
+        _table(
+            ("", "train", "held out"),
+            [
+                (name.replace("_", " "), getattr(card.train, name), getattr(card.held_out, name))
+                for name in ("tasks", "episodes", "rows", "turns", "tokens", "trained_tokens")
+            ],
+        ),
         _histogram_table("trained turns of", card.train.tools, card.held_out.tools),
         _histogram_table("row tokens up to", card.train.lengths, card.held_out.lengths),
         "## Episodes",
@@ -260,11 +273,6 @@ def readme(card: DataCard) -> str:
         f"```json\n{msgspec.json.format(msgspec.json.encode({'env': card.env, 'sft': card.sft})).decode()}\n```",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _collection(run: CollectionRun) -> tuple[object, ...]:
-    hashes = (run.hashes[name][:12] for name in ("policy", "index"))
-    return _without_folders(run.teacher), run.name, run.split, run.episodes, run.missing, *hashes
 
 
 def _without_folders(policy: str) -> str:
@@ -288,11 +296,6 @@ def _front_matter(card: DataCard) -> str:
     return "\n".join(["---", *lines, "---"])
 
 
-def _counts_table(card: DataCard, names: Sequence[str]) -> str:
-    rows = [(name.replace("_", " "), getattr(card.train, name), getattr(card.held_out, name)) for name in names]
-    return _table(("", "train", "held out"), rows)
-
-
 def _histogram_table(title: str, train: dict[str, int], held_out: dict[str, int]) -> str:
     names = sorted(train.keys() | held_out.keys(), key=lambda name: (int(name) if name.isdecimal() else 0, name))
     return _table((title, "train", "held out"), [(name, train.get(name, 0), held_out.get(name, 0)) for name in names])
@@ -305,17 +308,10 @@ def _distributions(card: DataCard) -> str:
     return _table(("of each kept episode", "mean", *(f"quantile {each:g}" for each in QUANTILES)), rows)
 
 
-def _counted(counts: dict[str, int]) -> str:
+def _list_counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items()) or "none"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     lines = [tuple(head), ("---",) * len(head), *rows]
     return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
-
-
-def _length_class(tokens: int) -> int:
-    most = SHORTEST
-    while most < tokens:
-        most *= 2
-    return most

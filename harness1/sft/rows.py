@@ -21,8 +21,6 @@ from harness1.rows import TrainRow, make_rows
 from harness1.rows.calls import calls_for_rows, calls_of, calls_to_train
 
 SEARCHES = ("search_corpus", "fan_out_search", "grep_corpus")
-REPEATED = 3
-"""From this length on, a run of turns with one tool is repetitive."""
 
 
 class Origin(Record):
@@ -57,7 +55,7 @@ def sft_rows(episode: Episode, sft: Sft, origin: Origin, gold: GoldSet = frozens
     """
     calls = list(calls_for_rows(episode))
     turns = {f"{episode.episode_id}/{call.call_id}": turn for turn in episode.turns for call in turn.calls}
-    weights = _weights(episode.turns, sft.repeated_weight)
+    weights = {turn.index: 1.0 for turn in episode.turns if turn.action is not None}
     if sft.useless_weight < 1.0:
         weights |= dict.fromkeys(_useless(episode.turns, gold), sft.useless_weight)
     of_calls = {call.call_id: weights[turns[call.call_id].index] for call in calls}
@@ -104,16 +102,6 @@ def row_tokens(episode: Episode, sft: Sft) -> int:
         return sum(lengths.values())
     rows = (sum(lengths.get(key, 0) for key in call.prompt) + len(call.output_ids) for call in calls_to_train(episode))
     return sum(tokens for tokens in rows if tokens <= sft.max_tokens)
-
-
-def _weights(turns: Sequence[Turn], repeated: float) -> dict[int, float]:
-    """Return the weight of each turn with an action, by its number."""
-    acted = [(turn.index, turn.action.name) for turn in turns if turn.action is not None]
-    weights = dict.fromkeys((index for index, _ in acted), 1.0)
-    for place in range(REPEATED - 1, len(acted)):
-        if len({name for _, name in acted[place - REPEATED + 1 : place + 1]}) == 1:
-            weights[acted[place][0]] = repeated
-    return weights
 
 
 def _useless(turns: Sequence[Turn], gold: GoldSet) -> Iterator[int]:

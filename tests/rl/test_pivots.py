@@ -193,7 +193,7 @@ def test_episodes_that_are_no_example_give_no_candidates(taught: TeacherRun) -> 
     first, task = next(iter(taught.tasks.items()))
     assert task.gold is not None
     beyond = msgspec.structs.replace(task.gold, relevant={**task.gold.relevant, DocId("nowhere"): 1})
-    harder = replace(taught, tasks={**taught.tasks, first: msgspec.structs.replace(task, gold=beyond)})
+    harder = replace(taught, given=[*({**taught.tasks, first: msgspec.structs.replace(task, gold=beyond)}).values()])
     all_of_them = work(taught, strict).candidates(lambda _: None)
     assert len(all_of_them) == 8
     left = work(harder, strict).candidates(lambda _: None)
@@ -275,6 +275,6 @@ def test_no_trained_turn_is_of_a_task_with_the_gold_of_a_validation_task(taught:
     pivots = read_pivots(finished)
     learned, held_out = (next(each.task_id for each in pivots if each.split == name) for name in ("train", "held_out"))
     twin = msgspec.structs.replace(taught.tasks[learned], gold=taught.tasks[held_out].gold)
-    alike = replace(work(taught), run=replace(taught, tasks={**taught.tasks, learned: twin}))
+    alike = replace(work(taught), run=replace(taught, given=[*({**taught.tasks, learned: twin}).values()]))
     chosen = chosen_tasks(alike, pivots)
     assert (chosen.beside, learned in chosen.learned, held_out in chosen.held_out) == (1, False, True)

@@ -13,7 +13,7 @@ from harness1.policy.scripted import ScriptedPolicy
 from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import Episode, ModelCall, Sampling, Task, Turn
 from harness1.rows import TrainRow
-from harness1.rows.calls import calls_of, prompt_ids
+from harness1.rows.calls import prompt_ids
 from harness1.sft.rows import EpisodeRows, Origin, has_token_ids, row_tokens, sft_rows
 from harness1.tools.registry import Toolbox
 from tests.support import END, Script, curate, make_env, run, search, wide_corpus
@@ -136,22 +136,6 @@ def test_an_output_must_end_with_one_of_the_tokens_that_stop() -> None:
 
     assert made(with_call(0, sampled(CHAT.stop_ids))).unfinished == 0
     assert made(with_call(0, sampled((0,)))).unfinished == 1
-
-
-def test_a_turn_that_repeats_the_tool_of_two_before_weighs_less() -> None:
-    queries = [search(f"river {word}") for word in ("castle", "bridge", "king", "town")]
-    episode = spoken(policy=Script(*queries, curate(add_ids=["D1"]), END))
-    assert all(row.advantages is None for row in made(episode).rows)
-    rows = made(episode, repeated_weight=0.25).rows
-    weights = [None if row.advantages is None else set(zip(row.loss_mask, row.advantages, strict=True)) for row in rows]
-    assert weights == [None, None, {(0, 0.0), (1, 0.25)}, {(0, 0.0), (1, 0.25)}, None, None]
-    (first, *_) = made(episode, repeated_weight=0.25, rows="epoch").rows
-    assert first.advantages is not None
-    assert first.metadata["turns"] == [1, 2, 3]
-    trained = [weight for weight, mask in zip(first.advantages, first.loss_mask, strict=True) if mask]
-    lengths = [len(call.output_ids) for call in list(calls_of(episode))[:3]]
-    assert trained == [1.0] * (lengths[0] + lengths[1]) + [0.25] * lengths[2]
-    assert not any(weight for weight, mask in zip(first.advantages, first.loss_mask, strict=True) if not mask)
 
 
 def test_a_search_that_brought_no_new_gold_weighs_nothing() -> None:
