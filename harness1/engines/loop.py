@@ -159,7 +159,6 @@ class TrainingLoop(ABC):
                 if ends:
                     return
                 await self.update()
-                await asyncio.sleep(0)  # where an interrupt that was put off is raised
         except (asyncio.CancelledError, KeyboardInterrupt):
             with uninterrupted():
                 self.save()

@@ -461,6 +461,7 @@ class _RowsLoop(TrainingLoop):
             values["seconds"] = time.perf_counter() - began
             values["tokens"] = float(sum(self._rows.lengths[place] for place in places))
             self.report(values)
+        await asyncio.sleep(0)  # where an interrupt that was put off is raised
 
     def _on_tokens(self, done: int, of: int) -> None:
         self._on_part(f"{done:,} of {of:,} tokens of step {self.version + 1}")

@@ -74,6 +74,7 @@ class CountingLoop(TrainingLoop):
             self.version += 1
             cast(Any, self.engine).step_count += 1
             self.report({"loss": float(self.version)})
+        await asyncio.sleep(0)
 
     async def measure(self) -> dict[str, float]:
         self.measured(self.version)
