@@ -104,7 +104,7 @@ class CorpusGraph:
         is_section = _SECTION.search(document.title) is not None
         passage = Passage(document.doc_id, subject_of(document.title), cut, names, whole, is_section)
         self.passages.append(passage)
-        for key in {entity_key(name) for each in names for name in each}:
+        for key in dict.fromkeys(entity_key(name) for each in names for name in each):
             self.holders[key].append(place)
         if passage.subject:
             self.about[head(document.title)].append(place)

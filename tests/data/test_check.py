@@ -130,10 +130,3 @@ def test_gold_that_train_shares_with_an_evaluation_split_is_counted(tmp_path: Pa
     report = check(str(tmp_path))
     assert report.shared == (SharedGold("test", 3, 3, 2), SharedGold("dev", 1, 0, 0))
     assert report.findings == ()
-
-
-def test_a_synthetic_world_shares_documents_but_no_gold_set() -> None:
-    shared = {each.split: each for each in check("world:100").shared}
-    assert set(shared) == {"dev", "test"}
-    assert [each.tasks for each in shared.values()] == [0, 0]
-    assert all(0 < each.shared <= each.documents for each in shared.values())

@@ -14,10 +14,11 @@ import pytest
 
 from harness1.config import Config, load_config
 from harness1.data import indexing
-from harness1.data.indexing import add_to_index, delete_from_index, ensure_index, index_of
+from harness1.data.indexing import add_to_index, delete_from_index, ensure_index, files_of, index_of
 from harness1.data.open import open_source
 from harness1.data.source import Source
 from harness1.errors import CorpusError, UsageError
+from harness1.records import DocId
 from harness1.retrieval.build import build_index
 from harness1.retrieval.corpus import Document
 from harness1.retrieval.embedder import Progress
@@ -192,3 +193,23 @@ def test_another_corpus_that_was_built_meanwhile_is_not_replaced(
     monkeypatch.setattr(indexing, "building", late)
     with pytest.raises(UsageError, match=r"is the index of .*theirs.jsonl"):
         ensure_index(ours, out, CONFIG)
+
+
+def test_a_document_of_a_folder_is_found_by_its_whole_path(tmp_path: Path) -> None:
+    note = tmp_path / "notes" / "a" / "b.md"
+    note.parent.mkdir(parents=True)
+    note.write_text("# Bridges\n\nA bridge.\n")
+    (tmp_path / "beside.md").write_text("not of the corpus")
+    ensure_index(open_source(str(tmp_path / "notes")), tmp_path / "index", Config())
+    files = files_of(str(tmp_path / "index"))
+    assert files(DocId("a/b.md")) == note
+    for other in ("c.md", "a", "../beside.md", str(note), "x" * 5000, "a\0b"):
+        assert files(DocId(other)) is None
+    note.unlink()
+    assert files(DocId("a/b.md")) is None
+
+
+def test_an_engine_and_a_generated_corpus_have_no_files(tmp_path: Path) -> None:
+    ensure_index(open_source("world:30"), tmp_path / "index", Config())
+    assert files_of(str(tmp_path / "index"))(DocId("a")) is None
+    assert files_of("http://127.0.0.1:1")(DocId("a")) is None

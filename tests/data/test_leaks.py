@@ -1,15 +1,116 @@
-"""Tasks that give an evaluation task away are found, by their words and by their gold."""
+"""Queries that ask the same are recognised, exactly and nearly."""
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
+from datasketch import MinHash
+from hypothesis import given
+from hypothesis import strategies as st
 
-from harness1.data.leaks import EvaluationSet, Leak, Leaks, evaluation_sets, gold_set
+from harness1.config import Data
+from harness1.data.leaks import (
+    PERMUTATIONS,
+    EvaluationSet,
+    KnownQueries,
+    Leak,
+    Leaks,
+    Selection,
+    TaskFilter,
+    evaluation_sets,
+    gold_set,
+    in_share,
+    normalised,
+    open_filter,
+)
 from harness1.data.open import open_source
 from harness1.errors import UsageError
+from harness1.memory.dedup import signature
 from harness1.records import DocId, Gold, Task
+from tests.support import similarity
+
+WORDS = [f"word{number}" for number in range(400)]
+
+
+def overlapping(rng: random.Random, share: float) -> tuple[list[str], list[str]]:
+    """Two sets of words with about this Jaccard similarity."""
+    words = rng.sample(WORDS, 60)
+    both = round(share * 60)
+    rest = (60 - both) // 2
+    return words[: both + rest], words[:both] + words[both + rest :]
+
+
+def test_normalising_leaves_the_words() -> None:
+    assert normalised("  Who wrote “Ulysses”, in\t１９２２? ") == "who wrote ulysses in 1922"
+    assert normalised("STRASSE") == normalised("straße")
+
+
+def test_equal_words_are_the_same_whatever_the_threshold() -> None:
+    known = KnownQueries(1.0, [("a", "Who wrote Ulysses?")])
+    assert known.match("who wrote ulysses") == "a"
+    assert known.match("Who wrote Dubliners?") is None
+
+
+def test_nearly_equal_words_are_the_same() -> None:
+    query = "In which year did the engineer who designed the bridge over the river found a company in the old town"
+    known = KnownQueries(0.8, [("a", query)])
+    assert known.match(query.replace("old", "new")) == "a"
+    assert known.match(query.replace("engineer who designed the bridge", "painter who sold a house")) is None
+
+
+def test_the_most_similar_query_is_named() -> None:
+    words = [f"w{number}" for number in range(30)]
+    known = KnownQueries(0.5, [("far", " ".join([*words[:24], "x"])), ("near", " ".join([*words[:29], "x"]))])
+    assert known.match(" ".join(words)) == "near"
+
+
+def test_the_estimate_is_that_of_minhash() -> None:
+    """Against the true similarity and against `datasketch`: four standard errors of each."""
+    rng = random.Random(0)
+    for share in (0.3, 0.6, 0.8, 0.95):
+        one, other = overlapping(rng, share)
+        true = len(set(one) & set(other)) / len(set(one) | set(other))
+        ours = similarity(*(signature(" ".join(words), PERMUTATIONS, shingle=1) for words in (one, other)))
+        sketches = [MinHash(num_perm=PERMUTATIONS) for _ in range(2)]
+        for sketch, words in zip(sketches, (one, other), strict=True):
+            sketch.update_batch([word.encode() for word in words])
+        error = np.sqrt(true * (1 - true) / PERMUTATIONS)
+        assert abs(ours - true) < 4 * error
+        assert abs(ours - sketches[0].jaccard(sketches[1])) < 8 * error
+
+
+def test_many_queries_are_kept_apart() -> None:
+    rng = random.Random(1)
+    queries = [(str(number), " ".join(rng.sample(WORDS, 12))) for number in range(300)]
+    known = KnownQueries(0.8, queries)
+    assert [known.match(query) for _, query in queries] == [name for name, _ in queries]
+    assert [known.match(query + " more") for _, query in queries[::50]] == [name for name, _ in queries[::50]]
+
+
+@pytest.mark.parametrize("near", [0.0, 0.1, 0.5, 0.8, 1.0])
+def test_the_match_is_that_of_a_comparison_of_all_hashes(near: float) -> None:
+    rng = random.Random(2)
+    pairs = [overlapping(rng, rng.random()) for _ in range(200)]
+    known = KnownQueries(near, [(str(at), " ".join(one)) for at, (one, _) in enumerate(pairs)])
+    table = np.array([np.frombuffer(signature(" ".join(one), PERMUTATIONS, shingle=1), "<u4") for one, _ in pairs])
+    for _, other in pairs:
+        asked = np.frombuffer(signature(" ".join(other), PERMUTATIONS, shingle=1), "<u4")
+        similar = (table == asked).mean(axis=1)
+        expected = str(similar.argmax()) if similar.max() >= near else None
+        assert known.match(" ".join(other)) == expected
+
+
+def test_a_query_without_words_matches_only_another() -> None:
+    known = KnownQueries(0.5, [("a", "Who?")])
+    assert known.match("?!") is None
+    known.add("empty", "...")
+    assert known.match("?!") == "empty"
+    assert known.match("Who?") == "a"
+
 
 QUERY = "Which river flows past the castle of the king in Rome?"
 
@@ -91,3 +192,84 @@ def test_a_further_set_without_a_split_is_what_it_has(tmp_path: Path) -> None:
 def test_a_further_set_that_does_not_exist_is_refused(spec: str) -> None:
     with pytest.raises(UsageError):
         evaluation_sets([], [spec])
+
+
+golds = st.lists(st.frozensets(st.sampled_from("abcd"), max_size=2), max_size=40)
+
+
+def made(*wanted: frozenset[str] | str, split: str = "train") -> list[Task]:
+    """A task with a query of its own for each gold set."""
+    return [
+        Task(f"{split}-{n}", f"{split} asks for number {n} of its own", split, Gold({DocId(name): 1 for name in each}))
+        for n, each in enumerate(wanted)
+    ]
+
+
+def ids(tasks: list[Task]) -> list[str]:
+    return [task.task_id for task in tasks]
+
+
+@given(wanted=golds, share=st.floats(0.0, 1.0))
+def test_the_shares_divide_the_tasks_and_keep_equal_gold_sets_together(
+    wanted: list[frozenset[str]], share: float
+) -> None:
+    tasks, data = made(*wanted), Data(sft_share=share)
+    sft, rl = in_share(tasks, "sft", data), in_share(tasks, "rl", data)
+    assert sorted(ids(sft) + ids(rl)) == sorted(ids(tasks))
+    assert not ({gold_set(task.gold) for task in sft} & {gold_set(task.gold) for task in rl}) - {frozenset()}
+    assert sorted(ids(in_share(tasks[::-1], "sft", data))) == sorted(ids(sft))
+    largest = max(
+        Counter(gold_set(task.gold) for task in tasks if task.gold and task.gold.relevant).values(), default=1
+    )
+    assert round(share * len(tasks)) - largest < len(sft) <= round(share * len(tasks))
+
+
+def test_the_published_share_is_met_exactly_where_gold_sets_differ() -> None:
+    tasks = [Task(str(n), f"q{n}", "train", Gold({DocId(str(n)): 1})) for n in range(664)]
+    assert (len(in_share(tasks, "sft", Data())), len(in_share(tasks, "rl", Data()))) == (199, 465)
+    assert in_share(tasks, "", Data()) == tasks
+
+
+def test_each_step_of_the_choice_is_counted_and_said_in_one_line() -> None:
+    tasks = made("a", "b", "c", "d")
+    tested = [Task("q", tasks[1].query.upper(), "test", Gold({DocId("c"): 1}))]
+    sieve = TaskFilter(Data(), [EvaluationSet("set", "test", tested)], "", {("set", "train-0"), ("other", "train-3")})
+    kept, account = sieve.select("set", "train", tasks)
+    assert ids(kept) == ["train-3"]
+    assert account == Selection(
+        dataset="set",
+        split="train",
+        tasks=4,
+        excluded=1,
+        near=1,
+        gold=1,
+        leaked=2,
+        compared={"set:test": 1},
+        learned=("train-3",),
+    )
+    assert account.line == (
+        "set train: left out 1 task of earlier runs, 1 task near a test query and 1 that share a gold set with one (2"
+        " in all); 1 of 4 tasks are taken"
+    )
+
+
+def test_nothing_is_said_where_nothing_is_left_out() -> None:
+    kept, account = TaskFilter(Data()).select("set", "train", made("a", "b"))
+    assert (ids(kept), account.line) == (["train-0", "train-1"], "")
+
+
+def test_leaks_are_kept_where_the_settings_say_so_and_nothing_is_compared_then() -> None:
+    source, keep = open_source("world:60"), Data(leaks="keep")
+    sieve = open_filter(keep, [source], {(source.name, "train")})
+    kept, account = sieve.select(source.name, "train", source.tasks("test"))
+    assert kept == source.tasks("test")
+    assert account.compared == {}
+    assert sieve.beside(kept, source.name, kept) == kept
+    with pytest.raises(UsageError, match=r"data\.leaks=keep turns off"):
+        open_filter(keep, [source], {(source.name, "train")}, against=["world:61"])
+
+
+def test_validation_tasks_give_away_no_other_evaluation_set() -> None:
+    test, dev = made("a", split="test"), made("a", "b", split="dev")
+    sieve = TaskFilter(Data(), [EvaluationSet("set", "dev", dev), EvaluationSet("set", "test", test)])
+    assert ids(sieve.validation("set", "dev", dev)) == ["dev-1"]

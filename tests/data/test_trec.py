@@ -1,10 +1,16 @@
+import gzip
+from pathlib import Path
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from harness1.data.open import open_source
+from harness1.data.source import DuplicateId, EmptyText
 from harness1.data.trec import read_qrels, read_run, write_run
 from harness1.errors import CorpusError, UsageError
-from harness1.records import UnitId
+from harness1.records import DocId, Gold, Task, UnitId
+from harness1.retrieval.corpus import Document
 
 ID = st.text(st.characters(exclude_categories=["Cs", "Cc", "Z"]), min_size=1, max_size=6).filter(
     lambda name: name.split() == [name]
@@ -55,3 +61,102 @@ def test_broken_lines_are_named(tmp_path) -> None:
         read_qrels(tmp_path / "run", "q", "tasks")
     with pytest.raises(CorpusError, match="cannot read"):
         read_run(tmp_path / "absent")
+
+
+DOCS = """<DOC>
+<DOCNO> FT-1 </DOCNO>
+<HEADLINE>Rivers of
+ Alpha</HEADLINE>
+<DATE>1992</DATE>
+<TEXT>
+<P>The Beta flows</P> through Alpha.
+</TEXT>
+</DOC>
+<DOC>
+<DOCNO>FT-2</DOCNO>
+Plain words alone.
+</DOC>
+"""
+TOPICS = """<top>
+<num> Number: 301
+<title> Rivers of Alpha
+
+<desc> Description:
+Which rivers?
+</top>
+<top>
+<num>302</num><title>Plain words</title>
+</top>
+"""
+
+
+def make(folder: Path, docs: str = DOCS, topics: str = TOPICS, qrels: str = "301 0 FT-1 2\n301 0 FT-2 0\n") -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "docs.trec").write_text(docs)
+    (folder / "topics.txt").write_text(topics)
+    (folder / "qrels.txt").write_text(qrels)
+    return folder
+
+
+def test_a_folder_of_documents_topics_and_judgements_is_a_benchmark(tmp_path: Path) -> None:
+    source = open_source(str(make(tmp_path)))
+    assert (source.kind, source.splits) == ("trec", ("test",))
+    assert list(source.documents()) == [
+        Document(doc_id=DocId("FT-1"), title="Rivers of Alpha", text="The Beta flows  through Alpha."),
+        Document(doc_id=DocId("FT-2"), title="", text="Plain words alone."),
+    ]
+    assert source.tasks("test") == [
+        Task(task_id="301", query="Rivers of Alpha", gold=Gold(relevant={DocId("FT-1"): 2}))
+    ]
+
+
+def test_tab_separated_topics_json_lines_and_splits(tmp_path: Path) -> None:
+    (tmp_path / "corpus.jsonl.gz").write_bytes(gzip.compress(b'{"id": "a", "contents": "x"}\n'))
+    (tmp_path / "topics.tsv").write_bytes(b'\xef\xbb\xbf1\tFirst "one"?\r\n2\tSecond?\r\n')
+    (tmp_path / "qrels.dev.txt").write_bytes(b"1 0 a 1\r\n")
+    (tmp_path / "qrels.test.txt").write_text("2 0 a 1\n")
+    source = open_source(str(tmp_path))
+    assert (source.kind, source.splits) == ("trec", ("dev", "test"))
+    assert [task.query for split in source.splits for task in source.tasks(split)] == ['First "one"?', "Second?"]
+    assert [document.doc_id for document in source.documents()] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "error", "message"),
+    [
+        ("docs.trec", "<DOCNO>FT-2</DOCNO>", "", CorpusError, r"docs\.trec:10: a document needs a <DOCNO>"),
+        ("docs.trec", "FT-2", "FT-1", DuplicateId, r"docs\.trec:10: the id 'FT-1' occurs a second time"),
+        ("docs.trec", "Plain words alone.", "", EmptyText, r"docs\.trec:10: document 'FT-2' has neither"),
+        ("docs.trec", "alone.\n</DOC>", "alone.", CorpusError, r"docs\.trec:10: <DOC> without </doc>"),
+        ("docs.trec", "</DOC>\n<DOC>", "</DOC>\nstray\n<DOC>", CorpusError, r"docs\.trec:10: text outside of <DOC>"),
+        ("topics.txt", "302", "301", DuplicateId, r"topics\.txt:8: the id '301' occurs a second time"),
+        ("topics.txt", "<num>302</num>", "", CorpusError, r"topics\.txt:8: a topic needs <num> and <title>"),
+        ("qrels.txt", "301 0 FT-1 2", "301 0 FT-1", CorpusError, r"qrels\.txt:1: 3 columns where 4"),
+        (
+            "qrels.txt",
+            "301 0 FT-1 2",
+            "999 0 FT-1 2",
+            CorpusError,
+            r"qrels\.txt:1: query '999' is not among the topics",
+        ),
+    ],
+)
+def test_what_is_broken_is_named(tmp_path: Path, file, old, new, error, message) -> None:
+    path = make(tmp_path) / file
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    source = open_source(str(tmp_path))
+    with pytest.raises(error, match=message):
+        list(source.documents()) and source.tasks("test")
+
+
+def test_broken_topics_between_tabs_are_named(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match=r"topics\.txt:2: not `number, question`"):
+        open_source(str(make(tmp_path, topics="301\tQ?\n302 Q\n"))).tasks("test")
+
+
+def test_one_id_in_two_files_is_named(tmp_path: Path) -> None:
+    make(tmp_path)
+    (tmp_path / "more.trec").write_text(DOCS)
+    with pytest.raises(DuplicateId, match=r"more\.trec: the id 'FT-1' is also in another file"):
+        list(open_source(str(tmp_path)).documents())

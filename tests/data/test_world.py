@@ -22,7 +22,7 @@ from harness1.data.world import (
     by_split,
     world_source,
 )
-from harness1.data.world_facts import Entity, fold
+from harness1.data.world_facts import fold
 from harness1.errors import UsageError
 from harness1.hashing import digest
 from harness1.records import Task
@@ -79,12 +79,6 @@ def test_same_arguments_give_the_same_bytes_on_every_machine() -> None:
     source = world_source(60, seed=3)
     everything = [list(source.documents()), [source.tasks(split) for split in source.splits]]
     assert digest(everything)[:16] == "474935b5ca8792ee"  # change it only with the generator
-
-
-def test_documents_can_be_read_twice_and_seeds_differ() -> None:
-    source, other = world_source(40, seed=3), world_source(40, seed=4)
-    assert list(source.documents()) == list(source.documents())
-    assert {d.title for d in source.documents()}.isdisjoint({d.title for d in other.documents()})
 
 
 def test_every_question_has_exactly_one_chain_and_one_answer(world: SyntheticWorld) -> None:
@@ -152,11 +146,6 @@ def test_a_world_too_small_to_link_is_refused() -> None:
         world_source(19)
 
 
-def test_an_unknown_split_is_refused() -> None:
-    with pytest.raises(UsageError, match="train, dev, test"):
-        world_source(20).tasks("validation")
-
-
 def test_splits_share_no_question(world: SyntheticWorld) -> None:
     splits = list(world.tasks.values())
     assert [len(world.tasks[split]) for split in ("train", "dev", "test")] == [500, 125, 125]
@@ -167,12 +156,6 @@ def test_splits_share_no_question(world: SyntheticWorld) -> None:
 
 def test_names_are_unique_even_without_case_and_accents(world: SyntheticWorld) -> None:
     assert len({fold(entity.name) for entity in world.entities}) == len(world.entities)
-
-
-def test_names_have_the_forms_that_break_careless_code(world: SyntheticWorld) -> None:
-    everyone = [entity.name for entity in world.entities]
-    for form in (r"[é-öšŁ]", r"\w-\w", r"^[A-Z]{4} ", r" (van|de|von) ", r" [A-Z]\. ", r"&"):
-        assert any(re.search(form, name) for name in everyone), form
 
 
 def test_a_question_is_worded_unlike_the_documents() -> None:
@@ -237,33 +220,6 @@ def test_what_resembles_evidence_differs_in_a_number_name_or_negation(world: Syn
     of_gold = [pair for pair in close if gold & set(pair)]
     assert len(of_gold) >= 3
     assert all(substance(texts[one]) != substance(texts[other]) for one, other in of_gold)
-
-
-def test_look_alikes_of_evidence_exist_with_the_same_title_and_a_negation_turned(world: SyntheticWorld) -> None:
-    documents = {document.doc_id: document for document in world.documents()}
-    models = {entity.index: entity.model for entity in world.entities if entity.model is not None}
-    pairs = [(documents[world.doc_id(one)], documents[world.doc_id(other)]) for one, other in models.items()]
-    assert all(substance(one.text) != substance(other.text) for one, other in pairs)
-    assert any(one.title == other.title and jaccard(one.text, other.text) >= 0.85 for one, other in pairs)
-    assert any(substance(one.text)[1] != substance(other.text)[1] for one, other in pairs)
-
-
-def test_distractors_share_surnames_town_names_amounts_and_company_roots(world: SyntheticWorld) -> None:
-    def repeated(kind: str, part: int, among: list[Entity]) -> int:
-        counts = Counter(entity.name.split()[part] for entity in among if entity.kind == kind)
-        return max(counts.values())
-
-    assert repeated("person", -1, world.entities) > 1
-    assert repeated("town", 0, world.entities) > 1
-    assert repeated("company", 0, world.entities) > 1
-    amounts = Counter(entity.facts["revenue"] for entity in world.entities if entity.kind == "filing")
-    assert max(amounts.values()) > 1
-
-
-def test_ids_say_nothing_about_the_kind_of_document(world: SyntheticWorld) -> None:
-    people = sorted(world.doc_id(entity.index) for entity in world.entities if entity.kind == "person")
-    assert int(people[0][1:]) < 50
-    assert int(people[-1][1:]) > 450
 
 
 def test_a_full_name_finds_its_document_and_one_search_does_not_find_a_whole_chain(world: SyntheticWorld) -> None:

@@ -32,6 +32,7 @@ from harness1.recipe.run import (
     StagePlan,
     StageRecord,
     hold_folder,
+    on_cluster,
     put_in_words,
     read_recipe_state,
     run_verb,
@@ -133,10 +134,6 @@ def test_stages_may_train_in_several_processes(notes: Path) -> None:
     commands = Commands()
     work_of(notes, commands, second={**CHAIN["stages"]["second"], "processes": 4}).run()
     assert commands.processes == [1, 4, 1, 1]
-
-
-def test_folders_with_spaces_stay_one_word(notes: Path) -> None:
-    assert recipe(notes).words("second", Path("my work"))[1] == "my work/first"
 
 
 @pytest.mark.parametrize(
@@ -318,12 +315,6 @@ def test_from_a_stage_it_and_what_uses_it_are_done_again(notes: Path) -> None:
     assert commands.verbs[4:] == ["eval", "compare"]
     with pytest.raises(UsageError, match="there is no stage fourth; there are first, second"):
         work_of(notes, commands).run(start_from="fourth")
-
-
-def test_until_a_stage_nothing_later_runs(notes: Path) -> None:
-    commands = Commands()
-    work_of(notes, commands).run(until="second")
-    assert commands.verbs == ["index", "eval"]
 
 
 def test_a_changed_setting_asks_for_the_stage_to_be_done_again(notes: Path) -> None:
@@ -558,3 +549,17 @@ def test_the_journal_is_written_whole_or_not_at_all(notes: Path) -> None:
     path.write_text(path.read_text()[:-20])
     with pytest.raises(UsageError, match=r"recipe\.json is not the journal of a recipe"):
         work_of(notes, Commands()).run()
+
+
+@pytest.mark.ray
+def test_commands_run_on_the_nodes_and_leave_their_output(tmp_path: Path) -> None:
+    import ray
+
+    try:
+        execute = on_cluster("local")
+        assert execute(["index", "world:60", "--out", str(tmp_path / "index")], tmp_path / "logs" / "index.log", 1) == 0
+        assert (tmp_path / "index" / "stage.json").is_file()
+        assert execute(["index", str(tmp_path / "none"), "--out", str(tmp_path / "x")], tmp_path / "none.log", 1) == 2
+        assert "no such file or folder" in (tmp_path / "none.log").read_text()
+    finally:
+        ray.shutdown()

@@ -395,3 +395,7 @@ def test_words_of_two_sentences_are_no_name_in_an_excerpt() -> None:
 
 def test_a_subject_is_written_as_its_title_is_shown() -> None:
     assert subject_of("Kicking &amp; Screaming (2005 film)") == "Kicking & Screaming"
+
+
+def test_names_of_a_corpus_are_in_the_order_of_its_text_in_every_process() -> None:
+    assert [*FILMS.holders][:5] == ["quiet bay", "british", "ada fenwick", "english", "grimsby"]
