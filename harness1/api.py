@@ -38,8 +38,7 @@ from harness1.hashing import digest
 from harness1.models.fetch import resolve_model
 from harness1.models.open import preferred_device
 from harness1.plugins import own_name
-from harness1.policy.own import policy_of, state_of
-from harness1.policy.registry import check_policy
+from harness1.policy.registry import check_policy, policy_of, state_of
 from harness1.records import DocId, Gold, Task
 from harness1.retrieval.corpus import Document
 from harness1.reward import COMPONENTS, Case, Component

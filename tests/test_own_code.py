@@ -22,8 +22,7 @@ from harness1.config.training import sum_of
 from harness1.env.environment import env_hash
 from harness1.episodes.jobs import EpisodeSetup, refuse_session_names
 from harness1.errors import ConfigError, UsageError
-from harness1.policy.own import policy_of
-from harness1.policy.registry import open_policy
+from harness1.policy.registry import open_policy, policy_of
 from harness1.records import Status
 from harness1.retrieval.open import FunctionRetriever, open_retriever
 from harness1.retrieval.protocol import SearchRequest, SearchResult

@@ -52,7 +52,7 @@ BROAD = {
     ("harness1/env/world.py", "patiently"),
     ("harness1/models/vllm_engine.py", "_failing"),
     ("harness1/plugins.py", "_import"),
-    ("harness1/policy/own.py", "act"),
+    ("harness1/policy/registry.py", "act"),
     ("harness1/reward/__init__.py", "call_own"),
 }
 """Where any exception is caught: what an engine raises is its own fault, and must not end the other episodes; vLLM

@@ -120,7 +120,6 @@ def transition(
 
 
 def _count(memory: WorkingMemory, observation: Observation, traits: Traits) -> None:
-    """Update the counts that guidance needs, which do not depend on the history."""
     if observation.error is None:
         memory.tools_used.setdefault(observation.tool, memory.turn)
     memory.since_curation = 0 if traits.curates and observation.error is None else memory.since_curation + 1

@@ -273,7 +273,6 @@ def evidence_pieces(memory: WorkingMemory, env: Env, order: Sequence[UnitId]) ->
 
 
 def _links(memory: WorkingMemory, order: Sequence[UnitId]) -> Piece | None:
-    """Return the bridge documents with the names of the question that they link; None if there is none."""
     links = tuple(
         LinkView(handle_of(memory, bridge.unit_id), bridge.names) for bridge in bridge_documents(memory, order, LINKING)
     )

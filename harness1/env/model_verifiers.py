@@ -123,7 +123,6 @@ def _quoted(quote: str, document: str) -> str:
 
 
 def _normal(claim: str) -> str:
-    """Return a claim without differences in case, white space and final punctuation."""
     return utf8_safe(" ".join(claim.casefold().split()).rstrip(" .!?;:"))
 
 
@@ -176,7 +175,6 @@ class CrossEncoderVerifier:
         return [(yes, no) for yes, no in self._scorer.stances(pairs).tolist()]
 
     def _judge(self, judged: Sequence[tuple[float, float, str]]) -> Judgement:
-        """Judge a document by the probabilities of its passages (support, contradiction); ties go to the shortest."""
         if not judged:
             return Judgement("unclear")
         yes, _, supporting = max(judged, key=lambda each: (each[0], -len(each[2])))

@@ -88,7 +88,6 @@ def _call_text(action: ToolCall) -> str:
 
 
 def _abbreviated(text: str) -> str:
-    """Cut a script's output to a length that leaves room for the rest of the context."""
     return text if len(text) <= LONGEST_ACTION else f"{text[:LONGEST_ACTION]} ({len(text)} characters)"
 
 
@@ -350,7 +349,6 @@ def sentence(note: Note) -> str:
 
 
 def _words(value: Any) -> Any:
-    """Join lists with commas; leave everything else as it is, on one line."""
     if isinstance(value, list | tuple):
         return ", ".join(" ".join(str(part).split()) for part in value)
     return " ".join(value.split()) if isinstance(value, str) else value

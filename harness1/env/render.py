@@ -159,7 +159,6 @@ def marker(env: Env, used: int, turn: int) -> Piece:
 
 
 def _transcript_marker(env: Env, used: int, turn: int) -> Piece:
-    """Return the line that compares the size of a transcript with the size at which pruning should begin."""
     soft = env.pruning.tokens
     level = "Prune what is useless with prune_chunks, or conclude." if used > soft else ""
     if used > env.pruning.refusal:

@@ -84,7 +84,6 @@ class LexicalVerifier:
         return Judgement(self._label(claim, names, lead, best), best.text)
 
     def _rank(self, claim: _Passage, lead: frozenset[str], window: _Passage) -> tuple[float, int]:
-        """Return the rank of a passage: coverage of terms and numbers together, then brevity."""
         found = len(claim.terms & (window.terms | lead)) + len(claim.numbers & window.numbers)
         return found / (len(claim.terms) + len(claim.numbers)), -len(window.text)
 
@@ -129,7 +128,6 @@ def _stems(text: str, stemmer: Stemmer.Stemmer) -> frozenset[str]:
 
 
 def _windows(sentences: Sequence[_Passage]) -> Iterable[_Passage]:
-    """Yield every run of one to three consecutive sentences."""
     for start, window in enumerate(sentences):
         yield window
         for following in sentences[start + 1 : start + 3]:

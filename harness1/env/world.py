@@ -147,5 +147,4 @@ def _hit(chunk: Chunk, rank: int, score: float = 0.0, likeness: float | None = N
 
 
 def _unranked(chunks: tuple[Chunk, ...]) -> Answer:
-    """Return unscored chunks as hits in the order given."""
     return Answer(tuple(_hit(chunk, rank) for rank, chunk in enumerate(chunks)))

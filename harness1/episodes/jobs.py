@@ -159,7 +159,6 @@ _retriever = lru_cache(maxsize=8)(open_retriever)
 
 @lru_cache(maxsize=2)
 def _verifier(config: Config) -> Verifier:
-    """Return one verifier, which batches the questions of all episodes of the process."""
     if config.env.verification.judge == "lexical" or not config.env.verification.on:
         return unopened_verifier(config.env)
     from harness1.env.model_verifiers import open_verifier

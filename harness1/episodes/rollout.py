@@ -136,7 +136,6 @@ class _Record:
         return stop, error
 
     async def _steps(self, session: Session, context: Context | None) -> StopReason:
-        """Act and step until something ends the episode."""
         while context is not None:
             decision = await session.act(context)
             self.clock.lap("policy")
@@ -171,7 +170,6 @@ def failed_turn(env: SearchEnv, decision: Decision) -> Turn:
 
 
 def _counts(env: SearchEnv, segments: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    """Return the token counts that a replay needs in place of a tokenizer; none if they were approximate."""
     if isinstance(env.counter, ApproximateCounter):
         return {}
     return {key: count for key, count in env.renderer.counts.known.items() if key not in segments}
@@ -360,7 +358,6 @@ def _failed_turn(turn: Turn, twin: SearchEnv, contexts: bool) -> str | None:
 
 
 def _ending(episode: Episode, memory: WorkingMemory, done: StopReason | None) -> str | None:
-    """Name the differences in how the episode ended and in what it delivered."""
     ends = {
         "stop reason": (episode.stop_reason, done),
         "status": (episode.status, STATUS_OF.get(episode.stop_reason)),
@@ -375,7 +372,6 @@ def _ending(episode: Episode, memory: WorkingMemory, done: StopReason | None) ->
 
 
 def _derived(episode: Episode) -> dict[str, tuple[object, object]]:
-    """Return what an episode says of itself, by name, each with the value that its other fields give."""
     calls = [call for turn in episode.turns for call in turn.calls]
     return {
         "id": (episode.episode_id, episode_id(episode.task, episode.sample_idx, episode.seed, episode.hashes)),
@@ -385,7 +381,6 @@ def _derived(episode: Episode) -> dict[str, tuple[object, object]]:
 
 
 def _hit_difference(recorded: Observation) -> str | None:
-    """Name a hit whose rank or size is not the one that the rankings or its text give."""
     places: dict[ChunkId, int] = {}
     for ranking in recorded.rankings:
         for rank, chunk_id in enumerate(ranking.chunk_ids):
@@ -397,7 +392,6 @@ def _hit_difference(recorded: Observation) -> str | None:
 
 
 def _answer_difference(recorded: Observation | None, again: Observation | None) -> str | None:
-    """Name the first field in which two observations differ; hits are compared by id and text, not by score."""
     if recorded is None or again is None:
         return None if recorded is again else "one observation is missing"
     for name in Observation.__struct_fields__:

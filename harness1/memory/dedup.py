@@ -229,6 +229,5 @@ def _positions(words: list[str], word: str) -> Iterator[int]:
 
 
 def _date(words: list[str], position: int) -> str:
-    """Return a month or weekday with the days and years beside it."""
     beside = (*words[max(0, position - 1) : position], *words[position : position + 3])
     return " ".join(token for token in beside if token[0].isdigit() or token in MONTHS or token in _DAYS)

@@ -64,7 +64,6 @@ def extract(text: str, limit_characters: int) -> tuple[str, ...]:
 
 
 def _head(text: str, start: int) -> str:
-    """Return the one or two lower-case letters before the capital of a mixed-case word."""
     return text[start - 2 : start].lstrip() if start > 1 and text[start - 2].isalpha() else text[start - 1]
 
 
@@ -200,7 +199,6 @@ class EvidenceGraph(Forkable):
         return forked
 
     def _link(self, key: str, before: tuple[UnitId, ...], unit_id: UnitId) -> None:
-        """Add a unit to a known entity, which moves to the next level."""
         self.units[key] = (*before, unit_id)
         if len(before) > 1:
             level = self.levels[len(before)]
@@ -326,7 +324,6 @@ def in_handles(query: str, entities: Mapping[str, str]) -> str:
 
 
 def _places(name: str, text: str) -> Iterator[tuple[int, int]]:
-    """Yield the spans where a name stands as whole words. Searching avoids compiling a pattern for each name."""
     start = text.find(name)
     while start >= 0:
         end = start + len(name)

@@ -17,8 +17,6 @@ SCANNED_CHARACTERS = 8000
 LONGEST_TITLE = 1000
 MOST_TERMS = 60
 """Terms of a question that count; a set of them is a machine word."""
-CUT_FROM = 100
-"""Queries are never cut to fewer characters than this when shown."""
 ARTICLE = 5
 """Characters before a name that a text begins with: room for an article or a bracket."""
 STEM = 5
@@ -151,11 +149,6 @@ def claim(question: str) -> str:
     return " ".join(words)
 
 
-def is_whole(query: str, question: str) -> bool:
-    """Return whether a query as a context shows it, possibly cut, is the whole question."""
-    return query == question or (len(query) >= CUT_FROM and question.startswith(query))
-
-
 def relatedness(text: str, name: str, relations: Set[str]) -> int:
     """Return the number of relation words within a clause of a name, at most 3."""
     start = max(0, text.find(name))
@@ -199,7 +192,6 @@ def content_terms(text: str) -> list[str]:
 
 
 def _term(word: str) -> str:
-    """Return the stem of a word; an empty string for a function word, and for a letter that is no word."""
     counts = (len(word) > 1 or word >= _FIRST_FOREIGN) and word not in FUNCTION_WORDS
     return stem(word) if counts else ""
 

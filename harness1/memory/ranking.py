@@ -495,5 +495,4 @@ def _bits(masks: NDArray[np.int64], terms: int) -> NDArray[np.float64]:
 
 
 def _largest(masks: set[int]) -> list[int]:
-    """Return the sets that are not part of another one."""
     return sorted(mask for mask in masks if not any(mask != other and mask & other == mask for other in masks))

@@ -95,7 +95,6 @@ def split(text: str) -> tuple[str, ...]:
 
 
 def _abbreviates(line: str, end: int, following: int) -> bool:
-    """Return whether the word that ends at `end` is an abbreviation, given where the next word starts."""
     letters = end - 1 - _LONGEST_WORD
     if line[end - 1] != "." or (letters >= 0 and line[letters : end - 1].isalpha()):
         return False

@@ -153,7 +153,6 @@ class WorkingMemory(Forkable, dict=True):
             self.value.add(unit_id, hit, self.query)
 
     def _representative(self, hit: Hit, unit_id: UnitId, env: Env) -> UnitId | None:
-        """Return the pooled unit that says the same as a hit, unless the hit's own unit is pooled already."""
         if not env.dedup.on or unit_id in self.pool.entries:
             return None
         twin = self.fingerprints.match(hit.chunk_id, hit.title, hit.text, env.dedup)

@@ -272,7 +272,6 @@ class ChatCompletionsSession:
 
 
 def _meaning(choice: _Choice) -> tuple[list[Meant], str]:
-    """Return the calls of an answer with what each means, or why there is none."""
     found: list[Meant] = []
     for call in (choice.message.tool_calls or [])[:MOST_CALLS]:
         given = call.function.arguments or "{}"
@@ -287,7 +286,6 @@ def _meaning(choice: _Choice) -> tuple[list[Meant], str]:
 
 
 def _sendable(function: _Function, arguments: dict[str, Any]) -> _Function:
-    """Return a function as a server takes it back: as it came, or as it was understood if it was not quite JSON."""
     given, name = function.arguments, _UNSENDABLE.sub("_", clean_name(function.name))[:LONGEST_NAME]
     try:
         msgspec.json.decode(given if isinstance(given, str) else "", type=dict[str, Any])

@@ -3,19 +3,24 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
+import pickle
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from harness1.config import Config
-from harness1.errors import ConfigError, UsageError
+from harness1.env.render import Context
+from harness1.errors import ConfigError, HarnessError, UsageError
+from harness1.hashing import digest
 from harness1.models.spec import NAMES as MODELS
 from harness1.models.spec import SERVED, ModelSpec, is_model, released_names
 from harness1.plain import meant
-from harness1.plugins import find_plugin, is_own, plugin_names
-from harness1.policy.policy import Policy
-from harness1.records import Gold
+from harness1.plugins import failure, find_plugin, identity, is_own, load_own, name_here, plugin_names
+from harness1.policy.policy import Decision, Policy, Session
+from harness1.records import Gold, Task, ToolCall
 
 Golds = Mapping[str, Gold]
 """The gold of each task by its id; only the oracles are given it."""
@@ -32,9 +37,9 @@ PLAIN: Mapping[str, str] = {
 RULES = ("no-op", "stop-at-once", "curate-everything", "query-repeater", "tool-spammer", "id-inventor")
 """The policies that nothing should lose to, each a function of `scripted.py`."""
 ORACLES: Mapping[str, str] = {
-    "oracle": "oracle:OraclePolicy",
-    "oracle-teacher": "teacher.teacher:OracleTeacher",
-    "lead-teacher": "teacher.lead_teacher:LeadTeacher",
+    "oracle": "oracles:OraclePolicy",
+    "oracle-teacher": "oracle_teacher:OracleTeacher",
+    "lead-teacher": "oracles:LeadTeacher",
 }
 """The policies that are given the gold."""
 SILENT, MIXED = "silent:", "mixed:"
@@ -88,8 +93,7 @@ def open_policy(spec: str, golds: Golds | None = None, config: Config = Config()
         ConfigError: the settings do not fit its model.
     """
     if is_own(spec):
-        policy: Policy = _imported("own:open_own_policy")(spec)
-        return policy
+        return open_own_policy(spec)
     kind, colon, argument = spec.partition(":")
     ours = {*PLAIN, *RULES, *ORACLES, *SERVED, *released_names(), "mixed", "silent", "replay"}
     added: PluginOpener | None = find_plugin("policies", kind, ours)
@@ -158,6 +162,98 @@ def _with_argument(kind: str, argument: str, golds: Golds, config: Config) -> Po
 
 
 def _imported(name: str) -> Any:
-    """Import `MODULE:NAME` of `harness1.policy`."""
     module, _, thing = name.partition(":")
     return getattr(import_module(f"harness1.policy.{module}"), thing)
+
+
+def open_own_policy(name: str) -> Policy:
+    """Open what `FILE.py:NAME` names: a function of a `Context`, or a class, made without arguments, with a method
+    `act` of a `Context`. Either returns a `ToolCall`, or a `Decision`. A class with the methods of `Policy` is taken as
+    it is.
+
+    Raises:
+        UsageError: it is neither, or cannot be found.
+    """
+    return policy_of(load_own(name), name)
+
+
+def policy_of(thing: Any, name: str = "") -> Policy:
+    """Return a function, a class or an object of one's own as a policy (see `open_own_policy`). An object is copied for
+    each episode, so that episodes do not disturb each other; one that cannot be copied, such as one that holds the
+    connection of a server, plays them all.
+
+    Args:
+        name: what it is called; "": the name under which it is found, in this process at least.
+
+    Raises:
+        UsageError: it decides nothing.
+    """
+    make = thing if inspect.isclass(thing) else None
+    example = make() if make else thing
+    if hasattr(example, "open") and hasattr(example, "hash") and hasattr(example, "name"):
+        policy: Policy = example
+        return policy
+    if not callable(getattr(example, "act", None)) and not inspect.isroutine(example):
+        raise UsageError(f"{thing!r} is no policy: give a function of a context, or a class with a method act")
+    name = name or name_here(thing if inspect.isroutine(thing) else make or type(thing))
+    state = {key: _known(value) for key, value in sorted(state_of(thing).items())}
+    return OwnPolicy(name, digest(["own policy", identity(name), state]), make or (lambda: _copy(thing)))
+
+
+def state_of(thing: Any) -> dict[str, Any]:
+    """Return what an object holds beyond what its class gives it, so that the name of its class does not make it."""
+    if inspect.isclass(thing) or inspect.isroutine(thing):
+        return {}
+    slots = [name for each in type(thing).__mro__ for name in getattr(each, "__slots__", ())]
+    return {**getattr(thing, "__dict__", {}), **{name: getattr(thing, name) for name in slots if hasattr(thing, name)}}
+
+
+def _known(value: Any) -> str:
+    """Return what of a value enters the hash of a policy: all of it if it can be written as JSON, or else its type."""
+    try:
+        return digest(value)
+    except (TypeError, ValueError, RecursionError):
+        return type(value).__qualname__
+
+
+def _copy(thing: Any) -> Any:
+    try:
+        return copy.deepcopy(thing)
+    except (TypeError, copy.Error, pickle.PicklingError):
+        return thing
+
+
+class OwnPolicy:
+    """A policy of one's own: each episode has a player made by `make`."""
+
+    def __init__(self, name: str, hash_: str, make: Callable[[], Any]) -> None:
+        self.name, self.hash, self._make = name, hash_, make
+
+    def open(self, task: Task, seed: int) -> Session:
+        return OwnSession(self._make(), self.name)
+
+
+class OwnSession:
+    """One episode of a policy of one's own."""
+
+    def __init__(self, player: Any, name: str) -> None:
+        self._player, self._name = player, name
+
+    async def act(self, context: Context) -> Decision:
+        """Ask the player; raise UsageError if it fails, or returns something else than an action."""
+        try:
+            given = self._player.act(context) if hasattr(self._player, "act") else self._player(context)
+            if inspect.isawaitable(given):
+                given = await given
+        except HarnessError:
+            raise
+        except Exception as error:  # code of others may raise anything
+            raise UsageError(f"the policy {self._name} failed: {failure(error)}") from error
+        if isinstance(given, ToolCall):
+            return Decision((given,))
+        if isinstance(given, Decision):
+            return given
+        raise UsageError(f"the policy {self._name} returned {given!r:.100}: return ToolCall(NAME, ARGUMENTS)")
+
+    def fork(self) -> OwnSession:
+        return OwnSession(_copy(self._player), self._name)

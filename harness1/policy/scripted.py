@@ -121,7 +121,6 @@ class ScriptedSession:
         return copy.deepcopy(self)
 
     def _leads(self, view: View, fan: int) -> list[str]:
-        """Return the next searches; none when the waves are used up."""
         told = [lead.name for lead in view.leads] if view.ranked else mentions(view.query)
         leads = [name for name in dict.fromkeys(told) if name not in self._asked][:fan]
         self._asked.update(leads)
@@ -129,12 +128,10 @@ class ScriptedSession:
         return leads if self._waves <= WAVES else []
 
     def _useless(self, view: View, best: list[str]) -> list[str]:
-        """Return shown documents that would not be delivered."""
         shown = {hit.document.handle: None for hits in view.hits.values() for hit in hits}
         return [handle for handle in shown if handle not in best]
 
     def _deliver(self, context: Context, names: set[str], best: list[str]) -> Decision:
-        """Verify, curate, end: one turn each."""
         view = context.view
         left = view.budget.turns_left()
         if not self._verified and "verify" in names and best and (left is None or left >= SPARE_TURNS):
@@ -281,7 +278,6 @@ def _curate(handles: Sequence[str]) -> ToolCall:
 
 
 def _newest(view: View) -> list[str]:
-    """Return the documents of the last turn that showed hits."""
     return [hit.document.handle for hit in view.hits.get(max(view.hits, default=0), ())]
 
 
@@ -356,7 +352,6 @@ class RandomSession:
                 return {"doc_ids": self._handles(view, 3)}
 
     def _words(self, view: View) -> str:
-        """Return a few words of the question or a visible title; if entities have handles, one, and a word or none."""
         if view.entities:
             word = self._rng.choice(["", *(word for word in view.query.split() if word.isalpha() and word.islower())])
             return f"{self._rng.choice(list(view.entities))} {word}".strip()

@@ -342,7 +342,6 @@ def score(episode: Episode, gold: Gold | None, config: Config) -> Episode:
 
 
 def _beyond_cap(terms: Mapping[str, RewardTerm], parts: Sequence[Component], cap: float) -> dict[str, RewardTerm]:
-    """Return the term that takes back the process terms' excess over the cap; empty if there is none."""
     process = contributions(terms[part.name] for part in parts if part.process and part.name in terms)
     excess = abs(process) - cap
     return {BEYOND_CAP: RewardTerm(excess, -math.copysign(1.0, process))} if excess > 0.0 else {}

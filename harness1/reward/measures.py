@@ -124,7 +124,6 @@ MEASURES: Mapping[str, Callable[[Judged], float]] = MappingProxyType(
 
 
 def _discounted(gains: Iterable[tuple[float, int]], depth: float) -> float:
-    """Return the sum of the discounted gains down to a depth, whatever the order of the terms."""
     return math.fsum(gain / math.log2(1 + place) for place, gain in gains if place <= depth)
 
 
@@ -275,7 +274,6 @@ def _fact_targets(task_id: str, gold: Gold) -> Targets:
 
 
 def _covers(ranked: Sequence[UnitId], aliases: dict[UnitId, UnitId]) -> list[set[UnitId]]:
-    """Return, for each curated unit, the set of itself and the near duplicates that it represents."""
     covers = {unit: {unit} for unit in ranked}
     for alias, representative in aliases.items():
         if representative in covers:
@@ -298,5 +296,4 @@ def _calls(turns: Sequence[Turn]) -> dict[str, int]:
 
 
 def _format_errors(turn: Turn) -> int:
-    """Count the failed attempts of a turn: all but the last, and the last as well if the turn kept a parse error."""
     return max(len({call.attempt for call in turn.calls}) - 1, 0) + (turn.parse_error is not None)

@@ -13,8 +13,8 @@ from harness1.config import Compression, Env, Evidence, Rendering
 from harness1.env.environment import SearchEnv, Step
 from harness1.episodes.rollout import ReplayReport, replay_episode, rollout
 from harness1.memory.entities import EntityHandles, in_handles, mentions
+from harness1.policy.oracle_teacher import OracleTeacher
 from harness1.policy.scripted import RandomPolicy, ScriptedPolicy
-from harness1.policy.teacher.teacher import OracleTeacher
 from harness1.records import DocId, Gold, Note, Task
 from tests.support import CORPUS, Script, WordRetriever, call, chunk, make_env, play, run, search, text_of, wide_corpus
 

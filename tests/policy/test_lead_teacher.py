@@ -10,8 +10,8 @@ import pytest
 from harness1.config import Curation, Env, FanOut, Leads
 from harness1.episodes.rollout import rollout
 from harness1.errors import UsageError
+from harness1.policy.oracles import FOLLOWED
 from harness1.policy.registry import needs_gold, open_policy
-from harness1.policy.teacher.lead_teacher import FOLLOWED
 from harness1.records import DocId, Episode, Gold, Status, Task
 from tests.support import make_env, run
 

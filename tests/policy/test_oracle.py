@@ -8,7 +8,7 @@ import pytest
 from harness1.config import Env
 from harness1.episodes.rollout import rollout
 from harness1.errors import UsageError
-from harness1.policy.oracle import OraclePolicy, wanted
+from harness1.policy.oracles import OraclePolicy, wanted
 from harness1.records import ChunkId, DocId, Episode, Gold, StopReason, Task
 from harness1.reward.measures import measure_outcome
 from tests.support import CORPUS, WordRetriever, chunk, make_env, run

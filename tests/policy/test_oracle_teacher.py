@@ -11,15 +11,14 @@ import pytest
 from harness1.config import Env, load_config
 from harness1.data.world import world_source
 from harness1.env.render import Context
+from harness1.env.view import View
 from harness1.episodes.rollout import rollout
 from harness1.errors import UsageError
 from harness1.memory.entities import FUNCTION_WORDS
+from harness1.policy.oracle_teacher import LINES, OracleTeacher, content_words, facet, line, parts, subject, topics
+from harness1.policy.oracles import SeenEvidence
 from harness1.policy.policy import Decision, Session
 from harness1.policy.registry import needs_gold, open_policy
-from harness1.policy.teacher.evidence import SeenEvidence
-from harness1.policy.teacher.queries import content_words, facet, parts, subject, topics
-from harness1.policy.teacher.reasons import LINES, line
-from harness1.policy.teacher.teacher import OracleTeacher
 from harness1.records import TAGS, Chunk, ChunkId, DocId, Episode, Gold, StopReason, Task, ToolCall, UnitId
 from harness1.reward.measures import Outcome, measure_outcome
 from tests.support import CORPUS, WordRetriever, chunk, make_env, run, text_of
@@ -326,5 +325,5 @@ def test_a_line_lists_what_was_shown_and_cuts_long_names() -> None:
 
 
 def test_evidence_tells_seen_gold_from_rivals() -> None:
-    evidence = SeenEvidence(TASK.query, (frozenset({UnitId("ada")}),))
+    evidence = SeenEvidence(View(TASK.query), (frozenset({UnitId("ada")}),))
     assert (evidence.gold, evidence.rivals(), evidence.complete) == ([], [], False)

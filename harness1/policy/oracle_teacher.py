@@ -1,0 +1,499 @@
+"""The oracle teacher: an example to imitate. It searches, curates and stops with knowledge of the gold but never
+reveals it: every word that it writes is in the question or in an earlier view. It says why in the sentences of
+`reasons.toml`."""
+
+from __future__ import annotations
+
+import copy
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from importlib import resources
+from itertools import islice, pairwise
+
+import msgspec
+
+from harness1.env.render import Context
+from harness1.env.view import DocumentView, View
+from harness1.errors import UsageError
+from harness1.hashing import digest
+from harness1.memory.entities import FUNCTION_WORDS, extract, in_handles
+from harness1.memory.question import (
+    QUESTION_WORDS,
+    SCANNED_CHARACTERS,
+    claim,
+    head,
+    mentions,
+    normalised_name,
+    relatedness,
+    relation_stems,
+)
+from harness1.memory.sentences import split
+from harness1.policy.oracles import SeenEvidence, wanted
+from harness1.policy.policy import Decision
+from harness1.policy.scripted import FAN_OUT, SPARE_TURNS, curate_call, is_full, search_call
+from harness1.records import Gold, Tag, Task, ToolCall, UnitId
+from harness1.tools.documents import END_SEARCH, MIN_CLAIM_CHARACTERS
+from harness1.tools.tool import ToolSpec
+
+LOOK = 0.4
+"""Share of episodes that read a found document in full, and share of those that review the set before pruning."""
+GREPS = 0.3
+"""Share of episodes that look for the first missing name by a pattern."""
+NEAR = (0, 2)
+"""Range of the number of best other documents that are delivered as well."""
+GUESSES = 2
+"""Fewest documents delivered if no gold was found."""
+CHECKED = 3
+REVIEWED = 5
+REVISION = 6
+"""Increased whenever the teacher, or a part of it elsewhere, decides or writes differently."""
+
+
+class OracleTeacher:
+    """A teacher that shows how to search when the gold is known (`golds`, by task id); it refuses a task without."""
+
+    name = "oracle-teacher"
+    hash = digest(["oracle-teacher", REVISION])
+
+    def __init__(self, golds: Mapping[str, Gold]) -> None:
+        self._golds = golds
+
+    def open(self, task: Task, seed: int) -> TeacherSession:
+        if task.task_id not in self._golds:
+            raise UsageError(f"the oracle teacher needs the gold of task {task.task_id}")
+        return TeacherSession(wanted(self._golds[task.task_id]), random.Random(f"{task.task_id}/{seed}"))
+
+
+class TeacherSession:
+    """One episode: search while evidence is missing, look closer, verify, curate, review, prune, end.
+
+    All randomness comes from `style`: how many near misses are kept, whether to look twice, and the wording.
+    """
+
+    def __init__(self, needs: tuple[frozenset[UnitId], ...], style: random.Random) -> None:
+        self._needs, self._style = needs, style
+        self._near = style.randint(*NEAR)
+        self._inspects, self._reviews = style.random() < LOOK, style.random() < LOOK
+        self._search = TeacherSearch(greps=style.random() < GREPS)
+        self._evidence: SeenEvidence | None = None
+        self._searches = True
+        self._verified = False
+        self._chosen: dict[str, Tag] = {}
+        """Tags of the documents to deliver, by handle; empty until decided."""
+
+    async def act(self, context: Context) -> Decision:
+        if self._evidence is None:
+            self._evidence = SeenEvidence(context.view, self._needs)
+        self._evidence.read(context.view)
+        move = self._next(context.view, self._evidence, context.tools)
+        call, entities = move.call, context.view.entities
+        match call.arguments:
+            case {"query": str(query)}:
+                call = ToolCall(call.name, {"query": in_handles(query, entities)})
+            case {"queries": list(queries)}:
+                call = ToolCall(call.name, {"queries": [in_handles(query, entities) for query in queries]})
+        return Decision((call,), line(move.kind, self._style.randrange(60), move.source, move.topic))
+
+    def fork(self) -> TeacherSession:
+        return copy.deepcopy(self)
+
+    def _next(self, view: View, evidence: SeenEvidence, tools: Sequence[ToolSpec]) -> Move:
+        names = {spec.name for spec in tools}
+        left = view.budget.turns_left()
+        if self._searches and evidence.documents and is_full(view):
+            if (move := _make_room(view, evidence, names)) is not None:
+                return move
+            self._searches = False
+        if self._searches and (not evidence.documents or left is None or left > SPARE_TURNS - ("verify" not in names)):
+            if left is None and (move := self._keep(view, evidence, tools)) is not None:
+                return move
+            if (move := self._search.next(view, evidence, names)) is not None:
+                return move
+        self._searches = False
+        topic, ending = subject(view.query), "end" if evidence.complete else "give_up"
+        reason = line(f"{ending}_argument", 0, topic=topic)
+        end = Move(ToolCall(END_SEARCH, {"reasoning": reason}), ending, topic=topic)
+        if not self._chosen:
+            return self._check(view, evidence, names) or self._curate(view, evidence, tools) or end
+        return self._prune(view, tools) or end
+
+    def _keep(self, view: View, evidence: SeenEvidence, tools: Sequence[ToolSpec]) -> Move | None:
+        """Curate new finds at once: when the remaining turns are not shown, each may be the last."""
+        held = {entry.handle for entry in view.curated}
+        new = [document.handle for document in evidence.gold if document.handle not in held]
+        if not new or len(held) + len(new) > view.cap:
+            return None
+        return Move(curate_call(tools, dict.fromkeys(new, "high")), "keep", tuple(new))
+
+    def _check(self, view: View, evidence: SeenEvidence, names: set[str]) -> Move | None:
+        left = view.budget.turns_left()
+        if self._inspects and "read_document" in names and (left is None or left > SPARE_TURNS):
+            self._inspects = False
+            if (move := self._search.read(evidence, "inspect")) is not None:
+                return move
+        statement = shorten(claim(view.query))
+        found = [document.handle for document in evidence.gold[:CHECKED]]
+        handles = [*found, *evidence.rivals()[:1]]
+        late = left is not None and left < SPARE_TURNS
+        if self._verified or late or "verify" not in names or not handles or len(statement) < MIN_CLAIM_CHARACTERS:
+            return None
+        self._verified = True
+        call = ToolCall("verify", {"doc_ids": handles, "claim": statement})
+        return Move(call, "verify", tuple(found or handles), subject(view.query))
+
+    def _curate(self, view: View, evidence: SeenEvidence, tools: Sequence[ToolSpec]) -> Move | None:
+        self._chosen = self._choice(view, evidence)
+        if not self._chosen:
+            return None
+        left, held = view.budget.turns_left(), {entry.handle for entry in view.curated}
+        self._reviews &= any(spec.name == "review_docs" for spec in tools) and (left is None or left > SPARE_TURNS)
+        self._reviews &= not held <= self._chosen.keys()
+        found = tuple(document.handle for document in evidence.gold)
+        sure = tuple(handle for handle in found if handle in _supported(view))
+        alone = "alone" if len(found) == len(self._chosen) else "curate"
+        kind = "guess" if not found else "select" if self._reviews else "confirmed" if sure else alone
+        source = sure if kind == "confirmed" else found
+        return self._edit(view, tools, Move(ToolCall("curate"), kind, source, subject(view.query)))
+
+    def _choice(self, view: View, evidence: SeenEvidence) -> dict[str, Tag]:
+        gold, supported = [document.handle for document in evidence.gold], _supported(view)
+        tags: dict[str, Tag] = {handle: "very_high" for handle in gold if handle in supported}
+        tags |= {handle: "high" for handle in gold if handle not in supported}
+        misses = self._near if tags else max(self._near, GUESSES)
+        tags |= dict.fromkeys(evidence.rivals()[:misses], "fair")
+        return dict(list(tags.items())[: view.cap])
+
+    def _prune(self, view: View, tools: Sequence[ToolSpec]) -> Move | None:
+        firm = tuple(handle for handle, tag in self._chosen.items() if tag in ("very_high", "high"))
+        if self._reviews:
+            self._reviews = False
+            held = (entry.handle for entry in view.curated if entry.handle not in self._chosen)
+            handles = [*self._chosen, *held][:REVIEWED]
+            return Move(ToolCall("review_docs", {"doc_ids": handles}), "review", tuple(handles))
+        return self._edit(view, tools, Move(ToolCall("curate"), "prune", firm or tuple(self._chosen)))
+
+    def _edit(self, view: View, tools: Sequence[ToolSpec], move: Move) -> Move | None:
+        """Curate the difference between the chosen and the curated documents, if any; removals wait for a review.
+
+        Without tags, the order of addition is the order of delivery: everything is removed and added again.
+        """
+        tagged = any("importance" in spec.parameters["properties"] for spec in tools if spec.name == "curate")
+        held = {entry.handle: entry.tag for entry in view.curated}
+        add = {name: tag for name, tag in self._chosen.items() if name not in held or (tagged and held[name] != tag)}
+        remove = [] if self._reviews else [handle for handle in held if handle not in self._chosen]
+        if not add and not remove:
+            return None
+        if not tagged and not self._reviews:
+            add, remove = self._chosen, list(held)
+        call = curate_call(tools, add, remove) if add else ToolCall("curate", {"remove_ids": remove})
+        # A line may only speak of removal if something is removed: otherwise use the line that does not.
+        kind = "tag" if move.kind in ("curate", "alone", "confirmed") and not remove else move.kind
+        return Move(call, kind, move.source, move.topic)
+
+
+def _make_room(view: View, evidence: SeenEvidence, names: set[str]) -> Move | None:
+    gold = {document.handle for document in evidence.gold}
+    shown = dict.fromkeys(hit.document.handle for hits in view.hits.values() for hit in hits)
+    useless = [handle for handle in shown if handle not in gold]
+    if not useless or "prune_chunks" not in names:
+        return None
+    return Move(ToolCall("prune_chunks", {"doc_ids": useless}), "make_room", tuple(gold), subject(view.query))
+
+
+def _supported(view: View) -> set[str]:
+    return {verdict.handle for verdict in view.verdicts if verdict.label == "yes"}
+
+
+FAN = 4
+PLAN = ("names", "read", "names", "page", "grep", "parts")
+"""The kinds of moves, in rotation; one that has nothing to offer is skipped."""
+PATIENCE = 7
+"""Moves without new evidence after which the search is given up."""
+MOST = 12
+"""Most moves in all."""
+SENTENCES = 4
+"""A text with this many shown sentences may have more, and so may one with as many as any other."""
+CHARACTERS = 2000
+"""Most characters of a query or claim."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """An action, the kind of reason for it, and the shown handles and names that the reason mentions."""
+
+    call: ToolCall
+    kind: str
+    source: tuple[str, ...] = ()
+    topic: tuple[str, ...] = ()
+
+
+class TeacherSearch:
+    """Chooses queries, patterns and documents to read; with `greps`, a pattern first, if the first missing name has
+    several words. It repeats only the question, to get its next page."""
+
+    def __init__(self, greps: bool = False) -> None:
+        self._greps = greps
+        self._asked: set[str] = set()
+        self._read: set[str] = set()
+        self._place = self._found = self._fruitless = self._moves = 0
+
+    def next(self, view: View, evidence: SeenEvidence, tools: Set[str]) -> Move | None:
+        """Return the next move; None if all is found or the search is given up."""
+        if not self._asked:
+            query = view.query
+            if names := [name for name in view.entities.values() if name in query]:
+                # Entities with handles, and the last words before the first, which say what about it is meant.
+                words = _words_without(query.partition(names[0])[0], mentions(query))
+                query = " ".join([*names, *words[-FACET:]])
+            self._asked |= {normalised_name(query), normalised_name(view.query)}
+            return Move(_search(query), "open", topic=subject(view.query))
+        found = len(evidence.gold)
+        self._fruitless = 0 if found > self._found else self._fruitless + 1
+        self._found = found
+        self._moves += 1
+        if evidence.complete or self._fruitless > PATIENCE or self._moves > MOST:
+            return None
+        if self._greps and "grep_corpus" in tools:
+            self._greps = False
+            if (move := self._grep(view, evidence, words=False)) is not None:
+                return move
+        for _ in PLAN:
+            kind = PLAN[self._place % len(PLAN)]
+            self._place += 1
+            if (move := self._move(kind, view, evidence, tools)) is not None:
+                return move
+        return None
+
+    def read(self, evidence: SeenEvidence, kind: str = "read") -> Move | None:
+        """Read a gold document that may not have been shown in full, the latest first."""
+        most = max((len(split(document.text)) for document in evidence.documents.values()), default=0)
+        for document in reversed(evidence.gold):
+            if document.handle not in self._read and len(split(document.text)) >= min(SENTENCES, most):
+                self._read.add(document.handle)
+                call = ToolCall("read_document", {"doc_id": document.handle})
+                return Move(call, kind, (document.handle,), subject(evidence.question))
+        return None
+
+    def _move(self, kind: str, view: View, evidence: SeenEvidence, tools: Set[str]) -> Move | None:
+        fan = FAN if FAN_OUT in tools else 1
+        match kind:
+            case "read" if "read_document" in tools:
+                return self.read(evidence)
+            case "grep" if "grep_corpus" in tools:
+                return self._grep(view, evidence)
+            case "names":
+                return self._names(view, evidence, fan)
+            case "parts":
+                chosen = list(islice((part for part in parts(view.query) if self._is_new(part)), fan))
+                return Move(_search(*chosen), "part", topic=tuple(chosen)) if chosen else None
+            case "page" if view.query.strip() and not view.entities:
+                return Move(_search(view.query), "page", topic=subject(view.query))
+        return None
+
+    def _names(self, view: View, evidence: SeenEvidence, fan: int) -> Move | None:
+        for group in name_queries(view.query, evidence):
+            chosen: list[NameQuery] = []
+            for lead in group:
+                if len(chosen) < fan and self._is_new(lead.query):
+                    chosen.append(lead)
+            if chosen:
+                first = chosen[0]
+                alike = (lead.name for lead in chosen if (lead.source, lead.detailed) == (first.source, first.detailed))
+                kind = "detail" if first.detailed else "named" if first.source else "asked"
+                source = (first.source,) if first.source else ()
+                return Move(_search(*(lead.query for lead in chosen)), kind, source, tuple(dict.fromkeys(alike)))
+        return None
+
+    def _grep(self, view: View, evidence: SeenEvidence, words: bool = True) -> Move | None:
+        for pattern in patterns(view.query, evidence):
+            if (words or " " in pattern) and self._is_new(f"grep {pattern}"):
+                call = ToolCall("grep_corpus", {"pattern": pattern})
+                return Move(call, "grep", topic=(pattern.removeprefix("(?i)"),))
+        return None
+
+    def _is_new(self, query: str) -> bool:
+        key = normalised_name(query)
+        if not key or key in self._asked:
+            return False
+        self._asked.add(key)
+        return True
+
+
+def shorten(text: str) -> str:
+    """Cut a text to as many whole words as an argument may hold."""
+    return text if len(text) <= CHARACTERS else text[:CHARACTERS].rpartition(" ")[0] or text[:CHARACTERS]
+
+
+def _search(*queries: str) -> ToolCall:
+    return search_call(*map(shorten, queries))
+
+
+COMMON = 3
+"""A single word that more other documents name than this is too common to search for."""
+FACET = 3
+LOUD = 5
+"""A longer word in capitals is a heading."""
+SHORTEST = 4
+"""Fewest content words of a question that is taken apart."""
+
+_WORD = re.compile(r"[^\W_](?:[\w'’./-]*\w)?")
+_LITERAL = re.compile(r"[\w ,'-]+")
+
+
+@dataclass(frozen=True)
+class NameQuery:
+    """A query, the name that it follows, and the handle of the document that the name is from (empty: the question)."""
+
+    query: str
+    name: str
+    source: str = ""
+    detailed: bool = False
+
+
+def name_queries(question: str, evidence: SeenEvidence) -> Iterator[list[NameQuery]]:
+    """Yield groups of queries about names, the most promising group first.
+
+    1. Names in the question, and names beside its relation words in gold documents, that have no document yet.
+    2. The other names in gold documents, then the leads that are shown.
+    3. Names together with words of the question, and adjacent names ("Paris, Texas" is two).
+    """
+    known, own = _titles(evidence), [NameQuery(name, name) for name in topics(question)]
+    near, far = _names_in_gold(evidence, known)
+    yield [*(lead for lead in own if _tells(lead.name, known, _counts(evidence))), *near]
+    shown = [lead for lead in evidence.view.leads if head(lead.name) not in known]
+    yield [*far, *(NameQuery(lead.name, lead.name, next(iter(lead.handles), "")) for lead in shown)]
+    detailed = (
+        NameQuery(f"{lead.name} {words}", lead.name, lead.source, detailed=True)
+        for lead in (*own, *near, *far)
+        if (words := facet(question, lead.name))
+    )
+    joined = (
+        NameQuery(f"{name} {follower}", f"{name} {follower}", document.handle)
+        for document in reversed(evidence.gold)
+        for name, follower in pairwise(extract(_text(document), SCANNED_CHARACTERS))
+    )
+    yield [*detailed, *joined]
+
+
+def topics(question: str) -> list[str]:
+    """Return the names in a question, those of several words first, without years and parts of longer names."""
+    names = {f" {normalised_name(name)} ": name for name in mentions(question) if not normalised_name(name).isdecimal()}
+    # A run of capitals is more than a name if it has the opening word, or two sides of a choice.
+    opens = FUNCTION_WORDS | QUESTION_WORDS
+    runs = {key for key, name in names.items() if question.startswith(name) and name.split()[0].lower() in opens}
+    inner = [key for key, name in names.items() if key not in runs and " or " not in name] or list(names)
+    whole = [names[key] for key in inner if not any(key != other and key in other for other in inner)]
+    return sorted(whole, key=lambda name: " " not in name)
+
+
+def subject(question: str) -> tuple[str, ...]:
+    """Return briefly what a question is about: its names, or else its first content words."""
+    return tuple(topics(question) or filter(None, [" ".join(content_words(question)[:FACET])]))
+
+
+def facet(question: str, name: str) -> str:
+    """Return the first few words of the question about what is asked of a name."""
+    return " ".join(_words_without(question, [name, *mentions(question)])[:FACET])
+
+
+def _words_without(text: str, names: Sequence[str]) -> list[str]:
+    named = set(normalised_name(" ".join(names)).split())
+    return [word for word in content_words(text) if normalised_name(word) not in named]
+
+
+def parts(question: str) -> list[str]:
+    """Return stretches of a question's own words, for a corpus where the whole question finds something else."""
+    words = content_words(question)
+    if len(words) < SHORTEST:
+        return [" ".join(words)] if words else []
+    half = len(words) // 2
+    telling = set(sorted(words, key=lambda word: -len(word))[: max(3, half)])
+    windows = (words[start : start + 3] for start in range(0, len(words) - 2, 2))
+    cut = (words[:half], words[half:], [word for word in words if word in telling], words[::2], words[1::2], *windows)
+    return list(dict.fromkeys(" ".join(part) for part in cut))
+
+
+def patterns(question: str, evidence: SeenEvidence) -> Iterator[str]:
+    """Yield patterns to grep for: names without a document, then words of the question that no document has."""
+    known = _titles(evidence)
+    near, _ = _names_in_gold(evidence, known)
+    names = [name for name in topics(question) if head(name) not in known]
+    yield from (name for name in (*names, *(lead.name for lead in near)) if _LITERAL.fullmatch(name))
+    shown = {word for document in evidence.documents.values() for word in normalised_name(_text(document)).split()}
+    words = sorted(content_words(question), key=lambda word: -len(word))
+    unseen = [word for word in words if len(word) > 3 and not shown.issuperset(normalised_name(word).split())]
+    yield from (f"(?i){word}" for word in unseen if _LITERAL.fullmatch(word))
+
+
+def content_words(question: str) -> list[str]:
+    """Return the distinct content words, spelled as in the question."""
+    words = {normalised_name(word): word for word in reversed(_WORD.findall(question))}
+    return [word for key, word in reversed(words.items()) if key and key not in FUNCTION_WORDS | QUESTION_WORDS]
+
+
+def _names_in_gold(evidence: SeenEvidence, known: set[str]) -> tuple[list[NameQuery], list[NameQuery]]:
+    """Return the names in gold documents that have no document of their own, latest document first: those beside
+    relation words, most specific first, and the others."""
+    near: dict[str, tuple[float, NameQuery]] = {}
+    far: dict[str, NameQuery] = {}
+    counts, relations = _counts(evidence), relation_stems(evidence.question)
+    for document in reversed(evidence.gold):
+        text = _text(document)
+        for name in extract(text, SCANNED_CHARACTERS):
+            if not _tells(name, known, counts):
+                continue
+            lead, value = NameQuery(name, name, document.handle), relatedness(text, name, relations)
+            if value:
+                near.setdefault(head(name), (value + (" " in name) / 2, lead))
+            else:
+                far.setdefault(head(name), lead)
+    others = [lead for key, lead in far.items() if key not in near]
+    nearest = sorted(near.values(), key=lambda found: -found[0])
+    return [lead for _, lead in nearest], sorted(others, key=lambda lead: " " not in lead.name)
+
+
+def _tells(name: str, known: set[str], counts: Mapping[str, int]) -> bool:
+    key = head(name)
+    common = " " not in key and counts[key] > COMMON
+    loud = any(len(word) > LOUD and word.isupper() for word in name.split())
+    return len(key) > 2 and key not in known and not key.isdecimal() and not common and not loud
+
+
+def _counts(evidence: SeenEvidence) -> Counter[str]:
+    texts = (document.text for document in evidence.documents.values())
+    return Counter(key for text in texts for key in set(map(head, extract(text, SCANNED_CHARACTERS))))
+
+
+def _titles(evidence: SeenEvidence) -> set[str]:
+    return {head(document.title) for document in evidence.documents.values()}
+
+
+def _text(document: DocumentView) -> str:
+    return f"{document.title}. {document.text}"
+
+
+SLOT_WORDS = 6
+SLOT_CHARACTERS = 60
+
+LINES = msgspec.toml.decode(
+    resources.files(__package__).joinpath("reasons.toml").read_bytes(), type=dict[str, tuple[str, ...]]
+)
+
+
+def line(kind: str, choice: int, source: Sequence[str] = (), topic: Sequence[str] = ()) -> str:
+    """Return one of the lines of a kind. `source` are handles of shown documents, `topic` are shown names or words."""
+    chosen = LINES[kind][choice % len(LINES[kind])]
+    return chosen.format(source=_list(source, 3) or "it", topic=_list(topic, 2) or "the question")
+
+
+def _list(items: Sequence[str], limit: int) -> str:
+    short = []
+    for item in items[:limit]:
+        words = item.split()[:SLOT_WORDS]
+        while len(words) > 1 and len(" ".join(words)) > SLOT_CHARACTERS:
+            words.pop()
+        short.append(" ".join(words))
+    return " and ".join(part for part in (", ".join(short[:-1]), *short[-1:]) if part)

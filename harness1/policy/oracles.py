@@ -1,0 +1,263 @@
+"""The oracles, which see the gold: one that curates exactly the gold, which shows what is attainable and checks the
+scoring, and a teacher whose choices a student can make too (`LeadTeacher`). The third is in `oracle_teacher.py`."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+
+from harness1.env.render import Context
+from harness1.env.view import DocumentView, View
+from harness1.errors import UsageError
+from harness1.hashing import digest
+from harness1.memory.entities import extract
+from harness1.memory.question import SCANNED_CHARACTERS
+from harness1.policy.policy import Decision
+from harness1.policy.scripted import FAN_OUT, curate_call, search_call
+from harness1.records import Gold, Task, ToolCall, UnitId
+from harness1.tools.documents import END_SEARCH
+from harness1.tools.tool import ToolSpec
+
+BATCH = 5
+LAST_TURNS = 2
+"""Turns reserved for the last curation and the end."""
+
+
+class OraclePolicy:
+    """A policy that curates exactly the gold. Its queries come from the question and the gold documents found so far.
+
+    Raises:
+        UsageError: on opening, if the task's gold was not given.
+    """
+
+    name = "oracle"
+    hash = digest(["oracle", 1])
+
+    def __init__(self, golds: Mapping[str, Gold]) -> None:
+        self._golds = golds
+
+    def open(self, task: Task, seed: int) -> OracleSession:
+        if task.task_id not in self._golds:
+            raise UsageError(f"the oracle needs the gold of task {task.task_id}")
+        return OracleSession(wanted(self._golds[task.task_id]))
+
+
+def wanted(gold: Gold) -> tuple[frozenset[UnitId], ...]:
+    """Return what must be curated: for each fact or relevant document, the units that each satisfy it."""
+    if gold.facts is not None:
+        return tuple(frozenset(UnitId(chunk_id) for chunk_id in fact) for fact in gold.facts)
+    return tuple(frozenset({UnitId(doc_id)}) for doc_id, grade in gold.relevant.items() if grade > 0)
+
+
+class OracleSession:
+    """One episode with the gold, with a memory of the handles seen and of everything read and searched for."""
+
+    def __init__(self, needs: tuple[frozenset[UnitId], ...]) -> None:
+        self._needs = needs
+        self._handles: dict[UnitId, str] = {}
+        self._read: set[str] = set()
+        self._texts: dict[UnitId, str] = {}
+        self._asked: dict[str, None] = {}
+
+    async def act(self, context: Context) -> Decision:
+        view = context.view
+        self._note(view)
+        return Decision((self._next(view, context.tools),), "The gold decides.")
+
+    def fork(self) -> OracleSession:
+        return copy.deepcopy(self)
+
+    def _next(self, view: View, tools: Sequence[ToolSpec]) -> ToolCall:
+        names = {spec.name for spec in tools}
+        gold = {unit_id: self._handles[unit_id] for need in self._needs for unit_id in need if unit_id in self._handles}
+        missing = [need for need in self._needs if not need & gold.keys()]
+        left = view.budget.turns_left()
+        late = left is not None and left <= LAST_TURNS
+        if (not missing or late) and (edit := self._edit(view, tools, gold)) is not None:
+            return edit
+        if not missing or late:
+            return ToolCall(END_SEARCH, {"reasoning": "All gold is curated, or no turn is left."})
+        unread = [handle for handle in gold.values() if handle not in self._read]
+        if unread and "read_document" in names:
+            self._read.add(unread[0])
+            return ToolCall("read_document", {"doc_id": unread[0]})
+        return self._search(view, names)
+
+    def _edit(self, view: View, tools: Sequence[ToolSpec], gold: dict[UnitId, str]) -> ToolCall | None:
+        held = {entry.unit_id: entry for entry in view.curated}
+        add = [handle for unit_id, handle in gold.items() if unit_id not in held]
+        remove = [entry.handle for unit_id, entry in held.items() if unit_id not in gold]
+        if not add and not remove:
+            return None
+        return curate_call(tools, dict.fromkeys(add, "very_high"), remove)
+
+    def _search(self, view: View, names: set[str]) -> ToolCall:
+        fresh = [query for query in self._candidates(view) if query not in self._asked]
+        # Without a new query, repeat the old ones in turn for their next pages.
+        chosen = list(dict.fromkeys(fresh or self._asked))[: BATCH if FAN_OUT in names else 1]
+        for query in chosen:
+            self._asked.pop(query, None)
+            self._asked[query] = None
+        return search_call(*chosen)
+
+    def _candidates(self, view: View) -> Iterator[str]:
+        yield view.query
+        yield from extract(view.query, SCANNED_CHARACTERS)
+        # The gold found last is farthest along the chain.
+        for text in reversed(self._texts.values()):
+            names = extract(text, SCANNED_CHARACTERS)
+            yield from names
+            # "Paris, Texas" is two names that find the place together.
+            yield from (f"{name} {follower}" for name, follower in pairwise(names))
+            yield from (f"{name} {view.query}" for name in names)
+
+    def _note(self, view: View) -> None:
+        gold = frozenset().union(*self._needs)
+        for document in view.documents.values():
+            self._handles.setdefault(document.unit_id, document.handle)
+            text = f"{document.title}. {document.text}"
+            if document.unit_id in gold and len(text) > len(self._texts.get(document.unit_id, "")):
+                self._texts[document.unit_id] = text
+
+
+class SeenEvidence:
+    """The documents that the views of an episode have shown so far; the gold only sorts them.
+
+    Attributes:
+        question: as the first view shows it.
+        documents: by handle, in the order seen, with the longest text shown.
+        view: the last one read.
+    """
+
+    def __init__(self, view: View, needs: tuple[frozenset[UnitId], ...]) -> None:
+        self.question, self.view, self._needs = view.query, view, needs
+        self.documents: dict[str, DocumentView] = {}
+
+    def read(self, view: View) -> None:
+        """Take in the documents that a view shows."""
+        self.view = view
+        for document in view.documents.values():
+            known = self.documents.get(document.handle)
+            if known is None or len(known.text) < len(document.text):
+                self.documents[document.handle] = document
+
+    @property
+    def gold(self) -> list[DocumentView]:
+        """The gold documents, in the order seen."""
+        wanted = frozenset().union(*self._needs)
+        return [document for document in self.documents.values() if document.unit_id in wanted]
+
+    @property
+    def complete(self) -> bool:
+        """True if a unit that satisfies it was seen for every need."""
+        seen = {document.unit_id for document in self.documents.values()}
+        return not any(need.isdisjoint(seen) for need in self._needs)
+
+    def rivals(self) -> list[str]:
+        """Return the handles of the documents that are not gold: by evidence, where they are ranked, or as seen."""
+        gold = {document.handle for document in self.gold}
+        return [handle for handle in dict.fromkeys((*self.view.ranked, *self.documents)) if handle not in gold]
+
+
+FOLLOWED = 2
+"""Most searches of an episode that follow leads."""
+GUESSES = 2
+"""Fewest documents delivered while gold is missing: the best by evidence."""
+REVISION = 4
+"""Increased whenever the teacher decides differently."""
+DELIVERY = 1
+"""Turns that the last curation needs."""
+FALLOFF = 0.6
+"""Each further lead is chosen this many times as often as the one before it."""
+KEPT = 0.75
+"""Share of the leads that an episode which draws them follows, where several are followed at once."""
+
+
+class LeadTeacher:
+    """Search the question; follow leads while gold is missing; edit the curated set to what was found; end.
+
+    Where one call can search several leads, it follows all that are shown at once, and the first time even if nothing
+    is missing: a student cannot tell whether something is, and what they bring costs it little. The first episode of a
+    task follows the first leads, its others draw them, so that the best of several shows which lead was worth it. It
+    needs `env.evidence.rank` and `env.leads.on`.
+
+    Raises:
+        UsageError: on opening, if the task's gold was not given.
+    """
+
+    name = "lead-teacher"
+    hash = digest([name, FOLLOWED, GUESSES, FALLOFF, KEPT, REVISION])
+
+    def __init__(self, golds: Mapping[str, Gold]) -> None:
+        self._golds = golds
+
+    def open(self, task: Task, seed: int) -> LeadTeacherSession:
+        if task.task_id not in self._golds:
+            raise UsageError(f"the lead teacher needs the gold of task {task.task_id}")
+        return LeadTeacherSession(wanted(self._golds[task.task_id]), random.Random(f"{task.task_id}/{seed}"))
+
+
+class LeadTeacherSession:
+    """One episode. It remembers what it saw and followed, and reads everything else from the view."""
+
+    def __init__(self, needs: tuple[frozenset[UnitId], ...], rng: random.Random) -> None:
+        self._needs, self._rng = needs, rng
+        self._draws = rng.random() < FALLOFF
+        self._evidence: SeenEvidence | None = None
+        self._followed: set[str] = set()
+        self._searches: set[int] = set()
+        """The turns that searched."""
+
+    async def act(self, context: Context) -> Decision:
+        return Decision((self._next(context, context.view, self._watch(context)),), "The gold decides.")
+
+    def _watch(self, context: Context) -> SeenEvidence:
+        if self._evidence is None:
+            self._evidence = SeenEvidence(context.view, self._needs)
+        self._evidence.read(context.view)
+        self._searches.update(turn.turn for turn in context.view.turns.values() if turn.queries)
+        return self._evidence
+
+    def fork(self) -> LeadTeacherSession:
+        return copy.deepcopy(self)
+
+    def _next(self, context: Context, view: View, evidence: SeenEvidence) -> ToolCall:
+        if not evidence.documents and not self._searches:
+            self._searches.add(context.turn)
+            return search_call(view.handle or view.query)
+        left = view.budget.turns_left()
+        at_once = any(spec.name == FAN_OUT for spec in context.tools)
+        missing = not evidence.complete or (at_once and len(self._searches) == 1)
+        if missing and (left is None or left > DELIVERY) and (leads := self._leads(view, at_once)):
+            self._searches.add(context.turn)
+            return search_call(*leads)
+        chosen = self._chosen(view, evidence)
+        held = [entry.handle for entry in view.curated]
+        add = [handle for handle in chosen if handle not in held]
+        remove = [handle for handle in held if handle not in chosen]
+        if add:
+            return curate_call(context.tools, dict.fromkeys(add, "high"), remove)
+        return ToolCall("curate", {"remove_ids": remove}) if chosen and remove else ToolCall(END_SEARCH)
+
+    def _leads(self, view: View, at_once: bool) -> list[str]:
+        shown = [lead for lead in view.leads if lead.name not in self._followed]
+        if not shown or len(self._searches) > FOLLOWED:
+            return []
+        if at_once:
+            drawn = [lead for lead in shown if self._rng.random() < KEPT] if self._draws else shown
+            chosen = drawn or shown[:1]
+        else:
+            weights = [FALLOFF**place for place in range(len(shown))]
+            chosen = self._rng.choices(shown, weights) if self._draws else shown[:1]
+        self._followed.update(lead.name for lead in chosen)
+        return [lead.entity or lead.name for lead in chosen]
+
+    def _chosen(self, view: View, evidence: SeenEvidence) -> list[str]:
+        """Return what to deliver: the gold that was seen, in the evidence order; where some is missing, the best others
+        by evidence too, up to `GUESSES` in all."""
+        gold = {document.handle for document in evidence.gold}
+        found = [handle for handle in dict.fromkeys((*view.ranked, *evidence.documents)) if handle in gold]
+        others = [] if evidence.complete else evidence.rivals()
+        return [*found, *others[: max(0, GUESSES - len(found))]][: view.cap]

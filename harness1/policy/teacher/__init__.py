@@ -1,1 +1,0 @@
-"""The oracle teacher: an example to imitate."""
