@@ -26,7 +26,7 @@ WITHIN = {
     "env": "view | pieces | memory_pieces | render verifiers | world model_verifiers | environment",
     "models": "* | gguf convert fetch | chat_format formats | adapters block_attention causal_model slots decoding"
     " | token_server model_servers vllm_engine transformers_backend | checkpoint | open",
-    "policy": "* | wrappers own | scripted | oracle | teacher | registry",
+    "policy": "policy | wrappers scripted language_model | oracles | oracle_teacher | registry",
     "eval": "* | evaluate | compare | ablations | answers | answer_run",
     "tasks": "graph | drafts | questions | make",
     "engines": "engine | * | open",
