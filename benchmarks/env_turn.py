@@ -39,7 +39,7 @@ from harness1.config import Env, load_config
 from harness1.data.open import open_source
 from harness1.env.environment import SearchEnv
 from harness1.env.render import Context
-from harness1.models.chat_format import joined
+from harness1.models.chat_format import join_spans
 from harness1.models.formats import Harmony
 from harness1.records import Episode, Hashes, Status, StopReason, Task, Turn, encode_episode
 
@@ -172,7 +172,7 @@ async def _ours(work: Workload, way: Way, encoding: tiktoken.Encoding) -> tuple[
 def _prompt(chat: Harmony, context: Context) -> tuple[list[int], dict[str, tuple[int, ...]]]:
     """Return the ids of a prompt, and by name those of its segments, as a policy hands them to model and record."""
     spans = [*chat.segments(context), chat.prompt_end()]
-    return joined(spans), {span.key: span.ids for span in spans}
+    return join_spans(spans), {span.key: span.ids for span in spans}
 
 
 def _line(turn: Turn) -> bytes:

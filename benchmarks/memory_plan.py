@@ -27,7 +27,7 @@ if not __package__:
 
 from harness1.config import Config, Lora, Rl, Train
 from harness1.models.causal_model import compute_logits_in_float32
-from harness1.models.fetch import SHAPES
+from harness1.models.fetch import PUBLISHED
 from harness1.rows import TrainRow
 from harness1.training.algorithm import make_algorithm
 from harness1.training.memory_plan import BatchSize, Devices, MemoryPlanner
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 SMALL = {"vocab_size": 300, "num_hidden_layers": 2, "intermediate_size": 64}
 """What a model of the same type is made of that loads the libraries."""
 MODELS: dict[str, dict[str, Any]] = {
-    "smollm2-135m": SHAPES["smollm2-135m"].config,
+    "smollm2-135m": PUBLISHED["smollm2-135m"].config,
     "qwen3, 134M": {
         "model_type": "qwen3",
         "hidden_size": 768,

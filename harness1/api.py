@@ -36,7 +36,7 @@ from harness1.eval.evaluate import Evaluation
 from harness1.eval.outputs import RecordedRun, load_run
 from harness1.hashing import digest
 from harness1.models.fetch import resolve_model
-from harness1.models.open import preferred_device
+from harness1.models.open import choose_device
 from harness1.plugins import own_name
 from harness1.policy.registry import check_policy, policy_of, state_of
 from harness1.records import DocId, Gold, Task
@@ -238,7 +238,7 @@ def train(
     build(Build([taught], config.sft, config.data), rows)
     from harness1.sft.train import FineTuning
 
-    work = FineTuning(rows, base, out, config, device=config.machine.model.device or preferred_device())
+    work = FineTuning(rows, base, out, config, device=config.machine.model.device or choose_device())
     if not work.is_done():
         _outside_loop(partial(fine_tune_aloud, work, ALONE))
     return out

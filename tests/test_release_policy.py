@@ -16,11 +16,11 @@ from harness1.errors import ConfigError
 from harness1.model_folder import fetched_models, folder_hash
 from harness1.models import spec
 from harness1.models.checkpoint import Checkpoint
-from harness1.models.spec import released_names
+from harness1.models.spec import list_released
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.policy.registry import open_policy
 from harness1.training.saving import write_card
-from tests.models.test_adapter_files import save_adapters
+from tests.models.test_adapters import save_adapters
 from tests.sft.test_fine_tuning import save_student
 
 SETTINGS = '[policy]\nformat = "compact"\n[env]\nmax_turns = 3\ncontext_window = 256\ngeneration_reserve = 64\n'
@@ -56,7 +56,7 @@ def test_a_released_checkpoint_opens_by_its_name_in_its_own_environment(
     checkpoint: Path, config: str, tmp_path: Path
 ) -> None:
     release(checkpoint, "tiny", config, tmp_path / "policies" / "clever")
-    assert released_names() == ["clever"]
+    assert list_released() == ["clever"]
     asked = resolve(None, None, "clever")
     assert (asked.env, asked.policy) == (load_config(config).env, load_config(config).policy)
     assert isinstance(open_policy("clever", config=asked), LanguageModelPolicy)

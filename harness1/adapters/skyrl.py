@@ -28,7 +28,7 @@ from harness1.episodes.jobs import EpisodeSetup
 from harness1.episodes.rollout import rollout
 from harness1.errors import ConfigError, HarnessError, InfrastructureFault, UsageError, optional
 from harness1.hashing import digest
-from harness1.models.backend import EngineOutput, Grammar, SampledOutput, checked
+from harness1.models.backend import EngineOutput, Grammar, SampledOutput, check_output
 from harness1.models.chat_format import ChatFormat
 from harness1.models.open import format_at
 from harness1.policy.language_model import LanguageModelPolicy
@@ -120,7 +120,7 @@ class SkyRLBackend:
             raise InfrastructureFault(f"SkyRL's engine gave no single output: {error}") from error
         # The engines do not say which token stopped an output; only the given ones can.
         stopped_by = ids[-1] if ids and ids[-1] in sampling.stop_ids else None
-        output = checked(EngineOutput(ids, logprobs, finish, stopped_by), sampling, begun)
+        output = check_output(EngineOutput(ids, logprobs, finish, stopped_by), sampling, begun)
         return msgspec.structs.replace(output, version_end=self.version)
 
     async def load_weights(self, folder: Path, version: int) -> None:

@@ -22,7 +22,7 @@ from harness1.errors import InfrastructureFault, UsageError
 from harness1.hashing import digest
 from harness1.http.client import Transient, retry
 from harness1.models.fetch import resolve_model
-from harness1.models.open import preferred_device
+from harness1.models.open import choose_device
 from harness1.models.spec import ModelSpec
 from harness1.plugins import identity
 from harness1.policy.language_model import LanguageModelPolicy
@@ -287,7 +287,7 @@ def open_agent_training(
         base=base,
         out=out,
         config=config,
-        device=config.machine.model.device or preferred_device(),
+        device=config.machine.model.device or choose_device(),
         datasets=[from_anywhere(data) for data in inputs.data],
         split=inputs.split,
         selections=selections,

@@ -14,7 +14,7 @@ from harness1.cli.printing import say
 from harness1.config import Config, Train
 from harness1.errors import UsageError
 from harness1.models.fetch import model_shape, resolve_model
-from harness1.models.open import preferred_device
+from harness1.models.open import choose_device
 from harness1.models.spec import ModelSpec
 from harness1.rows import RowFile
 from harness1.training.algorithm import make_algorithm
@@ -56,7 +56,7 @@ def refuse_oversized_sft(config: Config, model: Path, rows: Path, trainers: int 
 
 
 def _refuse_oversized(planner: MemoryPlanner, config: Config, rows: RowFile | None, devices: Devices) -> None:
-    device = config.machine.model.device or preferred_device()
+    device = config.machine.model.device or choose_device()
     if not (memory := device_memory(device)):
         return
     if device.startswith("cuda"):

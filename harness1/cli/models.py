@@ -19,7 +19,7 @@ from harness1.data.open import open_source
 from harness1.errors import UsageError
 from harness1.models.causal_model import Dtype
 from harness1.models.convert import Target, convert_model
-from harness1.models.fetch import BUNDLED, bundled, get_model, home_of, is_fetched, model_shape, resolve_model
+from harness1.models.fetch import BUNDLED, find_bundled, get_model, home_of, is_fetched, model_shape, resolve_model
 from harness1.training.algorithm import make_algorithm
 from harness1.training.memory_plan import CACHE_ROOM, LINEAR, PHASES, BatchSize, Devices, MemoryPlanner, Plan, Sampling
 from harness1.training.new_model import SHAPE, NewModel, Shape, make_model
@@ -64,7 +64,7 @@ def get(
 
     Example: harness1 models get smollm2-135m
     """
-    folder = get_model(bundled(name), cache, force=force, say=say)
+    folder = get_model(find_bundled(name), cache, force=force, say=say)
     print_result({"name": name, "folder": str(folder)}, as_json, lambda found: put(found["folder"]))
 
 

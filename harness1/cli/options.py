@@ -166,16 +166,16 @@ def resolve(
     if not any(models):
         return load(config, overrides)
     # Imported here, because verbs without a model start sooner without it.
-    from harness1.models.open import environment_of, told
-    from harness1.models.spec import released_config
+    from harness1.models.checkpoint import describe_environment, environment_of
+    from harness1.models.spec import policy_config
 
-    config = config or next(filter(None, map(released_config, models)), None)
+    config = config or next(filter(None, map(policy_config, models)), None)
     settings = load(config, overrides)
     for model in filter(None, models):
         if (env := environment_of(model, settings)) is not None:
             carried = load(config, overrides, env)
             if carried.env != settings.env:
-                say(told(model, settings.env, carried.env))
+                say(describe_environment(model, settings.env, carried.env))
             return carried
     return settings
 

@@ -55,7 +55,7 @@ from harness1.eval.metrics import fault_count
 from harness1.models.chat_format import ChatFormat
 from harness1.models.checkpoint import Checkpoint, read_checkpoint
 from harness1.models.fetch import resolve_model
-from harness1.models.open import format_at, preferred_device
+from harness1.models.open import choose_device, format_at
 from harness1.runs.folder import run_config
 from harness1.sft.build import Build, Listener
 from harness1.sft.build import build as build_dataset
@@ -250,7 +250,7 @@ def train(
             raise UsageError("--packing needs --trainer trl")
         if engine and trainer is TrainerName.TRL:
             raise UsageError("--engine trains in place of --trainer trl: give one of them")
-        device = settings.machine.model.device or preferred_device()
+        device = settings.machine.model.device or choose_device()
         device = f"cuda:{group.local}" if device == "cuda" and launched().size > 1 else device
         base = resolve_model(model)
         trackers = Trackers(tensorboard=tensorboard, wandb=wandb, mlflow=mlflow)

@@ -25,7 +25,7 @@ from harness1.engines.engine import Deliver, OnTokens, TrainingService, ignore_t
 from harness1.errors import InfrastructureFault, UsageError, optional
 from harness1.hashing import digest
 from harness1.model_folder import first_line
-from harness1.models.backend import EngineOutput, Grammar, SampledOutput, check_sampling, checked
+from harness1.models.backend import EngineOutput, Grammar, SampledOutput, check_output, check_sampling
 from harness1.models.checkpoint import Checkpoint, read_checkpoint
 from harness1.records import Sampling
 from harness1.rows import TrainRow
@@ -181,7 +181,7 @@ class Service(NamedTuple):
             InfrastructureFault: the service refused it, failed, or was not there.
         """
         try:
-            return settled(work())
+            return settle(work())
         except (self.sdk.TinkerError, RuntimeError, OSError) as error:
             raise self.fault(error) from error
 
@@ -221,7 +221,7 @@ def connect(name: EngineName, machine: Machine, sdk: Any = None) -> Service:
     try:
         client = sdk.ServiceClient(base_url=name.url, api_key=key)
         asked = sdk.RestClient(base_url=name.url, api_key=key) if hasattr(sdk, "RestClient") else client
-        models = [each.model_name for each in settled(asked.get_server_capabilities()).supported_models]
+        models = [each.model_name for each in settle(asked.get_server_capabilities()).supported_models]
     except (sdk.TinkerError, RuntimeError, OSError, ValueError, TypeError, AttributeError) as error:
         raise UsageError(
             f"tinker {sdk.__version__} cannot talk to {where}: {first_line(error)}; client and server must match:"
@@ -232,7 +232,7 @@ def connect(name: EngineName, machine: Machine, sdk: Any = None) -> Service:
     return Service(sdk, client, name.model)
 
 
-def settled(answer: Any) -> Any:
+def settle(answer: Any) -> Any:
     """Return the result of a future, or what is not a future."""
     return answer.result() if hasattr(answer, "result") else answer
 
@@ -283,7 +283,7 @@ class TinkerBackend:
         ids = list(sequence.tokens)
         stopped_by = ids[-1] if ids and ids[-1] in sampling.stop_ids else None
         found = EngineOutput(ids, sequence.logprobs, str(sequence.stop_reason), stopped_by)
-        return checked(found, sampling, version)
+        return check_output(found, sampling, version)
 
     async def load_weights(self, folder: Path, version: int) -> None:
         raise UsageError("a training service samples from its own weights, not from those of a folder")

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-Shape = tuple[int, int]
 DOWN, UP, BASE = "lora_A", "lora_B", "base_layer"
 EXPERTS = ("gate_up_proj", "down_proj")
 """The parameters of a mixture's experts, each [experts, rows, columns]."""
@@ -37,10 +36,10 @@ def is_mixture(module: nn.Module) -> bool:
     return all(getattr(getattr(module, name, None), "ndim", 0) == 3 for name in EXPERTS)
 
 
-def factor_shapes(layer: Any, rank: int) -> list[tuple[Shape, Shape]]:
+def factor_shapes(layer: Any, rank: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     """Return the shapes of A and B of each adapter that a layer can have: one of a linear layer, two of a mixture's
-    experts, none of other layers. As in peft (`target_parameters`), the A of experts is [experts * rank, in], ordered
-    by expert, and B is [out, rank * experts], ordered by rank."""
+    experts. As in peft (`target_parameters`), the A of experts is [experts * rank, in], ordered by expert, and B is
+    [out, rank * experts], ordered by rank."""
     import torch
 
     if isinstance(layer, torch.nn.Linear):
@@ -53,20 +52,19 @@ def factor_shapes(layer: Any, rank: int) -> list[tuple[Shape, Shape]]:
     return shapes
 
 
-def adapted(layer: nn.Module, rank: int, alpha: float) -> nn.Module:
-    """Return a layer with adapters of zeros; experts get one for each parameter, each layer around the one before. An
-    adapted layer has a `rank` and an `alpha`; `target` names its parameter, and `update()` returns what the adapter
-    adds to that, in float32."""
+def adapt(layer: nn.Module, rank: int, alpha: float) -> nn.Module:
+    """Return a layer with adapters of zeros; experts get one for each parameter, each around the one before. `target`
+    names the parameter, and `update()` returns what the adapter adds to that, in float32."""
     shapes = factor_shapes(layer, rank)
     if not is_mixture(layer):
-        return _adapted_linear(layer, rank, alpha, *shapes[0])
+        return _adapt_linear(layer, rank, alpha, *shapes[0])
     around = layer
     for name, pair in zip(EXPERTS, shapes, strict=True):
-        around = _adapted_parameter(around, layer, name, rank, alpha, *pair)
+        around = _adapt_parameter(around, layer, name, rank, alpha, pair)
     return around
 
 
-def _adapted_linear(layer: Any, rank: int, alpha: float, down: Shape, up: Shape) -> nn.Module:
+def _adapt_linear(layer: Any, rank: int, alpha: float, down: tuple[int, int], up: tuple[int, int]) -> nn.Module:
     import torch
 
     scale = alpha / rank
@@ -84,19 +82,19 @@ def _adapted_linear(layer: Any, rank: int, alpha: float, down: Shape, up: Shape)
             plain: Tensor = self.base_layer(hidden)
             with torch.autocast(hidden.device.type, enabled=False):
                 if plain.dtype == torch.bfloat16 and plain.device.type in ROUNDED_ON:
-                    first, second = self._kept or self._rounded()
+                    first, second = self._kept or self._round()
                     inner = hidden.to(torch.bfloat16).flatten(0, -2) @ first.T
                     return torch.addmm(plain.flatten(0, -2), inner, second.T).view_as(plain)
                 change = scale * self.lora_B(self.lora_A(hidden.float()))
-                adapted: Tensor = plain + change.to(plain.dtype)
-            return adapted
+                adapt: Tensor = plain + change.to(plain.dtype)
+            return adapt
 
         def keep_rounded(self) -> None:
             """Round A and B now, and no more until the next call: for a model that is only sampled."""
             with torch.no_grad():
-                self._kept = self._rounded()
+                self._kept = self._round()
 
-        def _rounded(self) -> tuple[Tensor, Tensor]:
+        def _round(self) -> tuple[Tensor, Tensor]:
             return self.lora_A.weight.to(torch.bfloat16), (scale * self.lora_B.weight).to(torch.bfloat16)
 
         def update(self) -> Tensor:
@@ -106,12 +104,11 @@ def _adapted_linear(layer: Any, rank: int, alpha: float, down: Shape, up: Shape)
     return AdaptedLinear()
 
 
-def _adapted_parameter(
-    around: nn.Module, experts: Any, name: str, rank: int, alpha: float, down: Shape, up: Shape
-) -> nn.Module:
+def _adapt_parameter(around: nn.Module, experts: Any, name: str, rank: int, alpha: float, pair: Any) -> nn.Module:
     import torch
 
     transposed, scale, count = _is_transposed(experts), alpha / rank, len(getattr(experts, name))
+    down, up = pair
 
     class AdaptedParameter(torch.nn.Module):
         target = name
@@ -122,7 +119,7 @@ def _adapted_parameter(
             self.lora_A, self.lora_B = _factor(down, experts), _factor(up, experts)
 
         def forward(self, hidden: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
-            return _mixed(experts, self.base_layer.product, self.product, hidden, indices, weights)
+            return _mix(experts, self.base_layer.product, self.product, hidden, indices, weights)
 
         def product(self, hidden: Tensor, expert: int) -> Tensor:
             """Return the product of one expert's matrix and its tokens, [tokens, in] -> [tokens, out]."""
@@ -133,8 +130,8 @@ def _adapted_parameter(
             with torch.autocast(hidden.device.type, enabled=False):
                 first, second = (factor[expert] for factor in self.factors())
                 change = scale * (hidden.float() @ first.T @ second.T)
-            adapted: Tensor = plain + change.to(plain.dtype)
-            return adapted
+            adapt: Tensor = plain + change.to(plain.dtype)
+            return adapt
 
         def factors(self) -> tuple[Tensor, Tensor]:
             """Return A, [experts, rank, in], and B, [experts, out, rank]."""
@@ -149,13 +146,9 @@ def _adapted_parameter(
     return AdaptedParameter()
 
 
-def _mixed(experts: Any, first: Any, second: Any, hidden: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
-    """Return the weighted sum of each token's experts, [tokens, width], one expert at a time.
-
-    Args:
-        first, second: compute the products of an expert's two matrices.
-        indices, weights: of each token's experts, [tokens, chosen].
-    """
+def _mix(experts: Any, first: Any, second: Any, hidden: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
+    """Return the weighted sum of each token's experts, [tokens, width], one at a time; `first` and `second` compute the
+    products of an expert's two matrices, and indices and weights are [tokens, chosen]."""
     import torch
 
     total = torch.zeros_like(hidden)
@@ -166,8 +159,8 @@ def _mixed(experts: Any, first: Any, second: Any, hidden: Tensor, indices: Tenso
 
 
 def _routes(indices: Tensor, count: int) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Yield each chosen expert with its tokens and its places among their choices. Where tensors have no data, as in a
-    memory plan, experts share the tokens equally."""
+    """Yield each chosen expert with its tokens and its places among their choices. In a memory plan, where tensors have
+    no data, experts share the tokens equally."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
 
@@ -187,7 +180,7 @@ def _is_transposed(experts: Any) -> bool:
     return bool(getattr(experts, "is_transposed", False))
 
 
-def _factor(shape: Shape, beside: nn.Module) -> nn.Linear:
+def _factor(shape: tuple[int, int], beside: nn.Module) -> nn.Linear:
     import torch
 
     device = next(beside.parameters()).device
@@ -221,12 +214,8 @@ if TYPE_CHECKING:
 
 def add_adapters(model: PreTrainedModel, lora: Lora, seed: int) -> None:
     """Freeze a model and add an adapter to each linear layer except the output head and, with `lora.experts`, to the
-    experts of a mixture; with `lora.layers`, only in so many of its last layers. B starts at zero, which leaves the
-    model's outputs unchanged.
-
-    Raises:
-        UsageError: the model has no linear layer, no such experts, or fewer layers.
-    """
+    experts of a mixture; with `lora.layers`, only in so many of its last layers. B starts at zero, so outputs stay.
+    Raise UsageError if the model lacks them."""
     import torch
 
     model.requires_grad_(False)
@@ -237,12 +226,15 @@ def add_adapters(model: PreTrainedModel, lora: Lora, seed: int) -> None:
         raise UsageError(f"{type(model).__name__} has no linear layers for adapters: train.lora.rank=0 trains all")
     if lora.experts and not mixtures:
         raise UsageError(f"{type(model).__name__} has no mixture of experts: set train.lora.experts=false")
-    first = _first_adapted(model, lora)
+    count = int(model.config.get_text_config().num_hidden_layers)
+    if lora.layers > count:
+        raise UsageError(f"{type(model).__name__} has {count} layers: train.lora.layers={lora.layers} is too many")
+    first = count - lora.layers if lora.layers else -1
     generator = torch.Generator().manual_seed(seed)
     for name in linear + mixtures:
         if layer_of(name) >= first:
             _wrap(model, name, lora)
-    for _, layer in adapted_layers(model):
+    for _, layer in list_adapters(model):
         drawn = torch.rand(layer.lora_A.weight.shape, generator=generator)
         with torch.no_grad():
             layer.lora_A.weight.copy_((2 * drawn - 1) * layer.lora_A.in_features**-0.5)
@@ -253,7 +245,7 @@ def layer_of(name: str) -> int:
     return next((int(part) for part in name.split(".") if part.isdecimal()), -1)
 
 
-def adapted_layers(model: PreTrainedModel) -> Iterator[tuple[str, Any]]:
+def list_adapters(model: PreTrainedModel) -> Iterator[tuple[str, Any]]:
     """Yield every layer with an adapter, and its name."""
     for name, layer in model.named_modules():
         if hasattr(layer, DOWN) and hasattr(layer, BASE):
@@ -261,19 +253,16 @@ def adapted_layers(model: PreTrainedModel) -> Iterator[tuple[str, Any]]:
 
 
 def adapters_of(model: PreTrainedModel, state: Mapping[str, Tensor] | None = None) -> Adapters | None:
-    """Return the adapters of a model, which share memory with it, or None if it has none.
-
-    Args:
-        state: its tensors, if they have been gathered from several processes.
-    """
-    first = next(adapted_layers(model), None)
+    """Return the adapters of a model, which share memory with it, or None if it has none; `state` holds its tensors if
+    they were gathered from several processes."""
+    first = next(list_adapters(model), None)
     if first is None:
         return None
     found = {name: value for name, value in (state or model.state_dict()).items() if _is_part(name)}
     return Adapters(first[1].rank, first[1].alpha, {f"{PEFT}{name}": value.detach() for name, value in found.items()})
 
 
-def adapted_names(adapters: Adapters) -> list[str]:
+def layer_names(adapters: Adapters) -> list[str]:
     """Return the names of the layers that the tensors belong to."""
     return list(dict.fromkeys(name.removeprefix(PEFT).rsplit(".", 2)[0] for name in adapters.tensors))
 
@@ -290,17 +279,14 @@ def on_cpu(weights: Weights) -> Weights:
 
 
 def put_adapters(model: PreTrainedModel, adapters: Adapters) -> None:
-    """Give adapters to a model, in place of those that it has; copy their tensors and freeze everything else.
-
-    Raises:
-        UsageError: as `check_adapters`; the model is then unchanged.
-    """
+    """Give adapters to a model, in place of those that it has; copy their tensors and freeze everything else. Raise as
+    `check_adapters`, with the model unchanged."""
     check_adapters(model, adapters)
     present = adapters_of(model)
     if present is None or (present.lora, present.tensors.keys()) != (adapters.lora, adapters.tensors.keys()):
         drop_adapters(model)
         model.requires_grad_(False)
-        for name in adapted_names(adapters):
+        for name in layer_names(adapters):
             if not name.endswith(f".{BASE}"):
                 _wrap(model, name, adapters.lora)
     own = model.state_dict()
@@ -309,22 +295,17 @@ def put_adapters(model: PreTrainedModel, adapters: Adapters) -> None:
 
 
 def keep_rounded(model: PreTrainedModel) -> None:
-    """Let the adapters of a model that is only sampled be rounded once, not in every pass; call it after every change
-    of them."""
-    for _, layer in adapted_layers(model):
+    """Round adapters of a model that is only sampled once, not in every pass; call it after every change of them."""
+    for _, layer in list_adapters(model):
         if hasattr(layer, "keep_rounded"):
             layer.keep_rounded()
 
 
 def check_adapters(model: PreTrainedModel, adapters: Adapters) -> None:
-    """Refuse adapters of another model.
-
-    Raises:
-        UsageError: a layer is missing, cannot be adapted, or has another shape.
-    """
+    """Raise UsageError for adapters of another model: a layer is missing, cannot be adapted, or has another shape."""
     modules = {_plain(name): layer for name, layer in model.named_modules()}  # of equal names, the innermost
     expected: dict[str, tuple[int, ...]] = {}
-    for name in map(_plain, adapted_names(adapters)):
+    for name in map(_plain, layer_names(adapters)):
         pairs = factor_shapes(modules.get(name), adapters.rank)
         for at, shapes in enumerate(pairs):
             inside = f".{BASE}" * (len(pairs) - 1 - at)
@@ -337,7 +318,7 @@ def check_adapters(model: PreTrainedModel, adapters: Adapters) -> None:
 
 def drop_adapters(model: PreTrainedModel) -> None:
     """Take all adapters off a model; its weights are those of the base, and stay frozen."""
-    for name, layer in list(adapted_layers(model)):
+    for name, layer in list(list_adapters(model)):
         if not name.endswith(f".{BASE}"):
             while hasattr(layer, BASE):
                 layer = layer.base_layer
@@ -350,44 +331,35 @@ def plain_state(model: PreTrainedModel, state: Mapping[str, Tensor] | None = Non
     return {_plain(name): value for name, value in own.items() if not _is_part(name)}
 
 
-def merged_state(model: PreTrainedModel, dtype: str | None = None) -> dict[str, Tensor]:
-    """Return the state dictionary of the plain model, with adapters merged: added in float32, then rounded to the type
-    of the weights, or to `dtype`. Only tensors without an adapter are shared with the model and follow its later
-    steps."""
+def merge_state(model: PreTrainedModel, dtype: str | None = None) -> dict[str, Tensor]:
+    """Return the state dictionary of the plain model, with adapters added in float32, then rounded to the type of the
+    weights, or to `dtype`. Only tensors without an adapter are shared with the model."""
     import torch
 
     merged = plain_state(model)
     with torch.no_grad():
-        for name, weight, change in adapted_weights(model):
+        for name, weight, change in list_updates(model):
             merged[name] = (weight.float() + change).to(weight.dtype if dtype is None else getattr(torch, dtype))
     return merged if dtype is None else {name: value.to(getattr(torch, dtype)) for name, value in merged.items()}
 
 
-def adapted_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor, Tensor]]:
+def list_updates(model: PreTrainedModel) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Yield every weight with an adapter, by its name in the plain model, and what the adapter adds, in float32."""
     own = plain_state(model)
-    for name, layer in adapted_layers(model):
+    for name, layer in list_adapters(model):
         target = f"{_plain(name)}.{layer.target}"
         yield target, own[target], layer.update()
 
 
 def merge_adapters(model: PreTrainedModel) -> None:
     """Merge the adapters of a model into its weights, in place."""
-    merged = merged_state(model)
+    merged = merge_state(model)
     drop_adapters(model)
     model.load_state_dict(merged, strict=False)
 
 
-def _first_adapted(model: PreTrainedModel, lora: Lora) -> int:
-    """Return the number of the first layer that gets adapters; -1: everything does."""
-    count = int(model.config.get_text_config().num_hidden_layers)
-    if lora.layers > count:
-        raise UsageError(f"{type(model).__name__} has {count} layers: train.lora.layers={lora.layers} is too many")
-    return count - lora.layers if lora.layers else -1
-
-
 def _wrap(model: PreTrainedModel, name: str, lora: Lora) -> None:
-    model.set_submodule(name, adapted(model.get_submodule(name), lora.rank, lora.alpha))
+    model.set_submodule(name, adapt(model.get_submodule(name), lora.rank, lora.alpha))
 
 
 def _is_part(name: str) -> bool:
@@ -395,7 +367,7 @@ def _is_part(name: str) -> bool:
 
 
 def _plain(name: str) -> str:
-    """Return a name within the model without adapters."""
+
     return name.replace(f".{BASE}", "")
 
 
@@ -425,24 +397,23 @@ class AdapterConfig(msgspec.Struct, kw_only=True):
 
 
 def write_adapters(folder: Path, adapters: Adapters, base: Path) -> None:
-    """Write adapters of the model in `base` to a folder. peft and vLLM read it; the configuration, which makes it a
-    folder of adapters, is written last.
-
-    Raises:
-        OSError: the folder cannot be written.
-        SafetensorError: the disk is full.
-    """
+    """Write adapters of the model in `base` to a folder that peft and vLLM read; the configuration, which makes it a
+    folder of adapters, comes last. Raise OSError, or SafetensorError on a full disk."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    modules, parameters = _targets(adapters)
+    names = layer_names(adapters)
+    mixtures = {name.removesuffix(f".{BASE}") for name in names if name.endswith(f".{BASE}")}
+    modules = {name.rpartition(".")[2] for name in names if name.removesuffix(f".{BASE}") not in mixtures}
+    ends = sorted({".".join(name.split(".")[-2:]) for name in mixtures})
+    layers = sorted({layer_of(name) for name in adapters.tensors})
     config = AdapterConfig(
         base_model_name_or_path=str(base.resolve()),
         r=adapters.rank,
         lora_alpha=int(adapters.alpha) if adapters.alpha.is_integer() else adapters.alpha,
-        target_modules=modules,
-        target_parameters=parameters or None,
-        layers_to_transform=_layers(adapters),
+        target_modules=sorted(modules),
+        target_parameters=[f"{end}.{parameter}" for end in ends for parameter in EXPERTS] or None,
+        layers_to_transform=layers if layers[0] > 0 else None,
     )
     tensors = {name: value.cpu().contiguous() for name, value in adapters.tensors.items()}
     save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
@@ -450,11 +421,7 @@ def write_adapters(folder: Path, adapters: Adapters, base: Path) -> None:
 
 
 def read_adapter_config(folder: Path) -> AdapterConfig:
-    """Return the settings of the adapters in a folder.
-
-    Raises:
-        UsageError: they are damaged, or adapters of another kind than low-rank products beside frozen weights.
-    """
+    """Return the settings of the adapters in a folder; raise UsageError if they are damaged or not plain LoRA."""
     path = folder / ADAPTER_CONFIG
     with refusing(f"{path} is not a configuration of adapters"):
         config = msgspec.json.decode(path.read_bytes(), type=AdapterConfig)
@@ -465,30 +432,10 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
 
 
 def read_adapters(folder: Path) -> Adapters:
-    """Return the adapters in a folder, in float32.
-
-    Raises:
-        UsageError: as `read_adapter_config`, or their weights are missing or damaged.
-        MissingExtra: torch is not installed.
-    """
+    """Return the adapters in a folder, in float32; raise UsageError if there are none that can be used."""
     config = read_adapter_config(folder)
     with optional("train"):
         from safetensors.torch import load_file
     with refusing(f"{folder / ADAPTER_WEIGHTS} is damaged"):
         tensors = {name: value.float() for name, value in load_file(folder / ADAPTER_WEIGHTS).items()}
     return Adapters(config.r, float(config.lora_alpha), tensors)
-
-
-def _layers(adapters: Adapters) -> list[int] | None:
-    """Return the layers that have adapters, or None if that is the first one and all that follow."""
-    layers = sorted({layer_of(name) for name in adapters.tensors})
-    return layers if layers[0] > 0 else None
-
-
-def _targets(adapters: Adapters) -> tuple[list[str], list[str]]:
-    """Return the names by which peft finds the adapted modules and parameters: their last parts."""
-    names = adapted_names(adapters)
-    mixtures = {name.removesuffix(f".{BASE}") for name in names if name.endswith(f".{BASE}")}
-    modules = {name.rpartition(".")[2] for name in names if name.removesuffix(f".{BASE}") not in mixtures}
-    ends = {".".join(name.split(".")[-2:]) for name in mixtures}
-    return sorted(modules), [f"{end}.{parameter}" for end in sorted(ends) for parameter in EXPERTS]

@@ -29,9 +29,8 @@ class SampledOutput(Record):
     """One sampled output.
 
     `output_logprobs` are natural logarithms, one for each id, of the distribution that was sampled from: after
-    temperature, `top_p`, `top_k` and grammar (all 0 at temperature 0, where that distribution is a single token). With
-    `finish_reason` `stop` the last id is the stop token; with `length` the output was cut. The versions are those of
-    the weights at the first and at the last token.
+    temperature, `top_p`, `top_k` and grammar (all 0 at temperature 0). With `finish_reason` `stop` the last id is the
+    stop token; with `length` the output was cut. The versions are those of the weights at the first and last token.
     """
 
     output_ids: tuple[int, ...]
@@ -66,22 +65,13 @@ class Backend(Protocol):
         ...
 
     async def load_weights(self, folder: Path, version: int) -> None:
-        """Switch to other weights of the same architecture; calls in flight finish with the old ones.
-
-        Raises:
-            UsageError: the folder does not hold such weights.
-            InfrastructureFault: the model failed to load them.
-        """
+        """Switch to other weights of the same architecture; calls in flight finish with the old ones. Raise UsageError
+        if the folder does not hold such weights, InfrastructureFault if the model failed to load them."""
         ...
 
     async def load_adapter(self, folder: Path, version: int) -> None:
         """Switch to the adapters in a folder, on the base that the model was opened with and in place of the adapters
-        before them; they are not merged. Calls in flight finish with the old ones.
-
-        Raises:
-            UsageError: the folder holds no adapters, or those of another model, or the model cannot have any.
-            InfrastructureFault: the model failed to load them.
-        """
+        before them; they are not merged. Otherwise as `load_weights`."""
         ...
 
 
@@ -91,12 +81,8 @@ class Sleeper(Protocol):
 
     def asleep(self) -> AbstractAsyncContextManager[None]:
         """Free the memory of the devices within the context, and take it again at its end. Calls in flight end first,
-        and calls that come meanwhile wait; adapters and weights must not be loaded within.
-
-        Raises:
-            UsageError: the backend was not started for this.
-            InfrastructureFault: it failed.
-        """
+        and calls that come meanwhile wait; adapters and weights must not be loaded within. Raise UsageError if the
+        backend was not started for this, InfrastructureFault if it failed."""
         ...
 
 
@@ -120,13 +106,10 @@ class EngineOutput(Record):
     """Version of the weights, if the engine reports it."""
 
 
-def checked(sampled: EngineOutput, sampling: Sampling, version: int) -> SampledOutput:
-    """Validate an output. Its version is the one that the engine reports, or else `version`.
-
-    Raises:
-        InfrastructureFault: it is incomplete or does not match the sampling: it needs ids and a finite log probability
-            for each, a stop token at its end if it stopped and nowhere else, and no more tokens than requested.
-    """
+def check_output(sampled: EngineOutput, sampling: Sampling, version: int) -> SampledOutput:
+    """Validate an output; its version is the one that the engine reports, or else `version`. Raise InfrastructureFault
+    unless it has ids and a finite log probability for each, a stop token at its end if it stopped and nowhere else, and
+    no more tokens than requested."""
     ids, logprobs = tuple(sampled.ids or ()), tuple(sampled.logprobs or ())
     wrong = _wrong_ids(ids, sampled, sampling) or _wrong_logprobs(logprobs, len(ids))
     if wrong:
@@ -161,11 +144,7 @@ def _wrong_logprobs(logprobs: Sequence[float | None], tokens: int) -> str | None
 
 
 def check_sampling(sampling: Sampling) -> None:
-    """Refuse sampling parameters out of range.
-
-    Raises:
-        UsageError: a value is out of its range.
-    """
+    """Raise UsageError for sampling parameters out of range."""
     if not sampling.temperature >= 0:
         raise UsageError(f"the temperature must be 0 or more, not {sampling.temperature}")
     if not 0 < sampling.top_p <= 1:
@@ -176,17 +155,12 @@ def check_sampling(sampling: Sampling) -> None:
         raise UsageError(f"max_tokens must be at least 1, not {sampling.max_tokens}")
 
 
-def processed_logprobs(logits: Tensor, sampling: Sampling, mask: Tensor | None = None) -> Tensor:
+def process_logprobs(logits: Tensor, sampling: Sampling, mask: Tensor | None = None) -> Tensor:
     """Return the log probabilities that `sampling` draws from: grammar mask, temperature, top_k, top_p, in this order.
 
-    The rest is renormalised after each cut. At temperature 0 the most likely token has 0 and all others -inf.
-
-    Args:
-        logits: [..., vocabulary], of any floating type.
-        mask: bool, broadcastable to `logits`; False where a grammar forbids the token.
-
-    Returns:
-        float32, of the shape of `logits`; differentiable.
+    The rest is renormalised after each cut. At temperature 0 the most likely token has 0 and all others -inf. Logits
+    are [..., vocabulary] of any floating type; `mask` is bool, False where a grammar forbids the token. The result is
+    float32 and differentiable.
     """
     import torch
 
@@ -200,33 +174,18 @@ def processed_logprobs(logits: Tensor, sampling: Sampling, mask: Tensor | None =
         least = logits.topk(sampling.top_k).values[..., -1:]
         logits = logits.masked_fill(logits < least, -torch.inf)
     if sampling.top_p < 1:
-        logits = logits.masked_fill(~_nucleus(logits, sampling.top_p), -torch.inf)
+        # The likeliest tokens whose probabilities add up to top_p, the last included (Holtzman et al., ICLR 2020).
+        likely, order = logits.softmax(-1).sort(dim=-1, descending=True, stable=True)
+        kept = likely.cumsum(-1) - likely < sampling.top_p
+        kept[..., 0] = True
+        logits = logits.masked_fill(~torch.zeros_like(kept).scatter(-1, order, kept), -torch.inf)
     return logits.log_softmax(-1)
 
 
-def _nucleus(logits: Tensor, top_p: float) -> Tensor:
-    """Return a bool mask of the most likely tokens whose probabilities add up to `top_p`, the last one included.
-
-    From: Holtzman et al., "The curious case of neural text degeneration", ICLR 2020.
-    """
-    import torch
-
-    likely, order = logits.softmax(-1).sort(dim=-1, descending=True, stable=True)
-    kept = likely.cumsum(-1) - likely < top_p
-    kept[..., 0] = True
-    return torch.zeros_like(kept).scatter(-1, order, kept)
-
-
 def draw(logprobs: Tensor, uniforms: Tensor) -> Tensor:
-    """Draw one id for each row by inversion of the cumulative distribution.
-
-    Args:
-        logprobs: [rows, vocabulary], as returned by `processed_logprobs`.
-        uniforms: [rows], float64 in [0, 1), one draw of each row's own generator.
-
-    Returns:
-        [rows], int64. A token of probability 0 is never drawn; for a row that is not finite the id is arbitrary.
-    """
+    """Draw one id for each row, [rows] in int64, by inversion of the cumulative distribution of `logprobs`, [rows,
+    vocabulary]; `uniforms`, [rows], are float64 in [0, 1). A token of probability 0 is never drawn; for a row that is
+    not finite the id is arbitrary."""
     import torch
 
     cumulative = logprobs.double().exp().cumsum(-1)

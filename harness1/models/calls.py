@@ -1,4 +1,5 @@
-"""Parsing of calls in text: tolerant where the meaning is clear, without exceptions, and in bounded time."""
+"""Calls in text, read tolerantly where the meaning is clear, without exceptions and in bounded time; and contexts as
+messages of OpenAI's chat completions, for models that take text rather than token ids."""
 
 from __future__ import annotations
 
@@ -34,20 +35,19 @@ Call = tuple[str, dict[str, Any]]
 
 def read_object(text: str) -> dict[str, Any] | None:
     """Return the first JSON object in a text (spec 2.5: the text itself, else the first balanced object, else
-    repaired).
-
-    Control characters in strings are accepted, backslashes that escape nothing are literal, trailing commas are
-    ignored.
-    """
-    text = text[:LONGEST].strip()
-    for candidate in _candidates(text):
-        found = _loaded(candidate)
+    repaired). Control characters in strings are accepted, backslashes that escape nothing are literal, trailing commas
+    are ignored."""
+    for candidate in _candidates(text[:LONGEST].strip()):
+        try:
+            found = json.loads(candidate, strict=False, parse_constant=_refuse)
+        except MALFORMED:
+            continue
         if isinstance(found, dict):
             return found
     return None
 
 
-def balanced(text: str, start: int = 0) -> str | None:
+def find_object(text: str, start: int = 0) -> str | None:
     """Return the text from the first `{` at or after `start` to its closing brace, ignoring braces in strings."""
     begin = text.find("{", start)
     depth = 0
@@ -67,8 +67,8 @@ def clean_name(name: str) -> str:
 
 def read_call(found: dict[str, Any]) -> tuple[ToolCall, ...]:
     """Return the calls that an object of name and arguments expresses; none if it is not such an object."""
-    call = _named(found)
-    return unwrapped(*call) if call else ()
+    call = _read_named(found)
+    return unwrap_calls(*call) if call else ()
 
 
 def read_bare(text: str, names: Collection[str]) -> tuple[ToolCall, ...]:
@@ -76,20 +76,20 @@ def read_bare(text: str, names: Collection[str]) -> tuple[ToolCall, ...]:
     thought before it. Only tools of these names count, since the object may be anything."""
     body = (text.partition(THOUGHT)[2] if text.lstrip().startswith(THINK) else text).strip()
     body = body.removeprefix("```json").removeprefix("```").removesuffix("```").strip()
-    found = read_object(body) if body.startswith("{") and balanced(body) == body else None
+    found = read_object(body) if body.startswith("{") and find_object(body) == body else None
     return tuple(call for call in read_call(found or {}) if call.name in names)
 
 
-def unwrapped(name: str, arguments: dict[str, Any]) -> tuple[ToolCall, ...]:
+def unwrap_calls(name: str, arguments: dict[str, Any]) -> tuple[ToolCall, ...]:
     """Return one call, or the calls that it wraps; nested wrappers are ignored."""
     if name not in WRAPPERS:
         return (ToolCall(name, arguments),) if name else ()
     inner = arguments.get("tool_calls", arguments.get("tool_uses"))
-    calls = [_named(each) for each in inner if isinstance(each, dict)] if isinstance(inner, list) else []
+    calls = [_read_named(each) for each in inner if isinstance(each, dict)] if isinstance(inner, list) else []
     return tuple(ToolCall(*call) for call in calls[:MOST_CALLS] if call and call[0] not in WRAPPERS)
 
 
-def _named(found: dict[str, Any]) -> Call | None:
+def _read_named(found: dict[str, Any]) -> Call | None:
     name = found.get("name", found.get("tool_name", found.get("recipient_name")))
     arguments = found.get("arguments", found.get("parameters"))
     if isinstance(arguments, str):
@@ -101,17 +101,10 @@ def _named(found: dict[str, Any]) -> Call | None:
 
 def _candidates(text: str) -> Iterator[str]:
     yield text
-    if body := balanced(text):
+    if body := find_object(text):
         yield body
         mended = _ESCAPES.sub(lambda found: found[0] if len(found[0]) > 1 else r"\\", body)
         yield _COMMAS.sub(lambda found: found[1] or "", mended)
-
-
-def _loaded(text: str) -> Any:
-    try:
-        return json.loads(text, strict=False, parse_constant=_refuse)
-    except MALFORMED:
-        return None
 
 
 def _refuse(constant: str) -> Any:
@@ -141,7 +134,7 @@ def messages_of(pieces: Sequence[Piece], said: Mapping[int, Said]) -> list[Messa
     for group in grouped(pieces):
         first, text = group[0], "".join(each.text for each in group)
         if first.turn_ref is not None:
-            answering = said.get(first.turn_ref) or _restated(first)
+            answering = said.get(first.turn_ref) or _restate(first)
             messages.append(answering.message if answering else {"role": "assistant", "content": text})
         elif first.role == "tool" and answering is not None:
             messages += [
@@ -159,7 +152,7 @@ def tools_of(specs: Sequence[ToolSpec]) -> list[dict[str, Any]]:
     return [{"type": "function", "function": msgspec.to_builtins(spec)} for spec in specs]
 
 
-def _restated(piece: Piece) -> Said | None:
+def _restate(piece: Piece) -> Said | None:
     """Return the call of a turn taken by another policy, as a message."""
     if not isinstance(piece.shows, ActionView):
         return None

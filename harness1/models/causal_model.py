@@ -14,7 +14,7 @@ from harness1.model_folder import base_folder, checked_base, first_line, holds_a
 from harness1.models.adapters import plain_state, put_adapters, read_adapters
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
     from transformers import PreTrainedModel
 
 
@@ -26,18 +26,14 @@ HEAD_ROWS = 2048
 
 def context_window(folder: Path) -> int | None:
     """Return the context window, in tokens, that a model's `config.json` states, for adapters that of their base; None
-    if it states none.
+    if it states none. Raise UsageError without a readable `config.json`."""
 
-    Raises:
-        UsageError: there is no readable `config.json`.
-    """
-
-    class Shape(msgspec.Struct):
+    class Window(msgspec.Struct):
         max_position_embeddings: int | None = None
 
     folder = base_folder(folder)
     with refusing(f"{folder} has no readable config.json"):
-        return msgspec.json.decode((folder / "config.json").read_bytes(), type=Shape).max_position_embeddings
+        return msgspec.json.decode((folder / "config.json").read_bytes(), type=Window).max_position_embeddings
 
 
 def load_causal_model(folder: Path, device: str, dtype: Dtype) -> PreTrainedModel:
@@ -53,31 +49,26 @@ def load_causal_model(folder: Path, device: str, dtype: Dtype) -> PreTrainedMode
         MissingExtra: torch or transformers is not installed.
     """
     base = checked_base(folder)
-    model = _load_whole(base, device, dtype)
-    if holds_adapters(folder):
-        put_adapters(model, read_adapters(folder))
-    return model
-
-
-def _load_whole(folder: Path, device: str, dtype: Dtype) -> PreTrainedModel:
     with optional("train"):
         import torch
         from transformers import AutoModelForCausalLM
     auto: Any = AutoModelForCausalLM
     options = {"dtype": getattr(torch, dtype), "local_files_only": True, "output_loading_info": True}
-    with refusing(f"{folder} is not a causal language model that transformers loads"), no_progress_bars():
-        model, loading = auto.from_pretrained(folder, **options)
+    with refusing(f"{base} is not a causal language model that transformers loads"), no_progress_bars():
+        model, loading = auto.from_pretrained(base, **options)
     if missing := loading["missing_keys"]:
-        raise UsageError(f"{folder} lacks weights of its model: {', '.join(sorted(missing)[:3])}")
+        raise UsageError(f"{base} lacks weights of its model: {', '.join(sorted(missing)[:3])}")
     try:
         model.to(device)
     except (RuntimeError, AssertionError) as error:  # which of them depends on the kind of device
-        raise UsageError(f"{folder} does not load on the device {device!r}: {first_line(error)}") from error
+        raise UsageError(f"{base} does not load on the device {device!r}: {first_line(error)}") from error
     if getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None:
         model.set_attn_implementation("eager")  # torch's fused attention, the default, silently ignores soft caps
     if dtype != "float32":
         compute_logits_in_float32(model)
     ready: PreTrainedModel = model.eval()
+    if holds_adapters(folder):
+        put_adapters(ready, read_adapters(folder))
     return ready
 
 
@@ -88,17 +79,9 @@ def output_head(model: PreTrainedModel) -> Any:
 
 @contextmanager
 def logits_at(model: PreTrainedModel, row: Tensor, column: Tensor) -> Iterator[None]:
-    """Within it, the model returns logits of some tokens of its input only, [1, tokens, vocabulary]. A hook on the
-    head selects them, so that what a model does behind its head (caps, scales) is kept.
-
-    Args:
-        row, column: [tokens] each, where they are.
-    """
-
-    def selected(_: Any, given: tuple[Tensor, ...]) -> tuple[Tensor]:
-        return (given[0][row, column][None],)
-
-    handle = output_head(model).register_forward_pre_hook(selected)
+    """Let the model return logits of some tokens of its input only, [1, tokens, vocabulary], those at rows and columns,
+    [tokens] each. A hook on the head selects them, so that what a model does behind it (caps, scales) is kept."""
+    handle = output_head(model).register_forward_pre_hook(lambda _, given: (given[0][row, column][None],))
     try:
         yield
     finally:
@@ -107,27 +90,6 @@ def logits_at(model: PreTrainedModel, row: Tensor, column: Tensor) -> Iterator[N
 
 def compute_logits_in_float32(model: PreTrainedModel) -> None:
     """Make the output head compute in float32 whatever the layers below do, even under automatic mixed precision."""
-    model.set_output_embeddings(_float32_head(output_head(model)))  # type: ignore[no-untyped-call]
-
-
-def check_weights(model: PreTrainedModel, state: Mapping[str, Tensor]) -> None:
-    """Refuse a state dictionary of another architecture, whatever adapters the model has. For tied weights, one of the
-    names is enough.
-
-    Raises:
-        UsageError: names or shapes differ.
-    """
-    own = plain_state(model)
-    given = {own[name].data_ptr() for name in own.keys() & state.keys()}
-    wrong = sorted(
-        [name for name, value in own.items() if name not in state and value.data_ptr() not in given]
-        + [name for name, value in state.items() if name not in own or own[name].shape != value.shape]
-    )
-    if wrong:
-        raise UsageError(f"these are not the weights of this model: {', '.join(wrong[:3])}")
-
-
-def _float32_head(head: Any) -> nn.Module:
     import torch
 
     class Float32Head(torch.nn.Module):
@@ -140,17 +102,28 @@ def _float32_head(head: Any) -> nn.Module:
         def forward(self, hidden: Tensor) -> Tensor:
             bias = None if self.bias is None else self.bias.float()
             with torch.autocast(hidden.device.type, enabled=False):
-                if hidden.device.type == "cpu" and not torch.is_grad_enabled():
-                    return self._in_blocks(hidden.float(), bias)
-                return torch.nn.functional.linear(hidden.float(), self.weight.float(), bias)
+                hidden = hidden.float()
+                if hidden.device.type != "cpu" or torch.is_grad_enabled():
+                    return torch.nn.functional.linear(hidden, self.weight.float(), bias)
+                # A whole copy of the weight would cost more than all layers in a step of decoding.
+                logits = hidden.new_empty(*hidden.shape[:-1], len(self.weight))
+                for start in range(0, len(self.weight), HEAD_ROWS):
+                    block = slice(start, start + HEAD_ROWS)
+                    logits[..., block] = torch.nn.functional.linear(hidden, self.weight[block].float())
+                return logits if bias is None else logits.add_(bias)
 
-        def _in_blocks(self, hidden: Tensor, bias: Tensor | None) -> Tensor:
-            """Compute the same without a whole copy of the weight, which would cost more than all layers in a step of
-            decoding."""
-            logits = hidden.new_empty(*hidden.shape[:-1], len(self.weight))
-            for start in range(0, len(self.weight), HEAD_ROWS):
-                block = slice(start, start + HEAD_ROWS)
-                logits[..., block] = torch.nn.functional.linear(hidden, self.weight[block].float())
-            return logits if bias is None else logits.add_(bias)
+    head = output_head(model)
+    model.set_output_embeddings(Float32Head(head.weight, head.bias))  # type: ignore[no-untyped-call]
 
-    return Float32Head(head.weight, head.bias)
+
+def check_weights(model: PreTrainedModel, state: Mapping[str, Tensor]) -> None:
+    """Raise UsageError for a state dictionary whose names or shapes are not the model's, whatever adapters it has. For
+    tied weights, one of the names is enough."""
+    own = plain_state(model)
+    given = {own[name].data_ptr() for name in own.keys() & state.keys()}
+    wrong = sorted(
+        [name for name, value in own.items() if name not in state and value.data_ptr() not in given]
+        + [name for name, value in state.items() if name not in own or own[name].shape != value.shape]
+    )
+    if wrong:
+        raise UsageError(f"these are not the weights of this model: {', '.join(wrong[:3])}")

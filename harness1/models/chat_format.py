@@ -13,14 +13,12 @@ from harness1.env.render import Context
 from harness1.errors import UsageError
 from harness1.hashing import digest, text_digest
 from harness1.models.backend import Grammar
-from harness1.models.tokenizer import Tokenizer, stretches
+from harness1.models.tokenizer import Tokenizer, split_at_control
 from harness1.records import Record, ToolCall
 from harness1.tools.tool import ToolSpec
 
-CACHED_PIECES = 20_000
-"""Pieces whose ids are cached, for all episodes of a policy together."""
-CACHED_IDS = 4_000_000
-"""Ids of these pieces together: a proxy renders messages of any length."""
+CACHED_PIECES, CACHED_IDS = 20_000, 4_000_000
+"""Pieces whose ids are cached, for all episodes of a policy together, and their ids: a proxy renders any lengths."""
 CACHED_TEXTS = 1_000
 """Texts of the format itself whose ids are cached."""
 
@@ -45,7 +43,7 @@ class PromptSpan(NamedTuple):
     ids: Ids
 
 
-def joined(spans: Iterable[PromptSpan]) -> list[int]:
+def join_spans(spans: Iterable[PromptSpan]) -> list[int]:
     """Return the ids of a prompt."""
     return list(chain.from_iterable([span.ids for span in spans]))
 
@@ -72,8 +70,8 @@ class ChatFormat(ABC):
         self.tokenizer = tokenizer
         self._pieces: dict[str, Ids] = {}
         self._cached_ids = 0
-        self._written = lru_cache(CACHED_TEXTS)(self._encode_own)
-        self._frames = lru_cache(CACHED_TEXTS)(self._frame)
+        self._encode = lru_cache(CACHED_TEXTS)(self._encode_own)
+        self._frame = lru_cache(CACHED_TEXTS)(lambda text: PromptSpan(f"={text_digest(text)}", self.write(text)))
         self._tools: tuple[tuple[ToolSpec, ...], PromptSpan] | None = None
 
     @cached_property
@@ -82,12 +80,7 @@ class ChatFormat(ABC):
         roles: tuple[Role, ...] = ("system", "user", "assistant", "tool")
         pieces = [Piece("", role, "x\n") for role in roles]
         frame = [(self.opening(each), self.closing(each)) for each in pieces]
-        said = (
-            self.generation_prompt(),
-            self.instruction,
-            self.declarations([_PROBE]),
-            self.format_action("a", _PROBED),
-        )
+        said = self.generation_prompt(), self.instruction, self.declarations([_PROBE]), self.format_action("a", _PROBED)
         return digest([self.name, self.tokenizer.hash, frame, said])
 
     @property
@@ -128,10 +121,10 @@ class ChatFormat(ABC):
         return len(self.ids(piece))
 
     def tools(self, specs: Sequence[ToolSpec]) -> int:
-        declared = self._declared(specs).ids if specs else ()
+        declared = self._declare(specs).ids if specs else ()
         return len(declared) + len(self.write(self.generation_prompt()))
 
-    def written(self, piece: Piece) -> str:
+    def write_piece(self, piece: Piece) -> str:
         """Return the text of a piece as this format writes it, for pieces that are not recorded outputs."""
         return piece.text
 
@@ -144,7 +137,7 @@ class ChatFormat(ABC):
             output = piece.call.output_ids
             return output if output and output[-1] in self.stop_ids else (*output, self.stop_ids[0])
         if (ids := self._pieces.get(piece.key)) is None:
-            ids = tuple(self.tokenizer.encode(self.written(piece)))
+            ids = tuple(self.tokenizer.encode(self.write_piece(piece)))
             if piece.turn_ref is not None:
                 ids = (*ids, self.stop_ids[0])
             self._cached_ids += len(ids)
@@ -162,48 +155,40 @@ class ChatFormat(ABC):
         """Return groups of pieces as messages, in named spans; the first declares the tools if its role is `system`."""
         found: list[PromptSpan] = []
         for place, group in enumerate(groups):
-            found.append(self._structure(self.opening(group[0])))
+            found.append(self._frame(self.opening(group[0])))
             for each in group:
-                found += self._call_spans(each) if each.call is not None else [PromptSpan(each.key, self.ids(each))]
+                ids = self.ids(each)
+                if each.call is None:
+                    found.append(PromptSpan(each.key, ids))
+                else:
+                    output = each.call.output_ids
+                    found += [PromptSpan(f"call/{each.call.call_id}", output), PromptSpan("=stop", ids[len(output) :])]
             if place == 0 and group[0].role == "system" and specs:
-                found.append(self._declared(specs))
-            found.append(self._structure(self.closing(group[0])))
-        return [segment for segment in found if segment.ids]
+                found.append(self._declare(specs))
+            found.append(self._frame(self.closing(group[0])))
+        return [span for span in found if span.ids]
 
     def prompt_end(self) -> PromptSpan:
         """Return the generation prompt."""
-        return self._structure(self.generation_prompt())
+        return self._frame(self.generation_prompt())
 
     def write(self, text: str) -> Ids:
         """Return the ids of a text that the format itself writes; a control token's name is encoded as that token."""
-        return self._written(text)
+        return self._encode(text)
 
     def text(self, text: str) -> Ids:
         """Return the ids of any other text; nothing in it is encoded as a control token."""
         return tuple(self.tokenizer.encode(text))
 
     def _encode_own(self, text: str) -> Ids:
-        parts = stretches(text, self.tokenizer.control)
+        parts = split_at_control(text, self.tokenizer.control)
         return tuple(
             token for part in parts for token in ([part] if isinstance(part, int) else self.tokenizer.encode(part))
         )
 
-    def _declared(self, specs: Sequence[ToolSpec]) -> PromptSpan:
-        """Return the declarations, which are kept: the tools of an episode never change."""
-        asked, kept = tuple(specs), self._tools
-        if kept is None or kept[0] != asked:
-            ids = self.declarations(asked)
-            kept = self._tools = asked, PromptSpan(f"=tools/{text_digest(str(ids))}", ids)
+    def _declare(self, specs: Sequence[ToolSpec]) -> PromptSpan:
+        known, kept = tuple(specs), self._tools  # kept, because the tools of an episode never change
+        if kept is None or kept[0] != known:
+            ids = self.declarations(known)
+            kept = self._tools = known, PromptSpan(f"=tools/{text_digest(str(ids))}", ids)
         return kept[1]
-
-    def _structure(self, text: str) -> PromptSpan:
-        return self._frames(text)
-
-    def _frame(self, text: str) -> PromptSpan:
-        return PromptSpan(f"={text_digest(text)}", self.write(text))
-
-    def _call_spans(self, piece: Piece) -> list[PromptSpan]:
-        assert piece.call is not None
-        output, whole = piece.call.output_ids, self.ids(piece)
-        found = [PromptSpan(f"call/{piece.call.call_id}", output)]
-        return found if len(whole) == len(output) else [*found, PromptSpan("=stop", whole[len(output) :])]

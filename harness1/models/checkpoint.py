@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from harness1.config import Config, recorded_without
-from harness1.config.settings import differences
+from harness1.config.env import Env
+from harness1.config.settings import differences, refuse_removed
 from harness1.env.environment import env_hash
 from harness1.errors import MALFORMED, ConfigError, SchemaError
+from harness1.models.spec import ModelSpec, is_model
 from harness1.records import Record
 
 CHECKPOINT = "checkpoint.json"
 SHOWN = 6
-"""Most settings that an error message names."""
+"""Most settings that a message names."""
 
 
 class Checkpoint(Record, kw_only=True):
@@ -45,11 +46,8 @@ class Checkpoint(Record, kw_only=True):
 
 
 def read_checkpoint(folder: Path) -> Checkpoint | None:
-    """Return the card in a model's folder; None for a model that was not trained here.
-
-    Raises:
-        SchemaError: the card is damaged.
-    """
+    """Return the card in a model's folder, None for a model that was not trained here; raise SchemaError if it is
+    damaged."""
     path = folder / CHECKPOINT
     if not path.is_file():
         return None
@@ -72,22 +70,59 @@ def format_of(folder: Path, config: Config) -> str:
     chosen = card.format if configured == "auto" else configured
     if config.machine.model.foreign:
         return chosen
+    current, trained = recorded_without(config.env.plain()), recorded_without(card.env)
     differing = [] if chosen == card.format else [f"policy.format={chosen} (trained: {card.format})"]
     if env_hash(config.env) != card.env_hash:
-        current = recorded_without(config.env.plain())
         differing += [
-            f"{name}={ours} (trained: {theirs})"
-            for name, ours, theirs in differences(current, recorded_without(card.env), "env.")
+            f"{name}={ours} (trained: {theirs})" for name, ours, theirs in differences(current, trained, "env.")
         ] or ["the wording of the prompt or of a tool"]
     if differing:
         raise ConfigError(
-            f"{folder} was trained for another environment, which differs in {shown(differing)}. Without --config and"
-            " --set of these, its own is used; to use this one: --set machine.model.foreign=true"
+            f"{folder} was trained for another environment, which differs in {_name_first(differing)}. Without --config"
+            " and --set of these, its own is used; to use this one: --set machine.model.foreign=true"
         )
     return chosen
 
 
-def shown(settings: Sequence[str]) -> str:
-    """Return the first settings of a list, and the number of the others."""
+def environment_of(model: str, config: Config) -> dict[str, Any] | None:
+    """Return the settings of the environment that a model was trained in; None if it was not trained here, or is not a
+    folder of this machine.
+
+    Args:
+        model: the name of a model such as `hf:PATH`, or a path; other policies have no environment.
+
+    Raises:
+        UsageError: the name of a model has none of its forms.
+        SchemaError: the card of the checkpoint is damaged.
+        ConfigError: this version does not have those settings, and `machine.model.foreign` is off.
+    """
+    spec = ModelSpec.read(model) if is_model(model) else ModelSpec("hf", model, None)
+    place = (spec.url and config.machine.model.tokenizer) or spec.model
+    card = read_checkpoint(Path(place))
+    if card is None:
+        return None
+    env = recorded_without(card.env)
+    try:
+        refuse_removed(card.env, "env.")
+        msgspec.convert(env, Env)
+    except (msgspec.ValidationError, ConfigError) as error:
+        if config.machine.model.foreign:
+            return None
+        raise ConfigError(
+            f"{place} was trained by another version, with other settings of its environment ({error}); to use it in"
+            " the one configured: --set machine.model.foreign=true"
+        ) from error
+    return env
+
+
+def describe_environment(model: str, without: Env, env: Env) -> str:
+    """Return, for the user whose command takes place in the environment of a checkpoint, what differs from the one that
+    it would take place in otherwise."""
+    ours: dict[str, Any] = msgspec.to_builtins(env)
+    changed = [f"{name}={value}" for name, value, _ in differences(ours, msgspec.to_builtins(without), "env.")]
+    return f"env of {model.partition(':')[2] or model}: {_name_first(changed)}"
+
+
+def _name_first(settings: list[str]) -> str:
     rest = len(settings) - SHOWN
     return ", ".join(settings[:SHOWN]) + (f" and {rest} more" if rest > 0 else "")

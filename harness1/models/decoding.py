@@ -17,22 +17,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness1.errors import InfrastructureFault
-from harness1.models.backend import FinishReason, draw, processed_logprobs
+from harness1.models.backend import FinishReason, draw, process_logprobs
 from harness1.models.slots import COLUMNS, KvSlots, Layers, SlotModel, SlotPass
 from harness1.records import Record, Sampling
 
 if TYPE_CHECKING:
-    from torch import Generator, Tensor
+    from torch import Tensor
 
     from harness1.models.grammar import GrammarState
 
 
 class DecodingStats(Record):
-    """The cost of decoding so far.
-
-    `reused_tokens` of prompts were already computed, `prefilled_tokens` were not. Prefill yields each output's first
-    token; `decoded_tokens` are the others, drawn in `decode_seconds`.
-    """
+    """The cost of decoding so far: `reused_tokens` of prompts were already computed, `prefilled_tokens` were not.
+    Prefill yields each output's first token; `decoded_tokens` are the others, drawn in `decode_seconds`."""
 
     prefilled_tokens: int = 0
     reused_tokens: int = 0
@@ -42,16 +39,20 @@ class DecodingStats(Record):
 
 
 class DecodingRow:
-    """An unfinished output: its ids (prompt and output), log probabilities, generator and grammar state.
-
-    `fault` is an error of this row alone: its grammar allows no token, or not the drawn one, or its log probabilities
-    are not finite.
-    """
+    """An unfinished output: its ids (prompt and output), log probabilities, generator and grammar state. `fault` is an
+    error of this row alone: its grammar allows no token, or not the drawn one, or its log probabilities are not
+    finite."""
 
     def __init__(self, prompt_ids: Sequence[int], sampling: Sampling, grammar: GrammarState | None = None) -> None:
+        import torch
+
         self.ids, self.logprobs = list(prompt_ids), list[float]()
         self.prompt, self.sampling, self.grammar = np.asarray(self.ids, dtype=np.int64), sampling, grammar
-        self.generator = _generator(sampling.seed)
+        self.generator = torch.Generator()
+        if sampling.seed is None:
+            self.generator.seed()
+        else:
+            self.generator.manual_seed(sampling.seed)
         self.fault: InfrastructureFault | None = None
 
     @property
@@ -78,11 +79,11 @@ class DecodingRow:
             except InfrastructureFault as fault:
                 self.fault = fault
 
-    def allowed(self, free: Tensor) -> Tensor:
+    def mask(self, free: Tensor) -> Tensor:
         """Return the tokens that its grammar allows next; all (`free`) if it has no grammar or the grammar failed."""
         if self.grammar is not None and self.fault is None:
             try:
-                return self.grammar.allowed()
+                return self.grammar.mask()
             except InfrastructureFault as fault:
                 self.fault = fault
         return free
@@ -129,11 +130,7 @@ class Decoder:
 
     def admit(self, rows: Sequence[DecodingRow]) -> None:
         """Compute the new parts of the rows' prompts in one pass, draw their first tokens, and add the rows, unless an
-        error is raised.
-
-        Raises:
-            RuntimeError: torch failed.
-        """
+        error is raised, such as RuntimeError by torch."""
         begin, first = time.perf_counter(), len(self._rows)
         try:
             reused = [self._reuse(row.prompt[:-1], first + at) for at, row in enumerate(rows)]
@@ -204,7 +201,11 @@ class Decoder:
         for places in alike.values():
             group = [rows[at] for at in places]
             own = logits if len(places) == len(rows) else logits[places]
-            logprobs = processed_logprobs(own, group[0].sampling, _mask(group, own))
+            mask = None
+            if any(row.grammar is not None for row in group):
+                free = torch.ones(own.shape[-1], dtype=torch.bool)
+                mask = torch.stack([row.mask(free) for row in group]).to(own.device)
+            logprobs = process_logprobs(own, group[0].sampling, mask)
             uniforms = torch.stack([torch.rand((), generator=row.generator, dtype=torch.float64) for row in group])
             ids = draw(logprobs, uniforms.to(logprobs.device))
             chosen = logprobs.gather(-1, ids[:, None])[:, 0].tolist()
@@ -240,42 +241,36 @@ class _Pass:
         return self.tokens() <= most and self.reach <= min(room, window or room)
 
 
-@dataclass(frozen=True)
-class _Kept:
-    ids: NDArray[np.int64]
-    layers: Layers
-
-
 class KeptPrefixes:
     """Keys and values of finished sequences, of at most `tokens` tokens in all."""
 
     def __init__(self, tokens: int) -> None:
         self._most = tokens
-        self._entries: list[_Kept] = []
+        self._entries: list[tuple[NDArray[np.int64], Layers]] = []
         """Least recently used first."""
 
     def find(self, ids: NDArray[np.int64]) -> tuple[Layers | None, int]:
         """Return the entry with the longest common prefix, which counts as used, and the prefix's length."""
-        lengths = [_common_prefix(ids, entry.ids) for entry in self._entries]
+        lengths = [_common_prefix(ids, known) for known, _ in self._entries]
         length = max(lengths, default=0)
         if not length:
             return None, 0
         entry = self._entries.pop(lengths.index(length))
         self._entries.append(entry)
-        return entry.layers, length
+        return entry[1], length
 
     def wants(self, ids: list[int]) -> bool:
         """Return whether a sequence is worth keeping: it fits, and is not a prefix of one that is kept."""
         wanted = np.asarray(ids, dtype=np.int64)
-        known = any(_common_prefix(wanted, entry.ids) == len(ids) for entry in self._entries)
+        known = any(_common_prefix(wanted, other) == len(ids) for other, _ in self._entries)
         return 0 < len(ids) <= self._most and not known
 
     def keep(self, ids: list[int], layers: Layers) -> None:
         """Keep a sequence in place of its own prefixes, and drop the least recently used entries beyond the limit."""
-        added = _Kept(np.asarray(ids, dtype=np.int64), layers)
-        others = [entry for entry in self._entries if _common_prefix(added.ids, entry.ids) < len(entry.ids)]
-        self._entries = [*others, added]
-        while sum(len(entry.ids) for entry in self._entries) > self._most:
+        added = np.asarray(ids, dtype=np.int64)
+        others = [entry for entry in self._entries if _common_prefix(added, entry[0]) < len(entry[0])]
+        self._entries = [*others, (added, layers)]
+        while sum(len(known) for known, _ in self._entries) > self._most:
             self._entries.pop(0)
 
     def clear(self) -> None:
@@ -287,24 +282,3 @@ def _common_prefix(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:
     size = min(len(one), len(other))
     differing = np.flatnonzero(one[:size] != other[:size])
     return int(differing[0]) if len(differing) else size
-
-
-def _mask(rows: list[DecodingRow], logits: Tensor) -> Tensor | None:
-    """Return the tokens that the grammars allow, [rows, vocabulary], bool; None if no row has a grammar."""
-    import torch
-
-    if all(row.grammar is None for row in rows):
-        return None
-    free = torch.ones(logits.shape[-1], dtype=torch.bool)
-    return torch.stack([row.allowed(free) for row in rows]).to(logits.device)
-
-
-def _generator(seed: int | None) -> Generator:
-    import torch
-
-    generator = torch.Generator()
-    if seed is None:
-        generator.seed()
-    else:
-        generator.manual_seed(seed)
-    return generator

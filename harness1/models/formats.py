@@ -1,4 +1,9 @@
-"""ChatML: `<|im_start|>ROLE`, a newline, the text, `<|im_end|>`: the message frame of Qwen, SmolLM and many others."""
+"""The chat formats, and how to open one by its name; a plugin names its class in `harness1.formats`.
+
+ChatML is the message frame of Qwen, SmolLM and many others; Hermes that of NousResearch/Hermes-Function-Calling, which
+Qwen 2.5 and 3 were trained on too; Harmony that of gpt-oss (https://github.com/openai/harmony): tests compare it with
+`openai-harmony`, whose parser raises on unexpected tokens, while this one reads any sequence of tokens.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +22,16 @@ from harness1.models.calls import (
     MOST_CALLS,
     THINK,
     THOUGHT,
-    balanced,
     clean_name,
+    find_object,
     read_bare,
     read_call,
     read_object,
     tools_of,
-    unwrapped,
+    unwrap_calls,
 )
 from harness1.models.chat_format import ChatFormat, Ids, Parsed
-from harness1.models.grammar import any_of, arguments_rules, literal, make_grammar
+from harness1.models.grammar import arguments_rules, literal, make_grammar
 from harness1.models.tokenizer import Tokenizer
 from harness1.plain import meant
 from harness1.plugins import find_plugin, plugin_names, unfit
@@ -101,13 +106,13 @@ class Compact(ChatML):
         if not found:
             bare = read_bare(text, names)
             return Parsed("", bare) if bare else Parsed(text.strip(), error="there is no call")
-        actions = tuple(call for _, name, arguments in found for call in unwrapped(name, arguments))
+        actions = tuple(call for _, name, arguments in found for call in unwrap_calls(name, arguments))
         reasoning = text[: found[0][0]].strip()
         return Parsed(reasoning, actions) if actions else Parsed(reasoning, error="the call wraps none")
 
     def grammar(self, specs: Sequence[ToolSpec]) -> Grammar:
         calls = [literal(f"{spec.name} ") + f" args_{spec.name}" for spec in specs]
-        return make_grammar(f"thought ({any_of(calls)})", arguments_rules(specs))
+        return make_grammar(f"thought ({' | '.join(calls)})", arguments_rules(specs))
 
 
 def _calls(text: str, names: set[str]) -> Iterator[tuple[int, str, dict[str, Any]]]:
@@ -115,7 +120,7 @@ def _calls(text: str, names: set[str]) -> Iterator[tuple[int, str, dict[str, Any
     lines = ((match, clean_name(match.group(1))) for match in _LINE.finditer(text))
     end = 0
     for match, name in islice((line for line in lines if line[1] in names), MOST_CALLS):
-        body = balanced(text, match.end()) if match.start() >= end else None
+        body = find_object(text, match.end()) if match.start() >= end else None
         if body is None:
             continue
         end = match.end() + len(body)
@@ -124,14 +129,9 @@ def _calls(text: str, names: set[str]) -> Iterator[tuple[int, str, dict[str, Any
 
 
 def _line(spec: ToolSpec) -> str:
-    summary = spec.description.split(". ")[0].rstrip(".")
-    return f"{_arguments(spec)}: {summary}." if summary else _arguments(spec)
-
-
-def _arguments(spec: ToolSpec) -> str:
-    required = spec.parameters.get("required", ())
+    required, summary = spec.parameters.get("required", ()), spec.description.split(". ")[0].rstrip(".")
     names = [name if name in required else f"{name}?" for name in spec.parameters.get("properties", {})]
-    return f"{spec.name} {{{', '.join(names)}}}"
+    return f"{spec.name} {{{', '.join(names)}}}" + (f": {summary}." if summary else "")
 
 
 TAG, TAG_END = "<tool_call>", "</tool_call>"
@@ -174,7 +174,7 @@ class Hermes(ChatML):
 
     def parse(self, output_ids: Sequence[int], specs: Sequence[ToolSpec]) -> Parsed:
         text = self.said(output_ids)
-        reasoning, tags = _divided(text)
+        reasoning, tags = _divide(text)
         if not tags:
             bare = read_bare(text, {spec.name for spec in specs})
             return Parsed("", bare) if bare else Parsed(reasoning, error="there is no call")
@@ -187,11 +187,11 @@ class Hermes(ChatML):
             literal('{"name": "' + spec.name + '", "arguments": ') + f" args_{spec.name} " + literal("}")
             for spec in specs
         ]
-        root = f"thought {literal(TAG + chr(10))} ({any_of(calls)}) {literal(chr(10) + TAG_END)}"
+        root = f"thought {literal(TAG + chr(10))} ({' | '.join(calls)}) {literal(chr(10) + TAG_END)}"
         return make_grammar(root, arguments_rules(specs))
 
 
-def _divided(text: str) -> tuple[str, list[list[ToolCall]]]:
+def _divide(text: str) -> tuple[str, list[list[ToolCall]]]:
     """Return the text before the first call, thoughts included, and the calls of each tag. An unclosed thought extends
     to the end, and text in a thought is never a call."""
     at, words, tags = 0, list[str](), list[list[ToolCall]]()
@@ -202,7 +202,7 @@ def _divided(text: str) -> tuple[str, list[list[ToolCall]]]:
         if tag is None:
             break
         if tag[0] == TAG:
-            calls, at = _called(text, tag.end())
+            calls, at = _read_tag(text, tag.end())
             tags.append(calls)
             continue
         end = text.find(THOUGHT, tag.end())
@@ -212,14 +212,14 @@ def _divided(text: str) -> tuple[str, list[list[ToolCall]]]:
     return "\n".join(filter(None, map(str.strip, words))), tags
 
 
-def _called(text: str, at: int) -> tuple[list[ToolCall], int]:
+def _read_tag(text: str, at: int) -> tuple[list[ToolCall], int]:
     """Return the calls after an opening tag (one object or a list), and the position after the last. Objects are read
     before closing tags are searched, because a string in them may contain one."""
     calls: list[ToolCall] = []
     start = _FIRST.search(text, at)
     if start is None or start[0] != "{":
         return calls, at
-    while start and len(calls) < MOST_CALLS and (body := balanced(text, start.end() - 1)) is not None:
+    while start and len(calls) < MOST_CALLS and (body := find_object(text, start.end() - 1)) is not None:
         calls += read_call(read_object(body) or {})
         at = start.end() - 1 + len(body)
         start = _NEXT.match(text, at)
@@ -274,7 +274,7 @@ class Harmony(ChatFormat):
     def generation_prompt(self) -> str:
         return f"{START}assistant"
 
-    def written(self, piece: Piece) -> str:
+    def write_piece(self, piece: Piece) -> str:
         """End the instructions with an empty line rather than begin the tools with it: vocabularies of this kind have
         one token for a full stop and the newlines after it."""
         return piece.text + "\n" * (piece.role == "system")
@@ -308,7 +308,7 @@ class Harmony(ChatFormat):
                 arguments = read_object(text)
                 if arguments is None:
                     return Parsed(" ".join(thoughts), error="the arguments are not a JSON object")
-                actions += unwrapped(clean_name(recipient.group(1)), arguments)
+                actions += unwrap_calls(clean_name(recipient.group(1)), arguments)
             elif channel in ("", "analysis"):
                 thoughts.append(text.strip())
             elif channel not in ("commentary", "final"):
@@ -405,13 +405,8 @@ FORMATS: dict[str, type[ChatFormat]] = {"hermes": Hermes, "harmony": Harmony, "c
 
 
 def open_format(name: str, tokenizer: Tokenizer) -> ChatFormat:
-    """Return the format of a name; `auto` chooses the one whose control tokens the tokenizer has.
-
-    Raises:
-        ConfigError: there is no such format, or `auto` finds none for this tokenizer.
-        UsageError: the tokenizer lacks a control token of the format; or it is a plugin's, and two have it, or it
-            cannot be imported.
-    """
+    """Return the format of a name; `auto` chooses the one whose control tokens the tokenizer has. Raise ConfigError if
+    there is none, UsageError if the tokenizer lacks a control token of it, or a plugin cannot be used."""
     if name == "auto":
         if CHANNEL in tokenizer.control:
             name = Harmony.name
@@ -419,20 +414,12 @@ def open_format(name: str, tokenizer: Tokenizer) -> ChatFormat:
             name = Hermes.name
         else:
             raise ConfigError(f"policy.format=auto has no format for this tokenizer: choose {', '.join(_names())}")
-    return (_plugin_format(name) or _built_in(name))(tokenizer)
-
-
-def _built_in(name: str) -> type[ChatFormat]:
-    if name not in FORMATS:
-        raise ConfigError(f"unknown format {name!r}: choose {', '.join(_names())}{meant(name, _names())}")
-    return FORMATS[name]
-
-
-def _plugin_format(name: str) -> type[ChatFormat] | None:
     found: type[ChatFormat] | None = find_plugin("formats", name, FORMATS)
     if found is not None and not (isinstance(found, type) and issubclass(found, ChatFormat) and found.name == name):
         raise unfit("formats", name, "must be a subclass of ChatFormat of that name")
-    return found
+    if found is None and name not in FORMATS:
+        raise ConfigError(f"unknown format {name!r}: choose {', '.join(_names())}{meant(name, _names())}")
+    return (found or FORMATS[name])(tokenizer)
 
 
 def _names() -> tuple[str, ...]:

@@ -44,27 +44,16 @@ Facts = Mapping[str, Any]
 
 
 def check_installed() -> None:
-    """Check before a long download that the conversion can run.
-
-    Raises:
-        MissingExtra: a package that the conversion needs is not installed.
-    """
+    """Raise MissingExtra before a long download if a package that the conversion needs is not installed."""
     for package in ("gguf", "safetensors", "tokenizers", "transformers"):
         if importlib.util.find_spec(package) is None:
             raise MissingExtra(package, "train")
 
 
 def convert_gguf(source: Path, folder: Path) -> None:
-    """Write configuration, weights and tokenizer of a GGUF file into a folder.
-
-    The weights become fp32. A dequantised Q4_1 weight is scale * level + offset with both in fp16; bf16 has 8 bits of
-    precision and would round two thirds of them (97 % of the Q8_0 embeddings) by up to 0.4 %. Computing in bf16 then
-    rounds once, on loading, and checks in fp32 see the exact values of the file.
-
-    Raises:
-        UsageError: the file is not a GGUF or not supported by this conversion, or the disk is full.
-        MissingExtra: a package that the conversion needs is not installed.
-    """
+    """Write configuration, weights and tokenizer of a GGUF file into a folder. Weights become fp32, because bf16 would
+    round two thirds of those in Q4_1 and 97 % of the embeddings in Q8_0 by up to 0.4 %. Raise UsageError for a file
+    that is no GGUF or not supported, or a full disk, and MissingExtra as `check_installed`."""
     check_installed()
     from gguf import GGUFReader, dequantize
     from safetensors import SafetensorError
@@ -78,7 +67,7 @@ def convert_gguf(source: Path, folder: Path) -> None:
         _save_config(facts, folder, tied="output.weight" not in names)
         _save_tokenizer(facts, folder)
         weights = {
-            names[tensor.name]: _unpermuted(tensor.name, dequantize(tensor.data, tensor.tensor_type), facts)
+            names[tensor.name]: _unpermute(tensor.name, dequantize(tensor.data, tensor.tensor_type), facts)
             for tensor in reader.tensors
         }
     try:
@@ -99,11 +88,9 @@ def _name(tensor: str) -> str:
     raise ValueError(f"it has a tensor {tensor!r}, which a plain Llama does not have")
 
 
-def _unpermuted(name: str, weight: Array, facts: Facts) -> Array:
-    """Undo the order in which GGUF stores the rows of queries and keys.
-
-    llama.cpp rotates neighbouring pairs of a head's dimensions, `transformers` the first half with the second.
-    """
+def _unpermute(name: str, weight: Array, facts: Facts) -> Array:
+    """Undo the order in which GGUF stores the rows of queries and keys: llama.cpp rotates neighbouring pairs of a
+    head's dimensions, `transformers` the first half with the second."""
     heads = {"attn_q": "head_count", "attn_k": "head_count_kv"}.get(name.split(".")[-2])
     if heads is not None:
         count = facts[f"llama.attention.{heads}"]

@@ -6,7 +6,7 @@ Bounds in characters would be stricter, but then a token's mask takes 230 ms ove
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,26 +55,20 @@ def make_grammar(root: str, rules: str) -> Grammar:
     return Grammar(ebnf, digest(ebnf))
 
 
-def literal(text: str) -> str:
-    """Return an expression that matches exactly this text."""
-    return _dumped(text)
-
-
-def any_of(choices: Iterable[str]) -> str:
-    """Return an expression that matches any of the choices."""
-    return " | ".join(choices)
+def literal(text: Any) -> str:
+    """Return an expression that matches exactly this text; of any other value, its JSON."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def arguments_rules(specs: Sequence[ToolSpec]) -> str:
-    """Return a rule `args_NAME` for each tool: its arguments as `json.dumps` writes them, in schema order.
-
-    Raises:
-        UsageError: a tool's schema cannot be expressed by these rules.
-    """
+    """Return a rule `args_NAME` for each tool: its arguments as `json.dumps` writes them, in schema order. Raise
+    UsageError for a schema that cannot be expressed by these rules."""
     rules, lines = _Rules(), list[str]()
     for spec in specs:
         try:
-            lines.append(f"args_{spec.name} ::= {rules.arguments(spec.parameters)}\n")
+            # Without properties, a schema allows no arguments.
+            body = rules.value({"type": "object", "properties": {}, **spec.parameters}, 0)
+            lines.append(f"args_{spec.name} ::= {body}\n")
         except UsageError as error:
             raise UsageError(f"there is no grammar for the tool {one_line(spec.name)}: {error}") from error
     return "".join(lines) + rules.text()
@@ -89,42 +83,39 @@ class _Rules:
     def text(self) -> str:
         return "".join(f"{name} ::= {body}\n" for body, name in self._names.items())
 
-    def arguments(self, schema: Mapping[str, Any]) -> str:
-        """Return the body of the rule for a tool's arguments; a schema without properties allows no arguments."""
-        return self._value({"type": "object", "properties": {}, **schema}, 0)
-
-    def _named(self, body: str) -> str:
+    def _name(self, body: str) -> str:
         return self._names.setdefault(body, f"rule{len(self._names)}")
 
-    def _value(self, schema: Any, depth: int) -> str:
+    def value(self, schema: Any, depth: int) -> str:
+        """Return the body of the rule for a schema."""
         if not isinstance(schema, Mapping) or depth > DEPTH:
             raise UsageError(f"it contains a schema that is not an object or nests more than {DEPTH} levels")
         keys, kind = schema.keys() - _SILENT, schema.get("type")
         if keys - {"type"} == {"enum"}:
-            return self._choice([literal(_dumped(each)) for each in schema["enum"]])
+            return self._choice([literal(literal(each)) for each in schema["enum"]])
         if keys - {"type"} == {"const"}:
-            return literal(_dumped(schema["const"]))
+            return literal(literal(schema["const"]))
         if keys == {"anyOf"}:
-            return self._choice([self._value(each, depth + 1) for each in schema["anyOf"]])
+            return self._choice([self.value(each, depth + 1) for each in schema["anyOf"]])
         if not keys <= _SHAPES:
             raise UsageError(f"its schema has {', '.join(sorted(keys - _SHAPES))}")
         if isinstance(kind, list):
-            return self._choice([self._value({**schema, "type": each}, depth + 1) for each in dict.fromkeys(kind)])
+            return self._choice([self.value({**schema, "type": each}, depth + 1) for each in dict.fromkeys(kind)])
         return self._typed(schema, kind or ("object" if "properties" in keys else "string"), depth)
 
     def _typed(self, schema: Mapping[str, Any], kind: Any, depth: int) -> str:
         if kind in _SCALARS:
             return str(kind)
         if kind == "array":
-            item = self._value(schema.get("items", {}), depth + 1)
-            return self._named(f'"[" {_several(item, schema.get("minItems", 0), schema.get("maxItems", ITEMS))} "]"')
+            item = self.value(schema.get("items", {}), depth + 1)
+            return self._name(f'"[" {_several(item, schema.get("minItems", 0), schema.get("maxItems", ITEMS))} "]"')
         if kind != "object":
             raise UsageError(f"its schema has the type {json.dumps(kind)}")
         if "properties" in schema:
-            return self._named(f'"{{" {self._properties(schema, depth)} "}}"')
+            return self._name(f'"{{" {self._properties(schema, depth)} "}}"')
         others = schema.get("additionalProperties", True)
-        pair = f'string ": " {self._value({} if others is True else others, depth + 1)}' if others is not False else ""
-        return self._named(f'"{{" {_several(pair, 0, schema.get("maxProperties", ITEMS) if pair else 0)} "}}"')
+        pair = f'string ": " {self.value({} if others is True else others, depth + 1)}' if others is not False else ""
+        return self._name(f'"{{" {_several(pair, 0, schema.get("maxProperties", ITEMS) if pair else 0)} "}}"')
 
     def _properties(self, schema: Mapping[str, Any], depth: int) -> str:
         """Return an expression for the properties; their rules are built from the last to the first."""
@@ -132,17 +123,17 @@ class _Rules:
         properties = {**schema["properties"], **{name: {} for name in required if name not in schema["properties"]}}
         later = first = '""'
         for name, each in reversed(properties.items()):
-            key = _dumped(name) + ": "
-            taken = f"{self._value(each, depth + 1)} {later}"
+            key = literal(name) + ": "
+            taken = f"{self.value(each, depth + 1)} {later}"
             skipped = ("", "") if name in required else (f" | {first}", f" | {later}")
-            first = self._named(f"{literal(key)} {taken}{skipped[0]}")
-            later = self._named(f"{literal(', ' + key)} {taken}{skipped[1]}")
+            first = self._name(f"{literal(key)} {taken}{skipped[0]}")
+            later = self._name(f"{literal(', ' + key)} {taken}{skipped[1]}")
         return first
 
     def _choice(self, choices: Sequence[str]) -> str:
         if not choices:
             raise UsageError("its schema has an empty choice")
-        return self._named(any_of(choices))
+        return self._name(" | ".join(choices))
 
 
 def _several(item: str, least: int, most: int) -> str:
@@ -155,10 +146,6 @@ def _several(item: str, least: int, most: int) -> str:
     return f'({item} (", " {item}){{{max(least - 1, 0)},{most - 1}}}){"" if least else "?"}'
 
 
-def _dumped(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
 COMPILED_BYTES = 64 << 20
 """Size up to which compiled grammars are cached, rather than compiled for every call."""
 STOP_SETS = 4
@@ -166,15 +153,8 @@ STOP_SETS = 4
 
 
 class GrammarCompiler:
-    """A compiler of grammars for the tokenizer in a model's folder.
-
-    Args:
-        vocabulary: width of the model's logits.
-
-    Raises:
-        MissingExtra: xgrammar is not installed.
-        UsageError: the folder has no tokenizer.
-    """
+    """A compiler by `xgrammar` of grammars for the tokenizer in a model's folder, whose logits are `vocabulary` wide.
+    Raises UsageError if the folder has none."""
 
     def __init__(self, folder: Path, vocabulary: int) -> None:
         with optional("grammar"):
@@ -189,11 +169,8 @@ class GrammarCompiler:
         self._compiler = lru_cache(STOP_SETS)(self._new_compiler)
 
     def start(self, grammar: Grammar, stop_ids: Sequence[int]) -> GrammarState:
-        """Return the state at the beginning of an output. A stop token is allowed only where the grammar may end.
-
-        Raises:
-            UsageError: the grammar does not compile, or there is no stop token to end it.
-        """
+        """Return the state at the beginning of an output. A stop token is allowed only where the grammar may end. Raise
+        UsageError if the grammar does not compile, or there is no stop token to end it."""
         if not stop_ids:
             raise UsageError("an output with a grammar needs a stop token: nothing else can end it")
         try:
@@ -210,17 +187,13 @@ class GrammarCompiler:
         return self._xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=COMPILED_BYTES)
 
     def masks(self, grammar: Grammar, stop_ids: Sequence[int], output_ids: Sequence[int]) -> Tensor:
-        """Return what was allowed at each token of an output: bool, [tokens, vocabulary].
-
-        Raises:
-            UsageError: as `start`.
-            InfrastructureFault: the output does not match the grammar.
-        """
+        """Return what was allowed at each token of an output: bool, [tokens, vocabulary]. Raise as `start`, and
+        InfrastructureFault if the output does not match the grammar."""
         import torch
 
         state, masks = self.start(grammar, stop_ids), []
         for token in output_ids:
-            masks.append(state.allowed())
+            masks.append(state.mask())
             state.accept(token)
         return torch.stack(masks)
 
@@ -234,12 +207,8 @@ class GrammarState:
         self._matcher, self._vocabulary = matcher, vocabulary
         self._bits = torch.empty(1, -(-vocabulary // 32), dtype=torch.int32)
 
-    def allowed(self) -> Tensor:
-        """Return which tokens may come next: bool, [vocabulary].
-
-        Raises:
-            InfrastructureFault: none may.
-        """
+    def mask(self) -> Tensor:
+        """Return which tokens may come next: bool, [vocabulary]; raise InfrastructureFault if none may."""
         import torch
 
         self._bits.fill_(-1)
@@ -250,10 +219,6 @@ class GrammarState:
         return mask
 
     def accept(self, token: int) -> None:
-        """Advance by a token.
-
-        Raises:
-            InfrastructureFault: the grammar does not allow it.
-        """
+        """Advance by a token; raise InfrastructureFault if the grammar does not allow it."""
         if not self._matcher.accept_token(token):
             raise InfrastructureFault(f"the grammar does not allow the token {token} here")

@@ -1,4 +1,11 @@
-"""vLLM behind a server that takes token ids."""
+"""Servers that take token ids: vLLM, and SGLang through its native `/generate` route.
+
+    python -m sglang.launch_server --model-path MODEL
+
+SGLang's log probabilities are taken after temperature and grammar but before `top_p` and `top_k`, so those are refused.
+Its weights are loaded through `/update_weights_from_disk` (SGLang docs, "SGLang for RL Systems"), and adapters through
+`/load_lora_adapter` ("LoRA Serving"), whose names go into the field `lora_path` of a request.
+"""
 
 from __future__ import annotations
 

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-import msgspec
-
-from harness1.config import Config, recorded_without
-from harness1.config.env import Env
-from harness1.config.settings import differences, refuse_removed
+from harness1.config import Config
 from harness1.env.pieces import Role, piece
 from harness1.errors import ConfigError, UsageError, optional
 from harness1.http.client import HttpClient
 from harness1.http.model_endpoint import Completer, Completion, Messages, policy_endpoint, verifier_endpoint
 from harness1.models.backend import Backend
 from harness1.models.causal_model import context_window
-from harness1.models.chat_format import ChatFormat, joined
-from harness1.models.checkpoint import format_of, read_checkpoint, shown
+from harness1.models.chat_format import ChatFormat, join_spans
+from harness1.models.checkpoint import format_of
 from harness1.models.fetch import resolve_model
 from harness1.models.formats import open_format
 from harness1.models.model_servers import SglangServer, VllmServer
-from harness1.models.spec import ModelSpec, is_model
+from harness1.models.spec import ModelSpec
 from harness1.models.token_server import server_root
 from harness1.models.tokenizer import HarmonyVocabulary, open_tokenizer
 from harness1.models.transformers_backend import open_transformers
@@ -49,25 +45,26 @@ def open_backend(asked: ModelSpec, config: Config, adapter_rank: int = 0) -> tup
         return server(endpoint, asked.model, weights=asked.model, kept=config.rl.staleness + 2), chat
     folder = resolve_model(asked.model)
     chat = format_at(folder, config)
-    _check_window(folder, config)
+    most = context_window(folder)
+    if most is not None and config.env.context_window > most:  # before an episode runs into its end
+        raise ConfigError(
+            f"env.context_window={config.env.context_window} is more than the {most} tokens that {folder.name} reads:"
+            " --config small fits 8,192"
+        )
     dtype = config.policy.dtype
     if asked.kind == "vllm":
         room = {"max_model_len": config.env.context_window, "adapter_rank": adapter_rank}
         room |= {"tensor_parallel_size": model.tensor_parallel, "enable_sleep_mode": model.sleep}
         return open_vllm(folder, dtype=dtype, memory_share=model.memory_share, **room), chat
-    device = model.device or preferred_device()
+    device = model.device or choose_device()
     sizes = {"threads": model.threads, "rows": model.rows}
     sizes |= {"cache_tokens": model.cache_tokens, "prefill_tokens": model.prefill_tokens}
     return open_transformers(folder, device=device, dtype=dtype, **sizes), chat
 
 
 def format_at(place: str | Path, config: Config) -> ChatFormat:
-    """Open the format of a model, by the folder of its tokenizer or `HARMONY`.
-
-    Raises:
-        UsageError, ConfigError, MissingExtra: as `open_model`; ConfigError also if the model was trained here for
-            another environment.
-    """
+    """Open the format of a model, by the folder of its tokenizer or `HARMONY`; raise as `open_model`, and ConfigError
+    if the model was trained here for another environment."""
     if place == HARMONY:
         return open_format(config.policy.format, HarmonyVocabulary())
     folder = resolve_model(str(place))
@@ -83,25 +80,11 @@ def _weights_of(asked: ModelSpec) -> Path:
         ) from error
 
 
-def preferred_device() -> str:
-    """Return `cuda` where torch finds a GPU, else `cpu`.
-
-    Raises:
-        MissingExtra: torch is not installed.
-    """
+def choose_device() -> str:
+    """Return `cuda` where torch finds a GPU, else `cpu`; raise MissingExtra without torch."""
     with optional("train"):
         import torch
     return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def _check_window(folder: Path, config: Config) -> None:
-    """Refuse a context window that the model does not have, before an episode runs into its end."""
-    most = context_window(folder)
-    if most is not None and config.env.context_window > most:
-        raise ConfigError(
-            f"env.context_window={config.env.context_window} is more than the {most} tokens that {folder.name} reads:"
-            " --config small fits 8,192"
-        )
 
 
 ROLES: dict[str, Role] = {"system": "system", "user": "user"}
@@ -116,7 +99,7 @@ class BackendCompleter:
     async def complete(self, messages: Messages) -> Completion:
         """Return the reply to system and user messages; raise as the backend does."""
         groups = [[piece("message", ROLES[message["role"]], message["content"])] for message in messages]
-        prompt = [*joined(self._chat.messages(groups, ())), *self._chat.prompt_end().ids]
+        prompt = [*join_spans(self._chat.messages(groups, ())), *self._chat.prompt_end().ids]
         sampling = Sampling(temperature=0.0, max_tokens=self.most_tokens, stop_ids=self._chat.stop_ids)
         output = await self._backend.generate(prompt, sampling)
         said = [token for token in output.output_ids if token not in self._chat.stop_ids]
@@ -147,42 +130,3 @@ def open_completer(spec: str, config: Config, most_tokens: int) -> Completing:
         return Completer(verifier_endpoint(asked.url, config.machine), asked.model, most_tokens)
     backend, chat = open_backend(asked, config)
     return BackendCompleter(backend, chat, most_tokens)
-
-
-def environment_of(model: str, config: Config) -> dict[str, Any] | None:
-    """Return the settings of the environment that a model was trained in; None if it was not trained here, or is not a
-    folder of this machine.
-
-    Args:
-        model: the name of a model such as `hf:PATH`, or a path; other policies have no environment.
-
-    Raises:
-        UsageError: the name of a model has none of its forms.
-        SchemaError: the card of the checkpoint is damaged.
-        ConfigError: this version does not have those settings, and `machine.model.foreign` is off.
-    """
-    asked = ModelSpec.read(model) if is_model(model) else ModelSpec("hf", model, None)
-    place = (asked.url and config.machine.model.tokenizer) or asked.model
-    card = read_checkpoint(Path(place))
-    if card is None:
-        return None
-    env = recorded_without(card.env)
-    try:
-        refuse_removed(card.env, "env.")
-        msgspec.convert(env, Env)
-    except (msgspec.ValidationError, ConfigError) as error:
-        if config.machine.model.foreign:
-            return None
-        raise ConfigError(
-            f"{place} was trained by another version, with other settings of its environment ({error}); to use it in"
-            " the one configured: --set machine.model.foreign=true"
-        ) from error
-    return env
-
-
-def told(model: str, without: Env, env: Env) -> str:
-    """Return what to tell the user whose command takes place in the environment of a checkpoint: what differs from the
-    one that it would take place in otherwise."""
-    ours: dict[str, Any] = msgspec.to_builtins(env)
-    changed = [f"{name}={value}" for name, value, _ in differences(ours, msgspec.to_builtins(without), "env.")]
-    return f"env of {model.partition(':')[2] or model}: {shown(changed)}"

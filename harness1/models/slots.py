@@ -1,4 +1,4 @@
-"""Keys and values of the rows that are decoded together, and attention that reads them in place.
+"""Keys and values of the rows that are decoded together, attention that reads them in place, and a model with it.
 
 A row owns a slot: position i of its sequence is column i of its slot. Rows of any lengths therefore decode in one pass
 without left padding, concatenation or copies of grouped heads; a mask hides the columns beyond a row's end.
@@ -33,12 +33,8 @@ class KvSlots:
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def layer(self, index: int, key: Tensor, value: Tensor, used: int, length: int) -> tuple[Tensor, Tensor]:
-        """Return the slots of a layer, [rows, heads, columns, width] each, with room for `length` tokens in each row.
-
-        Args:
-            key, value: new states, which give heads, width, type and device.
-            used: number of leading slots whose content is kept.
-        """
+        """Return the slots of a layer, [rows, heads, columns, width] each, with room for `length` tokens in each row
+        and the heads, width, type and device of new states. The content of the first `used` slots is kept."""
         old = self._layers.get(index)
         if old is None or old[0].shape[2] < length:
             new = self._empty(key, length), self._empty(value, length)
@@ -82,15 +78,9 @@ class KvSlots:
 
 
 class SlotPass:
-    """One forward pass that appends `new` tokens to each of some neighbouring slots.
-
-    A row with fewer new tokens is padded at its end: no token of its own sees the padding, and the tokens that follow
-    later are written over it.
-
-    Args:
-        first: the first of the slots; those before it keep their content.
-        starts: for each slot, the number of tokens that it holds.
-    """
+    """One forward pass that appends `new` tokens to each of some neighbouring slots, which hold `starts` tokens; those
+    before the `first` keep their content. A row with fewer new tokens is padded at its end: no token of its own sees
+    the padding, and the tokens that follow later are written over it."""
 
     def __init__(self, slots: KvSlots, first: int, starts: Sequence[int], new: int, device: Any) -> None:
         import torch
@@ -135,17 +125,10 @@ class SlotPass:
 def attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """Compute attention over the slots in `options["slot_pass"]`, as transformers' `AttentionInterface` calls it.
-
-    Supported: grouped heads, sliding windows (`sliding_window`), soft-capped scores (`softcap`), attention sinks
-    (`s_aux`).
-
-    Args:
-        query, key, value: [slots, heads, new, width]; keys and values may have fewer heads.
-
-    Returns:
-        [slots, new, heads, width of the values], and no weights.
-    """
+    """Compute attention over the slots in `options["slot_pass"]`, as transformers' `AttentionInterface` calls it, with
+    grouped heads, sliding windows (`sliding_window`), soft-capped scores (`softcap`) and attention sinks (`s_aux`).
+    Query, key and value are [slots, heads, new, width]; return [slots, new, heads, width of the values], and no
+    weights."""
     import torch
     from torch.nn.functional import scaled_dot_product_attention
 
@@ -205,16 +188,12 @@ slots lack is off by about 1; a mixture of experts in half precision by less, bu
 
 
 class SlotModel:
-    """A model that computes next-token logits for sequences whose keys and values are in slots.
-
-    Args:
-        model: it is switched to slot attention, and must not be used otherwise from then on.
-
-    Raises:
-        UsageError: slots do not support its attention.
-    """
+    """A model that computes next-token logits for sequences whose keys and values are in slots. It is switched to slot
+    attention, and must not be used otherwise from then on. Raises UsageError if slots do not support its attention:
+    logits must equal those of its own."""
 
     def __init__(self, model: PreTrainedModel) -> None:
+        import torch
         from transformers import AttentionInterface
 
         self.model, self.device = model, model.device
@@ -223,17 +202,15 @@ class SlotModel:
         self.vocabulary = int(config.vocab_size)
         self.window: int | None = getattr(config, "max_position_embeddings", None)
         ids = [3 * at % self.vocabulary for at in range(PROBE_TOKENS)]
-        expected = self._own_logits(ids)
+        with torch.no_grad():
+            expected = model(torch.tensor([ids], device=self.device), use_cache=False).logits[0].float()
         AttentionInterface.register(ATTENTION, attend)
         model.set_attn_implementation(ATTENTION)
         self._probe(ids, expected)
 
     def logits(self, ids: list[list[int]], slot_pass: SlotPass) -> Tensor:
-        """Return the logits after the last new token of each row, [rows, vocabulary] in float32.
-
-        Args:
-            ids: the new tokens of each row; those of the longest are as many as `slot_pass` appends.
-        """
+        """Return the logits after the last new token of each row, [rows, vocabulary] in float32; `ids` are the new
+        tokens of each row, those of the longest as many as `slot_pass` appends."""
         import torch
 
         longest = max(map(len, ids))
@@ -242,13 +219,6 @@ class SlotModel:
         with torch.no_grad(), logits_at(self.model, torch.arange(len(ids), device=self.device), ends):
             out = self.model(padded, position_ids=slot_pass.positions, use_cache=False, slot_pass=slot_pass)
         logits: Tensor = out.logits[0].float()
-        return logits
-
-    def _own_logits(self, ids: list[int]) -> Tensor:
-        import torch
-
-        with torch.no_grad():
-            logits: Tensor = self.model(torch.tensor([ids], device=self.device), use_cache=False).logits[0].float()
         return logits
 
     def _probe(self, ids: list[int], expected: Tensor) -> None:
@@ -264,24 +234,24 @@ class SlotModel:
             logits = self.logits([[ids[start]] for start in starts], SlotPass(slots, 0, starts, 1, self.device))
         except (RuntimeError, TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
             reason = f"does not run with attention over slots ({first_line(error)})"
-            raise UsageError(f"{_name(self.model)} {reason}; use vLLM for it") from error
+            raise UsageError(f"{type(self.model).__name__} {reason}; use vLLM for it") from error
         wanted = expected[starts]
         bound = PROBE_BOUNDS[str(self.model.dtype).removeprefix("torch.")]
         if not float((logits - wanted).norm() / wanted.norm()) <= bound:
-            raise UsageError(
-                f"{_name(self.model)} needs an attention or a state that slots do not have; use vLLM for it"
-            )
+            reason = "needs an attention or a state that slots do not have"
+            raise UsageError(f"{type(self.model).__name__} {reason}; use vLLM for it")
 
 
 def _refuse_unlike(model: PreTrainedModel, config: Any) -> None:
     unlike = set(getattr(config, "layer_types", None) or ()) - LAYERS
-    if unlike:
-        raise UsageError(f"{_name(model)} has layers of {', '.join(sorted(unlike))}; use vLLM for it")
     moving = set(_rope_types(getattr(config, "rope_parameters", None))) & MOVING_ROPE
+    name = type(model).__name__
+    if unlike:
+        raise UsageError(f"{name} has layers of {', '.join(sorted(unlike))}; use vLLM for it")
     if moving:
-        raise UsageError(f"{_name(model)} has rotary positions of type {', '.join(sorted(moving))}; use vLLM for it")
+        raise UsageError(f"{name} has rotary positions of type {', '.join(sorted(moving))}; use vLLM for it")
     if not model._can_set_attn_implementation():
-        raise UsageError(f"transformers cannot replace the attention of {_name(model)}; use vLLM for it")
+        raise UsageError(f"transformers cannot replace the attention of {name}; use vLLM for it")
 
 
 def _rope_types(parameters: Any) -> Iterator[str]:
@@ -291,7 +261,3 @@ def _rope_types(parameters: Any) -> Iterator[str]:
             yield str(parameters["rope_type"])
         for value in parameters.values():
             yield from _rope_types(value)
-
-
-def _name(model: PreTrainedModel) -> str:
-    return type(model).__name__

@@ -16,6 +16,7 @@ from harness1.redaction import public_address
 SERVED: Mapping[str, bool | None] = {"hf": False, "vllm": None, "sglang": True, "openai": True}
 """Each kind of model, with True if it needs the address of a server; None: it may have one."""
 NAMES = ("hf:PATH", "vllm:PATH", "vllm:MODEL@URL", "sglang:MODEL@URL", "openai:MODEL@URL")
+CONFIG = "config.toml"
 _SERVED = re.compile(r"(.*)@(https?://.+)", re.I)
 _PASSWORD = re.compile(r"https?://[^/]*@", re.I)
 
@@ -29,12 +30,9 @@ class ModelSpec(NamedTuple):
 
     @classmethod
     def read(cls, spec: str) -> ModelSpec:
-        """Parse the name of a model; that of a released policy stands for its folder.
-
-        Raises:
-            UsageError: it has none of the forms of `NAMES`, or holds a password, which would be shown and recorded.
-        """
-        if folder := released_folder(spec):
+        """Parse the name of a model; that of a released policy stands for its folder. Raise UsageError if it has none
+        of the forms of `NAMES`, or holds a password, which would be shown and recorded."""
+        if folder := policy_folder(spec):
             return cls("hf", str(folder), None)
         kind, _, rest = spec.partition(":")
         if _PASSWORD.search(rest):
@@ -50,26 +48,22 @@ class ModelSpec(NamedTuple):
 
 def is_model(spec: str) -> bool:
     """Return True for a language model, which runs in a single process."""
-    return spec.partition(":")[0] in SERVED or spec in released_names()
+    return spec.partition(":")[0] in SERVED or spec in list_released()
 
 
-CONFIG = "config.toml"
-
-
-def released_names() -> list[str]:
+def list_released() -> list[str]:
     """Return the names of the released policies."""
     return sorted(path.parent.name for path in _home().glob(f"*/{ADAPTER_CONFIG}"))
 
 
-def released_folder(name: str) -> Path | None:
+def policy_folder(name: str) -> Path | None:
     """Return the folder of a released policy; None if there is none of that name."""
-    return _home() / name if name in released_names() else None
+    return _home() / name if name in list_released() else None
 
 
-def released_config(name: str) -> str | None:
-    """Return the path of the configuration that a released policy was measured with; None if there is none of that
-    name."""
-    folder = released_folder(name)
+def policy_config(name: str) -> str | None:
+    """Return the path of the configuration that a released policy was measured with; None as `policy_folder`."""
+    folder = policy_folder(name)
     return str(folder / CONFIG) if folder else None
 
 

@@ -1,4 +1,5 @@
-"""A gate between calls, which share a model's weights, and changes of weights, which need exclusive access."""
+"""The common part of servers that take token ids and return sampled ids with log probabilities, and what the engine in
+this process shares with them: a gate for changes of weights, the adapters loaded, and shapes of weights."""
 
 from __future__ import annotations
 
@@ -16,12 +17,12 @@ from harness1.errors import MALFORMED, InfrastructureFault, Refusal, UsageError,
 from harness1.hashing import digest, file_digest
 from harness1.http.model_endpoint import ModelEndpoint
 from harness1.models.adapters import ADAPTER_WEIGHTS, read_adapter_config
-from harness1.models.backend import EngineOutput, Grammar, SampledOutput, checked
+from harness1.models.backend import EngineOutput, Grammar, SampledOutput, check_output
 from harness1.records import Sampling
 
 
 class WeightGate:
-    """A gate that holds calls back while weights change: every output is of one version.
+    """A gate that holds calls back while weights change: every output is of one version, that of the weights in use.
 
     A change waits until the calls in flight have ended; calls that arrive meanwhile wait for it. Each change has its
     own event, so that a gate can serve one event loop after another.
@@ -29,7 +30,6 @@ class WeightGate:
 
     def __init__(self) -> None:
         self.version = 0
-        """Version of the weights in use."""
         self._calls = 0
         self._usable = True
         self._changed: asyncio.Event | None = None
@@ -37,11 +37,7 @@ class WeightGate:
 
     @asynccontextmanager
     async def call(self) -> AsyncIterator[None]:
-        """Use the weights.
-
-        Raises:
-            InfrastructureFault: the last change failed half-way, and the state of the weights is unknown.
-        """
+        """Use the weights; raise InfrastructureFault if the last change failed half-way and their state is unknown."""
         while self._changed is not None:
             await self._changed.wait()
         if not self._usable:
@@ -77,7 +73,7 @@ class WeightGate:
             changed.set()
 
 
-Shapes = Mapping[str, tuple[int, ...]]
+TensorShapes = Mapping[str, tuple[int, ...]]
 TIED_HEAD = "lm_head.weight"
 """The output head, which files of a model that ties it to its embedding may include or leave out."""
 LONGEST_HEADER = 100_000_000
@@ -88,14 +84,20 @@ class _Tensor(msgspec.Struct):
     shape: tuple[int, ...]
 
 
-def weight_shapes(folder: Path) -> Shapes:
-    """Return the shape of every tensor in the safetensors files of a folder, by name.
-
-    Raises:
-        UsageError: there are no such files, or they cannot be read.
-    """
+def weight_shapes(folder: Path) -> TensorShapes:
+    """Return the shape of every tensor in the safetensors files of a folder, by name, from their headers, without that
+    library; raise UsageError if there are none that can be read."""
+    shapes: dict[str, tuple[int, ...]] = {}
     try:
-        shapes = {name: shape for path in sorted(folder.glob("*.safetensors")) for name, shape in _header(path).items()}
+        for path in sorted(folder.glob("*.safetensors")):
+            with path.open("rb") as file:
+                size = int.from_bytes(file.read(8), "little")
+                header = file.read(min(size, LONGEST_HEADER))
+            if len(header) < size:
+                raise msgspec.DecodeError(f"{path.name} is not a safetensors file")
+            entries = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
+            entries.pop("__metadata__", None)
+            shapes |= {name: msgspec.json.decode(entry, type=_Tensor).shape for name, entry in entries.items()}
     except (OSError, *MALFORMED) as error:
         raise UsageError(f"the weights in {folder} cannot be read: {error}") from error
     if not shapes or not (folder / "config.json").is_file():
@@ -103,12 +105,9 @@ def weight_shapes(folder: Path) -> Shapes:
     return shapes
 
 
-def check_same_shapes(opened: Shapes, folder: Path) -> None:
-    """Refuse a folder whose weights are of another architecture than the opened one.
-
-    Raises:
-        UsageError: they are of another architecture, or missing.
-    """
+def check_same_shapes(opened: TensorShapes, folder: Path) -> None:
+    """Raise UsageError for a folder whose weights are of another architecture than the opened one, which may crash an
+    engine that loads them."""
     found = weight_shapes(folder)
     others = {name for name in opened.keys() | found.keys() if opened.get(name) != found.get(name)}
     if TIED_HEAD not in opened or TIED_HEAD not in found:
@@ -117,39 +116,21 @@ def check_same_shapes(opened: Shapes, folder: Path) -> None:
         raise UsageError(f"{folder} holds weights of another model: {', '.join(sorted(others)[:3])}")
 
 
-def _header(path: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shapes in a file's header: 8 bytes with its size, little-endian, then JSON, then the tensors."""
-    with path.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        header = file.read(min(size, LONGEST_HEADER))
-    if len(header) < size:
-        raise msgspec.DecodeError(f"{path.name} is not a safetensors file")
-    entries = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
-    return {
-        name: msgspec.json.decode(entry, type=_Tensor).shape
-        for name, entry in entries.items()
-        if name != "__metadata__"
-    }
-
-
 @dataclass(eq=False)
 class LoadedAdapter:
-    """An adapter in an engine. Names are never used for other content, because engines keep cached states by name."""
+    """An adapter in an engine, numbered from 1. Names are never used for other content, because engines keep cached
+    states by name."""
 
     name: str
     version: int
     number: int
-    """From 1, in the order of loading."""
     folder: Path
     calls: int = 0
 
 
 class AdapterVersions:
-    """The adapters of one engine, oldest first.
-
-    Args:
-        kept: the newest ones that stay loaded although no call uses them; other clients of a server may.
-    """
+    """The adapters that one engine holds, oldest first: new calls use the newest, and calls in flight end on their own.
+    The `kept` newest stay loaded although no call uses them; other clients of a server may."""
 
     def __init__(self, kept: int) -> None:
         self._kept, self._count = max(1, kept), 0
@@ -159,12 +140,8 @@ class AdapterVersions:
     def newest(self) -> LoadedAdapter | None:
         return self._loaded[-1] if self._loaded else None
 
-    def named(self, folder: Path, version: int) -> LoadedAdapter:
-        """Return the adapter in a folder with its name; one that is loaded is the same.
-
-        Raises:
-            UsageError: there is none, or of a kind that is not supported.
-        """
+    def open(self, folder: Path, version: int) -> LoadedAdapter:
+        """Return the adapter in a folder; raise UsageError if there is none, or of a kind that is not supported."""
         read_adapter_config(folder)
         name = f"harness1-{version}-{file_digest(folder / ADAPTER_WEIGHTS)[:8]}"
         for loaded in self._loaded:
@@ -209,14 +186,12 @@ PROBE_DIFFERENCE = 0.1
 
 
 class TokenServer(ABC):
-    """A `Backend` over the server at an endpoint; `weights` is the digest or name of its initial weights, and
-    `kept` the adapters that stay loaded when no call uses them."""
+    """A `Backend` over the server at an endpoint; `weights` is the digest or name of its initial weights, and `kept`
+    the adapters that stay loaded when no call uses them. The advice is on starting a server whose log probabilities
+    belong to the distribution that it samples from, and one that loads adapters."""
 
     raw_advice: ClassVar[str]
-    """Advice on starting a server whose log probabilities belong to the distribution that it samples from."""
-
     adapter_advice: ClassVar[str]
-    """Advice on starting a server that loads adapters."""
 
     def __init__(self, endpoint: ModelEndpoint, model: str, weights: str, kept: int = 2) -> None:
         self.model = model
@@ -235,7 +210,8 @@ class TokenServer(ABC):
         """Do as `Backend.generate`. The first call that needs to know tests whether log probabilities are processed."""
         self._check(sampling)
         async with self._gate.call():
-            if sampling.temperature and _is_changed(sampling) and not await self._is_processed(prompt_ids):
+            changed = sampling.temperature != 1.0 or sampling.top_p < 1.0 or sampling.top_k > 0
+            if sampling.temperature and changed and not await self._is_processed(prompt_ids):
                 raise UsageError(
                     f"{self._endpoint.url} does not return log probabilities of the distribution that it samples from; "
                     f"{self.raw_advice}, or sample at temperature 1 with top_p 1 and top_k 0"
@@ -243,7 +219,7 @@ class TokenServer(ABC):
             with self._adapters.in_use() as adapter:
                 version = self._gate.version if adapter is None else adapter.version
                 name = None if adapter is None else adapter.name
-                return checked(await self._sample(prompt_ids, sampling, grammar, name), sampling, version)
+                return check_output(await self._sample(prompt_ids, sampling, grammar, name), sampling, version)
 
     async def load_weights(self, folder: Path, version: int) -> None:
         """Do as `Backend.load_weights`. The server reads the folder under the same path; if it refuses, it keeps the
@@ -261,7 +237,7 @@ class TokenServer(ABC):
     async def load_adapter(self, folder: Path, version: int) -> None:
         """Do as `Backend.load_adapter`. The server reads the folder under the same path. Each version has its own name
         there; those that no call uses any more are unloaded, except the newest `kept`."""
-        adapter = self._adapters.named(folder.resolve(), version)
+        adapter = self._adapters.open(folder.resolve(), version)
         try:
             await self._load_adapter(adapter)
         except (Refusal, UsageError) as error:
@@ -279,11 +255,8 @@ class TokenServer(ABC):
             await self._unload_adapter(adapter.name)
 
     async def _is_processed(self, prompt_ids: Sequence[int]) -> bool:
-        """Return True if the log probability of the likeliest token depends on the temperature; tested once.
-
-        The prompt is reversed, because no model is certain after meaningless text. Simultaneous first calls may each
-        test it, which costs two tokens.
-        """
+        """Return True if the log probability of the likeliest token depends on the temperature; tested once, after the
+        reversed prompt, because no model is certain after meaningless text."""
         if self._follows_temperature is None:
             prompt = tuple(reversed(prompt_ids))[:PROBE_TOKENS]
             cold, hot = [await self._best_logprob(prompt, each) for each in PROBE_TEMPERATURES]
@@ -320,8 +293,3 @@ class TokenServer(ABC):
 def server_root(url: str) -> str:
     """Return the address of a server without the `/v1` of its OpenAI-compatible paths."""
     return url.rstrip("/").removesuffix("/v1")
-
-
-def _is_changed(sampling: Sampling) -> bool:
-    """Return True if the sampling distribution differs from the model's."""
-    return sampling.temperature != 1.0 or sampling.top_p < 1.0 or sampling.top_k > 0

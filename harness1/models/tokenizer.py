@@ -43,15 +43,8 @@ class Tokenizer(Protocol):
 
 
 class FastTokenizer:
-    """A `tokenizer.json` of Hugging Face's `tokenizers`.
-
-    Args:
-        data: the bytes of the file.
-
-    Raises:
-        UsageError: it is not such a file, or the tokens of joined lines differ from the joined tokens of the lines.
-        MissingExtra: `tokenizers` is not installed.
-    """
+    """A `tokenizer.json` of Hugging Face's `tokenizers`, from the bytes of the file. Raises UsageError if it is not
+    one, or if the tokens of joined lines differ from the joined tokens of the lines."""
 
     def __init__(self, data: bytes) -> None:
         with optional("train"):
@@ -67,7 +60,9 @@ class FastTokenizer:
         added = self._whole.get_added_tokens_decoder().items()
         self.control: dict[str, int] = {token.content: number for number, token in sorted(added)}
         self._ids = frozenset(self.control.values())
-        self._check_joining()
+        lines = ["Turn 1: search.\n", "[D1] Ada Lovelace (1815)\nShe wrote it.\n", "Curated 0/30.\n"]
+        if self.encode("".join(lines)) != [token for line in lines for token in self.encode(line)]:
+            raise UsageError("the tokenizer adds something to every text: pieces of a prompt would not join exactly")
 
     def encode(self, text: str) -> list[int]:
         text = utf8_safe(text)
@@ -88,19 +83,10 @@ class FastTokenizer:
     def _size(self) -> int:
         return max(self._whole.get_vocab(with_added_tokens=True).values()) + 1
 
-    def _check_joining(self) -> None:
-        lines = ["Turn 1: search.\n", "[D1] Ada Lovelace (1815)\nShe wrote it.\n", "Curated 0/30.\n"]
-        if self.encode("".join(lines)) != [token for line in lines for token in self.encode(line)]:
-            raise UsageError("the tokenizer adds something to every text: pieces of a prompt would not join exactly")
-
 
 def open_tokenizer(folder: Path) -> FastTokenizer:
-    """Return the tokenizer in a model's folder; adapters without one have that of their base.
-
-    Raises:
-        UsageError: the folder has no usable `tokenizer.json`.
-        MissingExtra: `tokenizers` is not installed.
-    """
+    """Return the tokenizer in a model's folder; adapters without one have that of their base. Raise UsageError if there
+    is no usable one."""
     path = folder / TOKENIZER
     if not path.is_file() and holds_adapters(folder):
         path = base_folder(folder) / TOKENIZER
@@ -114,7 +100,7 @@ def open_tokenizer(folder: Path) -> FastTokenizer:
         raise UsageError(f"{path}: {error}") from error
 
 
-def stretches(text: str, control: Mapping[str, int]) -> list[str | int]:
+def split_at_control(text: str, control: Mapping[str, int]) -> list[str | int]:
     """Split a text at the names of control tokens; only for texts that a program wrote, never for documents."""
     if not control:
         return [text] if text else []
@@ -124,13 +110,9 @@ def stretches(text: str, control: Mapping[str, int]) -> list[str | int]:
 
 
 class HarmonyVocabulary:
-    """A `Tokenizer` over the encoding of `openai-harmony`, which downloads its vocabulary or reads it from the folder
-    in its own variable `TIKTOKEN_ENCODINGS_BASE`.
-
-    Raises:
-        MissingExtra: `openai-harmony` is not installed.
-        UsageError: the package finds no vocabulary.
-    """
+    """The vocabulary of gpt-oss, for a model behind a server whose tokenizer is not at hand: a `Tokenizer` over
+    `openai-harmony`, which downloads its vocabulary or reads it from the folder in its own variable
+    `TIKTOKEN_ENCODINGS_BASE`, or else UsageError is raised."""
 
     def __init__(self) -> None:
         with optional("harmony"):
@@ -176,13 +158,13 @@ UNITS = "|".join(
 
 
 def save_tokenizer(folder: Path, texts: Iterable[str], size: int) -> int:
-    """Train on texts and write `tokenizer.json`; return the number of tokens, including control tokens.
+    """Train a byte-level BPE on texts, and write `tokenizer.json`; return the number of tokens.
+
+    Its tokens are phrases, names and handles: words are not cut at spaces, as a stretch of lowercase letters is one
+    unit before merging (SuperBPE, arXiv 2503.13423); so are handles and the frame of a call.
 
     Args:
         size: the size of the vocabulary without control tokens; 256 means only bytes.
-
-    Raises:
-        MissingExtra: `tokenizers` is not installed.
     """
     with optional("train"):
         from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers

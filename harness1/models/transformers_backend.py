@@ -27,13 +27,11 @@ from harness1.models.adapters import Adapters, check_adapters, drop_adapters, ke
 from harness1.models.backend import Grammar, SampledOutput, check_sampling
 from harness1.models.causal_model import Dtype, check_weights, load_causal_model
 from harness1.models.decoding import Decoder, DecodingRow, DecodingStats
-from harness1.models.grammar import GrammarCompiler, GrammarState
+from harness1.models.grammar import GrammarCompiler
 from harness1.models.slots import SlotModel
 from harness1.records import Sampling
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from harness1.models.adapters import Weights
 
 
@@ -55,13 +53,10 @@ def open_transformers(
         device: torch's name of the device: `cpu`, `cuda`, `cuda:1`.
         dtype: of weights and hidden states; logits are always float32.
         threads: torch's threads in the whole process; 0 leaves them unchanged.
-        rows: most outputs that are decoded together.
-        cache_tokens: tokens whose keys and values are kept for later prompts.
-        prefill_tokens: most tokens of several prompts in one pass; 0: one prompt a pass.
+        rows, cache_tokens, prefill_tokens: see `Decoder`.
 
     Raises:
-        UsageError: the folder holds no such model, torch has no such device, or this backend does not support the
-            model's attention.
+        UsageError: the folder holds no such model, torch has no such device, or slots do not support its attention.
         MissingExtra: torch or transformers is not installed.
     """
     with optional("train"):
@@ -111,11 +106,8 @@ class TransformersBackend:
             raise
 
     async def load_adapter(self, folder: Path, version: int) -> None:
-        await self.load_state(await asyncio.to_thread(self._read_adapters, folder), version)
-
-    def _read_adapters(self, folder: Path) -> Adapters:
-        check_base(folder, self._folder)
-        return read_adapters(folder)
+        await asyncio.to_thread(check_base, folder, self._folder)
+        await self.load_state(await asyncio.to_thread(read_adapters, folder), version)
 
     async def load_weights(self, folder: Path, version: int) -> None:
         if holds_adapters(folder):
@@ -124,13 +116,8 @@ class TransformersBackend:
         await self.load_state(model.state_dict(), version)
 
     async def load_state(self, state: Weights, version: int) -> None:
-        """Switch to other adapters on the same base, or to the whole weights of a state dictionary, as `load_weights`
-        does. They are copied, and must not change until this returns.
-
-        Raises:
-            UsageError: they are not of this architecture.
-            InfrastructureFault: torch failed to copy them.
-        """
+        """Switch to other adapters on the same base, or to the whole weights of a state dictionary, and raise as
+        `load_weights` does. They are copied, and must not change until this returns."""
         if isinstance(state, Adapters):
             check_adapters(self._model.model, state)
         else:
@@ -170,7 +157,9 @@ class TransformersBackend:
             self._swap()
             self._admit()
             self._settle()  # an output of one token ends with its prefill
-            self._step()
+            if self._running:
+                with self._failing_all():
+                    self._decoder.step()
 
     def _collect(self) -> bool:
         """Wait for work; return False if none comes for `IDLE_S`."""
@@ -214,7 +203,12 @@ class TransformersBackend:
             with _Failing([swap.future]):
                 self._decoder.reset()
                 self._usable = False
-                _load(self._model.model, swap.state)
+                if isinstance(swap.state, Adapters):
+                    put_adapters(self._model.model, swap.state)
+                    keep_rounded(self._model.model)
+                else:
+                    drop_adapters(self._model.model)
+                    self._model.model.load_state_dict(swap.state, strict=False)  # one name of tied weights is enough
                 self.version, self._usable = swap.version, True
                 _answer(swap.future, None)
 
@@ -226,7 +220,11 @@ class TransformersBackend:
                 with _Failing([call.future]):
                     if not self._usable:
                         raise InfrastructureFault("the last change of weights failed half-way; load them again")
-                    rows[DecodingRow(call.prompt_ids, call.sampling, self._grammar(call))] = call
+                    grammar = None
+                    if call.grammar is not None:
+                        self._grammars = self._grammars or GrammarCompiler(self._folder, self._model.vocabulary)
+                        grammar = self._grammars.start(call.grammar, call.sampling.stop_ids)
+                    rows[DecodingRow(call.prompt_ids, call.sampling, grammar)] = call
             if rows:
                 with _Failing([call.future for call in rows.values()]):
                     self._decoder.admit(list(rows))
@@ -248,18 +246,6 @@ class TransformersBackend:
                 with suppress(ValueError):  # cancelled meanwhile
                     self._waiting.remove(call)
         return taken
-
-    def _grammar(self, call: _Call) -> GrammarState | None:
-        if call.grammar is None:
-            return None
-        if self._grammars is None:
-            self._grammars = GrammarCompiler(self._folder, self._model.vocabulary)
-        return self._grammars.start(call.grammar, call.sampling.stop_ids)
-
-    def _step(self) -> None:
-        if self._running:
-            with self._failing_all():
-                self._decoder.step()
 
     def _failing_all(self) -> _Failing:
         return _Failing([call.future for call in self._running.values()], self._forget)
@@ -290,11 +276,8 @@ class _Swap:
 
 
 class _Failing:
-    """A context that turns every exception into a fault of the calls: the thread must not die while callers wait.
-
-    Args:
-        clean_up: called after a failure.
-    """
+    """A context that turns every exception into a fault of the calls, and then cleans up: the thread must not die while
+    callers wait."""
 
     def __init__(self, futures: Sequence[Future[Any]], clean_up: Callable[[], None] | None = None) -> None:
         self._futures, self._clean_up = futures, clean_up
@@ -315,15 +298,6 @@ class _Failing:
         for future in self._futures:
             _fail(future, error)
         return True
-
-
-def _load(model: PreTrainedModel, state: Weights) -> None:
-    if isinstance(state, Adapters):
-        put_adapters(model, state)
-        keep_rounded(model)
-    else:
-        drop_adapters(model)
-        model.load_state_dict(state, strict=False)  # one name of tied weights is enough
 
 
 def _answer(future: Future[Result], result: Result) -> None:

@@ -1,4 +1,4 @@
-"""An event loop in its own thread, for an engine that callers in several event loops share."""
+"""vLLM in this process: its engine has subprocesses of its own and batches concurrent calls."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from harness1.errors import InfrastructureFault, MissingExtra, UsageError
 from harness1.hashing import digest
 from harness1.model_folder import check_base, checked_base, folder_hash, holds_adapters
 from harness1.models.adapters import read_adapter_config
-from harness1.models.backend import EngineOutput, Grammar, SampledOutput, checked
+from harness1.models.backend import EngineOutput, Grammar, SampledOutput, check_output
 from harness1.models.causal_model import Dtype
 from harness1.models.model_servers import check_temperature
 from harness1.models.token_server import (
     AdapterVersions,
     LoadedAdapter,
-    Shapes,
+    TensorShapes,
     WeightGate,
     check_same_shapes,
     weight_shapes,
@@ -69,18 +69,18 @@ class LoopThread:
         if self._stopped:
             return False
         self._stopped = True
-        self.call(_cancel_others())
+
+        async def cancel_others() -> None:
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+
+        self.call(cancel_others())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
         return True
-
-
-async def _cancel_others() -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
 
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -107,11 +107,11 @@ def open_vllm(
     Args:
         folder: model folder as transformers' `save_pretrained` writes it, or one of adapters.
         dtype: type of computation, except for the output head, which is always float32.
-        seed: seed of calls without their own.
+        seed: of calls without their own.
         max_model_len: tokens of prompt and output together; None for the model's maximum.
         memory_share: share of a GPU for weights and cache.
-        adapter_rank: rank of the adapters that will be loaded; 0 for none but those of `folder`.
-        options: further fields of `vllm.AsyncEngineArgs`, such as `enforce_eager` or `kv_cache_memory_bytes`.
+        adapter_rank: of the adapters that will be loaded; 0 for none but those of `folder`.
+        options: further fields of `vllm.AsyncEngineArgs`.
 
     Raises:
         UsageError: the folder does not hold such a model, or vLLM does not start with the options.
@@ -131,10 +131,12 @@ def open_vllm(
         "disable_log_stats": True,
     }
     if holds_adapters(folder):
-        first = adapters.named(folder.resolve(), 0)
+        first = adapters.open(folder.resolve(), 0)
         adapter_rank = max(adapter_rank, read_adapter_config(folder).r)
     if adapter_rank:
-        fields |= {"enable_lora": True, "max_lora_rank": _rank_of_vllm(adapter_rank)}
+        if adapter_rank > RANKS[-1]:
+            raise UsageError(f"vLLM has no room for adapters of rank {adapter_rank}, only up to {RANKS[-1]}")
+        fields |= {"enable_lora": True, "max_lora_rank": min(each for each in RANKS if each >= adapter_rank)}
         fields |= {"max_loras": ADAPTERS, "max_cpu_loras": CACHED}
     loop = LoopThread()
     try:
@@ -146,14 +148,6 @@ def open_vllm(
     if first is not None:
         loop.call(backend.add_adapter(first))
     return backend
-
-
-def _rank_of_vllm(rank: int) -> int:
-    """Return the least rank that vLLM makes room for; raise UsageError if there is none."""
-    fitting = [each for each in RANKS if each >= rank]
-    if not fitting:
-        raise UsageError(f"vLLM has no room for adapters of rank {rank}, only up to {RANKS[-1]}")
-    return fitting[0]
 
 
 async def _start(fields: Mapping[str, Any]) -> AsyncLLM:
@@ -175,7 +169,7 @@ class VllmBackend:
     """A `Backend` over vLLM's engine, made by `open_vllm`. `close` ends the engine's processes."""
 
     def __init__(
-        self, engine: AsyncLLM, loop: LoopThread, shapes: Shapes, name: str, base: Path, adapters: AdapterVersions
+        self, engine: AsyncLLM, loop: LoopThread, shapes: TensorShapes, name: str, base: Path, adapters: AdapterVersions
     ) -> None:
         self.hash = name
         self._base, self._adapters = base, adapters
@@ -206,7 +200,7 @@ class VllmBackend:
     async def load_adapter(self, folder: Path, version: int) -> None:
         """Do as `Backend.load_adapter`, from any event loop: new calls use it at once."""
         check_base(folder, self._base)
-        await self._loop.run(self.add_adapter(self._adapters.named(folder.resolve(), version)))
+        await self._loop.run(self.add_adapter(self._adapters.open(folder.resolve(), version)))
 
     async def add_adapter(self, adapter: LoadedAdapter) -> None:
         """Load an adapter, within the engine's own loop; forget those that no call uses any more."""
@@ -219,9 +213,20 @@ class VllmBackend:
     @asynccontextmanager
     async def asleep(self) -> AsyncIterator[None]:
         """Free the memory of the engine's GPUs within, as `Sleeper.asleep`."""
-        held = AsyncExitStack()
+        held = AsyncExitStack()  # entered and closed in the engine's loop, which the gate belongs to
+
+        async def wake() -> None:
+            with _failing("vLLM does not take the memory of its GPUs again"):
+                await self._engine.wake_up()
+
+        async def sleep() -> None:
+            await held.enter_async_context(self._gate.change(self._gate.version))
+            held.push_async_callback(wake)
+            with _failing("vLLM does not free the memory of its GPUs"):
+                await self._engine.sleep(level=1, mode="wait")
+
         try:
-            await self._loop.run(self._sleep(held))
+            await self._loop.run(sleep())
             yield
         finally:
             await self._loop.run(held.aclose())
@@ -237,30 +242,25 @@ class VllmBackend:
     async def _generate(
         self, prompt_ids: tuple[int, ...], sampling: Sampling, grammar: Grammar | None
     ) -> SampledOutput:
-        async with self._gate.call():
-            with self._adapters.in_use() as adapter:
-                return await self._sampled(prompt_ids, sampling, grammar, adapter)
-
-    async def _sampled(
-        self, prompt_ids: tuple[int, ...], sampling: Sampling, grammar: Grammar | None, adapter: LoadedAdapter | None
-    ) -> SampledOutput:
         from vllm.exceptions import VLLMClientError, VLLMError
         from vllm.inputs import tokens_input
 
-        try:
-            request = None if adapter is None else _request(adapter)
-            params = _params(sampling, grammar)
-            prompt, number = tokens_input(list(prompt_ids)), str(next(self._numbers))
-            steps = self._engine.generate(prompt, params, number, lora_request=request)
-            output = [step async for step in steps][-1].outputs[0]
-        except (VLLMClientError, ValueError) as error:
-            raise UsageError(f"vLLM cannot sample in this way: {error}") from error
-        except (VLLMError, IndexError) as error:
-            raise InfrastructureFault(f"vLLM failed: {error}") from error
+        async with self._gate.call():
+            with self._adapters.in_use() as adapter:
+                try:
+                    request = None if adapter is None else _request(adapter)
+                    params = _params(sampling, grammar)
+                    prompt, number = tokens_input(list(prompt_ids)), str(next(self._numbers))
+                    steps = self._engine.generate(prompt, params, number, lora_request=request)
+                    output = [step async for step in steps][-1].outputs[0]
+                except (VLLMClientError, ValueError) as error:
+                    raise UsageError(f"vLLM cannot sample in this way: {error}") from error
+                except (VLLMError, IndexError) as error:
+                    raise InfrastructureFault(f"vLLM failed: {error}") from error
+                version = self._gate.version if adapter is None else adapter.version
         ids, chosen = output.token_ids, output.logprobs or []
         logprobs = [step[token].logprob for token, step in zip(ids, chosen, strict=False) if token in step]
-        sampled = EngineOutput(ids, logprobs, output.finish_reason, output.stop_reason)
-        return checked(sampled, sampling, self._gate.version if adapter is None else adapter.version)
+        return check_output(EngineOutput(ids, logprobs, output.finish_reason, output.stop_reason), sampling, version)
 
     async def _load(self, folder: Path, version: int) -> None:
         async with self._gate.change(version):
@@ -269,17 +269,6 @@ class VllmBackend:
                 await self._engine.reset_prefix_cache()
         for adapter in self._adapters.clear():
             await self._engine.remove_lora(adapter.number)
-
-    async def _sleep(self, held: AsyncExitStack) -> None:
-        """Sleep until `held` is closed. It is closed in the engine's loop too, which the gate belongs to."""
-        await held.enter_async_context(self._gate.change(self._gate.version))
-        held.push_async_callback(self._wake)
-        with _failing("vLLM does not free the memory of its GPUs"):
-            await self._engine.sleep(level=1, mode="wait")
-
-    async def _wake(self) -> None:
-        with _failing("vLLM does not take the memory of its GPUs again"):
-            await self._engine.wake_up()
 
 
 @contextmanager

@@ -18,8 +18,17 @@ from harness1.env.render import Context
 from harness1.hashing import digest
 from harness1.http.model_endpoint import ChatRoute, Endpoint
 from harness1.models.backend import Backend
-from harness1.models.calls import MOST_CALLS, Message, Said, clean_name, messages_of, read_object, tools_of, unwrapped
-from harness1.models.chat_format import ChatFormat, Parsed, PromptSpan, joined
+from harness1.models.calls import (
+    MOST_CALLS,
+    Message,
+    Said,
+    clean_name,
+    messages_of,
+    read_object,
+    tools_of,
+    unwrap_calls,
+)
+from harness1.models.chat_format import ChatFormat, Parsed, PromptSpan, join_spans
 from harness1.policy.policy import Decision
 from harness1.records import ModelCall, Sampling, Task, ToolCall
 from harness1.tools.tool import ToolSpec
@@ -103,7 +112,7 @@ class LanguageModelSession:
         )
         shown = [piece.call.call_id for piece in context.pieces if piece.call is not None]
         begun = time.time()
-        output = await policy.model.generate(joined(prompt), sampling, grammar)
+        output = await policy.model.generate(join_spans(prompt), sampling, grammar)
         return ModelCall(
             call_id=f"{context.turn}.{attempt}",
             parent_call_id=shown[-1] if shown else None,
@@ -278,7 +287,7 @@ def _meaning(choice: _Choice) -> tuple[list[Meant], str]:
         arguments = given if isinstance(given, dict) else read_object(given)
         if arguments is None:
             return [], "the arguments are not a JSON object"
-        if meant := unwrapped(clean_name(call.function.name), arguments):
+        if meant := unwrap_calls(clean_name(call.function.name), arguments):
             found.append((_Call(_sendable(call.function, arguments), call.id), meant))
     if found:
         return found, ""

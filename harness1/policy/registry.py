@@ -16,7 +16,7 @@ from harness1.env.render import Context
 from harness1.errors import ConfigError, HarnessError, UsageError
 from harness1.hashing import digest
 from harness1.models.spec import NAMES as MODELS
-from harness1.models.spec import SERVED, ModelSpec, is_model, released_names
+from harness1.models.spec import SERVED, ModelSpec, is_model, list_released
 from harness1.plain import meant
 from harness1.plugins import failure, find_plugin, identity, is_own, load_own, name_here, plugin_names
 from harness1.policy.policy import Decision, Policy, Session
@@ -58,7 +58,7 @@ NAMES = (
 
 def policy_names() -> tuple[str, ...]:
     """Return the name of every policy: those of this file, those that are released, and those of other packages."""
-    return (*NAMES, *released_names(), *plugin_names("policies"))
+    return (*NAMES, *list_released(), *plugin_names("policies"))
 
 
 def needs_gold(spec: str) -> bool:
@@ -95,7 +95,7 @@ def open_policy(spec: str, golds: Golds | None = None, config: Config = Config()
     if is_own(spec):
         return open_own_policy(spec)
     kind, colon, argument = spec.partition(":")
-    ours = {*PLAIN, *RULES, *ORACLES, *SERVED, *released_names(), "mixed", "silent", "replay"}
+    ours = {*PLAIN, *RULES, *ORACLES, *SERVED, *list_released(), "mixed", "silent", "replay"}
     added: PluginOpener | None = find_plugin("policies", kind, ours)
     if added is not None:
         return added(argument, config)

@@ -14,7 +14,7 @@ import msgspec
 
 from harness1.config import Config
 from harness1.errors import UsageError
-from harness1.models.backend import Grammar, processed_logprobs
+from harness1.models.backend import Grammar, process_logprobs
 from harness1.models.causal_model import Dtype
 from harness1.models.grammar import GrammarCompiler
 from harness1.records import Episode, Record, Sampling
@@ -82,11 +82,11 @@ def chosen_logprobs(logits: Tensor, ids: Sequence[int], sampling: Sampling, mask
     import torch
 
     at = torch.tensor(list(ids), device=logits.device)[:, None]
-    logprobs = processed_logprobs(logits, sampling, masks)
+    logprobs = process_logprobs(logits, sampling, masks)
     chosen = logprobs.gather(-1, at)
     if sampling.temperature == 0 or (sampling.top_p == 1 and sampling.top_k == 0):
         return chosen[:, 0]
-    uncut = processed_logprobs(logits, Sampling(temperature=sampling.temperature), masks)
+    uncut = process_logprobs(logits, Sampling(temperature=sampling.temperature), masks)
     own, kept = uncut.gather(-1, at), uncut.masked_fill(logprobs.isinf(), -torch.inf).logsumexp(-1, keepdim=True)
     return torch.where(chosen.isinf(), own - torch.logaddexp(kept, own), chosen)[:, 0]
 

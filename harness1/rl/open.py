@@ -20,7 +20,7 @@ from harness1.env.environment import env_hash
 from harness1.episodes.jobs import EpisodeSetup, refuse_session_names
 from harness1.errors import UsageError
 from harness1.models.fetch import resolve_model
-from harness1.models.open import preferred_device
+from harness1.models.open import choose_device
 from harness1.models.spec import ModelSpec
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.records import Task
@@ -215,4 +215,4 @@ def _players(
 
 
 def _device(config: Config) -> str:
-    return config.machine.model.device or preferred_device()
+    return config.machine.model.device or choose_device()

@@ -10,7 +10,7 @@ import msgspec
 from harness1.config import Train
 from harness1.errors import UsageError
 from harness1.model_folder import base_folder, first_line, holds_adapters, refusing
-from harness1.models.adapters import adapted_weights, drop_adapters, merge_adapters, merged_state, read_adapter_config
+from harness1.models.adapters import drop_adapters, list_updates, merge_adapters, merge_state, read_adapter_config
 from harness1.models.causal_model import Dtype, compute_logits_in_float32, load_causal_model
 from harness1.models.checkpoint import read_checkpoint
 from harness1.training.saving import copy_beside_weights, save_whole, write_card
@@ -172,7 +172,7 @@ def rounding_loss(model: PreTrainedModel, dtype: Dtype) -> RoundingLoss:
     lost = update = 0.0
     largest, layer = 0.0, ""
     with torch.no_grad():
-        for name, weight, change in adapted_weights(model):
+        for name, weight, change in list_updates(model):
             exact = weight.double() + change.double()
             error = float((exact.float().to(getattr(torch, dtype)).double() - exact).norm())
             size = float(change.double().norm())
@@ -193,7 +193,7 @@ def merge(adapters: Path, out: Path, dtype: Dtype) -> RoundingLoss:
         raise UsageError(f"{out} is not empty: choose another --out")
     model = load_causal_model(adapters, "cpu", _stored_type(base_folder(adapters)))
     lost = rounding_loss(model, dtype)
-    state = merged_state(model, dtype)
+    state = merge_state(model, dtype)
     drop_adapters(model)
     copy_beside_weights(adapters, out)
     save_whole(out, _cast(model, dtype), state)

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
+from peft import PeftModel
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from harness1.config import Lora
 from harness1.errors import UsageError
+from harness1.model_folder import ADAPTER_CONFIG, base_folder, folder_hash
 from harness1.models.adapters import (
-    adapted_layers,
+    ADAPTER_WEIGHTS,
     adapters_of,
     add_adapters,
     drop_adapters,
     keep_rounded,
     layer_of,
-    merged_state,
+    list_adapters,
+    merge_state,
     put_adapters,
+    read_adapters,
+    write_adapters,
 )
-from harness1.models.causal_model import load_causal_model
+from harness1.models.causal_model import context_window, load_causal_model
+from harness1.models.checkpoint import CHECKPOINT, Checkpoint
+from harness1.runs.files import write_json
 from tests.tiny_models import GPT_OSS, save_tiny_model
 
 LORA = Lora(rank=4, alpha=8.0)
@@ -90,7 +100,7 @@ def test_every_linear_layer_but_the_head_gets_one_and_nothing_else_is_trained(tm
 def test_last_layers_alone_are_adapted_where_asked_and_the_backward_pass_ends_there(tmp_path: Path) -> None:
     model = loaded(tmp_path)
     add_adapters(model, Lora(rank=4, layers=1), seed=0)
-    assert {layer_of(name) for name, _ in adapted_layers(model)} == {1}
+    assert {layer_of(name) for name, _ in list_adapters(model)} == {1}
     inner: list[Tensor] = []
     for layer in model.model.layers:
         layer.register_forward_hook(lambda _, __, hidden: inner.append(hidden))
@@ -133,7 +143,7 @@ def test_a_plain_model_with_the_merged_weights_computes_the_same(
     before = logits_of(model)
     add_adapters(model, LORA, seed=0)
     stir(model)
-    merged = merged_state(model)
+    merged = merge_state(model)
     assert merged.keys() == plain.state_dict().keys()
     plain.load_state_dict(merged, strict=True)
     torch.testing.assert_close(logits_of(plain), logits_of(model), rtol=0, atol=1e-4)
@@ -144,15 +154,15 @@ def test_merging_leaves_the_adapted_model_as_it_is(tmp_path: Path) -> None:
     model = loaded(tmp_path)
     add_adapters(model, LORA, seed=0)
     stir(model)
-    before, merged = logits_of(model), merged_state(model)
+    before, merged = logits_of(model), merge_state(model)
     assert torch.equal(logits_of(model), before)
-    assert all(torch.equal(merged[name], value) for name, value in merged_state(model).items())
+    assert all(torch.equal(merged[name], value) for name, value in merge_state(model).items())
 
 
 def test_merged_weights_do_not_follow_later_steps(tmp_path: Path) -> None:
     model = loaded(tmp_path)
     add_adapters(model, LORA, seed=0)
-    merged = merged_state(model)
+    merged = merge_state(model)
     kept = {name: value.clone() for name, value in merged.items()}
     stir(model)
     assert all(torch.equal(merged[name], value) for name, value in kept.items())
@@ -162,12 +172,12 @@ def test_merged_weights_keep_the_type_of_the_base(tmp_path: Path) -> None:
     model = loaded(tmp_path, dtype="bfloat16")
     add_adapters(model, LORA, seed=0)
     stir(model)
-    assert {value.dtype for value in merged_state(model).values()} == {torch.bfloat16}
+    assert {value.dtype for value in merge_state(model).values()} == {torch.bfloat16}
 
 
 def test_without_adapters_the_state_is_the_models_own(tmp_path: Path) -> None:
     model = loaded(tmp_path)
-    merged, own = merged_state(model), model.state_dict()
+    merged, own = merge_state(model), model.state_dict()
     assert merged.keys() == own.keys()
     assert all(torch.equal(merged[name], value) for name, value in own.items())
 
@@ -198,7 +208,7 @@ def test_merged_experts_compute_the_same(tmp_path: Path, kind: str) -> None:
     plain = load_causal_model(tmp_path, "cpu", "float32")
     add_adapters(model, EXPERTS, seed=0)
     stir(model)
-    plain.load_state_dict(merged_state(model), strict=True)
+    plain.load_state_dict(merge_state(model), strict=True)
     torch.testing.assert_close(logits_of(plain), logits_of(model), rtol=0, atol=1e-4)
 
 
@@ -256,7 +266,7 @@ def test_updates_are_computed_in_float32_also_under_automatic_mixed_precision(tm
     add_adapters(model, LORA if kind == "llama" else EXPERTS, seed=0)
     stir(model)
     products: list[Tensor] = []
-    for _, layer in adapted_layers(model):
+    for _, layer in list_adapters(model):
         layer.lora_A.register_forward_hook(lambda _, given, out: products.append(out))
     with torch.autocast("cpu", torch.bfloat16):
         logits_of(model)
@@ -289,3 +299,124 @@ def gradient_of(model: Any) -> Tensor:
     model.zero_grad()
     model(input_ids=IDS).logits.float().log_softmax(-1)[0, :-1].gather(-1, IDS[0, 1:, None]).sum().backward()
     return torch.cat([value.grad.flatten() for value in model.parameters() if value.grad is not None])
+
+
+PLAIN, MIXTURE_LORA = Lora(rank=4, alpha=8.0), Lora(rank=4, alpha=6.0, experts=True)
+LAST = Lora(rank=4, alpha=8.0, layers=1)
+MIXTURES = [(kind, MIXTURE_LORA) for kind in ("gpt_oss", "qwen3_moe")]
+
+
+def save_adapters(folder: Path, base: Path, lora: Lora = PLAIN) -> Any:
+    """Adapters with random values in a folder; the model that has them."""
+    model = load_causal_model(base, "cpu", "float32")
+    add_adapters(model, lora, seed=0)
+    stir(model)
+    adapters = adapters_of(model)
+    assert adapters is not None
+    write_adapters(folder, adapters, base)
+    return model
+
+
+def settings(folder: Path, **changed: Any) -> None:
+    path = folder / ADAPTER_CONFIG
+    found = msgspec.json.decode(path.read_bytes())
+    path.write_bytes(msgspec.json.encode({**found, **changed}))
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    return save_tiny_model(tmp_path / "base")
+
+
+@pytest.mark.parametrize(
+    ("kind", "lora"),
+    [*(("llama", lora) for lora in (PLAIN, LAST)), *((kind, PLAIN) for kind in ("qwen3", "gpt_oss")), *MIXTURES],
+)
+def test_peft_computes_the_same_from_the_folder(tmp_path: Path, kind: str, lora: Lora) -> None:
+    base = save_tiny_model(tmp_path / "base", kind, **KINDS_OF_MIXTURES.get(kind, {}))
+    model = save_adapters(tmp_path / "out", base, lora)
+    plain = AutoModelForCausalLM.from_pretrained(base)
+    before = logits_of(plain)
+    by_peft = PeftModel.from_pretrained(plain, tmp_path / "out")
+    torch.testing.assert_close(logits_of(by_peft), logits_of(model), rtol=0, atol=1e-4)
+    assert not torch.allclose(before, logits_of(model), atol=1e-2)
+    assert set(by_peft.state_dict()) & {"base_model.model.lm_head.weight"}
+    of_first = any("layers.0." in name and "lora" in name for name in by_peft.state_dict())
+    assert of_first == (lora is not LAST)
+
+
+@pytest.mark.parametrize(("kind", "lora"), [("llama", PLAIN), ("llama", LAST), ("gpt_oss", MIXTURE_LORA)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_folder_of_adapters_opens_as_a_model_with_them_unmerged(
+    tmp_path: Path, kind: str, lora: Lora, dtype: Any
+) -> None:
+    base = save_tiny_model(tmp_path / "base", kind, **KINDS_OF_MIXTURES.get(kind, {}))
+    save_adapters(tmp_path / "out", base, lora)
+    model = load_causal_model(base, "cpu", dtype)
+    add_adapters(model, lora, seed=0)
+    stir(model)
+    loaded = load_causal_model(tmp_path / "out", "cpu", dtype)
+    assert torch.equal(logits_of(loaded), logits_of(model))
+    assert {value.dtype for name, value in loaded.named_parameters() if "lora_" in name} == {torch.float32}
+
+
+def test_the_base_is_found_relative_to_the_folder_too(tmp_path: Path, base: Path) -> None:
+    save_adapters(tmp_path / "out", base)
+    settings(tmp_path / "out", base_model_name_or_path="../base")
+    assert base_folder(tmp_path / "out").resolve() == base
+    assert context_window(tmp_path / "out") == context_window(base) == 256
+
+
+def test_a_missing_base_is_one_clear_error(tmp_path: Path, base: Path) -> None:
+    save_adapters(tmp_path / "out", base)
+    shutil.rmtree(base)
+    with pytest.raises(UsageError, match=r"need their base model, .* none at .*base.*base_model_name_or_path"):
+        load_causal_model(tmp_path / "out", "cpu", "float32")
+
+
+def test_another_base_is_one_clear_error(tmp_path: Path, base: Path) -> None:
+    save_adapters(tmp_path / "out", base)
+    card = Checkpoint(format="f", counter="c", env={}, env_hash="e", base="b", adapter_base=folder_hash(base))
+    write_json(tmp_path / "out" / CHECKPOINT, card)
+    load_causal_model(tmp_path / "out", "cpu", "float32")
+    save_tiny_model(base, seed=1)
+    with pytest.raises(UsageError, match=r"is not the model that the adapters in .* were trained on"):
+        load_causal_model(tmp_path / "out", "cpu", "float32")
+
+
+def test_the_hash_follows_the_adapters_and_the_base_and_not_where_it_lies(tmp_path: Path, base: Path) -> None:
+    out = tmp_path / "out"
+    save_adapters(out, base)
+    first = folder_hash(out)
+    shutil.copytree(base, tmp_path / "elsewhere")
+    settings(out, base_model_name_or_path=str(tmp_path / "elsewhere"))
+    assert folder_hash(out) == first
+    save_tiny_model(tmp_path / "elsewhere", seed=1)
+    assert folder_hash(out) != first
+
+
+def test_adapters_on_adapters_are_refused(tmp_path: Path, base: Path) -> None:
+    save_adapters(tmp_path / "first", base)
+    save_adapters(tmp_path / "second", base)
+    settings(tmp_path / "second", base_model_name_or_path=str(tmp_path / "first"))
+    with pytest.raises(UsageError, match="adapters of its own"):
+        load_causal_model(tmp_path / "second", "cpu", "float32")
+
+
+@pytest.mark.parametrize("changed", [{"use_dora": True}, {"peft_type": "IA3"}, {"rank_pattern": {"q": 2}}, {"r": 0}])
+def test_adapters_of_other_kinds_are_refused(tmp_path: Path, base: Path, changed: dict[str, Any]) -> None:
+    save_adapters(tmp_path / "out", base)
+    settings(tmp_path / "out", **changed)
+    with pytest.raises(UsageError, match="merge them with peft"):
+        read_adapters(tmp_path / "out")
+
+
+def test_damaged_files_are_refused(tmp_path: Path, base: Path) -> None:
+    save_adapters(tmp_path / "out", base)
+    (tmp_path / "out" / ADAPTER_WEIGHTS).write_bytes(b"torn")
+    with pytest.raises(UsageError, match="is damaged"):
+        read_adapters(tmp_path / "out")
+    (tmp_path / "out" / ADAPTER_CONFIG).write_text("{")
+    for read in (read_adapters, base_folder, folder_hash):
+        with pytest.raises(UsageError, match="not a configuration of adapters"):
+            read(tmp_path / "out")  # type: ignore[operator]

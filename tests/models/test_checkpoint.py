@@ -13,8 +13,8 @@ from harness1.config.settings import differences
 from harness1.env.environment import env_hash
 from harness1.errors import ConfigError, SchemaError
 from harness1.model_folder import folder_hash
-from harness1.models.checkpoint import CHECKPOINT, Checkpoint, format_of, read_checkpoint
-from harness1.models.open import environment_of, format_at
+from harness1.models.checkpoint import CHECKPOINT, Checkpoint, environment_of, format_of, read_checkpoint
+from harness1.models.open import format_at
 from harness1.policy.registry import open_model
 from harness1.training.saving import write_card
 from tests.tiny_models import save_tiny_model

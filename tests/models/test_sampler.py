@@ -8,29 +8,29 @@ import pytest
 import torch
 
 from harness1.errors import UsageError
-from harness1.models.backend import check_sampling, draw, processed_logprobs
+from harness1.models.backend import check_sampling, draw, process_logprobs
 from harness1.records import Sampling
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.0, -1.0], [0.0, 0.0, 3.0, 0.5]])
 
 
 def test_without_settings_it_is_the_softmax_in_float32() -> None:
-    logprobs = processed_logprobs(LOGITS.bfloat16(), Sampling())
+    logprobs = process_logprobs(LOGITS.bfloat16(), Sampling())
     assert logprobs.dtype == torch.float32
     assert torch.equal(logprobs, LOGITS.log_softmax(-1))
 
 
 def test_the_temperature_divides_the_logits() -> None:
-    assert torch.allclose(processed_logprobs(LOGITS, Sampling(temperature=0.5)), (LOGITS / 0.5).log_softmax(-1))
+    assert torch.allclose(process_logprobs(LOGITS, Sampling(temperature=0.5)), (LOGITS / 0.5).log_softmax(-1))
 
 
 def test_temperature_0_is_one_token_with_log_probability_0() -> None:
-    logprobs = processed_logprobs(LOGITS, Sampling(temperature=0.0, top_p=0.5, top_k=3))
+    logprobs = process_logprobs(LOGITS, Sampling(temperature=0.0, top_p=0.5, top_k=3))
     assert logprobs.tolist() == [[0.0, -math.inf, -math.inf, -math.inf], [-math.inf, -math.inf, 0.0, -math.inf]]
 
 
 def test_top_k_keeps_the_most_likely_and_renormalises() -> None:
-    logprobs = processed_logprobs(LOGITS, Sampling(top_k=2))
+    logprobs = process_logprobs(LOGITS, Sampling(top_k=2))
     assert torch.allclose(logprobs.exp().sum(-1), torch.ones(2))
     assert logprobs.isfinite().tolist() == [[True, True, False, False], [False, False, True, True]]
     assert float(logprobs[0, 0] - logprobs[0, 1]) == pytest.approx(1.0)
@@ -39,7 +39,7 @@ def test_top_k_keeps_the_most_likely_and_renormalises() -> None:
 def test_top_p_keeps_the_token_that_reaches_it() -> None:
     probabilities = torch.tensor([0.1, 0.5, 0.15, 0.25])
     for top_p, kept in ((0.4, 1), (0.5001, 2), (0.76, 3), (0.95, 4), (1e-9, 1)):
-        logprobs = processed_logprobs(probabilities.log(), Sampling(top_p=top_p))
+        logprobs = process_logprobs(probabilities.log(), Sampling(top_p=top_p))
         expected = probabilities.where(probabilities >= probabilities.sort(descending=True).values[kept - 1], 0.0)
         assert torch.allclose(logprobs.exp(), expected / expected.sum(), atol=1e-6), top_p
 
@@ -49,21 +49,21 @@ def test_grammar_temperature_top_k_and_top_p_come_in_this_order() -> None:
     mask = torch.tensor([False, True, True, True])
     # Without the first: 1/2, 1/3, 1/6; squared: 9, 4, 1; two of them are 9/13 and 4/13; 0.69 needs one only.
     squared = {"temperature": 0.5, "top_k": 2}
-    both = processed_logprobs(probabilities.log(), Sampling(**squared, top_p=0.7), mask)
+    both = process_logprobs(probabilities.log(), Sampling(**squared, top_p=0.7), mask)
     assert torch.allclose(both.exp(), torch.tensor([0, 9 / 13, 4 / 13, 0]), atol=1e-6)
-    one = processed_logprobs(probabilities.log(), Sampling(**squared, top_p=0.69), mask)
+    one = process_logprobs(probabilities.log(), Sampling(**squared, top_p=0.69), mask)
     assert torch.allclose(one.exp(), torch.tensor([0.0, 1.0, 0.0, 0.0]), atol=1e-6)
 
 
 def test_what_is_kept_can_be_differentiated() -> None:
     logits = LOGITS.clone().requires_grad_()
-    processed_logprobs(logits, Sampling(temperature=0.7, top_k=3, top_p=0.9))[0, 0].backward()
+    process_logprobs(logits, Sampling(temperature=0.7, top_k=3, top_p=0.9))[0, 0].backward()
     assert logits.grad is not None
     assert logits.grad.isfinite().all()
 
 
 def test_draws_follow_the_distribution() -> None:
-    logprobs = processed_logprobs(LOGITS, Sampling(top_k=3))
+    logprobs = process_logprobs(LOGITS, Sampling(top_k=3))
     uniforms = torch.linspace(0, 1, 10_001, dtype=torch.float64)[:-1]
     for row in logprobs:
         ids = draw(row.expand(len(uniforms), -1), uniforms)

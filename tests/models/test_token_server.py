@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,11 @@ import pytest
 
 from harness1.errors import InfrastructureFault, Refusal, Unreachable, UsageError
 from harness1.http.model_endpoint import ModelEndpoint
-from harness1.models.backend import Grammar, SampledOutput
+from harness1.models.backend import Grammar, SampledOutput, Sleeper
 from harness1.models.model_servers import SglangServer, VllmServer
-from harness1.models.token_server import server_root
+from harness1.models.token_server import check_same_shapes, server_root, weight_shapes
+from harness1.models.transformers_backend import TransformersBackend
 from harness1.records import Sampling
-from tests.models.test_weight_files import write_weights
 from tests.serving import imitating
 from tests.support import run
 
@@ -411,3 +411,119 @@ def test_a_server_is_reached_over_http() -> None:
         server = VllmServer(ModelEndpoint(url), "smol", "weights")
         assert sample(server) == SampledOutput(tuple(IDS), tuple(LOGPROBS), "stop")
     assert asked == [("POST", "/v1/completions")]
+
+
+def write_weights(folder: Path, shapes: Mapping[str, tuple[int, ...]], name: str = "model") -> None:
+    """A folder with a configuration, and tensors of one byte types that hold nothing of interest."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    header |= {key: {"dtype": "U8", "shape": shape, "data_offsets": [0, 0]} for key, shape in shapes.items()}
+    encoded = json.dumps(header).encode()
+    (folder / f"{name}.safetensors").write_bytes(len(encoded).to_bytes(8, "little") + encoded)
+    (folder / "config.json").write_text("{}")
+
+
+def test_the_shapes_are_those_of_all_files(tmp_path: Path) -> None:
+    write_weights(tmp_path, {"a": (2, 3)}, "model-1")
+    write_weights(tmp_path, {"b": ()}, "model-2")
+    assert weight_shapes(tmp_path) == {"a": (2, 3), "b": ()}
+
+
+def test_weights_of_another_architecture_are_refused_by_name(tmp_path: Path) -> None:
+    write_weights(tmp_path, {"a": (2, 3), "b": (1,)})
+    check_same_shapes({"b": (1,), "a": (2, 3)}, tmp_path)
+    for opened in ({"a": (3, 2), "b": (1,)}, {"a": (2, 3)}, {"a": (2, 3), "b": (1,), "c": (1,)}):
+        with pytest.raises(UsageError, match="weights of another model"):
+            check_same_shapes(opened, tmp_path)
+
+
+def test_a_tied_output_head_may_be_left_out_on_either_side_but_not_differ(tmp_path: Path) -> None:
+    write_weights(tmp_path, {"a": (1,), "lm_head.weight": (4, 2)})
+    check_same_shapes({"a": (1,)}, tmp_path)
+    with pytest.raises(UsageError, match=r"lm_head\.weight"):
+        check_same_shapes({"a": (1,), "lm_head.weight": (5, 2)}, tmp_path)
+    write_weights(tmp_path, {"a": (1,)})
+    check_same_shapes({"a": (1,), "lm_head.weight": (4, 2)}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x05\0\0\0\0\0\0\0{}", b"\xff" * 64, b"\x02\0\0\0\0\0\0\0[]", b'\x08\0\0\0\0\0\0\0{"a": 3}']
+)
+def test_a_file_that_is_no_safetensors_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    write_weights(tmp_path, {"a": (1,)})
+    (tmp_path / "broken.safetensors").write_bytes(content)
+    with pytest.raises(UsageError, match="cannot be read"):
+        weight_shapes(tmp_path)
+
+
+def test_a_folder_without_weights_or_configuration_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is not a model"):
+        weight_shapes(tmp_path)
+    write_weights(tmp_path, {"a": (1,)})
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(UsageError, match="is not a model"):
+        weight_shapes(tmp_path)
+
+
+SLEEP, WAKE = "/sleep?level=1&mode=wait", "/wake_up"
+
+
+def by_vllm(path: str, body: dict[str, Any]) -> object:
+    return completion() if path == "/v1/completions" else ""
+
+
+def test_calls_in_flight_end_first_and_calls_that_come_meanwhile_wait() -> None:
+    server, endpoint = vllm(by_vllm)
+
+    async def work() -> None:
+        held = endpoint.gate = asyncio.Event()
+        early = asyncio.create_task(server.generate(PROMPT, SAMPLING))
+        await asyncio.sleep(0.01)
+        asking = asyncio.create_task(asleep_until(server, woken := asyncio.Event()))
+        await asyncio.sleep(0.01)
+        assert endpoint.paths == ["/v1/completions"]
+        held.set()
+        await early
+        late = asyncio.create_task(server.generate(PROMPT, SAMPLING))
+        await asyncio.sleep(0.01)
+        assert endpoint.paths == ["/v1/completions", SLEEP]
+        woken.set()
+        assert (await late).version_end == 0
+        await asking
+
+    run(work())
+    assert endpoint.paths == ["/v1/completions", SLEEP, WAKE, "/v1/completions"]
+
+
+def test_a_server_is_awake_after_an_error_of_the_trainer() -> None:
+    server, endpoint = vllm(by_vllm)
+
+    async def work() -> None:
+        async with server.asleep():
+            raise UsageError("the loss is not finite")
+
+    with pytest.raises(UsageError, match="not finite"):
+        run(work())
+    assert endpoint.paths == [SLEEP, WAKE]
+    assert sample(server).version_end == 0
+
+
+def test_a_server_that_was_not_started_to_sleep_is_refused_with_what_to_do() -> None:
+    server, endpoint = vllm(
+        lambda path, body: Unreachable("404 Not Found", 404) if path == SLEEP else by_vllm(path, body)
+    )
+    with pytest.raises(UsageError, match="VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode"):
+        run(asleep_until(server, None))
+    assert endpoint.paths == [SLEEP]
+    assert sample(server).version_end == 0
+
+
+def test_only_vllm_can_sleep() -> None:
+    assert isinstance(vllm(by_vllm)[0], Sleeper)
+    assert not isinstance(sglang(by_vllm)[0], Sleeper)
+    assert not issubclass(TransformersBackend, Sleeper)
+
+
+async def asleep_until(server: VllmServer, woken: asyncio.Event | None) -> None:
+    async with server.asleep():
+        if woken is not None:
+            await woken.wait()

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from harness1.errors import ConfigError, UsageError
 from harness1.models.formats import Compact, Harmony, Hermes, open_format
-from harness1.models.tokenizer import FastTokenizer, open_tokenizer, stretches
+from harness1.models.tokenizer import FastTokenizer, open_tokenizer, split_at_control
 from tests.vocabularies import CHATML, KINDS, TAGS, tokenizer, vocabulary
 
 
@@ -112,10 +112,10 @@ def test_what_is_put_around_texts_is_left_out() -> None:
 
 def test_stretches_are_cut_at_the_longest_names() -> None:
     control = {"<a>": 1, "<a>b": 2, "(": 3}
-    assert stretches("x<a>b<a>(y", control) == ["x", 2, 1, 3, "y"]
-    assert stretches("", control) == []
-    assert stretches("x", {}) == ["x"]
-    assert stretches("", {}) == []
+    assert split_at_control("x<a>b<a>(y", control) == ["x", 2, 1, 3, "y"]
+    assert split_at_control("", control) == []
+    assert split_at_control("x", {}) == ["x"]
+    assert split_at_control("", {}) == []
 
 
 def test_a_format_is_found_by_the_control_tokens_of_the_tokenizer() -> None:

@@ -17,10 +17,10 @@ import pytest
 from harness1.config import Lora, load_config
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.http.model_endpoint import ModelEndpoint
-from harness1.models.adapters import adapted_layers, adapters_of, add_adapters, write_adapters
+from harness1.models.adapters import adapters_of, add_adapters, list_adapters, write_adapters
 from harness1.models.backend import Backend, SampledOutput
 from harness1.models.causal_model import Dtype, load_causal_model
-from harness1.models.fetch import bundled, get_model
+from harness1.models.fetch import find_bundled, get_model
 from harness1.models.model_servers import VllmServer
 from harness1.models.vllm_engine import VllmBackend, open_vllm
 from harness1.records import Sampling
@@ -37,7 +37,7 @@ LONG = PROMPT * 6
 
 @pytest.fixture(scope="module")
 def base() -> Path:
-    return get_model(bundled("smollm2-135m"))
+    return get_model(find_bundled("smollm2-135m"))
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def write_version(folder: Path, base: Path, rank: int, seed: int) -> None:
     add_adapters(model, Lora(rank=rank, alpha=float(rank)), seed)
     noise = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for _, layer in adapted_layers(model):
+        for _, layer in list_adapters(model):
             layer.lora_B.weight.copy_(0.05 * torch.randn(layer.lora_B.weight.shape, generator=noise))
     adapters = adapters_of(model)
     assert adapters is not None

@@ -16,12 +16,12 @@ from harness1.errors import InfrastructureFault, MissingExtra, Refusal, UsageErr
 from harness1.http.model_endpoint import ModelEndpoint
 from harness1.models.backend import Backend, Grammar, SampledOutput
 from harness1.models.causal_model import load_causal_model
-from harness1.models.fetch import bundled, get_model
+from harness1.models.fetch import find_bundled, get_model
 from harness1.models.model_servers import VllmServer
 from harness1.models.vllm_engine import VllmBackend, open_vllm
 from harness1.records import Sampling
 from harness1.rl.logprobs import SampledCall, compare_calls
-from tests.models.test_weight_files import write_weights
+from tests.models.test_token_server import write_weights
 from tests.models.vllm_engines import PROMPT, STOP, WINDOW, needs_vllm, prompt_of, sampled_together, serving
 from tests.support import run
 
@@ -50,7 +50,7 @@ def test_a_folder_without_weights_is_refused_before_anything_is_started(tmp_path
 
 @pytest.fixture(scope="module")
 def smollm2() -> Path:
-    return get_model(bundled("smollm2-135m"))
+    return get_model(find_bundled("smollm2-135m"))
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ import pytest
 from harness1.config import load_config
 from harness1.env.environment import env_hash
 from harness1.models.checkpoint import read_checkpoint
-from harness1.models.fetch import bundled, get_model
-from harness1.models.spec import released_config, released_folder, released_names
+from harness1.models.fetch import find_bundled, get_model
+from harness1.models.spec import list_released, policy_config, policy_folder
 from harness1.runs.journal import read_episodes
 from tests.cli.commands import Command, command_in_process
 
@@ -53,19 +53,19 @@ def harness1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 
 
 def test_all_released_policies_are_tested_here() -> None:
-    assert released_names() == sorted(BASES)
+    assert list_released() == sorted(BASES)
 
 
 @pytest.mark.parametrize("name", BASES)
 def test_it_is_small_and_has_the_environment_that_it_was_trained_in(name: str) -> None:
-    folder = released_folder(name)
+    folder = policy_folder(name)
     assert folder is not None
     files = {path.name: path.stat().st_size for path in folder.iterdir()}
     assert {"README.md", "config.toml", "checkpoint.json", "adapter_config.json"} < files.keys()
     assert sum(files.values()) <= MOST_BYTES
     card = read_checkpoint(folder)
     assert card is not None
-    assert env_hash(load_config(released_config(name)).env) == card.env_hash
+    assert env_hash(load_config(policy_config(name)).env) == card.env_hash
     adapters = json.loads((folder / "adapter_config.json").read_text())
     assert adapters["base_model_name_or_path"] == BASES[name]
 
@@ -82,7 +82,7 @@ def test_without_its_model_the_command_says_how_to_get_it(name: str, harness1: C
 @pytest.mark.service
 @pytest.mark.parametrize("name", BASES)
 def test_it_finds_what_is_asked_for(name: str, harness1: Command, tmp_path: Path) -> None:
-    get_model(bundled("smollm2-135m"))
+    get_model(find_bundled("smollm2-135m"))
     lines = [json.dumps({"id": title, "title": title, "text": text}) for title, text in NOTES.items()]
     (tmp_path / "notes.jsonl").write_text("\n".join(lines))
     assert harness1("index", "notes.jsonl", "--out", "notes").code == 0

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from harness1.config import Lora
 from harness1.episodes.jobs import EpisodeSetup
 from harness1.model_folder import base_folder
-from harness1.models.adapters import PEFT, merged_state, read_adapters
+from harness1.models.adapters import PEFT, merge_state, read_adapters
 from harness1.models.causal_model import load_causal_model
 from harness1.models.transformers_backend import TransformersBackend, open_transformers
 from harness1.records import Episode, Sampling
@@ -167,7 +167,7 @@ def test_it_is_trained_by_reinforcement_and_is_sampled_as_it_was_saved(tuned: Pa
     steps = learned(tuned, tmp_path / "out", f"train.lora.rank={rank}")
     assert steps[0]["gate/max_difference"] < 1e-4
     assert all(step["k3"] < 1e-6 and step["gradient"] > 0 for step in steps)  # each batch is of the very weights
-    before, after = (merged_state(load_causal_model(folder, "cpu", "float32")) for folder in (tuned, tmp_path / "out"))
+    before, after = (merge_state(load_causal_model(folder, "cpu", "float32")) for folder in (tuned, tmp_path / "out"))
     moved = {name: not torch.equal(weight, before[name]) for name, weight in after.items()}
     assert moved["model.layers.0.self_attn.q_proj.weight"]
     assert moved["model.layers.1.mlp.experts.down_proj"] is (rank == 0)  # without train.lora.experts

@@ -15,7 +15,7 @@ from benchmarks.memory_plan import allocated, take_steps
 from harness1.cli.memory import advise, batch_of_rows, device_memory, episode_batch
 from harness1.config import Config, Lora, Rl, Train, load_config
 from harness1.errors import UsageError
-from harness1.models.fetch import SHAPES, model_shape
+from harness1.models.fetch import PUBLISHED, model_shape
 from harness1.models.slots import KvSlots
 from harness1.rows import RowFile, TrainRow, write_rows
 from harness1.training.algorithm import make_algorithm
@@ -128,8 +128,8 @@ def test_two_short_stacks_tell_the_bytes_of_a_long_one(kind: str, layers: int, c
 
 
 def test_shipped_shapes_have_the_published_numbers_of_parameters() -> None:
-    counted = {name: parameters_of(model_shape(name)) for name in SHAPES}
-    assert counted == {name: shape.parameters for name, shape in SHAPES.items()}
+    counted = {name: parameters_of(model_shape(name)) for name in PUBLISHED}
+    assert counted == {name: shape.parameters for name, shape in PUBLISHED.items()}
 
 
 def test_a_quantized_checkpoint_is_planned_as_it_is_trained(tmp_path: Path) -> None:

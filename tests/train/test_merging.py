@@ -17,8 +17,7 @@ from harness1.models.checkpoint import CHECKPOINT, Checkpoint, read_checkpoint
 from harness1.runs.files import write_json
 from harness1.training.trainable import merge, rounding_loss
 from tests.cli.commands import Command, command_in_process
-from tests.models.test_adapter_files import EXPERTS, PLAIN, save_adapters
-from tests.models.test_adapters import KINDS_OF_MIXTURES, logits_of, stir
+from tests.models.test_adapters import EXPERTS, KINDS_OF_MIXTURES, PLAIN, logits_of, save_adapters, stir
 from tests.tiny_models import save_tiny_model
 
 

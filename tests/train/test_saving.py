@@ -17,9 +17,9 @@ from harness1.errors import UsageError
 from harness1.model_folder import folder_hash
 from harness1.models.adapters import (
     ADAPTER_WEIGHTS,
-    adapted_weights,
     adapters_of,
-    merged_state,
+    list_updates,
+    merge_state,
     plain_state,
     read_adapters,
     tensors_of,
@@ -122,8 +122,8 @@ def test_small_updates_survive_saving_beside_weights_that_would_round_them_away(
     saved = Trainer(load_trainable(out, train, "cpu"), NegativeLogLikelihood(), train, 1)
     assert abs(saved.loss(rows) - trainer.loss(rows)) < 1e-6 < learned
     # Not by the loss: what rounding adds to some weights and takes from others can cancel out in it.
-    merged, lost, whole = merged_state(trainer.model), 0.0, 0.0
-    for name, weight, change in adapted_weights(trainer.model):
+    merged, lost, whole = merge_state(trainer.model), 0.0, 0.0
+    for name, weight, change in list_updates(trainer.model):
         lost += float((merged[name].float() - weight.float() - change).square().sum())
         whole += float(change.square().sum())
     assert lost > 0.25 * whole, "what publication of merged weights lost"
@@ -161,7 +161,7 @@ def test_all_weights_are_trained_with_the_adapters_of_a_checkpoint_merged_in_flo
     model = load_trainable(first, Train(lora=Lora(rank=0)), "cpu")
     assert adapters_of(model) is None
     assert all(value.requires_grad for value in model.parameters())
-    assert all(map(torch.equal, model.state_dict().values(), merged_state(trainer.model).values()))
+    assert all(map(torch.equal, model.state_dict().values(), merge_state(trainer.model).values()))
 
 
 def test_adapters_of_another_form_are_not_silently_rounded_away(tmp_path: Path) -> None:

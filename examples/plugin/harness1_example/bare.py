@@ -9,7 +9,7 @@ from harness1.models.backend import Grammar
 from harness1.models.calls import read_object
 from harness1.models.chat_format import Ids, Parsed
 from harness1.models.formats import IM_END, ChatML
-from harness1.models.grammar import any_of, arguments_rules, literal, make_grammar
+from harness1.models.grammar import arguments_rules, literal, make_grammar
 from harness1.records import ToolCall
 from harness1.tools.tool import ToolSpec
 
@@ -34,5 +34,5 @@ class Bare(ChatML):
         return Parsed(actions=(ToolCall(name, arguments),))
 
     def grammar(self, specs: Sequence[ToolSpec]) -> Grammar:
-        calls = any_of(literal(f"{spec.name} ") + f" args_{spec.name}" for spec in specs)
+        calls = " | ".join(literal(f"{spec.name} ") + f" args_{spec.name}" for spec in specs)
         return make_grammar(calls, arguments_rules(specs))

@@ -17,7 +17,7 @@ from typing import Any
 
 from harness1.config import Env
 from harness1.models.chat_format import ChatFormat, Parsed
-from harness1.models.tokenizer import stretches
+from harness1.models.tokenizer import split_at_control
 from harness1.records import ToolCall
 from harness1.tools.registry import Toolbox
 from harness1.tools.tool import ToolSpec
@@ -165,7 +165,7 @@ def _same(chat: ChatFormat, actions: Sequence[ToolCall], meant: ToolCall) -> boo
 
 def _tokens(chat: ChatFormat, text: str) -> list[int]:
     """Tokenize a text in which names of control tokens become those tokens."""
-    parts = stretches(text, chat.tokenizer.control)
+    parts = split_at_control(text, chat.tokenizer.control)
     return [token for part in parts for token in ([part] if isinstance(part, int) else chat.tokenizer.encode(part))]
 
 

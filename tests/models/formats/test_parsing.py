@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from harness1.config import Env
 from harness1.models.chat_format import ChatFormat, Parsed
-from harness1.models.tokenizer import stretches
+from harness1.models.tokenizer import split_at_control
 from harness1.records import ToolCall
 from harness1.tools.registry import Toolbox
 from tests.models.formats import parser_fuzz
@@ -91,7 +91,7 @@ def calls(draw: st.DrawFn) -> ToolCall:
 
 def said(chat: ChatFormat, text: str) -> list[int]:
     """A text in which names of control tokens stand for these."""
-    parts = stretches(text, chat.tokenizer.control)
+    parts = split_at_control(text, chat.tokenizer.control)
     return [token for part in parts for token in ([part] if isinstance(part, int) else chat.tokenizer.encode(part))]
 
 

@@ -19,7 +19,7 @@ from harness1.env.pieces import Piece, grouped, piece
 from harness1.env.render import Context, marker_room
 from harness1.models.chat_format import ChatFormat
 from harness1.models.formats import Harmony
-from harness1.models.tokenizer import stretches
+from harness1.models.tokenizer import split_at_control
 from harness1.records import Chunk, ModelCall, Task, ToolCall
 from tests.support import CORPUS, WORDS, call, chunk, curate, make_env, run, search
 from tests.vocabularies import CHATML, HARMONY, SPOKEN, TAGS, chat_format, vocabulary
@@ -126,17 +126,17 @@ def parts_of(chat: ChatFormat, context: Context) -> list[str | int]:
     control = chat.tokenizer.control
     parts: list[str | int] = []
     for place, group in enumerate(grouped(context.pieces)):
-        parts += stretches(chat.opening(group[0]), control)
+        parts += split_at_control(chat.opening(group[0]), control)
         for each in group:
             if each.call is not None:
                 parts += chat.ids(each)
             else:
-                parts += [chat.written(each), *([chat.stop_ids[0]] if each.turn_ref is not None else [])]
+                parts += [chat.write_piece(each), *([chat.stop_ids[0]] if each.turn_ref is not None else [])]
         if place == 0 and context.tools:
             ids = chat.declarations(context.tools)
-            parts += stretches(chat.tokenizer.decode(ids), control)
-        parts += stretches(chat.closing(group[0]), control)
-    return [*parts, *stretches(chat.generation_prompt(), control)]
+            parts += split_at_control(chat.tokenizer.decode(ids), control)
+        parts += split_at_control(chat.closing(group[0]), control)
+    return [*parts, *split_at_control(chat.generation_prompt(), control)]
 
 
 def encoded_at_once(chat: ChatFormat, parts: list[str | int]) -> list[int]:
