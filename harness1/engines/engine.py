@@ -43,21 +43,13 @@ class Engine(Protocol):
         ...
 
     def step(self, rows: Sequence[TrainRow], on_tokens: OnTokens = ignore_tokens) -> dict[str, float]:
-        """Take one optimizer step and return the values to log, `loss` and `trained_tokens` among them.
-
-        Raises:
-            Diverged: the loss or the gradient is not finite.
-            InfrastructureFault: a service failed.
-        """
+        """Take one optimizer step and return the values to log, `loss` and `trained_tokens` among them. Raise Diverged
+        if the loss or the gradient is not finite, InfrastructureFault if a service failed."""
         ...
 
     def loss(self, rows: Sequence[TrainRow], saved: Path | None = None) -> float:
-        """Return the loss of rows under the present weights.
-
-        Args:
-            saved: a folder that `write` wrote: its weights, loaded again, take the place of the present ones for this
-                call. A service, which keeps them itself, measures the present ones.
-        """
+        """Return the loss of rows under the present weights, or under those in a folder that `write` wrote, which are
+        loaded again for this call; a service, which keeps them itself, measures the present ones."""
         ...
 
     def logprobs(self, rows: Sequence[TrainRow]) -> list[list[float]]:
@@ -65,14 +57,8 @@ class Engine(Protocol):
         ...
 
     async def publish(self, version: int, deliver: Deliver) -> None:
-        """Have the present weights sampled from now on, under a version.
-
-        Args:
-            deliver: used by engines whose weights are in this process; others tell their own sampler.
-
-        Raises:
-            InfrastructureFault: the weights could not be delivered.
-        """
+        """Have the present weights sampled from now on, under a version: engines whose weights are in this process
+        deliver them, others tell their own sampler. Raise InfrastructureFault if they could not be delivered."""
         ...
 
     def save(self, root: Path) -> str:
@@ -85,11 +71,8 @@ class Engine(Protocol):
         ...
 
     def write(self, folder: Path, card: Checkpoint) -> Checkpoint:
-        """Write the present weights as a checkpoint, and return its card as written.
-
-        Raises:
-            UsageError: the disk is full, or the folder cannot be written.
-        """
+        """Write the present weights as a checkpoint, and return its card as written; raise UsageError if the disk is
+        full, or the folder cannot be written."""
         ...
 
 

@@ -1,8 +1,12 @@
-"""Rows as a service of the Tinker API reads them: shifted by one token, with everything that weighs a token folded in.
+"""Train on a service of the Tinker API, hosted or SkyRL's server, by low-rank adapters that stay with the service.
+
+    harness1 rl train --engine tinker:MODEL          hosted
+    harness1 rl train --engine tinker:MODEL@URL      a server of one's own
 
 The service sums the loss of each token over all rows. With `n` the normaliser of an optimizer step, `u` a row's token
-weight and `A` an advantage, a token that is trained has the weight `u A / n` (CISPO, REINFORCE) or `A / n` (negative
-log likelihood), and every other token has 0.
+weight and `A` an advantage, a trained token has the weight `u A / n` (CISPO, REINFORCE) or `A / n` (negative log
+likelihood), and every other token 0. In the package `tinker` until 0.37 some methods return a result and some a future;
+from 0.38 all return futures, and those named `_async` are deprecated: none is used here, and `settle` takes both.
 """
 
 from __future__ import annotations
@@ -36,11 +40,8 @@ from harness1.training.trainer import Diverged, rate_at, trained_tokens
 Reduction = Literal["sum", "row_mean"]
 
 
-class Loss(NamedTuple):
-    """A loss of the service, by name, with its settings."""
-
-    name: str
-    settings: dict[str, float] | None = None
+Loss = tuple[str, dict[str, float] | None]
+"""A loss of the service, by name, with its settings."""
 
 
 class Fields(NamedTuple):
@@ -51,25 +52,19 @@ class Fields(NamedTuple):
 
 
 def loss_of(algorithm: Algorithm, reduction: Reduction) -> Loss:
-    """Return the service's name of an algorithm.
-
-    CISPO's bounds are those of the ratio itself. Bounds of 1 and 1 make every ratio 1, which turns CISPO into REINFORCE
+    """Return the service's name of an algorithm. Bounds of 1 and 1 make every ratio 1, which turns CISPO into REINFORCE
     and into the negative log likelihood: servers that take a mean over the weights of a row have no other loss whose
-    tokens can be weighted freely.
-    """
-    if isinstance(algorithm, Cispo):
-        return _cispo(algorithm.ratio_min, algorithm.ratio_max)
-    return Loss("cross_entropy") if reduction == "sum" else _cispo(1.0, 1.0)
+    tokens can be weighted freely."""
+    if reduction == "sum" and not isinstance(algorithm, Cispo):
+        return "cross_entropy", None
+    bounds = (algorithm.ratio_min, algorithm.ratio_max) if isinstance(algorithm, Cispo) else (1.0, 1.0)
+    return "cispo", {"clip_low_threshold": bounds[0], "clip_high_threshold": bounds[1]}
 
 
 def row_fields(rows: Sequence[TrainRow], algorithm: Algorithm, reduction: Reduction) -> list[Fields]:
-    """Return the rows of an optimizer step, which must be sent as one.
-
-    Args:
-        reduction: `row_mean` undoes that a server divides a row's loss by its targets, and the sum over rows by their
-            number.
-    """
-    name, normaliser = loss_of(algorithm, reduction).name, algorithm.normaliser(rows) or 1.0
+    """Return the rows of an optimizer step, which must be sent as one; `row_mean` undoes that a server divides a row's
+    loss by its targets, and the sum over rows by their number."""
+    (name, _), normaliser = loss_of(algorithm, reduction), algorithm.normaliser(rows) or 1.0
     made = []
     for row in rows:
         scale = 1.0 if reduction == "sum" else (len(row.token_ids) - 1) * len(rows)
@@ -133,10 +128,6 @@ def distance(rows: Sequence[TrainRow], logprobs: Sequence[Sequence[float]], algo
     }
 
 
-def _cispo(least: float, most: float) -> Loss:
-    return Loss("cispo", {"clip_low_threshold": least, "clip_high_threshold": most})
-
-
 def _log_ratios(row: TrainRow, logprobs: Sequence[float]) -> list[float]:
     """Return log pi - log pi_rollout of the trained tokens of a row, clipped to `LOG_RATIO_LIMIT`."""
     recorded = [known for known, mask in zip(row.rollout_logprobs or (), row.loss_mask, strict=True) if mask]
@@ -175,22 +166,15 @@ class Service(NamedTuple):
     model: str
 
     def call(self, work: Callable[[], Any]) -> Any:
-        """Return the settled result of a request, in this thread.
-
-        Raises:
-            InfrastructureFault: the service refused it, failed, or was not there.
-        """
+        """Return the result of a request, in this thread; raise InfrastructureFault if the service refused it, failed,
+        or was not there."""
         try:
             return settle(work())
         except (self.sdk.TinkerError, RuntimeError, OSError) as error:
             raise self.fault(error) from error
 
     async def ask(self, work: Callable[[], Any]) -> Any:
-        """Do as `call` within an event loop; cancelling it cancels the request.
-
-        Raises:
-            InfrastructureFault: as `call`.
-        """
+        """Do as `call` within an event loop; cancelling it cancels the request."""
         try:
             answer = work()
             # The client's own futures have one of the standard library within, and will not stay one themselves.
@@ -204,15 +188,8 @@ class Service(NamedTuple):
 
 
 def connect(name: EngineName, machine: Machine, sdk: Any = None) -> Service:
-    """Connect to a service, and check that client and server understand each other.
-
-    Args:
-        sdk: the package `tinker`; given in tests.
-
-    Raises:
-        UsageError: the server is not there, does not speak the client's version, or does not have the model.
-        MissingExtra: tinker is not installed.
-    """
+    """Connect to a service, and check that client and server understand each other; `sdk` is the package `tinker`.
+    Raise UsageError if the server is not there, does not speak the client's version, or does not have the model."""
     if sdk is None:
         with optional("tinker"):
             sdk = import_module("tinker")
@@ -239,11 +216,8 @@ def settle(answer: Any) -> Any:
 
 class TinkerBackend:
     """A `Backend` over the sampling client of a service. Its versions are counted here: each set of weights has a
-    client of its own, so calls in flight end with the weights they began with.
-
-    Args:
-        begun: the remote name of the weights that training begins with; empty: the untrained model.
-    """
+    client of its own, so calls in flight end with the weights they began with. `begun` is the remote name of the
+    weights that training begins with; empty: the untrained model."""
 
     def __init__(self, service: Service, begun: str = "") -> None:
         self.hash = digest(["tinker", service.model, begun])
@@ -297,11 +271,8 @@ ALGORITHMS = ("cispo", "reinforce")
 
 
 def check_supported(config: Config, processes: int = 1) -> None:
-    """Refuse what a service cannot do, before anything starts.
-
-    Raises:
-        UsageError: the settings need whole distributions, all weights or a model in this process.
-    """
+    """Raise UsageError, before anything starts, for settings that need whole distributions, all weights or a model in
+    this process."""
     rl, train = config.rl, config.train
     refused = {
         f"rl.algorithm={rl.algorithm}; it has {' and '.join(ALGORITHMS)}": rl.algorithm not in ALGORITHMS,
@@ -319,15 +290,8 @@ def check_supported(config: Config, processes: int = 1) -> None:
 
 
 def open_tinker(name: str, base: Path, config: Config, processes: int = 1) -> TrainingService:
-    """Connect to the service of an engine's name. Its sampler has no weights before the first `publish`.
-
-    Args:
-        base: as in `TinkerEngine`.
-
-    Raises:
-        UsageError: the service cannot do what is asked (`check_supported`), or as `connect`.
-        MissingExtra: tinker is not installed.
-    """
+    """Connect to the service of an engine's name. Its sampler has no weights before the first `publish`. Raise as
+    `check_supported` and `connect`."""
     check_supported(config, processes)
     return tinker_service(TinkerBackend(connect(EngineName.read(name), config.machine), remote_name(base)))
 
@@ -342,16 +306,11 @@ def tinker_service(sampler: TinkerBackend) -> TrainingService:
 
 
 class TinkerEngine:
-    """The `Engine` over a service, which needs no GPU and no weights here.
+    """The `Engine` over a service, by low-rank adapters that stay with it, which needs no GPU and no weights here.
 
     The adapters are made at the first call that needs them, so that a resumed run takes only one of the places that a
-    server has for adapters.
-
-    Args:
-        base: a folder with the tokenizer; the remote weights that its `checkpoint.json` names are the start.
-        backend: the sampler that `publish` tells; its service trains.
-        steps: the steps of the schedule of the rate.
-        reduction: see `row_fields`.
+    server has for adapters. `base` is a folder with the tokenizer, whose `checkpoint.json` may name remote weights to
+    begin with, `backend` the sampler that `publish` tells, and `steps` the length of the schedule of the rate.
     """
 
     def __init__(
@@ -417,7 +376,7 @@ class TinkerEngine:
 
     def save(self, root: Path) -> str:
         self._saves += 1
-        return self._saved(f"state-{self._saves}-step-{self.step_count}")
+        return self._save_state(f"state-{self._saves}-step-{self.step_count}")
 
     def load(self, root: Path, name: str) -> None:
         self._resumed, self.step_count = name, int(name.rpartition("-")[2])
@@ -425,7 +384,9 @@ class TinkerEngine:
     def write(self, folder: Path, card: Checkpoint) -> Checkpoint:
         """Write the tokenizer and the card, with the name under which the service keeps the weights."""
         self._saves += 1
-        card = msgspec.structs.replace(card, remote=self._saved(f"checkpoint-{self._saves}-step-{self.step_count}"))
+        card = msgspec.structs.replace(
+            card, remote=self._save_state(f"checkpoint-{self._saves}-step-{self.step_count}")
+        )
         try:
             copy_beside_weights(self._base, folder)
         except OSError as error:
@@ -433,7 +394,7 @@ class TinkerEngine:
         write_card(folder, card)
         return card
 
-    def _saved(self, name: str) -> str:
+    def _save_state(self, name: str) -> str:
         path: str = self._service.call(lambda: self._training.save_state(name)).path
         return path
 
