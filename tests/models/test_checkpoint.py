@@ -42,33 +42,33 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_card_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_reads_a_card_as_it_was_written(tmp_path: Path) -> None:
     wanted = card(dataset={"train.jsonl": "1"}, train={"rate": 1e-3}, step=7, metrics={"nll": 0.25})
     write_card(tmp_path, wanted)
     assert read_checkpoint(tmp_path) == wanted
 
 
-def test_a_model_that_was_not_trained_here_is_asked_as_the_settings_say(tmp_path: Path) -> None:
+def test_uses_the_configured_format_for_a_model_not_trained_here(tmp_path: Path) -> None:
     assert read_checkpoint(tmp_path) is None
     assert format_of(tmp_path, Config()) == "auto"
     assert format_of(tmp_path, learned("policy.format=hermes")) == "hermes"
 
 
-def test_a_checkpoint_is_asked_in_the_format_that_it_was_trained_in(folder: Path) -> None:
+def test_uses_the_format_that_a_checkpoint_was_trained_in(folder: Path) -> None:
     assert format_at(folder, learned()).name == "compact"
     assert format_of(folder, learned("policy.format=compact")) == "compact"
     (folder / CHECKPOINT).unlink()
     assert format_at(folder, learned()).name == "hermes"
 
 
-def test_what_is_no_part_of_the_environment_may_differ(folder: Path) -> None:
+def test_accepts_other_settings_outside_the_environment(folder: Path) -> None:
     other = learned(
         "policy.temperature=0.5", "machine.concurrency=3", "reward.beta=1.0", "train.epochs=9", "sft.held_out=0.5"
     )
     assert format_of(folder, other) == "compact"
 
 
-def test_another_environment_is_refused_with_each_setting_and_both_values(folder: Path) -> None:
+def test_rejects_another_environment_and_names_each_setting_with_both_values(folder: Path) -> None:
     with pytest.raises(ConfigError) as refused:
         format_of(folder, learned("env.max_turns=9", "env.grep.on=true"))
     assert "env.max_turns=9 (trained: 6), env.grep.on=True (trained: False). Without --config" in str(refused.value)
@@ -76,12 +76,12 @@ def test_another_environment_is_refused_with_each_setting_and_both_values(folder
     assert "--set machine.model.foreign=true" in str(refused.value)
 
 
-def test_another_format_is_refused(folder: Path) -> None:
+def test_rejects_another_format(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"differs in policy\.format=hermes \(trained: compact\)\."):
         format_of(folder, learned("policy.format=hermes"))
 
 
-def test_of_many_differences_the_first_are_named_and_the_others_counted(folder: Path) -> None:
+def test_names_the_first_of_many_differences_and_counts_the_others(folder: Path) -> None:
     switches = [f"env.{name}.on=false" for name in ("fan_out", "read", "review", "evidence", "history", "dedup")]
     with pytest.raises(
         ConfigError, match=r"differs in policy\.format=hermes .*env\.read\.on=False .* and 2 more\. Without"
@@ -89,14 +89,14 @@ def test_of_many_differences_the_first_are_named_and_the_others_counted(folder: 
         format_of(folder, learned("policy.format=hermes", "env.max_turns=7", *switches))
 
 
-def test_other_words_of_the_prompt_are_another_environment(folder: Path) -> None:
+def test_rejects_other_wording_of_the_prompt(folder: Path) -> None:
     """Of an earlier version of this package, say, with equal settings."""
     write_card(folder, card(env_hash="of other words"))
     with pytest.raises(ConfigError, match="differs in the wording of the prompt or of a tool"):
         format_of(folder, learned())
 
 
-def test_a_setting_of_another_version_is_named(folder: Path) -> None:
+def test_names_a_setting_of_another_version(folder: Path) -> None:
     tree = learned().env.plain()
     del tree["max_turns"]
     write_card(folder, card(env=tree | {"luck": 3}, env_hash="of that version"))
@@ -108,24 +108,24 @@ def test_a_setting_of_another_version_is_named(folder: Path) -> None:
     ("settings", "name"),
     [([], "compact"), (["policy.format=hermes"], "hermes"), (["policy.format=compact"], "compact")],
 )
-def test_one_who_means_it_may_use_another_environment(folder: Path, settings: list[str], name: str) -> None:
+def test_accepts_another_environment_if_foreign_is_set(folder: Path, settings: list[str], name: str) -> None:
     assert format_of(folder, load_config(None, ["machine.model.foreign=true", "env.max_turns=30", *settings])) == name
 
 
-def test_a_foreign_checkpoint_is_refused_before_its_weights_are_read(folder: Path) -> None:
+def test_rejects_a_foreign_checkpoint_before_reading_its_weights(folder: Path) -> None:
     for spec in (f"hf:{folder}", f"vllm:{folder}", f"vllm:{folder}@http://127.0.0.1:1"):
         with pytest.raises(ConfigError, match="was trained for another environment"):
             open_model(spec, Config())
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"format": "compact"}', b'{"format": 3}', b"\xff"])
-def test_a_damaged_card_is_said_to_be(folder: Path, data: bytes) -> None:
+def test_reports_a_damaged_card(folder: Path, data: bytes) -> None:
     (folder / CHECKPOINT).write_bytes(data)
     with pytest.raises(SchemaError, match=r"checkpoint\.json is not the card of a checkpoint"):
         format_of(folder, learned("machine.model.foreign=true"))
 
 
-def test_the_identity_of_a_model_is_that_of_its_weights_and_not_of_its_cards(tmp_path: Path) -> None:
+def test_hashes_the_weights_of_a_model_and_not_its_cards(tmp_path: Path) -> None:
     save_tiny_model(tmp_path / "bare")
     carded = Path(shutil.copytree(tmp_path / "bare", tmp_path / "carded"))
     write_card(carded, card())
@@ -159,7 +159,7 @@ def test_the_environment_that_a_checkpoint_carries_is_the_one_that_it_was_traine
 
 
 @pytest.mark.parametrize("spec", ["scripted", "hf:smollm2-135m", "openai:m@http://127.0.0.1:1/v1"])
-def test_what_was_not_trained_here_carries_no_environment(spec: str) -> None:
+def test_finds_no_environment_in_a_model_not_trained_here(spec: str) -> None:
     assert environment_of(spec, Config()) is None
 
 
@@ -173,7 +173,7 @@ def test_settings_of_a_checkpoint_are_below_those_that_are_given(folder: Path, t
     assert env == environment_of(str(folder), Config()), "the settings given are not written into"
 
 
-def test_an_environment_of_another_version_is_used_only_if_that_is_meant(folder: Path) -> None:
+def test_rejects_an_environment_of_another_version_unless_foreign_is_set(folder: Path) -> None:
     write_card(folder, card(env={"luck": 3}))
     with pytest.raises(ConfigError, match=r"trained by another version.*luck.*machine\.model\.foreign=true"):
         environment_of(f"hf:{folder}", Config())

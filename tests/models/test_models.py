@@ -82,7 +82,7 @@ def test_a_model_is_read_by_kind_name_and_address(spec: str, read: tuple[str, st
         *(f"hf:x@{URL}", "sglang:x", "openai:x", "openai:x@localhost:8000/v1", f"openai:@{URL}", "openai:x@http://"),
     ],
 )
-def test_what_names_no_model_is_refused_with_the_forms_that_do(spec: str) -> None:
+def test_rejects_what_names_no_model_and_lists_the_forms(spec: str) -> None:
     with pytest.raises(UsageError) as caught:
         ModelSpec.read(spec)
     assert str(caught.value) == f"{spec!r} names no model: write one of {', '.join(NAMES)}"
@@ -140,7 +140,7 @@ def test_a_hosted_model_is_opened_without_asking_its_server() -> None:
     assert (policy.model, policy.endpoint.url, policy.reserve) == ("gpt", URL, 2048)
 
 
-def test_what_is_no_folder_of_a_model_is_said(tmp_path: Path, folder: Path) -> None:
+def test_reports_what_is_not_the_folder_of_a_model(tmp_path: Path, folder: Path) -> None:
     absent = tmp_path / "deep" / "absent"
     assert f"no model '{absent}'" in complaint(f"hf:{absent}")
     assert complaint(f"hf:{tmp_path}").startswith(f"{tmp_path} has no tokenizer.json")

@@ -448,7 +448,7 @@ def test_a_tied_output_head_may_be_left_out_on_either_side_but_not_differ(tmp_pa
 @pytest.mark.parametrize(
     "content", [b"", b"\x05\0\0\0\0\0\0\0{}", b"\xff" * 64, b"\x02\0\0\0\0\0\0\0[]", b'\x08\0\0\0\0\0\0\0{"a": 3}']
 )
-def test_a_file_that_is_no_safetensors_file_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_rejects_a_file_that_is_not_safetensors(tmp_path: Path, content: bytes) -> None:
     write_weights(tmp_path, {"a": (1,)})
     (tmp_path / "broken.safetensors").write_bytes(content)
     with pytest.raises(UsageError, match="cannot be read"):

@@ -75,14 +75,14 @@ def test_control_tokens_have_the_ids_that_the_library_gives_them() -> None:
     assert {name: made.decode([token]) for name, token in made.control.items()} == {name: name for name in CHATML}
 
 
-def test_a_tokenizer_whose_pieces_would_not_join_is_refused() -> None:
+def test_rejects_a_tokenizer_whose_pieces_would_not_join() -> None:
     prefixed = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
     with pytest.raises(UsageError, match="would not join"):
         FastTokenizer(changed("chatml", pre_tokenizer=prefixed))
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"added_tokens": 3}', b'{"added_tokens": []}', b"\xff"])
-def test_what_is_no_tokenizer_is_refused(data: bytes, tmp_path: Path) -> None:
+def test_rejects_what_is_not_a_tokenizer(data: bytes, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not a tokenizer"):
         FastTokenizer(data)
     (tmp_path / "tokenizer.json").write_bytes(data)

@@ -410,7 +410,7 @@ def test_weights_of_another_architecture_are_refused_and_change_nothing(folder: 
     asyncio.run(refused())
 
 
-def test_what_the_model_cannot_do_is_refused(folder: Path) -> None:
+def test_rejects_what_the_model_cannot_do(folder: Path) -> None:
     backend = opened(folder)
     for ids, sampling in (
         ((), Sampling(max_tokens=1)),
@@ -619,7 +619,7 @@ def test_a_stop_token_is_allowed_only_where_the_grammar_may_end(folder: Path) ->
         GrammarCompiler(folder, VOCABULARY).masks(LIST, (STOP,), [ids["a"]])
 
 
-def test_a_grammar_that_cannot_be_used_is_the_users_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_an_unusable_grammar_as_a_usage_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = opened(folder)
     with pytest.raises(UsageError, match="stop token"):
         asyncio.run(backend.generate((1,), drawn(SETTINGS[3]), LIST))

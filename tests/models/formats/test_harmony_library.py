@@ -179,7 +179,7 @@ def test_outputs_are_read_alike_with_every_tokenizer(chat: Harmony, parts: list[
     assert chat.parse(chat.write(text), SPECS) == small.parse(small.write(text), SPECS)
 
 
-def test_a_vocabulary_that_cannot_be_had_is_the_users_to_mend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_reports_a_missing_vocabulary_as_a_usage_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(library, "load_harmony_encoding", _absent)
     with pytest.raises(UsageError, match="set TIKTOKEN_ENCODINGS_BASE to a folder"):
         HarmonyVocabulary()
