@@ -240,9 +240,6 @@ def test_the_memory_of_this_machine_is_known_and_that_of_no_device_is_not() -> N
     assert device_memory("mps") == 0
 
 
-LARGE = Config(train=Train(micro_tokens=32768))
-
-
 def planned(needs: dict[tuple[bool, int], int]) -> Any:
     """A stand-in for a planner, whose plans depend on checkpointing and the rank alone."""
 
@@ -253,22 +250,23 @@ def planned(needs: dict[tuple[bool, int], int]) -> Any:
     return make
 
 
-def test_advice_is_the_fewest_settings_the_cheapest_first() -> None:
-    config = Config(train=Train(lora=Lora(rank=0)))
-    devices = Devices(memory=100, kind="cpu")
-    found = advise(planned({(False, 0): 500, (True, 0): 90, (False, 32): 50, (True, 32): 10}), config, devices)
-    assert found is not None
-    assert found[0] == ["--set train.checkpointing=true"]
-    found = advise(planned({(False, 0): 500, (True, 0): 400, (False, 32): 400, (True, 32): 10}), config, devices)
-    assert found is not None
-    assert found[0] == ["--set train.checkpointing=true", "--set train.lora.rank=32"]
-    assert found[1].needs == 10
-    assert (
-        advise(planned(dict.fromkeys([(False, 0), (True, 0), (False, 32), (True, 32)], 500)), config, devices) is None
-    )
+@pytest.mark.parametrize(
+    ("plain", "checkpointed", "adapters", "both", "expected"),
+    [
+        (500, 90, 50, 10, ["--set train.checkpointing=true"]),
+        (500, 400, 400, 10, ["--set train.checkpointing=true", "--set train.lora.rank=32"]),
+        (500, 500, 500, 500, None),
+    ],
+)
+def test_advises_the_fewest_settings_the_cheapest_first(
+    plain: int, checkpointed: int, adapters: int, both: int, expected: list[str] | None
+) -> None:
+    needs = {(False, 0): plain, (True, 0): checkpointed, (False, 32): adapters, (True, 32): both}
+    found = advise(planned(needs), Config(train=Train(lora=Lora(rank=0))), Devices(memory=100, kind="cpu"))
+    assert (found and found[0]) == expected
 
 
-def test_advice_shards_where_settings_are_not_enough() -> None:
+def test_advises_to_shard_where_settings_are_not_enough() -> None:
     config = Config(train=Train(checkpointing=True, dtype="bfloat16"))
     found = advise(planned({(True, 32): 300}), config, Devices(memory=100))
     assert found is not None
