@@ -214,8 +214,6 @@ Ablation = Callable[[Env], Env]
 
 
 def _with(**groups: Any) -> Ablation:
-    """Return an ablation that replaces settings of the environment: a word replaces one, a mapping part of a group."""
-
     def changed(env: Env) -> Env:
         values = {
             name: msgspec.structs.replace(getattr(env, name), **value) if isinstance(value, dict) else value
@@ -258,12 +256,8 @@ ABLATIONS: Mapping[str, Ablation] = MappingProxyType({**_MECHANISMS, ALL_OFF: _a
 
 
 def ablated(config: Config, name: str) -> Config:
-    """Return the configuration without a mechanism. A model that was trained with the mechanism is accepted:
-    how much it loses is what an ablation measures.
-
-    Raises:
-        UsageError: there is no such mechanism.
-    """
+    """Return the configuration without a mechanism. A model that was trained with the mechanism is accepted: how much
+    it loses is what an ablation measures. Raises UsageError: there is no such mechanism."""
     if name not in ABLATIONS:
         raise UsageError(f"unknown ablation {name!r}; choose from: all, {', '.join(ABLATIONS)}{meant(name, ABLATIONS)}")
     machine = config.machine
@@ -273,10 +267,7 @@ def ablated(config: Config, name: str) -> Config:
 
 def conditions(evaluation: Evaluation, names: Sequence[str]) -> dict[str, Evaluation]:
     """Return the evaluations to play, in order: the base, and the ablations of mechanisms that are not already off.
-
-    Raises:
-        UsageError: a name is not an ablation.
-    """
+    Raises UsageError: a name is not an ablation."""
     variants = {name: replace(evaluation, config=ablated(evaluation.config, name)) for name in names}
     changed = {name: each for name, each in variants.items() if each.config.env != evaluation.config.env}
     return {BASE: evaluation, **changed}
@@ -293,17 +284,11 @@ def ablate(
 ) -> AblationTable:
     """Play an evaluation and its ablations into run folders below `out`, and write `ablations.json` and `ablations.md`
     there, or return the existing table unchanged. Interrupted runs continue; episodes broken by faults are run again.
-
-    Args:
-        names: from `ABLATIONS`; those whose mechanism is already off are skipped, which the table notes.
-        force: start over, whatever earlier ablations are in the folder.
-        rescored: first score the recorded episodes again, with changed gold or another reward (`evaluate.rescore`).
-
-    Raises:
-        UsageError: a name is not an ablation, there is no task, a task has no gold, or the folder holds something else.
-        SchemaError: the folder is damaged.
-        InfrastructureFault: a worker died; run again to continue.
-    """
+    `names`: from `ABLATIONS`; those whose mechanism is already off are skipped, which the table notes. `force`: start
+    over, whatever earlier ablations are in the folder. `rescored`: first score the recorded episodes again, with
+    changed gold or another reward (`evaluate.rescore`). Raises UsageError: a name is not an ablation, there is no task,
+    a task has no gold, or the folder holds something else; SchemaError: the folder is damaged; InfrastructureFault: a
+    worker died; run again to continue."""
     evaluation.check()
     played = conditions(evaluation, names)
     skipped = tuple(name for name in dict.fromkeys(names) if name not in played)
@@ -333,14 +318,12 @@ def ablate(
 
 
 def _stage(played: Mapping[str, Evaluation]) -> Stage:
-    """Return the card: the inputs of the base, and the environments that it is compared with."""
     base = played[BASE].stage()
     environments = {name: env_hash(each.config.env) for name, each in played.items() if name != BASE}
     return Stage(VERB, {**base.inputs, "ablations": environments}, hashes=base.hashes)
 
 
 def _finished(stage: Stage, out: Path) -> AblationTable | None:
-    """Return the existing table; None if something is left to do."""
     if not stage.is_done(out) or not all((out / name).is_file() for name in (TABLE, README)):
         return None
     try:

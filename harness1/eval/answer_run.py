@@ -55,33 +55,25 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def normalised(text: str) -> str:
-    """Return the text in lower case, without punctuation and English articles, with single spaces.
-
-    Punctuation is that of ASCII, as in SQuAD, and of Unicode (general category P): another kind of dash or quotation
-    mark makes no difference. Composed and decomposed letters are equal (NFC).
-    """
+    """Return the text in lower case, without punctuation and English articles, with single spaces. Punctuation is that
+    of ASCII, as in SQuAD, and of Unicode (general category P): another kind of dash or quotation mark makes no
+    difference. Composed and decomposed letters are equal (NFC)."""
     lower = unicodedata.normalize("NFC", text).lower()
     kept = "".join(letter for letter in lower if not _is_punctuation(letter))
     return " ".join(_ARTICLES.sub(" ", kept).split())
 
 
 def exact_match(answer: str, golds: Sequence[str]) -> float:
-    """Return 1.0 if the normalised answer equals any of the right ones, else 0.0.
-
-    Raises:
-        ValueError: there is no right answer.
-    """
+    """Return 1.0 if the normalised answer equals any of the right ones, else 0.0. Raises ValueError: there is no right
+    answer."""
     given = normalised(answer)
     return max(float(given == normalised(gold)) for gold in golds)
 
 
 def token_f1(answer: str, golds: Sequence[str]) -> float:
     """Return the largest F1, in [0, 1], of the answer's bag of words against that of any right answer. If either has no
-    words after normalisation, F1 is 1.0 if both have none, else 0.0 (SQuAD 2.0).
-
-    Raises:
-        ValueError: there is no right answer.
-    """
+    words after normalisation, F1 is 1.0 if both have none, else 0.0 (SQuAD 2.0). Raises ValueError: there is no right
+    answer."""
     given = Counter(normalised(answer).split())
     return max(_f1(given, Counter(normalised(gold).split())) for gold in golds)
 
@@ -112,14 +104,11 @@ def scored(answered: Sequence[Answered]) -> dict[Condition, dict[str, dict[str, 
 
 def summarised(answered: Sequence[Answered], resamples: int, seed: int = 0) -> dict[str, Any]:
     """Return plain data: `conditions`, `pairs`, how many answers and verdicts are `missing`, and the first few
-    `faults`.
-
-    Each condition has its metrics as `{mean, low, high}` (null if undefined), the number of `tasks` and `answers`,
-    counts of answers that are `missing`, `empty` or `cut` (by the token limit) and of `unparseable` verdicts, the mean
-    number of `documents` in a prompt, how many were `left_out` for lack of room, and the tokens used, if the server
-    reports them. A pair is `a` minus `b` over the tasks that both have, with the p of a paired randomisation test, and
-    `p_holm`, which is corrected for all pairs of its metric.
-    """
+    `faults`. Each condition has its metrics as `{mean, low, high}` (null if undefined), the number of `tasks` and
+    `answers`, counts of answers that are `missing`, `empty` or `cut` (by the token limit) and of `unparseable`
+    verdicts, the mean number of `documents` in a prompt, how many were `left_out` for lack of room, and the tokens
+    used, if the server reports them. A pair is `a` minus `b` over the tasks that both have, with the p of a paired
+    randomisation test, and `p_holm`, which is corrected for all pairs of its metric."""
     ordered = _ordered(answered)
     scores = scored(ordered)
     missing = sum(each.answer is None for each in ordered)
@@ -158,7 +147,6 @@ def _ordered(answered: Sequence[Answered]) -> list[Answered]:
 
 
 def _by_condition(answered: Sequence[Answered]) -> dict[Condition, list[Answered]]:
-    """Group answers in the order of `CONDITIONS`, without empty groups."""
     found = ((condition, [each for each in answered if each.condition == condition]) for condition in CONDITIONS)
     return {condition: rows for condition, rows in found if rows}
 
@@ -205,7 +193,6 @@ def _total(counts: Iterable[int | None]) -> int | None:
 
 
 def _pairs(scores: Scores, metric: str, resamples: int, seed: int) -> list[dict[str, Any]]:
-    """Compare every later condition with every earlier one, if some task was scored in both."""
     found: list[dict[str, Any]] = []
     for earlier, later in combinations(scores, 2):
         common = sorted(scores[earlier][metric].keys() & scores[later][metric].keys())
@@ -227,12 +214,7 @@ TABLE = "answers.csv"
 
 @dataclass(frozen=True)
 class AnswerRun:
-    """The answers to the questions of a run.
-
-    Args:
-        out: the output folder.
-        places: questions in progress at a time.
-    """
+    """The answers to the questions of a run. `out`: the output folder. `places`: questions in progress at a time."""
 
     run: Run
     questions: Questions
@@ -258,11 +240,8 @@ class AnswerRun:
         return Stage(VERB, inputs, outputs={"run": str(self.run.folder.resolve())})
 
     def clear(self) -> None:
-        """Remove earlier answers, and nothing else in the folder.
-
-        Raises:
-            UsageError: the folder holds something else.
-        """
+        """Remove earlier answers, and nothing else in the folder. Raises UsageError: the folder holds something
+        else."""
         clear(self.out, VERB, ANSWERS, SUMMARY, TABLE)
 
     def found(self) -> dict[str, Any] | None:
@@ -281,16 +260,10 @@ class AnswerRun:
         on_torn: Callable[[int], None] = lambda _: None,
     ) -> dict[str, Any]:
         """Ask the open questions, then write and return the summary. The card says `finished` once no answer or verdict
-        is missing; the next run requests missing ones again.
-
-        Args:
-            on_start: called with the total number of answers.
-            on_torn: called with the bytes of a torn last line, left by a crash, that was cut off.
-
-        Raises:
-            UsageError: the folder holds something else or cannot be written, the index is not the run's, or a server
-                would refuse every request.
-        """
+        is missing; the next run requests missing ones again. `on_start`: called with the total number of answers.
+        `on_torn`: called with the bytes of a torn last line, left by a crash, that was cut off. Raises UsageError: the
+        folder holds something else or cannot be written, the index is not the run's, or a server would refuse every
+        request."""
         refuse_foreign(self.out, VERB)
         self._refuse_other_index()
         stage = self.stage()
@@ -306,7 +279,6 @@ class AnswerRun:
         return summary
 
     def _refuse_other_index(self) -> None:
-        """Refuse an index other than the run's: the curated sets and the single search must use the same units."""
         found, searched = self.work.texts.index_hash, self.run.stage.inputs["index"]
         if found != searched:
             raise UsageError(f"{self.run.folder} searched the index {searched[:12]}, but this one is {found[:12]}")
@@ -332,16 +304,10 @@ class AnswerRun:
 
 @dataclass(frozen=True)
 class AnswerRequest:
-    """The options of `harness1 answer`.
-
-    Args:
-        answerer, judge: models as `openai:MODEL@URL`; with an empty judge, answers are not judged.
-        conditions: names from `CONDITIONS`, separated by commas.
-        limit: as in `questions_of`.
-        single_size, documents, tokens: as in `Answering`.
-        answer_tokens: most tokens of an answer or a verdict, including the thoughts before it.
-        index: the current location of the run's index, if it was moved.
-    """
+    """The options of `harness1 answer`. `answerer`, `judge`: models as `openai:MODEL@URL`; with an empty judge, answers
+    are not judged. `conditions`: names from `CONDITIONS`, separated by commas. `limit`: as in `questions_of`.
+    `single_size`, `documents`, `tokens`: as in `Answering`. `answer_tokens`: most tokens of an answer or a verdict,
+    including the thoughts before it. `index`: the current location of the run's index, if it was moved."""
 
     answerer: str
     judge: str = ""
@@ -355,16 +321,10 @@ class AnswerRequest:
 
 
 def open_answers(run: Run, asked: AnswerRequest, out: Path | None, machine: Machine) -> AnswerRun:
-    """Open the models and the index that answer the questions of a run.
-
-    The answerer's key, deadline and concurrency are those of `machine.model`, the judge's those of `machine.verifier`.
-
-    Args:
-        out: the output folder; None: `answers/MODEL` in the folder of the run.
-
-    Raises:
-        UsageError: a model or a condition is invalid, or the run has nothing to ask.
-    """
+    """Open the models and the index that answer the questions of a run. The answerer's key, deadline and concurrency
+    are those of `machine.model`, the judge's those of `machine.verifier`. `out`: the output folder; None:
+    `answers/MODEL` in the folder of the run. Raises UsageError: a model or a condition is invalid, or the run has
+    nothing to ask."""
     questions, most = questions_of(run, asked.limit), asked.answer_tokens
     work = Answering(
         questions=questions.asked,
@@ -404,5 +364,4 @@ def _reader(index: str, recorded: Config, given: Machine) -> DocumentReader:
 
 
 def _described(model: NamedModel) -> dict[str, Any]:
-    """Return a model's name and the settings sent with its messages, if its server accepts them."""
     return {"model": model.name, "settings": {"temperature": 0, "max_tokens": model.completer.most_tokens}}

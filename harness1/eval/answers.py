@@ -90,11 +90,8 @@ def _tagged(name: str, text: str) -> str:
 
 def within_budget(sources: Sequence[QuotedDocument], documents: int, tokens: int) -> tuple[QuotedDocument, ...]:
     """Return as many whole documents as fit, in order, dropping the lowest ranks first. A document larger than the
-    whole budget is left out beforehand, since dropping others would not make room for it.
-
-    Args:
-        documents, tokens: the limits; tokens of title and text are approximate (characters / 4).
-    """
+    whole budget is left out beforehand, since dropping others would not make room for it. `documents`, `tokens`: the
+    limits; tokens of title and text are approximate (characters / 4)."""
     fitting = [source for source in sources[:documents] if _tokens(source) <= tokens]
     sizes = accumulate(map(_tokens, fitting))
     return tuple(source for source, size in zip(fitting, sizes, strict=True) if size <= tokens)
@@ -105,11 +102,8 @@ def _tokens(source: QuotedDocument) -> int:
 
 
 class DocumentReader:
-    """A reader of full texts from a retriever, with `machine.attempts` attempts per request.
-
-    Args:
-        machine: number of attempts, and the seconds that each may take.
-    """
+    """A reader of full texts from a retriever, with `machine.attempts` attempts per request. `machine`: number of
+    attempts, and the seconds that each may take."""
 
     def __init__(self, retriever: Retriever, machine: Machine) -> None:
         self._retriever, self._run = retriever, machine
@@ -119,21 +113,14 @@ class DocumentReader:
         return self._retriever.info.index_hash
 
     async def sources(self, units: Sequence[UnitId]) -> list[QuotedDocument]:
-        """Return the documents, or the chunks if the corpus is scored by chunks, in the order requested.
-
-        Raises:
-            InfrastructureFault: the index failed, or lacks one of the units.
-        """
+        """Return the documents, or the chunks if the corpus is scored by chunks, in the order requested. Raises
+        InfrastructureFault: the index failed, or lacks one of the units."""
         return list(await asyncio.gather(*map(self._source, units)))
 
     async def single_shot(self, query: str, size: int) -> list[UnitId]:
-        """Return the first `size` units that a single search finds, best first; fewer if it finds no more.
-
-        Several chunks of one document are one unit: the search is deepened until there are enough units.
-
-        Raises:
-            InfrastructureFault: the index failed.
-        """
+        """Return the first `size` units that a single search finds, best first; fewer if it finds no more. Several
+        chunks of one document are one unit: the search is deepened until there are enough units. Raises
+        InfrastructureFault: the index failed."""
         depth, units = size, list[UnitId]()
         while len(units) < size:
             hits = (await patiently(partial(self._search, query, depth), self._run)).hits
@@ -208,15 +195,9 @@ class Reply(Record, kw_only=True):
 
 
 class ReplyStore(Journal):
-    """The replies stored in a folder, which one process at a time can hold.
-
-    Attributes:
-        kept: all replies by key; the last one if a key occurs again.
-
-    Raises:
-        UsageError: another process is writing to the folder, or it cannot be written.
-        SchemaError: a line is not a reply.
-    """
+    """The replies stored in a folder, which one process at a time can hold. `kept`: all replies by key; the last one if
+    a key occurs again. Raises UsageError: another process is writing to the folder, or it cannot be written;
+    SchemaError: a line is not a reply."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, ANSWERS)
@@ -297,12 +278,8 @@ class NamedModel:
 
 @dataclass(frozen=True)
 class Answering:
-    """Questions, the models that answer and judge, and the limits of a prompt.
-
-    Args:
-        single_size: documents of the single search; 0: as many as the episode delivered.
-        documents, tokens: the most in one prompt (see `within_budget`).
-    """
+    """Questions, the models that answer and judge, and the limits of a prompt. `single_size`: documents of the single
+    search; 0: as many as the episode delivered. `documents`, `tokens`: the most in one prompt (see `within_budget`)."""
 
     questions: Sequence[AnswerItem]
     texts: DocumentReader
@@ -323,11 +300,8 @@ class Answering:
             met.add(question.task_id)
 
     async def answer(self, job: AnswerJob, store: ReplyStore) -> Answered:
-        """Return the answer and the verdict from the store; request and store them if they are missing.
-
-        Raises:
-            UsageError: a server would refuse every request.
-        """
+        """Return the answer and the verdict from the store; request and store them if they are missing. Raises
+        UsageError: a server would refuse every request."""
         question, condition = job
         answer = verdict = None
         try:
@@ -360,7 +334,6 @@ async def _asked(
     documents: tuple[UnitId, ...] = (),
     left_out: int = 0,
 ) -> Reply:
-    """Return the reply in the store, or request one and store it."""
     question, condition = job
     settings = {"temperature": 0, "most_tokens": model.completer.most_tokens}
     named = Reply(
@@ -383,14 +356,8 @@ async def _asked(
 
 
 def questions_of(run: Run, limit: int = 0) -> Questions:
-    """Return the questions of a run, in order of its tasks and samples.
-
-    Args:
-        limit: use only the first `limit` tasks; 0: all.
-
-    Raises:
-        UsageError: the run is not finished, or none of its tasks has a right answer and an episode.
-    """
+    """Return the questions of a run, in order of its tasks and samples. `limit`: use only the first `limit` tasks; 0:
+    all. Raises UsageError: the run is not finished, or none of its tasks has a right answer and an episode."""
     if run.stage.status != "finished":
         raise UsageError(f"{run.folder} is not finished: run the same `harness1 eval` again first")
     tasks = list(run.tasks.values())[: limit or None]
@@ -412,11 +379,8 @@ def questions_of(run: Run, limit: int = 0) -> Questions:
 async def answer_all(
     work: Answering, store: ReplyStore, places: int, on_answer: Callable[[Answered], None] = lambda _: None
 ) -> list[Answered]:
-    """Carry out all jobs, `places` at a time, and return the results in the order they finished.
-
-    Raises:
-        UsageError: a server would refuse every request, or the store cannot be written.
-    """
+    """Carry out all jobs, `places` at a time, and return the results in the order they finished. Raises UsageError: a
+    server would refuse every request, or the store cannot be written."""
     jobs, found = work.jobs(), list[Answered]()
 
     async def worker() -> None:

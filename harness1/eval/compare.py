@@ -41,11 +41,8 @@ class Difference(Record):
 
 
 def differences_of(first: PerTask, second: PerTask, names: Iterable[str], resamples: int) -> dict[str, Difference]:
-    """Return the difference in each named metric that some task has in both runs.
-
-    Raises:
-        UsageError: `resamples` is below 1.
-    """
+    """Return the difference in each named metric that some task has in both runs. Raises UsageError: `resamples` is
+    below 1."""
     found: dict[str, Difference] = {}
     for name in names:
         both = sorted(task for task in first if name in first[task] and name in second.get(task, ()))
@@ -139,16 +136,9 @@ class Comparison(Record):
 
 
 def compare(runs: Sequence[Run], metric: str = "curated_recall", top: int = 10, equal_size: bool = False) -> Comparison:
-    """Compare every further run with the first.
-
-    Args:
-        metric: the metric by which tasks are won, lost or changed.
-        top: most changed tasks to keep.
-        equal_size: compare ranked sets of one size (see `at_equal_size`).
-
-    Raises:
-        UsageError: there are fewer than two runs, their tasks differ, or one has no such metric.
-    """
+    """Compare every further run with the first. `metric`: the metric by which tasks are won, lost or changed. `top`:
+    most changed tasks to keep. `equal_size`: compare ranked sets of one size (see `at_equal_size`). Raises UsageError:
+    there are fewer than two runs, their tasks differ, or one has no such metric."""
     if len(runs) < 2:
         raise UsageError("a comparison needs at least two runs")
     first, *others = runs
@@ -168,7 +158,6 @@ def at_equal_size(first: Run, second: Run) -> tuple[Run, Run]:
 
 
 def _sizes(run: Run) -> dict[str, int]:
-    """Return the size of the smallest set for each scored task; a task without an episode delivered nothing."""
     found: dict[str, list[int]] = {task_id: [] for task_id in run.per_task}
     for key, episode in run.episodes.items():
         if episode.status is not Status.INFRA_ERROR:
@@ -212,7 +201,6 @@ def _paired(first: Run, second: Run, metric: str, top: int, number: int) -> Pair
 
 
 def _lacks(first: Run, second: Run) -> Iterator[str]:
-    """Yield what each task that is not scored in both runs lacks in the one and in the other."""
     for name, run in (("first", first), ("second", second)):
         for task_id in (first.tasks.keys() | second.tasks.keys()) - run.per_task.keys():
             if task_id not in run.tasks:
@@ -222,7 +210,6 @@ def _lacks(first: Run, second: Run) -> Iterator[str]:
 
 
 def _card(run: Run) -> dict[str, Any]:
-    """Return everything that determines a run besides its configuration and its tasks."""
     inputs, outputs = run.stage.inputs, run.stage.outputs
     return {
         "policy": run.policy,
@@ -293,11 +280,8 @@ Block = str | Grid | Links
 
 
 def blocks(comparison: Comparison, viewer: str = "") -> Iterator[Block]:
-    """Yield the comparison from top to bottom.
-
-    Args:
-        viewer: the viewer file that the changed tasks link to; empty: no links.
-    """
+    """Yield the comparison from top to bottom. `viewer`: the viewer file that the changed tasks link to; empty: no
+    links."""
     sides = [comparison.first, *(pair.second for pair in comparison.others)]
     first, *others = names = labels([side.folder for side in sides])
     rows = [
@@ -348,12 +332,10 @@ def _pair(comparison: Comparison, pair: Pairing, first: str, name: str, viewer: 
 
 
 def _broken(side: Side) -> str:
-    """Return how many episodes of a run the infrastructure broke, and whether they count."""
     return f"{side.broken:,} counted as 0" if side.broken and side.faults == "zero" else f"{side.broken:,}"
 
 
 def _why(pair: Pairing, first: str, name: str) -> str:
-    """Return why tasks are left out, with the number of each reason."""
     words = {
         "infrastructure": "{} broken by the infrastructure in {}",
         "not played": "{} not played in {}",
@@ -417,5 +399,4 @@ def _markdown_grid(grid: Grid) -> str:
 
 
 def _cell(text: str) -> str:
-    """Escape characters that are special in Markdown or HTML."""
     return "".join(f"&#{ord(sign)};" if sign in "\\`*[]<>&|" else sign for sign in text)

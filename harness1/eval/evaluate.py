@@ -54,16 +54,10 @@ LOOKED_UP = 20
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A policy to be played on the tasks of a dataset.
-
-    Args:
-        dataset: what `open_source` opened; the card of the run records it.
-        split: the split of the tasks.
-        tasks: with their gold.
-        index: the folder or engine that `open_retriever` opens.
-        policy: a name that `open_policy` accepts.
-        samples: episodes for each task; sample `i` is played with `seed + i`.
-    """
+    """A policy to be played on the tasks of a dataset. `dataset`: what `open_source` opened; the card of the run
+    records it. `split`: the split of the tasks. `tasks`: with their gold. `index`: the folder or engine that
+    `open_retriever` opens. `policy`: a name that `open_policy` accepts. `samples`: episodes for each task; sample `i`
+    is played with `seed + i`."""
 
     dataset: str
     split: str
@@ -96,12 +90,8 @@ class Evaluation:
         return self.samples * len(self.tasks)
 
     def check(self) -> None:
-        """Check that there is something to run, to score and to find.
-
-        Raises:
-            UsageError: there is no task, a task has no gold, or the index is of another corpus.
-            CorpusError: the index is missing or damaged.
-        """
+        """Check that there is something to run, to score and to find. Raises UsageError: there is no task, a task has
+        no gold, or the index is of another corpus; CorpusError: the index is missing or damaged."""
         if not self.tasks:
             raise UsageError(f"{self.dataset} has no tasks in split {self.split}")
         for task in self.tasks:
@@ -112,7 +102,6 @@ class Evaluation:
             )
 
     def _why_none(self) -> str:
-        """Return why an index may lack all gold: its card may say which corpus it is of."""
         absent = f"qrels name documents that the corpus lacks (harness1 data check {self.dataset})"
         corpus = corpus_of(Path(self.index))
         if corpus is None:
@@ -121,7 +110,6 @@ class Evaluation:
         return absent if corpus in (ours, self.dataset) else f"it is an index of another corpus, {corpus}"
 
     def _finds_gold(self, index: EmbeddedIndex) -> bool:
-        """Return whether an index contains anything that one of the first tasks asks for."""
         golds = [targets(task.task_id, task.gold, self.config.index.unit) for task in self.tasks[:LOOKED_UP]]
         units = {unit for gold in golds for target in gold.relevant for unit in target}
         if self.config.index.unit == "chunk":
@@ -173,15 +161,9 @@ Play = Callable[[Evaluation, Path], Mapping[str, Any]]
 def ensure_run(
     evaluation: Evaluation, out: Path, play: Play | None = None, *, force: bool = False
 ) -> Mapping[str, Any]:
-    """Return the metrics of a run folder, after playing the episodes that are still missing.
-
-    Args:
-        play: plays what is missing, and returns the metrics; None: `evaluate`, without reporting progress.
-        force: begin again, whatever the folder holds of earlier runs.
-
-    Raises:
-        UsageError, InfrastructureFault, KeyboardInterrupt: as `evaluate`.
-    """
+    """Return the metrics of a run folder, after playing the episodes that are still missing. `play`: plays what is
+    missing, and returns the metrics; None: `evaluate`, without reporting progress. `force`: begin again, whatever the
+    folder holds of earlier runs. Raises UsageError, InfrastructureFault, KeyboardInterrupt: as `evaluate`."""
     if force:
         clear_run(out)
     return finished_metrics(evaluation, out) or (play or evaluate)(evaluation, out)
@@ -196,25 +178,15 @@ def evaluate(
     on_depths: OnDepths = ignore_depths,
     on_earlier: Progress = lambda _: None,
 ) -> dict[str, Any]:
-    """Play the episodes that `out` does not hold yet, then write and return the metrics.
-
-    A metric is a share of 1 unless its name says otherwise, with the bounds of its 95 % bootstrap interval over tasks;
-    ranked metrics are defined as in trec_eval.
-
-    Args:
-        out: the run folder; the same call resumes an interrupted evaluation.
-        on_start: called once with the number of finished episodes and the number of all episodes.
-        on_episode: called with each episode as it finishes.
-        on_torn: called with the bytes of a torn last line, left by a crash, that was cut off.
-        on_depths: as in `run_episodes`.
-        on_earlier: called after `on_start`, if there is something to run, with each episode that was already finished.
-
-    Raises:
-        UsageError: there is no task, a task has no gold, the index is of another corpus, or the folder holds a
-            different run, is written by another process, or cannot be written.
-        InfrastructureFault: a worker died; run again to continue.
-        KeyboardInterrupt: with a note that the same command continues the run.
-    """
+    """Play the episodes that `out` does not hold yet, then write and return the metrics. A metric is a share of 1
+    unless its name says otherwise, with the bounds of its 95 % bootstrap interval over tasks; ranked metrics are
+    defined as in trec_eval. `out`: the run folder; the same call resumes an interrupted evaluation. `on_start`: called
+    once with the number of finished episodes and the number of all episodes. `on_episode`: called with each episode as
+    it finishes. `on_torn`: called with the bytes of a torn last line, left by a crash, that was cut off. `on_depths`:
+    as in `run_episodes`. `on_earlier`: called after `on_start`, if there is something to run, with each episode that
+    was already finished. Raises UsageError: there is no task, a task has no gold, the index is of another corpus, or
+    the folder holds a different run, is written by another process, or cannot be written; InfrastructureFault: a worker
+    died; run again to continue; KeyboardInterrupt: with a note that the same command continues the run."""
     evaluation.check()
     refuse_changed_tasks(evaluation, out)
     stage = refuse_other_run(evaluation.stage(), out)
@@ -243,12 +215,9 @@ def evaluate(
 
 def rescore(evaluation: Evaluation, out: Path) -> None:
     """Score the recorded episodes of a run again, with the gold and the reward of an evaluation; `evaluate` then writes
-    everything that is made of them. Nothing is played, and only the gold and the reward may differ.
-
-    Raises:
-        UsageError: the policy sees the gold, so its episodes depend on it; or the folder holds no run or another one,
-            its questions have changed, or it is written by another process.
-    """
+    everything that is made of them. Nothing is played, and only the gold and the reward may differ. Raises UsageError:
+    the policy sees the gold, so its episodes depend on it; or the folder holds no run or another one, its questions
+    have changed, or it is written by another process."""
     evaluation.check()
     if needs_gold(evaluation.policy):
         raise UsageError(f"{evaluation.policy} sees the gold, and its episodes depend on it: {PLAY_AGAIN}")
@@ -269,14 +238,9 @@ def rescore(evaluation: Evaluation, out: Path) -> None:
 
 
 def refuse_changed_tasks(evaluation: Evaluation, out: Path, besides: Sequence[str] = ()) -> None:
-    """Refuse to go on with a run whose tasks have changed in the dataset since it was made.
-
-    Args:
-        besides: may be `SCORING`, where the gold may have changed.
-
-    Raises:
-        UsageError: a question, or the gold, has changed; the message says how to go on.
-    """
+    """Refuse to go on with a run whose tasks have changed in the dataset since it was made. `besides`: may be
+    `SCORING`, where the gold may have changed. Raises UsageError: a question, or the gold, has changed; the message
+    says how to go on."""
     found, tasks = read_stage(out), [task.task_id for task in evaluation.tasks]
     if found is None or found.inputs.get("tasks") != tasks or not (out / EPISODES).is_file():
         return
@@ -335,8 +299,6 @@ def write_metrics(evaluation: Evaluation, stage: Stage, out: Path) -> dict[str, 
 
 
 def _is_as_closed(machine: Machine, out: Path) -> bool:
-    """Return whether episodes and metrics are unchanged since the card was closed, and current settings give equal
-    outputs."""
     stage = read_stage(out)
     if stage is None or not is_unchanged(out / EPISODES):
         return False

@@ -22,11 +22,7 @@ Metric = Callable[[Outcome, Episode], float]
 
 
 def reward(_: Outcome, episode: Episode) -> float:
-    """Return the total of the recorded reward.
-
-    Raises:
-        UsageError: the episode has not been scored.
-    """
+    """Return the total of the recorded reward. Raises UsageError: the episode has not been scored."""
     if episode.reward is None:
         raise UsageError(f"episode {episode.episode_id!r} has no reward: score it first")
     return episode.reward.total
@@ -39,11 +35,8 @@ def auto_populated_kept(_: Outcome, episode: Episode) -> float:
 
 
 def rerank_recall(episode: Episode, gold: Gold | None) -> float | None:
-    """Return the share of the gold in an episode's reranker inputs that its outputs keep; None without any gold.
-
-    Raises:
-        UsageError: the gold is missing or names nothing to find.
-    """
+    """Return the share of the gold in an episode's reranker inputs that its outputs keep; None without any gold. Raises
+    UsageError: the gold is missing or names nothing to find."""
     reranked = [each for observation in episode.observations for each in observation.rankings if each.pre_rerank_ids]
     given = _units((name for ranking in reranked for name in ranking.pre_rerank_ids), episode)
     kept = _units((name for ranking in reranked for name in ranking.chunk_ids), episode)
@@ -130,13 +123,7 @@ def metric_names(env: Env) -> tuple[str, ...]:
 
 def measure(outcome: Outcome, episode: Episode, env: Env, gold: Gold | None = None) -> dict[str, float]:
     """Return all metrics of one scored episode, and `tool_<name>`, the number of successful calls of each tool that it
-    used.
-
-    With gold this includes `rerank_recall`, if defined.
-
-    Raises:
-        UsageError: the episode has not been scored.
-    """
+    used. With gold this includes `rerank_recall`, if defined. Raises UsageError: the episode has not been scored."""
     named = {name: METRICS[name](outcome, episode) for name in metric_names(env)}
     if gold is not None and (kept := rerank_recall(episode, gold)) is not None:
         named["rerank_recall"] = kept
@@ -156,15 +143,11 @@ class Tokens(Record):
 
 def tokens_of(episode: Episode) -> Tokens | None:
     """Return the tokens of an episode; for a policy without a model, those that its contexts would have cost, without
-    output. None if no turn records the size of its context.
-
-    A hosted model returns no ids. It is assumed that each attempt of a turn gets the turn's context, without the note
-    of a retry; that the server caches the context of the previous attempt, so that only the first one has new tokens;
-    and that a failed attempt, which is not recorded, was as long as the last one, estimated by its characters.
-
-    Raises:
-        SchemaError: the episode lacks a segment of a prompt.
-    """
+    output. None if no turn records the size of its context. A hosted model returns no ids. It is assumed that each
+    attempt of a turn gets the turn's context, without the note of a retry; that the server caches the context of the
+    previous attempt, so that only the first one has new tokens; and that a failed attempt, which is not recorded, was
+    as long as the last one, estimated by its characters. Raises SchemaError: the episode lacks a segment of a
+    prompt."""
     calls = list(calls_of(episode))
     if calls and all(call.output_ids for call in calls):
         prompts = [prompt_ids(episode, call) for call in calls]
@@ -182,13 +165,8 @@ def tokens_of(episode: Episode) -> Tokens | None:
 
 def model_use(episode: Episode) -> dict[str, float]:
     """Return the tokens of the contexts, if known; for a model also its calls, failed attempts included, and its output
-    tokens if their ids were recorded.
-
-    `merge_ratio` is the number of trained calls per training row: 1.0 if no prompt continues the one before.
-
-    Raises:
-        SchemaError: the episode lacks a segment of a prompt.
-    """
+    tokens if their ids were recorded. `merge_ratio` is the number of trained calls per training row: 1.0 if no prompt
+    continues the one before. Raises SchemaError: the episode lacks a segment of a prompt."""
     calls, tokens = list(calls_of(episode)), tokens_of(episode)
     used = {}
     if tokens is not None:
@@ -204,7 +182,6 @@ def model_use(episode: Episode) -> dict[str, float]:
 
 
 def _common_prefix(new: Sequence[int], old: Sequence[int]) -> int:
-    """Return the length of the common prefix."""
     shorter = min(len(new), len(old))
     differing = np.flatnonzero(np.asarray(new[:shorter]) != np.asarray(old[:shorter]))
     return int(differing[0]) if differing.size else shorter
@@ -275,11 +252,7 @@ def failure_class(stop: StopReason, outcome: Outcome | None) -> FailureClass:
 def broken(ended: Mapping[StopReason, int], said: Mapping[str, int], faults: Faults) -> dict[str, Any]:
     """Return the account of broken episodes for `metrics.json`: by the word for each end (`BROKEN`), their number, how
     they are `counted` in the means, and for the infrastructure's the most frequent messages with their numbers.
-
-    Args:
-        ended: episodes by their end.
-        said: episodes that the infrastructure broke, by its message.
-    """
+    `ended`: episodes by their end. `said`: episodes that the infrastructure broke, by its message."""
     found: dict[str, Any] = {
         word: {"episodes": ended[stop], "counted": "zero"} for stop, word in BROKEN.items() if ended.get(stop)
     }

@@ -67,11 +67,7 @@ def write_outputs(
     out: Path, episodes: Sequence[Episode], tasks: Mapping[str, Task], config: Config, metrics: Mapping[str, Any]
 ) -> bool:
     """Write all files except the provenance and the report; return whether ids had to be encoded in the TREC runs.
-
-    Args:
-        episodes: the last one of each task and sample, in their order.
-        metrics: the content of `metrics.json`.
-    """
+    `episodes`: the last one of each task and sample, in their order. `metrics`: the content of `metrics.json`."""
     write_json(out / METRICS, metrics)
     write_json(out / RESOURCES, resources(episodes, config, wall_seconds(read_provenance(out))))
     write_atomically(out / TASKS, task_table(episodes, tasks, config, faults=metrics["faults"]).encode())
@@ -95,7 +91,6 @@ def write_outputs(
 
 
 def _judgements(tasks: Mapping[str, Task]) -> dict[str, dict[DocId, int]]:
-    """Return the relevant documents of each task, their ids encoded as in the runs."""
     golds = {task_id: task.gold.relevant for task_id, task in sorted(tasks.items()) if task.gold}
     return {
         _encoded(task_id): {DocId(_encoded(name)): grade for name, grade in found.items()}
@@ -111,12 +106,8 @@ def task_table(
     faults: Faults = "exclude",
 ) -> str:
     """Return a table (`csv_table`) with a line for each task: its id, its query, the number of its scored samples, and
-    the mean of each metric over these; cells are empty where there is none.
-
-    Args:
-        measured: returns the metrics to show of a task, given its id and those of its episodes.
-        faults: as in `summarise`.
-    """
+    the mean of each metric over these; cells are empty where there is none. `measured`: returns the metrics to show of
+    a task, given its id and those of its episodes. `faults`: as in `summarise`."""
     found = task_metrics(episodes, tasks, config, finished=True, faults=faults)
     rows = {task_id: measured(task_id, metrics) for task_id, metrics in found.items()}
     names = list(dict.fromkeys(name for row in rows.values() for name in row))
@@ -168,7 +159,6 @@ def _documents(episode: Episode, units: Iterable[UnitId]) -> Iterator[str]:
 
 
 def _write_run(path: Path, episodes: Iterable[Episode], units: Units, encode: bool) -> None:
-    """Write a TREC run with scores that fall from the number of units to 1, leaving out infrastructure faults."""
     column = _encoded if encode else str
     ranked = ((episode, units(episode)) for episode in episodes if episode.status is not Status.INFRA_ERROR)
     run = [
@@ -189,7 +179,6 @@ def _ids(episodes: Iterable[Episode]) -> Iterator[str]:
 
 
 def _is_broken(name: str) -> bool:
-    """Return whether an id would break the columns of a TREC file."""
     return name.split() != [name]
 
 
@@ -203,10 +192,8 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "
 
 
 def csv_table(columns: Sequence[str], rows: Iterable[Iterable[str | float]]) -> str:
-    """Return rows under their headings as comma-separated values (RFC 4180).
-
-    A text that a spreadsheet would evaluate is prefixed with an apostrophe. Numbers stay as they are.
-    """
+    """Return rows under their headings as comma-separated values (RFC 4180). A text that a spreadsheet would evaluate
+    is prefixed with an apostrophe. Numbers stay as they are."""
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     for row in (columns, *rows):
@@ -385,7 +372,6 @@ def _gold_targets(episode: Episode, gold: Gold | None) -> list[frozenset[UnitId]
 
 
 def _frame(rows: list[Row], library: str) -> Any:
-    """Return rows as a frame in which every row has every column."""
     if library and library not in LIBRARIES:
         raise UsageError(f"there is no library {library!r} here: give {' or '.join(LIBRARIES)}")
     chosen = library or next((name for name in LIBRARIES if find_spec(name)), LIBRARIES[0])

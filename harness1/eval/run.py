@@ -40,14 +40,9 @@ TaskKey = tuple[str, str]
 @dataclass(eq=False)
 class Run:
     """A run folder. Datasets and episodes are read when they are first asked for. A worker process gets the gold, and
-    not the rest.
-
-    Args:
-        stage: its card.
-        dataset: the current location of its dataset; "": the recorded one.
-        given: its tasks with gold, if the caller has them: the dataset is then not opened.
-        played: its episodes, if the caller has them.
-    """
+    not the rest. `stage`: its card. `dataset`: the current location of its dataset; "": the recorded one. `given`: its
+    tasks with gold, if the caller has them: the dataset is then not opened. `played`: its episodes, if the caller has
+    them."""
 
     folder: Path
     stage: Stage
@@ -57,12 +52,9 @@ class Run:
 
     @classmethod
     def open(cls, folder: Path, dataset: str | None = None, tasks: Iterable[Task] | None = None) -> Self:
-        """Open the folder of any run: of an evaluation, a collection, a search or a training.
-
-        Raises:
-            UsageError: the folder holds no run, or one that was made with a plugin that is not installed.
-            SchemaError: its card is damaged.
-        """
+        """Open the folder of any run: of an evaluation, a collection, a search or a training. Raises UsageError: the
+        folder holds no run, or one that was made with a plugin that is not installed; SchemaError: its card is
+        damaged."""
         run_config(folder)
         stage = read_stage(folder)
         assert stage is not None, "run_config has read it"
@@ -114,11 +106,7 @@ class Run:
 
     @cached_property
     def sources(self) -> list[Source]:
-        """Its datasets, opened.
-
-        Raises:
-            UsageError: one cannot be opened.
-        """
+        """Its datasets, opened. Raises UsageError: one cannot be opened."""
         return [open_source(place) for place in self.datasets]
 
     @property
@@ -128,11 +116,8 @@ class Run:
 
     @cached_property
     def split_tasks(self) -> dict[str, Task]:
-        """Every task of its split by id, with gold, whether or not the run played it.
-
-        Raises:
-            UsageError: the dataset cannot be opened, or has no such split.
-        """
+        """Every task of its split by id, with gold, whether or not the run played it. Raises UsageError: the dataset
+        cannot be opened, or has no such split."""
         if self.given is not None:
             return {task.task_id: task for task in self.given}
         return {task.task_id: task for source in self.sources for task in source.tasks(self.split)}
@@ -163,11 +148,7 @@ class Run:
     def task_names(self) -> list[tuple[str, str]]:
         """The name of a dataset and the id of a task in it, for each task that the run was asked to play, or of a
         training's episodes for those that were played. Where a training mixed datasets, its episodes do not say which
-        one a task is of, and it counts for each.
-
-        Raises:
-            UsageError: a dataset cannot be opened.
-        """
+        one a task is of, and it counts for each. Raises UsageError: a dataset cannot be opened."""
         asked = self.stage.inputs.get("tasks")
         if asked is None:
             asked = sorted({episode.task.task_id for episode in read_episodes(self.folder)})
@@ -175,21 +156,14 @@ class Run:
 
     @cached_property
     def episodes(self) -> Mapping[EpisodeKey, Episode]:
-        """The last episode of each key, of those that its card describes.
-
-        Raises:
-            SchemaError: an episode is damaged.
-        """
+        """The last episode of each key, of those that its card describes. Raises SchemaError: an episode is damaged."""
         found = self.played
         return {each.key: each for each in episodes_of(self.stage, self.folder)} if found is None else found
 
     @cached_property
     def per_task(self) -> PerTask:
-        """The metrics of each scored task (see `summary.task_metrics`).
-
-        Raises:
-            UsageError: an episode cannot be scored.
-        """
+        """The metrics of each scored task (see `summary.task_metrics`). Raises UsageError: an episode cannot be
+        scored."""
         finished, faults = self.is_finished, self.faults
         found = task_metrics(self.episodes.values(), self.tasks, self.config, finished=finished, faults=faults)
         return self.with_rollout_costs(found)
@@ -253,14 +227,8 @@ class Run:
         return golds, notes
 
     def refuse_other_queries(self, way_out: str) -> None:
-        """Accept only the questions that the run asked, by the hash in its card and by its episodes.
-
-        Args:
-            way_out: what the user can do, in words.
-
-        Raises:
-            UsageError: a question has changed; the message names the first such task.
-        """
+        """Accept only the questions that the run asked, by the hash in its card and by its episodes. `way_out`: what
+        the user can do, in words. Raises UsageError: a question has changed; the message names the first such task."""
         recorded = self.stage.inputs.get("queries")
         if recorded is not None and recorded == self._hash("queries", self.tasks):
             return
@@ -276,19 +244,13 @@ class Run:
 
     def refuse_other_gold(self, way_out: str) -> None:
         """Accept only the gold that the run was scored with, or any if its card, of an earlier version, does not tell.
-
-        Raises:
-            UsageError: the gold has changed.
-        """
+        Raises UsageError: the gold has changed."""
         if self._has_other_gold(self.split_tasks):
             raise UsageError(f"{self.folder} was scored with other gold than its dataset has now: {way_out}")
 
     def refuse_other_rewards(self, config: Config, way_out: str) -> None:
         """Accept only episodes whose recorded rewards the gold still gives; for a run whose card has no hash of it.
-
-        Raises:
-            UsageError: a reward would be another one.
-        """
+        Raises UsageError: a reward would be another one."""
         for each in self.episodes.values():
             task = self.tasks.get(each.task.task_id)
             if each.reward is not None and task is not None and score(each, task.gold, config).reward != each.reward:
@@ -299,10 +261,7 @@ class Run:
 
     def refuse_other_dataset(self, other: Run) -> None:
         """Refuse to compare runs of different tasks. A dataset may have different locations, under the same name.
-
-        Raises:
-            UsageError: the dataset or split differs, or the same id names different tasks in the two runs.
-        """
+        Raises UsageError: the dataset or split differs, or the same id names different tasks in the two runs."""
         (name, split), (other_name, other_split) = ((Path(run.dataset).name, run.split) for run in (self, other))
         if (name, split) != (other_name, other_split):
             raise UsageError(
@@ -321,17 +280,11 @@ class Run:
 
 
 def read_run(folder: Path, dataset: str | None = None, tasks: Iterable[Task] | None = None) -> Run:
-    """Read the run folder of an evaluation, finished or not, as a whole, and check it.
-
-    Args:
-        dataset: the current location of its dataset, as for `open_source`; None: the recorded one.
-        tasks: the tasks of its split with gold, if the caller has them.
-
-    Raises:
-        UsageError: the folder is not an evaluation, its dataset has moved or lacks a task of the run, questions or gold
-            have changed since, or an episode cannot be scored.
-        SchemaError: its card or an episode is damaged.
-    """
+    """Read the run folder of an evaluation, finished or not, as a whole, and check it. `dataset`: the current location
+    of its dataset, as for `open_source`; None: the recorded one. `tasks`: the tasks of its split with gold, if the
+    caller has them. Raises UsageError: the folder is not an evaluation, its dataset has moved or lacks a task of the
+    run, questions or gold have changed since, or an episode cannot be scored; SchemaError: its card or an episode is
+    damaged."""
     run = Run.open(folder, dataset, tasks)
     if not {"dataset", "split", "tasks"} <= run.stage.inputs.keys():
         raise UsageError(f"{folder} is not an evaluation: its card names no dataset with tasks")

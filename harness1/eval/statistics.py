@@ -33,14 +33,9 @@ class VarianceComponents(Record):
 def variance_components(samples: Mapping[str, Sequence[float]]) -> VarianceComponents:
     """Fit the one-way random-effects model (Searle, Casella and McCulloch 1992): a sample is the mean of its task plus
     an error. The variance within is the mean of the tasks' sample variances; the variance between, at least 0, is that
-    of the task means less the part due to errors (within / n, averaged over tasks if n differs).
-
-    Args:
-        samples: the values of each task's samples. A task with one sample says nothing about the variance within.
-
-    Raises:
-        UsageError: no task has two samples, or one has none.
-    """
+    of the task means less the part due to errors (within / n, averaged over tasks if n differs). `samples`: the values
+    of each task's samples. A task with one sample says nothing about the variance within. Raises UsageError: no task
+    has two samples, or one has none."""
     groups = list(samples.values())
     if not all(groups) or not any(len(group) > 1 for group in groups):
         raise UsageError("the spread between repeats needs a task with two samples, and no task without samples")
@@ -77,11 +72,8 @@ def bootstrap_mean(values: Sequence[float] | NDArray[np.float64], resamples: int
 
 
 def bootstrap_means(values: ArrayLike, resamples: int, seed: int = 0) -> list[Interval]:
-    """Return the means of the columns of `values` (tasks, columns), all from the same resamples of the tasks.
-
-    Raises:
-        UsageError: `resamples` is below 1.
-    """
+    """Return the means of the columns of `values` (tasks, columns), all from the same resamples of the tasks. Raises
+    UsageError: `resamples` is below 1."""
     table = _table(values, resamples)
     if len(table) == 0:
         return [Interval(np.nan, np.nan, np.nan)] * table.shape[1]
@@ -97,15 +89,9 @@ def bootstrap_function(
     values: ArrayLike, function: Callable[[NDArray[np.float64]], NDArray[np.float64]], resamples: int, seed: int = 0
 ) -> Interval:
     """Return a function of the means of columns, such as a ratio, with its interval. As all means come from the same
-    resamples, rates over unequal numbers of items keep the task as their unit.
-
-    Args:
-        values: one row for each task, shape [tasks, columns].
-        function: from means of shape [rows, columns] to one number for each row; NaN is left out of the interval.
-
-    Raises:
-        UsageError: `resamples` is below 1.
-    """
+    resamples, rates over unequal numbers of items keep the task as their unit. `values`: one row for each task, shape
+    [tasks, columns]. `function`: from means of shape [rows, columns] to one number for each row; NaN is left out of the
+    interval. Raises UsageError: `resamples` is below 1."""
     table = _table(values, resamples)
     if len(table) == 0:
         return Interval(np.nan, np.nan, np.nan)
@@ -115,7 +101,6 @@ def bootstrap_function(
 
 
 def _table(values: ArrayLike, resamples: int) -> NDArray[np.float64]:
-    """Return the values that are to be resampled."""
     if resamples < 1:
         raise UsageError(f"a bootstrap needs at least one resample, not {resamples}")
     return np.asarray(values, dtype=np.float64)
@@ -123,11 +108,7 @@ def _table(values: ArrayLike, resamples: int) -> NDArray[np.float64]:
 
 def paired_difference(a: Mapping[str, float], b: Mapping[str, float], resamples: int, seed: int = 0) -> Interval:
     """Return the mean over tasks of `a[task] - b[task]`. Both runs have the same tasks, so the variance between tasks
-    cancels.
-
-    Raises:
-        UsageError: the two runs are not of the same tasks.
-    """
+    cancels. Raises UsageError: the two runs are not of the same tasks."""
     return bootstrap_mean(_differences(a, b), resamples, seed)
 
 
@@ -135,11 +116,8 @@ def randomisation_test(a: Mapping[str, float], b: Mapping[str, float], resamples
     """Return the two-sided p-value of a difference between two runs (Fisher's randomisation test; Smucker, Allan and
     Carterette 2007): how often the mean of `a[task] - b[task]` is at least as far from 0 when the sign of each
     difference is drawn at random. It is exact, over all signs, if there are at most `resamples` of them; else (count +
-    1) / (resamples + 1). Without any difference it is 1.
-
-    Raises:
-        UsageError: the two runs are not of the same tasks, or `resamples` is below 1.
-    """
+    1) / (resamples + 1). Without any difference it is 1. Raises UsageError: the two runs are not of the same tasks, or
+    `resamples` is below 1."""
     if resamples < 1:
         raise UsageError(f"a randomisation test needs at least one resample, not {resamples}")
     differences = _differences(a, b)
@@ -189,7 +167,6 @@ def _all_signs(start: int, size: int, tasks: int) -> NDArray[np.int64]:
 
 
 def _resampled_means(values: NDArray[np.float64], resamples: int, seed: int) -> NDArray[np.float64]:
-    """Return the column means of each resample (resamples, columns), drawn in blocks of bounded size."""
     rng = np.random.default_rng(seed)
     block = max(1, _CELLS // len(values))
     sizes = [min(block, resamples - start) for start in range(0, resamples, block)]

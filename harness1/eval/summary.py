@@ -32,27 +32,18 @@ def summarise(
     finished: bool = False,
     faults: Faults = "exclude",
 ) -> dict[str, Any]:
-    """Return the content of `metrics.json` as plain data.
-
-    Each metric is at top level as `{mean, low, high}`: samples of a task are averaged, then tasks (null if no task was
-    scored). `spread` has, for each metric with several samples of a task, the standard deviation between tasks and
-    between the samples of one task (`statistics.variance_components`). A policy's failure is scored like any episode,
-    with nothing delivered; an infrastructure fault is left out of the metrics, or counts as 0 (`faults`). `failures`
-    counts episodes by status, and `broken` says of those that broke why, and how they count (`failure.broken`). Rewards
-    are computed with `config`, whatever the episodes recorded. `tool_mix` is the share of each tool in all successful
-    calls.
-
-    The means are over the `scored` ones of the `tasks`; the `missing` ones have no episode at all, and the others have
-    only infrastructure faults.
-
-    Args:
-        finished: no more episodes will come. A task without one was dropped and is scored as an episode in which
-            nothing was done, found or delivered: no run gains by leaving a hard task out.
-        faults: how an episode broken by the infrastructure counts: `exclude`, or `zero`, like a dropped task.
-
-    Raises:
-        UsageError: an episode belongs to none of the tasks, or a task cannot be scored.
-    """
+    """Return the content of `metrics.json` as plain data. Each metric is at top level as `{mean, low, high}`: samples
+    of a task are averaged, then tasks (null if no task was scored). `spread` has, for each metric with several samples
+    of a task, the standard deviation between tasks and between the samples of one task
+    (`statistics.variance_components`). A policy's failure is scored like any episode, with nothing delivered; an
+    infrastructure fault is left out of the metrics, or counts as 0 (`faults`). `failures` counts episodes by status,
+    and `broken` says of those that broke why, and how they count (`failure.broken`). Rewards are computed with
+    `config`, whatever the episodes recorded. `tool_mix` is the share of each tool in all successful calls. The means
+    are over the `scored` ones of the `tasks`; the `missing` ones have no episode at all, and the others have only
+    infrastructure faults. `finished`: no more episodes will come. A task without one was dropped and is scored as an
+    episode in which nothing was done, found or delivered: no run gains by leaving a hard task out. `faults`: how an
+    episode broken by the infrastructure counts: `exclude`, or `zero`, like a dropped task. Raises UsageError: an
+    episode belongs to none of the tasks, or a task cannot be scored."""
     run = _read(episodes, tasks, config, finished, faults)
     samples = run.by_metric(config)
     statuses = {status: run.statuses[status] for status in Status if status is not Status.COMPLETED}
@@ -79,15 +70,9 @@ def task_metrics(
     finished: bool = False,
     faults: Faults = "exclude",
 ) -> dict[str, dict[str, float]]:
-    """Return, for every scored task in order of its id, the mean of each metric over its samples. Runs are paired
-    task by task with these means.
-
-    Args:
-        finished, faults: whether tasks without an episode count, and how broken episodes do (see `summarise`).
-
-    Raises:
-        UsageError: an episode belongs to none of the tasks, or a task cannot be scored.
-    """
+    """Return, for every scored task in order of its id, the mean of each metric over its samples. Runs are paired task
+    by task with these means. `finished`, `faults`: whether tasks without an episode count, and how broken episodes do
+    (see `summarise`). Raises UsageError: an episode belongs to none of the tasks, or a task cannot be scored."""
     run = _read(episodes, tasks, config, finished, faults)
     samples = run.by_metric(config)
     return {
@@ -98,11 +83,8 @@ def task_metrics(
 
 def cut(episode: Episode, size: int) -> Episode:
     """Return the episode as if only the first `size` units of its ranked curated set had been delivered, for
-    comparisons at equal size. Its reward is dropped, because it was for the whole set.
-
-    Raises:
-        UsageError: the size is negative.
-    """
+    comparisons at equal size. Its reward is dropped, because it was for the whole set. Raises UsageError: the size is
+    negative."""
     if size < 0:
         raise UsageError(f"a curated set cannot be cut to {size} units")
     kept = tuple(sorted(episode.curated, key=lambda entry: entry.rank)[:size])
@@ -112,8 +94,6 @@ def cut(episode: Episode, size: int) -> Episode:
 
 @dataclass(frozen=True)
 class _Run:
-    """The data gathered in one pass over the episodes."""
-
     met: set[str] = field(default_factory=set)
     samples: defaultdict[str, list[dict[str, float]]] = field(default_factory=lambda: defaultdict(list))
     statuses: Counter[Status] = field(default_factory=Counter)
@@ -201,8 +181,6 @@ def _mean(values: Sequence[float]) -> float:
 
 
 class _Taken(Record):
-    """Resources used by one episode."""
-
     task_id: str
     whole: bool
     """True unless the infrastructure broke the episode."""
@@ -212,20 +190,14 @@ class _Taken(Record):
 
 
 def resources(episodes: Iterable[Episode], config: Config, wall_seconds: float | None = None) -> dict[str, Any]:
-    """Return, as plain data, sums over all episodes, those broken by the infrastructure included.
-
-    `wall_seconds` is elapsed time, if known. `episode_seconds` are those of each stage of an episode and their `total`,
-    which is larger, since episodes run side by side. `tokens` are those of `model_use.Tokens`, for policies without a
-    model too; `exact` says that none was estimated, and `episodes` is the number of episodes for which they are known.
-    `cost`, in dollars, is present if `machine.price` is set, over the episodes with a model: a prompt token costs
-    `cached` if the previous call left it in the cache, else `prompt`.
-
-    `per_episode` has the `seconds` and the `cost` of one episode as `{mean, low, high}`, like metrics: samples of a
-    task are averaged, then tasks. Broken episodes and unknown costs are left out.
-
-    Raises:
-        SchemaError: an episode lacks a segment of a prompt.
-    """
+    """Return, as plain data, sums over all episodes, those broken by the infrastructure included. `wall_seconds` is
+    elapsed time, if known. `episode_seconds` are those of each stage of an episode and their `total`, which is larger,
+    since episodes run side by side. `tokens` are those of `model_use.Tokens`, for policies without a model too; `exact`
+    says that none was estimated, and `episodes` is the number of episodes for which they are known. `cost`, in dollars,
+    is present if `machine.price` is set, over the episodes with a model: a prompt token costs `cached` if the previous
+    call left it in the cache, else `prompt`. `per_episode` has the `seconds` and the `cost` of one episode as `{mean,
+    low, high}`, like metrics: samples of a task are averaged, then tasks. Broken episodes and unknown costs are left
+    out. Raises SchemaError: an episode lacks a segment of a prompt."""
     taken = [_taken(episode, config.machine.price) for episode in episodes]
     known = [each.tokens for each in taken if each.tokens is not None]
     stages = sorted({stage for each in taken for stage in each.seconds})

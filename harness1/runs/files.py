@@ -22,11 +22,8 @@ from harness1.errors import MALFORMED, SchemaError, UsageError
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Turn every `OSError` inside this context into a `UsageError` that names the file or the folder.
-
-    Raises:
-        UsageError: the folder cannot be written, or its disk is full.
-    """
+    """Turn every `OSError` inside this context into a `UsageError` that names the file or the folder. Raises
+    UsageError: the folder cannot be written, or its disk is full."""
     try:
         yield
     except OSError as error:
@@ -35,11 +32,8 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def refuse_full_disk(folder: Path, needed: int) -> None:
-    """Refuse a folder, which need not exist yet, if its disk has fewer than `needed` bytes free.
-
-    Raises:
-        UsageError: the disk has too little room.
-    """
+    """Refuse a folder, which need not exist yet, if its disk has fewer than `needed` bytes free. Raises UsageError: the
+    disk has too little room."""
     place = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
     free = shutil.disk_usage(place).free
     if free < needed:
@@ -58,11 +52,7 @@ def write_json(path: Path, value: object) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a file of JSON.
-
-    Raises:
-        SchemaError: it is no object, or no JSON.
-    """
+    """Return the object in a file of JSON. Raises SchemaError: it is no object, or no JSON."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except MALFORMED as error:
@@ -84,11 +74,8 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def lock(file: IO[Any], refusal: str) -> None:
-    """Lock a file against all other processes, or refuse at once.
-
-    Raises:
-        UsageError: another process holds the lock; `refusal` is the message.
-    """
+    """Lock a file against all other processes, or refuse at once. Raises UsageError: another process holds the lock;
+    `refusal` is the message."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -135,11 +122,8 @@ class Stage(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def read_stage(folder: Path) -> Stage | None:
-    """Return the card of a folder, with its configuration as this version spells it, or None if it has none.
-
-    Raises:
-        SchemaError: the card cannot be read.
-    """
+    """Return the card of a folder, with its configuration as this version spells it, or None if it has none. Raises
+    SchemaError: the card cannot be read."""
     stage = read_raw_stage(folder)
     config = {} if stage is None else stage.outputs.get("config")
     if stage is None or not isinstance(config, dict):
@@ -148,11 +132,8 @@ def read_stage(folder: Path) -> Stage | None:
 
 
 def read_raw_stage(folder: Path) -> Stage | None:
-    """Return the card of a folder as it was written, or None if it has none.
-
-    Raises:
-        SchemaError: the card cannot be read.
-    """
+    """Return the card of a folder as it was written, or None if it has none. Raises SchemaError: the card cannot be
+    read."""
     path = folder / STAGE
     if not path.is_file():
         return None
@@ -164,11 +145,8 @@ def read_raw_stage(folder: Path) -> Stage | None:
 
 @contextmanager
 def under_way(stage: Stage, folder: Path) -> Iterator[None]:
-    """Write a card that says `running` during the work inside, and `interrupted` if it is cut short.
-
-    Raises:
-        UsageError: the folder cannot be written, or its disk is full.
-    """
+    """Write a card that says `running` during the work inside, and `interrupted` if it is cut short. Raises UsageError:
+    the folder cannot be written, or its disk is full."""
     with writing(folder):
         stage.write(folder)
         try:
@@ -180,16 +158,10 @@ def under_way(stage: Stage, folder: Path) -> Iterator[None]:
 
 
 def refuse_foreign(folder: Path, verb: str, what: str = "", mark: str = STAGE, option: str = "--out") -> None:
-    """Accept only a folder that is new, empty, or was written by the same verb.
-
-    Args:
-        what: names what a foreign folder lacks; by default, the work of `harness1 VERB`.
-        mark: a file that shows which verb a folder belongs to before it has a card.
-        option: names the folder on the command line.
-
-    Raises:
-        UsageError: the folder holds something else, or is not a folder.
-    """
+    """Accept only a folder that is new, empty, or was written by the same verb. `what`: names what a foreign folder
+    lacks; by default, the work of `harness1 VERB`. `mark`: a file that shows which verb a folder belongs to before it
+    has a card. `option`: names the folder on the command line. Raises UsageError: the folder holds something else, or
+    is not a folder."""
     try:
         # A process that was killed while it wrote its card left the card's temporary file.
         empty = not folder.exists() or all(each.name.startswith(f".{STAGE}.") for each in folder.iterdir())
@@ -205,16 +177,8 @@ def refuse_changed(
     stage: Stage, folder: Path, noun: str, choice: str = "--out, or --force", besides: Collection[str] = ()
 ) -> None:
     """Accept only a folder without a card, or with one of equal inputs. Hashes of tasks that the card of an earlier
-    version lacks are unknown, and accepted.
-
-    Args:
-        noun: names what the folder holds.
-        choice: names the options to change.
-        besides: inputs that may differ.
-
-    Raises:
-        UsageError: the card has other inputs; the message names them.
-    """
+    version lacks are unknown, and accepted. `noun`: names what the folder holds. `choice`: names the options to change.
+    `besides`: inputs that may differ. Raises UsageError: the card has other inputs; the message names them."""
     found = read_stage(folder)
     if found is None or found.inputs == stage.inputs:
         return
@@ -226,35 +190,23 @@ def refuse_changed(
 
 
 def refuse_other(stage: Stage, folder: Path, noun: str) -> None:
-    """Accept only a folder that is new, empty, or was made by the same work, which `noun` names.
-
-    Raises:
-        UsageError: the folder holds something else, or is not a folder.
-    """
+    """Accept only a folder that is new, empty, or was made by the same work, which `noun` names. Raises UsageError: the
+    folder holds something else, or is not a folder."""
     refuse_foreign(folder, stage.verb)
     refuse_changed(stage, folder, noun)
 
 
 def clear(folder: Path, verb: str, *patterns: str, keep_card: bool = False) -> None:
-    """Remove what a verb wrote into a folder, in the same way as `remove`.
-
-    Raises:
-        UsageError: the folder holds something else, or cannot be cleared.
-    """
+    """Remove what a verb wrote into a folder, in the same way as `remove`. Raises UsageError: the folder holds
+    something else, or cannot be cleared."""
     refuse_foreign(folder, verb)
     remove(folder, *patterns, keep_card=keep_card)
 
 
 def remove(folder: Path, *patterns: str, keep_card: bool = False) -> None:
-    """Remove the files and folders that match, and the card last: without it, the rest of a clearing that was cut
-    short would belong to nobody.
-
-    Args:
-        keep_card: leave the card, because folders that have cards of their own stay beside it.
-
-    Raises:
-        UsageError: the folder cannot be cleared.
-    """
+    """Remove the files and folders that match, and the card last: without it, the rest of a clearing that was cut short
+    would belong to nobody. `keep_card`: leave the card, because folders that have cards of their own stay beside it.
+    Raises UsageError: the folder cannot be cleared."""
     try:
         for path in [path for pattern in patterns for path in folder.glob(pattern) if path.name != STAGE]:
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()

@@ -54,12 +54,9 @@ def run_stage(
     chat: Mapping[str, str] = MappingProxyType({}),
 ) -> Stage:
     """Return the card of a run folder. Its configuration is enough to replay it offline, its index to replay it live.
-
-    Args:
-        index: the name of an engine, or the absolute path of a folder (`retrieval.open.absolute_index`). A password
-            in it is not written.
-        chat: the chat `format` of its policy, if it has one, and the location of its student's `tokenizer`.
-    """
+    `index`: the name of an engine, or the absolute path of a folder (`retrieval.open.absolute_index`). A password in it
+    is not written. `chat`: the chat `format` of its policy, if it has one, and the location of its student's
+    `tokenizer`."""
     lines = Lines(digest([inputs, hashes]), 0)
     outputs = {"policy": policy, "config": shown_config(config), "index": public_address(index), **chat}
     outputs[LINES] = msgspec.to_builtins(lines)
@@ -69,7 +66,6 @@ def run_stage(
 
 
 def _plugins(config: Config, policy: str, index: str, chat: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Return the packages of the plugins that a run is made with, by kind and name."""
     format_name = chat.get("format", config.policy.format)
     first = [spec if is_own(spec) else spec.partition(":")[0] for spec in (policy, index)]
     named = {"policies": first[:1], "retrievers": first[1:], "formats": [format_name]}
@@ -83,11 +79,8 @@ def shown_config(config: Config) -> dict[str, Any]:
 
 
 def toml_lines(tree: dict[str, Any], notes: Mapping[str, str] | None = None, prefix: str = "") -> list[str]:
-    """Return nested settings as lines of TOML: scalars first, then one table for each group.
-
-    Args:
-        notes: by dotted name, what a comment says of a group or a setting.
-    """
+    """Return nested settings as lines of TOML: scalars first, then one table for each group. `notes`: by dotted name,
+    what a comment says of a group or a setting."""
     notes, lines = notes or {}, list[str]()
     for key, value in tree.items():
         if not isinstance(value, dict):
@@ -111,15 +104,9 @@ def of_sample(name: str, sample: int) -> str:
 
 
 def run_config(folder: Path, *, scored_again: bool = False) -> tuple[Config, str]:
-    """Return the configuration and the index path of a run folder.
-
-    Args:
-        scored_again: reward terms may have changed since, because the run gets another reward.
-
-    Raises:
-        UsageError: the folder holds no run, or one that was made with a tool or a reward term that is not installed.
-        SchemaError: its card is damaged.
-    """
+    """Return the configuration and the index path of a run folder. `scored_again`: reward terms may have changed since,
+    because the run gets another reward. Raises UsageError: the folder holds no run, or one that was made with a tool or
+    a reward term that is not installed; SchemaError: its card is damaged."""
     stage = read_stage(folder)
     if stage is None or stage.verb != "run":
         why = "it has no stage.json of a run" if folder.exists() else "there is no such folder"
@@ -141,12 +128,8 @@ def episodes_of(stage: Stage, folder: Path) -> list[Episode]:
 
 
 def clear_run(out: Path) -> None:
-    """Remove an earlier run; nothing else in the folder is touched.
-
-    Raises:
-        UsageError: the folder holds something that is not a run, may not be written, or is being written by another
-            process.
-    """
+    """Remove an earlier run; nothing else in the folder is touched. Raises UsageError: the folder holds something that
+    is not a run, may not be written, or is being written by another process."""
     refuse_foreign(out, "run", "no run", EPISODES)
     with held(out, EPISODES):
         with writing(out):
@@ -168,11 +151,8 @@ def drop_leftovers(out: Path) -> None:
 
 
 def refuse_other_run(stage: Stage, out: Path) -> Stage:
-    """Accept only a folder that is new or empty, or holds the same run; return the card with which it goes on.
-
-    Raises:
-        UsageError: the folder holds another run, or something that is not a run.
-    """
+    """Accept only a folder that is new or empty, or holds the same run; return the card with which it goes on. Raises
+    UsageError: the folder holds another run, or something that is not a run."""
     refuse_foreign(out, "run", "no run", EPISODES)
     refuse_changed(stage, out, "run")
     return continued(stage, out / EPISODES)
@@ -190,14 +170,10 @@ SESSION = ("version", "commit", "dirty", "python", "libraries", "machine", "star
 
 
 def begin_provenance(out: Path, facts: dict[str, Any], *, runs: bool) -> None:
-    """Write `provenance.json` for a process that begins to work in a run folder.
-
-    A process that runs episodes is recorded at the top level, and those before it under `earlier`; one that only makes
-    files from episodes leaves the record alone. Without a record, the times are unknown: both are null.
-
-    Args:
-        facts: what is known of the run itself, by name.
-    """
+    """Write `provenance.json` for a process that begins to work in a run folder. A process that runs episodes is
+    recorded at the top level, and those before it under `earlier`; one that only makes files from episodes leaves the
+    record alone. Without a record, the times are unknown: both are null. `facts`: what is known of the run itself, by
+    name."""
     before = read_provenance(out)
     if before is not None and not runs:
         return

@@ -29,18 +29,10 @@ BLOCK = 1 << 16
 
 
 class Journal:
-    """Appends to the two files of a folder; one process at a time holds them. The context closes them.
-
-    Args:
-        numbers: the name of the binary file; empty where lines have no numbers.
-        wait: for a process that is writing to the folder, rather than refuse.
-
-    Attributes:
-        torn: bytes of a torn last line that were cut off on opening.
-
-    Raises:
-        UsageError: another process is writing to the folder, or this one cannot.
-    """
+    """Appends to the two files of a folder; one process at a time holds them. The context closes them. `numbers`: the
+    name of the binary file; empty where lines have no numbers. `wait`: for a process that is writing to the folder,
+    rather than refuse. `torn`: bytes of a torn last line that were cut off on opening. Raises UsageError: another
+    process is writing to the folder, or this one cannot."""
 
     def __init__(self, folder: Path, lines: str, numbers: str = "", *, wait: bool = False) -> None:
         try:
@@ -85,7 +77,6 @@ class Journal:
         self.close()
 
     def _cut_torn_line(self) -> int:
-        """Cut off what follows the last newline, which is looked for from the end, block by block."""
         size = end = self._lines.seek(0, os.SEEK_END)
         while end:
             start = max(0, end - BLOCK)
@@ -100,23 +91,14 @@ class Journal:
 
 
 def held(folder: Path, lines: str) -> AbstractContextManager[object]:
-    """Return a context that keeps other processes away from a folder's journal, if there is one.
-
-    Raises:
-        UsageError: as `Journal`.
-    """
+    """Return a context that keeps other processes away from a folder's journal, if there is one. Raises UsageError: as
+    `Journal`."""
     return Journal(folder, lines) if (folder / lines).is_file() else nullcontext()
 
 
 def read_lines(path: Path, on_torn: Callable[[int], None] | None = None) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of a journal with their numbers, from 1.
-
-    Args:
-        on_torn: called with its size in bytes if the last line is torn; it is left out.
-
-    Raises:
-        UsageError: there is no such file.
-    """
+    """Yield the lines of a journal with their numbers, from 1. `on_torn`: called with its size in bytes if the last
+    line is torn; it is left out. Raises UsageError: there is no such file."""
     if not path.is_file():
         raise UsageError(f"{path.parent} holds no {path.name}")
     with path.open("rb") as lines:
@@ -137,14 +119,8 @@ def to_bytes(arrays: Sequence[np.ndarray], offset: int) -> tuple[bytes, TokenBlo
 
 
 def unpacked(path: Path, place: TokenBlob, of: str) -> Iterator[np.ndarray]:
-    """Yield the arrays again, as untyped words of four bytes; `view` gives them their type.
-
-    Args:
-        of: names what they belong to, in the error.
-
-    Raises:
-        SchemaError: the file is missing, or not what was written.
-    """
+    """Yield the arrays again, as untyped words of four bytes; `view` gives them their type. `of`: names what they
+    belong to, in the error. Raises SchemaError: the file is missing, or not what was written."""
     if not path.is_file():
         raise SchemaError(f"{path.name}, which holds its tokens, is missing")
     with path.open("rb") as numbers:
@@ -195,11 +171,8 @@ def without_digest(line: bytes) -> tuple[bytes, bytes]:
 
 
 def lines_of(stage: Stage | None) -> Lines:
-    """Return what a card says about its lines; nothing for the card of an earlier version, and for none.
-
-    Raises:
-        SchemaError: the card is damaged.
-    """
+    """Return what a card says about its lines; nothing for the card of an earlier version, and for none. Raises
+    SchemaError: the card is damaged."""
     found = {} if stage is None or stage.verb != "run" else stage.outputs.get(LINES, {})
     try:
         return msgspec.convert(found, Lines)
@@ -208,15 +181,9 @@ def lines_of(stage: Stage | None) -> Lines:
 
 
 def checked_lines(path: Path, lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-    """Yield the numbered lines of a record without their digests, after comparing these.
-
-    Args:
-        path: the file of the lines, beside the card of its run.
-
-    Raises:
-        SchemaError: a line was changed, comes from another run, or lacks its digest; or, at the end, lines of a
-            finished run were lost, added or moved, or its card was changed.
-    """
+    """Yield the numbered lines of a record without their digests, after comparing these. `path`: the file of the lines,
+    beside the card of its run. Raises SchemaError: a line was changed, comes from another run, or lacks its digest; or,
+    at the end, lines of a finished run were lost, added or moved, or its card was changed."""
     stage = read_raw_stage(path.parent)
     said = lines_of(stage)
     fold, plain = "", 0
@@ -249,11 +216,8 @@ def undigested_lines(path: Path) -> int:
 
 
 def continued(stage: Stage, path: Path) -> Stage:
-    """Return the card of a run for writing further lines: it keeps the key of those that are there already.
-
-    Raises:
-        SchemaError: the card in the folder is damaged.
-    """
+    """Return the card of a run for writing further lines: it keeps the key of those that are there already. Raises
+    SchemaError: the card in the folder is damaged."""
     before, there = lines_of(read_raw_stage(path.parent)), path.is_file() and path.stat().st_size > 0
     now = Lines(lines_of(stage).key, 0)
     if there and before.undigested is not None:
@@ -266,12 +230,9 @@ def continued(stage: Stage, path: Path) -> Stage:
 
 
 def finish(stage: Stage, path: Path, earlier: Lines | None = None, **changes: Any) -> Stage:
-    """Write the card of a run that has ended, with the digest of its lines; return it as written.
-
-    Args:
-        earlier: what the card said before lines were added, if nothing else has happened to them: only these are read.
-        changes: of the card, as in `Stage.write`.
-    """
+    """Write the card of a run that has ended, with the digest of its lines; return it as written. `earlier`: what the
+    card said before lines were added, if nothing else has happened to them: only these are read. `changes`: of the
+    card, as in `Stage.write`."""
     stage = msgspec.structs.replace(stage, status="finished", **changes)
     begin = earlier.size if earlier is not None and earlier.digest else 0
     fold = earlier.fold if earlier is not None and begin else ""
@@ -301,14 +262,12 @@ def _digest_of(body: bytes, key: str) -> bytes:
 
 
 def _folded(fold: str, found: bytes) -> str:
-    """Add a line, by its digest if it has one, to the digest of all lines before it."""
     seen = hashlib.sha256(fold.encode())
     seen.update(found)
     return seen.hexdigest()
 
 
 def _sealed(stage: Stage, said: Lines) -> str:
-    """Return the digest of all lines together with what the card says about them and about the run."""
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(stage))
     outputs = {name: value for name, value in plain.get("outputs", {}).items() if name != LINES}
     return digest([msgspec.structs.replace(said, digest=""), {**plain, "outputs": outputs}])
@@ -367,14 +326,8 @@ def read_episodes(folder: Path, on_torn: Callable[[int], None] | None = None) ->
 
 def read_appended(folder: Path, start: int, most: int) -> Iterator[tuple[int, int, Episode]]:
     """Yield the episodes of a run that is under way from a byte on: where each begins and ends, and the episode. A last
-    line that is not whole yet is left for later.
-
-    Args:
-        most: the number of episodes to read.
-
-    Raises:
-        SchemaError: a line is not an episode, or was changed after it was recorded.
-    """
+    line that is not whole yet is left for later. `most`: the number of episodes to read. Raises SchemaError: a line is
+    not an episode, or was changed after it was recorded."""
     path, key = folder / EPISODES, lines_of(read_raw_stage(folder)).key
     with path.open("rb") as lines:
         lines.seek(start)
@@ -394,11 +347,8 @@ def line_starts(folder: Path) -> Sequence[int]:
 
 def rewrite_episodes(folder: Path, scored: Callable[[Episode], Episode]) -> None:
     """Replace the reward of every episode of a run, and the hash of its weights, by those that `scored` gives. Call it
-    only while holding the folder's `EpisodeStore`, which then cannot be used further.
-
-    Raises:
-        SchemaError: as `read_episodes`.
-    """
+    only while holding the folder's `EpisodeStore`, which then cannot be used further. Raises SchemaError: as
+    `read_episodes`."""
     path, key = folder / EPISODES, lines_of(read_stage(folder)).key
     with replacing(path) as file:
         for _, line in checked_lines(path, read_lines(path)):
@@ -423,7 +373,6 @@ def _arrays(episode: Episode) -> Iterator[np.ndarray]:
 
 
 def _detach(episode: Episode, offset: int) -> tuple[Episode, bytes]:
-    """Return the episode with a reference to the side file in place of token arrays, and these arrays as bytes."""
     blob, place = to_bytes(tuple(_arrays(episode)), offset)
     if place is None:
         return episode, blob
@@ -433,7 +382,6 @@ def _detach(episode: Episode, offset: int) -> tuple[Episode, bytes]:
 
 
 def _attach(episode: Episode, folder: Path) -> Episode:
-    """Undo `_detach`: read token arrays back from the side file."""
     if episode.tokens is None:
         return episode
     parts = unpacked(folder / TOKENS, episode.tokens, f"episode {episode.episode_id}")

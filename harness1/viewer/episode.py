@@ -117,12 +117,8 @@ def tag_number(tag: Tag) -> int:
 
 
 def change(before: StateView, now: StateView, memory: WorkingMemory, delta: Delta, tables: Tables) -> dict[str, Any]:
-    """Return the difference between two states of a memory, with units as numbers and without empty parts.
-
-    Args:
-        memory: the memory in the later state.
-        delta: the delta of the action, which distinguishes evictions from removals.
-    """
+    """Return the difference between two states of a memory, with units as numbers and without empty parts. `memory`:
+    the memory in the later state. `delta`: the delta of the action, which distinguishes evictions from removals."""
     gone = [unit for unit in before.curated if unit not in now.curated]
     evicted = set(delta.evicted)
     unit = tables.unit
@@ -149,7 +145,6 @@ def change(before: StateView, now: StateView, memory: WorkingMemory, delta: Delt
 
 
 def _bridges(before: StateView, now: StateView, memory: WorkingMemory, tables: Tables) -> dict[str, Any]:
-    """Return the entities that first link documents in this turn, with the documents; most documents first."""
     names = memory.evidence.names
     new = [key for key in now.bridges if key not in before.bridges]
     new.sort(key=lambda key: (-now.bridges[key], names[key]))
@@ -227,8 +222,6 @@ class EvidenceChain:
                         yield source, name, target
 
     def _holders(self, name: str) -> list[UnitId]:
-        """Return the known documents that mention a name, or else those that have it as their title; curated ones come
-        first."""
         assert self._memory is not None
         titled = self._titled.get(head(name), [])
         mention = [each for each in self._memory.evidence.units_of(name) if each not in titled]
@@ -249,18 +242,10 @@ Viewed = dict[str, Any]
 
 
 class EpisodeView:
-    """The JSON data of one episode.
-
-    Args:
-        env: the configuration of the recorded environment.
-        gold: the gold of its task, if known.
-        tokenizer: the tokenizer of its model, if it can be loaded.
-        titles: of gold units, by id, for those that no search found.
-
-    Attributes:
-        tables: filled while turns are made.
-        problem: the reason in one line why it cannot be replayed exactly; then turns are shown from the record only.
-    """
+    """The JSON data of one episode. `env`: the configuration of the recorded environment. `gold`: the gold of its task,
+    if known. `tokenizer`: the tokenizer of its model, if it can be loaded. `titles`: of gold units, by id, for those
+    that no search found. `tables`: filled while turns are made. `problem`: the reason in one line why it cannot be
+    replayed exactly; then turns are shown from the record only."""
 
     def __init__(
         self,
@@ -319,7 +304,6 @@ class EpisodeView:
             yield shown
 
     def _replayed(self, turn: Turn, twin: SearchEnv) -> bool:
-        """Replay a turn; return True if its memory can be shown."""
         if turn.action is None or turn.observation is None:
             return True
         try:
@@ -366,7 +350,6 @@ class EpisodeView:
         }
 
     def _relevant(self) -> Iterator[UnitId]:
-        """Yield what was ever curated, then the gold that was seen."""
         for turn in self.episode.turns:
             if turn.observation is not None:
                 yield from turn.observation.delta.auto_populated
@@ -421,7 +404,6 @@ class EpisodeView:
         return UnitId(hit.doc_id if self.episode.unit == "document" else hit.chunk_id)
 
     def _gold(self) -> Viewed | None:
-        """Return the targets, each as the units that satisfy it, or None if the gold is unknown."""
         try:
             wanted = self._targets
         except UsageError:
@@ -439,7 +421,6 @@ class EpisodeView:
 
 
 def _words(note: Note) -> list[str]:
-    """Return the code of a note and its sentence, or its data if this version does not know the code."""
     try:
         return [note.code, sentence(note)]
     except LookupError:

@@ -24,11 +24,8 @@ THREE_DECIMALS = re.compile(r"recall|precision|_f[12]|@\d|^AP$|^RR$|selection_lo
 
 
 def render(name: str, /, **values: Any) -> Iterator[str]:
-    """Yield a page of `templates/` in pieces, because memory may not hold a large one. All texts are escaped.
-
-    Raises:
-        jinja2.UndefinedError: the template needs a value that was not given.
-    """
+    """Yield a page of `templates/` in pieces, because memory may not hold a large one. All texts are escaped. Raises
+    jinja2.UndefinedError: the template needs a value that was not given."""
     return environment().get_template(name).generate(values)
 
 
@@ -38,10 +35,8 @@ def asset(name: str) -> str:
 
 
 def printable(value: Any) -> Any:
-    """Replace the control characters of a text, including those for the direction of writing, by spaces.
-
-    Markup and values that are not texts are returned unchanged.
-    """
+    """Replace the control characters of a text, including those for the direction of writing, by spaces. Markup and
+    values that are not texts are returned unchanged."""
     if not isinstance(value, str) or hasattr(value, "__html__") or value.isprintable():
         return value
     return "".join(sign if sign.isprintable() else " " for sign in value)

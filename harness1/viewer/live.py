@@ -39,11 +39,8 @@ TRAININGS = ("rl train", "sft train")
 
 
 class WatchedRun:
-    """A run folder, of which only what was appended is read.
-
-    Attributes:
-        places: for each episode of the run, where its line begins.
-    """
+    """A run folder, of which only what was appended is read. `places`: for each episode of the run, where its line
+    begins."""
 
     def __init__(self, folder: Path) -> None:
         self.source = RunSource.open(folder)
@@ -79,11 +76,9 @@ class WatchedRun:
 
 
 class Watched:
-    """Folders under way, for any number of pages; each method may be called by any thread.
-
-    Folders that do not exist yet are waited for. The episodes of an `rl train` belong to its folder; a recipe's folder
-    stands for those of its stages.
-    """
+    """Folders under way, for any number of pages; each method may be called by any thread. Folders that do not exist
+    yet are waited for. The episodes of an `rl train` belong to its folder; a recipe's folder stands for those of its
+    stages."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = folders
@@ -140,7 +135,6 @@ class Watched:
             return self._made(run, start)
 
     def _begin(self) -> None:
-        """Forget everything; pages notice by the new life."""
         self._life = secrets.token_hex(4)
         self._waiting = list(self._folders)
         self._runs: list[WatchedRun] = []
@@ -181,7 +175,6 @@ class Watched:
         self._look_at_recordings()
 
     def _opened(self, folder: Path) -> bool:
-        """Take a folder that holds something; raise UsageError if that cannot be shown."""
         stage = read_stage(folder)
         verb = "" if stage is None else stage.verb
         if (folder / LOG).is_file():
@@ -207,7 +200,6 @@ class Watched:
         self._changes.append(at)
 
     def _look_at_recipes(self) -> None:
-        """Read how each recipe goes on, and wait for what the stages that it began will write."""
         found = [folder for folder in self._waiting if is_recipe(folder)]
         self._waiting = [folder for folder in self._waiting if folder not in found]
         for folder in [*self._recipes, *found]:
@@ -234,11 +226,8 @@ class Watched:
 
 
 def _episode_data(run: WatchedRun, start: int) -> str:
-    """Return the data of an episode in three parts; the third holds what a file stores once for many episodes.
-
-    Raises:
-        InfrastructureFault: its record has become unreadable.
-    """
+    """Return the data of an episode in three parts; the third holds what a file stores once for many episodes. Raises
+    InfrastructureFault: its record has become unreadable."""
     try:
         made = made_episode(run.source, 0, (run.episode(start), True))
     except (OSError, StopIteration, SchemaError) as error:
@@ -249,7 +238,6 @@ def _episode_data(run: WatchedRun, start: int) -> str:
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:
-    """Return what changes with a file: its number, size and time; zeros if there is none."""
     try:
         found = path.stat()
     except OSError:
@@ -274,14 +262,8 @@ HEADERS = {
 
 
 class LiveServer(ThreadingHTTPServer):
-    """Answers `/`, `/news` and `/data/NAME` to pages of its own address.
-
-    Args:
-        port: 0 lets the system choose one.
-
-    Raises:
-        UsageError: nothing can listen there.
-    """
+    """Answers `/`, `/news` and `/data/NAME` to pages of its own address. `port`: 0 lets the system choose one. Raises
+    UsageError: nothing can listen there."""
 
     daemon_threads = True
 

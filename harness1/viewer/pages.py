@@ -56,17 +56,9 @@ class Made(msgspec.Struct):
 
 
 def made_episodes(run: RunSource, number: int, wants: Callable[[Episode], bool], workers: int) -> Iterator[Made]:
-    """Yield every recorded episode of a run in order; a key may come again, and its last episode counts.
-
-    Args:
-        number: the place of the run in the file.
-        wants: whether an episode is viewed or only listed.
-        workers: number of processes; 0 for one per core.
-
-    Raises:
-        SchemaError: a record is damaged.
-        InfrastructureFault: a worker process died.
-    """
+    """Yield every recorded episode of a run in order; a key may come again, and its last episode counts. `number`: the
+    place of the run in the file. `wants`: whether an episode is viewed or only listed. `workers`: number of processes;
+    0 for one per core. Raises SchemaError: a record is damaged; InfrastructureFault: a worker process died."""
     items = ((episode, wants(episode)) for episode in read_episodes(run.folder))
     batches = iter(lambda: list(islice(items, BATCH)), [])
     return chain.from_iterable(mapped(partial(_make_batch, run, number), batches, _processes(workers, run)))
@@ -141,8 +133,6 @@ class Written:
 
 @dataclass(frozen=True)
 class _Stored:
-    """A viewed episode in the spool, and the numbers of its passages."""
-
     place: Place
     passages: Sequence[int]
 
@@ -153,8 +143,6 @@ class _Stored:
 
 @dataclass
 class _Gathered:
-    """The rows of all runs, and their episodes (None if not requested)."""
-
     spool: Spool
     passages: Passages
     rows: list[EpisodeRow] = field(default_factory=list)
@@ -164,16 +152,9 @@ class _Gathered:
 
 def write_view(asked: Asked, out: Path, on_episode: Listener = lambda _: None) -> Written:
     """Write one file with the runs, trainings and recordings of some folders, replacing an earlier file atomically. Of
-    a recipe's folder, those of its stages are taken.
-
-    Args:
-        on_episode: called with the number of episodes replayed so far.
-
-    Raises:
-        UsageError: a folder holds none of these, an id is unknown, or the file cannot be written.
-        SchemaError: a record is damaged.
-        InfrastructureFault: a worker process died.
-    """
+    a recipe's folder, those of its stages are taken. `on_episode`: called with the number of episodes replayed so far.
+    Raises UsageError: a folder holds none of these, an id is unknown, or the file cannot be written; SchemaError: a
+    record is damaged; InfrastructureFault: a worker process died."""
     recipes = [recipe_card(folder) for folder in asked.folders if is_recipe(folder)]
     parts = (written_parts(folder) if is_recipe(folder) else [folder] for folder in asked.folders)
     folders = list(itertools.chain.from_iterable(parts))
@@ -208,7 +189,6 @@ def write_view(asked: Asked, out: Path, on_episode: Listener = lambda _: None) -
 
 
 def _gather(run: RunSource, number: int, asked: Asked, found: _Gathered, on_episode: Listener) -> Measured:
-    """Replay the episodes of one run and return their metrics; the last episode of a key counts."""
     latest: dict[EpisodeKey, int] = {}
     measured: dict[EpisodeKey, dict[str, float]] = {}
     shared: dict[str, str] = {}
@@ -230,7 +210,6 @@ def _gather(run: RunSource, number: int, asked: Asked, found: _Gathered, on_epis
 
 
 def _held(found: _Gathered, room: int) -> set[int]:
-    """Return the places of the episodes that fit into a number of bytes."""
     asked = [place for place in in_order(found.rows) if found.episodes[place] is not None]
     whole = sum(stored.size for stored in found.episodes if stored is not None)
     # Sizes of single passages are upper limits: together they may fit where they seem not to.
@@ -243,7 +222,6 @@ def _held(found: _Gathered, room: int) -> set[int]:
 
 
 def _used(found: _Gathered, held: Iterable[int]) -> list[int]:
-    """Return the passages of some episodes, each once, in order of first use."""
     used: dict[int, None] = {}
     for place in held:
         if (stored := found.episodes[place]) is not None:
@@ -260,8 +238,6 @@ def _refuse_unknown(asked: Asked, rows: Sequence[EpisodeRow]) -> None:
 def _tags(
     found: _Gathered, held: Collection[int], fixed: Iterable[tuple[str, Sequence[str]]]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the name and the content of each tag of data. That of an episode has two parts: its data, and the numbers
-    of its passages."""
     for name, texts in fixed:
         yield from ((f"{name}{number}", text) for number, text in enumerate(texts))
     used = _used(found, sorted(held))
@@ -283,14 +259,9 @@ def _write(out: Path, parts: Iterable[str]) -> None:
 
 def ensure_view(folder: Path, tasks: Sequence[Task], max_bytes: int) -> None:
     """Write the viewer file of a run folder, unless it exists: all episodes are listed, and those of the worst and the
-    best tasks can be opened. Replaying all of them would take as long as the evaluation.
-
-    An existing file is up to date, because commands that change the episodes of a run remove it.
-
-    Raises:
-        UsageError: the folder is not a run folder, or the file cannot be written.
-        SchemaError: one of its files is damaged.
-    """
+    best tasks can be opened. Replaying all of them would take as long as the evaluation. An existing file is up to
+    date, because commands that change the episodes of a run remove it. Raises UsageError: the folder is not a run
+    folder, or the file cannot be written; SchemaError: one of its files is damaged."""
     if (folder / VIEW).is_file():
         return
     worst, best = read_report(folder, tasks).worst_and_best

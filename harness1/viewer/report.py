@@ -77,13 +77,9 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Report:
-    """The contents of the page.
-
-    Attributes:
-        metrics, provenance, resources: the content of these files; empty if a file is missing.
-        ablations: the table beside the run folder, if any.
-        run: None if the episodes or their dataset can no longer be read.
-    """
+    """The contents of the page. `metrics`, `provenance`, `resources`: the content of these files; empty if a file is
+    missing. `ablations`: the table beside the run folder, if any. `run`: None if the episodes or their dataset can no
+    longer be read."""
 
     stage: Stage
     config: Config
@@ -174,24 +170,16 @@ class Report:
 
 
 def ensure_report(folder: Path, tasks: Iterable[Task] | None = None) -> None:
-    """Write the report of a run folder as `write_report` does, unless it exists.
-
-    An existing report is up to date, because commands that change the other files of a run remove it.
-    """
+    """Write the report of a run folder as `write_report` does, unless it exists. An existing report is up to date,
+    because commands that change the other files of a run remove it."""
     if not (folder / REPORT).is_file():
         write_report(folder, tasks)
 
 
 def write_report(folder: Path, tasks: Iterable[Task] | None = None) -> None:
-    """Write the report of a run folder into it.
-
-    Args:
-        tasks: the tasks of the run, with gold; None reads them from the dataset that its card names.
-
-    Raises:
-        UsageError: the folder is not a run folder, or has no metrics yet.
-        SchemaError: one of its files is damaged.
-    """
+    """Write the report of a run folder into it. `tasks`: the tasks of the run, with gold; None reads them from the
+    dataset that its card names. Raises UsageError: the folder is not a run folder, or has no metrics yet; SchemaError:
+    one of its files is damaged."""
     report = read_report(folder, tasks)
     page = render("report.html", title=report.title, styles=("report.css",), report=report)
     write_atomically(folder / REPORT, "".join(page).encode())
@@ -219,7 +207,6 @@ def _run(folder: Path, tasks: Iterable[Task] | None) -> Run | None:
 
 
 def _took(resources: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the resources of a run, with names that distinguish wall-clock time from the sum over episodes."""
     for name, value in resources.items():
         if name == "per_episode":
             for unit, interval in value.items():
@@ -233,7 +220,6 @@ def _took(resources: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of nested groups by their dotted names, without empty lists and unknown values."""
     for name, value in tree.items():
         if isinstance(value, Mapping) and prefix.count(".") < 2 and name != "libraries":
             yield from _flat(value, f"{prefix}{name}.")
@@ -242,7 +228,6 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """Return the content of a JSON file, or {} without the file."""
     if not path.is_file():
         return {}
     try:

@@ -70,7 +70,6 @@ def _gold_units(task_id: str, gold: Gold, unit: Unit) -> Iterator[str]:
 
 
 def _unit_names(document: Document, wanted: set[str]) -> Iterator[str]:
-    """Yield the wanted ids of a document: its own, and those of its chunks."""
     if document.doc_id in wanted:
         yield document.doc_id
     yield from (each.chunk_id for each in document.chunks if each.chunk_id in wanted)
@@ -250,11 +249,9 @@ def row_of(episode: Episode, run: int, result: Scored, tools: list[str], problem
 
 
 def in_order(rows: Sequence[EpisodeRow]) -> list[int]:
-    """Return the indices of rows in order of interest: tasks with the lowest and with the highest recall alternate.
-
-    The episodes of a task stay together for comparison. An unscored episode counts as recall 0; where all are unscored,
-    the latest come first.
-    """
+    """Return the indices of rows in order of interest: tasks with the lowest and with the highest recall alternate. The
+    episodes of a task stay together for comparison. An unscored episode counts as recall 0; where all are unscored, the
+    latest come first."""
     if all(row.recall is None for row in rows):
         return list(reversed(range(len(rows))))
     tasks: dict[str, list[int]] = {}
@@ -273,12 +270,9 @@ def with_room(
     passage_size: Callable[[int], int],
     room: int,
 ) -> set[int]:
-    """Return the places that fit into the room, taken in order; those that do not fit are skipped.
-
-    Args:
-        sizes: for each place, its own size and the passages that it needs, which count once for all.
-        passage_size: the size of a passage.
-    """
+    """Return the places that fit into the room, taken in order; those that do not fit are skipped. `sizes`: for each
+    place, its own size and the passages that it needs, which count once for all. `passage_size`: the size of a
+    passage."""
     held: set[int] = set()
     there: set[int] = set()
     for place in order:
@@ -340,7 +334,6 @@ def _with_later(
 
 
 def _tasks_of(run: RunSource) -> tuple[str, Any]:
-    """Return the name of a run's dataset, wherever it lies, and its split."""
     return Path(run.dataset).name, run.stage.inputs.get("split")
 
 

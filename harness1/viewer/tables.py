@@ -131,14 +131,10 @@ Parts = list[str | int]
 
 
 def sliced(text: str, sources: Sequence[tuple[int, Passage]]) -> str | Parts:
-    """Return a text in parts: strings as they are, and three numbers for each stretch of a source.
-
-    The numbers are those of the source and of its characters from the first up to, not including, the last. Without
-    any such stretch, the text itself is returned.
-
-    Args:
-        sources: passages that the text may quote, with their numbers; titles are found too.
-    """
+    """Return a text in parts: strings as they are, and three numbers for each stretch of a source. The numbers are
+    those of the source and of its characters from the first up to, not including, the last. Without any such stretch,
+    the text itself is returned. `sources`: passages that the text may quote, with their numbers; titles are found
+    too."""
     # A page counts in 16-bit units, which are characters where none is beyond U+FFFF.
     bodies = [(number, body) for number, source in sources if (body := source.body).isascii() or max(body) <= "\uffff"]
     writer = _Writer(bodies)
@@ -150,8 +146,6 @@ def sliced(text: str, sources: Sequence[tuple[int, Passage]]) -> str | Parts:
 
 
 class _Writer:
-    """Parts as they are found; a stretch grows as long as its source goes on in the same way."""
-
     def __init__(self, sources: Sequence[tuple[int, str]]) -> None:
         self.parts: Parts = []
         self._sources = sources
@@ -265,7 +259,6 @@ class Tables:
         }
 
     def _unit_row(self, unit_id: UnitId, row: list[Any], sources: dict[UnitId | None, list[Any]]) -> list[Any]:
-        """Return the handle of a unit and a passage that has its id and its title, or these themselves."""
         _, handle, title = row
         for number, passage in sources.get(unit_id, ()):
             if passage.title == title and unit_id in (passage.doc_id, passage.chunk_id):

@@ -68,11 +68,7 @@ def is_recording(folder: Path) -> bool:
 
 def read_sessions(folder: Path) -> list[dict[str, Any]]:
     """Return the sessions of a record as JSON data, in the order of their first calls. Parts that a call lacks are
-    None; times are in seconds.
-
-    Raises:
-        SchemaError: the record is damaged.
-    """
+    None; times are in seconds. Raises SchemaError: the record is damaged."""
     groups: dict[str, list[RecordedCall]] = {}
     for call in sorted(read_records(folder), key=lambda call: call.t_arrived):
         groups.setdefault(call.session_id, []).append(call)
@@ -85,11 +81,7 @@ def read_sessions(folder: Path) -> list[dict[str, Any]]:
 
 def held_sessions(folders: Sequence[Path], room: int) -> list[tuple[dict[str, Any], str]]:
     """Return the rows of all sessions of some records, and their data compressed; it is empty where a session does not
-    fit into a number of bytes.
-
-    Raises:
-        SchemaError: a record is damaged.
-    """
+    fit into a number of bytes. Raises SchemaError: a record is damaged."""
     found = []
     for session in (session for folder in folders for session in read_sessions(folder)):
         text = deflated(session)
@@ -165,12 +157,10 @@ def _messages(call: RecordedCall) -> list[Any]:
 
 
 def _common(before: Sent, now: Sent) -> int:
-    """Return the length of the beginning that two sequences share."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, now, strict=False)))
 
 
 def _tokenizer(stage: Stage | None) -> Tokenizer | None:
-    """Return the tokenizer of a recorded model, or None if there is none or it is not on this machine."""
     if stage is None or "format" not in stage.inputs:
         return None
     try:
@@ -191,12 +181,8 @@ def is_recipe(folder: Path) -> bool:
 
 
 def recipe_parts(folder: Path) -> list[Path]:
-    """Return the folders of the stages that have begun and have episodes or curves, in order of their stages.
-
-    Raises:
-        UsageError: the folder has been removed.
-        SchemaError: the journal is damaged.
-    """
+    """Return the folders of the stages that have begun and have episodes or curves, in order of their stages. Raises
+    UsageError: the folder has been removed; SchemaError: the journal is damaged."""
     return [folder / name for name, record in _recipe_state(folder).stages.items() if _is_of((*PLAY, *TRAIN), record)]
 
 
@@ -208,12 +194,8 @@ def written_parts(folder: Path) -> list[Path]:
 
 
 def recipe_card(folder: Path) -> dict[str, Any]:
-    """Return a recipe as JSON data. Times are in seconds; `expected` is 0 where nothing is known.
-
-    Raises:
-        UsageError: the folder has been removed.
-        SchemaError: the journal is damaged.
-    """
+    """Return a recipe as JSON data. Times are in seconds; `expected` is 0 where nothing is known. Raises UsageError:
+    the folder has been removed; SchemaError: the journal is damaged."""
     journal, at_work = _recipe_state(folder), is_at_work(folder)
     expected = journal.expected()
     stages = []
@@ -264,11 +246,8 @@ class Plot(NamedTuple):
 
 
 def write_page(folder: Path, card: TuningCard, results: Sequence[TrialResult]) -> Path:
-    """Write the page of a tuning into its folder, and return its path.
-
-    Raises:
-        UsageError: the folder cannot be written.
-    """
+    """Write the page of a tuning into its folder, and return its path. Raises UsageError: the folder cannot be
+    written."""
     best = best_of(results, maximize=card.maximize)
     ended = [each.value for each in results if each.value is not None and math.isfinite(each.value)]
     low, high = (min(ended), max(ended)) if ended else (0.0, 1.0)
