@@ -26,7 +26,7 @@ if not __package__:
 from harness1.config import Config, load_config
 from harness1.data.indexing import ensure_index
 from harness1.data.open import open_source
-from harness1.eval.ablations import ABLATIONS, ablated
+from harness1.eval.ablations import ABLATIONS, ablate_config
 from harness1.eval.compare import at_equal_size
 from harness1.eval.evaluate import Evaluation, ensure_run
 from harness1.eval.run import Run, read_run
@@ -73,7 +73,7 @@ def systems() -> dict[str, System]:
         for mode in ("bm25", "dense", "hybrid")
     }
     without = {
-        f"without {name}" if name != "all_off" else "all off": System(BASE, ablated(base, name))
+        f"without {name}" if name != "all_off" else "all off": System(BASE, ablate_config(base, name))
         for name, removed in ABLATIONS.items()
         if removed(base.env) != base.env
     }

@@ -18,7 +18,7 @@ from harness1.env import environment
 from harness1.env.environment import env_hash
 from harness1.errors import ConfigError
 from harness1.memory.ranking import FITTED
-from harness1.runs.folder import shown_config, toml_lines
+from harness1.runs.folder import public_config, toml_lines
 from harness1.tools.registry import TOOLS
 from tests.support import make_env
 
@@ -242,7 +242,7 @@ def test_a_setting_like_no_other_is_answered_without_a_guess(override: str) -> N
 def test_what_the_source_says_of_settings_stands_above_them_and_is_read_back_as_nothing(tmp_path: Path) -> None:
     config = load_config(None, ["env.max_turns=4"])
     told = notes(Config)
-    lines = toml_lines(shown_config(config), told)
+    lines = toml_lines(public_config(config), told)
     assert lines[lines.index("context_window = 32768") - 1] == "# Tokens of prompt and output together."
     assert lines[lines.index("[env.search]") - 1] == "# The limits of one search query."
     (tmp_path / "shown.toml").write_text("\n".join(lines))
@@ -256,7 +256,7 @@ def test_every_group_and_every_setting_says_what_it_decides() -> None:
 
 
 def test_all_that_is_shown_of_a_configuration_is_far_from_the_longest_that_is_read() -> None:
-    shown = "\n".join(toml_lines(shown_config(Config()), notes(Config)))
+    shown = "\n".join(toml_lines(public_config(Config()), notes(Config)))
     assert len(shown.encode()) < LONGEST * 0.5
 
 

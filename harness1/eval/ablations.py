@@ -135,7 +135,9 @@ class AblationTable(Record, kw_only=True):
         return " ".join(remarks)
 
 
-def compared(name: str, metrics: Mapping[str, Any], base: Rows, rows: Rows, resamples: int, seed: int) -> Condition:
+def compare_condition(
+    name: str, metrics: Mapping[str, Any], base: Rows, rows: Rows, resamples: int, seed: int
+) -> Condition:
     """Return a line of the table, its `p` not yet corrected, from a condition's `metrics.json` and its `rows`."""
     tasks = sorted(base.keys() & rows.keys())
     before, after = ({task: each[task][RECALL] for task in tasks} for each in (base, rows))
@@ -214,14 +216,14 @@ Ablation = Callable[[Env], Env]
 
 
 def _with(**groups: Any) -> Ablation:
-    def changed(env: Env) -> Env:
+    def change(env: Env) -> Env:
         values = {
             name: msgspec.structs.replace(getattr(env, name), **value) if isinstance(value, dict) else value
             for name, value in groups.items()
         }
         return msgspec.structs.replace(env, **values)
 
-    return changed
+    return change
 
 
 _MECHANISMS: Mapping[str, Ablation] = MappingProxyType(
@@ -255,7 +257,7 @@ ABLATIONS: Mapping[str, Ablation] = MappingProxyType({**_MECHANISMS, ALL_OFF: _a
 """Each mechanism with the function that removes it; `all_off` leaves searching, curating and ending."""
 
 
-def ablated(config: Config, name: str) -> Config:
+def ablate_config(config: Config, name: str) -> Config:
     """Return the configuration without a mechanism. A model that was trained with the mechanism is accepted: how much
     it loses is what an ablation measures. Raises UsageError: there is no such mechanism."""
     if name not in ABLATIONS:
@@ -268,7 +270,7 @@ def ablated(config: Config, name: str) -> Config:
 def conditions(evaluation: Evaluation, names: Sequence[str]) -> dict[str, Evaluation]:
     """Return the evaluations to play, in order: the base, and the ablations of mechanisms that are not already off.
     Raises UsageError: a name is not an ablation."""
-    variants = {name: replace(evaluation, config=ablated(evaluation.config, name)) for name in names}
+    variants = {name: replace(evaluation, config=ablate_config(evaluation.config, name)) for name in names}
     changed = {name: each for name, each in variants.items() if each.config.env != evaluation.config.env}
     return {BASE: evaluation, **changed}
 
@@ -303,7 +305,7 @@ def ablate(
         for name, each in played.items():
             (rescore if rescored else refuse_changed_tasks)(each, out / name)
         refuse_changed(stage, out, "ablation", besides=SCORING if rescored else ())
-    if (finished := _finished(stage, out)) is not None:
+    if (finished := _load_finished(stage, out)) is not None:
         return finished
     with under_way(stage, out):
         metrics = {name: play(each, out / name) for name, each in played.items()}
@@ -323,7 +325,7 @@ def _stage(played: Mapping[str, Evaluation]) -> Stage:
     return Stage(VERB, {**base.inputs, "ablations": environments}, hashes=base.hashes)
 
 
-def _finished(stage: Stage, out: Path) -> AblationTable | None:
+def _load_finished(stage: Stage, out: Path) -> AblationTable | None:
     if not stage.is_done(out) or not all((out / name).is_file() for name in (TABLE, README)):
         return None
     try:
@@ -339,7 +341,7 @@ def _table(
     base = played[BASE]
     rows = {name: _per_task(each, out / name) for name, each in played.items()}
     resamples, seed = base.config.machine.bootstrap, base.seed
-    raw = [compared(name, metrics[name], rows[BASE], rows[name], resamples, seed) for name in played]
+    raw = [compare_condition(name, metrics[name], rows[BASE], rows[name], resamples, seed) for name in played]
     p = holm({each.name: each.p for each in raw if each.name != BASE and each.p is not None})
     conditions = tuple(msgspec.structs.replace(each, p=p.get(each.name)) for each in raw)
     return AblationTable(

@@ -54,7 +54,7 @@ from harness1.runs.journal import EPISODES
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
-def normalised(text: str) -> str:
+def normalise(text: str) -> str:
     """Return the text in lower case, without punctuation and English articles, with single spaces. Punctuation is that
     of ASCII, as in SQuAD, and of Unicode (general category P): another kind of dash or quotation mark makes no
     difference. Composed and decomposed letters are equal (NFC)."""
@@ -66,16 +66,16 @@ def normalised(text: str) -> str:
 def exact_match(answer: str, golds: Sequence[str]) -> float:
     """Return 1.0 if the normalised answer equals any of the right ones, else 0.0. Raises ValueError: there is no right
     answer."""
-    given = normalised(answer)
-    return max(float(given == normalised(gold)) for gold in golds)
+    given = normalise(answer)
+    return max(float(given == normalise(gold)) for gold in golds)
 
 
 def token_f1(answer: str, golds: Sequence[str]) -> float:
     """Return the largest F1, in [0, 1], of the answer's bag of words against that of any right answer. If either has no
     words after normalisation, F1 is 1.0 if both have none, else 0.0 (SQuAD 2.0). Raises ValueError: there is no right
     answer."""
-    given = Counter(normalised(answer).split())
-    return max(_f1(given, Counter(normalised(gold).split())) for gold in golds)
+    given = Counter(normalise(answer).split())
+    return max(_f1(given, Counter(normalise(gold).split())) for gold in golds)
 
 
 def _f1(given: Counter[str], right: Counter[str]) -> float:
@@ -94,7 +94,7 @@ Scores = Mapping[Condition, Mapping[str, Mapping[str, float]]]
 """For each condition and metric, the mean over samples of each task that has one."""
 
 
-def scored(answered: Sequence[Answered]) -> dict[Condition, dict[str, dict[str, float]]]:
+def score_answers(answered: Sequence[Answered]) -> dict[Condition, dict[str, dict[str, float]]]:
     """Return the scores of all answers; a missing answer has none, one without a valid verdict lacks `judge`."""
     return {
         condition: {metric: _task_means(rows, metric) for metric in METRICS}
@@ -102,15 +102,15 @@ def scored(answered: Sequence[Answered]) -> dict[Condition, dict[str, dict[str, 
     }
 
 
-def summarised(answered: Sequence[Answered], resamples: int, seed: int = 0) -> dict[str, Any]:
+def summarise_answers(answered: Sequence[Answered], resamples: int, seed: int = 0) -> dict[str, Any]:
     """Return plain data: `conditions`, `pairs`, how many answers and verdicts are `missing`, and the first few
     `faults`. Each condition has its metrics as `{mean, low, high}` (null if undefined), the number of `tasks` and
     `answers`, counts of answers that are `missing`, `empty` or `cut` (by the token limit) and of `unparseable`
     verdicts, the mean number of `documents` in a prompt, how many were `left_out` for lack of room, and the tokens
     used, if the server reports them. A pair is `a` minus `b` over the tasks that both have, with the p of a paired
     randomisation test, and `p_holm`, which is corrected for all pairs of its metric."""
-    ordered = _ordered(answered)
-    scores = scored(ordered)
+    ordered = _sort(answered)
+    scores = score_answers(ordered)
     missing = sum(each.answer is None for each in ordered)
     unjudged = sum(each.answer is not None and each.verdict is None and bool(each.fault) for each in ordered)
     return {
@@ -128,8 +128,8 @@ def summarised(answered: Sequence[Answered], resamples: int, seed: int = 0) -> d
 def as_csv(answered: Sequence[Answered], *, secret: bool = False) -> str:
     """Return a table with a line per task and condition: scores, the answers of all samples and, unless
     secret, the right answers."""
-    scores, lines = scored(_ordered(answered)), []
-    for condition, rows in _by_condition(_ordered(answered)).items():
+    scores, lines = score_answers(_sort(answered)), []
+    for condition, rows in _by_condition(_sort(answered)).items():
         replies: dict[str, list[str]] = {}
         right = {each.question.task_id: "" if secret else " | ".join(each.question.golds) for each in rows}
         for each in rows:
@@ -141,7 +141,7 @@ def as_csv(answered: Sequence[Answered], *, secret: bool = False) -> str:
     return csv_table(("task_id", "condition", "answers", *METRICS, "answer", "right"), lines)
 
 
-def _ordered(answered: Sequence[Answered]) -> list[Answered]:
+def _sort(answered: Sequence[Answered]) -> list[Answered]:
     """Sort answers: a mean of floats depends on the order of its terms, and an interval on that of the tasks."""
     return sorted(answered, key=lambda each: (each.question.task_id, each.question.sample_idx, each.condition))
 
@@ -229,8 +229,8 @@ class AnswerRun:
             "run": digest([self.run.stage.inputs, self.run.stage.hashes]),
             "episodes": file_digest(self.run.folder / EPISODES),
             "questions": digest(self.questions.asked),
-            "answerer": _described(work.answerer),
-            "judge": _described(work.judge) if work.judge else None,
+            "answerer": _describe_model(work.answerer),
+            "judge": _describe_model(work.judge) if work.judge else None,
             "conditions": list(work.conditions),
             "single_size": work.single_size,
             "documents": work.documents,
@@ -244,7 +244,7 @@ class AnswerRun:
         else."""
         clear(self.out, VERB, ANSWERS, SUMMARY, TABLE)
 
-    def found(self) -> dict[str, Any] | None:
+    def load_summary(self) -> dict[str, Any] | None:
         """Return the summary of this exact work if it is finished, else None."""
         if not (self.out / SUMMARY).is_file() or not self.stage().is_done(self.out):
             return None
@@ -271,7 +271,7 @@ class AnswerRun:
             on_torn(store.torn)
             on_start(sum(1 for _ in self.work.jobs()))
             answered = asyncio.run(answer_all(self.work, store, self.places, on_answer))
-            summary = self._described() | summarised(answered, self.run.config.machine.bootstrap)
+            summary = self._describe() | summarise_answers(answered, self.run.config.machine.bootstrap)
             write_atomically(self.out / TABLE, as_csv(answered, secret=self.run.secret_answers).encode())
             write_json(self.out / SUMMARY, summary)
         missing = {name: summary[name] for name in ("missing", "missing_verdicts")}
@@ -283,15 +283,15 @@ class AnswerRun:
         if found != searched:
             raise UsageError(f"{self.run.folder} searched the index {searched[:12]}, but this one is {found[:12]}")
 
-    def _described(self) -> dict[str, Any]:
+    def _describe(self) -> dict[str, Any]:
         run, work, questions = self.run, self.work, self.questions
         return {
             "run": str(run.folder),
             "dataset": run.dataset,
             "split": run.split,
             "policy": run.policy,
-            "answerer": _described(work.answerer),
-            "judge": _described(work.judge) if work.judge else None,
+            "answerer": _describe_model(work.answerer),
+            "judge": _describe_model(work.judge) if work.judge else None,
             "prompts": {name: {"text": text, "hash": digest(text)} for name, text in PROMPTS.items()},
             "single_size": work.single_size or "as delivered",
             "documents": work.documents,
@@ -363,5 +363,5 @@ def _reader(index: str, recorded: Config, given: Machine) -> DocumentReader:
     return DocumentReader(open_retriever(index, config), config.machine)
 
 
-def _described(model: NamedModel) -> dict[str, Any]:
+def _describe_model(model: NamedModel) -> dict[str, Any]:
     return {"model": model.name, "settings": {"temperature": 0, "max_tokens": model.completer.most_tokens}}

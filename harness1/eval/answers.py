@@ -41,23 +41,23 @@ class QuotedDocument(Record):
     text: str
 
 
-def closed_question(query: str) -> Messages:
+def ask_closed(query: str) -> Messages:
     """Return the messages that ask a question without documents."""
-    return _messages("closed", _tagged("question", query))
+    return _messages("closed", _tag("question", query))
 
 
-def open_question(query: str, sources: Sequence[QuotedDocument]) -> Messages:
+def ask_open(query: str, sources: Sequence[QuotedDocument]) -> Messages:
     """Return the messages that ask a question about documents, in their order, without their ids and tags."""
     documents = [
-        _tagged("document", f"{source.title}\n{source.text}" if source.title else source.text) for source in sources
+        _tag("document", f"{source.title}\n{source.text}" if source.title else source.text) for source in sources
     ]
-    return _messages("open", "\n".join([*documents, _tagged("question", query)]))
+    return _messages("open", "\n".join([*documents, _tag("question", query)]))
 
 
-def judge_question(query: str, golds: Sequence[str], answer: str) -> Messages:
+def ask_judge(query: str, golds: Sequence[str], answer: str) -> Messages:
     """Return the messages that ask whether an answer is right."""
     parts = {"question": query, "correct": "\n".join(golds), "answer": answer}
-    return _messages("judge", "\n".join(_tagged(name, text) for name, text in parts.items()))
+    return _messages("judge", "\n".join(_tag(name, text) for name, text in parts.items()))
 
 
 def prompt_hash(messages: Messages, settings: Mapping[str, int]) -> str:
@@ -84,7 +84,7 @@ def _messages(kind: str, user: str) -> Messages:
     return [{"role": "system", "content": PROMPTS[kind]}, {"role": "user", "content": user}]
 
 
-def _tagged(name: str, text: str) -> str:
+def _tag(name: str, text: str) -> str:
     return f"<{name}>\n{defuse(text)}\n</{name}>"
 
 
@@ -308,12 +308,12 @@ class Answering:
             units = await self._units(job)
             shown = within_budget(await self.texts.sources(units[: self.documents]), self.documents, self.tokens)
             closed = condition == "closed"
-            messages = closed_question(question.query) if closed else open_question(question.query, shown)
+            messages = ask_closed(question.query) if closed else ask_open(question.query, shown)
             given = tuple(source.unit_id for source in shown)
-            answer = await _asked("answer", job, self.answerer, messages, store, given, len(units) - len(given))
+            answer = await _request("answer", job, self.answerer, messages, store, given, len(units) - len(given))
             if self.judge is not None:
-                judged = judge_question(question.query, question.golds, read_answer(answer.text))
-                verdict = await _asked("verdict", job, self.judge, judged, store)
+                judged = ask_judge(question.query, question.golds, read_answer(answer.text))
+                verdict = await _request("verdict", job, self.judge, judged, store)
         except InfrastructureFault as fault:
             return Answered(question, condition, answer, verdict, str(fault))
         return Answered(question, condition, answer, verdict)
@@ -325,7 +325,7 @@ class Answering:
         return question.delivered if condition == "curated" else ()
 
 
-async def _asked(
+async def _request(
     role: Role,
     job: AnswerJob,
     model: NamedModel,

@@ -20,7 +20,7 @@ from harness1.eval.statistics import Interval, holm, paired_difference, probabil
 from harness1.eval.summary import cut
 from harness1.records import Record, Status
 from harness1.reward.measures import delivered
-from harness1.runs.folder import shown_config
+from harness1.runs.folder import public_config
 
 PerTask = Mapping[str, Mapping[str, float]]
 """The mean of every metric over the samples of each scored task."""
@@ -58,7 +58,7 @@ def differences_of(first: PerTask, second: PerTask, names: Iterable[str], resamp
     return found
 
 
-def corrected(family: Sequence[Mapping[str, Difference]]) -> list[dict[str, Difference]]:
+def correct_p_values(family: Sequence[Mapping[str, Difference]]) -> list[dict[str, Difference]]:
     """Correct the p-values of several runs compared with the same run, which are one family for each metric; those of
     a single run stay as they are."""
     metrics = [dict(each) for each in family]
@@ -143,10 +143,10 @@ def compare(runs: Sequence[Run], metric: str = "curated_recall", top: int = 10, 
         raise UsageError("a comparison needs at least two runs")
     first, *others = runs
     pairs = [
-        _paired(*(at_equal_size(first, other) if equal_size else (first, other)), metric, top, number)
+        _pair_runs(*(at_equal_size(first, other) if equal_size else (first, other)), metric, top, number)
         for number, other in enumerate(others, start=1)
     ]
-    return Comparison(metric, equal_size, _side(first), tuple(_corrected(pairs)))
+    return Comparison(metric, equal_size, _side(first), tuple(_correct_pairs(pairs)))
 
 
 def at_equal_size(first: Run, second: Run) -> tuple[Run, Run]:
@@ -170,7 +170,7 @@ def _cut(run: Run, sizes: Mapping[str, int]) -> Run:
     return run.with_episodes({key: cut(each, sizes.get(key.task_id, len(each.curated))) for key, each in episodes})
 
 
-def _paired(first: Run, second: Run, metric: str, top: int, number: int) -> Pairing:
+def _pair_runs(first: Run, second: Run, metric: str, top: int, number: int) -> Pairing:
     first.refuse_other_dataset(second)
     tasks = sorted(first.per_task.keys() & second.per_task.keys())
     if not tasks:
@@ -184,7 +184,7 @@ def _paired(first: Run, second: Run, metric: str, top: int, number: int) -> Pair
     wins, losses = (sum(sign * move[0] > EQUAL for move in moves.values()) for sign in (1, -1))
     changed = [task for task, move in moves.items() if abs(move[0]) > EQUAL]
     changed.sort(key=lambda task: [-abs(round(part, 9)) for part in moves[task]])
-    settings = differences(shown_config(first.config), shown_config(second.config))
+    settings = differences(public_config(first.config), public_config(second.config))
     return Pairing(
         second=_side(second),
         tasks=len(tasks),
@@ -243,8 +243,8 @@ def _change_of(first: Run, second: Run, task_id: str, metric: str, number: int) 
     return Change(task_id, first.tasks[task_id].query, a, b, b - a, address)
 
 
-def _corrected(pairs: Sequence[Pairing]) -> list[Pairing]:
-    metrics = corrected([pair.metrics for pair in pairs])
+def _correct_pairs(pairs: Sequence[Pairing]) -> list[Pairing]:
+    metrics = correct_p_values([pair.metrics for pair in pairs])
     return [msgspec.structs.replace(pair, metrics=found) for pair, found in zip(pairs, metrics, strict=True)]
 
 
@@ -320,13 +320,13 @@ def _pair(comparison: Comparison, pair: Pairing, first: str, name: str, viewer: 
     counts = f"{pair.wins} higher, {pair.losses} lower, {pair.ties} equal"
     yield f"{comparison.metric} of {name}, task by task: {counts}."
     if pair.cards or pair.settings:
-        rows = [(key, _shown(a), _shown(b)) for key, (a, b) in {**pair.cards, **pair.settings}.items()]
+        rows = [(key, _show(a), _show(b)) for key, (a, b) in {**pair.cards, **pair.settings}.items()]
         yield Grid(("what differs", first, name), tuple(rows), frozenset(), flexible=2)
     else:
         yield "Their cards and configurations are equal."
     if pair.changed or not pair.wins + pair.losses:
         yield f"Tasks that changed most in {comparison.metric}:"
-        yield _changed(pair, first, name) if pair.changed else "None changed."
+        yield _change_grid(pair, first, name) if pair.changed else "None changed."
     if pair.changed and viewer:
         yield Links(tuple((one_line(each.task_id), f"{viewer}{each.address}") for each in pair.changed))
 
@@ -349,7 +349,7 @@ def _why(pair: Pairing, first: str, name: str) -> str:
 
 
 def _metrics(metrics: dict[str, Difference], first: str, name: str) -> Grid:
-    corrected = any(row.p_holm is not None for row in metrics.values())
+    holm_corrected = any(row.p_holm is not None for row in metrics.values())
     rows = []
     for metric, row in metrics.items():
         places = 3 if metric not in COUNTED else 1 if max(abs(row.first), abs(row.second)) < 1000 else 0
@@ -364,11 +364,11 @@ def _metrics(metrics: dict[str, Difference], first: str, name: str) -> Grid:
                 probability(row.p if row.p_holm is None else row.p_holm),
             )
         )
-    heads = ("metric", first, name, "diff", "95 % interval", "p (Holm)" if corrected else "p")
+    heads = ("metric", first, name, "diff", "95 % interval", "p (Holm)" if holm_corrected else "p")
     return Grid(heads, tuple(rows), frozenset(range(1, 6)))
 
 
-def _changed(pair: Pairing, first: str, name: str) -> Grid:
+def _change_grid(pair: Pairing, first: str, name: str) -> Grid:
     rows = tuple(
         (one_line(each.task_id), f"{each.first:.3f}", f"{each.second:.3f}", f"{each.change:+.3f}", one_line(each.query))
         for each in pair.changed
@@ -376,9 +376,9 @@ def _changed(pair: Pairing, first: str, name: str) -> Grid:
     return Grid(("task", first, name, "change", "query"), rows, frozenset({1, 2, 3}), flexible=4)
 
 
-def _shown(value: Any) -> str:
+def _show(value: Any) -> str:
     if isinstance(value, list | tuple):
-        return ", ".join(map(_shown, value))
+        return ", ".join(map(_show, value))
     if isinstance(value, bool):
         return "true" if value else "false"
     return "-" if value is None else one_line(str(value))

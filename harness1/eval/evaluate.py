@@ -42,7 +42,7 @@ from harness1.runs.folder import (
     run_config,
     run_stage,
 )
-from harness1.runs.journal import EPISODES, LINES, EpisodeStore, continued, finish, is_unchanged, rewrite_episodes
+from harness1.runs.journal import EPISODES, LINES, EpisodeStore, continue_lines, finish, is_unchanged, rewrite_episodes
 from harness1.tools.registry import Toolbox
 
 Progress = Callable[[Episode], None]
@@ -166,7 +166,7 @@ def ensure_run(
     folder holds of earlier runs. Raises UsageError, InfrastructureFault, KeyboardInterrupt: as `evaluate`."""
     if force:
         clear_run(out)
-    return finished_metrics(evaluation, out) or (play or evaluate)(evaluation, out)
+    return load_finished_metrics(evaluation, out) or (play or evaluate)(evaluation, out)
 
 
 def evaluate(
@@ -195,7 +195,7 @@ def evaluate(
     with under_way(stage, out), store:
         drop_leftovers(out)
         on_torn(store.torn)
-        jobs = _left(evaluation, stage, out, on_start, on_earlier)
+        jobs = _missing_jobs(evaluation, stage, out, on_start, on_earlier)
         begin_provenance(out, evaluation.facts(stage), runs=bool(jobs))
 
         def keep(episode: Episode) -> None:
@@ -227,7 +227,7 @@ def rescore(evaluation: Evaluation, out: Path) -> None:
     refuse_changed(stage, out, "run", besides=SCORING)
     golds = {task.task_id: task.gold for task in evaluation.tasks}
     with writing(out), EpisodeStore(out):
-        stage, before = continued(stage, out / EPISODES), read_stage(out)
+        stage, before = continue_lines(stage, out / EPISODES), read_stage(out)
         assert before is not None, "run_config has read it"
         # Until the new card is written, nobody can say which gold the episodes were scored with, so no gold fits.
         outputs = {**before.outputs, LINES: stage.outputs[LINES]}
@@ -256,7 +256,9 @@ def refuse_changed_tasks(evaluation: Evaluation, out: Path, besides: Sequence[st
         run.refuse_other_rewards(evaluation.config, again)
 
 
-def _left(evaluation: Evaluation, stage: Stage, out: Path, on_start: OnStart, on_earlier: Progress) -> list[EpisodeJob]:
+def _missing_jobs(
+    evaluation: Evaluation, stage: Stage, out: Path, on_start: OnStart, on_earlier: Progress
+) -> list[EpisodeJob]:
     """Return the unfinished jobs, and report the finished ones. Episodes broken by the infrastructure are run again."""
     earlier = [episode for episode in episodes_of(stage, out) if episode.status is not Status.INFRA_ERROR]
     done = {(episode.task.task_id, episode.sample_idx) for episode in earlier}
@@ -267,7 +269,7 @@ def _left(evaluation: Evaluation, stage: Stage, out: Path, on_start: OnStart, on
     return jobs
 
 
-def finished_metrics(evaluation: Evaluation, out: Path) -> dict[str, Any] | None:
+def load_finished_metrics(evaluation: Evaluation, out: Path) -> dict[str, Any] | None:
     """Return the metrics of a run that is complete and unchanged, with all its outputs; None if there is something to
     do, such as broken or lost episodes, or a price that was set since."""
     names = output_names([task.task_id for task in evaluation.tasks], evaluation.samples)

@@ -45,7 +45,7 @@ def rerank_recall(episode: Episode, gold: Gold | None) -> float | None:
     return sum(not target.isdisjoint(kept) for target in found) / len(found) if found else None
 
 
-def shown_documents(episode: Episode) -> dict[ChunkId, DocId]:
+def documents_of_hits(episode: Episode) -> dict[ChunkId, DocId]:
     """Return the document of every chunk that an episode was shown."""
     return {hit.chunk_id: hit.doc_id for observation in episode.observations for hit in observation.hits}
 
@@ -55,7 +55,7 @@ def _units(chunk_ids: Iterable[ChunkId], episode: Episode) -> set[UnitId]:
     the documents with its own id and with its id up to the last `#` (see `chunking.chunk`)."""
     if episode.unit == "chunk":
         return {UnitId(name) for name in chunk_ids}
-    shown = shown_documents(episode)
+    shown = documents_of_hits(episode)
     return {
         UnitId(doc_id)
         for name in chunk_ids
@@ -63,7 +63,7 @@ def _units(chunk_ids: Iterable[ChunkId], episode: Episode) -> set[UnitId]:
     }
 
 
-def _ranked(name: str) -> Metric:
+def _rank_metric(name: str) -> Metric:
     return lambda outcome, _: outcome.ranked[name]
 
 
@@ -80,7 +80,7 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
         "trajectory_recall": lambda outcome, _: outcome.trajectory_recall,
         "trajectory_answer_recall": lambda outcome, _: outcome.trajectory_answer_recall,
         "selection_loss": lambda outcome, _: outcome.selection_loss,
-        **{name: _ranked(name) for name in MEASURES},
+        **{name: _rank_metric(name) for name in MEASURES},
         "set_size": lambda outcome, _: float(outcome.set_size),
         "turns": lambda outcome, _: float(outcome.turns),
         "reward": reward,

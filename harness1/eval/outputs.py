@@ -19,9 +19,9 @@ import msgspec
 from harness1.config import Config
 from harness1.data.trec import write_qrels, write_run
 from harness1.errors import MissingExtra, UsageError
-from harness1.eval.metrics import Faults, failure_class, shown_documents
+from harness1.eval.metrics import Faults, documents_of_hits, failure_class
 from harness1.eval.run import Run
-from harness1.eval.summary import measured, resources, task_metrics
+from harness1.eval.summary import measure_episode, resources, task_metrics
 from harness1.hashing import text_digest
 from harness1.records import TAGS, ChunkId, DocId, Episode, Gold, Status, Task, Turn, UnitId
 from harness1.reward.measures import Outcome, delivered, measure_outcome, targets
@@ -38,8 +38,8 @@ from harness1.runs.folder import (
     SUBMISSION,
     TASKS,
     of_sample,
+    public_config,
     read_provenance,
-    shown_config,
     toml_lines,
     wall_seconds,
 )
@@ -71,7 +71,7 @@ def write_outputs(
     write_json(out / METRICS, metrics)
     write_json(out / RESOURCES, resources(episodes, config, wall_seconds(read_provenance(out))))
     write_atomically(out / TASKS, task_table(episodes, tasks, config, faults=metrics["faults"]).encode())
-    settings = "\n".join(toml_lines(shown_config(config))).strip()
+    settings = "\n".join(toml_lines(public_config(config))).strip()
     write_atomically(out / CONFIG, f"{settings}\n".encode())
     by_sample: dict[int, list[Episode]] = {}
     for episode in episodes:
@@ -79,7 +79,7 @@ def write_outputs(
     encode = any(map(_is_broken, _ids(episodes)))
     for sample, of_one in by_sample.items():
         _write_run(out / of_sample(CURATED, sample), of_one, delivered, encode)
-        _write_run(out / of_sample(POOL, sample), of_one, surfaced, encode)
+        _write_run(out / of_sample(POOL, sample), of_one, seen_units, encode)
         folder = out / of_sample(SUBMISSION, sample)
         folder.mkdir(exist_ok=True)
         for episode in of_one:
@@ -93,7 +93,7 @@ def write_outputs(
 def _judgements(tasks: Mapping[str, Task]) -> dict[str, dict[DocId, int]]:
     golds = {task_id: task.gold.relevant for task_id, task in sorted(tasks.items()) if task.gold}
     return {
-        _encoded(task_id): {DocId(_encoded(name)): grade for name, grade in found.items()}
+        _encode(task_id): {DocId(_encode(name)): grade for name, grade in found.items()}
         for task_id, found in golds.items()
     }
 
@@ -102,14 +102,11 @@ def task_table(
     episodes: Sequence[Episode],
     tasks: Mapping[str, Task],
     config: Config,
-    measured: Callable[[str, dict[str, float]], Mapping[str, float]] = lambda _task_id, metrics: metrics,
     faults: Faults = "exclude",
 ) -> str:
     """Return a table (`csv_table`) with a line for each task: its id, its query, the number of its scored samples, and
-    the mean of each metric over these; cells are empty where there is none. `measured`: returns the metrics to show of
-    a task, given its id and those of its episodes. `faults`: as in `summarise`."""
-    found = task_metrics(episodes, tasks, config, finished=True, faults=faults)
-    rows = {task_id: measured(task_id, metrics) for task_id, metrics in found.items()}
+    the mean of each metric over these; cells are empty where there is none. `faults`: as in `summarise`."""
+    rows = task_metrics(episodes, tasks, config, finished=True, faults=faults)
     names = list(dict.fromkeys(name for row in rows.values() for name in row))
     scored = Counter(
         each.task.task_id for each in episodes if faults == "zero" or each.status is not Status.INFRA_ERROR
@@ -121,7 +118,7 @@ def task_table(
     return csv_table(("task_id", "query", "samples", *names), lines)
 
 
-def surfaced(episode: Episode) -> tuple[UnitId, ...]:
+def seen_units(episode: Episode) -> tuple[UnitId, ...]:
     """Return everything that was seen: the pool in the order of discovery, then its near duplicates."""
     return tuple(dict.fromkeys((*episode.pool, *episode.aliases)))
 
@@ -137,7 +134,7 @@ def submission(episode: Episode) -> dict[str, Any]:
         "query_id": episode.task.task_id,
         "tool_call_counts": dict(sorted(calls.items())),
         "status": "incomplete" if failed else "completed",
-        "retrieved_docids": list(dict.fromkeys(_documents(episode, surfaced(episode)))),
+        "retrieved_docids": list(dict.fromkeys(_documents(episode, seen_units(episode)))),
         "result": [{"type": "output_text", "output": ""}],
     }
 
@@ -153,13 +150,13 @@ def submission_name(task_id: str) -> str:
 def _documents(episode: Episode, units: Iterable[UnitId]) -> Iterator[str]:
     """Yield one document for each unit: a document itself, or the document of a chunk. For a chunk that was never
     shown, the document is the part of its id before the number (see `chunking.chunk`)."""
-    shown = shown_documents(episode)
+    shown = documents_of_hits(episode)
     for unit in units:
         yield unit if episode.unit == "document" else shown.get(ChunkId(unit), unit.rpartition("#")[0] or unit)
 
 
 def _write_run(path: Path, episodes: Iterable[Episode], units: Units, encode: bool) -> None:
-    column = _encoded if encode else str
+    column = _encode if encode else str
     ranked = ((episode, units(episode)) for episode in episodes if episode.status is not Status.INFRA_ERROR)
     run = [
         (
@@ -175,14 +172,14 @@ def _ids(episodes: Iterable[Episode]) -> Iterator[str]:
     for episode in episodes:
         yield episode.task.task_id
         yield from delivered(episode)
-        yield from surfaced(episode)
+        yield from seen_units(episode)
 
 
 def _is_broken(name: str) -> bool:
     return name.split() != [name]
 
 
-def _encoded(name: str) -> str:
+def _encode(name: str) -> str:
     """Return an id as one column: white space and percent signs are percent-encoded, so that ids stay distinct."""
     return "".join(quote(each) if each.isspace() or each == "%" else each for each in name) or "%"
 
@@ -197,11 +194,11 @@ def csv_table(columns: Sequence[str], rows: Iterable[Iterable[str | float]]) -> 
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     for row in (columns, *rows):
-        writer.writerow([_inert(cell) if isinstance(cell, str) else cell for cell in row])
+        writer.writerow([_escape_formula(cell) if isinstance(cell, str) else cell for cell in row])
     return text.getvalue()
 
 
-def _inert(cell: str) -> str:
+def _escape_formula(cell: str) -> str:
     return f"'{cell}" if cell.lstrip("' ").startswith(FORMULA) else cell
 
 
@@ -271,7 +268,7 @@ class RecordedRun:
         result = _outcome_or_none(episode, gold)
         tags = Counter(entry.tag for entry in episode.curated)
         called = list(calls_of(episode))
-        metrics = {} if result is None else measured(result, episode, gold, self.config)
+        metrics = {} if result is None else measure_episode(result, episode, gold, self.config)
         row: Row = {
             "task": episode.task.task_id,
             "query": episode.task.query,
@@ -299,7 +296,7 @@ class RecordedRun:
         wanted = _gold_targets(episode, gold)
         seen: set[UnitId] = set()
         for turn in episode.turns:
-            seen |= _shown_units(episode, turn)
+            seen |= _hit_units(episode, turn)
             found = None if wanted is None else sum(not target.isdisjoint(seen) for target in wanted)
             total = None if wanted is None else len(wanted)
             yield _turn(episode, turn) | {"found": found, "targets": total}
@@ -350,7 +347,7 @@ def _error(turn: Turn) -> str | None:
     return None if turn.observation is None or turn.observation.error is None else turn.observation.error.code
 
 
-def _shown_units(episode: Episode, turn: Turn) -> set[UnitId]:
+def _hit_units(episode: Episode, turn: Turn) -> set[UnitId]:
     hits = () if turn.observation is None else turn.observation.hits
     return {UnitId(hit.doc_id if episode.unit == "document" else hit.chunk_id) for hit in hits}
 

@@ -80,7 +80,7 @@ def bootstrap_means(values: ArrayLike, resamples: int, seed: int = 0) -> list[In
     # Relative to the first task a constant column stays exact: its interval has no width.
     origin = table[0]
     shifted = table - origin
-    low, high = np.quantile(_resampled_means(shifted, resamples, seed), [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+    low, high = np.quantile(_resample_means(shifted, resamples, seed), [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
     bounds = np.stack([shifted.mean(axis=0), low, high], axis=1) + origin[:, None]
     return [Interval(*map(float, row)) for row in bounds]
 
@@ -95,7 +95,7 @@ def bootstrap_function(
     table = _table(values, resamples)
     if len(table) == 0:
         return Interval(np.nan, np.nan, np.nan)
-    drawn = function(_resampled_means(table, resamples, seed))
+    drawn = function(_resample_means(table, resamples, seed))
     low, high = np.nanquantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Interval(float(function(table.mean(axis=0, keepdims=True))[0]), float(low), float(high))
 
@@ -166,7 +166,7 @@ def _all_signs(start: int, size: int, tasks: int) -> NDArray[np.int64]:
     return np.arange(start, start + size)[:, None] >> np.arange(tasks) & 1
 
 
-def _resampled_means(values: NDArray[np.float64], resamples: int, seed: int) -> NDArray[np.float64]:
+def _resample_means(values: NDArray[np.float64], resamples: int, seed: int) -> NDArray[np.float64]:
     rng = np.random.default_rng(seed)
     block = max(1, _CELLS // len(values))
     sizes = [min(block, resamples - start) for start in range(0, resamples, block)]

@@ -131,14 +131,14 @@ def _read(
                 run.samples[task_id].append(metrics_of_nothing(tasks[task_id], config))
             continue
         result = measure_outcome(episode, tasks[task_id].gold)
-        run.samples[task_id].append(measured(result, episode, tasks[task_id].gold, config))
+        run.samples[task_id].append(measure_episode(result, episode, tasks[task_id].gold, config))
         run.calls.update(result.calls)
     for task_id in tasks.keys() - run.met if finished else ():
         run.samples[task_id].append(metrics_of_nothing(tasks[task_id], config))
     return run
 
 
-def measured(result: Outcome, episode: Episode, gold: Gold | None, config: Config) -> dict[str, float]:
+def measure_episode(result: Outcome, episode: Episode, gold: Gold | None, config: Config) -> dict[str, float]:
     """Return every metric of an episode that was scored with a configuration, whatever reward it recorded."""
     scored = msgspec.structs.replace(episode, reward=composite(result, episode, config, gold))
     return measure(result, scored, config.env, gold) | model_use(episode)
@@ -156,7 +156,7 @@ def metrics_of_nothing(task: Task, config: Config) -> dict[str, float]:
         hashes=Hashes("", "", ""),
         unit=config.index.unit,
     )
-    return measured(measure_outcome(nothing, task.gold), nothing, task.gold, config)
+    return measure_episode(measure_outcome(nothing, task.gold), nothing, task.gold, config)
 
 
 def _intervals(samples: Samples, scored: int, config: Config, seed: int) -> dict[str, Any]:
@@ -198,7 +198,7 @@ def resources(episodes: Iterable[Episode], config: Config, wall_seconds: float |
     call left it in the cache, else `prompt`. `per_episode` has the `seconds` and the `cost` of one episode as `{mean,
     low, high}`, like metrics: samples of a task are averaged, then tasks. Broken episodes and unknown costs are left
     out. Raises SchemaError: an episode lacks a segment of a prompt."""
-    taken = [_taken(episode, config.machine.price) for episode in episodes]
+    taken = [_count_resources(episode, config.machine.price) for episode in episodes]
     known = [each.tokens for each in taken if each.tokens is not None]
     stages = sorted({stage for each in taken for stage in each.seconds})
     seconds = {stage: sum(each.seconds.get(stage, 0.0) for each in taken) for stage in stages}
@@ -221,7 +221,7 @@ def resources(episodes: Iterable[Episode], config: Config, wall_seconds: float |
     return found
 
 
-def _taken(episode: Episode, price: Price) -> _Taken:
+def _count_resources(episode: Episode, price: Price) -> _Taken:
     tokens = tokens_of(episode)
     return _Taken(
         episode.task.task_id,

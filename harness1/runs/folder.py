@@ -25,7 +25,7 @@ from harness1.plugins import is_own, packages_of, refuse_missing
 from harness1.records import Episode
 from harness1.redaction import public_address
 from harness1.runs.files import STAGE, Stage, read_stage, refuse_changed, refuse_foreign, remove, write_json, writing
-from harness1.runs.journal import EPISODES, LINES, TOKENS, Lines, continued, held, latest_episodes
+from harness1.runs.journal import EPISODES, LINES, TOKENS, Lines, continue_lines, hold, latest_episodes
 
 METRICS = "metrics.json"
 RESOURCES = "resources.json"
@@ -58,7 +58,7 @@ def run_stage(
     is not written. `chat`: the chat `format` of its policy, if it has one, and the location of its student's
     `tokenizer`."""
     lines = Lines(digest([inputs, hashes]), 0)
-    outputs = {"policy": policy, "config": shown_config(config), "index": public_address(index), **chat}
+    outputs = {"policy": policy, "config": public_config(config), "index": public_address(index), **chat}
     outputs[LINES] = msgspec.to_builtins(lines)
     if plugins := _plugins(config, policy, index, chat):
         outputs["plugins"] = plugins
@@ -72,7 +72,7 @@ def _plugins(config: Config, policy: str, index: str, chat: Mapping[str, str]) -
     return packages_of({"tools": config.env.plugins, "rewards": config.reward.plugins, **named})
 
 
-def shown_config(config: Config) -> dict[str, Any]:
+def public_config(config: Config) -> dict[str, Any]:
     """Return every setting without the keys of services and the secrets in addresses."""
     tree: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(config, machine=config.machine.public()))
     return tree
@@ -131,7 +131,7 @@ def clear_run(out: Path) -> None:
     """Remove an earlier run; nothing else in the folder is touched. Raises UsageError: the folder holds something that
     is not a run, may not be written, or is being written by another process."""
     refuse_foreign(out, "run", "no run", EPISODES)
-    with held(out, EPISODES):
+    with hold(out, EPISODES):
         with writing(out):
             drop_leftovers(out)
         remove(out, *_DERIVED, *(f"{folder}/run_*.json" for folder in _SUBMISSIONS), keep_card=True)
@@ -155,7 +155,7 @@ def refuse_other_run(stage: Stage, out: Path) -> Stage:
     UsageError: the folder holds another run, or something that is not a run."""
     refuse_foreign(out, "run", "no run", EPISODES)
     refuse_changed(stage, out, "run")
-    return continued(stage, out / EPISODES)
+    return continue_lines(stage, out / EPISODES)
 
 
 def _matching(out: Path, *patterns: str) -> list[Path]:
@@ -220,7 +220,7 @@ def describe_process() -> dict[str, Any]:
     """Describe the code and the machine of this process: the package's version, its commit and whether its files differ
     from it (null outside of a checkout), the versions of Python and of the installed libraries it can use."""
     commit, dirty = checkout(Path(harness1.__file__).parent)
-    version, libraries = installed_libraries()
+    version, libraries = list_libraries()
     return {
         "version": version,
         "commit": commit,
@@ -240,7 +240,7 @@ def checkout(package: Path) -> tuple[str | None, bool | None]:
     return commit, bool(changes) if changes is not None else None
 
 
-def installed_libraries() -> tuple[str | None, dict[str, str]]:
+def list_libraries() -> tuple[str | None, dict[str, str]]:
     """Return the version of the package, and of each installed library that it names; None and no libraries if the
     package runs without being installed."""
     try:

@@ -90,7 +90,7 @@ class Journal:
         return size - end
 
 
-def held(folder: Path, lines: str) -> AbstractContextManager[object]:
+def hold(folder: Path, lines: str) -> AbstractContextManager[object]:
     """Return a context that keeps other processes away from a folder's journal, if there is one. Raises UsageError: as
     `Journal`."""
     return Journal(folder, lines) if (folder / lines).is_file() else nullcontext()
@@ -118,7 +118,7 @@ def to_bytes(arrays: Sequence[np.ndarray], offset: int) -> tuple[bytes, TokenBlo
     return blob, TokenBlob(offset, len(blob), zlib.crc32(blob), tuple(map(len, arrays)))
 
 
-def unpacked(path: Path, place: TokenBlob, of: str) -> Iterator[np.ndarray]:
+def unpack(path: Path, place: TokenBlob, of: str) -> Iterator[np.ndarray]:
     """Yield the arrays again, as untyped words of four bytes; `view` gives them their type. `of`: names what they
     belong to, in the error. Raises SchemaError: the file is missing, or not what was written."""
     if not path.is_file():
@@ -180,7 +180,7 @@ def lines_of(stage: Stage | None) -> Lines:
         raise SchemaError(f"the card does not say how its lines were recorded: {error}") from error
 
 
-def checked_lines(path: Path, lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+def check_lines(path: Path, lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
     """Yield the numbered lines of a record without their digests, after comparing these. `path`: the file of the lines,
     beside the card of its run. Raises SchemaError: a line was changed, comes from another run, or lacks its digest; or,
     at the end, lines of a finished run were lost, added or moved, or its card was changed."""
@@ -188,21 +188,21 @@ def checked_lines(path: Path, lines: Iterator[tuple[int, bytes]]) -> Iterator[tu
     said = lines_of(stage)
     fold, plain = "", 0
     for number, line in lines:
-        body, found = checked_line(line, said.key, f"{path}:{number}")
+        body, found = check_line(line, said.key, f"{path}:{number}")
         plain += not found
         if said.undigested is not None and plain > said.undigested:
             raise SchemaError(f"{path}:{number}: this line has lost its digest")
-        fold = _folded(fold, found or body)
+        fold = _fold(fold, found or body)
         yield number, body
     closed = said.digest or said.fold or said.size
-    if stage is not None and closed and (said.fold, said.digest) != (fold, _sealed(stage, said)):
+    if stage is not None and closed and (said.fold, said.digest) != (fold, _seal(stage, said)):
         raise SchemaError(
             f"{path} or its card was changed after the run had ended: lines were lost, added or moved, or"
             " the card was edited"
         )
 
 
-def checked_line(line: bytes, key: str, place: str) -> tuple[bytes, bytes]:
+def check_line(line: bytes, key: str, place: str) -> tuple[bytes, bytes]:
     """Return a line without its digest, and the digest; raise SchemaError, which names the place, if they differ."""
     body, found = without_digest(line.removesuffix(b"\n"))
     if found and found != _digest_of(body, key):
@@ -210,12 +210,12 @@ def checked_line(line: bytes, key: str, place: str) -> tuple[bytes, bytes]:
     return body, found
 
 
-def undigested_lines(path: Path) -> int:
+def count_undigested(path: Path) -> int:
     """Return the number of whole lines without a digest; 0 if there is no such file."""
     return sum(not without_digest(line[:-1])[1] for _, line in read_lines(path)) if path.is_file() else 0
 
 
-def continued(stage: Stage, path: Path) -> Stage:
+def continue_lines(stage: Stage, path: Path) -> Stage:
     """Return the card of a run for writing further lines: it keeps the key of those that are there already. Raises
     SchemaError: the card in the folder is damaged."""
     before, there = lines_of(read_raw_stage(path.parent)), path.is_file() and path.stat().st_size > 0
@@ -223,7 +223,7 @@ def continued(stage: Stage, path: Path) -> Stage:
     if there and before.undigested is not None:
         now = Lines(before.key, before.undigested)
     elif there:
-        plain = undigested_lines(path)
+        plain = count_undigested(path)
         mixed = plain < sum(1 for _ in read_lines(path))
         now = Lines("" if mixed else now.key, plain)
     return msgspec.structs.replace(stage, outputs={**stage.outputs, LINES: msgspec.to_builtins(now)})
@@ -240,17 +240,17 @@ def finish(stage: Stage, path: Path, earlier: Lines | None = None, **changes: An
         file.seek(begin)
         for line in file:
             body, found = without_digest(line.removesuffix(b"\n"))
-            fold = _folded(fold, found or body)
+            fold = _fold(fold, found or body)
         size = file.tell()
     said = msgspec.structs.replace(lines_of(stage), size=size, fold=fold)
-    said = msgspec.structs.replace(said, digest=_sealed(stage, said))
+    said = msgspec.structs.replace(said, digest=_seal(stage, said))
     return stage.write(path.parent, outputs={**stage.outputs, LINES: msgspec.to_builtins(said)})
 
 
 def is_unchanged(path: Path) -> bool:
     """Return whether all lines are those that were recorded, and, if the run has ended, none is missing."""
     try:
-        return all(True for _ in checked_lines(path, read_lines(path)))
+        return all(True for _ in check_lines(path, read_lines(path)))
     except SchemaError:
         return False
 
@@ -261,13 +261,13 @@ def _digest_of(body: bytes, key: str) -> bytes:
     return seen.hexdigest()[:_DIGITS].encode()
 
 
-def _folded(fold: str, found: bytes) -> str:
+def _fold(fold: str, found: bytes) -> str:
     seen = hashlib.sha256(fold.encode())
     seen.update(found)
     return seen.hexdigest()
 
 
-def _sealed(stage: Stage, said: Lines) -> str:
+def _seal(stage: Stage, said: Lines) -> str:
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(stage))
     outputs = {name: value for name, value in plain.get("outputs", {}).items() if name != LINES}
     return digest([msgspec.structs.replace(said, digest=""), {**plain, "outputs": outputs}])
@@ -314,7 +314,7 @@ def read_episodes(folder: Path, on_torn: Callable[[int], None] | None = None) ->
             lines or tokens are lost or damaged.
     """
     path = folder / EPISODES
-    for number, line in checked_lines(path, read_lines(path, on_torn)):
+    for number, line in check_lines(path, read_lines(path, on_torn)):
         try:
             episode = decode_episode(line)
             if episode.digest:
@@ -334,7 +334,7 @@ def read_appended(folder: Path, start: int, most: int) -> Iterator[tuple[int, in
         for line in islice(lines, most):
             if not line.endswith(b"\n"):
                 return
-            body, _ = checked_line(line, key, f"{path}, byte {start}")
+            body, _ = check_line(line, key, f"{path}, byte {start}")
             yield start, start + len(line), _attach(decode_episode(body), folder)
             start += len(line)
 
@@ -351,7 +351,7 @@ def rewrite_episodes(folder: Path, scored: Callable[[Episode], Episode]) -> None
     `read_episodes`."""
     path, key = folder / EPISODES, lines_of(read_stage(folder)).key
     with replacing(path) as file:
-        for _, line in checked_lines(path, read_lines(path)):
+        for _, line in check_lines(path, read_lines(path)):
             stored = decode_episode(line)
             now = scored(_attach(stored, folder))
             again = msgspec.structs.replace(stored, reward=now.reward, hashes=now.hashes)
@@ -376,7 +376,7 @@ def _detach(episode: Episode, offset: int) -> tuple[Episode, bytes]:
     blob, place = to_bytes(tuple(_arrays(episode)), offset)
     if place is None:
         return episode, blob
-    turns = _with_calls(episode, _bare)
+    turns = _with_calls(episode, _strip_call)
     segments: dict[str, tuple[int, ...]] = dict.fromkeys(episode.segments, ())
     return msgspec.structs.replace(episode, turns=turns, segments=segments, tokens=place), blob
 
@@ -384,8 +384,8 @@ def _detach(episode: Episode, offset: int) -> tuple[Episode, bytes]:
 def _attach(episode: Episode, folder: Path) -> Episode:
     if episode.tokens is None:
         return episode
-    parts = unpacked(folder / TOKENS, episode.tokens, f"episode {episode.episode_id}")
-    turns = _with_calls(episode, lambda call: _filled(call, parts))
+    parts = unpack(folder / TOKENS, episode.tokens, f"episode {episode.episode_id}")
+    turns = _with_calls(episode, lambda call: _fill_call(call, parts))
     segments = {name: tuple(next(parts).view("<i4").tolist()) for name in episode.segments}
     return msgspec.structs.replace(episode, turns=turns, segments=segments, tokens=None)
 
@@ -394,10 +394,10 @@ def _with_calls(episode: Episode, changed: Callable[[ModelCall], ModelCall]) -> 
     return tuple(msgspec.structs.replace(turn, calls=tuple(map(changed, turn.calls))) for turn in episode.turns)
 
 
-def _bare(call: ModelCall) -> ModelCall:
+def _strip_call(call: ModelCall) -> ModelCall:
     return msgspec.structs.replace(call, output_ids=(), output_logprobs=())
 
 
-def _filled(call: ModelCall, parts: Iterator[np.ndarray]) -> ModelCall:
+def _fill_call(call: ModelCall, parts: Iterator[np.ndarray]) -> ModelCall:
     ids = tuple(next(parts).view("<i4").tolist())
     return msgspec.structs.replace(call, output_ids=ids, output_logprobs=tuple(next(parts).view("<f4").tolist()))

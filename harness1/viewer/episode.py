@@ -57,7 +57,7 @@ class SentPrompts:
         return {
             "attempt": call.attempt,
             "prompt": [self._segment(key) for key in call.prompt],
-            "output": self._decoded(call.output_ids),
+            "output": self._decode(call.output_ids),
             "output_tokens": len(call.output_ids),
             "mean_logprob": sum(logprobs) / len(logprobs) if logprobs else None,
             "finish": call.finish_reason,
@@ -71,10 +71,10 @@ class SentPrompts:
             ids = self._outputs.get(key, self._episode.segments.get(key))
             if ids is None:
                 raise SchemaError(f"episode {self._episode.episode_id} lacks the prompt segment {key!r}")
-            self._numbers[key] = self._tables.sent(key, self._decoded(ids), len(ids))
+            self._numbers[key] = self._tables.sent_segment(key, self._decode(ids), len(ids))
         return self._numbers[key]
 
-    def _decoded(self, ids: tuple[int, ...]) -> str | None:
+    def _decode(self, ids: tuple[int, ...]) -> str | None:
         return self._tokenizer.decode(ids) if self._tokenizer is not None and ids else None
 
 
@@ -298,12 +298,12 @@ class EpisodeView:
             before = StateView.at(self._twin.state.memory) if self._twin is not None else None
             if self._twin is not None:
                 self._chain.see(self._twin.state.memory)
-            shown = self._recorded(turn) | self._context(turn, context)
-            if self._twin is not None and before is not None and self._replayed(turn, self._twin):
+            shown = self._show_record(turn) | self._context(turn, context)
+            if self._twin is not None and before is not None and self._replay(turn, self._twin):
                 shown |= self._memory(turn, before, self._twin)
             yield shown
 
-    def _replayed(self, turn: Turn, twin: SearchEnv) -> bool:
+    def _replay(self, turn: Turn, twin: SearchEnv) -> bool:
         if turn.action is None or turn.observation is None:
             return True
         try:
@@ -314,7 +314,7 @@ class EpisodeView:
         self.problem = self.problem or difference_between(turn, again, contexts=True)
         return True
 
-    def _recorded(self, turn: Turn) -> Viewed:
+    def _show_record(self, turn: Turn) -> Viewed:
         return {
             "index": turn.index,
             "action": msgspec.to_builtins(turn.action),
@@ -341,12 +341,12 @@ class EpisodeView:
     def _memory(self, turn: Turn, before: StateView, twin: SearchEnv) -> Viewed:
         memory = twin.state.memory
         if turn.observation is None:
-            return {"curated": self._curated(twin)}
+            return {"curated": self._show_curated(twin)}
         now = StateView.at(memory)
         return {
             "change": change(before, now, memory, turn.observation.delta, self.tables),
             "sizes": [before.sizes, now.sizes],
-            "curated": self._curated(twin),
+            "curated": self._show_curated(twin),
         }
 
     def _relevant(self) -> Iterator[UnitId]:
@@ -368,7 +368,7 @@ class EpisodeView:
     def _targets(self) -> Targets:
         return targets(self.episode.task.task_id, self.gold, self.episode.unit)
 
-    def _curated(self, twin: SearchEnv) -> list[list[int]]:
+    def _show_curated(self, twin: SearchEnv) -> list[list[int]]:
         ranked = twin.state.memory.curated.ranked()
         return [[self.tables.unit(each.unit_id), tag_number(each.tag)] for each in ranked]
 
@@ -385,8 +385,8 @@ class EpisodeView:
                 {
                     "query": ranking.query,
                     "names": self._chain.names_in(ranking.query, tables),
-                    "chunks": [tables.known_chunk(name) for name in ranking.chunk_ids],
-                    "before": [tables.known_chunk(name) for name in ranking.pre_rerank_ids],
+                    "chunks": [tables.chunk(name) for name in ranking.chunk_ids],
+                    "before": [tables.chunk(name) for name in ranking.pre_rerank_ids],
                 }
                 for ranking in seen.rankings
             ],

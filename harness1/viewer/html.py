@@ -42,7 +42,7 @@ def printable(value: Any) -> Any:
     return "".join(sign if sign.isprintable() else " " for sign in value)
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Format a value of a card or a setting."""
     match value:
         case None:
@@ -52,9 +52,9 @@ def shown(value: Any) -> str:
         case float():
             return f"{value:,.6g}"
         case list() | tuple():
-            return ", ".join(map(shown, value)) or "none"
+            return ", ".join(map(format_value, value)) or "none"
         case dict():
-            return ", ".join(f"{name} {shown(each)}" for name, each in value.items()) or "none"
+            return ", ".join(f"{name} {format_value(each)}" for name, each in value.items()) or "none"
         case _:
             return str(value) or "empty"
 
@@ -82,7 +82,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.globals["asset"] = asset
-    made.filters |= {"shown": shown, "amount": amount, "address": lambda text: quote(text, safe="")}
+    made.filters |= {"shown": format_value, "amount": amount, "address": lambda text: quote(text, safe="")}
     made.policies["json.dumps_function"] = lambda value: escaped(msgspec.json.encode(value).decode())
     made.policies["json.dumps_kwargs"] = {}
     return made
@@ -121,13 +121,13 @@ _IMPORT = re.compile(r"^import [^;]*;\n", re.M)
 _EXPORT = re.compile(r"^export ", re.M)
 
 
-def deflated(value: Any) -> str:
+def deflate(value: Any) -> str:
     """Return JSON as a raw deflate stream (RFC 1951) in base64, which `DecompressionStream("deflate-raw")` inflates."""
     squeeze = zlib.compressobj(LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
     return base64.b64encode(squeeze.compress(msgspec.json.encode(value)) + squeeze.flush()).decode("ascii")
 
 
-def inflated(text: str) -> Any:
+def inflate(text: str) -> Any:
     """Undo `deflated`."""
     return msgspec.json.decode(zlib.decompress(base64.b64decode(text), -zlib.MAX_WBITS))
 

@@ -25,10 +25,10 @@ from harness1.runs.files import STAGE, read_stage
 from harness1.runs.folder import METRICS
 from harness1.runs.journal import EPISODES, read_appended
 from harness1.training.log import LOG
-from harness1.viewer.html import deflated, page
-from harness1.viewer.pages import made_episode
-from harness1.viewer.run_page import EpisodeRow, RunSource, row_of, scored
-from harness1.viewer.work import held_sessions, is_recipe, recipe_card, recipe_parts, training_card, training_row
+from harness1.viewer.html import deflate, page
+from harness1.viewer.pages import make_episode
+from harness1.viewer.run_page import EpisodeRow, RunSource, row_of, score_episode
+from harness1.viewer.work import hold_sessions, is_recipe, recipe_card, recipe_parts, training_card, training_row
 
 AT_ONCE = 200
 """Episodes of a run that are read for one answer."""
@@ -122,9 +122,9 @@ class Watched:
         at = int(number)
         with self._lock:
             if kind == "r" and at < len(self._runs):
-                return deflated(self._runs[at].source.shared({}))
+                return deflate(self._runs[at].source.shared({}))
             if kind == "t" and at < len(self._trainings):
-                return deflated(training_card(self._trainings[at]))
+                return deflate(training_card(self._trainings[at]))
             texts = [text for found in self._sessions.values() for _, text in found]
             if kind == "s" and at < len(texts):
                 return texts[at]
@@ -157,7 +157,7 @@ class Watched:
         self._look_at_recipes()
         for folder in list(self._waiting):
             try:
-                if self._opened(folder):
+                if self._open(folder):
                     self._waiting.remove(folder)
             except (SchemaError, UsageError) as error:
                 self._waiting.remove(folder)
@@ -174,7 +174,7 @@ class Watched:
                 self._changes.append(f"t{number}")
         self._look_at_recordings()
 
-    def _opened(self, folder: Path) -> bool:
+    def _open(self, folder: Path) -> bool:
         stage = read_stage(folder)
         verb = "" if stage is None else stage.verb
         if (folder / LOG).is_file():
@@ -192,7 +192,7 @@ class Watched:
 
     def _take(self, number: int, run: WatchedRun, start: int, episode: Episode) -> None:
         source = run.source
-        result = scored(episode, source.gold_of(episode.task), source.config)
+        result = score_episode(episode, source.gold_of(episode.task), source.config)
         row = msgspec.structs.replace(row_of(episode, number, result, source.tools, None), held=True)
         at = self._numbers.setdefault((number, episode.key), len(self._rows))
         self._rows[at : at + 1] = [row]
@@ -218,7 +218,7 @@ class Watched:
                 continue
             self._recordings[folder] = now
             try:
-                self._sessions[folder] = held_sessions([folder], SESSION_BYTES)
+                self._sessions[folder] = hold_sessions([folder], SESSION_BYTES)
             except (SchemaError, UsageError) as error:
                 self._problems.add(str(error))
             count = sum(map(len, self._sessions.values()))
@@ -229,12 +229,12 @@ def _episode_data(run: WatchedRun, start: int) -> str:
     """Return the data of an episode in three parts; the third holds what a file stores once for many episodes. Raises
     InfrastructureFault: its record has become unreadable."""
     try:
-        made = made_episode(run.source, 0, (run.episode(start), True))
+        made = make_episode(run.source, 0, (run.episode(start), True))
     except (OSError, StopIteration, SchemaError) as error:
         raise InfrastructureFault(f"the record of the episode cannot be read: {error}") from error
     if made.data is None:
         raise InfrastructureFault(made.row.problem or "the episode cannot be shown")
-    return f"{made.data},{deflated([])},{deflated({'passages': made.passages, 'texts': made.shared})}"
+    return f"{made.data},{deflate([])},{deflate({'passages': made.passages, 'texts': made.shared})}"
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:
@@ -357,7 +357,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 def serve_view(server: LiveServer) -> None:
     """Answer until SIGTERM or Ctrl-C."""
-    with server, _ended_by_signal(), suppress(_Ended):
+    with server, _end_on_signal(), suppress(_Ended):
         server.serve_forever(poll_interval=0.2)
 
 
@@ -366,7 +366,7 @@ class _Ended(Exception):
 
 
 @contextmanager
-def _ended_by_signal() -> Iterator[None]:
+def _end_on_signal() -> Iterator[None]:
     def end(*_: object) -> None:
         raise _Ended
 

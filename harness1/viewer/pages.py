@@ -16,24 +16,24 @@ import msgspec
 
 from harness1.errors import SchemaError, UsageError
 from harness1.eval.metrics import MEANINGS
-from harness1.eval.summary import measured, metrics_of_nothing
+from harness1.eval.summary import measure_episode, metrics_of_nothing
 from harness1.records import TAGS, Episode, EpisodeKey, Status, Task
 from harness1.runs.files import replacing
 from harness1.runs.folder import VIEW
 from harness1.runs.journal import EPISODES, read_episodes
 from harness1.viewer.episode import EpisodeView
-from harness1.viewer.html import deflated, page
+from harness1.viewer.html import deflate, page
 from harness1.viewer.report import read_report
-from harness1.viewer.run_page import EpisodeRow, Measured, RunSource, in_order, pairs, row_of, scored, with_room
-from harness1.viewer.tables import NUMBER_BYTES, Passage, Passages, Place, Spool, mapped
+from harness1.viewer.run_page import EpisodeRow, Measured, RunSource, in_order, pairs, row_of, score_episode, with_room
+from harness1.viewer.tables import NUMBER_BYTES, Passage, Passages, Place, Spool, map_in_order
 from harness1.viewer.work import (
-    held_sessions,
+    hold_sessions,
     is_recipe,
     is_recording,
     is_training,
+    parts_on_disk,
     recipe_card,
     training_card,
-    written_parts,
 )
 
 BATCH = 16
@@ -55,26 +55,26 @@ class Made(msgspec.Struct):
     """Its metrics; empty if it cannot be scored."""
 
 
-def made_episodes(run: RunSource, number: int, wants: Callable[[Episode], bool], workers: int) -> Iterator[Made]:
+def make_episodes(run: RunSource, number: int, wants: Callable[[Episode], bool], workers: int) -> Iterator[Made]:
     """Yield every recorded episode of a run in order; a key may come again, and its last episode counts. `number`: the
     place of the run in the file. `wants`: whether an episode is viewed or only listed. `workers`: number of processes;
     0 for one per core. Raises SchemaError: a record is damaged; InfrastructureFault: a worker process died."""
     items = ((episode, wants(episode)) for episode in read_episodes(run.folder))
     batches = iter(lambda: list(islice(items, BATCH)), [])
-    return chain.from_iterable(mapped(partial(_make_batch, run, number), batches, _processes(workers, run)))
+    return chain.from_iterable(map_in_order(partial(_make_batch, run, number), batches, _processes(workers, run)))
 
 
 def _make_batch(run: RunSource, number: int, items: Sequence[tuple[Episode, bool]]) -> list[Made]:
-    return [made_episode(run, number, item) for item in items]
+    return [make_episode(run, number, item) for item in items]
 
 
-def made_episode(run: RunSource, number: int, item: tuple[Episode, bool]) -> Made:
+def make_episode(run: RunSource, number: int, item: tuple[Episode, bool]) -> Made:
     """Score an episode, and replay and compress it if requested."""
     episode, wanted = item
     gold = run.gold_of(episode.task)
-    result = scored(episode, gold, run.config)
+    result = score_episode(episode, gold, run.config)
     row = partial(row_of, episode, number, result, run.tools)
-    metrics = {} if result.outcome is None else measured(result.outcome, episode, gold, run.config)
+    metrics = {} if result.outcome is None else measure_episode(result.outcome, episode, gold, run.config)
     if episode.status is Status.INFRA_ERROR and gold is not None and run.faults == "zero":
         metrics = metrics_of_nothing(msgspec.structs.replace(episode.task, gold=gold), run.config)
     if not wanted:
@@ -87,7 +87,7 @@ def made_episode(run: RunSource, number: int, item: tuple[Episode, bool]) -> Mad
     # Old records lack token counts and get those of the replay.
     tokens = sum(turn["tokens"] for turn in data["turns"])
     counted = msgspec.structs.replace(row(view.problem), tokens=tokens)
-    return Made(episode.key, counted, deflated(data), view.tables.passages, view.tables.shared, metrics)
+    return Made(episode.key, counted, deflate(data), view.tables.passages, view.tables.shared, metrics)
 
 
 def _processes(workers: int, run: RunSource) -> int:
@@ -156,12 +156,12 @@ def write_view(asked: Asked, out: Path, on_episode: Listener = lambda _: None) -
     Raises UsageError: a folder holds none of these, an id is unknown, or the file cannot be written; SchemaError: a
     record is damaged; InfrastructureFault: a worker process died."""
     recipes = [recipe_card(folder) for folder in asked.folders if is_recipe(folder)]
-    parts = (written_parts(folder) if is_recipe(folder) else [folder] for folder in asked.folders)
+    parts = (parts_on_disk(folder) if is_recipe(folder) else [folder] for folder in asked.folders)
     folders = list(itertools.chain.from_iterable(parts))
     trainings = [training_card(folder) for folder in folders if is_training(folder)]
     recordings = [folder for folder in folders if is_recording(folder)]
     runs = [RunSource.open(folder) for folder in folders if not is_training(folder) and folder not in recordings]
-    sessions = held_sessions(recordings, asked.max_bytes // 2)
+    sessions = hold_sessions(recordings, asked.max_bytes // 2)
     title = " · ".join(folder.resolve().name for folder in asked.folders)
     index = {
         "recipes": recipes,
@@ -177,11 +177,11 @@ def write_view(asked: Asked, out: Path, on_episode: Listener = lambda _: None) -
         measured = [_gather(run, number, asked, found, on_episode) for number, run in enumerate(runs)]
         _refuse_unknown(asked, found.rows)
         index["pairs"] = pairs(runs, measured)
-        curves = [deflated(training) for training in trainings]
+        curves = [deflate(training) for training in trainings]
         fixed = [("r", found.shared), ("t", curves), ("s", [text for _, text in sessions])]
         empty = sum(len(part.encode()) for part in page(title, index | {"rows": found.rows}))
         used = sum(len(text) + TAG_BYTES for _, tags in fixed for text in tags)
-        held = _held(found, asked.max_bytes - empty - used)
+        held = _choose_held(found, asked.max_bytes - empty - used)
         rows = [msgspec.structs.replace(row, held=at in held) for at, row in enumerate(found.rows)]
         _write(out, page(title, index | {"rows": rows}, _tags(found, held, fixed)))
     problems = sum(row.problem is not None for row in rows)
@@ -192,7 +192,7 @@ def _gather(run: RunSource, number: int, asked: Asked, found: _Gathered, on_epis
     latest: dict[EpisodeKey, int] = {}
     measured: dict[EpisodeKey, dict[str, float]] = {}
     shared: dict[str, str] = {}
-    for made in made_episodes(run, number, asked.wants, asked.workers):
+    for made in make_episodes(run, number, asked.wants, asked.workers):
         shared |= made.shared
         measured[made.key] = made.measured
         stored = None
@@ -205,23 +205,23 @@ def _gather(run: RunSource, number: int, asked: Asked, found: _Gathered, on_epis
         found.rows.append(made.row)
         found.episodes.append(stored)
         on_episode(len(found.rows))
-    found.shared.append(deflated(run.shared(shared)))
+    found.shared.append(deflate(run.shared(shared)))
     return measured
 
 
-def _held(found: _Gathered, room: int) -> set[int]:
+def _choose_held(found: _Gathered, room: int) -> set[int]:
     asked = [place for place in in_order(found.rows) if found.episodes[place] is not None]
     whole = sum(stored.size for stored in found.episodes if stored is not None)
     # Sizes of single passages are upper limits: together they may fit where they seem not to.
     if whole < room:
-        whole += sum(len(block) + TAG_BYTES for block in found.passages.blocks(_used(found, asked)))
+        whole += sum(len(block) + TAG_BYTES for block in found.passages.blocks(_passages_of(found, asked)))
         if whole <= room:
             return set(asked)
     sizes = [(stored.size, stored.passages) if stored else (0, ()) for stored in found.episodes]
     return with_room(asked, sizes, found.passages.size, room)
 
 
-def _used(found: _Gathered, held: Iterable[int]) -> list[int]:
+def _passages_of(found: _Gathered, held: Iterable[int]) -> list[int]:
     used: dict[int, None] = {}
     for place in held:
         if (stored := found.episodes[place]) is not None:
@@ -240,13 +240,13 @@ def _tags(
 ) -> Iterator[tuple[str, str]]:
     for name, texts in fixed:
         yield from ((f"{name}{number}", text) for number, text in enumerate(texts))
-    used = _used(found, sorted(held))
+    used = _passages_of(found, sorted(held))
     numbers = {number: at for at, number in enumerate(used)}
     yield from ((f"p{number}", text) for number, text in enumerate(found.passages.blocks(used)))
     for at in sorted(held):
         if (stored := found.episodes[at]) is not None:
             passages: Any = [numbers[number] for number in stored.passages]
-            yield f"e{at}", f"{found.spool.get(*stored.place).decode()},{deflated(passages)}"
+            yield f"e{at}", f"{found.spool.get(*stored.place).decode()},{deflate(passages)}"
 
 
 def _write(out: Path, parts: Iterable[str]) -> None:

@@ -25,9 +25,9 @@ from harness1.eval.run import Run, read_run
 from harness1.eval.statistics import Interval
 from harness1.records import Task
 from harness1.runs.files import Stage, read_stage, write_atomically
-from harness1.runs.folder import METRICS, PROVENANCE, REPORT, RESOURCES, SESSION, run_config, shown_config
+from harness1.runs.folder import METRICS, PROVENANCE, REPORT, RESOURCES, SESSION, public_config, run_config
 from harness1.runs.journal import EPISODES
-from harness1.viewer.html import render, shown
+from harness1.viewer.html import format_value, render
 
 ABLATIONS = "ablations.json"
 SHOWN = 8
@@ -141,10 +141,10 @@ class Report:
         half = min(SHOWN, (len(ranked) + 1) // 2)
         return ranked[:half], sorted(ranked[half:], key=key, reverse=True)[:SHOWN]
 
-    def changed(self, *, work: bool) -> list[tuple[str, Any, Any]]:
+    def changes(self, *, work: bool) -> list[tuple[str, Any, Any]]:
         """Return the changed settings, each with its value and the default: those of the machine if `work`, else the
         others."""
-        pairs = sorted(differences(shown_config(self.config), shown_config(Config())))
+        pairs = sorted(differences(public_config(self.config), public_config(Config())))
         return [pair for pair in pairs if pair[0].startswith(WORK) == work]
 
     @property
@@ -211,7 +211,7 @@ def _took(resources: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         if name == "per_episode":
             for unit, interval in value.items():
                 if interval["mean"] is not None:
-                    mean, low, high = (shown(interval[each]) for each in ("mean", "low", "high"))
+                    mean, low, high = (format_value(interval[each]) for each in ("mean", "low", "high"))
                     yield f"{TOOK.get(unit, unit)} for each episode", f"{mean} ({low} to {high})"
         elif name in TOOK:
             yield TOOK[name], value

@@ -15,7 +15,7 @@ import msgspec
 from harness1.config import Config
 from harness1.env.pieces import static_piece
 from harness1.errors import MALFORMED, UsageError
-from harness1.eval.compare import Difference, PerTask, corrected, differences_of
+from harness1.eval.compare import Difference, PerTask, correct_p_values, differences_of
 from harness1.eval.metrics import HEADLINE, failure_class
 from harness1.eval.run import Run
 from harness1.eval.summary import task_metrics
@@ -211,7 +211,7 @@ class Scored(msgspec.Struct, frozen=True):
     reward: RewardRecord | None
 
 
-def scored(episode: Episode, gold: Gold | None, config: Config) -> Scored:
+def score_episode(episode: Episode, gold: Gold | None, config: Config) -> Scored:
     """Return the outcome of an episode, and its recorded reward, or else that of the run's configuration."""
     if gold is None or episode.status is Status.INFRA_ERROR:
         return Scored(None, episode.reward)
@@ -300,7 +300,7 @@ def pairs(runs: Sequence[RunSource], measured: Sequence[Measured]) -> list[dict[
     values = [per_task(run, each) for run, each in zip(runs, measured, strict=True)]
     for first in range(len(runs) if len(runs) <= MOST_RUNS else 1):
         family = list(_with_later(runs, values, first))
-        metrics = corrected([differences for _, _, differences in family])
+        metrics = correct_p_values([differences for _, _, differences in family])
         found += [
             {"first": first, "second": second, "tasks": tasks, "metrics": _difference_rows(each)}
             for (second, tasks, _), each in zip(family, metrics, strict=True)

@@ -20,7 +20,7 @@ from harness1.env.view import DocumentView, HitView
 from harness1.errors import InfrastructureFault
 from harness1.memory.parts import Pool
 from harness1.records import Hit, UnitId
-from harness1.viewer.html import deflated
+from harness1.viewer.html import deflate
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -49,7 +49,7 @@ class Spool:
         return self._file.read(size)
 
 
-def mapped(work: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
+def map_in_order(work: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
     """Yield the results of a pure function in the order of the items, with a bounded number in progress; raise
     InfrastructureFault if a worker process died."""
     if workers <= 1:
@@ -111,7 +111,7 @@ class Passages:
         """Yield the content of the tags that hold some passages, in their order."""
         for start in range(0, len(numbers), BLOCK):
             held = (self._spool.get(*self._places[number]) for number in numbers[start : start + BLOCK])
-            yield deflated([msgspec.Raw(each) for each in held])
+            yield deflate([msgspec.Raw(each) for each in held])
 
     def _number(self, passage: Passage) -> int:
         data = msgspec.json.encode(passage)
@@ -119,7 +119,7 @@ class Passages:
         if key not in self._numbers:
             self._numbers[key] = len(self._places)
             self._places.append(self._spool.put(data))
-            self._sizes.append(len(deflated(msgspec.Raw(data))) + NUMBER_BYTES)
+            self._sizes.append(len(deflate(msgspec.Raw(data))) + NUMBER_BYTES)
         return self._numbers[key]
 
 
@@ -130,7 +130,7 @@ _PARTS = re.compile(r"((?<=[.!?:;\]])\s+|\n)")
 Parts = list[str | int]
 
 
-def sliced(text: str, sources: Sequence[tuple[int, Passage]]) -> str | Parts:
+def slice_text(text: str, sources: Sequence[tuple[int, Passage]]) -> str | Parts:
     """Return a text in parts: strings as they are, and three numbers for each stretch of a source. The numbers are
     those of the source and of its characters from the first up to, not including, the last. Without any such stretch,
     the text itself is returned. `sources`: passages that the text may quote, with their numbers; titles are found
@@ -152,7 +152,7 @@ class _Writer:
         self._last = ""
 
     def add(self, part: str) -> None:
-        if not part or self._grown(part) or (len(part) >= LEAST and self._found(part)):
+        if not part or self._grow(part) or (len(part) >= LEAST and self._find(part)):
             return
         if self.parts and isinstance(self.parts[-1], str):
             self.parts[-1] += part
@@ -160,14 +160,14 @@ class _Writer:
             self.parts.append(part)
         self._last = ""
 
-    def _grown(self, part: str) -> bool:
+    def _grow(self, part: str) -> bool:
         end = self.parts[-1] if self.parts else None
         if not self._last or not isinstance(end, int) or not self._last.startswith(part, end):
             return False
         self.parts[-1] = end + len(part)
         return True
 
-    def _found(self, part: str) -> bool:
+    def _find(self, part: str) -> bool:
         for number, body in self._sources:
             if (at := body.find(part)) >= 0:
                 self.parts += [number, at, at + len(part)]
@@ -206,11 +206,11 @@ class Tables:
         shows = piece.shows.document if isinstance(piece.shows, HitView) else piece.shows
         about = shows.unit_id if isinstance(shows, DocumentView) else None
         self._about[piece.key] = about
-        return self._numbered(self._segments, piece.key, piece.text, piece.role, tokens, about)
+        return self._number_row(self._segments, piece.key, piece.text, piece.role, tokens, about)
 
-    def sent(self, key: str, text: str | None, tokens: int) -> int:
+    def sent_segment(self, key: str, text: str | None, tokens: int) -> int:
         """Return the number of a segment of a prompt as sent. The text is None if it cannot be decoded."""
-        return self._numbered(self._sent, key, text, "", tokens, self._about.get(key))
+        return self._number_row(self._sent, key, text, "", tokens, self._about.get(key))
 
     def unit(self, unit_id: UnitId) -> int:
         """Return the number of a unit."""
@@ -232,7 +232,7 @@ class Tables:
         self._chunks.setdefault(hit.chunk_id, number)
         return number
 
-    def known_chunk(self, chunk_id: str) -> int | str:
+    def chunk(self, chunk_id: str) -> int | str:
         """Return the number of a shown chunk, or the id of one that was not shown."""
         return self._chunks.get(chunk_id, chunk_id)
 
@@ -248,7 +248,7 @@ class Tables:
         for passage, (number, unit_id) in self._passages.items():
             sources.setdefault(unit_id, []).append((number, passage))
         return {
-            "texts": [sliced(text, sources.get(about, ())) for text, (_, about) in self._texts.items()],
+            "texts": [slice_text(text, sources.get(about, ())) for text, (_, about) in self._texts.items()],
             "segments": [[_kind(key), *row[1:]] for key, row in self._segments.items()],
             "sent": [
                 [_kind(key), row[2], row[3], self._segments[key][0] if key in self._segments else None]
@@ -265,7 +265,7 @@ class Tables:
                 return [handle, number, int(unit_id != passage.doc_id)]
         return [handle, unit_id, title]
 
-    def _numbered(
+    def _number_row(
         self,
         table: dict[str, list[Any]],
         key: str,

@@ -22,7 +22,7 @@ from harness1.recipe.tuning import TrialResult, TuningCard, best_of
 from harness1.rows.calls import CALLS, VERB, RecordedCall, read_records
 from harness1.runs.files import STAGE, Stage, read_stage, write_atomically, writing
 from harness1.training.log import LOG, VALIDATION_PREFIX, read_log
-from harness1.viewer.html import deflated, render
+from harness1.viewer.html import deflate, render
 
 
 def is_training(folder: Path) -> bool:
@@ -79,12 +79,12 @@ def read_sessions(folder: Path) -> list[dict[str, Any]]:
     return [about | {"name": name, "calls": _calls(group, tokenizer)} for name, group in groups.items()]
 
 
-def held_sessions(folders: Sequence[Path], room: int) -> list[tuple[dict[str, Any], str]]:
+def hold_sessions(folders: Sequence[Path], room: int) -> list[tuple[dict[str, Any], str]]:
     """Return the rows of all sessions of some records, and their data compressed; it is empty where a session does not
     fit into a number of bytes. Raises SchemaError: a record is damaged."""
     found = []
     for session in (session for folder in folders for session in read_sessions(folder)):
-        text = deflated(session)
+        text = deflate(session)
         held = len(text) <= room
         room -= len(text) if held else 0
         found.append((session_row(session) | {"held": held}, text if held else ""))
@@ -186,7 +186,7 @@ def recipe_parts(folder: Path) -> list[Path]:
     return [folder / name for name, record in _recipe_state(folder).stages.items() if _is_of((*PLAY, *TRAIN), record)]
 
 
-def written_parts(folder: Path) -> list[Path]:
+def parts_on_disk(folder: Path) -> list[Path]:
     """Return those parts that have written something, the last one first: what was trained stands beside the rest."""
     stages = _recipe_state(folder).stages
     marks = {folder / name: LOG if _is_of(TRAIN, record) else STAGE for name, record in stages.items()}

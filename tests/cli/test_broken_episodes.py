@@ -16,7 +16,7 @@ from harness1.errors import InfrastructureFault, Overflow
 from harness1.policy import registry
 from harness1.runs.folder import METRICS, REPORT
 from harness1.runs.journal import read_episodes
-from harness1.viewer.pages import made_episode
+from harness1.viewer.pages import make_episode
 from harness1.viewer.run_page import RunSource
 from tests.cli.commands import Command, command_in_process
 
@@ -179,7 +179,7 @@ def test_a_viewer_file_pairs_runs_as_a_comparison_does(
 ) -> None:
     evaluated(faulty, tmp_path, "--faults", faults)
     run = RunSource.open(tmp_path)
-    made = [made_episode(run, 0, (each, False)) for each in read_episodes(tmp_path) if each.error]
+    made = [make_episode(run, 0, (each, False)) for each in read_episodes(tmp_path) if each.error]
     assert [each.measured["curated_recall"] for each in made if each.measured] == recall
 
 

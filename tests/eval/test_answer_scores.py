@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness1.eval.answer_run import exact_match, normalised, token_f1
+from harness1.eval.answer_run import exact_match, normalise, token_f1
 
 WORDS = st.lists(
     st.sampled_from(["The", "a", "An", "Ada", "ada.", "1815", "U.S.", "of", "--", "an,", "Theft"]), max_size=6
@@ -35,7 +35,7 @@ TEXTS = WORDS.map(" ".join)
     ],
 )
 def test_case_articles_punctuation_and_white_space_make_no_difference(text: str, expected: str) -> None:
-    assert normalised(text) == expected
+    assert normalise(text) == expected
 
 
 @pytest.mark.parametrize(

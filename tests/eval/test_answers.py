@@ -15,7 +15,7 @@ import pytest
 
 from harness1.config import Machine
 from harness1.errors import HarnessError, InfrastructureFault, SchemaError, UsageError
-from harness1.eval.answer_run import as_csv, summarised
+from harness1.eval.answer_run import as_csv, summarise_answers
 from harness1.eval.answers import (
     ANSWERS,
     Answered,
@@ -154,14 +154,14 @@ def test_an_answer_that_does_not_come_is_missing_and_comes_later(tmp_path: Path)
     def failing(system: str, user: str) -> str | HarnessError:
         return InfrastructureFault("down (3 attempts)") if "Engine?" in user else reads(system, user)
 
-    summary = summarised(answered(working(Server(failing)), tmp_path), resamples=100)
+    summary = summarise_answers(answered(working(Server(failing)), tmp_path), resamples=100)
     assert (summary["missing"], summary["faults"]) == (3, ["down (3 attempts)"] * 3)
     curated = summary["conditions"]["curated"]
     assert (curated["tasks"], curated["answers"], curated["missing"]) == (1, 2, 1)
     assert curated["exact_match"]["mean"] == 0.5  # of the task that was answered; the other is no 0
     assert {pair["tasks"] for pair in summary["pairs"]} == {1}
     rest = Server(reads)
-    assert summarised(answered(working(rest), tmp_path), resamples=100)["missing"] == 0
+    assert summarise_answers(answered(working(rest), tmp_path), resamples=100)["missing"] == 0
     assert len(rest.asked) == 3
 
 
@@ -193,7 +193,7 @@ def test_verdicts_that_are_none_are_counted_and_no_score(tmp_path: Path) -> None
         return "It depends." if "Babbage" in user else judges(system, user)
 
     found = answered(working(Server(reads), Server(unsure)), tmp_path)
-    curated = summarised(found, resamples=100)["conditions"]["curated"]
+    curated = summarise_answers(found, resamples=100)["conditions"]["curated"]
     assert curated["unparseable"] == 1
     assert curated["judge"]["mean"] == 0.5
     assert curated["exact_match"]["mean"] == 0.75
@@ -201,7 +201,7 @@ def test_verdicts_that_are_none_are_counted_and_no_score(tmp_path: Path) -> None
 
 def test_a_judge_that_fails_leaves_the_answer(tmp_path: Path) -> None:
     judge = Server(lambda *_: InfrastructureFault("busy"))
-    summary = summarised(answered(working(Server(reads), judge), tmp_path), resamples=100)
+    summary = summarise_answers(answered(working(Server(reads), judge), tmp_path), resamples=100)
     assert (summary["missing"], summary["missing_verdicts"]) == (0, 8)
     assert summary["conditions"]["curated"]["judge"] == {"mean": None, "low": None, "high": None}
     assert [pair["metric"] for pair in summary["pairs"]] == ["exact_match"] * 3 + ["f1"] * 3
@@ -209,7 +209,7 @@ def test_a_judge_that_fails_leaves_the_answer(tmp_path: Path) -> None:
 
 def test_samples_are_averaged_before_tasks_and_conditions_compared_on_equal_tasks(tmp_path: Path) -> None:
     server = Server(reads, usage={"prompt_tokens": 100, "completion_tokens": 2})
-    summary = summarised(answered(working(server), tmp_path), resamples=200)
+    summary = summarise_answers(answered(working(server), tmp_path), resamples=200)
     assert {name: row["exact_match"]["mean"] for name, row in summary["conditions"].items()} == {
         "closed": 0.0,
         "single": 1.0,
@@ -226,7 +226,7 @@ def test_samples_are_averaged_before_tasks_and_conditions_compared_on_equal_task
 def test_the_summary_does_not_depend_on_the_order_in_which_answers_came(tmp_path: Path) -> None:
     asked = [msgspec.structs.replace(WHERE, task_id=f"t{n}", golds=("Missolonghi" + " x" * n,)) for n in range(7)]
     found = answered(working(Server(reads), Server(judges), questions=asked), tmp_path)
-    assert summarised(found, resamples=100) == summarised(found[::-1], resamples=100)
+    assert summarise_answers(found, resamples=100) == summarise_answers(found[::-1], resamples=100)
     assert as_csv(found) == as_csv(found[::-1])
 
 

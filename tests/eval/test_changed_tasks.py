@@ -12,13 +12,13 @@ from harness1.config import Config, load_config
 from harness1.data.open import open_source
 from harness1.errors import UsageError
 from harness1.eval.ablations import ablate
-from harness1.eval.evaluate import Evaluation, ensure_run, evaluate, finished_metrics, rescore
+from harness1.eval.evaluate import Evaluation, ensure_run, evaluate, load_finished_metrics, rescore
 from harness1.eval.run import read_run
 from harness1.records import Status
 from harness1.retrieval.build import build_index
 from harness1.runs.files import read_stage
 from harness1.runs.folder import METRICS
-from harness1.runs.journal import EPISODES, EpisodeStore, read_episodes, undigested_lines, without_digest
+from harness1.runs.journal import EPISODES, EpisodeStore, count_undigested, read_episodes, without_digest
 from harness1.viewer.run_page import RunSource
 from tests.eval.run_folders import dataset
 from tests.run_folders import repeatable
@@ -72,7 +72,7 @@ def test_changed_gold_is_refused_and_scores_the_episodes_again_without_playing(d
     after = evaluate(changed, run, on_episode=ran.append)
     assert not ran
     assert after["curated_recall"] != before["curated_recall"]
-    assert finished_metrics(changed, run) == after
+    assert load_finished_metrics(changed, run) == after
     assert repeatable(run) == repeatable_of(changed, tmp_path / "fresh")
     again = list(read_episodes(run))
     assert [each.reward for each in again] != [each.reward for each in played]
@@ -143,11 +143,11 @@ def test_a_run_of_an_earlier_version_is_compared_by_its_episodes(
     stage = read_stage(run)
     assert stage is not None
     assert {"queries", "gold"} <= stage.inputs.keys()
-    assert undigested_lines(run / EPISODES) == 3
+    assert count_undigested(run / EPISODES) == 3
     changed = evaluation(with_other_gold(data))
     rescore(changed, run)
     assert ensure_run(changed, run) != before
-    assert undigested_lines(run / EPISODES) == 0
+    assert count_undigested(run / EPISODES) == 0
 
 
 def test_what_reads_a_run_says_that_its_gold_has_changed(data: Path, tmp_path: Path) -> None:

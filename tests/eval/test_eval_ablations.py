@@ -16,7 +16,16 @@ from harness1.config import AutoPopulate, Config, Env, Evidence, Leads, Read, Re
 from harness1.data.open import open_source
 from harness1.errors import SchemaError, UsageError
 from harness1.eval import ablations as ablation_table
-from harness1.eval.ablations import ABLATIONS, AblationTable, Condition, ablate, ablated, cells, compared, markdown
+from harness1.eval.ablations import (
+    ABLATIONS,
+    AblationTable,
+    Condition,
+    ablate,
+    ablate_config,
+    cells,
+    compare_condition,
+    markdown,
+)
 from harness1.eval.evaluate import Evaluation, ensure_run
 from harness1.eval.statistics import Interval
 from harness1.retrieval.build import build_index
@@ -78,9 +87,9 @@ def test_without_tags_the_oldest_entry_is_evicted() -> None:
 
 
 def test_a_model_is_played_without_what_it_was_trained_with() -> None:
-    assert ablated(CONFIG, "history").machine.model.foreign
+    assert ablate_config(CONFIG, "history").machine.model.foreign
     with pytest.raises(UsageError, match="unknown ablation 'hope'; choose from: all, importance_tags"):
-        ablated(CONFIG, "hope")
+        ablate_config(CONFIG, "hope")
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +229,7 @@ def rows(recalls: dict[str, float]) -> dict[str, dict[str, float]]:
 
 def test_a_line_by_hand() -> None:
     base = rows({"a": 1.0, "b": 0.5, "c": 0.0, "d": 0.5, "gone": 1.0})
-    line = compared("x", METRICS, base, rows({"a": 0.0, "b": 0.5, "c": 0.0, "d": 0.25, "new": 1.0}), 100, 0)
+    line = compare_condition("x", METRICS, base, rows({"a": 0.0, "b": 0.5, "c": 0.0, "d": 0.25, "new": 1.0}), 100, 0)
     assert line.change is not None
     assert line.percent is not None
     assert line.answer_percent is not None
@@ -234,9 +243,9 @@ def test_a_line_by_hand() -> None:
 
 
 def test_nothing_in_common_has_no_change() -> None:
-    line = compared("x", METRICS, rows({"a": 1.0}), rows({"b": 1.0}), 100, 0)
+    line = compare_condition("x", METRICS, rows({"a": 1.0}), rows({"b": 1.0}), 100, 0)
     assert (line.change, line.p, line.percent, line.paired) == (None, None, None, 0)
-    assert compared("x", METRICS, rows({"a": 0.0}), rows({"a": 1.0}), 100, 0).percent is None
+    assert compare_condition("x", METRICS, rows({"a": 0.0}), rows({"a": 1.0}), 100, 0).percent is None
 
 
 def conditions() -> Iterator[Condition]:

@@ -16,7 +16,7 @@ from harness1.data.indexing import ensure_index
 from harness1.data.open import open_source
 from harness1.errors import UsageError
 from harness1.eval import evaluate as evaluating
-from harness1.eval.evaluate import Evaluation, evaluate, finished_metrics
+from harness1.eval.evaluate import Evaluation, evaluate, load_finished_metrics
 from harness1.eval.outputs import output_names
 from harness1.records import ChunkId, DocId, Episode, Gold, Status, Task
 from harness1.retrieval.build import build_index
@@ -209,11 +209,11 @@ def names(task: Evaluation) -> list[str]:
 
 def test_a_finished_run_is_left_alone(index: str, tmp_path: Path) -> None:
     job = evaluation(index, 2)
-    assert finished_metrics(job, tmp_path) is None
-    assert evaluate(job, tmp_path, ignore, ignore) == finished_metrics(job, tmp_path)
-    assert finished_metrics(evaluation(index, 3), tmp_path) is None
+    assert load_finished_metrics(job, tmp_path) is None
+    assert evaluate(job, tmp_path, ignore, ignore) == load_finished_metrics(job, tmp_path)
+    assert load_finished_metrics(evaluation(index, 3), tmp_path) is None
     (tmp_path / METRICS).write_text("torn")
-    assert finished_metrics(job, tmp_path) is None
+    assert load_finished_metrics(job, tmp_path) is None
 
 
 def test_a_finished_run_that_lost_episodes_is_not_finished(index: str, tmp_path: Path) -> None:
@@ -221,13 +221,13 @@ def test_a_finished_run_that_lost_episodes_is_not_finished(index: str, tmp_path:
     first = evaluate(job, tmp_path, ignore, ignore)
     lines = (tmp_path / "episodes.jsonl").read_bytes().splitlines(keepends=True)
     (tmp_path / "episodes.jsonl").write_bytes(b"".join(lines[1:]))
-    assert finished_metrics(job, tmp_path) is None
+    assert load_finished_metrics(job, tmp_path) is None
     ran: list[Episode] = []
     assert evaluate(job, tmp_path, ignore, ran.append) == first
     assert len(ran) == 1
-    assert finished_metrics(job, tmp_path) == first
+    assert load_finished_metrics(job, tmp_path) == first
     (tmp_path / "episodes.jsonl").unlink()
-    assert finished_metrics(job, tmp_path) is None
+    assert load_finished_metrics(job, tmp_path) is None
 
 
 @pytest.mark.parametrize("setting", ["machine.price.prompt=2", "machine.bootstrap=200"])
@@ -236,17 +236,17 @@ def test_what_is_made_of_the_episodes_by_other_settings_is_made_again(index: str
     evaluate(job, tmp_path, ignore, ignore)
     work = load_config(None, ["machine.workers=1", "machine.bootstrap=100", setting])
     other = replace(job, config=work)
-    assert finished_metrics(other, tmp_path) is None
+    assert load_finished_metrics(other, tmp_path) is None
     ran: list[Episode] = []
     evaluate(other, tmp_path, ignore, ran.append)
     assert not ran
-    assert finished_metrics(other, tmp_path) is not None
-    assert finished_metrics(job, tmp_path) is None
+    assert load_finished_metrics(other, tmp_path) is not None
+    assert load_finished_metrics(job, tmp_path) is None
     found = msgspec.json.decode((tmp_path / RESOURCES).read_bytes())
     assert ("cost" in found) == ("price" in setting)
     assert load_config(tmp_path / "config.toml") == work
     idle = replace(other, config=load_config(None, ["machine.workers=2", "machine.bootstrap=100", setting]))
-    assert finished_metrics(idle, tmp_path) is not None
+    assert load_finished_metrics(idle, tmp_path) is not None
 
 
 def test_what_is_missing_of_the_outputs_is_made_again_without_an_episode(index: str, tmp_path: Path) -> None:
@@ -255,11 +255,11 @@ def test_what_is_missing_of_the_outputs_is_made_again_without_an_episode(index: 
     first, provenance = repeatable(tmp_path), (tmp_path / "provenance.json").read_bytes()
     for name in names(job):
         (tmp_path / name).unlink()
-        assert finished_metrics(job, tmp_path) is None, name
+        assert load_finished_metrics(job, tmp_path) is None, name
         ran: list[Episode] = []
         evaluate(job, tmp_path, ignore, ran.append)
         assert not ran
-        assert finished_metrics(job, tmp_path) is not None, name
+        assert load_finished_metrics(job, tmp_path) is not None, name
         if name != "provenance.json":
             assert (tmp_path / "provenance.json").read_bytes() == provenance
         else:
@@ -288,7 +288,7 @@ def test_a_run_that_is_killed_while_it_writes_is_completed(index: str, tmp_path:
         out = tmp_path / str(number)
         if die_at_fsync(lambda out=out: evaluate(job, out, ignore, ignore), number) == 0:
             break
-        assert finished_metrics(job, out) is None
+        assert load_finished_metrics(job, out) is None
         evaluate(job, out, ignore, ignore)
         assert repeatable(out) == whole
         assert len(list(read_episodes(out))) == 2

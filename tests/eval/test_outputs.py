@@ -18,7 +18,7 @@ from ir_measures import SetP, SetR
 from harness1.config import load_config
 from harness1.data.trec import read_run
 from harness1.errors import UsageError
-from harness1.eval.outputs import output_names, submission, submission_name, surfaced, task_table, write_outputs
+from harness1.eval.outputs import output_names, seen_units, submission, submission_name, task_table, write_outputs
 from harness1.eval.summary import summarise
 from harness1.records import (
     STATUS_OF,
@@ -176,7 +176,7 @@ def test_chunks_are_submitted_as_their_documents() -> None:
     turn = Turn(0, action=ToolCall("search_corpus"), observation=Observation("search_corpus", hits=hits))
     episode = finished("7", "", ("c1", "c2", "other#3", "whole"), turns=(turn,), unit="chunk")
     assert submission(episode)["retrieved_docids"] == ["doc", "other", "whole"]
-    assert surfaced(episode) == ("c1", "c2", "other#3", "whole")
+    assert seen_units(episode) == ("c1", "c2", "other#3", "whole")
 
 
 @pytest.mark.parametrize("name", ["../../etc", "a/b", "q\0", "ß" * 200, ".", "Wer? Was!"])

@@ -15,7 +15,7 @@ from harness1.models.spec import ModelSpec
 from harness1.redaction import Secret, public_address, secrets_of, without_password
 from harness1.retrieval.engines.milvus import parse_address
 from harness1.retrieval.open import is_engine, open_retriever
-from harness1.runs.folder import run_stage, shown_config, toml_lines
+from harness1.runs.folder import public_config, run_stage, toml_lines
 
 SECRET = "s3cr3t-and-l0ng"
 ADDRESSES = {
@@ -92,7 +92,7 @@ def test_no_setting_shows_its_secrets() -> None:
     config = load_config(None, overrides())
     assert config.machine.web.search_url == f"https://host/search?key={SECRET}"
     assert config.machine.learn.index[0] == f"milvus:http://u:{SECRET}@host"
-    lines = "\n".join(toml_lines(shown_config(config)))
+    lines = "\n".join(toml_lines(public_config(config)))
     for shown in (repr(config), str(config), f"{config.machine.web.search_url}", repr(config.machine.learn), lines):
         assert SECRET not in shown
     assert 'search_url = "https://host/search?***"' in lines

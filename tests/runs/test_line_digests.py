@@ -16,10 +16,10 @@ from harness1.runs.files import STAGE, Stage
 from harness1.runs.journal import (
     EPISODES,
     EpisodeStore,
-    continued,
+    continue_lines,
+    count_undigested,
     finish,
     read_episodes,
-    undigested_lines,
     without_digest,
 )
 
@@ -43,7 +43,7 @@ EPISODES_OF_RUN = [episode(number) for number in range(3)]
 
 def written(folder: Path, card: Stage = CARD, *, closed: bool = True, key: str = "k") -> Path:
     card = msgspec.structs.replace(card, outputs={**card.outputs, "lines": {"key": key, "undigested": 0}})
-    card = continued(card, folder / EPISODES)
+    card = continue_lines(card, folder / EPISODES)
     card.write(folder)
     with EpisodeStore(folder) as store:
         for each in EPISODES_OF_RUN:
@@ -133,10 +133,10 @@ def test_an_edited_card_is_found(tmp_path: Path, change: dict[str, dict[str, Any
 def test_lines_of_an_earlier_version_are_read_and_counted_and_the_run_goes_on(tmp_path: Path) -> None:
     CARD.write(edited(written(tmp_path, closed=False), bare))
     assert list(read_episodes(tmp_path)) == EPISODES_OF_RUN
-    assert undigested_lines(tmp_path / EPISODES) == 3
+    assert count_undigested(tmp_path / EPISODES) == 3
     written(tmp_path)
     assert len(list(read_episodes(tmp_path))) == 6
-    assert undigested_lines(tmp_path / EPISODES) == 3
+    assert count_undigested(tmp_path / EPISODES) == 3
     edited(tmp_path, lambda lines: [*lines[:3], *bare(lines[3:])])
     with pytest.raises(SchemaError, match=r":4: this line has lost its digest"):
         list(read_episodes(tmp_path))
@@ -159,6 +159,6 @@ def test_a_run_that_grows_is_closed_by_its_new_lines_alone(tmp_path: Path) -> No
     assert card is not None
     with EpisodeStore(tmp_path) as store:
         store.append(episode(3))
-    grown = finish(continued(card, tmp_path / EPISODES), tmp_path / EPISODES, lines_of(card))
+    grown = finish(continue_lines(card, tmp_path / EPISODES), tmp_path / EPISODES, lines_of(card))
     assert len(list(read_episodes(tmp_path))) == 4
-    assert finish(continued(card, tmp_path / EPISODES), tmp_path / EPISODES) == grown
+    assert finish(continue_lines(card, tmp_path / EPISODES), tmp_path / EPISODES) == grown

@@ -17,7 +17,7 @@ from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import Chunk, Episode, Task, ToolCall
 from harness1.reward import score
 from harness1.runs.files import Stage
-from harness1.runs.folder import shown_config
+from harness1.runs.folder import public_config
 from harness1.runs.journal import EpisodeStore
 from harness1.viewer.tables import Parts, Passage
 from tests.support import CORPUS, END, Script, call, chunk, curate, make_env, run, search
@@ -94,7 +94,7 @@ def write_run(
     made_with = dict(zip(("env", "policy", "index"), episodes[0].key[2:], strict=True))
     names = {"dataset": dataset.name if dataset else "", "split": "test", "tasks": [task.task_id for task in tasks]}
     inputs = names | made_with
-    outputs = {"policy": "script", "config": shown_config(config), "index": "words", "source": str(dataset or "")}
+    outputs = {"policy": "script", "config": public_config(config), "index": "words", "source": str(dataset or "")}
     hashes = {} if stage is None else stage.hashes
     more = {} if stage is None else stage.outputs
     Stage("run", inputs, "finished", hashes=hashes, outputs=outputs | more).write(folder)

@@ -21,7 +21,7 @@ import pytest
 from harness1.errors import UsageError
 from harness1.records import Episode
 from harness1.runs.journal import EPISODES, read_appended, read_episodes
-from harness1.viewer.html import inflated
+from harness1.viewer.html import inflate
 from harness1.viewer.live import LiveServer, Watched
 from tests.cli.commands import command_in_process
 from tests.support import hear_interrupts
@@ -147,7 +147,7 @@ def test_the_data_of_an_episode_is_made_on_request_and_brings_what_it_needs(
     monkeypatch.setattr(watched._runs[0], "episode", lambda start: made.append(start) or original(start))
     text = watched.data("e1")
     assert text is not None
-    data, numbers, own = map(inflated, text.split(","))
+    data, numbers, own = map(inflate, text.split(","))
     assert data["query"] == two.task.query
     assert numbers == []
     assert own["passages"]
@@ -155,7 +155,7 @@ def test_the_data_of_an_episode_is_made_on_request_and_brings_what_it_needs(
     assert len(made) == 1
     shared = watched.data("r0")
     assert shared is not None
-    assert inflated(shared)["specs"]
+    assert inflate(shared)["specs"]
     assert [watched.data(name) for name in ("e2", "e", "r1", "x0", "e1/..", "e²", "t0", "s0", "e" + "9" * 5000)] == [
         None
     ] * 9
@@ -185,10 +185,10 @@ def test_curves_of_trainings_and_sessions_of_proxies_grow(tmp_path: Path) -> Non
     assert after(watched, found)["changed"] == ["t0"]
     curve = watched.data("t0")
     assert curve is not None
-    assert inflated(curve)["curves"]["reward"][1][-1] == 9.0
+    assert inflate(curve)["curves"]["reward"][1][-1] == 9.0
     session = watched.data("s0")
     assert session is not None
-    assert inflated(session)["name"] == "talk"
+    assert inflate(session)["name"] == "talk"
 
 
 def test_the_episodes_of_a_training_are_followed_with_it(tmp_path: Path, whole: Path) -> None:

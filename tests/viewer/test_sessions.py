@@ -11,7 +11,7 @@ import pytest
 
 from harness1.rows.calls import RecordedCall, recording
 from harness1.viewer.pages import Asked, write_view
-from harness1.viewer.work import held_sessions, is_recording, read_sessions
+from harness1.viewer.work import hold_sessions, is_recording, read_sessions
 from tests.cli.commands import command_in_process
 from tests.viewer.making import script, some_tasks, write_run
 from tests.viewer.recordings import FIRST, SECOND, save_student, write_recording
@@ -67,9 +67,9 @@ def test_tokens_of_another_tokenizer_are_not_decoded(tmp_path: Path) -> None:
 def test_sessions_that_have_no_room_are_only_listed(tmp_path: Path) -> None:
     chat = save_student(tmp_path / "student")
     folder = write_recording(tmp_path / "agent", tmp_path / "student", chat)
-    whole = held_sessions([folder], 1_000_000)
+    whole = hold_sessions([folder], 1_000_000)
     assert [row["held"] for row, _ in whole] == [True, True]
-    small = held_sessions([folder], len(whole[1][1]))
+    small = hold_sessions([folder], len(whole[1][1]))
     assert [(row["held"], bool(text)) for row, text in small] == [(False, False), (True, True)]
 
 

@@ -12,7 +12,7 @@ import pytest
 from harness1.errors import UsageError
 from harness1.records import Episode
 from harness1.runs.journal import read_episodes
-from harness1.viewer.html import inflated
+from harness1.viewer.html import inflate
 from harness1.viewer.pages import Asked, Written, write_view
 from harness1.viewer.run_page import EpisodeRow, in_order, with_room
 from harness1.viewer.tables import BLOCK
@@ -50,7 +50,7 @@ def opened(path: Path) -> Page:
     index = json.loads(found.group(1))
     index["rows"] = [dict(zip(index["columns"], row, strict=True)) for row in index["rows"]]
     tags = re.findall(r'<script type="text/plain" id="(\w+)">([A-Za-z0-9+/=,]*)</script>', text)
-    parts = {name: [inflated(part) for part in body.split(",")] for name, body in tags}
+    parts = {name: [inflate(part) for part in body.split(",")] for name, body in tags}
     blocks = [each for name, (each, *_) in parts.items() if name.startswith("p")]
     passages = {name: [blocks[at // BLOCK][at % BLOCK] for at in rest[0]] for name, (_, *rest) in parts.items() if rest}
     return index | {"tags": {name: data for name, (data, *_) in parts.items()}, "passages": passages, "text": text}
