@@ -1,4 +1,8 @@
-"""The table of ablations: one line per removed mechanism, compared task by task with the base."""
+"""Ablations: the same policy on the same tasks and seeds, with one mechanism of the environment removed at a time, and
+their table: one line per removed mechanism, compared task by task with the base.
+
+A removed mechanism is in no prompt, tool schema, memory or metric. Harness-1 (arXiv 2606.02373), table 3, shows what
+the published harness lost without each mechanism."""
 
 from __future__ import annotations
 
@@ -249,11 +253,9 @@ _MECHANISMS: Mapping[str, Ablation] = MappingProxyType(
 )
 
 
-def _all_off(env: Env) -> Env:
-    return reduce(lambda left, ablation: ablation(left), _MECHANISMS.values(), env)
-
-
-ABLATIONS: Mapping[str, Ablation] = MappingProxyType({**_MECHANISMS, ALL_OFF: _all_off})
+ABLATIONS: Mapping[str, Ablation] = MappingProxyType(
+    {**_MECHANISMS, ALL_OFF: lambda env: reduce(lambda left, ablation: ablation(left), _MECHANISMS.values(), env)}
+)
 """Each mechanism with the function that removes it; `all_off` leaves searching, curating and ending."""
 
 
@@ -339,7 +341,15 @@ def _table(
     played: Mapping[str, Evaluation], metrics: Mapping[str, Mapping[str, Any]], out: Path, skipped: tuple[str, ...]
 ) -> AblationTable:
     base = played[BASE]
-    rows = {name: _per_task(each, out / name) for name, each in played.items()}
+    rows = {
+        name: task_metrics(
+            episodes_of(each.stage(), out / name),
+            {task.task_id: task for task in each.tasks},
+            each.config,
+            faults=each.faults,
+        )
+        for name, each in played.items()
+    }
     resamples, seed = base.config.machine.bootstrap, base.seed
     raw = [compare_condition(name, metrics[name], rows[BASE], rows[name], resamples, seed) for name in played]
     p = holm({each.name: each.p for each in raw if each.name != BASE and each.p is not None})
@@ -354,9 +364,3 @@ def _table(
         conditions=conditions,
         skipped=skipped,
     )
-
-
-def _per_task(evaluation: Evaluation, folder: Path) -> dict[str, dict[str, float]]:
-    tasks = {task.task_id: task for task in evaluation.tasks}
-    episodes = episodes_of(evaluation.stage(), folder)
-    return task_metrics(episodes, tasks, evaluation.config, faults=evaluation.faults)

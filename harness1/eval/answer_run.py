@@ -1,5 +1,6 @@
-"""Scores of answers: exact match and token F1 as in SQuAD (Rajpurkar et al. 2016, arXiv 1606.05250), for each condition
-with its interval, and for pairs of conditions on the same tasks."""
+"""A folder of answers: a model's replies to the questions of a run, how they were obtained, and their scores: exact
+match and token F1 as in SQuAD (Rajpurkar et al. 2016, arXiv 1606.05250), for each condition with its interval, and for
+pairs of conditions on the same tasks."""
 
 from __future__ import annotations
 
@@ -59,7 +60,9 @@ def normalise(text: str) -> str:
     of ASCII, as in SQuAD, and of Unicode (general category P): another kind of dash or quotation mark makes no
     difference. Composed and decomposed letters are equal (NFC)."""
     lower = unicodedata.normalize("NFC", text).lower()
-    kept = "".join(letter for letter in lower if not _is_punctuation(letter))
+    kept = "".join(
+        letter for letter in lower if letter not in string.punctuation and unicodedata.category(letter)[0] != "P"
+    )
     return " ".join(_ARTICLES.sub(" ", kept).split())
 
 
@@ -75,17 +78,13 @@ def token_f1(answer: str, golds: Sequence[str]) -> float:
     words after normalisation, F1 is 1.0 if both have none, else 0.0 (SQuAD 2.0). Raises ValueError: there is no right
     answer."""
     given = Counter(normalise(answer).split())
-    return max(_f1(given, Counter(normalise(gold).split())) for gold in golds)
 
+    def f1(right: Counter[str]) -> float:
+        if not given or not right:
+            return float(given == right)
+        return 2.0 * (given & right).total() / (given.total() + right.total())
 
-def _f1(given: Counter[str], right: Counter[str]) -> float:
-    if not given or not right:
-        return float(given == right)
-    return 2.0 * (given & right).total() / (given.total() + right.total())
-
-
-def _is_punctuation(letter: str) -> bool:
-    return letter in string.punctuation or unicodedata.category(letter).startswith("P")
+    return max(f1(Counter(normalise(gold).split())) for gold in golds)
 
 
 METRICS: tuple[str, ...] = ("exact_match", "f1", "judge")
@@ -96,10 +95,13 @@ Scores = Mapping[Condition, Mapping[str, Mapping[str, float]]]
 
 def score_answers(answered: Sequence[Answered]) -> dict[Condition, dict[str, dict[str, float]]]:
     """Return the scores of all answers; a missing answer has none, one without a valid verdict lacks `judge`."""
-    return {
-        condition: {metric: _task_means(rows, metric) for metric in METRICS}
-        for condition, rows in _by_condition(answered).items()
-    }
+
+    def means(rows: Sequence[Answered], metric: str) -> dict[str, float]:
+        values = ((each.question.task_id, _score(each, metric)) for each in rows)
+        return task_means((task_id, value) for task_id, value in values if value is not None)
+
+    by_condition = _by_condition(answered)
+    return {name: {metric: means(rows, metric) for metric in METRICS} for name, rows in by_condition.items()}
 
 
 def summarise_answers(answered: Sequence[Answered], resamples: int, seed: int = 0) -> dict[str, Any]:
@@ -118,7 +120,11 @@ def summarise_answers(answered: Sequence[Answered], resamples: int, seed: int = 
         "missing_verdicts": unjudged,
         "faults": [each.fault for each in ordered if each.fault][:SHOWN_FAULTS],
         "conditions": {
-            condition: _intervals(scores[condition], resamples, seed) | _counts(rows)
+            condition: {
+                metric: finite_or_null(bootstrap_mean(list(of.values()), resamples, seed))
+                for metric, of in scores[condition].items()
+            }
+            | _counts(rows)
             for condition, rows in _by_condition(ordered).items()
         },
         "pairs": [pair for metric in METRICS for pair in _pairs(scores, metric, resamples, seed)],
@@ -151,11 +157,6 @@ def _by_condition(answered: Sequence[Answered]) -> dict[Condition, list[Answered
     return {condition: rows for condition, rows in found if rows}
 
 
-def _task_means(rows: Sequence[Answered], metric: str) -> dict[str, float]:
-    values = ((each.question.task_id, _score(each, metric)) for each in rows)
-    return task_means((task_id, value) for task_id, value in values if value is not None)
-
-
 def _score(each: Answered, metric: str) -> float | None:
     if each.answer is None:
         return None
@@ -163,10 +164,6 @@ def _score(each: Answered, metric: str) -> float | None:
         verdict = None if each.verdict is None else read_verdict(each.verdict.text)
         return None if verdict is None else float(verdict)
     return (exact_match if metric == "exact_match" else token_f1)(each.text, each.question.golds)
-
-
-def _intervals(scores: Mapping[str, Mapping[str, float]], resamples: int, seed: int) -> dict[str, Any]:
-    return {metric: finite_or_null(bootstrap_mean(list(of.values()), resamples, seed)) for metric, of in scores.items()}
 
 
 def _counts(rows: Sequence[Answered]) -> dict[str, Any]:
@@ -265,7 +262,9 @@ class AnswerRun:
         folder holds something else or cannot be written, the index is not the run's, or a server would refuse every
         request."""
         refuse_foreign(self.out, VERB)
-        self._refuse_other_index()
+        used, searched = self.work.texts.index_hash, self.run.stage.inputs["index"]
+        if used != searched:  # the curated sets and the single search must use the same units
+            raise UsageError(f"{self.run.folder} searched the index {searched[:12]}, but this one is {used[:12]}")
         stage = self.stage()
         with under_way(stage, self.out), ReplyStore(self.out) as store:
             on_torn(store.torn)
@@ -277,11 +276,6 @@ class AnswerRun:
         missing = {name: summary[name] for name in ("missing", "missing_verdicts")}
         stage.write(self.out, status="interrupted" if any(missing.values()) else "finished", gates=missing)
         return summary
-
-    def _refuse_other_index(self) -> None:
-        found, searched = self.work.texts.index_hash, self.run.stage.inputs["index"]
-        if found != searched:
-            raise UsageError(f"{self.run.folder} searched the index {searched[:12]}, but this one is {found[:12]}")
 
     def _describe(self) -> dict[str, Any]:
         run, work, questions = self.run, self.work, self.questions
@@ -326,25 +320,21 @@ def open_answers(run: Run, asked: AnswerRequest, out: Path | None, machine: Mach
     `answers/MODEL` in the folder of the run. Raises UsageError: a model or a condition is invalid, or the run has
     nothing to ask."""
     questions, most = questions_of(run, asked.limit), asked.answer_tokens
+    conditions = {name.strip() for name in asked.conditions.split(",")}
+    if unknown := conditions - set(CONDITIONS):
+        raise UsageError(f"--conditions takes some of {', '.join(CONDITIONS)}, not {', '.join(sorted(unknown))!r}")
     work = Answering(
         questions=questions.asked,
         texts=_reader(asked.index or run.index, run.config, machine),
         answerer=_model(asked.answerer, "--answerer", most, policy_endpoint, machine),
         judge=_model(asked.judge, "--judge", most, verifier_endpoint, machine) if asked.judge else None,
-        conditions=_conditions(asked.conditions),
+        conditions=[condition for condition in CONDITIONS if condition in conditions],
         single_size=asked.single_size,
         documents=asked.documents,
         tokens=asked.tokens,
     )
     out = out or run.folder / "answers" / re.sub(r"[^\w.-]", "-", ModelSpec.read(asked.answerer).model)
     return AnswerRun(run, questions, work, out, machine.model.concurrency)
-
-
-def _conditions(text: str) -> tuple[Condition, ...]:
-    asked = {name.strip() for name in text.split(",")}
-    if unknown := asked - set(CONDITIONS):
-        raise UsageError(f"--conditions takes some of {', '.join(CONDITIONS)}, not {', '.join(sorted(unknown))!r}")
-    return tuple(condition for condition in CONDITIONS if condition in asked)
 
 
 def _model(

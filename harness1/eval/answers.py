@@ -1,4 +1,5 @@
-"""All prompts of answerers and judges, the documents in them, and the parsing of replies."""
+"""Downstream answers: a frozen model answers the tasks of a finished run without documents, from one search, and from
+what was delivered. Each reply is stored when it arrives, as one line of JSON, so a stopped run can continue."""
 
 from __future__ import annotations
 
@@ -121,10 +122,11 @@ class DocumentReader:
         """Return the first `size` units that a single search finds, best first; fewer if it finds no more. Several
         chunks of one document are one unit: the search is deepened until there are enough units. Raises
         InfrastructureFault: the index failed."""
-        depth, units = size, list[UnitId]()
+        depth, units, by_chunk = size, list[UnitId](), self._retriever.info.unit == "chunk"
         while len(units) < size:
             hits = (await patiently(partial(self._search, query, depth), self._run)).hits
-            units = list(dict.fromkeys(self._unit(scored.chunk) for scored in hits))
+            names = (scored.chunk.chunk_id if by_chunk else scored.chunk.doc_id for scored in hits)
+            units = list(dict.fromkeys(map(UnitId, names)))
             if len(hits) < depth:
                 break
             depth *= 2
@@ -133,9 +135,6 @@ class DocumentReader:
     async def _search(self, query: str, depth: int) -> SearchResult | RetrievalFault:
         (result,) = await self._retriever.search([SearchRequest(query, depth, deadline=self._run.call_deadline_s)])
         return result
-
-    def _unit(self, chunk: Chunk) -> UnitId:
-        return UnitId(chunk.chunk_id if self._retriever.info.unit == "chunk" else chunk.doc_id)
 
     async def _source(self, unit: UnitId) -> QuotedDocument:
         def ask() -> Awaitable[tuple[Chunk, ...] | RetrievalFault]:
@@ -201,27 +200,19 @@ class ReplyStore(Journal):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, ANSWERS)
-        try:
-            self.kept = _read(folder / ANSWERS)
-        except SchemaError:
-            self.close()
-            raise
+        self.kept: dict[ReplyKey, Reply] = {}
+        for number, line in read_lines(folder / ANSWERS):
+            try:
+                reply = msgspec.json.decode(line, type=Reply)
+            except MALFORMED as error:
+                self.close()
+                raise SchemaError(f"{folder / ANSWERS}:{number}: not an answer: {error}") from error
+            self.kept[reply.key] = reply
 
     def append(self, reply: Reply) -> None:
         """Write one reply; when this returns, the operating system has it, and it survives a crash of this process."""
         self.write(msgspec.json.encode(reply))
         self.kept[reply.key] = reply
-
-
-def _read(path: Path) -> dict[ReplyKey, Reply]:
-    kept = {}
-    for number, line in read_lines(path):
-        try:
-            reply = msgspec.json.decode(line, type=Reply)
-        except MALFORMED as error:
-            raise SchemaError(f"{path}:{number}: not an answer: {error}") from error
-        kept[reply.key] = reply
-    return kept
 
 
 class AnswerItem(Record):
@@ -305,7 +296,9 @@ class Answering:
         question, condition = job
         answer = verdict = None
         try:
-            units = await self._units(job)
+            units: Sequence[UnitId] = question.delivered if condition == "curated" else ()
+            if condition == "single":
+                units = await self.texts.single_shot(question.query, self.single_size or len(question.delivered))
             shown = within_budget(await self.texts.sources(units[: self.documents]), self.documents, self.tokens)
             closed = condition == "closed"
             messages = ask_closed(question.query) if closed else ask_open(question.query, shown)
@@ -317,12 +310,6 @@ class Answering:
         except InfrastructureFault as fault:
             return Answered(question, condition, answer, verdict, str(fault))
         return Answered(question, condition, answer, verdict)
-
-    async def _units(self, job: AnswerJob) -> Sequence[UnitId]:
-        question, condition = job
-        if condition == "single":
-            return await self.texts.single_shot(question.query, self.single_size or len(question.delivered))
-        return question.delivered if condition == "curated" else ()
 
 
 async def _request(

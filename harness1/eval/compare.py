@@ -146,7 +146,15 @@ def compare(runs: Sequence[Run], metric: str = "curated_recall", top: int = 10, 
         _pair_runs(*(at_equal_size(first, other) if equal_size else (first, other)), metric, top, number)
         for number, other in enumerate(others, start=1)
     ]
-    return Comparison(metric, equal_size, _side(first), tuple(_correct_pairs(pairs)))
+    return Comparison(
+        metric,
+        equal_size,
+        _side(first),
+        tuple(
+            msgspec.structs.replace(pair, metrics=found)
+            for pair, found in zip(pairs, correct_p_values([pair.metrics for pair in pairs]), strict=True)
+        ),
+    )
 
 
 def at_equal_size(first: Run, second: Run) -> tuple[Run, Run]:
@@ -243,11 +251,6 @@ def _change_of(first: Run, second: Run, task_id: str, metric: str, number: int) 
     return Change(task_id, first.tasks[task_id].query, a, b, b - a, address)
 
 
-def _correct_pairs(pairs: Sequence[Pairing]) -> list[Pairing]:
-    metrics = correct_p_values([pair.metrics for pair in pairs])
-    return [msgspec.structs.replace(pair, metrics=found) for pair, found in zip(pairs, metrics, strict=True)]
-
-
 NAMES = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
 ADDRESS = "/:#,%.~-_"
 """Characters that are not escaped in an address."""
@@ -285,7 +288,13 @@ def blocks(comparison: Comparison, viewer: str = "") -> Iterator[Block]:
     sides = [comparison.first, *(pair.second for pair in comparison.others)]
     first, *others = names = labels([side.folder for side in sides])
     rows = [
-        (name, side.folder, side.policy, str(side.tasks), _broken(side))
+        (
+            name,
+            side.folder,
+            side.policy,
+            str(side.tasks),
+            f"{side.broken:,} counted as 0" if side.broken and side.faults == "zero" else f"{side.broken:,}",
+        )
         for name, side in zip(names, sides, strict=True)
     ]
     yield Grid(("run", "folder", "policy", "tasks", "broken"), tuple(rows), frozenset({3, 4}), flexible=1)
@@ -303,7 +312,17 @@ def labels(folders: Sequence[str]) -> list[str]:
 
 def markdown(parts: Sequence[Block]) -> str:
     """Return the blocks as Markdown, with all special characters escaped."""
-    return "\n\n".join(map(_markdown_block, parts)) + "\n"
+
+    def block(part: Block) -> str:
+        if isinstance(part, str):
+            return _cell(part)
+        if isinstance(part, Links):
+            return "\n".join(f"- [{_cell(name)}](<{quote(address, safe=ADDRESS)}>)" for name, address in part.places)
+        rule = ["---:" if column in part.numbers else "---" for column in range(len(part.columns))]
+        rows = [part.columns, tuple(rule), *(tuple(map(_cell, row)) for row in part.rows)]
+        return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+    return "\n\n".join(map(block, parts)) + "\n"
 
 
 def one_line(text: str) -> str:
@@ -326,13 +345,19 @@ def _pair(comparison: Comparison, pair: Pairing, first: str, name: str, viewer: 
         yield "Their cards and configurations are equal."
     if pair.changed or not pair.wins + pair.losses:
         yield f"Tasks that changed most in {comparison.metric}:"
-        yield _change_grid(pair, first, name) if pair.changed else "None changed."
+        changed = [
+            (
+                one_line(each.task_id),
+                *(f"{value:.3f}" for value in (each.first, each.second)),
+                f"{each.change:+.3f}",
+                one_line(each.query),
+            )
+            for each in pair.changed
+        ]
+        heads = ("task", first, name, "change", "query")
+        yield Grid(heads, tuple(changed), frozenset({1, 2, 3}), flexible=4) if changed else "None changed."
     if pair.changed and viewer:
         yield Links(tuple((one_line(each.task_id), f"{viewer}{each.address}") for each in pair.changed))
-
-
-def _broken(side: Side) -> str:
-    return f"{side.broken:,} counted as 0" if side.broken and side.faults == "zero" else f"{side.broken:,}"
 
 
 def _why(pair: Pairing, first: str, name: str) -> str:
@@ -368,34 +393,12 @@ def _metrics(metrics: dict[str, Difference], first: str, name: str) -> Grid:
     return Grid(heads, tuple(rows), frozenset(range(1, 6)))
 
 
-def _change_grid(pair: Pairing, first: str, name: str) -> Grid:
-    rows = tuple(
-        (one_line(each.task_id), f"{each.first:.3f}", f"{each.second:.3f}", f"{each.change:+.3f}", one_line(each.query))
-        for each in pair.changed
-    )
-    return Grid(("task", first, name, "change", "query"), rows, frozenset({1, 2, 3}), flexible=4)
-
-
 def _show(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(_show, value))
     if isinstance(value, bool):
         return "true" if value else "false"
     return "-" if value is None else one_line(str(value))
-
-
-def _markdown_block(part: Block) -> str:
-    if isinstance(part, str):
-        return _cell(part)
-    if isinstance(part, Grid):
-        return _markdown_grid(part)
-    return "\n".join(f"- [{_cell(name)}](<{quote(address, safe=ADDRESS)}>)" for name, address in part.places)
-
-
-def _markdown_grid(grid: Grid) -> str:
-    rule = ["---:" if column in grid.numbers else "---" for column in range(len(grid.columns))]
-    rows = [grid.columns, tuple(rule), *(tuple(map(_cell, row)) for row in grid.rows)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def _cell(text: str) -> str:

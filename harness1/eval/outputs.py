@@ -1,4 +1,5 @@
-"""Files made from a run's episodes for people and other programs: tables, TREC runs, a BrowseComp-Plus submission.
+"""Files made from a run's episodes for people and other programs: tables, TREC runs, a BrowseComp-Plus submission; and
+the frames of a recorded run for pandas or polars.
 Equal episodes give equal bytes, in whatever order they finished."""
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ def write_outputs(
     by_sample: dict[int, list[Episode]] = {}
     for episode in episodes:
         by_sample.setdefault(episode.sample_idx, []).append(episode)
-    encode = any(map(_is_broken, _ids(episodes)))
+    ids = (name for each in episodes for name in (each.task.task_id, *delivered(each), *seen_units(each)))
+    encode = any(name.split() != [name] for name in ids)  # such an id would break the columns of a TREC file
     for sample, of_one in by_sample.items():
         _write_run(out / of_sample(CURATED, sample), of_one, delivered, encode)
         _write_run(out / of_sample(POOL, sample), of_one, seen_units, encode)
@@ -86,16 +88,13 @@ def write_outputs(
             write_json(folder / submission_name(episode.task.task_id), submission(episode))
     (out / ENCODED_QRELS).unlink(missing_ok=True)
     if encode:
-        write_qrels(out / ENCODED_QRELS, _judgements(tasks))
+        golds = {task_id: task.gold.relevant for task_id, task in sorted(tasks.items()) if task.gold}
+        judged = {
+            _encode(task_id): {DocId(_encode(name)): grade for name, grade in found.items()}
+            for task_id, found in golds.items()
+        }
+        write_qrels(out / ENCODED_QRELS, judged)
     return encode
-
-
-def _judgements(tasks: Mapping[str, Task]) -> dict[str, dict[DocId, int]]:
-    golds = {task_id: task.gold.relevant for task_id, task in sorted(tasks.items()) if task.gold}
-    return {
-        _encode(task_id): {DocId(_encode(name)): grade for name, grade in found.items()}
-        for task_id, found in golds.items()
-    }
 
 
 def task_table(
@@ -168,17 +167,6 @@ def _write_run(path: Path, episodes: Iterable[Episode], units: Units, encode: bo
     write_run(path, run, TAG)
 
 
-def _ids(episodes: Iterable[Episode]) -> Iterator[str]:
-    for episode in episodes:
-        yield episode.task.task_id
-        yield from delivered(episode)
-        yield from seen_units(episode)
-
-
-def _is_broken(name: str) -> bool:
-    return name.split() != [name]
-
-
 def _encode(name: str) -> str:
     """Return an id as one column: white space and percent signs are percent-encoded, so that ids stay distinct."""
     return "".join(quote(each) if each.isspace() or each == "%" else each for each in name) or "%"
@@ -194,12 +182,10 @@ def csv_table(columns: Sequence[str], rows: Iterable[Iterable[str | float]]) -> 
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     for row in (columns, *rows):
-        writer.writerow([_escape_formula(cell) if isinstance(cell, str) else cell for cell in row])
+        writer.writerow(
+            [f"'{cell}" if isinstance(cell, str) and cell.lstrip("' ").startswith(FORMULA) else cell for cell in row]
+        )
     return text.getvalue()
-
-
-def _escape_formula(cell: str) -> str:
-    return f"'{cell}" if cell.lstrip("' ").startswith(FORMULA) else cell
 
 
 Library = Literal["", "pandas", "polars"]
@@ -265,7 +251,7 @@ class RecordedRun:
 
     def _task(self, episode: Episode) -> Row:
         gold = self.run.gold_of(episode.task)
-        result = _outcome_or_none(episode, gold)
+        result = outcome_if_known(episode, gold)
         tags = Counter(entry.tag for entry in episode.curated)
         called = list(calls_of(episode))
         metrics = {} if result is None else measure_episode(result, episode, gold, self.config)
@@ -292,14 +278,16 @@ class RecordedRun:
         return row | {name: value for name, value in metrics.items() if name not in row}
 
     def _turns(self, episode: Episode) -> Iterator[Row]:
-        gold = self.run.gold_of(episode.task)
-        wanted = _gold_targets(episode, gold)
+        try:
+            wanted = targets(episode.task.task_id, self.run.gold_of(episode.task), episode.unit).relevant
+        except UsageError:
+            wanted = None
         seen: set[UnitId] = set()
         for turn in episode.turns:
-            seen |= _hit_units(episode, turn)
+            hits = () if turn.observation is None else turn.observation.hits
+            seen |= {UnitId(hit.doc_id if episode.unit == "document" else hit.chunk_id) for hit in hits}
             found = None if wanted is None else sum(not target.isdisjoint(seen) for target in wanted)
-            total = None if wanted is None else len(wanted)
-            yield _turn(episode, turn) | {"found": found, "targets": total}
+            yield _turn(episode, turn) | {"found": found, "targets": None if wanted is None else len(wanted)}
 
 
 def load_run(folder: Path | str) -> RecordedRun:
@@ -323,6 +311,7 @@ def load_run(folder: Path | str) -> RecordedRun:
 def _turn(episode: Episode, turn: Turn) -> Row:
     action, seen = turn.action, turn.observation
     given = "" if action is None else msgspec.json.encode(action.arguments).decode()
+    error = None if seen is None or seen.error is None else seen.error.code
     return {
         "task": episode.task.task_id,
         "sample": episode.sample_idx,
@@ -330,7 +319,7 @@ def _turn(episode: Episode, turn: Turn) -> Row:
         "turn": turn.index,
         "tool": None if action is None else action.name,
         "arguments": given[:SUMMARY],
-        "error": _error(turn),
+        "error": error if turn.parse_error is None else "parse_error",
         "prompt_tokens": turn.prompt_tokens,
         "prefill_tokens": turn.prefill_tokens,
         "output_tokens": sum(len(call.output_ids) for call in turn.calls) if turn.calls else None,
@@ -341,29 +330,12 @@ def _turn(episode: Episode, turn: Turn) -> Row:
     }
 
 
-def _error(turn: Turn) -> str | None:
-    if turn.parse_error is not None:
-        return "parse_error"
-    return None if turn.observation is None or turn.observation.error is None else turn.observation.error.code
-
-
-def _hit_units(episode: Episode, turn: Turn) -> set[UnitId]:
-    hits = () if turn.observation is None else turn.observation.hits
-    return {UnitId(hit.doc_id if episode.unit == "document" else hit.chunk_id) for hit in hits}
-
-
-def _outcome_or_none(episode: Episode, gold: Gold | None) -> Outcome | None:
+def outcome_if_known(episode: Episode, gold: Gold | None) -> Outcome | None:
+    """Return the outcome of an episode; None if the infrastructure broke it, or its gold does not say."""
     if gold is None or episode.status is Status.INFRA_ERROR:
         return None
     try:
         return measure_outcome(episode, gold)
-    except UsageError:
-        return None
-
-
-def _gold_targets(episode: Episode, gold: Gold | None) -> list[frozenset[UnitId]] | None:
-    try:
-        return [frozenset(each) for each in targets(episode.task.task_id, gold, episode.unit).relevant]
     except UsageError:
         return None
 

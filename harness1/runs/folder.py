@@ -60,16 +60,11 @@ def run_stage(
     lines = Lines(digest([inputs, hashes]), 0)
     outputs = {"policy": policy, "config": public_config(config), "index": public_address(index), **chat}
     outputs[LINES] = msgspec.to_builtins(lines)
-    if plugins := _plugins(config, policy, index, chat):
+    first = [spec if is_own(spec) else spec.partition(":")[0] for spec in (policy, index)]
+    named = {"policies": first[:1], "retrievers": first[1:], "formats": [chat.get("format", config.policy.format)]}
+    if plugins := packages_of({"tools": config.env.plugins, "rewards": config.reward.plugins, **named}):
         outputs["plugins"] = plugins
     return Stage("run", inputs, hashes=hashes, outputs=outputs)
-
-
-def _plugins(config: Config, policy: str, index: str, chat: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    format_name = chat.get("format", config.policy.format)
-    first = [spec if is_own(spec) else spec.partition(":")[0] for spec in (policy, index)]
-    named = {"policies": first[:1], "retrievers": first[1:], "formats": [format_name]}
-    return packages_of({"tools": config.env.plugins, "rewards": config.reward.plugins, **named})
 
 
 def public_config(config: Config) -> dict[str, Any]:
@@ -258,20 +253,15 @@ def list_libraries() -> tuple[str | None, dict[str, str]]:
 
 def machine() -> dict[str, Any]:
     """Return the operating system, the model and number of processor cores, and the memory in bytes."""
+    cpu = None
+    with suppress(OSError):
+        cpu = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return {
         "platform": platform.platform(),
-        "cpu": _cpu(),
+        "cpu": cpu[1] if cpu else platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
     }
-
-
-def _cpu() -> str:
-    with suppress(OSError):
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-        if found:
-            return found[1]
-    return platform.processor() or platform.machine()
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

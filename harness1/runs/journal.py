@@ -1,8 +1,11 @@
-"""A file of lines that only grows, and an optional binary file beside it for the numbers of each line.
+"""A file of lines that only grows, with a binary file beside it for the numbers of each line, digests of its lines, and
+the episodes of a run in it.
 
 The numbers of a line are written before it, so that a line never refers to missing numbers. A torn last line, left
-by a crash, is cut off when the journal is opened for writing and skipped when it is read.
-"""
+by a crash, is cut off when the journal is opened for writing and skipped when it is read. The digest of a line covers
+its bytes and the key of its run, which is in the run's card; when a run ends, its card also gets a digest of all lines
+in their order and of the card itself. This finds lines that were edited, lost, added or moved, by accident or
+carelessness; whoever means to deceive can compute every digest again."""
 
 from __future__ import annotations
 
@@ -24,8 +27,16 @@ from harness1.hashing import digest
 from harness1.records import Episode, EpisodeKey, ModelCall, Record, TokenBlob, Turn, decode_episode, encode_episode
 from harness1.runs.files import Stage, lock, lock_or_wait, read_raw_stage, read_stage, replacing
 
+EPISODES = "episodes.jsonl"
+TOKENS = "tokens.bin"
+LINES = "lines"
+"""The name, among a card's outputs, of what it says about its lines."""
 BLOCK = 1 << 16
 """Bytes that are read at a time to find the end of the last line."""
+
+_MARK = b',"digest":"'
+_DIGITS = 32
+_TAIL = len(_MARK) + _DIGITS + len(b'"}')
 
 
 class Journal:
@@ -132,14 +143,6 @@ def unpack(path: Path, place: TokenBlob, of: str) -> Iterator[np.ndarray]:
     for count in place.counts:
         yield words[start : start + count]
         start += count
-
-
-LINES = "lines"
-"""The name, among a card's outputs, of what it says about its lines."""
-
-_MARK = b',"digest":"'
-_DIGITS = 32
-_TAIL = len(_MARK) + _DIGITS + len(b'"}')
 
 
 class Lines(Record):
@@ -256,15 +259,11 @@ def is_unchanged(path: Path) -> bool:
 
 
 def _digest_of(body: bytes, key: str) -> bytes:
-    seen = hashlib.sha256(key.encode())
-    seen.update(body)
-    return seen.hexdigest()[:_DIGITS].encode()
+    return hashlib.sha256(key.encode() + body).hexdigest()[:_DIGITS].encode()
 
 
 def _fold(fold: str, found: bytes) -> str:
-    seen = hashlib.sha256(fold.encode())
-    seen.update(found)
-    return seen.hexdigest()
+    return hashlib.sha256(fold.encode() + found).hexdigest()
 
 
 def _seal(stage: Stage, said: Lines) -> str:
@@ -273,19 +272,10 @@ def _seal(stage: Stage, said: Lines) -> str:
     return digest([msgspec.structs.replace(said, digest=""), {**plain, "outputs": outputs}])
 
 
-EPISODES = "episodes.jsonl"
-TOKENS = "tokens.bin"
-
-
 class EpisodeStore(Journal):
-    """Append finished episodes to a run folder, made if need be; used and locked as a `Journal`.
-
-    A line of `episodes.jsonl` is an episode; `tokens.bin` holds token ids (int32) and log probabilities (float32).
-    `torn` is the size in bytes of a torn last line, which opening the store cuts off.
-
-    Raises:
-        UsageError: another process is writing to the folder, or it cannot be written.
-    """
+    """Append finished episodes to a run folder, made if need be; used and locked as a `Journal`. A line of
+    `episodes.jsonl` is an episode; `tokens.bin` holds token ids (int32) and log probabilities (float32). Raises
+    UsageError: another process is writing to the folder, or it cannot be written."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, EPISODES, TOKENS)
@@ -376,7 +366,7 @@ def _detach(episode: Episode, offset: int) -> tuple[Episode, bytes]:
     blob, place = to_bytes(tuple(_arrays(episode)), offset)
     if place is None:
         return episode, blob
-    turns = _with_calls(episode, _strip_call)
+    turns = _with_calls(episode, lambda call: msgspec.structs.replace(call, output_ids=(), output_logprobs=()))
     segments: dict[str, tuple[int, ...]] = dict.fromkeys(episode.segments, ())
     return msgspec.structs.replace(episode, turns=turns, segments=segments, tokens=place), blob
 
@@ -385,19 +375,15 @@ def _attach(episode: Episode, folder: Path) -> Episode:
     if episode.tokens is None:
         return episode
     parts = unpack(folder / TOKENS, episode.tokens, f"episode {episode.episode_id}")
-    turns = _with_calls(episode, lambda call: _fill_call(call, parts))
+
+    def fill(call: ModelCall) -> ModelCall:
+        ids, logprobs = (tuple(next(parts).view(kind).tolist()) for kind in ("<i4", "<f4"))
+        return msgspec.structs.replace(call, output_ids=ids, output_logprobs=logprobs)
+
+    turns = _with_calls(episode, fill)
     segments = {name: tuple(next(parts).view("<i4").tolist()) for name in episode.segments}
     return msgspec.structs.replace(episode, turns=turns, segments=segments, tokens=None)
 
 
 def _with_calls(episode: Episode, changed: Callable[[ModelCall], ModelCall]) -> tuple[Turn, ...]:
     return tuple(msgspec.structs.replace(turn, calls=tuple(map(changed, turn.calls))) for turn in episode.turns)
-
-
-def _strip_call(call: ModelCall) -> ModelCall:
-    return msgspec.structs.replace(call, output_ids=(), output_logprobs=())
-
-
-def _fill_call(call: ModelCall, parts: Iterator[np.ndarray]) -> ModelCall:
-    ids = tuple(next(parts).view("<i4").tolist())
-    return msgspec.structs.replace(call, output_ids=ids, output_logprobs=tuple(next(parts).view("<f4").tolist()))

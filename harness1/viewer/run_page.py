@@ -17,16 +17,17 @@ from harness1.env.pieces import static_piece
 from harness1.errors import MALFORMED, UsageError
 from harness1.eval.compare import Difference, PerTask, correct_p_values, differences_of
 from harness1.eval.metrics import HEADLINE, failure_class
+from harness1.eval.outputs import outcome_if_known
 from harness1.eval.run import Run
 from harness1.eval.summary import task_metrics
 from harness1.models.fetch import resolve_model
 from harness1.models.open import HARMONY
 from harness1.models.spec import ModelSpec, is_model
 from harness1.models.tokenizer import HarmonyVocabulary, Tokenizer, open_tokenizer
-from harness1.records import Episode, EpisodeKey, Gold, RewardRecord, Status, Task, Unit
+from harness1.records import Episode, EpisodeKey, Gold, RewardRecord, Task, Unit
 from harness1.retrieval.corpus import Document
 from harness1.reward import composite
-from harness1.reward.measures import Outcome, delivered, measure_outcome, targets
+from harness1.reward.measures import Outcome, delivered, targets
 from harness1.runs.folder import METRICS
 from harness1.tools.registry import Toolbox
 
@@ -213,11 +214,8 @@ class Scored(msgspec.Struct, frozen=True):
 
 def score_episode(episode: Episode, gold: Gold | None, config: Config) -> Scored:
     """Return the outcome of an episode, and its recorded reward, or else that of the run's configuration."""
-    if gold is None or episode.status is Status.INFRA_ERROR:
-        return Scored(None, episode.reward)
-    try:
-        found = measure_outcome(episode, gold)
-    except UsageError:
+    found = outcome_if_known(episode, gold)
+    if found is None:
         return Scored(None, episode.reward)
     return Scored(found, episode.reward or composite(found, episode, config, gold))
 
