@@ -44,7 +44,7 @@ from harness1.rows import TrainRow
 from harness1.runs.files import Stage, refuse_full_disk, refuse_other, under_way
 from harness1.runs.folder import run_stage
 from harness1.runs.journal import EPISODES as LINES
-from harness1.runs.journal import EpisodeStore, continued, finish
+from harness1.runs.journal import EpisodeStore, continue_lines, finish
 from harness1.training.algorithm import make_algorithm
 from harness1.training.log import NO_TRACKERS, StepListener, Trackers
 from harness1.training.process_group import ALONE, ProcessGroup
@@ -174,7 +174,7 @@ def train_policy(
         steps, algorithm = work.config.batches * rl.substeps, make_algorithm(rl.algorithm, rl)
         job = TrainerJob(work.base, algorithm, work.config.train, steps, work.device, threads)
         loop = _PolicyLoop(work, work.open_engine(job, group), card, players, on_step)
-        played = continued(_run_card(work, chat), work.out / EPISODES / LINES)
+        played = continue_lines(_run_card(work, chat), work.out / EPISODES / LINES)
         played.write(work.out / EPISODES)
         done = loop.train()
         finish(played, work.out / EPISODES / LINES)

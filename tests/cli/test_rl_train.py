@@ -9,7 +9,7 @@ import pytest
 from harness1.runs.files import read_stage
 from harness1.runs.journal import read_episodes
 from harness1.sft.collect import tasks_of_runs
-from harness1.viewer.run_page import RunSource, scored
+from harness1.viewer.run_page import RunSource, score_episode
 from tests.cli.commands import Command, command_in_process
 from tests.sft.test_fine_tuning import SHORT, WORLD, save_student
 
@@ -92,7 +92,7 @@ def test_a_policy_that_never_acts_has_nothing_to_learn_from(harness1: Command, h
     assert viewed.code == 0, viewed.err
     source = RunSource.open(home / "hopeless" / "episodes")
     assert source.notes == []
-    assert all(scored(episode, source.gold_of(episode.task), source.config).outcome for episode in played)
+    assert all(score_episode(episode, source.gold_of(episode.task), source.config).outcome for episode in played)
 
 
 def test_no_batch_is_begun_when_the_time_is_up_and_nothing_untrained_is_a_checkpoint(
