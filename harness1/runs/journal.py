@@ -274,8 +274,11 @@ def _seal(stage: Stage, said: Lines) -> str:
 
 class EpisodeStore(Journal):
     """Append finished episodes to a run folder, made if need be; used and locked as a `Journal`. A line of
-    `episodes.jsonl` is an episode; `tokens.bin` holds token ids (int32) and log probabilities (float32). Raises
-    UsageError: another process is writing to the folder, or it cannot be written."""
+    `episodes.jsonl` is an episode; `tokens.bin` holds token ids (int32) and log probabilities (float32).
+
+    Raises:
+        UsageError: another process is writing to the folder, or it cannot be written.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, EPISODES, TOKENS)
