@@ -239,7 +239,7 @@ def answer(
     answering = open_answers(read_run(run, dataset), asked, out, machine)
     if force:
         answering.clear()
-    summary = answering.found() or _carried_out(answering)
+    summary = answering.load_summary() or _carried_out(answering)
     print_result(summary, as_json, print_answers, answering.out)
     _refuse_missing(summary)
 

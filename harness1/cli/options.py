@@ -28,7 +28,7 @@ from harness1.eval.metrics import Faults
 from harness1.hashing import digest
 from harness1.plugins import KINDS, installed_plugins
 from harness1.policy.registry import policy_names
-from harness1.runs.folder import shown_config, toml_lines
+from harness1.runs.folder import public_config, toml_lines
 from harness1.training.process_group import ProcessGroup, joined_group
 
 ConfigFile = Annotated[
@@ -296,7 +296,7 @@ def show(config: ConfigFile = None, overrides: Overrides = None, as_json: Json =
     """
     resolved = resolve(config, overrides)
     hashes = config_hashes(resolved)
-    tree = shown_config(resolved)
+    tree = public_config(resolved)
     plugins = installed_plugins()
     if as_json:
         print_json({"config": tree, "hashes": hashes, "plugins": plugins})

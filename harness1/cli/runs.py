@@ -39,7 +39,7 @@ from harness1.rl.logprobs import LogprobReport, compare_calls, grammar_masks, sa
 from harness1.rows.calls import calls_of
 from harness1.runs.files import Stage, read_stage, write_atomically
 from harness1.runs.folder import run_config
-from harness1.runs.journal import EPISODES, read_episodes, undigested_lines
+from harness1.runs.journal import EPISODES, count_undigested, read_episodes
 from harness1.tools.registry import Toolbox
 
 LEAST = 16
@@ -166,7 +166,7 @@ def replay(
         if complaint:
             differences.append(complaint)
     counts = {"episodes": len(episodes), "skipped": len(recorded) - len(episodes), "turns": turns, "equal": equal}
-    counts["undigested"] = undigested_lines(run / EPISODES)
+    counts["undigested"] = count_undigested(run / EPISODES)
     summary = {**counts, "differences": differences, "logprobs": gate}
     print_result(summary, as_json, _print_replay)
     if differences:

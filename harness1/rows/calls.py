@@ -14,7 +14,7 @@ import numpy as np
 from harness1.errors import MALFORMED, SchemaError
 from harness1.records import Episode, ModelCall, Record, Sampling, Status, TokenBlob, ToolCall
 from harness1.runs.files import Stage, refuse_changed, refuse_foreign
-from harness1.runs.journal import Journal, checked_lines, read_lines, to_bytes, unpacked, with_digest
+from harness1.runs.journal import Journal, check_lines, read_lines, to_bytes, unpack, with_digest
 
 
 def calls_of(episode: Episode) -> Iterator[ModelCall]:
@@ -190,11 +190,11 @@ def read_records(run: Path, on_torn: Callable[[int], None] | None = None) -> Ite
         on_torn: called with the size in bytes of a torn last line, which is left out.
     """
     path = run / CALLS
-    for number, line in checked_lines(path, read_lines(path, on_torn)):
+    for number, line in check_lines(path, read_lines(path, on_torn)):
         try:
             call = msgspec.json.decode(line, type=RecordedCall)
             if call.tokens is not None:
-                prompt, output, logprobs = unpacked(run / TOKENS, call.tokens, f"call {call.call_id}")
+                prompt, output, logprobs = unpack(run / TOKENS, call.tokens, f"call {call.call_id}")
                 call = msgspec.structs.replace(
                     call,
                     prompt_ids=tuple(prompt.view("<i4").tolist()),

@@ -274,7 +274,8 @@ def _seal(stage: Stage, said: Lines) -> str:
 
 class EpisodeStore(Journal):
     """Append finished episodes to a run folder, made if need be; used and locked as a `Journal`. A line of
-    `episodes.jsonl` is an episode; `tokens.bin` holds token ids (int32) and log probabilities (float32).
+    `episodes.jsonl` is an episode; `tokens.bin` holds token ids (int32) and log probabilities (float32). `torn` is the
+    size in bytes of a torn last line, which opening the store cuts off.
 
     Raises:
         UsageError: another process is writing to the folder, or it cannot be written.

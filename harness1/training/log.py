@@ -15,7 +15,7 @@ from harness1.errors import MALFORMED, InfrastructureFault, SchemaError, optiona
 from harness1.hashing import text_digest
 from harness1.redaction import secrets_of, without_secrets
 from harness1.runs.files import clear, write_atomically
-from harness1.runs.journal import Journal, held
+from harness1.runs.journal import Journal, hold
 
 FOLDER_TAG = "harness1.folder"
 """Tag of a run, by which a resumed training finds it: the digest of its folder's path."""
@@ -143,7 +143,7 @@ class TrainLog(AbstractContextManager["TrainLog"]):
 def clear_training(folder: Path, verb: str) -> None:
     """Remove an earlier training; raise UsageError if the folder holds something else, another process is writing to
     it, or it cannot be cleared."""
-    with held(folder, LOG):
+    with hold(folder, LOG):
         clear(folder, verb, "*")
 
 
