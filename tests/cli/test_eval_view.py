@@ -9,7 +9,7 @@ from urllib.parse import unquote
 import pytest
 
 from tests.cli.commands import Command, command_in_process
-from tests.viewer.test_write import opened
+from tests.viewer.test_pages import opened
 
 FEW = ("--limit", "20", "--set", "machine.workers=1", "--set", "machine.bootstrap=50", "--set", "env.max_turns=3")
 

@@ -10,13 +10,16 @@ import msgspec
 import pytest
 
 from harness1.errors import UsageError
+from harness1.eval.compare import compare
+from harness1.eval.run import read_run
 from harness1.records import Episode
 from harness1.runs.journal import read_episodes
 from harness1.viewer.html import inflate
 from harness1.viewer.pages import Asked, Written, write_view
 from harness1.viewer.run_page import EpisodeRow, in_order, with_room
 from harness1.viewer.tables import BLOCK
-from tests.support import END, Script, chunk, search
+from tests.cli.commands import command_in_process
+from tests.support import END, Script, chunk, curate, search
 from tests.viewer.making import (
     DOCUMENTS,
     HOSTILE,
@@ -266,3 +269,63 @@ def test_a_page_on_a_file_system_that_is_read_only_is_refused(tmp_path: Path, mo
     monkeypatch.setattr(Path, "unlink", kept)
     with pytest.raises(UsageError, match="Read-only"):
         write_view(asked, tmp_path / "view.html")
+
+
+@pytest.fixture(scope="module")
+def pair_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three runs of the same tasks and one of others."""
+    pair_folder = tmp_path_factory.mktemp("pairs")
+    tasks = some_tasks(4)
+    dataset = write_dataset(pair_folder / "data", tasks)
+    least = Script(search("Missolonghi town"), curate(add_ids=["D1"], importance={"D1": "high"}), END)
+    write_run(pair_folder / "a", [script(), Script(END)], tasks, dataset)
+    write_run(pair_folder / "b", [least], tasks, dataset)
+    write_run(pair_folder / "c", [Script(END), least], tasks, dataset)
+    write_run(pair_folder / "other", [least], tasks, write_dataset(pair_folder / "others", tasks))
+    return pair_folder
+
+
+def page_of(pair_folder: Path, *names: str) -> Page:
+    write_view(Asked([pair_folder / name for name in names], workers=1), pair_folder / "view.html")
+    return opened(pair_folder / "view.html")
+
+
+def test_pairs_have_the_statistics_of_compare(pair_folder: Path) -> None:
+    page = page_of(pair_folder, "a", "b", "c")
+    assert [(pair["first"], pair["second"]) for pair in page["pairs"]] == [(0, 1), (0, 2), (1, 2)]
+    wanted = compare([read_run(pair_folder / name) for name in "abc"])
+    for pair, other in zip(page["pairs"], wanted.others, strict=False):
+        assert pair["tasks"] == other.tasks
+        assert pair["metrics"].keys() == other.metrics.keys()
+        for name, (first, second, mean, low, high, p) in pair["metrics"].items():
+            row = other.metrics[name]
+            between = row.difference
+            assert (first, second) == pytest.approx((row.first, row.second))
+            assert (mean, low, high) == pytest.approx((between.mean, between.low, between.high))
+            assert p == row.p_holm
+
+
+def test_runs_of_other_tasks_are_no_pair(pair_folder: Path) -> None:
+    assert page_of(pair_folder, "a", "other")["pairs"] == []
+
+
+def test_equal_sets_have_equal_checksums(pair_folder: Path) -> None:
+    rows = page_of(pair_folder, "a", "b", "c")["rows"]
+    found = {(row["run"], row["task"]): row["delivered"] for row in rows}
+    assert found[0, "task-1"] == found[2, "task-0"]
+    assert found[1, "task-1"] == found[2, "task-1"]
+    assert found[0, "task-0"] != found[1, "task-0"]
+
+
+def test_the_verb_writes_a_file_and_says_what_it_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path / "run", [script()], some_tasks(2), None)
+    folders = [str(tmp_path / "run"), str(write_training(tmp_path / "train"))]
+    out = tmp_path / "view.html"
+    command = command_in_process(monkeypatch, capsys)
+    done = command("view", *folders, "--out", str(out), "--tasks", "task-1, ", "--json")
+    assert done.code == 0
+    said = json.loads(done.out)
+    assert (said["path"], said["episodes"], said["left_out"]) == (str(out), 1, 1)
+    assert said["size"] == out.stat().st_size
