@@ -1,4 +1,5 @@
-"""Paired differences of two runs in their metrics, with intervals and significance."""
+"""Comparison of runs on the same tasks: paired differences with their significance, what else differs, and their text for
+a terminal, a pipe or a Markdown file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The summary of a run: means over tasks with confidence intervals, and an account of every task and failure."""
+"""The summary of a run: means over tasks with confidence intervals, an account of every task and failure, and the
+resources it used, which unlike metrics depend on the machine and on prices."""
 
 from __future__ import annotations
 

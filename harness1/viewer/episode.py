@@ -1,4 +1,5 @@
-"""The prompts of a language model exactly as sent, decoded from the recorded token ids."""
+"""The view of an episode, replayed from its record: the exact context of every turn, the prompts as sent, the change of
+the working memory, and what led to its documents."""
 
 from __future__ import annotations
 

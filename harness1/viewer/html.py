@@ -1,4 +1,4 @@
-"""The Jinja environment that makes all HTML and escapes every value."""
+"""The Jinja environment that makes all HTML and escapes every value, and the one document of scripts, styles and data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Runs, trainings and recordings under way: what is new in them since a page last asked."""
+"""A live page: what is new in runs, trainings and recordings under way, and the server, which is for this machine only
+and does nothing but read. It needs no extra: the server of the standard library listens on loopback, takes no bodies,
+and answers from memory; `serve` has the one for networks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The episodes of a run, scored, replayed and compressed, by several processes if there are many."""
+"""Writing a viewer file: the episodes of runs are scored, replayed and compressed, by several processes if there are
+many, and those that fit are put into one page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Titles of gold documents, so that one that no search found can be named."""
+"""A run on a page: what the page says of it, the rows of its episodes and which of them fit, the titles of its gold
+documents, and its comparison with other runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Replayed episodes on disk, from which those that fit into a file are chosen."""
+"""The store of a viewer file: replayed episodes and passages on disk, texts as stretches of passages, and tables of
+everything that an episode repeats."""
 
 from __future__ import annotations
 
