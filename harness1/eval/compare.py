@@ -1,5 +1,5 @@
-"""Comparison of runs on the same tasks: paired differences with their significance, what else differs, and their text for
-a terminal, a pipe or a Markdown file."""
+"""Comparison of runs on the same tasks: paired differences with their significance, what else differs, and their text
+for a terminal, a pipe or a Markdown file."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The named metrics of a scored episode, the tokens and calls that it cost its language model, and why it fell short. To
-add a metric, add a line to `METRICS`."""
+"""The named metrics of a scored episode, the tokens and calls that it cost its language model, and why it fell short.
+To add a metric, add a line to `METRICS`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Write files whole or not at all, lock them, turn the errors of folders and disks into words, and keep `stage.json`, the
-card of a folder: what a verb wrote there, from what, and whether it finished.
+"""Write files whole or not at all, lock them, turn the errors of folders and disks into words, and keep `stage.json`,
+the card of a folder: what a verb wrote there, from what, and whether it finished.
 
 The system frees a lock on an open file when the file is closed or its process dies, however it dies."""
 

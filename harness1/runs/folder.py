@@ -1,5 +1,5 @@
-"""A run folder: the card that says how its episodes were made, what may be written into it, and its origin: the code, the
-data and the machine that its episodes were made with."""
+"""A run folder: the card that says how its episodes were made, what may be written into it, and its origin: the code,
+the data and the machine that its episodes were made with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The Jinja environment that makes all HTML and escapes every value, and the one document of scripts, styles and data."""
+"""The Jinja environment that makes all HTML and escapes every value, and the one document of scripts, styles and
+data."""
 
 from __future__ import annotations
 

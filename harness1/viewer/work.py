@@ -1,5 +1,5 @@
-"""Other work on a page: trainings as curves, recordings of a proxy as sessions, recipes by their stages, and the page of
-a tuning."""
+"""Other work on a page: trainings as curves, recordings of a proxy as sessions, recipes by their stages, and the page
+of a tuning."""
 
 from __future__ import annotations
 
