@@ -1,8 +1,5 @@
-"""An episode that somebody else drives: contexts go out, decisions come in, and `rollout` plays it like any other.
-
-So deadlines, faults, records, replay and rewards of an episode that is played through MCP, OpenEnv or Gymnasium are
-those of every other run.
-"""
+"""Episodes that somebody else drives: contexts go out, decisions come in, and `rollout` plays them like any other, so
+that deadlines, faults, records, replay and rewards are those of every run. `Searches` opens many of them by name."""
 
 from __future__ import annotations
 
@@ -28,14 +25,11 @@ from harness1.hashing import digest
 from harness1.plain import counted
 from harness1.policy.policy import Decision
 from harness1.records import Curated, Episode, Record, Status, Task, ToolCall
+from harness1.reward import score
 
 
 class DrivenPolicy:
-    """A policy without a mind of its own: it hands each context out, and waits for the decision on it.
-
-    Args:
-        name: of the framework that decides; the records show it.
-    """
+    """A policy that hands each context out, and waits for the decision on it. Records show the name of who decides."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -64,16 +58,9 @@ class DrivenEpisode:
     """
 
     def __init__(
-        self,
-        env: SearchEnv,
-        task: Task,
-        name: str,
-        *,
-        seed: int = 0,
-        sample_idx: int = 0,
-        group_id: str | None = None,
+        self, env: SearchEnv, task: Task, name: str, *, seed: int = 0, sample_idx: int = 0, group_id: str | None = None
     ) -> None:
-        self.task = task
+        self.env, self.task = env, task
         self.context: Context | None = None
         self.last: Step | None = None
         self.episode: Episode | None = None
@@ -84,11 +71,8 @@ class DrivenEpisode:
         self._playing: asyncio.Task[Episode] | None = None
 
     async def begin(self) -> Context | None:
-        """Start the episode and return its first context; None if it ended at once, by a fault.
-
-        Raises:
-            UsageError: it was begun before.
-        """
+        """Start the episode and return its first context; None if it ended at once, by a fault. Raise UsageError if it
+        was begun before."""
         if self._playing is not None:
             raise UsageError("this episode was begun before")
         self._playing = asyncio.create_task(self._rollout)
@@ -103,9 +87,13 @@ class DrivenEpisode:
         if self.context is None:
             raise UsageError("the episode is over" if self.episode else "the episode awaits no decision now")
         self.context = None
-        call = Decision((decision,)) if isinstance(decision, ToolCall) else decision
-        self._policy.decisions.put_nowait(call)
+        self._policy.decisions.put_nowait(Decision((decision,)) if isinstance(decision, ToolCall) else decision)
         return await self._next()
+
+    def score(self, config: Config) -> Episode:
+        """Return the record of an episode that is over, with its reward if its task has gold."""
+        assert self.episode is not None
+        return self.episode if self.task.gold is None else score(self.episode, self.task.gold, config)
 
     async def close(self) -> None:
         """End the episode without a record, if it is not over yet."""
@@ -180,7 +168,7 @@ class Delivered(Record):
     """The whole path of its file; empty if it is no file, or one that is not shown to this client."""
 
 
-class Answer(Record):
+class StepReply(Record):
     """What a client is told after a step."""
 
     text: str
@@ -206,7 +194,6 @@ def append_only(config: Config) -> Config:
 @dataclass
 class _Open:
     driven: DrivenEpisode
-    env: SearchEnv
     used: float
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -241,23 +228,16 @@ class Searches:
     def __len__(self) -> int:
         return len(self._searches)
 
-    async def start(self, question: str) -> tuple[str, Answer]:
-        """Begin a search; return its name and the first context without its instructions.
-
-        Raises:
-            UsageError: the question is empty or too long.
-        """
+    async def start(self, question: str) -> tuple[str, StepReply]:
+        """Begin a search; return its name and the first context without its instructions. Raise UsageError if the
+        question is empty or too long."""
         if not question.strip() or len(question) > LONGEST_QUESTION:
             raise UsageError(f"a question has 1 to {LONGEST_QUESTION:,} characters")
         # A client that cancels a call may come back: what it began is carried out.
         return await asyncio.shield(asyncio.create_task(self._start(question)))
 
-    async def act(self, name: str, call: ToolCall) -> Answer:
-        """Carry out a call in a search. Calls of one search are carried out one after the other.
-
-        Raises:
-            UsageError: there is no such search.
-        """
+    async def act(self, name: str, call: ToolCall) -> StepReply:
+        """Carry out a call in a search, one after the other; raise UsageError if there is no such search."""
         return await asyncio.shield(asyncio.create_task(self._act(name, call)))
 
     async def close(self) -> None:
@@ -267,21 +247,21 @@ class Searches:
         for name in list(self._searches):
             await self._close(name)
 
-    async def _start(self, question: str) -> tuple[str, Answer]:
+    async def _start(self, question: str) -> tuple[str, StepReply]:
         self._started += 1
-        env = self._open_env()
-        driven = DrivenEpisode(env, asked(question), self._driver, sample_idx=self._started)
+        driven = DrivenEpisode(self._open_env(), asked(question), self._driver, sample_idx=self._started)
         name = secrets.token_urlsafe(NAME_BYTES)
-        found = _Open(driven, env, time.monotonic())
+        found = _Open(driven, time.monotonic())
         async with found.lock:
             while len(self._searches) >= self._most:
                 await self._close(next(iter(self._searches)))
             self._searches[name] = found
-            self._sweep()
+            if self._sweeper is None or self._sweeper.done():
+                self._sweeper = asyncio.create_task(self._close_idle())
             await driven.begin()
             return name, self._answer(name, found)
 
-    async def _act(self, name: str, call: ToolCall) -> Answer:
+    async def _act(self, name: str, call: ToolCall) -> StepReply:
         found = self._find(name)
         async with found.lock:
             self._find(name)  # it may have ended while this call waited
@@ -295,11 +275,6 @@ class Searches:
             raise UsageError("there is no such search: it has ended, was closed, or never was; start one")
         return self._searches[name]
 
-    def _sweep(self) -> None:
-        """See to it that idle searches are closed while there are searches."""
-        if self._sweeper is None or self._sweeper.done():
-            self._sweeper = asyncio.create_task(self._close_idle())
-
     async def _close_idle(self) -> None:
         while self._searches:
             bound = time.monotonic() - self._idle_s
@@ -311,28 +286,28 @@ class Searches:
         if (found := self._searches.pop(name, None)) is not None:
             await found.driven.close()
 
-    def _answer(self, name: str, found: _Open) -> Answer:
+    def _answer(self, name: str, found: _Open) -> StepReply:
         driven = found.driven
         turn = driven.last.turn if driven.last is not None else None
         failed = turn is not None and turn.observation is not None and turn.observation.error is not None
         if driven.context is not None:
             text = "".join(each.text for each in newest_observation(driven.context) if each.role != "system")
             found_now = [
-                each for each in found.env.state.memory.pool.entries.values() if turn and each.turn == turn.index
+                each for each in driven.env.state.memory.pool.entries.values() if turn and each.turn == turn.index
             ]
             paths = {each.handle: str(path) for each in found_now if (path := self._files(each.doc_id))}
-            return Answer(text, paths, failed)
+            return StepReply(text, paths, failed)
         self._searches.pop(name, None)  # it may have been closed meanwhile
         episode = driven.episode
         assert episode is not None
         self._keep(episode)
         if episode.status is Status.INFRA_ERROR:
-            return Answer(f"The search is invalid: {episode.error}", {}, True, (), episode.stop_reason)
-        curated = delivered(found.env, episode.curated, self._files)
-        return Answer(_summary(curated), {}, failed, curated, episode.stop_reason)
+            return StepReply(f"The search is invalid: {episode.error}", {}, True, (), episode.stop_reason)
+        curated = deliver(driven.env, episode.curated, self._files)
+        return StepReply(_summary(curated), {}, failed, curated, episode.stop_reason)
 
 
-def delivered(env: SearchEnv, curated: tuple[Curated, ...], files: Files = lambda _: None) -> tuple[Delivered, ...]:
+def deliver(env: SearchEnv, curated: tuple[Curated, ...], files: Files = lambda _: None) -> tuple[Delivered, ...]:
     """Return the curated set with titles, the beginnings of texts, and the paths of those that are files."""
     memory = env.state.memory
     found = []

@@ -23,8 +23,7 @@ from harness1.env.render import Context
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.models.calls import tools_of
 from harness1.policy.policy import Decision
-from harness1.records import Episode, StopReason, Task, ToolCall
-from harness1.reward import score
+from harness1.records import StopReason, Task, ToolCall
 from harness1.tools.documents import END_SEARCH
 
 DRIVER = "gymnasium"
@@ -94,8 +93,8 @@ class SearchGym(gymnasium.Env[str, str]):
         self._driven = DrivenEpisode(self._open_env(), task, DRIVER, seed=seed or 0)
         context = self._runner.run(self._driven.begin())
         if context is None:
-            raise InfrastructureFault(f"the episode is invalid: {self._record().error}")
-        return _text(context), self._info(context)
+            raise InfrastructureFault(f"the episode is invalid: {self._driven.score(self._config).error}")
+        return _text(context), self._info(self._driven, context)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Carry out a call, `{"name": ..., "arguments": {...}}`.
@@ -108,34 +107,28 @@ class SearchGym(gymnasium.Env[str, str]):
             raise UsageError("no episode is under way: call reset first")
         context = self._runner.run(self._driven.act(_decision(action)))
         if context is not None:
-            return _text(context), 0.0, False, False, self._info(context)
-        episode = self._record()
+            return _text(context), 0.0, False, False, self._info(self._driven, context)
+        episode = self._driven.score(self._config)
         if episode.error:
             raise InfrastructureFault(f"the episode is invalid: {episode.error}")
-        scored = score(episode, self._driven.task.gold, self._config)
-        assert scored.reward is not None
+        if episode.reward is None:
+            raise UsageError(f"task {episode.task.task_id} has no gold, so its episode has no reward")
         truncated = episode.stop_reason in TRUNCATED
-        info = {"task_id": episode.task.task_id, "stop_reason": str(episode.stop_reason), "episode": scored}
-        return "", scored.reward.total, not truncated, truncated, info
+        info = {"task_id": episode.task.task_id, "stop_reason": str(episode.stop_reason), "episode": episode}
+        return "", episode.reward.total, not truncated, truncated, info
 
     def close(self) -> None:
         """Close the episode that is under way, and the event loop."""
         self._close_episode()
         self._runner.close()
 
-    def _record(self) -> Episode:
-        assert self._driven is not None
-        assert self._driven.episode is not None
-        return self._driven.episode
-
     def _close_episode(self) -> None:
         if self._driven is not None:
             self._runner.run(self._driven.close())
             self._driven = None
 
-    def _info(self, context: Context) -> dict[str, Any]:
-        assert self._driven is not None
-        return {"task_id": self._driven.task.task_id, "turn": context.turn, "tools": tools_of(context.tools)}
+    def _info(self, driven: DrivenEpisode, context: Context) -> dict[str, Any]:
+        return {"task_id": driven.task.task_id, "turn": context.turn, "tools": tools_of(context.tools)}
 
 
 def _text(context: Context) -> str:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from harness1.adapters.driven import Answer, Searches
+from harness1.adapters.driven import Searches, StepReply
 from harness1.config import Config, Env
 from harness1.data.indexing import Files
 from harness1.errors import InfrastructureFault, UsageError
@@ -141,7 +141,7 @@ def _server(tools: list[types.Tool], call: Call, instructions: str) -> Server[An
     return Server(NAME, instructions=instructions, on_list_tools=on_list, on_call_tool=on_call)
 
 
-def _result(answer: Answer, name: str) -> types.CallToolResult:
+def _result(answer: StepReply, name: str) -> types.CallToolResult:
     over = answer.curated is not None
     told: dict[str, Any] = {SEARCH: name, "over": over}
     if over:

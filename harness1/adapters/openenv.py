@@ -1,4 +1,5 @@
-"""The environment for OpenEnv: sessions of a server, each with an episode of its own, over the tasks of a dataset."""
+"""The environment for OpenEnv: sessions of a server, each with an episode of its own, over the tasks of a dataset; and
+sessions for its trainers, whose episodes a policy of ours plays."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from harness1.adapters.driven import DrivenEpisode, delivered
+from harness1.adapters.driven import DrivenEpisode, deliver
 from harness1.config import Config
 from harness1.data.source import Source
 from harness1.env.environment import SearchEnv
@@ -81,7 +82,6 @@ class SearchEnvironment(Environment):
         super().__init__()
         self._source, self._open_env, self._config, self._keep = source, open_env, config, keep
         self._driven: DrivenEpisode | None = None
-        self._env: SearchEnv | None = None
 
     async def reset_async(
         self, seed: int | None = None, episode_id: str | None = None, **asked: Any
@@ -92,11 +92,11 @@ class SearchEnvironment(Environment):
             UsageError: there is no such task.
             InfrastructureFault: the episode could not begin.
         """
-        await self._close()
+        if self._driven is not None:
+            await self._driven.close()
         task = self._task(asked, seed or 0)
-        self._env = self._open_env()
-        self._driven = DrivenEpisode(self._env, task, DRIVER, seed=seed or 0, group_id=task.task_id)
-        return self._observed(await self._driven.begin())
+        self._driven = DrivenEpisode(self._open_env(), task, DRIVER, seed=seed or 0, group_id=task.task_id)
+        return self._observe(self._driven, await self._driven.begin())
 
     async def step_async(self, action: SearchAction, timeout_s: float | None = None, **_: Any) -> SearchObservation:
         """Carry out a call.
@@ -108,7 +108,7 @@ class SearchEnvironment(Environment):
         if self._driven is None:
             raise UsageError("no episode is under way: call reset first")
         call = ToolCall(action.tool, dict(action.arguments))
-        return self._observed(await self._driven.act(Decision((call,), action.reasoning)))
+        return self._observe(self._driven, await self._driven.act(Decision((call,), action.reasoning)))
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **asked: Any) -> SearchObservation:
         """Refuse: servers await `reset_async`."""
@@ -123,9 +123,8 @@ class SearchEnvironment(Environment):
         """The task under way, and the turns that are over."""
         if self._driven is None:
             return SearchState()
-        turns = (
-            self._driven.context.turn - 1 if self._driven.context else len(getattr(self._driven.episode, "turns", ()))
-        )
+        context, episode = self._driven.context, self._driven.episode
+        turns = context.turn - 1 if context else len(episode.turns) if episode else 0
         return SearchState(task_id=self._driven.task.task_id, step_count=turns)
 
     def close(self) -> None:
@@ -154,48 +153,34 @@ class SearchEnvironment(Environment):
             raise IndexError(f"{split} has no task {index}")
         return self.list_tasks(split)[index]
 
-    async def _close(self) -> None:
-        if self._driven is not None:
-            await self._driven.close()
-
     def _task(self, asked: dict[str, Any], seed: int) -> Task:
         if query := str(asked.get("query") or ""):
             return asked_task(query)
         tasks = self._source.tasks(str(asked.get("split") or self._source.splits[0]))
         if name := asked.get("task_id"):
-            found = [task for task in tasks if task.task_id == name]
-        else:
-            # Every sample of a group has one seed, and must get one task.
-            return tasks[_index(asked.get("index"), seed, len(tasks))]
-        if not found:
-            raise UsageError(f"there is no such task: {asked}")
-        return found[0]
+            found = next((task for task in tasks if task.task_id == name), None)
+            if found is None:
+                raise UsageError(f"there is no such task: {asked}")
+            return found
+        if not tasks:
+            raise UsageError("this split has no tasks")
+        # Every sample of a group has one seed, and must get one task.
+        index = asked.get("index")
+        place = str(seed % len(tasks) if index is None else index)
+        if not place.isdecimal() or len(place) > 20 or int(place) >= len(tasks):
+            raise UsageError(f"there is no task of index {place[:40]!r}: the indexes are 0 to {len(tasks) - 1}")
+        return tasks[int(place)]
 
-    def _observed(self, context: Context | None) -> SearchObservation:
+    def _observe(self, driven: DrivenEpisode, context: Context | None) -> SearchObservation:
         if context is not None:
             return SearchObservation(messages=messages_of(context.pieces, {}), tools=tools_of(context.tools))
-        assert self._driven is not None
-        assert self._env is not None
-        episode, gold = self._driven.episode, self._driven.task.gold
-        assert episode is not None
-        if gold is not None:
-            episode = score(episode, gold, self._config)
+        episode = driven.score(self._config)
         self._keep(episode)
         if episode.status is Status.INFRA_ERROR:
             raise InfrastructureFault(f"the episode is invalid: {episode.error}")
-        curated = [msgspec.to_builtins(each) for each in delivered(self._env, episode.curated)]
+        curated = [msgspec.to_builtins(each) for each in deliver(driven.env, episode.curated)]
         reward = episode.reward.total if episode.reward is not None else None
         return SearchObservation(done=True, reward=reward, curated=curated, stop_reason=str(episode.stop_reason))
-
-
-def _index(asked: Any, seed: int, size: int) -> int:
-    """Return the place of a task among those of its split; raise UsageError if it has none of this index."""
-    if not size:
-        raise UsageError("this split has no tasks")
-    place = str(seed % size if asked is None else asked)
-    if not place.isdecimal() or len(place) > 20 or int(place) >= size:
-        raise UsageError(f"there is no task of index {place[:40]!r}: the indexes are 0 to {size - 1}")
-    return int(place)
 
 
 def openenv_app(
@@ -220,15 +205,10 @@ def openenv_app(
 def serve_openenv(
     app: Any, check: Callable[[Any], None], host: str, port: int, on_ready: Callable[[int], None] = lambda _: None
 ) -> None:
-    """Serve the application until SIGTERM or Ctrl-C.
+    """Serve the application until SIGTERM or Ctrl-C, as `harness1.serve.server.serve` does.
 
     Args:
         check: raises Refused for requests and sockets that are not admitted (`harness1.serve.service.Access.check`).
-        port: 0 lets the system choose one.
-        on_ready: called with the port once connections are queued.
-
-    Raises:
-        UsageError: nothing can listen there.
     """
     import uvicorn
 

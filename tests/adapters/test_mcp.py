@@ -16,7 +16,7 @@ import pytest
 from mcp import Client, MCPError, StdioServerParameters
 from mcp.types import INVALID_PARAMS, CallToolResult
 
-from harness1.adapters.driven import Answer, DrivenPolicy, Searches, append_only, newest_observation
+from harness1.adapters.driven import DrivenPolicy, Searches, StepReply, append_only, newest_observation
 from harness1.adapters.mcp import retrieval_server, search_server
 from harness1.config import Config, load_config
 from harness1.data.open import open_source
@@ -218,7 +218,7 @@ def test_a_new_search_is_never_the_one_that_makes_room(most: int) -> None:
         call = ToolCall("search_corpus", {"query": "Ada"})
         acts = [found.act(name, call) for name in open_now]
         (name, _), *answers = await asyncio.gather(found.start("another"), *acts, return_exceptions=True)
-        assert all(isinstance(each, Answer | UsageError) for each in answers)
+        assert all(isinstance(each, StepReply | UsageError) for each in answers)
         assert len(found) == most
         assert not (await found.act(name, call)).failed
         await found.close()
