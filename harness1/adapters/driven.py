@@ -7,7 +7,7 @@ import asyncio
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -24,8 +24,9 @@ from harness1.errors import UsageError
 from harness1.hashing import digest
 from harness1.plain import counted
 from harness1.policy.policy import Decision
-from harness1.records import Curated, Episode, Record, Status, Task, ToolCall
+from harness1.records import Curated, Episode, Gold, Record, Status, Task, ToolCall
 from harness1.reward import score
+from harness1.reward.measures import measure_outcome
 
 
 class DrivenPolicy:
@@ -130,6 +131,12 @@ class DrivenEpisode:
         else:
             self.context = shown.result()
         return self.context
+
+
+def measure(episode: Episode, gold: Gold | None, names: Sequence[str]) -> dict[str, float]:
+    """Return measures of an episode's outcome by name, for the metrics of a framework."""
+    found = measure_outcome(episode, gold)
+    return {name: float(getattr(found, name)) for name in names}
 
 
 def environments(setup: EpisodeSetup) -> Callable[[], SearchEnv]:

@@ -130,7 +130,7 @@ def send(parcel: Parcel, to: str, *, public: bool = False, endpoint: str | None 
     for name in parcel.files:
         if token and _holds(parcel.folder / name, token.encode()):
             raise UsageError(f"{parcel.folder / name} holds the hub's token: take it out first")
-    with _told(to, token):
+    with _explain_refusals(to, token):
         url = str(api.create_repo(to, repo_type=kind, private=not public, exist_ok=True))
         if not public and not api.repo_info(to, repo_type=kind).private:
             raise UsageError(f"{to} is public on the hub: give --public, or choose another --to")
@@ -182,7 +182,7 @@ def _holds(path: Path, word: bytes) -> bool:
 
 
 @contextmanager
-def _told(to: str, token: str) -> Iterator[None]:
+def _explain_refusals(to: str, token: str) -> Iterator[None]:
     """Say in one line what the hub's client raises."""
     import httpx
     from huggingface_hub.errors import HfHubHTTPError

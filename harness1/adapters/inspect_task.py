@@ -25,6 +25,7 @@ except ImportError as error:
 
 import msgspec
 
+from harness1.adapters.driven import measure
 from harness1.config import Config, load_config
 from harness1.data.open import open_source
 from harness1.episodes.jobs import EpisodeSetup
@@ -34,7 +35,6 @@ from harness1.errors import InfrastructureFault
 from harness1.policy.language_model import ChatCompletionsPolicy
 from harness1.records import Episode, Gold, Status, Task
 from harness1.reward import score
-from harness1.reward.measures import measure_outcome
 
 KEPT = "harness1_episode"
 """Name of the episode in a sample's store."""
@@ -95,19 +95,18 @@ def search_solver(index: str, config: Config, record: str = "", dataset: str = "
 def search_scores(config: Config) -> Scorer:
     """Return the scorer: the composite reward, and the measures of the curated set."""
 
-    async def scored(state: TaskState, target: Target) -> Score:
+    async def score_state(state: TaskState, target: Target) -> Score:
         gold = msgspec.convert(state.metadata["gold"], Gold)
         episode = msgspec.convert(state.store.get(KEPT), Episode)
         found = score(
             msgspec.structs.replace(episode, task=msgspec.structs.replace(episode.task, gold=None)), gold, config
         )
         assert found.reward is not None
-        measured = measure_outcome(found, gold)
-        values = {"reward": found.reward.total, **{name: float(getattr(measured, name)) for name in MEASURES}}
+        values = {"reward": found.reward.total, **measure(found, gold, MEASURES)}
         terms = {name: term.weight * term.value for name, term in found.reward.terms.items()}
         return Score(value=values, metadata={"terms": terms, "stop_reason": str(episode.stop_reason)})
 
-    return scored
+    return score_state
 
 
 @task

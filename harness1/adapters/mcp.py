@@ -251,10 +251,10 @@ def serve_http(
                 if close is not None:
                     await close()
 
-    serve(guard(_ending_itself(app), access.check), ServiceLimits(), host, port, on_ready, sessions)
+    serve(guard(_uncancelled(app), access.check), ServiceLimits(), host, port, on_ready, sessions)
 
 
-def _ending_itself(app: ASGIApp) -> ASGIApp:
+def _uncancelled(app: ASGIApp) -> ASGIApp:
     """Return an application whose requests are not cancelled when their client leaves. The package hears of it and ends
     them; it would take a cancelled one for a failed one, and discard the session that it opened."""
     under_way: set[asyncio.Future[None]] = set()

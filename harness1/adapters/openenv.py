@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from harness1.adapters.driven import DrivenEpisode, deliver
+from harness1.adapters.driven import DrivenEpisode, deliver, measure
 from harness1.config import Config
 from harness1.data.source import Source
 from harness1.env.environment import SearchEnv
@@ -23,7 +23,6 @@ from harness1.models.calls import messages_of, tools_of
 from harness1.policy.policy import Decision, Policy
 from harness1.records import Episode, Status, Task, ToolCall
 from harness1.reward import score
-from harness1.reward.measures import measure_outcome
 from harness1.rows.calls import calls_for_rows
 
 try:
@@ -221,7 +220,7 @@ def serve_openenv(
 
     http = guard(app, admit)
 
-    async def guarded(scope: Any, receive: Any, send: Any) -> None:
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "websocket":
             try:
                 check(scope)
@@ -231,14 +230,14 @@ def serve_openenv(
         await http(scope, receive, send)
 
     @asynccontextmanager
-    async def opened() -> AsyncIterator[None]:
+    async def serving() -> AsyncIterator[None]:
         with await listening(host, port) as listener:
-            server = SignalFree(uvicorn.Config(guarded, log_level="warning", timeout_graceful_shutdown=SHUTDOWN_S))
+            server = SignalFree(uvicorn.Config(answer, log_level="warning", timeout_graceful_shutdown=SHUTDOWN_S))
             async with running(server, listener):
                 on_ready(int(listener.getsockname()[1]))
                 yield
 
-    run_until_ended(opened)
+    run_until_ended(serving)
 
 
 try:
@@ -265,12 +264,12 @@ class SearchSession(ResourceSession):
     def wait_for_completion(self, timeout_s: float | None = None) -> int:
         """Play the episode; return 0, or 1 if the index or the model failed, or the time was over."""
 
-        async def played() -> Episode:
+        async def play() -> Episode:
             async with asyncio.timeout(timeout_s):
                 return await rollout(self._env, self._policy, self._task, seed=self._seed, group_id=self._group_id)
 
         try:
-            episode = asyncio.run(played())
+            episode = asyncio.run(play())
         except TimeoutError:
             return FAILED
         self.episode = score(episode, self._task.gold, self._config)
@@ -298,24 +297,21 @@ class SearchSession(ResourceSession):
         """Return the composite reward; none for an invalid episode, which must not be trained on."""
         if self.episode is None or self.episode.reward is None or self.episode.status is Status.INFRA_ERROR:
             return VerifyResult(env_reward=None, done=False)
-        found = measure_outcome(self.episode, self._task.gold)
-        metrics = {name: float(getattr(found, name)) for name in MEASURES}
+        metrics = measure(self.episode, self._task.gold, MEASURES)
         return VerifyResult(env_reward=self.episode.reward.total, done=True, metrics=metrics)
 
     def initial_messages(self) -> list[dict[str, Any]]:
-        """Return the question: the episode makes its own prompts."""
+        """Return the question; the episode makes its own prompts and calls its own tools."""
         return [{"role": "user", "content": self._task.query}]
 
     def list_tools(self) -> list[Any]:
-        """Return no tools: the episode calls its own."""
         return []
 
     def call_tool(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        """Refuse: the episode calls its own tools."""
         return ToolResult(error=f"the episode calls its own tools, not {name}", done=True)
 
     def close(self) -> None:
-        """Do nothing: an episode leaves nothing open."""
+        """Do nothing."""
 
 
 class SearchSessions(ResourceSessionFactory):
@@ -335,15 +331,12 @@ class SearchSessions(ResourceSessionFactory):
         self._open_env, self._policy, self._config = open_env, policy, config
 
     def create(self, task: Any = None, seed: int | None = None, episode_id: str | None = None) -> SearchSession:
-        """Make the session of one sample.
+        """Make the session of one sample; raise UsageError if there is no such task.
 
         Args:
             task: a task's id, or a row with `task_id`; else the seed chooses.
             seed: of the group, whose samples all get the same task.
             episode_id: of the sample, which seeds what the policy draws.
-
-        Raises:
-            UsageError: there is no such task.
         """
         name = task.get("task_id") if isinstance(task, dict) else task
         found = [each for each in self._tasks if each.task_id == name]

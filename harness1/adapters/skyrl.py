@@ -50,20 +50,14 @@ PLAIN = (1.0, 1.0, 0, None)
 
 
 class InferenceClient(Protocol):
-    """What is used of SkyRL's `RemoteInferenceClient`."""
+    """What is used of SkyRL's `RemoteInferenceClient`; the version counts how often new weights were loaded."""
 
     @property
-    def weight_version(self) -> int:
-        """The number of times that new weights were loaded."""
-        ...
+    def weight_version(self) -> int: ...
 
-    async def generate(self, input_batch: Any, model: str | None = None) -> Mapping[str, Any]:
-        """Sample one output for each prompt."""
-        ...
+    async def generate(self, input_batch: Any, model: str | None = None) -> Mapping[str, Any]: ...
 
-    async def finish_session(self, session_id: str) -> None:
-        """Free the place that a trajectory holds."""
-        ...
+    async def finish_session(self, session_id: str) -> None: ...
 
 
 class SkyRLBackend:

@@ -22,6 +22,7 @@ except ImportError as error:
 
 import msgspec
 
+from harness1.adapters.driven import measure
 from harness1.config import Config, load_config
 from harness1.data.open import from_anywhere, open_source
 from harness1.episodes.jobs import EpisodeSetup
@@ -30,26 +31,25 @@ from harness1.episodes.single import Samples, append
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.http.model_endpoint import policy_endpoint
 from harness1.policy.language_model import ChatCompletionsPolicy
-from harness1.records import Episode, Gold, Status, Task, Turn
+from harness1.records import Episode, Gold, Status, Task
 from harness1.reward import score
-from harness1.reward.measures import measure_outcome
 
+MEASURES = ("recall", "precision", "f1", "trajectory_recall", "set_size", "turns", "tool_errors", "format_errors")
 KEPT = "harness1"
 """Name under which a trace keeps the part of its episode that is scored."""
 
 
 def slim(episode: Episode) -> dict[str, Any]:
     """Return what scoring reads of an episode, without texts and token ids: a trace should not carry megabytes."""
-    kept = msgspec.structs.replace(episode, turns=tuple(map(_slim, episode.turns)), segments={}, counts={})
+    turns = []
+    for turn in episode.turns:
+        calls = [msgspec.structs.replace(call, prompt=(), output_ids=(), output_logprobs=()) for call in turn.calls]
+        seen = turn.observation
+        seen = seen and msgspec.structs.replace(seen, hits=(), rankings=(), verdicts=(), resolved={})
+        turns.append(msgspec.structs.replace(turn, calls=tuple(calls), reasoning="", observation=seen))
+    kept = msgspec.structs.replace(episode, turns=tuple(turns), segments={}, counts={})
     found: dict[str, Any] = msgspec.to_builtins(kept)
     return found
-
-
-def _slim(turn: Turn) -> Turn:
-    calls = [msgspec.structs.replace(call, prompt=(), output_ids=(), output_logprobs=()) for call in turn.calls]
-    seen = turn.observation
-    bare = seen and msgspec.structs.replace(seen, hits=(), rankings=(), verdicts=(), resolved={})
-    return msgspec.structs.replace(turn, calls=tuple(calls), reasoning="", observation=bare)
 
 
 class SearchTaskConfig(vf.TaskConfig):
@@ -80,34 +80,23 @@ class SearchTask(vf.Task[SearchData, vf.State, SearchTaskConfig]):
     @vf.reward
     async def reward(self, trace: vf.Trace) -> dict[str, float]:
         """Return the total of the composite reward as `reward`."""
-        scored = self._scored(trace)
+        scored = self._score(trace)
         assert scored.reward is not None
         return {"reward": scored.reward.total}
 
     @vf.metric
     async def terms(self, trace: vf.Trace) -> dict[str, float]:
         """Return the weighted terms of the reward, and the measures of the curated set."""
-        scored = self._scored(trace)
+        scored = self._score(trace)
         assert scored.reward is not None
-        found = measure_outcome(scored, self._gold)
         terms = {f"reward/{name}": term.weight * term.value for name, term in scored.reward.terms.items()}
-        measures = (
-            "recall",
-            "precision",
-            "f1",
-            "trajectory_recall",
-            "set_size",
-            "turns",
-            "tool_errors",
-            "format_errors",
-        )
-        return terms | {name: float(getattr(found, name)) for name in measures}
+        return terms | measure(scored, self._gold, MEASURES)
 
     @property
     def _gold(self) -> Gold:
         return msgspec.convert(self.data.gold, Gold)
 
-    def _scored(self, trace: vf.Trace) -> Episode:
+    def _score(self, trace: vf.Trace) -> Episode:
         episode = msgspec.convert(trace.info[KEPT], Episode)
         return score(episode, self._gold, load_config(None, self.config.settings))
 
@@ -129,13 +118,12 @@ class SearchTaskset(vf.Taskset[SearchTask, SearchTasksetConfig]):
             raise UsageError("set data under [env.taskset]: a dataset's name or folder, or world:SIZE")
         for task in open_source(self.config.data).tasks(self.config.split):
             if task.gold is not None:
-                gold = msgspec.to_builtins(task.gold)
                 data = SearchData(
                     id=task.task_id,
                     prompt=task.query,
                     query=task.query,
                     split=task.split,
-                    gold=gold,
+                    gold=msgspec.to_builtins(task.gold),
                     dataset=from_anywhere(self.config.data),
                 )
                 yield SearchTask(data, self.config.task)
@@ -188,12 +176,9 @@ class SearchHarness(vf.Harness[SearchHarnessConfig]):
         # Each trace has a seed of its own: rollouts of one task must differ.
         episode = await rollout(env, policy, task, seed=int(trace.id[:7], 16), group_id=task.task_id)
         if self.config.record:
-            out, policy_name, dataset = (
-                Path(self.config.record),
-                f"verifiers:{ctx.model}",
-                str(getattr(data, "dataset", "")),
-            )
-            episode = append(episode, out, setup.config, policy_name, setup.retriever, dataset, self._samples)
+            out, dataset = Path(self.config.record), str(getattr(data, "dataset", ""))
+            name = f"verifiers:{ctx.model}"
+            episode = append(episode, out, setup.config, name, setup.retriever, dataset, self._samples)
         trace.info[KEPT] = slim(episode)
         if episode.status is Status.INFRA_ERROR:
             raise InfrastructureFault(str(episode.error))

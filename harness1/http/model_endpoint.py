@@ -48,7 +48,7 @@ class ChatRoute:
         can be dropped."""
         refused = self._refused
         while True:
-            sent = self._adapted(body, refused)
+            sent = self._adapt(body, refused)
             try:
                 answer = await self._endpoint.post("/chat/completions", sent, kind)
             except Refusal as refusal:
@@ -59,7 +59,7 @@ class ChatRoute:
                 self._refused |= refused
                 return answer, sent
 
-    def _adapted(self, body: Mapping[str, Any], refused: frozenset[str]) -> dict[str, Any]:
+    def _adapt(self, body: Mapping[str, Any], refused: frozenset[str]) -> dict[str, Any]:
         sent = dict(body)
         for name in refused & self._droppable(body):
             if name in self._instead:

@@ -99,7 +99,7 @@ def read(body: Mapping[str, Any]) -> ChatRequest:
         ),
         must_call=asked.tool_choice.type == "any",
         one_call=bool(asked.tool_choice.disable_parallel_tool_use),
-        **asked.shared(),
+        **asked.common(),
     )
 
 

@@ -72,7 +72,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     """Not part of Anthropic's API: its clients send it as `extra_body`."""
     stream: bool = False
 
-    def shared(self) -> dict[str, Any]:
+    def common(self) -> dict[str, Any]:
         """Return the shared parameters by name."""
         return {name: getattr(self, name) for name in Parameters.__struct_fields__}
 
@@ -325,7 +325,7 @@ def _pieces(
             yield _piece("tool", message.text, TurnView(turn=0, tool=names.get(message.answers, "")))
         case "assistant":
             sampled = recall(past, message)
-            for ids in _written(chat, message) if sampled is None else [sampled]:
+            for ids in _write_ids(chat, message) if sampled is None else [sampled]:
                 yield Piece(f"said#{text_digest(message.text)}", "assistant", "", 0, call=ModelCall("", output_ids=ids))
 
 
@@ -336,7 +336,7 @@ def _piece(role: Role, text: str, shows: Record | None = None) -> Piece:
     return Piece(f"{role}#{text_digest(closed)}", role, closed, shows=shows)
 
 
-def _written(chat: ChatFormat, message: ChatMessage) -> Iterator[Ids]:
+def _write_ids(chat: ChatFormat, message: ChatMessage) -> Iterator[Ids]:
     """Yield a message that was not sampled here as outputs of the format, one for each call, since no format writes
     several calls in an output."""
     text = message.text

@@ -43,12 +43,17 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 class _Function(msgspec.Struct):
     name: str
-    arguments: str = ""
+    arguments: str = "{}"
 
 
-class _Call(msgspec.Struct):
+class ToolUse(msgspec.Struct):
+    """A call of a tool on the wire."""
+
     id: str
     function: _Function
+
+    def to_call(self) -> Called:
+        return Called(self.id, self.function.name, self.function.arguments)
 
 
 class _Part(msgspec.Struct):
@@ -59,7 +64,7 @@ class _Part(msgspec.Struct):
 class _Message(msgspec.Struct):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[_Part] | None = None
-    tool_calls: list[_Call] | None = None
+    tool_calls: list[ToolUse] | None = None
     tool_call_id: str = ""
 
 
@@ -105,13 +110,16 @@ def read(body: Mapping[str, Any]) -> ChatRequest:
         one_call=not asked.parallel_tool_calls,
         stream_usage=bool(asked.stream_options.include_usage),
         token_ids=asked.return_token_ids,
-        **asked.shared() | {"max_tokens": asked.max_completion_tokens or asked.max_tokens},
+        **asked.common() | {"max_tokens": asked.max_completion_tokens or asked.max_tokens},
     )
 
 
 def body_of(request: ChatRequest) -> dict[str, Any]:
     """Return the body of a request without the parameters that are None; the inverse of `read`."""
-    body: dict[str, Any] = {"model": request.model, "messages": [_written(message) for message in request.messages]}
+    body: dict[str, Any] = {
+        "model": request.model,
+        "messages": [_write_message(message) for message in request.messages],
+    }
     if request.tools:
         body["tools"] = [{"type": "function", "function": msgspec.to_builtins(spec)} for spec in request.tools]
         body["tool_choice"] = "required" if request.must_call else "auto"
@@ -168,7 +176,7 @@ def _message(message: _Message) -> ChatMessage:
     return ChatMessage(
         role="system" if message.role == "developer" else message.role,
         text=_text(message.content),
-        calls=tuple(Called(call.id, call.function.name, call.function.arguments) for call in message.tool_calls or ()),
+        calls=tuple(call.to_call() for call in message.tool_calls or ()),
         answers=message.tool_call_id,
     )
 
@@ -181,7 +189,7 @@ def _text(content: str | list[_Part] | None) -> str:
     return "\n".join(part.text for part in content)
 
 
-def _written(message: ChatMessage) -> dict[str, Any]:
+def _write_message(message: ChatMessage) -> dict[str, Any]:
     found: dict[str, Any] = {"role": message.role, "content": message.text}
     if message.calls:
         found |= {"content": message.text or None, "tool_calls": [_call(call) for call in message.calls]}

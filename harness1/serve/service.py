@@ -159,7 +159,7 @@ def guard(
 ) -> ASGIApp:
     """Return an application that answers what `admit` refuses, by raising Refused, with the response of `refuse`."""
 
-    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         try:
             admit(scope)
         except Refused as error:
@@ -167,7 +167,7 @@ def guard(
         else:
             await app(scope, receive, send)
 
-    return guarded
+    return answer
 
 
 class Access:

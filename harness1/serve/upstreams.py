@@ -31,7 +31,7 @@ from harness1.serve.chat import (
     refuse_unsupported,
     text_of_output,
 )
-from harness1.serve.openai_dialect import ONE_OUTPUT, OPENAI, body_of
+from harness1.serve.openai_dialect import ONE_OUTPUT, OPENAI, ToolUse, body_of
 from harness1.serve.service import Refused
 from harness1.tools.tool import ToolSpec
 
@@ -112,7 +112,12 @@ class TokenUpstream:
     def prepare(self, dialect: Dialect, body: Mapping[str, Any], request: ChatRequest, recall: Recall) -> Asked:
         """Do as `Upstream.prepare`."""
         refuse_unsupported(body, dialect.neutral)
-        grammar, settings = self._declared(request.tools), self._settings
+        settings, tools = self._settings, request.tools
+        try:
+            self._chat.declarations(tools)
+            grammar = self._chat.grammar(tools) if settings.constrained and tools else None
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise Refused(400, f"the tools cannot be declared in this model's format: {error}") from error
         prompt = prompt_of(self._chat, request.messages, request.tools, recall)
         sampling = Sampling(
             temperature=settings.temperature if request.temperature is None else request.temperature,
@@ -137,7 +142,11 @@ class TokenUpstream:
         output = await self._model.generate(asked.prompt_ids, asked.sampling, asked.grammar)
         parsed = self._chat.parse(output.output_ids, asked.tools)
         actions = tuple(map(json_safe_call, parsed.actions if asked.tools else ()))
-        calls = _calls(actions[:1] if asked.one_call else actions, call_id)
+        # An output is recalled by the ids of its calls, which are unique.
+        calls = tuple(
+            Called(f"call_{call_id}_{place}", action.name, json.dumps(action.arguments, ensure_ascii=False))
+            for place, action in enumerate(actions[:1] if asked.one_call else actions)
+        )
         reply = ChatReply(
             call_id=call_id,
             text=parsed.reasoning if calls else text_of_output(self._chat, output.output_ids),
@@ -157,22 +166,6 @@ class TokenUpstream:
             actions=actions,
         )
 
-    def _declared(self, tools: Sequence[ToolSpec]) -> Grammar | None:
-        """Return the grammar of the tools if calls are enforced; refuse schemas that the format cannot express."""
-        try:
-            self._chat.declarations(tools)
-            return self._chat.grammar(tools) if self._settings.constrained and tools else None
-        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-            raise Refused(400, f"the tools cannot be declared in this model's format: {error}") from error
-
-
-def _calls(actions: Sequence[ToolCall], call_id: str) -> tuple[Called, ...]:
-    """Return calls with unique ids, by which their output is recalled."""
-    return tuple(
-        Called(f"call_{call_id}_{place}", action.name, json.dumps(action.arguments, ensure_ascii=False))
-        for place, action in enumerate(actions)
-    )
-
 
 FINISHES: dict[str, Finish] = {"length": "length", "tool_calls": "tool_calls", "function_call": "tool_calls"}
 """Finish reasons; all others count as `stop`."""
@@ -189,19 +182,9 @@ OPTIONAL: dict[str, Any] = {
 would otherwise use the values recommended in the model's files."""
 
 
-class _Function(msgspec.Struct):
-    name: str
-    arguments: str = "{}"
-
-
-class _Call(msgspec.Struct):
-    id: str
-    function: _Function
-
-
 class _Message(msgspec.Struct, omit_defaults=True):
     content: str | None = None
-    tool_calls: list[_Call] | None = None
+    tool_calls: list[ToolUse] | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
 
@@ -291,7 +274,7 @@ class ChatUpstream:
             max_tokens=request.max_tokens or self._reserve,
             seed=request.seed,
         )
-        return Asked(sampling=sampling, body=made, untrainable=_unrecorded(made, sampling))
+        return Asked(sampling=sampling, body=made, untrainable=_why_untrainable(made, sampling))
 
     async def answer(self, asked: Asked, call_id: str) -> Answered:
         """Do as `Upstream.answer`."""
@@ -302,7 +285,7 @@ class ChatUpstream:
             raise InfrastructureFault(f"{self._endpoint.url} returned {len(completion.choices)} answers instead of one")
         choice, usage = completion.choices[0], completion.usage or _Usage()
         message, finish = choice.message, FINISHES.get(choice.finish_reason or "", "stop")
-        calls = tuple(Called(call.id, call.function.name, call.function.arguments) for call in message.tool_calls or ())
+        calls = tuple(call.to_call() for call in message.tool_calls or ())
         prompt_ids, output_ids = tuple(completion.prompt_token_ids or ()), tuple(choice.token_ids or ())
         logprobs = _logprobs(choice.logprobs)
         missing = _missing(prompt_ids, output_ids, logprobs)
@@ -328,7 +311,7 @@ class ChatUpstream:
         )
 
 
-def _unrecorded(body: Mapping[str, Any], sampling: Sampling) -> str | None:
+def _why_untrainable(body: Mapping[str, Any], sampling: Sampling) -> str | None:
     """Return why a record would not determine the distribution of the log probabilities, or None if it does."""
     names = changing(body, {**OPENAI.neutral, "tool_choice": ("auto", "none")})
     if names:
@@ -357,17 +340,9 @@ def _missing(prompt_ids: Sequence[int], output_ids: Sequence[int], logprobs: Seq
 
 
 def open_upstream(spec: str, config: Config) -> Upstream:
-    """Open the upstream of a proxy.
-
-    Args:
-        spec: `http://HOST:PORT/v1`, `openai:MODEL@URL`, or a model whose tokens are sampled by id: `hf:PATH`,
-            `vllm:PATH`, `vllm:MODEL@URL`, `sglang:MODEL@URL`.
-
-    Raises:
-        UsageError: the model does not exist or cannot be loaded.
-        ConfigError: the settings do not fit it.
-        MissingExtra: a library that runs it is not installed.
-    """
+    """Open the upstream of a proxy: `http://HOST:PORT/v1`, `openai:MODEL@URL`, or a model that is sampled by token ids
+    (`hf:PATH`, `vllm:PATH`, `vllm:MODEL@URL`, `sglang:MODEL@URL`). Raise UsageError if it does not exist or cannot be
+    loaded, and as `open_backend` does."""
     if spec.startswith(("http://", "https://")):
         return ChatUpstream(spec, "", config)
     try:
