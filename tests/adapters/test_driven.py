@@ -12,7 +12,7 @@ from harness1.adapters.driven import DrivenEpisode, newest_observation
 from harness1.config import Env, Machine, load_config
 from harness1.env.environment import SearchEnv
 from harness1.env.render import Context
-from harness1.episodes.rollout import replay_episode, rollout
+from harness1.episodes.rollout import rollout
 from harness1.errors import UsageError
 from harness1.policy.policy import Decision
 from harness1.records import Episode, Status, StopReason, Task, ToolCall
@@ -42,12 +42,6 @@ def test_it_is_recorded_like_the_same_decisions_of_a_policy() -> None:
     assert [turn.context_hash for turn in ours.turns][:1] == [turn.context_hash for turn in theirs.turns][:1]
     assert (ours.curated, ours.pool, ours.stop_reason) == (theirs.curated, theirs.pool, StopReason.END_SEARCH)
     assert ours.hashes.env == theirs.hashes.env
-
-
-def test_it_replays_to_the_hash() -> None:
-    report = replay_episode(record(run(driven(make_env()))), make_env().config)
-    assert report.difference is None
-    assert report.equal == report.turns == 4
 
 
 def test_each_context_is_the_one_to_decide_on() -> None:
@@ -130,18 +124,6 @@ def test_a_driver_that_is_cancelled_in_a_step_closes_it() -> None:
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     run(cancels())
-
-
-def test_interleaved_episodes_do_not_see_each_other() -> None:
-    async def together() -> list[DrivenEpisode]:
-        return list(
-            await asyncio.gather(*(driven(make_env(), PLAN[: 1 + number % 3] + PLAN[3:]) for number in range(60)))
-        )
-
-    alone = [record(run(driven(make_env(), PLAN[: 1 + number] + PLAN[3:]))) for number in range(3)]
-    for number, episode in enumerate(run(together())):
-        assert record(episode).curated == alone[number % 3].curated
-        assert [t.memory_hash for t in record(episode).turns] == [t.memory_hash for t in alone[number % 3].turns]
 
 
 def test_in_a_transcript_the_newest_observations_are_all_that_is_new() -> None:

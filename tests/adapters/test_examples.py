@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.adapters.chat_server import chat_server
-from tests.adapters.processes import scratch_index, serving_openenv
+from tests.adapters.peers import chat_server, scratch_index, serving_openenv
 
 EXAMPLES = Path("examples").resolve()
 TESTS = tuple(

@@ -14,8 +14,7 @@ import pytest
 from harness1.config import load_config
 from harness1.episodes.rollout import replay_episode
 from harness1.runs.journal import read_episodes
-from tests.adapters.chat_server import chat_server
-from tests.adapters.processes import harness1, scratch_index
+from tests.adapters.peers import chat_server, harness1, scratch_index
 
 pytest.importorskip("inspect_ai", reason="inspect_ai is not installed")
 

@@ -239,19 +239,6 @@ def test_a_start_that_a_client_gave_up_is_finished() -> None:
     run(plays(Served()))
 
 
-def test_a_turn_limit_ends_a_search_with_what_it_has() -> None:
-    async def plays(served: Served) -> CallToolResult:
-        async with served.client() as client:
-            name = told(await client.call_tool("start_search", {"question": QUESTION}))["search"]
-            for _ in range(6):
-                last = await client.call_tool("search_corpus", {"search": name, "query": "Ada Byron"})
-            return last
-
-    last = told(run(plays(Served())))
-    assert (last["over"], last["stop_reason"]) == (True, "turn_limit")
-    assert last["curated"]
-
-
 def test_a_dead_index_is_an_error_and_no_empty_result() -> None:
     async def plays(served: Served) -> CallToolResult:
         async with served.client() as client:
@@ -407,18 +394,6 @@ def test_a_page_of_another_site_and_a_foreign_host_are_refused(index: Path) -> N
             assert (await client.post(address, json=body, headers={"Host": "evil.example"})).status_code == 421
 
     over_http(index, plays)
-
-
-@pytest.mark.service
-def test_its_benchmark_times_calls_beside_the_same_steps_without_it(
-    index: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from benchmarks import mcp_latency
-
-    report = mcp_latency.main(["world:120", "--index", str(index), "--searches", "4", "--clients", "2", "--json"])
-    assert json.loads(capsys.readouterr().out) == report
-    assert {each["calls"] for each in report.values() if isinstance(each, dict)} == {16}
-    assert report["ratio"] > 0
 
 
 def over_http(index: Path, plays: Callable[[str], Coroutine[Any, Any, None]]) -> None:

@@ -15,8 +15,7 @@ import pytest
 
 from harness1.data.open import open_source
 from harness1.runs.journal import latest_episodes
-from tests.adapters.chat_server import next_call, shown_in
-from tests.adapters.processes import harness1, scratch_index, serving_openenv
+from tests.adapters.peers import harness1, next_call, scratch_index, serving_openenv, shown_in
 from tests.support import hear_interrupts
 
 GenericEnvClient: Any = pytest.importorskip(

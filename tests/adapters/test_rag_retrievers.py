@@ -13,7 +13,7 @@ import pytest
 from harness1 import load_config
 from harness1.config import Config
 from harness1.errors import InfrastructureFault, UsageError
-from tests.adapters.processes import harness1, scratch_index
+from tests.adapters.peers import harness1, scratch_index
 from tests.docs.blocks import ROOT, blocks
 
 QUESTIONS = ("Which river flows past a town?", "Who wrote about a bridge?", "Which river flows past a town?")

@@ -14,9 +14,7 @@ from typing import Any
 import pytest
 
 from harness1.runs.journal import latest_episodes
-from tests.adapters.chat_server import chat_server
-from tests.adapters.processes import harness1, scratch_index
-from tests.adapters.vf_eval import ROLLOUTS, TASKS, branches, traces
+from tests.adapters.peers import ROLLOUTS, TASKS, branches, chat_server, harness1, scratch_index, traces
 
 vf: Any = pytest.importorskip("verifiers.v1", reason="verifiers is not installed")
 

@@ -16,10 +16,17 @@ from harness1.episodes.rollout import replay_env
 from harness1.models.calls import messages_of, tools_of
 from harness1.records import Episode
 from harness1.runs.journal import read_episodes
-from tests.adapters.chat_server import chat_server
-from tests.adapters.generate_server import THOUGHT, Sampled, generate_server
-from tests.adapters.processes import harness1, scratch_index
-from tests.adapters.vf_eval import branches, path, traces
+from tests.adapters.peers import (
+    THOUGHT,
+    Sampled,
+    branches,
+    chat_server,
+    generate_server,
+    harness1,
+    path,
+    scratch_index,
+    traces,
+)
 from tests.vocabularies import tokenizer, vocabulary
 
 SEARCHES, TURNS, EPOCH_TURNS = 3, 5, 3

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from harness1.http.client import HttpClient, HttpFault, error_text
-from harness1.redaction import without_password, without_secrets
+from harness1.redaction import without_secrets
 
 HOST = "127.0.0.1"
 KEY = "sk-proj-Ab12Cd34Ef56"
@@ -204,8 +204,3 @@ def test_the_reason_of_a_server_is_found_in_the_forms_of_many() -> None:
     assert error_text(b'{"error": {"code": 5}}') == "{'code': 5}"
     assert len(error_text(b"x" * 10_000)) == 300
     assert error_text(f"key {KEY}".encode() * 100).count(KEY) == 0
-
-
-def test_an_address_is_shown_without_its_password() -> None:
-    assert without_password("http://user:p@ss@host:80/v1") == "http://host:80/v1"
-    assert without_password("http://host/v1") == "http://host/v1"

@@ -17,13 +17,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness1.config import ChatPolicy, Config, Env, Machine, Model
+from harness1.config import Config, Env, Machine, Model
 from harness1.env.pieces import TokenCounter
 from harness1.episodes.rollout import rollout
-from harness1.errors import InfrastructureFault
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.policy.policy import Policy
-from harness1.records import Episode, Status, Task
+from harness1.records import Episode, Task
 from harness1.rows import prefix_merging
 from harness1.rows.calls import ABANDONED, RecordedCall, read_calls, read_records
 from harness1.runs.files import read_stage
@@ -31,7 +30,6 @@ from harness1.serve.service import ServiceLimits
 from harness1.serve.upstreams import ChatUpstream
 from tests.http.test_http_client import replying
 from tests.proxying import (
-    ANTHROPIC_PATH,
     LIMITS,
     OPENAI_PATH,
     SCRIPT,
@@ -114,18 +112,6 @@ def test_an_episode_through_a_client_has_the_very_tokens_of_one_in_process(
     assert (found.curated, found.status) == (expected.curated, expected.status)
     assert_same_calls(alone, tmp_path)
     assert [call.call_id for call in read_calls(tmp_path)] == [call.call_id for call in read_records(tmp_path)]
-
-
-def test_a_client_that_asks_for_ids_counts_its_contexts_by_them(tmp_path: Path) -> None:
-    alone, served = Dice(hermes()), Dice(hermes())
-    expected = in_process(alone, 1, alone.chat)
-    with proxying(tmp_path, upstream_of(served, served.chat)) as url:
-        agent = AgentPolicy(
-            openai_client(url, stream=False, ids=True), hermes(), ENV.generation_reserve, SETTINGS.policy
-        )
-        found = episode(agent, 1, hermes())
-    assert [turn.context_hash for turn in found.turns] == [turn.context_hash for turn in expected.turns]
-    assert_same_calls(alone, tmp_path)
 
 
 def test_a_proxy_before_a_server_that_gives_ids_records_them_as_that_server_does(tmp_path: Path) -> None:
@@ -243,16 +229,6 @@ def test_a_slow_upstream_is_cut_off_in_time(tmp_path: Path) -> None:
     assert all(call.prompt_ids and not call.output_ids for call in records)
 
 
-def test_a_model_that_fails_and_one_that_refuses_are_told_apart(tmp_path: Path) -> None:
-    model = Dice(hermes())
-    model.error = InfrastructureFault("out of memory")
-    assert failing(tmp_path / "a", upstream_of(model, model.chat))[0] == [502, 502]
-    with replying(lambda _: (400, {}, b'{"error": {"message": "too long"}}')) as url:
-        statuses, said, _ = failing(tmp_path / "b", chat_upstream(url))
-    assert statuses == [400, 400]
-    assert "too long" in said[0]
-
-
 @pytest.mark.parametrize("half", [True, False])
 def test_a_client_that_leaves_is_recorded_and_frees_its_place(tmp_path: Path, half: bool) -> None:
     model = Dice(hermes())
@@ -353,49 +329,6 @@ def test_models_are_listed_for_both_clients(tmp_path: Path) -> None:
         assert [each.id for each in Anthropic(base_url=url, api_key="a").models.list()] == ["hf:dice"]
 
 
-def test_a_local_model_says_the_same_in_process_and_through_the_proxy(tmp_path: Path) -> None:
-    """A random model speaks no words and no UTF-8: only its ids can be handed back to it."""
-    from harness1.models.transformers_backend import open_transformers
-    from tests.tiny_models import save_tiny_model
-
-    chat = hermes()
-    size = max(chat.tokenizer.control.values()) + 1
-    folder = save_tiny_model(tmp_path / "model", vocab_size=size, max_position_embeddings=16384)
-    config = Config(policy=ChatPolicy(temperature=0.8, top_p=0.95, format_retries=2), env=Env(generation_reserve=24))
-
-    def opened() -> Any:
-        return open_transformers(folder, device="cpu", dtype="float32", threads=1, rows=4, cache_tokens=16384)
-
-    policy = LanguageModelPolicy(opened(), chat, 96, config.policy)
-    expected = episode(policy, 5)
-    assert expected.status is Status.POLICY_ERROR
-    with proxying(tmp_path / "run", upstream_of(opened(), hermes(), config)) as url:
-        for client in CLIENTS.values():
-            episode(AgentPolicy(client(url), chat, 96, config.policy), 5)
-        asyncio.run(_small_talk(url))
-    calls = list(read_calls(tmp_path / "run"))
-    own = expected.turns[0].calls
-    for which in range(4):
-        for call, alone in zip(calls[which * 3 : which * 3 + 3], own, strict=True):
-            prompt = tuple(token for key in alone.prompt for token in expected.segments[key])
-            assert (call.prompt_ids, call.output_ids) == (prompt, alone.output_ids)
-            assert call.output_logprobs == pytest.approx(alone.output_logprobs, abs=1e-4)
-    talk = calls[12:]
-    assert prefix_merging(talk).counts["rows"] == 1
-    assert len(talk) == 4
-
-
-async def _small_talk(url: str) -> None:
-    from anthropic import AsyncAnthropic
-
-    async with AsyncAnthropic(base_url=url, api_key="talk") as client:
-        messages: list[Any] = []
-        for turn in range(4):
-            messages.append({"role": "user", "content": f"Number {turn}."})
-            made = await client.messages.create(model="m", max_tokens=12, messages=messages, extra_body={"seed": turn})
-            messages.append({"role": "assistant", "content": made.content})
-
-
 def command(*options: str) -> list[str]:
     return [sys.executable, "-m", "harness1", "serve", "proxy", *options]
 
@@ -446,17 +379,3 @@ def test_the_command_refuses_in_one_line_what_it_cannot_do(tmp_path: Path) -> No
     assert "is not the address" in complaint("--upstream", "http://", "--record", str(tmp_path / "c"))
     assert "is not empty" in complaint(*http, "--record", str(tmp_path / "full"))
     assert "cannot write" in complaint(*http, "--record", str(tmp_path / "file" / "run"))
-
-
-def test_other_paths_and_methods_are_told_so(tmp_path: Path) -> None:
-    import http.client
-
-    model = Dice(hermes())
-    with proxying(tmp_path, upstream_of(model, model.chat)) as url:
-        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=5)
-        for method, path, status in (("GET", "/health", 200), ("GET", ANTHROPIC_PATH, 405), ("GET", "/v1/other", 404)):
-            connection.request(method, path)
-            answer = connection.getresponse()
-            assert (answer.status, json.loads(answer.read()) != {}) == (status, True)
-        connection.close()
-    assert (tmp_path / "calls.jsonl").read_bytes() == b""

@@ -194,7 +194,7 @@ def test_a_null_is_as_good_as_nothing_but_in_arguments_and_schemas() -> None:
     called = {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "x", "arguments": None}}]}
     assert OPENAI.read({"messages": [said, called]}).messages == (
         ChatMessage("user", "Hi"),
-        ChatMessage("assistant", calls=(Called("c", "x", ""),)),
+        ChatMessage("assistant", calls=(Called("c", "x"),)),
     )
     use = {"type": "tool_use", "id": "c", "name": "x", "input": {"a": None}, "text": None}
     schema = {"type": "object", "properties": {"a": {"default": None}}}

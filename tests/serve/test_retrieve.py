@@ -251,21 +251,6 @@ def test_clients_that_leave_take_their_searches_with_them_also_behind_a_cache(ca
     assert left == 0
 
 
-def test_searches_of_different_calls_are_with_the_retriever_at_the_same_time() -> None:
-    async def scene() -> int:
-        retriever = Held()
-        served = RetrievalService(retriever, Config())
-        calls = [
-            asyncio.create_task(asking(served.app, "POST", "/retrieve", body({"queries": ["a"]}))) for _ in range(50)
-        ]
-        await asyncio.sleep(0.05)
-        retriever.gate.set()
-        await asyncio.gather(*calls)
-        return retriever.most
-
-    assert run(scene()) == 50
-
-
 def test_waiting_counts_towards_a_deadline_and_a_late_one_is_cut() -> None:
     retriever = Recording()
     requests = [{"query": "ada", "k": 1, "deadline": 1e9}, {"query": "ada", "k": 1, "deadline": 2.0}]
