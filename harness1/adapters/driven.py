@@ -80,11 +80,8 @@ class DrivenEpisode:
         return await self._next()
 
     async def act(self, decision: Decision | ToolCall) -> Context | None:
-        """Carry out a decision on the current context, and return the next one; None if the episode is over.
-
-        Raises:
-            UsageError: no decision is awaited: the episode has not begun, is over, or is at work on the last one.
-        """
+        """Carry out a decision on the current context, and return the next one; None if the episode is over. Raise
+        UsageError if no decision is awaited: the episode has not begun, is over, or is at work on the last one."""
         if self.context is None:
             raise UsageError("the episode is over" if self.episode else "the episode awaits no decision now")
         self.context = None

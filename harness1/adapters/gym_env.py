@@ -77,12 +77,8 @@ class SearchGym(gymnasium.Env[str, str]):
         self._driven: DrivenEpisode | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Begin an episode.
-
-        Raises:
-            UsageError: there is no task with this id.
-            InfrastructureFault: the episode could not begin.
-        """
+        """Begin an episode. Raise UsageError if there is no task with this id, and InfrastructureFault if the episode
+        could not begin."""
         super().reset(seed=seed)
         self._close_episode()
         wanted = (options or {}).get("task_id")
@@ -97,12 +93,8 @@ class SearchGym(gymnasium.Env[str, str]):
         return _text(context), self._info(self._driven, context)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Carry out a call, `{"name": ..., "arguments": {...}}`.
-
-        Raises:
-            UsageError: there is no episode under way.
-            InfrastructureFault: the index failed, or took too long: the episode is invalid and has no reward.
-        """
+        """Carry out a call, `{"name": ..., "arguments": {...}}`. Raise UsageError if there is no episode under way, and
+        InfrastructureFault if the index failed, or took too long: the episode is invalid and has no reward."""
         if self._driven is None or self._driven.context is None:
             raise UsageError("no episode is under way: call reset first")
         context = self._runner.run(self._driven.act(_decision(action)))

@@ -214,11 +214,8 @@ def origins_of(folder: Path, stage: Stage | None) -> tuple[str, ...]:
 
 
 def refuse_secret(folder: Path, origins: Sequence[str]) -> None:
-    """Refuse a folder that is, or was made from, a dataset whose answers are secret.
-
-    Raises:
-        UsageError: it is such a dataset, or one of its datasets is gone, so that nobody can say.
-    """
+    """Refuse a folder that is, or was made from, a dataset whose answers are secret. Raise UsageError if it is such a
+    dataset, or one of its datasets is gone, so that nobody can say."""
     for place in (str(folder), *origins):
         for name in _names(place):
             if name in SECRET:
@@ -230,12 +227,9 @@ def refuse_secret(folder: Path, origins: Sequence[str]) -> None:
 
 
 def refuse_asked(folder: Path, origins: Sequence[str]) -> None:
-    """Refuse a run whose questions are not all tasks of a dataset: whoever asked them knows where they come from.
-
-    Raises:
-        UsageError: its card names no dataset, or it holds a question that somebody asked.
-        SchemaError: a line of its record is damaged.
-    """
+    """Refuse a run whose questions are not all tasks of a dataset: whoever asked them knows where they come from. Raise
+    UsageError if its card names no dataset, or it holds a question that somebody asked, and SchemaError if a line of
+    its record is damaged."""
     if not origins:
         raise UsageError(
             f"the card of {folder} names no dataset: whether its questions may be published cannot be checked; give"

@@ -228,11 +228,7 @@ def serve_http(
     on_ready: Callable[[int], None] = lambda _: None,
     close: Close | None = None,
 ) -> None:
-    """Answer clients at /mcp until SIGTERM or Ctrl-C.
-
-    Raises:
-        UsageError: nothing can listen there.
-    """
+    """Answer clients at /mcp until SIGTERM or Ctrl-C. Raise UsageError if nothing can listen there."""
     from mcp.server.transport_security import TransportSecuritySettings
 
     from harness1.serve.server import serve

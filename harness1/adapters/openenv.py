@@ -85,12 +85,8 @@ class SearchEnvironment(Environment):
     async def reset_async(
         self, seed: int | None = None, episode_id: str | None = None, **asked: Any
     ) -> SearchObservation:
-        """Begin an episode: of the task `index` of `split`, of the one with `task_id`, or of any `query`.
-
-        Raises:
-            UsageError: there is no such task.
-            InfrastructureFault: the episode could not begin.
-        """
+        """Begin an episode: of the task `index` of `split`, of the one with `task_id`, or of any `query`. Raise
+        UsageError if there is no such task, and InfrastructureFault if the episode could not begin."""
         if self._driven is not None:
             await self._driven.close()
         task = self._task(asked, seed or 0)
@@ -98,12 +94,8 @@ class SearchEnvironment(Environment):
         return self._observe(self._driven, await self._driven.begin())
 
     async def step_async(self, action: SearchAction, timeout_s: float | None = None, **_: Any) -> SearchObservation:
-        """Carry out a call.
-
-        Raises:
-            UsageError: no episode is under way.
-            InfrastructureFault: the index failed: the episode is invalid and has no reward.
-        """
+        """Carry out a call. Raise UsageError if no episode is under way, and InfrastructureFault if the index failed:
+        the episode is invalid and has no reward."""
         if self._driven is None:
             raise UsageError("no episode is under way: call reset first")
         call = ToolCall(action.tool, dict(action.arguments))

@@ -188,13 +188,10 @@ def generator_output(episodes: Sequence[Episode], *, validates: bool = False) ->
     order, and so are the trajectories of an instance.
 
     SkyRL's mini-batches count prompts, so an instance with an unfit episode stays: each of its trajectories becomes a
-    placeholder, a single step without a trained token, as in SkyRL's own Harbor generator.
-
-    Raises:
-        ValueError: the trainer would refuse the batch, or misread it: an instance is alone unless this is a
-            validation, its trajectories are not adjacent, or a step lacks tokens or finite numbers.
-        SchemaError: a segment of a prompt is missing in its episode.
-    """
+    placeholder, a single step without a trained token, as in SkyRL's own Harbor generator. Raise ValueError if the
+    trainer would refuse the batch, or misread it: an instance is alone unless this is a validation, its trajectories
+    are not adjacent, or a step lacks tokens or finite numbers, and SchemaError if a segment of a prompt is missing in
+    its episode."""
     names = list(map(trajectory_of, episodes))
     groups = [(name, list(each)) for name, each in groupby(episodes, lambda each: trajectory_of(each).instance_id)]
     _demand(len(set(names)) == len(names), "two trajectories have the same name")
@@ -267,11 +264,8 @@ class HarnessGenerator:
 
     async def generate(self, input_batch: Mapping[str, Any]) -> dict[str, Any]:
         """Play one episode for each entry of `trajectory_ids` and return SkyRL's `GeneratorOutput`, with the seconds
-        that each took, in all and by what they were spent on.
-
-        Raises:
-            UsageError: the batch names no tasks, or samples in another way than a trainer can correct for.
-        """
+        that each took, in all and by what they were spent on. Raise UsageError if the batch names no tasks, or samples
+        in another way than a trainer can correct for."""
         names, extras = input_batch.get("trajectory_ids"), input_batch.get("env_extras")
         if not names or not extras or not all(TASK in each for each in extras):
             raise UsageError("SkyRL gave no trajectory_ids, or env_extras without a task: use TaskDataset")

@@ -39,10 +39,7 @@ NOT_AN_ARGUMENT = "the command cannot hold this task: leave out {query}, and let
 def agent_folder(within: Path | None = None, task: Task | None = None) -> Iterator[Path]:
     """Make a folder, among temporary files or within another, with a task for an agent to read; remove it at the end,
     whatever is in it then. Each attempt has its own, as what an earlier one left behind may still write in its own.
-
-    Raises:
-        InfrastructureFault: there is no room for it.
-    """
+    Raise InfrastructureFault if there is no room for it."""
     folder = None
     try:
         folder = Path(tempfile.mkdtemp(prefix="harness1-agent-", dir=within))

@@ -228,12 +228,8 @@ class AgentRollouts:
 async def agent_rollouts(
     agent: Agent, upstream: OnPolicyUpstream, record: Path, config: Config, publish: Publish
 ) -> AsyncIterator[AgentRollouts]:
-    """Open the rollouts of an agent, and the proxy by which it reaches the model and which records its calls.
-
-    Raises:
-        UsageError: as `recording`.
-        InfrastructureFault: there is no room for the folders of the agents.
-    """
+    """Open the rollouts of an agent, and the proxy by which it reaches the model and which records its calls. Raise
+    UsageError as `recording` does, and InfrastructureFault if there is no room for the folders of the agents."""
     with recording(record, upstream.inputs) as recorder, agent_folder() as folders:
         sessions = Sessions(recorder.append, config.machine.agents)
         service = ProxyService(upstream, sessions, proxy_limits(config), admit=sessions.admit)

@@ -210,11 +210,8 @@ class HttpClient:
 class HostedClient(HttpClient):
     """An `HttpClient` on `openai.AsyncOpenAI`, which uses our session.
 
-    Its retries are off and its answers are read as bytes: callers decide how long to wait and what to accept.
-
-    Raises:
-        MissingExtra: httpx or openai is not installed.
-    """
+    Its retries are off and its answers are read as bytes: callers decide how long to wait and what to accept. Raise
+    MissingExtra if httpx or openai is not installed."""
 
     def __init__(self, url: str, headers: Mapping[str, str] | None = None, connections: int = CONNECTIONS) -> None:
         super().__init__(url, headers, connections)

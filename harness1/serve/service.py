@@ -262,12 +262,9 @@ class Bodies:
     async def read(self, request: Request) -> AsyncIterator[bytes]:
         """Yield the body of a request, decompressed if necessary; it counts until the context ends.
 
-        The size limit is here because Starlette's own answers in plain text.
-
-        Raises:
-            Refused: the body is too large (413), too slow (408), damaged (400), not JSON or in an unknown encoding
-                (415), or there is no room for it (503).
-        """
+        The size limit is here because Starlette's own answers in plain text. Raise Refused if the body is too large
+        (413), too slow (408), damaged (400), not JSON or in an unknown encoding (415), or there is no room for it
+        (503)."""
         coding, body, content = _coding(request), _Body(asyncio.get_running_loop().time()), bytearray()
         try:
             try:
