@@ -401,7 +401,8 @@ class _Embeddings:
             UsageError: the model does not exist, or is not the one that the index was embedded with.
             MissingExtra: sentence-transformers is not installed.
         """
-        if self._before and self._embedder.hash != self._before.embedder:
+        here = self._embedder.hash
+        if self._before and here != self._before.embedder:
             raise UsageError(
                 "the index was embedded with another model than the one configured now: name the same one with "
                 "--set machine.embedder=PATH, or build the index again"

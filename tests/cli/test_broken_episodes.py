@@ -13,7 +13,7 @@ import pytest
 from harness1.data.open import open_source
 from harness1.episodes import jobs
 from harness1.errors import InfrastructureFault, Overflow
-from harness1.policy import registry
+from harness1.http import model_endpoint
 from harness1.runs.folder import METRICS, REPORT
 from harness1.runs.journal import read_episodes
 from harness1.viewer.pages import make_episode
@@ -68,7 +68,7 @@ def evaluated(
     cache = tmp_path_factory.getbasetemp() / "indexes"
 
     def evaluate(fails: Callable[[str], None], out: Path, *more: str) -> Any:
-        monkeypatch.setattr(registry, "policy_endpoint", lambda url, machine: Model(fails))
+        monkeypatch.setattr(model_endpoint, "policy_endpoint", lambda url, machine: Model(fails))
         jobs._policy.cache_clear()  # a process opens a policy once
         monkeypatch.setenv("COLUMNS", "120")
         words = ["world:60", "--limit", "2", "--policy", "openai:m@http://host/v1", "--cache", str(cache)]

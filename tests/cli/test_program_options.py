@@ -43,7 +43,7 @@ def test_short_help_is_the_help(
     ("typed", "completed"),
     [
         ("harness1 se", "search serve"),
-        ("harness1 rl ", "check pivots train agents export"),
+        ("harness1 rl ", "check pivots train agents"),
         ("harness1 index ch", "check"),
         ("harness1 index --str", "--strict"),
         ("harness1 search --con", "--config"),

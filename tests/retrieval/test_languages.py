@@ -10,6 +10,7 @@ import pytest
 
 from harness1 import config
 from harness1.config import Config, load_config
+from harness1.config.settings import recorded
 from harness1.errors import ConfigError
 from harness1.hashing import digest
 from harness1.records import DocId
@@ -103,7 +104,7 @@ NAMES = ("none", "english", "auto")
 def test_latin_text_is_read_and_hashed_as_before_there_was_a_choice(tmp_path) -> None:
     info = build(tmp_path, ENGLISH)
     sums = sum(int.from_bytes(open_index(tmp_path).segments[0].doc_sums[at].tobytes(), "big") for at in range(3))
-    before = msgspec.to_builtins(config.Index())
+    before = recorded(config.Index(), "index.")
     del before["language"]
     analyser = "words of 2 or more letters, lower case, Lucene's English stop words, Snowball English stemmer"
     assert info.index_hash == digest({"documents": f"{sums % 2**256:064x}", "analyser": analyser, "settings": before})
@@ -169,7 +170,7 @@ def test_an_unknown_language_is_refused_with_those_there_are() -> None:
 
 def test_a_language_enters_the_hash_of_a_configuration_only_if_one_is_named() -> None:
     plain = Config()
-    tree = msgspec.to_builtins(plain.index)
+    tree = recorded(plain.index, "index.")
     del tree["language"]
     assert plain.index.hashed() == tree
     assert load_config(None, ["index.language=auto"]).hash == plain.hash
