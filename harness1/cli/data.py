@@ -25,7 +25,7 @@ from harness1.cli.printing import (
     say,
 )
 from harness1.data.benchmarks import BENCHMARKS, Benchmark, benchmark_named
-from harness1.data.check import FINDINGS, Report, encoded
+from harness1.data.check import FINDINGS, DatasetCheck, encode_report
 from harness1.data.check import check as check_dataset
 from harness1.data.copying import copy_dataset, import_benchmark
 from harness1.data.dataset_cache import BEIR_SETS
@@ -37,7 +37,7 @@ from harness1.errors import CorpusError, UsageError
 from harness1.models.open import open_completer
 from harness1.plain import counted
 from harness1.tasks.make import TEMPLATE, write_tasks
-from harness1.tasks.questions import MOST_TOKENS, ORACLE, TaskCheck, Writer, Writing, check_tasks, sample_of
+from harness1.tasks.questions import MOST_TOKENS, ORACLE, QuestionWriter, TaskCheck, Writing, check_tasks, sample_of
 from harness1.viewer.pages import Asked, write_view
 
 Name = Annotated[str, Argument(help="A name that `harness1 data list` shows.", metavar="NAME")]
@@ -183,11 +183,11 @@ def check(
         report = check_dataset(place, advance)
     kept = tuple(finding for finding in report.findings if finding.kind not in (ignore or ()))
     report = msgspec.structs.replace(report, findings=kept)
-    put(encoded(report).decode()) if as_json else _show(report)
+    put(encode_report(report).decode()) if as_json else _show(report)
     raise typer.Exit(1 if report.findings else 0)
 
 
-def _show(report: Report) -> None:
+def _show(report: DatasetCheck) -> None:
     chunks = f" in {counted(report.chunks, 'chunk')}" if report.chunks else ""
     tasks = ", ".join(f"{count} {split}" for split, count in report.tasks.items()) or "none"
     put(f"{report.source}: {counted(report.documents, 'document')}{chunks}, tasks: {tasks}")
@@ -244,7 +244,7 @@ def make_tasks(
     Example: harness1 tasks make docs --out tasks/docs --count 200
     """
     settings = resolve(config, overrides)
-    model = None if writer == TEMPLATE else Writer(writer, open_completer(writer, settings, MOST_TOKENS))
+    model = None if writer == TEMPLATE else QuestionWriter(writer, open_completer(writer, settings, MOST_TOKENS))
     corpus = open_source(place_of(source, settings))
     searched = index_of(corpus, index, cache, settings, read_aloud, say)
     with progress_of_parts() as show:

@@ -1,9 +1,4 @@
-"""HotpotQA (Yang et al. 2018): questions over two paragraphs of Wikipedia.
-
-A question is `{"_id", "question", "answer", "type", "level", "supporting_facts": [[title, sentence]], "context":
-[[title, [sentence]]]}`; on the hub `id` stands for `_id`, and the pairs are lists under `title`, `sent_id` and
-`sentences`. The paragraphs of all contexts in the folder are the corpus: one document for each title.
-"""
+"""The benchmarks of the paper by name, in their official formats; `benchmarks.toml` has what users are told of each."""
 
 from __future__ import annotations
 
@@ -20,9 +15,9 @@ from urllib.parse import urldefrag
 import msgspec
 
 from harness1.data import tables, trec
-from harness1.data.corpora import Corpus, Located, Placed, corpus_of, document_of, pooled, source_of, tasks_of
-from harness1.data.jsonl import decoded, identifier
-from harness1.data.source import DuplicateId, Fault, Source, distinct, made
+from harness1.data.corpora import Corpus, Located, Placed, document_of, open_corpus, pool_documents, source_of, tasks_of
+from harness1.data.jsonl import decode_lines, identifier
+from harness1.data.source import DuplicateId, Fault, Source, drop_repeated, make_each
 from harness1.data.tables import Row
 from harness1.errors import CorpusError, UsageError
 from harness1.records import ChunkId, DocId, Gold, Record, Task, Unit
@@ -40,10 +35,15 @@ HOTPOT_FILES = {
 
 
 def open_hotpotqa(root: Path, fault: Fault) -> Source:
-    """Open the questions of a folder, or of one file, over the paragraphs of their contexts."""
+    """Open HotpotQA (Yang et al. 2018): questions over two paragraphs of Wikipedia, in a folder or one file.
+
+    A question is `{"_id", "question", "answer", "type", "level", "supporting_facts": [[title, sentence]], "context":
+    [[title, [sentence]]]}`; on the hub `id` stands for `_id`, and the pairs are lists under `title`, `sent_id` and
+    `sentences`. The paragraphs of all contexts are the corpus: one document for each title.
+    """
     files = _hotpot_files(root)
     problems: list[str] = []
-    corpus = pooled(lambda: _hotpot_documents([*chain.from_iterable(files.values())], fault), problems)
+    corpus = pool_documents(lambda: _hotpot_documents([*chain.from_iterable(files.values())], fault), problems)
     splits = {split: partial(_hotpot_tasks, paths, split, fault) for split, paths in files.items()}
     return source_of("hotpotqa", root, corpus, splits, fault, problems)
 
@@ -66,7 +66,7 @@ def _hotpot_files(root: Path) -> dict[str, list[Path]]:
 
 
 def _hotpot_documents(files: list[Path], fault: Fault) -> Iterator[Placed]:
-    for where, paragraphs in made(tables.rows(files, fault), _paragraphs, fault):
+    for where, paragraphs in make_each(tables.rows(files, fault), _paragraphs, fault):
         for document in paragraphs:
             yield document, document.text, f"{where}: another text under the title {document.title!r}"
 
@@ -153,11 +153,12 @@ def _sealqa_task(where: str, row: Row, number: int, relevant: list[DocId]) -> Ta
 def kept_pages(root: Path, fault: Fault) -> Corpus | None:
     """Return the pages that a user has saved beside the questions, or None if they are on the web."""
     pages = tables.find_files(root, *SAVED_PAGES) if root.is_dir() else ()
-    return corpus_of(pages, fault, same_page) if pages else None
+    return open_corpus(pages, fault, same_page) if pages else None
 
 
 def open_seal0(root: Path, fault: Fault) -> Source:
-    """Open the questions of a file, whose relevant documents are addresses of pages."""
+    """Open Seal-0 of SealQA (Pham et al. 2025), which is asked on the web: rows of `question`, `answer`, `urls` (the
+    relevant pages) and labels."""
     patterns = ("seal-0.parquet", "seal_0*.parquet", "seal_0/test-*.parquet", "seal-0.jsonl", "seal-0.json")
     files = tables.require_files(root, "questions", *patterns)
     splits = {"test": lambda: tasks_of(tables.rows(files, fault), fault, _seal0_task)}
@@ -169,17 +170,19 @@ def _seal0_task(where: str, row: Row, number: int) -> Task:
 
 
 def open_longseal(root: Path, fault: Fault) -> Source:
-    """Open the questions of a file over the pages of all of them."""
+    """Open LongSeal of SealQA, whose rows also have `golds`, the pages that hold the answer, and `12_docs`, `20_docs`
+    and `30_docs`, distractors; a page is `{"title", "text", "url", "date"}`. The corpus is every page of `golds` and of
+    the largest set, by its address."""
     patterns = ("longseal.parquet", "longseal*.parquet", "longseal/test-*.parquet", "longseal.jsonl", "longseal.json")
     files = tables.require_files(root, "questions", *patterns)
     problems: list[str] = []
-    corpus = pooled(lambda: _pooled_pages(files, fault, problems), problems)
+    corpus = pool_documents(lambda: _pooled_pages(files, fault, problems), problems)
     splits = {"test": lambda: tasks_of(tables.rows(files, fault), fault, _longseal_task)}
     return source_of("longseal", root, corpus, splits, fault, problems)
 
 
 def _pooled_pages(files: tuple[Path, ...], fault: Fault, problems: list[str]) -> Iterator[Placed]:
-    for where, pages in made(tables.rows(files, fault), _pages, fault):
+    for where, pages in make_each(tables.rows(files, fault), _pages, fault):
         for page in pages:
             url, title, text = page_url(page["url"] or ""), page["title"] or "", page["text"] or ""
             if url is None or not (title + text).strip():
@@ -209,7 +212,11 @@ _BETWEEN = re.compile(r"(?<![\s,;])[\s,;]++(?=https?://)")
 
 
 def open_frames(root: Path, fault: Fault) -> Source:
-    """Open the questions of a file, whose relevant documents are addresses of articles."""
+    """Open FRAMES (Krishna et al. 2024): questions over 2 to 15 articles of Wikipedia, without a corpus.
+
+    `test.tsv` has a number, `Prompt`, `Answer`, `wikipedia_link_1` to `wikipedia_link_11+`, `reasoning_types` and
+    `wiki_links`, a list written as in Python. A cell may hold several addresses, and words after one.
+    """
     files = tables.require_files(
         root, "questions", "test.tsv", "test*.parquet", "frames*.tsv", "test.jsonl", "test.json"
     )
@@ -265,10 +272,21 @@ class _DecryptedLine(msgspec.Struct):
 
 
 def open_browsecomp_plus(root: Path, fault: Fault) -> Source:
-    """Open the questions of a folder over its corpus: all (`all`), or split as in the paper (`train`, `test`)."""
+    """Open BrowseComp-Plus (Chen et al. 2025): BrowseComp's questions over a fixed corpus, with judged documents; all
+    (`all`), or split as in the paper (`train`, `test`).
+
+        topics-qrels/queries.tsv                id, tab, question; no header
+        topics-qrels/qrel_golds.txt             `id 0 document 1`: documents that hold the answer
+        topics-qrels/qrel_evidence.txt          the same: documents that are needed
+        corpus/*.parquet                        `docid`, `text`, `url`
+        data/browsecomp_plus_decrypted.jsonl    made by the benchmark's own script; `query_id` and `answer` are read
+
+    Its authors ask that questions and answers never appear online as plain text. Answers are read into `Gold` if the
+    user has decrypted them, and are never written.
+    """
     topics = tables.require_files(root, "questions", *TOPICS)[0]
     gold, evidence = (tables.require_files(root, "judgements", *names)[0] for names in (GOLD, EVIDENCE))
-    corpus = corpus_of(tables.require_files(root, "corpus", *CORPUS), fault)
+    corpus = open_corpus(tables.require_files(root, "corpus", *CORPUS), fault)
     answers = tables.find_files(root, *ANSWERS)
 
     def tasks(split: str) -> Located:
@@ -311,8 +329,8 @@ def _browsecomp_tasks(
 
 
 def _decrypted_answers(path: Path, fault: Fault) -> dict[str, tuple[str]]:
-    lines = decoded(path, _DecryptedLine, "a question with its answer", fault)
-    answers = distinct(lines, lambda line: str(line.query_id), fault)
+    lines = decode_lines(path, _DecryptedLine, "a question with its answer", fault)
+    answers = drop_repeated(lines, lambda line: str(line.query_id), fault)
     return {str(line.query_id): (line.answer,) for _, line in answers}
 
 
@@ -321,9 +339,19 @@ ReadGold = Callable[[str, Row], Gold]
 
 
 def open_context1(name: str, read_gold: ReadGold, root: Path, fault: Fault, *, shared: bool = False) -> Source:
-    """Open a benchmark in this layout. `read_gold`: returns what the question in a row should find. `shared`: whether
-    training and test questions share a corpus. If not, document ids count from 0 in each, and only the split whose
-    corpus is present has tasks: the test split, if both are."""
+    """Open a benchmark in the layout of Context-1's data generation (Web, Patents, SEC).
+
+        test.parquet, train.parquet        questions: `query_id`, `query`, `document_ids`, `answer`, and for documents
+                                           perhaps `gold_document_ids`; lists as such or written out as text
+        corpora/NAME/SPLIT/*.parquet       chunks: `chunk_id`, `document_text`, `metadata_json`
+        data/train-*.parquet               training questions of all three, with `dataset_name`, `stage` and
+                                           `document_ids_json`
+
+    `document_ids` are documents, or facts: `{"fact", "chunk_ids", "is_final_answer"}`, stated by any one of the chunks.
+    `read_gold` returns what the question in a row should find. `shared`: training and test questions share a corpus; if
+    not, document ids count from 0 in each, and only the split whose corpus is present has tasks: the test split, if
+    both are.
+    """
     corpus, split = _context1_corpus(name, root)
     found = {each: _context1_questions(name, root, each) for each in SPLITS if shared or split in (None, each)}
     splits = [each for each, files in found.items() if files]
@@ -333,7 +361,7 @@ def open_context1(name: str, read_gold: ReadGold, root: Path, fault: Fault, *, s
     def tasks(split: str) -> Located:
         return tasks_of(tables.rows(found[split], fault), fault, partial(_context1_task, name, split, read_gold))
 
-    return source_of(name, root, corpus_of(corpus, fault), {each: partial(tasks, each) for each in splits}, fault)
+    return source_of(name, root, open_corpus(corpus, fault), {each: partial(tasks, each) for each in splits}, fault)
 
 
 def document_gold(where: str, row: Row) -> Gold:

@@ -34,7 +34,7 @@ FINDINGS = ("malformed", *KINDS.values(), "duplicate_text", "leak_exact", "leak_
 """Every kind of finding."""
 
 
-class Finding(Record):
+class DatasetFault(Record):
     """A kind of fault, how often it occurs, and its first few places."""
 
     kind: str
@@ -54,7 +54,7 @@ class SharedGold(Record):
     """Tasks of `train` whose whole gold set is that of a task of the split."""
 
 
-class Report(Record):
+class DatasetCheck(Record):
     """The result of a check; a sound dataset has no findings."""
 
     source: str
@@ -63,7 +63,7 @@ class Report(Record):
     """Chunks of the dataset itself; 0 if it is cut when indexed."""
     tasks: dict[str, int]
     """The number of tasks in each split."""
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[DatasetFault, ...] = ()
     shared: tuple[SharedGold, ...] = ()
     """For each evaluation split, if there is a split `train`. That is no fault: learning leaves such tasks out."""
 
@@ -87,11 +87,11 @@ class _Findings:
         if self._counts[kind] <= SHOWN:
             self._messages[kind].append(message)
 
-    def done(self) -> tuple[Finding, ...]:
-        return tuple(Finding(kind, self._counts[kind], tuple(shown)) for kind, shown in self._messages.items())
+    def done(self) -> tuple[DatasetFault, ...]:
+        return tuple(DatasetFault(kind, self._counts[kind], tuple(shown)) for kind, shown in self._messages.items())
 
 
-def check(spec: str, on_document: Callable[[], None] = lambda: None) -> Report:
+def check(spec: str, on_document: Callable[[], None] = lambda: None) -> DatasetCheck:
     """Check a dataset: all tasks, then one pass over the documents, of which only digests are kept. `spec`: as
     `open_source` takes it. `on_document`: called with each document that was looked at. Raises UsageError: there is no
     such dataset."""
@@ -100,7 +100,7 @@ def check(spec: str, on_document: Callable[[], None] = lambda: None) -> Report:
         source = open_source(spec, findings.fault)
     except CorpusError as error:
         findings.fault(error)
-        return Report(spec, 0, 0, {}, findings.done())
+        return DatasetCheck(spec, 0, 0, {}, findings.done())
     tasks = {split: _tasks(source, split, findings) for split in source.splits}
     everything = [*chain.from_iterable(tasks.values())]
     wanted = {name for task in everything for name in gold_ids(task.gold)}
@@ -109,7 +109,7 @@ def check(spec: str, on_document: Callable[[], None] = lambda: None) -> Report:
     _check_gold(everything, wanted if source.has_documents else set(), places, findings)
     _check_leaks(tasks, findings)
     counts = {split: len(each) for split, each in tasks.items()}
-    return Report(spec, documents, chunks, counts, findings.done(), tuple(_shared_gold(tasks)))
+    return DatasetCheck(spec, documents, chunks, counts, findings.done(), tuple(_shared_gold(tasks)))
 
 
 def _tasks(source: Source, split: str, findings: _Findings) -> list[Task]:
@@ -197,6 +197,6 @@ def _digest(title: str, text: str) -> bytes:
     return hashlib.blake2b(words.encode("utf-8", "surrogatepass"), digest_size=12).digest()
 
 
-def encoded(report: Report) -> bytes:
+def encode_report(report: DatasetCheck) -> bytes:
     """Return the report as one line of JSON, with all its lists even if they are empty."""
     return msgspec.json.encode(msgspec.structs.asdict(report))

@@ -1,4 +1,4 @@
-"""Checks an official download and converts it into a BEIR folder."""
+"""Writes BEIR folders, which can be kept and changed: an official download, any dataset, or part of its tasks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness1.data import beir
 from harness1.data.benchmarks import Benchmark
 from harness1.data.corpora import absent_gold, gold_ids
 from harness1.data.open import open_source
-from harness1.data.source import AbsentGold, Fault, Source, refuse
+from harness1.data.source import AbsentGold, Fault, refuse
 from harness1.errors import CorpusError
 from harness1.records import Task
 from harness1.retrieval.corpus import Document
@@ -40,8 +40,8 @@ def import_benchmark(
     source = benchmark.open(path, fault)
     inputs = {"benchmark": benchmark.name, "source": source.fingerprint, "format": FORMAT}
     stage = Stage(IMPORT, inputs | {"leave_out": fault is not refuse})
-    if stage.is_done(out) and not force:
-        return _read_counts(out)
+    if not force and (found := _done(stage, out)):
+        return found.outputs
     if not force:
         refuse_other(stage, out, "import")
     tasks = [task for split in source.splits for task in source.tasks(split)]
@@ -71,10 +71,8 @@ def import_benchmark(
     return counts
 
 
-def _read_counts(out: Path) -> dict[str, Any]:
-    found = read_stage(out)
-    assert found is not None  # its work was found done
-    return found.outputs
+def _done(stage: Stage, out: Path) -> Stage | None:
+    return read_stage(out) if stage.is_done(out) else None
 
 
 def without_answers(task: Task) -> Task:
@@ -108,40 +106,28 @@ def copy_dataset(
     stage = Stage(COPY, {**inputs, "benchmark": source.name} if source.secret_answers else inputs)
     if not force:
         refuse_other(stage, out, "copy")
-        if stage.is_done(out) and (found := read_stage(out)) is not None:
+        if found := _done(stage, out):
             return found.outputs
     clear(out, COPY, *FILES, keep_card=True)
-    documents, tasks = _Counted(source, on_document), _tasks(source, limit, most_gold)
+    tasks: dict[str, list[Task]] = {}
+    for split in source.splits:
+        few = [
+            each
+            for each in source.tasks(split)
+            if not most_gold or not each.gold or len(each.gold.relevant) <= most_gold
+        ]
+        tasks[split] = [without_answers(each) if source.secret_answers else each for each in few[: limit or None]]
+    counts: dict[str, Any] = {"documents": 0, "tasks": {split: len(each) for split, each in tasks.items()}}
+
+    def documents() -> Iterator[Document]:
+        for document in source.documents():
+            counts["documents"] += 1
+            on_document()
+            yield document
+
     with under_way(stage, out):
-        beir.write(out, documents.each(), (task for split in tasks.values() for task in split))
-        if not documents.count:
+        beir.write(out, documents(), (task for split in tasks.values() for task in split))
+        if not counts["documents"]:
             raise CorpusError(f"{spec} has no documents")
-        counts = {"documents": documents.count, "tasks": {split: len(each) for split, each in tasks.items()}}
         stage.write(out, status="finished", outputs=counts)
     return counts
-
-
-def _tasks(source: Source, limit: int, most_gold: int) -> dict[str, list[Task]]:
-    found = {}
-    for split in source.splits:
-        few = [task for task in source.tasks(split) if not most_gold or _gold(task) <= most_gold]
-        few = few[: limit or None]
-        found[split] = [without_answers(task) for task in few] if source.secret_answers else few
-    return found
-
-
-def _gold(task: Task) -> int:
-    return len(task.gold.relevant) if task.gold else 0
-
-
-class _Counted:
-    """The documents of a source, counted while they are read."""
-
-    def __init__(self, source: Source, on_document: Callable[[], None]) -> None:
-        self.source, self.on_document, self.count = source, on_document, 0
-
-    def each(self) -> Iterator[Document]:
-        for document in self.source.documents():
-            self.count += 1
-            self.on_document()
-            yield document

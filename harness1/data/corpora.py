@@ -1,8 +1,9 @@
-"""Corpora of benchmarks: files whose rows are documents, or chunks whose ids name their document.
+"""Corpora of benchmarks, and sources over them with unique ids and gold that the corpus has.
 
-A row with a `chunk_id` is a chunk, its text under `document_text` or `text`; the document's id is the chunk's without
-the number after its last underscore (`0000320193-24-000081_17`). Other rows are documents: an id (`docid`, `_id`,
-`id`, `doc_id` or `url`), a text (`text`, `contents`, `content`) and perhaps a `title`.
+The rows of a corpus are documents, or chunks whose ids name their document. A row with a `chunk_id` is a chunk, its
+text under `document_text` or `text`; the document's id is the chunk's without the number after its last underscore
+(`0000320193-24-000081_17`). Other rows are documents: an id (`docid`, `_id`, `id`, `doc_id` or `url`), a text (`text`,
+`contents`, `content`) and perhaps a `title`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import msgspec
 
 from harness1.data import tables
 from harness1.data.jsonl import TEXT_KEYS, distinct_documents, identifier
-from harness1.data.source import AbsentGold, EmptyText, Fault, NoGold, Source, distinct, made
+from harness1.data.source import AbsentGold, EmptyText, Fault, NoGold, Source, drop_repeated, make_each
 from harness1.data.tables import Row, Rows
 from harness1.errors import CorpusError
 from harness1.hashing import text_digest
@@ -45,13 +46,13 @@ class Corpus:
     """Starts a new pass over all ids, some of which may repeat."""
 
 
-def corpus_of(files: Sequence[Path], fault: Fault, spelling: Callable[[str], DocId] = DocId) -> Corpus:
+def open_corpus(files: Sequence[Path], fault: Fault, spelling: Callable[[str], DocId] = DocId) -> Corpus:
     """Open the corpus in some files. `fault`: handles a row that is neither a document nor a chunk, or repeats an id.
     `spelling`: normalises the ids of whole documents, if the files may write one id in several ways."""
     return Corpus(lambda: _read(files, fault, spelling), lambda: _ids(files, spelling))
 
 
-def pooled(read: Callable[[], Iterator[Placed]], problems: list[str]) -> Corpus:
+def pool_documents(read: Callable[[], Iterator[Placed]], problems: list[str]) -> Corpus:
     """Open documents that may each occur at several places. The first counts; others with different content are noted
     in `problems`. `read`: starts a pass over all places."""
 
@@ -98,7 +99,7 @@ def _document(where: str, row: Row, spelling: Callable[[str], DocId]) -> Documen
     return Document(doc_id=doc_id, title=title, text=text)
 
 
-class _Piece(NamedTuple):
+class _ChunkText(NamedTuple):
     """A chunk; pieces sort by their numbers."""
 
     number: int
@@ -108,9 +109,9 @@ class _Piece(NamedTuple):
 
 def _assembled(files: Sequence[Path], fault: Fault) -> Iterator[Document]:
     left = Counter(document_of(chunk_id) for chunk_id in _chunk_ids(files))
-    incomplete: dict[DocId, list[tuple[str, _Piece]]] = {}
+    incomplete: dict[DocId, list[tuple[str, _ChunkText]]] = {}
     rows = tables.rows(files, fault, (*CHUNK_KEYS, *CHUNK_TEXT_KEYS))
-    for where, (chunk_id, row) in made(rows, lambda where, row: (_chunk_id(where, row), row), fault):
+    for where, (chunk_id, row) in make_each(rows, lambda where, row: (_chunk_id(where, row), row), fault):
         doc_id = document_of(chunk_id)
         pieces = incomplete.setdefault(doc_id, [])
         left[doc_id] -= 1
@@ -122,18 +123,18 @@ def _assembled(files: Sequence[Path], fault: Fault) -> Iterator[Document]:
             yield from _put_together(doc_id, incomplete.pop(doc_id), fault)
 
 
-def _piece(where: str, row: Row, chunk_id: ChunkId) -> _Piece:
+def _piece(where: str, row: Row, chunk_id: ChunkId) -> _ChunkText:
     text = next((row[key] for key in CHUNK_TEXT_KEYS if row.get(key) is not None), None)
     if not isinstance(text, str):
         raise CorpusError(f"{where}: chunk {chunk_id!r} needs a text ({', '.join(CHUNK_TEXT_KEYS)})")
     if not text.strip():
         raise EmptyText(f"{where}: chunk {chunk_id!r} has no text")
     number = _NUMBER.search(chunk_id)
-    return _Piece(int(number[1]) if number else 0, chunk_id, text)
+    return _ChunkText(int(number[1]) if number else 0, chunk_id, text)
 
 
-def _put_together(doc_id: DocId, pieces: list[tuple[str, _Piece]], fault: Fault) -> Iterator[Document]:
-    ordered = sorted(piece for _, piece in distinct(pieces, lambda piece: piece.chunk_id, fault))
+def _put_together(doc_id: DocId, pieces: list[tuple[str, _ChunkText]], fault: Fault) -> Iterator[Document]:
+    ordered = sorted(piece for _, piece in drop_repeated(pieces, lambda piece: piece.chunk_id, fault))
     chunks, start = [], 0
     for piece in ordered:
         chunks.append(GivenChunk(piece.chunk_id, start, start + len(piece.text)))
@@ -153,7 +154,7 @@ def _ids(files: Sequence[Path], spelling: Callable[[str], DocId]) -> Iterator[st
 
 
 def _chunk_ids(files: Sequence[Path]) -> Iterator[ChunkId]:
-    return (chunk_id for _, chunk_id in made(tables.rows(files, _pass_over, CHUNK_KEYS), _chunk_id, _pass_over))
+    return (chunk_id for _, chunk_id in make_each(tables.rows(files, _pass_over, CHUNK_KEYS), _chunk_id, _pass_over))
 
 
 def _chunk_id(where: str, row: Row) -> ChunkId:
@@ -196,7 +197,7 @@ def source_of(
             raise CorpusError(f"{name}:{root} holds no documents")
 
     def tasks(split: str) -> list[Task]:
-        return check_gold(list(distinct(splits[split](), lambda task: task.task_id, fault)), corpus, fault)
+        return check_gold(list(drop_repeated(splits[split](), lambda task: task.task_id, fault)), corpus, fault)
 
     return Source(
         *(name, name, documents, tuple(splits), tasks, [] if problems is None else problems, root.resolve()),

@@ -249,7 +249,7 @@ def read(path: Path, fault: Fault, *, follow_links: bool = False) -> Iterator[Do
     def problem(name: str, why: str) -> None:
         fault(CorpusError(f"{name}: {why}"))
 
-    files = sorted(find_files(path, problem, follow_links=follow_links))
+    files = sorted(find_texts(path, problem, follow_links=follow_links))
     if not files:
         raise CorpusError(f"{path} holds no {', '.join(SUFFIXES)} files")
     return _documents(path, files, problem)
@@ -257,12 +257,12 @@ def read(path: Path, fault: Fault, *, follow_links: bool = False) -> Iterator[Do
 
 def state(path: Path) -> str:
     """Return a value that changes with the name, size or time of any file, also behind links."""
-    names = find_files(path, lambda name, why: None, follow_links=True)
+    names = find_texts(path, lambda name, why: None, follow_links=True)
     found = ((repr(name), (path / name).stat()) for name in sorted(names))
     return digest([(name, status.st_size, status.st_mtime_ns) for name, status in found])
 
 
-def find_files(path: Path, problem: Problem, *, follow_links: bool = False) -> Iterator[str]:
+def find_texts(path: Path, problem: Problem, *, follow_links: bool = False) -> Iterator[str]:
     """Yield the paths of the files of a known kind, relative, with forward slashes. A folder that links reach twice is
     entered once."""
     root, entered = os.path.realpath(path), set()

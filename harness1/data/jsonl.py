@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from harness1.data.source import DuplicateId, EmptyText, Fault, Given, Made, distinct, made, refuse
+from harness1.data.source import DuplicateId, EmptyText, Fault, Given, Made, drop_repeated, make_each, refuse
 from harness1.errors import MALFORMED, CorpusError
 from harness1.records import DocId
 from harness1.retrieval.corpus import Document, GivenChunk
@@ -44,17 +44,17 @@ def distinct_documents(
     located: Iterable[tuple[str, Given]], make: Callable[[str, Given], Document], fault: Fault
 ) -> Iterator[Document]:
     """Yield the document made of the value at each place. Values that make none or repeat an id go to `fault`."""
-    documents = distinct(made(located, make, fault), lambda document: document.doc_id, fault)
+    documents = drop_repeated(make_each(located, make, fault), lambda document: document.doc_id, fault)
     return (document for _, document in documents)
 
 
 def rows(path: Path, fault: Fault = refuse) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the JSON objects of a file, each with its place as `file:line`; blank lines are skipped. Raises
     CorpusError: a line is not a JSON object, unless `fault` lets it pass, or the file cannot be read."""
-    return decoded(path, dict[str, Any], "a JSON object", fault)
+    return decode_lines(path, dict[str, Any], "a JSON object", fault)
 
 
-def decoded(path: Path, type_: type[Made], what: str, fault: Fault) -> Iterator[tuple[str, Made]]:
+def decode_lines(path: Path, type_: type[Made], what: str, fault: Fault) -> Iterator[tuple[str, Made]]:
     """Yield the lines of a file as values of a type, like `rows`; an error says that a line is not `what`."""
     decoder = msgspec.json.Decoder(type_)
 
@@ -65,7 +65,7 @@ def decoded(path: Path, type_: type[Made], what: str, fault: Fault) -> Iterator[
             raise CorpusError(f"{where}: not {what}: {error}") from error
 
     lines = ((f"{path}:{number}", line) for number, line in numbered_lines(path, fault) if line.strip())
-    return made(lines, decode, fault)
+    return make_each(lines, decode, fault)
 
 
 def numbered_lines(path: Path, fault: Fault = refuse) -> Iterator[tuple[int, bytes]]:

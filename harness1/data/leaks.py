@@ -1,4 +1,6 @@
-"""Finds queries that ask the same thing: equal once normalised, or with nearly the same words by MinHash."""
+"""Leaves out tasks that must not be learned because they give an evaluation task away: they ask the same, or everything
+that they ask for is exactly what it asks for. Queries ask the same if they are equal once normalised, or have nearly
+the same words by MinHash."""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ PERMUTATIONS = 128
 _WORD = re.compile(r"\w+")
 
 
-def normalised(query: str) -> str:
+def normalise(query: str) -> str:
     """Return the words of a query in order, without case, punctuation and compatibility forms of characters."""
     return " ".join(_WORD.findall(unicodedata.normalize("NFKC", query).casefold()))
 
@@ -46,7 +48,7 @@ class KnownQueries:
 
     def add(self, name: str, query: str) -> None:
         """Add a query. If several are equal once normalised, the name of the first is kept."""
-        words = normalised(query)
+        words = normalise(query)
         if words in self._exact:
             return
         self._exact[words] = name
@@ -58,12 +60,12 @@ class KnownQueries:
 
     def equal(self, query: str) -> str | None:
         """Return the name of the known query that is equal once normalised."""
-        return self._exact.get(normalised(query))
+        return self._exact.get(normalise(query))
 
     def match(self, query: str) -> str | None:
         """Return the name of the known query that asks the same: the equal one, else the most similar, else the
         earliest."""
-        words = normalised(query)
+        words = normalise(query)
         if words in self._exact or not words or not self._names:
             return self._exact.get(words)
         equal = self._signatures[:, : len(self._names)] == _signature(words)[:, None]
@@ -116,7 +118,7 @@ def evaluation_sets(
         if split == TEST or (source.name, split) not in taught
     ]
     for spec in against:
-        source, split = _named(spec)
+        source, split = _find_set(spec)
         splits = (split,) if split else _own_splits(source) or source.splits
         if not splits:
             raise UsageError(f"--against {spec}: it has no queries")
@@ -169,7 +171,7 @@ def _own_splits(source: Source) -> tuple[str, ...]:
     return tuple(split for split in EVALUATION if split in source.splits)
 
 
-def _named(spec: str) -> tuple[Source, str]:
+def _find_set(spec: str) -> tuple[Source, str]:
     """Return a dataset and its split, if one is named: names of datasets may hold colons themselves."""
     try:
         return open_source(spec), ""

@@ -60,11 +60,11 @@ def open_source(
         UsageError: nothing of that name exists, or its kind cannot be read.
         CorpusError: it exists and is broken; for faults within documents, raised while they are read.
     """
-    source = _opened(spec, fault, leave_out, follow_links)
-    return _whole(source) if leave_out is False else source
+    source = _open(spec, fault, leave_out, follow_links)
+    return _refuse_problems(source) if leave_out is False else source
 
 
-def _opened(spec: str, fault: Fault, leave_out: bool | None, follow_links: bool) -> Source:
+def _open(spec: str, fault: Fault, leave_out: bool | None, follow_links: bool) -> Source:
     if spec.startswith("world:"):
         return _world(spec)
     if spec == "stdlib":
@@ -84,7 +84,7 @@ def _opened(spec: str, fault: Fault, leave_out: bool | None, follow_links: bool)
     return _of_files(path, fault, leave_out, follow_links)
 
 
-def _whole(source: Source) -> Source:
+def _refuse_problems(source: Source) -> Source:
     def refuse_problems() -> None:
         if source.problems:
             raise CorpusError(source.problems[0])
@@ -105,18 +105,18 @@ def _of_files(path: Path, fault: Fault, leave_out: bool | None, follow_links: bo
     if trec.is_trec(path):
         tasks = partial(trec.read_tasks, path, fault=fault)
         read = partial(trec.read_corpus, path, on_line)
-        return _checked(path, "trec", read, trec.splits(path), tasks, problems=problems)
+        return _refuse_empty(path, "trec", read, trec.splits(path), tasks, problems=problems)
     if beir.is_beir(path):
         tasks = partial(beir.read_tasks, path, fault=fault)
         read = partial(beir.read_corpus, path, on_line)
-        found = _checked(path, "beir", read, beir.splits(path), tasks, problems=problems)
+        found = _refuse_empty(path, "beir", read, beir.splits(path), tasks, problems=problems)
         return replace(found, has_documents=not beir.is_empty(path))
     if path.is_dir():
         read = partial(folder.read, path, noted, follow_links=follow_links)
-        source = _checked(path, "folder", read, problems=problems)
+        source = _refuse_empty(path, "folder", read, problems=problems)
         return replace(source, edition=folder.state(path)) if follow_links else source
     if path.name.endswith((".jsonl", ".jsonl.gz")):
-        return _checked(path, "jsonl", partial(jsonl.read, path, on_line), problems=problems)
+        return _refuse_empty(path, "jsonl", partial(jsonl.read, path, on_line), problems=problems)
     raise UsageError(
         f"{path}: not a corpus; give a BEIR or TREC folder, a .jsonl or .jsonl.gz file, or a folder of texts"
     )
@@ -152,7 +152,7 @@ def _world(spec: str) -> Source:
     return world_source(int(size), int(seed or 0), about)
 
 
-def _checked(
+def _refuse_empty(
     path: Path,
     kind: str,
     read: Callable[[], Iterator[Document]],

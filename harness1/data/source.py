@@ -120,7 +120,7 @@ def refuse(error: CorpusError) -> None:
     raise error
 
 
-def made(
+def make_each(
     located: Iterable[tuple[str, Given]], make: Callable[[str, Given], Made], fault: Fault
 ) -> Iterator[tuple[str, Made]]:
     """Yield what is made from the value at each place, with the place. Values that cannot be used go to `fault`."""
@@ -131,7 +131,7 @@ def made(
             fault(error)
 
 
-def distinct(
+def drop_repeated(
     located: Iterable[tuple[str, Made]], name: Callable[[Made], str], fault: Fault
 ) -> Iterator[tuple[str, Made]]:
     """Yield the value at each place, with the place. Values whose id occurred before go to `fault`."""

@@ -1,6 +1,13 @@
-"""TREC run and relevance files in the format of `trec_eval`: columns separated by white space.
+"""TREC's formats: run and relevance files, documents and topics, and a folder of them as a dataset.
 
-A run line is `task Q0 unit rank score tag`, with ranks from 1; a relevance line is `task 0 unit grade`.
+A run line is `task Q0 unit rank score tag`, with ranks from 1; a relevance line is `task 0 unit grade`, as for
+`trec_eval`. Documents and topics are `<DOC>` and `<top>` blocks, plain or gzipped. A document has a `<DOCNO>`, perhaps
+a title (`<TITLE>`, `<HEADLINE>`, `<HEAD>`, `<TI>`), and text: the content of `<TEXT>`, or else all outside fields. A
+topic has a `<num>` and a `<title>`, with or without labels and closing tags. A folder holds
+
+    corpus.jsonl, docs.trec, ...     documents: JSON Lines, or `<DOC>` blocks in any number of .trec files
+    topics.tsv or queries.tsv        number, tab, question; or topics.trec and topics.txt, `<top>` blocks
+    qrels.txt, qrels.SPLIT.txt       `query 0 document grade`; without a name the split is `test`
 """
 
 from __future__ import annotations
@@ -14,7 +21,7 @@ from pathlib import Path
 
 from harness1.data import jsonl
 from harness1.data.jsonl import LINE_BYTES, distinct_documents, numbered_lines
-from harness1.data.source import DuplicateId, EmptyText, Fault, distinct, refuse
+from harness1.data.source import DuplicateId, EmptyText, Fault, drop_repeated, refuse
 from harness1.errors import CorpusError, UsageError
 from harness1.records import DocId, Gold, Task, UnitId
 from harness1.retrieval.corpus import Document
@@ -246,7 +253,7 @@ def read_corpus(folder: Path, fault: Fault = refuse) -> Iterator[Document]:
 def read_tasks(folder: Path, split: str, fault: Fault = refuse) -> list[Task]:
     """Return the topics that have a relevant document, in the order of their file. Raises CorpusError: topics or
     relevance file are broken, or a judged query is not a topic, unless `fault` lets it pass."""
-    topics = distinct(_questions(folder, fault), itemgetter(0), fault)
+    topics = drop_repeated(_questions(folder, fault), itemgetter(0), fault)
     questions = {number: text for _, (number, text) in topics}
     relevant = read_qrels(_qrels(folder)[split], questions, "topics", fault)
     return [

@@ -264,7 +264,7 @@ INDEX, DATA, ROWS = "index check {out}", "data check {out}", "sft build RUN --ou
 COMPARED = "compare RUN RUN --metric reward --out {out}"
 
 
-class Ruling(Record):
+class GateRuling(Record):
     """What a gate found."""
 
     gate: str
@@ -293,18 +293,20 @@ class Guard:
     look: str = "view {out}"
     """The command to look closer, with `{out}` for the stage's folder."""
 
-    def judge(self, name: str, case: StageCase, bound: float) -> Ruling | None:
+    def judge(self, name: str, case: StageCase, bound: float) -> GateRuling | None:
         """Measure, and compare with a bound; None where the gate does not apply."""
         look = "harness1 " + self.look.replace("{out}", str(case.folder))
         try:
             measured = self.measure(case)
         except UsageError as error:  # what the stage wrote cannot be read
-            return Ruling(name, None, bound, False, f"{self.says} ({error})", look)
+            return GateRuling(name, None, bound, False, f"{self.says} ({error})", look)
         if measured is None:
             return None
         value = float(measured)
         passed = value >= bound if self.at_least else value <= bound
-        return Ruling(name, value if math.isfinite(value) else None, bound, passed, self.says, "" if passed else look)
+        return GateRuling(
+            name, value if math.isfinite(value) else None, bound, passed, self.says, "" if passed else look
+        )
 
 
 GATES: Mapping[str, Guard] = {
@@ -331,7 +333,7 @@ GATES: Mapping[str, Guard] = {
 """Every gate, by the name that recipes call it."""
 
 
-def judge_stage(case: StageCase, chosen: Mapping[str, float | bool]) -> list[Ruling]:
+def judge_stage(case: StageCase, chosen: Mapping[str, float | bool]) -> list[GateRuling]:
     """Return what the gates of a finished stage found, in order. `chosen`: the stage's own bounds; false leaves a gate
     out, true keeps its default."""
     found = []

@@ -133,7 +133,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
     def words(self, name: str, work: Path) -> tuple[str, ...]:
         """Return the command of a stage, without `harness1`, in the folder `work`."""
         stage, known = self.stages[name], self._known(name, work)
-        said = tuple(_filled(word, known) for word in shlex.split(stage.run))
+        said = tuple(_fill(word, known) for word in shlex.split(stage.run))
         if " ".join(said).startswith(PLAIN):
             return said
         begun = self.config if stage.config is None else stage.config
@@ -207,7 +207,7 @@ def load_recipe(
         key, equals, text = change.partition("=")
         if not equals:
             raise UsageError(f"--set takes NAME=VALUE or STAGE.SETTING=VALUE, not {change!r}")
-        put_setting(tree, key, _parsed(text))
+        put_setting(tree, key, _parse(text))
     for given in inputs:
         key, equals, place = given.partition("=")
         if not equals or key not in tree.get("inputs", {}):
@@ -253,7 +253,7 @@ def names_in(stage: RecipeStage) -> Iterator[str]:
             yield from _NAME.findall(value)
 
 
-def _filled(word: str, known: Mapping[str, str]) -> str:
+def _fill(word: str, known: Mapping[str, str]) -> str:
     return _NAME.sub(lambda found: known[found[1]], word)
 
 
@@ -267,14 +267,14 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 def _literal(value: Any, known: Mapping[str, str]) -> str:
     """Return a setting's value as `--set` reads it: a string as it is, everything else as TOML, which is JSON here."""
-    return _filled(value, known) if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return _fill(value, known) if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def _text(value: Value) -> str:
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
-def _parsed(text: str) -> Value:
+def _parse(text: str) -> Value:
     try:
         found = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

@@ -21,7 +21,7 @@ import msgspec
 from msgspec.structs import replace
 
 from harness1.errors import MALFORMED, HarnessError, InfrastructureFault, SchemaError, UsageError, optional
-from harness1.recipe.gates import Ruling, StageCase, artifact, judge_stage, metrics_of
+from harness1.recipe.gates import GateRuling, StageCase, artifact, judge_stage, metrics_of
 from harness1.recipe.recipe import Recipe
 from harness1.records import Record
 from harness1.runs.files import lock, read_stage, write_json, writing
@@ -42,7 +42,7 @@ class StageRecord(Record, kw_only=True):
     """The hash of what it made."""
     gates: dict[str, float | bool] = {}
     """The recipe's own bounds."""
-    findings: tuple[Ruling, ...] = ()
+    findings: tuple[GateRuling, ...] = ()
     seconds: float = 0.0
     """The time that its command took, over all attempts."""
     exit: int = 0
@@ -272,10 +272,10 @@ class RecipeRun:
         self.state = replace(self.state, stages={**self.state.stages, name: record})
         write_json(self.work / JOURNAL, self.state)
 
-    def _changes(self, expected: Mapping[str, str]) -> tuple[Ruling, ...]:
+    def _changes(self, expected: Mapping[str, str]) -> tuple[GateRuling, ...]:
         look = "harness1 recipe run ... --from {}"
         return tuple(
-            Ruling(
+            GateRuling(
                 *("unchanged", 1.0, 0.0, False, f"changes to {each}"),
                 look.format(each) if each in self.recipe.stages else "",
             )
@@ -314,7 +314,7 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
     return code
 
 
-def put_in_words(finding: Ruling) -> str:
+def put_in_words(finding: GateRuling) -> str:
     """Return what a gate found in one line."""
     value = "not finite" if finding.value is None else f"{finding.value:.4g}"
     look = f"; look closer: {finding.look}" if finding.look else ""

@@ -1,4 +1,5 @@
-"""Drafts of tasks, before other documents that answer are looked for."""
+"""Drafts of tasks, before other documents that answer are looked for: from what documents say of their subjects (single
+facts, chains, comparisons, claims), and from names and figures alone, which any text has."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from itertools import combinations
 from typing import TypeVar
 
 from harness1.memory.entities import FUNCTION_WORDS, entity_key
-from harness1.memory.question import head, normalised_name
+from harness1.memory.question import head
 from harness1.records import Record
 from harness1.tasks.graph import (
     GAP,
@@ -25,13 +26,14 @@ from harness1.tasks.graph import (
     Statement,
     alternatives,
     figures,
+    holds_name,
     is_prose,
     is_told_apart,
+    is_whole_name,
     leans,
-    once,
     points_elsewhere,
     quotable,
-    whole,
+    stands_once,
 )
 
 SINGLE, BRIDGE, COMPARISON = "single", "bridge", "comparison"
@@ -100,7 +102,9 @@ def gap_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
         ]
         numbers = figures(sentence)
         options = [(name, "name") for name in names] + [(each, "figure") for each in numbers]
-        options = [(each, form) for each, form in options if once(sentence, each) and not _has(subject, each)]
+        options = [
+            (each, form) for each, form in options if stands_once(sentence, each) and not holds_name(subject, each)
+        ]
         if options and (len(names) + len(numbers) > 1 or len(sentence) >= 3 * SHORTEST):
             answer, form = rng.choice(options)
             question = f"Which {form} fits here? “{sentence.replace(answer, GAP)}”"
@@ -122,15 +126,19 @@ def excerpt_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
             for name in known
             if _is_rare(graph, name, FEW)
             and (name.count(" ") == 1 or name.isalpha())
-            and not _has(passage.subject, name)
+            and not holds_name(passage.subject, name)
             if not _NOT_NAMES.search(name) and not _RUNS_ON.search(name) and not _may_run_on(graph, passage.text, name)
         ]
         asked: list[str] = []
         for answer in rng.sample(rare, len(rare)):
             told = _excerpt(passage.text, answer)
-            others = [name for name in known if not (_has(name, answer) or _has(answer, name)) and once(told, name)]
-            others += [figure for figure in figures(told) if once(told, figure)]
-            if not others or not once(told, answer) or any(name in told for name in asked):
+            others = [
+                name
+                for name in known
+                if not (holds_name(name, answer) or holds_name(answer, name)) and stands_once(told, name)
+            ]
+            others += [figure for figure in figures(told) if stands_once(told, figure)]
+            if not others or not stands_once(told, answer) or any(name in told for name in asked):
                 continue
             asked.append(answer)
             question = f"Which name fits in this excerpt? “… {told.replace(answer, GAP)} …”"
@@ -158,9 +166,9 @@ def lead_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
     for place, sentence, number in quotable(graph, rng):
         for name in graph.passages[place].names[number]:
             others = [other for other in graph.holders[entity_key(name)] if other != place]
-            if not others or not _is_distinct(graph, name, FEW) or not once(sentence, name):
+            if not others or not _is_distinct(graph, name, FEW) or not stands_once(sentence, name):
                 continue
-            if _has(graph.passages[place].subject, name) or not _is_told_of(graph, name, others):
+            if holds_name(graph.passages[place].subject, name) or not _is_told_of(graph, name, others):
                 continue
             if not is_told_apart(sentence, other_names(graph, place, number, name)):
                 continue
@@ -184,13 +192,13 @@ def shared_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
             for name in graph.passages[place].names[number]
             if len(graph.holders[entity_key(name)]) > 1
             and _is_distinct(graph, name, SOME)
-            and once(sentence, name)
-            and not _has(subject, name)
+            and stands_once(sentence, name)
+            and not holds_name(subject, name)
         ]
         pairs = [
             (a, b)
             for a, b in combinations(names, 2)
-            if not {*graph.holders[entity_key(a)]} & {*graph.holders[entity_key(b)]} - {place} and not _has(a, b)
+            if not {*graph.holders[entity_key(a)]} & {*graph.holders[entity_key(b)]} - {place} and not holds_name(a, b)
         ]
         if pairs:
             a, b = rng.choice(pairs)
@@ -248,10 +256,10 @@ def changed_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
     for place, sentence, number in quotable(graph, rng):
         if IDENTIFIER.fullmatch(graph.passages[place].subject) or _SOMEBODY.search(sentence):
             continue  # what code does is told as an order; what somebody did is true of some and false of others
-        numbers = [each for each in figures(sentence) if once(sentence, each) and _is_told(sentence, each)]
+        numbers = [each for each in figures(sentence) if stands_once(sentence, each) and _is_told(sentence, each)]
         names = [name for name in graph.passages[place].names[number] if _is_distinct(graph, name, SOME)]
         names = [name for name in names if not _may_open(graph, sentence, name)]
-        slots = {name: _slot(graph, sentence, name) for name in names if once(sentence, name)}
+        slots = {name: _slot(graph, sentence, name) for name in names if stands_once(sentence, name)}
         if (not numbers and not slots) or _is_about_nothing(graph, sentence, graph.passages[place].names[number]):
             continue
         refuted, told = rng.random() < 0.5, sentence
@@ -278,7 +286,11 @@ def changed_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
 def other_names(graph: CorpusGraph, place: int, number: int, name: str) -> Iterator[str]:
     """Yield the rare names of a sentence beside one of them."""
     for other in graph.passages[place].names[number]:
-        if not (_has(name, other) or _has(other, name)) and _is_rare(graph, other, SOME) and _is_own(graph, other):
+        if (
+            not (holds_name(name, other) or holds_name(other, name))
+            and _is_rare(graph, other, SOME)
+            and _is_own(graph, other)
+        ):
             yield other
 
 
@@ -339,10 +351,6 @@ def _is_rare(graph: CorpusGraph, name: str, most: int) -> bool:
     return len(graph.holders[entity_key(name)]) <= most and len(name) > 3 and written is not None
 
 
-def _has(text: str, part: str) -> bool:
-    return bool(text) and f" {normalised_name(part)} " in f" {normalised_name(text)} "
-
-
 def _shares_words(text: str, name: str) -> bool:
     lowered, own = text.lower(), name.rpartition(".")[2] if IDENTIFIER.fullmatch(name) else name
     return any(word in lowered for word in re.findall(r"[^\W_]{4,}", own.lower()))
@@ -356,7 +364,7 @@ def _is_told_of(graph: CorpusGraph, name: str, places: Sequence[int]) -> bool:
     return (
         len(set(saying)) == len(saying)
         and 2 * len(within) > len(saying)
-        and all(is_prose(each) and whole(*each.split(name, 1)) for each in saying)
+        and all(is_prose(each) and is_whole_name(*each.split(name, 1)) for each in saying)
     )
 
 
@@ -374,7 +382,7 @@ Item = TypeVar("Item")
 
 def single_drafts(facts: Facts, rng: random.Random) -> Iterator[Draft]:
     """Yield a question for each statement, in random order."""
-    for place, said in _said(facts, rng):
+    for place, said in _statements_of(facts, rng):
         question = RELATIONS[said.relation].ask.format(x=facts.subject(place))
         need = _need(facts, place, said.answer)
         yield Draft(kind=SINGLE, form=said.relation, question=question, needs=(need,), answer=said.answer)
@@ -382,8 +390,8 @@ def single_drafts(facts: Facts, rng: random.Random) -> Iterator[Draft]:
 
 def chain_drafts(facts: Facts, rng: random.Random) -> Iterator[Draft]:
     """Yield questions about a passage whose subject is named only by what one or two other passages say of theirs."""
-    for target in _shuffled([place for place in facts.leading if place in facts.of], rng):
-        chain, relations = [target], [_asked(facts, target, rng)]
+    for target in _shuffle([place for place in facts.leading if place in facts.of], rng):
+        chain, relations = [target], [RELATIONS[rng.choice(sorted(facts.of[target]))]]
         longest = rng.choice((2, 3))
         while len(chain) < longest and (leads := _leads(facts, chain, relations[0])):
             source, relation = rng.choice(leads)
@@ -409,8 +417,8 @@ def quoted_chain_drafts(facts: Facts, rng: random.Random) -> Iterator[Draft]:
     """Yield questions about a passage whose subject is a gap in a sentence of another passage."""
     for place, sentence, number in quotable(facts.graph, rng):
         for name in facts.graph.passages[place].names[number]:
-            target = facts.graph.titled(name)
-            if target is None or target == place or target not in facts.of or not once(sentence, name):
+            target = facts.graph.find_titled(name)
+            if target is None or target == place or target not in facts.of or not stands_once(sentence, name):
                 continue
             if not is_told_apart(sentence, other_names(facts.graph, place, number, name)):
                 continue
@@ -434,9 +442,9 @@ def comparison_drafts(facts: Facts, rng: random.Random) -> Iterator[Draft]:
     pairs: list[tuple[Relation, int, int]] = []
     for relation in RELATIONS.values():
         if relation.compare:
-            places = _shuffled(facts.saying[relation.name], rng)
+            places = _shuffle(facts.saying[relation.name], rng)
             pairs += [(relation, a, b) for a, b in zip(places[::2], places[1::2], strict=False)]
-    for relation, a, b in _shuffled(pairs, rng):
+    for relation, a, b in _shuffle(pairs, rng):
         first, second = (facts.of[place][relation.name].answer for place in (a, b))
         if abs(int(first) - int(second)) >= FAR:
             yield Draft(
@@ -450,9 +458,11 @@ def comparison_drafts(facts: Facts, rng: random.Random) -> Iterator[Draft]:
 
 def claim_drafts(facts: Facts, rng: random.Random) -> Iterator[Draft]:
     """Yield answers to verify: half of them as the document says, half with what another document says of its own."""
-    for place, said in _said(facts, rng):
+    for place, said in _statements_of(facts, rng):
         others = [facts.of[other][said.relation].answer for other in facts.saying[said.relation][:100]]
-        others = [other for other in others if other != said.answer and not _may_hold(said, other)]
+        if "place" in RELATIONS[said.relation].names:
+            others = []  # places lie in places: another answer may hold, too
+        others = [other for other in others if not {*said.answer.split()} & {*other.split()}]
         refuted = bool(others) and rng.random() < 0.5
         question = RELATIONS[said.relation].ask.format(x=facts.subject(place))
         yield Draft(
@@ -464,17 +474,8 @@ def claim_drafts(facts: Facts, rng: random.Random) -> Iterator[Draft]:
         )
 
 
-def _may_hold(said: Statement, other: str) -> bool:
-    """Return whether another answer may hold beside that of a statement: places lie in places, names have forms."""
-    return "place" in RELATIONS[said.relation].names or bool({*said.answer.split()} & {*other.split()})
-
-
-def _said(facts: Facts, rng: random.Random) -> list[tuple[int, Statement]]:
-    return _shuffled([(place, said) for place, own in facts.of.items() for said in own.values()], rng)
-
-
-def _asked(facts: Facts, place: int, rng: random.Random) -> Relation:
-    return RELATIONS[rng.choice(sorted(facts.of[place]))]
+def _statements_of(facts: Facts, rng: random.Random) -> list[tuple[int, Statement]]:
+    return _shuffle([(place, said) for place, own in facts.of.items() for said in own.values()], rng)
 
 
 def _leads(facts: Facts, chain: Sequence[int], asked: Relation) -> list[tuple[int, str]]:
@@ -489,7 +490,7 @@ def _is_said_before(facts: Facts, chain: Sequence[int], answer: str) -> bool:
     return any(answer in facts.graph.passages[place].text for place in chain[:-1])
 
 
-def _shuffled(items: Sequence[Item], rng: random.Random) -> list[Item]:
+def _shuffle(items: Sequence[Item], rng: random.Random) -> list[Item]:
     order = list(items)
     rng.shuffle(order)
     return order

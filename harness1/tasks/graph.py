@@ -1,4 +1,5 @@
-"""Lines of a paragraph, which many files break at a width, put together again."""
+"""What tasks are made from: the passages of a corpus, the names that they hold and are about, what their sentences say
+of their subjects (`relations.toml`), and which sentences can be quoted alone (`quoting.toml`)."""
 
 from __future__ import annotations
 
@@ -33,16 +34,16 @@ def join_lines(text: str) -> str:
 
 
 def _paragraphs(lines: list[str]) -> Iterator[str]:
-    whole, last = "", ""
+    joined, last = "", ""
     for line in lines:
-        if whole and _continues(last, line):
-            whole += " " + line.strip()
+        if joined and _continues(last, line):
+            joined += " " + line.strip()
         else:
-            if whole:
-                yield whole
-            whole = line.strip()
+            if joined:
+                yield joined
+            joined = line.strip()
         last = line
-    yield whole
+    yield joined
 
 
 def _continues(last: str, line: str) -> bool:
@@ -109,7 +110,7 @@ class CorpusGraph:
         if passage.subject:
             self.about[head(document.title)].append(place)
 
-    def titled(self, name: str) -> int | None:
+    def find_titled(self, name: str) -> int | None:
         """Return the only passage that is about a name, or None."""
         found = self.about.get(head(name), ())
         return found[0] if len(found) == 1 else None
@@ -345,14 +346,14 @@ def _fit(graph: CorpusGraph, place: int) -> list[tuple[int, str]]:
     """Return the sentences of a passage that stand alone, with their numbers; they are looked for once."""
     if (known := graph.fit.get(place)) is None:
         cut = graph.passages[place].sentences
-        whole = [(number, tidied(sentence)) for number, sentence in enumerate(cut)]
-        found = [(number, sentence) for number, sentence in whole if stands_alone(sentence)]
+        tidy = [(number, drop_citations(sentence)) for number, sentence in enumerate(cut)]
+        found = [(number, sentence) for number, sentence in tidy if stands_alone(sentence)]
         known = found or [part for part in _parts(cut) if stands_alone(f"{part[1]}.")]
         graph.fit[place] = known
     return known
 
 
-def tidied(sentence: str) -> str:
+def drop_citations(sentence: str) -> str:
     """Return a sentence without references to literature."""
     return _SPACED.sub(r"\1", _CITED.sub("", sentence))
 
@@ -383,18 +384,18 @@ def figures(sentence: str) -> list[str]:
     return [each for each in kept if not YEAR.fullmatch(each) or not years & {int(each) - 1, int(each) + 1}]
 
 
-def once(sentence: str, part: str) -> bool:
+def stands_once(sentence: str, part: str) -> bool:
     """Return whether a part stands in a sentence once, outside brackets, and is not a piece of a longer name."""
     before, found, after = sentence.partition(part)
     if not found or part in after or before.count("(") > before.count(")"):
         return False
     opens = not before.strip(" \"“'") and " " not in part
-    return not (part[0].isalpha() and (opens or not whole(before, after))) and not (
+    return not (part[0].isalpha() and (opens or not is_whole_name(before, after))) and not (
         after[:1].isalnum() or before[-1:].isalnum()
     )
 
 
-def whole(before: str, after: str) -> bool:
+def is_whole_name(before: str, after: str) -> bool:
     """Return whether a name between two texts is not a piece of a longer name."""
     last, following = before.split()[-1:] or [""], after.lstrip(": ")[:1]
     led = before.endswith((" ", "-")) and len(before.split()) > 1 and last[0].lstrip('"“‘(')[:1].isupper()
@@ -403,7 +404,7 @@ def whole(before: str, after: str) -> bool:
     return not (led or joined or (after.startswith((" ", ": ")) and (following.isupper() or following.isdigit())))
 
 
-def mentions(text: str, name: str) -> bool:
+def holds_name(text: str, name: str) -> bool:
     """Return whether a text holds the words of a name."""
     words = normalised_name(name)
     return bool(words) and f" {words} " in f" {normalised_name(text)} "
@@ -434,7 +435,7 @@ def facts_of(graph: CorpusGraph) -> Facts:
         for each in statements(passage):
             facts.of.setdefault(place, {})[each.relation] = each
             facts.saying[each.relation].append(place)
-            target = graph.titled(each.answer) if RELATIONS[each.relation].noun else None
+            target = graph.find_titled(each.answer) if RELATIONS[each.relation].noun else None
             if target is not None and target != place:
                 facts.leading[target].append((place, each.relation))
     return facts

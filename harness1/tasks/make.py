@@ -1,4 +1,5 @@
-"""Other documents that answer as well: found by search, they join the gold, or the task is dropped."""
+"""Tasks from a corpus: drafts with their gold and their splits, written as a dataset in BEIR layout. Other documents
+that answer as well are found by search: they join the gold, or the task is dropped."""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ from harness1.retrieval.protocol import RetrievalFault, Retriever, SearchRequest
 from harness1.runs.files import Stage, read_stage, refuse_full_disk, refuse_other, under_way
 from harness1.tasks import drafts as forms
 from harness1.tasks.drafts import ASPECT, BRIDGE, CLAIM, COMPARISON, DESCRIPTION, INTERSECTION, SINGLE, Draft, Need
-from harness1.tasks.graph import YEAR, CorpusGraph, Passage, facts_of, graph_of, mentions, whole
-from harness1.tasks.questions import REPLIES, Writer
+from harness1.tasks.graph import YEAR, CorpusGraph, Passage, facts_of, graph_of, holds_name, is_whole_name
+from harness1.tasks.questions import REPLIES, QuestionWriter
 
 SEARCHED = 20
 """Documents that are read for each piece of evidence."""
@@ -50,7 +51,7 @@ class MadeTask(Record, kw_only=True):
     """The share of the gold that one search for the question finds."""
 
 
-class Reader:
+class GoldReader:
     """Reads a corpus for other documents that serve as evidence."""
 
     def __init__(self, graph: CorpusGraph, retriever: Retriever) -> None:
@@ -116,8 +117,10 @@ def _serves(need: Need, passage: Passage) -> bool | None:
     text = f" {normalised_name(passage.text)} "
     if not all(name in text or name in title for name in wanted):
         return False
-    if len(wanted) == 1:
-        return True if _has_whole(passage.text, need.names[0]) else None
+    if len(wanted) == 1:  # somewhere not within a longer name
+        places = ((found.start(), found.end()) for found in re.finditer(re.escape(need.names[0]), passage.text))
+        is_whole = any(is_whole_name(passage.text[:start][-80:], passage.text[end:][:80]) for start, end in places)
+        return True if is_whole else None
     if title == wanted[0]:
         return True
     said = (f" {normalised_name(each)} " for each in sentences.split(passage.text))
@@ -127,28 +130,18 @@ def _serves(need: Need, passage: Passage) -> bool | None:
     return None if any(YEAR.fullmatch(name) for name in need.names) else True
 
 
-def _has_whole(text: str, name: str) -> bool:
-    return any(
-        whole(text[: found.start()][-80:], text[found.end() :][:80]) for found in re.finditer(re.escape(name), text)
-    )
-
-
 def _says(need: Need, said: Sequence[Said]) -> bool | None:
     """Return whether one of some sentences says nearly the same as that of a need; None if one says it with other
     figures or names."""
     own = set(_WORD.findall(need.quoted.lower()))
-    alike = [each for each, words in said if _alike(own, words)]
-    figures = _figures(need.quoted)
-    same = (each for each in alike if _figures(each) == figures and all(name in each for name in need.names))
+    alike = [
+        each for each, words in said if len(words) >= ALIKE * len(own) and len(own & words) >= ALIKE * len(own | words)
+    ]
+    figures, *others = ({word for word in _WORD.findall(each) if word[0].isdigit()} for each in (need.quoted, *alike))
+    same = (
+        found == figures and all(name in each for name in need.names) for each, found in zip(alike, others, strict=True)
+    )
     return True if any(same) else None if alike else False
-
-
-def _figures(sentence: str) -> set[str]:
-    return {word for word in _WORD.findall(sentence) if word[0].isdigit()}
-
-
-def _alike(first: set[str], second: frozenset[str]) -> bool:
-    return len(second) >= ALIKE * len(first) and len(first & second) >= ALIKE * len(first | second)
 
 
 class Splitter:
@@ -199,15 +192,14 @@ def make_tasks(
     `on_task`: called with the number of tasks that hold so far, and the number looked for. Raises CorpusError: the
     corpus gives no task; InfrastructureFault: the index does not answer."""
     graph = graph_of(documents)
-    made = asyncio.run(_chosen(graph, Reader(graph, retriever), count, seed, on_task))
+    made = asyncio.run(_choose(graph, GoldReader(graph, retriever), count, seed, on_task))
     if not made:
         raise CorpusError("the corpus gives no task: it needs sentences with names or figures")
     return [task_of(graph, each, split) for each, split in made]
 
 
 def task_of(graph: CorpusGraph, made: MadeTask, split: str) -> Task:
-    """Return a task with its gold, and as metadata its kind, form, chain, links, reach, difficulty
-    and origin."""
+    """Return a task with its gold and, as metadata, what is known of how it was made."""
     draft = made.draft
     answers = (draft.answer,) if draft.answer else ()
     chain = [graph.passages[need.passage].doc_id for need in draft.needs]
@@ -249,15 +241,11 @@ def drafts_of(graph: CorpusGraph, seed: int) -> Mapping[str, Iterator[Draft]]:
     }
 
 
-def spare_drafts_of(graph: CorpusGraph, seed: int) -> Mapping[str, Iterator[Draft]]:
-    """Return the drafts that are taken where the others do not suffice."""
-    return {SINGLE: forms.excerpt_drafts(graph, random.Random(f"{seed}/excerpt"))}
-
-
-async def _chosen(
-    graph: CorpusGraph, reader: Reader, wanted: int, seed: int, on_task: Callable[[int, int], None]
+async def _choose(
+    graph: CorpusGraph, reader: GoldReader, wanted: int, seed: int, on_task: Callable[[int, int], None]
 ) -> list[tuple[MadeTask, str]]:
-    rounds = [drafts_of(graph, seed), spare_drafts_of(graph, seed)]
+    spare = {SINGLE: forms.excerpt_drafts(graph, random.Random(f"{seed}/excerpt"))}  # where the others do not suffice
+    rounds: list[Mapping[str, Iterator[Draft]]] = [drafts_of(graph, seed), spare]
     known, splitter = KnownQueries(NEAR), Splitter(SPLITS)
     counts: dict[str, int] = dict.fromkeys(WEIGHTS, 0)
     verdicts: dict[str, int] = defaultdict(int)
@@ -282,7 +270,7 @@ async def _chosen(
     return made
 
 
-async def _with_gold(reader: Reader, drafts: Iterator[Draft]) -> AsyncIterator[MadeTask]:
+async def _with_gold(reader: GoldReader, drafts: Iterator[Draft]) -> AsyncIterator[MadeTask]:
     while batch := list(islice(drafts, BATCH)):
         for task in await reader.with_gold(batch, FOUND):
             yield task
@@ -290,19 +278,16 @@ async def _with_gold(reader: Reader, drafts: Iterator[Draft]) -> AsyncIterator[M
 
 def _holds(graph: CorpusGraph, task: MadeTask, known: KnownQueries) -> bool:
     draft = task.draft
-    if draft.kind == BRIDGE and (task.reach == 1 or _names_its_end(graph, draft)):
+    ends = [head(graph.passages[need.passage].subject) for need in draft.needs[1:]]
+    if draft.kind == BRIDGE and (task.reach == 1 or any(holds_name(draft.question, each) for each in ends)):
         return False
     if draft.kind in (SINGLE, CLAIM) and task.reach < 1:
         return False  # too many documents are like it
     if draft.form == DESCRIPTION and len(task.gold) > 1:
         return False
-    if draft.kind in (SINGLE, BRIDGE) and mentions(draft.question, draft.answer):
+    if draft.kind in (SINGLE, BRIDGE) and holds_name(draft.question, draft.answer):
         return False
     return known.match(draft.question) is None
-
-
-def _names_its_end(graph: CorpusGraph, draft: Draft) -> bool:
-    return any(mentions(draft.question, head(graph.passages[need.passage].subject)) for need in draft.needs[1:])
 
 
 def _in_turn(*each_form: Iterator[Draft]) -> Iterator[Draft]:
@@ -330,7 +315,7 @@ def write_tasks(
     *,
     count: int,
     seed: int,
-    writer: Writer | None = None,
+    writer: QuestionWriter | None = None,
     force: bool = False,
     on_reply: Callable[[int, int, int], None] = lambda done, of, tokens: None,
     on_task: Callable[[int, int], None] = lambda done, of: None,

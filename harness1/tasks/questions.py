@@ -1,5 +1,9 @@
-"""Has a language model write the questions of tasks anew. It sees neither answers nor documents, so that it cannot give
-them away; each reply is stored when it arrives, so that a stopped work continues without asking twice."""
+"""The questions of tasks: written anew by a language model, and checked.
+
+The model sees neither answers nor documents, so that it cannot give them away; each reply is stored when it arrives, so
+that a stopped work continues without asking twice. The check reads faults off the questions, and lets three policies
+play a sample.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ from harness1.runs.files import read_stage
 from harness1.runs.folder import episodes_of
 from harness1.runs.journal import Journal, read_lines
 from harness1.tasks.drafts import BRIDGE, CLAIM, SINGLE
-from harness1.tasks.graph import mentions
+from harness1.tasks.graph import holds_name
 
 REPLIES = "writer.jsonl"
 MOST_TOKENS = 1024
@@ -49,7 +53,7 @@ _LONG_WORD = re.compile(r"[^\W\d_]{5,}")
 _DENIAL = re.compile(r"\b(?:not|never|no|nor|without|\w+n't)\b", re.I)
 
 
-class Reply(Record):
+class WriterReply(Record):
     """The reply to one prompt of one model. Tokens are None where they are not counted."""
 
     writer: str
@@ -73,7 +77,7 @@ class Writing(Record):
 
 
 @dataclass(frozen=True)
-class Writer:
+class QuestionWriter:
     """A model that writes questions anew. `places` is the number of requests at a time."""
 
     name: str
@@ -111,14 +115,14 @@ class Writer:
     async def _ask(
         self,
         tasks: Sequence[Task],
-        known: Mapping[tuple[str, str], Reply],
+        known: Mapping[tuple[str, str], WriterReply],
         journal: Journal,
         on_reply: Callable[[int, int, int], None],
-    ) -> list[Reply]:
-        turns, got = asyncio.Semaphore(self.places), list[Reply]()
+    ) -> list[WriterReply]:
+        turns, got = asyncio.Semaphore(self.places), list[WriterReply]()
 
-        async def one(task: Task) -> Reply | InfrastructureFault:
-            messages = asking(task)
+        async def one(task: Task) -> WriterReply | InfrastructureFault:
+            messages = request_for(task)
             prompt = digest(messages)
             if (reply := known.get((self.name, prompt))) is None:
                 try:
@@ -126,7 +130,7 @@ class Writer:
                         completion: Completion = await self.model.complete(messages)
                 except InfrastructureFault as fault:
                     return fault
-                reply = Reply(self.name, prompt, **msgspec.structs.asdict(completion))
+                reply = WriterReply(self.name, prompt, **msgspec.structs.asdict(completion))
                 journal.write(msgspec.json.encode(reply))
             got.append(reply)
             on_reply(len(got), len(tasks), sum((each.prompt_tokens or 0) + (each.output_tokens or 0) for each in got))
@@ -138,10 +142,10 @@ class Writer:
                 f"{self.name} left {len(faults)} of {len(tasks)} requests unanswered; "
                 f"the same command asks them again: {faults[0]}"
             )
-        return [each for each in replies if isinstance(each, Reply)]
+        return [each for each in replies if isinstance(each, WriterReply)]
 
 
-def asking(task: Task) -> Messages:
+def request_for(task: Task) -> Messages:
     """Return the request for one question."""
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": defuse(task.query)}]
 
@@ -154,14 +158,14 @@ def fault_of(question: str, task: Task, titles: Mapping[DocId, str]) -> str:
         return "empty"
     if len(question) > min(LONGEST, 2 * len(template) + 80):
         return "too long"
-    if kind in (SINGLE, BRIDGE) and task.gold and any(mentions(question, answer) for answer in task.gold.answers):
+    if kind in (SINGLE, BRIDGE) and task.gold and any(holds_name(question, answer) for answer in task.gold.answers):
         return "tells the answer"
     gold = task.gold.relevant if task.gold else {}
     subjects = [head(titles.get(doc_id, "")) for doc_id in gold]
-    if any(mentions(question, each) and not mentions(template, each) for each in subjects):
+    if any(holds_name(question, each) and not holds_name(template, each) for each in subjects):
         return "names gold"
     names = [name for name in extract(template, len(template)) if name.lower() not in _OWN]
-    if not all(mentions(question, name) for name in names):
+    if not all(holds_name(question, name) for name in names):
         return "lost a name"
     if sorted(_FIGURE.findall(question)) != sorted(_FIGURE.findall(template)):
         return "changed a figure"
@@ -178,10 +182,10 @@ _OWN = frozenset(
 """First words of templates."""
 
 
-def _read(path: Path) -> Iterator[Reply]:
+def _read(path: Path) -> Iterator[WriterReply]:
     for number, line in read_lines(path):
         try:
-            yield msgspec.json.decode(line, type=Reply)
+            yield msgspec.json.decode(line, type=WriterReply)
         except MALFORMED as error:
             raise SchemaError(f"{path}:{number}: not a writer's reply: {error}") from error
 
@@ -310,14 +314,14 @@ def question_findings(tasks: Sequence[Task], titles: Mapping[DocId, str]) -> lis
 def _tells_answer(task: Task) -> bool:
     if task.metadata.get("kind") in GIVEN_AWAY or task.gold is None:
         return False
-    return any(mentions(task.query, answer) for answer in task.gold.answers)
+    return any(holds_name(task.query, answer) for answer in task.gold.answers)
 
 
 def _tells_gold(task: Task, titles: Mapping[DocId, str]) -> bool:
     chain = task.metadata.get("chain")
     if task.metadata.get("kind") != "bridge" or not isinstance(chain, list):
         return False
-    return any(mentions(task.query, head(titles.get(DocId(each), ""))) for each in chain[1:])
+    return any(holds_name(task.query, head(titles.get(DocId(each), ""))) for each in chain[1:])
 
 
 def _gold(task: Task) -> list[DocId]:

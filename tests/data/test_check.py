@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness1.data import beir
-from harness1.data.check import FINDINGS, SHOWN, SharedGold, check, encoded
+from harness1.data.check import FINDINGS, SHOWN, SharedGold, check, encode_report
 from harness1.records import ChunkId, DocId, Gold, Task
 from harness1.retrieval.corpus import Document, GivenChunk
 from tests.data.benchmarks import official
@@ -106,7 +106,7 @@ def test_what_a_pass_leaves_out_is_told(tmp_path: Path) -> None:
 
 def test_a_report_lists_findings_though_there_are_none(tmp_path: Path) -> None:
     beir.write(tmp_path, [document("a", "x")], [task("t", "Q?", "a")])
-    assert json.loads(encoded(check(str(tmp_path)))) == {
+    assert json.loads(encode_report(check(str(tmp_path)))) == {
         "source": str(tmp_path),
         "documents": 1,
         "chunks": 0,

@@ -24,7 +24,7 @@ from harness1.data.leaks import (
     evaluation_sets,
     gold_set,
     in_share,
-    normalised,
+    normalise,
     open_filter,
 )
 from harness1.data.open import open_source
@@ -45,8 +45,8 @@ def overlapping(rng: random.Random, share: float) -> tuple[list[str], list[str]]
 
 
 def test_normalising_leaves_the_words() -> None:
-    assert normalised("  Who wrote “Ulysses”, in\t１９２２? ") == "who wrote ulysses in 1922"
-    assert normalised("STRASSE") == normalised("straße")
+    assert normalise("  Who wrote “Ulysses”, in\t１９２２? ") == "who wrote ulysses in 1922"
+    assert normalise("STRASSE") == normalise("straße")
 
 
 def test_equal_words_are_the_same_whatever_the_threshold() -> None:

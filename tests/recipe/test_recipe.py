@@ -22,7 +22,7 @@ from harness1.config import load_config
 from harness1.data.open import open_source
 from harness1.errors import ConfigError, UsageError
 from harness1.eval.evaluate import Evaluation, evaluate
-from harness1.recipe.gates import GATES, Ruling, StageCase, artifact, judge_stage
+from harness1.recipe.gates import GATES, GateRuling, StageCase, artifact, judge_stage
 from harness1.recipe.recipe import PLAIN, Recipe, load_recipe, recipe_of, shipped_recipes
 from harness1.recipe.run import (
     JOURNAL,
@@ -193,7 +193,7 @@ def test_a_run_is_better_where_its_lead_over_each_of_the_others_is_beyond_chance
         tasks = source.tasks("train")[:12]
         evaluate(Evaluation("world:60:0:people", "train", tasks, str(tmp_path / "index"), policy, config), Path(run))
 
-    def found(*names: str) -> Ruling:
+    def found(*names: str) -> GateRuling:
         case = StageCase(("compare", *(runs[name] for name in names), "--out", "x"), tmp_path / "x")
         return judge_stage(case, {"better": 0.0})[0]
 

@@ -13,15 +13,15 @@ from harness1.tasks import drafts as names
 from harness1.tasks.graph import (
     GAP,
     CorpusGraph,
+    drop_citations,
     facts_of,
     figures,
     graph_of,
     join_lines,
-    once,
     stands_alone,
+    stands_once,
     statements,
     subject_of,
-    tidied,
 )
 
 
@@ -160,7 +160,7 @@ def test_only_a_sentence_that_stands_alone_is_quoted(sentence: str, fit: bool) -
     ],
 )
 def test_a_gap_never_cuts_a_longer_name(sentence: str, part: str, fit: bool) -> None:
-    assert once(sentence, part) == fit
+    assert stands_once(sentence, part) == fit
 
 
 def test_lines_of_a_paragraph_are_joined_and_those_of_lists_and_tables_are_not() -> None:
@@ -186,8 +186,8 @@ Year | Ships
 
 
 def test_references_are_left_out_of_a_quotation() -> None:
-    assert tidied("Ada Fenwick was born here [3, 5] (Arkwright et al. 1951).") == "Ada Fenwick was born here."
-    assert tidied("She told of 28 tides 31, 32 .") == "She told of 28 tides."
+    assert drop_citations("Ada Fenwick was born here [3, 5] (Arkwright et al. 1951).") == "Ada Fenwick was born here."
+    assert drop_citations("She told of 28 tides 31, 32 .") == "She told of 28 tides."
 
 
 def test_a_name_is_changed_only_into_one_that_stood_behind_the_same_word() -> None:

@@ -15,7 +15,7 @@ from harness1.records import DocId, Gold, Task
 from harness1.retrieval.corpus import Document
 from harness1.tasks.drafts import SINGLE, Draft, Need
 from harness1.tasks.graph import CorpusGraph, graph_of
-from harness1.tasks.make import Reader, Splitter, make_tasks
+from harness1.tasks.make import GoldReader, Splitter, make_tasks
 from harness1.tasks.questions import question_findings
 from tests.cli.commands import Command, command_in_process
 from tests.support import WordRetriever, chunk, run
@@ -27,9 +27,9 @@ def documents(*texts: tuple[str, str]) -> list[Document]:
     return [Document(DocId(f"d{place}"), title, text) for place, (title, text) in enumerate(texts)]
 
 
-def reader(corpus: list[Document]) -> tuple[CorpusGraph, Reader]:
+def reader(corpus: list[Document]) -> tuple[CorpusGraph, GoldReader]:
     graph = graph_of(corpus)
-    return graph, Reader(graph, searcher(corpus))
+    return graph, GoldReader(graph, searcher(corpus))
 
 
 def searcher(corpus: list[Document]) -> WordRetriever:
@@ -74,7 +74,7 @@ def test_a_task_is_dropped_where_another_document_says_it_with_another_figure() 
 
 def test_an_index_that_fails_is_a_fault_of_the_infrastructure() -> None:
     corpus = documents(("Ada Fenwick", BORN))
-    broken = Reader(graph_of(corpus), WordRetriever([], faults=1))
+    broken = GoldReader(graph_of(corpus), WordRetriever([], faults=1))
     with pytest.raises(InfrastructureFault, match="does not answer"):
         run(broken.gold([born()]))
 

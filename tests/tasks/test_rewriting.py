@@ -12,7 +12,7 @@ import pytest
 from harness1.errors import InfrastructureFault
 from harness1.http.model_endpoint import Completion, Messages
 from harness1.records import DocId, Gold, Task
-from harness1.tasks.questions import REPLIES, SYSTEM, Writer, fault_of
+from harness1.tasks.questions import REPLIES, SYSTEM, QuestionWriter, fault_of
 from tests.cli.commands import Command, command_in_process
 from tests.serving import imitating
 
@@ -66,7 +66,7 @@ def test_a_question_is_taken_with_its_origin_and_the_template_is_kept_where_it_f
     other = task("In which year was the writer of Harbour Lights born?", "b")
     model = Writing(lambda asked: "When was the director of Harbour Lights born?" if "director" in asked else "1921")
     counts: list[tuple[int, int, int]] = []
-    (first, second), written = Writer("m", model).rewrite(
+    (first, second), written = QuestionWriter("m", model).rewrite(
         [task(), other], TITLES, tmp_path, lambda *each: counts.append(each)
     )
     assert first.query == "When was the director of Harbour Lights born?"
@@ -82,13 +82,13 @@ def test_what_was_answered_before_a_stop_is_not_asked_again(tmp_path: Path) -> N
     tasks = [task(f"In which year was the director of Harbour Lights {place} born?", str(place)) for place in range(6)]
     stopped = Writing(lambda asked: asked, answers=4)
     with pytest.raises(InfrastructureFault, match="left 2 of 6 requests unanswered"):
-        Writer("m", stopped).rewrite(tasks, TITLES, tmp_path)
+        QuestionWriter("m", stopped).rewrite(tasks, TITLES, tmp_path)
     rest = Writing(lambda asked: asked)
-    told, written = Writer("m", rest).rewrite(tasks, TITLES, tmp_path)
+    told, written = QuestionWriter("m", rest).rewrite(tasks, TITLES, tmp_path)
     assert sorted([*stopped.asked, *rest.asked]) == [each.query for each in tasks]
     assert (len(told), written.written) == (6, 6)
     other = Writing(lambda asked: asked)
-    Writer("n", other).rewrite(tasks, TITLES, tmp_path)
+    QuestionWriter("n", other).rewrite(tasks, TITLES, tmp_path)
     assert len(other.asked) == 6
 
 

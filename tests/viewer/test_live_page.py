@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from playwright.sync_api import Page, sync_playwright
 
-from harness1.recipe.gates import Ruling
+from harness1.recipe.gates import GateRuling
 from harness1.recipe.run import JOURNAL, RecipeState, StagePlan, StageRecord, hold_folder
 from harness1.records import Episode
 from harness1.runs.files import write_json
@@ -102,7 +102,7 @@ def test_a_recipe_is_followed_from_stage_to_stage(
         shutil.copytree(whole[0], work / "before")
         page.wait_for_selector(".stage-links :text('3 episodes')")
         page.click(".command summary")
-        passed = Ruling("recall", 0.6, 0.3, True, "mean curated recall", "")
+        passed = GateRuling("recall", 0.6, 0.3, True, "mean curated recall", "")
         done = StageRecord(words=("eval",), needs={}, status="passed", seconds=200.0, findings=(passed,))
         write_json(
             work / JOURNAL,

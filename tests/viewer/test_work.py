@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from harness1.errors import SchemaError
-from harness1.recipe.gates import Ruling
+from harness1.recipe.gates import GateRuling
 from harness1.recipe.run import JOURNAL, RecipeState, StagePlan, StageRecord, hold_folder
 from harness1.rows.calls import RecordedCall, recording
 from harness1.runs.files import Stage, write_json
@@ -24,8 +24,8 @@ from tests.viewer.making import script, some_tasks, write_dataset, write_run, wr
 from tests.viewer.recordings import FIRST, SECOND, save_student, write_recording
 from tests.viewer.test_pages import opened
 
-HELD = Ruling("recall", 0.6, 0.3, True, "mean curated recall", "")
-MISSED = Ruling("progress", -0.1, 0.0, False, "gain since the start", "harness1 view work/rl")
+HELD = GateRuling("recall", 0.6, 0.3, True, "mean curated recall", "")
+MISSED = GateRuling("progress", -0.1, 0.0, False, "gain since the start", "harness1 view work/rl")
 PLAN = {
     "world": StagePlan("a world"),
     "before": StagePlan("what an agent has to beat", 10.0),
