@@ -31,7 +31,7 @@ from harness1.models.fetch import PUBLISHED
 from harness1.rows import TrainRow
 from harness1.training.algorithm import make_algorithm
 from harness1.training.memory_plan import BatchSize, Devices, MemoryPlanner
-from harness1.training.trainable import stored_dtype
+from harness1.training.trainable import choose_stored_dtype
 from harness1.training.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def take_steps(shape: PreTrainedConfig, train: Train, length: int, trained: int)
     from transformers import AutoModelForCausalLM
 
     auto: Any = AutoModelForCausalLM
-    model = auto.from_config(shape, dtype=getattr(torch, stored_dtype(train))).eval()
+    model = auto.from_config(shape, dtype=getattr(torch, choose_stored_dtype(train))).eval()
     if train.dtype != "float32":
         compute_logits_in_float32(model)
     trainer = Trainer(model, make_algorithm("cispo", Rl()), train, 10)

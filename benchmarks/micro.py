@@ -38,7 +38,7 @@ from harness1.rows.calls import calls_of, prompt_ids
 from harness1.runs.journal import read_episodes
 from harness1.sft.build import Build, build
 from harness1.sft.train import FineTuning, fine_tune
-from harness1.training.new_model import NewModel, Shape, draw, heard_texts
+from harness1.training.new_model import NewModel, Shape, collect_texts, draw
 
 MICRO = "micro"
 SPLITS = ("train", "dev", "test")
@@ -157,7 +157,7 @@ def make_model(start: Start, more: Iterable[str] = ()) -> None:
         work = NewModel(
             start.dataset, str(start.folder / "index"), folder, start.config, start.teacher, seed=start.seed
         )
-        texts = [*heard_texts(work, open_source(start.dataset), start.folder), *more]
+        texts = [*collect_texts(work, open_source(start.dataset), start.folder), *more]
         shape = Shape(start.words, start.width, start.layers, start.heads)
         draw(folder, texts, shape, start.config, start.seed)
 

@@ -43,7 +43,7 @@ from harness1.records import DocId, Gold, Task
 from harness1.retrieval.corpus import Document
 from harness1.reward import COMPONENTS, Case, Component
 from harness1.rl.open import open_task_training
-from harness1.rl.rollouts import open_policy_to_train, undisturbed
+from harness1.rl.rollouts import open_policy_to_train, reserve_devices
 from harness1.sft.build import Build, build
 from harness1.sft.collect import is_hosted, student_place, teacher_policy, teaching_tasks
 from harness1.tools.registry import TOOLS as SWITCHED
@@ -252,7 +252,7 @@ def _learn(config: Config, dataset: Dataset, model: str, split: str, out: Path) 
     find_index = partial(index_of, cache=None, config=config, read=read_aloud, say=say)
     work, players = open_task_training(config, learn, out, policy, find_index)
     if not work.is_done(policy.hash):
-        work = replace(work, undisturbed=undisturbed(policy.model, config, work.device, 1))
+        work = replace(work, undisturbed=reserve_devices(policy.model, config, work.device, 1))
         _outside_loop(partial(train_aloud, work, players, policy, ALONE))
     return out
 

@@ -29,7 +29,7 @@ from harness1.hashing import digest
 from harness1.plugins import KINDS, installed_plugins
 from harness1.policy.registry import policy_names
 from harness1.runs.folder import public_config, toml_lines
-from harness1.training.process_group import ProcessGroup, joined_group
+from harness1.training.process_group import ProcessGroup, join_group
 
 ConfigFile = Annotated[
     str | None,
@@ -207,7 +207,7 @@ def led_group(*, joins: bool = True) -> Iterator[ProcessGroup | None]:
         joins: False for work that joins its processes by itself: each yields its place, and a size of 1.
     """
     place = launched()
-    with joined_group(place if joins else replace(place, size=1)) as group:
+    with join_group(place if joins else replace(place, size=1)) as group:
         if joins and not group.leads:
             follow(group)
             yield None

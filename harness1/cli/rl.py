@@ -48,7 +48,7 @@ from harness1.models.fetch import resolve_model
 from harness1.models.spec import ModelSpec
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.rl.open import open_pivot_training, open_task_training
-from harness1.rl.rollouts import open_policy_to_train, undisturbed
+from harness1.rl.rollouts import open_policy_to_train, reserve_devices
 from harness1.rl.train import VERB, OpenRollouts, Training, train_policy
 from harness1.training.log import Trackers, clear_training
 from harness1.training.process_group import ALONE, ProcessGroup
@@ -117,7 +117,7 @@ def train(
             work, players = open_task_training(settings, inputs, out, policy, find_index)
         else:
             work, players = open_pivot_training(settings, inputs, out, policy, pivots)
-        alone = undisturbed(policy.model, settings, work.device, group.size)
+        alone = reserve_devices(policy.model, settings, work.device, group.size)
         logs = Trackers(tensorboard=tensorboard, wandb=wandb, mlflow=mlflow)
         trainer = partial(open_service_engine, service, settings) if service is not None else work.open_engine
         work = replace(work, trackers=logs, undisturbed=alone, ends_at=ends_at, open_engine=trainer)
@@ -207,7 +207,7 @@ def agents(
         model=upstream,
     )
     work, players = open_agent_training(settings, inputs, out, policy, command, evaluate, os.environ)
-    alone = undisturbed(policy.model, settings, work.device, 1)
+    alone = reserve_devices(policy.model, settings, work.device, 1)
     work = replace(work, trackers=Trackers(tensorboard=tensorboard, wandb=wandb, mlflow=mlflow), undisturbed=alone)
     say_left_out(*work.selections)
     if force:

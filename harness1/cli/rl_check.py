@@ -149,8 +149,8 @@ def print_report(report: AdmissionReport, headroom: float, out: Path) -> None:
     console.print(f"{report.dataset}/{report.split}, reward {report.recipe}", soft_wrap=True)
     console.print(table)
     reasons = ", ".join(f"{count} {reason}" for reason, count in report.reasons.items()) or "none"
-    console.print(f"{len(report.tasks)} tasks, {len(report.admitted())} admitted; rejected for: {reasons}.")
-    console.print(f"{len(report.admitted(headroom))} of them have headroom of at least {headroom:g}.")
+    console.print(f"{len(report.tasks)} tasks, {len(report.list_admitted())} admitted; rejected for: {reasons}.")
+    console.print(f"{len(report.list_admitted(headroom))} of them have headroom of at least {headroom:g}.")
     right, differing = report.ranked
     console.print(f"In order ({' > '.join(ORDER)}) on {right} of {differing} tasks where recalls differ.")
     console.print(f"Everything is in {out}.")

@@ -35,7 +35,7 @@ from harness1.models.open import HARMONY, format_at
 from harness1.plain import counted
 from harness1.records import Episode, Status
 from harness1.retrieval.open import open_retriever
-from harness1.rl.logprobs import LogprobReport, compare_calls, grammar_masks, sampled_calls
+from harness1.rl.logprobs import LogprobReport, calls_to_replay, compare_calls, grammar_masks
 from harness1.rows.calls import calls_of
 from harness1.runs.files import Stage, read_stage, write_atomically
 from harness1.runs.folder import run_config
@@ -211,7 +211,7 @@ def _gate(episodes: list[Episode], folder: Path, config: Config) -> tuple[Logpro
     masks = None
     if config.policy.constrained:
         masks = grammar_masks(folder, model.config.vocab_size, [chat.grammar(Toolbox.of(config.env).specs)])
-    calls = (call for episode in episodes for call in sampled_calls(episode))
+    calls = (call for episode in episodes for call in calls_to_replay(episode))
     try:
         report = compare_calls(model, tracked(calls, "computing", len(sampled)), masks)
     except InfrastructureFault as fault:  # its grammar would not have allowed this output

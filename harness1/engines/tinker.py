@@ -35,7 +35,7 @@ from harness1.records import Sampling
 from harness1.rows import TrainRow
 from harness1.training.algorithm import LOG_RATIO_LIMIT, Algorithm, Cispo, NegativeLogLikelihood, PolicyGradient
 from harness1.training.saving import copy_beside_weights, write_card
-from harness1.training.trainer import Diverged, rate_at, trained_tokens
+from harness1.training.trainer import Diverged, count_trained, rate_at
 
 Reduction = Literal["sum", "row_mean"]
 
@@ -355,7 +355,7 @@ class TinkerEngine:
         answer = self._service.call(lambda: self._training.optim_step(self._adam(rate)))
         self.step_count += 1
         on_tokens(*[sum(len(row.token_ids) for row in rows)] * 2)
-        taken = {"loss": loss, "rate": rate, "trained_tokens": float(sum(map(trained_tokens, rows)))}
+        taken = {"loss": loss, "rate": rate, "trained_tokens": float(sum(map(count_trained, rows)))}
         told = {f"service/{key}": float(value) for key, value in (getattr(answer, "metrics", None) or {}).items()}
         return taken | distance(rows, logprobs, self._algorithm) | told
 

@@ -169,7 +169,7 @@ def _count_foreign_tokenizers(case: StageCase) -> float | None:
 
 def _share_admitted(case: StageCase) -> float:
     report = read_report(case.folder)
-    return len(report.admitted()) / len(report.tasks) if report.tasks else 0.0
+    return len(report.list_admitted()) / len(report.tasks) if report.tasks else 0.0
 
 
 def _count_not_finite(case: StageCase) -> float:

@@ -194,7 +194,7 @@ class AdmissionReport(Record, kw_only=True):
         """Return the earnings of the best policy that does not think: the larger its score, the less can be learned."""
         return max((each for each in self.policies if each.policy != ORACLE), key=lambda each: each.score)
 
-    def admitted(self, headroom: float = 0.0) -> list[str]:
+    def list_admitted(self, headroom: float = 0.0) -> list[str]:
         """Return the ids of the tasks that are not rejected and have at least this headroom, in their order."""
         return [task.task_id for task in self.tasks if not task.rejected and task.headroom >= headroom]
 
@@ -261,8 +261,8 @@ def readme(report: AdmissionReport, headroom: float) -> str:
     lines = [
         f"# Admission of {report.dataset}, {report.split}, under `{report.recipe}`",
         "",
-        f"{len(report.tasks)} tasks, {len(report.admitted())} admitted, {len(report.admitted(headroom))} of them with"
-        f" headroom of at least {headroom:g}. Reasons to reject: {reasons}.",
+        f"{len(report.tasks)} tasks, {len(report.list_admitted())} admitted, {len(report.list_admitted(headroom))} of"
+        f" them with headroom of at least {headroom:g}. Reasons to reject: {reasons}.",
         "",
         *([f"Not judged: {report.selection.line}.", ""] if report.selection and report.selection.line else []),
         "| policy | reward | score | recall | precision | set size | lives on |",
@@ -376,7 +376,7 @@ def check(
         report = judge(job, *_score_runs(job, out))
         write_json(out / REPORT, report)
         write_atomically(out / README, readme(report, job.config.rl.headroom).encode())
-        gates = {"tasks": len(report.tasks), "admitted": len(report.admitted()), "rejected": report.reasons}
+        gates = {"tasks": len(report.tasks), "admitted": len(report.list_admitted()), "rejected": report.reasons}
         stage.write(out, status="finished", gates=gates)
     return report
 

@@ -37,7 +37,7 @@ class TaskStream:
 
     def __init__(self, tasks: Sequence[PlacedTask], samples: int, seed: int) -> None:
         self._tasks, self.samples, self._seed = tasks, samples, seed
-        self._order = lru_cache(maxsize=2)(self._shuffled)
+        self._order = lru_cache(maxsize=2)(self._shuffle)
 
     def task(self, index: int) -> PlacedTask:
         """Return the task of a group, by its number."""
@@ -58,7 +58,7 @@ class TaskStream:
             for sample in range(self.samples)
         ]
 
-    def _shuffled(self, epoch: int) -> list[int]:
+    def _shuffle(self, epoch: int) -> list[int]:
         order = list(range(len(self._tasks)))
         Random(f"{self._seed}/{epoch}").shuffle(order)
         return order
@@ -245,7 +245,7 @@ class RolloutProducer:
     async def batch(self) -> list[EpisodeGroup]:
         """Wait for the groups of the next step; raise HarnessError if an error ended the rollouts; InfrastructureFault
         if all recent episodes were broken; UsageError if no group has anything to learn from."""
-        while (groups := self._taken()) is None:
+        while (groups := self._take()) is None:
             self._check()
             self._ready.clear()
             waiting = asyncio.create_task(self._ready.wait())
@@ -253,7 +253,7 @@ class RolloutProducer:
             waiting.cancel()
         return groups
 
-    def _taken(self) -> list[EpisodeGroup] | None:
+    def _take(self) -> list[EpisodeGroup] | None:
         """Take a batch, if there is one. Stale groups that are dropped make room; many of them are a fault."""
         stale = self.buffer.counts.stale
         groups = self.buffer.take(self.version)

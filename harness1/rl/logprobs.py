@@ -44,7 +44,7 @@ class SampledCall(Record):
     version: int = 0
 
 
-def sampled_calls(episode: Episode) -> Iterator[SampledCall]:
+def calls_to_replay(episode: Episode) -> Iterator[SampledCall]:
     """Yield every call that has log probabilities, failed attempts included, for the replay gate; raise SchemaError if
     the episode lacks a segment of a prompt."""
     for call in calls_of(episode):

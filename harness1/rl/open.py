@@ -147,7 +147,9 @@ def open_tasks(config: Config, inputs: TrainingInputs, find_index: FindIndex) ->
     for name in ("index", "admission"):
         if (count := len(getattr(inputs, name))) not in (0, len(sources)):
             raise UsageError(f"{count} of --{name} for {len(sources)} of --data: give one for each, or none")
-    admitted = [_admitted(Path(path), source, config) for path, source in zip(inputs.admission, sources, strict=False)]
+    admitted = [
+        _read_admitted(Path(path), source, config) for path, source in zip(inputs.admission, sources, strict=False)
+    ]
     excluded = tasks_of_runs(inputs.exclude)
     taught = {(source.name, inputs.split) for source in sources}
     sieve = open_filter(config.data, sources, taught, share=inputs.share, against=inputs.against, excluded=excluded)
@@ -184,7 +186,7 @@ def open_pivot_training(
     return work, nullcontext(training.rollouts)
 
 
-def _admitted(path: Path, source: Source, config: Config) -> frozenset[str]:
+def _read_admitted(path: Path, source: Source, config: Config) -> frozenset[str]:
     """Return the tasks that a report admits, if it is about this dataset, reward and environment."""
     report = read_report(path)
     of = {"dataset": open_source(report.dataset).name, "reward": report.reward_hash, "environment": report.env_hash}
@@ -194,7 +196,7 @@ def _admitted(path: Path, source: Source, config: Config) -> frozenset[str]:
             f"{path} is a report on another {' and another '.join(others)}: run harness1 rl check with the --config of"
             " the training"
         )
-    return frozenset(report.admitted(config.rl.headroom))
+    return frozenset(report.list_admitted(config.rl.headroom))
 
 
 def _players(

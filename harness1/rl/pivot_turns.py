@@ -125,8 +125,8 @@ class DecisionPoint:
         if the turn has no action."""
         if turn.action is None or turn.observation is None:
             raise ValueError("a turn without an action has no effect")
-        before, seen = self._served(_seen(self.memory)), self._served(_seen(after))
-        held, holds = self._served(self.memory.curated.tags), self._served(after.curated.tags)
+        before, seen = self._find_served(_seen(self.memory)), self._find_served(_seen(after))
+        held, holds = self._find_served(self.memory.curated.tags), self._find_served(after.curated.tags)
         gold, misjudged = self._gold_shown(turn.observation, after)
         return Effect(
             kind=self._kind(turn.action.name),
@@ -146,7 +146,7 @@ class DecisionPoint:
         traits = self.toolbox.traits(tool)
         return DISCOVERY if traits.discovers else CURATION if traits.curates else tool
 
-    def _served(self, units: Collection[UnitId]) -> set[int]:
+    def _find_served(self, units: Collection[UnitId]) -> set[int]:
         """Return the positions of the targets that some of the units serve."""
         return {position for position, target in enumerate(self.wanted) if not target.isdisjoint(units)}
 
@@ -155,7 +155,7 @@ class DecisionPoint:
             return list(self.memory.curated.tags.items()) != list(after.curated.tags.items())
         if seen.verdicts:
             return not all(verdict.cached for verdict in seen.verdicts)
-        return _folded(action) not in map(_folded, self.earlier)
+        return _fold(action) not in map(_fold, self.earlier)
 
     def _gold_shown(self, seen: Observation, after: WorkingMemory) -> tuple[int, int]:
         """Count the relevant documents that verdicts confirmed, or else that were shown, and the misjudgements."""
@@ -218,7 +218,7 @@ def _seen(memory: WorkingMemory) -> set[UnitId]:
     return memory.pool.entries.keys() | memory.pool.aliases.keys()
 
 
-def _folded(action: ToolCall) -> bytes:
+def _fold(action: ToolCall) -> bytes:
     """Encode a call without case and white space, in which equal questions may differ."""
     return b" ".join(canonical([action.name, action.arguments]).lower().split())
 
@@ -312,7 +312,7 @@ class PivotWorld:
                 break
             before = env.snapshot()
             point = DecisionPoint(before.memory, wanted, tuple(done), env.toolbox)
-            again = _replayed(env, turn, episode)
+            again = _replay(env, turn, episode)
             found.append(PivotState(before, turn, point, point.effect(again, env.state.memory), end))
             done.append(turn.action)
         return tuple(found)
@@ -400,11 +400,11 @@ class _OneTurn(SearchEnv):
         return replace(step, done=step.done or StopReason.TURN_LIMIT)
 
 
-def _replayed(env: SearchEnv, turn: Turn, episode: Episode) -> Turn:
+def _replay(env: SearchEnv, turn: Turn, episode: Episode) -> Turn:
     """Replay a recorded turn, written as the policy that continues from there would write it; raise SchemaError if the
     turn cannot be replayed, or leaves another memory."""
     try:
-        again = env.replay(_written(turn, env.counter) if env.counter.hash != episode.hashes.counter else turn).turn
+        again = env.replay(_write_turn(turn, env.counter) if env.counter.hash != episode.hashes.counter else turn).turn
     except (ValueError, TypeError, LookupError) as error:
         raise SchemaError(f"episode {episode.episode_id} cannot be played again: {error!r}") from error
     if again.memory_hash != turn.memory_hash:
@@ -412,7 +412,7 @@ def _replayed(env: SearchEnv, turn: Turn, episode: Episode) -> Turn:
     return again
 
 
-def _written(turn: Turn, counter: TokenCounter) -> Turn:
+def _write_turn(turn: Turn, counter: TokenCounter) -> Turn:
     """Write a turn in the policy's format, or without model calls if the policy has none."""
     calls: tuple[ModelCall, ...] = ()
     if isinstance(counter, ChatFormat) and turn.action is not None:

@@ -33,7 +33,7 @@ from harness1.retrieval.open import is_engine, open_retriever
 from harness1.rl.pivot_turns import REVISION, PivotRollouts, PivotState, PivotWorld, Publish, Ruling, TurnId
 from harness1.runs.files import STAGE, Stage, clear, read_stage, refuse_other, under_way, write_atomically
 from harness1.runs.journal import EPISODES, Journal, latest_episodes, read_episodes, read_lines
-from harness1.sft.build import TeacherEpisode, candidate, held_out_tasks
+from harness1.sft.build import TeacherEpisode, candidate, draw_held_out
 from harness1.sft.collect import TeacherRun, open_runs
 
 PIVOTS = "pivots.jsonl"
@@ -179,7 +179,7 @@ class Profile:
             "run": str(self.run.folder.resolve()),
             "index": public_address(index) if is_engine(index) else str(Path(index).resolve()),
             "policy": self.name,
-            "settings": named_settings(self.run.config.env, self.config),
+            "settings": name_settings(self.run.config.env, self.config),
             "selections": [msgspec.to_builtins(self.selection)],
         }
         return Stage(VERB, inputs, hashes=hashes, outputs=outputs)
@@ -241,7 +241,7 @@ def hashes_of(policy: Policy, run: TeacherRun) -> dict[str, str]:
     return asked | played
 
 
-def named_settings(env: Env, config: Config) -> dict[str, Any]:
+def name_settings(env: Env, config: Config) -> dict[str, Any]:
     """Return the settings behind the hashes, by which a difference can be named."""
     found: dict[str, Any] = msgspec.to_builtins({"policy": config.policy, "pivots": config.rl.pivots})
     return {"env": env.plain()} | found
@@ -331,7 +331,7 @@ def _open_turns(
     work: Profile, world: PivotWorld, chosen: list[TeacherEpisode], done: Collection[TurnId]
 ) -> Iterator[_PivotTurn]:
     """Yield the candidates that are not done. Episodes are read again one by one, as memory may not hold all."""
-    held = held_out_tasks(chosen, world.pivots.held_out, world.pivots.seed)
+    held = draw_held_out(chosen, world.pivots.held_out, world.pivots.seed)
     kept = {each.place[1]: each for each in chosen}
     for line, episode in enumerate(read_episodes(work.run.folder)):
         if line not in kept:
@@ -433,7 +433,7 @@ def check_profile(stage: Stage, folder: Path, policy: Policy, run: TeacherRun, c
     """Refuse a profile of another policy, because turns with mixed outcomes for one are easy or hopeless for another;
     raise ConfigError if they differ; the message names the differences."""
     now, then = hashes_of(policy, run), stage.hashes
-    ours, theirs = named_settings(config.env, config), stage.outputs["settings"]
+    ours, theirs = name_settings(config.env, config), stage.outputs["settings"]
     wrong = [name for name, known in now.items() if then.get(name) != known]
     if not wrong and all(ours[group] == theirs[group] for group in ("env", "pivots")):
         return

@@ -111,7 +111,7 @@ def write_version(root: Path, base: Path, state: Weights, version: int) -> Path:
             write_adapters(folder, state, base_folder(base))
         else:
             copy_beside_weights(base, folder)
-            save_file(_untied(state), folder / "model.safetensors", metadata={"format": "pt"})
+            save_file(_untie(state), folder / "model.safetensors", metadata={"format": "pt"})
     except (OSError, SafetensorError) as error:
         raise InfrastructureFault(f"version {version} of the weights cannot be written to {root}: {error}") from error
     for other in root.glob("version-*"):
@@ -120,7 +120,7 @@ def write_version(root: Path, base: Path, state: Weights, version: int) -> Path:
     return folder
 
 
-def _untied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _untie(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Keep each storage once: of names that share one, as a tied head does, readers need only the first."""
     seen: set[int] = set()
     kept = {}
@@ -166,7 +166,7 @@ Undisturbed = Callable[[], AbstractAsyncContextManager[None]]
 """Gives a context in which the trainer has the devices for itself."""
 
 
-def undisturbed(sampler: Backend, config: Config, device: str, processes: int = 1) -> Undisturbed:
+def reserve_devices(sampler: Backend, config: Config, device: str, processes: int = 1) -> Undisturbed:
     """Return what a training run steps in: with `machine.model.sleep` the sampler sleeps there; raise ConfigError if
     the sampler cannot sleep, or the trainer does not own all devices of it.
 

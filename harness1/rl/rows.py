@@ -19,7 +19,7 @@ from harness1.reward.measures import measure_outcome
 from harness1.rl.rollouts import EpisodeGroup
 from harness1.rows import TrainRow, make_rows
 from harness1.rows.calls import calls_for_rows
-from harness1.training.trainer import trained_tokens
+from harness1.training.trainer import count_trained
 
 Kind = Literal["center", "group_std", "batch_std", "leave_one_out"]
 
@@ -104,7 +104,7 @@ def training_rows(groups: Sequence[EpisodeGroup], rl: Rl) -> list[TrainRow]:
                 for call in turn.calls
             }
             made.append(make_rows(calls_for_rows(episode), rl.rows, str(group.index), values))
-        tokens = [sum(map(trained_tokens, own)) for own in made]
+        tokens = [sum(map(count_trained, own)) for own in made]
         if rl.normaliser == "group_mean":
             tokens = [sum(tokens)] * len(tokens)
         for own, total in zip(made, tokens, strict=True):

@@ -125,7 +125,7 @@ class Merged(Record):
     """Output tokens of all calls."""
 
     @property
-    def quarantined(self) -> tuple[str, ...]:
+    def quarantine(self) -> tuple[str, ...]:
         """The calls that must not be trained because their place is unknown."""
         return tuple(sorted(self.ambiguous + self.unresolved))
 
@@ -142,7 +142,7 @@ class Merged(Record):
         return self.counts["trained"] / len(self.rows) if self.rows else 0.0
 
     @property
-    def trained_share(self) -> float:
+    def share_trained(self) -> float:
         """The share of all sampled tokens that is trained; 1.0 if none was sampled."""
         return sum(sum(row.loss_mask) for row in self.rows) / self.output_tokens if self.output_tokens else 1.0
 

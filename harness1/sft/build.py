@@ -38,7 +38,7 @@ from harness1.sft.data_card import (
     tasks_by_dataset,
     write_card,
 )
-from harness1.sft.rows import SEARCHES, rerendered, row_tokens, sft_rows
+from harness1.sft.rows import SEARCHES, rerender, row_tokens, sft_rows
 from harness1.tools.documents import END_SEARCH
 from harness1.tools.registry import Toolbox
 
@@ -113,7 +113,7 @@ def candidate(episode: Episode, gold: Gold | None, dataset: str, place: tuple[in
     )
 
 
-def gated(
+def apply_gates(
     candidates: Sequence[TeacherEpisode],
     gates: Gates,
     leaks: Leaks,
@@ -184,7 +184,7 @@ def check_tool_mix(kept: Iterable[TeacherEpisode], gates: Gates, offered: Iterab
         )
 
 
-def held_out_tasks(kept: Iterable[TeacherEpisode], share: float, seed: int) -> frozenset[tuple[str, str]]:
+def draw_held_out(kept: Iterable[TeacherEpisode], share: float, seed: int) -> frozenset[tuple[str, str]]:
     """Return the tasks, as (dataset, id), that are never trained on: a share of each dataset, but at least one if the
     share is above 0 and there are two tasks, and never all."""
     tasks: dict[str, set[str]] = {}
@@ -193,7 +193,7 @@ def held_out_tasks(kept: Iterable[TeacherEpisode], share: float, seed: int) -> f
     chosen: set[tuple[str, str]] = set()
     for dataset, ids in tasks.items():
         wanted = min(max(1, round(share * len(ids))), len(ids) - 1) if share > 0.0 else 0
-        chosen.update((dataset, name) for name in sorted(ids, key=lambda name: _drawn(seed, dataset, name))[:wanted])
+        chosen.update((dataset, name) for name in sorted(ids, key=lambda name: _draw_key(seed, dataset, name))[:wanted])
     return frozenset(chosen)
 
 
@@ -228,7 +228,7 @@ def _over_quota(candidates: Sequence[TeacherEpisode], quotas: dict[str, int], se
     found: dict[Place, str] = {}
     for dataset, quota in quotas.items():
         own = [each for each in candidates if each.dataset == dataset]
-        own.sort(key=lambda each: (_drawn(seed, *each.task, each.episode_id), each.place))
+        own.sort(key=lambda each: (_draw_key(seed, *each.task, each.episode_id), each.place))
         found |= {each.place: "beyond the quota of its dataset" for each in own[quota:]}
     return found
 
@@ -241,14 +241,14 @@ def _too_common(candidates: Sequence[TeacherEpisode], share: float, seed: int) -
         most -= 1
     left = dict.fromkeys(counts, most)
     found: dict[Place, str] = {}
-    for each in sorted(candidates, key=lambda one: (_drawn(seed, *one.task, one.episode_id), one.place)):
+    for each in sorted(candidates, key=lambda one: (_draw_key(seed, *one.task, one.episode_id), one.place)):
         left[each.searches] -= 1
         if left[each.searches] < 0:
             found[each.place] = f"too many searched {each.searches} times"
     return found
 
 
-def _drawn(seed: int, *names: str) -> str:
+def _draw_key(seed: int, *names: str) -> str:
     """Return a sort key that shuffles names by the seed."""
     return digest([seed, *names])
 
@@ -323,13 +323,13 @@ def build(job: Build, out: Path, *, force: bool = False, listener: Listener | No
     if job.student is not None:
         for run in runs:
             run.check_round_trip(job.student.tokenizer)
-    found = _collected(job, runs, listener)
+    found = _collect(job, runs, listener)
     leaks = Leaks(job.data.near, sets)
-    kept, reports = gated([each.candidate for each in found.values()], sft.gates, leaks, sft.seed, excluded)
+    kept, reports = apply_gates([each.candidate for each in found.values()], sft.gates, leaks, sft.seed, excluded)
     check_any_left(kept, reports)
     check_tool_mix(kept, sft.gates, Toolbox.of(runs[0].config.env).tools)
     refuse_full_disk(out, TOKEN_BYTES * sum(found[each.place].tokens for each in kept))
-    held = held_out_tasks(kept, sft.held_out, sft.seed)
+    held = draw_held_out(kept, sft.held_out, sft.seed)
     learned, validation = (
         [found[each.place] for each in kept if (each.task in held) is part] for part in (False, True)
     )
@@ -392,7 +392,7 @@ def _is_there(stage: Stage, out: Path, *, force: bool) -> bool:
     return all((out / name).is_file() for name in (CARD, TRAIN, HELD_OUT))
 
 
-def _collected(job: Build, runs: Sequence[TeacherRun], listener: Listener) -> dict[Place, _Found]:
+def _collect(job: Build, runs: Sequence[TeacherRun], listener: Listener) -> dict[Place, _Found]:
     """Return the last episode of each key of each run, by its place; raise UsageError if a run is empty, or an episode
     cannot become rows; SchemaError if a run is damaged."""
     latest: dict[tuple[int, int, EpisodeKey], _Found] = {}
@@ -443,7 +443,7 @@ def _episodes(job: Build, runs: Sequence[TeacherRun], kept: Sequence[_Found]) ->
         starts = line_starts(run.folder) if own else ()
         for line in own:
             _, _, episode = next(read_appended(run.folder, starts[line], 1))
-            yield run, episode if job.student is None else rerendered(episode, run.config.env, job.student)
+            yield run, episode if job.student is None else rerender(episode, run.config.env, job.student)
 
 
 def _provenance(job: Build, runs: Sequence[TeacherRun], found: dict[Place, _Found]) -> dict[str, Any]:
@@ -452,7 +452,7 @@ def _provenance(job: Build, runs: Sequence[TeacherRun], found: dict[Place, _Foun
     chat = runs[0].chat if student is None else {"format": student.name, "tokenizer": job.tokenizer}
     return {
         "runs": tuple(
-            run.described([each.candidate.task_id for place, each in found.items() if place[0] == number])
+            run.describe([each.candidate.task_id for place, each in found.items() if place[0] == number])
             for number, run in enumerate(runs)
         ),
         **chat,

@@ -168,7 +168,7 @@ class TeacherRun(Run):
         """Check the tokenizer on the texts of the run's prompts, as `check_round_trip` of `collect` does."""
         check_round_trip(tokenizer, sample_texts(self.source, list(self.tasks.values()), self.config))
 
-    def described(self, met: Sequence[str]) -> CollectionRun:
+    def describe(self, met: Sequence[str]) -> CollectionRun:
         """Return the run's entry in a data card, given the task of each of its episodes."""
         found, samples = Counter(met), self.stage.inputs.get("samples", 1)
         return CollectionRun(

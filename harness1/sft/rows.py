@@ -127,7 +127,7 @@ def _cut_calls(episode: Episode) -> list[str]:
     ]
 
 
-def rerendered(episode: Episode, env: Env, chat: ChatFormat) -> Episode:
+def rerender(episode: Episode, env: Env, chat: ChatFormat) -> Episode:
     """Return an episode as a `StudentFormatPolicy` of its policy would have recorded it, given the same decisions.
 
     With a smaller context than the teacher's, a decision may depend on a piece that the student does not see. An
@@ -158,10 +158,10 @@ def rerendered(episode: Episode, env: Env, chat: ChatFormat) -> Episode:
         if before.memory_hash != after.memory_hash:
             raise SchemaError(f"episode {episode.episode_id} differs in its memory at turn {before.index}")
     again = msgspec.structs.replace(again, stage_ms=episode.stage_ms)
-    return again if len(again.turns) < len(episode.turns) else _ended_as(episode, again)
+    return again if len(again.turns) < len(episode.turns) else _end_as(episode, again)
 
 
-def _ended_as(episode: Episode, again: Episode) -> Episode:
+def _end_as(episode: Episode, again: Episode) -> Episode:
     """Return a complete replay with the recorded end and reward."""
     hashes = msgspec.structs.replace(again.hashes, reward=episode.hashes.reward)
     return msgspec.structs.replace(

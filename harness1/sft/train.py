@@ -48,8 +48,8 @@ from harness1.training.log import NO_TRACKERS, StepListener, Trackers, TrainLog
 from harness1.training.process_group import ALONE, ProcessGroup, uninterrupted
 from harness1.training.saving import disk_bytes, hash_of_base, write_card
 from harness1.training.trainable import load_trainable
-from harness1.training.trainer import Trainer, shuffled_steps
-from harness1.training.trl_trainer import saved_step, train_with_trl
+from harness1.training.trainer import Trainer, shuffle_steps
+from harness1.training.trl_trainer import find_saved_step, train_with_trl
 
 if TYPE_CHECKING:
     from harness1.models.adapters import Weights
@@ -71,7 +71,7 @@ def evenly_spaced(items: Sequence[Item], limit: int) -> list[Item]:
     return [items[at * len(items) // count] for at in range(count)]
 
 
-def held_out_turns(rows: Sequence[TrainRow], limit: int) -> list[HeldOutTurn]:
+def pick_turns(rows: Sequence[TrainRow], limit: int) -> list[HeldOutTurn]:
     """Return at most `limit` trained stretches of rows as turns, spread evenly over all."""
     return evenly_spaced([turn for row in rows for turn in _turns(row)], limit)
 
@@ -203,7 +203,7 @@ class Student:
                 f"a row has {longest} tokens, but {self.folder.name} reads {window}: build with sft.max_tokens={window}"
             )
 
-    def held_out_tasks(self, limit: int) -> list[tuple[CollectionRun, Task]]:
+    def list_held_out(self, limit: int) -> list[tuple[CollectionRun, Task]]:
         """Return held-out tasks of each dataset in turn, with a run that has the index to search; raise UsageError if a
         dataset is missing."""
         found: list[list[tuple[CollectionRun, Task]]] = []
@@ -237,10 +237,10 @@ class HeldOutValidation:
         watch = config.train.watch
         self._student, self._config = student, config
         self._rows = evenly_spaced(rows, watch.rows)
-        self._turns = held_out_turns(evenly_spaced(rows, watch.turns), watch.turns)
+        self._turns = pick_turns(evenly_spaced(rows, watch.turns), watch.turns)
         self._tasks: dict[str, list[Task]] = {}
         self._environments: dict[str, Callable[[], SearchEnv]] = {}
-        for run, task in student.held_out_tasks(watch.tasks) if watch.tasks else []:
+        for run, task in student.list_held_out(watch.tasks) if watch.tasks else []:
             self._tasks.setdefault(run.name, []).append(task)
             if run.name not in self._environments:
                 self._environments[run.name] = student.environments(run, config)
@@ -261,7 +261,7 @@ class HeldOutValidation:
         """Return the metrics of the present weights, with the number of held-out episodes that the infrastructure broke
         as `faults`, if there are any; raise InfrastructureFault if the model failed to sample."""
         metrics = self.loss(engine)
-        return metrics if self._backend is None else metrics | await self._sampled(self._backend, engine)
+        return metrics if self._backend is None else metrics | await self._measure_samples(self._backend, engine)
 
     def loss(self, engine: Engine, saved: Path | None = None) -> dict[str, float]:
         """Return the `nll` of the held-out rows, if there are any.
@@ -271,7 +271,7 @@ class HeldOutValidation:
         """
         return {"nll": engine.loss(self._rows, saved)} if self._rows else {}
 
-    async def _sampled(self, backend: Backend, engine: Engine) -> dict[str, float]:
+    async def _measure_samples(self, backend: Backend, engine: Engine) -> dict[str, float]:
         env, chat = self._student.env, self._student.chat
         await engine.publish(engine.step_count, _delivering(backend))
         metrics = await turn_metrics(backend, chat, Toolbox.of(env), self._turns, env.generation_reserve)
@@ -286,10 +286,10 @@ class HeldOutValidation:
 
 def _delivering(backend: Backend) -> Deliver:
     """Return how a backend takes weights; that of a service gets them from its engine."""
-    return backend.load_state if isinstance(backend, TransformersBackend) else _kept_away
+    return backend.load_state if isinstance(backend, TransformersBackend) else _refuse_weights
 
 
-async def _kept_away(state: Weights, version: int) -> None:
+async def _refuse_weights(state: Weights, version: int) -> None:
     raise UsageError("the weights of this engine are not sampled by a training service")
 
 
@@ -392,7 +392,7 @@ def fine_tune(
 
 def _train_with_trl(work: FineTuning, card: Checkpoint, group: ProcessGroup, on_step: StepListener) -> Checkpoint:
     """Train with TRL's trainer, which writes the weights of its last step."""
-    train, out, begun = work.config.train, work.out, saved_step(work.out)
+    train, out, begun = work.config.train, work.out, find_saved_step(work.out)
     rows, held_out = RowFile(work.dataset / TRAIN), RowFile(work.dataset / HELD_OUT)
     steps = train.epochs * -(-len(rows) // train.batch_rows)
     steps = min(steps, train.max_steps or steps)
@@ -441,7 +441,7 @@ class _RowsLoop(TrainingLoop):
         train, threads = work.config.train, work.config.machine.model.threads
         self._work, self._on_part = work, on_part
         self._rows = RowFile(work.dataset / TRAIN)
-        order = shuffled_steps(len(self._rows), train.batch_rows, train.epochs, train.seed)
+        order = shuffle_steps(len(self._rows), train.batch_rows, train.epochs, train.seed)
         self._order = list(islice(order, train.max_steps or None))
         held_out = RowFile(work.dataset / HELD_OUT)
         self._validation = HeldOutValidation(student, held_out, work.config, work.device, work.sampler)

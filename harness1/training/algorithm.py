@@ -58,7 +58,7 @@ class PolicyGradient(ABC):
     def normaliser(self, rows: Sequence[TrainRow]) -> float:
         return sum(row.token_weight * sum(row.loss_mask) for row in rows)
 
-    def bounded(self, log_ratios: Tensor, batch: MicroBatch) -> Tensor:
+    def bound(self, log_ratios: Tensor, batch: MicroBatch) -> Tensor:
         return log_ratios
 
     def token_losses(self, logprobs: Tensor, batch: MicroBatch) -> Tensor:
@@ -89,7 +89,7 @@ class DoubleSided(PolicyGradient):
     ratio_max: float = 5.0
 
     def importance(self, logprobs: Tensor, batch: MicroBatch) -> Tensor:
-        ratios = self.bounded(log_ratios(logprobs, batch), batch).exp()
+        ratios = self.bound(log_ratios(logprobs, batch), batch).exp()
         return ratios * ((ratios > self.ratio_min) & (ratios < self.ratio_max))
 
 
@@ -98,7 +98,7 @@ class Interaction(DoubleSided):
     """All tokens of a call share one r, the geometric mean of theirs: w is r between the bounds, and 0 for the whole
     call at and beyond them. A single surprising token weighs less in a longer call, and no call is trained in part."""
 
-    def bounded(self, log_ratios: Tensor, batch: MicroBatch) -> Tensor:
+    def bound(self, log_ratios: Tensor, batch: MicroBatch) -> Tensor:
         return call_means(log_ratios, batch)
 
 
@@ -142,7 +142,7 @@ class Algorithm(Protocol):
 
     @property
     def ratio_min(self) -> float:
-        """Ratio of probabilities (present to sampled), as `bounded` gives it, below which a token counts as clipped."""
+        """Ratio of probabilities (present to sampled), as `bound` gives it, below which a token counts as clipped."""
         ...
 
     @property
@@ -150,7 +150,7 @@ class Algorithm(Protocol):
         """Ratio above which a token counts as clipped."""
         ...
 
-    def bounded(self, log_ratios: Tensor, batch: MicroBatch) -> Tensor:
+    def bound(self, log_ratios: Tensor, batch: MicroBatch) -> Tensor:
         """Return the logarithm of the ratio that the bounds apply to, for each token, [trained], from its own."""
         ...
 
@@ -171,7 +171,7 @@ class NegativeLogLikelihood:
     ratio_min: ClassVar[float] = 0.0
     ratio_max: ClassVar[float] = inf
 
-    def bounded(self, log_ratios: Tensor, batch: MicroBatch) -> Tensor:
+    def bound(self, log_ratios: Tensor, batch: MicroBatch) -> Tensor:
         return log_ratios
 
     def normaliser(self, rows: Sequence[TrainRow]) -> float:
@@ -235,7 +235,7 @@ class OffPolicyMetrics:
         import torch
 
         logs = log_ratios(logprobs, batch)
-        ratios, bounded = logs.exp(), self._algorithm.bounded(logs, batch).exp()
+        ratios, bounded = logs.exp(), self._algorithm.bound(logs, batch).exp()
         of_tokens = (
             torch.ones_like(logs),
             entropies(distributions),

@@ -36,7 +36,7 @@ class MlflowRun:
         # A name may have an @ of its own; an address has a scheme.
         name, _, self._uri = re.sub(r"@(?=[\w+.-]+:)", "\0", place, count=1).partition("\0")
         tags = {FOLDER_TAG: text_digest(str(folder.resolve())), "mlflow.runName": folder.resolve().name}
-        with self._told():
+        with self._explain_errors():
             self._client: Any = mlflow.MlflowClient(self._uri or None)
             found = self._client.get_experiment_by_name(name)
             experiment = found.experiment_id if found else self._client.create_experiment(name)
@@ -51,16 +51,16 @@ class MlflowRun:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        with self._told():
+        with self._explain_errors():
             self._client.log_batch(self._id, [Metric(name, value, now, step) for name, value in values.items()])
 
     def finish(self, status: str) -> None:
         """End the run as FINISHED, FAILED or KILLED."""
-        with self._told():
+        with self._explain_errors():
             self._client.set_terminated(self._id, status)
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _explain_errors(self) -> Iterator[None]:
         """Turn an error of MLflow into a fault, without the secrets in its address."""
         from mlflow.exceptions import MlflowException
 

@@ -25,8 +25,8 @@ from harness1.models.slots import ATTENTION as SLOTS
 from harness1.models.slots import KvSlots, SlotPass, attend
 from harness1.records import Record
 from harness1.training.algorithm import Algorithm, MicroBatch, OffPolicyMetrics
-from harness1.training.trainable import stored_dtype
-from harness1.training.trainer import Trainer, of_targets, precision, trained_distributions
+from harness1.training.trainable import choose_stored_dtype
+from harness1.training.trainer import Trainer, compute_distributions, of_targets, precision
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -178,9 +178,9 @@ def count_step(
     import torch
 
     with _without_data(shape):
-        model = _model(shape, stored_dtype(train), attention)
+        model = _model(shape, choose_stored_dtype(train), attention)
         parameters = sum(each.numel() for each in model.parameters())
-        if train.dtype != stored_dtype(train):
+        if train.dtype != choose_stored_dtype(train):
             compute_logits_in_float32(model)
         trainer = Trainer(model, algorithm, train, steps=1)
         for parameter in trainer.parameters:
@@ -194,7 +194,7 @@ def count_step(
             embedding.register_forward_hook(lambda _, given, made: live.end_at_gradient(made, "embedding"))
             output_head(model).register_forward_pre_hook(lambda _, given: live.end_at_head(given[0]))
             with precision(model, train.dtype):
-                distributions = trained_distributions(model, batch)
+                distributions = compute_distributions(model, batch)
             logprobs = of_targets(distributions, batch)
             if metrics is not None:
                 metrics.add(distributions, logprobs, batch)

@@ -77,7 +77,7 @@ def make_model(work: NewModel, *, force: bool = False) -> int:
             return int(found.outputs["vocabulary"])
     clear(work.out, VERB, "*.json", "*.safetensors", _WORK, keep_card=True)
     with under_way(stage, work.out):
-        size = draw(work.out, heard_texts(work, source, work.out / _WORK), work.shape, work.config, work.seed)
+        size = draw(work.out, collect_texts(work, source, work.out / _WORK), work.shape, work.config, work.seed)
         shutil.rmtree(work.out / _WORK)
         stage.write(work.out, status="finished", outputs={"vocabulary": size, "model": folder_hash(work.out)})
     return size
@@ -111,7 +111,7 @@ def draw(folder: Path, texts: Sequence[str], shape: Shape, config: Config, seed:
     return size
 
 
-def heard_texts(work: NewModel, source: Source, folder: Path) -> list[str]:
+def collect_texts(work: NewModel, source: Source, folder: Path) -> list[str]:
     """Return the texts of the teacher's first episodes, rendered in bytes in a wide window, the documents, and the
     words of the questions.
 

@@ -84,7 +84,7 @@ ALONE = ProcessGroup()
 
 
 @contextmanager
-def joined_group(alone: ProcessGroup = ALONE) -> Iterator[ProcessGroup]:
+def join_group(alone: ProcessGroup = ALONE) -> Iterator[ProcessGroup]:
     """Join the group that a launcher (`torchrun`) started this process for.
 
     Args:
@@ -125,7 +125,7 @@ def shard(model: PreTrainedModel, group: ProcessGroup) -> None:
         sharded.set_force_sum_reduction_for_comms(True)  # gloo has no reduction that also multiplies
 
 
-def gathered(model: PreTrainedModel) -> dict[str, Tensor]:
+def gather_state(model: PreTrainedModel) -> dict[str, Tensor]:
     """Return the state dictionary of a model with whole tensors. Those of a sharded model are on the CPU of the leading
     process, and the others get an empty dictionary; all processes must call this."""
     if not is_sharded(model):

@@ -42,7 +42,7 @@ def save_tensors(root: Path, tensors: Mapping[str, Tensor], group: ProcessGroup 
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    with _told(f"cannot write the state of training to {root}: {{}}"):
+    with _explain_failure(f"cannot write the state of training to {root}: {{}}"):
         kept = _numbers(root)[-1:]
         group.wait()  # until all have looked
         if group.leads:
@@ -58,7 +58,7 @@ def load_tensors(folder: Path, tensors: Mapping[str, Tensor], group: ProcessGrou
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    with _told(f"{folder} is damaged: begin again with --force"):
+    with _explain_failure(f"{folder} is damaged: begin again with --force"):
         load(dict(tensors), storage_reader=FileSystemReader(folder), no_dist=group.size == 1)
 
 
@@ -79,7 +79,7 @@ def _numbers(root: Path) -> list[int]:
 
 
 @contextmanager
-def _told(message: str) -> Iterator[None]:
+def _explain_failure(message: str) -> Iterator[None]:
     """Raise `Unanimous` with a message, into which the first line of the cause is put."""
     from torch.distributed.checkpoint.api import CheckpointException
 

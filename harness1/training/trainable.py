@@ -111,7 +111,7 @@ def load_trainable(folder: Path, train: Train, device: str, threads: int = 0) ->
     goes_on = holds_adapters(folder)
     if goes_on and train.lora.rank:
         check_form(folder, train)
-    model = load_causal_model(folder, device, stored_dtype(train))
+    model = load_causal_model(folder, device, choose_stored_dtype(train))
     import torch
 
     if threads:
@@ -119,7 +119,7 @@ def load_trainable(folder: Path, train: Train, device: str, threads: int = 0) ->
     if goes_on and not train.lora.rank:
         merge_adapters(model)
         model.requires_grad_(True)
-    if train.dtype != stored_dtype(train):
+    if train.dtype != choose_stored_dtype(train):
         compute_logits_in_float32(model)
     turn_off_cudnn_attention()
     if train.attention == "auto":
@@ -129,7 +129,7 @@ def load_trainable(folder: Path, train: Train, device: str, threads: int = 0) ->
     return model
 
 
-def stored_dtype(train: Train) -> Dtype:
+def choose_stored_dtype(train: Train) -> Dtype:
     """Return the type in which a model is kept for training: float32 where its weights are trained themselves."""
     return train.dtype if train.lora.rank else "float32"
 
@@ -191,7 +191,7 @@ def merge(adapters: Path, out: Path, dtype: Dtype) -> RoundingLoss:
         raise UsageError(f"{adapters} holds no adapters: there is nothing to merge")
     if out.exists() and any(out.iterdir()):
         raise UsageError(f"{out} is not empty: choose another --out")
-    model = load_causal_model(adapters, "cpu", _stored_type(base_folder(adapters)))
+    model = load_causal_model(adapters, "cpu", _choose_stored_type(base_folder(adapters)))
     lost = rounding_loss(model, dtype)
     state = merge_state(model, dtype)
     drop_adapters(model)
@@ -211,7 +211,7 @@ def _cast(model: PreTrainedModel, dtype: Dtype) -> PreTrainedModel:
     return cast
 
 
-def _stored_type(base: Path) -> Dtype:
+def _choose_stored_type(base: Path) -> Dtype:
     """Return the type in which the weights of a model lose nothing."""
     with refusing(f"{base} has no readable config.json"):
         found = msgspec.json.decode((base / "config.json").read_bytes(), type=_Stored)

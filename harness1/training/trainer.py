@@ -22,7 +22,7 @@ from harness1.training.process_group import (
     ProcessGroup,
     Unanimous,
     forget_gathered,
-    gathered,
+    gather_state,
     shard,
     shared_like,
     whole,
@@ -51,7 +51,7 @@ def rate_at(step: int, steps: int, train: Train) -> float:
     return train.rate
 
 
-def shuffled_steps(rows: int, batch_rows: int, epochs: int, seed: int) -> Iterator[list[int]]:
+def shuffle_steps(rows: int, batch_rows: int, epochs: int, seed: int) -> Iterator[list[int]]:
     """Yield the rows of every optimizer step. Each epoch has its own order, and its last step may be smaller.
 
     The order depends only on the arguments, so a resumed run finds its position by counting."""
@@ -116,7 +116,7 @@ def precision(model: PreTrainedModel, dtype: Dtype) -> AbstractContextManager[An
     return torch.autocast(model.device.type, torch.bfloat16, cache_enabled=False)
 
 
-def trained_distributions(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
+def compute_distributions(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
     """Return the log probabilities of the vocabulary at each trained token, [trained, vocabulary] in float32.
 
     Logits are computed nowhere else: for a long context they would cost more than the layers."""
@@ -132,12 +132,12 @@ def of_targets(distributions: Tensor, batch: MicroBatch) -> Tensor:
     return distributions.gather(-1, batch.targets[:, None])[:, 0]
 
 
-def trained_logprobs(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
+def compute_logprobs(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
     """Return the log probabilities of the trained tokens under the model, [trained] in float32."""
-    return of_targets(trained_distributions(model, batch), batch)
+    return of_targets(compute_distributions(model, batch), batch)
 
 
-def trained_tokens(row: TrainRow) -> int:
+def count_trained(row: TrainRow) -> int:
     """Return the number of trained tokens of a row."""
     return sum(row.loss_mask)
 
@@ -236,7 +236,7 @@ class Trainer:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.step_count += 1
-        trained = float(sum(map(trained_tokens, rows)))
+        trained = float(sum(map(count_trained, rows)))
         taken = {"loss": float(total), "gradient": float(norm), "rate": rate, "trained_tokens": trained}
         return taken if off_policy is None else taken | off_policy.values(self.group)
 
@@ -256,13 +256,13 @@ class Trainer:
         import torch
 
         model = self.model
-        counts = [trained_tokens(row) for row in rows]
+        counts = [count_trained(row) for row in rows]
         starts = [0, *accumulate(counts)]
         found = torch.zeros(starts[-1], device=model.device)
         for places in self._shares(rows):
             batch = collate([rows[place] for place in places] or [IDLE], model.device)
             with torch.no_grad(), precision(model, self.train.dtype):
-                logprobs = trained_logprobs(model, batch)
+                logprobs = compute_logprobs(model, batch)
             ends = 0
             for place in places:
                 ends += counts[place]
@@ -275,7 +275,7 @@ class Trainer:
         """Return the adapters, or the state dictionary where all weights are trained; that of a sharded model is on the
         CPU of the leading process, and empty in the others."""
         if not self.train.lora.rank:
-            return gathered(self.model)
+            return gather_state(self.model)
         adapters = adapters_of(self.model, {name: whole(value.detach()) for name, value in self._trained.items()})
         assert adapters is not None
         return adapters
@@ -339,7 +339,7 @@ class Trainer:
         """Return the summed loss of the rows of a pass."""
         batch = collate(rows or [IDLE], self.model.device)
         with precision(self.model, self.train.dtype):
-            distributions = trained_distributions(self.model, batch)
+            distributions = compute_distributions(self.model, batch)
         logprobs = of_targets(distributions, batch)
         if not rows:
             return 0 * logprobs.sum()

@@ -95,7 +95,7 @@ def train_with_trl(
     return out
 
 
-def saved_step(out: Path) -> int:
+def find_saved_step(out: Path) -> int:
     """Return the step from which a call with this folder would resume; 0 for the beginning."""
     steps = [path.name.rpartition("-")[2] for path in (out / STATES).glob("checkpoint-*")]
     return max((int(step) for step in steps if step.isdecimal()), default=0)
@@ -209,7 +209,7 @@ def _steps(rows: Sequence[TrainRow], settings: Train, processes: int, packing: b
     data, longest = _dataset(rows), max(len(row.token_ids) for row in rows)
     if not packing:
         return data, passes_of(settings.batch_rows, longest, settings.micro_tokens, processes)
-    data = _packed(data, max(longest, settings.micro_tokens))
+    data = _pack(data, max(longest, settings.micro_tokens))
     share = settings.batch_rows * len(data) / len(rows) / processes
     return data, Passes(1, max(1, round(share)))
 
@@ -224,7 +224,7 @@ def _dataset(rows: Sequence[TrainRow]) -> Dataset:
     return Dataset.from_dict({"input_ids": [row.token_ids for row in rows], "labels": labels})
 
 
-def _packed(data: Dataset, tokens: int) -> Dataset:
+def _pack(data: Dataset, tokens: int) -> Dataset:
     from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
     from trl.data_utils import pack_dataset
 

@@ -205,9 +205,9 @@ def test_headroom_decides_what_is_sampled(played: list[Played], tmp_path: Path) 
     made = report(played, CONFIG)
     (tmp_path / REPORT).write_bytes(msgspec.json.encode(made))
     assert read_report(tmp_path) == read_report(tmp_path / REPORT) == made
-    wide = set(made.admitted(0.0))
+    wide = set(made.list_admitted(0.0))
     some = sorted(task.headroom for task in made.tasks if not task.rejected)[len(wide) // 2]
-    narrow = set(made.admitted(some))
+    narrow = set(made.list_admitted(some))
     assert narrow == {task.task_id for task in made.tasks if not task.rejected and task.headroom >= some} < wide
     assert f"{len(narrow)} of them with headroom of at least" in readme(made, some)
     assert " > ".join(ORDER) in readme(made, some)

@@ -72,7 +72,7 @@ def test_a_checked_dataset_gives_its_admitted_tasks_to_training(harness1: Comman
     asked = ("--index", "index", "--limit", "60", "--tokenizer", "model")
     checked = harness1("rl", "check", "world", *asked, "--out", "check")
     assert checked.code == 0, checked.err
-    admitted = frozenset(read_report(start.folder / "check").admitted(start.config.rl.headroom))
+    admitted = frozenset(read_report(start.folder / "check").list_admitted(start.config.rl.headroom))
     assert 0 < len(admitted) < 60
     places = ("--data", "world", "--index", "index", "--model", "hf:start", "--out", "on-admitted")
     elsewhere = msgspec.structs.replace(read_report(start.folder / "check"), env_hash="other")

@@ -21,7 +21,7 @@ from harness1.records import DocId, Episode, Gold, RewardTerm, Sampling, Status,
 from harness1.rl.pivot_turns import PivotRollouts, PivotWorld, TurnId
 from harness1.rows import per_request
 from harness1.rows.calls import calls_for_rows, calls_of, prompt_ids
-from harness1.sft.rows import rerendered
+from harness1.sft.rows import rerender
 from tests.support import END, QUICK, Script, WordRetriever, call, curate, make_env, run, search, wide_corpus
 from tests.vocabularies import chat_format
 
@@ -115,7 +115,7 @@ def test_the_policy_gets_the_prompt_that_the_teacher_had(order: str, recorded_in
     env = load_config(None, [f"env.rendering.order={order}"]).env
     policy = model(search("bridge"))
     episode = taught(StudentFormatPolicy(TAUGHT, CHAT) if recorded_in_format else TAUGHT, env)
-    told = episode if recorded_in_format else rerendered(episode, env, CHAT)
+    told = episode if recorded_in_format else rerender(episode, env, CHAT)
     service = rollouts(policy, episode, world=world(policy, env))
     for turn, known in enumerate(calls_of(told), start=1):
         (made,) = played(policy, episode, job(episode, turn), of=service)
@@ -224,6 +224,6 @@ def test_where_the_policy_has_no_room_the_scenes_end() -> None:
     env = load_config(None, ["env.context_window=2500", "env.generation_reserve=64", "env.auto_populate.on=false"]).env
     long = Script(search("river"), search("war " * 3000), search("king"), END)
     episode = taught(long, env)
-    told = rerendered(episode, env, CHAT)
+    told = rerender(episode, env, CHAT)
     assert len(told.turns) < len(episode.turns)
     assert len(world(model(END), env).states(episode, GOLD)) == len(told.turns)

@@ -24,7 +24,7 @@ from harness1.policy.language_model import LanguageModelPolicy
 from harness1.records import Episode
 from harness1.retrieval.build import build_index
 from harness1.retrieval.open import open_retriever
-from harness1.rl.logprobs import LogprobReport, SampledCall, compare_calls, grammar_masks, sampled_calls
+from harness1.rl.logprobs import LogprobReport, SampledCall, calls_to_replay, compare_calls, grammar_masks
 from harness1.rows.calls import calls_of, prompt_ids
 from harness1.tools.registry import Toolbox
 from harness1.tools.tool import ToolSpec
@@ -112,7 +112,7 @@ def recorded(folder: Path, index: str) -> tuple[Config, list[Episode]]:
 
 
 def calls_in(episodes: Sequence[Episode]) -> list[SampledCall]:
-    return [call for episode in episodes for call in sampled_calls(episode)]
+    return [call for episode in episodes for call in calls_to_replay(episode)]
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)

@@ -15,7 +15,7 @@ from harness1.errors import ConfigError, UsageError
 from harness1.models.model_servers import VllmServer
 from harness1.models.token_server import WeightGate
 from harness1.records import Episode
-from harness1.rl.rollouts import undisturbed
+from harness1.rl.rollouts import reserve_devices
 from harness1.rl.train import Training, train_policy
 from tests.models.test_token_server import sglang, vllm
 from tests.rl.test_learning import CHAT, work_in
@@ -42,18 +42,20 @@ def server() -> VllmServer:
 def test_other_samplers_fleets_and_several_processes_are_refused() -> None:
     config = load_config("rl/small", ["machine.model.sleep=true"])
     with pytest.raises(ConfigError, match="vllm:PATH"):
-        undisturbed(sglang(lambda path, body: "")[0], config, "cpu")
+        reserve_devices(sglang(lambda path, body: "")[0], config, "cpu")
     with pytest.raises(ConfigError, match="one process"):
-        undisturbed(server(), config, "cpu", processes=2)
+        reserve_devices(server(), config, "cpu", processes=2)
     with pytest.raises(ConfigError, match="fleet"):
-        undisturbed(server(), load_config("rl/small", ["machine.model.sleep=true", "machine.fleet.workers=2"]), "cpu")
+        reserve_devices(
+            server(), load_config("rl/small", ["machine.model.sleep=true", "machine.fleet.workers=2"]), "cpu"
+        )
 
 
 def test_nothing_sleeps_unless_it_is_asked_to() -> None:
     sampler, endpoint = vllm(lambda path, body: "")
 
     async def step(*settings: str) -> None:
-        async with undisturbed(sampler, load_config("rl/small", [*settings]), "cpu")():
+        async with reserve_devices(sampler, load_config("rl/small", [*settings]), "cpu")():
             endpoint.asked.append(("step", {}))
 
     run(step())

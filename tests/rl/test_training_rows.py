@@ -18,7 +18,7 @@ from harness1.rl.rollouts import EpisodeGroup
 from harness1.rl.rows import substeps, training_rows
 from harness1.rows import TrainRow
 from harness1.training.algorithm import Cispo
-from harness1.training.trainer import trained_tokens
+from harness1.training.trainer import count_trained
 from tests.policy.test_language_model import NONSENSE, episode_of, sayer
 from tests.support import call, curate, search
 
@@ -154,7 +154,7 @@ def test_what_3_turns_count_beside_30(kind: str, normaliser: str, short: float, 
 
 
 def _weight(rows: Sequence[TrainRow]) -> float:
-    return sum(row.token_weight * trained_tokens(row) for row in rows)
+    return sum(row.token_weight * count_trained(row) for row in rows)
 
 
 Batches = st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=4), min_size=1, max_size=4)

@@ -7,7 +7,7 @@ import pytest
 
 from harness1.errors import SchemaError
 from harness1.records import Episode, ModelCall, Status
-from harness1.rl.logprobs import sampled_calls
+from harness1.rl.logprobs import calls_to_replay
 from harness1.rows import Merged, prefix_merging
 from harness1.rows.calls import calls_for_rows, calls_of, prompt_ids
 from tests.policy.test_language_model import NONSENSE, episode_of, sayer
@@ -36,7 +36,7 @@ def trained(episode: Episode) -> set[str]:
 def test_every_sampled_call_is_replayed_with_its_whole_prompt_in_the_order_made() -> None:
     model = sayer(search("river"), NONSENSE, search("war"), END)
     episode = episode_of(model)
-    sampled = list(sampled_calls(episode))
+    sampled = list(calls_to_replay(episode))
     assert [made.prompt_ids for made in sampled] == model.prompts
     assert [made.sampling for made in sampled] == model.samplings
     recorded = list(calls_of(episode))
@@ -73,8 +73,8 @@ def test_no_failed_attempt_passes_for_a_retry_of_another(order: str, retries: in
     episode = failed(order, retries)
     made = merged(episode)
     assert trained(episode) == {"1.0", "2.0", *[f"3.{attempt}" for attempt in range(retries + 1)]}
-    assert made.superseded == made.quarantined == made.empty == ()
-    assert made.trained_share == 1.0
+    assert made.superseded == made.quarantine == made.empty == ()
+    assert made.share_trained == 1.0
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -92,14 +92,14 @@ def test_equal_failed_attempts_on_equal_prompts_are_each_trained_on(order: str) 
 def test_every_trained_call_of_a_completed_episode_is_in_one_row(order: str) -> None:
     made = merged(completed(order))
     assert trained(completed(order)) == {"1.0", "2.2", "3.0", "4.0"}
-    assert made.quarantined == made.superseded == ()
+    assert made.quarantine == made.superseded == ()
 
 
 def test_calls_without_tokens_are_no_calls_here() -> None:
     episode = completed()
     turns = [msgspec.structs.replace(turn, calls=(ModelCall("1.0"),)) for turn in episode.turns]
     bare = msgspec.structs.replace(episode, turns=tuple(turns))
-    assert [*sampled_calls(bare), *calls_for_rows(bare)] == []
+    assert [*calls_to_replay(bare), *calls_for_rows(bare)] == []
 
 
 def test_calls_without_log_probabilities_are_captured_and_not_replayed() -> None:
@@ -111,7 +111,7 @@ def test_calls_without_log_probabilities_are_captured_and_not_replayed() -> None
         for turn in episode.turns
     ]
     bare = msgspec.structs.replace(episode, turns=tuple(turns))
-    assert list(sampled_calls(bare)) == []
+    assert list(calls_to_replay(bare)) == []
     assert [made.output_logprobs for made in calls_for_rows(bare)] == [None] * 4
 
 
@@ -119,6 +119,6 @@ def test_a_record_without_a_stretch_of_a_prompt_is_refused() -> None:
     episode = completed()
     name = next(iter(episode.segments))
     torn = msgspec.structs.replace(episode, segments={key: ids for key, ids in episode.segments.items() if key != name})
-    for calls in (sampled_calls, calls_for_rows):
+    for calls in (calls_to_replay, calls_for_rows):
         with pytest.raises(SchemaError, match="lacks the prompt segment"):
             list(calls(torn))

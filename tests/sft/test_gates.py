@@ -15,11 +15,11 @@ from harness1.records import DocId, Episode, Gold, ModelCall, Status, Task
 from harness1.sft.build import (
     GateCounts,
     TeacherEpisode,
+    apply_gates,
     candidate,
     check_any_left,
     check_tool_mix,
-    gated,
-    held_out_tasks,
+    draw_held_out,
 )
 from tests.support import END, Script, WordRetriever, curate, make_env, run, search
 
@@ -65,7 +65,7 @@ def one(number: int = 0, **changes: Any) -> TeacherEpisode:
 
 
 def passed(*candidates: TeacherEpisode, gates: Gates = LOOSE, seed: int = 0) -> tuple[list[str], dict[str, GateCounts]]:
-    kept, reports = gated(candidates, gates, LEAKS, seed, EARLIER)
+    kept, reports = apply_gates(candidates, gates, LEAKS, seed, EARLIER)
     assert tuple(report.name for report in reports) == GATES
     assert [report.entered for report in reports[1:]] == [report.passed for report in reports[:-1]]
     return [each.episode_id for each in kept], {report.name: report for report in reports}
@@ -191,7 +191,7 @@ def test_a_tool_that_was_never_used_is_under_any_floor() -> None:
 
 def test_an_empty_result_says_which_gate_took_how_many() -> None:
     candidates = (one(0, status=Status.INFRA_ERROR), one(1, recall=0.0), one(2, recall=0.0))
-    kept, reports = gated(candidates, Gates(), Leaks(1.0), 0)
+    kept, reports = apply_gates(candidates, Gates(), Leaks(1.0), 0)
     with pytest.raises(
         UsageError, match="none of 3 episodes is left: fault dropped 1, recall dropped 2; for example d/t1"
     ):
@@ -200,18 +200,18 @@ def test_an_empty_result_says_which_gate_took_how_many() -> None:
 
 def test_held_out_tasks_are_a_seeded_share_of_each_dataset() -> None:
     kept = [one(number, dataset=name) for name in ("d", "e") for number in range(20)]
-    held = held_out_tasks(kept, 0.2, seed=0)
+    held = draw_held_out(kept, 0.2, seed=0)
     assert sorted(name for name, _ in held) == ["d"] * 4 + ["e"] * 4
-    assert held_out_tasks(reversed(kept), 0.2, seed=0) == held
-    assert held_out_tasks(kept, 0.2, seed=1) != held
-    assert held_out_tasks(kept, 0.0, seed=0) == frozenset()
+    assert draw_held_out(reversed(kept), 0.2, seed=0) == held
+    assert draw_held_out(kept, 0.2, seed=1) != held
+    assert draw_held_out(kept, 0.0, seed=0) == frozenset()
 
 
 def test_at_least_one_task_is_held_out_and_never_all() -> None:
     samples = [one(0), one(1, task_id="t0")]
-    assert len(held_out_tasks([one(0), one(1)], 0.01, seed=0)) == 1
-    assert len(held_out_tasks([one(0), one(1)], 1.0, seed=0)) == 1
-    assert held_out_tasks(samples, 0.5, seed=0) == frozenset()
+    assert len(draw_held_out([one(0), one(1)], 0.01, seed=0)) == 1
+    assert len(draw_held_out([one(0), one(1)], 1.0, seed=0)) == 1
+    assert draw_held_out(samples, 0.5, seed=0) == frozenset()
 
 
 def played(*actions: Any, **options: Any) -> Episode:

@@ -19,7 +19,7 @@ from harness1.records import Sampling
 from harness1.rows import RowFile
 from harness1.sft import train as held_out
 from harness1.sft.data_card import HELD_OUT, TRAIN, read_card
-from harness1.sft.train import HeldOutTurn, HeldOutValidation, Student, held_out_turns
+from harness1.sft.train import HeldOutTurn, HeldOutValidation, Student, pick_turns
 from harness1.training.algorithm import NegativeLogLikelihood
 from harness1.training.trainable import load_trainable
 from tests.sft.test_fine_tuning import CONFIG, QUICK, Place, save_rows, save_student
@@ -106,7 +106,7 @@ def test_each_look_samples_from_the_weights_of_that_step_and_changes_none(
     place: Place, student: Student, opened: list[TransformersBackend], rank: int
 ) -> None:
     rows = list(RowFile(place.rows / TRAIN))
-    (turn,) = held_out_turns(rows, 1)
+    (turn,) = pick_turns(rows, 1)
     watch, engine = watching(student, place, Validation(rows=1, turns=1)), training(place, rank)
     before = [parameter.detach().clone() for parameter in engine.trainer.parameters]
     run(watch.validate(engine))

@@ -13,7 +13,7 @@ from harness1.policy.scripted import RandomPolicy, ScriptedPolicy
 from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import Episode, RewardRecord, Status, StopReason, Task
 from harness1.rows.calls import calls_of, prompt_ids
-from harness1.sft.rows import rerendered
+from harness1.sft.rows import rerender
 from tests.support import END, Script, WordRetriever, curate, make_env, run, search, wide_corpus
 from tests.vocabularies import SPOKEN, chat_format
 
@@ -41,7 +41,7 @@ def timeless(episode: Episode) -> Episode:
 def test_a_rerendered_episode_equals_the_one_collected_for_the_student(name: str, kind: str, order: str) -> None:
     env = load_config(None, [f"env.rendering.order={order}"]).env
     for policy in (ScriptedPolicy(), RandomPolicy()):
-        again = rerendered(recorded(policy, env), env, chat_format(name, kind))
+        again = rerender(recorded(policy, env), env, chat_format(name, kind))
         wanted = spoken(policy, env, name, kind)
         if [turn.action for turn in wanted.turns] == [turn.action for turn in again.turns]:
             assert timeless(again) == timeless(wanted)
@@ -60,7 +60,7 @@ def test_where_the_student_has_no_room_the_episode_ends() -> None:
     whole = recorded(policy, env)
     assert whole.status is Status.COMPLETED
     scored = msgspec.structs.replace(whole, reward=RewardRecord(1.0))
-    again = rerendered(scored, env, CHAT)
+    again = rerender(scored, env, CHAT)
     assert (again.stop_reason, again.status) == (StopReason.CONTEXT_LIMIT, Status.TRUNCATED)
     assert [turn.action for turn in again.turns] == [turn.action for turn in whole.turns[:2]]
     assert (again.reward, again.hashes.reward) == (None, "")
@@ -71,14 +71,14 @@ def test_what_was_scored_stays_scored() -> None:
     episode = recorded(Script(search("river"), curate(add_ids=["D1"])), Env())
     hashes = msgspec.structs.replace(episode.hashes, reward="how")
     episode = msgspec.structs.replace(episode, reward=RewardRecord(0.5), hashes=hashes, stage_ms={"policy": 3.0})
-    again = rerendered(episode, Env(), CHAT)
+    again = rerender(episode, Env(), CHAT)
     assert (again.reward, again.hashes.reward, again.stage_ms) == (RewardRecord(0.5), "how", {"policy": 3.0})
     assert again.curated == episode.curated
     assert again.hashes.policy == StudentFormatPolicy(Script(search("river"), curate(add_ids=["D1"])), CHAT).hash
 
 
 def test_actions_that_were_ignored_are_not_spoken_of() -> None:
-    again = rerendered(recorded(Script([search("river"), search("war")], END), Env()), Env(), CHAT)
+    again = rerender(recorded(Script([search("river"), search("war")], END), Env()), Env(), CHAT)
     assert again.turns[0].ignored == ()
     assert again.turns[0].observation is not None
     assert "not_executed" not in [note.code for note in again.turns[0].observation.notes]
@@ -86,7 +86,7 @@ def test_actions_that_were_ignored_are_not_spoken_of() -> None:
 
 def test_a_turn_without_an_action_stays_as_it_is() -> None:
     episode = recorded(Script(search("river"), "no call"), Env())
-    again = rerendered(episode, Env(), CHAT)
+    again = rerender(episode, Env(), CHAT)
     assert (again.stop_reason, again.status) == (StopReason.FORMAT_LIMIT, Status.POLICY_ERROR)
     assert (again.turns[1].parse_error, again.turns[1].reasoning, again.turns[1].calls) == ("no call", "confused", ())
     assert replay_episode(again, Env()).difference is None
@@ -109,18 +109,18 @@ def test_an_episode_that_a_fault_ended_stays_one() -> None:
 
     episode = recorded(Failing(search("river"), search("war"), END), Env(), retriever=failing)
     assert (episode.status, len(episode.turns)) == (Status.INFRA_ERROR, 1)
-    again = rerendered(episode, Env(), CHAT)
+    again = rerender(episode, Env(), CHAT)
     assert (again.status, again.error, len(again.turns)) == (Status.INFRA_ERROR, episode.error, 1)
 
 
 def test_a_record_of_another_environment_or_a_damaged_one_is_refused() -> None:
     episode = recorded(Script(search("river"), END), Env())
     with pytest.raises(ConfigError, match="another environment"):
-        rerendered(episode, Env(max_turns=7), CHAT)
+        rerender(episode, Env(max_turns=7), CHAT)
     first = episode.turns[0]
     for damaged in (
         msgspec.structs.replace(first, observation=None),
         msgspec.structs.replace(first, memory_hash="0" * 64),
     ):
         with pytest.raises(SchemaError, match=f"episode {episode.episode_id}"):
-            rerendered(msgspec.structs.replace(episode, turns=(damaged, *episode.turns[1:])), Env(), CHAT)
+            rerender(msgspec.structs.replace(episode, turns=(damaged, *episode.turns[1:])), Env(), CHAT)

@@ -85,38 +85,38 @@ def test_a_model_that_names_no_window_reads_every_row(place: Place, tmp_path: Pa
 
 
 def test_held_out_tasks_are_those_that_no_row_is_trained_on(place: Place, student: Student) -> None:
-    found = student.held_out_tasks(100)
+    found = student.list_held_out(100)
     tasks = {task.task_id for _, task in found}
     assert tasks == {row.metadata["task_id"] for row in RowFile(place.rows / HELD_OUT)}
     assert not tasks & {row.metadata["task_id"] for row in RowFile(place.rows / TRAIN)}
     assert all(task.gold is not None for _, task in found)
-    assert student.held_out_tasks(1) == found[:1]
-    assert student.held_out_tasks(0) == []
+    assert student.list_held_out(1) == found[:1]
+    assert student.list_held_out(0) == []
 
 
 def test_held_out_tasks_are_taken_of_each_dataset_in_turn(student: Student) -> None:
     worlds = {name: open_source(name).tasks("train") for name in ("world:60", "world:80")}
     many, few = worlds["world:60"][3:6], worlds["world:80"][1:2]
     both = taught_in(student, ("small", "world:60", many), ("large", "world:80", few))
-    found = [(run.name, task.task_id) for run, task in both.held_out_tasks(3)]
+    found = [(run.name, task.task_id) for run, task in both.list_held_out(3)]
     assert found == [("small", many[0].task_id), ("large", few[0].task_id), ("small", many[1].task_id)]
 
 
 def test_of_two_runs_over_one_dataset_each_task_is_taken_once(student: Student) -> None:
     tasks = open_source(WORLD).tasks("train")[:2]
     twice = taught_in(student, (NAME, WORLD, tasks), (NAME, WORLD, tasks))
-    assert len(twice.held_out_tasks(10)) == 2
+    assert len(twice.list_held_out(10)) == 2
 
 
 def test_a_dataset_that_has_gone_is_said_to_be(student: Student, tmp_path: Path) -> None:
     gone = taught_in(student, ("gone", str(tmp_path / "nowhere"), []))
     with pytest.raises(UsageError, match="nowhere"):
-        gone.held_out_tasks(1)
+        gone.list_held_out(1)
 
 
 def test_episodes_are_run_as_the_teachers_were(student: Student, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the environment of the configuration that training is given."""
-    (collected, task), *_ = student.held_out_tasks(1)
+    (collected, task), *_ = student.list_held_out(1)
     asked: list[Config] = []
 
     def opening(spec: str, config: Config) -> Retriever:

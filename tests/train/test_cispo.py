@@ -37,7 +37,7 @@ from harness1.training.algorithm import (
     Reinforce,
     make_algorithm,
 )
-from harness1.training.trainer import collate, trained_logprobs
+from harness1.training.trainer import collate, compute_logprobs
 from tests.tiny_models import VOCABULARY, save_tiny_model
 from tests.train.test_micro_batch import LENGTHS, hidden_gradients, plain_logprobs, predicting_positions
 from tests.train.test_trainer import SMALL, distance, gradient_of
@@ -256,7 +256,7 @@ def test_on_single_turns_loss_and_gradient_are_those_of_trl(folder: Path, model:
     assert trainer._metrics["train"]["cispo_clip_ratio"][0] > 0
     algorithm = Cispo(0.0, bound)
     batch = collate(rows)
-    losses = algorithm.token_losses(trained_logprobs(model, batch), batch)
+    losses = algorithm.token_losses(compute_logprobs(model, batch), batch)
     assert losses.sum().item() / algorithm.normaliser(rows) == pytest.approx(expected.item(), rel=1e-5)
     flat = torch.cat([parameter.grad.flatten() for parameter in theirs.parameters()])
     assert distance(gradient_of(folder, rows, algorithm), flat) < 1e-5
@@ -314,7 +314,7 @@ def test_beyond_the_window_a_token_is_silent_if_masked_and_heard_if_clamped(mode
     batch = collate(rows)
     assert batch.rollout_logprobs is not None
     with torch.no_grad():
-        ratios = (trained_logprobs(model, batch) - batch.rollout_logprobs).exp()
+        ratios = (compute_logprobs(model, batch) - batch.rollout_logprobs).exp()
     outside = (ratios <= 0.5) | (ratios >= 1.5)
     assert 0.2 < outside.float().mean() < 0.8
     places = batch.row, batch.column
@@ -330,7 +330,7 @@ def test_where_the_policy_has_not_moved_all_gradients_are_equal(folder: Path, mo
     rows = []
     for row in sampled_rows(model):
         with torch.no_grad():
-            known = iter(trained_logprobs(model, collate([row])).tolist())
+            known = iter(compute_logprobs(model, collate([row])).tolist())
         logprobs = tuple(next(known) if each else 0.0 for each in row.loss_mask)
         rows.append(msgspec.structs.replace(row, rollout_logprobs=logprobs))
     plain, *others = (gradient_of(folder, rows, algorithm, micro_tokens=1) for algorithm in (Reinforce(), *NARROW[:3]))

@@ -15,7 +15,7 @@ import torch
 
 from harness1.engines.engine import TrainerJob, follow, leading, open_trainer
 from harness1.errors import UsageError
-from harness1.training.process_group import ProcessGroup, joined_group
+from harness1.training.process_group import ProcessGroup, join_group
 from harness1.training.trainer import Diverged, Trainer
 from tests.tiny_models import save_tiny_model
 from tests.train.processes import codes_of
@@ -117,7 +117,7 @@ LEADERS: tuple[tuple[Leader, int], ...] = (
 
 def member(rank: int, home: Path, lead: Leader, follows: Callable[[ProcessGroup], None] = follow) -> None:
     """One of two processes. What it says goes to a file."""
-    with (home / f"{rank}.err").open("w") as said, redirect_stderr(said), joined_group(ProcessGroup(rank, 2)) as group:
+    with (home / f"{rank}.err").open("w") as said, redirect_stderr(said), join_group(ProcessGroup(rank, 2)) as group:
         if group.leads:
             with leading(group):
                 lead(home, group)

@@ -24,7 +24,7 @@ from harness1.rows import TrainRow
 from harness1.sft.rows import Origin, sft_rows
 from harness1.tools.registry import Toolbox
 from harness1.training.algorithm import Algorithm, NegativeLogLikelihood
-from harness1.training.trainer import by_token_budget, collate, shuffled_steps, trained_logprobs, trained_tokens
+from harness1.training.trainer import by_token_budget, collate, compute_logprobs, count_trained, shuffle_steps
 from tests.support import chunk, make_env, run
 from tests.tiny_models import VOCABULARY, save_tiny_model
 from tests.vocabularies import chat_format
@@ -68,7 +68,7 @@ def hidden_gradients(model: PreTrainedModel, rows: Sequence[TrainRow], algorithm
         seen.append(given[0])
 
     hook, batch = model.get_output_embeddings().register_forward_pre_hook(keep), collate(rows)
-    algorithm.token_losses(trained_logprobs(model, batch), batch).sum().backward()  # type: ignore[no-untyped-call]
+    algorithm.token_losses(compute_logprobs(model, batch), batch).sum().backward()  # type: ignore[no-untyped-call]
     hook.remove()
     assert seen[0].grad is not None
     return seen[0].grad
@@ -124,7 +124,7 @@ def plain_logprobs(model: PreTrainedModel, row: TrainRow) -> Tensor:
 def test_log_probabilities_are_those_of_each_row_by_itself(model: PreTrainedModel) -> None:
     rows = made_rows()
     with torch.no_grad():
-        found = trained_logprobs(model, collate(rows))
+        found = compute_logprobs(model, collate(rows))
         expected = torch.cat([plain_logprobs(model, row) for row in rows])
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
@@ -138,7 +138,7 @@ def test_logits_are_computed_for_each_trained_token_and_nowhere_else(model: PreT
     shapes: list[torch.Size] = []
     hook = model.get_output_embeddings().register_forward_hook(lambda _, given, out: shapes.append(out.shape))
     with torch.no_grad():
-        trained_logprobs(model, collate(rows))
+        compute_logprobs(model, collate(rows))
         assert model(input_ids=torch.tensor([[5, 6]])).logits.shape[:2] == (1, 2)
     hook.remove()
     assert [shape[:2] for shape in shapes] == [(1, 4), (1, 2)]
@@ -150,7 +150,7 @@ def test_what_a_model_does_to_its_logits_is_kept(tmp_path: Path) -> None:
         changed = load_causal_model(save_tiny_model(tmp_path / kind, kind, **settings), "cpu", "float32")
         rows = made_rows()
         with torch.no_grad():
-            found = trained_logprobs(changed, collate(rows))
+            found = compute_logprobs(changed, collate(rows))
             expected = torch.cat([plain_logprobs(changed, row) for row in rows])
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
@@ -186,7 +186,7 @@ def test_what_cannot_be_trained_is_refused(mask: tuple[int, ...]) -> None:
 
 
 def test_trained_tokens_are_those_of_the_mask() -> None:
-    assert trained_tokens(TrainRow((1, 2, 3, 4), (0, 1, 0, 1))) == 2
+    assert count_trained(TrainRow((1, 2, 3, 4), (0, 1, 0, 1))) == 2
 
 
 Lengths = st.lists(st.integers(1, 60), min_size=1, max_size=30)
@@ -216,7 +216,7 @@ def test_a_pass_is_filled_before_the_next_begins() -> None:
 
 
 def test_every_epoch_takes_every_row_once_in_an_order_of_its_own() -> None:
-    steps = list(shuffled_steps(10, 4, 3, seed=5))
+    steps = list(shuffle_steps(10, 4, 3, seed=5))
     assert [len(step) for step in steps] == [4, 4, 2] * 3
     epochs = [[place for step in steps[at : at + 3] for place in step] for at in (0, 3, 6)]
     assert [sorted(epoch) for epoch in epochs] == [list(range(10))] * 3
@@ -224,7 +224,7 @@ def test_every_epoch_takes_every_row_once_in_an_order_of_its_own() -> None:
 
 
 def test_the_order_depends_on_the_seed_alone() -> None:
-    steps = list(shuffled_steps(10, 4, 2, seed=5))
-    assert list(shuffled_steps(10, 4, 2, seed=5)) == steps
-    assert list(shuffled_steps(10, 4, 3, seed=5))[: len(steps)] == steps
-    assert list(shuffled_steps(10, 4, 2, seed=6)) != steps
+    steps = list(shuffle_steps(10, 4, 2, seed=5))
+    assert list(shuffle_steps(10, 4, 2, seed=5)) == steps
+    assert list(shuffle_steps(10, 4, 3, seed=5))[: len(steps)] == steps
+    assert list(shuffle_steps(10, 4, 2, seed=6)) != steps

@@ -15,7 +15,7 @@ from harness1.config import Lora, Train
 from harness1.models.checkpoint import Checkpoint
 from harness1.rows import TrainRow
 from harness1.training.algorithm import Algorithm, Cispo, NegativeLogLikelihood
-from harness1.training.process_group import ALONE, ProcessGroup, gathered, joined_group
+from harness1.training.process_group import ALONE, ProcessGroup, gather_state, join_group
 from harness1.training.saving import write_model
 from harness1.training.trainable import load_trainable
 from harness1.training.trainer import Diverged, Trainer
@@ -137,7 +137,7 @@ def train_in(group: ProcessGroup, case: Case, home: Path, states: Path) -> dict[
     group.wait()
     loss_then = trainer.loss(steps[0])
     values += [trainer.step(rows) for rows in steps[HALF:]]
-    saved, loss, weights = trainer.loss(steps[0], written), trainer.loss(steps[0]), gathered(trainer.model)
+    saved, loss, weights = trainer.loss(steps[0], written), trainer.loss(steps[0]), gather_state(trainer.model)
     losses = {"then": loss_then, "saved": saved, "loss": loss}
     return {"values": values, **losses, "weights": weights, "held": held(trainer)}
 
@@ -147,7 +147,7 @@ def go_on_in(group: ProcessGroup, case: Case, home: Path, states: Path) -> dict[
     trainer = trainer_in(group, case, home)
     (name,) = (path.name for path in states.iterdir())
     trainer.load(states, name)
-    return {"values": [trainer.step(rows) for rows in case.steps[HALF:]], "weights": gathered(trainer.model)}
+    return {"values": [trainer.step(rows) for rows in case.steps[HALF:]], "weights": gather_state(trainer.model)}
 
 
 def held(trainer: Trainer) -> tuple[int, int]:
@@ -163,7 +163,7 @@ def local(value: Any) -> int:
 
 def member(rank: int, home: Path) -> None:
     """One of two processes."""
-    with joined_group(ProcessGroup(rank, 2)) as group:
+    with join_group(ProcessGroup(rank, 2)) as group:
         found: dict[str, Any] = {"leads": group.leads}
         found["told"] = group.broadcast({"seen": float(group.rank), f"only_{group.rank}": 1.0})
         found["begun"] = {name: train_in(group, case, home, home / "two" / name) for name, case in CASES.items()}

@@ -33,7 +33,7 @@ from harness1.runs.files import refuse_full_disk
 from harness1.training.algorithm import NegativeLogLikelihood
 from harness1.training.saving import disk_bytes, parameters_of, read_state, write_model, write_state
 from harness1.training.trainable import load_trainable
-from harness1.training.trainer import Trainer, collate, trained_logprobs
+from harness1.training.trainer import Trainer, collate, compute_logprobs
 from tests.tiny_models import save_byte_tokenizer, save_tiny_model
 from tests.train.adapter_losses import measure_losses
 from tests.train.test_micro_batch import made_rows
@@ -73,8 +73,8 @@ def test_a_checkpoint_samples_as_the_trained_model_does(tmp_path: Path, tied: bo
     ids = PROMPT + output.output_ids
     row = TrainRow(ids, (0,) * len(PROMPT) + (1,) * len(output.output_ids))
     with torch.no_grad():
-        expected = trained_logprobs(trainer.model, collate([row]))
-        before = trained_logprobs(load_causal_model(base, "cpu", "float32"), collate([row]))
+        expected = compute_logprobs(trainer.model, collate([row]))
+        before = compute_logprobs(load_causal_model(base, "cpu", "float32"), collate([row]))
     # Frozen weights in bfloat16 are multiplied in it too while they are trained.
     tolerance = 0.04 if (rank, dtype) == (4, "bfloat16") else 1e-4
     torch.testing.assert_close(torch.tensor(output.output_logprobs), expected, rtol=0, atol=tolerance)

@@ -17,7 +17,7 @@ from harness1.errors import UsageError
 from harness1.rows import TrainRow
 from harness1.training.algorithm import MicroBatch, NegativeLogLikelihood
 from harness1.training.trainable import load_trainable
-from harness1.training.trainer import Diverged, Trainer, rate_at, shuffled_steps
+from harness1.training.trainer import Diverged, Trainer, rate_at, shuffle_steps
 from tests.tiny_models import save_tiny_model
 from tests.train.test_micro_batch import made_rows, plain_logprobs
 
@@ -161,7 +161,7 @@ def test_a_resumed_training_goes_on_as_if_it_had_not_stopped(
 ) -> None:
     train = plain_train(lora=lora, dtype=dtype, schedule="cosine", warmup=0.3, weight_decay=0.1, clip=1.0)
     rows = made_rows((12,) * 6)
-    steps = [[rows[place] for place in places] for places in shuffled_steps(6, 2, 2, seed=1)]
+    steps = [[rows[place] for place in places] for places in shuffle_steps(6, 2, 2, seed=1)]
     whole = make_trainer(folder, train, len(steps))
     begun = make_trainer(folder, train, len(steps))
     expected = [whole.step(each) for each in steps]

@@ -23,9 +23,9 @@ from harness1.rows import TrainRow
 from harness1.sft.train import (
     HeldOutTurn,
     episode_results,
-    held_out_turns,
     is_valid,
     means,
+    pick_turns,
     turn_metrics,
 )
 from harness1.tools.registry import Toolbox
@@ -45,7 +45,7 @@ async def episode_metrics(*args: Any, **settings: Any) -> dict[str, float]:
 
 def test_every_trained_stretch_is_a_turn_behind_all_that_stands_before_it() -> None:
     row = TrainRow((1, 2, 3, 4, 5, 6, 7), (0, 1, 1, 0, 0, 1, 1))
-    assert held_out_turns([row, TrainRow((8, 9), (0, 1)), TrainRow((1, 2, 3), (0, 1, 0))], 10) == [
+    assert pick_turns([row, TrainRow((8, 9), (0, 1)), TrainRow((1, 2, 3), (0, 1, 0))], 10) == [
         HeldOutTurn((1,), (2, 3)),
         HeldOutTurn((1, 2, 3, 4, 5), (6, 7)),
         HeldOutTurn((8,), (9,)),
@@ -55,9 +55,9 @@ def test_every_trained_stretch_is_a_turn_behind_all_that_stands_before_it() -> N
 
 def test_turns_are_taken_evenly_over_all() -> None:
     rows = [TrainRow((at, 1), (0, 1)) for at in range(10)]
-    assert [turn.prompt_ids[0] for turn in held_out_turns(rows, 4)] == [0, 2, 5, 7]
-    assert len(held_out_turns(rows, 10)) == 10
-    assert held_out_turns(rows, 0) == []
+    assert [turn.prompt_ids[0] for turn in pick_turns(rows, 4)] == [0, 2, 5, 7]
+    assert len(pick_turns(rows, 10)) == 10
+    assert pick_turns(rows, 0) == []
 
 
 @pytest.mark.parametrize(
