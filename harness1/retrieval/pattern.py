@@ -1,4 +1,8 @@
-r"""RE2 patterns as small trees (https://github.com/google/re2/wiki/Syntax).
+r"""Derives from an RE2 pattern (https://github.com/google/re2/wiki/Syntax) what every matching text must contain.
+
+A text that matches `born.{1,50}Paris` holds the trigrams `bor orn par ari ris` (Russ Cox, "Regular Expression Matching
+with a Trigram Index", 2012). A part that is not understood counts as "anything", so a lookup in the index may return
+too much but never too little.
 
 Python's own parser, `re._parser`, accepts another language: it refuses `\Q..\E`, `\pL`, `\z`, `[[:alpha:]]`, `(?U)` and
 flags inside a pattern, accepts `(?=...)` and `\1`, which RE2 refuses, and is private.
@@ -7,15 +11,24 @@ flags inside a pattern, accepts `(?=...)` and `\1`, which RE2 refuses, and is pr
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import reduce
+from os.path import commonprefix
 from typing import NamedTuple
 
 LARGEST_CLASS = 4
 """The most members of a class that are listed."""
 DEEPEST = 50
 """The deepest nesting of groups that is read."""
+LARGEST_SET = 32
+"""Strings that a part of a pattern may stand for before it counts as anything."""
+MOST_COPIES = 16
+"""The most parts that a repeat is expanded to."""
+UNKNOWN_CHOICES = 1000
+"""Choices assumed for a pattern that is not understood."""
 UNBOUNDED = -1
+SPECIAL = frozenset("\\%_\"'")
+"""Characters with a special meaning in the filters of some engine; literals exclude them."""
 
 _MANY = r"\\(?:[dDsSwW]|[pP](?:\{[^}]*\}|[^{]))"
 _ONE = r"\\x(?:[0-9A-Fa-f]{2}|\{[0-9A-Fa-f]+\})|\\.|[^\\]"
@@ -40,214 +53,11 @@ _MEMBER = re.compile(
     rf"(?P<many>\[:\^?\w+:\]|{_MANY})|(?!\[:)(?P<low>{_ONE})(?:-(?!\])(?P<high>{_MANY}|{_ONE}))?", re.DOTALL
 )
 _CONTROLS = {"a": "\a", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
-
-
-class Literal(NamedTuple):
-    """One of a few strings, in any case if so marked; None stands for one character of too many to list."""
-
-    strings: frozenset[str] | None
-    any_case: bool = False
-
-
-class Concat(NamedTuple):
-    """Nodes one after the other; without any, an assertion or an empty text."""
-
-    nodes: tuple[Node, ...]
-
-
-class Either(NamedTuple):
-    """One of several branches."""
-
-    branches: tuple[Node, ...]
-
-
-class Repeat(NamedTuple):
-    """A node at least and at most so many times; `most` may be `UNBOUNDED`."""
-
-    node: Node
-    least: int
-    most: int
-
-
-Node = Literal | Concat | Either | Repeat
+_SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$]")
 
 
 class NotUnderstood(Exception):
     """The pattern uses syntax that this parser does not support."""
-
-
-def parse(pattern: str) -> Node:
-    """Return the tree of a pattern that RE2 has accepted.
-
-    Raises:
-        NotUnderstood: a rare escape, or groups that are nested too deeply.
-    """
-    parser = _Parser(pattern)
-    tree = parser.either()
-    if parser.kind:
-        raise NotUnderstood
-    return tree
-
-
-class _Parser:
-    """A recursive descent over the tokens of a pattern."""
-
-    def __init__(self, pattern: str) -> None:
-        self._pattern = pattern
-        self._any_case = False
-        self._depth = 0
-        self._move(0)
-
-    def either(self) -> Node:
-        """Read branches up to the end of a group or of the pattern."""
-        branches = [self._concat()]
-        while self.kind == "either":
-            self._take()
-            branches.append(self._concat())
-        return branches[0] if len(branches) == 1 else Either(tuple(branches))
-
-    def _concat(self) -> Node:
-        nodes: list[Node] = []
-        while self.kind not in ("", "either", "close"):
-            atoms = self._atoms()
-            if self.kind == "repeat":
-                if not atoms:
-                    raise NotUnderstood  # the repeated node is further back
-                atoms[-1] = Repeat(atoms[-1], *_bounds(self._take()))
-            nodes += atoms
-        return Concat(tuple(nodes))
-
-    def _atoms(self) -> list[Node]:
-        """Read the nodes that a repeat may follow: mostly one; one per character of a quotation; none for flags."""
-        token = self._take()
-        match token.lastgroup:
-            case "run":
-                return [self._literal({token["run"]})]
-            case "one":
-                return [self._literal({_decoded(token["one"])})]
-            case "many":
-                return [Literal(None)]
-            case "empty":
-                return [Concat(())]
-            case "class":
-                return [self._class(token.end(), negated=token[0] == "[^")]
-            case "group" | "flags":
-                return self._group(token)
-            case "quotation":
-                return [self._literal({each}) for each in token["quotation"]]
-            case _:
-                raise NotUnderstood
-
-    def _group(self, head: re.Match[str]) -> list[Node]:
-        if self._depth == DEEPEST:
-            raise NotUnderstood
-        outside = self._any_case
-        self._any_case = (outside or "i" in (head["on"] or "")) and "i" not in (head["off"] or "")
-        if head["flags"] == ")":
-            return []
-        self._depth += 1
-        inner = self.either()
-        if self.kind != "close":
-            raise NotUnderstood
-        self._take()
-        self._depth -= 1
-        self._any_case = outside
-        return [inner]
-
-    def _class(self, at: int, negated: bool) -> Node:
-        """Read a class from its first member, which may be a bracket."""
-        few, members, first = not negated, set[str](), at
-        while at == first or not self._pattern.startswith("]", at):
-            member = _MEMBER.match(self._pattern, at)
-            if member is None:
-                raise NotUnderstood
-            at = member.end()
-            low = _decoded(member["low"]) if member["low"] else ""
-            high = _decoded(member["high"]) if member["high"] else low
-            few = few and low != "" and ord(high) - ord(low) < LARGEST_CLASS
-            members.update(map(chr, range(ord(low), ord(high) + 1)) if few else ())
-        self._move(at + 1)
-        return self._literal(members) if few and 0 < len(members) <= LARGEST_CLASS else Literal(None)
-
-    def _literal(self, strings: set[str]) -> Literal:
-        # Beyond ASCII, a character in any case matches others that `fold` does not make equal to it.
-        if self._any_case and not all(string.isascii() for string in strings):
-            return Literal(None)
-        return Literal(frozenset(strings), self._any_case)
-
-    def _take(self) -> re.Match[str]:
-        """Return the next token, and advance past it."""
-        token = self._token
-        if token is None:
-            raise NotUnderstood
-        self._move(token.end())
-        return token
-
-    def _move(self, at: int) -> None:
-        self._token = _TOKEN.match(self._pattern, at)
-        self.kind = (self._token and self._token.lastgroup) or ""
-
-
-def _decoded(one: str) -> str:
-    """Return the character that a plain or an escaped one stands for."""
-    if not one.startswith("\\"):
-        return one
-    if one[1] == "x" and len(one) > 2:
-        character = chr(int(one[2:].strip("{}"), 16))
-        if "\ud800" <= character <= "\udfff":
-            raise NotUnderstood  # no text has a surrogate
-        return character
-    if one[1] not in _CONTROLS and (one[1].isalnum() or not one[1].isascii()):
-        raise NotUnderstood
-    return _CONTROLS.get(one[1], one[1])
-
-
-def _bounds(repeat: re.Match[str]) -> tuple[int, int]:
-    """Return the least and the largest number of repeats."""
-    if repeat["least"] is None:
-        return {"*": (0, UNBOUNDED), "+": (1, UNBOUNDED), "?": (0, 1)}[repeat[0][0]]
-    least = int(repeat["least"])
-    if repeat["comma"] is None:
-        return least, least
-    return least, UNBOUNDED if repeat["most"] is None else int(repeat["most"])
-
-
-SPECIAL = frozenset("\\%_\"'")
-"""Characters with a special meaning in the filters of some engine; literals exclude them."""
-
-
-def required_literal(pattern: str) -> str:
-    """Return the longest run of plain characters that every match of a valid RE2 pattern holds, or ""."""
-    runs = [""]
-    try:
-        for string in _plain_strings(parse(pattern)):
-            for character in string or "\0":
-                plain = character.isprintable() and character not in SPECIAL
-                runs[-1:] = [runs[-1] + character] if plain else [runs[-1], ""]
-    except NotUnderstood:
-        return ""
-    return max(runs, key=len)
-
-
-def _plain_strings(node: Node) -> Iterator[str]:
-    """Yield the strings that make up a match of a node; "" stands for anything."""
-    if isinstance(node, Concat):
-        for part in node.nodes:
-            yield from _plain_strings(part)
-    elif isinstance(node, Literal) and len(node.strings or ()) == 1 and not node.any_case:
-        yield from node.strings or ()
-    else:
-        yield ""
-
-
-LARGEST_SET = 32
-"""Strings that a part of a pattern may stand for before it counts as anything."""
-MOST_COPIES = 16
-"""The most parts that a repeat is expanded to."""
-UNKNOWN_CHOICES = 1000
-"""Choices assumed for a pattern that is not understood."""
-
-_SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$]")
 
 
 class All(NamedTuple):
@@ -265,6 +75,16 @@ class Some(NamedTuple):
 Query = int | All | Some
 """Trigrams (three folded bytes, the first one highest) that a text must hold."""
 ANYTHING = All(())
+
+
+class Part(NamedTuple):
+    """A stretch of a match: one of a few strings, exact or in any case, or a text that satisfies a query. `choices`
+    counts the places where a match can go on in several ways."""
+
+    strings: frozenset[str] | None
+    query: Query
+    choices: int
+    any_case: bool = False
 
 
 class Analysis(NamedTuple):
@@ -288,7 +108,7 @@ class Analysis(NamedTuple):
 def analyse(pattern: str) -> Analysis:
     """Analyse a pattern that RE2 has accepted."""
     try:
-        parts = _joined(_parts(parse(pattern)))
+        parts = parse(pattern)
     except NotUnderstood:
         return Analysis(ANYTHING, UNKNOWN_CHOICES, 0, None)
     gates = [at for at, part in enumerate(parts) if _shortest(part) >= 3]
@@ -296,7 +116,24 @@ def analyse(pattern: str) -> Analysis:
         return Analysis(_query(parts), _choices(parts), 0, None)
     before, after = parts[: gates[0] + 1], parts[gates[0] + 1 :]
     held = len(before[-1].strings or ()) * _choices(after)
-    return Analysis(_query(parts), _choices(before), held, _needle(max((parts[at] for at in gates), key=_shortest)))
+    longest = max((parts[at] for at in gates), key=_shortest)
+    quoted = (_SPECIAL.sub(r"\\\g<0>", string) for string in sorted(longest.strings or ()))
+    needle = ("(?i)" if longest.any_case else "") + "|".join(quoted)
+    return Analysis(_query(parts), _choices(before), held, needle)
+
+
+def required_literal(pattern: str) -> str:
+    """Return the longest run of plain characters that every match of a valid RE2 pattern surely holds, or ""."""
+    try:
+        sets = [sorted(part.strings) for part in parse(pattern) if part.strings and not part.any_case]
+    except NotUnderstood:
+        return ""
+    longest = ""
+    for strings in sets:
+        for common in (commonprefix(strings), commonprefix([string[::-1] for string in strings])[::-1]):
+            plain = "".join(each if each.isprintable() and each not in SPECIAL else "\0" for each in common)
+            longest = max(longest, *plain.split("\0"), key=len)
+    return longest
 
 
 def fold(text: str) -> bytes:
@@ -312,47 +149,160 @@ def trigrams(text: str) -> Query:
     return _all(int.from_bytes(window, "big") for window in windows)
 
 
-class _Part(NamedTuple):
-    """A stretch of a match: one of a few strings, exact or in any case, or a text that satisfies a query."""
+def parse(pattern: str) -> list[Part]:
+    """Return the stretches that make up a match of a pattern that RE2 has accepted.
 
-    strings: frozenset[str] | None
-    query: Query
-    choices: int
-    any_case: bool = False
+    Raises:
+        NotUnderstood: a rare escape, or groups that are nested too deeply.
+    """
+    parser = _Parser(pattern)
+    parts = _join(parser.either())
+    if parser.kind:
+        raise NotUnderstood
+    return parts
+
+
+class _Parser:
+    """A recursive descent over the tokens of a pattern."""
+
+    def __init__(self, pattern: str) -> None:
+        self._pattern = pattern
+        self._any_case = False
+        self._depth = 0
+        self._move(0)
+
+    def either(self) -> list[Part]:
+        """Read branches up to the end of a group or of the pattern."""
+        branches = [self._concat()]
+        while self.kind == "either":
+            self._take()
+            branches.append(self._concat())
+        return branches[0] if len(branches) == 1 else _alternate(branches)
+
+    def _concat(self) -> list[Part]:
+        atoms: list[list[Part]] = []
+        while self.kind not in ("", "either", "close"):
+            read = self._atoms()
+            if self.kind == "repeat":
+                if not read:
+                    raise NotUnderstood  # the repeated atom is further back
+                read[-1] = _repeat(_join(read[-1]), *_bounds(self._take()))
+            atoms += read
+        return _join(part for atom in atoms for part in atom)
+
+    def _atoms(self) -> list[list[Part]]:
+        """Read what a repeat may follow: mostly one; one per character of a quotation; none for flags."""
+        token = self._take()
+        match token.lastgroup:
+            case "run":
+                return [self._literal({token["run"]})]
+            case "one":
+                return [self._literal({_decode(token["one"])})]
+            case "many":
+                return [[_gap(1)]]
+            case "empty":
+                return [[]]
+            case "class":
+                return [self._class(token.end(), negated=token[0] == "[^")]
+            case "group" | "flags":
+                return self._group(token)
+            case "quotation":
+                return [self._literal({each}) for each in token["quotation"]]
+            case _:
+                raise NotUnderstood
+
+    def _group(self, head: re.Match[str]) -> list[list[Part]]:
+        if self._depth == DEEPEST:
+            raise NotUnderstood
+        outside = self._any_case
+        self._any_case = (outside or "i" in (head["on"] or "")) and "i" not in (head["off"] or "")
+        if head["flags"] == ")":
+            return []
+        self._depth += 1
+        inner = self.either()
+        if self.kind != "close":
+            raise NotUnderstood
+        self._take()
+        self._depth -= 1
+        self._any_case = outside
+        return [inner]
+
+    def _class(self, at: int, negated: bool) -> list[Part]:
+        """Read a class from its first member, which may be a bracket."""
+        few, members, first = not negated, set[str](), at
+        while at == first or not self._pattern.startswith("]", at):
+            member = _MEMBER.match(self._pattern, at)
+            if member is None:
+                raise NotUnderstood
+            at = member.end()
+            low = _decode(member["low"]) if member["low"] else ""
+            high = _decode(member["high"]) if member["high"] else low
+            few = few and low != "" and ord(high) - ord(low) < LARGEST_CLASS
+            members.update(map(chr, range(ord(low), ord(high) + 1)) if few else ())
+        self._move(at + 1)
+        return self._literal(members) if few and 0 < len(members) <= LARGEST_CLASS else [_gap(1)]
+
+    def _literal(self, strings: set[str]) -> list[Part]:
+        # Beyond ASCII, a character in any case matches others that `fold` does not make equal to it.
+        if self._any_case and not all(string.isascii() for string in strings):
+            return [_gap(1)]
+        return [Part(frozenset(strings), ANYTHING, int(len(strings) > 1), self._any_case)]
+
+    def _take(self) -> re.Match[str]:
+        """Return the next token, and advance past it."""
+        token = self._token
+        if token is None:
+            raise NotUnderstood
+        self._move(token.end())
+        return token
+
+    def _move(self, at: int) -> None:
+        self._token = _TOKEN.match(self._pattern, at)
+        self.kind = (self._token and self._token.lastgroup) or ""
+
+
+def _decode(one: str) -> str:
+    """Return the character that a plain or an escaped one stands for."""
+    if not one.startswith("\\"):
+        return one
+    if one[1] == "x" and len(one) > 2:
+        character = chr(int(one[2:].strip("{}"), 16))
+        if "\ud800" <= character <= "\udfff":
+            raise NotUnderstood  # no text has a surrogate
+        return character
+    if one[1] not in _CONTROLS and (one[1].isalnum() or not one[1].isascii()):
+        raise NotUnderstood
+    return _CONTROLS.get(one[1], one[1])
+
+
+def _bounds(repeat: re.Match[str]) -> tuple[int, int]:
+    """Return the least and the largest number of repeats."""
+    if repeat["least"] is None:
+        return {"*": (0, UNBOUNDED), "+": (1, UNBOUNDED), "?": (0, 1)}[repeat[0][0]]
+    least = int(repeat["least"])
+    if repeat["comma"] is None:
+        return least, least
+    return least, UNBOUNDED if repeat["most"] is None else int(repeat["most"])
 
 
 _EMPTY = frozenset({""})
 
 
-def _parts(node: Node) -> list[_Part]:
-    """Return the stretches that make up a match of a node."""
-    match node:
-        case Literal(strings, any_case):
-            return [_Part(strings, ANYTHING, int(len(strings) > 1), any_case) if strings else _gap(1)]
-        case Concat(nodes):
-            return _joined(part for each in nodes for part in _parts(each))
-        case Either(branches):
-            return _alternation([_parts(branch) for branch in branches])
-        case Repeat(repeated, least, most):
-            return _repeated(_joined(_parts(repeated)), least, most)
+def _gap(choices: int, query: Query = ANYTHING) -> Part:
+    return Part(None, query, choices)
 
 
-def _gap(choices: int, query: Query = ANYTHING) -> _Part:
-    return _Part(None, query, choices)
-
-
-def _choices(parts: Iterable[_Part]) -> int:
+def _choices(parts: Iterable[Part]) -> int:
     return sum(part.choices for part in parts)
 
 
-def _shortest(part: _Part) -> int:
+def _shortest(part: Part) -> int:
     """Return the bytes of its shortest string, folded; 0 if it is not one of a few strings."""
     return min(len(fold(string)) for string in part.strings) if part.strings else 0
 
 
-def _needle(part: _Part) -> str:
-    quoted = (_SPECIAL.sub(r"\\\g<0>", string) for string in sorted(part.strings or ()))
-    return ("(?i)" if part.any_case else "") + "|".join(quoted)
+def _query(parts: Sequence[Part]) -> Query:
+    return _all(part.query if part.strings is None else _some(map(trigrams, sorted(part.strings))) for part in parts)
 
 
 def _all(queries: Iterable[Query]) -> Query:
@@ -371,42 +321,38 @@ def _some(queries: Iterable[Query]) -> Query:
     return distinct[0] if len(distinct) == 1 else Some(distinct)
 
 
-def _query(parts: Sequence[_Part]) -> Query:
-    return _all(part.query if part.strings is None else _some(map(trigrams, sorted(part.strings))) for part in parts)
-
-
-def _joined(parts: Iterable[_Part]) -> list[_Part]:
+def _join(parts: Iterable[Part]) -> list[Part]:
     """Merge neighbours that stand for few strings."""
-    joined: list[_Part] = []
+    joined: list[Part] = []
     for part in parts:
         last = joined[-1] if joined else None
         if last and last.strings and part.strings and len(last.strings) * len(part.strings) <= LARGEST_SET:
             product = (head + tail for head in last.strings for tail in part.strings)
             either = last.any_case or part.any_case
-            joined[-1] = _Part(frozenset(product), ANYTHING, last.choices + part.choices, either)
+            joined[-1] = Part(frozenset(product), ANYTHING, last.choices + part.choices, either)
         elif part.strings != _EMPTY:
             joined.append(part)
     return joined
 
 
-def _only_strings(parts: Sequence[_Part]) -> frozenset[str] | None:
+def _only_strings(parts: Sequence[Part]) -> frozenset[str] | None:
     """Return the strings that the joined parts match as a whole, if they are few."""
     if not parts:
         return _EMPTY
     return parts[0].strings if len(parts) == 1 else None
 
 
-def _alternation(branches: Sequence[Sequence[_Part]]) -> list[_Part]:
+def _alternate(branches: Sequence[Sequence[Part]]) -> list[Part]:
     """Return parts for one of several sequences of joined parts."""
     choices = 1 + sum(map(_choices, branches))
     sets = [_only_strings(branch) for branch in branches]
     union = reduce(frozenset.union, (strings or _EMPTY for strings in sets))
     if None in sets or len(union) > LARGEST_SET:
         return [_gap(choices, _some(map(_query, branches)))]
-    return [_Part(union, ANYTHING, choices, any(part.any_case for branch in branches for part in branch))]
+    return [Part(union, ANYTHING, choices, any(part.any_case for branch in branches for part in branch))]
 
 
-def _repeated(parts: Sequence[_Part], least: int, most: int) -> list[_Part]:
+def _repeat(parts: Sequence[Part], least: int, most: int) -> list[Part]:
     """Return parts for joined parts that occur at least `least` and at most `most` times."""
     if not parts or most == 0:
         return []
@@ -416,7 +362,7 @@ def _repeated(parts: Sequence[_Part], least: int, most: int) -> list[_Part]:
         strings = _only_strings(parts) if most == 1 else None
         if strings is None or len(strings) >= LARGEST_SET:
             return [_gap(total)]
-        return [_Part(strings | _EMPTY, ANYTHING, total, parts[0].any_case)]
+        return [Part(strings | _EMPTY, ANYTHING, total, parts[0].any_case)]
     copies = max(1, min(least, MOST_COPIES // len(parts)))
     rest = [] if copies == most else [_gap(total - copies * choices)]
     return [*list(parts) * copies, *rest]
