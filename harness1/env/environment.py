@@ -28,7 +28,7 @@ from harness1.records import ModelCall, Note, Observation, StopReason, Task, Too
 from harness1.retrieval.protocol import Retriever
 from harness1.tools.documents import END_SEARCH
 from harness1.tools.registry import Toolbox
-from harness1.tools.tool import Answer, Request, Steps, Traits, one_line, recorded_answer
+from harness1.tools.tool import Answer, Request, Steps, Traits, answer_of, one_line
 
 SINGLE_TOOL_FROM = 3
 VERIFY_FROM = 6
@@ -138,7 +138,7 @@ def replayed(
     """Execute a recorded action with its recorded answer."""
     steps = transition(memory, env, toolbox, call, ignored, crowded=crowded)
     first = begin(steps)
-    return first if isinstance(first, Observation) else resume(steps, recorded_answer(recorded))
+    return first if isinstance(first, Observation) else resume(steps, answer_of(recorded))
 
 
 def begin(steps: Steps) -> Request | Observation:

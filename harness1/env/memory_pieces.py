@@ -41,7 +41,7 @@ from harness1.memory.ranking import Assessment, Lead
 from harness1.memory.working_memory import WorkingMemory, bridge_documents, rare_bridges
 from harness1.plain import counted
 from harness1.records import ChunkId, Delta, Hit, Observation, Ranking, Tag, Turn, UnitId, Verdict
-from harness1.tools.discovery import shown_text, shown_title
+from harness1.tools.discovery import show_text, show_title
 from harness1.tools.documents import passages_left_out
 from harness1.tools.tool import Traits
 
@@ -183,7 +183,7 @@ def shown_words(memory: WorkingMemory, env: Env, observation: Observation, trait
     for hit in observation.hits:
         unit_id = memory.pool.unit_of(hit)
         if unit_id in memory.pool.entries and unit_id not in observation.delta.aliases:
-            yield hit, f"{shown_title(hit.title, env)}\n{shown_text(hit, traits, observation.rankings, env)}"
+            yield hit, f"{show_title(hit.title, env)}\n{show_text(hit, traits, observation.rankings, env)}"
 
 
 def _hit_text(memory: WorkingMemory, hit: Hit, words: str, shown: HitView, queries: int) -> str:
@@ -405,7 +405,7 @@ def curated_piece(memory: WorkingMemory, env: Env) -> Piece:
 def _document_line(entry: Entry, memory: WorkingMemory, tag: str, reason: str, env: Env) -> Piece:
     text = memory.store[entry.chunk_ids[0]].text[: 4 * env.pool.snippet]
     snippet = " ".join(text.split())[: env.pool.snippet].rstrip()
-    shown = DocumentView(entry.handle, entry.unit_id, shown_title(entry.title, env), snippet)
+    shown = DocumentView(entry.handle, entry.unit_id, show_title(entry.title, env), snippet)
     section = "curated" if tag else "pool"
     marks = "; ".join(mark for mark in (tag if env.curation.tags else "", reason) if mark)
     line = f"{entry.handle}{f' ({marks})' if marks else ''} {shown.title}: {snippet}"

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from harness1 import config
 from harness1.errors import ConfigError, UsageError
 from harness1.model_folder import folder_hash, model_folder
+from harness1.plain import utf8_safe
 from harness1.records import Chunk
 from harness1.retrieval.embedder import loading
 from harness1.retrieval.protocol import Scored, total_order
@@ -118,7 +119,7 @@ class TransformerScorer:
 
     def _as_read(self, pair: Pair) -> Pair:
         """Return a pair in the order of the model, as valid Unicode: tokenizers refuse half a surrogate pair."""
-        first, second = (text.encode("utf-8", "replace").decode() for text in pair)
+        first, second = (utf8_safe(text) for text in pair)
         return (second, first) if self._text_first else (first, second)
 
     def _by_length(self, pairs: list[Pair]) -> dict[int, list[int]]:

@@ -24,6 +24,7 @@ from harness1 import config
 from harness1.errors import CorpusError, MissingExtra, ModelError, UsageError, optional
 from harness1.hashing import digest
 from harness1.model_folder import first_line, folder_hash, model_folder, no_progress_bars, refusing
+from harness1.plain import utf8_safe
 from harness1.retrieval.corpus import ANALYSER, Analyser
 from harness1.retrieval.files import Files
 from harness1.runs.files import lock
@@ -165,14 +166,14 @@ class EncodingEmbedder:
         self._lock = Lock()
 
     def embed_documents(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        clean = [_encodable(text) for text in texts]
+        clean = [utf8_safe(text) for text in texts]
         vectors = self._model.encode_document(clean, prompt=self._prefixes[1], show_progress_bar=False)
         return _unit(vectors.reshape(len(texts), self.dimensions), self._name)
 
     def embed_queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
         vectors = np.empty((len(texts), self.dimensions), dtype=np.float32)
         for vector, text in zip(vectors, texts, strict=True):
-            vector[:] = self._model.encode_query(_encodable(text), prompt=self._prefixes[0], show_progress_bar=False)
+            vector[:] = self._model.encode_query(utf8_safe(text), prompt=self._prefixes[0], show_progress_bar=False)
         return _unit(vectors, self._name)
 
 
@@ -217,7 +218,7 @@ class TransformerEmbedder(EncodingEmbedder):
         return int(self._model.max_seq_length or self._model.tokenizer.model_max_length)
 
     def _tokenize(self, texts: Sequence[str], prefix: str) -> list[list[int]]:
-        clean = [_encodable(prefix + text) for text in texts]
+        clean = [utf8_safe(prefix + text) for text in texts]
         if not clean:
             return []
         tokenizer = self._model.tokenizer
@@ -267,11 +268,6 @@ class CachedQueries:
             while len(self._known) > self._size:
                 self._known.popitem(last=False)
         return np.stack([vectors[text] for text in texts]) if texts else np.empty((0, self.dimensions), np.float32)
-
-
-def _encodable(text: str) -> str:
-    """Return the text with question marks for lone surrogates, which tokenizers refuse."""
-    return text.encode("utf-8", "replace").decode()
 
 
 def _unit(vectors: NDArray[np.float32], model: str) -> NDArray[np.float32]:

@@ -14,8 +14,11 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-Bytes, Floats = NDArray[np.uint8], NDArray[np.float32]
-Ints, Longs, Words = NDArray[np.int32], NDArray[np.int64], NDArray[np.uint32]
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int32]
+Longs = NDArray[np.int64]
+Words = NDArray[np.uint32]
 
 BLOCK = 1 << 15
 """Chunks scored at a time; their sums (128 KiB) stay in the second-level cache."""

@@ -49,6 +49,10 @@ class RetrievalFault(Record):
     message: str
 
 
+Found = SearchResult | RetrievalFault
+"""The answer to one search."""
+
+
 class BadPattern(Record):
     """A faulty regular expression, which is the policy's mistake; `reason` says what is wrong."""
 

@@ -25,7 +25,16 @@ from harness1.retrieval.cross_encoder import PairScorer, open_cross_encoder, rer
 from harness1.retrieval.embedder import CachedQueries, Embedder, open_embedder
 from harness1.retrieval.grep import grep_segments
 from harness1.retrieval.index import EmbeddedIndex, open_index
-from harness1.retrieval.protocol import BadPattern, IndexInfo, RetrievalFault, Scored, SearchRequest, SearchResult, rrf
+from harness1.retrieval.protocol import (
+    BadPattern,
+    Found,
+    IndexInfo,
+    RetrievalFault,
+    Scored,
+    SearchRequest,
+    SearchResult,
+    rrf,
+)
 from harness1.retrieval.sharing import Batcher
 
 if TYPE_CHECKING:
@@ -38,7 +47,6 @@ LONG_QUERY, LONG_LIST = 4096, 256
 
 Mode = Literal["bm25", "dense", "hybrid"]
 Positions = list[tuple[int, float]]
-Found = SearchResult | RetrievalFault
 
 
 def open_embedded(path: Path, config: Config) -> EmbeddedRetriever:

@@ -13,7 +13,7 @@ from contextlib import ExitStack, suppress
 from threading import Condition, Thread
 from typing import Generic, TypeVar
 
-from harness1.retrieval.protocol import IndexInfo, RetrievalFault, Retriever, SearchRequest, SearchResult
+from harness1.retrieval.protocol import Found, IndexInfo, RetrievalFault, Retriever, SearchRequest, SearchResult
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -152,8 +152,6 @@ ORDINARY = 16
 LARGEST = 1024
 """Hits of the longest result that is kept: longer ones would drive out many that are asked more often."""
 
-Answer = SearchResult | RetrievalFault
-
 
 class CachingRetriever:
     """`Retriever` that remembers searches by query, k, excluded chunks and settings.
@@ -184,7 +182,7 @@ class CachingRetriever:
     def info(self) -> IndexInfo:
         return self._inner.info
 
-    async def search(self, requests: Sequence[SearchRequest]) -> list[Answer]:
+    async def search(self, requests: Sequence[SearchRequest]) -> list[Found]:
         """Answer what is kept at once, join what is under way, and ask for the rest together."""
         begin = time.monotonic()
         keys = [self._key(request) for request in requests]
@@ -196,7 +194,7 @@ class CachingRetriever:
             flights |= dict.fromkeys(own, self._launch(own))
         waiting = kept.count(None) - len(own)
         self.hits, self.waits = self.hits + len(keys) - kept.count(None), self.waits + waiting
-        answers: list[Answer] = []
+        answers: list[Found] = []
         with ExitStack() as held:
             for flight in set(flights.values()):
                 held.enter_context(flight)
@@ -232,7 +230,7 @@ class CachingRetriever:
         if not flight.task.cancelled():
             flight.task.exception()  # marks it as seen: every waiting caller may have been cancelled
 
-    async def _ask(self, requests: dict[bytes, SearchRequest]) -> list[Answer]:
+    async def _ask(self, requests: dict[bytes, SearchRequest]) -> list[Found]:
         answers = await self._inner.search(list(requests.values()))
         if len(answers) != len(requests):
             return [RetrievalFault(f"{len(answers)} results for {len(requests)} queries")] * len(requests)
@@ -241,7 +239,7 @@ class CachingRetriever:
                 self._kept.put(key, answer)
         return answers
 
-    async def _landed(self, key: bytes, request: SearchRequest, end: float, flight: _Flight, own: bool) -> Answer:
+    async def _landed(self, key: bytes, request: SearchRequest, end: float, flight: _Flight, own: bool) -> Found:
         """Return the answer to a search; if it was another caller's and failed, ask again."""
         while True:
             try:
@@ -284,7 +282,7 @@ class _Kept:
 class _Flight:
     """Searches under way that were asked together. Callers wait within its context; the last to leave cancels it."""
 
-    def __init__(self, task: asyncio.Task[list[Answer]], keys: Iterable[bytes]) -> None:
+    def __init__(self, task: asyncio.Task[list[Found]], keys: Iterable[bytes]) -> None:
         self.task = task
         self.places = {key: place for place, key in enumerate(keys)}
         self._waiting = 0

@@ -1,4 +1,5 @@
-"""Steps that all discovery tools share: fuse, fit whole hits into the token allowance, absorb, auto-populate."""
+"""The tools that discover documents, and their steps: put queries in words, fuse, fit whole hits into the token
+allowance, absorb, auto-populate."""
 
 from __future__ import annotations
 
@@ -26,6 +27,18 @@ SHOWN_HANDLES = 5
 QUERY_CHARACTERS = 2000
 """Longest query, also with names in place of entity handles, of which each may be 50 times as long."""
 
+HEADER_TOKENS = 24
+"""Tokens that an allowance sets aside for a hit's handle, title and query marks."""
+LABEL_TOKENS = 16
+"""Tokens of a hit's handle and query marks."""
+TITLE_CHARACTERS = 1000
+"""Characters shown of a title: three times the longest title of the benchmarks."""
+UNCUT_CHARACTERS = 1000
+"""Characters up to which a text is shown whole, however small the window."""
+REASON_CHARACTERS = 1200
+"""Characters of an engine's reason for refusing a pattern, which may repeat the pattern."""
+_PATTERN_WORD = re.compile(r"(?<!\\)[^\W_]{3,}")
+
 
 class Queries(Record):
     """Distinct queries in words, empty if there is a `refusal`. `resolved` maps the entity handles that were used to
@@ -52,16 +65,16 @@ def resolve_all(memory: WorkingMemory, references: Iterable[str]) -> tuple[dict[
 
 def unknown_handles(references: list[str]) -> Note:
     """Return the note on documents that no search has returned."""
-    return Note("unknown_handles", named(references))
+    return Note("unknown_handles", handle_data(references))
 
 
-def named(references: list[str]) -> dict[str, Any]:
+def handle_data(references: list[str]) -> dict[str, Any]:
     """Return a note's data on handles as the policy wrote them: the first ones, cut, and their number."""
     shown = [reference[:SHOWN_CHARACTERS] for reference in references[:SHOWN_HANDLES]]
     return {"handles": shown, "count": len(references)}
 
 
-def spelled(memory: WorkingMemory, env: Env, queries: Sequence[str]) -> Queries:
+def put_in_words(memory: WorkingMemory, env: Env, queries: Sequence[str]) -> Queries:
     """Put queries on one line each, with names in place of entity handles.
 
     A word such as E7 that no entity of this episode has stays in the query, and is reported; a query with nothing else
@@ -73,22 +86,11 @@ def spelled(memory: WorkingMemory, env: Env, queries: Sequence[str]) -> Queries:
     question = memory.query if env.leads_have_handles else ""
     in_words = [memory.entities.spelled(line, " ".join(question.split())) for line in lines]
     unknown = list(dict.fromkeys(handle for query in in_words for handle in query.unknown))
-    notes = (Note("unknown_entities", named(unknown)),) if unknown else ()
+    notes = (Note("unknown_entities", handle_data(unknown)),) if unknown else ()
     words = tuple(dict.fromkeys(query.text[:QUERY_CHARACTERS].rstrip() for query in in_words if not query.empty))
     resolved = {handle: name for query in in_words for handle, name in query.resolved.items()}
     refusal = None if words else next(iter(notes), Note("empty_query"))
     return Queries(words, resolved, notes, refusal)
-
-
-_PATTERN_WORD = re.compile(r"(?<!\\)[^\W_]{3,}")
-HEADER_TOKENS = 24
-"""Tokens that an allowance sets aside for a hit's handle, title and query marks."""
-LABEL_TOKENS = 16
-"""Tokens of a hit's handle and query marks."""
-TITLE_CHARACTERS = 1000
-"""Characters shown of a title: three times the longest title of the benchmarks."""
-UNCUT_CHARACTERS = 1000
-"""Characters up to which a text is shown whole, however small the window."""
 
 
 def search_for(memory: WorkingMemory, env: Env, queries: tuple[str, ...], hits: int) -> SearchFor:
@@ -113,24 +115,24 @@ def discover(
     search that finds something fills an empty curated set from the fused order. `resolved` maps the handles in the
     queries to names.
     """
-    hits = tuple(
-        roomy(fitting(fused(answer, env), traits_of(tool), answer, env), traits_of(tool), answer.rankings, env)
-    )
+    traits = traits_of(tool)
+    fitting = fit_allowance(fuse_hits(answer, env), traits, answer, env)
+    hits = tuple(fit_window(fitting, traits, answer.rankings, env))
     new, aliases = memory.absorb(hits, env)
     memory.take_rankings(answer.rankings, hits, env)
     seeded = auto_populate(memory, env, hits) if seed else Delta()
-    told = list(notes)
+    notes = list(notes)
     # Counted from the rankings, which a record keeps whole, so that replay counts the same.
     total = len({chunk_id for ranking in answer.rankings for chunk_id in ranking.chunk_ids})
     if not total:
-        told.append(Note("nothing_found"))
+        notes.append(Note("nothing_found"))
     if len(hits) < total:
-        told.append(Note("hits_left_out", {"count": total - len(hits)}))
+        notes.append(Note("hits_left_out", {"count": total - len(hits)}))
     delta = msgspec.structs.replace(seeded, new=tuple(new), aliases=aliases)
-    return Observation(tool.__name__, hits, answer.rankings, resolved=dict(resolved), notes=tuple(told), delta=delta)
+    return Observation(tool.__name__, hits, answer.rankings, resolved=dict(resolved), notes=tuple(notes), delta=delta)
 
 
-def fused(answer: Answer, env: Env) -> list[Hit]:
+def fuse_hits(answer: Answer, env: Env) -> list[Hit]:
     """Return the hits of all queries in one order, by reciprocal rank fusion; a single query keeps its own order."""
     if len(answer.rankings) < 2:
         return list(answer.hits)
@@ -139,19 +141,19 @@ def fused(answer: Answer, env: Env) -> list[Hit]:
     return [by_id[chunk_id] for chunk_id, _ in order if chunk_id in by_id]
 
 
-def fitting(hits: list[Hit], traits: Traits, answer: Answer, env: Env) -> list[Hit]:
+def fit_allowance(hits: list[Hit], traits: Traits, answer: Answer, env: Env) -> list[Hit]:
     """Return the hits whose shown text fits the allowance, whole, skipping what does not fit; the first always does."""
     allowance = env.observation_limit(env.search.tokens * max(1, len(answer.rankings)))
     kept: list[Hit] = []
     for hit in hits:
-        cost = HEADER_TOKENS + approximate_tokens(shown_text(hit, traits, answer.rankings, env))
+        cost = HEADER_TOKENS + approximate_tokens(show_text(hit, traits, answer.rankings, env))
         if cost <= allowance or not kept:
             kept.append(hit)
             allowance -= cost
     return kept
 
 
-def roomy(hits: Sequence[Hit], traits: Traits, rankings: Sequence[Ranking], env: Env) -> list[Hit]:
+def fit_window(hits: Sequence[Hit], traits: Traits, rankings: Sequence[Ranking], env: Env) -> list[Hit]:
     """Return the first hits that fit `env.hits_limit` together, counted as they are shown; at least one.
 
     The allowances of the tools count texts alone, of which ordinary titles are a small part.
@@ -159,7 +161,7 @@ def roomy(hits: Sequence[Hit], traits: Traits, rankings: Sequence[Ranking], env:
     kept: list[Hit] = []
     room = env.hits_limit
     for hit in hits:
-        shown = f"{shown_title(hit.title, env)}\n{shown_text(hit, traits, rankings, env)}\n"
+        shown = f"{show_title(hit.title, env)}\n{show_text(hit, traits, rankings, env)}\n"
         room -= LABEL_TOKENS + approximate_tokens(shown)
         if room < 0 and kept:
             break
@@ -167,41 +169,33 @@ def roomy(hits: Sequence[Hit], traits: Traits, rankings: Sequence[Ranking], env:
     return kept
 
 
-def shown_title(title: str, env: Env) -> str:
+def show_title(title: str, env: Env) -> str:
     """Return a title on one line, cut to a length that leaves room for the rest of the context."""
     most = min(TITLE_CHARACTERS, CHARACTERS_PER_TOKEN * env.title_limit)
     return " ".join(title[: 4 * TITLE_CHARACTERS].split())[:most].rstrip()
 
 
-def shown_text(hit: Hit, traits: Traits, rankings: Sequence[Ranking], env: Env) -> str:
+def show_text(hit: Hit, traits: Traits, rankings: Sequence[Ranking], env: Env) -> str:
     """Return the text of a hit as an observation shows it: compressed with the queries, or whole. A text that alone
     would fill `env.hits_limit` is cut, and its length stated.
 
     A pattern counts by its words, so that the sentence that matches it is shown.
     """
-    text = _uncut(hit, traits, rankings, env)
+    text = hit.text.strip()
+    if env.compression.on and traits.shows != "whole":
+        query = " ".join(ranking.query for ranking in rankings)
+        if traits.shows == "pattern" and not has_foreign(query):
+            query = " ".join(_PATTERN_WORD.findall(query))
+        text = _compress(hit.text, query, env.compression.sentences)
+        most = env.compression.characters
+        if most and len(text) > most:  # whole words, and a mark where something is missing
+            text = f"{text[: most + 1].rsplit(None, 1)[0][:most].rstrip()} ..."
     room = CHARACTERS_PER_TOKEN * (env.hits_limit - env.title_limit - 2 * LABEL_TOKENS)
     most = max(UNCUT_CHARACTERS, room)
     return text if len(text) <= most else f"{text[:most].rstrip()} ({len(text)} characters)"
 
 
-def _uncut(hit: Hit, traits: Traits, rankings: Sequence[Ranking], env: Env) -> str:
-    if not env.compression.on or traits.shows == "whole":
-        return hit.text.strip()
-    query = " ".join(ranking.query for ranking in rankings)
-    if traits.shows == "pattern":
-        query = query if has_foreign(query) else " ".join(_PATTERN_WORD.findall(query))
-    return _opening(_compressed(hit.text, query, env.compression.sentences), env.compression.characters)
-
-
-def _opening(text: str, characters: int) -> str:
-    """Return as many whole words of a text as fit, and a mark where something is missing; all of it for 0."""
-    if not characters or len(text) <= characters:
-        return text
-    return f"{text[: characters + 1].rsplit(None, 1)[0][:characters].rstrip()} ..."
-
-
-_compressed = lru_cache(maxsize=256)(compress)
+_compress = lru_cache(maxsize=256)(compress)
 """Sized for texts that are compressed once to see whether they fit, and once to be shown."""
 
 
@@ -235,7 +229,7 @@ Query = Annotated[
 @Traits("query", discovers=True)
 def search_corpus(memory: WorkingMemory, env: Env, query: Query) -> Steps:
     """Search the corpus with one query. Returns the best documents that you have not seen yet."""
-    in_words = spelled(memory, env, [query])
+    in_words = put_in_words(memory, env, [query])
     if not in_words.queries:
         return Observation("search_corpus", error=in_words.refusal)
     answer = yield search_for(memory, env, in_words.queries, env.search.hits)
@@ -252,7 +246,7 @@ def fan_out_search(
 ) -> Steps:
     """Run several different queries at once and fuse their results: a document found by several queries comes first,
     and each hit says which queries found it."""
-    in_words = spelled(memory, env, queries)
+    in_words = put_in_words(memory, env, queries)
     if not in_words.queries:
         return Observation("fan_out_search", error=in_words.refusal)
     kept, left = in_words.queries[: env.fan_out.queries], in_words.queries[env.fan_out.queries :]
@@ -264,8 +258,6 @@ def fan_out_search(
 Pattern = Annotated[
     str, Meta(description="An RE2 regular expression, e.g. (?i)kelvin.{0,20}1892; no lookaround.", max_length=1000)
 ]
-REASON_CHARACTERS = 1200
-"""Characters of an engine's reason for refusing a pattern, which may repeat the pattern."""
 
 
 @Traits("pattern", discovers=True)

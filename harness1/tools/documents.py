@@ -1,4 +1,4 @@
-"""Resolves the handles of documents and entities that a policy writes, with a note for those that name nothing."""
+"""The tools that work on documents that were found: read, review, prune, curate, verify, and the end."""
 
 from __future__ import annotations
 
@@ -12,10 +12,26 @@ from harness1.memory.parts import DEFAULT_TAG
 from harness1.memory.question import by_relevance
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import TAGS, ChunkId, Delta, Hit, Note, Observation, Tag, UnitId, Verdict
-from harness1.tools.discovery import named, resolve_all, roomy, unknown_handles
+from harness1.tools.discovery import fit_window, handle_data, resolve_all, unknown_handles
 from harness1.tools.tool import PLAIN, Judge, Needs, ReadDocument, Steps, Traits
 
+END_SEARCH = "end_search"
+MIN_CLAIM_CHARACTERS = 6
+
 Handle = Annotated[str, Meta(description="A handle such as D12; D12.3 reads from the third part on.", max_length=500)]
+Claim = Annotated[str, Meta(description="One statement that a document can support or contradict.", max_length=2000)]
+Importance = Annotated[
+    dict[str, str],
+    Meta(description="Tag for each handle, also of curated documents: very_high, high, fair or low.", max_length=256),
+    Needs(lambda env: env.curation.tags),
+]
+
+
+def _find_units(memory: WorkingMemory, handles: list[str], none: str) -> tuple[dict[str, UnitId], list[Note]]:
+    """Return the units that handles name, and the notes on what they do not name: at least one where none is named."""
+    resolved, unknown = resolve_all(memory, handles)
+    notes = [unknown_handles(unknown)] if unknown else []
+    return resolved, notes if resolved or notes else [Note(none)]
 
 
 @Traits(discovers=True)
@@ -28,7 +44,7 @@ def read_document(memory: WorkingMemory, env: Env, doc_id: Handle) -> Steps:
     parts = [part for part in answer.hits if part.index >= first_part(doc_id)]
     if choosing := env.read.by == "evidence" and not names_part(doc_id):
         parts = [parts[at] for at in by_relevance([part.text for part in parts], memory.query)]
-    hits = roomy(within(parts, env.observation_limit(env.read.tokens)), PLAIN, (), env)
+    hits = fit_window(take_within(parts, env.observation_limit(env.read.tokens)), PLAIN, (), env)
     after = parts[len(hits) :]
     if choosing and hits:
         hits.sort(key=lambda part: part.index)
@@ -68,7 +84,7 @@ def passages_left_out(observation: Observation, env: Env) -> dict[ChunkId, int]:
     return left_out
 
 
-def within(parts: list[Hit], tokens: int) -> list[Hit]:
+def take_within(parts: list[Hit], tokens: int) -> list[Hit]:
     """Return as many whole parts from the first on as the allowance holds, at least one."""
     kept: list[Hit] = []
     for part in parts:
@@ -85,17 +101,15 @@ def review_docs(
     doc_ids: Annotated[list[Handle], Meta(description="Handles of documents that were found before.", max_length=256)],
 ) -> Observation:
     """Show documents that were found before once more, as the memory holds them; costs no search."""
-    resolved, unknown = resolve_all(memory, doc_ids)
+    resolved, notes = _find_units(memory, doc_ids, "no_handles")
     if not resolved:
-        return Observation("review_docs", error=unknown_handles(unknown) if unknown else Note("no_handles"))
+        return Observation("review_docs", error=notes[0])
     units = list(dict.fromkeys(resolved.values()))
-    notes = [unknown_handles(unknown)] if unknown else []
-    if len(units) > env.review.documents:
-        notes.append(
-            Note("documents_left_out", {"count": len(units) - env.review.documents, "limit": env.review.documents})
-        )
-    stored = [hit for unit_id in units[: env.review.documents] for hit in memory.hits_of(unit_id)]
-    hits = roomy(within(stored, env.observation_limit(env.review.tokens)), PLAIN, (), env)
+    limit = env.review.documents
+    if len(units) > limit:
+        notes.append(Note("documents_left_out", {"count": len(units) - limit, "limit": limit}))
+    stored = [hit for unit_id in units[:limit] for hit in memory.hits_of(unit_id)]
+    hits = fit_window(take_within(stored, env.observation_limit(env.review.tokens)), PLAIN, (), env)
     if len(hits) < len(stored):
         notes.append(Note("parts_left_out", {"count": len(stored) - len(hits)}))
     return Observation("review_docs", tuple(hits), resolved=dict(resolved), notes=tuple(notes))
@@ -108,19 +122,11 @@ def prune_chunks(
     doc_ids: Annotated[list[Handle], Meta(description="Handles of documents whose text is useless.", max_length=256)],
 ) -> Observation:
     """Remove the text of documents from the context, to make room. Curated documents stay curated."""
-    resolved, unknown = resolve_all(memory, doc_ids)
+    resolved, notes = _find_units(memory, doc_ids, "nothing_to_prune")
     if not resolved:
-        return Observation("prune_chunks", error=unknown_handles(unknown) if unknown else Note("nothing_to_prune"))
-    notes = (unknown_handles(unknown),) if unknown else ()
+        return Observation("prune_chunks", error=notes[0])
     delta = Delta(pruned=tuple(dict.fromkeys(resolved.values())))
-    return Observation("prune_chunks", resolved=dict(resolved), notes=notes, delta=delta)
-
-
-Importance = Annotated[
-    dict[str, str],
-    Meta(description="Tag for each handle, also of curated documents: very_high, high, fair or low.", max_length=256),
-    Needs(lambda env: env.curation.tags),
-]
+    return Observation("prune_chunks", resolved=dict(resolved), notes=tuple(notes), delta=delta)
 
 
 @Traits(curates=True)
@@ -136,7 +142,14 @@ def curate(
     added, unknown = resolve_all(memory, add_ids)
     removed, missing = resolve_all(memory, remove_ids)
     tagged, untaggable = resolve_all(memory, importance)
-    tags, notes = valid_tags(tagged, importance)
+    tags: dict[UnitId, Tag] = {}
+    invalid: list[str] = []
+    for reference, unit_id in tagged.items():
+        word = importance[reference]
+        if word not in TAGS:  # an unknown tag counts as the default
+            invalid.append(word[:20])
+        tags[unit_id] = next((tag for tag in TAGS if tag == word), DEFAULT_TAG)
+    notes = [Note("invalid_tags", {"tags": invalid[:5]})] if invalid else []
     held = memory.curated.tags
     additions = {unit_id: tags.get(unit_id, held.get(unit_id, DEFAULT_TAG)) for unit_id in added.values()}
     for unit_id, tag in tags.items():
@@ -146,7 +159,7 @@ def curate(
     change = memory.curated.edit(additions, list(dict.fromkeys(removed.values())), env.curation)
     strange = list(dict.fromkeys([*unknown, *missing, *untaggable]))
     notes += [unknown_handles(strange)] if strange else []
-    notes += [Note("not_curated", named(absent))] if absent else []
+    notes += [Note("not_curated", handle_data(absent))] if absent else []
     if not additions and not removed:
         return Observation("curate", error=notes[0] if notes else Note("nothing_to_curate"))
     delta = Delta(
@@ -157,22 +170,6 @@ def curate(
         refused=tuple(change.refused),
     )
     return Observation("curate", resolved={**tagged, **removed, **added}, notes=tuple(notes), delta=delta)
-
-
-def valid_tags(tagged: dict[str, UnitId], importance: dict[str, str]) -> tuple[dict[UnitId, Tag], list[Note]]:
-    """Return the valid tags by unit; unknown tags count as the default and are reported."""
-    tags: dict[UnitId, Tag] = {}
-    invalid: list[str] = []
-    for reference, unit_id in tagged.items():
-        word = importance[reference]
-        if word not in TAGS:
-            invalid.append(word[:20])
-        tags[unit_id] = next((tag for tag in TAGS if tag == word), DEFAULT_TAG)
-    return tags, [Note("invalid_tags", {"tags": invalid[:5]})] if invalid else []
-
-
-MIN_CLAIM_CHARACTERS = 6
-Claim = Annotated[str, Meta(description="One statement that a document can support or contradict.", max_length=2000)]
 
 
 def verify(
@@ -186,19 +183,18 @@ def verify(
     words = " ".join(claim.split())
     if len(words) < MIN_CLAIM_CHARACTERS:
         return Observation("verify", error=Note("claim_too_short", {"characters": MIN_CLAIM_CHARACTERS}))
-    resolved, unknown = resolve_all(memory, doc_ids)
+    resolved, notes = _find_units(memory, doc_ids, "no_handles")
     if not resolved:
-        return Observation("verify", error=unknown_handles(unknown) if unknown else Note("no_handles"))
+        return Observation("verify", error=notes[0])
     units = list(dict.fromkeys(resolved.values()))
     limit = env.verification.documents
-    notes = [unknown_handles(unknown)] if unknown else []
     if len(units) > limit:
         notes.append(Note("documents_left_out", {"count": len(units) - limit, "limit": limit}))
     asked = units[:limit]
     cached = {unit_id for unit_id in asked if _known(memory, words, unit_id)}
     open_units = [unit_id for unit_id in asked if unit_id not in cached]
     if open_units:
-        texts = tuple((unit_id, _text(memory, env, unit_id)) for unit_id in open_units)
+        texts = tuple((unit_id, memory.text_of(unit_id)[: env.verification.characters]) for unit_id in open_units)
         answer = yield Judge(words, texts)
         for verdict in answer.verdicts:
             if verdict.unit_id in open_units:
@@ -211,17 +207,9 @@ def verify(
     return Observation("verify", verdicts=verdicts, resolved=dict(resolved), notes=tuple(notes))
 
 
-def _text(memory: WorkingMemory, env: Env, unit_id: UnitId) -> str:
-    """Return the text that is judged."""
-    return memory.text_of(unit_id)[: env.verification.characters]
-
-
 def _known(memory: WorkingMemory, claim: str, unit_id: UnitId) -> Verdict | None:
     """Return the remembered verdict, unless the unit has gained text since."""
     return memory.verification.get(claim, unit_id, len(memory.pool.entries[unit_id].chunk_ids))
-
-
-END_SEARCH = "end_search"
 
 
 def end_search(

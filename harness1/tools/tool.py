@@ -1,4 +1,12 @@
-"""Requests of tools to the world outside the pure core, and the answers: the only way to retriever and verifier."""
+"""Builds tools from typed generator functions over the working memory.
+
+A tool may yield one `Request` to the world outside, receives the `Answer`, changes the memory, and returns an
+`Observation`: the only way to retriever and verifier. Arguments after `memory` and `env` are what the policy may pass;
+their annotations are the schema (`build_tool`).
+
+A function of one's own that returns a text needs neither memory nor env: it is called in the world (`Consult`), and a
+replay takes its text from the record.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +83,7 @@ class Answer(Record):
     refused: str | None = None
 
 
-def recorded_answer(observation: Observation) -> Answer:
+def answer_of(observation: Observation) -> Answer:
     """Return the answer that an observation was made from; replay gives it to the pure core in place of the world."""
     reasons = {observation.error.code: observation.error.data.get("reason")} if observation.error else {}
     fresh = tuple(verdict for verdict in observation.verdicts if not verdict.cached)
@@ -106,7 +114,7 @@ class Needs:
     condition: Callable[[Env], bool]
 
 
-F = TypeVar("F", bound=ToolFunction)
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -168,10 +176,7 @@ def knows_memory(function: Callable[..., Any]) -> bool:
     return [*inspect.signature(function).parameters][:2] == ["memory", "env"]
 
 
-T = TypeVar("T", bound=Callable[..., Any])
-
-
-def tool(function: T) -> T:
+def tool(function: F) -> F:
     """Mark a function of one's own as a tool, and return it unchanged. Its docstring and annotations are what a policy
     is told of it; it returns a text, or raises `ToolError` for a call that makes no sense.
 
@@ -218,52 +223,37 @@ def build_tool(function: ToolFunction, env: Env) -> Tool:
         UsageError: a parameter has a type, or a default, that has no place in a schema.
     """
     described = env.rendering.instructions != "minimal"
-    fields = list(_fields(function, env))
+    hints = typing.get_type_hints(function, include_extras=True)
+    fields: list[tuple[str, Any, Any]] = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        needs = [extra for extra in getattr(hints.get(name), "__metadata__", ()) if isinstance(extra, Needs)]
+        if name not in ("memory", "env") and all(need.condition(env) for need in needs):
+            default = msgspec.NODEFAULT if parameter.default is inspect.Parameter.empty else parameter.default
+            fields.append((name, hints[name], default))
     description = " ".join((inspect.getdoc(function) or "").split("\n\n")[0].split()) if described else ""
-    name = f"{function.__name__}_arguments"
+    struct = f"{function.__name__}_arguments"
     try:
-        arguments = msgspec.defstruct(name, fields, forbid_unknown_fields=True, kw_only=True)
-        schema = _schema(arguments)
+        arguments = msgspec.defstruct(struct, fields, forbid_unknown_fields=True, kw_only=True)
+        (_,), classes = msgspec.json.schema_components([arguments])
     except TypeError as error:
         raise UsageError(f"the tool {function.__name__} cannot be described to a policy: {error}") from error
-    return Tool(
-        ToolSpec(function.__name__, description, schema if described else _undescribed(schema)),
-        arguments,
-        function,
-        traits_of(function),
-    )
-
-
-def _fields(function: ToolFunction, env: Env) -> typing.Iterator[tuple[str, Any, Any]]:
-    hints = typing.get_type_hints(function, include_extras=True)
-    for name, parameter in inspect.signature(function).parameters.items():
-        if name in ("memory", "env"):
-            continue
-        hint = hints[name]
-        needs = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Needs)]
-        if all(need.condition(env) for need in needs):
-            default = msgspec.NODEFAULT if parameter.default is inspect.Parameter.empty else parameter.default
-            yield name, hint, default
-
-
-def _undescribed(schema: Any) -> Any:
-    """Return a schema without its descriptions at any depth."""
-    if isinstance(schema, list):
-        return [_undescribed(part) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    kept = {name: part for name, part in schema.items() if name != "description" or not isinstance(part, str)}
-    return {name: _undescribed(part) for name, part in kept.items()}
-
-
-def _schema(arguments: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return the JSON schema of an argument struct, without titles; `$defs` has the classes that it names."""
-    (_,), components = msgspec.json.schema_components([arguments])
-    schema = components.pop(arguments.__name__)
-    return {
-        **({"$defs": components} if components else {}),
+    derived = classes.pop(struct)
+    schema = {
+        **({"$defs": classes} if classes else {}),
         "type": "object",
-        "properties": schema["properties"],
-        "required": schema["required"],
+        "properties": derived["properties"],
+        "required": derived["required"],
         "additionalProperties": False,
     }
+    spec = ToolSpec(function.__name__, description, schema if described else _strip_descriptions(schema))
+    return Tool(spec, arguments, function, traits_of(function))
+
+
+def _strip_descriptions(schema: Any) -> Any:
+    """Return a schema without its descriptions at any depth."""
+    if isinstance(schema, list):
+        return [_strip_descriptions(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {name for name, part in schema.items() if name != "description" or not isinstance(part, str)}
+    return {name: _strip_descriptions(part) for name, part in schema.items() if name in kept}

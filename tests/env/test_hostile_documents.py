@@ -14,7 +14,7 @@ from harness1.env.pieces import ApproximateCounter, Piece
 from harness1.memory.entities import extract
 from harness1.records import Chunk, ChunkId, DocId, ToolCall
 from harness1.retrieval.protocol import BadPattern
-from harness1.tools.discovery import TITLE_CHARACTERS, UNCUT_CHARACTERS, roomy, shown_text
+from harness1.tools.discovery import TITLE_CHARACTERS, UNCUT_CHARACTERS, fit_window, show_text
 from harness1.tools.tool import PLAIN
 from tests.support import WordRetriever, call, chunk, curate, hit, make_env, play, recount, search
 
@@ -121,17 +121,17 @@ def test_hits_are_counted_as_they_are_shown() -> None:
     env = Env(context_window=4_300, generation_reserve=RESERVE)
     plain = [hit(str(number), "word " * 20, "A title") for number in range(60)]
     titled = [hit(str(number), "word", "t" * 900) for number in range(60)]
-    assert len(roomy(plain, PLAIN, (), env)) == 2_000 // (16 + 27)
-    assert len(roomy(titled, PLAIN, (), env)) == 2_000 // (16 + 227)
+    assert len(fit_window(plain, PLAIN, (), env)) == 2_000 // (16 + 27)
+    assert len(fit_window(titled, PLAIN, (), env)) == 2_000 // (16 + 227)
 
 
 def test_a_text_that_would_fill_the_context_is_cut_and_says_how_long_it_is() -> None:
     small, large = Env(context_window=2_600, generation_reserve=RESERVE), Env()
     for env in (small, large):
-        shown = shown_text(hit("a", "x" * 200_000), PLAIN, (), env)
+        shown = show_text(hit("a", "x" * 200_000), PLAIN, (), env)
         assert shown.endswith("x (200000 characters)")
         assert UNCUT_CHARACTERS < len(shown) < 2 * env.prompt_limit
-        assert shown_text(hit("a", "x" * UNCUT_CHARACTERS), PLAIN, (), env) == "x" * UNCUT_CHARACTERS
+        assert show_text(hit("a", "x" * UNCUT_CHARACTERS), PLAIN, (), env) == "x" * UNCUT_CHARACTERS
 
 
 def test_a_mixed_case_word_of_any_length_is_no_entity() -> None:

@@ -64,8 +64,8 @@ def test_a_corpus_must_have_documents_with_ids_of_their_own() -> None:
 
 def test_an_index_of_another_format_is_refused() -> None:
     info = IndexInfo("hash", "document", 1, 1)
-    EngineIndex(FORMAT, info, SETTINGS).check_format("x")
+    EngineIndex.read(msgspec.json.encode(EngineIndex(FORMAT, info, SETTINGS)).decode(), "x")
     with pytest.raises(SchemaError, match="upgrade"):
-        EngineIndex(FORMAT + 1, info, SETTINGS).check_format("x")
+        EngineIndex.read(msgspec.json.encode(EngineIndex(FORMAT + 1, info, SETTINGS)).decode(), "x")
     with pytest.raises(CorpusError, match="build it again"):
-        EngineIndex(FORMAT - 1, info, SETTINGS).check_format("x")
+        EngineIndex.read(msgspec.json.encode(EngineIndex(FORMAT - 1, info, SETTINGS)).decode(), "x")

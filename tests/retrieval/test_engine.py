@@ -7,7 +7,7 @@ import pytest
 
 from harness1.config import Machine
 from harness1.records import Chunk, ChunkId, DocId
-from harness1.retrieval.engines.engine import FIRST_STRETCH, EngineRetriever, Found
+from harness1.retrieval.engines.engine import FIRST_STRETCH, EngineRetriever, ScoredChunks
 from harness1.retrieval.protocol import IndexInfo, RetrievalFault, SearchRequest, SearchResult
 
 
@@ -26,7 +26,7 @@ class ListEngine:
         self.failure: Exception | None = None
         self.lock = threading.Lock()
 
-    def search(self, queries: Sequence[str], k: int, exclude: Sequence[str], timeout: float) -> list[Found]:
+    def search(self, queries: Sequence[str], k: int, exclude: Sequence[str], timeout: float) -> list[ScoredChunks]:
         self._work("search", tuple(queries), k)
         if "unembeddable" in queries:
             raise RuntimeError("out of memory")

@@ -8,7 +8,7 @@ from harness1.config import Env, Read
 from harness1.env.environment import SearchEnv
 from harness1.episodes.rollout import ReplayReport, replay_episode, rollout
 from harness1.records import Note, Observation, Task, ToolCall, Unit
-from harness1.tools.documents import first_part, within
+from harness1.tools.documents import first_part, take_within
 from tests.support import Script, WordRetriever, call, chunk, hit, make_env, play, run, search, text_of
 
 PARTS = [chunk("long", f"alpha{n} " + f"word{n} " * 60, "Long", n) for n in range(6)]
@@ -82,9 +82,9 @@ def test_a_handle_names_its_first_part(handle: str, part: int) -> None:
 
 def test_parts_are_taken_whole_and_at_least_one() -> None:
     parts = [hit("a", "x" * size, index=n) for n, size in enumerate((400, 40, 40))]
-    assert [part.index for part in within(parts, 10)] == [0]
-    assert [part.index for part in within(parts, 110)] == [0, 1]
-    assert within([], 10) == []
+    assert [part.index for part in take_within(parts, 10)] == [0]
+    assert [part.index for part in take_within(parts, 110)] == [0, 1]
+    assert take_within([], 10) == []
 
 
 BY_EVIDENCE = Env(read=Read(tokens=250, by="evidence"))

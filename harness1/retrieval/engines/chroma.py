@@ -17,7 +17,7 @@ from harness1.records import Chunk, ChunkId, DocId
 from harness1.redaction import without_password
 from harness1.retrieval.corpus import Document
 from harness1.retrieval.embedder import Embedder, open_embedder
-from harness1.retrieval.engines.engine import ChunkStream, EngineIndex, EngineRetriever, Found
+from harness1.retrieval.engines.engine import ChunkStream, EngineIndex, EngineRetriever, ScoredChunks
 from harness1.retrieval.protocol import IndexInfo, Retriever
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ class ChromaEngine:
         self.info, self.errors = index.info, chroma_errors()
         self._collection, self._embedder = collection, embedder
 
-    def search(self, queries: Sequence[str], k: int, exclude: Sequence[str], timeout: float) -> list[Found]:
+    def search(self, queries: Sequence[str], k: int, exclude: Sequence[str], timeout: float) -> list[ScoredChunks]:
         """Rank by cosine similarity."""
         end = time.monotonic() + timeout
         vectors = self._embedder.embed_queries(queries)

@@ -1,9 +1,9 @@
-"""The chunks of a corpus in batches for an engine, and the description of the index that they make."""
+"""What indexes in other engines share: the chunks to fill them with, the description that they keep, and a retriever
+over blocking calls that adds threads, deadlines, faults, grep, and the order of hits."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,13 +16,14 @@ from harness1 import config
 from harness1.config import Machine
 from harness1.config.env import read_index_description
 from harness1.errors import MALFORMED, CorpusError, SchemaError
-from harness1.hashing import canonical, digest
+from harness1.hashing import digest
+from harness1.plain import utf8_safe
 from harness1.records import Chunk, ChunkId, DocId, Record
 from harness1.redaction import without_secrets
 from harness1.retrieval.corpus import Document, chunk
 from harness1.retrieval.embedder import CachedQueries, open_embedder
 from harness1.retrieval.grep import compile_pattern, grep
-from harness1.retrieval.index import index_hash
+from harness1.retrieval.index import document_sum, index_hash
 from harness1.retrieval.pattern import required_literal
 from harness1.retrieval.protocol import (
     BadPattern,
@@ -35,6 +36,18 @@ from harness1.retrieval.protocol import (
 )
 
 FORMAT = 1
+TIES = 10
+"""Hits requested beyond k, so that ids, not the engine, break ties at the cut."""
+FIRST_STRETCH, LONGEST_STRETCH = 256, 8192
+"""Positions that grep requests at a time, doubled after each stretch."""
+MODEL_ERRORS = (RuntimeError, ValueError, OSError)
+"""Errors of the model that embeds queries."""
+LONGEST_MESSAGE = 300
+"""Characters of an engine's error that a fault repeats."""
+
+T = TypeVar("T")
+ScoredChunks = list[tuple[Chunk, float]]
+"""Chunks with scores, higher is better, in any order."""
 
 
 class EngineIndex(Record):
@@ -58,15 +71,11 @@ class EngineIndex(Record):
             index = read_index_description(str(text), cls)
         except MALFORMED as error:
             raise CorpusError(f"{name} is not an index of harness1: choose another name") from error
-        index.check_format(name)
+        if index.format > FORMAT:
+            raise SchemaError(f"{name} has format {index.format}; this harness1 reads up to {FORMAT}: upgrade it")
+        if index.format < FORMAT:
+            raise CorpusError(f"{name} has the earlier format {index.format}: build it again with harness1 index")
         return index
-
-    def check_format(self, name: str) -> None:
-        """Raise SchemaError for a newer format, and CorpusError for an older one."""
-        if self.format > FORMAT:
-            raise SchemaError(f"{name} has format {self.format}; this harness1 reads up to {FORMAT}: upgrade it")
-        if self.format < FORMAT:
-            raise CorpusError(f"{name} has the earlier format {self.format}: build it again with harness1 index")
 
     def check_count(self, name: str, held: int) -> None:
         """Raise CorpusError if an engine does not hold all chunks."""
@@ -123,25 +132,11 @@ class ChunkStream:
                 if name in self._ids:
                     raise CorpusError(f"two documents, or a document and a chunk of another, have the id {name!r}")
                 self._ids.add(name)
-            self._content_sum += int.from_bytes(hashlib.sha256(canonical(document)).digest(), "big")
+            self._content_sum += int.from_bytes(document_sum(document), "big")
             self._read += 1
             for piece in pieces:
                 yield Placed(self._chunks, piece)
                 self._chunks += 1
-
-
-TIES = 10
-"""Hits requested beyond k, so that ids, not the engine, break ties at the cut."""
-FIRST_STRETCH, LONGEST_STRETCH = 256, 8192
-"""Positions that grep requests at a time, doubled after each stretch."""
-MODEL_ERRORS = (RuntimeError, ValueError, OSError)
-"""Errors of the model that embeds queries."""
-LONGEST_MESSAGE = 300
-"""Characters of an engine's error that a fault repeats."""
-
-Answer = TypeVar("Answer")
-Found = list[tuple[Chunk, float]]
-"""Chunks with scores, higher is better, in any order."""
 
 
 class Engine(Protocol):
@@ -154,7 +149,7 @@ class Engine(Protocol):
     info: IndexInfo
     errors: tuple[type[Exception], ...]
 
-    def search(self, queries: Sequence[str], k: int, exclude: Sequence[str], timeout: float) -> list[Found]:
+    def search(self, queries: Sequence[str], k: int, exclude: Sequence[str], timeout: float) -> list[ScoredChunks]:
         """Return up to `k` best chunks for each query, without those in `exclude`."""
         ...
 
@@ -212,7 +207,11 @@ class EngineRetriever:
         while start < self.info.chunks and len(found) < limit:
 
             def matches(timeout: float, start: int = start, stop: int = start + length) -> list[Chunk] | RetrievalFault:
-                return _matches(self._engine.stretch(start, stop, literal, timeout), pattern, limit, timeout)
+                chunks = self._engine.stretch(start, stop, literal, timeout)
+                texts = (f"{chunk.title}\n{chunk.text}".encode() for chunk in chunks)
+                places = grep(texts, pattern, limit, timeout)
+                # The pattern was compiled before, so it is valid.
+                return [chunks[at] for at in places] if isinstance(places, list) else RetrievalFault("deadline")
 
             more = await self._call(matches, end - time.monotonic())
             if isinstance(more, RetrievalFault):
@@ -240,7 +239,7 @@ class EngineRetriever:
     async def _search(self, alike: SearchRequest, queries: list[str]) -> Sequence[SearchResult | RetrievalFault]:
         if alike.k < 1:
             return [SearchResult()] * len(queries)
-        clean = [query.encode("utf-8", "replace").decode() for query in queries]
+        clean = [utf8_safe(query) for query in queries]
         exclude = sorted(filter(is_unicode, alike.exclude))
         begin = time.perf_counter()
         try:
@@ -257,13 +256,18 @@ class EngineRetriever:
         if isinstance(found, RetrievalFault):
             return [found] * len(queries)
         stages = {self._engine.name: (time.perf_counter() - begin) * 1000}
-        return [SearchResult(_best(each, alike.k), stage_ms=stages) for each in found]
+        results = []
+        for each in found:
+            by_id = {chunk.chunk_id: (chunk, score) for chunk, score in each}
+            ranked = total_order(((name, score) for name, (_, score) in by_id.items()), alike.k)
+            results.append(SearchResult(tuple(Scored(*by_id[name]) for name, _ in ranked), stage_ms=stages))
+        return results
 
-    async def _call(self, work: Callable[[float], Answer], deadline: float) -> Answer | RetrievalFault:
+    async def _call(self, work: Callable[[float], T], deadline: float) -> T | RetrievalFault:
         """Run a blocking call in a thread; the deadline includes the wait for a free thread."""
         end = time.monotonic() + deadline
 
-        def within_deadline() -> Answer:
+        def within_deadline() -> T:
             if (left := end - time.monotonic()) <= 0:
                 raise TimeoutError
             return work(left)
@@ -279,19 +283,6 @@ class EngineRetriever:
     def _fault(self, error: Exception) -> RetrievalFault:
         message = f"{self._engine.name}: {type(error).__name__}: {error}"
         return RetrievalFault(without_secrets(message, self._secrets)[:LONGEST_MESSAGE])
-
-
-def _matches(chunks: Sequence[Chunk], pattern: str, limit: int, deadline: float) -> list[Chunk] | RetrievalFault:
-    texts = (f"{chunk.title}\n{chunk.text}".encode() for chunk in chunks)
-    found = grep(texts, pattern, limit, deadline)
-    # The pattern was compiled before, so it is valid.
-    return [chunks[at] for at in found] if isinstance(found, list) else RetrievalFault("deadline")
-
-
-def _best(found: Found, k: int) -> tuple[Scored, ...]:
-    by_id = {chunk.chunk_id: chunk for chunk, _ in found}
-    ranked = total_order(((chunk.chunk_id, score) for chunk, score in found), k)
-    return tuple(Scored(by_id[chunk_id], score) for chunk_id, score in ranked)
 
 
 def is_unicode(name: str) -> bool:

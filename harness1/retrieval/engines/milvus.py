@@ -1,4 +1,8 @@
-"""An index in Milvus, on a server or in a file, searched by BM25, embeddings, or both with Milvus' fusion."""
+"""An index in Milvus, on a server or in a file, searched by BM25, embeddings, or both with Milvus' fusion.
+
+The analysed field holds the terms of a chunk from our own analyser, separated by spaces, so that terms are the same in
+every version of Milvus and in the embedded index. Milvus only counts and scores them.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ from harness1.records import Chunk, ChunkId, DocId
 from harness1.redaction import secrets_of, without_password, without_secrets
 from harness1.retrieval.corpus import Analyser, Document, reads_by_script, searched_text
 from harness1.retrieval.embedder import Embedder, open_embedder
-from harness1.retrieval.engines.engine import ChunkStream, EngineIndex, EngineRetriever, Found, Placed
+from harness1.retrieval.engines.engine import ChunkStream, EngineIndex, EngineRetriever, Placed, ScoredChunks
 from harness1.retrieval.protocol import IndexInfo, Retriever
 from harness1.words import AUTO, is_foreign
 
@@ -38,6 +42,14 @@ STORED = ["chunk_id", "doc_id", "number", "title", "text"]
 """The fields of a chunk."""
 MOST = 16_384
 """Limit of Milvus on the hits of a query."""
+LONGEST = 65_535
+"""Limit of a VARCHAR field in bytes."""
+BATCH = 256
+"""Chunks in one insertion."""
+NO_TERM = "0"
+"""Search term of a query without terms. Terms of ASCII have at least two characters, so it matches nothing."""
+
+Mode = Literal["bm25", "dense", "hybrid"]
 
 
 class Address(NamedTuple):
@@ -56,14 +68,6 @@ class Address(NamedTuple):
     def fault(self, error: Exception) -> InfrastructureFault:
         """Return a failure of this Milvus, whose words may repeat its whole address."""
         return InfrastructureFault(f"{self}: {without_secrets(str(error), secrets_of(self.uri))}")
-
-    def fresh(self) -> str:
-        """Return a name for the collection of the next build."""
-        return f"{self.collection}__{uuid4().hex[:12]}"
-
-    def is_build(self, name: str) -> bool:
-        """Return True if a build for this address made the collection."""
-        return re.fullmatch(f"{re.escape(self.collection)}__[0-9a-f]{{12}}", name) is not None
 
 
 def parse_address(spec: str) -> Address:
@@ -147,12 +151,6 @@ def analysed(text: str, analyser: Analyser) -> str:
     return " ".join(terms)
 
 
-Mode = Literal["bm25", "dense", "hybrid"]
-
-NO_TERM = "0"
-"""Search term of a query without terms. Terms of ASCII have at least two characters, so it matches nothing."""
-
-
 def open_milvus(uri: str, config: config.Config) -> Retriever:
     """Open the index at `PATH.db` or `http://HOST:PORT`, with or without `#COLLECTION`.
 
@@ -169,7 +167,11 @@ def open_milvus(uri: str, config: config.Config) -> Retriever:
         raise CorpusError(f"{where.uri} does not exist")
     client = connect(where, timeout)
     with reporting(where):
-        collection = _collection(client, where, timeout)
+        if where.collection not in client.list_aliases(timeout=timeout)["aliases"]:
+            raise CorpusError(
+                f"{where}: there is no finished index of this name; build it with harness1 index --engine"
+            )
+        collection = str(client.describe_alias(where.collection, timeout=timeout)["collection_name"])
         described = client.describe_collection(collection, timeout=timeout)
         index = EngineIndex.read((described.get("properties") or {}).get(PROPERTY), str(where))
         client.load_collection(collection, timeout=timeout)
@@ -180,12 +182,6 @@ def open_milvus(uri: str, config: config.Config) -> Retriever:
     queries = None if mode == "bm25" else index.open_queries(str(where), config.machine)
     engine = MilvusEngine(client, collection, index, mode, config.env.retrieval, queries)
     return EngineRetriever(engine, config.machine, secrets_of(where.uri))
-
-
-def _collection(client: MilvusClient, where: Address, timeout: float) -> str:
-    if where.collection not in client.list_aliases(timeout=timeout)["aliases"]:
-        raise CorpusError(f"{where}: there is no finished index of this name; build it with harness1 index --engine")
-    return str(client.describe_alias(where.collection, timeout=timeout)["collection_name"])
 
 
 def _mode(retrieval: config.Retrieval, index: EngineIndex) -> Mode:
@@ -225,7 +221,7 @@ class MilvusEngine:
         self._dense, self._retrieval, self._embedder = index.settings.dense, retrieval, embedder
         self._analyser = Analyser(index.info.language)
 
-    def search(self, queries: Sequence[str], k: int, exclude: Sequence[str], timeout: float) -> list[Found]:
+    def search(self, queries: Sequence[str], k: int, exclude: Sequence[str], timeout: float) -> list[ScoredChunks]:
         """Search for all queries in one call; the server fuses the lists of a hybrid search."""
         end = time.monotonic() + timeout
         limit = min(k, MOST)
@@ -277,27 +273,19 @@ class MilvusEngine:
         if self._embedder:
             vectors = list(self._embedder.embed_queries(queries))
             depth = max(limit, self._retrieval.dense_depth)
-            param = {"metric_type": "IP", "params": self._probes(depth, len(exclude))}
+            # Excluded chunks are usually near the query and use up candidates of HNSW.
+            hnsw = {"ef": min(max(self._dense.hnsw_search, depth) + len(exclude), MOST)}
+            effort = {"exact": {}, "hnsw": hnsw, "ivf": {"nprobe": self._dense.ivf_probes}}[self._dense.search]
+            param = {"metric_type": "IP", "params": effort}
             lists.append(AnnSearchRequest(vectors, DENSE, param, depth, expr=condition))
         return lists
-
-    def _probes(self, depth: int, excluded: int) -> dict[str, int]:
-        """Return the effort of an approximate search. Excluded chunks are usually near the query and use up candidates
-        of HNSW."""
-        match self._dense.search:
-            case "exact":
-                return {}
-            case "hnsw":
-                return {"ef": min(max(self._dense.hnsw_search, depth) + excluded, MOST)}
-            case "ivf":
-                return {"nprobe": self._dense.ivf_probes}
 
     def _query(self, condition: str, timeout: float) -> list[dict[str, Any]]:
         rows = self._client.query(self._collection, condition, [*STORED, "position"], timeout=timeout)
         return list(rows)
 
 
-def _scored(hits: Sequence[dict[str, Any]]) -> Found:
+def _scored(hits: Sequence[dict[str, Any]]) -> ScoredChunks:
     """Return chunks with scores relative to the best hit, which has 1.
 
     Milvus returns distances or similarities, with either sign for BM25. Scores use only the fact that they move away
@@ -308,12 +296,6 @@ def _scored(hits: Sequence[dict[str, Any]]) -> Found:
     best = float(hits[0]["distance"])
     scale = abs(best) or 1.0
     return [(chunk_of(hit["entity"]), 1.0 - abs(float(hit["distance"]) - best) / scale) for hit in hits]
-
-
-BATCH = 256
-"""Chunks in one insertion."""
-LONGEST = 65_535
-"""Limit of a VARCHAR field in bytes."""
 
 
 def build_milvus(documents: Iterable[Document], uri: str, settings: config.Index, machine: config.Machine) -> IndexInfo:
@@ -337,11 +319,15 @@ def build_milvus(documents: Iterable[Document], uri: str, settings: config.Index
     try:
         with reporting(where):
             earlier = _earlier(client, where)
-            fresh, stream = where.fresh(), ChunkStream(documents, settings)
+            fresh, stream = f"{where.collection}__{uuid4().hex[:12]}", ChunkStream(documents, settings)
             client.create_collection(fresh, schema=_schema(embedder))
             batches = stream.batches(BATCH)
             first = next(batches, [])
-            analyser = Analyser(_language(settings, first))
+            language = settings.language
+            if language == AUTO:  # decided by the first batch, because an engine cannot change its mind
+                foreign = sum(is_foreign(searched_text(piece)) for _, piece in first)
+                language = AUTO if reads_by_script(foreign, len(first)) else ""
+            analyser = Analyser(language)
             for batch in chain([first], batches):
                 client.insert(fresh, _rows(batch, analyser, embedder), timeout=machine.call_deadline_s)
             index = stream.finish("milvus", embedder.hash if embedder else "", analyser.language)
@@ -349,7 +335,11 @@ def build_milvus(documents: Iterable[Document], uri: str, settings: config.Index
             client.create_index(fresh, _index_params(client, settings, index.info.chunks))
             client.load_collection(fresh)
             client.alter_collection_properties(fresh, {PROPERTY: msgspec.json.encode(index).decode()})
-            _publish(client, where, fresh, earlier)
+            if earlier is None:
+                client.create_alias(fresh, where.collection)
+            else:
+                client.alter_alias(fresh, where.collection)
+                client.drop_collection(earlier)
     finally:
         client.close()
     return index.info
@@ -363,26 +353,9 @@ def _earlier(client: MilvusClient, where: Address) -> str | None:
     if where.collection in names:
         raise UsageError(f"{where}: this collection was not made by harness1 index: choose another name")
     for name in names:
-        if where.is_build(name) and name != current:
+        if re.fullmatch(f"{re.escape(where.collection)}__[0-9a-f]{{12}}", name) and name != current:
             client.drop_collection(name)
     return current
-
-
-def _publish(client: MilvusClient, where: Address, fresh: str, earlier: str | None) -> None:
-    if earlier is None:
-        client.create_alias(fresh, where.collection)
-    else:
-        client.alter_alias(fresh, where.collection)
-        client.drop_collection(earlier)
-
-
-def _language(settings: config.Index, first: Sequence[Placed]) -> str:
-    """Return the language of the analyser. What `auto` means is decided by the first batch, because an engine cannot
-    change its mind."""
-    if settings.language != AUTO:
-        return settings.language
-    foreign = sum(is_foreign(searched_text(piece)) for _, piece in first)
-    return AUTO if reads_by_script(foreign, len(first)) else ""
 
 
 def _schema(embedder: Embedder | None) -> CollectionSchema:
@@ -411,20 +384,15 @@ def _index_params(client: MilvusClient, settings: config.Index, chunks: int) -> 
     params = client.prepare_index_params()
     weights = {"bm25_k1": settings.k1, "bm25_b": settings.b}
     params.add_index(SPARSE, index_type="SPARSE_INVERTED_INDEX", metric_type="BM25", params=weights)
-    if settings.dense.model:
-        kind, options = _dense_index(settings.dense, chunks)
+    dense = settings.dense
+    if dense.model:
+        kind, options = "FLAT", {}
+        if dense.search == "hnsw":
+            kind, options = "HNSW", {"M": dense.hnsw_links, "efConstruction": dense.hnsw_build}
+        elif dense.search == "ivf":
+            kind, options = "IVF_FLAT", {"nlist": dense.ivf_lists or max(1, min(4 * isqrt(chunks), chunks, LONGEST))}
         params.add_index(DENSE, index_type=kind, metric_type="IP", params=options)
     return params
-
-
-def _dense_index(dense: config.Dense, chunks: int) -> tuple[str, dict[str, int]]:
-    match dense.search:
-        case "exact":
-            return "FLAT", {}
-        case "hnsw":
-            return "HNSW", {"M": dense.hnsw_links, "efConstruction": dense.hnsw_build}
-        case "ivf":
-            return "IVF_FLAT", {"nlist": dense.ivf_lists or max(1, min(4 * isqrt(chunks), chunks, LONGEST))}
 
 
 def _rows(batch: Sequence[Placed], analyser: Analyser, embedder: Embedder | None) -> list[dict[str, Any]]:

@@ -1,7 +1,11 @@
-"""Messages of the retrieval wire, as typed JSON: our native route, and the route of Search-R1.
+"""Retrieval over HTTP: the messages, our own server (`harness1 serve retrieve`), and any with Search-R1's `/retrieve`.
 
 Every native call may name the index and the ranking settings that the client counts on; a server that has others
 refuses it (409), so that no client silently gets the rankings of another index.
+
+The protocol of Search-R1 has only queries and passages. A passage is a document of one chunk; its id is the server's,
+or else a hash of its contents. `index_hash` identifies the protocol, not the corpus, and the counts of `IndexInfo` are
+0. `read` and `get` return passages from earlier searches; an unknown or forgotten one is a fault. There is no grep.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ import asyncio
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, TypeVar
 
@@ -18,10 +22,11 @@ import msgspec
 from msgspec import Meta
 
 from harness1.config import Config, Machine, Retrieval
-from harness1.config.settings import Count, Settings, differences
+from harness1.config.settings import Count, differences
 from harness1.errors import MALFORMED, ConfigError, InfrastructureFault
 from harness1.hashing import digest, text_digest
 from harness1.http.client import HttpClient, HttpFault, Transient, bearer, is_address, retry
+from harness1.plain import utf8_safe
 from harness1.records import Chunk, ChunkId, DocId, Record
 from harness1.redaction import without_password
 from harness1.retrieval.engines.engine import is_unicode
@@ -35,6 +40,18 @@ from harness1.retrieval.protocol import (
     SearchResult,
     total_order,
 )
+
+GRACE_S = 2.0
+"""Extra time for an answer to arrive after a deadline, which the server enforces."""
+LATEST_S = 86_400.0
+"""Longest deadline that is sent."""
+ASTRAY = "the server returns what was not asked for"
+KNOWN = 50_000
+"""Passages of Search-R1 kept for `read` and `get`, least recently used dropped: about 50 MB at a hundred words each."""
+NOT_PASSAGES = (msgspec.ValidationError, TypeError, ValueError, OverflowError)
+"""Errors from reading a malformed answer."""
+
+T = TypeVar("T")
 
 
 class About(Record):
@@ -130,12 +147,6 @@ class RetrieveAnswer(Record):
     result: tuple[tuple[ScoredPassage | Passage, ...], ...]
 
 
-KNOWN = 50_000
-"""Passages kept for `read` and `get`, least recently used dropped: about 50 MB at a hundred words each."""
-NOT_PASSAGES = (msgspec.ValidationError, TypeError, ValueError, OverflowError)
-"""Errors from reading a malformed answer."""
-
-
 class SearchR1Retriever:
     """A `Retriever` over `/retrieve` at a base URL.
 
@@ -158,10 +169,10 @@ class SearchR1Retriever:
             return []
         begin = time.monotonic()
         topk = max(max(request.k, 1) + len(request.exclude) for request in requests)
-        queries = tuple(request.query.encode("utf-8", "replace").decode() for request in requests)
+        queries = tuple(utf8_safe(request.query) for request in requests)
         body = msgspec.json.encode(RetrieveCall(queries, topk, True))
         latest = max(request.deadline for request in requests)
-        answer = await self._client.post("/retrieve", body, _Answer, max(latest, 0.0))
+        answer = await self._client.post("/retrieve", body, _Passages, max(latest, 0.0))
         if isinstance(answer, HttpFault):
             return [RetrievalFault(answer.message)] * len(requests)
         if len(answer.result) != len(requests):
@@ -198,17 +209,14 @@ class SearchR1Retriever:
                 chunks.setdefault(scored.chunk.chunk_id, scored)
         order = total_order(((name, scored.score) for name, scored in chunks.items()), max(request.k, 0))
         for name, _ in order:
-            self._remember(chunks[name].chunk)
+            self._known[name] = chunks[name].chunk
+            self._known.move_to_end(name)
+            if len(self._known) > KNOWN:
+                self._known.popitem(last=False)
         return SearchResult(tuple(chunks[name] for name, _ in order), stage_ms={"remote": spent * 1000})
 
-    def _remember(self, chunk: Chunk) -> None:
-        self._known[chunk.chunk_id] = chunk
-        self._known.move_to_end(chunk.chunk_id)
-        if len(self._known) > KNOWN:
-            self._known.popitem(last=False)
 
-
-class _Answer(msgspec.Struct):
+class _Passages(msgspec.Struct):
     result: list[list[dict[str, Any]]]
 
 
@@ -234,16 +242,6 @@ def _scored(passage: dict[str, Any], rank: int) -> Scored:
     return Scored(chunk, value)
 
 
-GRACE_S = 2.0
-"""Extra time for an answer to arrive after a deadline, which the server enforces."""
-LATEST_S = 86_400.0
-"""Longest deadline that is sent."""
-
-ASTRAY = "the server returns what was not asked for"
-
-Answer = TypeVar("Answer")
-
-
 class RemoteRetriever:
     """A `Retriever` over the native routes of a server; `about` is the server's description."""
 
@@ -258,7 +256,16 @@ class RemoteRetriever:
     async def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult | RetrievalFault]:
         if not requests:
             return []
-        queries = tuple(_query(request) for request in requests)
+        queries = tuple(
+            SearchRequest(  # invalid Unicode is in no text, so replacing it changes no result
+                utf8_safe(each.query),
+                max(each.k, 0),
+                frozenset(filter(is_unicode, each.exclude)),
+                min(each.deadline, LATEST_S),
+                utf8_safe(each.about),
+            )
+            for each in requests
+        )
         call = SearchCall(requests=queries, retrieval=self._about.retrieval, index_hash=self.info.index_hash)
         found = await self._post("/search", call, SearchAnswers, max(query.deadline for query in queries))
         if isinstance(found, SearchAnswers) and len(found.answers) != len(requests):
@@ -287,10 +294,10 @@ class RemoteRetriever:
     async def get(self, chunk_ids: Sequence[ChunkId]) -> tuple[Chunk, ...] | RetrievalFault:
         ids = tuple(chunk_id for chunk_id in chunk_ids if is_unicode(chunk_id))
         call = GetCall(chunk_ids=ids, index_hash=self.info.index_hash)
-        found, asked = await self._post("/get", call, ChunksAnswer, self._run.call_deadline_s), set(ids)
-        return _chunks(found, lambda chunks: len(chunks) <= len(ids) and asked.issuperset(map(_id_of, chunks)))
+        found = await self._post("/get", call, ChunksAnswer, self._run.call_deadline_s)
+        return _chunks(found, lambda chunks: len(chunks) <= len(ids) and {each.chunk_id for each in chunks} <= {*ids})
 
-    async def _post(self, path: str, call: Record, kind: type[Answer], deadline: float) -> Answer | RetrievalFault:
+    async def _post(self, path: str, call: Record, kind: type[T], deadline: float) -> T | RetrievalFault:
         found = await self._client.post(path, msgspec.json.encode(call), kind, max(deadline, 0.0) + GRACE_S)
         return RetrievalFault(found.message) if isinstance(found, HttpFault) else found
 
@@ -304,7 +311,6 @@ def open_http(url: str, config: Config) -> Retriever:
             password.
         MissingExtra: httpx is not installed.
     """
-
     if url != (shown := without_password(url)):
         raise ConfigError(
             f"{shown}: a user name, a password and parameters cannot be sent to a retriever: leave them out"
@@ -316,8 +322,11 @@ def open_http(url: str, config: Config) -> Retriever:
         about = thread.submit(asyncio.run, ask_about(base, config.machine)).result()
     if about is None:
         return SearchR1Retriever(base, config)
-    if wrong := list(_differences(config.env.retrieval, about.retrieval)):
-        raise ConfigError(f"{base} ranks with other settings than yours; to use them: {' '.join(wrong)}")
+    mine, theirs = msgspec.to_builtins(config.env.retrieval), msgspec.to_builtins(about.retrieval)
+    if wrong := list(differences(mine, theirs, "env.retrieval.")):
+        values = {name: msgspec.json.encode(value).decode().strip('"') for name, _, value in wrong}
+        options = " ".join(f"--set {name}={value}" for name, value in values.items())
+        raise ConfigError(f"{base} ranks with other settings than yours; to use them: {options}")
     return RemoteRetriever(base, about, config.machine)
 
 
@@ -341,25 +350,10 @@ async def ask_about(base: str, machine: Machine) -> About | None:
         raise InfrastructureFault(f"{base}/info does not describe an index of harness1: {error}") from error
 
 
-def _differences(mine: Settings, theirs: Settings) -> Iterator[str]:
-    """Yield the options that would make my settings equal to theirs."""
-    for name, _, value in differences(msgspec.to_builtins(mine), msgspec.to_builtins(theirs), "env.retrieval."):
-        text = msgspec.json.encode(value).decode().strip('"')
-        yield f"--set {name}={text}"
-
-
-def _query(request: SearchRequest) -> SearchRequest:
-    """Return a request for the wire. Invalid Unicode is in no text, so replacing it changes no result."""
-    query = request.query.encode("utf-8", "replace").decode()
-    exclude = frozenset(filter(is_unicode, request.exclude))
-    about = request.about.encode("utf-8", "replace").decode()
-    return SearchRequest(query, max(request.k, 0), exclude, min(request.deadline, LATEST_S), about)
-
-
 def _search_answer(query: SearchRequest, answer: SearchAnswer) -> SearchResult | RetrievalFault:
     if answer.result is None:
         return RetrievalFault(answer.fault or "neither a result nor a fault")
-    found = [_id_of(hit.chunk) for hit in answer.result.hits]
+    found = [hit.chunk.chunk_id for hit in answer.result.hits]
     if not len(set(found)) == len(found) <= query.k or not query.exclude.isdisjoint(found):
         return RetrievalFault(ASTRAY)
     return answer.result
@@ -373,7 +367,3 @@ def _chunks(
     if answer.chunks is None:
         return RetrievalFault(answer.fault or "neither chunks nor a fault")
     return answer.chunks if asked_for(answer.chunks) else RetrievalFault(ASTRAY)
-
-
-def _id_of(chunk: Chunk) -> ChunkId:
-    return chunk.chunk_id

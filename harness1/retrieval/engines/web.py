@@ -1,4 +1,18 @@
-"""Tells hosts of the public internet from those of a local network, by every address that a name resolves to."""
+"""Retrieval from the web: a search API finds pages, a page reader reads them, a disk cache keeps every answer.
+
+The search API works like Serper's: `POST {"q", "num"}` with the key in `X-API-KEY` returns `{"organic": [{"title",
+"link", "snippet", "position"}]}`. The reader works like Jina's: `GET <its address><address of the page>`, with the key
+as bearer token, returns the text of the page. Redirects are faults.
+
+A document is a page under its normalised address. A search finds its snippet, the chunk `ADDRESS#snippet`; reading
+returns the page, split into chunks as in an index (`harness1.retrieval.corpus`). Normalised addresses have no
+fragment, so chunk ids are unique.
+
+    CACHE/3f/3fa0...e1.json    a request and its answer, named by the digest of the request
+
+Processes may share a cache, because files are written under a temporary name and renamed. Files that cannot be read
+count as absent.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +38,7 @@ from harness1.http.client import HttpClient, is_address
 from harness1.plain import utf8_safe
 from harness1.records import Chunk, ChunkId, DocId, Record
 from harness1.retrieval.corpus import Document, chunk
-from harness1.retrieval.protocol import IndexInfo, RetrievalFault, Scored, SearchRequest, SearchResult
+from harness1.retrieval.protocol import Found, IndexInfo, RetrievalFault, Scored, SearchRequest, SearchResult
 
 Resolve = Callable[[str], Awaitable[tuple[str, ...]]]
 """Returns all IP addresses of a name, () if there is no such name; raises OSError if that cannot be found out now."""
@@ -69,17 +83,13 @@ def is_public_address(text: str) -> bool:
     except ValueError:
         return False
     if isinstance(address, IPv6Address):
-        inner = _inner(address)
+        inner = address.ipv4_mapped or address.sixtofour
+        if address in _NAT64:
+            inner = IPv4Address(int(address) & 0xFFFFFFFF)
         if inner is None:
             return address in _PUBLIC_V6 and address.is_global
         address = inner
     return address.is_global and not address.is_multicast and address not in _PROTOCOLS
-
-
-def _inner(address: IPv6Address) -> IPv4Address | None:
-    if address in _NAT64:
-        return IPv4Address(int(address) & 0xFFFFFFFF)
-    return address.ipv4_mapped or address.sixtofour
 
 
 HOST = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*|[0-9a-f.]*:[0-9a-f:.]*")
@@ -219,147 +229,10 @@ class PageCache:
 
 
 Pages = tuple[Page, ...] | RetrievalFault
-
-_GONE = (404, 410)
-_WARNING = re.compile(r"^Warning: Target URL returned error (\d{3})\b", re.MULTILINE)
-
-
-class WebClient:
-    """Answers requests from the cache, else from the endpoints; simultaneous equal requests are sent once.
-
-    Raises:
-        MissingExtra: httpx is not installed, and `web.offline` is off.
-    """
-
-    def __init__(self, cache: PageCache, web: Web, resolve: Resolve) -> None:
-        self._cache, self._web, self._resolve = cache, web, resolve
-        self._listed = {host.lower() for host in web.hosts}
-        self._client = None if web.offline else HttpClient("", connections=web.concurrency)
-        self._flights: dict[tuple[asyncio.AbstractEventLoop, WebRequest], asyncio.Task[Pages]] = {}
-
-    async def answer(self, question: WebRequest) -> Pages:
-        """Return the answer to a request. It goes on, and its answer is cached, even if the caller is cancelled."""
-        known = self._cache.get(question)
-        if known is not None:
-            return known
-        if self._client is None:
-            return RetrievalFault(message=f"offline, and the cache has no answer to this {question.kind}")
-        key = (asyncio.get_running_loop(), question)
-        flight = self._flights.get(key)
-        if flight is None:
-            flight = self._flights[key] = asyncio.create_task(self._ask(self._client, question))
-            flight.add_done_callback(lambda _: self._flights.pop(key, None))
-        return await asyncio.shield(flight)
-
-    async def _ask(self, client: HttpClient, question: WebRequest) -> Pages:
-        """Ask the endpoint, and cache its answer unless it is a fault."""
-        ask = self._find if question.kind == "search" else self._fetch
-        try:
-            async with await client.turn(), asyncio.timeout(self._web.timeout_s):
-                # Not cached, because names move to other addresses, and users list hosts.
-                if question.kind == "page" and (refusal := await self._judged(question)) is not None:
-                    return refusal
-                answer = await ask(client, question)
-        except TimeoutError:
-            return _fault(question, f"gave no answer within {self._web.timeout_s:g} s")
-        except client.errors as error:
-            # The error may contain the endpoint's address, which may contain a key.
-            return _fault(question, f"failed: {type(error).__name__}")
-        try:
-            self._keep(question, answer)
-        except OSError as error:
-            return RetrievalFault(message=f"the cache of the web cannot be written: {error.strerror}")
-        return answer
-
-    async def _find(self, client: HttpClient, question: WebRequest) -> Pages:
-        headers = {"X-API-KEY": self._web.search_key} if self._web.search_key else {}
-        asked, most = json.dumps({"q": question.subject, "num": question.limit}), self._web.page_bytes
-        status, _, body = await client.exchange(self._web.search_url, asked.encode(), most, headers)
-        if status != 200:
-            return _refusal(question, status)
-        if len(body) > most:
-            return _fault(question, f"gave more than {most} bytes")
-        try:
-            return _found(msgspec.json.decode(body, type=_Results))
-        except MALFORMED:
-            return _fault(question, "gave a malformed answer")
-
-    async def _judged(self, question: WebRequest) -> Pages | None:
-        """Return the answer for a page whose host is not public, None if the page may be read. The reader may stand in
-        a network of its own with this machine, whose hosts no policy may reach through it."""
-        host = urlsplit(question.subject).hostname or ""
-        try:
-            return None if host in self._listed or await is_public(host, self._resolve) else ()
-        except OSError:
-            return RetrievalFault(message=f"the host {host} cannot be resolved now")
-
-    async def _fetch(self, client: HttpClient, question: WebRequest) -> Pages:
-        key = {"Authorization": "Bearer " + self._web.read_key} if self._web.read_key else {}
-        headers, url = {"Accept": "text/plain"} | key, self._web.read_url + question.subject
-        status, _, body = await client.exchange(url, None, question.limit, headers)
-        if status != 200:
-            return () if status in _GONE else _refusal(question, status)
-        # If the text was cut, the decoder is not final, so that it drops an incomplete character.
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        text = decoder.decode(body[: question.limit], final=len(body) <= question.limit)
-        return _page(question, text)
-
-    def _keep(self, question: WebRequest, answer: Pages) -> None:
-        if isinstance(answer, RetrievalFault):
-            return
-        for page in answer if question.kind == "search" else ():
-            shown = snippet_question(page.url, self._web)
-            if self._cache.get(shown) is None:
-                self._cache.put(shown, (page,))
-        self._cache.put(question, answer)
-
-
-class _Result(msgspec.Struct):
-    link: str = ""
-    title: str | None = None
-    snippet: str | None = None
-    position: float | None = None
-
-
-class _Results(msgspec.Struct):
-    organic: list[_Result]
-
-
-def _found(results: _Results) -> tuple[Page, ...]:
-    """Return the distinct pages of a search result, by position."""
-    pages: dict[str, Page] = {}
-    for result in sorted(results.organic, key=lambda result: result.position or float("inf"))[:MOST_RESULTS]:
-        url = page_url(result.link)
-        if url is not None:
-            pages.setdefault(url, Page(url=url, title=result.title or "", text=result.snippet or ""))
-    return tuple(pages.values())
-
-
-def _page(question: WebRequest, text: str) -> Pages:
-    """Return the page from an answer of the reader, which may have a head: `Title: ...`, other lines, `Markdown
-    Content:`. A warning in the head means an error of the site: () if the page does not exist, else a fault."""
-    head, mark, body = text.partition("Markdown Content:\n")
-    if not mark or not head.startswith("Title:"):
-        return (Page(url=question.subject, title="", text=text),)
-    if warning := _WARNING.search(head):
-        status = int(warning[1])
-        return () if status in _GONE else _fault(question, f"was answered {status} by the site")
-    title = head.partition("\n")[0].removeprefix("Title:").strip()
-    return (Page(url=question.subject, title=title, text=body),)
-
-
-def _refusal(question: WebRequest, status: int) -> RetrievalFault:
-    hint = {401: " (is its key right?)", 403: " (is its key right?)", 429: " (too many requests)"}.get(status, "")
-    return _fault(question, f"answered {status}{hint}")
-
-
-def _fault(question: WebRequest, what: str) -> RetrievalFault:
-    name = "search API" if question.kind == "search" else "page reader"
-    return RetrievalFault(message=f"the {name} {what}")
-
-
 SNIPPET = "#snippet"
 _NO_GREP = "a search API has no regular expressions: --set env.grep.on=false"
+_GONE = (404, 410)
+_WARNING = re.compile(r"^Warning: Target URL returned error (\d{3})\b", re.MULTILINE)
 
 
 def open_web(cache: str, config: Config, resolve: Resolve = resolve) -> WebRetriever:
@@ -385,24 +258,46 @@ def open_web(cache: str, config: Config, resolve: Resolve = resolve) -> WebRetri
     for host in web.hosts:
         if not HOST.fullmatch(host.lower()):
             raise ConfigError(f"machine.web.hosts takes names such as en.wikipedia.org, not {host!r}")
-    _check_folder(Path(cache), web.offline)
-    return WebRetriever(PageCache(Path(cache)), config, resolve)
+    folder = Path(cache)
+    try:
+        if not web.offline:
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CorpusError(f"cannot make the cache of the web at {folder}: {error.strerror}") from error
+    if not folder.is_dir():
+        raise CorpusError(f"{folder} is not a folder, and machine.web.offline answers only from a cache")
+    return WebRetriever(PageCache(folder), config, resolve)
+
+
+def _check_endpoint(kind: str, url: str, key: str) -> None:
+    """Refuse an unusable endpoint; the message does not repeat it, because it may contain a key."""
+    if not url:
+        instead = ", or env.read.on=false" if kind == "read" else ""
+        raise ConfigError(f"the web retriever needs --set machine.web.{kind}_url=ADDRESS{instead}")
+    if not is_address(url):
+        raise ConfigError(f"machine.web.{kind}_url is not an address of the form https://HOST/...")
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError(f"machine.web.{kind}_key has characters that a header cannot contain")
 
 
 class WebRetriever:
-    """A `Retriever` over a search API and a page reader, made by `open_web`."""
+    """A `Retriever` over a search API and a page reader, made by `open_web`. Requests are answered from the cache, else
+    by the endpoints; simultaneous equal requests are sent once."""
 
     info: IndexInfo
     """The hash covers how the web is searched, not the endpoints. Both counts are 0, because they are unknown."""
 
     def __init__(self, cache: PageCache, config: Config, resolve: Resolve) -> None:
-        self._web, self._chunk_tokens, self._cache = config.machine.web, config.index.chunk_tokens, cache
-        self._client = WebClient(cache, config.machine.web, resolve)
-        hosts = sorted({host.lower() for host in self._web.hosts})
-        settings = ["search and read", self._web.results, hosts, self._web.page_bytes, self._chunk_tokens]
+        self._web, self._chunk_tokens = config.machine.web, config.index.chunk_tokens
+        self._cache, self._resolve = cache, resolve
+        self._client = None if self._web.offline else HttpClient("", connections=self._web.concurrency)
+        self._flights: dict[tuple[asyncio.AbstractEventLoop, WebRequest], asyncio.Task[Pages]] = {}
+        self._listed = {host.lower() for host in self._web.hosts}
+        web = self._web
+        settings = ["search and read", web.results, sorted(self._listed), web.page_bytes, self._chunk_tokens]
         self.info = IndexInfo(index_hash=digest(settings), unit="document", documents=0, chunks=0)
 
-    async def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult | RetrievalFault]:
+    async def search(self, requests: Sequence[SearchRequest]) -> list[Found]:
         return list(await asyncio.gather(*map(self._search, requests)))
 
     async def grep(self, pattern: str, limit: int, deadline: float) -> RetrievalFault:
@@ -414,7 +309,7 @@ class WebRetriever:
             return ()
         if not self._web.read_url:
             return RetrievalFault(message="machine.web.read_url is not set")
-        pages = await self._client.answer(page_question(url, self._web))
+        pages = await self._answer(page_question(url, self._web))
         return pages if isinstance(pages, RetrievalFault) else self._chunks(pages)
 
     async def get(self, chunk_ids: Sequence[ChunkId]) -> tuple[Chunk, ...]:
@@ -433,7 +328,7 @@ class WebRetriever:
             found.append(known[question].get(chunk_id))
         return tuple(each for each in found if each is not None)
 
-    async def _search(self, request: SearchRequest) -> SearchResult | RetrievalFault:
+    async def _search(self, request: SearchRequest) -> Found:
         """Return the snippets of the pages found, in the order of the search API, without excluded ones."""
         begin = time.perf_counter()
         if request.deadline <= 0:
@@ -443,7 +338,7 @@ class WebRetriever:
         seen = sum(chunk_id.endswith(SNIPPET) for chunk_id in request.exclude)
         try:
             async with asyncio.timeout(request.deadline):
-                pages = await self._client.answer(search_question(request.query, seen, self._web))
+                pages = await self._answer(search_question(request.query, seen, self._web))
         except TimeoutError:
             return RetrievalFault(message="deadline")
         if isinstance(pages, RetrievalFault):
@@ -459,6 +354,105 @@ class WebRetriever:
         documents = (Document(doc_id=DocId(page.url), title=page.title, text=page.text) for page in pages)
         return tuple(piece for document in documents for piece in chunk(document, self._chunk_tokens))
 
+    async def _answer(self, question: WebRequest) -> Pages:
+        """Return the answer to a request. It goes on, and its answer is cached, even if the caller is cancelled."""
+        known = self._cache.get(question)
+        if known is not None:
+            return known
+        if self._client is None:
+            return RetrievalFault(message=f"offline, and the cache has no answer to this {question.kind}")
+        key = (asyncio.get_running_loop(), question)
+        flight = self._flights.get(key)
+        if flight is None:
+            flight = self._flights[key] = asyncio.create_task(self._ask(self._client, question))
+            flight.add_done_callback(lambda _: self._flights.pop(key, None))
+        return await asyncio.shield(flight)
+
+    async def _ask(self, client: HttpClient, question: WebRequest) -> Pages:
+        """Ask the endpoint, and cache its answer unless it is a fault."""
+        ask = self._find if question.kind == "search" else self._fetch
+        try:
+            async with await client.turn(), asyncio.timeout(self._web.timeout_s):
+                # Not cached, because names move to other addresses, and users list hosts.
+                if question.kind == "page" and (refusal := await self._judge(question)) is not None:
+                    return refusal
+                answer = await ask(client, question)
+        except TimeoutError:
+            return _fault(question, f"gave no answer within {self._web.timeout_s:g} s")
+        except client.errors as error:
+            # The error may contain the endpoint's address, which may contain a key.
+            return _fault(question, f"failed: {type(error).__name__}")
+        if isinstance(answer, RetrievalFault):
+            return answer
+        try:
+            for page in answer if question.kind == "search" else ():
+                shown = snippet_question(page.url, self._web)
+                if self._cache.get(shown) is None:
+                    self._cache.put(shown, (page,))
+            self._cache.put(question, answer)
+        except OSError as error:
+            return RetrievalFault(message=f"the cache of the web cannot be written: {error.strerror}")
+        return answer
+
+    async def _judge(self, question: WebRequest) -> Pages | None:
+        """Return the answer for a page whose host is not public, None if the page may be read. The reader may stand in
+        a network of its own with this machine, whose hosts no policy may reach through it."""
+        host = urlsplit(question.subject).hostname or ""
+        try:
+            return None if host in self._listed or await is_public(host, self._resolve) else ()
+        except OSError:
+            return RetrievalFault(message=f"the host {host} cannot be resolved now")
+
+    async def _find(self, client: HttpClient, question: WebRequest) -> Pages:
+        headers = {"X-API-KEY": self._web.search_key} if self._web.search_key else {}
+        body, most = json.dumps({"q": question.subject, "num": question.limit}).encode(), self._web.page_bytes
+        status, _, encoded = await client.exchange(self._web.search_url, body, most, headers)
+        if status != 200:
+            return _refusal(question, status)
+        if len(encoded) > most:
+            return _fault(question, f"gave more than {most} bytes")
+        try:
+            results = msgspec.json.decode(encoded, type=_Results).organic
+        except MALFORMED:
+            return _fault(question, "gave a malformed answer")
+        pages: dict[str, Page] = {}
+        for result in sorted(results, key=lambda result: result.position or float("inf"))[:MOST_RESULTS]:
+            url = page_url(result.link)
+            if url is not None:
+                pages.setdefault(url, Page(url=url, title=result.title or "", text=result.snippet or ""))
+        return tuple(pages.values())
+
+    async def _fetch(self, client: HttpClient, question: WebRequest) -> Pages:
+        """Read a page. The answer may have a head: `Title: ...`, other lines, `Markdown Content:`. A warning in the
+        head means an error of the site: () if the page does not exist, else a fault."""
+        key = {"Authorization": "Bearer " + self._web.read_key} if self._web.read_key else {}
+        headers, url = {"Accept": "text/plain"} | key, self._web.read_url + question.subject
+        status, _, encoded = await client.exchange(url, None, question.limit, headers)
+        if status != 200:
+            return () if status in _GONE else _refusal(question, status)
+        # If the text was cut, the decoder is not final, so that it drops an incomplete character.
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        text = decoder.decode(encoded[: question.limit], final=len(encoded) <= question.limit)
+        head, mark, body = text.partition("Markdown Content:\n")
+        if not mark or not head.startswith("Title:"):
+            return (Page(url=question.subject, title="", text=text),)
+        if warning := _WARNING.search(head):
+            status = int(warning[1])
+            return () if status in _GONE else _fault(question, f"was answered {status} by the site")
+        title = head.partition("\n")[0].removeprefix("Title:").strip()
+        return (Page(url=question.subject, title=title, text=body),)
+
+
+class _Result(msgspec.Struct):
+    link: str = ""
+    title: str | None = None
+    snippet: str | None = None
+    position: float | None = None
+
+
+class _Results(msgspec.Struct):
+    organic: list[_Result]
+
 
 def _snippets(pages: Sequence[Page]) -> tuple[Chunk, ...]:
     return tuple(
@@ -467,22 +461,11 @@ def _snippets(pages: Sequence[Page]) -> tuple[Chunk, ...]:
     )
 
 
-def _check_endpoint(kind: str, url: str, key: str) -> None:
-    """Refuse an unusable endpoint; the message does not repeat it, because it may contain a key."""
-    if not url:
-        instead = ", or env.read.on=false" if kind == "read" else ""
-        raise ConfigError(f"the web retriever needs --set machine.web.{kind}_url=ADDRESS{instead}")
-    if not is_address(url):
-        raise ConfigError(f"machine.web.{kind}_url is not an address of the form https://HOST/...")
-    if not (key.isascii() and key.isprintable()):
-        raise ConfigError(f"machine.web.{kind}_key has characters that a header cannot contain")
+def _refusal(question: WebRequest, status: int) -> RetrievalFault:
+    hint = {401: " (is its key right?)", 403: " (is its key right?)", 429: " (too many requests)"}.get(status, "")
+    return _fault(question, f"answered {status}{hint}")
 
 
-def _check_folder(folder: Path, offline: bool) -> None:
-    try:
-        if not offline:
-            folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CorpusError(f"cannot make the cache of the web at {folder}: {error.strerror}") from error
-    if not folder.is_dir():
-        raise CorpusError(f"{folder} is not a folder, and machine.web.offline answers only from a cache")
+def _fault(question: WebRequest, what: str) -> RetrievalFault:
+    name = "search API" if question.kind == "search" else "page reader"
+    return RetrievalFault(message=f"the {name} {what}")
