@@ -35,6 +35,8 @@ ENTAILMENT = frozenset({"entailment", "supports"})
 AFFIRMATION = frozenset({"yes", "1", "label_1"})
 CONTRADICTION = frozenset({"contradiction", "refutes"})
 MOST_LABELS = 3
+SMALLEST, LARGEST = 1e-30, 1.0 - 2.0**-24
+"""The range of probabilities whose log odds are finite and distinct as 32-bit numbers."""
 
 Pair = tuple[str, str]
 """A query or claim, and the text that may answer or support it."""
@@ -72,7 +74,18 @@ def open_cross_encoder(machine: config.Machine) -> StanceScorer:
     """
     if not machine.reranker:
         raise ConfigError("a cross-encoder is needed: give its name or folder with --set machine.reranker=NAME")
-    return _opened(machine.reranker, machine.device, machine.threads)
+    return _load(machine.reranker, machine.device, machine.threads)
+
+
+@lru_cache(maxsize=1)
+def _load(spec: str, device: str, threads: int) -> StanceScorer:
+    folder = model_folder(spec)
+    with loading(folder, "cross-encoder", config.Machine(device=device, threads=threads)):
+        from sentence_transformers import CrossEncoder
+
+        model = CrossEncoder(str(folder), device=device or None, local_files_only=True)
+    rows, step = (1, 1) if model.device.type == "cpu" else (ROWS, STEP)
+    return TransformerScorer(model, folder_hash(folder), rows, step)
 
 
 class TransformerScorer:
@@ -105,7 +118,9 @@ class TransformerScorer:
             RuntimeError: torch failed, for example because memory ran out.
         """
         found = np.zeros((len(pairs), 2), dtype=np.float32)
-        read = [self._as_read(pair) for pair in pairs]
+        read = [(utf8_safe(one), utf8_safe(other)) for one, other in pairs]
+        if self._text_first:
+            read = [(text, claim) for claim, text in read]
         with self._lock:
             for length, members in self._by_length(read).items():
                 for start in range(0, len(members), self._rows):
@@ -116,11 +131,6 @@ class TransformerScorer:
                     if self._contradicts is not None:
                         found[part, 1] = chances[:, self._contradicts]
         return found
-
-    def _as_read(self, pair: Pair) -> Pair:
-        """Return a pair in the order of the model, as valid Unicode: tokenizers refuse half a surrogate pair."""
-        first, second = (utf8_safe(text) for text in pair)
-        return (second, first) if self._text_first else (first, second)
 
     def _by_length(self, pairs: list[Pair]) -> dict[int, list[int]]:
         """Group pairs by the number of tokens to which they are padded."""
@@ -162,35 +172,19 @@ def _labels(model: CrossEncoder) -> tuple[int, int | None, bool]:
         return 0, None, False
     labels = dict(model.config.id2label or {}) if model.config else {}
     names = [str(name).lower() for _, name in sorted(labels.items(), key=lambda label: int(label[0]))]
-    entails = _place(names, ENTAILMENT)
-    supports = _place(names, AFFIRMATION if count == 2 else {"yes"})
+
+    def place(wanted: Container[str]) -> int | None:
+        return next((at for at, name in enumerate(names) if name in wanted), None)
+
+    entails = place(ENTAILMENT)
+    supports = place(AFFIRMATION if count == 2 else {"yes"})
     supports = supports if entails is None else entails
     if count > MOST_LABELS or supports is None:
         raise UsageError(
             "machine.reranker: a cross-encoder must have one label, or two or three with one called entailment or "
             f"yes; this one has {count}: {', '.join(names)}"
         )
-    return supports, _place(names, CONTRADICTION), entails is not None
-
-
-def _place(names: Sequence[str], wanted: Container[str]) -> int | None:
-    return next((at for at, name in enumerate(names) if name in wanted), None)
-
-
-@lru_cache(maxsize=1)
-def _opened(spec: str, device: str, threads: int) -> StanceScorer:
-    """Find, load and name a model of sentence-transformers."""
-    folder = model_folder(spec)
-    with loading(folder, "cross-encoder", config.Machine(device=device, threads=threads)):
-        from sentence_transformers import CrossEncoder
-
-        model = CrossEncoder(str(folder), device=device or None, local_files_only=True)
-    rows, step = (1, 1) if model.device.type == "cpu" else (ROWS, STEP)
-    return TransformerScorer(model, folder_hash(folder), rows, step)
-
-
-SMALLEST, LARGEST = 1e-30, 1.0 - 2.0**-24
-"""The range of probabilities whose log odds are finite and distinct as 32-bit numbers."""
+    return supports, place(CONTRADICTION), entails is not None
 
 
 def rerank(
@@ -210,21 +204,12 @@ def rerank(
         for query, chunks in zip(queries, rankings, strict=True)
     ]
     pairs = list(dict.fromkeys(chain.from_iterable(read)))
-    odds = dict(zip(pairs, _log_odds(scorer.score(pairs)), strict=True)) if pairs else {}
-    return [_reordered(chunks, [odds[pair] for pair in each]) for chunks, each in zip(rankings, read, strict=True)]
-
-
-def _reordered(chunks: Sequence[Chunk], scores: Sequence[float]) -> list[Scored]:
-    """Return the first chunks by their scores, then those without a score."""
-    by_id = {chunk.chunk_id: chunk for chunk in chunks}
-    order = total_order((chunk.chunk_id, score) for chunk, score in zip(chunks, scores, strict=False))
-    lowest = min(scores, default=0.0)
-    behind = [Scored(chunk, lowest - place) for place, chunk in enumerate(chunks[len(scores) :], start=1)]
-    return [Scored(by_id[chunk_id], score) for chunk_id, score in order] + behind
-
-
-def _log_odds(probabilities: NDArray[np.float32]) -> list[float]:
-    """Return ln(p / (1 - p)), which for a model with one label is its output before the sigmoid."""
-    clipped = np.clip(probabilities.astype(np.float64), SMALLEST, LARGEST)
-    odds: list[float] = (np.log(clipped) - np.log1p(-clipped)).tolist()
-    return odds
+    chances = np.clip(scorer.score(pairs).astype(np.float64), SMALLEST, LARGEST) if pairs else np.empty(0)
+    odds = dict(zip(pairs, (np.log(chances) - np.log1p(-chances)).tolist(), strict=True))
+    reranked = []
+    for chunks, each in zip(rankings, read, strict=True):
+        scores = {chunk.chunk_id: odds[pair] for chunk, pair in zip(chunks, each, strict=False)}
+        by_id, lowest = {chunk.chunk_id: chunk for chunk in chunks}, min(scores.values(), default=0.0)
+        behind = [Scored(chunk, lowest - place) for place, chunk in enumerate(chunks[len(each) :], start=1)]
+        reranked.append([Scored(by_id[name], score) for name, score in total_order(scores.items())] + behind)
+    return reranked

@@ -1,4 +1,5 @@
-"""Batches the calls of concurrent episodes: one pass over an index or through a model serves many of them."""
+"""Shares work between concurrent episodes: one pass over an index or through a model serves many calls (`Batcher`), and
+equal searches are sent only once (`CachingRetriever`), because the episodes of a group begin with the same queries."""
 
 from __future__ import annotations
 
@@ -18,9 +19,12 @@ from harness1.retrieval.protocol import Found, IndexInfo, RetrievalFault, Retrie
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
+ORDINARY = 16
+"""Hits of an ordinary result. The cache keeps at most `size` times as many hits."""
+LARGEST = 1024
+"""Hits of the longest result that is kept: longer ones would drive out many that are asked more often."""
 IDLE_S = 5.0
 """Idle seconds after which the worker thread ends; the next call starts another."""
-
 CLOSING_S = 10.0
 """Seconds that the process, when it exits, waits for the running batch."""
 
@@ -74,8 +78,26 @@ class Batcher(Generic[Item, Result]):
     def _run(self) -> None:
         rested = True
         while self._collect(rested):
-            self._carry_out(self._take())
+            batch: list[tuple[_Call[Item, Result], int]] = []
+            with self._changed:
+                while self._waiting and len(batch) < self._size:
+                    call, at = self._waiting.popleft()
+                    if not call.future.done():  # still wanted
+                        batch.append((call, at))
+            if batch:
+                self._carry_out(batch)
             rested = not self._waiting
+
+    def _carry_out(self, batch: list[tuple[_Call[Item, Result], int]]) -> None:
+        calls = list(dict.fromkeys(call for call, _ in batch))
+        self._usual = len(calls)
+        with ExitStack() as stack:
+            stack.push(lambda _kind, error, _trace: _pass_on(error, calls))
+            results = self._work([call.items[at] for call, at in batch])
+            if len(results) != len(batch):
+                raise ValueError(f"{len(results)} results for {len(batch)} items")
+            for (call, at), result in zip(batch, results, strict=True):
+                call.put(at, result)
 
     def _collect(self, rested: bool) -> bool:
         """Wait until a batch should start; return False after a long idle time."""
@@ -86,7 +108,10 @@ class Batcher(Generic[Item, Result]):
                 atexit.unregister(self._close)
                 return False
             if rested:
-                self._changed.wait_for(self._enough, self._window_s)
+                self._changed.wait_for(
+                    lambda: len(self._waiting) >= self._size or sum(at == 0 for _, at in self._waiting) >= self._usual,
+                    self._window_s,
+                )
             return True
 
     def _close(self) -> None:
@@ -96,32 +121,6 @@ class Batcher(Generic[Item, Result]):
             self._changed.notify()
         if thread is not None:
             thread.join(CLOSING_S)
-
-    def _enough(self) -> bool:
-        return len(self._waiting) >= self._size or sum(at == 0 for _, at in self._waiting) >= self._usual
-
-    def _take(self) -> list[tuple[_Call[Item, Result], int]]:
-        """Take the next items that are still wanted."""
-        batch: list[tuple[_Call[Item, Result], int]] = []
-        with self._changed:
-            while self._waiting and len(batch) < self._size:
-                call, at = self._waiting.popleft()
-                if not call.future.done():
-                    batch.append((call, at))
-        return batch
-
-    def _carry_out(self, batch: list[tuple[_Call[Item, Result], int]]) -> None:
-        if not batch:
-            return
-        calls = list(dict.fromkeys(call for call, _ in batch))
-        self._usual = len(calls)
-        with ExitStack() as stack:
-            stack.push(lambda _kind, error, _trace: _passed_on(error, calls))
-            results = self._work([call.items[at] for call, at in batch])
-            if len(results) != len(batch):
-                raise ValueError(f"{len(results)} results for {len(batch)} items")
-            for (call, at), result in zip(batch, results, strict=True):
-                call.put(at, result)
 
 
 class _Call(Generic[Item, Result]):
@@ -139,7 +138,7 @@ class _Call(Generic[Item, Result]):
                 self.future.set_result([self._results[place] for place in range(len(self.items))])
 
 
-def _passed_on(error: BaseException | None, calls: Sequence[_Call[Item, Result]]) -> bool:
+def _pass_on(error: BaseException | None, calls: Sequence[_Call[Item, Result]]) -> bool:
     """Pass an exception, if any, on to the calls, because the thread must not die while callers wait for it."""
     for call in calls if error is not None else ():
         with suppress(InvalidStateError):  # complete, or cancelled
@@ -147,14 +146,9 @@ def _passed_on(error: BaseException | None, calls: Sequence[_Call[Item, Result]]
     return True
 
 
-ORDINARY = 16
-"""Hits of an ordinary result. The cache keeps at most `size` times as many hits."""
-LARGEST = 1024
-"""Hits of the longest result that is kept: longer ones would drive out many that are asked more often."""
-
-
 class CachingRetriever:
-    """`Retriever` that remembers searches by query, k, excluded chunks and settings.
+    """`Retriever` that remembers searches by query, k, excluded chunks and settings. Faults are never kept; a caller
+    whose search failed as part of another's asks again.
 
     A caller waits for an equal search as long as its own deadline allows. A search goes on while anyone waits for it,
     and is cancelled when the last caller leaves. Instances may be used from several event loops, one after the other.
@@ -200,7 +194,7 @@ class CachingRetriever:
                 held.enter_context(flight)
             for key, request, result in zip(keys, requests, kept, strict=True):
                 end = begin + request.deadline
-                answers.append(result or await self._landed(key, request, end, flights[key], key in own))
+                answers.append(result or await self._land(key, request, end, flights[key], key in own))
         return answers
 
     def _key(self, request: SearchRequest) -> bytes:
@@ -239,7 +233,7 @@ class CachingRetriever:
                 self._kept.put(key, answer)
         return answers
 
-    async def _landed(self, key: bytes, request: SearchRequest, end: float, flight: _Flight, own: bool) -> Found:
+    async def _land(self, key: bytes, request: SearchRequest, end: float, flight: _Flight, own: bool) -> Found:
         """Return the answer to a search; if it was another caller's and failed, ask again."""
         while True:
             try:

@@ -1,3 +1,4 @@
+import msgspec
 import pytest
 
 from harness1 import config

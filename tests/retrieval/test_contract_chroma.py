@@ -29,7 +29,10 @@ class TestChroma(EngineContract):
             build_chroma(documents, made[-1], settings, Machine())
             return open_chroma(made[-1], Config())
 
-        yield make
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in (("hnsw_links", 96), ("hnsw_build", 400), ("hnsw_search", 512)):
+                patch.setattr(Dense, name, value)
+            yield make
         server.stop()
 
     @pytest.fixture

@@ -29,6 +29,8 @@ DEFAULT_COLLECTION = "harness1"
 INDEX = "harness1.index"
 """Metadata key of a finished collection: `EngineIndex` as JSON."""
 NOT_FOUND = 404
+BATCH = 256
+"""Chunks in one insertion; servers refuse more than a few thousand."""
 
 
 class Address(NamedTuple):
@@ -97,20 +99,18 @@ def connect(where: Address, timeout: float) -> ClientAPI:
             ssl=secure,
             settings=Settings(anonymized_telemetry=False),
         )
+
+        def raise_for_status(response: Any) -> None:
+            if response.is_error:
+                text = f"{response.status_code} {response.read().decode('utf-8', 'replace')}"
+                raise httpx.HTTPStatusError(text, request=response.request, response=response)
+
         # The public interface has neither time limits nor an error type for every status.
         session = client._server._session
         session.timeout = httpx.Timeout(timeout)
-        session.event_hooks = {"response": [_raise_for_status]}
+        session.event_hooks = {"response": [raise_for_status]}
     made: ClientAPI = client
     return made
-
-
-def _raise_for_status(response: Any) -> None:
-    import httpx
-
-    if response.is_error:
-        text = response.read().decode("utf-8", "replace")
-        raise httpx.HTTPStatusError(f"{response.status_code} {text}", request=response.request, response=response)
 
 
 def find_index(client: ClientAPI, where: Address) -> Collection | None:
@@ -241,10 +241,6 @@ class ChromaEngine:
         return list(zip(found["documents"] or [], found["metadatas"] or [], strict=True))
 
 
-BATCH = 256
-"""Chunks in one insertion; servers refuse more than a few thousand."""
-
-
 def build_chroma(documents: Iterable[Document], url: str, settings: config.Index, machine: config.Machine) -> IndexInfo:
     """Build an index of a corpus in a Chroma server, replacing an earlier index of that name.
 
@@ -269,8 +265,20 @@ def build_chroma(documents: Iterable[Document], url: str, settings: config.Index
     client = connect(where, machine.call_deadline_s)
     embedder = open_embedder(settings.dense, machine)
     with reporting(where):
-        _clear(client, where)
-        collection = _create(client, where, settings.dense)
+        earlier = find_index(client, where)
+        if earlier is not None and INDEX not in (earlier.metadata or {}):
+            raise CorpusError(f"{where.collection!r} exists and is not an index of harness1; name another #COLLECTION")
+        if earlier is not None and earlier.name == where.building:
+            earlier.modify(name=where.collection)
+        else:
+            _drop(client, where.building)
+        graph: Any = {
+            "space": "cosine",
+            "max_neighbors": settings.dense.hnsw_links,
+            "ef_construction": settings.dense.hnsw_build,
+            "ef_search": settings.dense.hnsw_search,
+        }
+        collection = client.create_collection(where.building, configuration={"hnsw": graph}, embedding_function=None)
         stream = ChunkStream(documents, settings)
         for batch in stream.batches(BATCH):
             pieces = [stored(piece, position) for position, piece in batch]
@@ -286,27 +294,6 @@ def build_chroma(documents: Iterable[Document], url: str, settings: config.Index
         _drop(client, where.collection)
         collection.modify(name=where.collection)
     return index.info
-
-
-def _clear(client: ClientAPI, where: Address) -> None:
-    """Free the name of the collection to build."""
-    index = find_index(client, where)
-    if index is not None and INDEX not in (index.metadata or {}):
-        raise CorpusError(f"{where.collection!r} exists and is not an index of harness1; name another #COLLECTION")
-    if index is not None and index.name == where.building:
-        index.modify(name=where.collection)
-    else:
-        _drop(client, where.building)
-
-
-def _create(client: ClientAPI, where: Address, dense: config.Dense) -> Collection:
-    graph: Any = {
-        "space": "cosine",
-        "max_neighbors": dense.hnsw_links,
-        "ef_construction": dense.hnsw_build,
-        "ef_search": dense.hnsw_search,
-    }
-    return client.create_collection(where.building, configuration={"hnsw": graph}, embedding_function=None)
 
 
 def _drop(client: ClientAPI, name: str) -> None:
