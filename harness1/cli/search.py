@@ -33,7 +33,7 @@ from harness1.retrieval.generations import IndexCheck, check_index
 from harness1.retrieval.open import build_engine
 from harness1.retrieval.protocol import IndexInfo
 from harness1.runs.folder import clear_run
-from harness1.tools.discovery import shown_title
+from harness1.tools.discovery import show_title
 from harness1.tools.tool import one_line
 from harness1.words import AUTO, NONE
 
@@ -200,7 +200,7 @@ def _show_answer(env: SearchEnv, observation: Observation, console: Console) -> 
         unit_id = env.state.memory.pool.unit_of(hit)
         entry = env.state.memory.pool.entries.get(unit_id)
         label = entry.handle if entry else "copy"
-        name = shown_title(hit.title or hit.text[:60], env.config)
+        name = show_title(hit.title or hit.text[:60], env.config)
         _show_line(Text.assemble((f"  {label:>5}", HANDLE), f" {name}"), console)
     if len(observation.hits) > SHOWN_HITS:
         console.print(f"        and {len(observation.hits) - SHOWN_HITS} more", style="dim")
@@ -235,7 +235,7 @@ def show_result(env: SearchEnv, episode: Episode, console: Console, files: Files
         console.print(str(file or place.unit_id), style="bold", soft_wrap=True)
         chunk = f"  {place.unit_id}" if file and episode.unit == "chunk" else ""
         rank, tag = f"{place.rank:>3} ", (f"{place.tag:<9}", STYLES[place.tag])
-        title = shown_title(entry.title, env.config)
+        title = show_title(entry.title, env.config)
         _show_line(Text.assemble(rank, tag, f" {title}", (chunk, "dim")), console)
         _show_line(Text(f"              {snippet(env, place.unit_id)}", "dim"), console)
 
