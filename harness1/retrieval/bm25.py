@@ -109,11 +109,8 @@ class PostingsWriter:
 
 
 def _new_array(path: Path, kind: Any, size: int) -> NDArray[Any]:
-    """Create a one-dimensional array in a new `.npy` file, mapped for writing.
-
-    Raises:
-        OSError: the disk is full. If the space were not reserved now, a signal would kill the process later.
-    """
+    """Create a one-dimensional array in a new `.npy` file, mapped for writing. Raises OSError: the disk is full. If the
+    space were not reserved now, a signal would kill the process later."""
     if not size:  # an empty file cannot be mapped
         np.save(path, np.empty(0, kind))
         return np.empty(0, kind)
@@ -145,10 +142,7 @@ class Postings:
     @cached_property
     def lists(self) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[Any]]:
         """Where the postings of each term begin and the last ones end, and the chunk and the code of every posting.
-
-        Raises:
-            DamagedFile: they are not as they were written, or do not fit together; compiled loops trust them.
-        """
+        Raises DamagedFile: they are not as they were written, or do not fit together; compiled loops trust them."""
         starts, chunks, codes = self._starts.array, self._chunks.array, self._codes.array
         if starts[0] or starts[-1] != min(len(chunks), len(codes)) or np.any(starts[1:] < starts[:-1]):
             raise DamagedFile("postings.starts.npy is damaged: it does not fit the postings")
@@ -159,7 +153,8 @@ class Postings:
         and in how many living chunks each occurs."""
         numbers = np.array(self._terms.find(terms), np.int64)
         starts = self.lists[0]
-        spans = np.stack((starts[numbers], starts[numbers + 1]), axis=1)
+        spans = np.empty((len(numbers), 2), np.int64)
+        spans[:, 0], spans[:, 1] = starts[numbers], starts[numbers + 1]
         spans[numbers < 0] = 0
         frequencies = spans[:, 1] - spans[:, 0]
         if self._dead_counts is not None and len(self._dead_counts):
@@ -222,17 +217,19 @@ class BM25:
 
         counts = Counter(terms)
         found = [segment.find(list(counts)) for segment in self._segments]
-        frequencies = np.sum([each for _, each in found], axis=0)
+        frequencies = sum((each for _, each in found), np.zeros(len(counts), np.int64))
         rarity = np.log1p((self._chunks - frequencies + 0.5) / (frequencies + 0.5))
         weights = (rarity * np.fromiter(counts.values(), np.float64, len(counts))).astype(np.float32)
         margin = 2 * STEP * float(weights.sum())
-        ordered = NONE if exclude is None else np.sort(exclude)
+        ordered = None if exclude is None or not len(exclude) else np.sort(exclude)
         positions, scores = [np.empty(0, np.int64)], [np.empty(0, np.float32)]
         for segment, (spans, _), table, first in zip(
             self._segments, found, self._tables, self._firsts.tolist(), strict=False
         ):
-            low, high = np.searchsorted(ordered, (first, first + len(segment)))
-            left_out = (ordered[low:high] - first).astype(np.uint32)
+            left_out = NONE
+            if ordered is not None:
+                low, high = np.searchsorted(ordered, (first, first + len(segment)))
+                left_out = (ordered[low:high] - first).astype(np.uint32)
             _, chunks, codes = segment.lists
             places, their_scores = best(
                 chunks, codes, spans, weights, table, len(segment), segment.dead, left_out, k, margin

@@ -297,11 +297,8 @@ class _Draft:
         self._content_sum -= sum(int.from_bytes(segment.doc_sums[number].tobytes(), "big") for number in documents)
 
     def finish(self) -> IndexInfo:
-        """Merge the segments that should be one, and write what belongs to the generation as a whole.
-
-        Raises:
-            CorpusError: no document is left.
-        """
+        """Merge the segments that should be one, and write what belongs to the generation as a whole. Raises
+        CorpusError: no document is left."""
         live = [part.entry.live for part in self._parts]
         by_script = reads_by_script(sum(size.foreign for size in live), sum(size.chunks for size in live))
         if self._language == AUTO and (meant := AUTO if by_script else "") != self._analysed:
@@ -384,11 +381,8 @@ class _Embeddings:
         self._out = Files(out, {name: each for name, each in sums.items() if name.startswith(f"{VECTORS}/")})
 
     def go_on(self, before: VectorsEntry, generation: Files, segments: Sequence[Segment]) -> None:
-        """Continue the embeddings of an earlier generation, which has these segments.
-
-        Raises:
-            DamagedFile, OSError: its approximate index is damaged or missing.
-        """
+        """Continue the embeddings of an earlier generation, which has these segments. Raises DamagedFile, OSError: its
+        approximate index is damaged or missing."""
         self._before = before
         if self._settings.search != "exact":
             _ = generation.file(APPROXIMATE).bytes
@@ -434,11 +428,8 @@ class _Embeddings:
 
     def sums(self, entry: VectorsEntry) -> dict[str, Sums]:
         """Return the checksums of the embeddings that a generation uses, by paths in the index, and those of other
-        models' embeddings that a later build may use again.
-
-        Raises:
-            DamagedFile: those of the generation before have changed, which must not be taken for what was written.
-        """
+        models' embeddings that a later build may use again. Raises DamagedFile: those of the generation before have
+        changed, which must not be taken for what was written."""
         files, found = self._out.below(store_of(entry.embedder)), dict(self._out.sums)
         for name, width in row_widths(entry.dimensions).items():
             size, before = entry.rows * width, files.sums.get(name)

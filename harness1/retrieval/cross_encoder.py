@@ -97,8 +97,7 @@ class TransformerScorer:
         rows: pairs in a pass; smaller passes are filled up.
         step: a pass is padded to a multiple of this many tokens.
 
-    Raises:
-        UsageError: the model has more than three labels, or several and none of them means support.
+    Raises UsageError: the model has more than three labels, or several and none of them means support.
     """
 
     def __init__(self, model: CrossEncoder, identity: str, rows: int, step: int) -> None:

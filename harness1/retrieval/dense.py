@@ -75,8 +75,7 @@ class DenseIndex:
         ranks: for each position, the place of its id among all ids in lexicographic order; it breaks ties.
         candidates: an approximate index over `used_rows(rows)`, or a faster exact one; None to multiply every row.
 
-    Raises:
-        CorpusError: the approximate index was built from other vectors, or a row does not exist.
+    Raises CorpusError: the approximate index was built from other vectors, or a row does not exist.
     """
 
     def __init__(
@@ -274,8 +273,7 @@ def extend_approximate(
     Args:
         before_used: the used rows of the index at `before`.
 
-    Raises:
-        MissingExtra, CorpusError: as `build_approximate`, or the earlier index is not there.
+    Raises MissingExtra, CorpusError: as `build_approximate`, or the earlier index is not there.
     """
     size = len(before_used)
     if not np.array_equal(used[:size], before_used) or len(used) > GROWTH * size:

@@ -87,11 +87,8 @@ class Embedder(Protocol):
     def dimensions(self) -> int: ...
 
     def embed_documents(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Return one row for each text. Other texts of the call may change its last digits.
-
-        Raises:
-            ModelError: the model gives values that are not finite.
-        """
+        """Return one row for each text. Other texts of the call may change its last digits. Raises ModelError: the
+        model gives values that are not finite."""
         ...
 
     def embed_queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
@@ -271,11 +268,8 @@ class CachedQueries:
 
 
 def _unit(vectors: NDArray[np.float32], model: str) -> NDArray[np.float32]:
-    """Scale rows to length 1, each by itself; rows of zeros stay.
-
-    Raises:
-        ModelError: a row has no finite length. Nothing would be near it, so a search would seem to find nothing.
-    """
+    """Scale rows to length 1, each by itself; rows of zeros stay. Raises ModelError: a row has no finite length.
+    Nothing would be near it, so a search would seem to find nothing."""
     lengths = np.sqrt((vectors * vectors).sum(axis=1, keepdims=True))
     if not np.isfinite(lengths).all():
         raise ModelError(f"the embedding model {model} gives vectors that are not finite")
@@ -369,11 +363,8 @@ def _append(
 
 
 def open_vectors(files: Files, dimensions: int, rows: int) -> NDArray[np.float16]:
-    """Map the first rows of a store, read-only, [rows, dimensions], as they are while more are appended.
-
-    Raises:
-        CorpusError: the store has fewer rows, or they are damaged.
-    """
+    """Map the first rows of a store, read-only, [rows, dimensions], as they are while more are appended. Raises
+    CorpusError: the store has fewer rows, or they are damaged."""
     if len(store := VectorStore(files.folder, dimensions)) < rows:
         raise CorpusError(f"{files.folder} holds {len(store)} embeddings of {rows}; build the index again")
     if not rows:

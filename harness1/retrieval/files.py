@@ -75,11 +75,7 @@ class CheckedFile:
 
     @cached_property
     def bytes(self) -> memoryview:
-        """All bytes.
-
-        Raises:
-            DamagedFile: they are not as they were written.
-        """
+        """All bytes. Raises DamagedFile: they are not as they were written."""
         if self._sums and Sums.of(self._data) != self._sums:
             raise DamagedFile(
                 f"{self._path} is damaged: see `harness1 index check`, and build the index again with "
@@ -150,11 +146,7 @@ class StringWriter:
 
 class Strings:
     """A list of UTF-8 strings: all bytes one after the other in `NAME.bin`, and where each begins and the last one ends
-    in `NAME.ends.npy`, [strings + 1].
-
-    Raises:
-        DamagedFile: the files do not fit together.
-    """
+    in `NAME.ends.npy`, [strings + 1]. Raises DamagedFile: the files do not fit together."""
 
     def __init__(self, files: Files, name: str) -> None:
         self._file = files.file(f"{name}.bin")

@@ -42,11 +42,7 @@ TAIL = 4
 
 
 def current_generation(path: Path) -> Path:
-    """Return the folder of the current generation.
-
-    Raises:
-        CorpusError: there is no generation.
-    """
+    """Return the folder of the current generation. Raises CorpusError: there is no generation."""
     number = _current_number(path)
     if not number:
         raise CorpusError(f"{path} is not an index; one is built there by: harness1 index SOURCE --out {path}")
@@ -80,11 +76,8 @@ def building(out: Path, on_wait: Callable[[], None] | None = None) -> Iterator[N
 @contextmanager
 def new_generation(out: Path) -> Iterator[Path]:
     """Yield an empty folder for the next generation, which becomes current when the context ends without an error. The
-    caller keeps other builds out (`building`).
-
-    Raises:
-        CorpusError: the disk is full or the folder cannot be written. The earlier generation stays as it was.
-    """
+    caller keeps other builds out (`building`). Raises CorpusError: the disk is full or the folder cannot be written.
+    The earlier generation stays as it was."""
     try:
         number = _current_number(out) + 1
         for left in (*out.glob(".build-*"), out / _name(number)):  # by interrupted builds
@@ -201,11 +194,8 @@ def write_checksums(generation: Path, known: Mapping[str, Sums]) -> None:
 
 
 def check_index(path: Path) -> IndexCheck:
-    """Read all of the current generation of an index, and return what is not as it was written.
-
-    Raises:
-        CorpusError: the folder is no index, or has no checksums, or they are damaged.
-    """
+    """Read all of the current generation of an index, and return what is not as it was written. Raises CorpusError: the
+    folder is no index, or has no checksums, or they are damaged."""
     generation = current_generation(path)
     sums = read_checksums(generation)
     if not sums:

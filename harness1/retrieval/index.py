@@ -303,22 +303,16 @@ def _damaged(path: Path, error: Exception) -> CorpusError:
 
 
 def dead_marks(files: Files, entry: SegmentEntry) -> tuple[NDArray[np.uint32], NDArray[np.int32] | None]:
-    """Return the deleted chunks of a segment, and in how many of them each of its terms occurs.
-
-    Raises:
-        DamagedFile, OSError: they are damaged or missing.
-    """
+    """Return the deleted chunks of a segment, and in how many of them each of its terms occurs. Raises DamagedFile,
+    OSError: they are damaged or missing."""
     if not entry.dead.chunks:
         return NONE, None
     return files.load(f"{entry.name}.dead.npy"), files.load(f"{entry.name}.dead_counts.npy")
 
 
 def live_rows(segments: Sequence[Segment]) -> NDArray[np.int32]:
-    """Return the row of each position's embedding, -1 where the chunk was deleted.
-
-    Raises:
-        DamagedFile, OSError: they are damaged or missing.
-    """
+    """Return the row of each position's embedding, -1 where the chunk was deleted. Raises DamagedFile, OSError: they
+    are damaged or missing."""
     return np.concatenate([segment.rows() for segment in segments])
 
 
@@ -349,11 +343,8 @@ class EmbeddedIndex:
 
     @cached_property
     def dense(self) -> DenseIndex | None:
-        """Search by embeddings, if the index has them; they are read and verified.
-
-        Raises:
-            CorpusError: the embeddings are damaged, truncated or missing.
-        """
+        """Search by embeddings, if the index has them; they are read and verified. Raises CorpusError: the embeddings
+        are damaged, truncated or missing."""
         if self.vectors is None:
             return None
         from harness1.retrieval.dense import DenseIndex, open_approximate, open_gpu

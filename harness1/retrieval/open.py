@@ -84,11 +84,8 @@ def _open(prefix: str | None, rest: str, config: Config) -> Retriever:
 def build_engine(
     spec: str, documents: Iterable[Document], settings: configs.Index, machine: configs.Machine
 ) -> IndexInfo:
-    """Build an index of a corpus in the engine at `ENGINE:ADDRESS`.
-
-    Raises:
-        UsageError: there is no such engine; see also `build_milvus` and `build_chroma`.
-    """
+    """Build an index of a corpus in the engine at `ENGINE:ADDRESS`. Raises UsageError: there is no such engine; see
+    also `build_milvus` and `build_chroma`."""
     from harness1.retrieval.engines.chroma import build_chroma
     from harness1.retrieval.engines.milvus import build_milvus
 

@@ -155,11 +155,8 @@ def trigrams(text: str) -> Query:
 
 
 def parse(pattern: str) -> list[Part]:
-    """Return the stretches that make up a match of a pattern that RE2 has accepted.
-
-    Raises:
-        NotUnderstood: a rare escape, or groups that are nested too deeply.
-    """
+    """Return the stretches that make up a match of a pattern that RE2 has accepted. Raises NotUnderstood: a rare
+    escape, or groups that are nested too deeply."""
     parser = _Parser(pattern)
     parts = _join(parser.either())
     if parser.kind:

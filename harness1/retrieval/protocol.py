@@ -136,11 +136,7 @@ def rrf(
 
     Ranks count from 1; a ranking that lacks an id gives it nothing. An id that occurs twice in a ranking counts at its
     first place. From: Cormack, Clarke, Buettcher, "Reciprocal rank fusion outperforms Condorcet and individual rank
-    learning methods", SIGIR 2009.
-
-    Raises:
-        ValueError: there are not as many weights as rankings.
-    """
+    learning methods", SIGIR 2009. Raises ValueError: there are not as many weights as rankings."""
     scores: dict[ChunkId, float] = {}
     for ranking, weight in zip(rankings, weights or [1.0] * len(rankings), strict=True):
         for rank, chunk_id in enumerate(dict.fromkeys(ranking), start=1):

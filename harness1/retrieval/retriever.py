@@ -78,11 +78,8 @@ def open_embedded(path: Path, config: Config) -> EmbeddedRetriever:
 
 
 def ranking_mode(settings: Retrieval, index: EmbeddedIndex) -> Mode:
-    """Return the mode that `auto` stands for in an index.
-
-    Raises:
-        ConfigError: embeddings are asked for and the index has none.
-    """
+    """Return the mode that `auto` stands for in an index. Raises ConfigError: embeddings are asked for and the index
+    has none."""
     if settings.mode == "auto":
         return "hybrid" if index.vectors else "bm25"
     if settings.mode != "bm25" and not index.vectors:
@@ -110,11 +107,8 @@ class Ranker:
     def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult]:
         """Answer a batch of requests; the caller watches the deadlines.
 
-        `stage_ms` of each result is how long each stage took for the whole batch.
-
-        Raises:
-            ValueError, RuntimeError: a model failed; OSError, IndexError: reading the index did.
-        """
+        `stage_ms` of each result is how long each stage took for the whole batch. Raises ValueError, RuntimeError: a
+        model failed; OSError, IndexError: reading the index did."""
         clock, settings, scorer = _Clock(), self._settings, self._scorer
         queries = [request.query for request in requests]
         excludes = [np.array(self._index.positions(request.exclude), np.int64) for request in requests]

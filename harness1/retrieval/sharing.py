@@ -53,10 +53,7 @@ class Batcher(Generic[Item, Result]):
 
     async def submit(self, items: Sequence[Item]) -> list[Result]:
         """Return the results of the items, in their order. Cancelling withdraws items that no batch has taken yet.
-
-        Raises:
-            ValueError: `work` left a result out. Any exception of `work` is raised here as well.
-        """
+        Raises ValueError: `work` left a result out. Any exception of `work` is raised here as well."""
         if not items:
             return []
         call: _Call[Item, Result] = _Call(items)

@@ -58,11 +58,8 @@ class Toolbox:
     @classmethod
     @lru_cache(maxsize=16)
     def of(cls, env: Env) -> Toolbox:
-        """Return the tools of a configuration. Deriving their schemas takes 1 ms, so it is done once for each.
-
-        Raises:
-            UsageError: a tool of `env.plugins` is not installed, has the name of another, or cannot be imported.
-        """
+        """Return the tools of a configuration. Deriving their schemas takes 1 ms, so it is done once for each. Raises
+        UsageError: a tool of `env.plugins` is not installed, has the name of another, or cannot be imported."""
         built = [build_tool(function, env) for function in (*tools_of(env), *map(plugin_tool, env.plugins))]
         return cls({tool.spec.name: tool for tool in built})
 
@@ -84,11 +81,8 @@ class Toolbox:
 
 
 def plugin_tool(name: str) -> ToolFunction:
-    """Return the function of a tool that another package adds, or that is one's own (`FILE.py:NAME`).
-
-    Raises:
-        UsageError: there is none, it has the name of another tool, or it is not a function of its name.
-    """
+    """Return the function of a tool that another package adds, or that is one's own (`FILE.py:NAME`). Raises
+    UsageError: there is none, it has the name of another tool, or it is not a function of its name."""
     function: ToolFunction = load_plugin("tools", name, NAMES)
     if getattr(function, "__name__", "") != short_name(name) or not callable(function):
         raise unfit("tools", name, "must be a function of that name")

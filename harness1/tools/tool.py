@@ -217,11 +217,8 @@ def text_tool(function: Callable[..., Any]) -> ToolFunction:
 
 def build_tool(function: ToolFunction, env: Env) -> Tool:
     """Derive a tool from its function: its name, the first paragraph of its docstring, and its annotated parameters.
-    Minimal instructions describe nothing.
-
-    Raises:
-        UsageError: a parameter has a type, or a default, that has no place in a schema.
-    """
+    Minimal instructions describe nothing. Raises UsageError: a parameter has a type, or a default, that has no place in
+    a schema."""
     described = env.rendering.instructions != "minimal"
     hints = typing.get_type_hints(function, include_extras=True)
     fields: list[tuple[str, Any, Any]] = []

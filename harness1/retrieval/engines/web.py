@@ -66,11 +66,7 @@ async def resolve(host: str) -> tuple[str, ...]:
 
 
 async def is_public(host: str, resolve: Resolve) -> bool:
-    """Return True if a host has addresses, and all of them are public.
-
-    Raises:
-        OSError: the resolver cannot tell now.
-    """
+    """Return True if a host has addresses, and all of them are public. Raises OSError: the resolver cannot tell now."""
     addresses = await resolve(host)
     return bool(addresses) and all(map(is_public_address, addresses))
 

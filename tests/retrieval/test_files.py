@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from harness1.config import Config, load_config
 from harness1.data.open import open_source
@@ -16,13 +19,24 @@ from harness1.errors import CorpusError
 from harness1.records import DocId
 from harness1.retrieval.build import add_documents, build_index, delete_documents
 from harness1.retrieval.corpus import Document
-from harness1.retrieval.files import BLOCK, CheckedFile, DamagedFile, Files, Sums
+from harness1.retrieval.files import (
+    BLOCK,
+    CheckedFile,
+    DamagedFile,
+    Files,
+    Keys,
+    Strings,
+    StringWriter,
+    Sums,
+    write_keys,
+)
 from harness1.retrieval.generations import CHECKSUMS, CURRENT, check_index, current_generation
 from harness1.retrieval.index import open_index
 from harness1.retrieval.protocol import RetrievalFault, SearchRequest, SearchResult
 from harness1.retrieval.retriever import EmbeddedRetriever, open_embedded
 
 HASHED = load_config(None, ["index.dense.model=hash:64"])
+
 DOCUMENTS = list(open_source("world:300").documents())
 
 
@@ -217,3 +231,30 @@ def test_files_below_a_folder_keep_their_checksums(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").write_bytes(b"y")
     with pytest.raises(DamagedFile):
         files.below("a").file("b")
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), unique=True, max_size=30), st.text(max_size=3))
+def test_keys_are_read_and_found_again(tmp_path, values, other) -> None:
+    write_keys(tmp_path, "keys", values)
+    keys = Keys(Files(tmp_path), "keys")
+    assert [keys[at] for at in range(len(keys))] == values
+    assert keys.find(values) == list(range(len(values)))
+    assert keys.find([other]) == [values.index(other) if other in values else -1]
+
+
+def test_strings_with_equal_checksums_are_told_apart(tmp_path) -> None:
+    assert zlib.crc32(b"plumless") == zlib.crc32(b"buckeroo")
+    write_keys(tmp_path, "keys", ["buckeroo", "plumless"])
+    assert Keys(Files(tmp_path), "keys").find(["plumless", "buckeroo", "absent"]) == [1, 0, -1]
+    write_keys(tmp_path, "one", ["buckeroo"])
+    assert Keys(Files(tmp_path), "one").find(["plumless"]) == [-1]
+
+
+def test_a_cut_file_is_noticed(tmp_path) -> None:
+    with StringWriter(tmp_path, "list") as writer:
+        writer.add(b"one")
+        writer.add(b"two")
+    (tmp_path / "list.bin").write_bytes(b"onet")
+    with pytest.raises(ValueError, match="4 bytes instead of 6"):
+        Strings(Files(tmp_path), "list")
