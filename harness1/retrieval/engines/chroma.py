@@ -135,7 +135,7 @@ def is_not_found(error: Exception) -> bool:
     return getattr(getattr(error, "response", None), "status_code", None) == NOT_FOUND
 
 
-def stored(chunk: Chunk, position: int) -> tuple[str, dict[str, str | int]]:
+def to_stored(chunk: Chunk, position: int) -> tuple[str, dict[str, str | int]]:
     """Return a chunk as a document of Chroma (title, line break, text) and its metadata.
 
     Chroma's full text filter stops at U+0000, so such a text is also stored unchanged in the metadata.
@@ -153,7 +153,7 @@ def stored(chunk: Chunk, position: int) -> tuple[str, dict[str, str | int]]:
 
 
 def chunk_of(document: str, metadata: Mapping[str, Any]) -> Chunk:
-    """Return the chunk that was `stored`."""
+    """Return the chunk that was `to_stored`."""
     content, border = metadata.get("content", document), int(metadata["title_length"])
     return Chunk(
         chunk_id=ChunkId(metadata["chunk_id"]),
@@ -191,7 +191,7 @@ def open_chroma(url: str, config: config.Config) -> Retriever:
 
 
 class ChromaEngine:
-    """An `Engine` over one collection, which Chroma identifies by a unique id.
+    """An `SearchEngine` over one collection, which Chroma identifies by a unique id.
 
     Calls have the time limit of the connection (`connect`); the caller gives up on later answers.
     """
@@ -281,7 +281,7 @@ def build_chroma(documents: Iterable[Document], url: str, settings: config.Index
         collection = client.create_collection(where.building, configuration={"hnsw": graph}, embedding_function=None)
         stream = ChunkStream(documents, settings)
         for batch in stream.batches(BATCH):
-            pieces = [stored(piece, position) for position, piece in batch]
+            pieces = [to_stored(piece, position) for position, piece in batch]
             collection.add(
                 ids=[piece.chunk_id for _, piece in batch],
                 documents=[document for document, _ in pieces],

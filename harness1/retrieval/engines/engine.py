@@ -139,7 +139,7 @@ class ChunkStream:
                 self._chunks += 1
 
 
-class Engine(Protocol):
+class SearchEngine(Protocol):
     """Blocking calls that take at most `timeout` seconds and fail with one of `errors` or TimeoutError.
 
     All texts that they get are valid Unicode.
@@ -175,7 +175,7 @@ class EngineRetriever:
         secrets: what messages must not repeat.
     """
 
-    def __init__(self, engine: Engine, machine: Machine, secrets: Sequence[str] = ()) -> None:
+    def __init__(self, engine: SearchEngine, machine: Machine, secrets: Sequence[str] = ()) -> None:
         self._engine, self._run, self._secrets = engine, machine, secrets
         self._threads = ThreadPoolExecutor(machine.concurrency, thread_name_prefix=engine.name)
 

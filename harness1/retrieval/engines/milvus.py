@@ -126,15 +126,15 @@ def connect(where: Address, timeout: float) -> MilvusClient:
         raise where.fault(error) from error
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     """Return a string literal for Milvus' filter expressions."""
     escapes = {"\\": r"\\", '"': r"\"", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
     return '"' + "".join(escapes.get(character, character) for character in text) + '"'
 
 
-def listed(texts: Sequence[str]) -> str:
+def quote_all(texts: Sequence[str]) -> str:
     """Return a list of string literals."""
-    return f"[{', '.join(map(quoted, texts))}]"
+    return f"[{', '.join(map(quote, texts))}]"
 
 
 def chunk_of(row: dict[str, Any]) -> Chunk:
@@ -142,7 +142,7 @@ def chunk_of(row: dict[str, Any]) -> Chunk:
     return Chunk(ChunkId(row["chunk_id"]), DocId(row["doc_id"]), int(row["number"]), row["title"], row["text"])
 
 
-def analysed(text: str, analyser: Analyser) -> str:
+def join_terms(text: str, analyser: Analyser) -> str:
     """Return the terms of a text as Milvus gets them: separated by spaces. In an index with a language, those beyond
     ASCII are written in hexadecimal, because the tokenizer of Milvus would cut pairs of characters into single ones."""
     terms = analyser.terms(text)
@@ -203,7 +203,7 @@ def _mode(retrieval: config.Retrieval, index: EngineIndex) -> Mode:
 
 
 class MilvusEngine:
-    """An `Engine` over one collection of Milvus."""
+    """An `SearchEngine` over one collection of Milvus."""
 
     name = "milvus"
 
@@ -249,25 +249,25 @@ class MilvusEngine:
         """Return a stretch of the corpus, sorted here because Milvus returns rows in any order."""
         condition = f"position >= {start} and position < {stop}"
         if literal:
-            like = quoted(f"%{literal}%")
+            like = quote(f"%{literal}%")
             condition += f" and (text like {like} or title like {like})"
         rows = self._query(condition, timeout)
         return [chunk_of(row) for row in sorted(rows, key=lambda row: int(row["position"]))]
 
     def document(self, doc_id: str, timeout: float) -> list[Chunk]:
-        return list(map(chunk_of, self._query(f"doc_id == {quoted(doc_id)}", timeout)))
+        return list(map(chunk_of, self._query(f"doc_id == {quote(doc_id)}", timeout)))
 
     def chunks(self, chunk_ids: Sequence[str], timeout: float) -> list[Chunk]:
-        return list(map(chunk_of, self._query(f"chunk_id in {listed(chunk_ids)}", timeout)))
+        return list(map(chunk_of, self._query(f"chunk_id in {quote_all(chunk_ids)}", timeout)))
 
     def _lists(self, queries: Sequence[str], limit: int, exclude: Sequence[str]) -> list[AnnSearchRequest]:
         """Return the searches of the mode; their depths matter only if two are fused."""
         from pymilvus import AnnSearchRequest
 
-        condition = f"chunk_id not in {listed(exclude)}" if exclude else ""
+        condition = f"chunk_id not in {quote_all(exclude)}" if exclude else ""
         lists = []
         if self._mode != "dense":
-            terms = [analysed(query, self._analyser) or NO_TERM for query in queries]
+            terms = [join_terms(query, self._analyser) or NO_TERM for query in queries]
             depth = max(limit, self._retrieval.bm25_depth)
             lists.append(AnnSearchRequest(terms, SPARSE, {"metric_type": "BM25"}, depth, expr=condition))
         if self._embedder:
@@ -403,7 +403,7 @@ def _rows(batch: Sequence[Placed], analyser: Analyser, embedder: Embedder | None
             "doc_id": piece.doc_id,
             "title": piece.title,
             "text": piece.text,
-            ANALYSED: analysed(searched_text(piece), analyser),
+            ANALYSED: join_terms(searched_text(piece), analyser),
         }
         for field, value in texts.items():
             if len(value.encode()) > LONGEST:

@@ -125,7 +125,7 @@ def page_url(text: str) -> str | None:
     return f"{parts.scheme}://{name}{port}{path}" + (f"?{kept}" if kept else "")
 
 
-def allowed(url: str, hosts: Sequence[str]) -> bool:
+def may_read(url: str, hosts: Sequence[str]) -> bool:
     """Return True if a normalised address may be read: its host or a parent domain is listed, or the list is empty.
 
     IP addresses in any notation, names without a dot and names of local networks must be listed themselves. What other
@@ -301,7 +301,7 @@ class WebRetriever:
 
     async def read(self, doc_id: DocId) -> tuple[Chunk, ...] | RetrievalFault:
         url = page_url(doc_id)
-        if url is None or not allowed(url, self._web.hosts):
+        if url is None or not may_read(url, self._web.hosts):
             return ()
         if not self._web.read_url:
             return RetrievalFault(message="machine.web.read_url is not set")
@@ -314,7 +314,7 @@ class WebRetriever:
         found = []
         for chunk_id in chunk_ids:
             url = page_url(chunk_id)
-            if url is None or not allowed(url, self._web.hosts):
+            if url is None or not may_read(url, self._web.hosts):
                 continue
             is_snippet = chunk_id.endswith(SNIPPET)
             question = snippet_question(url, self._web) if is_snippet else page_question(url, self._web)
@@ -342,7 +342,7 @@ class WebRetriever:
         hits = [
             Scored(chunk=snippet, score=1 / rank)
             for rank, snippet in enumerate(_snippets(pages), start=1)
-            if snippet.chunk_id not in request.exclude and allowed(snippet.doc_id, self._web.hosts)
+            if snippet.chunk_id not in request.exclude and may_read(snippet.doc_id, self._web.hosts)
         ]
         return SearchResult(hits=tuple(hits[: request.k]), stage_ms={"web": (time.perf_counter() - begin) * 1000})
 
