@@ -10,15 +10,13 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from harness1.config import AutoPopulate, Curation, Env, Rendering, load_config
+from harness1.config import AutoPopulate, Env, Rendering, load_config
 from harness1.env.environment import SearchEnv, choose
 from harness1.errors import ConfigError, HarnessError, InfrastructureFault
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Gold, Observation, StopReason, Task, ToolCall, Turn
 from tests.support import (
-    CORPUS,
     END,
-    WordRetriever,
     call,
     chunk,
     curate,
@@ -132,17 +130,6 @@ def test_ten_megabytes_of_arguments_end_in_an_error_or_the_context_limit(action:
     assert len(msgspec.json.encode(step.observation)) < 2000
 
 
-def test_deep_nesting_and_odd_types_are_recorded_in_plain_form() -> None:
-    nested: object = "deep"
-    for _ in range(500):
-        nested = [nested]
-    action = ToolCall("search_corpus", {"query": nested, "big": 10**400, "odd": b"bytes", "nan": float("nan")})
-    step = play(small_env(), action)[0]
-    assert msgspec.json.decode(msgspec.json.encode(step.turn), type=Turn) == step.turn
-    odd = ToolCall("search_corpus", ["no", "mapping"])  # type: ignore[arg-type]
-    assert play(small_env(), odd)[0].turn.action == ToolCall("search_corpus", {"arguments": ["no", "mapping"]})
-
-
 @given(
     st.lists(st.one_of(st.text(max_size=8), HANDLE.filter(lambda handle: len(handle) < 9)), max_size=6),
     st.dictionaries(st.text(max_size=5), st.text()),
@@ -215,14 +202,6 @@ def test_handles_of_one_branch_or_episode_do_not_leak_into_another() -> None:
     assert lines("beta", "alpha") == [("D1", "b"), ("D2", "a")]
     run(env.reset(Task("t", "q")))
     assert lines("alpha", "beta") == [("D1", "a"), ("D2", "b")]
-
-
-def test_an_environment_can_run_one_episode_after_another() -> None:
-    env = make_env(chunks=wide_corpus(25))
-    plans = [(search("Rome"), *PLAN), (search("Paris"), *PLAN)]
-    again = [[step.turn for step in play(env, *plan)] for plan in (*plans, plans[0])]
-    fresh = [[step.turn for step in play(make_env(chunks=wide_corpus(25)), *plan)] for plan in plans]
-    assert again == [*fresh, fresh[0]]
 
 
 def test_one_action_is_carried_out_and_the_others_are_told() -> None:
@@ -361,17 +340,6 @@ def test_a_name_that_a_policy_made_up_forges_no_line() -> None:
     assert not [line for line in text.splitlines() if line.startswith("Budget: 0")]
     assert step.observation is not None
     assert step.observation.tool == "x Budget: 0 of 1 tokens"
-
-
-def test_two_configurations_live_in_one_process() -> None:
-    retriever = WordRetriever(CORPUS)
-    tagged, plain = (make_env(Env(curation=Curation(tags=tags)), retriever=retriever) for tags in (True, False))
-    actions = (search("Ada Byron"), curate(add_ids=["D1"]))
-    one, other = play(tagged, *actions), play(plain, *actions)
-    assert tagged.hash != plain.hash
-    assert "fair" in text_of(one[-1].context)
-    assert "fair" not in text_of(other[-1].context)
-    assert [step.turn.memory_hash for step in play(tagged, *actions)] == [step.turn.memory_hash for step in one]
 
 
 @pytest.mark.parametrize("order", ["paper", "stable_first", "epoch"])

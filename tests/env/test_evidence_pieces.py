@@ -13,14 +13,11 @@ from harness1.config.env import LARGEST_CAP
 from harness1.env.environment import SearchEnv, Step
 from harness1.env.memory_pieces import EvidenceOrder
 from harness1.env.render import visible_units
-from harness1.episodes.rollout import ReplayReport, replay_episode, rollout
 from harness1.records import Task
-from tests.support import Script, call, curate, hit, make_env, play, run, search, text_of, wide_corpus
+from tests.support import curate, hit, make_env, play, run, search, text_of, wide_corpus
 
 RANK = Evidence(rank=True, handles=True)
 FULL = Env(evidence=RANK, leads=Leads(on=True), auto_populate=AutoPopulate(by="evidence"), read=Read(by="evidence"))
-QUESTION = "Where did the father of Ada Lovelace die?"
-TASK = Task("t", QUESTION)
 WORLD_QUESTION = "Which king of Paris met Ada in Rome before the war?"
 SEARCHES = [search(query) for query in ("river castle", "Paris king", "Rome war", "poet town", "Byron 1824", "rain")]
 
@@ -46,14 +43,6 @@ def test_a_lead_that_no_hit_shows_gets_a_handle_at_the_end_of_the_turn() -> None
     assert "Lord Byron (E4; named by D1; not found yet)" in line(step, "Search next: ")
     assert step.context is not None
     assert step.context.view.entities["E4"] == "Lord Byron"
-
-
-def test_the_handle_of_a_lead_is_searched_for_by_both_tools() -> None:
-    for action in (search("E2"), call("fan_out_search", queries=["E2"])):
-        step = play(make_env(FULL), search("Ada Lovelace program"), action)[1]
-        assert step.observation is not None
-        assert step.observation.rankings[0].query == "Lord Byron"
-        assert step.observation.hits[0].doc_id == "byron"
 
 
 def test_only_leads_that_are_shown_get_handles() -> None:
@@ -141,19 +130,6 @@ def test_the_reason_at_a_line_is_the_one_of_now() -> None:
     assert any(len(reasons) > 1 for reasons in told.values())
 
 
-def test_lines_are_made_again_only_for_another_reason() -> None:
-    env, _ = ranked_world()
-    made = env.renderer.order.memory_pieces._lines
-    before = dict(made)
-    step = run(env.step([search("bridge program")]))
-    assert step.context is not None
-    assert all(made[key] is block for key, block in before.items())
-    pieces = [piece for block in made.values() for piece in block.pieces]
-    assert len({piece.text for piece in pieces}) == len(pieces)
-    shown = [piece for piece in step.context.pieces if piece.key.startswith(("pool/", "curated/"))]
-    assert {id(piece) for piece in shown} <= set(map(id, pieces))
-
-
 def test_bridge_documents_are_shown_with_the_names_that_they_link() -> None:
     step = play(make_env(FULL), search("Ada Lovelace engine"), query="Did Ada Lovelace know Charles Babbage?")[0]
     assert line(step, "Bridge documents: ") == "Bridge documents: D1 links Ada Lovelace and Charles Babbage."
@@ -179,15 +155,6 @@ def test_shared_entities_are_rare_names_of_the_best_where_documents_are_ranked()
         lines.append(line(step, "Shared entities: "))
     assert lines[0].startswith("Shared entities: England (D1, D2, D3, D4, D5 +6 more); ")
     assert lines[1].startswith("Shared entities: Babbage (D1, D2); England (")
-
-
-@pytest.mark.parametrize("order", ["paper", "stable_first", "epoch", "transcript"])
-def test_an_episode_with_everything_on_is_replayed(order: Any) -> None:
-    config = msgspec.structs.replace(FULL, rendering=Rendering(order))
-    actions = [search("E1 program"), call("fan_out_search", queries=["E2", "town rain"]), curate(add_ids=["D1"])]
-    plan = Script(*actions, search("E3"), call("read_document", doc_id="D2"))
-    episode = run(rollout(make_env(config), plan, TASK))
-    assert replay_episode(episode, config) == ReplayReport(len(episode.turns), len(episode.turns))
 
 
 def test_the_evidence_order_names_as_many_documents_as_asked() -> None:

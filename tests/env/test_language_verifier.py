@@ -13,7 +13,7 @@ from harness1.config import Config, Env, Machine, ModelServer, Verification
 from harness1.env.environment import SearchEnv
 from harness1.env.model_verifiers import LanguageModelVerifier, messages, open_verifier, parse_judgement
 from harness1.env.verifiers import Judgement, VerifierFault
-from harness1.errors import ConfigError, HarnessError, InfrastructureFault, Refusal, UsageError
+from harness1.errors import ConfigError, HarnessError, InfrastructureFault, UsageError
 from harness1.records import UnitId
 from tests.http.test_http_client import KEY, Ask, Reply, replying
 from tests.support import CORPUS, WordRetriever, call, play, search
@@ -126,30 +126,6 @@ def test_what_is_no_verdict_is_a_fault(answer: str) -> None:
     assert isinstance(parse_judgement(answer, DOCUMENT), VerifierFault)
 
 
-def test_a_model_that_refuses_the_names_of_options_is_asked_without_them() -> None:
-    class Strict(Says):
-        async def post(self, path: str, body: Any, kind: type[Any]) -> Any:
-            if "max_tokens" in body:
-                refused: str | None = "'max_tokens' is not supported. Use 'max_completion_tokens' instead."
-            else:
-                refused = "'temperature' does not support 0" if "temperature" in body else None
-            self.says = lambda asked: Refusal(f"400 {refused}") if refused else "yes"
-            return await super().post(path, body, kind)
-
-    endpoint = Strict(lambda asked: "")
-    verifier = LanguageModelVerifier(endpoint, "m")
-    assert judge(verifier, "a") == judge(verifier, "b") == [Judgement("yes")]
-    assert [sorted(body.keys() - {"model", "messages"}) for body in endpoint.bodies] == [
-        ["max_tokens", "temperature"],
-        ["max_completion_tokens", "temperature"],
-        *[["max_completion_tokens"]] * 2,
-    ]
-    for said in ("400 max_completion_tokens", "400 temperature", "400 temperature and max_completion_tokens"):
-        stubborn = Says(lambda asked, said=said: Refusal(said))  # type: ignore[misc]
-        assert judge(LanguageModelVerifier(stubborn, "m"), "a") == [VerifierFault(f"language model: {said}")]
-        assert len(stubborn.bodies) <= 3
-
-
 def test_faults_are_told_and_never_kept() -> None:
     answers: list[str | HarnessError] = [UsageError("404 no such model"), InfrastructureFault("busy"), "maybe", "yes"]
     endpoint = Says(lambda asked: answers.pop(0))
@@ -217,22 +193,6 @@ def test_a_loop_that_ends_leaves_no_question_in_flight() -> None:
     endpoint.wait_s = 0.0
     assert judge(verifier, DOCUMENT) == [Judgement("yes")]
     assert not verifier._flights
-
-
-def test_the_verdicts_used_last_are_kept() -> None:
-    endpoint = Says(lambda asked: "yes")
-    verifier = LanguageModelVerifier(endpoint, "m", cached=2)
-    for text in ("a", "b", "a", "c", "a", "b"):
-        judge(verifier, text)
-    assert len(endpoint.bodies) == 4
-
-
-def test_only_the_first_characters_are_read() -> None:
-    endpoint = Says(lambda asked: '{"verdict": "yes", "quote": "late"}')
-    verifier = LanguageModelVerifier(endpoint, "m", characters=10)
-    assert judge(verifier, "x" * 10 + "late") == judge(verifier, "x" * 10 + "other") == [Judgement("yes")]
-    assert len(endpoint.bodies) == 1
-    assert "late" not in endpoint.bodies[0]["messages"][1]["content"]
 
 
 def test_a_document_cannot_leave_its_tags_nor_speak_in_control_tokens() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -107,27 +106,6 @@ def test_a_failing_model_is_a_fault_of_every_document(error: Exception) -> None:
 
     faults = judge(CrossEncoderVerifier(Stances(fail)), DOCUMENT, DOCUMENT)
     assert faults == [VerifierFault(f"cross-encoder: {type(error).__name__}: {error}")] * 2
-
-
-def test_the_event_loop_goes_on_while_the_model_works() -> None:
-    release = threading.Event()
-
-    def slow(text: str) -> tuple[float, float]:
-        assert release.wait(10)
-        return 1.0, 0.0
-
-    scorer = Stances(slow)
-
-    async def both() -> list[Judgement | VerifierFault]:
-        judging = asyncio.create_task(CrossEncoderVerifier(scorer).judge(CLAIM, [(UnitId("a"), DOCUMENT)]))
-        started = time.monotonic()
-        while not scorer.threads and time.monotonic() < started + 5:
-            await asyncio.sleep(0.001)
-        release.set()
-        return await judging
-
-    assert asyncio.run(both())[0].label == "yes"
-    assert threading.get_ident() not in scorer.threads
 
 
 def configured(reranker: str = "", **options: object) -> Config:

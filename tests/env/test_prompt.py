@@ -25,13 +25,6 @@ def test_every_tool_of_the_prompt_is_enabled() -> None:
     assert not any(name in prompt(off) for name in names)
 
 
-def test_limits_are_those_of_the_configuration() -> None:
-    text = prompt(Env(max_turns=17, curation=Curation(cap=13)))
-    assert "at most 17" in text
-    assert "at most 13 documents" in text
-    assert "up to 5 different queries" in text
-
-
 def test_settings_that_no_one_sees_leave_the_text_alone() -> None:
     assert prompt(Env(search=Search(hits=3))) == prompt()
 

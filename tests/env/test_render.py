@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import msgspec
 
 from harness1.config import AutoPopulate, Dedup, Env, Evidence, History, PoolView, Rendering
-from harness1.env.render import Renderer, visible_units
+from harness1.env.render import visible_units
 from harness1.env.view import CuratedView
 from harness1.records import Task
 from tests.support import call, chunk, curate, make_env, play, run, search, text_of, wide_corpus
@@ -23,15 +21,6 @@ def test_an_empty_memory_is_shown_as_such() -> None:
     assert "Curated 0/30. Nothing yet.\n" in text
     assert context.view.query == "Where did Byron die?"
     assert context.tools == make_env().toolbox.specs
-
-
-def test_rendering_twice_or_anew_gives_the_same() -> None:
-    env = make_env(chunks=wide_corpus(20))
-    step = play(env, search("river castle"), curate(add_ids=["D2"]), search("Paris"))[-1]
-    again = Renderer(env.config, env.toolbox, env.counter).render(env.state.memory, env.state.turns, None)
-    assert again is not None
-    assert step.context is not None
-    assert step.context == replace(again, fresh=step.context.fresh)
 
 
 def test_documents_in_recent_hits_need_no_line_of_their_own() -> None:
@@ -83,15 +72,6 @@ def test_later_parts_of_a_document_carry_their_number() -> None:
     steps = play(env, search("second"), search("first"))
     assert "[D1.2] A\nsecond part\n" in text_of(steps[0].context)
     assert "[D1.1] A\nfirst part\n" in text_of(steps[1].context)
-
-
-def test_verdicts_stay_in_the_memory_with_their_claims() -> None:
-    claim = "Lord Byron died in Missolonghi in 1824."
-    actions = (search("Byron"), call("verify", doc_ids=["D1", "D2"], claim=claim), *[search("x")] * 7)
-    context = play(make_env(), *actions)[-1].context
-    assert context is not None
-    assert {(seen.handle, seen.claim) for seen in context.view.verdicts} == {("D1", claim), ("D2", claim)}
-    assert "Verified:\n" in text_of(context)
 
 
 def test_history_shows_its_last_lines_and_counts_the_others() -> None:

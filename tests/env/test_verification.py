@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import msgspec
 import pytest
 
 from harness1.env.verifiers import Judgement, LexicalVerifier
@@ -69,13 +68,6 @@ def test_two_negations_agree() -> None:
     assert judge("Zinc does not help maize grow.", "Zinc didn't help maize grow.")[0].label == "yes"
 
 
-def test_only_the_first_characters_are_read_and_documents_keep_their_order() -> None:
-    late = "Filler words stand here. " * 10 + DOCUMENT
-    short = LexicalVerifier(characters=200)
-    assert [j.label for j in judge(CLAIM, late, DOCUMENT, verifier=short)] == ["unclear", "yes"]
-    assert judge(CLAIM, late.replace("Filler", "Marie Curie", 1))[0].label == "yes"
-
-
 @pytest.mark.parametrize("text", ["a" * 10**6, "A. " * 10**5, "\ud800\x00 Nobel" * 10**4, "1," * 10**5, "\n" * 10**5])
 def test_hostile_text_raises_nothing(text: str) -> None:
     assert len(judge(CLAIM + text[:100], text)) == 1
@@ -99,12 +91,3 @@ def test_recent_gives_the_newest_first_and_a_new_verdict_replaces_the_old() -> N
         cache.put(verdict(claim))
     assert [v.claim for v in cache.recent(2)] == ["A.", "c"]
     assert [v.claim for v in cache.recent(9)] == ["A.", "c", "b"]
-
-
-def test_a_fork_is_isolated_and_the_cache_is_plain_data() -> None:
-    cache = VerificationCache()
-    cache.put(verdict("a"))
-    fork = cache.fork()
-    fork.put(verdict("b"))
-    assert cache.get("b", UnitId("p")) is None
-    assert msgspec.json.decode(msgspec.json.encode(fork), type=VerificationCache) == fork

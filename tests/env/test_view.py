@@ -46,13 +46,6 @@ from tests.support import call, chunk, curate, make_env, play, search, text_of, 
 A = UnitId("a")
 
 
-def test_the_last_showing_of_a_thing_holds() -> None:
-    first, last = (CuratedSetView((CuratedView("D1", A, tag),), 30) for tag in ("fair", "high"))  # type: ignore[arg-type]
-    view = View.of([first, last])
-    assert view.curated == last.entries
-    assert view.cap == 30
-
-
 def test_of_a_document_the_longest_text_is_kept() -> None:
     texts = ["short", "the longest text", "medium one"]
     shown = [HitView(1, DocumentView("D1", A, "T", text)) for text in texts]
@@ -263,12 +256,3 @@ class Quoting:
 
     async def judge(self, claim: str, documents: Sequence[tuple[UnitId, str]]) -> list[Judgement | VerifierFault]:
         return [Judgement("yes", text) for _, text in documents]
-
-
-def test_a_dropped_piece_is_not_in_the_view() -> None:
-    env = make_env(Env(context_window=3000, generation_reserve=300), wide_corpus(40))
-    context = play(env, *map(search, ("river", "war", "king", "Rome", "rain")))[-1].context
-    assert context is not None
-    assert context.budget.dropped > 0
-    assert len(context.view.documents) < len(env.state.memory.pool.entries)
-    assert all(document.text in text_of(context) for document in context.view.documents.values())

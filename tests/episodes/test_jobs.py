@@ -113,30 +113,6 @@ def test_the_chunks_that_wait_for_workers_are_known(index: str) -> None:
     assert dict(told[0]()) == {"chunks waiting": 0, "in flight": 0}
 
 
-def test_every_episode_is_scored(index: str) -> None:
-    assert all(episode.reward is not None and episode.hashes.reward for episode in episodes(index, 1, 4))
-
-
-def test_no_more_episodes_run_at_once_than_the_bound(index: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    running, most = 0, 0
-    from harness1.episodes import jobs as runner
-
-    original = runner.rollout
-
-    async def counted(*arguments: object, **options: object) -> Episode:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        episode: Episode = await original(*arguments, **options)  # type: ignore[arg-type]
-        running -= 1
-        return episode
-
-    monkeypatch.setattr(runner, "rollout", counted)
-    config = load_config(None, ["machine.workers=1", "machine.concurrency=2"])
-    run_episodes(EpisodeSetup(config, index, "scripted"), jobs(8), lambda _: None)
-    assert most == 2
-
-
 def test_worker_processes_share_the_cores(index: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from harness1.episodes import jobs as runner
 

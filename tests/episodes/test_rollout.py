@@ -15,7 +15,7 @@ from harness1.env.verifiers import LexicalVerifier
 from harness1.episodes.rollout import rollout
 from harness1.policy.policy import Decision
 from harness1.policy.scripted import RandomPolicy
-from harness1.records import Episode, ModelCall, Observation, Status, StopReason, Task, encode_episode
+from harness1.records import Episode, ModelCall, Status, StopReason, Task, encode_episode
 from tests.support import CORPUS, END, Script, WordRetriever, call, curate, make_env, run, search, wide_corpus
 
 TASK = Task("t", "Where did the father of Ada Lovelace die?")
@@ -114,14 +114,6 @@ def test_an_episode_that_takes_too_long_is_broken() -> None:
     assert episode.error == "the episode took more than 0.05 s"
 
 
-def test_end_search_beside_other_calls_does_not_end() -> None:
-    episode = play_script([END, curate(add_ids=["x"]), search("Ada")], END)
-    assert [turn.action and turn.action.name for turn in episode.turns] == ["curate", "end_search"]
-    assert episode.turns[0].ignored == (END, search("Ada"))
-    assert isinstance(episode.turns[0].observation, Observation)
-    assert "not_executed" in {note.code for note in episode.turns[0].observation.notes}
-
-
 @pytest.mark.parametrize("order", ["paper", "epoch"])
 def test_equal_seeds_give_equal_bytes(order: str) -> None:
     def line(seed: int) -> bytes:
@@ -155,16 +147,3 @@ def test_the_range_of_policy_versions_is_recorded() -> None:
     episode = run(rollout(make_env(), Versioned(), TASK))
     assert episode.policy_versions == (5, 8)
     assert len(episode.turns[0].calls) == 1
-
-
-def test_two_episodes_of_one_loop_do_not_meet() -> None:
-    async def both() -> list[Episode]:
-        retriever = WordRetriever(CORPUS)
-        plans = (search("Ada Byron"), END), (search("town"), END)
-        return list(
-            await asyncio.gather(*(rollout(make_env(retriever=retriever), Script(*plan), TASK) for plan in plans))
-        )
-
-    one, other = run(both())
-    assert set(one.pool) == {"ada", "byron", "babbage"}
-    assert set(other.pool) == {"miss", "noise"}

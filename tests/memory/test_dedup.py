@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import random
 
-import msgspec
 import pytest
 from datasketch import MinHash
 
@@ -134,20 +133,6 @@ def test_short_and_tokenless_texts_never_match_and_no_text_matches_itself() -> N
     assert seen.match("b", "t", "short", SETTINGS) is None
     assert seen.match("b", "t", "!" * 50, SETTINGS) is None
     assert seen.match("b", "t", PLAIN, SETTINGS) == "a"
-
-
-def test_a_fork_is_isolated_and_the_state_is_plain_data() -> None:
-    seen = Fingerprints()
-    seen.add("a", "t", PLAIN, SETTINGS)
-    fork = seen.fork()
-    fork.add("b", "u", PLAIN, SETTINGS)
-    fork.add("c", "t", PLAIN, SETTINGS)
-    assert seen.match("x", "u", PLAIN, SETTINGS) is None
-    assert fork.match("a", "t", PLAIN, SETTINGS) == "c"
-    assert seen.match("a", "t", PLAIN, SETTINGS) is None
-    again = msgspec.json.decode(msgspec.json.encode(fork), type=Fingerprints)
-    assert again == fork
-    assert again.match("x", "u", PLAIN, SETTINGS) == "b"
 
 
 @pytest.mark.parametrize(

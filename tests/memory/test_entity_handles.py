@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness1.config import Compression, Env, Evidence, Rendering
-from harness1.env.environment import SearchEnv, Step
-from harness1.episodes.rollout import ReplayReport, replay_episode, rollout
+from harness1.config import Env, Evidence, Rendering
+from harness1.env.environment import Step
+from harness1.episodes.rollout import rollout
 from harness1.memory.entities import EntityHandles, in_handles, mentions
 from harness1.policy.oracle_teacher import OracleTeacher
-from harness1.policy.scripted import RandomPolicy, ScriptedPolicy
+from harness1.policy.scripted import ScriptedPolicy
 from harness1.records import DocId, Gold, Note, Task
-from tests.support import CORPUS, Script, WordRetriever, call, chunk, make_env, play, run, search, text_of, wide_corpus
+from tests.support import CORPUS, call, make_env, play, run, search, text_of
 
 ON = Env(evidence=Evidence(handles=True))
 QUESTION = "Where did the father of Ada Lovelace die?"
@@ -55,13 +54,6 @@ def test_a_handle_never_changes() -> None:
     for before, after in pairwise(shown):
         assert before.items() <= after.items()
     assert len(shown[-1]) > len(shown[0])
-
-
-def test_what_is_not_shown_has_no_handle() -> None:
-    long = chunk("a", "River town. The river is long. It goes to Vienna.", "River")
-    env = make_env(Env(evidence=Evidence(handles=True, rank=False), compression=Compression(sentences=1)), [long])
-    play(env, search("river town"), query="What?")
-    assert env.state.memory.entities.names == ["River"]
 
 
 def test_years_and_numbers_have_none() -> None:
@@ -159,14 +151,6 @@ def test_handles_are_in_the_hash_of_the_memory() -> None:
     assert env.state.memory.hash() != before
 
 
-@pytest.mark.parametrize("order", ["paper", "stable_first", "epoch"])
-def test_an_episode_with_handles_is_replayed(order: str) -> None:
-    config = Env(evidence=Evidence(handles=True), rendering=Rendering(order))  # type: ignore[arg-type]
-    plan = Script(search("E1 daughter"), search("E9"), call("fan_out_search", queries=["E2", "E3 E8"]), search("E1"))
-    episode = run(rollout(make_env(config), plan, TASK))
-    assert replay_episode(episode, config) == ReplayReport(len(episode.turns), len(episode.turns))
-
-
 def test_the_teacher_writes_queries_with_handles() -> None:
     teacher = OracleTeacher({"t": Gold({DocId("ada"): 1, DocId("byron"): 1})})
     env = make_env(ON)
@@ -180,14 +164,6 @@ def test_the_teacher_writes_queries_with_handles() -> None:
     assert queries[0] == "E1 father"
     assert not any("Ada" in query or "Byron" in query for query in queries)
     assert {entry.unit_id for entry in episode.curated} >= {"ada", "byron"}
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_random_actions_are_legal_and_name_handles(seed: int) -> None:
-    episode = run(rollout(make_env(ON, wide_corpus(30)), RandomPolicy(), TASK, seed=seed))
-    errors = [turn.observation and turn.observation.error for turn in episode.turns]
-    assert errors == [None] * len(errors)
-    assert "E1" in str(episode.turns[0].action)
 
 
 def test_the_script_does_not_notice_handles() -> None:
@@ -208,19 +184,6 @@ def test_any_query_is_an_observation(query: str, entities: int) -> None:
     assert all(int(handle[1:]) <= entities for handle in spelled.resolved)
     assert all(int(handle[1:]) > entities for handle in spelled.unknown)
     assert in_handles(spelled.text, spelled.resolved) == query or "Name" in query
-
-
-def test_one_environment_serves_many_episodes() -> None:
-    env = SearchEnv(ON, WordRetriever(CORPUS))
-
-    async def twice() -> list[list[str]]:
-        names = []
-        for query in ("Who was Lord Byron?", QUESTION):
-            await env.reset(Task("t", query))
-            names.append(list(env.state.memory.entities.names))
-        return names
-
-    assert asyncio.run(twice()) == [["Lord Byron"], ["Ada Lovelace"]]
 
 
 def test_the_teachers_first_query_names_the_question_alone_whoever_began() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,18 +52,6 @@ def test_adding_again_changes_nothing() -> None:
     once, twice = graph(("p", ["A", "B"])), graph(("p", ["A", "B"]), ("p", ["B", "a"]))
     assert once == twice
     assert twice.bridges(9) == []
-
-
-def test_a_fork_is_isolated_and_the_state_is_plain_data() -> None:
-    built = graph(("p", ["A"]), ("q", ["A", "B"]))
-    before = msgspec.json.encode(built)
-    fork = built.fork()
-    fork.add(UnitId("r"), ["A", "B"])
-    assert msgspec.json.encode(built) == before
-    again = msgspec.json.decode(msgspec.json.encode(fork), type=EvidenceGraph)
-    assert again == fork
-    again.add(UnitId("s"), ["A"])
-    assert again.bridges(1)[0].total == 4
 
 
 def test_unknown_and_empty_are_no_errors() -> None:

@@ -290,44 +290,11 @@ def test_equal_documents_are_ranked_in_order_of_arrival(names: list[str]) -> Non
     assert order(memory) == names
 
 
-steps_of = st.lists(
-    st.tuples(st.sampled_from([QUESTION, "Byron poet", "Ada Lovelace", "rain town"]), hits_of), min_size=1, max_size=4
-)
-
-
 def after(steps: list[tuple[str, Any]]) -> WorkingMemory:
     memory = WorkingMemory.empty(QUESTION, "document")
     for query, drawn in steps:
         searched(memory, drawn, query)
     return memory
-
-
-@settings(max_examples=25)
-@given(steps_of, steps_of)
-def test_forks_that_take_turns_get_the_order_of_straight_runs(first: Any, second: Any) -> None:
-    one = WorkingMemory.empty(QUESTION, "document")
-    other = one.fork()
-    for at in range(max(len(first), len(second))):
-        for memory, steps in ((one, first), (other, second)):
-            if at < len(steps):
-                searched(memory, steps[at][1], steps[at][0])
-                memory.assess()
-                memory.fork().absorb([hit("astray", "Ada Lovelace and Lord Byron.", "Byron")], RANKED)
-    assert told(one) == told(after(first))
-    assert told(other) == told(after(second))
-
-
-@given(st.permutations(["p", "q", "r", "s"]), st.permutations(range(4)))
-def test_documents_with_equal_features_keep_their_order_of_arrival_among_others(
-    names: list[str], places: list[int]
-) -> None:
-    others = [hit(f"other{at}", "Ada Lovelace wrote. " * (at + 1), "Ada Lovelace") for at in range(3)]
-    hits = [hit(name, f"The father came home on day {name}.", "") for name in names]
-    for other, place in zip(others, places, strict=False):
-        hits.insert(place, other)
-    memory = WorkingMemory.empty(QUESTION, "document")
-    memory.absorb(hits, RANKED)
-    assert [unit for unit in order(memory) if unit in names] == names
 
 
 actions_of = st.lists(
@@ -367,15 +334,6 @@ def test_values_are_finite_for_questions_of_any_length_and_documents_of_any_kind
         table = memory.value.features(query)[0]
         assert np.isfinite(table).all()
         assert (table >= 0).all()
-
-
-def test_without_ranking_nothing_is_kept_and_nothing_is_shown() -> None:
-    plain = make_env(Env(evidence=Evidence(rank=False)))
-    step = play(plain, search("Ada Lovelace"))[-1]
-    assert not plain.state.memory.value.numbers
-    assert step.context is not None
-    assert not step.context.view.ranked
-    assert not step.context.view.leads
 
 
 def test_the_context_shows_the_order_and_the_leads() -> None:

@@ -6,10 +6,8 @@ import pytest
 
 from harness1.config import Env, Leads, Rendering
 from harness1.env.environment import Step
-from harness1.episodes.rollout import replay_episode, rollout
 from harness1.memory.entities import EntityHandles
-from harness1.policy.registry import open_policy
-from harness1.records import DocId, Gold, Task
+from harness1.records import Task
 from tests.support import make_env, play, run, search, text_of
 
 ON = Env(leads=Leads(handles=True))
@@ -40,13 +38,6 @@ def test_a_lead_is_searched_by_its_handle_and_with_the_question() -> None:
     leads = {lead.entity: lead.name for lead in steps[0].context.view.leads}
     assert set(leads) >= {"E2"}
     assert [asked(step) for step in steps[1:]] == [[leads["E2"]], [f"{QUESTION} {leads['E2']}"]]
-
-
-def test_hits_show_no_handles() -> None:
-    (step,) = play(make_env(ON), search("Ada Lovelace daughter"))
-    assert "[D1] Ada Lovelace\nAda Lovelace wrote the first program. She was the daughter of Lord Byron." in (
-        text_of(step.context)
-    )
 
 
 def test_a_letter_in_a_query_of_words_stays() -> None:
@@ -80,11 +71,3 @@ def test_minimal_instructions_show_leads_as_handle_name_and_sources() -> None:
 def test_the_hash_of_an_environment_without_them_is_as_before() -> None:
     assert "handles" not in Env().hashed()["leads"]
     assert Env().hashed() != ON.hashed()
-
-
-@pytest.mark.parametrize("env", [ON, BRIEF])
-def test_an_episode_that_uses_them_replays(env: Env) -> None:
-    gold = Gold({DocId("miss"): 1})
-    episode = run(rollout(make_env(env), open_policy("lead-teacher", {"t": gold}), TASK))
-    assert "Q" in [turn.action.arguments.get("query") for turn in episode.turns if turn.action]
-    assert replay_episode(episode, env).difference is None

@@ -87,13 +87,3 @@ def test_without_deduplication_every_copy_is_pooled() -> None:
     memory.absorb([hit("a", text, "T"), hit("b", text, "T")], Env(dedup=Dedup(on=False)))
     assert list(memory.pool.entries) == ["a", "b"]
     assert not memory.pool.aliases
-
-
-def test_a_fork_does_not_see_later_additions() -> None:
-    pool = Pool("document")
-    pool.add(hit("a", "text"), 1)
-    twin = pool.fork()
-    pool.add(hit("b", "text"), 2)
-    pool.add(hit("a", "text", index=1), 2)
-    assert list(twin.entries) == ["a"]
-    assert twin.resolve("D2") is twin.resolve("D1.2") is None

@@ -98,18 +98,3 @@ def test_they_are_policies_by_name_and_do_the_same_again(policy: str) -> None:
     assert open_policy(policy, {}).name == policy
     assert [turn.memory_hash for turn in episode(policy).turns] == [turn.memory_hash for turn in episode(policy).turns]
     assert len({ReflexPolicy(name).hash for name in RULES}) == len(RULES)
-
-
-def test_a_fork_goes_on_from_where_it_was() -> None:
-    async def forked() -> None:
-        env = make_env(None, WORLD)
-        context = await env.reset(Task("t", QUERY))
-        assert context is not None
-        session = ReflexPolicy("stop-at-once").open(Task("t", QUERY), 0)
-        twin = session.fork()
-        first = await session.act(context)
-        assert await twin.act(context) == first
-        second = session.fork()
-        assert await session.act(context) == await second.act(context) != first
-
-    run(forked())

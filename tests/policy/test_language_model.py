@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 
 from harness1.config import ChatPolicy, Env, Rendering
@@ -20,7 +19,6 @@ from harness1.policy.language_model import LanguageModelPolicy, call_seed
 from harness1.policy.policy import counter_of
 from harness1.records import Episode, Sampling, Status, StopReason, Task, ToolCall
 from harness1.rows.calls import calls_of, calls_to_train, prompt_ids
-from harness1.runs.journal import EpisodeStore, read_episodes
 from tests.support import call, curate, make_env, run, search, wide_corpus
 from tests.vocabularies import SPOKEN, chat_format
 
@@ -278,21 +276,6 @@ def told_again(order: str) -> Episode:
     return episode_of(sayer(search("river"), NONSENSE, curate(add_ids=["D1"]), search("war"), search("town")), order)
 
 
-def test_a_stored_episode_keeps_its_ids_and_log_probabilities(tmp_path: Path) -> None:
-    episode = told_again("epoch")
-    assert episode.untrainable is None
-    with EpisodeStore(tmp_path) as store:
-        store.append(episode)
-    (read,) = read_episodes(tmp_path)
-    assert read.segments == episode.segments
-    assert read.counts == episode.counts
-    for before, after in zip(calls_of(episode), calls_of(read), strict=True):
-        assert after.output_ids == before.output_ids
-        assert after.prompt == before.prompt
-        assert prompt_ids(read, after) == prompt_ids(episode, before)
-        assert np.array_equal(np.float32(after.output_logprobs), np.float32(before.output_logprobs))
-
-
 @pytest.mark.parametrize("order", ["paper", "stable_first", "epoch", "transcript"])
 def test_an_episode_is_replayed_without_its_tokenizer(order: str) -> None:
     episode = told_again(order)
@@ -302,31 +285,3 @@ def test_an_episode_is_replayed_without_its_tokenizer(order: str) -> None:
     ended = episode_of(sayer(search("river"), *[NONSENSE] * 4), order)
     report = replay_episode(ended, env)
     assert (report.equal, report.turns, report.difference) == (2, 2, None)
-
-
-def with_count(episode: Episode, prefix: str, change: int) -> Episode:
-    """The episode with another size of what the key names, or without it."""
-
-    def changed(sizes: dict[str, Any], add: Callable[[Any], Any]) -> dict[str, Any]:
-        return {
-            key: add(size) if key.startswith(prefix) else size
-            for key, size in sizes.items()
-            if change or not key.startswith(prefix)
-        }
-
-    return msgspec.structs.replace(
-        episode,
-        counts=changed(episode.counts, lambda count: count + change),
-        segments=changed(episode.segments, lambda ids: (*ids, *[1] * change)),
-    )
-
-
-@pytest.mark.parametrize("prefix", ["action/2", "turn/1", "hit/1"])
-@pytest.mark.parametrize("change", [0, 1])
-def test_a_replay_notices_a_changed_count(prefix: str, change: int) -> None:
-    episode = told_again("paper")
-    forged = with_count(episode, prefix, change)
-    assert forged != episode
-    report = replay_episode(forged, env_of(chat_format("hermes", "chatml")).config)
-    assert report.difference is not None
-    assert report.equal < report.turns

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import msgspec
-import pytest
 
 from harness1.config import Curation, Env, FanOut, Leads
 from harness1.episodes.rollout import rollout
-from harness1.errors import UsageError
 from harness1.policy.oracles import FOLLOWED
-from harness1.policy.registry import needs_gold, open_policy
+from harness1.policy.registry import open_policy
 from harness1.records import DocId, Episode, Gold, Status, Task
 from tests.support import make_env, run
 
@@ -73,9 +69,3 @@ def test_no_lead_is_followed_twice() -> None:
         leads = [lead for call in calls for lead in call.arguments.get("queries", [call.arguments.get("query", "Q")])]
         named = [lead for lead in leads if lead != "Q"]
         assert len(named) == len(set(named)) > 1
-
-
-def test_it_is_given_the_gold() -> None:
-    assert needs_gold("silent:lead-teacher")
-    with pytest.raises(UsageError, match="needs the gold of task t"):
-        asyncio.run(rollout(make_env(ENV), open_policy("lead-teacher"), TASK))

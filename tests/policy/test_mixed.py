@@ -8,7 +8,7 @@ from harness1.env.render import Context
 from harness1.episodes.rollout import rollout
 from harness1.errors import UsageError
 from harness1.policy.policy import Decision
-from harness1.policy.registry import check_policy, needs_gold, open_policy
+from harness1.policy.registry import check_policy, open_policy
 from harness1.policy.wrappers import MixedPolicy, SilentPolicy
 from harness1.records import DocId, Episode, Gold, Task, ToolCall
 from tests.support import END, Script, make_env, run, search
@@ -57,16 +57,6 @@ def test_the_seed_decides_who_is_next() -> None:
     assert actions[0] == actions[1] != actions[2]
 
 
-def test_a_fork_goes_on_as_the_session_would() -> None:
-    policy = MixedPolicy((Always(search("Ada")), Always(search("rain"))), (1, 1))
-    session = policy.open(TASK, 0)
-    context = run(make_env().reset(TASK))
-    assert context is not None
-    run(session.act(context))
-    twin = session.fork()
-    assert [run(twin.act(context)) for _ in range(9)] == [run(session.act(context)) for _ in range(9)]
-
-
 @pytest.mark.parametrize("shares", [(1.0,), (1.0, -1.0), (0.0, 0.0)])
 def test_shares_that_are_none_are_refused(shares: tuple[float, ...]) -> None:
     with pytest.raises(UsageError, match="shares"):
@@ -86,13 +76,6 @@ def test_a_silent_policy_gives_no_reasons_and_does_the_same() -> None:
     assert [turn.observation for turn in silent.turns] == [turn.observation for turn in spoken.turns]
     assert {turn.reasoning for turn in silent.turns} == {""}
     assert silent.turns[-1].action == ToolCall("end_search")
-
-
-@pytest.mark.parametrize("spec", ["mixed:0.5", "silent:oracle", "silent:mixed:0.5", "silent:random", "mixed:1"])
-def test_they_are_made_by_name(spec: str) -> None:
-    check_policy(spec)
-    assert needs_gold(spec) == ("random" not in spec)
-    assert run(rollout(make_env(), open_policy(spec, GOLDS), TASK)).turns
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from harness1.errors import UsageError
 from harness1.policy.oracles import OraclePolicy, wanted
 from harness1.records import ChunkId, DocId, Episode, Gold, StopReason, Task
 from harness1.reward.measures import measure_outcome
-from tests.support import CORPUS, WordRetriever, chunk, make_env, run
+from tests.support import WordRetriever, chunk, make_env, run
 
 TASK = Task("t", "Where did the father of Ada Lovelace die?")
 HOPS = Gold({DocId("ada"): 1, DocId("byron"): 1, DocId("miss"): 1, DocId("noise"): 0})
@@ -67,20 +67,3 @@ def test_only_relevant_grades_are_wanted() -> None:
 def test_without_gold_it_refuses() -> None:
     with pytest.raises(UsageError, match="gold of task t"):
         OraclePolicy({}).open(TASK, 0)
-
-
-def test_a_fork_goes_on_alone() -> None:
-    env = make_env(chunks=CORPUS)
-
-    async def forked() -> None:
-        session = OraclePolicy({"t": HOPS}).open(TASK, 0)
-        context = await env.reset(TASK)
-        assert context is not None
-        first = await session.act(context)
-        step = await env.step(first.actions)
-        assert step.context is not None
-        twin = session.fork()
-        one = await session.act(step.context)
-        assert await twin.act(step.context) == one
-
-    run(forked())

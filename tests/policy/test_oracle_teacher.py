@@ -8,17 +8,15 @@ from itertools import chain
 
 import pytest
 
-from harness1.config import Env, load_config
+from harness1.config import load_config
 from harness1.data.world import world_source
 from harness1.env.render import Context
 from harness1.env.view import View
 from harness1.episodes.rollout import rollout
-from harness1.errors import UsageError
 from harness1.memory.entities import FUNCTION_WORDS
 from harness1.policy.oracle_teacher import LINES, OracleTeacher, content_words, facet, line, parts, subject, topics
 from harness1.policy.oracles import SeenEvidence
 from harness1.policy.policy import Decision, Session
-from harness1.policy.registry import needs_gold, open_policy
 from harness1.records import TAGS, Chunk, ChunkId, DocId, Episode, Gold, StopReason, Task, ToolCall, UnitId
 from harness1.reward.measures import Outcome, measure_outcome
 from tests.support import CORPUS, WordRetriever, chunk, make_env, run, text_of
@@ -264,11 +262,6 @@ def test_gold_that_cannot_be_found_is_given_up() -> None:
     assert is_clean(episode)
 
 
-def test_a_corpus_without_a_match_ends_with_nothing() -> None:
-    episode = episode_of(Gold({DocId("ada"): 1}), corpus=FILLER[:0])
-    assert (episode.curated, episode.stop_reason) == ((), StopReason.END_SEARCH)
-
-
 def test_of_a_fact_any_chunk_is_evidence() -> None:
     gold = Gold({}, facts=((ChunkId("ada#0"), ChunkId("x#0")), (ChunkId("byron#0"),)))
     env = make_env(retriever=WordRetriever((*CORPUS, *FILLER), "chunk"))
@@ -280,31 +273,6 @@ def test_of_a_fact_any_chunk_is_evidence() -> None:
 def test_it_is_the_same_for_a_seed_and_varies_with_it() -> None:
     assert episode_of(HOPS, seed=1).turns == episode_of(HOPS, seed=1).turns
     assert len({repr(episode_of(HOPS, seed=seed).turns) for seed in range(6)}) > 1
-
-
-def test_a_fork_goes_on_alone() -> None:
-    async def forked() -> None:
-        env = make_env(Env(), (*CORPUS, *FILLER))
-        session: Session = OracleTeacher({"t": HOPS}).open(TASK, 0)
-        context = await env.reset(TASK)
-        for _ in range(3):
-            assert context is not None
-            decision = await session.act(context)
-            context = (await env.step(decision.actions)).context
-        assert context is not None
-        twin = session.fork()
-        one = await session.act(context)
-        assert await twin.act(context) == one
-        assert await twin.act(context) == await session.act(context)
-
-    run(forked())
-
-
-def test_it_is_a_policy_that_needs_gold() -> None:
-    assert needs_gold("oracle-teacher")
-    assert isinstance(open_policy("oracle-teacher", {}), OracleTeacher)
-    with pytest.raises(UsageError, match="gold of task t"):
-        OracleTeacher({}).open(TASK, 0)
 
 
 def test_a_question_is_taken_apart_into_its_own_words() -> None:

@@ -49,18 +49,3 @@ def test_it_lives_with_few_tools() -> None:
     )
     names = {turn.action.name for seed in range(5) for turn in episode(seed, off).turns if turn.action}
     assert names == {"search_corpus", "curate", "end_search"}
-
-
-def test_a_fork_draws_the_same_and_does_not_disturb() -> None:
-    env = make_env(None, WORLD)
-
-    async def forked() -> None:
-        context = await env.reset(TASK)
-        assert context is not None
-        one, other = RandomPolicy().open(TASK, 1), RandomPolicy().open(TASK, 1)
-        twin = one.fork()
-        drawn = [await twin.act(context) for _ in range(5)]
-        assert [await one.act(context) for _ in range(5)] == drawn
-        assert [await other.act(context) for _ in range(5)] == drawn
-
-    run(forked())

@@ -6,12 +6,11 @@ import pytest
 
 from harness1.config import Curation, Env
 from harness1.env.render import Context
-from harness1.episodes.rollout import rollout
 from harness1.policy.policy import Decision
 from harness1.policy.wrappers import ReasonedPolicy, asking
 from harness1.records import Task, ToolCall
 from harness1.tools.registry import Toolbox
-from tests.support import CORPUS, Script, call, make_env, run
+from tests.support import Script, call, make_env, run
 
 TASK = Task("t", "Where did the father of Ada Lovelace die?")
 
@@ -82,18 +81,6 @@ def test_of_several_calls_the_reason_is_that_of_the_one_carried_out() -> None:
     decision = decided(end, search, call("no_such_tool", reasoning="three"))
     assert decision.reasoning == "two"
     assert decision.actions == (end, call("search_corpus", query="poet"), call("no_such_tool"))
-
-
-def test_a_decision_without_an_action_stays_as_it_is() -> None:
-    assert decided(reasoning="hm", error="there is no call") == Decision((), "hm", parse_error="there is no call")
-
-
-def test_the_environment_takes_its_calls() -> None:
-    inner = Fixed(Decision((call("search_corpus", query="poet", reasoning="who"),)))
-    episode = run(rollout(make_env(Env(max_turns=2), CORPUS), ReasonedPolicy(inner), TASK))
-    assert [turn.observation is not None and turn.observation.error for turn in episode.turns] == [None, None]
-    assert [turn.reasoning for turn in episode.turns] == ["who", "who"]
-    assert {spec.name for spec in inner.shown[0].tools} == {spec.name for spec in Toolbox.of(Env()).specs}
 
 
 def test_forks_and_names_are_those_of_the_policy() -> None:

@@ -61,13 +61,3 @@ def test_other_actions_are_another_policy() -> None:
 def test_an_unknown_query_is_refused() -> None:
     with pytest.raises(UsageError, match="no recorded episode"):
         again(RecordedPolicy([recorded()]), Task("t", "Another question?"))
-
-
-def test_a_fork_goes_on_from_here() -> None:
-    session = RecordedPolicy([recorded(search("river"), search("war"), END)]).open(TASK, 0)
-    context = run(make_env(None, WORLD).reset(TASK))
-    assert context is not None
-    run(session.act(context))
-    twin = session.fork()
-    assert run(twin.act(context)) == run(session.act(context))
-    assert run(session.act(context)).actions == (END,)

@@ -6,7 +6,6 @@ import pytest
 
 from harness1.config import Env, load_config
 from harness1.episodes.rollout import rollout
-from harness1.policy.policy import Decision
 from harness1.policy.scripted import ScriptedPolicy, claim
 from harness1.records import Episode, StopReason, Task
 from tests.support import CORPUS, chunk, make_env, run
@@ -98,23 +97,6 @@ def test_it_delivers_before_the_turns_run_out() -> None:
 def test_an_empty_result_ends_the_search() -> None:
     episode = episode_of(ScriptedPolicy(), question="zzz")
     assert (episode.curated, episode.stop_reason) == ((), StopReason.END_SEARCH)
-
-
-def test_a_fork_goes_its_own_way() -> None:
-    async def both() -> tuple[Decision, Decision]:
-        env = make_env(None, (*CORPUS, *FILLER))
-        context = await env.reset(Task("t", QUESTION))
-        assert context is not None
-        session = ScriptedPolicy().open(Task("t", QUESTION), 0)
-        await session.act(context)
-        twin = session.fork()
-        step = await env.step((await ScriptedPolicy().open(Task("t", QUESTION), 0).act(context)).actions)
-        assert step.context is not None
-        first = await session.act(step.context)
-        return first, await twin.act(step.context)
-
-    mine, twins = run(both())
-    assert mine == twins
 
 
 def test_a_claim_loses_its_question_words_only() -> None:

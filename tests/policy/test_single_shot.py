@@ -6,7 +6,7 @@ from harness1.config import AutoPopulate, Curation, Env, Search
 from harness1.episodes.rollout import rollout
 from harness1.policy.scripted import SingleShotPolicy
 from harness1.records import Episode, Task
-from tests.support import CORPUS, chunk, make_env, run
+from tests.support import chunk, make_env, run
 
 TASK = Task("t", "common words 3")
 WORLD = [chunk(f"d{n:02}", f"common words {n}", f"T{n}") for n in range(40)]
@@ -40,13 +40,3 @@ def test_where_nothing_is_found_it_ends() -> None:
     made = episode(Env(), Task("t", "zzz"))
     assert len(made.turns) == 2
     assert made.curated == ()
-
-
-def test_a_fork_goes_on_from_here() -> None:
-    session = SingleShotPolicy().open(TASK, 0)
-    env = make_env(None, CORPUS)
-    context = run(env.reset(TASK))
-    assert context is not None
-    run(session.act(context))
-    twin = session.fork()
-    assert run(twin.act(context)) == run(session.act(context))

@@ -71,11 +71,6 @@ def test_of_several_actions_it_says_the_one_that_counts() -> None:
     assert said.actions == (search("river"),)
 
 
-def test_a_decision_without_an_action_stays_one() -> None:
-    episode = spoken(Script("no idea"))
-    assert (episode.turns[0].parse_error, episode.turns[0].calls) == ("no idea", ())
-
-
 def test_what_is_no_plain_json_is_spoken_as_it_is_recorded() -> None:
     episode = spoken(Script(ToolCall("search_corpus", {"query": "castle \ud800", "k": float("nan")}), END))
     said = chat_format("hermes", "chatml").parse(episode.turns[0].calls[0].output_ids, Toolbox.of(Env()).specs)
@@ -148,10 +143,6 @@ def test_a_model_of_the_very_format_speaks_for_itself() -> None:
     assert in_student_format(model, chat_format("hermes", "qwen")) is model
     assert isinstance(in_student_format(model, chat_format("compact", "qwen")), StudentFormatPolicy)
     assert isinstance(in_student_format(ScriptedPolicy(), TEACHER), StudentFormatPolicy)
-
-
-def test_a_session_without_pending_calls_has_none() -> None:
-    assert StudentFormatPolicy(ScriptedPolicy(), TEACHER).open(TASK, 0).pending is None
 
 
 def test_forks_go_on_alike() -> None:

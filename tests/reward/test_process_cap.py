@@ -123,13 +123,6 @@ def test_process_terms_add_up_to_no_more_than_the_cap(
     assert abs(contributions(own)) <= CAP + 1e-9
 
 
-def test_the_total_is_the_sum_of_the_terms_where_the_cap_binds_too() -> None:
-    outcome = Outcome(recall=1.0, precision=1.0, set_size=2, **BEST_PROCESS)
-    found = rewarded(outcome, config("robust", BRIBED))
-    assert found.terms[BEYOND_CAP].value * found.terms[BEYOND_CAP].weight == pytest.approx(-8.5)
-    assert found.total == contributions(found.terms.values()) == pytest.approx(3.0 + CAP)
-
-
 def test_published_weights_never_meet_the_cap() -> None:
     for process in (BEST_PROCESS, WORST_PROCESS):
         assert BEYOND_CAP not in rewarded(Outcome(set_size=1, **process), Config()).terms

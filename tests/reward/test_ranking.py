@@ -64,12 +64,6 @@ def test_some_order_of_the_chunks_is_ideal_and_none_is_better(targets: Any) -> N
     assert max(match_targets(order, goal).ndcg(10) for order in permutations("abcd")) == 1.0
 
 
-def test_the_ideal_of_disjoint_targets_is_their_grades_in_order() -> None:
-    assert match_targets([], graded({"a": 1, "b": 3, "c": 0, "d": -1})).ideal == (3, 1)
-    # The chunk b states two facts, then c states the other one.
-    assert match_targets([], wanted("ab", "bc", "cd")).ideal == (2, 1)
-
-
 def test_a_fact_is_met_at_its_best_placed_chunk_and_only_once() -> None:
     ours = found("xabxc", wanted("ab", "c", "z"))
     assert (ours["R@1"], ours["R@3"], ours["R@5"]) == (0.0, 1 / 3, 2 / 3)
