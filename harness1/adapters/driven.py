@@ -19,7 +19,7 @@ from harness1.env.pieces import Piece
 from harness1.env.render import Context
 from harness1.episodes.jobs import EpisodeSetup
 from harness1.episodes.rollout import rollout
-from harness1.episodes.single import asked
+from harness1.episodes.single import question_task
 from harness1.errors import UsageError
 from harness1.hashing import digest
 from harness1.plain import counted
@@ -253,7 +253,7 @@ class Searches:
 
     async def _start(self, question: str) -> tuple[str, StepReply]:
         self._started += 1
-        driven = DrivenEpisode(self._open_env(), asked(question), self._driver, sample_idx=self._started)
+        driven = DrivenEpisode(self._open_env(), question_task(question), self._driver, sample_idx=self._started)
         name = secrets.token_urlsafe(NAME_BYTES)
         found = _Open(driven, time.monotonic())
         async with found.lock:

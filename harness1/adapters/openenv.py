@@ -16,7 +16,7 @@ from harness1.data.source import Source
 from harness1.env.environment import SearchEnv
 from harness1.env.render import Context
 from harness1.episodes.rollout import rollout
-from harness1.episodes.single import asked as asked_task
+from harness1.episodes.single import question_task as asked_task
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.hashing import digest
 from harness1.models.calls import messages_of, tools_of

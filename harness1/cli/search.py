@@ -22,7 +22,7 @@ from harness1.data.source import Source
 from harness1.env.environment import SearchEnv, Step
 from harness1.env.pieces import sentence
 from harness1.episodes.jobs import EpisodeSetup
-from harness1.episodes.single import asked, play_one
+from harness1.episodes.single import play_one, question_task
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.memory.parts import telling_argument
 from harness1.plain import counted
@@ -71,7 +71,7 @@ def search(
     settings = resolve(config, overrides, policy, tools=tools)
     if settings.index != Config().index:
         raise UsageError("index settings take effect when an index is made: use them with `harness1 index`")
-    files, task = files_of(index), asked(question)
+    files, task = files_of(index), question_task(question)
     setup, watch = EpisodeSetup(settings, index, policy), partial(watched, task.query, console)
     episode, env, out = play_one(task, setup, out, seed=seed, watch=watch, on_torn=say_torn)
     if as_json:

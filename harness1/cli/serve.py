@@ -18,7 +18,7 @@ from harness1.config import Config
 from harness1.data.indexing import Files, files_of
 from harness1.data.open import open_source
 from harness1.episodes.jobs import EpisodeSetup
-from harness1.episodes.single import recorded
+from harness1.episodes.single import open_run
 from harness1.errors import MissingExtra, UsageError
 from harness1.http.client import read_token
 from harness1.plain import counted
@@ -211,7 +211,7 @@ def _driven(
     if record is None:
         yield open_env, lambda _: None
         return
-    with recorded(record, settings, driver, index, names, on_torn=say_torn, dataset=dataset) as keep:
+    with open_run(record, settings, driver, index, names, on_torn=say_torn, dataset=dataset) as keep:
         yield open_env, keep
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import msgspec
 
 from harness1.config import Env, Machine
-from harness1.env.memory_pieces import TurnPieces, shown_words, turn_pieces
-from harness1.env.pieces import ApproximateCounter, TokenCounter, shown_question, static_piece
+from harness1.env.memory_pieces import TurnPieces, hit_words, turn_pieces
+from harness1.env.pieces import ApproximateCounter, TokenCounter, question_text, static_piece
 from harness1.env.render import Context, Renderer
 from harness1.env.verifiers import Verifier, unopened_verifier
 from harness1.env.world import World
@@ -83,7 +83,7 @@ def _prescriptions(memory: WorkingMemory, env: Env, observation: Observation) ->
 
 def name_first(memory: WorkingMemory, env: Env) -> None:
     """Name what the question mentions, as every episode begins."""
-    memory.name_entities([shown_question(memory.query)], env)
+    memory.name_entities([question_text(memory.query)], env)
     memory.name_leads(env)
 
 
@@ -110,7 +110,7 @@ def transition(
     if env.history.on:
         memory.history.append(history_line(memory.turn, memory.pool, call, observation))
     traits = toolbox.traits(observation.tool)
-    memory.name_entities((words for _, words in shown_words(memory, env, observation, traits)), env)
+    memory.name_entities((words for _, words in hit_words(memory, env, observation, traits)), env)
     memory.name_leads(env)
     _count(memory, observation, traits)
     notes = (*observation.notes, *guidance(memory, env, observation, traits))
@@ -125,7 +125,7 @@ def _count(memory: WorkingMemory, observation: Observation, traits: Traits) -> N
     memory.since_curation = 0 if traits.curates and observation.error is None else memory.since_curation + 1
 
 
-def replayed(
+def replay_action(
     memory: WorkingMemory,
     env: Env,
     toolbox: Toolbox,
@@ -283,7 +283,7 @@ class SearchEnv:
         if action is None or recorded is None:
             raise ValueError("a turn without an action cannot be replayed")
         memory, crowded = self.state.memory, self._crowded()
-        observation = replayed(memory, self.config, self.toolbox, action, turn.ignored, recorded, crowded=crowded)
+        observation = replay_action(memory, self.config, self.toolbox, action, turn.ignored, recorded, crowded=crowded)
         return self._finish(action, turn.ignored, observation, turn.reasoning, turn.calls)
 
     def snapshot(self) -> State:

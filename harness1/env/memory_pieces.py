@@ -13,7 +13,7 @@ from itertools import islice
 import msgspec
 
 from harness1.config import Env
-from harness1.env.pieces import Block, Drop, Piece, action_piece, action_text, piece, sentence, shown_call
+from harness1.env.pieces import Block, Drop, Piece, action_piece, action_text, cut_call, piece, sentence
 from harness1.env.view import (
     ActionView,
     BridgesView,
@@ -68,7 +68,7 @@ class TurnPieces(msgspec.Struct, frozen=True):
 def turn_pieces(memory: WorkingMemory, env: Env, turn: Turn, traits: Traits) -> TurnPieces:
     """Split a finished turn into pieces; the memory is the one after the turn, the traits are those of its tool."""
     assert turn.observation is not None
-    called = ActionView(turn.index, shown_call(turn.action)) if turn.action else None
+    called = ActionView(turn.index, cut_call(turn.action)) if turn.action else None
     call = turn.calls[-1] if turn.calls and turn.calls[-1].output_ids else None
     action = action_piece(turn.index, action_text(turn.reasoning, turn.action), called, call)
     hits = _hits(memory, env, turn.index, turn.observation, traits)
@@ -79,7 +79,7 @@ def _head(memory: WorkingMemory, env: Env, turn: int, observation: Observation) 
     shown = TurnView(
         turn=turn,
         tool=observation.tool,
-        queries=shown_queries(observation.rankings),
+        queries=cut_queries(observation.rankings),
         notes=observation.notes,
         error=observation.error,
         verdicts=tuple(_judgement(memory, verdict) for verdict in observation.verdicts),
@@ -98,7 +98,7 @@ def _head(memory: WorkingMemory, env: Env, turn: int, observation: Observation) 
     return piece(f"turn/{turn}", "tool", "\n".join(lines), shown)
 
 
-def shown_queries(rankings: Sequence[Ranking]) -> tuple[str, ...]:
+def cut_queries(rankings: Sequence[Ranking]) -> tuple[str, ...]:
     """Return the queries of an observation as its head shows them, each on one line."""
     queries = [" ".join(ranking.query.split()) for ranking in rankings]
     if sum(map(len, queries)) > QUERIES_CHARACTERS:
@@ -137,8 +137,8 @@ def _changes(memory: WorkingMemory, env: Env, delta: Delta) -> ChangesView:
 
 def _change_lines(env: Env, shown: ChangesView) -> list[str]:
     groups = (
-        ("Added", _tagged(shown.added)),
-        ("Re-tagged", _tagged(shown.retagged)),
+        ("Added", _tag_words(shown.added)),
+        ("Re-tagged", _tag_words(shown.retagged)),
         ("Removed", shown.removed),
         ("Evicted for more important ones" if env.curation.eviction == "rank" else "Evicted", shown.evicted),
         ("Refused, the set is full", shown.refused),
@@ -148,7 +148,7 @@ def _change_lines(env: Env, shown: ChangesView) -> list[str]:
     return [f"{label}: {', '.join(names)}." for label, names in groups if names]
 
 
-def _tagged(tags: dict[str, Tag | None]) -> list[str]:
+def _tag_words(tags: dict[str, Tag | None]) -> list[str]:
     return [f"{handle} {tag}" if tag else handle for handle, tag in tags.items()]
 
 
@@ -162,10 +162,10 @@ def _hits(memory: WorkingMemory, env: Env, turn: int, observation: Observation, 
     left_out = passages_left_out(observation, env)
     pieces: list[Piece] = []
     names = env.evidence.handles
-    for hit, words in shown_words(memory, env, observation, traits):
+    for hit, words in hit_words(memory, env, observation, traits):
         unit_id = memory.pool.unit_of(hit)
         title, _, text = words.partition("\n")
-        marked, entities = memory.entities.marked(words, env.evidence.characters) if names else (words, {})
+        marked, entities = memory.entities.mark(words, env.evidence.characters) if names else (words, {})
         shown = HitView(
             turn=turn,
             document=DocumentView(handle_of(memory, unit_id), unit_id, title, text),
@@ -178,7 +178,7 @@ def _hits(memory: WorkingMemory, env: Env, turn: int, observation: Observation, 
     return tuple(pieces)
 
 
-def shown_words(memory: WorkingMemory, env: Env, observation: Observation, traits: Traits) -> Iterator[tuple[Hit, str]]:
+def hit_words(memory: WorkingMemory, env: Env, observation: Observation, traits: Traits) -> Iterator[tuple[Hit, str]]:
     """Yield the shown hits of an observation, each with its title, a line end and its shown text."""
     for hit in observation.hits:
         unit_id = memory.pool.unit_of(hit)
@@ -237,7 +237,7 @@ class EvidenceOrder:
         return self._reasons[self.places[unit_id]]
 
 
-def ranked_piece(memory: WorkingMemory, env: Env, ranking: EvidenceOrder, visible: Set[UnitId]) -> Piece:
+def order_piece(memory: WorkingMemory, env: Env, ranking: EvidenceOrder, visible: Set[UnitId]) -> Piece:
     """Return the evidence order by handle. Only units without a line of their own come with a reason here."""
     shown = ranking.units[: env.evidence.lines]
     handles = tuple(handle_of(memory, unit_id) for unit_id in shown)
@@ -268,11 +268,11 @@ def leads_piece(memory: WorkingMemory, env: Env, leads: Sequence[Lead]) -> Piece
 
 def evidence_pieces(memory: WorkingMemory, env: Env, order: Sequence[UnitId]) -> list[Piece]:
     """Return what links documents: the bridge documents, where units are ranked in an `order`, and shared entities."""
-    links = _links(memory, order) if env.evidence.ranks else None
-    return [each for each in (links, _shared(memory, env, order)) if each is not None]
+    links = _links_piece(memory, order) if env.evidence.ranks else None
+    return [each for each in (links, _bridges_piece(memory, env, order)) if each is not None]
 
 
-def _links(memory: WorkingMemory, order: Sequence[UnitId]) -> Piece | None:
+def _links_piece(memory: WorkingMemory, order: Sequence[UnitId]) -> Piece | None:
     links = tuple(
         LinkView(handle_of(memory, bridge.unit_id), bridge.names) for bridge in bridge_documents(memory, order, LINKING)
     )
@@ -280,7 +280,7 @@ def _links(memory: WorkingMemory, order: Sequence[UnitId]) -> Piece | None:
     return piece("links", "user", f"Bridge documents: {'; '.join(words)}.", LinksView(links)) if links else None
 
 
-def _shared(memory: WorkingMemory, env: Env, order: Sequence[UnitId]) -> Piece | None:
+def _bridges_piece(memory: WorkingMemory, env: Env, order: Sequence[UnitId]) -> Piece | None:
     """Return the shared entities: the most frequent ones, or, where units are ranked, those that lead on from the
     best. None where no entity is known."""
     if env.evidence.ranks:
@@ -305,12 +305,12 @@ def _shared(memory: WorkingMemory, env: Env, order: Sequence[UnitId]) -> Piece |
 CLAIM_CHARACTERS = 120
 
 
-def told_evidence(memory: WorkingMemory, env: Env) -> list[Piece]:
+def order_and_leads(memory: WorkingMemory, env: Env) -> list[Piece]:
     """Return the evidence order, without reasons, and the leads, even if there are none, where units are ranked."""
     if not env.evidence.ranks:
         return []
     found = memory.assess()
-    told = [ranked_piece(memory, env, EvidenceOrder(found), frozenset())] if found.units else []
+    told = [order_piece(memory, env, EvidenceOrder(found), frozenset())] if found.units else []
     return told + ([leads_piece(memory, env, found.leads[: env.leads.lines])] if env.leads_on else [])
 
 
@@ -326,10 +326,10 @@ class MemoryPieces:
         """Return all sections in order. Documents in `visible` appear in a shown turn and get no pool line."""
         found = memory.assess() if self.env.evidence.ranks else Assessment()
         ranking = EvidenceOrder(found)
-        placed = [Block((curated_piece(memory, self.env),))]
+        placed = [Block((set_piece(memory, self.env),))]
         placed += self._curated_lines(memory, visible, ranking)
         if found.units:
-            placed.append(Block((ranked_piece(memory, self.env, ranking, visible),), Drop.OLD_TURNS))
+            placed.append(Block((order_piece(memory, self.env, ranking, visible),), Drop.OLD_TURNS))
         if self.env.leads_on and found.leads:
             placed.append(Block((leads_piece(memory, self.env, found.leads[: self.env.leads.lines]),), Drop.EVIDENCE))
         placed += self._pool(memory, visible, ranking)
@@ -343,7 +343,7 @@ class MemoryPieces:
         return placed
 
     def _curated_lines(self, memory: WorkingMemory, visible: Set[UnitId], ranking: EvidenceOrder) -> list[Block]:
-        hidden = [entry for entry in memory.curated.ranked() if entry.unit_id not in visible]
+        hidden = [entry for entry in memory.curated.in_order() if entry.unit_id not in visible]
         if self.env.evidence.ranks:
             hidden.sort(key=lambda entry: (RANK[entry.tag], ranking.places[entry.unit_id]))
         return [self._line(Drop.CURATED_LINES, memory, entry.unit_id, entry.tag, ranking) for entry in hidden]
@@ -388,11 +388,11 @@ class MemoryPieces:
         return self._lines[key]
 
 
-def curated_piece(memory: WorkingMemory, env: Env) -> Piece:
+def set_piece(memory: WorkingMemory, env: Env) -> Piece:
     """Return the whole curated set by handle: the smallest form of the memory, which is never dropped."""
     entries = tuple(
         CuratedView(handle_of(memory, entry.unit_id), entry.unit_id, entry.tag if env.curation.tags else None)
-        for entry in memory.curated.ranked()
+        for entry in memory.curated.in_order()
     )
     groups: dict[str, list[str]] = {}
     for entry in entries:

@@ -111,11 +111,11 @@ def parse_judgement(answer: str, document: str) -> Judgement | VerifierFault:
     verdict = parsed.verdict.strip().rstrip(".!").casefold()
     for label in get_args(Label):
         if verdict == label:
-            return Judgement(label, _quoted(parsed.quote or "", document))
+            return Judgement(label, _find_quote(parsed.quote or "", document))
     return VerifierFault(f"language model: no verdict can be read from {answer[:EXCERPT]!r}")
 
 
-def _quoted(quote: str, document: str) -> str:
+def _find_quote(quote: str, document: str) -> str:
     """Return the text of the document that a quote repeats, with single spaces, or ""."""
     text, sought = (" ".join(each.split()) for each in (document, quote))
     begin = restore(text).find(restore(sought))

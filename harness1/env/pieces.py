@@ -58,7 +58,7 @@ def action_piece(turn: int, text: str, shows: Record | None, call: ModelCall | N
     return Piece(f"action/{turn}#{text_digest(content)}", "assistant", body, turn, shows, call)
 
 
-def grouped(pieces: Sequence[Piece]) -> list[list[Piece]]:
+def group_messages(pieces: Sequence[Piece]) -> list[list[Piece]]:
     """Group pieces into messages: consecutive pieces of one role form one, and so does each output of the policy."""
     groups: list[list[Piece]] = []
     for each in pieces:
@@ -73,11 +73,11 @@ def action_text(reasoning: str, action: ToolCall | None) -> str:
     """Return a policy's output in words, for policies without sampled tokens."""
     call = "" if action is None else _call_text(action)
     thought = " ".join(reasoning.split())
-    lines = [f"Action: {_abbreviated(call)}", f"Reasoning: {_abbreviated(thought)}" if thought else ""]
+    lines = [f"Action: {_shorten(call)}", f"Reasoning: {_shorten(thought)}" if thought else ""]
     return "\n".join(line for line in lines if line)
 
 
-def shown_call(action: ToolCall) -> ToolCall:
+def cut_call(action: ToolCall) -> ToolCall:
     """Return the call as `action_text` shows it; a call that is cut loses its arguments."""
     fits = len(_call_text(action)) <= LONGEST_ACTION
     return ToolCall(one_line(action.name), action.arguments if fits else {})
@@ -87,7 +87,7 @@ def _call_text(action: ToolCall) -> str:
     return f"{one_line(action.name)} {json.dumps(action.arguments, ensure_ascii=False)}"
 
 
-def _abbreviated(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= LONGEST_ACTION else f"{text[:LONGEST_ACTION]} ({len(text)} characters)"
 
 
@@ -160,15 +160,15 @@ def static_piece(env: Env, toolbox: Toolbox) -> Piece:
 
 def query_piece(memory: WorkingMemory, env: Env) -> Piece:
     """Return the question, with the handles of the entities that it names."""
-    text, entities = shown_question(memory.query), dict[str, str]()
+    text, entities = question_text(memory.query), dict[str, str]()
     if env.evidence.handles:
-        text, entities = memory.entities.marked(text, env.evidence.characters)
+        text, entities = memory.entities.mark(text, env.evidence.characters)
     handle = QUESTION if env.leads_have_handles else ""
     label = f"Question ({handle})" if handle else "Question"
-    return piece("query", "user", f"{label}: {text}", QueryView(shown_question(memory.query), entities, handle))
+    return piece("query", "user", f"{label}: {text}", QueryView(question_text(memory.query), entities, handle))
 
 
-def shown_question(query: str) -> str:
+def question_text(query: str) -> str:
     """Put a question on one line, as contexts show it."""
     return " ".join(query.split())
 

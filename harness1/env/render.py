@@ -17,8 +17,8 @@ from typing import NamedTuple
 import msgspec
 
 from harness1.config import Env, Rendering
-from harness1.env.memory_pieces import MemoryPieces, TurnPieces, curated_piece, told_evidence
-from harness1.env.pieces import Block, Drop, Piece, TokenCounter, grouped, piece, query_piece, static_piece
+from harness1.env.memory_pieces import MemoryPieces, TurnPieces, order_and_leads, set_piece
+from harness1.env.pieces import Block, Drop, Piece, TokenCounter, group_messages, piece, query_piece, static_piece
 from harness1.env.view import NO_LEADS, BudgetView, HitView, TurnView, View
 from harness1.hashing import digest
 from harness1.memory.working_memory import WorkingMemory
@@ -71,7 +71,7 @@ class CachedCounter:
 
     def total(self, pieces: Sequence[Piece]) -> int:
         """Return the tokens of joined pieces and of their messages."""
-        return sum(map(self.piece, pieces)) + sum(self.overhead(group[0]) for group in grouped(pieces))
+        return sum(map(self.piece, pieces)) + sum(self.overhead(group[0]) for group in group_messages(pieces))
 
 
 def fit(
@@ -255,7 +255,7 @@ class Epoch(Order):
     def layouts(self, memory: WorkingMemory, turns: Sequence[TurnPieces], before: Context | None) -> Iterator[Layout]:
         """Yield the running epoch with the last turn appended, then, if it is over or full, a new epoch."""
         if before is not None and memory.turn - before.epoch_start < self.env.rendering.epoch_turns:
-            pieces = (*before.pieces, *turns[-1].pieces(), *self._changed(memory, before))
+            pieces = (*before.pieces, *turns[-1].pieces(), *self._changes(memory, before))
             yield Layout([Block(pieces)], dropped=before.budget.dropped, epoch_start=before.epoch_start)
         last = turns[-1:]
         blocks = [*self._head(memory), *self._memory(memory, last)]
@@ -263,10 +263,10 @@ class Epoch(Order):
             blocks += [Block((turn.head,)), *_last_hits(turn)]
         yield Layout(blocks, self._turn_room(turns), epoch_start=memory.turn)
 
-    def _changed(self, memory: WorkingMemory, before: Context) -> list[Piece]:
+    def _changes(self, memory: WorkingMemory, before: Context) -> list[Piece]:
         """Return what the last action changed without its observation saying so: the curated set, and the evidence."""
         shown = {_kind(each): each.shows for each in before.pieces}
-        now = (curated_piece(memory, self.env), *told_evidence(memory, self.env))
+        now = (set_piece(memory, self.env), *order_and_leads(memory, self.env))
         return [each for each in now if each.shows != shown.get(_kind(each), NO_LEADS)]
 
     def _turn_room(self, turns: Sequence[TurnPieces]) -> int:
@@ -284,7 +284,7 @@ class Transcript(Order):
             yield Layout(self._head(memory))
         else:
             last = turns[-1]
-            pieces = (*_unpruned(before.pieces, last.head), last.action, last.head)
+            pieces = (*_drop_pruned(before.pieces, last.head), last.action, last.head)
             yield Layout([Block(pieces), *_last_hits(last)], dropped=before.budget.dropped)
 
 
@@ -324,7 +324,7 @@ def _last_hits(turn: TurnPieces) -> list[Block]:
     return [Block((hit,), Drop.LAST_HITS, turn.turn) for hit in turn.hits]
 
 
-def _unpruned(pieces: Sequence[Piece], head: Piece) -> list[Piece]:
+def _drop_pruned(pieces: Sequence[Piece], head: Piece) -> list[Piece]:
     """Return the pieces that remain after a turn that took out the hits of some documents."""
     gone = head.shows.changes.pruned if isinstance(head.shows, TurnView) else ()
     return [each for each in pieces if not (isinstance(each.shows, HitView) and each.shows.document.handle in gone)]

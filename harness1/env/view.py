@@ -251,7 +251,7 @@ class View:
         for each in shown:
             view._take(each)
         if not any(isinstance(each, CuratedSetView) for each in shown):
-            view.curated = view._told()
+            view.curated = view._read_changes()
         return view
 
     def _take(self, shown: Record) -> None:
@@ -300,7 +300,7 @@ class View:
             case HistoryLine():
                 self.history = HistoryView((*self.history.lines, shown), self.history.earlier)
 
-    def _told(self) -> tuple[CuratedView, ...]:
+    def _read_changes(self) -> tuple[CuratedView, ...]:
         """Return the curated set as the turns report it, for contexts without a piece that shows it whole. An entry has
         no id if its document is no longer shown."""
         entries: dict[str, CuratedView] = {}

@@ -44,7 +44,7 @@ class World:
             case Judge():
                 return await self._judge(request)
             case Consult():
-                return await patiently(partial(_consult, request), self.machine)
+                return await call_engine(partial(_consult, request), self.machine)
 
     async def _search(self, request: SearchFor, memory: WorkingMemory) -> Answer:
         """Search for all queries at once; repeat only those that failed."""
@@ -66,7 +66,7 @@ class World:
             return fault or [done[place] for place in range(len(searches))]
 
         done: dict[int, SearchResult] = {}
-        results = await patiently(one_batch, self.machine)
+        results = await call_engine(one_batch, self.machine)
         hits: dict[ChunkId, Hit] = {}
         rankings = []
         for query, result in zip(request.queries, results, strict=True):
@@ -78,14 +78,14 @@ class World:
 
     async def _grep(self, pattern: str, limit: int) -> Answer:
         call = partial(self.retriever.grep, pattern, limit, self.machine.call_deadline_s)
-        chunks: tuple[Chunk, ...] | BadPattern = await patiently(call, self.machine)
+        chunks: tuple[Chunk, ...] | BadPattern = await call_engine(call, self.machine)
         if isinstance(chunks, BadPattern):
             return Answer(bad_pattern=chunks.reason)
-        return Answer(_unranked(chunks).hits, (Ranking(pattern, tuple(chunk.chunk_id for chunk in chunks)),))
+        return Answer(_as_answer(chunks).hits, (Ranking(pattern, tuple(chunk.chunk_id for chunk in chunks)),))
 
     async def _read(self, doc_id: DocId) -> Answer:
-        chunks: tuple[Chunk, ...] = await patiently(partial(self.retriever.read, doc_id), self.machine)
-        return _unranked(chunks)
+        chunks: tuple[Chunk, ...] = await call_engine(partial(self.retriever.read, doc_id), self.machine)
+        return _as_answer(chunks)
 
     async def _judge(self, request: Judge) -> Answer:
         async def once() -> list[Verdict] | VerifierFault:
@@ -99,7 +99,7 @@ class World:
                 verdicts.append(Verdict(unit_id, request.claim, judgement.label, judgement.sentence))
             return verdicts
 
-        return Answer(verdicts=tuple(await patiently(once, self.machine)))
+        return Answer(verdicts=tuple(await call_engine(once, self.machine)))
 
 
 async def _consult(request: Consult) -> Answer:
@@ -119,7 +119,7 @@ async def _consult(request: Consult) -> Answer:
     return Answer(text=utf8_safe(kept))
 
 
-async def patiently(
+async def call_engine(
     call: Callable[[], Awaitable[Outcome | RetrievalFault | VerifierFault]], machine: Machine
 ) -> Outcome:
     """Await a call of an engine, and repeat it if it fails or exceeds `machine.call_deadline_s`. Raise
@@ -146,5 +146,5 @@ def _hit(chunk: Chunk, rank: int, score: float = 0.0, likeness: float | None = N
     return Hit(chunk.chunk_id, chunk.doc_id, chunk.index, chunk.title, chunk.text, score, rank, tokens, likeness)
 
 
-def _unranked(chunks: tuple[Chunk, ...]) -> Answer:
+def _as_answer(chunks: tuple[Chunk, ...]) -> Answer:
     return Answer(tuple(_hit(chunk, rank) for rank, chunk in enumerate(chunks)))

@@ -119,7 +119,7 @@ class EpisodeSetup:
         """Make an environment that counts tokens as the policy does."""
         return SearchEnv(self.config.env, retriever, _verifier(self.config), counter_of(policy), self.config.machine)
 
-    def shared_by(self, workers: int) -> EpisodeSetup:
+    def share(self, workers: int) -> EpisodeSetup:
         """Return this setup with the cores divided among worker processes, each of which may load a model."""
         machine = self.config.machine
         threads = machine.threads or max(1, (os.cpu_count() or 1) // workers)
@@ -144,7 +144,7 @@ class EpisodeSetup:
         return in_student_format(policy, _student(self.student, self.config)) if self.student else policy
 
 
-def counted_with(counter: TokenCounter) -> tuple[dict[str, str], dict[str, str]]:
+def describe_counter(counter: TokenCounter) -> tuple[dict[str, str], dict[str, str]]:
     """Return what the card of a run says of its counter: hashes, and the chat `format` if a model reads the tokens."""
     if not hasattr(counter, "tokenizer"):
         return {"counter": counter.hash}, {}
@@ -324,7 +324,7 @@ def run_episodes(
         refuse_session_names(setup)
     workers = min(workers, len(chunks) or 1)  # a pool starts a process for a chunk, so others would be missed as dead
     if workers > 1:
-        _run_in_processes(setup.shared_by(workers), chunks, workers, on_episode, on_depths)
+        _run_in_processes(setup.share(workers), chunks, workers, on_episode, on_depths)
         return
     for chunk in chunks:
         for episode in run_chunk(setup, chunk):

@@ -89,7 +89,7 @@ async def rollout(
         turns=tuple(turns),
         stop_reason=stop,
         status=STATUS_OF[stop],
-        curated=tuple(memory.curated.ranked()),
+        curated=tuple(memory.curated.in_order()),
         pool=tuple(memory.pool.entries),
         aliases=dict(memory.pool.aliases),
         hashes=hashes,
@@ -131,7 +131,7 @@ class _Record:
         except InfrastructureFault as fault:
             error = str(fault)
         if (cut := getattr(session, "pending", None)) is not None:
-            self.turns.append(failed_turn(env, cut))
+            self.turns.append(record_failure(env, cut))
             self.segments |= cut.segments
         return stop, error
 
@@ -141,7 +141,7 @@ class _Record:
             self.clock.lap("policy")
             self.segments |= decision.segments
             if decision.parse_error is not None or not decision.actions:
-                self.turns.append(failed_turn(self._env, decision))
+                self.turns.append(record_failure(self._env, decision))
                 return StopReason.FORMAT_LIMIT
             step = await self._env.step(decision.actions, decision.reasoning, decision.calls)
             self.clock.lap("environment")
@@ -154,7 +154,7 @@ class _Record:
         return StopReason.CONTEXT_LIMIT
 
 
-def failed_turn(env: SearchEnv, decision: Decision) -> Turn:
+def record_failure(env: SearchEnv, decision: Decision) -> Turn:
     """Record a turn that produced no action, with the attempts that were made."""
     context = env.state.context
     return Turn(
@@ -246,7 +246,7 @@ def replay_env(episode: Episode, env: Env, counter: TokenCounter | None = None) 
         SchemaError: its record lacks a count that its first context was measured with.
     """
     _same_environment(env, episode)
-    counter = counter or recorded_counter(episode)
+    counter = counter or counter_of_record(episode)
     try:
         twin = SearchEnv(env, Nowhere(episode.hashes.index, episode.unit), counter=counter)
         twin.begin(WorkingMemory.empty(episode.task.query, episode.unit))
@@ -285,7 +285,7 @@ async def replay_live(episode: Episode, env: Env, retriever: Retriever, machine:
         raise ConfigError("the index differs from the one that the episode was recorded with")
     _same_environment(env, episode)
     machine = machine or Machine()
-    twin = SearchEnv(env, retriever, open_verifier(env, machine), recorded_counter(episode), machine)
+    twin = SearchEnv(env, retriever, open_verifier(env, machine), counter_of_record(episode), machine)
     await twin.reset(episode.task)
 
     async def again(turn: Turn) -> Step:
@@ -295,7 +295,7 @@ async def replay_live(episode: Episode, env: Env, retriever: Retriever, machine:
     return await _compare(episode, twin, again)
 
 
-def recorded_counter(episode: Episode) -> TokenCounter:
+def counter_of_record(episode: Episode) -> TokenCounter:
     """Return what counted an episode's tokens, or, if that was a model's tokenizer, its recorded counts."""
     approximate = ApproximateCounter()
     return approximate if episode.hashes.counter == approximate.hash else RecordedCounter(episode)
@@ -316,7 +316,7 @@ async def _compare(episode: Episode, twin: SearchEnv, again: Callable[[Turn], Aw
             difference = difference or f"turn {turn.index}: the episode had ended by {done}"
             break
         if turn.action is None:
-            found, done = _failed_turn(turn, twin, contexts), StopReason.FORMAT_LIMIT
+            found, done = _compare_failure(turn, twin, contexts), StopReason.FORMAT_LIMIT
         elif turn.observation is None:
             difference = difference or f"turn {turn.index}: its observation is missing"
             break
@@ -351,9 +351,9 @@ def difference_between(turn: Turn, again: Turn, *, contexts: bool) -> str | None
     return None
 
 
-def _failed_turn(turn: Turn, twin: SearchEnv, contexts: bool) -> str | None:
+def _compare_failure(turn: Turn, twin: SearchEnv, contexts: bool) -> str | None:
     """Compare a turn without an action, which changes nothing: it must name the state before it."""
-    again = failed_turn(twin, Decision())
+    again = record_failure(twin, Decision())
     return difference_between(msgspec.structs.replace(turn, observation=None), again, contexts=contexts)
 
 
@@ -361,17 +361,17 @@ def _ending(episode: Episode, memory: WorkingMemory, done: StopReason | None) ->
     ends = {
         "stop reason": (episode.stop_reason, done),
         "status": (episode.status, STATUS_OF.get(episode.stop_reason)),
-        "curated set": (episode.curated, tuple(memory.curated.ranked())),
+        "curated set": (episode.curated, tuple(memory.curated.in_order())),
         "pool": (episode.pool, tuple(memory.pool.entries)),
         "aliases": (episode.aliases, memory.pool.aliases),
         "unit": (episode.unit, memory.pool.unit),
-        **_derived(episode),
+        **_derive(episode),
     }
     wrong = [name for name, (recorded, rebuilt) in ends.items() if recorded != rebuilt]
     return f"at the end: {', '.join(wrong)} differ" if wrong else None
 
 
-def _derived(episode: Episode) -> dict[str, tuple[object, object]]:
+def _derive(episode: Episode) -> dict[str, tuple[object, object]]:
     calls = [call for turn in episode.turns for call in turn.calls]
     return {
         "id": (episode.episode_id, episode_id(episode.task, episode.sample_idx, episode.seed, episode.hashes)),

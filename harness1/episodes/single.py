@@ -15,7 +15,7 @@ import msgspec
 from harness1.config import Config
 from harness1.data.open import from_anywhere
 from harness1.env.environment import SearchEnv
-from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, counted_with
+from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, describe_counter
 from harness1.episodes.rollout import OnStep, episode_id, rollout
 from harness1.errors import MALFORMED, SchemaError
 from harness1.hashing import digest
@@ -82,7 +82,7 @@ ASKED = "search"
 """The split of tasks that are no dataset's: somebody asked their questions."""
 
 
-def asked(question: str) -> Task:
+def question_task(question: str) -> Task:
     """Return the task of a question that somebody asked, and that is no dataset's."""
     return Task(f"query-{digest(question)[:12]}", question, ASKED)
 
@@ -119,9 +119,9 @@ def play_one(
     policy = setup.policy_for([EpisodeJob(task)])
     env = setup.environment(open_retriever(setup.retriever, config), policy)
     names = {"env": env.hash, "policy": policy.hash, "index": env.retriever.info.index_hash}
-    counted = counted_with(env.counter)
+    counted = describe_counter(env.counter)
     out = out or Path("runs") / f"search-{digest(names)[:8]}"
-    with recorded(out, config, setup.policy, setup.retriever, names, counted, on_torn, dataset) as keep:
+    with open_run(out, config, setup.policy, setup.retriever, names, counted, on_torn, dataset) as keep:
         with watch(env) as on_step:
             episode = asyncio.run(rollout(env, policy, task, seed=seed, on_step=on_step))
         episode = score(episode, task.gold, config) if task.gold is not None else episode
@@ -130,7 +130,7 @@ def play_one(
 
 
 @contextmanager
-def recorded(
+def open_run(
     out: Path,
     config: Config,
     policy: str,
@@ -186,7 +186,7 @@ def append(
     episode: Episode, out: Path, config: Config, policy: str, index: str, dataset: str, samples: Samples
 ) -> Episode:
     """Append an episode to a run folder that is opened for it alone, and return it as it was written; arguments and
-    errors are those of `recorded`."""
+    errors are those of `open_run`."""
     names = {"env": episode.hashes.env, "policy": episode.hashes.policy, "index": episode.hashes.index}
-    with recorded(out, config, policy, index, names, dataset=dataset, samples=samples) as keep:
+    with open_run(out, config, policy, index, names, dataset=dataset, samples=samples) as keep:
         return keep(episode)

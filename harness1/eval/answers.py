@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from harness1.config import Machine
-from harness1.env.world import patiently
+from harness1.env.world import call_engine
 from harness1.errors import MALFORMED, InfrastructureFault, SchemaError, UsageError
 from harness1.eval.run import Run
 from harness1.hashing import digest
@@ -25,7 +25,7 @@ from harness1.http.model_endpoint import Completer, Messages, defuse, restore, s
 from harness1.records import Chunk, ChunkId, DocId, Record, Status, UnitId
 from harness1.retrieval.corpus import approximate_tokens
 from harness1.retrieval.protocol import RetrievalFault, Retriever, SearchRequest, SearchResult
-from harness1.reward.measures import delivered
+from harness1.reward.measures import delivery
 from harness1.runs.journal import Journal, read_lines
 
 PROMPTS: Mapping[str, str] = MappingProxyType(
@@ -124,7 +124,7 @@ class DocumentReader:
         InfrastructureFault: the index failed."""
         depth, units, by_chunk = size, list[UnitId](), self._retriever.info.unit == "chunk"
         while len(units) < size:
-            hits = (await patiently(partial(self._search, query, depth), self._run)).hits
+            hits = (await call_engine(partial(self._search, query, depth), self._run)).hits
             names = (scored.chunk.chunk_id if by_chunk else scored.chunk.doc_id for scored in hits)
             units = list(dict.fromkeys(map(UnitId, names)))
             if len(hits) < depth:
@@ -142,7 +142,7 @@ class DocumentReader:
                 return self._retriever.get([ChunkId(unit)])
             return self._retriever.read(DocId(unit))
 
-        chunks = await patiently(ask, self._run)
+        chunks = await call_engine(ask, self._run)
         if not chunks:
             raise InfrastructureFault(f"the index no longer has {unit!r}")
         # Chunks are cut at white space, which is lost: replace it by a line break.
@@ -351,7 +351,7 @@ def questions_of(run: Run, limit: int = 0) -> Questions:
     golds = {task.task_id: task.gold.answers for task in tasks if task.gold and task.gold.answers}
     whole = [episode for task in golds for episode in run.samples(task)]
     asked = tuple(
-        AnswerItem(each.task.task_id, each.sample_idx, each.task.query, golds[each.task.task_id], delivered(each))
+        AnswerItem(each.task.task_id, each.sample_idx, each.task.query, golds[each.task.task_id], delivery(each))
         for each in whole
         if each.status is not Status.INFRA_ERROR
     )

@@ -20,7 +20,7 @@ from harness1.eval.run import Run
 from harness1.eval.statistics import Interval, holm, paired_difference, probability, randomisation_test
 from harness1.eval.summary import cut
 from harness1.records import Record, Status
-from harness1.reward.measures import delivered
+from harness1.reward.measures import delivery
 from harness1.runs.folder import public_config
 
 PerTask = Mapping[str, Mapping[str, float]]
@@ -170,7 +170,7 @@ def _sizes(run: Run) -> dict[str, int]:
     found: dict[str, list[int]] = {task_id: [] for task_id in run.per_task}
     for key, episode in run.episodes.items():
         if episode.status is not Status.INFRA_ERROR:
-            found[key.task_id].append(len(delivered(episode)))
+            found[key.task_id].append(len(delivery(episode)))
     return {task_id: min(sizes, default=0) for task_id, sizes in found.items()}
 
 

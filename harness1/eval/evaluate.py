@@ -13,7 +13,7 @@ from harness1.config import Config, Machine
 from harness1.data.indexing import corpus_of
 from harness1.data.open import from_anywhere
 from harness1.env.pieces import static_piece
-from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, OnDepths, counted_with, ignore_depths, run_episodes
+from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, OnDepths, describe_counter, ignore_depths, run_episodes
 from harness1.errors import MALFORMED, UsageError
 from harness1.eval.metrics import Faults, fault_count
 from harness1.eval.outputs import output_names, write_outputs
@@ -132,7 +132,7 @@ class Evaluation:
             "reward": self.config.reward_hash,
             **names,
         }
-        hashes, chat = counted_with(env.counter)
+        hashes, chat = describe_counter(env.counter)
         chat |= {"tokenizer": self.student} if self.student else {}
         card = run_stage(self.config, self.policy, inputs, absolute_index(self.index), names | hashes, chat)
         told = {"source": from_anywhere(self.dataset)} | ({"share": self.share} if self.share else {})

@@ -25,7 +25,7 @@ from harness1.eval.run import Run
 from harness1.eval.summary import measure_episode, resources, task_metrics
 from harness1.hashing import text_digest
 from harness1.records import TAGS, ChunkId, DocId, Episode, Gold, Status, Task, Turn, UnitId
-from harness1.reward.measures import Outcome, delivered, measure_outcome, targets
+from harness1.reward.measures import Outcome, delivery, measure_outcome, targets
 from harness1.rows.calls import calls_of
 from harness1.runs.files import Stage, read_json, read_stage, write_atomically, write_json
 from harness1.runs.folder import (
@@ -77,10 +77,10 @@ def write_outputs(
     by_sample: dict[int, list[Episode]] = {}
     for episode in episodes:
         by_sample.setdefault(episode.sample_idx, []).append(episode)
-    ids = (name for each in episodes for name in (each.task.task_id, *delivered(each), *seen_units(each)))
+    ids = (name for each in episodes for name in (each.task.task_id, *delivery(each), *seen_units(each)))
     encode = any(name.split() != [name] for name in ids)  # such an id would break the columns of a TREC file
     for sample, of_one in by_sample.items():
-        _write_run(out / of_sample(CURATED, sample), of_one, delivered, encode)
+        _write_run(out / of_sample(CURATED, sample), of_one, delivery, encode)
         _write_run(out / of_sample(POOL, sample), of_one, seen_units, encode)
         folder = out / of_sample(SUBMISSION, sample)
         folder.mkdir(exist_ok=True)

@@ -89,7 +89,7 @@ class Bucket(msgspec.Struct, frozen=True):
     first: str
     signatures: bytes = b""
 
-    def filled(self, settings: Dedup) -> bytes:
+    def all_signatures(self, settings: Dedup) -> bytes:
         """Return the signatures of all members, concatenated."""
         return self.signatures or _signature(self.first, settings)
 
@@ -144,12 +144,12 @@ class Fingerprints(Forkable):
         if known is None:
             self.buckets[key] = Bucket((one.identifier,), one.text)
             return
-        signatures = known.filled(settings) + _signature(one.text, settings)
+        signatures = known.all_signatures(settings) + _signature(one.text, settings)
         self.buckets[key] = Bucket((*known.ids, one.identifier), known.first, signatures)
 
 
 def _nearest(bucket: Bucket, identifier: str, own: bytes, settings: Dedup) -> str | None:
-    similar = _similarities(bucket.filled(settings), own)
+    similar = _similarities(bucket.all_signatures(settings), own)
     best: int | None = None
     for position in np.flatnonzero(similar >= settings.threshold).tolist():
         if bucket.ids[position] != identifier and (best is None or similar[position] > similar[best]):

@@ -254,7 +254,7 @@ class EntityHandles(Forkable):
         number = self.numbers.get(entity_key(name))
         return "" if number is None else f"E{number}"
 
-    def marked(self, text: str, characters: int) -> tuple[str, dict[str, str]]:
+    def mark(self, text: str, characters: int) -> tuple[str, dict[str, str]]:
         """Return a text with ` (E3)` behind the first mention of each entity that has a handle, and the names that
         these handles stand for, as the text writes them. `characters` is as in `mentions`."""
         if not self.numbers:
@@ -271,7 +271,7 @@ class EntityHandles(Forkable):
             done = mention.end
         return "".join([*parts, text[done:]]), shown
 
-    def spelled(self, query: str, question: str = "") -> SpelledQuery:
+    def spell(self, query: str, question: str = "") -> SpelledQuery:
         """Replace the handles in a query with names. Words that look like handles but name nothing stay.
 
         Args:

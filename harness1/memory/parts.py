@@ -30,10 +30,10 @@ class Forkable(msgspec.Struct):
     def fork(self) -> Self:
         """Return an independent copy: dictionaries, lists, buffers and parts are its own, what is immutable is
         shared."""
-        return type(self)(*map(_own, msgspec.structs.astuple(self)))
+        return type(self)(*map(_copy_value, msgspec.structs.astuple(self)))
 
 
-def _own(value: Any) -> Any:
+def _copy_value(value: Any) -> Any:
     if isinstance(value, Forkable):
         return value.fork()
     return value.copy() if isinstance(value, dict | list | bytearray) else value
@@ -171,7 +171,7 @@ class CuratedSet(Forkable):
         change.added = {unit_id: tag for unit_id in units if unit_id not in before}
         return change
 
-    def ranked(self) -> list[Curated]:
+    def in_order(self) -> list[Curated]:
         """Return the delivered order: by importance, then by order of addition."""
         order = sorted(self.tags, key=lambda unit_id: RANK[self.tags[unit_id]])
         return [Curated(unit_id, self.tags[unit_id], rank) for rank, unit_id in enumerate(order, start=1)]

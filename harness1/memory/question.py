@@ -76,7 +76,7 @@ class Question(NamedTuple):
 
 
 @lru_cache(maxsize=16384)
-def normalised_name(text: str) -> str:
+def normalise_name(text: str) -> str:
     """Normalise a name for comparison: lower case, no accents, no punctuation, no possessive s, and a space between the
     characters of scripts without spaces, so that a name is found inside a sentence."""
     return " ".join(_words(text))
@@ -90,7 +90,7 @@ def head(title: str) -> str:
         words = title.lower()
     else:
         bare = _BRACKETED.sub("", title)
-        words = normalised_name(_DASH.split(bare)[0])
+        words = normalise_name(_DASH.split(bare)[0])
     first, _, rest = words.partition(" ")
     return rest if rest and first in _ARTICLES else words
 
@@ -108,7 +108,7 @@ def stems(words: list[str] | frozenset[str]) -> set[str]:
 
 def relation_stems(question: str) -> set[str]:
     """Return stems of the question's words, and of all words about the relations it names."""
-    words = normalised_name(question).split()
+    words = normalise_name(question).split()
     result = stems(words)
     for group in RELATIONS:
         if not group.isdisjoint(words):
@@ -163,7 +163,7 @@ def read_question(query: str) -> Question:
     query = query[:SCANNED_CHARACTERS]
     terms = {term: at for at, term in enumerate(dict.fromkeys(content_terms(query)[:MOST_TERMS]))}
     names = tuple(mask for name in mentions(query) if (mask := term_mask(name, terms)))
-    return Question(f" {normalised_name(query)} ", terms, names, frozenset(relation_stems(query)))
+    return Question(f" {normalise_name(query)} ", terms, names, frozenset(relation_stems(query)))
 
 
 def likeness(query: str, question: Question) -> float:

@@ -34,7 +34,7 @@ from harness1.memory.question import (
     likeness,
     mask_of,
     mentions,
-    normalised_name,
+    normalise_name,
     opening,
     parts,
     read_question,
@@ -109,7 +109,7 @@ PART_WORTH = 0.6
 """The value of a part of the question: less than a name in it, more than most names in documents."""
 
 
-class Names(Forkable):
+class UnitNames(Forkable):
     """The units that a name may mean, by number. Only `add_unit` and `add_query` write them."""
 
     heads: dict[str, tuple[int, ...]] = {}
@@ -150,7 +150,7 @@ class Lead(NamedTuple):
     is_part: bool = False
 
 
-class Links(NamedTuple):
+class NameLinks(NamedTuple):
     """What each unit gets from strong units that name it, in order of arrival; and by key the value of each name in
     them, its spelling, and the units that have it, the strongest first."""
 
@@ -162,10 +162,10 @@ class Links(NamedTuple):
 def follow_links(
     ids: Sequence[UnitId],
     texts: Sequence[tuple[str, ...]],
-    names: Names,
+    names: UnitNames,
     strength: NDArray[np.float64],
     question: Question,
-) -> Links:
+) -> NameLinks:
     """Pass the strength of strong units on to those that they name; arguments are by number of the unit."""
     found: dict[int, dict[str, tuple[int, str]]] = {}
     passed = dict[int, float]()
@@ -195,10 +195,10 @@ def follow_links(
                         if target != source and value * share > link[target]:
                             link[target] = value * share
         strength = np.maximum(strength, DECAY * np.minimum(1.0, link))
-    return Links(np.minimum(link, MOST_LINK), values, sources)
+    return NameLinks(np.minimum(link, MOST_LINK), values, sources)
 
 
-def open_leads(links: Links, found: Set[str], queries: Iterable[str], question: str) -> tuple[Lead, ...]:
+def open_leads(links: NameLinks, found: Set[str], queries: Iterable[str], question: str) -> tuple[Lead, ...]:
     """Return what is worth a search, the best first, the names in the question before all: nothing was found under
     that title, and nobody searched for it.
 
@@ -339,7 +339,7 @@ class EvidenceValue(Forkable):
     """Units, and the terms of one of their sentences, as `_SENTENCE`."""
     asked: list[str] = []
     """The names of units that the question has."""
-    names: Names = msgspec.field(default_factory=Names)
+    names: UnitNames = msgspec.field(default_factory=UnitNames)
     sources: list[int] = []
     """Of each unit: the first unit that is about the same by title, or without one by the name that its text begins
     with; itself if it has neither."""
@@ -398,9 +398,9 @@ class EvidenceValue(Forkable):
             for place, unit_id, score in shown:
                 # The scores of several queries at once are those of whichever query found the hit first.
                 margin = score / self.best[line] if alone and self.best[line] > 0 else 1 / (1 + place / 20)
-                self._found(self.numbers[unit_id], line, first + place, share, margin)
+                self._note_place(self.numbers[unit_id], line, first + place, share, margin)
 
-    def _found(self, number: int, query: str, rank: int, likeness: float, margin: float) -> None:
+    def _note_place(self, number: int, query: str, rank: int, likeness: float, margin: float) -> None:
         best, place, fused, title, via, semantic = _OWN.unpack_from(self.own, number * _OWN.size)
         place, fused = max(place, likeness / (1 + rank / 5)), fused + (1.0 if likeness == 1 else 0.5) / (60 + rank)
         if likeness == 1:
@@ -422,13 +422,13 @@ class EvidenceValue(Forkable):
         leads = open_leads(found, self.names.heads.keys(), self.pages, query)
         return Assessment(units, features[order], leads)
 
-    def features(self, query: str) -> tuple[NDArray[np.float64], Links]:
+    def features(self, query: str) -> tuple[NDArray[np.float64], NameLinks]:
         """Return the features of all units in order of arrival, shape [units, features], and what strong units name."""
         question = read_question(query)
         table = np.zeros((len(self.numbers), len(FEATURES)))
         if not self.numbers:
-            return table, Links(np.zeros(0), {}, {})
-        by_question = self._own(table, question)
+            return table, NameLinks(np.zeros(0), {}, {})
+        by_question = self._write_own(table, question)
         place = np.argsort(-table @ weights_for(table), kind="stable")
         strength = np.empty(len(table))
         strength[place] = 1 / (2 + np.arange(len(table)))
@@ -440,7 +440,7 @@ class EvidenceValue(Forkable):
             table[:, _AT["fused"]] *= by_question | table[:, [_AT["link"], _AT["via"]]].any(axis=1)
         return table, found
 
-    def _own(self, table: NDArray[np.float64], question: Question) -> NDArray[np.bool_]:
+    def _write_own(self, table: NDArray[np.float64], question: Question) -> NDArray[np.bool_]:
         """Write the features that each unit has by itself; return which units a search for the whole question found."""
         best, ranks, fused, title, via, semantic = np.frombuffer(self.own, np.float64).reshape(len(table), -1).T
         lowest = best[best > 0].min(initial=1.0)
@@ -468,18 +468,18 @@ class EvidenceValue(Forkable):
         table[:, _AT["sentence"]] = said / max(float(said.max()), 1e-9)
         for mask in question.names:
             table[:, _AT["names"]] += (np.bitwise_and(masks, mask) == mask) / len(question.names)
-        for number, value in self._named(question).items():
+        for number, value in self._name_values(question).items():
             table[number, _AT["named"]] = value
         return by_question
 
-    def _named(self, question: Question) -> dict[int, float]:
+    def _name_values(self, question: Question) -> dict[int, float]:
         """Return how surely the question names units: less for a title that is part of a longer name in it."""
         values: dict[int, float] = {}
         for name in self.asked:
             part = any(other != name and f" {name} " in f" {other} " for other in self.asked)
             for number in self.names.heads[name]:
                 detail = _DETAIL.search(self.titles[number])
-                meant = detail and f" {normalised_name(detail.group(1))} " in question.flat
+                meant = detail and f" {normalise_name(detail.group(1))} " in question.flat
                 share = 1.0 if self.titles[number] else 1 / len(self.names.heads[name])
                 values[number] = share * (0.25 if part and not meant else 1.0)
         return values

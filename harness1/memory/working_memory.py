@@ -18,7 +18,7 @@ from harness1.hashing import digest
 from harness1.memory.dedup import Fingerprints
 from harness1.memory.entities import Bridge, EntityHandles, EvidenceGraph, entity_key, extract, mentions
 from harness1.memory.parts import CuratedSet, Forkable, HistoryLine, Pool, VerificationCache
-from harness1.memory.question import SCANNED_CHARACTERS, head, normalised_name, read_question
+from harness1.memory.question import SCANNED_CHARACTERS, head, normalise_name, read_question
 from harness1.memory.ranking import Assessment, EvidenceValue
 from harness1.records import ChunkId, Hit, Ranking, Unit, UnitId
 
@@ -224,7 +224,7 @@ def rare_bridges(memory: WorkingMemory, order: Sequence[UnitId], limit: int, doc
     def leads_on(key: str) -> bool:
         holders = {memory.pool.entries[unit_id].doc_id for unit_id in graph.units[key]}
         is_number = key.rstrip("s").replace("/", "").isdecimal()
-        return not is_number and len(holders) > 1 and f" {normalised_name(key)} " not in asked and not titled.by(key)
+        return not is_number and len(holders) > 1 and f" {normalise_name(key)} " not in asked and not titled.by(key)
 
     leading = islice(filter(leads_on, sorted(strength, key=lambda key: -strength[key])), limit)
     return [Bridge(graph.names[key], graph.units[key][:documents], len(graph.units[key])) for key in leading]

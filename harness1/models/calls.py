@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from harness1.env.pieces import Piece, grouped
+from harness1.env.pieces import Piece, group_messages
 from harness1.env.view import ActionView
 from harness1.errors import MALFORMED
 from harness1.records import Record, ToolCall
@@ -131,7 +131,7 @@ def messages_of(pieces: Sequence[Piece], said: Mapping[int, Said]) -> list[Messa
     """Return the messages of a context; `said` holds the model's own messages by turn, where known."""
     messages: list[Message] = []
     answering: Said | None = None
-    for group in grouped(pieces):
+    for group in group_messages(pieces):
         first, text = group[0], "".join(each.text for each in group)
         if first.turn_ref is not None:
             answering = said.get(first.turn_ref) or _restate(first)

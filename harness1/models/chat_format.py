@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from itertools import chain
 from typing import ClassVar, NamedTuple
 
-from harness1.env.pieces import Piece, Role, grouped
+from harness1.env.pieces import Piece, Role, group_messages
 from harness1.env.render import Context
 from harness1.errors import UsageError
 from harness1.hashing import digest, text_digest
@@ -149,7 +149,7 @@ class ChatFormat(ABC):
 
     def segments(self, context: Context) -> list[PromptSpan]:
         """Return a prompt up to the generation prompt, as named spans."""
-        return self.messages(grouped(context.pieces), context.tools)
+        return self.messages(group_messages(context.pieces), context.tools)
 
     def messages(self, groups: Sequence[Sequence[Piece]], specs: Sequence[ToolSpec]) -> list[PromptSpan]:
         """Return groups of pieces as messages, in named spans; the first declares the tools if its role is `system`."""

@@ -236,7 +236,7 @@ class ChatCompletionsSession:
             meant, error = _meaning(choice)
             if meant:
                 actions = tuple(action for _, stands_for in meant for action in stands_for)
-                self._said[context.turn] = _said(choice.message, meant, choose(actions)[0], context.turn)
+                self._said[context.turn] = _reply(choice.message, meant, choose(actions)[0], context.turn)
                 decision = Decision(actions, _reasoning(choice.message), tuple(calls))
                 break
             self.pending = decision = Decision(
@@ -303,7 +303,7 @@ def _sendable(function: _Function, arguments: dict[str, Any]) -> _Function:
     return _Function(name, given)
 
 
-def _said(message: _Message, meant: list[Meant], executed: ToolCall, turn: int) -> Said:
+def _reply(message: _Message, meant: list[Meant], executed: ToolCall, turn: int) -> Said:
     """Return a message to send back, with its thoughts, which some servers demand. Calls get new ids if theirs do not
     tell them apart."""
     ids = [call.id or "" for call, _ in meant]

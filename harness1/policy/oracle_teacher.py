@@ -26,12 +26,12 @@ from harness1.memory.question import (
     claim,
     head,
     mentions,
-    normalised_name,
+    normalise_name,
     relatedness,
     relation_stems,
 )
 from harness1.memory.sentences import split
-from harness1.policy.oracles import SeenEvidence, wanted
+from harness1.policy.oracles import SeenEvidence, needs_of
 from harness1.policy.policy import Decision
 from harness1.policy.scripted import FAN_OUT, SPARE_TURNS, curate_call, is_full, search_call
 from harness1.records import Gold, Tag, Task, ToolCall, UnitId
@@ -64,7 +64,7 @@ class OracleTeacher:
     def open(self, task: Task, seed: int) -> TeacherSession:
         if task.task_id not in self._golds:
             raise UsageError(f"the oracle teacher needs the gold of task {task.task_id}")
-        return TeacherSession(wanted(self._golds[task.task_id]), random.Random(f"{task.task_id}/{seed}"))
+        return TeacherSession(needs_of(self._golds[task.task_id]), random.Random(f"{task.task_id}/{seed}"))
 
 
 class TeacherSession:
@@ -152,14 +152,14 @@ class TeacherSession:
         self._reviews &= any(spec.name == "review_docs" for spec in tools) and (left is None or left > SPARE_TURNS)
         self._reviews &= not held <= self._chosen.keys()
         found = tuple(document.handle for document in evidence.gold)
-        sure = tuple(handle for handle in found if handle in _supported(view))
+        sure = tuple(handle for handle in found if handle in _support(view))
         alone = "alone" if len(found) == len(self._chosen) else "curate"
         kind = "guess" if not found else "select" if self._reviews else "confirmed" if sure else alone
         source = sure if kind == "confirmed" else found
         return self._edit(view, tools, Move(ToolCall("curate"), kind, source, subject(view.query)))
 
     def _choice(self, view: View, evidence: SeenEvidence) -> dict[str, Tag]:
-        gold, supported = [document.handle for document in evidence.gold], _supported(view)
+        gold, supported = [document.handle for document in evidence.gold], _support(view)
         tags: dict[str, Tag] = {handle: "very_high" for handle in gold if handle in supported}
         tags |= {handle: "high" for handle in gold if handle not in supported}
         misses = self._near if tags else max(self._near, GUESSES)
@@ -203,7 +203,7 @@ def _make_room(view: View, evidence: SeenEvidence, names: set[str]) -> Move | No
     return Move(ToolCall("prune_chunks", {"doc_ids": useless}), "make_room", tuple(gold), subject(view.query))
 
 
-def _supported(view: View) -> set[str]:
+def _support(view: View) -> set[str]:
     return {verdict.handle for verdict in view.verdicts if verdict.label == "yes"}
 
 
@@ -248,7 +248,7 @@ class TeacherSearch:
                 # Entities with handles, and the last words before the first, which say what about it is meant.
                 words = _words_without(query.partition(names[0])[0], mentions(query))
                 query = " ".join([*names, *words[-FACET:]])
-            self._asked |= {normalised_name(query), normalised_name(view.query)}
+            self._asked |= {normalise_name(query), normalise_name(view.query)}
             return Move(_search(query), "open", topic=subject(view.query))
         found = len(evidence.gold)
         self._fruitless = 0 if found > self._found else self._fruitless + 1
@@ -315,7 +315,7 @@ class TeacherSearch:
         return None
 
     def _is_new(self, query: str) -> bool:
-        key = normalised_name(query)
+        key = normalise_name(query)
         if not key or key in self._asked:
             return False
         self._asked.add(key)
@@ -380,7 +380,7 @@ def name_queries(question: str, evidence: SeenEvidence) -> Iterator[list[NameQue
 
 def topics(question: str) -> list[str]:
     """Return the names in a question, those of several words first, without years and parts of longer names."""
-    names = {f" {normalised_name(name)} ": name for name in mentions(question) if not normalised_name(name).isdecimal()}
+    names = {f" {normalise_name(name)} ": name for name in mentions(question) if not normalise_name(name).isdecimal()}
     # A run of capitals is more than a name if it has the opening word, or two sides of a choice.
     opens = FUNCTION_WORDS | QUESTION_WORDS
     runs = {key for key, name in names.items() if question.startswith(name) and name.split()[0].lower() in opens}
@@ -400,8 +400,8 @@ def facet(question: str, name: str) -> str:
 
 
 def _words_without(text: str, names: Sequence[str]) -> list[str]:
-    named = set(normalised_name(" ".join(names)).split())
-    return [word for word in content_words(text) if normalised_name(word) not in named]
+    named = set(normalise_name(" ".join(names)).split())
+    return [word for word in content_words(text) if normalise_name(word) not in named]
 
 
 def parts(question: str) -> list[str]:
@@ -422,15 +422,15 @@ def patterns(question: str, evidence: SeenEvidence) -> Iterator[str]:
     near, _ = _names_in_gold(evidence, known)
     names = [name for name in topics(question) if head(name) not in known]
     yield from (name for name in (*names, *(lead.name for lead in near)) if _LITERAL.fullmatch(name))
-    shown = {word for document in evidence.documents.values() for word in normalised_name(_text(document)).split()}
+    shown = {word for document in evidence.documents.values() for word in normalise_name(_text(document)).split()}
     words = sorted(content_words(question), key=lambda word: -len(word))
-    unseen = [word for word in words if len(word) > 3 and not shown.issuperset(normalised_name(word).split())]
+    unseen = [word for word in words if len(word) > 3 and not shown.issuperset(normalise_name(word).split())]
     yield from (f"(?i){word}" for word in unseen if _LITERAL.fullmatch(word))
 
 
 def content_words(question: str) -> list[str]:
     """Return the distinct content words, spelled as in the question."""
-    words = {normalised_name(word): word for word in reversed(_WORD.findall(question))}
+    words = {normalise_name(word): word for word in reversed(_WORD.findall(question))}
     return [word for key, word in reversed(words.items()) if key and key not in FUNCTION_WORDS | QUESTION_WORDS]
 
 

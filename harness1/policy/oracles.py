@@ -41,10 +41,10 @@ class OraclePolicy:
     def open(self, task: Task, seed: int) -> OracleSession:
         if task.task_id not in self._golds:
             raise UsageError(f"the oracle needs the gold of task {task.task_id}")
-        return OracleSession(wanted(self._golds[task.task_id]))
+        return OracleSession(needs_of(self._golds[task.task_id]))
 
 
-def wanted(gold: Gold) -> tuple[frozenset[UnitId], ...]:
+def needs_of(gold: Gold) -> tuple[frozenset[UnitId], ...]:
     """Return what must be curated: for each fact or relevant document, the units that each satisfy it."""
     if gold.facts is not None:
         return tuple(frozenset(UnitId(chunk_id) for chunk_id in fact) for fact in gold.facts)
@@ -146,8 +146,8 @@ class SeenEvidence:
     @property
     def gold(self) -> list[DocumentView]:
         """The gold documents, in the order seen."""
-        wanted = frozenset().union(*self._needs)
-        return [document for document in self.documents.values() if document.unit_id in wanted]
+        needs_of = frozenset().union(*self._needs)
+        return [document for document in self.documents.values() if document.unit_id in needs_of]
 
     @property
     def complete(self) -> bool:
@@ -196,7 +196,7 @@ class LeadTeacher:
     def open(self, task: Task, seed: int) -> LeadTeacherSession:
         if task.task_id not in self._golds:
             raise UsageError(f"the lead teacher needs the gold of task {task.task_id}")
-        return LeadTeacherSession(wanted(self._golds[task.task_id]), random.Random(f"{task.task_id}/{seed}"))
+        return LeadTeacherSession(needs_of(self._golds[task.task_id]), random.Random(f"{task.task_id}/{seed}"))
 
 
 class LeadTeacherSession:

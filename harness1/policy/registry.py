@@ -134,22 +134,22 @@ def open_model(spec: str, config: Config) -> Policy:
 def _without_argument(name: str, golds: Golds) -> Policy | None:
     policy: Policy | None = None
     if name in PLAIN:
-        policy = _imported(PLAIN[name])()
+        policy = _import(PLAIN[name])()
     elif name in RULES:
-        policy = _imported("scripted:ReflexPolicy")(name)
+        policy = _import("scripted:ReflexPolicy")(name)
     elif name in ORACLES:
-        policy = _imported(ORACLES[name])(golds)
+        policy = _import(ORACLES[name])(golds)
     return policy
 
 
 def _with_argument(kind: str, argument: str, golds: Golds, config: Config) -> Policy | None:
     policy: Policy | None = None
     if kind == "scripted" and argument.isdecimal() and 1 <= int(argument[:3]) <= 30:
-        policy = _imported("scripted:ScriptedPolicy")(int(argument))
+        policy = _import("scripted:ScriptedPolicy")(int(argument))
     elif kind == "replay" and argument:
-        policy = _imported("scripted:RecordedPolicy").load(Path(argument))
+        policy = _import("scripted:RecordedPolicy").load(Path(argument))
     elif kind == "silent" and not is_model(argument) and not argument.startswith(SILENT):
-        policy = _imported("wrappers:SilentPolicy")(open_policy(argument, golds, config))
+        policy = _import("wrappers:SilentPolicy")(open_policy(argument, golds, config))
     elif kind == "mixed":
         try:
             share = float(argument)
@@ -157,11 +157,11 @@ def _with_argument(kind: str, argument: str, golds: Golds, config: Config) -> Po
             return None
         if 0.0 <= share <= 1.0:
             mixed = open_policy("oracle-teacher", golds), open_policy("random")
-            policy = _imported("wrappers:MixedPolicy")(mixed, (share, 1.0 - share))
+            policy = _import("wrappers:MixedPolicy")(mixed, (share, 1.0 - share))
     return policy
 
 
-def _imported(name: str) -> Any:
+def _import(name: str) -> Any:
     module, _, thing = name.partition(":")
     return getattr(import_module(f"harness1.policy.{module}"), thing)
 
@@ -196,7 +196,7 @@ def policy_of(thing: Any, name: str = "") -> Policy:
     if not callable(getattr(example, "act", None)) and not inspect.isroutine(example):
         raise UsageError(f"{thing!r} is no policy: give a function of a context, or a class with a method act")
     name = name or name_here(thing if inspect.isroutine(thing) else make or type(thing))
-    state = {key: _known(value) for key, value in sorted(state_of(thing).items())}
+    state = {key: _hash_value(value) for key, value in sorted(state_of(thing).items())}
     return OwnPolicy(name, digest(["own policy", identity(name), state]), make or (lambda: _copy(thing)))
 
 
@@ -208,7 +208,7 @@ def state_of(thing: Any) -> dict[str, Any]:
     return {**getattr(thing, "__dict__", {}), **{name: getattr(thing, name) for name in slots if hasattr(thing, name)}}
 
 
-def _known(value: Any) -> str:
+def _hash_value(value: Any) -> str:
     """Return what of a value enters the hash of a policy: all of it if it can be written as JSON, or else its type."""
     try:
         return digest(value)

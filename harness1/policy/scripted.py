@@ -414,10 +414,10 @@ class RecordedPolicy:
     def open(self, task: Task, seed: int) -> RuleSession:
         if task.query not in self._episodes:
             raise UsageError(f"no recorded episode has the query {task.query[:80]!r}")
-        return RuleSession(partial(_recorded, self._episodes[task.query]))
+        return RuleSession(partial(_repeat_turn, self._episodes[task.query]))
 
 
-def _recorded(episode: Episode, at: int, context: Context) -> Decision:
+def _repeat_turn(episode: Episode, at: int, context: Context) -> Decision:
     if at >= len(episode.turns):
         return Decision((ToolCall(END_SEARCH, {"reasoning": "The record ends here."}),))
     turn = episode.turns[at]

@@ -76,15 +76,15 @@ class WrappedPolicy(ABC):
     def open(self, task: Task, seed: int) -> WrappedSession:
         return WrappedSession(self, self.policy.open(task, seed))
 
-    def asked(self, context: Context) -> Context:
+    def wrap_context(self, context: Context) -> Context:
         """Return the context as the wrapped policy sees it."""
         return context
 
     @abstractmethod
-    def decided(self, decision: Decision, context: Context) -> Decision:
+    def wrap_decision(self, decision: Decision, context: Context) -> Decision:
         """Return a decision with actions as it leaves this policy."""
 
-    def failed(self, decision: Decision) -> Decision:
+    def wrap_failure(self, decision: Decision) -> Decision:
         """Return a decision without actions as it leaves this policy."""
         return decision
 
@@ -98,11 +98,13 @@ class WrappedSession:
     @property
     def pending(self) -> Decision | None:
         cut: Decision | None = getattr(self._session, "pending", None)
-        return None if cut is None else self._wrapper.failed(cut)
+        return None if cut is None else self._wrapper.wrap_failure(cut)
 
     async def act(self, context: Context) -> Decision:
-        decision = await self._session.act(self._wrapper.asked(context))
-        return self._wrapper.decided(decision, context) if decision.actions else self._wrapper.failed(decision)
+        decision = await self._session.act(self._wrapper.wrap_context(context))
+        return (
+            self._wrapper.wrap_decision(decision, context) if decision.actions else self._wrapper.wrap_failure(decision)
+        )
 
     def fork(self) -> WrappedSession:
         return WrappedSession(self._wrapper, self._session.fork())
@@ -126,14 +128,14 @@ class ReasonedPolicy(WrappedPolicy):
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy, policy.name, "reasoned", ASKED)
 
-    def asked(self, context: Context) -> Context:
+    def wrap_context(self, context: Context) -> Context:
         return dataclasses.replace(context, tools=tuple(map(asking, context.tools)))
 
-    def decided(self, decision: Decision, context: Context) -> Decision:
+    def wrap_decision(self, decision: Decision, context: Context) -> Decision:
         """Remove the reasons from the calls, and use that of the executed call as the reasoning."""
         known = {spec.name for spec in context.tools if REASONING in spec.parameters["properties"]}
         executed, _ = choose(decision.actions)
-        actions = tuple(action if action.name in known else _bare(action) for action in decision.actions)
+        actions = tuple(action if action.name in known else _without_reason(action) for action in decision.actions)
         return msgspec.structs.replace(decision, actions=actions, reasoning=_reason(executed) or decision.reasoning)
 
 
@@ -151,7 +153,7 @@ def _reason(action: ToolCall) -> str:
     return given.strip() if isinstance(given, str) else ""
 
 
-def _bare(action: ToolCall) -> ToolCall:
+def _without_reason(action: ToolCall) -> ToolCall:
     return ToolCall(action.name, {name: value for name, value in action.arguments.items() if name != REASONING})
 
 
@@ -161,10 +163,10 @@ class SilentPolicy(WrappedPolicy):
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy, f"silent:{policy.name}", "silent")
 
-    def decided(self, decision: Decision, context: Context) -> Decision:
-        return msgspec.structs.replace(decision, actions=tuple(map(_bare, decision.actions)), reasoning="")
+    def wrap_decision(self, decision: Decision, context: Context) -> Decision:
+        return msgspec.structs.replace(decision, actions=tuple(map(_without_reason, decision.actions)), reasoning="")
 
-    def failed(self, decision: Decision) -> Decision:
+    def wrap_failure(self, decision: Decision) -> Decision:
         return msgspec.structs.replace(decision, reasoning="")
 
 
@@ -180,11 +182,11 @@ class StudentFormatPolicy(WrappedPolicy):
         super().__init__(policy, policy.name, "spoken", chat.hash)
         self.counter = chat
 
-    def asked(self, context: Context) -> Context:
+    def wrap_context(self, context: Context) -> Context:
         """Return the context without token ids, which are not of the policy's vocabulary."""
-        return dataclasses.replace(context, pieces=tuple(map(_worded, context.pieces)))
+        return dataclasses.replace(context, pieces=tuple(map(_as_text, context.pieces)))
 
-    def decided(self, decision: Decision, context: Context) -> Decision:
+    def wrap_decision(self, decision: Decision, context: Context) -> Decision:
         """Write the executed action as a call of the student."""
         chat = self.counter
         action, _ = choose(decision.actions)
@@ -199,7 +201,7 @@ class StudentFormatPolicy(WrappedPolicy):
         segments = {key: ids for key, ids in prompt if not key.startswith("call/")}
         return msgspec.structs.replace(decision, actions=(action,), calls=(call,), segments=segments)
 
-    def failed(self, decision: Decision) -> Decision:
+    def wrap_failure(self, decision: Decision) -> Decision:
         """Drop the calls and their segments, which would be counted as this vocabulary's."""
         return msgspec.structs.replace(decision, calls=(), segments={})
 
@@ -209,7 +211,7 @@ def in_student_format(policy: Policy, chat: ChatFormat) -> Policy:
     return policy if counter_of(policy).hash == chat.hash else StudentFormatPolicy(policy, chat)
 
 
-def _worded(piece: Piece) -> Piece:
+def _as_text(piece: Piece) -> Piece:
     if piece.call is None or piece.turn_ref is None:
         return piece
     return action_piece(piece.turn_ref, piece.text, piece.shows, None)

@@ -25,7 +25,7 @@ from harness1.config import Config, Env, Reward
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.plugins import failure, is_own, load_plugin, short_name, unfit
 from harness1.records import Curated, Episode, Gold, RewardRecord, RewardTerm, Status, StopReason, Task, Turn
-from harness1.reward.measures import Outcome, delivered, f_beta, measure_outcome
+from harness1.reward.measures import Outcome, delivery, f_beta, measure_outcome
 from harness1.tools.registry import tools_of
 
 
@@ -56,7 +56,7 @@ class Case:
     def curated(self) -> tuple[Curated, ...]:
         """What was delivered, the first first; empty if the policy's failure ended the episode."""
         places = {entry.unit_id: entry for entry in self.episode.curated}
-        return tuple(places[unit] for unit in delivered(self.episode))
+        return tuple(places[unit] for unit in delivery(self.episode))
 
 
 @dataclass(frozen=True)

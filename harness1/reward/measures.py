@@ -31,7 +31,7 @@ class Wanted(NamedTuple):
     grades: tuple[int, ...]
 
 
-def graded(grades: Mapping[UnitId, int]) -> Wanted:
+def grade_units(grades: Mapping[UnitId, int]) -> Wanted:
     """Return relevance judgements of single units as targets: those with a grade above 0."""
     relevant = {unit: grade for unit, grade in grades.items() if grade > 0}
     return Wanted(tuple(frozenset({unit}) for unit in relevant), tuple(relevant.values()))
@@ -79,8 +79,8 @@ class Judged(Record):
         """Return grades discounted by log2(1 + place) (Järvelin and Kekäläinen 2002, with the grade itself as the
         gain), as a share of the ideal ranking's. Meeting a fact again gains nothing (alpha-nDCG with alpha = 1, Clarke
         et al. 2008, whose greedy ideal can fall short of the best: the share is then 1)."""
-        ideal = _discounted(enumerate(self.ideal, start=1), depth)
-        return min(1.0, _discounted(zip(self.met, self.grades, strict=True), depth) / ideal) if ideal else 0.0
+        ideal = _discount(enumerate(self.ideal, start=1), depth)
+        return min(1.0, _discount(zip(self.met, self.grades, strict=True), depth) / ideal) if ideal else 0.0
 
     def _relevant(self, depth: float) -> int:
         return bisect_right(self.relevant, depth)
@@ -123,7 +123,7 @@ MEASURES: Mapping[str, Callable[[Judged], float]] = MappingProxyType(
 """The measures that depend on the order. To add one, add a line here."""
 
 
-def _discounted(gains: Iterable[tuple[float, int]], depth: float) -> float:
+def _discount(gains: Iterable[tuple[float, int]], depth: float) -> float:
     return math.fsum(gain / math.log2(1 + place) for place, gain in gains if place <= depth)
 
 
@@ -200,7 +200,7 @@ def measure_outcome(episode: Episode, gold: Gold | None) -> Outcome:
         UsageError: the gold of the task is missing or names nothing to find.
     """
     wanted = targets(episode.task.task_id, gold, episode.unit)
-    ranked = delivered(episode)
+    ranked = delivery(episode)
     covers = _covers(ranked, episode.aliases)
     covered = frozenset[UnitId]().union(*covers)
     seen = frozenset(episode.pool) | episode.aliases.keys()
@@ -227,7 +227,7 @@ def measure_outcome(episode: Episode, gold: Gold | None) -> Outcome:
     )
 
 
-def delivered(episode: Episode) -> tuple[UnitId, ...]:
+def delivery(episode: Episode) -> tuple[UnitId, ...]:
     """Return the curated set in the order of delivery, empty if the policy's failure ended the episode. A unit that the
     record names twice counts at its first place."""
     if episode.status is Status.POLICY_ERROR:
@@ -254,7 +254,7 @@ def f_beta(precision: float, recall: float, beta: float) -> float:
 
 
 def _document_targets(task_id: str, gold: Gold) -> Targets:
-    relevant, grades = graded({UnitId(doc): grade for doc, grade in gold.relevant.items()})
+    relevant, grades = grade_units({UnitId(doc): grade for doc, grade in gold.relevant.items()})
     if not relevant:
         raise UsageError(f"task {task_id!r} has no relevant document: its recall is undefined")
     answer = tuple(frozenset({UnitId(doc)}) for doc in dict.fromkeys(gold.answer_docs))

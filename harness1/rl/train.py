@@ -28,7 +28,7 @@ from harness1.data.leaks import Selection
 from harness1.engines.engine import Engine, LocalEngine, OpenEngine, TrainerJob
 from harness1.engines.loop import TrainingLoop
 from harness1.env.environment import env_hash
-from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, counted_with
+from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, describe_counter
 from harness1.errors import UsageError
 from harness1.hashing import digest
 from harness1.model_folder import folder_hash
@@ -187,7 +187,7 @@ def train_policy(
 def _run_card(work: Training, chat: ChatFormat) -> Stage:
     """Return the card of the episodes of a training: they form a run, which can be replayed and viewed."""
     first = work.setups[0]
-    counted, spoken = counted_with(chat)
+    counted, spoken = describe_counter(chat)
     hashes = {"env": env_hash(work.config.env), **counted}
     card = run_stage(work.config, first.policy, {}, absolute_index(first.retriever), hashes, spoken)
     played = {"datasets": list(work.datasets), "split": work.split} if work.datasets else {}

@@ -15,7 +15,7 @@ import msgspec
 
 from harness1.memory import sentences
 from harness1.memory.entities import FUNCTION_WORDS, entity_key, extract
-from harness1.memory.question import head, normalised_name
+from harness1.memory.question import head, normalise_name
 from harness1.records import DocId, Record
 from harness1.retrieval.corpus import Document
 
@@ -406,8 +406,8 @@ def is_whole_name(before: str, after: str) -> bool:
 
 def holds_name(text: str, name: str) -> bool:
     """Return whether a text holds the words of a name."""
-    words = normalised_name(name)
-    return bool(words) and f" {words} " in f" {normalised_name(text)} "
+    words = normalise_name(name)
+    return bool(words) and f" {words} " in f" {normalise_name(text)} "
 
 
 @dataclass

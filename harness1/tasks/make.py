@@ -21,7 +21,7 @@ from harness1.data.source import Source
 from harness1.errors import CorpusError, InfrastructureFault, UsageError
 from harness1.hashing import digest
 from harness1.memory import sentences
-from harness1.memory.question import head, normalised_name
+from harness1.memory.question import head, normalise_name
 from harness1.records import DocId, Gold, Record, Task
 from harness1.retrieval.corpus import Document
 from harness1.retrieval.open import open_retriever
@@ -112,9 +112,9 @@ class GoldReader:
 
 def _serves(need: Need, passage: Passage) -> bool | None:
     """Return whether a passage holds the names of a need; None if that cannot be told."""
-    wanted = [f" {normalised_name(name)} " for name in need.names]
-    title = f" {normalised_name(passage.subject)} "
-    text = f" {normalised_name(passage.text)} "
+    wanted = [f" {normalise_name(name)} " for name in need.names]
+    title = f" {normalise_name(passage.subject)} "
+    text = f" {normalise_name(passage.text)} "
     if not all(name in text or name in title for name in wanted):
         return False
     if len(wanted) == 1:  # somewhere not within a longer name
@@ -123,7 +123,7 @@ def _serves(need: Need, passage: Passage) -> bool | None:
         return True if is_whole else None
     if title == wanted[0]:
         return True
-    said = (f" {normalised_name(each)} " for each in sentences.split(passage.text))
+    said = (f" {normalise_name(each)} " for each in sentences.split(passage.text))
     if not any(all(name in each for name in wanted) for each in said):
         return None
     # A year stands beside a name by chance too often.

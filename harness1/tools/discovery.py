@@ -84,7 +84,7 @@ def put_in_words(memory: WorkingMemory, env: Env, queries: Sequence[str]) -> Que
     if not env.has_handles:
         return Queries(tuple(dict.fromkeys(lines)), refusal=None if lines else Note("empty_query"))
     question = memory.query if env.leads_have_handles else ""
-    in_words = [memory.entities.spelled(line, " ".join(question.split())) for line in lines]
+    in_words = [memory.entities.spell(line, " ".join(question.split())) for line in lines]
     unknown = list(dict.fromkeys(handle for query in in_words for handle in query.unknown))
     notes = (Note("unknown_entities", handle_data(unknown)),) if unknown else ()
     words = tuple(dict.fromkeys(query.text[:QUERY_CHARACTERS].rstrip() for query in in_words if not query.empty))

@@ -18,7 +18,7 @@ from harness1.env.pieces import sentence
 from harness1.env.render import Context
 from harness1.episodes.rollout import difference_between, replay_env
 from harness1.errors import ConfigError, SchemaError, UsageError
-from harness1.memory.question import SCANNED_CHARACTERS, head, normalised_name
+from harness1.memory.question import SCANNED_CHARACTERS, head, normalise_name
 from harness1.memory.working_memory import WorkingMemory, question_names
 from harness1.models.tokenizer import Tokenizer
 from harness1.records import (
@@ -186,7 +186,7 @@ class EvidenceChain:
         if self._memory is None:
             return []
         asked = {head(name) for name in question_names(self._memory.query)}
-        question = f" {normalised_name(self._memory.query)} "
+        question = f" {normalise_name(self._memory.query)} "
         found: list[Any] = []
         words = query[:SCANNED_CHARACTERS].split()
         at = 0
@@ -194,7 +194,7 @@ class EvidenceChain:
             for name, size in _names_from(words, at):
                 if head(name) in asked:
                     found.append([name, None])
-                elif f" {normalised_name(name)} " not in question and (holders := self._holders(name)):
+                elif f" {normalise_name(name)} " not in question and (holders := self._holders(name)):
                     found.append([name, [tables.unit(each) for each in holders[:SOURCES]]])
                 else:
                     continue
@@ -370,7 +370,7 @@ class EpisodeView:
         return targets(self.episode.task.task_id, self.gold, self.episode.unit)
 
     def _show_curated(self, twin: SearchEnv) -> list[list[int]]:
-        ranked = twin.state.memory.curated.ranked()
+        ranked = twin.state.memory.curated.in_order()
         return [[self.tables.unit(each.unit_id), tag_number(each.tag)] for each in ranked]
 
     def _observation(self, seen: Observation) -> Viewed:

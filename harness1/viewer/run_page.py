@@ -28,7 +28,7 @@ from harness1.models.tokenizer import HarmonyVocabulary, Tokenizer, open_tokeniz
 from harness1.records import Episode, EpisodeKey, Gold, RewardRecord, Task, Unit
 from harness1.retrieval.corpus import Document
 from harness1.reward import composite
-from harness1.reward.measures import Outcome, delivered, targets
+from harness1.reward.measures import Outcome, delivery, targets
 from harness1.runs.folder import METRICS
 from harness1.tools.registry import Toolbox
 
@@ -243,7 +243,7 @@ def row_of(episode: Episode, run: int, result: Scored, tools: list[str], problem
         reward=None if reward is None else round(reward.total, 4),
         tokens=sum(turn.prompt_tokens for turn in episode.turns),
         problem=problem,
-        delivered=crc32("\n".join(sorted(delivered(episode))).encode()),
+        delivered=crc32("\n".join(sorted(delivery(episode))).encode()),
     )
 
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from harness1.config import Config
-from harness1.episodes.single import asked, recorded
+from harness1.episodes.single import open_run, question_task
 from harness1.errors import UsageError
 from harness1.records import Episode
 from harness1.runs.files import Stage
@@ -121,7 +121,7 @@ def test_what_comes_from_a_benchmark_with_secret_answers_is_refused(harness1: Co
 
 def test_recorded_episodes_go_by_the_dataset_of_their_tasks(harness1: Command, hub: FakeHub, run: Path) -> None:
     def record(out: str, dataset: str, *episodes: Episode) -> Path:
-        with recorded(Path(out), Config(), "driven", "index", {}, dataset=dataset) as keep:
+        with open_run(Path(out), Config(), "driven", "index", {}, dataset=dataset) as keep:
             for episode in episodes:
                 keep(episode)
         return Path(out)
@@ -132,7 +132,7 @@ def test_recorded_episodes_go_by_the_dataset_of_their_tasks(harness1: Command, h
     assert "browsecomp_plus, whose" in refused(harness1, record("secret", "browsecomp_plus", *episodes))
     assert "browsecomp_plus, whose" in refused(harness1, Path("secret"), "--own-questions")
     assert "names no dataset" in refused(harness1, record("unknown", "", *episodes))
-    asking = msgspec.structs.replace(episodes[0], task=asked("Who?"))
+    asking = msgspec.structs.replace(episodes[0], task=question_task("Who?"))
     told = refused(harness1, record("mixed", "world:60", *episodes, asking))
     assert f"no task of its dataset ({asking.task.task_id})" in told
     sent(harness1, hub, Path("mixed"), "--own-questions")

@@ -60,7 +60,7 @@ def test_the_curated_set_that_is_seen_is_the_one_that_is_held(order: str) -> Non
         for action in ACTIONS:
             assert context is not None
             seen = [(entry.unit_id, entry.tag) for entry in context.view.curated]
-            assert seen == [(entry.unit_id, entry.tag) for entry in env.state.memory.curated.ranked()]
+            assert seen == [(entry.unit_id, entry.tag) for entry in env.state.memory.curated.in_order()]
             context = (await env.step([action])).context
 
     run(check())

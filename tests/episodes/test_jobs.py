@@ -128,8 +128,7 @@ def test_worker_processes_share_the_cores(index: str, monkeypatch: pytest.Monkey
     assert len(episodes(index, 2, 8)) == 8
     assert [setup.config.machine.threads for setup in begun] == [3]
     assert (
-        EpisodeSetup(load_config(None, ["machine.threads=5"]), index, "scripted").shared_by(2).config.machine.threads
-        == 5
+        EpisodeSetup(load_config(None, ["machine.threads=5"]), index, "scripted").share(2).config.machine.threads == 5
     )
 
 

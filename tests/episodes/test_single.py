@@ -9,7 +9,7 @@ import pytest
 from harness1.adapters.driven import Searches
 from harness1.config import Config
 from harness1.episodes.rollout import replay_episode, rollout
-from harness1.episodes.single import Samples, recorded
+from harness1.episodes.single import Samples, open_run
 from harness1.errors import SchemaError
 from harness1.records import Episode, Task, ToolCall
 from harness1.runs.journal import EPISODES, latest_episodes, read_episodes
@@ -23,7 +23,7 @@ def played(name: str) -> Episode:
 
 
 def keep(folder: Path, *names: str, samples: Samples | None = None) -> list[Episode]:
-    with recorded(folder, CONFIG, "test", "index", {}, samples=samples) as append:
+    with open_run(folder, CONFIG, "test", "index", {}, samples=samples) as append:
         return [append(played(name)) for name in names]
 
 
@@ -67,7 +67,7 @@ def test_lines_that_were_read_are_not_read_again(tmp_path: Path) -> None:
 
 def test_searches_of_a_server_that_was_started_again_are_all_kept(tmp_path: Path) -> None:
     async def serves() -> None:
-        with recorded(tmp_path, CONFIG, "mcp", "index", {}) as append:
+        with open_run(tmp_path, CONFIG, "mcp", "index", {}) as append:
             searches = Searches(make_env, "mcp", append)
             for _ in range(2):
                 name, _ = await searches.start("Who was her father?")

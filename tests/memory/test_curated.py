@@ -36,9 +36,9 @@ def test_the_cap_holds_and_every_change_is_reported(edits: list[Any], settings: 
         assert set(kept.tags) == (before.keys() | change.added.keys()) - gone
         assert not set(change.refused) & kept.tags.keys()
         assert all(kept.tags[unit] == tag for unit, tag in {**change.added, **change.retagged}.items() if unit in kept)
-        ranks = [RANK[entry.tag] for entry in kept.ranked()]
+        ranks = [RANK[entry.tag] for entry in kept.in_order()]
         assert ranks == sorted(ranks)
-        assert [entry.rank for entry in kept.ranked()] == list(range(1, len(kept) + 1))
+        assert [entry.rank for entry in kept.in_order()] == list(range(1, len(kept) + 1))
 
 
 @given(st.dictionaries(_UNIT, _TAG, max_size=8), _SETTINGS)
@@ -61,7 +61,7 @@ def test_adding_what_is_there_only_changes_its_tag_and_keeps_its_place() -> None
 
 def test_delivery_is_by_importance_then_by_addition() -> None:
     kept = curated(a="low", b="very_high", c="fair", d="very_high")
-    assert [entry.unit_id for entry in kept.ranked()] == [B, D, C, A]
+    assert [entry.unit_id for entry in kept.in_order()] == [B, D, C, A]
 
 
 def test_removals_come_before_additions() -> None:

@@ -63,7 +63,7 @@ def test_years_and_numbers_have_none() -> None:
 def test_a_name_within_a_longer_one_is_not_marked() -> None:
     handles = EntityHandles()
     handles.add(["Paris", "Paris Opera"])
-    assert handles.marked("The Paris Opera is in Paris.", 100) == (
+    assert handles.mark("The Paris Opera is in Paris.", 100) == (
         "The Paris Opera (E2) is in Paris (E1).",
         {"E2": "Paris Opera", "E1": "Paris"},
     )
@@ -73,7 +73,7 @@ def test_forms_of_a_name_share_a_handle() -> None:
     handles = EntityHandles()
     handles.add(["US Navy", "Byron", "U.S. Navy", "Byron's"])
     assert handles.names == ["US Navy", "Byron"]
-    assert handles.marked("The U.S. Navy met Byron.", 100)[0] == "The U.S. Navy (E1) met Byron (E2)."
+    assert handles.mark("The U.S. Navy met Byron.", 100)[0] == "The U.S. Navy (E1) met Byron (E2)."
 
 
 def test_a_query_is_searched_for_in_names_and_says_so() -> None:
@@ -180,7 +180,7 @@ def test_names_become_handles_longest_first() -> None:
 def test_any_query_is_an_observation(query: str, entities: int) -> None:
     handles = EntityHandles()
     handles.add([f"Name{letter}" for letter in "abcd"[:entities]])
-    spelled = handles.spelled(query)
+    spelled = handles.spell(query)
     assert all(int(handle[1:]) <= entities for handle in spelled.resolved)
     assert all(int(handle[1:]) > entities for handle in spelled.unknown)
     assert in_handles(spelled.text, spelled.resolved) == query or "Name" in query

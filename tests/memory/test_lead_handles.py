@@ -56,7 +56,7 @@ def test_without_the_setting_q_is_a_letter() -> None:
 def test_a_name_that_holds_the_letter_is_not_replaced(query: str, text: str) -> None:
     handles = EntityHandles()
     handles.add(["Q Awards"])
-    assert handles.spelled(query, "who?").text == text
+    assert handles.spell(query, "who?").text == text
 
 
 def test_minimal_instructions_show_leads_as_handle_name_and_sources() -> None:

@@ -6,7 +6,7 @@ from harness1.memory.question import (
     content_terms,
     head,
     mentions,
-    normalised_name,
+    normalise_name,
     read_question,
     relatedness,
     relation_stems,
@@ -15,7 +15,7 @@ from harness1.memory.question import (
 
 
 def test_names_compare_without_case_accents_punctuation_and_possessives() -> None:
-    assert normalised_name("Pál Gábor's Café & O’Brien") == "pal gabor cafe obrien"
+    assert normalise_name("Pál Gábor's Café & O’Brien") == "pal gabor cafe obrien"
 
 
 def test_the_head_of_a_title_is_what_it_names() -> None:

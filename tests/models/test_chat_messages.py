@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness1.config import Env, Rendering
-from harness1.env.pieces import grouped, piece
+from harness1.env.pieces import group_messages, piece
 from harness1.env.render import Context
 from harness1.models.calls import NOT_EXECUTED, Message, Said, messages_of, tools_of
 from harness1.tools.registry import Toolbox
@@ -72,7 +72,7 @@ def test_every_call_is_answered_in_every_order(order: str, known: tuple[int, ...
 @pytest.mark.parametrize("order", ORDERS)
 def test_texts_are_the_joined_pieces_and_nothing_else(order: str) -> None:
     for context in contexts(order):
-        groups = grouped(context.pieces)
+        groups = group_messages(context.pieces)
         messages = messages_of(context.pieces, {})
         assert len(messages) == len(groups)
         for message, group in zip(messages, groups, strict=True):

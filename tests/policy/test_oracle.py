@@ -8,7 +8,7 @@ import pytest
 from harness1.config import Env
 from harness1.episodes.rollout import rollout
 from harness1.errors import UsageError
-from harness1.policy.oracles import OraclePolicy, wanted
+from harness1.policy.oracles import OraclePolicy, needs_of
 from harness1.records import ChunkId, DocId, Episode, Gold, StopReason, Task
 from harness1.reward.measures import measure_outcome
 from tests.support import WordRetriever, chunk, make_env, run
@@ -53,7 +53,7 @@ def test_gold_that_cannot_be_found_ends_in_time_with_what_was_found() -> None:
 
 def test_of_a_fact_any_one_chunk_will_do() -> None:
     gold = Gold({}, facts=((ChunkId("a#0"), ChunkId("b#0")), (ChunkId("c#0"),)))
-    assert wanted(gold) == (frozenset({"a#0", "b#0"}), frozenset({"c#0"}))
+    assert needs_of(gold) == (frozenset({"a#0", "b#0"}), frozenset({"c#0"}))
     chunks = [chunk("b", "Ada Lovelace wrote."), chunk("c", "Ada Lovelace died."), chunk("d", "Ada Ada.")]
     env = make_env(retriever=WordRetriever(chunks, "chunk"))
     episode = run(rollout(env, OraclePolicy({"t": gold}), TASK))
@@ -61,7 +61,7 @@ def test_of_a_fact_any_one_chunk_will_do() -> None:
 
 
 def test_only_relevant_grades_are_wanted() -> None:
-    assert wanted(HOPS) == (frozenset({"ada"}), frozenset({"byron"}), frozenset({"miss"}))
+    assert needs_of(HOPS) == (frozenset({"ada"}), frozenset({"byron"}), frozenset({"miss"}))
 
 
 def test_without_gold_it_refuses() -> None:

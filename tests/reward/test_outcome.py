@@ -22,7 +22,7 @@ from harness1.records import (
     ToolCall,
     Turn,
 )
-from harness1.reward.measures import DEPTHS, MEASURES, Outcome, delivered, measure_outcome, targets
+from harness1.reward.measures import DEPTHS, MEASURES, Outcome, delivery, measure_outcome, targets
 
 GOLD = Gold(relevant={"a": 2, "b": 1, "c": 1, "d": 1, "junk": 0}, answer_docs=("a", "b"))
 UNITS = st.sampled_from("abcdefgh")
@@ -77,8 +77,8 @@ def test_a_unit_that_a_record_names_twice_counts_once() -> None:
 
 def test_what_is_delivered_is_ranked_without_repeats_and_nothing_after_a_policy_error() -> None:
     curated = (Curated("b", "low", 2), Curated("a", "high", 1), Curated("b", "fair", 3))
-    assert delivered(msgspec.structs.replace(finished(), curated=curated)) == ("a", "b")
-    assert delivered(finished("ab", stop=StopReason.FORMAT_LIMIT)) == ()
+    assert delivery(msgspec.structs.replace(finished(), curated=curated)) == ("a", "b")
+    assert delivery(finished("ab", stop=StopReason.FORMAT_LIMIT)) == ()
 
 
 def test_grade_zero_is_not_relevant() -> None:

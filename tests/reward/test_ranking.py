@@ -12,7 +12,7 @@ import pytrec_eval
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness1.reward.measures import DEPTHS, MEASURES, Wanted, graded, match_targets, measures
+from harness1.reward.measures import DEPTHS, MEASURES, Wanted, grade_units, match_targets, measures
 
 UNITS = st.sampled_from([f"d{number}" for number in range(14)])
 RANKINGS = st.lists(UNITS, max_size=40)
@@ -41,7 +41,7 @@ def test_every_measure_of_documents_is_that_of_trec_eval(ranked: Any, grades: An
     scores = {unit: float(-place) for place, unit in enumerate(once)}
     judged = pytrec_eval.RelevanceEvaluator({"q": grades}, names).evaluate({"q": scores})
     theirs = judged.get("q", dict.fromkeys(TREC, 0.0))
-    ours = found(ranked, graded(grades))
+    ours = found(ranked, grade_units(grades))
     assert ours.keys() == set(TREC.values())
     assert ours == pytest.approx({TREC[name]: theirs[name] for name in TREC}, abs=1e-9, rel=0)
 
@@ -96,10 +96,10 @@ def test_a_ranking_better_than_the_greedy_ideal_is_no_more_than_perfect() -> Non
 
 def test_nothing_ranked_and_nothing_wanted_are_0() -> None:
     for judged in (
-        match_targets([], graded({"a": 1})),
-        match_targets(["a"], graded({"a": 0})),
-        match_targets([], graded({})),
+        match_targets([], grade_units({"a": 1})),
+        match_targets(["a"], grade_units({"a": 0})),
+        match_targets([], grade_units({})),
     ):
         assert set(measures(judged).values()) == {0.0}
         assert (judged.recall(), judged.precision()) == (0.0, 0.0)
-    assert set(found(["a"], graded({}))) == MEASURES.keys()
+    assert set(found(["a"], grade_units({}))) == MEASURES.keys()

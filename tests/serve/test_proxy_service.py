@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from harness1.config import ChatPolicy, Config, Env
-from harness1.env.pieces import Piece, grouped, piece
+from harness1.env.pieces import Piece, group_messages, piece
 from harness1.env.view import TurnView
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.models.calls import messages_of
@@ -51,7 +51,7 @@ def test_the_messages_of_a_context_have_the_ids_of_its_pieces(chat: ChatFormat) 
     pieces = [voiced(each, spoken) if each.turn_ref is not None else each for each in step.context.pieces]
     asked = OPENAI.read({"messages": json.loads(json.dumps(messages_of(pieces, {})))})
     found = rendered(chat, *asked.messages, recall=lambda *_: spoken.output_ids)
-    told = [*chat.messages(grouped(pieces), SPECS), chat.prompt_end()]
+    told = [*chat.messages(group_messages(pieces), SPECS), chat.prompt_end()]
     assert found == tuple(token for segment in told for token in segment.ids)
     assert {each.role for each in pieces} == {"system", "user", "assistant", "tool"}
 

@@ -389,10 +389,10 @@ def test_ids_that_contain_underscores_and_slashes_stay_whole() -> None:
 def test_it_ends_and_changes_nothing_but_the_turn() -> None:
     env = make_env()
     play(env, search("Ada"))
-    before = list(env.state.memory.curated.ranked())
+    before = list(env.state.memory.curated.in_order())
     step = run(env.step([END]))
     assert (step.done, step.context) == (StopReason.END_SEARCH, None)
-    assert env.state.memory.curated.ranked() == before
+    assert env.state.memory.curated.in_order() == before
 
 
 def test_a_reason_is_not_required() -> None:

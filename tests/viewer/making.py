@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from harness1.config import Config
 from harness1.data.open import open_source
 from harness1.episodes.rollout import rollout
-from harness1.episodes.single import asked, recorded
+from harness1.episodes.single import open_run, question_task
 from harness1.policy.policy import Policy
 from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import Chunk, Episode, Task, ToolCall
@@ -134,5 +134,7 @@ def write_searches(folder: Path, *queries: str) -> list[Episode]:
     """A run folder of questions that somebody asked, one after the other."""
     env = make_env(Config().env, DOCUMENTS)
     made_with = {"env": env.hash, "policy": "script", "index": env.retriever.info.index_hash}
-    with recorded(folder, Config(), "script", "words", made_with) as keep:
-        return [keep(run(rollout(make_env(Config().env, DOCUMENTS), script(), asked(each)))) for each in queries]
+    with open_run(folder, Config(), "script", "words", made_with) as keep:
+        return [
+            keep(run(rollout(make_env(Config().env, DOCUMENTS), script(), question_task(each)))) for each in queries
+        ]

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from benchmarks.peer import PATTERN
 from harness1.config import Env
-from harness1.env.pieces import grouped
+from harness1.env.pieces import group_messages
 from harness1.env.render import Context
 from harness1.errors import UsageError
 from harness1.models.formats import Harmony
@@ -80,7 +80,7 @@ def system_message(said: str) -> list[library.Message]:
 
 def conversation_of(context: Context, encoding: library.HarmonyEncoding) -> library.Conversation:
     messages: list[library.Message] = []
-    for group in grouped(context.pieces):
+    for group in group_messages(context.pieces):
         text = "".join(each.text for each in group)
         if group[0].role == "system":
             messages += system_message(text)
@@ -118,7 +118,7 @@ def test_our_prompts_are_those_of_the_library(chat: Harmony, encoding: library.H
         theirs = encoding.render_conversation_for_completion(
             conversation_of(context, encoding), library.Role.ASSISTANT, keep
         )
-        ours = [*chat.messages(grouped(context.pieces), PLAIN), chat.prompt_end()]
+        ours = [*chat.messages(group_messages(context.pieces), PLAIN), chat.prompt_end()]
         assert [token for _, ids in ours for token in ids] == theirs
 
 

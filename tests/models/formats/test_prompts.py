@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from harness1.config import BudgetMarker, Env, Rendering
 from harness1.env.environment import SearchEnv
-from harness1.env.pieces import Piece, grouped, piece
+from harness1.env.pieces import Piece, group_messages, piece
 from harness1.env.render import Context, marker_room
 from harness1.models.chat_format import ChatFormat
 from harness1.models.formats import Harmony
@@ -125,7 +125,7 @@ def parts_of(chat: ChatFormat, context: Context) -> list[str | int]:
     """The whole prompt as texts, control tokens that the format wrote, and ids that were sampled."""
     control = chat.tokenizer.control
     parts: list[str | int] = []
-    for place, group in enumerate(grouped(context.pieces)):
+    for place, group in enumerate(group_messages(context.pieces)):
         parts += split_at_control(chat.opening(group[0]), control)
         for each in group:
             if each.call is not None:
@@ -193,13 +193,13 @@ def test_compact_without_tools_is_what_the_template_of_a_chatml_model_writes(kin
     for context in run(contexts()):
         assert context is not None
         messages = []
-        for group in grouped(context.pieces):
+        for group in group_messages(context.pieces):
             role = {"tool": "user"}.get(group[0].role, group[0].role)
             spoken = group[0].call
             said = chat.tokenizer.decode(spoken.output_ids[:-1]) if spoken else "".join(each.text for each in group)
             messages.append({"role": role, "content": said})
         rendered = jinja2.Template(JINJA).render(messages=messages, add_generation_prompt=True)
-        ours = [*chat.messages(grouped(context.pieces), ()), chat.prompt_end()]
+        ours = [*chat.messages(group_messages(context.pieces), ()), chat.prompt_end()]
         assert [token for _, ids in ours for token in ids] == whole.encode(rendered, add_special_tokens=False).ids
 
 
@@ -244,10 +244,10 @@ def test_segments_of_equal_text_have_equal_names_and_outputs_are_named_by_their_
         Piece("action/1#1", "assistant", "", 1, call=ModelCall("1.0", output_ids=output[:-1])),
         Piece("turn/1#1", "tool", "Turn 1.\n"),
     ]
-    keys = [segment.key for segment in chat.messages(grouped(pieces), ())]
+    keys = [segment.key for segment in chat.messages(group_messages(pieces), ())]
     assert [key for key in keys if not key.startswith("=")] == ["query#1", "call/1.0", "turn/1#1"]
     assert "=stop" in keys
-    assert dict(chat.messages(grouped(pieces), ()))["call/1.0"] == output[:-1]
+    assert dict(chat.messages(group_messages(pieces), ()))["call/1.0"] == output[:-1]
 
 
 @pytest.mark.parametrize(("name", "kind"), SPOKEN)
@@ -263,7 +263,7 @@ def test_declarations_are_encoded_once_for_the_same_tools(
     first = [chat.segments(context), chat.segments(context), chat.tools(context.tools)]
     assert len(made) <= 1
     assert first[0] == first[1]
-    fewer = chat.messages(grouped(context.pieces), context.tools[:2])
+    fewer = chat.messages(group_messages(context.pieces), context.tools[:2])
     assert fewer != first[0]
     assert len(made) <= 2
     assert chat.segments(context) == first[0]
