@@ -35,131 +35,6 @@ VERIFY_FROM = 6
 FINISH_WITHIN = 5
 
 
-def guidance(memory: WorkingMemory, env: Env, observation: Observation, traits: Traits) -> tuple[Note, ...]:
-    """Return the notes at the end of an observation; the memory already includes the turn."""
-    if env.guidance == "none" or observation.error is not None:
-        return ()
-    notes = _facts(memory, env, observation, traits)
-    if env.guidance == "prescriptive":
-        notes += _prescriptions(memory, env, observation)
-    return tuple(notes)
-
-
-def _facts(memory: WorkingMemory, env: Env, observation: Observation, traits: Traits) -> list[Note]:
-    notes = []
-    if traits.discovers:
-        units = {memory.pool.unit_of(hit) for hit in observation.hits}
-        counts = {"returned": len(units), "new": len(observation.delta.new), "pool": len(memory.pool.entries)}
-        notes.append(Note("result", {**counts, "curated": len(memory.curated), "cap": env.curation.cap}))
-    if observation.delta.auto_populated:
-        count = {"count": len(observation.delta.auto_populated)}
-        tag = {"tag": env.auto_populate.tag}
-        if env.refills:
-            notes.append(Note("refilled", count))
-        else:
-            notes.append(Note("seeded", count | tag) if env.curation.tags else Note("seeded_untagged", count))
-    if memory.pool.entries and not len(memory.curated):
-        notes.append(Note("curated_empty"))
-    if memory.turn >= SINGLE_TOOL_FROM and len(memory.tools_used) == 1:
-        notes.append(Note("single_tool", {"tool": next(iter(memory.tools_used))}))
-    return notes
-
-
-def _prescriptions(memory: WorkingMemory, env: Env, observation: Observation) -> list[Note]:
-    notes = []
-    since = memory.since_curation
-    uncurated = len(memory.pool.entries) - len(memory.curated)
-    if since >= 2 and uncurated > 0:
-        notes.append(Note("curate_overdue", {"turns": since, "uncurated": uncurated}))
-    elif since and observation.delta.new:
-        notes.append(Note("curate_now"))
-    unverified = env.verification.on and not memory.verification.verdicts
-    if unverified and memory.turn >= VERIFY_FROM and len(memory.curated) >= 3:
-        notes.append(Note("verify_now"))
-    if env.max_turns - memory.turn <= FINISH_WITHIN:
-        notes.append(Note("finish", {"left": env.max_turns - memory.turn}))
-    return notes
-
-
-def name_first(memory: WorkingMemory, env: Env) -> None:
-    """Name what the question mentions, as every episode begins."""
-    memory.name_entities([question_text(memory.query)], env)
-    memory.name_leads(env)
-
-
-def transition(
-    memory: WorkingMemory,
-    env: Env,
-    toolbox: Toolbox,
-    call: ToolCall,
-    ignored: Sequence[ToolCall] = (),
-    *,
-    crowded: bool = False,
-) -> Steps:
-    """Execute one action: count the turn, run the tool, add the history line, name what is shown, add guidance.
-
-    Args:
-        crowded: the transcript is so large that only actions that make room, curate or end the search are executed.
-    """
-    memory.turn += 1
-    traits = toolbox.traits(call.name)
-    if crowded and not (traits.frees or traits.curates or call.name == END_SEARCH):
-        observation = Observation(one_line(call.name), error=Note("crowded", {"limit": env.pruning.refusal}))
-    else:
-        observation = yield from toolbox.run(memory, env, call)
-    if env.history.on:
-        memory.history.append(history_line(memory.turn, memory.pool, call, observation))
-    traits = toolbox.traits(observation.tool)
-    memory.name_entities((words for _, words in hit_words(memory, env, observation, traits)), env)
-    memory.name_leads(env)
-    _count(memory, observation, traits)
-    notes = (*observation.notes, *guidance(memory, env, observation, traits))
-    if ignored:
-        notes += (Note("not_executed", {"tools": [one_line(other.name) for other in ignored[:5]]}),)
-    return msgspec.structs.replace(observation, notes=notes)
-
-
-def _count(memory: WorkingMemory, observation: Observation, traits: Traits) -> None:
-    if observation.error is None:
-        memory.tools_used.setdefault(observation.tool, memory.turn)
-    memory.since_curation = 0 if traits.curates and observation.error is None else memory.since_curation + 1
-
-
-def replay_action(
-    memory: WorkingMemory,
-    env: Env,
-    toolbox: Toolbox,
-    call: ToolCall,
-    ignored: Sequence[ToolCall],
-    recorded: Observation,
-    *,
-    crowded: bool = False,
-) -> Observation:
-    """Execute a recorded action with its recorded answer."""
-    steps = transition(memory, env, toolbox, call, ignored, crowded=crowded)
-    first = begin(steps)
-    return first if isinstance(first, Observation) else resume(steps, answer_of(recorded))
-
-
-def begin(steps: Steps) -> Request | Observation:
-    """Run a transition to its request, or to its end if it has none."""
-    try:
-        return next(steps)
-    except StopIteration as end:
-        observation: Observation = end.value
-        return observation
-
-
-def resume(steps: Steps, answer: Answer) -> Observation:
-    """Run a transition from its request to its end."""
-    try:
-        steps.send(answer)
-    except StopIteration as end:
-        observation: Observation = end.value
-        return observation
-    raise RuntimeError("a tool made two requests in one turn")
-
-
 @dataclass(frozen=True)
 class Step:
     """The result of one action: the recorded turn, and the next context or the reason why the episode is over."""
@@ -360,3 +235,128 @@ def choose(actions: Sequence[ToolCall]) -> tuple[ToolCall, tuple[ToolCall, ...]]
         raise ValueError("a decision without an action must have a parse error")
     at = next((place for place, call in enumerate(actions) if call.name != END_SEARCH), 0)
     return actions[at], tuple(call for place, call in enumerate(actions) if place != at)
+
+
+def name_first(memory: WorkingMemory, env: Env) -> None:
+    """Name what the question mentions, as every episode begins."""
+    memory.name_entities([question_text(memory.query)], env)
+    memory.name_leads(env)
+
+
+def transition(
+    memory: WorkingMemory,
+    env: Env,
+    toolbox: Toolbox,
+    call: ToolCall,
+    ignored: Sequence[ToolCall] = (),
+    *,
+    crowded: bool = False,
+) -> Steps:
+    """Execute one action: count the turn, run the tool, add the history line, name what is shown, add guidance.
+
+    Args:
+        crowded: the transcript is so large that only actions that make room, curate or end the search are executed.
+    """
+    memory.turn += 1
+    traits = toolbox.traits(call.name)
+    if crowded and not (traits.frees or traits.curates or call.name == END_SEARCH):
+        observation = Observation(one_line(call.name), error=Note("crowded", {"limit": env.pruning.refusal}))
+    else:
+        observation = yield from toolbox.run(memory, env, call)
+    if env.history.on:
+        memory.history.append(history_line(memory.turn, memory.pool, call, observation))
+    traits = toolbox.traits(observation.tool)
+    memory.name_entities((words for _, words in hit_words(memory, env, observation, traits)), env)
+    memory.name_leads(env)
+    _count(memory, observation, traits)
+    notes = (*observation.notes, *guidance(memory, env, observation, traits))
+    if ignored:
+        notes += (Note("not_executed", {"tools": [one_line(other.name) for other in ignored[:5]]}),)
+    return msgspec.structs.replace(observation, notes=notes)
+
+
+def _count(memory: WorkingMemory, observation: Observation, traits: Traits) -> None:
+    if observation.error is None:
+        memory.tools_used.setdefault(observation.tool, memory.turn)
+    memory.since_curation = 0 if traits.curates and observation.error is None else memory.since_curation + 1
+
+
+def replay_action(
+    memory: WorkingMemory,
+    env: Env,
+    toolbox: Toolbox,
+    call: ToolCall,
+    ignored: Sequence[ToolCall],
+    recorded: Observation,
+    *,
+    crowded: bool = False,
+) -> Observation:
+    """Execute a recorded action with its recorded answer."""
+    steps = transition(memory, env, toolbox, call, ignored, crowded=crowded)
+    first = begin(steps)
+    return first if isinstance(first, Observation) else resume(steps, answer_of(recorded))
+
+
+def begin(steps: Steps) -> Request | Observation:
+    """Run a transition to its request, or to its end if it has none."""
+    try:
+        return next(steps)
+    except StopIteration as end:
+        observation: Observation = end.value
+        return observation
+
+
+def resume(steps: Steps, answer: Answer) -> Observation:
+    """Run a transition from its request to its end."""
+    try:
+        steps.send(answer)
+    except StopIteration as end:
+        observation: Observation = end.value
+        return observation
+    raise RuntimeError("a tool made two requests in one turn")
+
+
+def guidance(memory: WorkingMemory, env: Env, observation: Observation, traits: Traits) -> tuple[Note, ...]:
+    """Return the notes at the end of an observation; the memory already includes the turn."""
+    if env.guidance == "none" or observation.error is not None:
+        return ()
+    notes = _facts(memory, env, observation, traits)
+    if env.guidance == "prescriptive":
+        notes += _prescriptions(memory, env, observation)
+    return tuple(notes)
+
+
+def _facts(memory: WorkingMemory, env: Env, observation: Observation, traits: Traits) -> list[Note]:
+    notes = []
+    if traits.discovers:
+        units = {memory.pool.unit_of(hit) for hit in observation.hits}
+        counts = {"returned": len(units), "new": len(observation.delta.new), "pool": len(memory.pool.entries)}
+        notes.append(Note("result", {**counts, "curated": len(memory.curated), "cap": env.curation.cap}))
+    if observation.delta.auto_populated:
+        count = {"count": len(observation.delta.auto_populated)}
+        tag = {"tag": env.auto_populate.tag}
+        if env.refills:
+            notes.append(Note("refilled", count))
+        else:
+            notes.append(Note("seeded", count | tag) if env.curation.tags else Note("seeded_untagged", count))
+    if memory.pool.entries and not len(memory.curated):
+        notes.append(Note("curated_empty"))
+    if memory.turn >= SINGLE_TOOL_FROM and len(memory.tools_used) == 1:
+        notes.append(Note("single_tool", {"tool": next(iter(memory.tools_used))}))
+    return notes
+
+
+def _prescriptions(memory: WorkingMemory, env: Env, observation: Observation) -> list[Note]:
+    notes = []
+    since = memory.since_curation
+    uncurated = len(memory.pool.entries) - len(memory.curated)
+    if since >= 2 and uncurated > 0:
+        notes.append(Note("curate_overdue", {"turns": since, "uncurated": uncurated}))
+    elif since and observation.delta.new:
+        notes.append(Note("curate_now"))
+    unverified = env.verification.on and not memory.verification.verdicts
+    if unverified and memory.turn >= VERIFY_FROM and len(memory.curated) >= 3:
+        notes.append(Note("verify_now"))
+    if env.max_turns - memory.turn <= FINISH_WITHIN:
+        notes.append(Note("finish", {"left": env.max_turns - memory.turn}))
+    return notes
