@@ -21,7 +21,7 @@ import harness1
 
 pytestmark = pytest.mark.docs
 ROOT = Path(__file__).parent.parent
-FAST = ("tests/test_words.py", "tests/test_config.py", "tests/memory/test_pool.py", "tests/viewer/test_page.py")
+FAST = ("tests/test_words.py", "tests/test_config.py", "tests/memory/test_sentences.py", "tests/viewer/test_page.py")
 """Tests that run from the source distribution."""
 MADE = re.compile(r"PKG-INFO|setup\.cfg|harness1\.egg-info/.*")
 """Files that the build adds to the source distribution."""

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-import msgspec
+import asyncio
+import random
+from itertools import pairwise
 
-from harness1.config import AutoPopulate, Dedup, Env, Evidence, History, PoolView, Rendering
-from harness1.env.render import visible_units
-from harness1.env.view import CuratedView
-from harness1.records import Task
-from tests.support import call, chunk, curate, make_env, play, run, search, text_of, wide_corpus
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness1.config import AutoPopulate, BudgetMarker, Dedup, Env, Evidence, History, PoolView, Rendering
+from harness1.env.environment import SearchEnv, Step
+from harness1.env.pieces import ApproximateCounter, Block, Drop, Piece, Role, piece
+from harness1.env.render import CachedCounter, fit, marker, visible_units, window
+from harness1.env.view import BudgetView, CuratedView
+from harness1.records import StopReason, Task, ToolCall
+from tests.support import WordRetriever, call, chunk, curate, make_env, play, recount, run, search, text_of, wide_corpus
 
 PLAIN = Env(evidence=Evidence(rank=False))
 
@@ -110,3 +119,378 @@ def test_context_hashes_name_content_and_counter() -> None:
     assert other is not None
     assert same is not None
     assert one.hash == same.hash != other.hash
+
+
+ORDERS = ("paper", "stable_first", "epoch")
+ACTIONS = (
+    search("river castle"),
+    curate(add_ids=["D1", "D4"], importance={"D1": "very_high"}),
+    call("fan_out_search", queries=["Paris", "London", "Rome"]),
+    call("read_document", doc_id="D2"),
+    curate(add_ids=["D5"], remove_ids=["D4"], importance={"D5": "low"}),
+    call("verify", doc_ids=["D1"], claim="The river has a castle."),
+    call("grep_corpus", pattern="Byron"),
+    search("engine program"),
+    search("poet town"),
+    curate(add_ids=["D9", "D8"]),
+    search("war 1824"),
+    search("rain"),
+)
+
+
+def in_order(order: str, **options: int) -> SearchEnv:
+    return make_env(Env(rendering=Rendering(order=order, **options)), wide_corpus(40))  # type: ignore[arg-type]
+
+
+def steps_in(order: str, **options: int) -> list[Step]:
+    return play(in_order(order, **options), *ACTIONS)
+
+
+def pieces_of(step: Step) -> tuple[Piece, ...]:
+    assert step.context is not None
+    return step.context.pieces
+
+
+def sections(pieces: tuple[Piece, ...]) -> list[str]:
+    """The kinds of pieces in order, each run of one kind once."""
+    kinds = [each.key.split("#")[0].split("/")[0] for each in pieces]
+    return [kind for at, kind in enumerate(kinds) if at == 0 or kinds[at - 1] != kind]
+
+
+def observation_texts(step: Step, turn: int) -> list[str]:
+    return [each.text for each in pieces_of(step) if each.key.split("#")[0] in (f"turn/{turn}", f"hit/{turn}")]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_curated_set_that_is_seen_is_the_one_that_is_held(order: str) -> None:
+    env = in_order(order)
+
+    async def check() -> None:
+        context = await env.reset(Task("t", "q"))
+        for action in ACTIONS:
+            assert context is not None
+            seen = [(entry.unit_id, entry.tag) for entry in context.view.curated]
+            assert seen == [(entry.unit_id, entry.tag) for entry in env.state.memory.curated.in_order()]
+            context = (await env.step([action])).context
+
+    run(check())
+
+
+def test_the_order_does_not_change_the_memory() -> None:
+    by_order = [[step.turn.memory_hash for step in steps_in(order)] for order in ORDERS]
+    assert by_order[0] == by_order[1] == by_order[2]
+
+
+def test_paper_puts_the_memory_before_the_turns() -> None:
+    names = sections(pieces_of(steps_in("paper")[-1]))
+    assert names[:3] == ["static", "query", "curated"]
+    assert names.index("history") < names.index("turn")
+    assert names[-1] == "budget"
+
+
+def test_stable_first_puts_the_memory_after_the_turns() -> None:
+    names = sections(pieces_of(steps_in("stable_first")[-1]))
+    assert names[:3] == ["static", "query", "action"]
+    assert len(names) - 1 - names[::-1].index("turn") < names.index("curated")
+    assert names[-1] == "budget"
+
+
+def test_paper_shows_the_last_turns_and_stable_first_a_window_that_grows_and_falls() -> None:
+    def shown(step: Step) -> int:
+        return sum(each.key.startswith("turn/") for each in pieces_of(step))
+
+    assert [shown(step) for step in steps_in("paper")] == [1, 2, 3, 4, 5, 5, 5, 5, 5, 5, 5, 5]
+    assert [shown(step) for step in steps_in("stable_first")] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 5, 6, 7]
+    assert [window(turn, Rendering("stable_first", 2, 3)) for turn in range(1, 8)] == [
+        1,
+        2,
+        3,
+        2,
+        3,
+        2,
+        3,
+    ]
+    assert window(9, Rendering("stable_first", 5, 5)) == 5
+
+
+def test_stable_first_keeps_its_prefix_while_the_window_grows() -> None:
+    steps = steps_in("stable_first")
+    for turn in range(5, 9):
+        before, after = pieces_of(steps[turn - 1]), pieces_of(steps[turn])
+        stable = [each.key.startswith("curated") for each in before].index(True)
+        assert before[:stable] == after[:stable]
+
+
+def test_inside_an_epoch_each_prompt_extends_the_one_before() -> None:
+    steps = steps_in("epoch")
+    for turn in range(1, len(steps)):
+        before, after = pieces_of(steps[turn - 1]), pieces_of(steps[turn])
+        if (turn + 1) % 5:
+            assert after[: len(before)] == before
+            added = after[len(before) :]
+            assert added[0].turn_ref == turn + 1
+            assert [each.turn_ref for each in added[1:]] == [None] * (len(added) - 1)
+        else:
+            assert after[: len(before)] != before
+
+
+def test_an_epoch_ends_after_its_turns_and_starts_with_the_full_last_observation() -> None:
+    steps = steps_in("epoch", epoch_turns=3)
+    for turn, step in enumerate(steps, start=1):
+        actions = sum(each.turn_ref is not None for each in pieces_of(step))
+        assert actions == turn % 3
+        if turn % 3 == 0:
+            assert sections(pieces_of(step))[:3] == ["static", "query", "curated"]
+            expected = observation_texts(steps_in("paper")[turn - 1], turn)
+            assert observation_texts(step, turn) == expected
+
+
+def test_an_epoch_ends_early_when_the_observation_does_not_fit_and_shows_it_whole() -> None:
+    config = Env(rendering=Rendering("epoch"), context_window=3300, generation_reserve=300)
+    env = make_env(config, wide_corpus(40))
+    steps = play(env, *(search(word) for word in ("river", "castle", "Paris", "London", "Rome")))
+    starts = []
+    for turn, step in enumerate(steps, start=1):
+        assert step.context is not None
+        assert step.observation is not None
+        assert [hit.document.unit_id for hit in step.context.view.hits.get(turn, [])] == [
+            unit
+            for unit in (env.state.memory.pool.unit_of(hit) for hit in step.observation.hits)
+            if unit not in step.observation.delta.aliases
+        ]
+        starts.append(not any(each.turn_ref is not None for each in step.context.pieces))
+    assert any(starts[:4])
+
+
+def test_an_epoch_repeats_the_curated_set_only_when_it_changed() -> None:
+    steps = steps_in("epoch")
+    counts = [sum(each.key.startswith("curated#") for each in pieces_of(step)) for step in steps[:4]]
+    assert counts == [2, 3, 3, 3]  # auto-populated, curated, searched, read
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_turn_of_the_policy_is_a_reference_to_its_own_output(order: str) -> None:
+    steps = steps_in(order)
+    for step in steps:
+        for each in pieces_of(step):
+            assert (each.turn_ref is not None) == each.key.startswith("action/") == (each.role == "assistant")
+
+
+def test_an_unknown_tool_is_shown_in_every_order() -> None:
+    for order in ORDERS:
+        step = play(in_order(order), ToolCall("fetch"))[0]
+        assert "there is no tool 'fetch'" in "".join(observation_texts(step, 1))
+
+
+EPOCH = Rendering(order="epoch", epoch_turns=5)
+ACTIONS_EPOCH_EVIDENCE = (search("Ada Lovelace"), search("Lord Byron"), search("nothing of the kind"))
+
+
+def kinds(step: Step) -> list[str]:
+    assert step.context is not None
+    return [each.key.split("#")[0] for each in step.context.pieces]
+
+
+def test_the_order_and_the_leads_are_those_of_the_memory_at_each_turn() -> None:
+    env = make_env(Env(rendering=EPOCH))
+    for count in range(1, len(ACTIONS_EPOCH_EVIDENCE) + 1):
+        step = play(env, *ACTIONS_EPOCH_EVIDENCE[:count])[-1]
+        assert step.context is not None
+        handles, found = step.context.view.ranked, env.state.memory.assess()
+        assert [env.state.memory.pool.resolve(handle) for handle in handles] == list(found.units)
+        assert [lead.name for lead in step.context.view.leads] == [lead.name for lead in found.leads]
+
+
+def test_what_did_not_change_is_not_said_again() -> None:
+    steps = play(make_env(Env(rendering=EPOCH)), search("Ada Lovelace"), curate(add_ids=["D1"]))
+    assert [kinds(step).count("ranked") for step in steps] == [1, 1]
+
+
+def test_without_ranking_nothing_is_appended() -> None:
+    steps = play(make_env(Env(rendering=EPOCH, evidence=Evidence(rank=False))), *ACTIONS_EPOCH_EVIDENCE)
+    assert all("ranked" not in kinds(step) and "leads" not in kinds(step) for step in steps)
+
+
+def test_each_prompt_of_an_epoch_begins_with_the_last_one() -> None:
+    steps = play(make_env(Env(rendering=EPOCH)), *ACTIONS_EPOCH_EVIDENCE)
+    shown = [step.context.pieces for step in steps if step.context is not None]
+    for before, after in pairwise(shown):
+        assert [each.key for each in after[: len(before)]][:-1] == [each.key for each in before][:-1]
+
+
+def test_a_closed_lead_is_taken_back() -> None:
+    chunks = [chunk("a", "Rain fell for days.", "Rain"), chunk("b", "A poem.", "The lady of the lake")]
+    env = make_env(Env(rendering=EPOCH), chunks)
+    steps = play(env, search("rain"), search("the lady of the lake"), query="Who wrote “the lady of the lake”?")
+    views = [step.context.view for step in steps if step.context is not None]
+    assert [len(view.leads) for view in views] == [1, 0]
+
+
+def test_an_order_that_a_new_epoch_shows_is_not_said_again() -> None:
+    env = make_env(Env(rendering=Rendering(order="epoch", epoch_turns=3)), wide_corpus(40))
+    searches = [search(words) for words in ("river castle", "engine program", "poet town")]
+    steps = play(env, *searches, curate(add_ids=["D1"]), curate(add_ids=["D2"]))
+    assert [kinds(step).count("ranked") for step in steps[2:]] == [1, 1, 1]
+
+
+WINDOWS = (2050, 2900, 3400, 4200, 6000)
+RESERVE = 300
+
+
+class CharacterCounter(ApproximateCounter):
+    """One token for each character: as fine as a tokenizer can be."""
+
+    hash = "characters"
+
+    def piece(self, piece: Piece) -> int:
+        return len(piece.text)
+
+
+def random_action(rng: random.Random) -> ToolCall:
+    handles = [f"D{rng.randint(1, 40)}" for _ in range(rng.randint(1, 8))]
+    words = " ".join(
+        rng.choices(
+            ["river", "castle", "king", "Paris", "London", "Rome", "Byron", "engine", "war", "1824", "rain"], k=3
+        )
+    )
+    tags = {handle: rng.choice(["very_high", "high", "fair", "low"]) for handle in handles}
+    return rng.choice(
+        [
+            search(words),
+            call("fan_out_search", queries=words.split()),
+            call("grep_corpus", pattern=words.split()[0]),
+            call("read_document", doc_id=handles[0]),
+            call("review_docs", doc_ids=handles),
+            curate(add_ids=handles, importance=tags),
+            curate(add_ids=handles[1:], remove_ids=handles[:1]),
+            call("verify", doc_ids=handles, claim=f"The {words} fell."),
+            call("unknown", text="x" * 20_000),
+        ]
+    )
+
+
+@pytest.mark.parametrize("wanted", [1_500, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_random_states_are_never_over_budget(wanted: int) -> None:
+    """States are those of random episodes, in all orders and in windows that are too small for them."""
+    rng = random.Random(7)
+    retriever = WordRetriever(wide_corpus(30))
+    states = limits = dropped = 0
+    episode = 0
+    runner = asyncio.Runner()
+    while states < wanted:
+        episode += 1
+        order, context_window = ORDERS[episode % 3], WINDOWS[episode % 5]
+        config = Env(
+            context_window=context_window,
+            generation_reserve=RESERVE,
+            max_turns=60,
+            dedup=Dedup(on=episode % 2 == 0),
+            rendering=Rendering(order=order),  # type: ignore[arg-type]
+            budget_marker=BudgetMarker(on=episode % 7 != 0),
+        )
+        env = make_env(config, retriever=retriever)
+        context = runner.run(env.reset(Task("t", "Which river castle?")))
+        actions = [random_action(rng) for _ in range(60)]
+
+        for action in actions:
+            states += 1
+            if context is None:
+                limits += 1
+                break
+            used = recount(env, context)
+            assert used <= context.budget.used <= context.budget.limit == context_window - RESERVE
+            dropped += context.budget.dropped > 0
+            context = runner.run(env.step([action], "because")).context
+    runner.close()
+    assert dropped > wanted // 20
+    assert limits > 0
+
+
+def test_the_smallest_context_that_does_not_fit_ends_the_episode() -> None:
+    env = make_env(Env(context_window=2050, generation_reserve=RESERVE))
+    steps = play(env, ToolCall("unknown", {"text": "x" * 20_000}))
+    assert (steps[0].done, steps[0].context) == (StopReason.CONTEXT_LIMIT, None)
+    narrow = make_env(Env(context_window=2400, generation_reserve=RESERVE))
+    assert run(narrow.reset(Task("t", "long question " * 1000))) is None
+
+
+@pytest.mark.parametrize("counter", [ApproximateCounter(), CharacterCounter()])
+def test_the_budget_line_has_room_whatever_the_tokenizer(counter: ApproximateCounter) -> None:
+    env = make_env(Env(context_window=100_000), counter=counter)
+    for step in play(env, search("Ada Byron"), search("town")):
+        assert step.context is not None
+        assert recount(env, step.context) <= step.context.budget.used <= step.context.budget.limit
+
+
+_ROLE = st.sampled_from(["user", "tool", "assistant"])
+_BLOCK = st.tuples(st.lists(st.tuples(_ROLE, st.integers(1, 60)), min_size=1, max_size=3), st.sampled_from(Drop))
+
+
+@given(st.lists(_BLOCK, max_size=12), st.integers(10, 200))
+def test_fitting_drops_whole_blocks_in_order(drawn: list[tuple[list[tuple[Role, int]], Drop]], limit: int) -> None:
+    blocks = [
+        Block(tuple(piece(f"p{at}/{n}", role, "x" * size) for n, (role, size) in enumerate(parts)), drop, at)
+        for at, (parts, drop) in enumerate(drawn)
+    ]
+    measure = CachedCounter(ApproximateCounter())
+    everything = [each for block in blocks for each in block.pieces]
+    fitted = fit(blocks, limit, measure)
+    if fitted is None:
+        must = [each for block in blocks if block.drop is Drop.NEVER for each in block.pieces]
+        assert measure.total(must) > limit
+        return
+    kept, used, dropped = fitted
+    assert used == measure.total(kept) <= limit
+    assert dropped == len(everything) - len(kept)
+    assert kept == [each for each in everything if each in kept]
+    gone = [block for block in blocks if block.pieces[0] not in kept]
+    left = [block for block in blocks if block.pieces[0] in kept]
+    assert all(block.drop is not Drop.NEVER for block in gone)
+    assert max([(b.drop, b.turn) for b in gone], default=(-1, 0)) < min(
+        [(b.drop, b.turn) for b in left], default=(9, 0)
+    )
+    assert all(set(block.pieces) <= set(kept) for block in left)
+
+
+@given(st.lists(st.tuples(_ROLE, st.integers(1, 60)), max_size=12))
+def test_a_total_counts_each_message_once(parts: list[tuple[Role, int]]) -> None:
+    pieces = [piece(f"p{at}", role, "x" * size) for at, (role, size) in enumerate(parts)]
+    messages = sum(1 for at, each in enumerate(pieces) if at == 0 or pieces[at - 1].role != each.role)
+    counter = ApproximateCounter()
+    assert CachedCounter(counter).total(pieces) == 4 * messages + sum(counter.piece(each) for each in pieces)
+
+
+def test_a_piece_is_counted_once() -> None:
+    class Counting(ApproximateCounter):
+        calls = 0
+
+        def piece(self, piece: Piece) -> int:
+            self.calls += 1
+            return super().piece(piece)
+
+    counter = Counting()
+    measure = CachedCounter(counter)
+    shared = piece("p", "user", "text")
+    assert measure.total([shared, shared]) == measure.total([shared, shared])
+    assert counter.calls == 1
+
+
+@pytest.mark.parametrize(
+    ("share", "level"), [(0.5, ""), (0.6, "over halfway"), (0.75, "finish soon"), (0.9, "critical: end_search now")]
+)
+def test_the_budget_line_warns_by_level(share: float, level: str) -> None:
+    env = Env(context_window=12_048)
+    line = marker(env, int(share * 10_000), 3)
+    assert line.shows == BudgetView(int(share * 10_000), 10_000, 3, 40, level)
+    assert f"{share:.0%}" in line.text
+    assert level in line.text
+
+
+def test_the_budget_line_closes_every_context() -> None:
+    for order in ORDERS:
+        env = make_env(Env(rendering=Rendering(order=order)))  # type: ignore[arg-type]
+        for turn, step in enumerate(play(env, search("Ada"), search("Byron"), search("town")), start=1):
+            assert step.context is not None
+            assert text_of(step.context).rstrip().splitlines()[-1].startswith("Budget: ")
+            assert step.context.view.budget.turn == turn
+            assert step.context.view.budget.used == step.context.budget.used

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,11 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from harness1.config import AutoPopulate, Env, Evidence, Leads
+from harness1.config import AutoPopulate, Config, Dedup, Dense, Env, Evidence, Index, Leads, Retrieval
+from harness1.data.open import open_source
+from harness1.env.environment import SearchEnv
 from harness1.episodes.rollout import ReplayReport, replay_episode, rollout
-from harness1.memory.ranking import FEATURES, FITTED, EvidenceValue
-from harness1.memory.working_memory import WorkingMemory
-from harness1.records import ChunkId, Hit, Ranking, Task, UnitId
+from harness1.memory.ranking import FEATURES, FITTED, EvidenceValue, weights_for
+from harness1.memory.working_memory import BridgeDocument, WorkingMemory, bridge_documents, question_names, rare_bridges
+from harness1.policy.registry import open_policy
+from harness1.records import ChunkId, Hit, Ranking, Task, Unit, UnitId
+from harness1.retrieval.build import build_index
+from harness1.retrieval.retriever import open_embedded
 from tests.support import WORDS, Script, call, curate, hit, make_env, play, run, search
 
 RANKED = Env(evidence=Evidence(rank=True), leads=Leads(on=True))
@@ -375,3 +382,155 @@ def test_evidence_is_seen_in_text_without_spaces() -> None:
     assert of(found, "tower")["named"] == 1.0
     assert of(found, "tower")["cover"] > of(found, "rain")["cover"]
     assert order(found)[0] == "tower"
+
+
+SEMANTIC = FEATURES.index("semantic")
+
+
+def found(*hits: Hit) -> WorkingMemory:
+    memory = WorkingMemory.empty("Which poet?", "document")
+    memory.absorb(hits, Env())
+    memory.take_rankings([Ranking("Which poet?", tuple(each.chunk_id for each in hits))], hits, Env())
+    return memory
+
+
+def like(unit: str, likeness: float | None, rank: int = 0) -> Hit:
+    return structs.replace(hit(unit, f"A poet wrote {unit}.", unit, rank=rank), likeness=likeness)
+
+
+def test_units_are_placed_by_likeness_and_equals_share_a_place() -> None:
+    memory = found(like("one", 0.3), like("two", 0.8), like("three", 0.8), like("four", None))
+    places = memory.value.features(memory.query)[0][:, SEMANTIC].tolist()
+    assert places == pytest.approx([1 / 1.4, 1.0, 1.0, 0.0])
+
+
+def test_the_likest_comes_before_what_else_is_equal() -> None:
+    hits = [like("one", 0.1), like("two", 0.9)]
+    assert list(found(*hits).assess().units) == ["two", "one"]
+    alone = structs.replace(hit("rain", "It rained.", "Rain"), likeness=0.9)
+    assert found(alone).assess().reasons() == ["close in meaning"]
+
+
+def test_the_weights_for_embeddings_count_only_where_a_likeness_is_known() -> None:
+    for each, weights in ((like("one", 0.5), FITTED.embeddings), (like("one", None), FITTED.terms)):
+        memory = found(each)
+        assert weights_for(memory.value.features(memory.query)[0]).tolist() == list(structs.astuple(weights))
+
+
+@pytest.mark.parametrize("ranks", [True, False])
+def test_likeness_is_recorded_where_units_are_ranked_and_replays_without_a_model(tmp_path: Path, ranks: bool) -> None:
+    source = open_source("world:60")
+    build_index(list(source.documents()), tmp_path, Index(dense=Dense(model="hash:64")))
+    env = Env(evidence=Evidence(rank=ranks), retrieval=Retrieval(mode="hybrid"))
+    retriever = open_embedded(tmp_path, Config(env=env))
+    task = Task("t", source.tasks("test")[0].query)
+    episode = asyncio.run(rollout(SearchEnv(env, retriever), open_policy("scripted"), task))
+    likenesses = [each.likeness for observation in episode.observations for each in observation.hits]
+    assert likenesses
+    assert all((likeness is not None) is ranks for likeness in likenesses)
+    assert replay_episode(episode, env).difference is None
+
+
+RANKED_BRIDGES = Env(evidence=Evidence(rank=True), dedup=Dedup(on=False))
+QUESTION_BRIDGES = "Did Ed Wood ever meet Scott Derrickson?"
+
+
+def memory_of_bridges(*hits: Hit, query: str = QUESTION_BRIDGES, unit: Unit = "document") -> WorkingMemory:
+    memory = WorkingMemory.empty(query, unit)
+    memory.absorb(hits, RANKED_BRIDGES)
+    return memory
+
+
+def linked(memory: WorkingMemory, limit: int = 9) -> dict[str, tuple[str, ...]]:
+    order = list(memory.pool.entries)
+    return {bridge.unit_id: bridge.names for bridge in bridge_documents(memory, order, limit)}
+
+
+def shared(memory: WorkingMemory, limit: int = 9) -> list[str]:
+    return [bridge.entity for bridge in rare_bridges(memory, list(memory.pool.entries), limit, 5)]
+
+
+def test_a_document_that_covers_two_names_links_them_in_the_question_s_order() -> None:
+    memory = memory_of_bridges(
+        hit("both", "Here Scott Derrickson speaks of Ed Wood.", "Talk"),
+        hit("one", "Here is Ed Wood.", "Alone"),
+        hit("titled", "He admires Ed Wood.", "Scott Derrickson (director)"),
+    )
+    assert linked(memory) == {"both": ("Ed Wood", "Scott Derrickson"), "titled": ("Ed Wood", "Scott Derrickson")}
+
+
+def test_a_document_links_the_name_that_it_covers_with_the_one_whose_document_names_it() -> None:
+    film = hit("film", "A film that Scott Derrickson shot.", "Sinister Night")
+    about = hit("wood", "He liked Sinister Night and Plan Nine.", "Ed Wood")
+    other = hit("plan", "A film about graves.", "Plan Nine")
+    assert linked(memory_of_bridges(film, about, other)) == {"film": ("Ed Wood", "Scott Derrickson")}
+
+
+def test_a_document_about_a_name_links_only_what_it_covers() -> None:
+    named = hit("wood", "A director.", "Ed Wood")
+    assert linked(memory_of_bridges(named, hit("scott", "He met Ed Wood.", "Scott Derrickson"))).keys() == {"scott"}
+
+
+def test_those_that_link_most_names_come_first_and_ties_keep_the_evidence_order() -> None:
+    question = "Did Ed Wood, Scott Derrickson or Tim Burton win?"
+    memory = memory_of_bridges(
+        hit("p", "With Ed Wood and Tim Burton.", "P"),
+        hit("q", "With Ed Wood and Scott Derrickson.", "Q"),
+        hit("all", "With Ed Wood, Scott Derrickson and Tim Burton.", "All"),
+        query=question,
+    )
+    assert list(linked(memory)) == ["all", "p", "q"]
+    backwards = [UnitId(unit) for unit in ("q", "p", "all")]
+    assert [bridge.unit_id for bridge in bridge_documents(memory, backwards, 2)] == ["all", "q"]
+
+
+def test_a_question_with_one_name_has_no_bridge_documents() -> None:
+    both = hit("both", "Ed Wood and Scott Derrickson.", "Talk")
+    assert bridge_documents(memory_of_bridges(both, query="Who was Ed Wood?"), [UnitId("both")], 9) == []
+
+
+def test_the_names_of_a_question_are_told_once_and_without_years() -> None:
+    assert question_names("Did Ed Wood meet ED WOOD in 1954 in Rome?") == ("Ed Wood", "Rome")
+
+
+def test_a_name_of_few_good_documents_comes_before_one_of_many() -> None:
+    many = [hit(f"n{at}", f"In France. Number {at}.", f"N{at}") for at in range(8)]
+    memory = memory_of_bridges(hit("p", "Lugosi in France.", "P"), *many, hit("q", "With Lugosi.", "Q"))
+    assert shared(memory) == ["Lugosi", "France"]
+    assert shared(memory, 1) == ["Lugosi"]
+
+
+def test_the_better_the_documents_the_earlier_the_name_and_ties_keep_their_order() -> None:
+    texts = ("Lugosi.", "Vampira and Karloff.", "Vampira and Karloff.", "Lugosi.")
+    memory = memory_of_bridges(*(hit(f"d{at}", f"Of {text}", f"Part {at}") for at, text in enumerate(texts)))
+    assert shared(memory) == ["Lugosi", "Vampira", "Karloff"]
+    order = [UnitId(unit) for unit in ("d1", "d2", "d0", "d3")]
+    assert [bridge.entity for bridge in rare_bridges(memory, order, 9, 5)] == ["Vampira", "Karloff", "Lugosi"]
+
+
+@pytest.mark.parametrize(
+    ("name", "leads"), [("Lugosi", True), ("Wood", False), ("Ed Wood", False), ("1954", False), ("Old Graves", False)]
+)
+def test_names_of_the_question_titles_of_the_pool_and_years_lead_nowhere(name: str, leads: bool) -> None:
+    titled = hit("graves", "It is quiet.", "Old Graves")
+    memory = memory_of_bridges(hit("p", f"It was {name} then.", "P"), hit("q", f"Here {name} is.", "Q"), titled)
+    assert shared(memory) == [name] * leads
+
+
+def test_a_name_in_parts_of_one_document_only_leads_nowhere() -> None:
+    parts = [hit("p", f"Part {at} on Lugosi.", "P", index=at) for at in range(2)]
+    assert shared(memory_of_bridges(*parts, unit="chunk")) == []
+    assert shared(memory_of_bridges(*parts, hit("q", "On Lugosi.", "Q"), unit="chunk")) == ["Lugosi"]
+
+
+def test_units_are_listed_up_to_a_limit_and_all_counted() -> None:
+    memory = memory_of_bridges(*(hit(f"d{at}", "With Lugosi.", f"Part {at}") for at in range(4)))
+    (bridge,) = rare_bridges(memory, list(memory.pool.entries), 9, 2)
+    assert (bridge.unit_ids, bridge.total) == (("d0", "d1"), 4)
+
+
+def test_what_links_is_a_unit_with_its_names() -> None:
+    memory = memory_of_bridges(hit("both", "Ed Wood and Scott Derrickson.", "Talk"))
+    assert bridge_documents(memory, [UnitId("both")], 1) == [
+        BridgeDocument(UnitId("both"), ("Ed Wood", "Scott Derrickson"))
+    ]

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rank_bm25 import BM25Okapi
 
-from harness1.memory.sentences import LONGEST, compress, okapi, select, split
+from harness1.memory.question import (
+    by_relevance,
+    content_terms,
+    head,
+    mentions,
+    normalise_name,
+    read_question,
+    relatedness,
+    relation_stems,
+    term_mask,
+)
+from harness1.memory.sentences import LONGEST, compress, okapi, runs, select, split, table, tokens
+from tests.support import WORDS
 
 _WORDS = st.sampled_from(["a", "b", "c", "d", "e", "the", "The", "THE", "of", "kite", "Kite.", "1999", "x,"])
 _SENTENCES = st.lists(st.lists(_WORDS, min_size=1, max_size=8).map(" ".join), min_size=1, max_size=12)
@@ -115,3 +129,105 @@ def test_sentences_of_other_scripts_end_at_their_own_full_stops(text: str, sente
 @given(st.text("あ東。！？」. \nA한1", max_size=200))
 def test_splitting_other_scripts_loses_nothing_but_white_space(text: str) -> None:
     assert "".join("".join(split(text)).split()) == "".join(text.split())
+
+
+LETTERS = st.text(st.sampled_from("aB_'’-–.& \n\x1c\u00a0\u2028Σσİıé\u0301日本ñ½Ⅳ09٣\ud800"), max_size=30)
+
+
+@given(LETTERS | st.text())
+def test_tokens_are_the_lower_case_runs_of_word_characters(text: str) -> None:
+    assert tokens(text) == re.findall(r"\w+", text.lower())
+
+
+@given(LETTERS | st.text())
+def test_runs_of_digits_are_those_of_the_expression(text: str) -> None:
+    assert runs(text, table(str.isdigit), re.compile(r"\d+")) == re.findall(r"\d+", text)
+
+
+@given(st.lists(st.lists(st.sampled_from(["directed", "film", "a", "aed", "rain"])), max_size=4))
+def test_each_text_gets_the_terms_that_it_has(texts: list[list[str]]) -> None:
+    terms = {term: at for at, term in enumerate(content_terms("director film aed"))}
+    masks = [term_mask(" ".join(words), terms) for words in texts]
+    assert masks == [
+        sum({1 << terms[term] for term in content_terms(" ".join(words)) if term in terms}) for words in texts
+    ]
+
+
+TEXTS = (
+    "Rain fell for days.",
+    "The king built a castle.",
+    "Castles were built by kings in Rome.",
+    "More rain.",
+    "Snow.",
+    "Wind.",
+)
+
+
+def test_the_rarer_and_the_more_words_of_the_question_the_earlier_in_any_inflection() -> None:
+    assert by_relevance(TEXTS, "Which kings built castles in Rome?") == [2, 1, 0, 3, 4, 5]
+
+
+def test_function_words_do_not_count() -> None:
+    assert by_relevance(("Of which and the.", "Snow.", "Wind.", "A castle."), "Which of the castle?") == [3, 0, 1, 2]
+
+
+def test_a_question_without_a_match_leaves_the_order() -> None:
+    assert by_relevance(TEXTS, "zebra") == [0, 1, 2, 3, 4, 5]
+    assert by_relevance(("", ""), "") == [0, 1]
+
+
+texts = st.lists(st.lists(st.sampled_from(WORDS), max_size=9).map(" ".join), max_size=9)
+
+
+@given(texts, st.lists(st.sampled_from(WORDS), max_size=5).map(" ".join))
+def test_each_passage_comes_once(drawn: list[str], question: str) -> None:
+    assert sorted(by_relevance(drawn, question)) == list(range(len(drawn)))
+
+
+def test_names_compare_without_case_accents_punctuation_and_possessives() -> None:
+    assert normalise_name("Pál Gábor's Café & O’Brien") == "pal gabor cafe obrien"
+
+
+def test_the_head_of_a_title_is_what_it_names() -> None:
+    assert head("The Office (U.S. TV series)") == "office"
+    assert head("Gandhi (film) - Release | Box office") == "gandhi film"
+    assert head("Gandhi (film)") == "gandhi"
+
+
+def test_a_question_mentions_quotations_names_and_both_sides_of_a_comparison() -> None:
+    asked = 'Which film whose director is younger, Forbidden Ground or Free Guy, features "a blue car"?'
+    found = mentions(asked)
+    assert found[0] == "a blue car"
+    assert {"Forbidden Ground", "Free Guy"} <= set(found)
+
+
+def test_a_dotted_name_is_a_mention() -> None:
+    assert "json.load" in mentions("what does json.load return")
+
+
+def test_a_question_without_names_mentions_nothing() -> None:
+    assert mentions("how do children acquire the virus") == []
+
+
+def test_a_relation_word_makes_its_kin_relevant() -> None:
+    relations = relation_stems("Who is the father of the director of Jaws?")
+    text = "Jaws was directed by Steven Spielberg. The premiere was crowded and Bill Clinton came."
+    assert relatedness(text, "Steven Spielberg", relations) > relatedness(text, "Bill Clinton", relations)
+
+
+def test_a_question_without_spaces_has_terms_and_shares_them_with_texts() -> None:
+    asked = read_question("東京タワーの設計者は誰ですか")
+    assert {"東京", "タワ", "設計"} <= asked.terms.keys()
+    both = term_mask("設計者は内藤多仲", asked.terms), term_mask("東京の天気", asked.terms)
+    assert both[0].bit_count() == 3 > both[1].bit_count() == 1
+    assert term_mask("Tokyo Tower", asked.terms) == 0
+
+
+def test_a_name_in_a_sentence_without_spaces_is_recognised() -> None:
+    assert f" {head('東京タワー')} " in read_question("東京タワーの設計者は誰").flat
+    assert f" {head('大阪')} " not in read_question("東京タワーの設計者は誰").flat
+    assert mentions("「君の名は」の監督は誰")[0] == "君の名は"
+
+
+def test_questions_in_other_scripts_are_stemmed_by_them() -> None:
+    assert content_terms("Кто писал книги") == content_terms("кто писала книгу")

@@ -1,0 +1,133 @@
+"""The oracle curates gold and nothing else, by the tools that everyone has."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from harness1.config import Curation, Env, FanOut, Leads
+from harness1.episodes.rollout import rollout
+from harness1.errors import UsageError
+from harness1.policy.oracles import FOLLOWED, OraclePolicy, needs_of
+from harness1.policy.registry import open_policy
+from harness1.records import ChunkId, DocId, Episode, Gold, Status, StopReason, Task
+from harness1.reward.measures import measure_outcome
+from tests.support import WordRetriever, chunk, make_env, run
+
+TASK = Task("t", "Where did the father of Ada Lovelace die?")
+HOPS = Gold({DocId("ada"): 1, DocId("byron"): 1, DocId("miss"): 1, DocId("noise"): 0})
+
+
+def episode_of(gold: Gold, **tree: object) -> Episode:
+    env = make_env(msgspec.convert(tree, Env))
+    return run(rollout(env, OraclePolicy({"t": gold}), TASK))
+
+
+def test_it_finds_all_hops_and_delivers_nothing_else() -> None:
+    episode = episode_of(HOPS)
+    assert episode.stop_reason is StopReason.END_SEARCH
+    assert {entry.unit_id for entry in episode.curated} == {"ada", "byron", "miss"}
+    assert measure_outcome(episode, HOPS).recall == 1.0
+
+
+@pytest.mark.parametrize(
+    "switches",
+    [
+        {"fan_out": {"on": False}},
+        {"read": {"on": False}},
+        {"curation": {"tags": False}},
+        {"auto_populate": {"on": False}},
+        {"rendering": {"order": "epoch"}},
+        {"compression": {"on": False}, "evidence": {"on": False}, "history": {"on": False}},
+    ],
+)
+def test_it_works_without_any_mechanism(switches: dict[str, object]) -> None:
+    assert {entry.unit_id for entry in episode_of(HOPS, **switches).curated} == {"ada", "byron", "miss"}
+
+
+def test_gold_that_cannot_be_found_ends_in_time_with_what_was_found() -> None:
+    gold = Gold({DocId("ada"): 1, DocId("nowhere"): 1})
+    episode = episode_of(gold, max_turns=9)
+    assert len(episode.turns) <= 9
+    assert [entry.unit_id for entry in episode.curated] == ["ada"]
+
+
+def test_of_a_fact_any_one_chunk_will_do() -> None:
+    gold = Gold({}, facts=((ChunkId("a#0"), ChunkId("b#0")), (ChunkId("c#0"),)))
+    assert needs_of(gold) == (frozenset({"a#0", "b#0"}), frozenset({"c#0"}))
+    chunks = [chunk("b", "Ada Lovelace wrote."), chunk("c", "Ada Lovelace died."), chunk("d", "Ada Ada.")]
+    env = make_env(retriever=WordRetriever(chunks, "chunk"))
+    episode = run(rollout(env, OraclePolicy({"t": gold}), TASK))
+    assert {entry.unit_id for entry in episode.curated} == {"b#0", "c#0"}
+
+
+def test_only_relevant_grades_are_wanted() -> None:
+    assert needs_of(HOPS) == (frozenset({"ada"}), frozenset({"byron"}), frozenset({"miss"}))
+
+
+def test_without_gold_it_refuses() -> None:
+    with pytest.raises(UsageError, match="gold of task t"):
+        OraclePolicy({}).open(TASK, 0)
+
+
+AT_ONCE = Env(leads=Leads(handles=True), curation=Curation(tags=False))
+ENV = msgspec.structs.replace(AT_ONCE, fan_out=FanOut(on=False))
+
+
+def episode_of_lead_teacher(*gold: str, seed: int = 0, env: Env = ENV) -> Episode:
+    golds = {"t": Gold({DocId(name): 1 for name in gold})}
+    return run(rollout(make_env(env), open_policy("lead-teacher", golds), TASK, seed=seed))
+
+
+def actions(episode: Episode) -> list[str]:
+    return [turn.action.name for turn in episode.turns if turn.action]
+
+
+def test_one_search_that_finds_all_is_enough() -> None:
+    episode = episode_of_lead_teacher("ada")
+    assert actions(episode) == ["search_corpus", "curate", "end_search"]
+    assert [str(entry.unit_id) for entry in episode.curated] == ["ada"]
+    assert episode.status is Status.COMPLETED
+
+
+def test_gold_that_no_search_finds_is_given_up_after_a_few_leads() -> None:
+    episode = episode_of_lead_teacher("nowhere")
+    assert 1 < actions(episode).count("search_corpus") <= 1 + FOLLOWED
+    assert len(episode.curated) == 2
+    assert episode.status is Status.COMPLETED
+
+
+def test_it_searches_only_what_the_view_offers() -> None:
+    for seed in range(4):
+        episode = episode_of_lead_teacher("nowhere", seed=seed)
+        calls = [turn.action for turn in episode.turns if turn.action]
+        searched = [str(call.arguments["query"]) for call in calls if call.name == "search_corpus"]
+        assert searched[0] == "Q"
+        assert all(query.startswith("E") for query in searched[1:])
+
+
+def test_samples_of_a_task_differ_in_the_leads_that_they_follow() -> None:
+    found = {
+        tuple(str(turn.action) for turn in episode_of_lead_teacher("nowhere", seed=seed).turns) for seed in range(12)
+    }
+    assert len(found) > 1
+
+
+def test_leads_are_followed_at_once_where_one_call_can_and_once_even_if_nothing_is_missing() -> None:
+    episode = episode_of_lead_teacher("ada", env=AT_ONCE)
+    first, *rest = (turn.action for turn in episode.turns if turn.action)
+    assert first.arguments == {"query": "Q"}
+    assert [call.name for call in rest] == ["fan_out_search", "curate", "end_search"]
+    assert len(rest[0].arguments["queries"]) > 1
+    assert all(query.startswith("E") for query in rest[0].arguments["queries"])
+    assert [str(entry.unit_id) for entry in episode.curated] == ["ada"]
+
+
+def test_no_lead_is_followed_twice() -> None:
+    for seed in range(4):
+        calls = [
+            turn.action for turn in episode_of_lead_teacher("nowhere", seed=seed, env=AT_ONCE).turns if turn.action
+        ]
+        leads = [lead for call in calls for lead in call.arguments.get("queries", [call.arguments.get("query", "Q")])]
+        named = [lead for lead in leads if lead != "Q"]
+        assert len(named) == len(set(named)) > 1

@@ -1,0 +1,411 @@
+"""However much the process is paid for, an episode that solved its task is never outranked by one that did not.
+
+Under `paper`, solved is to deliver all evidence of the answer, and unsolved to deliver none of it. `robust` asks for a
+clean set as well: solved is F_1 of at least one half, and unsolved to deliver nothing relevant.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+
+from harness1.config import Config, Env, Reward, load_config
+from harness1.errors import ConfigError, UsageError
+from harness1.records import STATUS_OF, Curated, Episode, Gold, Hashes, RewardRecord, StopReason, Task
+from harness1.reward import (
+    BEYOND_CAP,
+    COMPONENTS,
+    Case,
+    Component,
+    available_tools,
+    component,
+    composite,
+    contributions,
+    curation,
+    diversity,
+    diversity_shortfall,
+    score,
+    turn_penalty,
+)
+from harness1.reward.measures import Outcome, f_beta
+from tests.support import ended_episode
+
+EPISODE = ended_episode()
+BY_NAME = {part.name: part for part in COMPONENTS}
+ONLY_SEARCH = [f"env.{tool}.on=false" for tool in ("fan_out", "grep", "read", "review", "verification")]
+
+
+def value(part: Component, *settings: str, **outcome: Any) -> float:
+    return part.term(Case(Outcome(**outcome), EPISODE, load_config(overrides=list(settings)))).value
+
+
+def used(count: int) -> dict[str, int]:
+    return {f"tool{number}": 1 for number in range(count)}
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome", "expected"),
+    [
+        ("outcome", {"precision": 0.5, "recall": 0.25}, 5 * 0.125 / 2.25),
+        ("trajectory", {"trajectory_recall": 0.4}, 0.4),
+        ("answer_found", {"answer_recall": 0.0}, 0.0),
+        ("answer_found", {"answer_recall": 0.01}, 1.0),
+        ("answer", {"answer_recall": 0.3}, 0.3),
+        ("trajectory_answer", {"trajectory_answer_recall": 0.6}, 0.6),
+        ("answer_missed", {"trajectory_answer_recall": 0.75, "answer_recall": 0.5}, 0.25),
+        ("answer_missed", {"trajectory_answer_recall": 0.5, "answer_recall": 0.75}, 0.0),
+        ("recall_gap", {"trajectory_recall": 0.75, "recall": 0.5}, 0.25),
+        ("recall_gap", {"trajectory_recall": 0.5, "recall": 0.75}, 0.0),
+        ("clutter", {"precision": 0.25, "set_size": 8}, 6 / 30),
+        ("clutter", {"precision": 0.0, "set_size": 30}, 1.0),
+        ("clutter", {}, 0.0),
+    ],
+)
+def test_values_by_hand(name: str, outcome: dict[str, float], expected: float) -> None:
+    assert value(BY_NAME[name], **outcome) == pytest.approx(expected)
+
+
+def test_beta_is_the_one_that_is_set() -> None:
+    assert value(BY_NAME["outcome"], "reward.beta=1", precision=0.5, recall=0.25) == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(("tools", "share", "short"), [(0, 0.0, 6.0), (3, 0.5, 3.0), (6, 1.0, 0.0), (9, 1.0, 0.0)])
+def test_diversity_counts_distinct_tools_up_to_the_target(tools: int, share: float, short: float) -> None:
+    assert value(diversity, calls=used(tools)) == share
+    assert value(diversity_shortfall, calls=used(tools)) == short
+
+
+def test_tools_that_are_off_are_not_missed() -> None:
+    assert available_tools(Env()) == 7
+    assert available_tools(load_config(overrides=ONLY_SEARCH).env) == 2
+    assert value(diversity, *ONLY_SEARCH, calls=used(2)) == 1.0
+    assert value(diversity_shortfall, *ONLY_SEARCH, calls=used(2)) == 0.0
+
+
+@pytest.mark.parametrize(("turns", "expected"), [(0, 0.0), (20, 0.0), (21, 0.05), (30, 0.5), (40, 1.0), (99, 1.0)])
+def test_turns_beyond_the_free_ones_cost_up_to_the_whole_penalty(turns: int, expected: float) -> None:
+    assert value(turn_penalty, turns=turns) == pytest.approx(expected)
+
+
+def test_fewer_turns_allowed_than_free_cost_nothing() -> None:
+    assert value(turn_penalty, "env.max_turns=5", turns=5) == 0.0
+    assert value(turn_penalty, "env.max_turns=5", turns=21) == 1.0
+
+
+def test_curation_is_a_share_of_turns_up_to_its_target() -> None:
+    assert value(curation, turns=10, calls={"curate": 2}) == pytest.approx(0.5)
+    assert value(curation, turns=10, calls={"curate": 8}) == 1.0
+    assert value(curation, turns=0) == 0.0
+
+
+def test_penalties_weigh_negatively_and_nothing_else_does() -> None:
+    overrides = [
+        f"reward.{name}=0.5" for name in ("recall", "recall_gap", "clutter", "diversity_shortfall", "curation")
+    ]
+    settings = load_config(overrides=overrides).reward
+    negative = {part.name for part in COMPONENTS if part.weight(settings) < 0.0}
+    assert negative == {"answer_missed", "recall_gap", "clutter", "diversity_shortfall", "turn_penalty"}
+    assert all(part.weight(settings) != 0.0 for part in COMPONENTS)
+
+
+def test_clutter_is_a_share_of_what_can_be_delivered() -> None:
+    assert value(BY_NAME["clutter"], "env.curation.cap=10", set_size=10, precision=0.5) == pytest.approx(0.5)
+
+
+def test_the_process_is_tools_curation_and_turns() -> None:
+    process = {part.name for part in COMPONENTS if part.process}
+    assert process == {"diversity", "diversity_shortfall", "curation", "turn_penalty"}
+
+
+def test_a_component_that_runs_away_is_capped() -> None:
+    @component("wild", weight=lambda settings: settings.outcome, ceiling=lambda _: 3.0)
+    def wild(case: Case) -> float:
+        return float(case.outcome.turns)
+
+    assert (value(wild, turns=99), value(wild, turns=-99), value(wild, turns=2)) == (3.0, 0.0, 2.0)
+
+
+SHAPELESS = load_config(overrides=["reward.diversity=0.0", "reward.turn_penalty=0.0"])
+GOLD = Gold(relevant={"a": 1, "b": 1}, answer_docs=("a",))
+SHARE = st.floats(0.0, 1.0)
+
+
+def finished(stop: StopReason = StopReason.END_SEARCH, curated: str = "", pool: str = "") -> Episode:
+    return Episode(
+        episode_id="e",
+        task=Task("t", "query"),
+        stop_reason=stop,
+        status=STATUS_OF[stop],
+        hashes=Hashes("env", "policy", "index"),
+        curated=tuple(Curated(unit, "fair", rank) for rank, unit in enumerate(curated, 1)),
+        pool=tuple(pool),
+    )
+
+
+def rewarded(episode: Episode, config: Config = SHAPELESS) -> RewardRecord:
+    reward = score(episode, GOLD, config).reward
+    assert reward is not None
+    return reward
+
+
+def test_a_perfect_episode_without_shaping_earns_3_2() -> None:
+    assert rewarded(finished(curated="ab", pool="ab")).total == pytest.approx(3.2)
+
+
+def test_all_seen_and_nothing_right_delivered_earns_0_35() -> None:
+    assert rewarded(finished(curated="x", pool="xab")).total == pytest.approx(0.35)
+
+
+def test_a_worthless_set_earns_the_floor() -> None:
+    found = rewarded(finished(curated="x", pool="x"))
+    assert (found.total, found.override) == (0.001, None)
+
+
+def test_an_empty_set_overrides_everything() -> None:
+    found = rewarded(finished(pool="ab"))
+    assert (found.total, found.override) == (-0.2, "empty")
+
+
+def test_a_format_failure_overrides_whatever_was_curated() -> None:
+    found = rewarded(finished(StopReason.FORMAT_LIMIT, "ab", "ab"))
+    assert (found.total, found.override) == (-0.5, "format_failure")
+
+
+def test_an_infrastructure_fault_is_never_rewarded() -> None:
+    assert score(finished(StopReason.FAULT, "ab", "ab"), GOLD, SHAPELESS).reward is None
+    assert score(finished(StopReason.FAULT), GOLD, SHAPELESS).reward is None
+
+
+def test_a_middling_episode_by_hand() -> None:
+    # P = 1/2, R = 1/2, F = 1, T = 1, TF = 1; one of six tools; 30 turns are half of the penalised ones.
+    outcome = Outcome(
+        precision=0.5,
+        recall=0.5,
+        answer_recall=1.0,
+        trajectory_recall=1.0,
+        trajectory_answer_recall=1.0,
+        set_size=2,
+        turns=30,
+        calls={"search_corpus": 30},
+    )
+    expected = 0.7 * 0.5 + 0.3 + 1.0 + 0.8 + 0.4 + 0.15 / 6 - 0.02 * 0.5
+    found = composite(outcome, finished(), Config())
+    assert found is not None
+    assert found.total == pytest.approx(expected)
+    assert found.total == pytest.approx(sum(term.value * term.weight for term in found.terms.values()))
+
+
+def test_terms_without_weight_are_not_recorded() -> None:
+    published = {"outcome", "trajectory", "answer_found", "answer", "trajectory_answer", "answer_missed"}
+    assert rewarded(finished(curated="a", pool="a")).terms.keys() == published
+    assert rewarded(finished(curated="a", pool="a"), Config()).terms.keys() == published | {"diversity", "turn_penalty"}
+
+
+def test_scoring_names_the_weights_and_changes_nothing_else() -> None:
+    episode = finished(curated="ab", pool="ab")
+    scored = score(episode, GOLD, SHAPELESS)
+    assert scored.hashes == Hashes("env", "policy", "index", reward=SHAPELESS.reward_hash)
+    assert msgspec.structs.replace(scored, reward=None, hashes=episode.hashes) == episode
+    assert score(scored, GOLD, SHAPELESS) == scored
+
+
+def test_gold_that_cannot_be_scored_is_refused() -> None:
+    with pytest.raises(UsageError, match="'t'"):
+        score(finished(curated="a"), Gold(relevant={}), SHAPELESS)
+
+
+OUTCOMES = st.fixed_dictionaries(
+    dict.fromkeys(("precision", "recall", "answer_recall", "trajectory_recall", "trajectory_answer_recall"), SHARE)
+    | {"set_size": st.integers(0, 30), "turns": st.integers(0, 60)}
+    | {"calls": st.dictionaries(st.sampled_from(["search_corpus", "curate", "verify"]), st.integers(1, 9))}
+)
+
+
+@given(OUTCOMES, SHARE, st.sampled_from(["recall", "answer_recall", "trajectory_recall", "trajectory_answer_recall"]))
+def test_more_recall_of_any_kind_never_costs(outcome: dict[str, Any], other: float, name: str) -> None:
+    config = load_config(overrides=["reward.recall_gap=0.2"])
+    low, high = sorted((outcome[name], other))
+    less, more = (composite(Outcome(**(outcome | {name: share})), finished(), config) for share in (low, high))
+    assert less is not None
+    assert more is not None
+    assert more.total >= less.total - 1e-12
+
+
+def test_the_defaults_are_the_published_weights() -> None:
+    weights = {part.name: part.weight(Reward()) for part in COMPONENTS if part.weight(Reward())}
+    assert weights == {
+        "outcome": 0.7,
+        "trajectory": 0.3,
+        "answer_found": 1.0,
+        "answer": 0.8,
+        "trajectory_answer": 0.4,
+        "answer_missed": -0.35,
+        "diversity": 0.15,
+        "turn_penalty": -0.02,
+    }
+
+
+CAP = 0.5
+WEIGHT = st.floats(-1e3, 1e3)
+WEIGHTS = st.fixed_dictionaries(dict.fromkeys(("diversity", "diversity_shortfall", "curation", "turn_penalty"), WEIGHT))
+PROCESS = st.fixed_dictionaries(
+    {
+        "turns": st.integers(1, 60),
+        "calls": st.dictionaries(
+            st.sampled_from(["search_corpus", "curate", "verify", "grep_corpus"]), st.integers(1, 9)
+        ),
+    }
+)
+WORST_PROCESS = {"turns": 40, "calls": {}}
+BEST_PROCESS = {"turns": 20, "calls": dict.fromkeys("abcdef", 1)}
+BRIBED = {"diversity": 9.0, "diversity_shortfall": 0.0, "curation": 0.0, "turn_penalty": 9.0}
+
+
+def config(recipe: str, weights: dict[str, float]) -> Config:
+    settings = [f"reward.{name}={value!r}" for name, value in weights.items()]
+    return load_config(None, [f"reward.recipe={recipe}", *settings])
+
+
+def rewarded_process_cap(outcome: Outcome, settings: Config) -> RewardRecord:
+    found = composite(outcome, finished(curated="a", pool="a"), settings)
+    assert found is not None
+    return found
+
+
+@st.composite
+def solved(draw: st.DrawFn, recipe: str) -> dict[str, Any]:
+    """An outcome that counts as solved; what was delivered was also seen."""
+    relevant, size = draw(st.integers(1, 30)), draw(st.integers(1, 30))
+    delivered = draw(st.integers(1, min(relevant, size)))
+    if recipe == "robust":
+        size = min(size, max(4 * delivered - relevant, delivered))
+        relevant = min(relevant, 4 * delivered - size)
+    recall, precision = delivered / relevant, delivered / size
+    answer = 1.0 if recipe == "paper" else draw(SHARE)
+    seen = draw(st.floats(recall, 1.0))
+    if recipe == "robust":
+        assert f_beta(precision, recall, 1.0) >= 0.5 - 1e-12
+    return {
+        "recall": recall,
+        "precision": precision,
+        "answer_recall": answer,
+        "trajectory_recall": seen,
+        "trajectory_answer_recall": draw(st.floats(answer, 1.0)),
+        "set_size": size,
+    }
+
+
+@st.composite
+def unsolved(draw: st.DrawFn, recipe: str) -> dict[str, Any]:
+    """An outcome that counts as unsolved, with everything seen, and nothing delivered or anything but the answer."""
+    bad = {
+        "trajectory_recall": draw(SHARE),
+        "trajectory_answer_recall": draw(SHARE),
+        "set_size": draw(st.integers(0, 30)),
+    }
+    if recipe == "robust":
+        return bad
+    return bad | {"recall": draw(SHARE), "precision": draw(SHARE)}
+
+
+@given(st.data(), st.sampled_from(["paper", "robust"]), WEIGHTS, PROCESS, PROCESS)
+def test_no_unsolved_episode_outranks_a_solved_one(
+    data: st.DataObject, recipe: str, weights: dict[str, float], one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    settings = config(recipe, weights)
+    good = Outcome(**data.draw(solved(recipe)), **one)
+    bad = Outcome(**data.draw(unsolved(recipe)), **other)
+    assert rewarded_process_cap(good, settings).total > rewarded_process_cap(bad, settings).total
+
+
+@pytest.mark.parametrize(
+    ("recipe", "good", "bad"),
+    [
+        (
+            "paper",
+            {"answer_recall": 1.0, "trajectory_answer_recall": 1.0, "set_size": 30},
+            {"recall": 1.0, "precision": 1.0, "trajectory_recall": 1.0, "trajectory_answer_recall": 1.0, "set_size": 9},
+        ),
+        ("robust", {"recall": 1.0, "precision": 1 / 3, "set_size": 30}, {"set_size": 1}),
+    ],
+)
+def test_the_closest_case_holds_by_the_cap_alone(
+    monkeypatch: pytest.MonkeyPatch, recipe: str, good: dict[str, Any], bad: dict[str, Any]
+) -> None:
+    worst, best = Outcome(**good, **WORST_PROCESS), Outcome(**bad, **BEST_PROCESS)
+    assert (
+        rewarded_process_cap(worst, config(recipe, BRIBED)).total
+        > rewarded_process_cap(best, config(recipe, BRIBED)).total
+    )
+    monkeypatch.setattr(Reward, "process_cap", 1e9)
+    uncapped = config(recipe, BRIBED)
+    assert rewarded_process_cap(worst, uncapped).total < rewarded_process_cap(best, uncapped).total
+
+
+@given(st.sampled_from(["paper", "robust"]), WEIGHTS, PROCESS, SHARE, SHARE)
+def test_process_terms_add_up_to_no_more_than_the_cap(
+    recipe: str, weights: dict[str, float], process: dict[str, Any], recall: float, precision: float
+) -> None:
+    outcome = Outcome(recall=recall, precision=precision, set_size=9, **process)
+    terms = rewarded_process_cap(outcome, config(recipe, weights)).terms
+    own = [term for name, term in terms.items() if name in weights or name == BEYOND_CAP]
+    assert abs(contributions(own)) <= CAP + 1e-9
+
+
+def test_published_weights_never_meet_the_cap() -> None:
+    for process in (BEST_PROCESS, WORST_PROCESS):
+        assert BEYOND_CAP not in rewarded_process_cap(Outcome(set_size=1, **process), Config()).terms
+
+
+ROBUST = load_config(None, ["reward.recipe=robust"])
+
+
+def test_the_published_recipe_is_the_default() -> None:
+    assert load_config(None, ["reward.recipe=paper"]) == Config()
+    assert Reward().recipe == "paper"
+
+
+def test_a_given_weight_holds_against_the_recipe_in_any_order(tmp_path: Path) -> None:
+    path = tmp_path / "my.toml"
+    path.write_text('[reward]\nclutter = 0.125\nrecipe = "robust"\n')
+    given = load_config(path).reward
+    assert (given.clutter, given.beta, given.trajectory) == (0.125, 1.0, 0.0)
+    assert load_config(None, ["reward.clutter=0.125", "reward.recipe=robust"]).reward == given
+
+
+def test_a_recipe_that_is_asked_for_takes_the_place_of_a_file_that_spells_out_another() -> None:
+    published = load_config("paper", ["reward.recipe=robust"])
+    assert published == structs.replace(load_config("paper"), reward=ROBUST.reward)
+
+
+def test_recipes_are_told_apart_by_their_hash() -> None:
+    assert ROBUST.reward_hash != Config().reward_hash
+
+
+@pytest.mark.parametrize("override", ["reward.recipe=best", "reward.recipe=3", "reward=3"])
+def test_a_recipe_that_does_not_exist_is_refused(override: str) -> None:
+    with pytest.raises(ConfigError):
+        load_config(None, [override])
+
+
+def test_the_robust_recipe_pays_for_the_delivered_set_alone() -> None:
+    seen = Outcome(trajectory_recall=1.0, trajectory_answer_recall=1.0, set_size=1, calls=dict.fromkeys("abcdef", 1))
+    found = composite(seen, finished(curated="x"), ROBUST)
+    assert found is not None
+    assert found.total == pytest.approx(-0.45 / 30)
+
+
+def test_the_robust_recipe_prefers_a_few_wrong_units_to_a_right_one_among_thirty() -> None:
+    few = composite(Outcome(set_size=8), finished(curated="x"), ROBUST)
+    hoard = composite(Outcome(set_size=30, recall=1.0, precision=1 / 30), finished(curated="x"), ROBUST)
+    assert few is not None
+    assert hoard is not None
+    assert few.total == pytest.approx(-0.45 * 8 / 30)
+    assert hoard.total == pytest.approx(3.0 * f_beta(1 / 30, 1.0, 1.0) - 0.45 * 29 / 30)
+    assert few.total > hoard.total
