@@ -252,11 +252,8 @@ def transition(
     *,
     crowded: bool = False,
 ) -> Steps:
-    """Execute one action: count the turn, run the tool, add the history line, name what is shown, add guidance.
-
-    Args:
-        crowded: the transcript is so large that only actions that make room, curate or end the search are executed.
-    """
+    """Execute one action: count the turn, run the tool, add the history line, name what is shown, add guidance. In a
+    `crowded` transcript only actions that make room, curate or end the search are executed."""
     memory.turn += 1
     traits = toolbox.traits(call.name)
     if crowded and not (traits.frees or traits.curates or call.name == END_SEARCH):

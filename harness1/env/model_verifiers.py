@@ -143,9 +143,8 @@ class CrossEncoderVerifier:
     Args:
         characters: how much of each document is read, from its beginning.
         window_s, size: the wait for a shared batch in seconds, and the pairs of a full one.
-        support: the probability from which a passage supports.
-        conflict: the probability from which a passage contradicts; higher, because entailment models also contradict
-            unrelated texts.
+        support, conflict: the probabilities from which a passage supports or contradicts; the second is higher, because
+            entailment models also contradict unrelated texts.
     """
 
     def __init__(

@@ -40,11 +40,8 @@ class Budget:
 
 
 class CachedCounter:
-    """Counts everything once, so that a turn costs only its new text.
-
-    Attributes:
-        known: all counts by key: what a replay needs in place of the counter (`RecordedCounter`).
-    """
+    """Counts everything once, so that a turn costs only its new text. `known` has all counts by key, which a replay
+    needs in place of the counter (`RecordedCounter`)."""
 
     def __init__(self, counter: TokenCounter) -> None:
         self.counter = counter
@@ -77,14 +74,9 @@ class CachedCounter:
 def fit(
     blocks: Sequence[Block], limit: int, counts: CachedCounter, room: int = 0
 ) -> tuple[list[Piece], int, int] | None:
-    """Drop whole blocks by class and order until the rest fits.
-
-    Args:
-        room: tokens that should stay free below the limit; only lines of uncurated documents give way to that.
-
-    Returns:
-        The kept pieces, their tokens and the number of dropped pieces; None if what must stay is too large.
-    """
+    """Drop whole blocks by class and order until the rest fits. Return the kept pieces, their tokens and the number of
+    dropped pieces; None if what must stay is too large. `room` tokens should stay free below the limit; only lines of
+    uncurated documents give way to that."""
     kept = [piece for block in blocks for piece in block.pieces]
     used = counts.total(kept)
     if used <= limit - room:
@@ -152,9 +144,8 @@ def marker(env: Env, used: int, turn: int) -> Piece:
     level = next((words for bound, words in levels if share >= bound), "")
     if not level and share >= env.budget_marker.halfway:
         level = "over halfway"
-    text = f"Budget: {used} of {limit} tokens ({share:.0%}), turn {turn} of {env.max_turns}." + (
-        f" {level}." if level else ""
-    )
+    text = f"Budget: {used} of {limit} tokens ({share:.0%}), turn {turn} of {env.max_turns}."
+    text += f" {level}." if level else ""
     return piece("budget", "user", text, BudgetView(used, limit, turn, env.max_turns, level))
 
 
@@ -217,12 +208,8 @@ class Order(ABC):
 
     @abstractmethod
     def layouts(self, memory: WorkingMemory, turns: Sequence[TurnPieces], before: Context | None) -> Iterator[Layout]:
-        """Yield layouts, the preferred one first; the renderer takes the first that fits the budget.
-
-        Args:
-            turns: the last finished turns, oldest first.
-            before: the previous context of the episode; None for the first.
-        """
+        """Yield layouts, the preferred one first; the renderer takes the first that fits the budget. `turns` are the
+        last finished ones, oldest first, and `before` is the previous context of the episode, if there is one."""
 
     def _head(self, memory: WorkingMemory) -> list[Block]:
         return [Block((self.static,)), Block((query_piece(memory, self.env),))]
@@ -357,12 +344,7 @@ class Renderer:
         return window
 
     def render(self, memory: WorkingMemory, turns: Sequence[TurnPieces], before: Context | None) -> Context | None:
-        """Return the context of a state, or None if even the smallest one does not fit.
-
-        Args:
-            turns: the last finished turns, oldest first.
-            before: the previous context of the episode; None for the first.
-        """
+        """Return the context of a state, or None if even the smallest one does not fit; see `Order.layouts`."""
         for layout in self.order.layouts(memory, turns, before):
             fitted = fit(layout.blocks, self.limit, self.counts, layout.room)
             if fitted is None:

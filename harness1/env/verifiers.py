@@ -41,8 +41,6 @@ class Verifier(Protocol):
 
 
 class _Passage(msgspec.Struct, frozen=True):
-    """The words, numbers and polarity of a stretch of text."""
-
     text: str
     terms: frozenset[str]
     """Stems of the content words, without numbers."""
@@ -142,10 +140,7 @@ def _windows(sentences: Sequence[_Passage]) -> Iterable[_Passage]:
 
 def _numbers(lowered: str, words: Collection[str]) -> frozenset[tuple[str, str]]:
     """Return (kind, value) for each number of a text in lower case, where kind is percent, money, year, month or count.
-
-    Args:
-        words: the words of the text, for numbers in words and months. "one" and "may" say too little.
-    """
+    Its `words` give numbers in words and months; "one" and "may" say too little."""
     numbers = {_number(*match.groups()) for match in _NUMBER.finditer(lowered)}
     numbers |= {("count", _NUMBER_WORDS[word]) for word in words if word in _NUMBER_WORDS and word != "one"}
     numbers |= {("month", word) for word in words if word in MONTHS and word != "may"}

@@ -146,7 +146,7 @@ def open_run(
 
     Args:
         names: hashes by `env`, `policy` and `index`, which all episodes of a run share.
-        counted: what `counted_with` says of the counter of tokens; None: it is approximate.
+        counted: what `describe_counter` says of the counter of tokens; None: it is approximate.
         dataset: of the tasks, as for `open_source`; empty: they have none, and `harness1 push` refuses the run.
         samples: what a process that opens the folder often knows of its lines, so that it reads none twice.
 

@@ -272,11 +272,8 @@ class EntityHandles(Forkable):
         return "".join([*parts, text[done:]]), shown
 
     def spell(self, query: str, question: str = "") -> SpelledQuery:
-        """Replace the handles in a query with names. Words that look like handles but name nothing stay.
-
-        Args:
-            question: what `Q` stands for in a query of handles alone; empty: nothing.
-        """
+        """Replace the handles in a query with names, and `Q` in a query of handles alone with the question, if it is
+        given. Words that look like handles but name nothing stay."""
         used = dict.fromkeys(_HANDLE.findall(query))
         resolved = {handle: self.names[int(handle[1:]) - 1] for handle in used if int(handle[1:]) <= len(self.names)}
         if question and _HANDLES.fullmatch(query) and _QUESTION.search(query):
@@ -297,12 +294,8 @@ class SpelledQuery(NamedTuple):
 
 
 def mentions(text: str, characters: int) -> list[Mention]:
-    """Return the first mention of each entity of a text, in text order, without mere numbers and without names inside
-    longer ones.
-
-    Args:
-        characters: how much of the text is read.
-    """
+    """Return the first mention of each entity in the first `characters` of a text, in text order, without mere numbers
+    and without names inside longer ones."""
     names = [name for name in extract(text, characters) if not name.rstrip("s").replace("/", "").isdecimal()]
     taken: list[tuple[int, int]] = []
     for name in sorted(names, key=len, reverse=True):
@@ -313,11 +306,7 @@ def mentions(text: str, characters: int) -> list[Mention]:
 
 
 def in_handles(query: str, entities: Mapping[str, str]) -> str:
-    """Replace names in a query with their handles, the longest names first.
-
-    Args:
-        entities: handle -> name.
-    """
+    """Replace names in a query with their handles (`entities`: handle -> name), the longest names first."""
     for handle, name in sorted(entities.items(), key=lambda entity: -len(entity[1])):
         query = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", handle, query)
     return query

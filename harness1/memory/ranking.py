@@ -199,12 +199,8 @@ def follow_links(
 
 
 def open_leads(links: NameLinks, found: Set[str], queries: Iterable[str], question: str) -> tuple[Lead, ...]:
-    """Return what is worth a search, the best first, the names in the question before all: nothing was found under
-    that title, and nobody searched for it.
-
-    Args:
-        found: what the titles of all units name.
-    """
+    """Return what is worth a search, the best first, the names in the question before all: nothing was `found` under
+    that title, and nobody searched for it."""
     asked, closed = _question_leads(question), found | set(map(head, queries))
     worth = [
         (value, name)

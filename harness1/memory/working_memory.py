@@ -51,11 +51,8 @@ class WorkingMemory(Forkable, dict=True):
         return cls(query, pool=Pool(unit))
 
     def absorb(self, hits: Iterable[Hit], env: Env) -> tuple[list[UnitId], dict[UnitId, UnitId]]:
-        """Take hits into store, pool, fingerprints and evidence graph.
-
-        Returns:
-            The units that are new in the pool, and the near duplicates with their representatives.
-        """
+        """Take hits into store, pool, fingerprints and evidence graph. Return the units that are new in the pool, and
+        the near duplicates with their representatives."""
         self._forget()
         new: list[UnitId] = []
         aliases: dict[UnitId, UnitId] = {}
@@ -175,10 +172,7 @@ def bridge_documents(memory: WorkingMemory, order: Sequence[UnitId], limit: int)
 
     A unit covers the names that its title or its text has. If it covers one and has none as its title, it also links
     the names whose own units name it. (In Harness-1, arXiv 2606.02373, a bridge document has two frequent entities;
-    names of the question say more than frequency.)
-
-    Args:
-        order: the pooled units, the best first.
+    names of the question say more than frequency.) The `order` has the best units first.
     """
     names = question_names(memory.query)
     if len(names) < 2:
@@ -207,11 +201,8 @@ def rare_bridges(memory: WorkingMemory, order: Sequence[UnitId], limit: int, doc
     """Return names that the best units share with other documents, and that neither the question nor a title has.
 
     The strength of a unit is 1 / (2 + its place) among the best, else 0. Names come by the mean strength of the units
-    that have them, so that a name of many units comes late; ties in order of the units.
-
-    Args:
-        order: the pooled units, the best first.
-        documents: units listed with each name.
+    that have them, so that a name of many units comes late; ties in order of the units. With each name come its first
+    `documents` units.
     """
     graph, titled = memory.evidence, _Titles(memory)
     asked = read_question(memory.query).flat

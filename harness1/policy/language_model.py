@@ -35,13 +35,7 @@ from harness1.tools.tool import ToolSpec
 
 
 class LanguageModelPolicy:
-    """A model that uses a chat format.
-
-    Args:
-        reserve: most tokens of an output: `env.generation_reserve`.
-        settings: sampling, retries and constraints.
-        name: the policy's name as the user typed it.
-    """
+    """A model that uses a chat format. An output has at most `reserve` tokens (`env.generation_reserve`)."""
 
     def __init__(
         self, model: Backend, chat: ChatFormat, reserve: int, settings: ChatPolicy | None = None, name: str = "model"
@@ -187,13 +181,7 @@ Meant = tuple[_Call, tuple[ToolCall, ...]]
 
 
 class ChatCompletionsPolicy:
-    """A model behind any server with OpenAI's routes.
-
-    Args:
-        endpoint: of the server, or whatever else answers its posts.
-        model: its name on the server.
-        reserve: tokens that an output may have: `env.generation_reserve`.
-    """
+    """A model behind any server with OpenAI's routes. An output has at most `reserve` tokens."""
 
     def __init__(
         self,

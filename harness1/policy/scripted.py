@@ -76,10 +76,8 @@ class ScriptedPolicy:
     3. Verify the best, curate with tags, end.
 
     Where documents are not ranked (`env.evidence.rank`), they are taken in the order found, and the names in the
-    question are the leads. A transcript is pruned of what would not be delivered before it is too full.
-
-    Args:
-        limit: the most documents that it delivers, 15 by default and up to 30.
+    question are the leads. A transcript is pruned of what would not be delivered before it is too full. It delivers at
+    most `limit` documents.
     """
 
     def __init__(self, limit: int = LIMIT) -> None:

@@ -24,13 +24,8 @@ from harness1.tools.tool import ToolSpec
 
 
 class MixedPolicy:
-    """A mix of policies, as a mediocre teacher: its student learns good and bad actions, and can still improve.
-
-    Only the policy that takes a turn is asked; the others see its action in the next context.
-
-    Args:
-        policies: policies without a tokenizer.
-        shares: each policy's share of the turns, in any unit.
+    """A mix of policies without a tokenizer, each with a share of the turns, as a mediocre teacher: its student learns
+    good and bad actions, and can still improve. Only the policy that takes a turn is asked.
 
     Raises:
         UsageError: the numbers of policies and shares differ, a share is negative, or all are 0.
@@ -63,11 +58,7 @@ class MixedSession:
 
 
 class WrappedPolicy(ABC):
-    """A policy whose contexts or decisions are changed on their way in and out.
-
-    Attributes:
-        policy: the wrapped one.
-    """
+    """A policy whose contexts or decisions are changed on their way in and out."""
 
     def __init__(self, policy: Policy, name: str, kind: str, *settings: object) -> None:
         self.policy, self.name = policy, name
@@ -102,9 +93,9 @@ class WrappedSession:
 
     async def act(self, context: Context) -> Decision:
         decision = await self._session.act(self._wrapper.wrap_context(context))
-        return (
-            self._wrapper.wrap_decision(decision, context) if decision.actions else self._wrapper.wrap_failure(decision)
-        )
+        if not decision.actions:
+            return self._wrapper.wrap_failure(decision)
+        return self._wrapper.wrap_decision(decision, context)
 
     def fork(self) -> WrappedSession:
         return WrappedSession(self._wrapper, self._session.fork())

@@ -101,11 +101,8 @@ def component(
     *,
     process: bool = False,
 ) -> Callable[[Callable[[Case], float]], Component]:
-    """Turn the function that computes a value into a component. It counts once it is in `COMPONENTS`.
-
-    Args:
-        weight: None for a term of another package, whose weight is in `reward.plugins`.
-    """
+    """Turn the function that computes a value into a component, which counts once it is in `COMPONENTS`. Without a
+    `weight` it is a term of another package, whose weight is in `reward.plugins`."""
     weighed = weight or (lambda settings: settings.plugins.get(name, 0.0))
     return lambda value: Component(name, weighed, ceiling, value, process)
 
