@@ -21,7 +21,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 from benchmarks.workload import Move
 from harness1.config import Env
 from harness1.env.pieces import Piece
-from harness1.hashing import digest
+from harness1.plain import digest
 from harness1.records import TAGS, Chunk
 from harness1.tools.tool import ToolSpec
 

@@ -21,11 +21,11 @@ from typing import Any, Literal
 import msgspec
 
 from harness1.cli.dashboard import evaluated
-from harness1.cli.memory import refuse_oversized_rl
 from harness1.cli.options import cache_of, place_of
 from harness1.cli.printing import read_aloud, say
 from harness1.cli.rl import train_aloud
 from harness1.cli.sft import fine_tune_aloud
+from harness1.cli.training import refuse_oversized_rl
 from harness1.config import Config, load_config
 from harness1.data import beir
 from harness1.data.indexing import index_of
@@ -34,9 +34,9 @@ from harness1.data.source import Source
 from harness1.errors import ConfigError, UsageError
 from harness1.eval.evaluate import Evaluation
 from harness1.eval.outputs import RecordedRun, load_run
-from harness1.hashing import digest
 from harness1.models.fetch import resolve_model
 from harness1.models.open import choose_device
+from harness1.plain import digest
 from harness1.plugins import own_name
 from harness1.policy.registry import check_policy, policy_of, state_of
 from harness1.records import DocId, Gold, Task

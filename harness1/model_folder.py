@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from harness1.errors import HarnessError, UsageError, optional
-from harness1.hashing import digest, file_digest
+from harness1.plain import digest, file_digest
 
 PACKAGED = "package:"
 MODEL_FILES = (".json", ".txt", ".model", ".safetensors", ".bin")

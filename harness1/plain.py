@@ -1,13 +1,45 @@
-"""Conversion of a policy's output to plain JSON: the result can always be stored."""
+"""Plain data: canonical JSON and its sha256, the only way hashes are made here; what may be stored, and what may be
+shown: no passwords, keys, or characters that act on a terminal."""
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Iterable
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+from urllib.parse import unquote, unquote_plus
+
+import msgspec
 
 from harness1.records import ToolCall
+
+
+def canonical(value: Any) -> bytes:
+    """Encode plain data or a record as JSON with sorted keys: equal values give equal bytes."""
+    return msgspec.json.encode(value, order="sorted")
+
+
+def digest(value: Any) -> str:
+    """Return the sha256 of a value's canonical JSON, as 64 hexadecimal digits."""
+    return hashlib.sha256(canonical(value)).hexdigest()
+
+
+def text_digest(text: str) -> str:
+    """Return the first 16 hexadecimal digits of a text's sha256, enough to identify a piece within one episode."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def file_digest(path: Path) -> str:
+    """Return the sha256 of a file's bytes, or the empty string if there is no such file."""
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
 
 DEEPEST = 16
 """Levels of nesting that are kept; no tool has arguments of more than two."""
@@ -55,3 +87,128 @@ def meant(name: str, names: Iterable[str]) -> str:
 def counted(number: int, noun: str) -> str:
     """Return a number and its noun, in the plural unless there is one."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+HIDDEN = "***"
+
+
+class Secret(str):
+    """A text to use and not to show: printed or formatted it reads `shown`, and msgspec cannot encode it.
+
+    Concatenation gives the text itself, as do comparison and the methods of strings.
+    """
+
+    __slots__ = ("shown",)
+    shown: str
+
+    def __new__(cls, text: str, shown: str = HIDDEN) -> Self:
+        made = super().__new__(cls, text)
+        made.shown = shown
+        return made
+
+    def __str__(self) -> str:
+        return self.shown
+
+    def __repr__(self) -> str:
+        return repr(self.shown)
+
+    def __format__(self, form: str) -> str:
+        return format(self.shown, form)
+
+    def __reduce__(self) -> tuple[type[Secret], tuple[str, str]]:
+        return Secret, ("" + self, self.shown)
+
+
+class _Parts(NamedTuple):
+    """The parts of an address: `milvus:http://`, `USER:PASSWORD`, `HOST/PATH`, the query and `#FRAGMENT`."""
+
+    scheme: str
+    user: str
+    place: str
+    query: str
+    fragment: str
+
+
+def _parts(address: str) -> _Parts | None:
+    """Divide an address; None for what has no `://`. A password that should have been quoted still counts as one."""
+    scheme, slashes, rest = address.partition("://")
+    if not slashes:
+        return None
+    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    port = authority.rpartition("]")[2].partition(":")[2]
+    unquoted = "@" not in authority and port != "" and not port.isdecimal()
+    user = (rest if unquoted else authority).rpartition("@")[0]
+    rest = rest[len(user) :].removeprefix("@")
+    rest, hash_sign, fragment = rest.partition("#")
+    place, _, query = rest.partition("?")
+    return _Parts(scheme + slashes, user, place, query, hash_sign + fragment)
+
+
+def public_address(address: str) -> str:
+    """Return an address with `***` in place of user name and password, and of what follows `?`, which may be a key."""
+    if (parts := _parts(address)) is None:
+        return address
+    user, query = f"{HIDDEN}@" * bool(parts.user), f"?{HIDDEN}" * bool(parts.query)
+    return f"{parts.scheme}{user}{parts.place}{query}{parts.fragment}"
+
+
+def without_password(address: str) -> str:
+    """Return an address without user name and password, and with `***` in place of what follows `?`."""
+    if "://" not in address:
+        return re.sub(r"^((?:\w+:)+/*)[^/]*@", r"\1", address)
+    return public_address(address).replace(f"://{HIDDEN}@", "://", 1)
+
+
+def is_redacted(address: str) -> bool:
+    """Return whether an address is one that `public_address` has taken something out of."""
+    parts = _parts(address)
+    return parts is not None and HIDDEN in (parts.user, parts.query)
+
+
+def secrets_of(address: str) -> tuple[str, ...]:
+    """Return the parts of an address that may be secrets: the password, or the user name if it stands alone, and the
+    values of the query; each as written and unquoted."""
+    if (parts := _parts(address)) is None:
+        return ()
+    name, colon, password = parts.user.partition(":")
+    values = [pair.rpartition("=")[2] for pair in parts.query.split("&")]
+    found = [word for word in (password if colon else name, *values) if word]
+    return tuple(dict.fromkeys([*found, *map(unquote, found), *map(unquote_plus, found)]))
+
+
+_LOOKS_SECRET = re.compile(
+    r"""(?ix)
+    ( \b(?:x-)? (?:api[-_ ]?key | authorization | access[-_]?token) ["']? \s*[:=]\s* ["']? (?:bearer\s+ | basic\s+)?
+    | [?&]key=
+    | \bbearer \s+ (?=[^\s"']*\d) )
+    [^\s"'&,;}]+
+    | \b sk- [\w*-]{4,}
+    """
+)
+"""A value after the name of a key; a value after `Bearer` that has a digit; a key in OpenAI's form."""
+
+
+def without_secrets(text: str, secrets: Sequence[str] = ()) -> str:
+    """Replace known secrets, and whatever looks like a key, with `***`."""
+    for secret in secrets:
+        text = text.replace(secret, HIDDEN)
+    return _LOOKS_SECRET.sub(lambda match: (match[1] or "") + HIDDEN, text)
+
+
+_UNUSUAL = re.compile(r"[^ -~\n\t]")
+_ACTING = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
+"""Unicode's categories of characters that act and are not seen: controls, directions, joiners, surrogates, borders of
+lines."""
+
+
+def printable(text: str) -> str:
+    """Return a text that a terminal only shows: characters that would act on it become escapes such as \\u001b, which
+    mean the same in JSON. Line ends and tabs stay."""
+    return _UNUSUAL.sub(lambda found: _escaped(found[0]), text)
+
+
+def _escaped(character: str) -> str:
+    if unicodedata.category(character) not in _ACTING:
+        return character
+    units = character.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))

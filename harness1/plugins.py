@@ -22,8 +22,7 @@ from types import CodeType, MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from harness1.errors import UsageError
-from harness1.hashing import file_digest
-from harness1.plain import meant
+from harness1.plain import file_digest, meant
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

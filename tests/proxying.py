@@ -15,10 +15,10 @@ import msgspec
 from harness1.config import ChatPolicy, Config
 from harness1.env.environment import choose
 from harness1.env.render import Context
-from harness1.hashing import digest
 from harness1.models.backend import Backend, Grammar, SampledOutput
 from harness1.models.calls import Message, Said, messages_of, tools_of
 from harness1.models.chat_format import ChatFormat, Parsed
+from harness1.plain import digest
 from harness1.policy.language_model import call_seed, retry_note
 from harness1.policy.policy import Decision
 from harness1.records import ModelCall, Sampling, Task, ToolCall

@@ -15,7 +15,7 @@ import numpy as np
 from harness1.config import Env, Machine
 from harness1.env.environment import SearchEnv, Step
 from harness1.env.render import Context
-from harness1.hashing import text_digest
+from harness1.plain import text_digest
 from harness1.policy.policy import Decision
 from harness1.records import (
     Chunk,

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "harness1"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = (
-    "records errors hashing plain plugins settings redaction model_folder words freed_memory | config | runs | http"
+    "records errors plain plugins model_folder words | config | runs | http"
     " | memory | retrieval | data | tools | env | reward | rows | models | policy | episodes | eval | tasks | training"
     " | engines | sft | rl | recipe | viewer | serve | agents | adapters | cli | api | __main__"
 )

@@ -7,7 +7,7 @@ import pytest
 
 from harness1.episodes.rollout import rollout
 from harness1.errors import SchemaError
-from harness1.hashing import digest, text_digest
+from harness1.plain import digest, text_digest
 from harness1.records import (
     SCHEMA_VERSION,
     STATUS_OF,

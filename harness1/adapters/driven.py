@@ -21,8 +21,7 @@ from harness1.episodes.jobs import EpisodeSetup
 from harness1.episodes.rollout import rollout
 from harness1.episodes.single import question_task
 from harness1.errors import UsageError
-from harness1.hashing import digest
-from harness1.plain import counted
+from harness1.plain import counted, digest
 from harness1.policy.policy import Decision
 from harness1.records import Curated, Episode, Gold, Record, Status, Task, ToolCall
 from harness1.reward import score

@@ -18,8 +18,8 @@ from harness1.errors import MALFORMED, InfrastructureFault, SchemaError, UsageEr
 from harness1.eval.run import Run
 from harness1.model_folder import ADAPTER_CONFIG
 from harness1.models.checkpoint import CHECKPOINT, read_checkpoint
+from harness1.plain import HIDDEN, without_secrets
 from harness1.records import Task
-from harness1.redaction import HIDDEN, without_secrets
 from harness1.runs.files import STAGE, Stage, read_stage
 from harness1.runs.folder import CONFIG, PROVENANCE, SUBMISSION
 from harness1.runs.journal import EPISODES, TOKENS, read_lines

@@ -18,8 +18,8 @@ from harness1.env.render import Context
 from harness1.episodes.rollout import rollout
 from harness1.episodes.single import question_task as asked_task
 from harness1.errors import InfrastructureFault, UsageError
-from harness1.hashing import digest
 from harness1.models.calls import messages_of, tools_of
+from harness1.plain import digest
 from harness1.policy.policy import Decision, Policy
 from harness1.records import Episode, Status, Task, ToolCall
 from harness1.reward import score

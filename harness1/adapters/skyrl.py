@@ -27,10 +27,10 @@ from harness1.data.indexing import index_of
 from harness1.episodes.jobs import EpisodeSetup
 from harness1.episodes.rollout import rollout
 from harness1.errors import ConfigError, HarnessError, InfrastructureFault, UsageError, optional
-from harness1.hashing import digest
 from harness1.models.backend import EngineOutput, Grammar, SampledOutput, check_output
 from harness1.models.chat_format import ChatFormat
 from harness1.models.open import format_at
+from harness1.plain import digest
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.records import Episode, Sampling, Status
 from harness1.reward import score

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from harness1.episodes.jobs import EpisodeJob
 from harness1.errors import UsageError
-from harness1.hashing import digest
+from harness1.plain import digest
 from harness1.plugins import is_own, load_own
 from harness1.records import (
     Episode,

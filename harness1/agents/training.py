@@ -19,11 +19,11 @@ from harness1.data.leaks import open_filter
 from harness1.data.open import from_anywhere, open_source
 from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, Jobs, OnEpisode, run_jobs
 from harness1.errors import InfrastructureFault, UsageError
-from harness1.hashing import digest
 from harness1.http.client import Transient, retry
 from harness1.models.fetch import resolve_model
 from harness1.models.open import choose_device
 from harness1.models.spec import ModelSpec
+from harness1.plain import digest
 from harness1.plugins import identity
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.records import Episode, Gold, Hashes, Task

@@ -25,7 +25,7 @@ from typer.main import get_command
 
 from harness1 import __version__
 from harness1.errors import InfrastructureFault, Unreachable, UsageError
-from harness1.redaction import printable
+from harness1.plain import printable
 
 PATIENCE_S = 0.5
 """Seconds that an interrupted verb may take to end without an answer."""

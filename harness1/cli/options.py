@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,16 +18,14 @@ from harness1.config.settings import notes
 from harness1.config.training import RECIPES
 from harness1.data.dataset_cache import DatasetCache, Progress, is_name
 from harness1.data.leaks import ShareName
-from harness1.engines.engine import follow, leading
 from harness1.env.environment import SearchEnv
 from harness1.episodes.rollout import Nowhere
 from harness1.errors import UsageError
 from harness1.eval.metrics import Faults
-from harness1.hashing import digest
+from harness1.plain import digest
 from harness1.plugins import KINDS, installed_plugins
 from harness1.policy.registry import policy_names
 from harness1.runs.folder import public_config, toml_lines
-from harness1.training.process_group import ProcessGroup, join_group
 
 ConfigFile = Annotated[
     str | None,
@@ -190,30 +186,6 @@ def _weight(given: str, weight: str) -> float:
 POLICY_NAMES = f"{', '.join(policy_names()[:-1])} or {policy_names()[-1]}"
 """All names, for the help of an option."""
 PolicyName = Annotated[str, Option("--policy", help=f"{POLICY_NAMES}.", metavar="NAME")]
-
-
-def launched() -> ProcessGroup:
-    """Return the place that the launcher gave this process, by its environment variables."""
-    rank, size, local = (os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
-    return ProcessGroup(int(rank or 0), int(size or 1), int(local or 0))
-
-
-@contextmanager
-def led_group(*, joins: bool = True) -> Iterator[ProcessGroup | None]:
-    """Yield the group, in the process that leads it or is alone. The others follow until that one ends; they yield
-    None, when nothing is left to do.
-
-    Args:
-        joins: False for work that joins its processes by itself: each yields its place, and a size of 1.
-    """
-    place = launched()
-    with join_group(place if joins else replace(place, size=1)) as group:
-        if joins and not group.leads:
-            follow(group)
-            yield None
-            return
-        with leading(group):
-            yield group
 
 
 def place_of(spec: str, config: Config) -> str:

@@ -38,7 +38,7 @@ from rich.text import Text
 
 from harness1.data.leaks import Selection
 from harness1.data.source import Source
-from harness1.redaction import printable
+from harness1.plain import printable
 from harness1.retrieval.corpus import Document
 from harness1.retrieval.embedder import Progress as Embedded
 

@@ -15,7 +15,6 @@ from typer import Option
 
 from harness1.cli.dashboard import TrainingBoard, print_checkpoint
 from harness1.cli.main import interrupted_by_sigterm
-from harness1.cli.memory import refuse_oversized_rl
 from harness1.cli.options import (
     Against,
     Cache,
@@ -33,11 +32,11 @@ from harness1.cli.options import (
     Tools,
     Wandb,
     evaluation_places,
-    led_group,
     place_of,
     resolve,
 )
 from harness1.cli.printing import read_aloud, say, say_left_out
+from harness1.cli.training import led_group, refuse_oversized_rl
 from harness1.config import Config, TrainingInputs
 from harness1.data.indexing import index_of
 from harness1.engines.engine import TrainingService, open_service_engine

@@ -25,10 +25,9 @@ from harness1.episodes.jobs import EpisodeSetup
 from harness1.episodes.single import play_one, question_task
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.memory.parts import telling_argument
-from harness1.plain import counted
+from harness1.plain import counted, without_password
 from harness1.policy.registry import needs_gold
 from harness1.records import Delta, Episode, Observation, Status, StopReason, ToolCall, UnitId
-from harness1.redaction import without_password
 from harness1.retrieval.generations import IndexCheck, check_index
 from harness1.retrieval.open import build_engine
 from harness1.retrieval.protocol import IndexInfo

@@ -21,9 +21,8 @@ from harness1.episodes.jobs import EpisodeSetup
 from harness1.episodes.single import open_run
 from harness1.errors import MissingExtra, UsageError
 from harness1.http.client import read_token
-from harness1.plain import counted
+from harness1.plain import counted, without_password
 from harness1.records import Episode
-from harness1.redaction import without_password
 from harness1.retrieval.open import open_retriever
 
 if TYPE_CHECKING:

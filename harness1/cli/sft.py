@@ -13,7 +13,6 @@ import msgspec
 from typer import Argument, Option
 
 from harness1.cli.dashboard import TrainingBoard, evaluated, print_checkpoint, print_metrics, refuse_faults
-from harness1.cli.memory import refuse_oversized_sft
 from harness1.cli.options import (
     POLICY_NAMES,
     Against,
@@ -37,12 +36,11 @@ from harness1.cli.options import (
     Tools,
     Wandb,
     evaluation_places,
-    launched,
-    led_group,
     place_of,
     resolve,
 )
 from harness1.cli.printing import Terminal, headed, print_result, progress_of_parts, read_aloud, say, say_torn
+from harness1.cli.training import launched, led_group, refuse_oversized_sft
 from harness1.config import Config
 from harness1.data.indexing import index_of
 from harness1.data.leaks import TaskFilter

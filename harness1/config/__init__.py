@@ -62,8 +62,7 @@ from harness1.config.training import (
     with_recipe,
 )
 from harness1.errors import MALFORMED, ConfigError
-from harness1.hashing import digest
-from harness1.plain import meant, utf8_safe
+from harness1.plain import digest, meant, utf8_safe
 from harness1.plugins import load_plugin, plugin_names, short_name, whole_name
 
 FORMER = "run"

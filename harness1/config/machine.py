@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from harness1.config.settings import Count, Positive, Seconds, Settings, Weight
-from harness1.redaction import HIDDEN, Secret, without_password
+from harness1.plain import HIDDEN, Secret, without_password
 
 
 class Keyed(Settings):

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from harness1.config.settings import Count, Positive, Rate, Settings, Share, Weight, leave_out_default, recorded
 from harness1.errors import ConfigError
-from harness1.hashing import digest
+from harness1.plain import digest
 from harness1.plugins import identity
 
 

@@ -22,7 +22,7 @@ from harness1.data.jsonl import TEXT_KEYS, distinct_documents, identifier
 from harness1.data.source import AbsentGold, EmptyText, Fault, NoGold, Source, drop_repeated, make_each
 from harness1.data.tables import Row, Rows
 from harness1.errors import CorpusError
-from harness1.hashing import text_digest
+from harness1.plain import text_digest
 from harness1.records import ChunkId, DocId, Gold, Task
 from harness1.retrieval.corpus import Document, GivenChunk
 

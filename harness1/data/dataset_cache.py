@@ -22,8 +22,7 @@ from harness1.data import beir
 from harness1.data.benchmarks import BENCHMARKS, Hub
 from harness1.data.fetch import GET, LAYOUT, by_hand, download, get_from_hub, unpack
 from harness1.errors import InfrastructureFault, UsageError
-from harness1.hashing import file_digest
-from harness1.plain import meant
+from harness1.plain import file_digest, meant
 from harness1.records import Record
 from harness1.runs.files import STAGE, Stage, lock_or_wait, read_json, read_stage, write_json, writing
 

@@ -28,7 +28,7 @@ from selectolax.lexbor import LexborHTMLParser
 
 from harness1.data.source import Fault, status_of
 from harness1.errors import CorpusError
-from harness1.hashing import digest
+from harness1.plain import digest
 from harness1.records import DocId
 from harness1.retrieval.corpus import Document
 

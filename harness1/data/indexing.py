@@ -12,8 +12,7 @@ import msgspec
 from harness1.config import Config
 from harness1.data.source import Source
 from harness1.errors import CorpusError, SchemaError, UsageError
-from harness1.hashing import digest
-from harness1.plain import utf8_safe
+from harness1.plain import digest, utf8_safe
 from harness1.records import DocId
 from harness1.retrieval.build import add_documents, build_index, delete_documents
 from harness1.retrieval.corpus import Document

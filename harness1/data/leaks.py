@@ -17,9 +17,8 @@ from harness1.config import Data
 from harness1.data.open import open_source
 from harness1.data.source import Source
 from harness1.errors import UsageError
-from harness1.hashing import digest
 from harness1.memory.dedup import signature
-from harness1.plain import counted
+from harness1.plain import counted, digest
 from harness1.records import DocId, Gold, Record, Task
 
 PERMUTATIONS = 128

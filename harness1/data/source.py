@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from harness1.errors import CorpusError, UsageError
-from harness1.hashing import digest
-from harness1.plain import utf8_safe
+from harness1.plain import digest, utf8_safe
 from harness1.records import Task
 from harness1.retrieval.corpus import Document
 

@@ -27,10 +27,10 @@ import msgspec
 from harness1.config import Config, Machine, Train
 from harness1.engines.engine import Deliver, OnTokens, TrainingService, ignore_tokens
 from harness1.errors import InfrastructureFault, UsageError, optional
-from harness1.hashing import digest
 from harness1.model_folder import first_line
 from harness1.models.backend import EngineOutput, Grammar, SampledOutput, check_output, check_sampling
 from harness1.models.checkpoint import Checkpoint, read_checkpoint
+from harness1.plain import digest
 from harness1.records import Sampling
 from harness1.rows import TrainRow
 from harness1.training.algorithm import LOG_RATIO_LIMIT, Algorithm, Cispo, NegativeLogLikelihood, PolicyGradient

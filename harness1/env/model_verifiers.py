@@ -13,10 +13,9 @@ import msgspec
 from harness1.config import Env, Machine
 from harness1.env.verifiers import Judgement, Label, Verifier, VerifierFault, unopened_verifier
 from harness1.errors import ConfigError, HarnessError
-from harness1.hashing import digest
 from harness1.http.model_endpoint import Completer, Endpoint, Messages, ModelEndpoint, defuse, restore, strip_answer
 from harness1.memory.sentences import split
-from harness1.plain import utf8_safe
+from harness1.plain import digest, utf8_safe
 from harness1.records import UnitId
 from harness1.retrieval.corpus import Analyser
 from harness1.retrieval.cross_encoder import Pair, StanceScorer, open_cross_encoder

@@ -15,9 +15,9 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from harness1.config import Env
 from harness1.env.view import LimitsView, QueryView
-from harness1.hashing import text_digest
 from harness1.memory.entities import QUESTION
 from harness1.memory.working_memory import WorkingMemory
+from harness1.plain import text_digest
 from harness1.records import ModelCall, Note, Record, ToolCall
 from harness1.retrieval.corpus import approximate_tokens
 from harness1.tools.registry import Toolbox

@@ -20,8 +20,8 @@ from harness1.config import Env, Rendering
 from harness1.env.memory_pieces import MemoryPieces, TurnPieces, order_and_leads, set_piece
 from harness1.env.pieces import Block, Drop, Piece, TokenCounter, group_messages, piece, query_piece, static_piece
 from harness1.env.view import NO_LEADS, BudgetView, HitView, TurnView, View
-from harness1.hashing import digest
 from harness1.memory.working_memory import WorkingMemory
+from harness1.plain import digest
 from harness1.records import Episode, UnitId
 from harness1.tools.registry import Toolbox
 from harness1.tools.tool import ToolSpec

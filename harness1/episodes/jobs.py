@@ -28,8 +28,8 @@ from harness1.env.pieces import TokenCounter
 from harness1.env.verifiers import Verifier, unopened_verifier
 from harness1.episodes.rollout import rollout
 from harness1.errors import InfrastructureFault, UsageError
-from harness1.hashing import digest
 from harness1.models.spec import is_model
+from harness1.plain import digest
 from harness1.plugins import is_of_session, short_name
 from harness1.policy.policy import Policy, counter_of
 from harness1.policy.registry import needs_gold, open_policy

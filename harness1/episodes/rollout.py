@@ -19,9 +19,8 @@ from harness1.env.environment import SearchEnv, Step, env_hash
 from harness1.env.pieces import ApproximateCounter, TokenCounter
 from harness1.env.render import Context, RecordedCounter
 from harness1.errors import ConfigError, InfrastructureFault, Overflow, SchemaError
-from harness1.hashing import digest
 from harness1.memory.working_memory import WorkingMemory
-from harness1.plain import utf8_safe
+from harness1.plain import digest, utf8_safe
 from harness1.policy.policy import Decision, Policy, Session
 from harness1.records import (
     STATUS_OF,

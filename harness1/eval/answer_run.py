@@ -45,9 +45,9 @@ from harness1.eval.statistics import (
     randomisation_test,
     task_means,
 )
-from harness1.hashing import digest, file_digest
 from harness1.http.model_endpoint import Completer, ModelEndpoint, policy_endpoint, verifier_endpoint
 from harness1.models.spec import ModelSpec
+from harness1.plain import digest, file_digest
 from harness1.retrieval.open import open_retriever
 from harness1.runs.files import Stage, clear, refuse_foreign, under_way, write_atomically, write_json
 from harness1.runs.journal import EPISODES

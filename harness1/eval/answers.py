@@ -20,8 +20,8 @@ from harness1.config import Machine
 from harness1.env.world import call_engine
 from harness1.errors import MALFORMED, InfrastructureFault, SchemaError, UsageError
 from harness1.eval.run import Run
-from harness1.hashing import digest
 from harness1.http.model_endpoint import Completer, Messages, defuse, restore, strip_answer
+from harness1.plain import digest
 from harness1.records import Chunk, ChunkId, DocId, Record, Status, UnitId
 from harness1.retrieval.corpus import approximate_tokens
 from harness1.retrieval.protocol import RetrievalFault, Retriever, SearchRequest, SearchResult

@@ -19,7 +19,7 @@ from harness1.eval.metrics import Faults, fault_count
 from harness1.eval.outputs import output_names, write_outputs
 from harness1.eval.run import SCORE_AGAIN, SCORING, Run, task_hashes
 from harness1.eval.summary import summarise
-from harness1.hashing import digest, file_digest
+from harness1.plain import digest, file_digest
 from harness1.policy.policy import Policy
 from harness1.policy.registry import needs_gold
 from harness1.records import ChunkId, DocId, Episode, Status, Task

@@ -23,7 +23,7 @@ from harness1.errors import MissingExtra, UsageError
 from harness1.eval.metrics import Faults, documents_of_hits, failure_class
 from harness1.eval.run import Run
 from harness1.eval.summary import measure_episode, resources, task_metrics
-from harness1.hashing import text_digest
+from harness1.plain import text_digest
 from harness1.records import TAGS, ChunkId, DocId, Episode, Gold, Status, Task, Turn, UnitId
 from harness1.reward.measures import Outcome, delivery, measure_outcome, targets
 from harness1.rows.calls import calls_of

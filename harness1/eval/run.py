@@ -16,7 +16,7 @@ from harness1.data.source import Source
 from harness1.errors import UsageError
 from harness1.eval.metrics import Faults
 from harness1.eval.summary import task_metrics
-from harness1.hashing import digest
+from harness1.plain import digest
 from harness1.records import Episode, EpisodeKey, Gold, Task
 from harness1.reward import score
 from harness1.runs.files import Stage, read_stage

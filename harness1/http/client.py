@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from harness1.errors import InfrastructureFault, MissingExtra, UsageError
+from harness1.plain import secrets_of, without_password, without_secrets
 from harness1.records import Record
-from harness1.redaction import secrets_of, without_password, without_secrets
 
 if TYPE_CHECKING:
     import ssl

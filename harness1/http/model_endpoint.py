@@ -11,9 +11,8 @@ import msgspec
 from harness1.config import Machine
 from harness1.errors import ConfigError, InfrastructureFault, Overflow, Refusal, Unreachable
 from harness1.http.client import HostedClient, HttpClient, HttpFault, Transient, is_address, retry
-from harness1.plain import utf8_safe
+from harness1.plain import utf8_safe, without_password
 from harness1.records import Record
-from harness1.redaction import without_password
 
 Answer = TypeVar("Answer")
 Messages = list[dict[str, str]]

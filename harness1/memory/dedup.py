@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from harness1.config import Dedup
-from harness1.hashing import text_digest
 from harness1.memory.parts import Forkable
 from harness1.memory.sentences import WORDS, runs, table, tokens
+from harness1.plain import text_digest
 
 Guard: TypeAlias = tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]]
 

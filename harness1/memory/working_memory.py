@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from harness1.config import Env
-from harness1.hashing import digest
 from harness1.memory.dedup import Fingerprints
 from harness1.memory.entities import Bridge, EntityHandles, EvidenceGraph, entity_key, extract, mentions
 from harness1.memory.parts import CuratedSet, Forkable, HistoryLine, Pool, VerificationCache
 from harness1.memory.question import SCANNED_CHARACTERS, head, normalise_name, read_question
 from harness1.memory.ranking import Assessment, EvidenceValue
+from harness1.plain import digest
 from harness1.records import ChunkId, Hit, Ranking, Unit, UnitId
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -127,3 +129,28 @@ def check_weights(model: PreTrainedModel, state: Mapping[str, Tensor]) -> None:
     )
     if wrong:
         raise UsageError(f"these are not the weights of this model: {', '.join(wrong[:3])}")
+
+
+def return_memory() -> None:
+    """Return memory that glibc keeps after it was freed to the system (malloc_trim(3)); it takes a second for 2 GB.
+    Tensors of many sizes that live for seconds leave gaps in the heap: a process that sampled and trained on a
+    processor held 11.0 GB where it used 4.9."""
+    with suppress(AttributeError, OSError):  # other libraries of C do not need it
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+class MemoryReturns:
+    """Returns freed memory at intervals, from a loop that allocates much.
+
+    Args:
+        interval_s: seconds between two returns, at least.
+    """
+
+    def __init__(self, interval_s: float = 30.0) -> None:
+        self._interval_s, self._last = interval_s, time.monotonic()
+
+    def tick(self) -> None:
+        """Return freed memory if it is time to; call it on every turn of the loop."""
+        if time.monotonic() - self._last >= self._interval_s:
+            return_memory()
+            self._last = time.monotonic()

@@ -11,9 +11,9 @@ from typing import ClassVar, NamedTuple
 from harness1.env.pieces import Piece, Role, group_messages
 from harness1.env.render import Context
 from harness1.errors import UsageError
-from harness1.hashing import digest, text_digest
 from harness1.models.backend import Grammar
 from harness1.models.tokenizer import Tokenizer, split_at_control
+from harness1.plain import digest, text_digest
 from harness1.records import Record, ToolCall
 from harness1.tools.tool import ToolSpec
 

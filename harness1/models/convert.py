@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import msgspec
 
 from harness1.errors import UsageError, optional
-from harness1.hashing import file_digest
 from harness1.model_folder import folder_hash, refusing
 from harness1.models.gguf import convert_gguf
+from harness1.plain import file_digest
 from harness1.records import Record
 from harness1.runs.files import (
     STAGE,

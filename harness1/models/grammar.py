@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness1.errors import InfrastructureFault, UsageError, optional
-from harness1.hashing import digest
 from harness1.models.backend import Grammar
+from harness1.plain import digest
 from harness1.tools.tool import ToolSpec, one_line
 
 if TYPE_CHECKING:

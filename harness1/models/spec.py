@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from harness1.errors import UsageError
 from harness1.model_folder import ADAPTER_CONFIG
-from harness1.redaction import public_address
+from harness1.plain import public_address
 
 SERVED: Mapping[str, bool | None] = {"hf": False, "vllm": None, "sglang": True, "openai": True}
 """Each kind of model, with True if it needs the address of a server; None: it may have one."""

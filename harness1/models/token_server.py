@@ -14,10 +14,10 @@ from typing import ClassVar
 import msgspec
 
 from harness1.errors import MALFORMED, InfrastructureFault, Refusal, UsageError, is_unconnected
-from harness1.hashing import digest, file_digest
 from harness1.http.model_endpoint import ModelEndpoint
 from harness1.models.adapters import ADAPTER_WEIGHTS, read_adapter_config
 from harness1.models.backend import EngineOutput, Grammar, SampledOutput, check_output
+from harness1.plain import digest, file_digest
 from harness1.records import Sampling
 
 

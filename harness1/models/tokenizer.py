@@ -12,9 +12,8 @@ from typing import Any, Protocol
 import msgspec
 
 from harness1.errors import MissingExtra, UsageError, optional
-from harness1.hashing import digest
 from harness1.model_folder import base_folder, holds_adapters, refusing
-from harness1.plain import utf8_safe
+from harness1.plain import digest, utf8_safe
 
 TOKENIZER = "tokenizer.json"
 LONG = 64 << 10

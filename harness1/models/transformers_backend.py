@@ -20,15 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness1.errors import HarnessError, InfrastructureFault, UsageError, optional
-from harness1.freed_memory import MemoryReturns
-from harness1.hashing import digest
 from harness1.model_folder import check_base, folder_hash, holds_adapters
 from harness1.models.adapters import Adapters, check_adapters, drop_adapters, keep_rounded, put_adapters, read_adapters
 from harness1.models.backend import Grammar, SampledOutput, check_sampling
-from harness1.models.causal_model import Dtype, check_weights, load_causal_model
+from harness1.models.causal_model import Dtype, MemoryReturns, check_weights, load_causal_model
 from harness1.models.decoding import Decoder, DecodingRow, DecodingStats
 from harness1.models.grammar import GrammarCompiler
 from harness1.models.slots import SlotModel
+from harness1.plain import digest
 from harness1.records import Sampling
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from harness1.errors import InfrastructureFault, MissingExtra, UsageError
-from harness1.hashing import digest
 from harness1.model_folder import check_base, checked_base, folder_hash, holds_adapters
 from harness1.models.adapters import read_adapter_config
 from harness1.models.backend import EngineOutput, Grammar, SampledOutput, check_output
@@ -27,6 +26,7 @@ from harness1.models.token_server import (
     check_same_shapes,
     weight_shapes,
 )
+from harness1.plain import digest
 from harness1.records import Sampling
 
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ from harness1.config import ChatPolicy
 from harness1.env.environment import choose
 from harness1.env.pieces import Piece, piece
 from harness1.env.render import Context
-from harness1.hashing import digest
 from harness1.http.model_endpoint import ChatRoute, Endpoint
 from harness1.models.backend import Backend
 from harness1.models.calls import (
@@ -29,6 +28,7 @@ from harness1.models.calls import (
     unwrap_calls,
 )
 from harness1.models.chat_format import ChatFormat, Parsed, PromptSpan, join_spans
+from harness1.plain import digest
 from harness1.policy.policy import Decision
 from harness1.records import ModelCall, Sampling, Task, ToolCall
 from harness1.tools.tool import ToolSpec

@@ -18,7 +18,6 @@ import msgspec
 from harness1.env.render import Context
 from harness1.env.view import DocumentView, View
 from harness1.errors import UsageError
-from harness1.hashing import digest
 from harness1.memory.entities import FUNCTION_WORDS, extract, in_handles
 from harness1.memory.question import (
     QUESTION_WORDS,
@@ -31,6 +30,7 @@ from harness1.memory.question import (
     relation_stems,
 )
 from harness1.memory.sentences import split
+from harness1.plain import digest
 from harness1.policy.oracles import SeenEvidence, needs_of
 from harness1.policy.policy import Decision
 from harness1.policy.scripted import FAN_OUT, SPARE_TURNS, curate_call, is_full, search_call

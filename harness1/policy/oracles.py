@@ -11,9 +11,9 @@ from itertools import pairwise
 from harness1.env.render import Context
 from harness1.env.view import DocumentView, View
 from harness1.errors import UsageError
-from harness1.hashing import digest
 from harness1.memory.entities import extract
 from harness1.memory.question import SCANNED_CHARACTERS
+from harness1.plain import digest
 from harness1.policy.policy import Decision
 from harness1.policy.scripted import FAN_OUT, curate_call, search_call
 from harness1.records import Gold, Task, ToolCall, UnitId

@@ -14,10 +14,9 @@ from typing import Any
 from harness1.config import Config
 from harness1.env.render import Context
 from harness1.errors import ConfigError, HarnessError, UsageError
-from harness1.hashing import digest
 from harness1.models.spec import NAMES as MODELS
 from harness1.models.spec import SERVED, ModelSpec, is_model, list_released
-from harness1.plain import meant
+from harness1.plain import digest, meant
 from harness1.plugins import failure, find_plugin, identity, is_own, load_own, name_here, plugin_names
 from harness1.policy.policy import Decision, Policy, Session
 from harness1.records import Gold, Task, ToolCall

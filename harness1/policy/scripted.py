@@ -14,8 +14,8 @@ from typing import Any
 from harness1.env.render import Context
 from harness1.env.view import View
 from harness1.errors import UsageError
-from harness1.hashing import digest
 from harness1.memory.question import claim, mentions
+from harness1.plain import digest
 from harness1.policy.policy import Decision, Session
 from harness1.records import TAGS, Episode, Tag, Task, ToolCall
 from harness1.runs.journal import read_episodes

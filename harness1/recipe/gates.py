@@ -16,11 +16,11 @@ from harness1.data.open import open_source
 from harness1.errors import SchemaError, UsageError
 from harness1.eval.compare import compare
 from harness1.eval.run import read_run
-from harness1.hashing import digest, file_digest
 from harness1.model_folder import folder_hash
 from harness1.models.checkpoint import read_checkpoint
 from harness1.models.fetch import resolve_model
 from harness1.models.tokenizer import TOKENIZER
+from harness1.plain import digest, file_digest
 from harness1.records import Record
 from harness1.retrieval.generations import check_index
 from harness1.reward import total_of

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from harness1.errors import MALFORMED, ConfigError, UsageError
-from harness1.hashing import digest
+from harness1.plain import digest
 from harness1.recipe.gates import GATES
 
 SHIPPED = Path(__file__).parent / "shipped"

@@ -22,8 +22,8 @@ from msgspec.structs import replace
 
 from harness1.config import load_config
 from harness1.errors import MALFORMED, SchemaError, UsageError, optional
-from harness1.hashing import digest
 from harness1.models.fetch import resolve_model
+from harness1.plain import digest
 from harness1.recipe.gates import StageCase, artifact
 from harness1.recipe.recipe import Objective, Recipe, Space, Value, names_in, put_setting, recipe_of
 from harness1.recipe.run import Execute, RecipeRun, StageFailed, StageRecord, Watch, hold_folder

@@ -22,9 +22,8 @@ from numpy.typing import NDArray
 
 from harness1 import config
 from harness1.errors import CorpusError, MissingExtra, ModelError, UsageError, optional
-from harness1.hashing import digest
 from harness1.model_folder import first_line, folder_hash, model_folder, no_progress_bars, refusing
-from harness1.plain import utf8_safe
+from harness1.plain import digest, utf8_safe
 from harness1.retrieval.corpus import ANALYSER, Analyser
 from harness1.retrieval.files import Files
 from harness1.runs.files import lock

@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 from harness1 import config
 from harness1.config.env import read_index_description
 from harness1.errors import MALFORMED, CorpusError, SchemaError
-from harness1.hashing import canonical, digest
+from harness1.plain import canonical, digest
 from harness1.records import Chunk, ChunkId, DocId, Record
 from harness1.retrieval.bm25 import BM25, NONE, Postings, PostingsWriter
 from harness1.retrieval.corpus import ANALYSER, Analyser, Document, searched_text

@@ -13,10 +13,9 @@ from typing import Any
 from harness1 import config as configs
 from harness1.config import Config
 from harness1.errors import ConfigError, UsageError
-from harness1.hashing import digest
+from harness1.plain import digest, is_redacted, without_password
 from harness1.plugins import find_plugin, identity, is_own, load_own, plugin_names, whole_name
 from harness1.records import Chunk, ChunkId, DocId
-from harness1.redaction import is_redacted, without_password
 from harness1.retrieval.corpus import Document
 from harness1.retrieval.protocol import IndexInfo, RetrievalFault, Retriever, Scored, SearchRequest, SearchResult
 from harness1.retrieval.sharing import CachingRetriever

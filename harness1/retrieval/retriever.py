@@ -19,7 +19,7 @@ from msgspec import structs
 
 from harness1.config import Config, Machine, Retrieval
 from harness1.errors import ConfigError, CorpusError, UsageError
-from harness1.hashing import digest
+from harness1.plain import digest
 from harness1.records import Chunk, ChunkId, DocId, Record
 from harness1.retrieval.cross_encoder import PairScorer, open_cross_encoder, rerank
 from harness1.retrieval.embedder import CachedQueries, Embedder, open_embedder

@@ -14,7 +14,7 @@ import msgspec
 
 from harness1.episodes.jobs import EpisodeJob, OnEpisode
 from harness1.errors import HarnessError, InfrastructureFault, UsageError
-from harness1.hashing import digest
+from harness1.plain import digest
 from harness1.records import Episode, Record, Task
 from harness1.rl.rollouts import EpisodeGroup, Rollouts
 from harness1.rl.rows import has_signal, rewards_of, trainable

@@ -34,9 +34,9 @@ from harness1.env.render import Context
 from harness1.env.verifiers import Verifier
 from harness1.episodes.jobs import EpisodeJob, Jobs, OnEpisode, return_unchanged, run_jobs
 from harness1.errors import ConfigError, SchemaError, UsageError
-from harness1.hashing import canonical, digest
 from harness1.memory.working_memory import WorkingMemory
 from harness1.models.chat_format import ChatFormat
+from harness1.plain import canonical, digest
 from harness1.policy.policy import Policy, counter_of
 from harness1.records import (
     Episode,

@@ -24,11 +24,10 @@ from harness1.env.environment import env_hash
 from harness1.env.model_verifiers import open_verifier
 from harness1.episodes.jobs import EpisodeJob
 from harness1.errors import MALFORMED, ConfigError, InfrastructureFault, SchemaError, UsageError
-from harness1.hashing import digest, file_digest
+from harness1.plain import digest, file_digest, public_address
 from harness1.policy.policy import Policy, counter_of
 from harness1.policy.scripted import RecordedPolicy
 from harness1.records import Episode, EpisodeKey, Record, Status, Task, Turn
-from harness1.redaction import public_address
 from harness1.retrieval.open import is_engine, open_retriever
 from harness1.rl.pivot_turns import REVISION, PivotRollouts, PivotState, PivotWorld, Publish, Ruling, TurnId
 from harness1.runs.files import STAGE, Stage, clear, read_stage, refuse_other, under_way, write_atomically

@@ -16,9 +16,9 @@ import msgspec
 
 from harness1.config import Config
 from harness1.errors import MALFORMED, InfrastructureFault, SchemaError
-from harness1.hashing import digest
 from harness1.http.model_endpoint import Messages, defuse, restore, strip_answer
 from harness1.models.open import Completing, open_completer
+from harness1.plain import digest
 from harness1.records import Episode, Gold, Record, Status, Turn
 from harness1.retrieval.corpus import approximate_tokens
 from harness1.reward import by_term

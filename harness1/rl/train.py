@@ -30,10 +30,10 @@ from harness1.engines.loop import TrainingLoop
 from harness1.env.environment import env_hash
 from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, describe_counter
 from harness1.errors import UsageError
-from harness1.hashing import digest
 from harness1.model_folder import folder_hash
 from harness1.models.chat_format import ChatFormat
 from harness1.models.checkpoint import CHECKPOINT, Checkpoint
+from harness1.plain import digest
 from harness1.records import Episode, Gold, Status, Task
 from harness1.retrieval.open import absolute_index
 from harness1.rl.groups import Buffer, BufferState, PlacedTask, RolloutProducer, TaskStream

@@ -21,10 +21,9 @@ import msgspec
 import harness1
 from harness1.config import Config
 from harness1.errors import MALFORMED, ConfigError, SchemaError, UsageError
-from harness1.hashing import digest
+from harness1.plain import digest, public_address
 from harness1.plugins import is_own, packages_of, refuse_missing
 from harness1.records import Episode
-from harness1.redaction import public_address
 from harness1.runs.files import STAGE, Stage, read_stage, refuse_changed, refuse_foreign, remove, write_json, writing
 from harness1.runs.journal import EPISODES, LINES, TOKENS, Lines, continue_lines, hold, latest_episodes
 

@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from harness1.errors import MALFORMED, SchemaError, UsageError
-from harness1.hashing import digest
+from harness1.plain import digest
 from harness1.records import Episode, EpisodeKey, ModelCall, Record, TokenBlob, Turn, decode_episode, encode_episode
 from harness1.runs.files import Stage, lock, lock_or_wait, read_raw_stage, read_stage, replacing
 

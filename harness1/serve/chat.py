@@ -14,11 +14,10 @@ from msgspec import Meta
 
 from harness1.env.pieces import Piece, Role
 from harness1.env.view import TurnView
-from harness1.hashing import digest, text_digest
 from harness1.models.calls import read_object
 from harness1.models.chat_format import ChatFormat, Ids
 from harness1.models.formats import CHANNEL, MESSAGE, RETURN
-from harness1.plain import json_safe
+from harness1.plain import digest, json_safe, text_digest
 from harness1.records import ModelCall, Record, ToolCall
 from harness1.serve.service import Refused
 from harness1.tools.tool import ToolSpec

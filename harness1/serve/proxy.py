@@ -17,8 +17,7 @@ from starlette.responses import Response
 
 from harness1.config import Config
 from harness1.errors import InfrastructureFault, Refusal, UsageError, is_unconnected
-from harness1.hashing import text_digest
-from harness1.redaction import without_secrets
+from harness1.plain import text_digest, without_secrets
 from harness1.retrieval.sharing import Batcher
 from harness1.rows.calls import ABANDONED, RecordedCall
 from harness1.serve.anthropic_dialect import ANTHROPIC

@@ -15,8 +15,8 @@ from harness1.config import Data, Gates, Sft
 from harness1.config.settings import recorded
 from harness1.data.leaks import EvaluationSet, GoldSet, KnownQueries, Leaks, gold_set, open_filter
 from harness1.errors import UsageError
-from harness1.hashing import digest, file_digest
 from harness1.models.chat_format import ChatFormat
+from harness1.plain import digest, file_digest
 from harness1.records import Episode, EpisodeKey, Gold, Record, Status
 from harness1.reward.measures import measure_outcome
 from harness1.rows import TOKEN_BYTES, TrainRow, write_rows

@@ -25,7 +25,6 @@ from harness1.env.environment import SearchEnv, choose
 from harness1.env.model_verifiers import open_verifier
 from harness1.episodes.rollout import rollout
 from harness1.errors import SchemaError, UsageError
-from harness1.hashing import file_digest
 from harness1.model_folder import folder_hash
 from harness1.models.backend import Backend
 from harness1.models.causal_model import context_window
@@ -34,6 +33,7 @@ from harness1.models.checkpoint import CHECKPOINT, Checkpoint
 from harness1.models.formats import open_format
 from harness1.models.tokenizer import open_tokenizer
 from harness1.models.transformers_backend import TransformersBackend, open_transformers
+from harness1.plain import file_digest
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.policy.policy import Policy
 from harness1.records import Record, Sampling, Status, Task, ToolCall

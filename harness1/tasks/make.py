@@ -19,9 +19,9 @@ from harness1.data import beir
 from harness1.data.leaks import KnownQueries
 from harness1.data.source import Source
 from harness1.errors import CorpusError, InfrastructureFault, UsageError
-from harness1.hashing import digest
 from harness1.memory import sentences
 from harness1.memory.question import head, normalise_name
+from harness1.plain import digest
 from harness1.records import DocId, Gold, Record, Task
 from harness1.retrieval.corpus import Document
 from harness1.retrieval.open import open_retriever

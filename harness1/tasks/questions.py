@@ -23,11 +23,11 @@ from harness1.data.source import Source
 from harness1.errors import MALFORMED, InfrastructureFault, SchemaError, UsageError
 from harness1.eval.evaluate import Evaluation, ensure_run
 from harness1.eval.summary import task_metrics
-from harness1.hashing import digest
 from harness1.http.model_endpoint import Completion, Messages, defuse, strip_answer
 from harness1.memory.entities import extract
 from harness1.memory.question import head
 from harness1.models.open import Completing
+from harness1.plain import digest
 from harness1.records import DocId, Record, Task
 from harness1.runs.files import read_stage
 from harness1.runs.folder import episodes_of

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from harness1.errors import MALFORMED, InfrastructureFault, SchemaError, optional
-from harness1.hashing import text_digest
-from harness1.redaction import secrets_of, without_secrets
+from harness1.plain import secrets_of, text_digest, without_secrets
 from harness1.runs.files import clear, write_atomically
 from harness1.runs.journal import Journal, hold
 

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from harness1.config import Train
 from harness1.errors import UsageError
-from harness1.freed_memory import MemoryReturns
 from harness1.models.adapters import PEFT, adapters_of, add_adapters, tensors_of
-from harness1.models.causal_model import Dtype, logits_at
+from harness1.models.causal_model import Dtype, MemoryReturns, logits_at
 from harness1.rows import TrainRow
 from harness1.training.algorithm import Algorithm, MicroBatch, OffPolicyMetrics
 from harness1.training.process_group import (

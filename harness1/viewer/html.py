@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from harness1.redaction import printable as escaped
+from harness1.plain import printable as escaped
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -20,10 +20,10 @@ from rich.text import Text
 from harness1.cli.printing import Terminal, print_json, program, put, say
 from harness1.cli.search import Watcher, show_result
 from harness1.episodes.rollout import rollout
+from harness1.plain import printable
 from harness1.policy.policy import Decision
 from harness1.policy.scripted import RuleSession
 from harness1.records import Task, ToolCall
-from harness1.redaction import printable
 from tests.cli.commands import command_in_process
 from tests.support import Script, chunk, curate, make_env, run, search
 

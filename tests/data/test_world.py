@@ -24,7 +24,7 @@ from harness1.data.world import (
 )
 from harness1.data.world_facts import fold
 from harness1.errors import UsageError
-from harness1.hashing import digest
+from harness1.plain import digest
 from harness1.records import Task
 
 NEGATIONS = {"not", "no", "never", "without", "none", "nor"}

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from harness1.http.client import HttpClient, HttpFault, error_text
-from harness1.redaction import without_secrets
+from harness1.plain import without_secrets
 
 HOST = "127.0.0.1"
 KEY = "sk-proj-Ab12Cd34Ef56"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from harness1.config import load_config
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.models.spec import ModelSpec
-from harness1.redaction import Secret, public_address, secrets_of, without_password
+from harness1.plain import Secret, public_address, secrets_of, without_password
 from harness1.retrieval.engines.milvus import parse_address
 from harness1.retrieval.open import is_engine, open_retriever
 from harness1.runs.folder import public_config, run_stage, toml_lines

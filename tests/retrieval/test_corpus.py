@@ -14,7 +14,7 @@ from harness1 import config
 from harness1.config import Config, load_config
 from harness1.config.settings import recorded
 from harness1.errors import ConfigError
-from harness1.hashing import digest
+from harness1.plain import digest
 from harness1.records import DocId
 from harness1.retrieval import build as merging
 from harness1.retrieval.build import add_documents, build_index, delete_documents

@@ -14,7 +14,7 @@ from harness1.config import Config, load_config
 from harness1.env.environment import SearchEnv
 from harness1.episodes.rollout import rollout
 from harness1.errors import ConfigError
-from harness1.hashing import text_digest
+from harness1.plain import text_digest
 from harness1.policy.registry import open_policy
 from harness1.records import Chunk, ChunkId, DocId, Status, Task
 from harness1.retrieval.engines import remote as search_r1

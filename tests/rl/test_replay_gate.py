@@ -15,11 +15,11 @@ from harness1.config import Config, load_config
 from harness1.data.open import open_source
 from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, play_in_loop
 from harness1.episodes.rollout import rollout
-from harness1.hashing import digest
 from harness1.models.backend import Grammar
 from harness1.models.causal_model import load_causal_model
 from harness1.models.formats import Compact
 from harness1.models.transformers_backend import TransformersBackend, open_transformers
+from harness1.plain import digest
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.records import Episode
 from harness1.retrieval.build import build_index

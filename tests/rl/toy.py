@@ -17,8 +17,8 @@ from torch import Tensor
 
 from harness1.config import Config
 from harness1.episodes.jobs import EpisodeJob
-from harness1.hashing import digest
 from harness1.models.transformers_backend import TransformersBackend, open_transformers
+from harness1.plain import digest
 from harness1.policy.language_model import call_seed
 from harness1.records import (
     DocId,

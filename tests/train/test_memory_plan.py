@@ -12,7 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from benchmarks.memory_plan import allocated, take_steps
-from harness1.cli.memory import advise, batch_of_rows, device_memory, episode_batch
+from harness1.cli.training import advise, batch_of_rows, device_memory, episode_batch
 from harness1.config import Config, Lora, Rl, Train, load_config
 from harness1.errors import UsageError
 from harness1.models.fetch import PUBLISHED, model_shape

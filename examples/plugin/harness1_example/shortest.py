@@ -7,7 +7,7 @@ import re
 from harness1.config import Config
 from harness1.env.render import Context
 from harness1.errors import UsageError
-from harness1.hashing import digest
+from harness1.plain import digest
 from harness1.policy.policy import Decision, Session
 from harness1.policy.scripted import curate_call, search_call
 from harness1.records import Tag, Task, ToolCall

@@ -13,8 +13,8 @@ import msgspec
 
 from harness1 import config
 from harness1.errors import ConfigError, CorpusError, InfrastructureFault, MissingExtra, UsageError
+from harness1.plain import without_password
 from harness1.records import Chunk, ChunkId, DocId
-from harness1.redaction import without_password
 from harness1.retrieval.corpus import Document
 from harness1.retrieval.embedder import Embedder, open_embedder
 from harness1.retrieval.engines.engine import ChunkStream, EngineIndex, EngineRetriever, ScoredChunks

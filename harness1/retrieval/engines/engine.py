@@ -16,10 +16,8 @@ from harness1 import config
 from harness1.config import Machine
 from harness1.config.env import read_index_description
 from harness1.errors import MALFORMED, CorpusError, SchemaError
-from harness1.hashing import digest
-from harness1.plain import utf8_safe
+from harness1.plain import digest, utf8_safe, without_secrets
 from harness1.records import Chunk, ChunkId, DocId, Record
-from harness1.redaction import without_secrets
 from harness1.retrieval.corpus import Document, chunk
 from harness1.retrieval.embedder import CachedQueries, open_embedder
 from harness1.retrieval.grep import compile_pattern, grep

@@ -21,8 +21,8 @@ import msgspec
 
 from harness1 import config
 from harness1.errors import ConfigError, CorpusError, InfrastructureFault, MissingExtra, UsageError
+from harness1.plain import secrets_of, without_password, without_secrets
 from harness1.records import Chunk, ChunkId, DocId
-from harness1.redaction import secrets_of, without_password, without_secrets
 from harness1.retrieval.corpus import Analyser, Document, reads_by_script, searched_text
 from harness1.retrieval.embedder import Embedder, open_embedder
 from harness1.retrieval.engines.engine import ChunkStream, EngineIndex, EngineRetriever, Placed, ScoredChunks

@@ -24,11 +24,9 @@ from msgspec import Meta
 from harness1.config import Config, Machine, Retrieval
 from harness1.config.settings import Count, differences
 from harness1.errors import MALFORMED, ConfigError, InfrastructureFault
-from harness1.hashing import digest, text_digest
 from harness1.http.client import HttpClient, HttpFault, Transient, bearer, is_address, retry
-from harness1.plain import utf8_safe
+from harness1.plain import digest, text_digest, utf8_safe, without_password
 from harness1.records import Chunk, ChunkId, DocId, Record
-from harness1.redaction import without_password
 from harness1.retrieval.engines.engine import is_unicode
 from harness1.retrieval.protocol import (
     BadPattern,

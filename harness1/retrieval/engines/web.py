@@ -33,9 +33,8 @@ import msgspec
 
 from harness1.config import Config, Web
 from harness1.errors import MALFORMED, ConfigError, CorpusError, UsageError
-from harness1.hashing import digest, text_digest
 from harness1.http.client import HttpClient, is_address
-from harness1.plain import utf8_safe
+from harness1.plain import digest, text_digest, utf8_safe
 from harness1.records import Chunk, ChunkId, DocId, Record
 from harness1.retrieval.corpus import Document, chunk
 from harness1.retrieval.protocol import Found, IndexInfo, RetrievalFault, Scored, SearchRequest, SearchResult

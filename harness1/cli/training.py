@@ -1,10 +1,12 @@
-"""Memory plans in words: the largest forward pass, the settings that fit, and the refusal of training that cannot."""
+"""What the verbs that train share: their processes, and the memory that training takes, refused where it cannot fit."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from msgspec.structs import replace
 
 from harness1.cli.printing import say
 from harness1.config import Config, Train
+from harness1.engines.engine import follow, leading
 from harness1.errors import UsageError
 from harness1.models.fetch import model_shape, resolve_model
 from harness1.models.open import choose_device
@@ -19,6 +22,7 @@ from harness1.models.spec import ModelSpec
 from harness1.rows import RowFile
 from harness1.training.algorithm import make_algorithm
 from harness1.training.memory_plan import BatchSize, Devices, MemoryPlanner, Plan, Sampling
+from harness1.training.process_group import ProcessGroup, join_group
 from harness1.training.trainer import by_token_budget
 
 GB = 1e9
@@ -166,3 +170,27 @@ def device_memory(device: str) -> int:
     if device != "cpu" or not set(names) <= set(getattr(os, "sysconf_names", ())):
         return 0
     return max(0, math.prod(map(os.sysconf, names)))
+
+
+def launched() -> ProcessGroup:
+    """Return the place that the launcher gave this process, by its environment variables."""
+    rank, size, local = (os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    return ProcessGroup(int(rank or 0), int(size or 1), int(local or 0))
+
+
+@contextmanager
+def led_group(*, joins: bool = True) -> Iterator[ProcessGroup | None]:
+    """Yield the group, in the process that leads it or is alone. The others follow until that one ends; they yield
+    None, when nothing is left to do.
+
+    Args:
+        joins: False for work that joins its processes by itself: each yields its place, and a size of 1.
+    """
+    place = launched()
+    with join_group(place if joins else dataclasses.replace(place, size=1)) as group:
+        if joins and not group.leads:
+            follow(group)
+            yield None
+            return
+        with leading(group):
+            yield group

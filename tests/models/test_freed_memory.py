@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from harness1 import freed_memory
-from harness1.freed_memory import MemoryReturns, return_memory
+from harness1.models import causal_model
+from harness1.models.causal_model import MemoryReturns, return_memory
 
 
 def test_it_is_returned_when_the_interval_is_over_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
     now, returned = [100.0], []
-    monkeypatch.setattr(freed_memory.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(freed_memory, "return_memory", lambda: returned.append(now[0]))
+    monkeypatch.setattr(causal_model.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(causal_model, "return_memory", lambda: returned.append(now[0]))
     returns = MemoryReturns(30.0)
     for now[0] in (100.0, 129.0, 130.0, 131.0, 159.0, 161.0):
         returns.tick()
