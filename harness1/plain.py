@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 from urllib.parse import unquote, unquote_plus
 
-import msgspec
-
-from harness1.records import ToolCall
-
 
 def canonical(value: Any) -> bytes:
     """Encode plain data or a record as JSON with sorted keys: equal values give equal bytes."""
+    import msgspec  # here, because the list of verbs needs none of it
+
     return msgspec.json.encode(value, order="sorted")
 
 
@@ -43,12 +41,6 @@ def file_digest(path: Path) -> str:
 
 DEEPEST = 16
 """Levels of nesting that are kept; no tool has arguments of more than two."""
-
-
-def json_safe_call(call: ToolCall) -> ToolCall:
-    """Return the call with plain arguments; arguments that are not a mapping are put under the name `arguments`."""
-    arguments = call.arguments if isinstance(call.arguments, dict) else {"arguments": call.arguments}
-    return ToolCall(utf8_safe(str(call.name)), json_safe(arguments))
 
 
 def json_safe(value: Any, depth: int = 0) -> Any:

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, NewType, dataclass_transform
 import msgspec
 
 from harness1.errors import MALFORMED, SchemaError
+from harness1.plain import json_safe, utf8_safe
 
 SCHEMA_VERSION = 1
 
@@ -146,6 +147,12 @@ class ToolCall(Record):
 
     name: str
     arguments: dict[str, Any] = {}
+
+
+def json_safe_call(call: ToolCall) -> ToolCall:
+    """Return the call with plain arguments; arguments that are not a mapping are put under the name `arguments`."""
+    arguments = call.arguments if isinstance(call.arguments, dict) else {"arguments": call.arguments}
+    return ToolCall(utf8_safe(str(call.name)), json_safe(arguments))
 
 
 class Sampling(Record):

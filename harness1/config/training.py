@@ -90,29 +90,16 @@ class Pivots(Settings):
 
     samples: Annotated[int, Meta(ge=2)] = 8
     """Actions of the reference policy by which a turn is judged."""
-    limit: Share = 0.6
+    limit: ClassVar[float] = 0.6
     """Turns are too easy if at least this share of those actions is right."""
     held_out: Share = 0.1
     """Share of the tasks whose turns are never trained on."""
     useless: Count = 2
     """Useless documents that an action may leave in the curated set beyond those that the teacher leaves there."""
-    slack: Share = 0.0
+    slack: ClassVar[float] = 0.0
     """Stopping is right with up to this much less recall than the teacher reached in the end."""
-    seed: Count = 42
+    seed: ClassVar[int] = 42
     """Seed of the reference policy's samples and of the split."""
-
-
-class StartGate(Settings):
-    """How much the trainer's log probabilities of the first batch may differ from the sampler's, by their types,
-    `policy.dtype` and `train.dtype`; a larger one is refused: other weights or prompts would cause it."""
-
-    exact: Rate = 1e-4
-    """Both float32: the largest difference of a token. Only the order of computation differs."""
-    same: Rate = 5e-3
-    """Both of the same half precision: the mean k3. Trainer and sampler round at different places: about 1e-3 with
-    the same weights."""
-    mixed: Rate = 5e-3
-    """Of different types: the mean k3."""
 
 
 class Rl(Settings):
@@ -156,7 +143,6 @@ class Rl(Settings):
     seed: Count = 42
     """Seed of the order of tasks, of their episodes, and of the held-out tasks."""
     pivots: Pivots = Pivots()
-    gate: StartGate = StartGate()
 
     def __post_init__(self) -> None:
         if self.ratio_min > self.ratio_max:

@@ -22,8 +22,8 @@ from harness1.errors import ConfigError, HarnessError
 from harness1.memory.parts import history_line
 from harness1.memory.ranking import FITTED
 from harness1.memory.working_memory import WorkingMemory
-from harness1.plain import digest, json_safe_call, utf8_safe
-from harness1.records import ModelCall, Note, Observation, StopReason, Task, ToolCall, Turn
+from harness1.plain import digest, utf8_safe
+from harness1.records import ModelCall, Note, Observation, StopReason, Task, ToolCall, Turn, json_safe_call
 from harness1.retrieval.protocol import Retriever
 from harness1.tools.documents import END_SEARCH
 from harness1.tools.registry import Toolbox

@@ -16,9 +16,9 @@ from harness1.env.pieces import Piece, action_piece
 from harness1.env.render import Context
 from harness1.errors import UsageError
 from harness1.models.chat_format import ChatFormat
-from harness1.plain import digest, json_safe_call, utf8_safe
+from harness1.plain import digest, utf8_safe
 from harness1.policy.policy import Decision, Policy, Session, counter_of
-from harness1.records import ModelCall, Task, ToolCall
+from harness1.records import ModelCall, Task, ToolCall, json_safe_call
 from harness1.tools.tool import ToolSpec
 
 

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import msgspec
 
 from harness1.config import Config, Env
-from harness1.config.settings import differences
+from harness1.config.settings import differences, recorded
 from harness1.data.leaks import Selection, TaskFilter, open_filter
 from harness1.env.environment import env_hash
 from harness1.env.model_verifiers import open_verifier
@@ -168,7 +168,7 @@ class Profile:
         inputs = {
             "run": [file_digest(self.run.folder / name) for name in (STAGE, EPISODES)],
             "golds": digest(self.run.gold_by_id),
-            "pivots": msgspec.to_builtins(self.config.rl.pivots),
+            "pivots": recorded(self.config.rl.pivots, "rl.pivots."),
             "recall": self.config.sft.gates.recall,
             **hashes,
         }
@@ -242,7 +242,7 @@ def hashes_of(policy: Policy, run: TeacherRun) -> dict[str, str]:
 
 def name_settings(env: Env, config: Config) -> dict[str, Any]:
     """Return the settings behind the hashes, by which a difference can be named."""
-    found: dict[str, Any] = msgspec.to_builtins({"policy": config.policy, "pivots": config.rl.pivots})
+    found = {"policy": msgspec.to_builtins(config.policy), "pivots": recorded(config.rl.pivots, "rl.pivots.")}
     return {"env": env.plain()} | found
 
 

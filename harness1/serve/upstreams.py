@@ -16,8 +16,7 @@ from harness1.models.backend import LEAST, ROUNDING, Backend, Grammar
 from harness1.models.chat_format import ChatFormat, Ids
 from harness1.models.open import open_backend
 from harness1.models.spec import ModelSpec
-from harness1.plain import json_safe_call
-from harness1.records import Record, Sampling, ToolCall
+from harness1.records import Record, Sampling, ToolCall, json_safe_call
 from harness1.serve.chat import (
     Called,
     ChatReply,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness1.cli.main import Verb, Verbs, app
+from tests.cli.commands import harness1
 from tests.core_alone import run_in_core
 
 ROOT = Path(__file__).parent.parent.parent
@@ -57,6 +59,20 @@ def test_the_help_of_a_verb_imports_that_verb() -> None:
     modules = loaded_by("view", "--help")
     assert "harness1.cli.runs" in modules
     assert not modules & {"harness1.cli.search", "harness1.cli.rl", "numba"}
+
+
+def test_a_search_by_the_scripted_policy_loads_fewer_than_100_modules_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "ada.md").write_text("Ada Lovelace wrote the first program.")
+    harness1("index", "notes", "--out", "index", cwd=tmp_path)
+    code = "import sys; sys.argv = ['harness1', 'search', 'Who wrote the first program?', '--index', 'index']\n"
+    code += "from harness1.cli.main import run\ntry: run()\n"
+    code += "except SystemExit: print(*(name for name in sys.modules if name.startswith('harness1')), file=sys.stderr)"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True, env=environment
+    )
+    assert len(done.stderr.splitlines()[-1].split()) < 100
 
 
 HELP_OF_ALL = """
