@@ -22,9 +22,10 @@ from harness1.env.environment import SearchEnv
 from harness1.episodes.rollout import Nowhere
 from harness1.errors import UsageError
 from harness1.eval.metrics import Faults
+from harness1.models.spec import policy_config
 from harness1.plain import digest
 from harness1.plugins import KINDS, installed_plugins
-from harness1.policy.registry import policy_names
+from harness1.policy.registry import NAMES, policy_names
 from harness1.runs.folder import public_config, toml_lines
 
 ConfigFile = Annotated[
@@ -159,15 +160,17 @@ def resolve(
         else:
             weights[name] = _weight(given, weight) if sign else 1.0
     load = partial(load_config, tools=tools or (), rewards=weights)
-    if not any(models):
-        return load(config, overrides)
-    # Imported here, because verbs without a model start sooner without it.
-    from harness1.models.checkpoint import describe_environment, environment_of
-    from harness1.models.spec import policy_config
-
-    config = config or next(filter(None, map(policy_config, models)), None)
+    asked = [model for model in models if model and model not in NAMES]
+    config = config or next(filter(None, map(policy_config, asked)), None)
     settings = load(config, overrides)
-    for model in filter(None, models):
+    if not asked:
+        return settings
+    from harness1.models.checkpoint import (  # here, because verbs without a model start sooner so
+        describe_environment,
+        environment_of,
+    )
+
+    for model in asked:
         if (env := environment_of(model, settings)) is not None:
             carried = load(config, overrides, env)
             if carried.env != settings.env:
