@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness1.cli import memory
+from harness1.cli import training
 from tests.cli.commands import Command, command_in_process
 from tests.cli.test_rl_train import home, train
 from tests.tiny_models import save_tiny_model
@@ -59,7 +59,7 @@ def test_training_that_cannot_fit_is_refused_before_a_model_is_loaded(
     harness1: Command, monkeypatch: pytest.MonkeyPatch, home: Path
 ) -> None:
     monkeypatch.chdir(home)
-    monkeypatch.setattr(memory, "device_memory", lambda device: 10**5)
+    monkeypatch.setattr(training, "device_memory", lambda device: 10**5)
     ended = harness1(*train(out="refused"))
     assert ended.code == 2
     assert "machine.check_memory=false" in ended.err
