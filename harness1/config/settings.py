@@ -185,8 +185,11 @@ def without_removed(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]
     kept = {}
     for name, value in tree.items():
         path = f"{prefix}{name}"
-        if path not in REMOVED:
-            kept[name] = without_removed(value, f"{path}.") if isinstance(value, dict) else value
+        if isinstance(value, dict) and value:
+            if (group := without_removed(value, f"{path}.")) or "." not in path:  # else all of the group was removed
+                kept[name] = group
+        elif path not in REMOVED:
+            kept[name] = value
     return kept
 
 
