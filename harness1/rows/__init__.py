@@ -125,7 +125,7 @@ class Merged(Record):
     """Output tokens of all calls."""
 
     @property
-    def quarantine(self) -> tuple[str, ...]:
+    def quarantined(self) -> tuple[str, ...]:
         """The calls that must not be trained because their place is unknown."""
         return tuple(sorted(self.ambiguous + self.unresolved))
 

@@ -101,9 +101,9 @@ def repeating(method: str, path: str, body: bytes) -> tuple[int, bytes]:
 def test_no_output_holds_a_planted_secret(
     attack: Attack, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, cache = opening._opened, tmp_path / "cache"
+    real, cache = opening._open, tmp_path / "cache"
     assert command("index", WORLD, "--out", str(tmp_path / "index")).code == 0
-    monkeypatch.setattr(opening, "_opened", lambda prefix, rest, config: real(*_local(prefix, rest, tmp_path), config))
+    monkeypatch.setattr(opening, "_open", lambda prefix, rest, config: real(*_local(prefix, rest, tmp_path), config))
     planted_in = files = commands = 0
     with imitating(repeating) as url:
         for turn in range(attack.times(ROUNDS)):

@@ -242,13 +242,12 @@ def test_an_episode_is_judged_over_the_wire() -> None:
         )
 
     with replying(reply) as url:
-        config = configured(f"{url}/v1", characters=40)
+        config = configured(f"{url}/v1")
         verifier = open_verifier(config.env, config.machine)
         env = SearchEnv(config.env, WordRetriever(CORPUS), verifier, machine=config.machine)
         verify = call("verify", doc_ids=["D1"], claim="Ada wrote programs.")
         step = play(env, search("Ada Lovelace"), verify)[-1]
         assert isinstance(verifier, LanguageModelVerifier)
-        assert verifier.characters == 40
     assert [verdict.label for verdict in step.observation.verdicts] == ["no"]
     assert {ask.path for ask in asked} == {"/v1/chat/completions"}
     assert all(ask.headers["Authorization"] == f"Bearer {KEY}" for ask in asked)

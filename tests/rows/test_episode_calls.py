@@ -73,7 +73,7 @@ def test_no_failed_attempt_passes_for_a_retry_of_another(order: str, retries: in
     episode = failed(order, retries)
     made = merged(episode)
     assert trained(episode) == {"1.0", "2.0", *[f"3.{attempt}" for attempt in range(retries + 1)]}
-    assert made.superseded == made.quarantine == made.empty == ()
+    assert made.superseded == made.quarantined == made.empty == ()
     assert made.share_trained == 1.0
 
 
@@ -92,7 +92,7 @@ def test_equal_failed_attempts_on_equal_prompts_are_each_trained_on(order: str) 
 def test_every_trained_call_of_a_completed_episode_is_in_one_row(order: str) -> None:
     made = merged(completed(order))
     assert trained(completed(order)) == {"1.0", "2.2", "3.0", "4.0"}
-    assert made.quarantine == made.superseded == ()
+    assert made.quarantined == made.superseded == ()
 
 
 def test_calls_without_tokens_are_no_calls_here() -> None:

@@ -74,7 +74,7 @@ def sessions(draw: st.DrawFn) -> list[CapturedCall]:
 
 
 def plainly_ambiguous(calls: Sequence[CapturedCall]) -> set[str]:
-    """Which calls are quarantine for their parents, by comparing every call with every other."""
+    """Which calls are quarantined for their parents, by comparing every call with every other."""
     found: set[str] = set()
     for call in sorted(calls, key=lambda call: len(call.prompt_ids)):
         others = [other for other in calls if other.output_ids and other.agent_id == call.agent_id]
@@ -98,7 +98,7 @@ def test_whatever_agents_do_rows_are_exact_and_every_output_is_trained_once_or_a
     known = {call.call_id: call for call in calls}
     assert list(merged.rows) == [chain_row([known[name] for name in row.call_ids]) for row in merged.rows]
     named = [call_id for row in merged.rows for call_id in row.call_ids]
-    aside = [*merged.quarantine, *merged.superseded, *merged.empty]
+    aside = [*merged.quarantined, *merged.superseded, *merged.empty]
     assert sorted(named + aside) == sorted(call.call_id for call in calls)
     kept = sum(len(call.output_ids) for call in calls if call.call_id in named)
     assert sum(sum(row.loss_mask) for row in merged.rows) == kept
@@ -166,7 +166,7 @@ def test_agents_and_sessions_are_kept_apart() -> None:
     merged = prefix_merging([first, second, third, fourth])
     assert chains(merged) == [("first", "fourth"), ("second",), ("third",)]
     assert {row.call_ids: row.episode_id for row in merged.rows}[("second",)] == "t"
-    assert merged.quarantine == merged.superseded == ()
+    assert merged.quarantined == merged.superseded == ()
 
 
 def test_of_retries_the_one_that_was_continued_is_trained() -> None:
@@ -175,7 +175,7 @@ def test_of_retries_the_one_that_was_continued_is_trained() -> None:
     leaf = after("leaf", used, (6,), (7,))
     merged = prefix_merging([root, lost, used, leaf])
     assert chains(merged) == [("root", "used", "leaf")]
-    assert (merged.superseded, merged.quarantine) == (("lost",), ())
+    assert (merged.superseded, merged.quarantined) == (("lost",), ())
     assert merged.share_trained == 3 / 6
 
 
@@ -192,7 +192,7 @@ def test_retries_that_nothing_continues_are_told_apart_by_their_attempt_or_not_a
         )
 
     told = retried(1, 0)
-    assert (chains(told), told.superseded, told.quarantine) == ([("root", "a")], ("b",), ())
+    assert (chains(told), told.superseded, told.quarantined) == ([("root", "a")], ("b",), ())
     untold = retried(1, 1)
     assert (chains(untold), untold.superseded, untold.unresolved) == ([("root",)], (), ("a", "b"))
 
@@ -212,7 +212,7 @@ def test_a_call_that_two_others_could_precede_is_quarantined_with_all_that_follo
     grandchild = after("grandchild", child, (8,), (9,))
     branch = after("branch", child, (9,), (9,))
     merged = prefix_merging([root, long, short, child, grandchild, branch])
-    assert merged.quarantine == merged.ambiguous == ("branch", "child", "grandchild")
+    assert merged.quarantined == merged.ambiguous == ("branch", "child", "grandchild")
     assert trained(merged) == {"root", "long", "short"}
     assert merged.counts == {
         "rows": 2,
