@@ -1,6 +1,7 @@
-"""The whole configuration as one frozen value, from TOML plus dotted overrides. Each section has
-its own file; defaults are the published constants (Harness-1, arXiv 2606.02373; see `shipped/paper.toml`), except that
-documents are ranked by evidence (`env.evidence.rank`, `env.leads.on`, `env.auto_populate.by`, `env.read.by`)."""
+"""The whole configuration as one frozen value, from TOML plus dotted overrides.
+
+Defaults are the published constants (Harness-1, arXiv 2606.02373; see `shipped/paper.toml`), except that documents are
+ranked by evidence (`env.evidence.rank`, `env.leads.on`, `env.auto_populate.by`, `env.read.by`)."""
 
 from __future__ import annotations
 

@@ -284,7 +284,7 @@ def load_finished_metrics(evaluation: Evaluation, out: Path) -> dict[str, Any] |
 
 
 def write_metrics(evaluation: Evaluation, stage: Stage, out: Path) -> dict[str, Any]:
-    """Summarise the run folder into `metrics.json`, write all other outputs, close the card for `finished_metrics`."""
+    """Write `metrics.json` and all other outputs of a run folder; close the card for `load_finished_metrics`."""
     tasks = {task.task_id: task for task in evaluation.tasks}
     episodes = episodes_of(stage, out)
     metrics = summarise(episodes, tasks, evaluation.config, evaluation.seed, finished=True, faults=evaluation.faults)

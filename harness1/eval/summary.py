@@ -38,7 +38,7 @@ def summarise(
     of a task, the standard deviation between tasks and between the samples of one task
     (`statistics.variance_components`). A policy's failure is scored like any episode, with nothing delivered; an
     infrastructure fault is left out of the metrics, or counts as 0 (`faults`). `failures` counts episodes by status,
-    and `broken` says of those that broke why, and how they count (`failure.broken`). Rewards are computed with
+    and `broken` says of those that broke why, and how they count (`metrics.broken`). Rewards are computed with
     `config`, whatever the episodes recorded. `tool_mix` is the share of each tool in all successful calls. The means
     are over the `scored` ones of the `tasks`; the `missing` ones have no episode at all, and the others have only
     infrastructure faults. `finished`: no more episodes will come. A task without one was dropped and is scored as an

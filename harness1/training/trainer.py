@@ -1,4 +1,4 @@
-"""The learning rate schedule, and when a state is saved."""
+"""The trainer: micro-batches of rows, loss, step, the learning rate schedule, and when a state is saved."""
 
 from __future__ import annotations
 
