@@ -15,8 +15,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from tests.vocabularies import tokenizer
-
 
 def harness1(*words: str) -> str:
     ended = subprocess.run([sys.executable, "-m", "harness1", *words], capture_output=True, text=True, check=False)
@@ -156,6 +154,8 @@ class GenerateServer:
         return {"request_id": str(len(self.calls)), "choices": [choice]}
 
     def _sample(self, prompt: list[int]) -> Sampled:
+        from tests.vocabularies import tokenizer  # not every peer's environment has tokenizers
+
         spoken = tokenizer("qwen")
         name, arguments = next_call(spoken.decode(prompt), self.searches)
         call = json.dumps({"name": name, "arguments": arguments})
@@ -164,6 +164,8 @@ class GenerateServer:
         return Sampled(prompt, output, [-(len(prompt) + place) / 1e4 for place in range(len(output))])
 
     def _ids(self, part: str) -> list[int]:
+        from tests.vocabularies import tokenizer
+
         spoken = tokenizer("qwen")
         if part in spoken.control:
             return [spoken.control[part]]
