@@ -33,7 +33,8 @@ if not __package__:
     # Run as a script: its neighbours are found beside it.
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.peer import EncodingCounter, EncodingTokenizer, Peer, tokenizer
+from benchmarks.peer import Peer
+from benchmarks.tokenizer import EncodingCounter, EncodingTokenizer, tokenizer
 from benchmarks.workload import MODES, Mode, Served, Workload, passages, workload
 from harness1.config import Env, load_config
 from harness1.data.open import open_source

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import env_turn, prefix_reuse, retrieval
-from benchmarks.peer import EncodingCounter, Peer, tokenizer
+from benchmarks.peer import Peer
+from benchmarks.tokenizer import EncodingCounter, tokenizer
 from benchmarks.workload import CHUNKS, passages, workload
 from harness1.config import Env
 from harness1.data.open import open_source
