@@ -112,6 +112,17 @@ def test_no_action_breaks_an_episode(order: str, decisions: list[tuple[list[Tool
         assert (again.memory_hash, again.context_hash) == (turn.memory_hash, turn.context_hash)
 
 
+def test_deep_nesting_and_odd_types_are_recorded_in_plain_form() -> None:
+    nested: object = "deep"
+    for _ in range(500):
+        nested = [nested]
+    action = ToolCall("search_corpus", {"query": nested, "big": 10**400, "odd": b"bytes", "nan": float("nan")})
+    step = play(small_env(), action)[0]
+    assert msgspec.json.decode(msgspec.json.encode(step.turn), type=Turn) == step.turn
+    odd = ToolCall("search_corpus", ["no", "mapping"])  # type: ignore[arg-type]
+    assert play(small_env(), odd)[0].turn.action == ToolCall("search_corpus", {"arguments": ["no", "mapping"]})
+
+
 @pytest.mark.parametrize(
     "action",
     [

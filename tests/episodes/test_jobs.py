@@ -67,6 +67,26 @@ def test_worker_processes_give_the_same_episodes_as_one_process(index: str) -> N
     assert timeless(episodes(index, 2, count)) == timeless(episodes(index, 1, count))
 
 
+def test_no_more_episodes_run_at_once_than_the_bound(index: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from harness1.episodes import jobs as runner
+
+    running, most = 0, 0
+    original = runner.rollout
+
+    async def rollout(*arguments: Any, **options: Any) -> Episode:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        episode = await original(*arguments, **options)
+        running -= 1
+        return episode
+
+    monkeypatch.setattr(runner, "rollout", rollout)
+    config = load_config(None, ["machine.workers=1", "machine.concurrency=2"])
+    run_episodes(EpisodeSetup(config, index, "scripted"), jobs(8), lambda _: None)
+    assert most == 2
+
+
 def test_workers_without_a_chunk_of_their_own_are_not_taken_for_dead(
     index: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

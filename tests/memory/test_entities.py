@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from harness1.config import Env, Evidence, Leads, Rendering
 from harness1.env.environment import Step
-from harness1.episodes.rollout import rollout
+from harness1.episodes.rollout import replay_episode, rollout
 from harness1.memory.entities import Bridge, EntityHandles, EvidenceGraph, extract, in_handles, mentions
 from harness1.policy.oracle_teacher import OracleTeacher
+from harness1.policy.registry import open_policy
 from harness1.policy.scripted import ScriptedPolicy
 from harness1.records import DocId, Gold, Note, Task, UnitId
 from tests.support import CORPUS, call, make_env, play, run, search, text_of
@@ -377,3 +378,11 @@ def test_minimal_instructions_show_leads_as_handle_name_and_sources() -> None:
 def test_the_hash_of_an_environment_without_them_is_as_before() -> None:
     assert "handles" not in Env().hashed()["leads"]
     assert Env().hashed() != ON_LEAD_HANDLES.hashed()
+
+
+@pytest.mark.parametrize("env", [ON_LEAD_HANDLES, BRIEF])
+def test_an_episode_that_uses_them_replays(env: Env) -> None:
+    gold = Gold({DocId("miss"): 1})
+    episode = run(rollout(make_env(env), open_policy("lead-teacher", {"t": gold}), TASK))
+    assert "Q" in [turn.action.arguments.get("query") for turn in episode.turns if turn.action]
+    assert replay_episode(episode, env).difference is None

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from harness1.config import AutoPopulate, Config, Dedup, Dense, Env, Evidence, Index, Leads, Retrieval
+from harness1.config import AutoPopulate, Config, Dedup, Dense, Env, Evidence, Index, Leads, Read, Rendering, Retrieval
 from harness1.data.open import open_source
 from harness1.env.environment import SearchEnv
 from harness1.episodes.rollout import ReplayReport, replay_episode, rollout
@@ -313,17 +313,29 @@ actions_of = st.lists(
     max_size=5,
 )
 WHOLE = msgspec.structs.replace(
-    RANKED, evidence=Evidence(rank=True, handles=True), auto_populate=AutoPopulate(documents=2, by="evidence")
+    RANKED,
+    evidence=Evidence(rank=True, handles=True),
+    auto_populate=AutoPopulate(documents=2, by="evidence"),
+    read=Read(by="evidence"),
 )
+HANDLES_IN_QUERIES = [
+    search("E1 program"),
+    call("fan_out_search", queries=["E2", "E3 E99"]),
+    search("E99"),
+    curate(add_ids=["D1"]),
+    call("read_document", doc_id="D2"),
+]
 
 
+@pytest.mark.parametrize("rendering", ["paper", "stable_first", "epoch", "transcript"])
 @settings(max_examples=25)
+@example(HANDLES_IN_QUERIES)
 @given(actions_of)
-def test_a_replayed_episode_has_the_same_order_and_leads(actions: list[Any]) -> None:
-    task = Task("t", QUESTION)
-    episode = run(rollout(make_env(WHOLE), Script(*actions), task))
-    assert replay_episode(episode, WHOLE) == ReplayReport(len(episode.turns), len(episode.turns))
-    live, again = make_env(WHOLE), make_env(WHOLE)
+def test_a_replayed_episode_has_the_same_order_and_leads(rendering: Any, actions: list[Any]) -> None:
+    task, config = Task("t", QUESTION), msgspec.structs.replace(WHOLE, rendering=Rendering(rendering))
+    episode = run(rollout(make_env(config), Script(*actions), task))
+    assert replay_episode(episode, config) == ReplayReport(len(episode.turns), len(episode.turns))
+    live, again = make_env(config), make_env(config)
     run(live.reset(task))
     again.begin(WorkingMemory.empty(QUESTION, "document"))
     for turn in episode.turns:

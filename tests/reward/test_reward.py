@@ -177,6 +177,11 @@ def test_a_format_failure_overrides_whatever_was_curated() -> None:
     assert (found.total, found.override) == (-0.5, "format_failure")
 
 
+@pytest.mark.parametrize("stop", [StopReason.TURN_LIMIT, StopReason.CONTEXT_LIMIT])
+def test_running_out_is_scored_like_stopping(stop: StopReason) -> None:
+    assert rewarded(finished(stop, "a", "ab")) == rewarded(finished(curated="a", pool="ab"))
+
+
 def test_an_infrastructure_fault_is_never_rewarded() -> None:
     assert score(finished(StopReason.FAULT, "ab", "ab"), GOLD, SHAPELESS).reward is None
     assert score(finished(StopReason.FAULT), GOLD, SHAPELESS).reward is None
