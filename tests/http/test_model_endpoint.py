@@ -6,12 +6,13 @@ import asyncio
 import threading
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import pytest
 
 from harness1.errors import ConfigError, InfrastructureFault, Overflow, Refusal, Unreachable
-from harness1.http.model_endpoint import ModelEndpoint
+from harness1.http.model_endpoint import Completer, ModelEndpoint
 from tests.http.test_http_client import KEY, Ask, Reply, replying
 
 Numbers = dict[str, int]
@@ -254,6 +255,46 @@ def test_waiting_for_another_try_leaves_the_place_to_others() -> None:
 
     with replying(reply) as url:
         assert asyncio.run(both(endpoint(url, concurrency=1))) == {"a": 1}
+
+
+class Strict:
+    """A server that accepts neither the old name of a limit nor a temperature."""
+
+    def __init__(self) -> None:
+        self.options: list[list[str]] = []
+
+    async def post(self, path: str, body: Any, kind: type[Any]) -> Any:
+        self.options.append(sorted(body.keys() - {"model", "messages"}))
+        if "max_tokens" in body:
+            raise Refusal("400 'max_tokens' is not supported. Use 'max_completion_tokens' instead.")
+        if "temperature" in body:
+            raise Refusal("400 'temperature' does not support 0")
+        return msgspec.convert({"choices": [{"message": {"content": "yes"}}]}, kind)
+
+
+def test_a_model_that_refuses_the_names_of_options_is_asked_without_them() -> None:
+    server = Strict()
+    completer = Completer(server, "m", 9)
+    assert [asyncio.run(completer.complete([])).text for _ in range(2)] == ["yes", "yes"]
+    assert server.options == [
+        ["max_tokens", "temperature"],
+        ["max_completion_tokens", "temperature"],
+        *[["max_completion_tokens"]] * 2,
+    ]
+
+
+@pytest.mark.parametrize("said", ["max_completion_tokens", "temperature", "temperature and max_completion_tokens"])
+def test_a_model_that_refuses_whatever_is_left_out_is_not_asked_for_ever(said: str) -> None:
+    asked = list[Any]()
+
+    class Stubborn:
+        async def post(self, path: str, body: Any, kind: type[Any]) -> Any:
+            asked.append(body)
+            raise Refusal(said)
+
+    with pytest.raises(Refusal, match=said):
+        asyncio.run(Completer(Stubborn(), "m", 9).complete([]))
+    assert len(asked) <= 3
 
 
 @pytest.mark.parametrize(

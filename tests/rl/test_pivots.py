@@ -19,9 +19,10 @@ from harness1.episodes.jobs import EpisodeJob
 from harness1.errors import ConfigError, InfrastructureFault, UsageError
 from harness1.eval.evaluate import Evaluation, evaluate
 from harness1.policy.policy import Decision
-from harness1.records import DocId, Episode, Task, ToolCall
+from harness1.policy.scripted import RecordedPolicy
+from harness1.records import DocId, Episode, RewardRecord, RewardTerm, Task, ToolCall
 from harness1.retrieval.build import build_index
-from harness1.rl.pivot_turns import TurnId
+from harness1.rl.pivot_turns import PivotState, PivotWorld, TurnId
 from harness1.rl.pivots import (
     PIVOTS,
     README,
@@ -127,6 +128,46 @@ def test_every_turn_of_the_teacher_is_a_candidate_once(taught: TeacherRun, finis
     }
     assert {turn_id: each.tool for turn_id, each in by_turn_id(finished).items()} == turns
     assert len(read_pivots(finished)) == len(turns)
+
+
+def test_the_kept_set_equals_enumeration_of_injected_rewards(
+    taught: TeacherRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(5)
+    table: dict[TurnId, list[float]] = {}
+
+    async def injected(self: PivotWorld, state: PivotState, policy: object, job: EpisodeJob) -> Episode:
+        turn_id = TurnId.read(job.task.task_id)
+        rates = table.setdefault(turn_id, [float(rng.random() < rng.choice((0.0, 0.3, 0.6, 1.0))) for _ in range(4)])
+        value = 1.0 if isinstance(policy, RecordedPolicy) else rates[job.sample_idx]
+        reward = RewardRecord(value, {"injected": RewardTerm(value, 1.0)})
+        return msgspec.structs.replace(next(iter(episodes.values())), reward=reward)
+
+    episodes = latest_episodes(taught.folder)
+    monkeypatch.setattr(PivotWorld, "play", injected)
+    profile(work(taught), tmp_path / "out")
+    found = by_turn_id(tmp_path / "out")
+    assert found.keys() == table.keys()
+    kept = {turn_id for turn_id, each in found.items() if each.fate == "kept"}
+    assert kept == {turn_id for turn_id, rewards in table.items() if 0 < sum(rewards) < 4 and sum(rewards) / 4 < 0.6}
+    assert 0 < len(kept) < len(found)
+    for turn_id, rewards in table.items():
+        assert (found[turn_id].right, found[turn_id].mean) == (sum(rewards), sum(rewards) / 4)
+        assert found[turn_id].rules == {"injected": 4}
+
+
+def test_the_experts_own_action_is_right_at_every_turn_that_was_sampled(taught: TeacherRun, finished: Path) -> None:
+    episodes = {each.episode_id: each for each in latest_episodes(taught.folder).values()}
+    world, checked = work(taught).world(), 0
+    for each in read_pivots(finished):
+        episode = episodes[each.episode_id]
+        state = world.states(episode, taught.gold_by_id[each.task_id])[each.turn - 1]
+        expert = RecordedPolicy([msgspec.structs.replace(episode, turns=(state.turn,))])
+        made = run(world.play(state, expert, EpisodeJob(Task(each.turn_id.name, episode.task.query))))
+        assert made.reward is not None
+        assert (made.reward.total > 0.0) == (each.fate != "expert_fails") == (each.samples > 0)
+        checked += each.samples > 0
+    assert checked > 10
 
 
 def test_no_task_is_in_both_splits(finished: Path) -> None:

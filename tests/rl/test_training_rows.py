@@ -181,6 +181,7 @@ def test_steps_share_whole_groups_as_evenly_as_can_be(groups: int, count: int, s
     rows = [TrainRow((at, turn), (0, 1), group_id=str(at)) for at in range(groups) for turn in range(1 + at % 3)]
     steps = substeps(rows, count, seed)
     assert steps == substeps(rows, count, seed)
+    assert groups == 1 or any(substeps(rows, count, seed + more) != steps for more in range(1, 40))
     assert len(steps) == min(count, groups)
     assert sorted(row.token_ids for step in steps for row in step) == [row.token_ids for row in rows]
     sizes = [len({row.group_id for row in step}) for step in steps]

@@ -216,6 +216,16 @@ def test_another_dataset_is_not_overwritten_unless_forced(teacher: Path, tmp_pat
     assert build(other, tmp_path, force=True).sft["rows"] == "epoch"
 
 
+@pytest.mark.parametrize("force", [False, True])
+def test_a_folder_with_something_else_is_never_touched(teacher: Path, tmp_path: Path, force: bool) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(UsageError, match="holds nothing of `harness1 sft build`"):
+        build(Build([teacher], SFT), tmp_path, force=force)
+    with pytest.raises(UsageError, match="holds nothing of `harness1 sft build`"):
+        build(Build([teacher], SFT), teacher, force=force)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
 def test_without_runs_there_is_nothing_to_build(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="at least one run"):
         build(Build([], SFT), tmp_path)
@@ -445,6 +455,13 @@ def test_the_command_prints_the_gates_or_the_card(teacher: Path, tmp_path: Path)
     assert f"{read_card(tmp_path).train.rows} rows of 7 tasks" in shown.stdout
     printed = command(teacher, "--out", tmp_path, "--json", *settings)
     assert msgspec.json.decode(printed.stdout) == msgspec.json.decode((tmp_path / CARD).read_bytes())
+
+
+def test_the_command_takes_a_part_on_demand_and_says_so(run_copy: Path, tmp_path: Path) -> None:
+    changed(run_copy, status="interrupted", inputs={"tasks": ["one", "two"]})
+    options = [*(f"--set=sft.gates.{each}" for each in ("recall=0.0", "near=1.0")), "--out", tmp_path / "out"]
+    assert "--partial" in str(command(run_copy, *options).exception)
+    assert "2 of its tasks are missing" in " ".join(command(run_copy, *options, "--partial").stdout.split())
 
 
 def test_the_command_renders_again_for_a_student(approximate: Path, tmp_path: Path) -> None:
