@@ -86,6 +86,13 @@ def test_hostile_text_raises_nothing(text: str) -> None:
     assert len(judge(CLAIM + text[:100], text)) == 1
 
 
+def test_by_words_only_the_first_characters_are_read_and_documents_keep_their_order() -> None:
+    late = "Filler words stand here. " * 10 + DOCUMENT
+    short = LexicalVerifier(characters=200)
+    assert [each.label for each in judge(CLAIM, late, DOCUMENT, verifier=short)] == ["unclear", "yes"]
+    assert judge(CLAIM, late.replace("Filler", "Marie Curie", 1))[0].label == "yes"
+
+
 def verdict(claim: str, unit: str = "p") -> Verdict:
     return Verdict(unit_id=UnitId(unit), claim=claim, label="yes")
 

@@ -155,6 +155,22 @@ def test_a_claim_with_a_text_is_asked_once_however_it_is_spelled() -> None:
     assert len(endpoint.bodies) == 3
 
 
+def test_the_verdicts_used_last_are_kept() -> None:
+    endpoint = Says(lambda asked: "yes")
+    verifier = LanguageModelVerifier(endpoint, "m", cached=2)
+    for text in ("a", "b", "a", "c", "a", "b"):
+        judge(verifier, text)
+    assert len(endpoint.bodies) == 4
+
+
+def test_only_the_first_characters_are_read() -> None:
+    endpoint = Says(lambda asked: '{"verdict": "yes", "quote": "late"}')
+    verifier = LanguageModelVerifier(endpoint, "m", characters=10)
+    assert judge(verifier, "x" * 10 + "late") == judge(verifier, "x" * 10 + "other") == [Judgement("yes")]
+    assert len(endpoint.bodies) == 1
+    assert "late" not in endpoint.bodies[0]["messages"][1]["content"]
+
+
 def test_equal_questions_in_flight_are_asked_once() -> None:
     endpoint = Says(lambda asked: "yes", 0.02)
     verifier = LanguageModelVerifier(endpoint, "m")

@@ -221,6 +221,14 @@ def test_every_tool_of_the_prompt_is_enabled() -> None:
     assert not any(name in prompt(off) for name in names)
 
 
+def test_limits_are_those_of_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FanOut, "queries", 3)
+    text = prompt(Env(max_turns=17, curation=Curation(cap=13)))
+    assert "at most 17" in text
+    assert "at most 13 documents" in text
+    assert "up to 3 different queries" in text
+
+
 def test_settings_that_no_one_sees_leave_the_text_alone() -> None:
     assert prompt(Env(search=Search(hits=3))) == prompt()
 
@@ -500,6 +508,15 @@ def test_everything_in_the_view_can_be_read_in_the_text(order: str, tags: bool) 
     of_memory |= {VerdictsView, VerdictView, HistoryView, HistoryLine, RankedView, LeadsView, LeadView}
     of_memory |= {LinksView, LinkView}
     assert seen == (WORDS.keys() - of_memory if order == "transcript" else WORDS.keys())
+
+
+def test_a_dropped_piece_is_not_in_the_view() -> None:
+    env = make_env(Env(context_window=3000, generation_reserve=300), wide_corpus(40))
+    context = play(env, *map(search, ("river", "war", "king", "Rome", "rain")))[-1].context
+    assert context is not None
+    assert context.budget.dropped > 0
+    assert len(context.view.documents) < len(env.state.memory.pool.entries)
+    assert all(document.text in text_of(context) for document in context.view.documents.values())
 
 
 def test_long_queries_and_passages_are_cut_in_text_and_view_and_whole_in_the_record() -> None:

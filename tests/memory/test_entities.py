@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness1.config import Env, Evidence, Leads, Rendering
+from harness1.config import Compression, Env, Evidence, Leads, Rendering
 from harness1.env.environment import Step
 from harness1.episodes.rollout import replay_episode, rollout
 from harness1.memory.entities import Bridge, EntityHandles, EvidenceGraph, extract, in_handles, mentions
@@ -16,7 +16,7 @@ from harness1.policy.oracle_teacher import OracleTeacher
 from harness1.policy.registry import open_policy
 from harness1.policy.scripted import ScriptedPolicy
 from harness1.records import DocId, Gold, Note, Task, UnitId
-from tests.support import CORPUS, call, make_env, play, run, search, text_of
+from tests.support import CORPUS, call, chunk, make_env, play, run, search, text_of
 
 
 def found(text: str) -> tuple[str, ...]:
@@ -182,6 +182,13 @@ def test_a_handle_never_changes() -> None:
     assert len(shown[-1]) > len(shown[0])
 
 
+def test_what_is_not_shown_has_no_handle() -> None:
+    long = chunk("a", "River town. The river is long. It goes to Vienna.", "River")
+    env = make_env(Env(evidence=Evidence(handles=True, rank=False), compression=Compression(sentences=1)), [long])
+    play(env, search("river town"), query="What?")
+    assert env.state.memory.entities.names == ["River"]
+
+
 def test_years_and_numbers_have_none() -> None:
     assert mentions("In 1824 Byron left in the 1820s for Rome.", 100) == [(13, "Byron"), (40, "Rome")]
 
@@ -345,6 +352,12 @@ def test_a_lead_is_searched_by_its_handle_and_with_the_question() -> None:
     leads = {lead.entity: lead.name for lead in steps[0].context.view.leads}
     assert set(leads) >= {"E2"}
     assert [asked(step) for step in steps[1:]] == [[leads["E2"]], [f"{QUESTION} {leads['E2']}"]]
+
+
+def test_hits_show_no_handles() -> None:
+    (step,) = play(make_env(ON_LEAD_HANDLES), search("Ada Lovelace daughter"))
+    hit = "[D1] Ada Lovelace\nAda Lovelace wrote the first program. She was the daughter of Lord Byron."
+    assert hit in texts(step)
 
 
 def test_a_letter_in_a_query_of_words_stays() -> None:

@@ -285,3 +285,20 @@ def test_an_episode_is_replayed_without_its_tokenizer(order: str) -> None:
     ended = episode_of(sayer(search("river"), *[NONSENSE] * 4), order)
     report = replay_episode(ended, env)
     assert (report.equal, report.turns, report.difference) == (2, 2, None)
+
+
+@pytest.mark.parametrize("prefix", ["action/2", "turn/1", "hit/1"])
+@pytest.mark.parametrize("change", [0, 1])
+def test_a_replay_notices_a_count_that_is_changed_or_missing(prefix: str, change: int) -> None:
+    episode = told_again("paper")
+    sizes: list[dict[str, Any]] = [dict(episode.counts), dict(episode.segments)]
+    for each, more in zip(sizes, (1, (1,)), strict=True):
+        for key in [key for key in each if key.startswith(prefix)]:
+            each[key] += more
+            if not change:
+                del each[key]
+    forged = msgspec.structs.replace(episode, counts=sizes[0], segments=sizes[1])
+    assert forged != episode
+    report = replay_episode(forged, env_of(chat_format("hermes", "chatml")).config)
+    assert report.difference is not None
+    assert report.equal < report.turns

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import msgspec
 import pytest
 
@@ -9,7 +11,7 @@ from harness1.config import Curation, Env, FanOut, Leads
 from harness1.episodes.rollout import rollout
 from harness1.errors import UsageError
 from harness1.policy.oracles import FOLLOWED, OraclePolicy, needs_of
-from harness1.policy.registry import open_policy
+from harness1.policy.registry import check_policy, needs_gold, open_policy
 from harness1.records import ChunkId, DocId, Episode, Gold, Status, StopReason, Task
 from harness1.reward.measures import measure_outcome
 from tests.support import WordRetriever, chunk, make_env, run
@@ -131,3 +133,24 @@ def test_no_lead_is_followed_twice() -> None:
         leads = [lead for call in calls for lead in call.arguments.get("queries", [call.arguments.get("query", "Q")])]
         named = [lead for lead in leads if lead != "Q"]
         assert len(named) == len(set(named)) > 1
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "oracle-teacher",
+        "silent:lead-teacher",
+        "mixed:0.5",
+        "silent:oracle",
+        "silent:mixed:0.5",
+        "mixed:1",
+        "silent:random",
+    ],
+)
+def test_a_policy_made_by_name_plays_and_refuses_to_play_without_the_gold_that_it_needs(spec: str) -> None:
+    check_policy(spec)
+    needed = "random" not in spec
+    assert needs_gold(spec) == needed
+    assert run(rollout(make_env(ENV), open_policy(spec, {"t": HOPS}), TASK)).turns
+    with pytest.raises(UsageError, match="gold of task t") if needed else nullcontext():
+        run(rollout(make_env(ENV), open_policy(spec), TASK))

@@ -378,3 +378,21 @@ def test_other_actions_are_another_policy() -> None:
 def test_an_unknown_query_is_refused() -> None:
     with pytest.raises(UsageError, match="no recorded episode"):
         again(RecordedPolicy([recorded()]), Task("t", "Another question?"))
+
+
+@pytest.mark.parametrize("policy", ["random", "single-shot"])
+@pytest.mark.parametrize("env", [Env(), load_config("transcript").env])
+def test_policies_play_inside_and_outside_of_the_harness(env: Env, policy: str) -> None:
+    task = Task("t", "Which river castle stood beside the bridge of king Ada?")
+    found = run(rollout(make_env(env, wide_corpus(60)), open_policy(policy, {}), task, seed=3))
+    assert found.status is Status.COMPLETED
+    assert found.curated or policy == "random"
+    assert replay_episode(found, env).difference is None
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_actions_are_legal_and_name_handles(seed: int) -> None:
+    env = make_env(Env(evidence=Evidence(handles=True)), wide_corpus(30))
+    turns = run(rollout(env, RandomPolicy(), Task("t", QUESTION), seed=seed)).turns
+    assert not [turn.observation for turn in turns if turn.observation is None or turn.observation.error]
+    assert "E1" in str(turns[0].action)
