@@ -123,6 +123,15 @@ def test_more_calls_than_rows_are_all_answered(folder: Path) -> None:
     assert_replayed(folder, calls)
 
 
+def test_the_counters_add_up(folder: Path) -> None:
+    backend = opened(folder)
+    sampled(backend, [(prompt(at, 20), drawn(SETTINGS[3], at, 5)) for at in range(3)])
+    stats = backend.stats()
+    assert (stats.prefilled_tokens, stats.reused_tokens, stats.decoded_tokens) == (60, 0, 12)
+    assert stats.prefill_seconds > 0
+    assert stats.decode_seconds > 0
+
+
 def test_a_prompt_that_extends_a_finished_call_computes_only_what_is_new(folder: Path) -> None:
     backend = opened(folder)
     first = sampled(backend, [(prompt(1, 40), drawn(SETTINGS[3], max_tokens=10))])

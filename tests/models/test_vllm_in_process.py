@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from harness1.errors import InfrastructureFault, UsageError
+from harness1.models.backend import SampledOutput
 from harness1.models.token_server import AdapterVersions
 from harness1.models.vllm_engine import LoopThread, VllmBackend
 from harness1.records import Sampling
@@ -136,6 +137,31 @@ def test_a_version_that_is_loaded_again_keeps_its_number(
     run(backend.load_adapter(folders[1], 2))
     assert [request.lora_int_id for request in engine.added] == [1, 1, 2]
     assert engine.removed == [1]
+
+
+def test_a_version_is_removed_when_a_newer_one_is_there_and_no_call_uses_it(
+    backend: VllmBackend, engine: FakeEngine, folders: tuple[Path, Path]
+) -> None:
+    async def work() -> SampledOutput:
+        await backend.load_adapter(folders[1], 1)
+        held = engine.gate = asyncio.Event()
+        early = asyncio.create_task(backend.generate((1, 5), SAMPLING))
+        while not engine.sampled_with:
+            await asyncio.sleep(0.001)
+        engine.gate = asyncio.Event()
+        engine.gate.set()
+        for version in (2, 3):
+            await backend.load_adapter(folders[1], version)
+        assert engine.removed == [2], "1 is in use, and 3 is the newest"
+        backend._loop._loop.call_soon_threadsafe(held.set)
+        output = await early
+        await backend.load_adapter(folders[1], 4)
+        assert sorted(engine.removed) == [1, 2, 3]
+        return output
+
+    output = run(work())
+    assert output.version_end == 1
+    assert engine.sampled_with[0].lora_int_id == 1
 
 
 def test_an_adapter_that_the_engine_cannot_load_leaves_the_present_one_in_use(

@@ -130,6 +130,10 @@ def test_a_stage_is_a_command_with_its_settings(notes: Path) -> None:
     assert made.words("third", Path("w")) == ("compare", "w/second", "w/second", "--out", "w/third")
 
 
+def test_folders_with_spaces_stay_one_word(notes: Path) -> None:
+    assert recipe(notes).words("second", Path("my work"))[1] == "my work/first"
+
+
 def test_stages_may_train_in_several_processes(notes: Path) -> None:
     commands = Commands()
     work_of(notes, commands, second={**CHAIN["stages"]["second"], "processes": 4}).run()

@@ -92,6 +92,12 @@ def test_no_document_is_gold_in_two_splits(golds: list[list[DocId]]) -> None:
             assert owner.setdefault(doc_id, split or "") == split
 
 
+def test_splits_have_their_shares_where_no_gold_is_shared() -> None:
+    splitter = Splitter({"train": 0.8, "dev": 0.1, "test": 0.1})
+    splits = [splitter.place([DocId(str(number))]) for number in range(100)]
+    assert [splits.count(name) for name in ("train", "dev", "test")] == [80, 10, 10]
+
+
 def corpus_of_films(count: int) -> list[Document]:
     """Films with directors, each of whom has a document, and prose that names them."""
     firsts = "Ada Bea Cora Dora Edna Faye Gail Hope Ines Jane Kate Lena Mona Nora Olga Rosa".split()  # noqa: SIM905
