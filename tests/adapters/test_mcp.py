@@ -239,6 +239,19 @@ def test_a_start_that_a_client_gave_up_is_finished() -> None:
     run(plays(Served()))
 
 
+def test_a_turn_limit_ends_a_search_with_what_it_has() -> None:
+    async def plays(served: Served) -> CallToolResult:
+        async with served.client() as client:
+            name = told(await client.call_tool("start_search", {"question": QUESTION}))["search"]
+            for _ in range(6):
+                last = await client.call_tool("search_corpus", {"search": name, "query": "Ada Byron"})
+            return last
+
+    last = told(run(plays(Served())))
+    assert (last["over"], last["stop_reason"]) == (True, "turn_limit")
+    assert last["curated"]
+
+
 def test_a_dead_index_is_an_error_and_no_empty_result() -> None:
     async def plays(served: Served) -> CallToolResult:
         async with served.client() as client:

@@ -22,7 +22,7 @@ from harness1.data.world import (
     by_split,
     world_source,
 )
-from harness1.data.world_facts import fold
+from harness1.data.world_facts import Entity, fold
 from harness1.errors import UsageError
 from harness1.plain import digest
 from harness1.records import Task
@@ -158,6 +158,12 @@ def test_names_are_unique_even_without_case_and_accents(world: SyntheticWorld) -
     assert len({fold(entity.name) for entity in world.entities}) == len(world.entities)
 
 
+def test_names_have_the_forms_that_break_careless_code(world: SyntheticWorld) -> None:
+    everyone = [entity.name for entity in world.entities]
+    for form in (r"[é-öšŁ]", r"\w-\w", r"^[A-Z]{4} ", r" (van|de|von) ", r" [A-Z]\. ", r"&"):
+        assert any(re.search(form, name) for name in everyone), form
+
+
 def test_a_question_is_worded_unlike_the_documents() -> None:
     for relation, wording in WORDINGS.items():
         asked = {part for part in (wording.one, wording.other) if part}
@@ -206,6 +212,33 @@ def test_near_duplicates_repeat_a_document_that_is_no_evidence(world: SyntheticW
         changed = [(a, b) for a, b in zip(one.text.split(), other.text.split(), strict=True) if a != b]
         assert [SWAPS[b] for _, b in changed] == [a for a, _ in changed]
         assert 0.01 <= len(changed) / len(other.text.split()) <= 0.02
+
+
+def test_look_alikes_of_evidence_exist_with_the_same_title_and_a_negation_turned(world: SyntheticWorld) -> None:
+    documents = {document.doc_id: document for document in world.documents()}
+    models = {entity.index: entity.model for entity in world.entities if entity.model is not None}
+    pairs = [(documents[world.doc_id(one)], documents[world.doc_id(other)]) for one, other in models.items()]
+    assert all(substance(one.text) != substance(other.text) for one, other in pairs)
+    assert any(one.title == other.title and jaccard(one.text, other.text) >= 0.85 for one, other in pairs)
+    assert any(substance(one.text)[1] != substance(other.text)[1] for one, other in pairs)
+
+
+def test_distractors_share_surnames_town_names_amounts_and_company_roots(world: SyntheticWorld) -> None:
+    def repeated(kind: str, part: int, among: list[Entity]) -> int:
+        counts = Counter(entity.name.split()[part] for entity in among if entity.kind == kind)
+        return max(counts.values())
+
+    assert repeated("person", -1, world.entities) > 1
+    assert repeated("town", 0, world.entities) > 1
+    assert repeated("company", 0, world.entities) > 1
+    amounts = Counter(entity.facts["revenue"] for entity in world.entities if entity.kind == "filing")
+    assert max(amounts.values()) > 1
+
+
+def test_ids_say_nothing_about_the_kind_of_document(world: SyntheticWorld) -> None:
+    people = sorted(world.doc_id(entity.index) for entity in world.entities if entity.kind == "person")
+    assert int(people[0][1:]) < 50
+    assert int(people[-1][1:]) > 450
 
 
 def test_what_resembles_evidence_differs_in_a_number_name_or_negation(world: SyntheticWorld) -> None:
