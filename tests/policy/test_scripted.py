@@ -381,8 +381,9 @@ def test_an_unknown_query_is_refused() -> None:
 
 
 @pytest.mark.parametrize("policy", ["random", "single-shot"])
-@pytest.mark.parametrize("env", [Env(), load_config("transcript").env])
-def test_policies_play_inside_and_outside_of_the_harness(env: Env, policy: str) -> None:
+@pytest.mark.parametrize("settings", [None, [], ["env.pruning.tokens=2000", "env.pruning.refusal=3000"]])
+def test_policies_play_inside_and_outside_of_the_harness(settings: list[str] | None, policy: str) -> None:
+    env = Env() if settings is None else load_config("transcript", settings).env
     task = Task("t", "Which river castle stood beside the bridge of king Ada?")
     found = run(rollout(make_env(env, wide_corpus(60)), open_policy(policy, {}), task, seed=3))
     assert found.status is Status.COMPLETED
