@@ -158,6 +158,7 @@ class TrainingLoop(ABC):
                     self.save()
                 if ends:
                     return
+                await asyncio.sleep(0)  # an interrupt of a validation that never waited ends here
                 await self.update()
         except (asyncio.CancelledError, KeyboardInterrupt):
             with uninterrupted():

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from harness1.config import Env, Machine, Pivots
+from harness1.config.settings import recorded
 from harness1.env.environment import SearchEnv, State, Step, env_hash
 from harness1.env.pieces import TokenCounter
 from harness1.env.render import Context
@@ -329,7 +330,7 @@ class PivotWorld:
         ruling = state.ruling(episode.turns[0], env.state.memory, self.pivots)
         value = float(ruling.right)
         reward = RewardRecord(value, {ruling.rule: RewardTerm(value, 1.0)})
-        hashes = msgspec.structs.replace(episode.hashes, reward=digest(self.pivots))
+        hashes = msgspec.structs.replace(episode.hashes, reward=digest(recorded(self.pivots, "rl.pivots.")))
         return msgspec.structs.replace(episode, reward=reward, hashes=hashes)
 
 

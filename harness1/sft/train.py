@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 import msgspec
 
 from harness1.config import ChatPolicy, Config, Env, recorded_without
-from harness1.config.settings import recorded
+from harness1.config.settings import recorded, refuse_removed
 from harness1.data.open import open_source
 from harness1.engines.engine import Deliver, Engine, LocalEngine, OpenEngine, TrainerJob
 from harness1.engines.loop import TrainingLoop
@@ -180,15 +180,20 @@ class Student:
 
     @classmethod
     def of(cls, folder: Path, card: DataCard) -> Student:
-        """Return the student of a model's folder; raise UsageError if the model's tokenizer differs from that of the
-        rows, or lacks control tokens of their format; SchemaError if this version cannot read the card's
-        environment."""
+        """Return the student of a model's folder.
+
+        Raises:
+            UsageError: its tokenizer is not that of the rows, or lacks control tokens of their format.
+            ConfigError: the rows were made with a setting that was removed, at another value than its last default.
+            SchemaError: this version cannot read the card's environment.
+        """
         chat = open_format(card.format, open_tokenizer(folder))
         if chat.hash != card.format_hash:
             raise UsageError(
                 f"the rows were made with the tokenizer of {card.tokenizer} in the format {card.format}, but {folder} "
                 "has another: build them again with --rerender --tokenizer"
             )
+        refuse_removed(card.env, "env.")
         try:
             return cls(folder, card, chat, msgspec.convert(recorded_without(card.env), Env))
         except msgspec.ValidationError as error:
