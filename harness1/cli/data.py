@@ -218,7 +218,6 @@ def _noting(left: list[str]) -> Fault:
     return note
 
 
-WRITERS = f"{TEMPLATE}|openai:MODEL@URL|hf:PATH"
 READ = 30
 """Tasks of the sample that can be opened in the viewer."""
 

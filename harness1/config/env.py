@@ -78,10 +78,6 @@ class Retrieval(Settings):
     """Chunks of the BM25 list that take part in fusion; never fewer than requested."""
     dense_depth: ClassVar[int] = 25
     """Chunks of the list by embeddings that take part in fusion; never fewer than requested."""
-    bm25_weight: ClassVar[float] = 1.0
-    """Weight, without a unit, of the BM25 list in fusion; both are equal by default."""
-    dense_weight: ClassVar[float] = 1.0
-    """Weight, without a unit, of the list by embeddings in fusion."""
     rerank: Rerank = Rerank()
 
 
@@ -423,8 +419,6 @@ class Dense(Settings):
     """Candidates compared for each vector while a graph is built: more find more and take longer."""
     hnsw_search: ClassVar[int] = 128
     """Candidates kept while a graph is searched: more find more and take longer."""
-    ivf_lists: ClassVar[int] = 0
-    """0: 4 times the square root of the number of vectors."""
     ivf_probes: ClassVar[int] = 32
     """Lists that a search reads: more find more and take longer."""
 

@@ -96,8 +96,6 @@ class Pivots(Settings):
     """Share of the tasks whose turns are never trained on."""
     useless: Count = 2
     """Useless documents that an action may leave in the curated set beyond those that the teacher leaves there."""
-    slack: ClassVar[float] = 0.0
-    """Stopping is right with up to this much less recall than the teacher reached in the end."""
     seed: ClassVar[int] = 42
     """Seed of the reference policy's samples and of the split."""
 

@@ -252,7 +252,7 @@ def build_approximate(vectors: NDArray[np.float16], used: Integers, settings: co
             index.hnsw.efConstruction = settings.hnsw_build
             index.train(np.zeros((1, dimensions), dtype=np.float32))
         else:
-            count = max(1, min(settings.ivf_lists or int(4 * len(used) ** 0.5), len(used)))
+            count = max(1, min(int(4 * len(used) ** 0.5), len(used)))
             index = faiss.IndexIVFScalarQuantizer(
                 faiss.IndexFlatIP(dimensions), dimensions, count, faiss.ScalarQuantizer.QT_fp16, metric, False
             )

@@ -115,20 +115,17 @@ class Ranker:
         candidates = settings.rerank.candidates if scorer else 0
         depths = [max(request.k, candidates) for request in requests]
         lists: list[list[Positions]] = []
-        weights: list[float] = []
         if self.mode != "dense":
             least = settings.bm25_depth if self.mode == "hybrid" else 0
             each = zip(queries, depths, excludes, strict=True)
             lists.append([self._index.bm25.search(query, max(least, k), exclude) for query, k, exclude in each])
-            weights.append(settings.bm25_weight)
             clock.lap("bm25")
         if self.mode != "bm25":
             dense, embedder = self._embeddings()
             least = settings.dense_depth if self.mode == "hybrid" else 0
             lists.append(dense.search(embedder.embed_queries(queries), [max(least, k) for k in depths], excludes))
-            weights.append(settings.dense_weight)
             clock.lap("dense")
-        ranked = [self._fuse([found[at] for found in lists], weights, k) for at, k in enumerate(depths)]
+        ranked = [self._fuse([found[at] for found in lists], k) for at, k in enumerate(depths)]
         if len(lists) > 1:
             clock.lap("fuse")
         hits = [[Scored(self._index.chunk(position), score) for position, score in each] for each in ranked]
@@ -148,14 +145,14 @@ class Ranker:
             raise ValueError("no embeddings, or nothing to embed queries with")
         return self._index.dense, self._embedder
 
-    def _fuse(self, lists: Sequence[Positions], weights: Sequence[float], k: int) -> Positions:
+    def _fuse(self, lists: Sequence[Positions], k: int) -> Positions:
         """Return the best `k` of one list, or of several by reciprocal rank fusion."""
         if len(lists) == 1:
             return lists[0][:k]
         places = list(dict.fromkeys(position for found in lists for position, _ in found))
         names = dict(zip(places, self._index.chunk_ids(places), strict=True))
         positions = {name: position for position, name in names.items()}
-        fused = rrf([[names[position] for position, _ in found] for found in lists], self._settings.rrf_k, weights)
+        fused = rrf([[names[position] for position, _ in found] for found in lists], self._settings.rrf_k)
         return [(positions[name], score) for name, score in fused[:k] if score > 0]
 
     def _compare(self, requests: Sequence[SearchRequest], hits: Sequence[list[Scored]]) -> list[list[Scored]]:

@@ -183,7 +183,7 @@ def compare_effects(act: Effect, expert: Effect, end: SetQuality, settings: Pivo
     if act.failed:
         return Ruling("error", False)
     if act.kind == END_SEARCH:
-        held = act.after.recall >= end.recall - settings.slack
+        held = act.after.recall >= end.recall
         return Ruling("stop", held and act.after.useless <= end.useless + settings.useless)
     if act.kind != expert.kind:
         theirs = _progress(expert, settings)

@@ -194,11 +194,6 @@ def _mode(retrieval: config.Retrieval, index: EngineIndex) -> Mode:
         mode = "hybrid" if index.embedder else "bm25"
     if mode != "bm25" and not index.embedder:
         raise ConfigError(f"env.retrieval.mode = {mode}, but the index was built without index.dense.model")
-    if mode == "hybrid" and retrieval.bm25_weight != retrieval.dense_weight:
-        raise ConfigError(
-            "the reciprocal rank fusion of milvus has no weights: "
-            "env.retrieval.bm25_weight and env.retrieval.dense_weight must be equal"
-        )
     return mode
 
 
@@ -390,7 +385,7 @@ def _index_params(client: MilvusClient, settings: config.Index, chunks: int) -> 
         if dense.search == "hnsw":
             kind, options = "HNSW", {"M": dense.hnsw_links, "efConstruction": dense.hnsw_build}
         elif dense.search == "ivf":
-            kind, options = "IVF_FLAT", {"nlist": dense.ivf_lists or max(1, min(4 * isqrt(chunks), chunks, LONGEST))}
+            kind, options = "IVF_FLAT", {"nlist": max(1, min(4 * isqrt(chunks), chunks, LONGEST))}
         params.add_index(DENSE, index_type=kind, metric_type="IP", params=options)
     return params
 
