@@ -20,6 +20,7 @@ from harness1.config.settings import (
     leave_out_default,
     present,
     recorded,
+    refuse_removed,
     without_removed,
 )
 from harness1.errors import ConfigError
@@ -400,6 +401,17 @@ def recorded_without(tree: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(settings, dict):  # else the card is damaged, which its reader says
             complete[group] = {name: off} | settings
     return without_removed(complete, "env.")
+
+
+def read_env(tree: Mapping[str, Any]) -> Env:
+    """Return the recorded settings of an environment as this version has them.
+
+    Raises:
+        ConfigError: one that was removed has another value than its last default.
+        msgspec.ValidationError: they are not settings of an environment.
+    """
+    refuse_removed(tree, "env.")
+    return msgspec.convert(recorded_without(tree), Env)
 
 
 class Dense(Settings):

@@ -37,6 +37,7 @@ from harness1.runs.folder import (
     drop_leftovers,
     end_provenance,
     episodes_of,
+    read_run_card,
     refuse_other_run,
     restate_provenance,
     run_config,
@@ -221,7 +222,7 @@ def rescore(evaluation: Evaluation, out: Path) -> None:
     evaluation.check()
     if needs_gold(evaluation.policy):
         raise UsageError(f"{evaluation.policy} sees the gold, and its episodes depend on it: {PLAY_AGAIN}")
-    run_config(out, scored_again=True)
+    run_config(out, read_run_card(out, scored_again=True))
     refuse_changed_tasks(evaluation, out, besides=SCORING)
     stage = evaluation.stage()
     refuse_changed(stage, out, "run", besides=SCORING)

@@ -19,8 +19,8 @@ from harness1.eval.summary import task_metrics
 from harness1.plain import digest
 from harness1.records import Episode, EpisodeKey, Gold, Task
 from harness1.reward import score
-from harness1.runs.files import Stage, read_stage
-from harness1.runs.folder import episodes_of, run_config
+from harness1.runs.files import Stage
+from harness1.runs.folder import episodes_of, read_run_card, run_config
 from harness1.runs.journal import read_episodes
 
 SCORING = ("gold", "reward")
@@ -55,9 +55,8 @@ class Run:
         """Open the folder of any run: of an evaluation, a collection, a search or a training. Raises UsageError: the
         folder holds no run, or one that was made with a plugin that is not installed; SchemaError: its card is
         damaged."""
-        run_config(folder)
-        stage = read_stage(folder)
-        assert stage is not None, "run_config has read it"
+        stage = read_run_card(folder)
+        run_config(folder, stage)
         return cls(folder, stage, dataset or "", None if tasks is None else list(tasks))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -66,7 +65,7 @@ class Run:
 
     @cached_property
     def config(self) -> Config:
-        return run_config(self.folder)[0]
+        return run_config(self.folder, self.stage)[0]
 
     @property
     def index(self) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from harness1.config import Config, recorded_without
-from harness1.config.env import Env
-from harness1.config.settings import differences, refuse_removed
+from harness1.config.env import Env, read_env
+from harness1.config.settings import differences
 from harness1.env.environment import env_hash
 from harness1.errors import MALFORMED, ConfigError, SchemaError
 from harness1.models.spec import ModelSpec, is_model
@@ -101,10 +101,8 @@ def environment_of(model: str, config: Config) -> dict[str, Any] | None:
     card = read_checkpoint(Path(place))
     if card is None:
         return None
-    env = recorded_without(card.env)
     try:
-        refuse_removed(card.env, "env.")
-        msgspec.convert(env, Env)
+        read_env(card.env)
     except (msgspec.ValidationError, ConfigError) as error:
         if config.machine.model.foreign:
             return None
@@ -112,7 +110,7 @@ def environment_of(model: str, config: Config) -> dict[str, Any] | None:
             f"{place} was trained by another version, with other settings of its environment ({error}); to use it in"
             " the one configured: --set machine.model.foreign=true"
         ) from error
-    return env
+    return recorded_without(card.env)
 
 
 def describe_environment(model: str, without: Env, env: Env) -> str:

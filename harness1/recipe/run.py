@@ -17,14 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-import msgspec
 from msgspec.structs import replace
 
-from harness1.errors import MALFORMED, HarnessError, InfrastructureFault, SchemaError, UsageError, optional
+from harness1.errors import HarnessError, InfrastructureFault, UsageError, optional
 from harness1.recipe.gates import GateRuling, StageCase, artifact, judge_stage, metrics_of
 from harness1.recipe.recipe import Recipe
 from harness1.records import Record
-from harness1.runs.files import lock, read_stage, write_json, writing
+from harness1.runs.files import lock, read_record, read_stage, write_json, writing
 
 JOURNAL, LOCK, LOGS = "recipe.json", ".lock", "logs"
 TRIES, PAUSE_S = 5, 0.1
@@ -99,13 +98,7 @@ class RecipeState(Record, kw_only=True):
 
 def read_recipe_state(work: Path) -> RecipeState | None:
     """Return the state of a folder, or None if it has none; raise SchemaError if it is damaged."""
-    path = work / JOURNAL
-    if not path.is_file():
-        return None
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=RecipeState)
-    except MALFORMED as error:
-        raise SchemaError(f"{path} is not the journal of a recipe: {error}") from error
+    return read_record(work / JOURNAL, RecipeState, "the journal of a recipe")
 
 
 def is_at_work(work: Path) -> bool:

@@ -28,7 +28,7 @@ from harness1.recipe.gates import StageCase, artifact
 from harness1.recipe.recipe import Objective, Recipe, Space, Value, names_in, put_setting, recipe_of
 from harness1.recipe.run import Execute, RecipeRun, StageFailed, StageRecord, Watch, hold_folder
 from harness1.records import Record
-from harness1.runs.files import write_json
+from harness1.runs.files import read_record, write_json
 from harness1.runs.journal import Journal, read_lines
 
 if TYPE_CHECKING:
@@ -391,13 +391,7 @@ class _Looks:
 
 def read_tuning(out: Path) -> TuningCard | None:
     """Return the card of a tuning's folder, or None if it has none; raise SchemaError if it is damaged."""
-    path = out / TUNING
-    if not path.is_file():
-        return None
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=TuningCard)
-    except MALFORMED as error:
-        raise SchemaError(f"{path} is not the card of a tuning: {error}") from error
+    return read_record(out / TUNING, TuningCard, "the card of a tuning")
 
 
 def read_results(out: Path) -> list[TrialResult]:

@@ -12,12 +12,14 @@ import shutil
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, TypeVar
 
 import msgspec
 
 from harness1.config import present_tree
 from harness1.errors import MALFORMED, SchemaError, UsageError
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -57,6 +59,16 @@ def read_json(path: Path) -> dict[str, Any]:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except MALFORMED as error:
         raise SchemaError(f"{path} is damaged: {error}") from error
+
+
+def read_record(path: Path, kind: type[T], what: str) -> T | None:
+    """Return the record in a file of JSON, or None if there is no file. Raises SchemaError: it is not `what`."""
+    if not path.is_file():
+        return None
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except MALFORMED as error:
+        raise SchemaError(f"{path} is not {what}: {error}") from error
 
 
 @contextmanager
@@ -134,13 +146,7 @@ def read_stage(folder: Path) -> Stage | None:
 def read_raw_stage(folder: Path) -> Stage | None:
     """Return the card of a folder as it was written, or None if it has none. Raises SchemaError: the card cannot be
     read."""
-    path = folder / STAGE
-    if not path.is_file():
-        return None
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Stage)
-    except MALFORMED as error:
-        raise SchemaError(f"{path} is not a stage card: {error}") from error
+    return read_record(folder / STAGE, Stage, "a stage card")
 
 
 @contextmanager

@@ -98,10 +98,10 @@ def of_sample(name: str, sample: int) -> str:
     return f"{stem}.sample{sample}{dot}{suffix}" if sample else name
 
 
-def run_config(folder: Path, *, scored_again: bool = False) -> tuple[Config, str]:
-    """Return the configuration and the index path of a run folder. `scored_again`: reward terms may have changed since,
-    because the run gets another reward. Raises UsageError: the folder holds no run, or one that was made with a tool or
-    a reward term that is not installed; SchemaError: its card is damaged."""
+def read_run_card(folder: Path, *, scored_again: bool = False) -> Stage:
+    """Return the card of a run folder. `scored_again`: reward terms may have changed since, because the run gets
+    another reward. Raises UsageError: the folder holds no run, or one that was made with a tool or a reward term that
+    is not installed; SchemaError: its card is damaged."""
     stage = read_stage(folder)
     if stage is None or stage.verb != "run":
         why = "it has no stage.json of a run" if folder.exists() else "there is no such folder"
@@ -109,6 +109,13 @@ def run_config(folder: Path, *, scored_again: bool = False) -> tuple[Config, str
     made_with = stage.outputs.get("plugins", {})
     needed = ("tools",) if scored_again else ("tools", "rewards")
     refuse_missing({kind: made_with[kind] for kind in needed if kind in made_with}, str(folder))
+    return stage
+
+
+def run_config(folder: Path, stage: Stage | None = None) -> tuple[Config, str]:
+    """Return the configuration and the index path of a run folder. `stage`: its card, if the caller has read it. Raises
+    UsageError, SchemaError: as `read_run_card` does, or the card does not say them."""
+    stage = stage or read_run_card(folder)
     try:
         return msgspec.convert(stage.outputs["config"], Config), str(stage.outputs["index"])
     except (KeyError, *MALFORMED, ConfigError) as error:

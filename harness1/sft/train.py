@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 
-from harness1.config import ChatPolicy, Config, Env, recorded_without
-from harness1.config.settings import recorded, refuse_removed
+from harness1.config import ChatPolicy, Config, Env
+from harness1.config.env import read_env
+from harness1.config.settings import recorded
 from harness1.data.open import open_source
 from harness1.engines.engine import Deliver, Engine, LocalEngine, OpenEngine, TrainerJob
 from harness1.engines.loop import TrainingLoop
@@ -193,9 +194,8 @@ class Student:
                 f"the rows were made with the tokenizer of {card.tokenizer} in the format {card.format}, but {folder} "
                 "has another: build them again with --rerender --tokenizer"
             )
-        refuse_removed(card.env, "env.")
         try:
-            return cls(folder, card, chat, msgspec.convert(recorded_without(card.env), Env))
+            return cls(folder, card, chat, read_env(card.env))
         except msgspec.ValidationError as error:
             raise SchemaError(f"the data card's environment cannot be read: {error}") from error
 
