@@ -22,7 +22,8 @@ import msgspec
 
 from harness1.cli.dashboard import evaluated
 from harness1.cli.options import cache_of, place_of
-from harness1.cli.printing import read_aloud, say
+from harness1.cli.printing import say
+from harness1.cli.progress import read_aloud
 from harness1.cli.rl import train_aloud
 from harness1.cli.sft import fine_tune_aloud
 from harness1.cli.training import refuse_oversized_rl

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from harness1.cli.printing import Board, Clock, Terminal, View, headed, print_json, say_torn
+from harness1.cli.printing import print_json, say_torn
+from harness1.cli.progress import Board, Clock, Terminal, View, headed
 from harness1.episodes.jobs import Depths
 from harness1.errors import InfrastructureFault
 from harness1.eval.evaluate import Evaluation, ensure_run, evaluate

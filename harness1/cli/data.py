@@ -12,18 +12,8 @@ from typer import Argument, Option
 
 from harness1.adapters.hub import pack, send
 from harness1.cli.options import Cache, ConfigFile, Force, IndexSpec, Json, Overrides, cache_of, place_of, resolve
-from harness1.cli.printing import (
-    Terminal,
-    count_of_documents,
-    headed,
-    print_json,
-    print_result,
-    progress_of_bytes,
-    progress_of_parts,
-    put,
-    read_aloud,
-    say,
-)
+from harness1.cli.printing import print_json, print_result, put, say
+from harness1.cli.progress import Terminal, count_of_documents, headed, progress_of_bytes, progress_of_parts, read_aloud
 from harness1.data.benchmarks import BENCHMARKS, Benchmark, benchmark_named
 from harness1.data.check import FINDINGS, DatasetCheck, encode_report
 from harness1.data.check import check as check_dataset

@@ -25,7 +25,6 @@ from harness1.cli.options import (
     Json,
     Limit,
     Overrides,
-    PolicyName,
     Rewards,
     Samples,
     Seed,
@@ -33,7 +32,9 @@ from harness1.cli.options import (
     place_of,
     resolve,
 )
-from harness1.cli.printing import Terminal, headed, print_result, progress_of_work, read_aloud, say, say_torn
+from harness1.cli.policies import PolicyName
+from harness1.cli.printing import print_result, say, say_torn
+from harness1.cli.progress import Terminal, headed, progress_of_work, read_aloud
 from harness1.data.indexing import index_of
 from harness1.data.open import open_source
 from harness1.data.source import Source

@@ -10,8 +10,10 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 from typer import Argument, Option
 
-from harness1.cli.options import POLICY_NAMES, Cache, ConfigFile, Force, IndexSpec, Json, Overrides, place_of, resolve
-from harness1.cli.printing import print_json, print_result, put, read_aloud, say
+from harness1.cli.options import Cache, ConfigFile, Force, IndexSpec, Json, Overrides, place_of, resolve
+from harness1.cli.policies import POLICY_NAMES
+from harness1.cli.printing import print_json, print_result, put, say
+from harness1.cli.progress import read_aloud
 from harness1.cli.training import GB, advise, describe_advice, episode_batch
 from harness1.config import Config, Train
 from harness1.data.indexing import index_of

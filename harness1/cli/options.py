@@ -8,25 +8,25 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from harness1.cli.printing import print_json, print_result, progress_of_bytes, put, say
+from harness1.cli.printing import print_json, print_result, put, say
 from harness1.config import Config, load_config, opening, shipped
+from harness1.config.machine import ShareName
 from harness1.config.settings import notes
 from harness1.config.training import RECIPES
-from harness1.data.dataset_cache import DatasetCache, Progress, is_name
-from harness1.data.leaks import ShareName
-from harness1.env.environment import SearchEnv
-from harness1.episodes.rollout import Nowhere
 from harness1.errors import UsageError
 from harness1.eval.metrics import Faults
 from harness1.models.spec import policy_config
 from harness1.plain import digest
 from harness1.plugins import KINDS, installed_plugins
-from harness1.policy.registry import NAMES, policy_names
+from harness1.policy.registry import NAMES
 from harness1.runs.folder import public_config, toml_lines
+
+if TYPE_CHECKING:
+    from harness1.data.dataset_cache import DatasetCache, Progress
 
 ConfigFile = Annotated[
     str | None,
@@ -186,11 +186,6 @@ def _weight(given: str, weight: str) -> float:
         raise UsageError(f"--reward {given}: the weight {weight!r} is no number") from None
 
 
-POLICY_NAMES = f"{', '.join(policy_names()[:-1])} or {policy_names()[-1]}"
-"""All names, for the help of an option."""
-PolicyName = Annotated[str, Option("--policy", help=f"{POLICY_NAMES}.", metavar="NAME")]
-
-
 def place_of(spec: str, config: Config) -> str:
     """Return a dataset as `open_source` takes it; one that is given by name is fetched unless the cache has it.
 
@@ -198,6 +193,8 @@ def place_of(spec: str, config: Config) -> str:
         InfrastructureFault: it cannot be fetched.
         UsageError: there is no dataset of that name.
     """
+    from harness1.cli.progress import progress_of_bytes  # here, as verbs without bars start sooner so
+
     if not names_dataset(spec):
         return spec
     if found := cache_of(config).find(spec):
@@ -228,12 +225,16 @@ def _evaluation_place(spec: str, config: Config) -> str:
 def names_dataset(spec: str) -> bool:
     """Return whether a dataset is given by name. What exists is a path, and so is a missing file in a folder that
     exists."""
+    from harness1.data.dataset_cache import is_name
+
     path = Path(spec)
     return spec != "stdlib" and is_name(spec) and not path.exists() and ("/" not in spec or not path.parent.exists())
 
 
 def cache_of(config: Config, progress: Progress | None = None) -> DatasetCache:
     """Return the cache of datasets on this machine."""
+    from harness1.data.dataset_cache import DatasetCache  # here, as few verbs need a dataset by name
+
     machine = config.machine
     folder = Path(machine.data).expanduser() if machine.data else cache_home(os.environ, sys.platform) / "data"
     shown = progress or (lambda part, done, of: None)
@@ -284,5 +285,8 @@ def show(config: ConfigFile = None, overrides: Overrides = None, as_json: Json =
 
 def config_hashes(config: Config) -> dict[str, str]:
     """Return the hashes that depend only on a configuration; `index_hash` needs a corpus too."""
+    from harness1.env.environment import SearchEnv
+    from harness1.episodes.rollout import Nowhere
+
     env = SearchEnv(config.env, Nowhere("", config.index.unit))
     return {"env_hash": env.hash, "reward_hash": config.reward_hash, "index_settings": digest(config.index.hashed())}

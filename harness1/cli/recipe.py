@@ -14,7 +14,8 @@ from msgspec import to_builtins
 from typer import Argument, Option
 
 from harness1.cli.options import Json, RecipeChanges, RecipeInputs, RecipeName
-from harness1.cli.printing import Terminal, headed, print_json, print_result, program, put, say
+from harness1.cli.printing import print_json, print_result, program, put, say
+from harness1.cli.progress import Terminal, headed
 from harness1.config import load_config
 from harness1.errors import ConfigError, UsageError
 from harness1.plain import counted, meant

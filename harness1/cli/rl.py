@@ -35,7 +35,8 @@ from harness1.cli.options import (
     place_of,
     resolve,
 )
-from harness1.cli.printing import read_aloud, say, say_left_out
+from harness1.cli.printing import say, say_left_out
+from harness1.cli.progress import read_aloud
 from harness1.cli.training import led_group, refuse_oversized_rl
 from harness1.config import Config, TrainingInputs
 from harness1.data.indexing import index_of

@@ -12,7 +12,6 @@ import typer
 from typer import Argument, Option
 
 from harness1.cli.options import (
-    POLICY_NAMES,
     Against,
     Cache,
     ConfigFile,
@@ -32,16 +31,9 @@ from harness1.cli.options import (
     place_of,
     resolve,
 )
-from harness1.cli.printing import (
-    Terminal,
-    headed,
-    print_result,
-    progress_of_work,
-    read_aloud,
-    say,
-    say_left_out,
-    say_torn,
-)
+from harness1.cli.policies import POLICY_NAMES
+from harness1.cli.printing import print_result, say, say_left_out, say_torn
+from harness1.cli.progress import Terminal, headed, progress_of_work, read_aloud
 from harness1.config import Config
 from harness1.data.indexing import index_of
 from harness1.data.open import open_source

@@ -22,7 +22,8 @@ from rich.text import Text
 from typer import Argument, Option
 
 from harness1.cli.options import Json, MovedDataset
-from harness1.cli.printing import Terminal, print_json, print_result, put, say_torn, tracked
+from harness1.cli.printing import print_json, print_result, put, say_torn
+from harness1.cli.progress import Terminal, tracked
 from harness1.config import Config
 from harness1.episodes.rollout import ReplayReport, replay_episode, replay_live
 from harness1.errors import InfrastructureFault, UsageError

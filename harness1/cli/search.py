@@ -13,8 +13,10 @@ from rich.console import Console
 from rich.text import Text
 from typer import Argument, Exit, Option
 
-from harness1.cli.options import ConfigFile, Force, Json, Overrides, PolicyName, Tools, place_of, resolve
-from harness1.cli.printing import Terminal, print_json, print_result, program, put, read_aloud, say_torn
+from harness1.cli.options import ConfigFile, Force, Json, Overrides, Tools, place_of, resolve
+from harness1.cli.policies import PolicyName
+from harness1.cli.printing import print_json, print_result, program, put, say_torn
+from harness1.cli.progress import Terminal, read_aloud
 from harness1.config import Config
 from harness1.data.indexing import Files, add_to_index, delete_from_index, ensure_index, files_of, left_out_of
 from harness1.data.open import open_source

@@ -14,7 +14,6 @@ from typer import Argument, Option
 
 from harness1.cli.dashboard import TrainingBoard, evaluated, print_checkpoint, print_metrics, refuse_faults
 from harness1.cli.options import (
-    POLICY_NAMES,
     Against,
     AllowFaults,
     Cache,
@@ -39,7 +38,9 @@ from harness1.cli.options import (
     place_of,
     resolve,
 )
-from harness1.cli.printing import Terminal, headed, print_result, progress_of_parts, read_aloud, say, say_torn
+from harness1.cli.policies import POLICY_NAMES
+from harness1.cli.printing import print_result, say, say_torn
+from harness1.cli.progress import Terminal, headed, progress_of_parts, read_aloud
 from harness1.cli.training import launched, led_group, refuse_oversized_sft
 from harness1.config import Config
 from harness1.data.indexing import index_of

@@ -146,6 +146,10 @@ class Fleet(Keyed):
     """The cluster's address ("auto": the one that this machine belongs to); empty: start Ray here, for this run."""
 
 
+ShareName = Literal["", "sft", "rl"]
+"""Whose share of a split's tasks; empty: all of them."""
+
+
 class TrainingInputs(Keyed):
     """Inputs and output of `rl train`, unless given on the command line."""
 
@@ -157,7 +161,7 @@ class TrainingInputs(Keyed):
     """An existing index for each dataset; empty: build one for each."""
     admission: tuple[str, ...] = ()
     """A report of `rl check` for each dataset; only its admitted tasks are sampled. Empty: all tasks."""
-    share: Literal["", "sft", "rl"] = ""
+    share: ShareName = ""
     """Learn only from the tasks that `data.sft_share` gives to fine-tuning, or only from the others; empty: all."""
     against: tuple[str, ...] = ()
     """Evaluation sets beside `dev` and `test` of the datasets, as DATASET or DATASET:SPLIT; see `data.leaks`."""

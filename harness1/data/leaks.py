@@ -9,11 +9,12 @@ import unicodedata
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from harness1.config import Data
+from harness1.config.machine import ShareName
 from harness1.data.open import open_source
 from harness1.data.source import Source
 from harness1.errors import UsageError
@@ -179,9 +180,6 @@ def _find_set(spec: str) -> tuple[Source, str]:
         if not colon or dataset == "world":
             raise
     return open_source(dataset), split
-
-
-ShareName = Literal["", "sft", "rl"]
 
 
 class Selection(Record, kw_only=True):

@@ -13,7 +13,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from harness1.cli.dashboard import EvaluationBoard, TrainingBoard
-from harness1.cli.printing import ECHO, REFRESHES
+from harness1.cli.progress import ECHO, REFRESHES
 from harness1.records import DocId, Gold, StopReason
 from harness1.training.log import StepListener
 from tests.cli.test_progress import GOLD, episode, turn

@@ -17,7 +17,8 @@ from rich.progress import Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from harness1.cli.printing import Terminal, print_json, program, put, say
+from harness1.cli.printing import print_json, program, put, say
+from harness1.cli.progress import Terminal
 from harness1.cli.search import Watcher, show_result
 from harness1.episodes.rollout import rollout
 from harness1.plain import printable

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from harness1.cli.dashboard import EpisodeProgress, RunningMean, StepProgress
-from harness1.cli.printing import Pacing
+from harness1.cli.progress import Pacing
 from harness1.records import (
     STATUS_OF,
     Curated,

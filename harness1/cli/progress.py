@@ -1,0 +1,359 @@
+"""Work in progress: bars on a terminal, plain lines elsewhere, with the speed and the time left."""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+    track,
+)
+from rich.segment import Segment
+from rich.table import Column, Table
+from rich.text import Text
+
+from harness1.cli.printing import say
+from harness1.plain import printable
+
+if TYPE_CHECKING:
+    from harness1.data.source import Source
+    from harness1.retrieval.corpus import Document
+    from harness1.retrieval.embedder import Progress as Embedded
+
+
+class Terminal(Console):
+    """A console for text from outside: no string is read as markup, and only styles of our own reach the terminal."""
+
+    def __init__(self, *, stderr: bool = False, quiet: bool = False, width: int | None = None) -> None:
+        super().__init__(stderr=stderr, quiet=quiet, width=width, highlight=False, markup=False, emoji=False)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """Yield the parts of what is shown, each printable unless it moves the cursor of a live view."""
+        for part in super().render(renderable, options):
+            yield part if part.control else Segment(printable(part.text), part.style)
+
+
+Item = TypeVar("Item")
+SHOWN = 20
+"""Documents left out that are named."""
+
+
+def progress_of_work() -> Progress:
+    """Return a bar that stays, with the amount done, the total, the elapsed time and the time left."""
+    times = (TimeElapsedColumn(), TimeRemainingColumn())
+    return Progress(_description(), BarColumn(), MofNCompleteColumn(), *times, console=Terminal(stderr=True))
+
+
+@contextmanager
+def progress_of_parts() -> Iterator[Callable[[str, int, int], None]]:
+    """Yield a function that shows a part of the work, the amount done, and the total (0 if unknown)."""
+    columns = (_description(), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Terminal(stderr=True), transient=True) as progress:
+        bar = progress.add_task("", total=None)
+        yield lambda part, done, of: progress.update(bar, description=part, completed=done, total=of or None)
+
+
+@contextmanager
+def progress_of_bytes() -> Iterator[Callable[[str, int, int], None]]:
+    """Yield a function that shows a download, the bytes done, and their total (0 if unknown); lines elsewhere than on a
+    terminal."""
+    columns = (_description(), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with _on_terminal(*columns) as progress:
+        bar = progress.add_task("", total=None, visible=False)
+        tell = _teller(progress)
+
+        def show(part: str, done: int, of: int) -> None:
+            progress.update(bar, description=part, completed=done, total=of or None, visible=True)
+            tell(f"{part}: {done / 1e6:,.1f}{f' of {of / 1e6:,.1f}' if of else ''} MB", done / of if of else 0.0)
+
+        yield show
+
+
+@contextmanager
+def count_of_documents(what: str) -> Iterator[Callable[[], None]]:
+    """Yield a function that counts a document if standard error is a terminal."""
+    counted = TextColumn("{task.description}: {task.completed} documents", markup=False)
+    with _on_terminal(SpinnerColumn(), counted, TimeElapsedColumn()) as progress:
+        bar = progress.add_task(what, total=None)
+        yield lambda: progress.advance(bar)
+
+
+@contextmanager
+def read_aloud(source: Source) -> Iterator[tuple[Iterator[Document], Embedded]]:
+    """Open the documents of a source, with a callback for the progress of their embeddings; show both, in a pipe as a
+    line every ten seconds, and print at the end what was left out."""
+    columns = (SpinnerColumn(), _description(), MofNCompleteColumn(), TimeElapsedColumn())
+    with _on_terminal(*columns, TextColumn("{task.fields[rate]}")) as progress:
+        reading = progress.add_task(f"indexing {source.name}", total=None, rate="")
+        embedding = progress.add_task("embedding chunks", total=None, visible=False, rate="")
+        tell = _teller(progress)
+
+        def embedded(done: int, fresh: int) -> None:
+            if not progress.tasks[embedding].visible:
+                progress.reset(embedding, visible=True)
+            rate = fresh / max(progress.tasks[embedding].elapsed or 0.0, 1e-3)
+            progress.update(embedding, completed=done, rate=f"{rate:.0f}/s")
+            tell(f"embedding chunks of {source.name}: {done:,} done, {rate:.0f}/s")
+
+        def counted() -> Iterator[Document]:
+            for number, document in enumerate(source.documents(), start=1):
+                yield document
+                progress.advance(reading)
+                tell(f"indexing {source.name}: {number:,} documents")
+
+        yield counted(), embedded
+    if source.problems:
+        say(f"{len(source.problems)} left out of {source.name}:")
+    for problem in source.problems[:SHOWN]:
+        say(f"left out: {problem}")
+    if len(source.problems) > SHOWN:
+        say(f"and {len(source.problems) - SHOWN} more")
+
+
+def tracked(items: Iterable[Item], doing: str, count: int) -> Iterable[Item]:
+    """Return the items, with a bar on a terminal; elsewhere a bar would leave an empty line behind."""
+    console = Terminal(stderr=True)
+    return track(items, doing, total=count, console=console, transient=True, disable=not console.is_terminal)
+
+
+def _teller(progress: Progress) -> Callable[..., None]:
+    """Return a function that prints a line when one is due, given the share of the work done, where no bar is shown."""
+    pacing = Pacing(time.monotonic())
+
+    def tell(line: str, share: float = 0.0) -> None:
+        if progress.disable and pacing.due(time.monotonic(), share):
+            say(line)
+
+    return tell
+
+
+def _description() -> TextColumn:
+    return TextColumn("{task.description}", markup=False)
+
+
+def _on_terminal(*columns: ProgressColumn) -> Progress:
+    console = Terminal(stderr=True)
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def headed(*columns: str, left: Collection[str] = ()) -> Table:
+    """Return a table without rows: its first column and those named in `left` are flush left, others flush right."""
+    table = Table(box=None, padding=(0, 1), pad_edge=False, show_edge=False)
+    for column in columns:
+        table.add_column(column, justify="left" if column in (columns[0], *left) else "right")
+    return table
+
+
+class Pacing:
+    """Decides when another line is due on an output that keeps all lines: every 10 s or every 10 % of the work,
+    whichever is sooner, but not twice within a second."""
+
+    EVERY_S, EVERY_SHARE, LEAST_S = 10.0, 0.1, 1.0
+
+    def __init__(self, now: float) -> None:
+        self._last, self._share = now, 0.0
+
+    def due(self, now: float, share: float) -> bool:
+        """Return True if a line is due, with this share of the work done; then count it as written."""
+        passed = now - self._last
+        if passed < self.LEAST_S or (passed < self.EVERY_S and share - self._share < self.EVERY_SHARE):
+            return False
+        self._last, self._share = now, share
+        return True
+
+
+class Pace:
+    """Estimates speed and time left from the later half of what was done: the first items wait for what is loaded and
+    compiled once. Nothing is estimated before the fifth item, or before 30 s have passed since the first; nor while
+    that half took less than a second, because episodes that are played at once also end at once."""
+
+    LEAST, LEAST_S, SHORTEST_S = 5, 30.0, 1.0
+
+    def __init__(self) -> None:
+        self._ends: list[float] = []
+
+    def advance(self, now: float, items: int) -> None:
+        """Count items that were done at a time in seconds."""
+        self._ends += [now] * items
+
+    def per_second(self) -> float | None:
+        """Return the items per second; None while there is nothing to judge by."""
+        ends = self._ends
+        if len(ends) < 2 or (len(ends) < self.LEAST and ends[-1] - ends[0] < self.LEAST_S):
+            return None
+        middle = (len(ends) - 1) // 2
+        seconds = ends[-1] - ends[middle]
+        return (len(ends) - 1 - middle) / seconds if seconds >= self.SHORTEST_S else None
+
+
+REFRESHES = 4
+"""Drawings per second."""
+
+
+ECHO = 4
+"""Columns left free beside the panel. A terminal writes `^C` behind it; in its last columns, that would break the line
+and leave the panel's upper edge behind."""
+
+
+EDGES = 6
+"""Columns of a panel's upper edge beside its title."""
+
+
+Clock = Callable[[], float]
+
+
+class Speed(ProgressColumn):
+    """Shows the amount done per minute; nothing while it is unknown."""
+
+    def __init__(self, pace: Pace) -> None:
+        super().__init__(Column(no_wrap=True))
+        self._pace = pace
+
+    def render(self, task: Task) -> Text:
+        minute = 60.0 * (self._pace.per_second() or 0.0)
+        return Text(f"{minute:{',.0f' if minute >= 100 else '.3g'}} per minute" if minute else "")
+
+
+class TimeLeft(ProgressColumn):
+    """Shows the time left; nothing if there is none or it is unknown."""
+
+    max_refresh = 0.5  # a figure that changes at each drawing cannot be read
+
+    def __init__(self, pace: Pace) -> None:
+        super().__init__(Column(no_wrap=True))
+        self._pace = pace
+
+    def render(self, task: Task) -> Text:
+        speed = self._pace.per_second()
+        return Text(f"{timedelta(seconds=round(task.remaining / speed))} left" if speed and task.remaining else "")
+
+
+class View(NamedTuple):
+    """The content shown besides the amount done: rows of a label and a text, and parts of a line, if not empty."""
+
+    rows: Sequence[tuple[str, str]]
+    line: Sequence[str]
+
+
+class Board(AbstractContextManager[Any]):
+    """Shows views until the work ends, even by an error: the cursor is restored, and the last line stays.
+
+    Nothing is shown before `begin`, so that work that is refused shows no panel. Standard output is left alone.
+
+    Args:
+        count: the text for the amount done, as a template of `rich.progress.TextColumn`.
+        console: the output; standard error by default.
+        hidden: show nothing, as in all processes of a training run except the first.
+    """
+
+    def __init__(
+        self, title: str, count: str, console: Console | None, clock: Clock = time.monotonic, hidden: bool = False
+    ) -> None:
+        self._console = console or Terminal(stderr=True)
+        self._lock = threading.RLock()
+        self._title, self._clock, self._hidden = title, clock, hidden
+        self._pace = Pace()
+        self._columns = (TextColumn(count), Speed(self._pace), TimeLeft(self._pace))
+        bar = BarColumn(None), *self._columns
+        self._bar = Progress(*bar, console=self._console, get_time=clock, expand=True)
+        self._task = self._bar.add_task("", start=False)
+        self._live: Live | None = None
+        self._pacing: Pacing | None = None
+        self._said = self._doing = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    @abstractmethod
+    def view(self) -> View:
+        """Return the present view. It is called within the lock, possibly on another thread."""
+
+    def begin(self, done: int, total: int) -> None:
+        """Show the first view, with the amount done before; called once."""
+        if self._bar.tasks[0].started:
+            return
+        self._bar.reset(self._task, completed=done, total=total)
+        if self._hidden:
+            return
+        self._pacing = Pacing(self._clock())
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            self._live = Live(
+                self, console=self._console, refresh_per_second=REFRESHES, transient=True, redirect_stdout=False
+            )
+            self._live.start()
+
+    def advance(self, done: int | None = None) -> None:
+        """Count one more, or set the total done; a terminal shows it at its next drawing."""
+        before = int(self._bar.tasks[0].completed)
+        done = before + 1 if done is None else done
+        self._pace.advance(self._clock(), max(0, done - before))
+        self._bar.update(self._task, completed=done)
+        self._doing = ""
+        self._say_if_due()
+
+    def doing(self, what: str) -> None:
+        """Show what is at work until the next advance."""
+        self._doing = what
+        self._say_if_due()
+
+    def _say_if_due(self) -> None:
+        share = self._bar.tasks[0].percentage / 100.0
+        if self._live is None and self._pacing is not None and self._pacing.due(self._clock(), share):
+            self._say()
+
+    def say(self, line: str) -> None:
+        """Print a line that stays, above the panel."""
+        if not self._hidden:
+            self._console.print(Text(line), soft_wrap=True)
+
+    def __rich__(self) -> Panel:
+        with self._lock:
+            view = self.view()
+        rows = Table.grid(padding=(0, 2))
+        rows.add_column(style="bold", no_wrap=True)
+        rows.add_column(overflow="fold")
+        for label, text in (("now", self._doing), *view.rows):
+            if text:
+                rows.add_row(label, Text(text))
+        width = max(EDGES, self._console.width - ECHO)
+        title = Text(self._title)
+        title.truncate(width - EDGES)  # by no ellipsis, a character that not every terminal knows
+        return Panel(Group(self._bar.get_renderable(), rows), title=title, title_align="left", width=width)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+        if self._pacing is not None and (kind is None or self._bar.tasks[0].completed):
+            self._say()
+
+    def _say(self) -> None:
+        """Print the amount done, the view and the time left in one line, unless it equals the last line."""
+        with self._lock:
+            view = self.view()
+        shown = (str(column.render(self._bar.tasks[0])) for column in self._columns)
+        line = "; ".join(part for part in (*shown, self._doing, *view.line) if part)
+        if line != self._said:
+            self._said = line
+            self.say(f"{self._title}: {line}")
