@@ -129,7 +129,7 @@ def recorded(run: Path, upstream: Upstream, scene: Callable[[ProxyService], Awai
 
     async def main() -> None:
         with recording(run, upstream.inputs) as recorder:
-            await scene(ProxyService(upstream, recorder, LIMITS))
+            await scene(ProxyService(upstream, recorder.append, LIMITS))
 
     asyncio.run(main())
     return list(read_records(run))
@@ -139,7 +139,7 @@ def recorded(run: Path, upstream: Upstream, scene: Callable[[ProxyService], Awai
 def proxying(run: Path, upstream: Upstream, limits: ServiceLimits = LIMITS) -> Iterator[str]:
     """The URL of a proxy in a thread with a loop of its own."""
     with recording(run, upstream.inputs) as recorder:
-        service = ProxyService(upstream, recorder, limits)
+        service = ProxyService(upstream, recorder.append, limits)
         with in_thread(lambda: answering(service.app, limits, HOST, 0)) as url:
             yield url
 

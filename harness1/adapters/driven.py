@@ -1,5 +1,5 @@
-"""Episodes that somebody else drives: contexts go out, decisions come in, and `rollout` plays them like any other, so
-that deadlines, faults, records, replay and rewards are those of every run. `Searches` opens many of them by name."""
+"""Episodes that somebody else drives: contexts go out, decisions come in, and `rollout` plays them like any other.
+`Searches` opens many of them by name."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -49,38 +50,33 @@ class DrivenPolicy:
 
 
 class DrivenEpisode:
-    """One episode, step by step. Use it from one task at a time.
-
-    Attributes:
-        context: what a decision is awaited on; None before the beginning and after the end.
-        last: the last step, if there was one.
-        episode: the record, without a reward, once the episode is over.
-    """
+    """One episode, step by step. Use it from one task at a time."""
 
     def __init__(
         self, env: SearchEnv, task: Task, name: str, *, seed: int = 0, sample_idx: int = 0, group_id: str | None = None
     ) -> None:
         self.env, self.task = env, task
         self.context: Context | None = None
+        """What a decision is awaited on; None before the beginning and after the end."""
         self.last: Step | None = None
         self.episode: Episode | None = None
+        """The record, without a reward, once the episode is over."""
         self._policy = DrivenPolicy(name)
-        self._rollout = rollout(
-            env, self._policy, task, seed=seed, sample_idx=sample_idx, group_id=group_id, on_step=self._on_step
-        )
+        numbers: dict[str, Any] = {"seed": seed, "sample_idx": sample_idx, "group_id": group_id}
+        note = lambda step: setattr(self, "last", step)  # noqa: E731
+        self._rollout = rollout(env, self._policy, task, **numbers, on_step=note)
         self._playing: asyncio.Task[Episode] | None = None
 
     async def begin(self) -> Context | None:
-        """Start the episode and return its first context; None if it ended at once, by a fault. Raise UsageError if it
-        was begun before."""
+        """Start the episode and return its first context, None after a fault; raise UsageError the second time."""
         if self._playing is not None:
             raise UsageError("this episode was begun before")
         self._playing = asyncio.create_task(self._rollout)
         return await self._next()
 
     async def act(self, decision: Decision | ToolCall) -> Context | None:
-        """Carry out a decision on the current context, and return the next one; None if the episode is over. Raise
-        UsageError if no decision is awaited: the episode has not begun, is over, or is at work on the last one."""
+        """Carry out a decision, and return the next context, None if the episode is over; raise UsageError if no
+        decision is awaited: the episode has not begun, is over, or is at work on the last one."""
         if self.context is None:
             raise UsageError("the episode is over" if self.episode else "the episode awaits no decision now")
         self.context = None
@@ -106,9 +102,6 @@ class DrivenEpisode:
         self.context = None
         if self._playing is not None and not (loop := self._playing.get_loop()).is_closed():
             loop.call_soon_threadsafe(self._playing.cancel)
-
-    def _on_step(self, step: Step) -> None:
-        self.last = step
 
     async def _next(self) -> Context | None:
         assert self._playing is not None
@@ -136,15 +129,13 @@ def measure(episode: Episode, gold: Gold | None, names: Sequence[str]) -> dict[s
 
 
 def environments(setup: EpisodeSetup) -> Callable[[], SearchEnv]:
-    """Return what makes the environments of driven episodes over the index of a setup, which is opened once, here; its
-    `policy` names the framework that decides."""
+    """Return what makes the environments of driven episodes over the index of a setup, which is opened once, here."""
     retriever, policy = setup.open_retriever(), DrivenPolicy(setup.policy)
     return lambda: setup.environment(retriever, policy)
 
 
 def newest_observation(context: Context) -> tuple[Piece, ...]:
-    """Return the pieces behind the policy's last output, for a client that keeps a transcript of its own; all of them
-    before its first. With `env.rendering.order = "transcript"` nothing else is new."""
+    """Return the pieces behind the policy's last output (all before its first), for clients that keep a transcript."""
     turns = [place for place, each in enumerate(context.pieces) if each.turn_ref is not None]
     return context.pieces[turns[-1] + 1 :] if turns else context.pieces
 
@@ -168,26 +159,24 @@ class Delivered(Record):
     title: str
     snippet: str
     path: str = ""
-    """The whole path of its file; empty if it is no file, or one that is not shown to this client."""
+    """That of its file; empty if it is none, or is not shown to this client."""
 
 
 class StepReply(Record):
-    """What a client is told after a step."""
+    """What a client is told after a step: all that is new in the context, and once it is over what it delivers."""
 
     text: str
-    """All that is new in the context."""
     files: dict[str, str] = {}
-    """The whole paths, by handle, of documents that were found in this step and are files."""
+    """The paths, by handle, of documents that were found in this step and are files."""
     failed: bool = False
-    """True if the call was not carried out, or the index failed."""
+    """The call was not carried out, or the index failed."""
     curated: tuple[Delivered, ...] | None = None
-    """What the search delivers, once it is over."""
     stop_reason: str = ""
 
 
 def append_only(config: Config) -> Config:
-    """Return the configuration for clients that keep a transcript of their own: each context continues the one before,
-    with what changed in the memory behind every observation. Windows and deadlines are the client's."""
+    """Return the configuration for clients that keep a transcript: each context continues the one before, with what
+    changed in the memory behind every observation. Windows and deadlines are the client's."""
     rendering = msgspec.structs.replace(config.env.rendering, order="epoch", epoch_turns=config.env.max_turns)
     env = msgspec.structs.replace(config.env, rendering=rendering, context_window=WINDOW)
     machine = msgspec.structs.replace(config.machine, episode_deadline_s=float(10**6))
@@ -202,7 +191,7 @@ class _Open:
 
 
 class Searches:
-    """Searches that are under way. An unknown name is an error, whether it was never given, has ended or was closed.
+    """Searches that are under way.
 
     Args:
         open_env: makes an environment, with the settings of `append_only`.
@@ -237,11 +226,12 @@ class Searches:
         if not question.strip() or len(question) > LONGEST_QUESTION:
             raise UsageError(f"a question has 1 to {LONGEST_QUESTION:,} characters")
         # A client that cancels a call may come back: what it began is carried out.
-        return await asyncio.shield(asyncio.create_task(self._start(question)))
+        return await asyncio.shield(self._start(question))
 
     async def act(self, name: str, call: ToolCall) -> StepReply:
-        """Carry out a call in a search, one after the other; raise UsageError if there is no such search."""
-        return await asyncio.shield(asyncio.create_task(self._act(name, call)))
+        """Carry out a call in a search, one after the other; raise UsageError if there is none of this name, whether it
+        was never given, has ended or was closed."""
+        return await asyncio.shield(self._act(name, call))
 
     async def close(self) -> None:
         """Close all searches without records."""
@@ -295,9 +285,8 @@ class Searches:
         failed = turn is not None and turn.observation is not None and turn.observation.error is not None
         if driven.context is not None:
             text = "".join(each.text for each in newest_observation(driven.context) if each.role != "system")
-            found_now = [
-                each for each in driven.env.state.memory.pool.entries.values() if turn and each.turn == turn.index
-            ]
+            pool = driven.env.state.memory.pool.entries.values() if turn else ()
+            found_now = [each for each in pool if turn and each.turn == turn.index]
             paths = {each.handle: str(path) for each in found_now if (path := self._files(each.doc_id))}
             return StepReply(text, paths, failed)
         self._searches.pop(name, None)  # it may have been closed meanwhile
@@ -307,11 +296,15 @@ class Searches:
         if episode.status is Status.INFRA_ERROR:
             return StepReply(f"The search is invalid: {episode.error}", {}, True, (), episode.stop_reason)
         curated = deliver(driven.env, episode.curated, self._files)
-        return StepReply(_summary(curated), {}, failed, curated, episode.stop_reason)
+        lines = [f"The search is over. It delivers {counted(len(curated), 'document')}, the best first."]
+        for each in curated:  # the path or the id stands on a line of its own
+            lines += [each.path or each.id, f"  {each.rank}. {each.tag}: {each.title}"]
+            lines.append(f"  {' '.join(each.snippet.split())}")
+        return StepReply("\n".join(lines), {}, failed, curated, episode.stop_reason)
 
 
 def deliver(env: SearchEnv, curated: tuple[Curated, ...], files: Files = lambda _: None) -> tuple[Delivered, ...]:
-    """Return the curated set with titles, the beginnings of texts, and the paths of those that are files."""
+    """Return the curated set with titles, the beginnings of texts and the paths of files."""
     memory = env.state.memory
     found = []
     for each in curated:
@@ -319,15 +312,3 @@ def deliver(env: SearchEnv, curated: tuple[Curated, ...], files: Files = lambda 
         text, path = memory.text_of(each.unit_id)[:500], files(entry.doc_id)
         found.append(Delivered(each.rank, each.unit_id, each.tag, entry.title, text, str(path or "")))
     return tuple(found)
-
-
-def _summary(curated: tuple[Delivered, ...]) -> str:
-    """Return a text with the whole path of each document, or else its id, on a line of its own."""
-    lines = [f"The search is over. It delivers {counted(len(curated), 'document')}, the best first."]
-    for each in curated:
-        lines += [
-            each.path or each.id,
-            f"  {each.rank}. {each.tag}: {each.title}",
-            f"  {' '.join(each.snippet.split())}",
-        ]
-    return "\n".join(lines)

@@ -7,24 +7,21 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-try:
-    import gymnasium
-except ImportError as error:
-    from harness1.errors import MissingExtra
-
-    raise MissingExtra("gymnasium", "gym") from error
-
 import numpy as np
 
 from harness1.adapters.driven import DrivenEpisode
 from harness1.config import Config
 from harness1.env.environment import SearchEnv
 from harness1.env.render import Context
-from harness1.errors import InfrastructureFault, UsageError
+from harness1.errors import InfrastructureFault, UsageError, optional
 from harness1.models.calls import tools_of
 from harness1.policy.policy import Decision
 from harness1.records import StopReason, Task, ToolCall
 from harness1.tools.documents import END_SEARCH
+
+with optional("gym", "gymnasium"):
+    import gymnasium
+
 
 DRIVER = "gymnasium"
 TRUNCATED = (StopReason.TURN_LIMIT, StopReason.CONTEXT_LIMIT)
@@ -54,16 +51,9 @@ def action(name: str, **arguments: Any) -> str:
 
 
 class SearchGym(gymnasium.Env[str, str]):
-    """One search episode at a time; the reward comes with the last step, and is 0 before.
-
-    Observations are whole contexts; `info["tools"]` has the tools as OpenAI's functions. An action that is not a call
-    ends the episode, as it does for every policy. `info` of the last step has `episode`, the scored record.
-
-    Args:
-        tasks: with gold; `reset` draws one by its seed, or takes `options={"task_id": ...}`.
-        open_env: makes the environment of an episode.
-        config: of the reward.
-    """
+    """One search episode at a time; the reward comes with the last step, and is 0 before. Observations are whole
+    contexts; `info` has the tools as OpenAI's functions, and at the end `episode`, the scored record. `reset` draws a
+    task by its seed, or takes `options={"task_id": ...}`. An action that is no call ends the episode."""
 
     metadata: dict[str, Any] = {"render_modes": []}
 
@@ -77,8 +67,7 @@ class SearchGym(gymnasium.Env[str, str]):
         self._driven: DrivenEpisode | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Begin an episode. Raise UsageError if there is no task with this id, and InfrastructureFault if the episode
-        could not begin."""
+        """Begin an episode; raise UsageError if there is no such task, InfrastructureFault if it could not begin."""
         super().reset(seed=seed)
         self._close_episode()
         wanted = (options or {}).get("task_id")
@@ -93,11 +82,16 @@ class SearchGym(gymnasium.Env[str, str]):
         return _text(context), self._info(self._driven, context)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Carry out a call, `{"name": ..., "arguments": {...}}`. Raise UsageError if there is no episode under way, and
-        InfrastructureFault if the index failed, or took too long: the episode is invalid and has no reward."""
+        """Carry out a call, `{"name": ..., "arguments": {...}}`; raise UsageError if no episode is under way, and
+        InfrastructureFault if the index failed, or took too long: the episode has no reward."""
         if self._driven is None or self._driven.context is None:
             raise UsageError("no episode is under way: call reset first")
-        context = self._runner.run(self._driven.act(_decision(action)))
+        try:
+            found = json.loads(action)
+            decision = Decision((ToolCall(str(found["name"]), dict(found.get("arguments") or {})),))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            decision = Decision(parse_error=f"not a call in JSON: {type(error).__name__}")
+        context = self._runner.run(self._driven.act(decision))
         if context is not None:
             return _text(context), 0.0, False, False, self._info(self._driven, context)
         episode = self._driven.score(self._config)
@@ -125,11 +119,3 @@ class SearchGym(gymnasium.Env[str, str]):
 
 def _text(context: Context) -> str:
     return "".join(piece.text for piece in context.pieces)
-
-
-def _decision(action: str) -> Decision:
-    try:
-        found = json.loads(action)
-        return Decision((ToolCall(str(found["name"]), dict(found.get("arguments") or {})),))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        return Decision(parse_error=f"not a call in JSON: {type(error).__name__}")

@@ -41,23 +41,8 @@ class Kind(NamedTuple):
     patterns: tuple[str, ...]
 
 
-RUN = Kind(
-    "run",
-    "dataset",
-    (
-        EPISODES,
-        TOKENS,
-        STAGE,
-        CONFIG,
-        PROVENANCE,
-        README,
-        "*.json",
-        "*.csv",
-        "*.trec",
-        "*.html",
-        f"{SUBMISSION}*/run_*",
-    ),
-)
+OUTPUTS = ("*.json", "*.csv", "*.trec", "*.html", f"{SUBMISSION}*/run_*")
+RUN = Kind("run", "dataset", (EPISODES, TOKENS, STAGE, CONFIG, PROVENANCE, README, *OUTPUTS))
 ROWS = Kind("dataset of rows", "dataset", (TRAIN, HELD_OUT, CARD, README, STAGE))
 DATASET = Kind("dataset", "dataset", ("corpus.jsonl*", "queries.jsonl*", "qrels/*.tsv*", README, STAGE, "LICENSE*"))
 POLICY = Kind(
@@ -66,13 +51,12 @@ POLICY = Kind(
 
 
 class Parcel(NamedTuple):
-    """What is sent of a folder: its kind, and the names of files below it."""
+    """What is sent of a folder: its kind, and the names of the files below it that go and that stay."""
 
     folder: Path
     kind: Kind
     files: tuple[str, ...]
     left: tuple[str, ...]
-    """Names of files that stay."""
 
 
 class Sent(NamedTuple):
@@ -83,25 +67,21 @@ class Sent(NamedTuple):
 
 
 def pack(folder: Path, *, own_questions: bool = False) -> Parcel:
-    """Return what would be sent of a folder.
-
-    Args:
-        own_questions: the sender may publish the questions of a run that are no tasks of a dataset.
-
-    Raises:
-        UsageError: it is no finished run, dataset or policy; its source keeps its answers secret, is unknown, or
-            cannot be asked whether it does; or one of its cards holds what looks like a key.
-    """
+    """Return what would be sent of a folder. Raise UsageError if it is no finished run, dataset or policy; its source
+    keeps its answers secret, or cannot be asked whether it does; its questions are no tasks of a dataset, unless
+    `own_questions` says that the sender may publish them; or one of its cards holds what looks like a key."""
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder")
     stage = read_stage(folder)
     kind = _kind_of(folder, stage)
     if stage is not None and stage.status != "finished":
         raise UsageError(f"{folder} is not finished: run the command that writes it again, which goes on")
-    origins = origins_of(folder, stage)
-    refuse_secret(folder, origins)
+    cards = [name for name in (CARD, DATA_CARD) if (folder / name).is_file()]
+    places = [run.dataset for name in cards for run in read_card(folder, name).runs]
+    origins = [*places, *filter(None, Run(folder, stage).datasets if stage is not None else ())]
+    _refuse_secret(folder, origins)
     if kind is RUN and not own_questions:
-        refuse_asked(folder, origins)
+        _refuse_asked(folder, origins)
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     files = tuple(name for name in names if _is_sent(folder, name, kind))
     for name in set(files) & set(CARDS):
@@ -112,10 +92,9 @@ def pack(folder: Path, *, own_questions: bool = False) -> Parcel:
 
 
 def send(parcel: Parcel, to: str, *, public: bool = False, endpoint: str | None = None) -> Sent:
-    """Make the repository if there is none, and upload the files as one change.
+    """Make the repository OWNER/NAME if there is none, and upload the files as one change.
 
     Args:
-        to: OWNER/NAME.
         public: for a new repository; False also refuses one that is public.
         endpoint: the hub's address; None: the one that its client is set up for, as is the token.
 
@@ -162,7 +141,6 @@ def _kind_of(folder: Path, stage: Stage | None) -> Kind:
 
 
 def _is_sent(folder: Path, name: str, kind: Kind) -> bool:
-    """Return whether a file is part of its folder's work: not hidden, not behind a link that leads out of it."""
     hidden = any(part.startswith(".") for part in Path(name).parts)
     inside = (folder / name).resolve().is_relative_to(folder.resolve())
     # `*` of a pattern stays within its folder.
@@ -171,7 +149,6 @@ def _is_sent(folder: Path, name: str, kind: Kind) -> bool:
 
 
 def _holds(path: Path, word: bytes) -> bool:
-    """Return whether a file holds some bytes."""
     before = b""
     with path.open("rb") as file:
         while block := file.read(BLOCK):
@@ -206,30 +183,25 @@ SECRET = frozenset(name for name, each in BENCHMARKS.items() if each.secret_answ
 GENERATED = ("world:", "stdlib")
 
 
-def origins_of(folder: Path, stage: Stage | None) -> tuple[str, ...]:
-    """Return the datasets that a run, rows or a policy were made from, as their cards name them."""
-    cards = [name for name in (CARD, DATA_CARD) if (folder / name).is_file()]
-    places = [run.dataset for name in cards for run in read_card(folder, name).runs]
-    return tuple(dict.fromkeys([*places, *filter(None, Run(folder, stage).datasets if stage is not None else ())]))
-
-
-def refuse_secret(folder: Path, origins: Sequence[str]) -> None:
-    """Refuse a folder that is, or was made from, a dataset whose answers are secret. Raise UsageError if it is such a
-    dataset, or one of its datasets is gone, so that nobody can say."""
+def _refuse_secret(folder: Path, origins: Sequence[str]) -> None:
+    """Refuse a folder that is, or was made from, a dataset whose answers are secret, or that is gone."""
     for place in (str(folder), *origins):
-        for name in _names(place):
-            if name in SECRET:
+        before, colon, rest = place.partition(":")
+        path = Path(rest if colon and before in BENCHMARKS else place)
+        stage = read_stage(path) if path.is_dir() else None
+        inputs = stage.inputs if stage is not None else {}
+        # A dataset may say that it is a benchmark by the name of its folder, or in its card.
+        for name in (before, path.name, *(inputs.get(key) for key in ("benchmark", "dataset", "source"))):
+            if isinstance(name, str) and name in SECRET:
                 raise UsageError(f"{folder} comes from {name}, whose questions and answers must not be published")
-        if not place.startswith(GENERATED) and not _path(place).exists():
+        if not place.startswith(GENERATED) and not path.exists():
             raise UsageError(
                 f"{folder} was made from {place}, which is gone: whether that may be published cannot be checked"
             )
 
 
-def refuse_asked(folder: Path, origins: Sequence[str]) -> None:
-    """Refuse a run whose questions are not all tasks of a dataset: whoever asked them knows where they come from. Raise
-    UsageError if its card names no dataset, or it holds a question that somebody asked, and SchemaError if a line of
-    its record is damaged."""
+def _refuse_asked(folder: Path, origins: Sequence[str]) -> None:
+    """Refuse a run whose questions are not all tasks of a dataset: whoever asked them knows where they come from."""
     if not origins:
         raise UsageError(
             f"the card of {folder} names no dataset: whether its questions may be published cannot be checked; give"
@@ -248,24 +220,4 @@ def refuse_asked(folder: Path, origins: Sequence[str]) -> None:
 
 
 class _Line(msgspec.Struct):
-    """What is read of an episode."""
-
     task: Task
-
-
-def _names(place: str) -> Iterator[object]:
-    """Yield the names by which a dataset may say that it is a benchmark: those of its folder and of its card."""
-    path = _path(place)
-    yield from (place.partition(":")[0], path.name)
-    stage = read_stage(path) if path.is_dir() else None
-    if stage is not None:
-        yield from (stage.inputs.get(key) for key in ("benchmark", "dataset", "source") if _is_name(stage, key))
-
-
-def _is_name(stage: Stage, key: str) -> bool:
-    return isinstance(stage.inputs.get(key), str)
-
-
-def _path(place: str) -> Path:
-    name, colon, path = place.partition(":")
-    return Path(path if colon and name in BENCHMARKS else place)

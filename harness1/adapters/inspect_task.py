@@ -10,19 +10,6 @@ import json
 from pathlib import Path
 from typing import Any, TypeVar
 
-try:
-    from inspect_ai import Task as InspectTask
-    from inspect_ai import task
-    from inspect_ai.dataset import MemoryDataset, Sample
-    from inspect_ai.model import GenerateConfig, get_model, messages_from_openai
-    from inspect_ai.scorer import Score, Scorer, Target, mean, scorer, stderr
-    from inspect_ai.solver import Generate, Solver, TaskState, solver
-    from inspect_ai.tool import ToolInfo, ToolParams
-except ImportError as error:
-    from harness1.errors import MissingExtra
-
-    raise MissingExtra("inspect_ai", "inspect") from error
-
 import msgspec
 
 from harness1.adapters.driven import measure
@@ -31,10 +18,20 @@ from harness1.data.open import open_source
 from harness1.episodes.jobs import EpisodeSetup
 from harness1.episodes.rollout import rollout
 from harness1.episodes.single import Samples, append
-from harness1.errors import InfrastructureFault
+from harness1.errors import InfrastructureFault, optional
 from harness1.policy.language_model import ChatCompletionsPolicy
 from harness1.records import Episode, Gold, Status, Task
 from harness1.reward import score
+
+with optional("inspect", "inspect_ai"):
+    from inspect_ai import Task as InspectTask
+    from inspect_ai import task
+    from inspect_ai.dataset import MemoryDataset, Sample
+    from inspect_ai.model import GenerateConfig, get_model, messages_from_openai
+    from inspect_ai.scorer import Score, Scorer, Target, mean, scorer, stderr
+    from inspect_ai.solver import Generate, Solver, TaskState, solver
+    from inspect_ai.tool import ToolInfo, ToolParams
+
 
 KEPT = "harness1_episode"
 """Name of the episode in a sample's store."""
@@ -59,10 +56,8 @@ class InspectModel:
         ]
         config = GenerateConfig(max_tokens=body["max_tokens"], temperature=body["temperature"], seed=body["seed"])
         output = await get_model().generate(messages, tools, "any", config)
-        calls = [
-            {"id": call.id, "function": {"name": call.function, "arguments": json.dumps(call.arguments)}}
-            for call in output.message.tool_calls or []
-        ]
+        given = [(each.id, each.function, json.dumps(each.arguments)) for each in output.message.tool_calls or []]
+        calls = [{"id": key, "function": {"name": name, "arguments": text}} for key, name, text in given]
         message = {"content": output.message.text, "tool_calls": calls}
         stop = "length" if output.stop_reason == "max_tokens" else "stop"
         return msgspec.convert({"choices": [{"message": message, "finish_reason": stop}]}, kind)
@@ -70,8 +65,7 @@ class InspectModel:
 
 @solver
 def search_solver(index: str, config: Config, record: str = "", dataset: str = "") -> Solver:
-    """Return the solver that plays an episode over an index. The sample's store keeps the record, and a run folder if
-    one is named, whose card names the dataset."""
+    """Return the solver that plays an episode over an index; the sample's store and the run folder `record` keep it."""
     setup, samples = EpisodeSetup(config, index, "inspect"), Samples()
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
@@ -97,14 +91,11 @@ def search_scores(config: Config) -> Scorer:
 
     async def score_state(state: TaskState, target: Target) -> Score:
         gold = msgspec.convert(state.metadata["gold"], Gold)
-        episode = msgspec.convert(state.store.get(KEPT), Episode)
-        found = score(
-            msgspec.structs.replace(episode, task=msgspec.structs.replace(episode.task, gold=None)), gold, config
-        )
+        found = score(msgspec.convert(state.store.get(KEPT), Episode), gold, config)
         assert found.reward is not None
         values = {"reward": found.reward.total, **measure(found, gold, MEASURES)}
         terms = {name: term.weight * term.value for name, term in found.reward.terms.items()}
-        return Score(value=values, metadata={"terms": terms, "stop_reason": str(episode.stop_reason)})
+        return Score(value=values, metadata={"terms": terms, "stop_reason": str(found.stop_reason)})
 
     return score_state
 

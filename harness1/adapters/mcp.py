@@ -1,8 +1,5 @@
-"""A server of the Model Context Protocol: an agent gets the harness's tools, with a working memory of its own.
-
-`start_search` names a search; every other tool takes that name, because the protocol of 2026-07-28 has no sessions.
-With retrieval alone there are two tools of the shape of BrowseComp-Plus: `search` and `get_document`.
-"""
+"""A server of the Model Context Protocol: an agent gets the harness's tools, with a working memory of its own; every
+tool takes the name of a search, because the protocol of 2026-07-28 has no sessions."""
 
 from __future__ import annotations
 
@@ -21,24 +18,20 @@ import msgspec
 from harness1.adapters.driven import Searches, StepReply
 from harness1.config import Config, Env
 from harness1.data.indexing import Files
-from harness1.errors import InfrastructureFault, UsageError
+from harness1.errors import InfrastructureFault, MissingExtra, UsageError
 from harness1.records import DocId, ToolCall
 from harness1.retrieval.protocol import RetrievalFault, Retriever, SearchRequest
 from harness1.tools.registry import Toolbox
 
 if TYPE_CHECKING:
-    from mcp.server import Server
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.types import Receive, Scope, Send
 
     from harness1.serve.service import Access
-
 
 try:
     from mcp import MCPError, types
     from mcp.server import Server
-except ImportError as error:
-    from harness1.errors import MissingExtra
-
+except ImportError as error:  # also of an older version, which other packages bring
     raise MissingExtra("mcp", "mcp") from error
 
 NAME = "harness1"
@@ -69,10 +62,8 @@ def search_server(searches: Searches, env: Env) -> Server[Any]:
         named = str(given.pop(SEARCH, ""))
         return _result(await searches.act(named, ToolCall(name, given)), named)
 
-    question = {"type": "object", "properties": {"question": {"type": "string"}}, "required": ["question"]}
-    start = types.Tool(name=START, description="Begin a search. Returns its name.", input_schema=question)
     named = {"type": "string", "description": f"The name that {START} returned."}
-    tools = [start]
+    tools = [_tool(START, "Begin a search. Returns its name.", "question")]
     for spec in Toolbox.of(env).specs:
         schema = deepcopy(spec.parameters)
         schema["properties"] = {SEARCH: named, **schema.get("properties", {})}
@@ -82,8 +73,8 @@ def search_server(searches: Searches, env: Env) -> Server[Any]:
 
 
 def retrieval_server(retriever: Retriever, config: Config, files: Files = lambda _: None) -> Server[Any]:
-    """Return a server with `search(query)` and `get_document(docid)`, which answer in JSON as the tools of
-    BrowseComp-Plus do, so that other agents can use an index. A hit of a document that is a file has its path, too."""
+    """Return a server with `search(query)` and `get_document(docid)`, which answer in JSON as those of BrowseComp-Plus
+    do, so that other agents can use an index. A hit of a document that is a file has its path, too."""
     deadline = config.machine.call_deadline_s
 
     async def call(name: str, arguments: Mapping[str, Any]) -> types.CallToolResult:
@@ -94,15 +85,11 @@ def retrieval_server(retriever: Retriever, config: Config, files: Files = lambda
             (found,) = await retriever.search([SearchRequest(query, HITS, deadline=deadline)])
             if isinstance(found, RetrievalFault):
                 raise InfrastructureFault(found.message)
-            hits = [
-                {
-                    "docid": hit.chunk.doc_id,
-                    **({"path": str(path)} if (path := files(hit.chunk.doc_id)) else {}),
-                    "score": hit.score,
-                    "snippet": f"{hit.chunk.title}\n{hit.chunk.text}"[:SNIPPET],
-                }
-                for hit in found.hits
-            ]
+            hits = []
+            for doc_id, chunk, score in ((hit.chunk.doc_id, hit.chunk, hit.score) for hit in found.hits):
+                place = {"path": str(path)} if (path := files(doc_id)) else {}
+                snippet = f"{chunk.title}\n{chunk.text}"[:SNIPPET]
+                hits.append({"docid": doc_id, **place, "score": score, "snippet": snippet})
             return _json(hits)
         docid = str(arguments.get("docid", ""))
         chunks = await retriever.read(DocId(docid))
@@ -112,15 +99,14 @@ def retrieval_server(retriever: Retriever, config: Config, files: Files = lambda
             raise UsageError(f"there is no document {docid[:100]!r}")
         return _json({"docid": docid, "text": "\n".join([chunks[0].title, *(chunk.text for chunk in chunks)])})
 
-    def tool(name: str, description: str, argument: str) -> types.Tool:
-        schema = {"type": "object", "properties": {argument: {"type": "string"}}, "required": [argument]}
-        return types.Tool(name=name, description=description, input_schema=schema)
+    told = f"Search the corpus. Returns the {HITS} best documents with docid, score and snippet."
+    read = _tool("get_document", "Return the full text of a document by its docid.", "docid")
+    return _server([_tool("search", told, "query"), read], call, "Search a corpus and read its documents.")
 
-    tools = [
-        tool("search", f"Search the corpus. Returns the {HITS} best documents with docid, score and snippet.", "query"),
-        tool("get_document", "Return the full text of a document by its docid.", "docid"),
-    ]
-    return _server(tools, call, "Search a corpus and read its documents.")
+
+def _tool(name: str, description: str, argument: str) -> types.Tool:
+    schema = {"type": "object", "properties": {argument: {"type": "string"}}, "required": [argument]}
+    return types.Tool(name=name, description=description, input_schema=schema)
 
 
 def _server(tools: list[types.Tool], call: Call, instructions: str) -> Server[Any]:
@@ -142,15 +128,13 @@ def _server(tools: list[types.Tool], call: Call, instructions: str) -> Server[An
 
 
 def _result(answer: StepReply, name: str) -> types.CallToolResult:
-    over = answer.curated is not None
-    told: dict[str, Any] = {SEARCH: name, "over": over}
-    if over:
+    told: dict[str, Any] = {SEARCH: name, "over": answer.curated is not None}
+    text = answer.text
+    if told["over"]:
         told |= {"stop_reason": answer.stop_reason, "curated": msgspec.to_builtins(answer.curated)}
-    if answer.files:
-        told["files"] = answer.files
-    places = "".join(f"{handle}: {path}\n" for handle, path in answer.files.items())
-    text = answer.text if over else f"search: {name}\n{answer.text}{places}"
-    return _text(text, answer.failed, told)
+    else:
+        text = f"search: {name}\n{text}" + "".join(f"{handle}: {path}\n" for handle, path in answer.files.items())
+    return _text(text, answer.failed, told | ({"files": answer.files} if answer.files else {}))
 
 
 def _json(value: Any) -> types.CallToolResult:
@@ -195,29 +179,28 @@ def serve_stdio(server: Server[Any], close: Close | None = None) -> None:
 
 
 async def _lines(file: int) -> AsyncIterator[str]:
-    """Yield the lines of an open file as they come."""
+    """Yield the lines of an open file as they come; the last may lack its end."""
     begun: list[bytes] = []
-    while chunk := await _read(file):
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    waits = not stat.S_ISREG(os.fstat(file).st_mode)
+    while True:
+        if waits:
+            readable.clear()
+            loop.add_reader(file, readable.set)
+            try:
+                await readable.wait()
+            finally:
+                loop.remove_reader(file)
+        chunk = os.read(file, CHUNK)
         *ends, rest = chunk.split(b"\n")
         for end in ends:
             yield b"".join((*begun, end)).decode(errors="replace")
             begun.clear()
         begun.append(rest)
+        if not chunk:
+            break
     if last := b"".join(begun):
         yield last.decode(errors="replace")
-
-
-async def _read(file: int) -> bytes:
-    """Return what can be read without waiting; wait until there is something. Nothing at the end of the file."""
-    if not stat.S_ISREG(os.fstat(file).st_mode):
-        loop = asyncio.get_running_loop()
-        readable = asyncio.Event()
-        loop.add_reader(file, readable.set)
-        try:
-            await readable.wait()
-        finally:
-            loop.remove_reader(file)
-    return os.read(file, CHUNK)
 
 
 def serve_http(
@@ -247,18 +230,13 @@ def serve_http(
                 if close is not None:
                     await close()
 
-    serve(guard(_uncancelled(app), access.check), ServiceLimits(), host, port, on_ready, sessions)
-
-
-def _uncancelled(app: ASGIApp) -> ASGIApp:
-    """Return an application whose requests are not cancelled when their client leaves. The package hears of it and ends
-    them; it would take a cancelled one for a failed one, and discard the session that it opened."""
     under_way: set[asyncio.Future[None]] = set()
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        # The package ends a request whose client leaves; a cancelled one would fail, and discard its session.
         request = asyncio.ensure_future(app(scope, receive, send))
         under_way.add(request)
         request.add_done_callback(under_way.discard)
         await asyncio.shield(request)
 
-    return answer
+    serve(guard(answer, access.check), ServiceLimits(), host, port, on_ready, sessions)

@@ -17,7 +17,7 @@ from harness1.env.environment import SearchEnv
 from harness1.env.render import Context
 from harness1.episodes.rollout import rollout
 from harness1.episodes.single import question_task as asked_task
-from harness1.errors import InfrastructureFault, UsageError
+from harness1.errors import InfrastructureFault, UsageError, optional
 from harness1.models.calls import messages_of, tools_of
 from harness1.plain import digest
 from harness1.policy.policy import Decision, Policy
@@ -25,15 +25,14 @@ from harness1.records import Episode, Status, Task, ToolCall
 from harness1.reward import score
 from harness1.rows.calls import calls_for_rows
 
-try:
+with optional("openenv", "openenv"):
     from openenv.core.env_server.http_server import create_app
     from openenv.core.env_server.interfaces import Environment
     from openenv.core.env_server.types import Action, Observation, State
+    from openenv.core.harness.rollout import ResourceSession, ResourceSessionFactory, ToolResult, VerifyResult
+    from openenv.core.harness.training import TrainingTrace, TrainingTurn
     from pydantic import Field
-except ImportError as error:
-    from harness1.errors import MissingExtra
 
-    raise MissingExtra("openenv", "openenv") from error
 
 DRIVER = "openenv"
 
@@ -47,10 +46,8 @@ class SearchAction(Action):
 
 
 class SearchObservation(Observation):
-    """What is visible now: messages and tools as a chat model takes them; at the end, what the search delivers.
-
-    `reward` is None before the end, and at the end of an episode without gold.
-    """
+    """What is visible now: messages and tools as a chat model takes them; at the end, what the search delivers, and a
+    reward if there is gold."""
 
     messages: list[dict[str, Any]] = Field(default_factory=list)
     tools: list[dict[str, Any]] = Field(default_factory=list)
@@ -65,13 +62,7 @@ class SearchState(State):
 
 
 class SearchEnvironment(Environment):
-    """One session: an episode at a time, driven by its client.
-
-    Args:
-        source: of tasks with gold.
-        open_env: makes the environment of an episode.
-        keep: gets every finished episode, scored if its task has gold.
-    """
+    """One session: an episode at a time, driven by its client; `keep` gets every finished one, scored if it can be."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
@@ -85,7 +76,7 @@ class SearchEnvironment(Environment):
     async def reset_async(
         self, seed: int | None = None, episode_id: str | None = None, **asked: Any
     ) -> SearchObservation:
-        """Begin an episode: of the task `index` of `split`, of the one with `task_id`, or of any `query`. Raise
+        """Begin an episode: of the task `index` of `split`, of the one with `task_id`, or of any `query`; raise
         UsageError if there is no such task, and InfrastructureFault if the episode could not begin."""
         if self._driven is not None:
             await self._driven.close()
@@ -94,19 +85,16 @@ class SearchEnvironment(Environment):
         return self._observe(self._driven, await self._driven.begin())
 
     async def step_async(self, action: SearchAction, timeout_s: float | None = None, **_: Any) -> SearchObservation:
-        """Carry out a call. Raise UsageError if no episode is under way, and InfrastructureFault if the index failed:
-        the episode is invalid and has no reward."""
+        """Carry out a call; raise UsageError if no episode is under way, InfrastructureFault if the index failed."""
         if self._driven is None:
             raise UsageError("no episode is under way: call reset first")
         call = ToolCall(action.tool, dict(action.arguments))
         return self._observe(self._driven, await self._driven.act(Decision((call,), action.reasoning)))
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **asked: Any) -> SearchObservation:
-        """Refuse: servers await `reset_async`."""
         raise NotImplementedError("await reset_async")
 
     def step(self, action: SearchAction, timeout_s: float | None = None, **_: Any) -> SearchObservation:
-        """Refuse: servers await `step_async`."""
         raise NotImplementedError("await step_async")
 
     @property
@@ -124,18 +112,14 @@ class SearchEnvironment(Environment):
             self._driven.abandon()
 
     def list_splits(self) -> list[str]:
-        """Return the names of the dataset's splits."""
         return list(self._source.splits)
 
     def list_tasks(self, split: str) -> list[dict[str, Any]]:
         """Return id, index and query of every task of a split; never its gold."""
-        return [
-            {"id": task.task_id, "index": place, "query": task.query}
-            for place, task in enumerate(self._source.tasks(split))
-        ]
+        tasks = enumerate(self._source.tasks(split))
+        return [{"id": task.task_id, "index": place, "query": task.query} for place, task in tasks]
 
     def num_tasks(self, split: str) -> int:
-        """Return the number of tasks of a split."""
         return len(self._source.tasks(split))
 
     def get_task(self, split: str, index: int) -> dict[str, Any]:
@@ -181,36 +165,23 @@ def openenv_app(
     keep: Callable[[Episode], object] = lambda _: None,
     sessions: int = 64,
 ) -> Any:
-    """Return the FastAPI application of a server with this many concurrent sessions; arguments as for
-    `SearchEnvironment`."""
-    return create_app(
-        lambda: SearchEnvironment(source, open_env, config, keep),
-        SearchAction,
-        SearchObservation,
-        "harness1",
-        max_concurrent_envs=sessions,
-        state_cls=SearchState,
-    )
+    """Return the FastAPI application of a server of `SearchEnvironment` with this many concurrent sessions."""
+    made = lambda: SearchEnvironment(source, open_env, config, keep)  # noqa: E731
+    kinds = (SearchAction, SearchObservation)
+    return create_app(made, *kinds, "harness1", max_concurrent_envs=sessions, state_cls=SearchState)
 
 
 def serve_openenv(
     app: Any, check: Callable[[Any], None], host: str, port: int, on_ready: Callable[[int], None] = lambda _: None
 ) -> None:
-    """Serve the application until SIGTERM or Ctrl-C, as `harness1.serve.server.serve` does.
-
-    Args:
-        check: raises Refused for requests and sockets that are not admitted (`harness1.serve.service.Access.check`).
-    """
+    """Serve the application until SIGTERM or Ctrl-C, as `harness1.serve.server.serve` does; `check`, an `Access.check`,
+    raises Refused for requests and sockets that are not admitted."""
     import uvicorn
 
     from harness1.serve.server import SHUTDOWN_S, SignalFree, listening, run_until_ended, running
     from harness1.serve.service import Refused, guard
 
-    def admit(scope: Any) -> None:
-        if scope["type"] != "lifespan":
-            check(scope)
-
-    http = guard(app, admit)
+    http = guard(app, check)
 
     async def answer(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "websocket":
@@ -219,7 +190,7 @@ def serve_openenv(
             except Refused:
                 await send({"type": "websocket.close", "code": 1008})
                 return
-        await http(scope, receive, send)
+        await (http if scope["type"] == "http" else app)(scope, receive, send)
 
     @asynccontextmanager
     async def serving() -> AsyncIterator[None]:
@@ -231,14 +202,6 @@ def serve_openenv(
 
     run_until_ended(serving)
 
-
-try:
-    from openenv.core.harness.rollout import ResourceSession, ResourceSessionFactory, ToolResult, VerifyResult
-    from openenv.core.harness.training import TrainingTrace, TrainingTurn
-except ImportError as error:
-    from harness1.errors import MissingExtra
-
-    raise MissingExtra("openenv", "openenv") from error
 
 MEASURES = ("recall", "precision", "f1", "set_size", "turns")
 FAILED = 1
@@ -268,22 +231,19 @@ class SearchSession(ResourceSession):
         return FAILED if episode.status is Status.INFRA_ERROR else 0
 
     def fetch_training_trace(self) -> TrainingTrace:
-        """Return the calls to train on: prompt, output and log probabilities as they were sampled. A broken episode has
-        none."""
-        calls = calls_for_rows(self.episode) if self.episode is not None else ()
-        return TrainingTrace(
-            turns=[
-                TrainingTurn(
-                    node_id=call.call_id,
-                    prompt_token_ids=list(call.prompt_ids),
-                    completion_token_ids=list(call.output_ids),
-                    per_token_logps=list(call.output_logprobs or ()),
-                    loss_mask=[0] * len(call.prompt_ids) + [1] * len(call.output_ids),
-                    metadata={"session_id": call.session_id, "policy_version": call.version_start},
-                )
-                for call in calls
-            ]
-        )
+        """Return the calls to train on as they were sampled; a broken episode has none."""
+        turns = [
+            TrainingTurn(
+                node_id=call.call_id,
+                prompt_token_ids=list(call.prompt_ids),
+                completion_token_ids=list(call.output_ids),
+                per_token_logps=list(call.output_logprobs or ()),
+                loss_mask=[0] * len(call.prompt_ids) + [1] * len(call.output_ids),
+                metadata={"session_id": call.session_id, "policy_version": call.version_start},
+            )
+            for call in (calls_for_rows(self.episode) if self.episode is not None else ())
+        ]
+        return TrainingTrace(turns=turns)
 
     def verify(self, transcript: list[dict[str, Any]], final_state: Any | None = None) -> VerifyResult:
         """Return the composite reward; none for an invalid episode, which must not be trained on."""
@@ -307,12 +267,8 @@ class SearchSession(ResourceSession):
 
 
 class SearchSessions(ResourceSessionFactory):
-    """Makes sessions over tasks with gold.
-
-    Args:
-        open_env: makes the environment of an episode; it counts tokens as the policy does.
-        policy: with token ids and log probabilities.
-    """
+    """Makes sessions over tasks with gold, of a policy with token ids and log probabilities, as which `open_env` makes
+    environments count."""
 
     def __init__(
         self, tasks: Sequence[Task], open_env: Callable[[], SearchEnv], policy: Policy, config: Config
@@ -323,13 +279,8 @@ class SearchSessions(ResourceSessionFactory):
         self._open_env, self._policy, self._config = open_env, policy, config
 
     def create(self, task: Any = None, seed: int | None = None, episode_id: str | None = None) -> SearchSession:
-        """Make the session of one sample; raise UsageError if there is no such task.
-
-        Args:
-            task: a task's id, or a row with `task_id`; else the seed chooses.
-            seed: of the group, whose samples all get the same task.
-            episode_id: of the sample, which seeds what the policy draws.
-        """
+        """Make the session of a sample, whose `episode_id` seeds what the policy draws; raise UsageError if there is no
+        such task: that with an id, or of a row with `task_id`, or else by the seed, which is that of a whole group."""
         name = task.get("task_id") if isinstance(task, dict) else task
         found = [each for each in self._tasks if each.task_id == name]
         if isinstance(name, str) and not found:

@@ -1,8 +1,7 @@
 """Training by SkyRL (0.4.0, Python 3.12) on our episodes: `python -m harness1.adapters.skyrl --config rl/paper`
 
-SkyRL owns the loop, the engines and the weights; `settings` says what is asked of it. `HarnessGenerator` meets
-`skyrl/train/generators/base.py` without importing it: it plays the episodes that the trainer asks for, with the
-trainer's own engines, and returns an entry for each model call, as step-wise training takes them.
+SkyRL owns the loop, the engines and the weights (`settings` says what is asked of it); `HarnessGenerator`, after
+`skyrl/train/generators/base.py`, plays the episodes and returns a step for each model call.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ PLAIN = (1.0, 1.0, 0, None)
 
 
 class InferenceClient(Protocol):
-    """What is used of SkyRL's `RemoteInferenceClient`; the version counts how often new weights were loaded."""
+    """What is used of SkyRL's `RemoteInferenceClient`; the version counts the weights that were loaded."""
 
     @property
     def weight_version(self) -> int: ...
@@ -61,13 +60,8 @@ class InferenceClient(Protocol):
 
 
 class SkyRLBackend:
-    """A `Backend` over SkyRL's client, for one trajectory, whose calls go to the same engine.
-
-    Args:
-        name: the path or name of the model.
-        model: the name that the engines have for the policy: that of an adapter, or None.
-        session: the trajectory.
-    """
+    """A `Backend` over SkyRL's client for one trajectory, `session`, whose calls go to the same engine; the engines
+    call the policy `model`: the name of an adapter, or None."""
 
     def __init__(self, client: InferenceClient, name: str, model: str | None = None, session: str = "") -> None:
         self._client, self._model, self._session = client, model, session
@@ -80,21 +74,20 @@ class SkyRLBackend:
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None
     ) -> SampledOutput:
-        """Do as `Backend.generate`. The version at the end differs if weights were loaded meanwhile.
-
-        Raises:
-            InfrastructureFault, UsageError: as `Backend.generate`; UsageError also for sampling whose log
-                probabilities these engines do not give: any but temperature 1 and temperature 0.
-        """
+        """Do as `Backend.generate`; the version at the end differs if weights were loaded meanwhile. Raise UsageError
+        also for any sampling but at temperature 1 and 0: the engines do not give its log probabilities."""
         plain = sampling.temperature in (0.0, 1.0) and (sampling.top_p, sampling.top_k) == (1.0, 0)
         if grammar is not None or not plain:
             raise UsageError("SkyRL's engines sample here at temperature 1 or 0, without top_p, top_k and grammar")
         with optional("serve", "aiohttp"):
             from aiohttp import ClientError, ClientResponseError
         begun = self.version
+        drawn = {"temperature": sampling.temperature, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "seed": sampling.seed}
+        # Only the given stop tokens end an output.
+        ends = {"max_tokens": sampling.max_tokens, "stop_token_ids": list(sampling.stop_ids), "ignore_eos": True}
         asked = {
             "prompt_token_ids": [list(prompt_ids)],
-            "sampling_params": _params(sampling),
+            "sampling_params": drawn | ends | {"logprobs": 1},
             "session_ids": [self._session],
             # Cached prefixes are of one version of the weights.
             "cache_salt": str(begun),
@@ -121,28 +114,11 @@ class SkyRLBackend:
         """Refuse: SkyRL's trainer gives weights to its engines itself."""
         raise UsageError("SkyRL's trainer loads the weights of its engines itself")
 
-    async def load_adapter(self, folder: Path, version: int) -> None:
-        """Refuse, as `load_weights` does."""
-        await self.load_weights(folder, version)
+    load_adapter = load_weights
 
     async def close(self) -> None:
         """End the trajectory."""
         await self._client.finish_session(self._session)
-
-
-def _params(sampling: Sampling) -> dict[str, Any]:
-    """Return vLLM's parameters: only the given stop tokens end an output."""
-    return {
-        "max_tokens": sampling.max_tokens,
-        "temperature": sampling.temperature,
-        "top_p": 1.0,
-        "top_k": -1,
-        "min_p": 0.0,
-        "seed": sampling.seed,
-        "stop_token_ids": list(sampling.stop_ids),
-        "ignore_eos": True,
-        "logprobs": 1,
-    }
 
 
 class TrajectoryId(NamedTuple):
@@ -185,13 +161,14 @@ def is_fit(episode: Episode, *, validates: bool) -> bool:
 
 def generator_output(episodes: Sequence[Episode], *, validates: bool = False) -> dict[str, Any]:
     """Return the steps of episodes as SkyRL's `GeneratorOutput`, by column; those of a trajectory are adjacent and in
-    order, and so are the trajectories of an instance.
+    order. An instance with an unfit episode stays, because mini-batches count prompts: each of its trajectories becomes
+    a placeholder without a trained token, as in SkyRL's Harbor generator.
 
-    SkyRL's mini-batches count prompts, so an instance with an unfit episode stays: each of its trajectories becomes a
-    placeholder, a single step without a trained token, as in SkyRL's own Harbor generator. Raise ValueError if the
-    trainer would refuse the batch, or misread it: an instance is alone unless this is a validation, its trajectories
-    are not adjacent, or a step lacks tokens or finite numbers, and SchemaError if a segment of a prompt is missing in
-    its episode."""
+    Raises:
+        ValueError: the trainer would refuse or misread the batch: an instance is alone in training, its trajectories
+            are not adjacent, or a step lacks tokens or finite numbers.
+        SchemaError: a segment of a prompt is missing in its episode.
+    """
     names = list(map(trajectory_of, episodes))
     groups = [(name, list(each)) for name, each in groupby(episodes, lambda each: trajectory_of(each).instance_id)]
     _demand(len(set(names)) == len(names), "two trajectories have the same name")
@@ -263,9 +240,8 @@ class HarnessGenerator:
         self._places = asyncio.Semaphore(self._config.machine.concurrency)
 
     async def generate(self, input_batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Play one episode for each entry of `trajectory_ids` and return SkyRL's `GeneratorOutput`, with the seconds
-        that each took, in all and by what they were spent on. Raise UsageError if the batch names no tasks, or samples
-        in another way than a trainer can correct for."""
+        """Play an episode for each entry of `trajectory_ids` and return SkyRL's `GeneratorOutput` with the seconds that
+        each took; raise UsageError if the batch names no tasks, or samples as no trainer can correct for."""
         names, extras = input_batch.get("trajectory_ids"), input_batch.get("env_extras")
         if not names or not extras or not all(TASK in each for each in extras):
             raise UsageError("SkyRL gave no trajectory_ids, or env_extras without a task: use TaskDataset")
@@ -290,8 +266,6 @@ class HarnessGenerator:
         }
 
     def _sampling(self, asked: Mapping[str, Any], validates: bool) -> ChatPolicy:
-        """Return the settings of the policy with SkyRL's temperature; raise UsageError if a training would not sample
-        from the policy itself."""
         settings = msgspec.structs.replace(self._config.policy, temperature=float(asked.get("temperature", 1.0)))
         changed = settings.temperature != 1.0 and not validates
         if changed or asked.get("top_p", 1.0) != 1.0 or asked.get("top_k", -1) not in (-1, 0):
@@ -327,14 +301,10 @@ class TaskDataset:
     """Tasks as SkyRL's trainer draws them; a row names its task by its position behind `first`."""
 
     def __init__(self, tasks: Sequence[PlacedTask], first: int = 0) -> None:
+        prompts = [[{"role": "user", "content": placed.task.query}] for placed in tasks]
         self._rows = [
-            {
-                "prompt": [{"role": "user", "content": placed.task.query}],
-                "env_class": None,
-                "env_extras": {TASK: first + at},
-                "uid": str(at),
-            }
-            for at, placed in enumerate(tasks)
+            {"prompt": prompt, "env_class": None, "env_extras": {TASK: first + at}, "uid": str(at)}
+            for at, prompt in enumerate(prompts)
         ]
 
     def __len__(self) -> int:
@@ -349,9 +319,8 @@ class TaskDataset:
 
 
 def settings(config: Config) -> list[str]:
-    """Return SkyRL's settings for the same training as `rl train` with this configuration, as `KEY=VALUE`. With
-    `rl.staleness`, generation runs ahead of training there too, on GPUs of its own. Raise ConfigError if SkyRL has no
-    such algorithm, or cannot run ahead of several steps per batch."""
+    """Return SkyRL's settings for the same training as `rl train`, as `KEY=VALUE`; with `rl.staleness`, generation runs
+    ahead there too, on GPUs of its own. Raise ConfigError if SkyRL has no such algorithm, or cannot run so."""
     rl, train, env = config.rl, config.train, config.env
     if rl.algorithm != "cispo" or rl.advantages != "center" or rl.normaliser != "token_mean":
         raise ConfigError(
@@ -400,8 +369,8 @@ def settings(config: Config) -> list[str]:
 
 
 def experiment(config: Config) -> type:
-    """Return the experiment for SkyRL's entry points: a subclass of its `BasePPOExp`. Its trainer is the fully
-    asynchronous one where `trainer.fully_async.enabled` is set. Raise UsageError if SkyRL is not installed."""
+    """Return the experiment for SkyRL's entry points, a subclass of its `BasePPOExp` with our tasks and generator;
+    raise UsageError if SkyRL is not installed."""
     try:
         from skyrl.backends.skyrl_train.inference_servers.utils import resolve_policy_model_name
         from skyrl.train.entrypoints.main_base import BasePPOExp
@@ -410,8 +379,6 @@ def experiment(config: Config) -> type:
     base: Any = BasePPOExp
 
     class Experiment(base):  # type: ignore[misc]
-        """SkyRL's experiment with our tasks and generator."""
-
         def __init__(self, cfg: Any) -> None:
             if not config.machine.learn.data:
                 raise UsageError("no dataset: --set 'machine.learn.data=[\"DATASET\"]'")
@@ -444,11 +411,7 @@ def experiment(config: Config) -> type:
 
 
 def train(config: Config, overrides: Sequence[str]) -> None:
-    """Train with SkyRL on a Ray cluster, which it starts.
-
-    Args:
-        overrides: SkyRL's own settings as `KEY=VALUE`, which prevail over `settings`.
-    """
+    """Train with SkyRL on a Ray cluster, which it starts; its own settings (`KEY=VALUE`) prevail over `settings`."""
     chosen = experiment(config)
     import ray
     from skyrl.train.config import SkyRLTrainConfig
@@ -459,12 +422,8 @@ def train(config: Config, overrides: Sequence[str]) -> None:
     validate_cfg(cfg)
     initialize_ray(cfg)
     # On a worker, because SkyRL's loop must not run on the head node.
-    remote: Any = ray.remote(num_cpus=1)(partial(_run, chosen))
+    remote: Any = ray.remote(num_cpus=1)(lambda cfg: chosen(cfg).run())
     ray.get(remote.remote(cfg))
-
-
-def _run(chosen: Any, cfg: Any) -> None:
-    chosen(cfg).run()
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -1,9 +1,5 @@
-"""The environment for verifiers 0.4: a taskset of any of our datasets, and a harness that plays our episodes.
-
-`harness1_verifiers` exports both, because ids of verifiers cannot be dotted. The harness runs `rollout` in its own
-process and sends every model call to the endpoint that it is given, so a trace holds what was really sent; the reward
-is that of `harness1 eval`. A fault of the index makes the trace an error without a reward.
-"""
+"""The environment for verifiers 0.4: a taskset of any of our datasets, and a harness that plays our episodes with the
+endpoint that it is given. `harness1_verifiers` exports both, because ids of verifiers cannot be dotted."""
 
 from __future__ import annotations
 
@@ -13,13 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-try:
-    import verifiers.v1 as vf
-except ImportError as error:
-    from harness1.errors import MissingExtra
-
-    raise MissingExtra("verifiers", "verifiers") from error
-
 import msgspec
 
 from harness1.adapters.driven import measure
@@ -28,11 +17,15 @@ from harness1.data.open import from_anywhere, open_source
 from harness1.episodes.jobs import EpisodeSetup
 from harness1.episodes.rollout import rollout
 from harness1.episodes.single import Samples, append
-from harness1.errors import InfrastructureFault, UsageError
+from harness1.errors import InfrastructureFault, UsageError, optional
 from harness1.http.model_endpoint import policy_endpoint
 from harness1.policy.language_model import ChatCompletionsPolicy
 from harness1.records import Episode, Gold, Status, Task
 from harness1.reward import score
+
+with optional("verifiers", "verifiers"):
+    import verifiers.v1 as vf
+
 
 MEASURES = ("recall", "precision", "f1", "trajectory_recall", "set_size", "turns", "tool_errors", "format_errors")
 KEPT = "harness1"
@@ -60,13 +53,13 @@ class SearchTaskConfig(vf.TaskConfig):
 
 
 class SearchData(vf.TaskData):
-    """A task as verifiers keeps it. The gold is for scoring, and never given to the harness."""
+    """A task as verifiers keeps it. The gold is for scoring, and never given to the harness; the card of recorded
+    episodes names the dataset."""
 
     query: str
     split: str
     gold: dict[str, Any]
     dataset: str
-    """The dataset of the task, as for `open_source`; the card of recorded episodes names it."""
 
 
 class SearchTask(vf.Task[SearchData, vf.State, SearchTaskConfig]):
@@ -116,17 +109,12 @@ class SearchTaskset(vf.Taskset[SearchTask, SearchTasksetConfig]):
     def load(self) -> Iterable[SearchTask]:
         if not self.config.data:
             raise UsageError("set data under [env.taskset]: a dataset's name or folder, or world:SIZE")
+        place = from_anywhere(self.config.data)
         for task in open_source(self.config.data).tasks(self.config.split):
             if task.gold is not None:
-                data = SearchData(
-                    id=task.task_id,
-                    prompt=task.query,
-                    query=task.query,
-                    split=task.split,
-                    gold=msgspec.to_builtins(task.gold),
-                    dataset=from_anywhere(self.config.data),
-                )
-                yield SearchTask(data, self.config.task)
+                words = {"id": task.task_id, "prompt": task.query, "query": task.query, "split": task.split}
+                gold: dict[str, Any] = msgspec.to_builtins(task.gold)
+                yield SearchTask(SearchData(**words, gold=gold, dataset=place), self.config.task)
 
 
 class SearchHarnessConfig(vf.HarnessConfig):
@@ -159,18 +147,13 @@ class SearchHarness(vf.Harness[SearchHarnessConfig]):
         mcp_urls: dict[str, str],
         data: vf.TaskData,
     ) -> vf.ProgramResult:
-        """Play one episode.
-
-        Raises:
-            InfrastructureFault: the index or the model failed; verifiers records it as an error of the trace.
-        """
+        """Play one episode; an InfrastructureFault of the index or the model is an error of the trace."""
         setup = await asyncio.to_thread(lambda: self._setup)
         model = msgspec.structs.replace(setup.config.machine.model, key=secret)
         machine = msgspec.structs.replace(setup.config.machine, model=model)
         reserve = setup.config.env.generation_reserve
-        policy = ChatCompletionsPolicy(
-            policy_endpoint(endpoint, machine), ctx.model, reserve, setup.config.policy, "verifiers"
-        )
+        server = policy_endpoint(endpoint, machine)
+        policy = ChatCompletionsPolicy(server, ctx.model, reserve, setup.config.policy, "verifiers")
         env = setup.environment(await asyncio.to_thread(setup.open_retriever), policy)
         task = Task(str(data.id), str(getattr(data, "query", data.prompt)), str(getattr(data, "split", "")))
         # Each trace has a seed of its own: rollouts of one task must differ.

@@ -56,11 +56,10 @@ class AgentSession(Record, kw_only=True):
     """Why it was ended from outside, if it was: it ran for too long, or wrote too much."""
 
     def fault(self) -> str:
-        """Return what the infrastructure did to the session; empty if nothing. A session without a single answered call
-        says nothing about the policy, so it counts as broken too."""
-        for call in self.calls:
-            if call.status in BROKEN:
-                return f"a call failed: {call.error}"
+        """Return what broke the session; empty if nothing. It is broken without a single answered call, too: then it
+        says nothing about the policy."""
+        if failed := next((call for call in self.calls if call.status in BROKEN), None):
+            return f"a call failed: {failed.error}"
         if any(call.as_call() for call in self.calls):
             return ""
         refused = next((call.error or call.untrainable for call in self.calls if call.error or call.untrainable), None)
@@ -69,8 +68,7 @@ class AgentSession(Record, kw_only=True):
 
 
 Evaluate = Callable[[AgentSession], float | Mapping[str, float]]
-"""A term of the reward as others are, of a session instead of a case, or terms by name, which are added up. It runs in
-a thread."""
+"""The reward of a session, or terms by name, which are added up. It runs in a thread."""
 
 
 def open_evaluation(name: str) -> Evaluate:
@@ -94,8 +92,8 @@ def open_evaluation(name: str) -> Evaluate:
 
 
 def reward_of(evaluate: Evaluate, session: AgentSession) -> RewardRecord:
-    """Return the reward of a session; raise UsageError if the function fails, or returns something else than finite
-    numbers. An InfrastructureFault of the function is raised as it is, and leaves the session out of training."""
+    """Return the reward of a session; raise UsageError if the function fails or returns no finite numbers. Its own
+    InfrastructureFault is raised as it is, and leaves the session out of training."""
     given: Any = call_own("evaluate", evaluate, session)
     terms = given if isinstance(given, Mapping) else {"reward": given}
     values = {name: number_of(name, value, session.task) for name, value in terms.items()}
@@ -118,39 +116,28 @@ def episode_of(job: EpisodeJob, session: AgentSession, reward: RewardRecord, has
     other. A prompt that continues an earlier one and its output stores what is new alone."""
     answered = [call for call in session.calls if call.as_call() is not None]
     segments: dict[str, tuple[int, ...]] = {}
-    prompts: list[tuple[str, ...]] = []
     turns: list[Turn] = []
     for place, call in enumerate(answered):
         keys: tuple[str, ...] = ()
         begin = 0
-        for earlier in range(place - 1, -1, -1):
-            before = (*answered[earlier].prompt_ids, *answered[earlier].output_ids)
+        for earlier, turn in zip(reversed(answered[:place]), reversed(turns), strict=True):
+            before = earlier.prompt_ids + earlier.output_ids
             if call.prompt_ids[: len(before)] == before:
-                keys, begin = (*prompts[earlier], f"call/{answered[earlier].call_id}"), len(before)
+                keys, begin = (*turn.calls[0].prompt, f"call/{earlier.call_id}"), len(before)
                 break
         segments[f"prompt/{call.call_id}"] = call.prompt_ids[begin:]
-        prompts.append((*keys, f"prompt/{call.call_id}"))
+        same = ("call_id", "attempt", "output_ids", "finish_reason", "t_start", "t_end")
         sampled = ModelCall(
-            call_id=call.call_id,
-            attempt=call.attempt,
-            prompt=prompts[-1],
-            output_ids=call.output_ids,
+            **{name: getattr(call, name) for name in same},
+            prompt=(*keys, f"prompt/{call.call_id}"),
             output_logprobs=call.output_logprobs or (),
             sampling=call.sampling or Sampling(),
             policy_version_start=call.version_start,
             policy_version_end=call.version_end,
-            finish_reason=call.finish_reason,
-            t_start=call.t_start,
-            t_end=call.t_end,
         )
-        turn = Turn(
-            index=place + 1,
-            calls=(sampled,),
-            action=call.actions[0] if call.actions else SAID,
-            ignored=call.actions[1:],
-            prompt_tokens=len(call.prompt_ids),
-        )
-        turns.append(turn)
+        action, *ignored = call.actions or (SAID,)
+        size = len(call.prompt_ids)
+        turns.append(Turn(place + 1, calls=(sampled,), action=action, ignored=tuple(ignored), prompt_tokens=size))
     versions = [version for call in answered for version in (call.version_start, call.version_end)]
     return Episode(
         episode_id=digest([job.task.public(), job.sample_idx, job.seed, hashes, session.name])[:16],

@@ -11,9 +11,9 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -40,28 +40,23 @@ def agent_folder(within: Path | None = None, task: Task | None = None) -> Iterat
     """Make a folder, among temporary files or within another, with a task for an agent to read; remove it at the end,
     whatever is in it then. Each attempt has its own, as what an earlier one left behind may still write in its own.
     Raise InfrastructureFault if there is no room for it."""
-    folder = None
-    try:
-        folder = Path(tempfile.mkdtemp(prefix="harness1-agent-", dir=within))
-        if task is not None:
-            (folder / TASK).write_bytes(msgspec.json.encode({"task_id": task.task_id, "query": task.query}))
-    except OSError as error:
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-        raise InfrastructureFault(f"the folder of an agent cannot be made: {error}") from error
-    try:
+    with ExitStack() as stack:
+        try:
+            folder = Path(tempfile.mkdtemp(prefix="harness1-agent-", dir=within))
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            if task is not None:
+                (folder / TASK).write_bytes(msgspec.json.encode({"task_id": task.task_id, "query": task.query}))
+        except OSError as error:
+            raise InfrastructureFault(f"the folder of an agent cannot be made: {error}") from error
         yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
-@dataclass
-class Ended:
+class Ended(NamedTuple):
     """How a command ended."""
 
-    exit_code: int = 0
-    cut: Cut = ""
-    output: str = ""
+    exit_code: int
+    cut: Cut
+    output: str
 
 
 def arguments_of(command: str, values: Mapping[str, str]) -> list[str]:
@@ -80,16 +75,9 @@ def arguments_of(command: str, values: Mapping[str, str]) -> list[str]:
 async def run_command(
     words: Sequence[str], folder: Path, environment: Mapping[str, str], seconds: float, output_bytes: int
 ) -> Ended:
-    """Run a command to its end, or end it: after a number of seconds, or of bytes that it wrote. Its children end with
-    it, also if this is cancelled.
-
-    Args:
-        environment: all its environment variables.
-
-    Raises:
-        UsageError: there is no such command.
-        InfrastructureFault: it could not be started this time, or its words are no arguments of a process.
-    """
+    """Run a command, with these environment variables alone, to its end, or end it: after a number of seconds, or of
+    bytes that it wrote. Its children end with it, also if this is cancelled. Raise UsageError if there is no such
+    command, and InfrastructureFault if it could not be started this time, or its words are no arguments."""
     # With a pipe of asyncio's, `wait` would also wait for whoever else holds its other end.
     theirs, stream, pipe = await _open_pipe()
     with closing(pipe):
@@ -123,15 +111,14 @@ async def run_command(
 
 
 async def _open_pipe() -> tuple[int, asyncio.StreamReader, asyncio.ReadTransport]:
-    """Return the file descriptor of a pipe that is written to, and its other end."""
     try:
         ours, theirs = os.pipe()
     except OSError as error:
         raise InfrastructureFault(f"the agent could not be started: {error.strerror}") from error
     stream = asyncio.StreamReader()
-    loop = asyncio.get_running_loop()
+    protocol = asyncio.StreamReaderProtocol(stream)
     try:
-        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(ours, "rb"))
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(ours, "rb"))
     except BaseException:
         os.close(theirs)
         raise
@@ -141,17 +128,12 @@ async def _open_pipe() -> tuple[int, asyncio.StreamReader, asyncio.ReadTransport
 async def _start(
     words: Sequence[str], folder: Path, environment: Mapping[str, str], output: int
 ) -> asyncio.subprocess.Process:
-    """Start a command, and close the file descriptor that it writes its output to. A failed start is a mistake of the
-    user only if the command is at fault."""
+    """Start a command, and close the file descriptor of its output. A failed start is a mistake of the user only if the
+    command is at fault."""
+    pipes: dict[str, Any] = {"stdin": asyncio.subprocess.DEVNULL, "stdout": output, "stderr": asyncio.subprocess.STDOUT}
     try:
         return await asyncio.create_subprocess_exec(
-            *words,
-            cwd=folder,
-            env=dict(environment),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=output,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
+            *words, cwd=folder, env=dict(environment), **pipes, start_new_session=True
         )
     except ValueError as error:  # a NUL
         raise InfrastructureFault(f"{NOT_AN_ARGUMENT} ({error})") from error
@@ -167,15 +149,13 @@ async def _start(
 
 async def _end(process: asyncio.subprocess.Process, waiting: asyncio.Task[int]) -> None:
     """End the process group: politely if the command still runs, then by force."""
+    ended = suppress(ProcessLookupError, PermissionError)
     try:
         if not waiting.done():
-            _signal(process.pid, signal.SIGTERM)
+            with ended:
+                os.killpg(process.pid, signal.SIGTERM)
             await asyncio.wait({waiting}, timeout=GRACE_S)
     finally:  # also if this is cancelled
-        _signal(process.pid, signal.SIGKILL)
+        with ended:
+            os.killpg(process.pid, signal.SIGKILL)
     await asyncio.wait({waiting})
-
-
-def _signal(group: int, which: signal.Signals) -> None:
-    with suppress(ProcessLookupError, PermissionError):  # it has ended
-        os.killpg(group, which)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,7 +58,6 @@ class OnPolicyUpstream(TokenUpstream):
     """A model in training: it samples from its own distribution, whatever temperature an agent asks for."""
 
     def prepare(self, dialect: Dialect, body: Mapping[str, object], request: ChatRequest, recall: Recall) -> Asked:
-        """Do as `Upstream.prepare`."""
         asked = super().prepare(dialect, body, request, recall)
         sampling = msgspec.structs.replace(asked.sampling, temperature=1.0, top_p=1.0, top_k=0)
         return msgspec.structs.replace(asked, sampling=sampling)
@@ -76,11 +75,7 @@ class OpenSession:
 
 
 class Sessions:
-    """Admits the calls of open sessions within their bounds, and collects them; `append` is that of a recorder.
-
-    Args:
-        keep: gets every call of an open session.
-    """
+    """Admits the calls of open sessions within their bounds, and collects them; `keep` gets every call, too."""
 
     def __init__(self, keep: Callable[[RecordedCall], None], bounds: Agents) -> None:
         self._keep, self._bounds = keep, bounds
@@ -95,10 +90,10 @@ class Sessions:
     async def end(self, session: OpenSession) -> tuple[RecordedCall, ...]:
         """Close a session; return its calls, after those in flight have ended. Later ones are refused."""
         session.ended = True
-        waited = 0.0
-        while session.at_work and waited < SETTLE_S:
-            await asyncio.sleep(LOOK_S)
-            waited += LOOK_S
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_S):
+                while session.at_work:
+                    await asyncio.sleep(LOOK_S)
         del self._open[session.name]
         return tuple(session.calls)
 
@@ -128,21 +123,17 @@ class Sessions:
 
 @dataclass(frozen=True)
 class Agent:
-    """An agent and its judge.
-
-    Args:
-        command: `{query}` and `{task_id}` stand for those of the task, `{base_url}` for the address of the model.
-        evaluate: see `Evaluate`.
-        golds: by the ids of the tasks.
-        hashes: those of its episodes.
-        environment: the variables that it has beside those by which it finds the model.
-    """
+    """An agent and its judge."""
 
     command: str
+    """`{query}` and `{task_id}` stand for those of the task, `{base_url}` for the address of the model."""
     evaluate: Evaluate
     golds: Mapping[str, Gold | None]
+    """By the ids of the tasks."""
     hashes: Hashes
+    """Those of its episodes."""
     environment: Mapping[str, str]
+    """The variables that it has beside those by which it finds the model."""
 
 
 Played = tuple[EpisodeJob, AgentSession, ExitStack] | tuple[EpisodeJob, str, None]
@@ -190,27 +181,15 @@ class AgentRollouts:
         machine, agent, opened = self._machine, self._agent, self._sessions.start()
         address = f"http://{HOST}:{self._port}"
         values = {"query": task.query, "task_id": task.task_id, "base_url": f"{address}/v1"}
-        given = {
-            **agent.environment,
-            "OPENAI_BASE_URL": f"{address}/v1",
-            "OPENAI_API_KEY": opened.name,
-            "ANTHROPIC_BASE_URL": address,
-            "ANTHROPIC_API_KEY": opened.name,
-        }
+        places = {"OPENAI_BASE_URL": f"{address}/v1", "ANTHROPIC_BASE_URL": address}
+        given = {**agent.environment, **places, **dict.fromkeys(("OPENAI_API_KEY", "ANTHROPIC_API_KEY"), opened.name)}
         try:
             words = arguments_of(agent.command, values)
             ended = await run_command(words, folder, given, machine.episode_deadline_s, machine.agents.output_bytes)
         finally:
             calls = await self._sessions.end(opened)
-        return AgentSession(
-            name=opened.name,
-            task=msgspec.structs.replace(task, gold=agent.golds.get(task.task_id)),
-            folder=folder,
-            calls=calls,
-            output=ended.output,
-            exit_code=ended.exit_code,
-            cut=ended.cut,
-        )
+        whole = msgspec.structs.replace(task, gold=agent.golds.get(task.task_id))
+        return AgentSession(name=opened.name, task=whole, folder=folder, calls=calls, **ended._asdict())
 
     async def _score(self, played: Played) -> Episode:
         job, session, stack = played
@@ -228,11 +207,11 @@ class AgentRollouts:
 async def agent_rollouts(
     agent: Agent, upstream: OnPolicyUpstream, record: Path, config: Config, publish: Publish
 ) -> AsyncIterator[AgentRollouts]:
-    """Open the rollouts of an agent, and the proxy by which it reaches the model and which records its calls. Raise
-    UsageError as `recording` does, and InfrastructureFault if there is no room for the folders of the agents."""
+    """Open the rollouts of an agent, and the proxy that records its calls of the model. Raise UsageError as `recording`
+    does, and InfrastructureFault if there is no room for the folders of the agents."""
     with recording(record, upstream.inputs) as recorder, agent_folder() as folders:
         sessions = Sessions(recorder.append, config.machine.agents)
-        service = ProxyService(upstream, sessions, proxy_limits(config), admit=sessions.admit)
+        service = ProxyService(upstream, sessions.append, proxy_limits(config), admit=sessions.admit)
         async with answering(service.app, service.limits, HOST, 0) as port:
             yield AgentRollouts(agent, sessions, port, folders, config, publish)
 
@@ -246,16 +225,9 @@ def open_agent_training(
     evaluation: str,
     environment: Mapping[str, str],
 ) -> tuple[Training, OpenRollouts]:
-    """Open a training run on the sessions of an agent with the tasks of datasets.
-
-    Args:
-        command, environment: see `Agent`.
-        evaluation: `MODULE:FUNCTION` or `FILE.py:FUNCTION`.
-
-    Raises:
-        UsageError: the evaluation or the tasks cannot be opened, two tasks have one id, or the settings are those of
-            episodes in the environment.
-    """
+    """Open a training run on the sessions of an agent (`command` and `environment` as in `Agent`) with the tasks of
+    datasets. Raise UsageError if the evaluation (`MODULE:FUNCTION` or `FILE.py:FUNCTION`) or the tasks cannot be
+    opened, two tasks have one id, or the settings are those of episodes in the environment."""
     arguments_of(command, {})
     if config.machine.fleet.workers or config.train.watch.metric != "reward":
         raise UsageError("agents have rewards alone: set machine.fleet.workers=0 and train.watch.metric=reward")
@@ -275,10 +247,14 @@ def open_agent_training(
     async def publish(state: Weights, version: int) -> None:
         await publish_to(policy.model, state, version, base, out / WEIGHTS)
 
+    def without_gold(placed: Sequence[PlacedTask]) -> list[PlacedTask]:
+        """The metrics of our environment say nothing about an agent."""
+        return [msgspec.structs.replace(each, task=each.task.public(), setup=0) for each in placed]
+
     upstream = OnPolicyUpstream(inputs.model, policy.model, policy.counter, config)
     work = Training(
-        tasks=_public(tasks),
-        held_out=_public(held_out),
+        tasks=without_gold(tasks),
+        held_out=without_gold(held_out),
         setups=[EpisodeSetup(config, "", inputs.model)],
         base=base,
         out=out,
@@ -290,8 +266,3 @@ def open_agent_training(
         played_with=known,
     )
     return work, agent_rollouts(agent, upstream, out / SESSIONS, config, publish)
-
-
-def _public(placed: Sequence[PlacedTask]) -> list[PlacedTask]:
-    """Return tasks without their gold: the metrics of our environment say nothing about an agent."""
-    return [msgspec.structs.replace(each, task=each.task.public(), setup=0) for each in placed]

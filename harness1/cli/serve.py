@@ -111,7 +111,7 @@ def proxy(
 
     with recording(record, model.inputs) as recorder:
         say_torn(record, recorder.torn)
-        service = ProxyService(model, recorder, proxy_limits(settings), access=access)
+        service = ProxyService(model, recorder.append, proxy_limits(settings), access=access)
         serve(service.app, service.limits, host, port, ready)
 
 

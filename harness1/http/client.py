@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from harness1.errors import InfrastructureFault, MissingExtra, UsageError
+from harness1.errors import InfrastructureFault, UsageError, optional
 from harness1.plain import secrets_of, without_password, without_secrets
 from harness1.records import Record
 
@@ -54,11 +54,8 @@ class Transient(Exception):
 
 
 async def retry(call: Callable[[], Awaitable[Answer]], attempts: int, backoff_s: float) -> Answer:
-    """Await a call, and again while it raises `Transient`; raise InfrastructureFault if it failed `attempts` times.
-
-    Between tries, wait `backoff_s` times 2, 4, ... with jitter, on top of the server's own wait, so that its clients do
-    not all return at once.
-    """
+    """Await a call, and again while it raises `Transient`, after `backoff_s` times 2, 4, ... with jitter on top of the
+    server's own wait; raise InfrastructureFault if it failed `attempts` times."""
     from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt
 
     def wait(state: RetryCallState) -> float:
@@ -74,51 +71,38 @@ async def retry(call: Callable[[], Awaitable[Answer]], attempts: int, backoff_s:
 
 
 class HttpFault(Record):
-    """A request without a usable answer. The message contains no password and no key.
-
-    `status` is None if no complete response arrived; `retry_after_s` is the wait that the server asked for. `connected`
-    is False if there was no connection to send the request over.
-    """
+    """A request without a usable answer. Its message holds no secret; `status` is None without a complete response."""
 
     message: str
     status: int | None = None
     retry_after_s: float | None = None
     connected: bool = True
+    """False if there was no connection to send the request over."""
 
 
 class _Line(NamedTuple):
-    """The sender and the semaphore that all requests on one event loop share."""
-
     sender: Any
     turn: asyncio.Semaphore
 
 
 class HttpClient:
-    """A client for one server.
+    """A client for one server; raise MissingExtra without httpx. Redirects are not followed, because they would carry
+    the key elsewhere; cookies are not kept, and environment variables are ignored.
 
     A session belongs to the event loop that made it, and the command line calls `asyncio.run` many times with one
-    client, so each loop gets a session of its own. An asynchronous generator holds it: a loop closes its generators
-    before it ends. Redirects are not followed, because they would carry the key elsewhere. Cookies are not kept, and
-    environment variables are ignored.
+    client, so each loop gets its own, held by an asynchronous generator, which a loop closes before it ends.
 
     Args:
         url: prefix of every path.
         headers: sent with every request; messages never repeat their values.
         connections: maximum number open at once per loop.
-
-    Attributes:
-        errors: the exceptions that `exchange` raises.
-
-    Raises:
-        MissingExtra: httpx is not installed.
     """
 
     def __init__(self, url: str, headers: Mapping[str, str] | None = None, connections: int = CONNECTIONS) -> None:
-        try:
+        with optional("serve", "httpx"):
             import httpx
-        except ImportError as error:
-            raise MissingExtra("httpx", "serve") from error
         self.errors = (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError)
+        """What `exchange` raises."""
         self.url, self._headers, self._connections = url, dict(headers or {}), connections
         # Shorter strings than a key may be part of ordinary words.
         words = {word for value in self._headers.values() for word in value.split()} - {"Bearer"}
@@ -154,8 +138,7 @@ class HttpClient:
         return session
 
     async def turn(self) -> asyncio.Semaphore:
-        """Return the semaphore that bounds requests on this event loop, so that waiting for it does not count as time
-        spent on a request."""
+        """Return the semaphore of requests on this event loop; waiting for it is no part of a request's time."""
         return (await self._line()).turn
 
     async def _ask(self, path: str, body: bytes | None, kind: type[Answer], timeout_s: float) -> Answer | HttpFault:
@@ -165,11 +148,11 @@ class HttpClient:
                 status, headers, answer = await self.exchange(path, body, ANSWER_BYTES)
             if len(answer) > ANSWER_BYTES:
                 reason = f"an answer larger than {ANSWER_BYTES} bytes"
-            elif status != 200:
-                wait, reason = _retry_after(headers.get("Retry-After", "")), error_text(answer, self._secrets)
-                reason = f"{status} {reason}"
-            else:
+            elif status == 200:
                 return cast(Answer, answer) if kind is bytes else msgspec.json.decode(answer, type=kind)
+            else:
+                wait = _retry_after(headers.get("Retry-After", ""))
+                reason = f"{status} {error_text(answer, self._secrets)}"
         except TimeoutError:
             reason = f"no answer within {timeout_s:g} s"
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -208,17 +191,13 @@ class HttpClient:
 
 
 class HostedClient(HttpClient):
-    """An `HttpClient` on `openai.AsyncOpenAI`, which uses our session.
-
-    Its retries are off and its answers are read as bytes: callers decide how long to wait and what to accept. Raise
-    MissingExtra if httpx or openai is not installed."""
+    """An `HttpClient` on `openai.AsyncOpenAI` over our session; callers decide how long to wait and what to accept, so
+    its retries are off and its answers are read as bytes. Raise MissingExtra without httpx or openai."""
 
     def __init__(self, url: str, headers: Mapping[str, str] | None = None, connections: int = CONNECTIONS) -> None:
         super().__init__(url, headers, connections)
-        try:
+        with optional("serve", "openai"):
             import openai
-        except ImportError as error:
-            raise MissingExtra("openai", "serve") from error
         self._openai = openai
 
     def sender(self, session: AsyncClient) -> Any:
@@ -302,8 +281,7 @@ def is_address(url: str) -> bool:
 
 
 def error_text(answer: bytes, secrets: Sequence[str] = ()) -> str:
-    """Return the error message of a server without secrets: its `error`, `detail` or `message` (or the `message`
-    inside it, as OpenAI and Anthropic write it), or else the beginning of the answer."""
+    """Return a server's error without secrets: its `error`, `detail` or `message`, or the answer's beginning."""
     try:
         body = msgspec.json.decode(answer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -316,8 +294,7 @@ def error_text(answer: bytes, secrets: Sequence[str] = ()) -> str:
 
 
 def _reason(error: BaseException) -> tuple[str, bool]:
-    """Return why a request failed, and whether there was a connection; httpx hides the reason for a failed connection
-    in the cause."""
+    """Return why a request failed, and whether there was a connection: httpx hides why there was none in the cause."""
     import httpx
 
     if not isinstance(error, httpx.ConnectError):

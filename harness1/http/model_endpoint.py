@@ -19,19 +19,15 @@ Messages = list[dict[str, str]]
 
 
 class Endpoint(Protocol):
-    """A server to post to: `ModelEndpoint`, or a test's replacement."""
+    """What posts a body and decodes the answer as `kind`, as `ModelEndpoint` does; it raises a `HarnessError`."""
 
-    async def post(self, path: str, body: object, kind: type[Answer]) -> Answer:
-        """Post a body and decode the answer as `kind`; raise a `HarnessError` on failure."""
-        ...
+    async def post(self, path: str, body: object, kind: type[Answer]) -> Answer: ...
 
 
 class ChatRoute:
-    """Asks for chat completions with the parameters that the server accepts.
-
-    OpenAI's reasoning models accept `max_tokens` only under its new name, and servers differ in what else they refuse.
-    A parameter that a refusal names is renamed, replaced or left out. This is remembered only once the server has
-    answered, because a refusal may name a parameter that is not at fault.
+    """Asks for chat completions with the parameters that the server accepts: one that a refusal names is renamed
+    (OpenAI's reasoning models take `max_tokens` only under its new name), replaced or left out. This is remembered once
+    the server has answered, because a refusal may name a parameter that is not at fault.
 
     Args:
         free: parameters that may be dropped, each with the only value at which it may.
@@ -46,37 +42,25 @@ class ChatRoute:
         """Return the answer and the body that led to it; raise as the endpoint does, but `Refusal` only if no parameter
         can be dropped."""
         refused = self._refused
+        free = [name for name, value in self._free.items() if name in body and body[name] == value]
         while True:
-            sent = self._adapt(body, refused)
+            sent = {name: value for name, value in body.items() if name not in free or name not in refused}
+            sent |= {name: value for name, value in self._instead.items() if name in free and name in refused}
+            if "max_tokens" in refused and "max_tokens" in sent:
+                sent.setdefault("max_completion_tokens", sent.pop("max_tokens"))
             try:
                 answer = await self._endpoint.post("/chat/completions", sent, kind)
             except Refusal as refusal:
-                if (name := self._culprit(str(refusal), sent)) is None:
+                said = str(refusal)
+                named = [name for name in free if name not in refused and re.search(rf"\b{name}\b", said)]
+                if "max_completion_tokens" in said and "max_tokens" in sent:
+                    named = ["max_tokens"]
+                if not named:
                     raise
-                refused |= {name}
+                refused |= {named[0]}
             else:
                 self._refused |= refused
                 return answer, sent
-
-    def _adapt(self, body: Mapping[str, Any], refused: frozenset[str]) -> dict[str, Any]:
-        sent = dict(body)
-        for name in refused & self._droppable(body):
-            if name in self._instead:
-                sent[name] = self._instead[name]
-            else:
-                del sent[name]
-        if "max_tokens" in refused and "max_tokens" in sent:
-            sent.setdefault("max_completion_tokens", sent.pop("max_tokens"))
-        return sent
-
-    def _culprit(self, refusal: str, sent: Mapping[str, Any]) -> str | None:
-        if "max_completion_tokens" in refusal and "max_tokens" in sent:
-            return "max_tokens"
-        free = self._droppable(sent)
-        return next((name for name in self._free if name in free and re.search(rf"\b{name}\b", refusal)), None)
-
-    def _droppable(self, body: Mapping[str, Any]) -> set[str]:
-        return {name for name, value in self._free.items() if name in body and body[name] == value}
 
 
 class Completion(Record):
@@ -156,11 +140,12 @@ _TOO_LONG = re.compile(
 Groq and TGI, in this order of phrases."""
 
 _ASKED_TOO_MUCH = re.compile(r"tokens'? is too large: (\d+).*?context length is (\d+)", re.S)
-"""What vLLM says of `max_tokens`: where it alone fills the context, no prompt would fit."""
+"""What vLLM says of `max_tokens`."""
 
 
 class ModelEndpoint:
     """The server of a language model, usable from any event loop. Its `client` sends a request once, without retries.
+    Raise ConfigError if URL or key are not usable, or both hold a secret, and MissingExtra without httpx or openai.
 
     Args:
         url: address up to and including `/v1`, if it has one.
@@ -168,10 +153,6 @@ class ModelEndpoint:
         timeout_s: limit of one try, to the last byte.
         attempts, backoff_s: as in `retry`.
         concurrency: requests in flight per event loop.
-
-    Raises:
-        ConfigError: the URL is not usable, or contains a password in addition to the key.
-        MissingExtra: httpx is not installed, or openai if `kind` needs it.
     """
 
     def __init__(
@@ -203,7 +184,7 @@ class ModelEndpoint:
         return without_password(self.client.url)
 
     async def post(self, path: str, body: object, kind: type[Answer]) -> Answer:
-        """Post a body (bytes count as JSON) and decode the answer as `kind`; `bytes` gives it as it is.
+        """Post a body (bytes count as JSON) and decode the answer as `kind` (`bytes`: as it is).
 
         Raises:
             Unreachable: a wrong key, model or address; or no attempt reached the server, now or ever before.
@@ -227,7 +208,9 @@ class ModelEndpoint:
                 advice = "; the address must reach up to and including the /v1" if astray else ""
                 raise Unreachable(answer.message + advice, answer.status)
             if answer.status in REFUSALS:
-                refusal = Overflow if _is_too_long(answer.message) else Refusal
+                # `max_tokens` that fill the context alone are a wrong setting, and no prompt that is too long.
+                alone = (asked := _ASKED_TOO_MUCH.search(answer.message)) and int(asked[1]) >= int(asked[2])
+                refusal = Overflow if _TOO_LONG.search(answer.message) and not alone else Refusal
                 raise refusal(answer.message, answer.status)
             raise Transient(answer.message, answer.retry_after_s)
 
@@ -249,9 +232,3 @@ def verifier_endpoint(url: str, machine: Machine) -> ModelEndpoint:
     """Return the endpoint of a judge's model, from `machine.verifier`; raise as `ModelEndpoint` does."""
     judge = machine.verifier
     return ModelEndpoint(url, judge.key, judge.timeout_s, machine.attempts, machine.backoff_s, judge.concurrency)
-
-
-def _is_too_long(message: str) -> bool:
-    """Return whether a server refused a prompt for its length, which is the policy's doing."""
-    asked = _ASKED_TOO_MUCH.search(message)
-    return bool(_TOO_LONG.search(message)) and not (asked and int(asked[1]) >= int(asked[2]))

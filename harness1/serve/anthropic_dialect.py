@@ -77,8 +77,7 @@ class _Request(Parameters, frozen=True, kw_only=True):
 
 
 def read(body: Mapping[str, Any]) -> ChatRequest:
-    """Read a request; raise Refused if the body is not a request, or has blocks, tools or a tool choice that a text
-    model cannot handle."""
+    """Read a request; raise Refused if it is none, or has blocks, tools or a tool choice that no text model handles."""
     asked = convert_body(body, _Request)
     if not asked.messages:
         raise Refused(400, "there are no messages")
@@ -90,13 +89,10 @@ def read(body: Mapping[str, Any]) -> ChatRequest:
     messages = [ChatMessage("system", system)] if system else []
     for message in asked.messages:
         messages += _messages(message)
+    tools = asked.tools if asked.tool_choice.type != "none" else []
     return ChatRequest(
         messages=tuple(messages),
-        tools=tuple(
-            spec_of(tool.name, tool.description, tool.input_schema)
-            for tool in asked.tools
-            if asked.tool_choice.type != "none"
-        ),
+        tools=tuple(spec_of(tool.name, tool.description, tool.input_schema) for tool in tools),
         must_call=asked.tool_choice.type == "any",
         one_call=bool(asked.tool_choice.disable_parallel_tool_use),
         **asked.common(),
@@ -106,24 +102,24 @@ def read(body: Mapping[str, Any]) -> ChatRequest:
 def write(reply: ChatReply) -> dict[str, Any]:
     """Return a reply as one message."""
     content = [{**block, **filling} for block, filling in _blocks(reply)]
-    return {**_head(reply), "content": content, "stop_reason": STOPS[reply.finish], "usage": _usage(reply)}
+    return _head(reply, reply.output_tokens) | {"content": content, "stop_reason": STOPS[reply.finish]}
 
 
 def events(reply: ChatReply, usage: bool) -> list[Event]:
     """Return a reply as a stream: the empty message, one delta for each block, and the stop reason."""
-    start = {**_head(reply), "usage": {**_usage(reply), "output_tokens": 0}}
-    found: list[Event] = [("message_start", {"message": start})]
+    found: list[Event] = [("message_start", {"message": _head(reply, 0)})]
     for index, (block, filling) in enumerate(_blocks(reply)):
-        empty: dict[str, Any] = {"input": {}} if "input" in filling else {"text": ""}
+        empty: dict[str, Any] = {"text": ""}
+        delta = {"type": "text_delta", **filling}
         if "input" in filling:
+            empty = {"input": {}}
             delta = {"type": "input_json_delta", "partial_json": msgspec.json.encode(filling["input"]).decode()}
-        else:
-            delta = {"type": "text_delta", "text": filling["text"]}
         found.append(("content_block_start", {"index": index, "content_block": {**block, **empty}}))
         found.append(("content_block_delta", {"index": index, "delta": delta}))
         found.append(("content_block_stop", {"index": index}))
     end = {"stop_reason": STOPS[reply.finish], "stop_sequence": None}
-    found += [("message_delta", {"delta": end, "usage": _usage(reply)}), ("message_stop", {})]
+    usage_of = _head(reply, reply.output_tokens)["usage"]
+    found += [("message_delta", {"delta": end, "usage": usage_of}), ("message_stop", {})]
     return [(name, {"type": name, **data}) for name, data in found]
 
 
@@ -137,7 +133,6 @@ ANTHROPIC = Dialect("anthropic", NEUTRAL, read, write, events, error)
 
 
 def _messages(message: _Message) -> Iterator[ChatMessage]:
-    """Yield the parts of a message: each tool result and each run of text is a message of its own."""
     blocks = [_Block("text", message.content)] if isinstance(message.content, str) else message.content
     blocks = [block for block in blocks if block.type not in THOUGHTS]
     if message.role == "assistant":
@@ -161,24 +156,13 @@ def _text(content: str | Sequence[_Block]) -> str:
 
 
 def _blocks(reply: ChatReply) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Yield for each block of a reply its head and its content."""
     if reply.text:
         yield {"type": "text"}, {"text": reply.text}
     for call in reply.calls:
         yield {"type": "tool_use", "id": call.call_id, "name": call.name}, {"input": call.meaning()}
 
 
-def _head(reply: ChatReply) -> dict[str, Any]:
-    return {
-        "id": f"msg_{reply.call_id}",
-        "type": "message",
-        "role": "assistant",
-        "model": reply.model,
-        "content": [],
-        "stop_reason": None,
-        "stop_sequence": None,
-    }
-
-
-def _usage(reply: ChatReply) -> dict[str, int]:
-    return {"input_tokens": reply.prompt_tokens, "output_tokens": reply.output_tokens}
+def _head(reply: ChatReply, output_tokens: int) -> dict[str, Any]:
+    names = {"id": f"msg_{reply.call_id}", "type": "message", "role": "assistant", "model": reply.model}
+    usage = {"input_tokens": reply.prompt_tokens, "output_tokens": output_tokens}
+    return {**names, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}

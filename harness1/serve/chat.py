@@ -28,8 +28,6 @@ TopK = Annotated[int, Meta(ge=-1)]
 """0 and -1: no bound."""
 Tokens = Annotated[int, Meta(ge=1, le=1 << 31)]
 Seed = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
-Finish = Literal["stop", "length", "tool_calls"]
-
 Body = TypeVar("Body")
 
 VERBATIM = ("input", "parameters", "input_schema")
@@ -60,7 +58,7 @@ class ChatMessage(Record):
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True):
-    """The parameters of all providers. The proxy's configuration replaces those that are None."""
+    """The parameters of all providers; None: as the proxy is configured."""
 
     model: str = ""
     temperature: Temperature | None = None
@@ -87,7 +85,6 @@ class ChatRequest(Parameters, frozen=True, kw_only=True):
     stream_usage: bool = False
     """Report usage at the end of a stream. Anthropic's streams always do."""
     token_ids: bool = False
-    """Include the tokens in the reply."""
 
     def characters(self) -> int:
         """Return the length of the messages and the tools together."""
@@ -105,7 +102,7 @@ class Spelled(Record):
 
 
 class ChatReply(Record, kw_only=True):
-    """The answer of a model. `reasoning` is only set if a server returns it separately from the text."""
+    """The answer of a model; `reasoning` is set if a server returns it apart, `tokens` if the client asked for them."""
 
     call_id: str
     model: str = ""
@@ -115,11 +112,10 @@ class ChatReply(Record, kw_only=True):
     text: str = ""
     reasoning: str = ""
     calls: tuple[Called, ...] = ()
-    finish: Finish = "stop"
+    finish: Literal["stop", "length", "tool_calls"] = "stop"
     prompt_tokens: int = 0
     output_tokens: int = 0
     tokens: Spelled | None = None
-    """Set if the client asked for them."""
 
 
 def decode_body(body: bytes) -> dict[str, Any]:
@@ -132,8 +128,7 @@ def decode_body(body: bytes) -> dict[str, Any]:
 
 
 def convert_body(body: Mapping[str, Any], kind: type[Body]) -> Body:
-    """Convert a body to a provider's request; a null counts as missing. Raise Refused if the body is not such a
-    request."""
+    """Convert a body to a provider's request; a null counts as missing. Raise Refused if it is not such a request."""
     try:
         return msgspec.convert(_without_nulls(body), kind)
     except (msgspec.ValidationError, RecursionError) as error:
@@ -141,8 +136,7 @@ def convert_body(body: Mapping[str, Any], kind: type[Body]) -> Body:
 
 
 def refuse_unsupported(body: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> None:
-    """Refuse unsupported parameters, unless they have a value in `neutral`, which changes nothing; raise Refused if a
-    parameter has another value."""
+    """Raise Refused if an unsupported parameter has another value than one in `neutral`, which changes nothing."""
     if names := changing(body, neutral):
         raise Refused(400, f"{', '.join(names)}: not supported here with this value: leave it out")
 
@@ -173,10 +167,8 @@ Event = tuple[str, dict[str, Any]]
 
 
 class Dialect(NamedTuple):
-    """The API of one provider. `neutral` lists unsupported parameters with the values that change nothing.
-
-    `read` raises `Refused`. `events` returns a reply as a stream, which ends with `last`.
-    """
+    """The API of one provider: `neutral` lists unsupported parameters with the values that change nothing, `read`
+    raises Refused, and `events` returns a reply as a stream, which ends with `last`."""
 
     name: str
     neutral: Mapping[str, tuple[Any, ...]]
@@ -188,22 +180,18 @@ class Dialect(NamedTuple):
 
     def stream(self, reply: ChatReply, usage: bool) -> bytes:
         """Return a reply as server-sent events (HTML standard, 9.2)."""
-        lines = []
-        for name, data in self.events(reply, usage):
-            head = f"event: {name}\n" if name else ""
-            lines.append(f"{head}data: {msgspec.json.encode(data).decode()}\n\n")
+        lines = [
+            (f"event: {name}\n" if name else "") + f"data: {msgspec.json.encode(data).decode()}\n\n"
+            for name, data in self.events(reply, usage)
+        ]
         return "".join([*lines, self.last]).encode()
 
 
-class Past(NamedTuple):
-    """A digest of the messages before a position."""
-
-    digest: str = ""
-
-    def then(self, message: ChatMessage) -> Past:
-        """Return the past after a message, ignoring what clients rewrite (arguments, outer whitespace)."""
-        ids = [call.call_id for call in message.calls]
-        return Past(digest([self.digest, message.role, message.text.strip(), ids, message.answers]))
+def extend_past(past: str, message: ChatMessage) -> str:
+    """Return the digest of the messages before a position and of one more, without what clients rewrite (arguments,
+    outer whitespace); "" stands for no messages."""
+    ids = [call.call_id for call in message.calls]
+    return digest([past, message.role, message.text.strip(), ids, message.answers])
 
 
 class _Said(NamedTuple):
@@ -214,9 +202,8 @@ class _Said(NamedTuple):
 
 
 class Memory:
-    """Sampled tokens, so that messages that come back as history are not tokenised again. They are in RAM only and safe
-    to share between threads; the least recently used are forgotten beyond the limits of outputs (a text counts twice)
-    and of token ids in all."""
+    """Sampled tokens, so that messages that come back as history are not tokenised again: in RAM only, safe to share
+    between threads, and bounded in outputs (a text counts twice) and token ids; the least recently used go first."""
 
     def __init__(self, outputs: int = 400_000, ids: int = 50_000_000) -> None:
         self._most_outputs, self._most_ids = outputs, ids
@@ -229,7 +216,7 @@ class Memory:
         keys = (_call_key(message.calls) for message in reversed(messages) if message.calls)
         return next((found.session for key in keys if (found := self._said.get(key))), None)
 
-    def remember(self, session: str, past: Past, reply: ChatReply, output_ids: Sequence[int]) -> None:
+    def remember(self, session: str, past: str, reply: ChatReply, output_ids: Sequence[int]) -> None:
         """Remember an answer by the ids of its calls, which are unique, or by its past and text."""
         said = _Said(session, reply.text.strip(), _meaning_of(reply.calls), array("i", output_ids))
         with self._lock:
@@ -242,11 +229,9 @@ class Memory:
                 _, forgotten = self._said.popitem(last=False)
                 self._ids -= len(forgotten.ids)
 
-    def recall(self, session: str, past: Past, message: ChatMessage) -> Ids | None:
-        """Return the sampled ids of a message; None if it was not sampled here, or was edited.
-
-        A text is looked up by its past, then anywhere in the session. A client may leave out the text beside calls.
-        """
+    def recall(self, session: str, past: str, message: ChatMessage) -> Ids | None:
+        """Return the sampled ids of a message; None if it was not sampled here, or was edited. A text is looked up by
+        its past, then anywhere in the session. A client may leave out the text beside calls."""
         text = message.text.strip()
         keys = [_call_key(message.calls)] if message.calls else _text_keys(session, past, text)
         with self._lock:
@@ -264,43 +249,34 @@ def _call_key(calls: Sequence[Called]) -> str:
     return f"call/{calls[0].call_id}"
 
 
-def _text_keys(session: str, past: Past, text: str) -> list[str]:
-    return [f"at/{session}/{past.digest}/{digest(text)}", f"text/{session}/{digest(text)}"]
+def _text_keys(session: str, past: str, text: str) -> list[str]:
+    return [f"at/{session}/{past}/{digest(text)}", f"text/{session}/{digest(text)}"]
 
 
 def _meaning_of(calls: Sequence[Called]) -> list[tuple[str, str, object]]:
     return [(call.call_id, call.name, call.meaning()) for call in calls]
 
 
-Recall = Callable[[Past, ChatMessage], Ids | None]
-"""Look up the sampled ids of an assistant's message; None if it was not sampled here."""
+Recall = Callable[[str, ChatMessage], Ids | None]
+"""Looks up the sampled ids of an assistant's message by its past; None if it was not sampled here."""
 
 
-class Prompt(Record):
-    """The ids of a prompt; `past` digests the messages that the output will follow."""
-
-    ids: Ids
-    past: Past
-
-
-def prompt_of(chat: ChatFormat, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec], recall: Recall) -> Prompt:
-    """Render the prompt of a call.
-
-    The leading system messages are joined into one, which exists even if empty because it declares the tools; later
-    ones become user messages.
-    """
+def prompt_of(
+    chat: ChatFormat, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec], recall: Recall
+) -> tuple[Ids, str]:
+    """Return the ids of a call's prompt, and the past of its output. The leading system messages are joined into one,
+    which is there even if empty because it declares the tools; later ones become user messages."""
     leading = list(takewhile(lambda message: message.role == "system", messages))
     groups = [[_piece("system", "\n".join(message.text for message in leading))]]
-    past = Past()
-    for message in leading:
-        past = past.then(message)
+    past = ""
     names: dict[str, str] = {}
-    for message in messages[len(leading) :]:
-        groups += ([piece] for piece in _pieces(chat, message, names, past, recall))
+    for place, message in enumerate(messages):
+        if place >= len(leading):
+            groups += ([piece] for piece in _pieces(chat, message, names, past, recall))
         names |= {call.call_id: call.name for call in message.calls}
-        past = past.then(message)
+        past = extend_past(past, message)
     segments = [*chat.messages(groups, tools), chat.prompt_end()]
-    return Prompt(tuple(token for segment in segments for token in segment.ids), past)
+    return tuple(token for segment in segments for token in segment.ids), past
 
 
 def text_of_output(chat: ChatFormat, output_ids: Sequence[int]) -> str:
@@ -315,7 +291,7 @@ def text_of_output(chat: ChatFormat, output_ids: Sequence[int]) -> str:
 
 
 def _pieces(
-    chat: ChatFormat, message: ChatMessage, names: dict[str, str], past: Past, recall: Recall
+    chat: ChatFormat, message: ChatMessage, names: dict[str, str], past: str, recall: Recall
 ) -> Iterator[Piece]:
     match message.role:
         case "system" | "user":

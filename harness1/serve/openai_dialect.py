@@ -99,13 +99,19 @@ def read(body: Mapping[str, Any]) -> ChatRequest:
     asked = convert_body(body, _Request)
     if not asked.messages:
         raise Refused(400, "there are no messages")
+    messages = [
+        ChatMessage(
+            role="system" if each.role == "developer" else each.role,
+            text=_text(each.content),
+            calls=tuple(call.to_call() for call in each.tool_calls or ()),
+            answers=each.tool_call_id,
+        )
+        for each in asked.messages
+    ]
+    tools = [tool.function for tool in asked.tools if asked.tool_choice != "none"]
     return ChatRequest(
-        messages=tuple(map(_message, asked.messages)),
-        tools=tuple(
-            spec_of(tool.function.name, tool.function.description, tool.function.parameters)
-            for tool in asked.tools
-            if asked.tool_choice != "none"
-        ),
+        messages=tuple(messages),
+        tools=tuple(spec_of(each.name, each.description, each.parameters) for each in tools),
         must_call=asked.tool_choice == "required",
         one_call=not asked.parallel_tool_calls,
         stream_usage=bool(asked.stream_options.include_usage),
@@ -116,10 +122,15 @@ def read(body: Mapping[str, Any]) -> ChatRequest:
 
 def body_of(request: ChatRequest) -> dict[str, Any]:
     """Return the body of a request without the parameters that are None; the inverse of `read`."""
-    body: dict[str, Any] = {
-        "model": request.model,
-        "messages": [_write_message(message) for message in request.messages],
-    }
+    messages = []
+    for message in request.messages:
+        found: dict[str, Any] = {"role": message.role, "content": message.text}
+        if message.calls:
+            found |= {"content": message.text or None, "tool_calls": [_call(call) for call in message.calls]}
+        if message.role == "tool":
+            found["tool_call_id"] = message.answers
+        messages.append(found)
+    body: dict[str, Any] = {"model": request.model, "messages": messages}
     if request.tools:
         body["tools"] = [{"type": "function", "function": msgspec.to_builtins(spec)} for spec in request.tools]
         body["tool_choice"] = "required" if request.must_call else "auto"
@@ -155,11 +166,9 @@ def events(reply: ChatReply, usage: bool) -> list[Event]:
     deltas += [{"reasoning_content": reply.reasoning}] if reply.reasoning else []
     deltas += [{"content": reply.text}] if reply.text else []
     deltas += [{"tool_calls": [{"index": place, **_call(call)}]} for place, call in enumerate(reply.calls)]
-    choices: list[dict[str, Any]] = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
-    choices.append({"index": 0, "delta": {}, "finish_reason": reply.finish})
-    chunks = [{**head, "choices": [choice]} for choice in choices]
-    if usage:
-        chunks.append({**head, "choices": [], "usage": _usage(reply)})
+    ends: list[tuple[dict[str, Any], str | None]] = [*((delta, None) for delta in deltas), ({}, reply.finish)]
+    chunks = [{**head, "choices": [{"index": 0, "delta": delta, "finish_reason": end}]} for delta, end in ends]
+    chunks += [{**head, "choices": [], "usage": _usage(reply)}] if usage else []
     return [("", chunk) for chunk in chunks]
 
 
@@ -172,30 +181,12 @@ def error(status: int, message: str) -> dict[str, Any]:
 OPENAI = Dialect("openai", NEUTRAL, read, write, events, error, last="data: [DONE]\n\n")
 
 
-def _message(message: _Message) -> ChatMessage:
-    return ChatMessage(
-        role="system" if message.role == "developer" else message.role,
-        text=_text(message.content),
-        calls=tuple(call.to_call() for call in message.tool_calls or ()),
-        answers=message.tool_call_id,
-    )
-
-
 def _text(content: str | list[_Part] | None) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     if other := next((part.type for part in content if part.type != "text"), None):
         raise Refused(400, f"a part of type {other!r} cannot be read: this model takes text only")
     return "\n".join(part.text for part in content)
-
-
-def _write_message(message: ChatMessage) -> dict[str, Any]:
-    found: dict[str, Any] = {"role": message.role, "content": message.text}
-    if message.calls:
-        found |= {"content": message.text or None, "tool_calls": [_call(call) for call in message.calls]}
-    if message.role == "tool":
-        found["tool_call_id"] = message.answers
-    return found
 
 
 def _call(call: Called) -> dict[str, Any]:

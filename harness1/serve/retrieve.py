@@ -1,10 +1,6 @@
-"""Serve a retriever, as an application without sockets (`harness1.serve.server` runs it).
-
-`POST /search`, `/grep`, `/read`, `/get` and `GET /info` are the `Retriever` protocol as JSON; `POST /retrieve` is the
-route of Search-R1 (https://github.com/PeterGriffinJin/Search-R1, `search_r1/search/retrieval_server.py`), which the
-trainers of several projects call. The numbers of running and waiting calls are bounded; further calls are refused. A
-failure is never answered with an empty list.
-"""
+"""Serve a retriever, as an application without sockets (`harness1.serve.server` runs it): the `Retriever` protocol as
+JSON, and Search-R1's `POST /retrieve` (https://github.com/PeterGriffinJin/Search-R1,
+`search_r1/search/retrieval_server.py`). A failure is never answered with an empty list."""
 
 from __future__ import annotations
 
@@ -48,8 +44,7 @@ from harness1.serve.service import (
 TOPK = 3
 """Default number of passages for a query of Search-R1, as in its own server."""
 LARGE_BODY, LARGE_LIST = 64 << 10, 1000
-"""Bytes of a call, and hits it asks for, from which it is large: large calls have a line of their own, and an eighth of
-the places, so that others need not wait for them."""
+"""Bytes of a call, and hits it asks for, from which it is large: such calls have a line and an eighth of the places."""
 GRACE_S = 1.0
 """Extra time for an engine to report that it missed its deadline."""
 
@@ -96,12 +91,17 @@ class RetrievalService:
         """Answer as Search-R1 does, also without queries, which its trainer sends if no sample of a batch searches."""
         k = call.topk or TOPK
         requests = [SearchRequest(query, k, deadline=self._deadline_s - waited) for query in call.queries]
-        passages = []
+        answers = []
         for found in await self._search_all(requests):
             if isinstance(found, RetrievalFault):
                 raise Refused(503, found.message, RETRY_AFTER)
-            passages.append(_passages(found, call.return_scores))
-        return RetrieveAnswer(tuple(passages))
+            passages: list[ScoredPassage | Passage] = []
+            for chunk, score in ((hit.chunk, hit.score) for hit in found.hits):
+                # Search-R1's clients take the first line for the title.
+                passage = Passage(chunk.chunk_id, f"{' '.join(chunk.title.split())}\n{chunk.text}")
+                passages.append(ScoredPassage(passage, score) if call.return_scores else passage)
+            answers.append(tuple(passages))
+        return RetrieveAnswer(tuple(answers))
 
     async def _search(self, call: SearchCall, waited: float) -> SearchAnswers:
         self._expect(call.index_hash, call.retrieval)
@@ -111,16 +111,16 @@ class RetrievalService:
         requests = [
             msgspec.structs.replace(asked, deadline=min(asked.deadline, latest) - waited) for asked in call.requests
         ]
-        answers = (
+        answers = [
             SearchAnswer(fault=found.message) if isinstance(found, RetrievalFault) else SearchAnswer(result=found)
             for found in await self._search_all(requests)
-        )
+        ]
         return SearchAnswers(tuple(answers))
 
     async def _grep(self, call: GrepCall, waited: float) -> ChunksAnswer:
         self._expect(call.index_hash)
         _bound(call.limit, self.limits.hits, "hits")
-        self._bound_texts([call.pattern], "pattern")
+        _bound(len(call.pattern), self.limits.query_characters, "characters of a pattern")
         deadline = min(call.deadline, self.limits.deadline_s) - waited
         return await _chunks(self._retriever.grep(call.pattern, call.limit, deadline), deadline)
 
@@ -138,17 +138,13 @@ class RetrievalService:
     async def _search_all(self, requests: list[SearchRequest]) -> list[SearchResult | RetrievalFault]:
         _bound(len(requests), self.limits.queries, "queries")
         _bound(sum(request.k for request in requests), self.limits.hits, "hits")
-        self._bound_texts(
-            (text for request in requests for text in (request.query, request.about)), "query or its comparison"
-        )
+        longest = max((len(text) for asked in requests for text in (asked.query, asked.about)), default=0)
+        _bound(longest, self.limits.query_characters, "characters of a query or its comparison")
         if not requests:
             return []
         latest = max(request.deadline for request in requests)
         found = await _wait_for(self._retriever.search(requests), latest)
         return [found] * len(requests) if isinstance(found, RetrievalFault) else found
-
-    def _bound_texts(self, texts: Iterable[str], what: str) -> None:
-        _bound(max(map(len, texts), default=0), self.limits.query_characters, f"characters of a {what}")
 
     def _bound_ids(self, ids: Iterable[str]) -> None:
         _bound(max(map(len, ids), default=0), self.limits.id_characters, "characters of an id")
@@ -168,7 +164,6 @@ def _bound(asked: int, most: int, what: str) -> None:
 
 
 def _hits(call: object) -> int:
-    """Return how many hits a call asks for."""
     match call:
         case RetrieveCall(queries=queries, topk=topk):
             return len(queries) * (topk or TOPK)
@@ -188,21 +183,11 @@ def _decode(body: bytes, kind: type[Call]) -> Call:
 
 
 async def _wait_for(asked: Awaitable[Found], deadline: float) -> Found | RetrievalFault:
-    """Return the answer of an engine, or a fault if it exceeds its deadline."""
     try:
         async with asyncio.timeout(max(deadline, 0.0) + GRACE_S):
             return await asked
     except TimeoutError:
         return RetrievalFault("deadline")
-
-
-def _passages(found: SearchResult, scores: bool) -> tuple[ScoredPassage | Passage, ...]:
-    """Return passages in the form that Search-R1's clients parse: the title is the first line."""
-    passages = []
-    for chunk, score in ((hit.chunk, hit.score) for hit in found.hits):
-        passage = Passage(chunk.chunk_id, f"{' '.join(chunk.title.split())}\n{chunk.text}")
-        passages.append(ScoredPassage(passage, score) if scores else passage)
-    return tuple(passages)
 
 
 async def _chunks(asked: Awaitable[tuple[Chunk, ...] | BadPattern | RetrievalFault], deadline: float) -> ChunksAnswer:

@@ -1,9 +1,6 @@
-"""Run an application on uvicorn. Bounded connections, heads, answers and waits for clients are what it lacks.
-
-uvicorn accepts every connection, bounds neither the head of a request nor the time of its arrival (`h11` alone bounds
-the head, at half the speed), and waits for ever until an answer is taken. One rule makes room for connections and for
-answers: the clients that the server has waited for longest go first.
-"""
+"""Run an application on uvicorn, which accepts every connection, bounds neither the head of a request nor the time of
+its arrival (`h11` bounds the head, at half the speed), and waits for ever until an answer is taken. Here all are
+bounded, and one rule makes room for connections and answers: who has been waited for longest goes first."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ from harness1.serve.service import RETRY_AFTER, ServiceLimits
 HEAD_BYTES = 8190
 """Limit of the head of a request: the target, and names and values of headers."""
 IDLE_S = 30.0
-"""Time limit for a client to send a whole head; after it, a client must also keep pace in taking its answer."""
+"""Time limit for a client to send a whole head, or to begin to take its answer."""
 PACE = 64 << 10
 """Bytes of its answer that a client must take in each second after the first `IDLE_S`."""
 PRESSED_S = 5.0
@@ -132,7 +129,7 @@ class Server(SignalFree):
 
 
 class Connection(HttpToolsProtocol):
-    """One connection of uvicorn. `answer` is the size of its large answers, `since` when the server began to wait."""
+    """A connection of uvicorn. `answer` is the size of its large answers, `since` when the server began to wait."""
 
     def __init__(self, server: Server) -> None:
         super().__init__(server.config, server.server_state, {})
@@ -152,8 +149,7 @@ class Connection(HttpToolsProtocol):
         return self.cycle is None or self.cycle.response_complete or self.cycle.more_body or self.unsent > 0
 
     def is_overdue(self) -> bool:
-        """Return whether the client has had enough time for what the server waits for. The time of a body is bounded
-        where it is read."""
+        """Return whether the client has had enough time; that of a body is bounded where it is read."""
         late, unsent = self.loop.time() - self.since - IDLE_S, self.unsent
         self._first_unsent = max(self._first_unsent, unsent) if unsent else 0
         if unsent:
@@ -237,19 +233,10 @@ def _slow(connections: set[Connection]) -> list[Connection]:
 
 @asynccontextmanager
 async def answering(app: ASGIApp, limits: ServiceLimits, host: str, port: int) -> AsyncIterator[int]:
-    """Serve an application while the context is open, and yield the port; raise UsageError if nothing can listen
-    there."""
-    config = uvicorn.Config(
-        app,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        log_level="error",
-        access_log=False,
-        proxy_headers=False,
-        timeout_keep_alive=int(IDLE_S),
-        timeout_graceful_shutdown=SHUTDOWN_S,
-    )
+    """Serve an application while the context is open, and yield the port; raise UsageError if none can listen there."""
+    quiet: dict[str, Any] = {"log_config": None, "log_level": "error", "access_log": False}
+    waits: dict[str, Any] = {"timeout_keep_alive": int(IDLE_S), "timeout_graceful_shutdown": SHUTDOWN_S}
+    config = uvicorn.Config(app, ws="none", lifespan="off", proxy_headers=False, **quiet, **waits)
     with await listening(host, port) as listener:
         server = Server(config, listener, limits)
         async with running(server):
@@ -275,14 +262,9 @@ def serve(
     on_ready: Callable[[int], None] = lambda _: None,
     around: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
 ) -> None:
-    """Serve an application until SIGTERM or Ctrl-C, with the highest limit of open files that the system allows; raise
-    UsageError if nothing can listen there.
-
-    Args:
-        port: 0 lets the system choose one.
-        on_ready: called with the port once connections are accepted.
-        around: makes what is open while the application is served.
-    """
+    """Serve an application until SIGTERM or Ctrl-C, within what `around` makes and with as many open files as the
+    system allows; `on_ready` gets the port (for 0, of the system's choice) once connections are accepted. Raise
+    UsageError if nothing can listen there."""
 
     @asynccontextmanager
     async def serving() -> AsyncIterator[None]:

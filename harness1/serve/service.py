@@ -1,4 +1,4 @@
-"""What all services have: limits, refusals, a gate that bounds the work, who may call, and bodies that are bounded."""
+"""What all services have: limits, refusals, a gate that bounds the work, who may call, and bounded bodies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
@@ -28,8 +27,6 @@ RETRY_AFTER = {"Retry-After": "1"}
 LOCAL = ("localhost", "127.0.0.1", "::1")
 OPEN = ("/health",)
 """Paths that tell nothing, and are answered to everybody."""
-KNOWN = 64
-"""Hosts and origins of which it is remembered whether they are a server's own."""
 JSON = "application/json"
 CODINGS = ("gzip", "x-gzip", "deflate")
 GZIP_OR_ZLIB = 47
@@ -144,37 +141,32 @@ def application(
     routes += [Route(path, endpoint) for path, endpoint in gets.items()]
     app = Starlette(routes=routes, exception_handlers={HTTPException: fail, Exception: fail})
     app.router.redirect_slashes = False
-    return guard(app, admit, fail)
-
-
-async def _refuse(_: Request, refused: Exception) -> Response:
-    assert isinstance(refused, Refused)
-    return Json(Failure(refused.detail), refused.status_code, refused.headers)
+    return guard(app, admit, failure)
 
 
 def guard(
     app: ASGIApp,
     admit: Callable[[Scope], None],
-    refuse: Callable[[Request, Exception], Awaitable[Response]] = _refuse,
+    failure: Callable[[str, int, str], object] = lambda path, status, reason: Failure(reason),
 ) -> ASGIApp:
-    """Return an application that answers what `admit` refuses, by raising Refused, with the response of `refuse`."""
+    """Return an application that refuses what `admit` refuses, by raising Refused; `failure` as in `application`."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        response: ASGIApp = app
         try:
             admit(scope)
         except Refused as error:
-            await (await refuse(Request(scope), error))(scope, receive, send)
-        else:
-            await app(scope, receive, send)
+            body = failure(scope["path"], error.status_code, error.detail)
+            response = Json(body, error.status_code, error.headers)
+        await response(scope, receive, send)
 
     return answer
 
 
 class Access:
-    """Who may call a server: whoever knows its token, if it has one, by a host name that is its own.
-
-    A web page can send requests to servers on the machine of whoever reads it. The browser names the page's site in
-    `Origin`; in `Host` too, if the page made its own name resolve to this machine (DNS rebinding).
+    """Who may call a server: whoever knows its token, if it has one, by a host name that is its own. A web page can
+    send requests to servers on its reader's machine: the browser names its site in `Origin`; in `Host` too, if the page
+    made its own name resolve to this machine (DNS rebinding).
 
     Args:
         hosts: names by which clients may call it, beside those of this machine's loopback.
@@ -183,24 +175,21 @@ class Access:
     """
 
     def __init__(self, hosts: Iterable[str] = (), token: str = "", addresses: bool = False) -> None:
-        self._hosts = frozenset((*LOCAL, *(host.lower().strip("[]").rstrip(".") for host in hosts)))
+        self._hosts = frozenset((*LOCAL, *(host.lower().strip("[]").rstrip(".") for host in hosts))) - {""}
         self._token, self._addresses = token.encode(), addresses
-        self._knows = lru_cache(KNOWN)(self._is_own)
 
     def check(self, scope: Scope) -> None:
-        """Raise Refused if a request is not admitted: by its host (421), its origin (403) or its token (401).
-
-        The token is removed from the request, so that nothing behind can record it.
-        """
+        """Raise Refused if a request is not admitted: by its host (421), its origin (403) or its token (401), which is
+        removed from the request, so that nothing behind can record it."""
         if scope["path"] in OPEN:
             return
         named = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
         origins = [value.decode("latin-1") for name, value in scope["headers"] if name == b"origin"]
-        if len(named) != 1 or not self._knows(f"//{named[0]}"):
+        here = self._own_host(f"//{named[0]}") if len(named) == 1 else ""
+        if not here:
             raise Refused(421, f"this server is not {' or '.join(named)[:100]!r}: start it with --allow-host NAME")
         # A foreign page may stand at an IP address of its own: it must be of this server's very host.
-        own = (*self._hosts, _host_of(f"//{named[0]}"))
-        if foreign := [each for each in origins if not (self._knows(each) and _host_of(each) in own)]:
+        if foreign := [each for each in origins if self._own_host(each) not in (*self._hosts, here)]:
             raise Refused(403, f"pages of {foreign[0][:100]!r} may not call this server")
         if self._token:
             kept = [each for each in scope["headers"] if not self._is_token(*each)]
@@ -208,13 +197,17 @@ class Access:
                 raise Refused(401, "this server asks for its token", {"WWW-Authenticate": "Bearer"})
             scope["headers"] = kept
 
-    def _is_own(self, address: str) -> bool:
+    def _own_host(self, address: str) -> str:
+        """Return the host of an address if it is one of this server's, or else ""."""
         try:
-            parts, host = urlsplit(address), _host_of(address)
+            parts = urlsplit(address)
+            host = (parts.hostname or "").rstrip(".")
             plain = parts.path == parts.query == parts.fragment == "" and parts.username is None and parts.port != 0
+            if plain and host not in self._hosts and self._addresses:
+                ip_address(host)
         except ValueError:
-            return False
-        return plain and (host in self._hosts or (self._addresses and _is_ip(host)))
+            return ""
+        return host if plain and (host in self._hosts or self._addresses) else ""
 
     def _is_token(self, name: bytes, value: bytes) -> bool:
         if name == b"authorization":
@@ -223,35 +216,17 @@ class Access:
         return name == b"x-api-key" and hmac.compare_digest(value.strip(), self._token)
 
 
-def _host_of(address: str) -> str:
-    return (urlsplit(address).hostname or "").rstrip(".")
-
-
-def _is_ip(host: str) -> bool:
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
 @dataclass(eq=False)
 class _Body:
-    """A body that is arriving; `time` is its time limit, None once it is complete."""
-
     began: float
     time: asyncio.Timeout | None = None
+    """Its time limit; None once it is complete."""
     size: int = 0
-
-    @property
-    def age(self) -> float:
-        return asyncio.get_running_loop().time() - self.began
 
 
 class Bodies:
-    """Reads the bodies of calls, which are JSON and may be compressed, and bounds the bytes of those that are
-    not answered yet. A body is read before its call takes a place in the line, so that nobody but its own client waits
-    for a slow one."""
+    """Reads the bodies of calls, which are JSON and may be compressed, and bounds the bytes of those not answered yet.
+    A body is read before its call takes a place in the line: only its own client waits for a slow one."""
 
     def __init__(self, limits: ServiceLimits) -> None:
         self._limits = limits
@@ -260,11 +235,9 @@ class Bodies:
 
     @asynccontextmanager
     async def read(self, request: Request) -> AsyncIterator[bytes]:
-        """Yield the body of a request, decompressed if necessary; it counts until the context ends.
-
-        The size limit is here because Starlette's own answers in plain text. Raise Refused if the body is too large
-        (413), too slow (408), damaged (400), not JSON or in an unknown encoding (415), or there is no room for it
-        (503)."""
+        """Yield the body of a request, decompressed if necessary; it counts until the context ends. Raise Refused if it
+        is too large (413), too slow (408), damaged (400), not JSON or in an unknown encoding (415), or there is no room
+        for it (503). Starlette's own size limit answers in plain text."""
         coding, body, content = _coding(request), _Body(asyncio.get_running_loop().time()), bytearray()
         try:
             try:
@@ -295,9 +268,10 @@ class Bodies:
             raise Refused(413, f"the body is larger than {self._limits.body_bytes} bytes")
         if body not in self._large or self._held <= self._limits.bodies_bytes:
             return
-        slow = [each for each in self._large if each.time and not each.time.expired() and each.age > PRESSED_S]
-        for each in sorted(slow, key=lambda each: each.size / each.age):
-            if self._held > self._limits.bodies_bytes and each.time is not None:
+        now, arriving = asyncio.get_running_loop().time(), [each for each in self._large if each.time]
+        slow = [each for each in arriving if now - each.began > PRESSED_S]
+        for each in sorted(slow, key=lambda each: each.size / (now - each.began)):
+            if self._held > self._limits.bodies_bytes and each.time is not None and not each.time.expired():
                 each.time.reschedule(each.began)
                 self._forget(each)
         if self._held > self._limits.bodies_bytes:

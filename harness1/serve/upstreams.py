@@ -1,10 +1,10 @@
-"""The protocol of upstreams, which answer the calls of a proxy: a model sampled by token ids, or a chat server."""
+"""Upstreams, which answer the calls of a proxy: a model sampled by token ids, or a chat server."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -22,8 +22,6 @@ from harness1.serve.chat import (
     ChatReply,
     ChatRequest,
     Dialect,
-    Finish,
-    Past,
     Recall,
     changing,
     prompt_of,
@@ -35,24 +33,23 @@ from harness1.serve.service import Refused
 from harness1.tools.tool import ToolSpec
 
 
-class Asked(Record, kw_only=True):
+class Asked(Record):
     """A call prepared for the upstream: ids, or a body to forward."""
 
     sampling: Sampling
     prompt_ids: Ids = ()
-    past: Past | None = None
-    """The messages before the output; None if its ids cannot be reused."""
+    past: str | None = None
+    """Digest of the messages before the output; None if its ids cannot be reused."""
     tools: tuple[ToolSpec, ...] = ()
     grammar: Grammar | None = None
     one_call: bool = False
     body: dict[str, Any] | None = None
     untrainable: str | None = None
-    """The reason why its tokens cannot be trained on, if known already."""
+    """Why its tokens cannot be trained on, if known already."""
 
 
 class Answered(Record, kw_only=True):
-    """The result of a call. The service completes `reply`; `untrainable` is the reason why its tokens cannot be trained
-    on."""
+    """The result of a call. The service completes `reply`; `untrainable` says why its tokens cannot be trained on."""
 
     reply: ChatReply
     prompt_ids: Ids = ()
@@ -67,31 +64,6 @@ class Answered(Record, kw_only=True):
     """The message as the server returned it."""
 
 
-class Upstream(Protocol):
-    """Answers the calls of a proxy. `inputs`, which determine the answers, go into the card of the record."""
-
-    @property
-    def inputs(self) -> dict[str, Any]: ...
-
-    async def models(self) -> Sequence[str]:
-        """Return the names of the served models; raise InfrastructureFault if the upstream does not list them."""
-        ...
-
-    def prepare(self, dialect: Dialect, body: Mapping[str, Any], request: ChatRequest, recall: Recall) -> Asked:
-        """Prepare a call; raise Refused or UsageError if the upstream cannot do what the call asks for."""
-        ...
-
-    async def answer(self, asked: Asked, call_id: str) -> Answered:
-        """Execute a call; it can be cancelled.
-
-        Raises:
-            InfrastructureFault: the upstream failed.
-            Refusal: it refuses this call permanently.
-            UsageError: it refuses every call, or the package refuses this one.
-        """
-        ...
-
-
 class TokenUpstream:
     """A backend and its chat format. `policy.constrained` enforces calls; `tool_choice = required` alone does not.
     `policy` and `env.generation_reserve` supply parameters that a call leaves out."""
@@ -99,17 +71,16 @@ class TokenUpstream:
     def __init__(self, name: str, model: Backend, chat: ChatFormat, config: Config) -> None:
         self._name, self._model, self._chat = name, model, chat
         self._settings, self._reserve = config.policy, config.env.generation_reserve
-
-    @property
-    def inputs(self) -> dict[str, Any]:
-        hashes = {"model": self._model.hash, "format": self._chat.hash}
-        return {"upstream": self._name, **hashes, "policy": self._settings, "reserve": self._reserve}
+        hashes = {"model": model.hash, "format": chat.hash}
+        self.inputs: dict[str, Any] = {"upstream": name, **hashes, "policy": self._settings, "reserve": self._reserve}
+        """What determines the answers, for the card of the record."""
 
     async def models(self) -> Sequence[str]:
+        """Return the names of the served models; raise InfrastructureFault if the upstream does not list them."""
         return (self._name,)
 
     def prepare(self, dialect: Dialect, body: Mapping[str, Any], request: ChatRequest, recall: Recall) -> Asked:
-        """Do as `Upstream.prepare`."""
+        """Prepare a call; raise Refused or UsageError if the upstream cannot do what the call asks for."""
         refuse_unsupported(body, dialect.neutral)
         settings, tools = self._settings, request.tools
         try:
@@ -117,7 +88,7 @@ class TokenUpstream:
             grammar = self._chat.grammar(tools) if settings.constrained and tools else None
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise Refused(400, f"the tools cannot be declared in this model's format: {error}") from error
-        prompt = prompt_of(self._chat, request.messages, request.tools, recall)
+        prompt_ids, past = prompt_of(self._chat, request.messages, tools, recall)
         sampling = Sampling(
             temperature=settings.temperature if request.temperature is None else request.temperature,
             top_p=request.top_p or settings.top_p,
@@ -127,17 +98,16 @@ class TokenUpstream:
             stop_ids=self._chat.stop_ids,
             grammar=grammar.digest if grammar else None,
         )
-        return Asked(
-            sampling=sampling,
-            prompt_ids=prompt.ids,
-            past=prompt.past,
-            tools=request.tools,
-            grammar=grammar,
-            one_call=request.one_call,
-        )
+        return Asked(sampling, prompt_ids, past, tools, grammar, request.one_call)
 
     async def answer(self, asked: Asked, call_id: str) -> Answered:
-        """Do as `Upstream.answer`. An output without a call is returned as text."""
+        """Execute a call; it can be cancelled. An output without a call is returned as text.
+
+        Raises:
+            InfrastructureFault: the upstream failed.
+            Refusal: it refuses this call permanently.
+            UsageError: it refuses every call, or the package refuses this one.
+        """
         output = await self._model.generate(asked.prompt_ids, asked.sampling, asked.grammar)
         parsed = self._chat.parse(output.output_ids, asked.tools)
         actions = tuple(map(json_safe_call, parsed.actions if asked.tools else ()))
@@ -166,8 +136,6 @@ class TokenUpstream:
         )
 
 
-FINISHES: dict[str, Finish] = {"length": "length", "tool_calls": "tool_calls", "function_call": "tool_calls"}
-"""Finish reasons; all others count as `stop`."""
 OPTIONAL: dict[str, Any] = {
     "return_token_ids": True,
     "logprobs": True,
@@ -223,16 +191,12 @@ class _List(msgspec.Struct):
 
 
 class ChatUpstream:
-    """A server with OpenAI's `/chat/completions`.
+    """A server with OpenAI's `/chat/completions`, with the methods of a `TokenUpstream`; raises as `ModelEndpoint`.
 
     Args:
         url: address up to and including `/v1`.
         model: replaces the model's name in every call; "" keeps the client's.
-        config: `policy` and `env.generation_reserve` supply parameters that a call leaves out; `machine` has retries
-            and timeouts.
-
-    Raises:
-        ConfigError, MissingExtra: as `ModelEndpoint`.
+        config: as in `TokenUpstream`; `machine` has retries and timeouts.
     """
 
     def __init__(self, url: str, model: str, config: Config) -> None:
@@ -240,11 +204,8 @@ class ChatUpstream:
         self._endpoint = policy_endpoint(url, machine)
         self._route, self._timeout_s = ChatRoute(self._endpoint, OPTIONAL), machine.call_deadline_s
         self._model, self._settings, self._reserve = model, config.policy, config.env.generation_reserve
-
-    @property
-    def inputs(self) -> dict[str, Any]:
-        upstream = {"upstream": self._endpoint.url, "model": self._model}
-        return {**upstream, "policy": self._settings, "reserve": self._reserve}
+        upstream = {"upstream": self._endpoint.url, "model": model}
+        self.inputs: dict[str, Any] = {**upstream, "policy": self._settings, "reserve": self._reserve}
 
     async def models(self) -> Sequence[str]:
         listed = await self._endpoint.client.get("/models", _List, self._timeout_s)
@@ -253,19 +214,17 @@ class ChatUpstream:
         return [model.id for model in listed.data]
 
     def prepare(self, dialect: Dialect, body: Mapping[str, Any], request: ChatRequest, recall: Recall) -> Asked:
-        """Do as `Upstream.prepare`: forward an OpenAI client's body with the parameters that a record needs."""
+        """Prepare a call: an OpenAI client's body is forwarded with the parameters that a record needs."""
         refuse_unsupported(body, ONE_OUTPUT if dialect is OPENAI else dialect.neutral)
         forwarded = dict(body) if dialect is OPENAI else body_of(request)
         forwarded.pop("stream_options", None)
         settings = self._settings
         own = {"temperature": settings.temperature, "top_p": settings.top_p, "top_k": settings.top_k or -1}
-        defaults: dict[str, Any] = OPTIONAL | own
-        if request.max_tokens is None:
-            defaults["max_tokens"] = self._reserve
-        forced: dict[str, Any] = {"stream": False, "logprobs": True, "return_token_ids": True}
+        defaults: dict[str, Any] = {} if request.max_tokens else {"max_tokens": self._reserve}
+        forced = {"stream": False, "logprobs": True, "return_token_ids": True}
+        made: dict[str, Any] = {**OPTIONAL, **own, **defaults, **forwarded, **forced}
         if self._model:
-            forced["model"] = self._model
-        made = {**defaults, **forwarded, **forced}
+            made["model"] = self._model
         sampling = Sampling(
             temperature=made["temperature"],
             top_p=made["top_p"],
@@ -273,28 +232,43 @@ class ChatUpstream:
             max_tokens=request.max_tokens or self._reserve,
             seed=request.seed,
         )
-        return Asked(sampling=sampling, body=made, untrainable=_why_untrainable(made, sampling))
+        untrainable = None  # or why a record would not determine the distribution of the log probabilities
+        if names := changing(made, {**OPENAI.neutral, "tool_choice": ("auto", "none")}):
+            untrainable = f"{', '.join(names)}: the effect on the distribution is not recorded"
+        elif (sampling.temperature, sampling.top_p, sampling.top_k) != (1.0, 1.0, 0):
+            untrainable = (
+                "a chat server's log probabilities may be raw: they count only at temperature 1, top_p 1 and top_k 0"
+            )
+        return Asked(sampling=sampling, body=made, untrainable=untrainable)
 
     async def answer(self, asked: Asked, call_id: str) -> Answered:
-        """Do as `Upstream.answer`."""
+        """Execute a call, as `TokenUpstream.answer`."""
         body = asked.body or {}
         completion, sent = await self._route.post(body, _Completion)
         left_out = [name for name in OPTIONAL if name in body and name not in sent]
         if len(completion.choices) != 1:
             raise InfrastructureFault(f"{self._endpoint.url} returned {len(completion.choices)} answers instead of one")
         choice, usage = completion.choices[0], completion.usage or _Usage()
-        message, finish = choice.message, FINISHES.get(choice.finish_reason or "", "stop")
+        message = choice.message
         calls = tuple(call.to_call() for call in message.tool_calls or ())
         prompt_ids, output_ids = tuple(completion.prompt_token_ids or ()), tuple(choice.token_ids or ())
-        logprobs = _logprobs(choice.logprobs)
-        missing = _missing(prompt_ids, output_ids, logprobs)
+        values = [each.logprob for each in (choice.logprobs.content if choice.logprobs else None) or ()]
+        known = tuple(min(value, 0.0) for value in values if value is not None and LEAST < value <= ROUNDING)
+        logprobs = known if values and len(known) == len(values) else None
+        missing = None
+        if not prompt_ids or not output_ids:
+            missing = "the server returns no token ids"
+        elif logprobs is None:
+            missing = "the server returns no log probabilities"
+        elif len(logprobs) != len(output_ids):
+            missing = f"the server returns {len(logprobs)} log probabilities for {len(output_ids)} tokens"
         refused = f"the server refuses {', '.join(left_out)}" if left_out else None
         reply = ChatReply(
             call_id=call_id,
             text=message.content or "",
             reasoning=message.reasoning_content or message.reasoning or "",
             calls=calls,
-            finish="tool_calls" if calls else "stop" if finish == "tool_calls" else finish,
+            finish="tool_calls" if calls else "length" if choice.finish_reason == "length" else "stop",
             prompt_tokens=usage.prompt_tokens or len(prompt_ids),
             output_tokens=usage.completion_tokens or len(output_ids),
         )
@@ -310,32 +284,7 @@ class ChatUpstream:
         )
 
 
-def _why_untrainable(body: Mapping[str, Any], sampling: Sampling) -> str | None:
-    """Return why a record would not determine the distribution of the log probabilities, or None if it does."""
-    names = changing(body, {**OPENAI.neutral, "tool_choice": ("auto", "none")})
-    if names:
-        return f"{', '.join(names)}: the effect on the distribution is not recorded"
-    if (sampling.temperature, sampling.top_p, sampling.top_k) != (1.0, 1.0, 0):
-        return "a chat server's log probabilities may be raw: they count only at temperature 1, top_p 1 and top_k 0"
-    return None
-
-
-def _logprobs(given: _Logprobs | None) -> tuple[float, ...] | None:
-    """Return all log probabilities, or None if one is missing or invalid."""
-    values = [each.logprob for each in (given.content if given else None) or ()]
-    known = tuple(min(value, 0.0) for value in values if value is not None and LEAST < value <= ROUNDING)
-    return known if values and len(known) == len(values) else None
-
-
-def _missing(prompt_ids: Sequence[int], output_ids: Sequence[int], logprobs: Sequence[float] | None) -> str | None:
-    """Return what training needs and the server did not return, or None if nothing is missing."""
-    if not prompt_ids or not output_ids:
-        return "the server returns no token ids"
-    if logprobs is None:
-        return "the server returns no log probabilities"
-    if len(logprobs) != len(output_ids):
-        return f"the server returns {len(logprobs)} log probabilities for {len(output_ids)} tokens"
-    return None
+Upstream = TokenUpstream | ChatUpstream
 
 
 def open_upstream(spec: str, config: Config) -> Upstream:

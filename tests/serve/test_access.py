@@ -109,7 +109,7 @@ def test_a_proxy_neither_records_a_token_nor_names_a_session_by_it(tmp_path: Pat
 
     async def scene() -> list[Reply]:
         with Recorder(tmp_path) as recorder:
-            proxy = ProxyService(upstream_of(model, model.chat), recorder, LIMITS, access=Access(token=TOKEN))
+            proxy = ProxyService(upstream_of(model, model.chat), recorder.append, LIMITS, access=Access(token=TOKEN))
             known = [await ask(proxy, WORDS, path, sent) for path in (OPENAI_PATH, ANTHROPIC_PATH)]
             known.append(await ask(proxy, WORDS, OPENAI_PATH, sent, {"session": "episode-1"}))
             other = {name: value.replace(TOKEN, "another-token-of-nobody") for name, value in sent.items()}
@@ -132,7 +132,9 @@ def test_a_proxy_is_as_careful(tmp_path: Path, headers: dict[str, str]) -> None:
 
     async def scene() -> Reply:
         with Recorder(tmp_path) as recorder:
-            return await ask(ProxyService(upstream_of(model, model.chat), recorder, LIMITS), WORDS, headers=headers)
+            return await ask(
+                ProxyService(upstream_of(model, model.chat), recorder.append, LIMITS), WORDS, headers=headers
+            )
 
     assert run(scene()).status in (403, 415, 421)
     assert not model.calls

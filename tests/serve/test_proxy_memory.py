@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from harness1.serve.chat import Called, ChatMessage, ChatReply, Memory, Past
-from harness1.serve.proxy import LONGEST_NAME, clean_name, fresh_session, session_of
+from harness1.serve.chat import Called, ChatMessage, ChatReply, Memory, extend_past
+from harness1.serve.proxy import LONGEST_NAME, clean_name, session_of
 
-START = Past()
+START = ""
 USER = ChatMessage("user", "Hello")
 
 
@@ -80,7 +80,6 @@ def test_names_are_plain_and_short_and_stay_different() -> None:
     odd = [clean_name(name) for name in ("a b", "a\nb", "a" * 200, "a" * 201, "é", "\udce9")]
     assert len(set(odd)) == 6
     assert all(len(name) <= LONGEST_NAME and name.isascii() and name.isprintable() and " " not in name for name in odd)
-    assert fresh_session() != fresh_session()
 
 
 def said(text: str, *calls: Called) -> ChatReply:
@@ -93,7 +92,7 @@ def test_a_call_is_known_by_its_id_in_any_session_until_somebody_edits_it() -> N
     memory.remember("s", START, said("I look.", call), [5, 6])
     rewritten = Called("call_1_0", "look", '{"b":2,"a":1}')
     assert memory.recall("s", START, ChatMessage("assistant", "I look.", (call,))) == (5, 6)
-    assert memory.recall("t", START.then(USER), ChatMessage("assistant", "", (rewritten,))) == (5, 6)
+    assert memory.recall("t", extend_past(START, USER), ChatMessage("assistant", "", (rewritten,))) == (5, 6)
     for other in (
         ChatMessage("assistant", "I lie.", (call,)),
         ChatMessage("assistant", "", (Called("call_1_0", "look", '{"a": 2, "b": 2}'),)),
@@ -107,13 +106,13 @@ def test_a_call_is_known_by_its_id_in_any_session_until_somebody_edits_it() -> N
 
 
 def test_words_are_known_by_their_place_then_anywhere_in_their_session() -> None:
-    memory, later = Memory(), START.then(USER)
+    memory, later = Memory(), extend_past(START, USER)
     memory.remember("s", START, said("Yes."), [1])
     memory.remember("s", later, said("Yes.\n"), [2])
     message = ChatMessage("assistant", "Yes.")
     assert memory.recall("s", START, message) == (1,)
     assert memory.recall("s", later, message) == (2,)
-    assert memory.recall("s", later.then(USER), message) == (2,)
+    assert memory.recall("s", extend_past(later, USER), message) == (2,)
     assert memory.recall("t", START, message) is None
     assert memory.recall("s", START, ChatMessage("assistant", "Yes!")) is None
 
@@ -121,8 +120,8 @@ def test_words_are_known_by_their_place_then_anywhere_in_their_session() -> None
 def test_the_past_is_what_was_said_and_not_how_a_client_wrote_it() -> None:
     call = Called("c", "look", '{"a": 1}')
     written = ChatMessage("assistant", " Yes.\n", (Called("c", "look", '{"a":1}'),))
-    assert START.then(ChatMessage("assistant", "Yes.", (call,))) == START.then(written)
-    assert START.then(USER) != START.then(ChatMessage("tool", "Hello")) != START
+    assert extend_past(START, ChatMessage("assistant", "Yes.", (call,))) == extend_past(START, written)
+    assert extend_past(START, USER) != extend_past(START, ChatMessage("tool", "Hello")) != START
 
 
 def test_the_memory_forgets_what_was_used_longest_ago() -> None:

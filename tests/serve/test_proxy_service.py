@@ -40,7 +40,7 @@ def formats() -> Any:
 
 
 def rendered(chat: ChatFormat, *messages: ChatMessage, recall: Any = lambda *_: None) -> Ids:
-    return prompt_of(chat, messages, SPECS, recall).ids
+    return prompt_of(chat, messages, SPECS, recall)[0]
 
 
 @formats()
@@ -255,7 +255,7 @@ def test_what_does_not_fit_the_line_is_refused_and_recorded(tmp_path: Path) -> N
 
     async def main() -> list[int]:
         with Recorder(tmp_path) as recorder:
-            service = ProxyService(upstream_of(model, model.chat), recorder, limits)
+            service = ProxyService(upstream_of(model, model.chat), recorder.append, limits)
             replies = await asyncio.gather(*(ask(service, WORDS) for _ in range(4)))
             return [reply.status for reply in replies]
 
@@ -296,7 +296,7 @@ def test_a_record_that_cannot_be_written_ends_the_answering(tmp_path: Path) -> N
 
     async def main() -> None:
         with FullDisk(tmp_path) as recorder:
-            service = ProxyService(upstream_of(model, model.chat), recorder, LIMITS)
+            service = ProxyService(upstream_of(model, model.chat), recorder.append, LIMITS)
             replies = [await ask(service, WORDS) for _ in range(3)]
             assert [reply.status for reply in replies] == [200, 503, 503]
             assert b"No space left" in replies[1].body
@@ -333,7 +333,7 @@ def test_long_prompts_are_tokenised_beside_the_event_loop_and_longer_ones_are_re
 
     async def main() -> list[int]:
         with Recorder(tmp_path) as recorder:
-            proxy = ProxyService(upstream, recorder, msgspec.structs.replace(LIMITS, prompt_characters=200_000))
+            proxy = ProxyService(upstream, recorder.append, msgspec.structs.replace(LIMITS, prompt_characters=200_000))
             return [(await ask(proxy, said(length))).status for length in (1000, 100_000, 250_000)]
 
     upstream.prepare = noted
