@@ -103,7 +103,7 @@ def training_rows(groups: Sequence[EpisodeGroup], rl: Rl) -> list[TrainRow]:
                 for at, turn in enumerate(episode.turns)
                 for call in turn.calls
             }
-            made.append(make_rows(calls_for_rows(episode), rl.rows, str(group.index), values))
+            made.append(make_rows(calls_for_rows(episode), rl.rows, values, str(group.index)))
         tokens = [sum(map(count_trained, own)) for own in made]
         if rl.normaliser == "group_mean":
             tokens = [sum(tokens)] * len(tokens)

@@ -11,7 +11,6 @@ from typing import Any, Literal, overload
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from harness1.errors import MALFORMED, SchemaError, UsageError
 from harness1.records import Record
@@ -20,25 +19,22 @@ from harness1.runs.files import replacing
 
 
 class TrainRow(Record):
-    """One sequence for a trainer, with one entry per token in all tuples of numbers; raises ValueError for numbers that
-    cannot be such a row."""
+    """One sequence for a trainer, with an entry per token in all tuples of numbers; ValueError if they cannot be one.
+
+    Log probabilities are natural logarithms as recorded when sampling, 0.0 where the mask is 0, None if some are
+    unknown; `token_weight` is that of each trained token in a policy gradient's mean: 1, or 1 / those of its episode or
+    group."""
 
     token_ids: tuple[int, ...]
-    loss_mask: tuple[int, ...]
-    """1: the policy sampled this token, and it is trained."""
+    loss_mask: tuple[int, ...]  # 1: the policy sampled this token, and it is trained
     rollout_logprobs: tuple[float, ...] | None = None
-    """Natural logarithms as recorded when sampling, 0.0 where the mask is 0; None if some are unknown."""
     advantages: tuple[float, ...] | None = None
     episode_id: str = ""
     group_id: str | None = None
-    versions: tuple[int, int] = (0, 0)
-    """The smallest and the largest version of the weights that sampled."""
-    call_ids: tuple[str, ...] = ()
-    """The calls whose outputs are trained here, in order."""
-    metadata: dict[str, Any] = {}
-    """The origin of the row; no algorithm reads it."""
+    versions: tuple[int, int] = (0, 0)  # the smallest and the largest of the weights that sampled
+    call_ids: tuple[str, ...] = ()  # the calls whose outputs are trained here, in order
+    metadata: dict[str, Any] = {}  # the origin of the row; no algorithm reads it
     token_weight: float = 1.0
-    """Weight of each trained token in a policy gradient's mean: 1, or 1 / trained tokens of its episode or group."""
 
     def __post_init__(self) -> None:
         for name in ("loss_mask", "rollout_logprobs", "advantages"):
@@ -56,26 +52,22 @@ class TrainRow(Record):
 def make_rows(
     calls: Iterable[CapturedCall],
     kind: Literal["turn", "epoch"],
+    advantages: Mapping[str, float],
     group_id: str | None = None,
-    advantages: Mapping[str, float] | None = None,
 ) -> list[TrainRow]:
     """Return the rows of an episode's calls, in the order of the calls: one of each, or one of each chain (`epoch`).
 
-    Args:
-        advantages: that of the output of each call, by its id; the tokens between outputs have 0.
-    """
+    `advantages` are those of the outputs, by the ids of the calls; the tokens between outputs have 0."""
     known = {call.call_id: call for call in calls}
     rows = per_request(known.values(), group_id) if kind == "turn" else prefix_merging(known.values(), group_id).rows
     order = {name: place for place, name in enumerate(known)}
     found = []
     for row in sorted(rows, key=lambda row: order[row.call_ids[0]]):
-        if advantages is not None:
-            values = [0.0] * len(row.token_ids)
-            for name in row.call_ids:
-                begin, outputs = len(known[name].prompt_ids), len(known[name].output_ids)
-                values[begin : begin + outputs] = [advantages[name]] * outputs
-            row = msgspec.structs.replace(row, advantages=tuple(values))
-        found.append(row)
+        values = [0.0] * len(row.token_ids)
+        for name in row.call_ids:
+            begin, outputs = len(known[name].prompt_ids), len(known[name].output_ids)
+            values[begin : begin + outputs] = [advantages[name]] * outputs
+        found.append(msgspec.structs.replace(row, advantages=tuple(values)))
     return found
 
 
@@ -86,8 +78,7 @@ def per_request(calls: Iterable[CapturedCall], group_id: str | None = None) -> t
 
 def chain_row(chain: Sequence[CapturedCall], group_id: str | None = None) -> TrainRow:
     """Return the row of a chain of calls, each continuing the prompt and output of the one before: the last prompt and
-    output, trained wherever one of them sampled. Raise AssertionError if the calls are not such a chain: if the row
-    before the output of a call is not exactly its prompt, or another call sampled there."""
+    output, trained wherever one of them sampled. Raise AssertionError if the calls are not such a chain."""
     last = chain[-1]
     token_ids = last.prompt_ids + last.output_ids
     mask, logprobs, done = [0] * len(token_ids), [0.0] * len(token_ids), 0
@@ -110,22 +101,18 @@ def chain_row(chain: Sequence[CapturedCall], group_id: str | None = None) -> Tra
 
 
 class Merged(Record):
-    """Training rows, and the fate of every call: trained in one row, or in one of the lists of ids."""
+    """Training rows, and the fate of every call: trained in one row, or in one of the lists of ids. Of the calls that
+    are not trained because their place is unknown, `ambiguous` ones, or an ancestor, could have either of two calls of
+    equal tokens as their parent; of `unresolved` ones, nothing shows which of several outputs for a prompt was used."""
 
     rows: tuple[TrainRow, ...]
     ambiguous: tuple[str, ...]
-    """Quarantined: the call, or an ancestor of it, could have either of two calls of equal tokens as its parent."""
     unresolved: tuple[str, ...]
-    """Quarantined: the same prompt was sampled several times, and nothing shows which output was used."""
-    superseded: tuple[str, ...]
-    """Not trained: another output for the same prompt was used."""
-    empty: tuple[str, ...]
-    """Dropped: no output."""
-    output_tokens: int
-    """Output tokens of all calls."""
+    superseded: tuple[str, ...]  # another output for the same prompt was used
+    empty: tuple[str, ...]  # no output
 
     @property
-    def quarantined(self) -> tuple[str, ...]:
+    def quarantine(self) -> tuple[str, ...]:
         """The calls that must not be trained because their place is unknown."""
         return tuple(sorted(self.ambiguous + self.unresolved))
 
@@ -141,11 +128,6 @@ class Merged(Record):
         """Trained calls per row: 8.0 if a session of 8 turns became one row; 0.0 if there are no rows."""
         return self.counts["trained"] / len(self.rows) if self.rows else 0.0
 
-    @property
-    def share_trained(self) -> float:
-        """The share of all sampled tokens that is trained; 1.0 if none was sampled."""
-        return sum(sum(row.loss_mask) for row in self.rows) / self.output_tokens if self.output_tokens else 1.0
-
 
 @dataclass(eq=False)
 class _Node:
@@ -153,8 +135,7 @@ class _Node:
 
     call: CapturedCall
     prompt: bytes
-    tokens: bytes
-    """Prompt and output."""
+    tokens: bytes  # prompt and output
     parent: _Node | None = None
     children: list[_Node] = field(default_factory=list)
     fate: str = "trained"
@@ -167,20 +148,14 @@ class _Node:
 
 def prefix_merging(calls: Iterable[CapturedCall], group_id: str | None = None) -> Merged:
     """Merge the calls of each session and agent into rows, by their tokens alone; raise ValueError if two calls have
-    the same id. The order of the calls has no effect.
+    the same id. The order of the calls has no effect, and no clock matters.
 
-    The parent of a call is the call whose prompt and output together are the longest token prefix of its own prompt.
-    This is the stricter of the two published rules (NeMo-Gym's; POLAR, arXiv 2605.24220, compares prompts and replaces
-    re-tokenised text by the sampled ids): a merged row is exactly what the model saw. Outputs are never empty, hence a
-    parent's prompt is shorter than its child's, and no clock matters.
-
-    If several calls continue one, the first in lexicographic order continues its row, and each of the others begins a
-    row of its own with its whole prompt as context: every output is trained once.
-
-    Of several outputs for one prompt, those that another call continues were used. If there is none, the output of the
-    last `attempt` was used, if that is one call; if not, all of them are unresolved. Unused outputs earned nothing of
-    the episode's reward, and are not trained.
-    """
+    The parent of a call is the call whose prompt and output together are the longest token prefix of its own prompt:
+    NeMo-Gym's rule, stricter than POLAR's (arXiv 2605.24220), so that a merged row is exactly what the model saw. If
+    several calls continue one, the first in lexicographic order continues its row, and each of the others begins a row
+    of its own with its whole prompt as context: every output is trained once. Of several outputs for one prompt, those
+    that another call continues were used, or else that of the last `attempt`, if it is one call; the unused earned
+    nothing, and are not trained."""
     given = sorted(
         calls,
         key=lambda call: (
@@ -214,7 +189,6 @@ def prefix_merging(calls: Iterable[CapturedCall], group_id: str | None = None) -
         unresolved=ids("unresolved"),
         superseded=ids("superseded"),
         empty=tuple(sorted(call.call_id for call in given if not call.output_ids)),
-        output_tokens=sum(len(call.output_ids) for call in given),
     )
 
 
@@ -266,15 +240,12 @@ def _chains(nodes: Iterable[_Node]) -> Iterator[list[CapturedCall]]:
         yield chain
 
 
-TOKEN_BYTES = 6
-"""Minimum bytes of a token on disk: three digits of its id, one of its mask, two commas."""
+TOKEN_BYTES = 6  # at least, on disk: three digits of a token's id, one of its mask, two commas
 
 
 def write_rows(path: Path, rows: Iterable[TrainRow]) -> int:
-    """Write rows to a file atomically and return their number.
-
-    All lines have all fields, `null` if there is no value: other readers of JSON see one type. Raise OSError if the
-    file cannot be written."""
+    """Write rows to a file atomically and return their number; OSError if it cannot be written. All lines have all
+    fields, `null` if there is no value: other readers of JSON see one type."""
     count = 0
     with replacing(path) as file:
         for row in rows:
@@ -284,28 +255,21 @@ def write_rows(path: Path, rows: Iterable[TrainRow]) -> int:
 
 
 class RowFile(Sequence[TrainRow]):
-    """The rows of a file. Only their offsets and lengths are kept in memory; every row is checked once, when the file
-    is opened. Raise UsageError if there is no such file; SchemaError if a line is torn or not a row; the message
-    says which.
-
-    Attributes:
-        lengths: tokens of each row, shape (rows,).
-        trained: trained tokens of each row, shape (rows,).
-    """
+    """The rows of a file: their offsets, and `lengths` and `trained` tokens of each, int64 of shape (rows,). Every row
+    is checked once, when the file is opened; UsageError if there is none; SchemaError if a line is torn or not a
+    row."""
 
     def __init__(self, path: Path) -> None:
+        if not path.is_file():
+            raise UsageError(f"there is no {path.name} in {path.parent}")
         self.path = path
-        starts: list[int] = [0]
-        lengths: list[int] = []
-        trained: list[int] = []
-        for line in self._lines():
-            row = self._row(line, len(lengths))
-            starts.append(starts[-1] + len(line))
-            lengths.append(len(row.token_ids))
-            trained.append(sum(row.loss_mask))
-        self._starts = np.array(starts, np.int64)
-        self.lengths: npt.NDArray[np.int64] = np.array(lengths, np.int64)
-        self.trained: npt.NDArray[np.int64] = np.array(trained, np.int64)
+        counts: list[tuple[int, int, int]] = []
+        with path.open("rb") as file:
+            for at, line in enumerate(file):
+                row = self._row(line, at)
+                counts.append((len(line), len(row.token_ids), sum(row.loss_mask)))
+        sizes, self.lengths, self.trained = np.array(counts, np.int64).reshape(-1, 3).T
+        self._starts = np.concatenate(([0], sizes.cumsum()))
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -321,12 +285,6 @@ class RowFile(Sequence[TrainRow]):
         with self.path.open("rb") as file:
             file.seek(int(self._starts[at]))
             return self._row(file.read(int(self._starts[at + 1] - self._starts[at])), at)
-
-    def _lines(self) -> Iterator[bytes]:
-        if not self.path.is_file():
-            raise UsageError(f"there is no {self.path.name} in {self.path.parent}")
-        with self.path.open("rb") as file:
-            yield from file
 
     def _row(self, line: bytes, at: int) -> TrainRow:
         try:

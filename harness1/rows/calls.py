@@ -24,13 +24,10 @@ def calls_of(episode: Episode) -> Iterator[ModelCall]:
 
 
 def prompt_ids(episode: Episode, call: ModelCall) -> tuple[int, ...]:
-    """Return the exact token ids of a call's prompt; raise SchemaError if the episode lacks a segment that the call
-    names."""
-    outputs = {f"call/{each.call_id}": each.output_ids for each in calls_of(episode)}
+    """Return the exact token ids of a call's prompt; SchemaError if the episode lacks a segment of it."""
+    known = episode.segments | {f"call/{each.call_id}": each.output_ids for each in calls_of(episode)}
     try:
-        return tuple(
-            token for key in call.prompt for token in (outputs[key] if key in outputs else episode.segments[key])
-        )
+        return tuple(token for key in call.prompt for token in known[key])
     except KeyError as error:
         raise SchemaError(f"episode {episode.episode_id} lacks the prompt segment {error}") from error
 
@@ -47,24 +44,19 @@ def calls_to_train(episode: Episode) -> Iterator[ModelCall]:
 
 class CapturedCall(Record):
     """A prompt and the output sampled from it, as token ids that were never re-tokenised; raises ValueError if there is
-    no prompt, or not one finite log probability for each output id."""
+    no prompt, or not one finite log probability for each output id. Agent and attempt are known if the client says
+    so."""
 
     call_id: str
     prompt_ids: tuple[int, ...]
     output_ids: tuple[int, ...] = ()
-    output_logprobs: tuple[float, ...] | None = None
-    """Under the distribution that was sampled from; None if unknown."""
-    version_start: int = 0
-    """Version of the weights at the first token."""
-    version_end: int = 0
-    """Version of the weights at the last token."""
-    session_id: str = ""
-    """The episode."""
+    output_logprobs: tuple[float, ...] | None = None  # under the distribution that was sampled from; None if unknown
+    version_start: int = 0  # of the weights at the first token
+    version_end: int = 0  # and at the last
+    session_id: str = ""  # the episode
     agent_id: str = ""
-    """The calling agent of the session, if the client says so."""
     finish_reason: str = ""
-    attempt: int = 0
-    """Number of times that the same request was sent before, if the client says so."""
+    attempt: int = 0  # number of times that the same request was sent before
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:
@@ -95,15 +87,13 @@ def calls_for_rows(episode: Episode) -> Iterator[CapturedCall]:
             )
 
 
-CALLS = "calls.jsonl"
-TOKENS = "tokens.bin"
-VERB = "proxy"
-ABANDONED = 499
-"""Recorded status of a call whose client left before the answer; it is never sent."""
+CALLS, TOKENS, VERB = "calls.jsonl", "tokens.bin", "proxy"
+ABANDONED = 499  # recorded status of a call whose client left before the answer; it is never sent
 
 
 class RecordedCall(Record, kw_only=True):
-    """One call that passed the proxy, answered or not. Times are in seconds since 1970."""
+    """One call that passed the proxy, answered or not. Times are in seconds since 1970; `t_start` is that at which the
+    upstream was called, 0 if it was not. Bodies are kept if there are no ids: `reply` is the returned message."""
 
     call_id: str
     session_id: str
@@ -112,28 +102,22 @@ class RecordedCall(Record, kw_only=True):
     attempt: int = 0
     t_arrived: float = 0.0
     t_start: float = 0.0
-    """Time at which the upstream was called; 0 if it was not."""
     t_end: float = 0.0
-    model: str = ""
-    """The name that the client gave."""
+    model: str = ""  # the name that the client gave
     status: int = 0
     error: str | None = None
-    untrainable: str | None = None
-    """The reason why an answered call cannot be trained on."""
+    untrainable: str | None = None  # why an answered call cannot be trained on
     prompt_ids: tuple[int, ...] = ()
     output_ids: tuple[int, ...] = ()
     output_logprobs: tuple[float, ...] | None = None
-    """Natural logarithms, one for each output id; None if unknown."""
     sampling: Sampling | None = None
     version_start: int = 0
     version_end: int = 0
     finish_reason: str = ""
     actions: tuple[ToolCall, ...] = ()
     request: dict[str, Any] | None = None
-    """The forwarded body, with the returned message in `reply`; kept if there are no ids."""
     reply: dict[str, Any] | None = None
-    tokens: TokenBlob | None = None
-    """The place of ids and log probabilities on disk; None once they are read."""
+    tokens: TokenBlob | None = None  # the place of ids and log probabilities on disk; None once they are read
 
     def as_call(self) -> CapturedCall | None:
         """Return the call for training rows, or None if it cannot be trained on."""
@@ -143,8 +127,7 @@ class RecordedCall(Record, kw_only=True):
 
 
 class Recorder(Journal):
-    """Append calls to a folder, which one process at a time may write. `count` is the number of appended calls. Raise
-    UsageError if another process is writing to the folder, or it is not writable."""
+    """Append calls to a folder, which one process at a time may write; UsageError as `Journal`."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, CALLS, TOKENS)
@@ -164,11 +147,8 @@ class Recorder(Journal):
 @contextmanager
 def recording(folder: Path, inputs: dict[str, Any]) -> Iterator[Recorder]:
     """Open the recorder of a folder, and write at the end in its card (`stage.json`) if the end was a clean one; raise
-    UsageError if the folder holds something else, another process writes to it, or it is not writable.
-
-    Args:
-        inputs: everything that determines the answers. A folder accepts only further calls with the same inputs.
-    """
+    UsageError if the folder holds something else, another process writes to it, or it is not writable. `inputs` are all
+    that determines the answers: a folder accepts only further calls with the same ones."""
     stage = Stage(VERB, msgspec.to_builtins(inputs))
     refuse_foreign(folder, VERB, "no record of a proxy", CALLS, "--record")
     refuse_changed(stage, folder, "record of a proxy", "--record")
@@ -184,11 +164,8 @@ def recording(folder: Path, inputs: dict[str, Any]) -> Iterator[Recorder]:
 
 def read_records(run: Path, on_torn: Callable[[int], None] | None = None) -> Iterator[RecordedCall]:
     """Yield every call of a folder, including failed ones, in the order in which they ended; raise UsageError if the
-    folder holds no calls; SchemaError if a line is not a call, or was changed, or its tokens are damaged.
-
-    Args:
-        on_torn: called with the size in bytes of a torn last line, which is left out.
-    """
+    folder holds no calls; SchemaError if a line is not a call, or was changed, or its tokens are damaged. `on_torn` is
+    called with the size in bytes of a torn last line, which is left out."""
     path = run / CALLS
     for number, line in check_lines(path, read_lines(path, on_torn)):
         try:

@@ -60,7 +60,7 @@ def sft_rows(episode: Episode, sft: Sft, origin: Origin, gold: GoldSet = frozens
         weights |= dict.fromkeys(_useless(episode.turns, gold), sft.useless_weight)
     of_calls = {call.call_id: weights[turns[call.call_id].index] for call in calls}
     cut = {f"{episode.episode_id}/{name}" for name in _cut_calls(episode)}
-    made = make_rows(calls, sft.rows, advantages=of_calls)
+    made = make_rows(calls, sft.rows, of_calls)
     rows, too_long, unfinished = [], 0, 0
     for row in made:
         if len(row.token_ids) > sft.max_tokens:

@@ -98,12 +98,9 @@ def test_whatever_agents_do_rows_are_exact_and_every_output_is_trained_once_or_a
     known = {call.call_id: call for call in calls}
     assert list(merged.rows) == [chain_row([known[name] for name in row.call_ids]) for row in merged.rows]
     named = [call_id for row in merged.rows for call_id in row.call_ids]
-    aside = [*merged.quarantined, *merged.superseded, *merged.empty]
+    aside = [*merged.quarantine, *merged.superseded, *merged.empty]
     assert sorted(named + aside) == sorted(call.call_id for call in calls)
-    kept = sum(len(call.output_ids) for call in calls if call.call_id in named)
-    assert sum(sum(row.loss_mask) for row in merged.rows) == kept
-    total = sum(len(call.output_ids) for call in calls)
-    assert merged.share_trained == pytest.approx(kept / total)
+    assert sum(sum(row.loss_mask) for row in merged.rows) == sum(len(known[name].output_ids) for name in named)
     assert set(merged.ambiguous) == plainly_ambiguous(calls)
     assert set(merged.empty) == {call.call_id for call in calls if not call.output_ids}
     leaves = [whole(call) for call in calls if call.call_id in {row.call_ids[-1] for row in merged.rows}]
@@ -117,7 +114,7 @@ def test_an_append_only_session_of_eight_turns_is_one_row() -> None:
     assert row.call_ids == tuple("01234567")
     assert row.token_ids == whole(calls[-1])
     assert (row.episode_id, row.group_id) == ("s", "g")
-    assert (merged.merge_ratio, merged.share_trained) == (8.0, 1.0)
+    assert merged.merge_ratio == 8.0
     assert sum(row.loss_mask) == sum(len(call.output_ids) for call in calls)
 
 
@@ -134,15 +131,6 @@ def test_an_output_that_was_encoded_anew_does_not_merge(anew: Callable[[int], To
         [("0", "1", "2", "3"), ("4", "5", "6", "7")],
         [("0", "1", "2", "4", "5", "6", "7"), ("3",)],
     )
-    assert merged.share_trained == 1.0
-
-
-def test_a_compacted_context_begins_a_row() -> None:
-    calls = append_only(3)
-    calls.append(made("compacted", (1, 2), (3,)))
-    calls.append(after("next", calls[-1], (4,), (5,)))
-    calls = [msgspec.structs.replace(call, session_id="s") for call in calls]
-    assert chains(prefix_merging(calls)) == [("0", "1", "2"), ("compacted", "next")]
 
 
 def test_a_fork_trains_what_both_branches_saw_once() -> None:
@@ -154,7 +142,6 @@ def test_a_fork_trains_what_both_branches_saw_once() -> None:
     context = next(row for row in merged.rows if "right" in row.call_ids)
     assert context.token_ids == whole(leaf)
     assert sum(context.loss_mask[: len(right.prompt_ids)]) == 0
-    assert merged.share_trained == 1.0
     assert merged.merge_ratio == 2.0
 
 
@@ -166,7 +153,7 @@ def test_agents_and_sessions_are_kept_apart() -> None:
     merged = prefix_merging([first, second, third, fourth])
     assert chains(merged) == [("first", "fourth"), ("second",), ("third",)]
     assert {row.call_ids: row.episode_id for row in merged.rows}[("second",)] == "t"
-    assert merged.quarantined == merged.superseded == ()
+    assert merged.quarantine == merged.superseded == ()
 
 
 def test_of_retries_the_one_that_was_continued_is_trained() -> None:
@@ -175,24 +162,18 @@ def test_of_retries_the_one_that_was_continued_is_trained() -> None:
     leaf = after("leaf", used, (6,), (7,))
     merged = prefix_merging([root, lost, used, leaf])
     assert chains(merged) == [("root", "used", "leaf")]
-    assert (merged.superseded, merged.quarantined) == (("lost",), ())
-    assert merged.share_trained == 3 / 6
+    assert (merged.superseded, merged.quarantine) == (("lost",), ())
 
 
 def test_retries_that_nothing_continues_are_told_apart_by_their_attempt_or_not_at_all() -> None:
     root = made("root", (1,), (2,))
 
     def retried(first: int, second: int) -> Merged:
-        return prefix_merging(
-            [
-                root,
-                after("a", root, (3,), (4,), attempt=first),
-                after("b", root, (3,), (5,), attempt=second),
-            ]
-        )
+        attempts = (("a", 4, first), ("b", 5, second))
+        return prefix_merging([root, *(after(name, root, (3,), (ids,), attempt=at) for name, ids, at in attempts)])
 
     told = retried(1, 0)
-    assert (chains(told), told.superseded, told.quarantined) == ([("root", "a")], ("b",), ())
+    assert (chains(told), told.superseded, told.quarantine) == ([("root", "a")], ("b",), ())
     untold = retried(1, 1)
     assert (chains(untold), untold.superseded, untold.unresolved) == ([("root",)], (), ("a", "b"))
 
@@ -212,27 +193,19 @@ def test_a_call_that_two_others_could_precede_is_quarantined_with_all_that_follo
     grandchild = after("grandchild", child, (8,), (9,))
     branch = after("branch", child, (9,), (9,))
     merged = prefix_merging([root, long, short, child, grandchild, branch])
-    assert merged.quarantined == merged.ambiguous == ("branch", "child", "grandchild")
+    assert merged.quarantine == merged.ambiguous == ("branch", "child", "grandchild")
     assert trained(merged) == {"root", "long", "short"}
-    assert merged.counts == {
-        "rows": 2,
-        "trained": 3,
-        "ambiguous": 3,
-        "unresolved": 0,
-        "superseded": 0,
-        "empty": 0,
-    }
-    twins = prefix_merging(
-        [root, after("a", root, (3,), (4,)), after("b", root, (3,), (4,)), made("c", (1, 2, 3, 4, 5), (6,))]
-    )
+    assert merged.counts == {"rows": 2, "trained": 3, "ambiguous": 3, "unresolved": 0, "superseded": 0, "empty": 0}
+    a, b = (after(name, root, (3,), (4,)) for name in "ab")
+    twins = prefix_merging([root, a, b, made("c", (1, 2, 3, 4, 5), (6,))])
     assert (twins.ambiguous, twins.unresolved) == (("c",), ("a", "b"))
 
 
 def test_empty_outputs_are_dropped_and_counted() -> None:
     merged = prefix_merging([made("a", (1,), ()), made("b", (1,), (2,)), made("c", (1, 2, 3), ())])
     assert (chains(merged), merged.empty) == ([("b",)], ("a", "c"))
-    assert prefix_merging([]) == Merged((), (), (), (), (), 0)
-    assert (prefix_merging([]).merge_ratio, prefix_merging([]).share_trained) == (0.0, 1.0)
+    assert prefix_merging([]) == Merged((), (), (), (), ())
+    assert prefix_merging([]).merge_ratio == 0.0
 
 
 def test_two_calls_of_one_id_are_refused() -> None:

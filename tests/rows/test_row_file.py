@@ -31,21 +31,11 @@ def test_rows_come_back_as_they_were_written(path: Path) -> None:
     assert [rows[place] for place in (2, 0, -1, 1)] == [ROWS[2], ROWS[0], ROWS[2], ROWS[1]]
     assert rows[1:] == ROWS[1:]
     assert (rows.lengths.tolist(), rows.trained.tolist()) == ([3, 1, 2], [2, 1, 0])
-
-
-def test_a_place_beyond_the_rows_is_an_index_error(path: Path) -> None:
     with pytest.raises(IndexError):
-        RowFile(path)[3]
-
-
-def test_every_line_has_every_field(path: Path) -> None:
+        rows[3]
     keys = [list(msgspec.json.decode(line)) for line in path.read_bytes().splitlines()]
     assert keys == [list(TrainRow.__struct_fields__)] * 3
-
-
-def test_an_empty_file_has_no_rows(tmp_path: Path) -> None:
-    assert write_rows(tmp_path / "rows.jsonl", []) == 0
-    assert len(RowFile(tmp_path / "rows.jsonl")) == 0
+    assert write_rows(path, []) == len(RowFile(path)) == 0
 
 
 def test_a_write_that_fails_leaves_the_file_that_was_there(path: Path) -> None:
@@ -61,20 +51,15 @@ def test_a_write_that_fails_leaves_the_file_that_was_there(path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_torn_line_is_refused_by_its_number(path: Path) -> None:
+@pytest.mark.parametrize("line", ['{"token_ids":[1],"loss_mask":[1,1]}', '{"token_ids":[1]}', "x", '{"loss_mask":[2]}'])
+def test_damaged_and_torn_lines_are_refused_by_their_numbers_and_a_missing_file_by_name(path: Path, line: str) -> None:
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(SchemaError, match=r"rows\.jsonl:3: the line is torn"):
         RowFile(path)
-
-
-@pytest.mark.parametrize("line", ['{"token_ids":[1],"loss_mask":[1,1]}', '{"token_ids":[1]}', "x", '{"loss_mask":[2]}'])
-def test_a_damaged_line_is_refused_by_its_number(path: Path, line: str) -> None:
     lines = path.read_text().splitlines()
     path.write_text("\n".join([lines[0], line, lines[2]]) + "\n")
     with pytest.raises(SchemaError, match=r"rows\.jsonl:2: not a training row"):
         RowFile(path)
-
-
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    path.unlink()
     with pytest.raises(UsageError, match=r"there is no rows\.jsonl in"):
-        RowFile(tmp_path / "rows.jsonl")
+        RowFile(path)

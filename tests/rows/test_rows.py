@@ -23,10 +23,6 @@ MERGED = TrainRow(
 )
 
 
-def changed(**fields: Any) -> TrainRow:
-    return msgspec.structs.replace(MERGED, **fields)
-
-
 def test_each_call_with_an_output_is_a_row() -> None:
     empty = CapturedCall("c", (1,), ())
     unknown = CapturedCall("d", (9,), (8,), session_id="t")
@@ -38,12 +34,10 @@ def test_each_call_with_an_output_is_a_row() -> None:
     assert third == TrainRow((9, 8), (0, 1), None, None, "t", "g", (0, 0), ("d",))
 
 
-def test_a_chain_is_one_row_with_the_outputs_trained() -> None:
+def test_a_chain_is_one_row_with_the_outputs_trained_and_log_probabilities_if_all_are_known() -> None:
     assert chain_row([FIRST, SECOND], "g") == MERGED
-
-
-def test_a_row_with_unknown_log_probabilities_has_none() -> None:
     assert chain_row([msgspec.structs.replace(FIRST, output_logprobs=None), SECOND]).rollout_logprobs is None
+    assert msgspec.json.decode(msgspec.json.encode(MERGED), type=TrainRow) == MERGED
 
 
 @pytest.mark.parametrize(
@@ -87,7 +81,3 @@ def test_a_call_without_a_prompt_or_with_other_log_probabilities_than_ids_is_ref
     for logprobs in ((), (-1.0,), (-1.0, float("nan"))):
         with pytest.raises(ValueError, match="one finite log probability"):
             CapturedCall("a", (1,), (2, 3), logprobs)
-
-
-def test_a_row_survives_json() -> None:
-    assert msgspec.json.decode(msgspec.json.encode(MERGED), type=TrainRow) == MERGED
