@@ -15,7 +15,7 @@ from harness1.models.backend import Backend
 from harness1.models.checkpoint import Checkpoint
 from harness1.rows import TrainRow
 from harness1.training.algorithm import Algorithm
-from harness1.training.process_group import ALONE, ProcessGroup, Unanimous, uninterrupted
+from harness1.training.process_group import ALONE, ProcessGroup, Unanimous, delay_interrupt
 from harness1.training.saving import write_model
 from harness1.training.trainable import load_trainable
 from harness1.training.trainer import Trainer
@@ -169,7 +169,7 @@ def _obey(order: Any, trainer: Trainer | None, group: ProcessGroup) -> Trainer |
 @contextmanager
 def _together(group: ProcessGroup, order: Any) -> Iterator[None]:
     """Have the followers do what is done within. An interrupt is raised at the end, when all have done it."""
-    with uninterrupted():
+    with delay_interrupt():
         try:
             group.broadcast(order)
             yield

@@ -20,7 +20,7 @@ from harness1.errors import UsageError
 from harness1.models.checkpoint import CHECKPOINT, Checkpoint
 from harness1.records import Record
 from harness1.training.log import VALIDATION_PREFIX, StepListener, Trackers, TrainLog
-from harness1.training.process_group import uninterrupted
+from harness1.training.process_group import delay_interrupt
 from harness1.training.saving import load_state, write_state
 from harness1.training.trainer import Diverged
 
@@ -161,7 +161,7 @@ class TrainingLoop(ABC):
                 await asyncio.sleep(0)  # an interrupt of a validation that never waited ends here
                 await self.update()
         except (asyncio.CancelledError, KeyboardInterrupt):
-            with uninterrupted():
+            with delay_interrupt():
                 self.save()
             raise
 
@@ -170,7 +170,7 @@ class TrainingLoop(ABC):
         for comparison, and are never a checkpoint; and a mean over fewer tasks, where faults broke some, is another
         measure, which is only logged."""
         metrics = await self.measure()
-        with uninterrupted():
+        with delay_interrupt():
             self.validated = self.version
             if not metrics:
                 return

@@ -46,7 +46,7 @@ from harness1.sft.data_card import CARD, HELD_OUT, README, TRAIN, CollectionRun,
 from harness1.tools.registry import Toolbox
 from harness1.training.algorithm import make_algorithm
 from harness1.training.log import NO_TRACKERS, StepListener, Trackers, TrainLog
-from harness1.training.process_group import ALONE, ProcessGroup, uninterrupted
+from harness1.training.process_group import ALONE, ProcessGroup, delay_interrupt
 from harness1.training.saving import disk_bytes, hash_of_base, write_card
 from harness1.training.trainable import load_trainable
 from harness1.training.trainer import Trainer, shuffle_steps
@@ -459,7 +459,7 @@ class _RowsLoop(TrainingLoop):
             await super().run()
 
     async def update(self) -> None:
-        with uninterrupted():
+        with delay_interrupt():
             places, began = self._order[self.version], time.perf_counter()
             values = self.engine.step([self._rows[place] for place in places], self._on_tokens)
             self.version += 1

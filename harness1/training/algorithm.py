@@ -12,9 +12,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from math import inf
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING
 
 from harness1.config import Rl
 from harness1.errors import UsageError
@@ -32,34 +33,62 @@ LOG_RATIO_LIMIT = 20.0
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """The input of one forward pass: rows padded on the right, and their trained tokens as flat tensors."""
+    """The input of one forward pass: rows padded on the right, [rows, longest], and their trained tokens, [trained]."""
 
     ids: Tensor
-    """[rows, longest]."""
-    attention: Tensor | None
-    """[rows, longest], 1 for a token, 0 for padding; None without padding."""
-    row: Tensor
-    """[trained]: the row of each trained token."""
-    column: Tensor
-    """[trained]: the column whose logits predict the token: the one before its own."""
-    targets: Tensor
-    """[trained]: its id."""
-    weights: Tensor
-    """[trained], float32: its advantage, or 1."""
-    token_weights: Tensor
-    """[trained], float32: its weight in the mean over tokens."""
-    rollout_logprobs: Tensor | None
-    """[trained], float32, as recorded; None if a row has none."""
+    attention: Tensor | None  # 1 for a token, 0 for padding; None without padding
+    row: Tensor  # the row of each trained token
+    column: Tensor  # the column whose logits predict the token: the one before its own
+    targets: Tensor  # its id
+    weights: Tensor  # float32: its advantage, or 1
+    token_weights: Tensor  # float32: its weight in the mean over tokens
+    rollout_logprobs: Tensor | None  # float32, as recorded; None if a row has none
 
 
-class PolicyGradient(ABC):
+@dataclass(frozen=True)
+class Algorithm(ABC):
+    """A loss over trained tokens. That of an optimizer step is the sum of `token_losses` over its tokens, divided by
+    the `normaliser` of its rows. This is known first, so micro-batches and processes do not change the loss. Tokens
+    whose ratio of probabilities (present to sampled, as `bound` gives its logarithm) is beyond the bounds count as
+    clipped."""
+
+    ratio_min: float = 0.0
+    ratio_max: float = inf
+
+    def bound(self, log_ratios: Tensor, batch: MicroBatch) -> Tensor:
+        """Return the logarithm of the ratio that the bounds apply to, [trained], from those of the tokens."""
+        return log_ratios
+
+    @abstractmethod
+    def normaliser(self, rows: Sequence[TrainRow]) -> float:
+        """Return the divisor of the summed loss; it is additive over rows."""
+
+    @abstractmethod
+    def token_losses(self, logprobs: Tensor, batch: MicroBatch) -> Tensor:
+        """Return the loss of each trained token, [trained], from its log probability under the present weights."""
+
+
+@dataclass(frozen=True)
+class NegativeLogLikelihood(Algorithm):
+    """`-w log p` over the sum of the weights w, as in supervised fine-tuning. A row's advantages are its weights; the
+    default is 1."""
+
+    def normaliser(self, rows: Sequence[TrainRow]) -> float:
+        return sum(
+            sum(row.loss_mask) if row.advantages is None else sum(compress(row.advantages, row.loss_mask))
+            for row in rows
+        )
+
+    def token_losses(self, logprobs: Tensor, batch: MicroBatch) -> Tensor:
+        return -batch.weights * logprobs
+
+
+@dataclass(frozen=True)
+class PolicyGradient(Algorithm):
     """`-token_weight w(r) A log pi`, over the sum of the token weights."""
 
     def normaliser(self, rows: Sequence[TrainRow]) -> float:
         return sum(row.token_weight * sum(row.loss_mask) for row in rows)
-
-    def bound(self, log_ratios: Tensor, batch: MicroBatch) -> Tensor:
-        return log_ratios
 
     def token_losses(self, logprobs: Tensor, batch: MicroBatch) -> Tensor:
         return -batch.token_weights * self.importance(logprobs, batch) * batch.weights * logprobs
@@ -74,7 +103,6 @@ class PolicyGradient(ABC):
 class Cispo(PolicyGradient):
     """w is r, clipped to the bounds."""
 
-    ratio_min: float = 0.0
     ratio_max: float = 5.0
 
     def importance(self, logprobs: Tensor, batch: MicroBatch) -> Tensor:
@@ -85,7 +113,6 @@ class Cispo(PolicyGradient):
 class DoubleSided(PolicyGradient):
     """w is r between the bounds, and 0 at and beyond them."""
 
-    ratio_min: float = 0.0
     ratio_max: float = 5.0
 
     def importance(self, logprobs: Tensor, batch: MicroBatch) -> Tensor:
@@ -105,9 +132,6 @@ class Interaction(DoubleSided):
 @dataclass(frozen=True)
 class Reinforce(PolicyGradient):
     """w is 1, whichever policy sampled the token (Williams 1992)."""
-
-    ratio_min: float = 0.0
-    ratio_max: float = inf
 
     def importance(self, logprobs: Tensor, batch: MicroBatch) -> Tensor:
         return logprobs.new_ones(logprobs.shape)
@@ -131,59 +155,6 @@ def call_means(values: Tensor, batch: MicroBatch) -> Tensor:
     call = begins.cumsum(0) - 1
     sums = values.new_zeros(int(begins.sum())).index_add(0, call, values)
     return (sums / call.bincount().to(values.dtype))[call]
-
-
-class Algorithm(Protocol):
-    """A loss over trained tokens.
-
-    The loss of an optimizer step is the sum of `token_losses` over its tokens, divided by the `normaliser` of its rows.
-    The normaliser is known first, so the division into micro-batches and processes does not change the loss.
-    """
-
-    @property
-    def ratio_min(self) -> float:
-        """Ratio of probabilities (present to sampled), as `bound` gives it, below which a token counts as clipped."""
-        ...
-
-    @property
-    def ratio_max(self) -> float:
-        """Ratio above which a token counts as clipped."""
-        ...
-
-    def bound(self, log_ratios: Tensor, batch: MicroBatch) -> Tensor:
-        """Return the logarithm of the ratio that the bounds apply to, for each token, [trained], from its own."""
-        ...
-
-    def normaliser(self, rows: Sequence[TrainRow]) -> float:
-        """Return the divisor of the summed loss; it is additive over rows."""
-        ...
-
-    def token_losses(self, logprobs: Tensor, batch: MicroBatch) -> Tensor:
-        """Return the loss of each trained token, [trained], from its log probability under the present weights."""
-        ...
-
-
-@dataclass(frozen=True)
-class NegativeLogLikelihood:
-    """`-w log p` over the sum of the weights w, as in supervised fine-tuning. A row's advantages are its weights; the
-    default is 1."""
-
-    ratio_min: ClassVar[float] = 0.0
-    ratio_max: ClassVar[float] = inf
-
-    def bound(self, log_ratios: Tensor, batch: MicroBatch) -> Tensor:
-        return log_ratios
-
-    def normaliser(self, rows: Sequence[TrainRow]) -> float:
-        return sum(
-            sum(row.loss_mask)
-            if row.advantages is None
-            else sum(weight for weight, mask in zip(row.advantages, row.loss_mask, strict=True) if mask)
-            for row in rows
-        )
-
-    def token_losses(self, logprobs: Tensor, batch: MicroBatch) -> Tensor:
-        return -batch.weights * logprobs
 
 
 ALGORITHMS: Mapping[str, Callable[[Rl], Algorithm]] = MappingProxyType(
@@ -226,12 +197,8 @@ class OffPolicyMetrics:
         self._largest = torch.zeros((), device=device)
 
     def add(self, distributions: Tensor, logprobs: Tensor, batch: MicroBatch) -> None:
-        """Add a forward pass; raise UsageError if the rows have no log probabilities of the rollout.
-
-        Args:
-            distributions: [trained, vocabulary], log probabilities under the present weights.
-            logprobs: [trained], those of the trained tokens.
-        """
+        """Add a forward pass, by the log probabilities under the present weights: `distributions`, [trained,
+        vocabulary], and those of the trained tokens, [trained]; raise as `log_ratios`."""
         import torch
 
         logs = log_ratios(logprobs, batch)

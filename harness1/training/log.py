@@ -21,13 +21,9 @@ FOLDER_TAG = "harness1.folder"
 
 
 class MlflowRun:
-    """A run of an experiment. A resumed training continues its folder's run, and logs what it repeats again. Raise
-    MissingExtra if mlflow is not installed; InfrastructureFault if the store cannot be opened.
-
-    Args:
-        folder: the folder of the training.
-        place: `EXPERIMENT`, in the store that MLflow is set up for, or `EXPERIMENT@URI`.
-    """
+    """A run of an experiment (`place`: `EXPERIMENT`, in the store that MLflow is set up for, or `EXPERIMENT@URI`). A
+    resumed training continues its folder's run, and logs what it repeats again. Raise MissingExtra without mlflow;
+    InfrastructureFault if the store cannot be opened or, by all methods, fails."""
 
     def __init__(self, folder: Path, place: str, *, resumed: bool) -> None:
         with optional("logs", "mlflow"):
@@ -46,7 +42,7 @@ class MlflowRun:
             self._client.update_run(self._id, status="RUNNING")
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Log the values of a step; raise InfrastructureFault if the store fails."""
+        """Log the values of a step."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
@@ -60,7 +56,6 @@ class MlflowRun:
 
     @contextmanager
     def _explain_errors(self) -> Iterator[None]:
-        """Turn an error of MLflow into a fault, without the secrets in its address."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -77,28 +72,20 @@ StepListener = Callable[[int, int, Mapping[str, float]], None]
 
 
 class Trackers(NamedTuple):
-    """Where else a training run is logged."""
+    """Where else a training run is logged; empty for nowhere."""
 
     tensorboard: bool = False
-    wandb: str = ""
-    """A project of Weights & Biases; empty for none."""
-    mlflow: str = ""
-    """An experiment of MLflow, `NAME` or `NAME@URI`; empty for none."""
+    wandb: str = ""  # a project of Weights & Biases
+    mlflow: str = ""  # an experiment, `NAME` or `NAME@URI`
 
 
 NO_TRACKERS = Trackers()
 
 
 class TrainLog(AbstractContextManager["TrainLog"]):
-    """Appends to `log.jsonl`, which one process at a time holds. A resumed run repeats the steps after `after`, so
-    their old lines are removed. Raise UsageError if another process is writing to the folder, or this one cannot;
-    MissingExtra if TensorBoard, wandb or mlflow is not installed; InfrastructureFault if MLflow's store cannot be
-    opened.
-
-    Args:
-        folder: None for a process that must not write.
-        after: -1 for a run that begins.
-    """
+    """Appends to `log.jsonl`, which one process at a time holds; without a folder, it writes nothing. A resumed run
+    repeats the steps after `after` (-1 for a run that begins), so their old lines are removed. Raise UsageError if
+    another process is writing to the folder, or this one cannot; MissingExtra if a tracker is not installed."""
 
     def __init__(self, folder: Path | None, after: int = -1, trackers: Trackers = NO_TRACKERS) -> None:
         self._file: Journal | None = None
@@ -108,9 +95,17 @@ class TrainLog(AbstractContextManager["TrainLog"]):
         if folder is None:
             return
         with Journal(folder, LOG):
-            self._events = _open_tensorboard(folder / "tensorboard", after) if trackers.tensorboard else None
-            self._project = _open_wandb(folder, trackers.wandb) if trackers.wandb else None
-            self._run = MlflowRun(folder, trackers.mlflow, resumed=after >= 0) if trackers.mlflow else None
+            if trackers.tensorboard:
+                with optional("logs", "tensorboard"):
+                    from torch.utils.tensorboard import SummaryWriter
+                self._events = SummaryWriter(folder / "tensorboard", purge_step=after + 1)
+            if trackers.wandb:
+                with optional("logs"):
+                    import wandb
+                name = text_digest(str(folder.resolve()))  # a resumed folder continues its run
+                self._project = wandb.init(project=trackers.wandb, dir=folder, id=name, resume="allow")
+            if trackers.mlflow:
+                self._run = MlflowRun(folder, trackers.mlflow, resumed=after >= 0)
             kept = [line for line, values in _read(folder / LOG) if values["step"] <= after]
             write_atomically(folder / LOG, b"".join(line + b"\n" for line in kept))
             self._file = Journal(folder, LOG)
@@ -140,21 +135,19 @@ class TrainLog(AbstractContextManager["TrainLog"]):
 
 
 def clear_training(folder: Path, verb: str) -> None:
-    """Remove an earlier training; raise UsageError if the folder holds something else, another process is writing to
-    it, or it cannot be cleared."""
+    """Remove an earlier training; UsageError if the folder holds something else, or another process writes to it."""
     with hold(folder, LOG):
         clear(folder, verb, "*")
 
 
 def validation_values(values: Mapping[str, float]) -> dict[str, float]:
     """Return the validation metrics among some values, without their prefix."""
-    prefix = VALIDATION_PREFIX
-    return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
+    begin = len(VALIDATION_PREFIX)
+    return {name[begin:]: value for name, value in values.items() if name.startswith(VALIDATION_PREFIX)}
 
 
 def read_log(folder: Path) -> list[dict[str, Any]]:
-    """Return the lines of a training run, oldest first, without a torn last one; raise SchemaError if a line is no
-    object with a step."""
+    """Return the lines of a run, oldest first, without a torn last one; SchemaError if one is no object with a step."""
     return [values for _, values in _read(folder / LOG)]
 
 
@@ -168,16 +161,3 @@ def _read(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
         if not isinstance(values.get("step"), int):
             raise SchemaError(f"{path}:{number}: not a line of a training's log: it has no step")
         yield line, values
-
-
-def _open_tensorboard(folder: Path, after: int) -> Any:
-    with optional("logs", "tensorboard"):
-        from torch.utils.tensorboard import SummaryWriter
-    return SummaryWriter(folder, purge_step=after + 1)
-
-
-def _open_wandb(folder: Path, project: str) -> Any:
-    with optional("logs"):
-        import wandb
-    # A resumed folder continues its run.
-    return wandb.init(project=project, dir=folder, id=text_digest(str(folder.resolve())), resume="allow")

@@ -31,22 +31,19 @@ from harness1.training.trainer import Trainer, compute_distributions, of_targets
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-FREE = 0.06
-"""Share of a GPU that a plan leaves to CUDA's context, kernels and fragments: a choice, as it depends on the driver."""
+FREE = 0.06  # the share of a GPU that a plan leaves to CUDA's context, kernels and fragments; it depends on the driver
 PHASES = ("forward", "logits", "backward", "embedding")
-GATHERED = 2
-"""Layers that sharded training holds whole: the one that computes, and the one that is fetched meanwhile."""
+GATHERED = 2  # layers that sharded training holds whole: the one that computes, and the one that is fetched meanwhile
 CACHE_ROOM = "room for keys and values"
 LINEAR = "harness1_linear"
 """The attention to count any fused kernel with: torch's own, without a mask, as for rows without padding."""
 Sampling = Literal["beside", "reserved", "apart", "none"]
-"""Where episodes are sampled: in the process that trains, there by vLLM with a share of its own, elsewhere, nowhere."""
-Parts = dict[str, int]
-"""Bytes by name."""
+Parts = dict[str, int]  # bytes by name
 
 
 class Devices(Record):
-    """Devices of `memory` bytes each: those that train, sharing all weights, and those that only sample."""
+    """Devices of `memory` bytes each: those that train, sharing all weights, and those that only sample. Episodes are
+    sampled in the process that trains, there by vLLM with a share of its own, elsewhere, or nowhere."""
 
     memory: int
     kind: Literal["cuda", "cpu"] = "cuda"
@@ -70,8 +67,7 @@ class Plan(Record):
     what one layer needs for itself. `sampler` is on a device that only samples, `token` the keys and values of one.
     """
 
-    parameters: int
-    """Without adapters."""
+    parameters: int  # without adapters
     trained: int
     batch: BatchSize
     devices: Devices
@@ -173,8 +169,8 @@ def count_step(
     shape: PreTrainedConfig, train: Train, algorithm: Algorithm, size: BatchSize, attention: str = ""
 ) -> Parts:
     """Return the bytes of a training step: of weights those `frozen`, `trained`, in the largest `layer` and `outside`
-    all layers; what layers have `kept` after the forward pass; and, weights not counted, the most in each phase:
-    `forward`, `logits`, `backward` and `embedding`. `parameters` is a number."""
+    all layers; what layers have `kept` after the forward pass; and, weights not counted, the most in each of `PHASES`.
+    `parameters` is a number."""
     import torch
 
     with _without_data(shape):
@@ -188,16 +184,15 @@ def count_step(
         numbers, places = torch.zeros(size.trained), torch.zeros(size.trained, dtype=torch.long)
         ids = torch.zeros((size.rows, size.length), dtype=torch.long)
         batch = MicroBatch(ids, None, places, places, places, numbers, numbers, numbers)
-        metrics = OffPolicyMetrics(algorithm, torch.device("cpu")) if hasattr(algorithm, "ratio_max") else None
+        metrics = OffPolicyMetrics(algorithm, torch.device("cpu"))
         with _live_bytes(model) as live:
             embedding: Any = model.get_input_embeddings()
             embedding.register_forward_hook(lambda _, given, made: live.end_at_gradient(made, "embedding"))
-            output_head(model).register_forward_pre_hook(lambda _, given: live.end_at_head(given[0]))
+            output_head(model).register_forward_pre_hook(live.end_at_head)
             with precision(model, train.dtype):
                 distributions = compute_distributions(model, batch)
             logprobs = of_targets(distributions, batch)
-            if metrics is not None:
-                metrics.add(distributions, logprobs, batch)
+            metrics.add(distributions, logprobs, batch)
             loss = algorithm.token_losses(logprobs, batch).sum()
             del distributions, logprobs
             loss.backward()  # type: ignore[no-untyped-call]
@@ -232,7 +227,6 @@ def _without_data(shape: PreTrainedConfig) -> Iterator[None]:
 
 
 def _model(shape: PreTrainedConfig, dtype: Dtype, attention: str) -> PreTrainedModel:
-    """Return a model as `load_causal_model` does, without data."""
     import torch
     from transformers import AttentionInterface, AutoModelForCausalLM
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -288,13 +282,18 @@ def _live_bytes(model: PreTrainedModel) -> Any:
             if tensor.requires_grad:
                 tensor.register_hook(lambda _: self.end(following))
 
-        def end_at_head(self, hidden: Any) -> None:
+        def end_at_head(self, _: Any, hidden: tuple[Any, ...]) -> None:
             self.end("logits")
-            self.end_at_gradient(hidden, "backward")
+            self.end_at_gradient(hidden[0], "backward")
 
         def __torch_dispatch__(self, call: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            grouped = call is torch.ops.aten._grouped_mm.default and args[0].dtype == torch.float32
-            made = _grouped_product(*args, **kwargs) if grouped else call(*args, **(kwargs or {}))
+            if call is torch.ops.aten._grouped_mm.default and args[0].dtype == torch.float32:
+                # Without data, torch knows the shape of a grouped matrix product in bfloat16 only.
+                left, right, offs = args[:3]
+                groups = [len(offs)] if left.dim() == right.dim() == 2 else []
+                made = left.new_empty(*groups, left.shape[-2], right.shape[-1])
+            else:
+                made = call(*args, **(kwargs or {}))
             for each in tree_leaves(made):
                 if isinstance(each, torch.Tensor) and (key := each.untyped_storage()._cdata) not in self.sizes:
                     self.sizes[key] = each.untyped_storage().nbytes()
@@ -307,9 +306,3 @@ def _live_bytes(model: PreTrainedModel) -> Any:
             self.now -= self.sizes.pop(key)
 
     return LiveBytes()
-
-
-def _grouped_product(left: Any, right: Any, offs: Any, **_: Any) -> Any:
-    """Return what a grouped matrix product returns; without data, torch knows its shape in bfloat16 only."""
-    groups = [len(offs)] if left.dim() == right.dim() == 2 else []
-    return left.new_empty(*groups, left.shape[-2], right.shape[-1])

@@ -3,6 +3,7 @@ questions, and on episodes of a teacher over it."""
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,28 +18,26 @@ from harness1.errors import optional
 from harness1.eval.evaluate import Evaluation, evaluate
 from harness1.model_folder import folder_hash
 from harness1.models.tokenizer import CONTROL, open_tokenizer, save_tokenizer
-from harness1.records import Episode, Record, Task
+from harness1.records import Record
 from harness1.rows.calls import calls_of, prompt_ids
 from harness1.runs.files import Stage, clear, read_stage, refuse_other, under_way
 from harness1.runs.journal import read_episodes
 
-VERB = "models new"
+VERB, TRAIN = "models new", "train"
 HEARD = 300
 """Number of episodes whose texts, with the documents, train the vocabulary."""
 WIDE = 16384
 """A context window for a vocabulary of bytes."""
 ALONE = 30
 """Number of times that the tokenizer is trained on each single word of the questions, because queries use them."""
-TRAIN = "train"
 _WORK = ".heard"
 """The folder of the teacher's episodes while the model is made; nothing below it counts as a model's file."""
 
 
 class Shape(Record):
-    """The size of a model of Llama's architecture."""
+    """The size of a model of Llama's architecture; `words` are the tokens beyond the control tokens."""
 
     words: int = 8192
-    """Tokens of the vocabulary, beyond the control tokens."""
     width: int = 128
     layers: int = 3
     heads: int = 4
@@ -67,8 +66,7 @@ class NewModel:
 
 def make_model(work: NewModel, *, force: bool = False) -> int:
     """Write the model, if that is not done yet; return the size of its vocabulary; raise UsageError if the dataset has
-    no training tasks, or the folder holds something else; MissingExtra if transformers or tokenizers is not
-    installed."""
+    no training tasks, or the folder holds something else; MissingExtra as `draw`."""
     source = open_source(work.dataset)
     stage = work.card(source)
     if not force:
@@ -113,37 +111,19 @@ def draw(folder: Path, texts: Sequence[str], shape: Shape, config: Config, seed:
 
 def collect_texts(work: NewModel, source: Source, folder: Path) -> list[str]:
     """Return the texts of the teacher's first episodes, rendered in bytes in a wide window, the documents, and the
-    words of the questions.
-
-    Args:
-        folder: gets the tokenizer of bytes and the episodes.
-    """
+    words of the questions. `folder` gets the tokenizer of bytes and the episodes."""
     in_bytes = folder / "bytes"
     save_tokenizer(in_bytes, [], 256)
     env = msgspec.structs.replace(work.config.env, context_window=WIDE)
     config = msgspec.structs.replace(work.config, env=env)
     tasks = source.tasks(TRAIN)
-    played = _play(work, tasks[:HEARD], config, in_bytes, folder / "heard")
-    tokenizer = open_tokenizer(in_bytes)
-    heard = [_without_control(tokenizer.decode(_last_call(episode))) for episode in played]
+    played = work.dataset, TRAIN, tasks[:HEARD], work.index, work.teacher, config, 1, work.seed
+    evaluate(Evaluation(*played, student=str(in_bytes)), folder / "heard")
+    tokenizer, heard = open_tokenizer(in_bytes), []
+    for episode in read_episodes(folder / "heard"):
+        last = list(calls_of(episode))[-1]  # under the `epoch` order, its prompt contains earlier ones
+        text = tokenizer.decode([*prompt_ids(episode, last), *last.output_ids])
+        heard.append(re.sub("|".join(map(re.escape, CONTROL)), "\n", text))
     documents = (f"{document.title}\n{document.text}" for document in source.documents())
     asked = {word for task in tasks for word in task.query.split() if word.islower()}
     return [*heard, *documents, *(f"E1 {word}\n" for word in sorted(asked) for _ in range(ALONE))]
-
-
-def _play(work: NewModel, tasks: Sequence[Task], config: Config, student: Path, folder: Path) -> list[Episode]:
-    asked = Evaluation(work.dataset, TRAIN, tasks, work.index, work.teacher, config, 1, work.seed, student=str(student))
-    evaluate(asked, folder)
-    return list(read_episodes(folder))
-
-
-def _last_call(episode: Episode) -> list[int]:
-    """Return the ids of the last prompt and its output; under the `epoch` order, the prompt contains earlier ones."""
-    last = list(calls_of(episode))[-1]
-    return [*prompt_ids(episode, last), *last.output_ids]
-
-
-def _without_control(text: str) -> str:
-    for name in CONTROL:
-        text = text.replace(name, "\n")
-    return text

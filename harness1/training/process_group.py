@@ -31,12 +31,9 @@ class ProcessGroup:
 
     rank: int = 0
     size: int = 1
-    local: int = 0
-    """The rank among the processes of this machine, which is also the number of its GPU."""
-    kind: str = "cpu"
-    """The type of the devices that hold the shards, as in torch."""
-    broken: bool = False
-    """A process left in the middle of a collective operation: no other can follow."""
+    local: int = 0  # the rank among the processes of this machine, which is also the number of its GPU
+    kind: str = "cpu"  # the type of the devices that hold the shards, as in torch
+    broken: bool = False  # a process left in the middle of a collective operation: no other can follow
 
     @property
     def leads(self) -> bool:
@@ -85,11 +82,7 @@ ALONE = ProcessGroup()
 
 @contextmanager
 def join_group(alone: ProcessGroup = ALONE) -> Iterator[ProcessGroup]:
-    """Join the group that a launcher (`torchrun`) started this process for.
-
-    Args:
-        alone: the place that the launcher gave; a group of one is not joined.
-    """
+    """Join the group that a launcher (`torchrun`) started this process for. `alone` is the place that it gave."""
     if alone.size <= 1:
         yield alone
         return
@@ -98,9 +91,8 @@ def join_group(alone: ProcessGroup = ALONE) -> Iterator[ProcessGroup]:
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(alone.local)
-    torch.distributed.init_process_group(
-        "cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timedelta(hours=LONGEST_SILENCE_H)
-    )
+    silence = timedelta(hours=LONGEST_SILENCE_H)
+    torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=silence)
     try:
         yield replace(alone, kind="cuda" if cuda else "cpu")
     finally:
@@ -108,11 +100,9 @@ def join_group(alone: ProcessGroup = ALONE) -> Iterator[ProcessGroup]:
 
 
 def shard(model: PreTrainedModel, group: ProcessGroup) -> None:
-    """Distribute a model over the processes of a group, block by block, and move it to the device of this process.
-
-    Afterwards each forward and each backward pass is a collective operation: all processes must take equally many.
-    Gradients are summed over processes, and not averaged, because losses are sums over rows.
-    """
+    """Distribute a model over the processes of a group, block by block, and move it to the device of this process. Each
+    forward and backward pass is then a collective operation: all processes must take equally many. Gradients are summed
+    over processes, and not averaged, because losses are sums over rows."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from transformers.modeling_layers import GradientCheckpointingLayer
@@ -128,15 +118,15 @@ def shard(model: PreTrainedModel, group: ProcessGroup) -> None:
 def gather_state(model: PreTrainedModel) -> dict[str, Tensor]:
     """Return the state dictionary of a model with whole tensors. Those of a sharded model are on the CPU of the leading
     process, and the others get an empty dictionary; all processes must call this."""
-    if not is_sharded(model):
-        return dict(model.state_dict())
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+    from torch.distributed.fsdp import FSDPModule
 
+    if not isinstance(model, FSDPModule):
+        return dict(model.state_dict())
     names: dict[Tensor, str] = {}
     first = {name: names.setdefault(value, name) for name, value in model.state_dict(keep_vars=True).items()}
-    state: dict[str, Any] = get_model_state_dict(
-        model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
-    )
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    state: dict[str, Any] = get_model_state_dict(model, options=options)
     return {name: state[first[name]] for name in state}  # names of one weight share its memory
 
 
@@ -149,14 +139,7 @@ def forget_gathered(model: PreTrainedModel) -> None:
             module.reshard()
 
 
-def is_sharded(model: PreTrainedModel) -> bool:
-    """Return True if `shard` distributed the model."""
-    from torch.distributed.fsdp import FSDPModule
-
-    return isinstance(model, FSDPModule)
-
-
-def whole(value: Tensor) -> Tensor:
+def gather(value: Tensor) -> Tensor:
     """Return a tensor that may be sharded as a whole one; all processes must call this."""
     from torch.distributed.tensor import DTensor
 
@@ -164,7 +147,7 @@ def whole(value: Tensor) -> Tensor:
     return made
 
 
-def shared_like(value: Tensor, other: Tensor) -> Tensor:
+def distribute_like(value: Tensor, other: Tensor) -> Tensor:
     """Return a whole tensor, which all processes have, distributed as another one is."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -175,7 +158,7 @@ def shared_like(value: Tensor, other: Tensor) -> Tensor:
 
 
 @contextmanager
-def uninterrupted() -> Iterator[None]:
+def delay_interrupt() -> Iterator[None]:
     """Raise an interrupt at the end. Python handles signals in the main thread, so others have none to put off."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -6,15 +6,16 @@ from __future__ import annotations
 import os
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from harness1.config import Lora, Train
+from harness1.config import Train
 from harness1.errors import MALFORMED, UsageError
 from harness1.model_folder import ADAPTER_CONFIG, base_folder, first_line, folder_hash, holds_adapters, no_progress_bars
 from harness1.models.adapters import Adapters, read_adapters, write_adapters
@@ -30,31 +31,25 @@ if TYPE_CHECKING:
     from harness1.models.adapters import Weights
 
 
-TENSORS = "tensors"
-"""Folders of tensors are called `tensors-1`, `tensors-2` and so on."""
-
-
 def save_tensors(root: Path, tensors: Mapping[str, Tensor], group: ProcessGroup = ALONE) -> str:
-    """Write tensors, each process its shards, into a new folder within `root`, and return the folder's name.
-
-    The folder of the save before is kept, since the caller has yet to replace its reference to it; older ones are
-    removed. Raise Unanimous if the disk is full, or the folder cannot be written."""
+    """Write tensors, each process its shards, into a new folder within `root`, and return the folder's name. The folder
+    of the save before is kept, since the caller has yet to replace its reference to it; older ones are removed. Raise
+    Unanimous if the disk is full, or the folder cannot be written."""
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
     with _explain_failure(f"cannot write the state of training to {root}: {{}}"):
-        kept = _numbers(root)[-1:]
+        last = max(_numbers(root), default=0)
         group.wait()  # until all have looked
         if group.leads:
-            forget_tensors(root, *map(_name, kept))
-        name = _name(max(kept, default=0) + 1)
+            forget_tensors(root, f"tensors-{last}")
+        name = f"tensors-{last + 1}"
         save(dict(tensors), storage_writer=FileSystemWriter(root / name), no_dist=group.size == 1)
     return name
 
 
 def load_tensors(folder: Path, tensors: Mapping[str, Tensor], group: ProcessGroup = ALONE) -> None:
-    """Fill tensors in place with those of the same names in a folder that `save_tensors` wrote; raise `Unanimous` if it
-    is damaged."""
+    """Fill tensors in place with those that `save_tensors` wrote to a folder; raise Unanimous if it is damaged."""
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
@@ -62,25 +57,20 @@ def load_tensors(folder: Path, tensors: Mapping[str, Tensor], group: ProcessGrou
         load(dict(tensors), storage_reader=FileSystemReader(folder), no_dist=group.size == 1)
 
 
-def forget_tensors(root: Path, *kept: str) -> None:
-    """Remove all folders of tensors but some."""
+def forget_tensors(root: Path, kept: str) -> None:
+    """Remove all folders of tensors but one."""
     for number in _numbers(root):
-        if _name(number) not in kept:
-            shutil.rmtree(root / _name(number), ignore_errors=True)
-
-
-def _name(number: int) -> str:
-    return f"{TENSORS}-{number}"
+        if f"tensors-{number}" != kept:
+            shutil.rmtree(root / f"tensors-{number}", ignore_errors=True)
 
 
 def _numbers(root: Path) -> list[int]:
-    found = (path.name.removeprefix(f"{TENSORS}-") for path in root.glob(f"{TENSORS}-*"))
-    return sorted(int(number) for number in found if number.isdecimal())
+    found = (path.name.removeprefix("tensors-") for path in root.glob("tensors-*"))
+    return [int(number) for number in found if number.isdecimal()]
 
 
 @contextmanager
 def _explain_failure(message: str) -> Iterator[None]:
-    """Raise `Unanimous` with a message, into which the first line of the cause is put."""
     from torch.distributed.checkpoint.api import CheckpointException
 
     try:
@@ -88,30 +78,21 @@ def _explain_failure(message: str) -> Iterator[None]:
             warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # a single process has none
             yield
     except CheckpointException as error:
-        causes: list[Any] = [cause for cause, _ in error.failures.values()]
-        raise Unanimous(message.format(first_line(causes[0]))) from error
+        cause: Any = next(iter(error.failures.values()))[0]
+        raise Unanimous(message.format(first_line(cause))) from error
 
 
 State = TypeVar("State")
 WEIGHTS = (".safetensors", ".bin", ".index.json", ".gguf", ".pt", ".pth")
-"""Endings of files that are not copied from the base model."""
-NOT_OF_A_MODEL = frozenset(
-    {CHECKPOINT, ADAPTER_CONFIG, "README.md", "stage.json", "data_card.json", "data_README.md", "log.jsonl"}
-)
+CARDS = {CHECKPOINT, ADAPTER_CONFIG, "README.md", "stage.json", "data_card.json", "data_README.md", "log.jsonl"}
 """Our own files, which describe the base and not the new model."""
 
 
 def write_model(out: Path, model: PreTrainedModel, weights: Weights, base: Path, card: Checkpoint) -> Checkpoint:
     """Write the weights, or only the adapters where a model has them, as peft does; with them the tokenizer and
-    templates of the base model, and the card. Return the card as written.
-
-    A reader finds the old model or the new one: the card is written last, right after the weights. Raise UsageError if
-    the disk is full, or the folder cannot be written.
-
-    Args:
-        weights: as `Trainer.weights` returns them.
-        base: the folder of the model that training began with; adapters belong to its whole weights.
-    """
+    templates of `base`, the model that training began with, and the card. Return the card as written. A reader finds
+    the old model or the new one: the card is written last, right after the weights. Raise UsageError if the disk is
+    full, or the folder cannot be written."""
     from safetensors import SafetensorError
 
     fresh = out / ".writing"
@@ -136,7 +117,7 @@ def write_model(out: Path, model: PreTrainedModel, weights: Weights, base: Path,
 
 def read_weights(folder: Path) -> Weights:
     """Return the weights of a checkpoint, or its adapters, as a reader of the folder gets them, in float32 on the CPU;
-    raise UsageError or MissingExtra as `read_adapters` and `load_causal_model` does."""
+    raise as `read_adapters` and `load_causal_model`."""
     if holds_adapters(folder):
         return read_adapters(folder)
     return dict(load_causal_model(folder, "cpu", "float32").state_dict())
@@ -158,11 +139,11 @@ def hash_of_base(base: Path, card: Checkpoint) -> str:
 
 
 def copy_beside_weights(base: Path, out: Path) -> None:
-    """Copy the files of a model's folder other than weights (tokenizer, templates, licence), without our own; raise
-    OSError if the folder cannot be written."""
+    """Copy the files of a model's folder other than weights and our own (tokenizer, templates, licence); OSError if the
+    folder cannot be written."""
     out.mkdir(parents=True, exist_ok=True)
     for path in base.iterdir():
-        if path.is_file() and not path.name.endswith(WEIGHTS) and path.name not in NOT_OF_A_MODEL:
+        if path.is_file() and not path.name.endswith(WEIGHTS) and path.name not in CARDS:
             shutil.copyfile(path, out / path.name)
 
 
@@ -172,8 +153,7 @@ def write_card(out: Path, card: Checkpoint) -> None:
 
 
 def write_state(path: Path, state: Mapping[str, Any]) -> None:
-    """Write the state to resume training from, atomically; raise UsageError if the disk is full, or the folder cannot
-    be written."""
+    """Write the state to resume training from, atomically; UsageError if the disk is full or the folder read-only."""
     import torch
 
     fresh = path.with_name(f".{path.name}")
@@ -191,22 +171,20 @@ def write_state(path: Path, state: Mapping[str, Any]) -> None:
 
 def read_state(path: Path) -> dict[str, Any] | None:
     """Return the state that `write_state` wrote, or None if there is none; raise UsageError if the file is damaged."""
-    import pickle
-
     import torch
 
     if not path.is_file():
         return None
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, ValueError, LookupError, pickle.UnpicklingError) as error:
+    except (OSError, RuntimeError, EOFError, ValueError, LookupError, UnpicklingError) as error:
         raise UsageError(f"{path} is damaged: begin again with --force") from error
     return state
 
 
 def load_state(path: Path, kind: type[State]) -> State | None:
-    """Return the state in a file as the type that the training keeps it in, or None if there is none; raise UsageError
-    if the file is damaged, or was written by a version of harness1 that kept another state."""
+    """Return the state in a file as a type, or None if there is none; raise UsageError if the file is damaged, or was
+    written by a version of harness1 that kept another state."""
     state = read_state(path)
     try:
         return None if state is None else msgspec.convert(state, kind)
@@ -219,21 +197,24 @@ def load_state(path: Path, kind: type[State]) -> State | None:
 
 def disk_bytes(base: Path, train: Train) -> int:
     """Return the most bytes on disk that a training takes: two checkpoints and two states, while the later of each is
-    being written. A checkpoint holds what is trained in float32, and a state its two moments too. Raise UsageError
+    being written. A checkpoint holds what is trained in float32, and a state its two moments too. An adapter has
+    `rank` numbers for each row and column, at most: those of embeddings, head and routers have none. Raise UsageError
     if a file of the base is damaged."""
-    shapes = _shapes(base)
-    trained = sum(_adapter_numbers(*each, train.lora) if train.lora.rank else prod(each[1]) for each in shapes)
+    trained, lora = 0, train.lora
+    for name, shape in _shapes(base):
+        if not lora.rank:
+            trained += prod(shape)
+        elif (len(shape) == 2 and name.endswith(".weight")) or (len(shape) == 3 and lora.experts):
+            trained += lora.rank * prod(shape[:-2]) * sum(shape[-2:])
     return trained * 4 * 2 * (1 + 3)
 
 
 def parameters_of(folder: Path) -> int:
-    """Return the number of parameters in the safetensors of a model or of the base of adapters, from the headers of the
-    files; raise UsageError if a file is damaged."""
+    """Return the number of parameters of a model or of the base of adapters, from the headers of its files."""
     return sum(prod(shape) for _, shape in _shapes(folder))
 
 
 def _shapes(folder: Path) -> list[tuple[str, list[int]]]:
-    """Return the names and shapes of the tensors; raise as `parameters_of`."""
     found: list[tuple[str, list[int]]] = []
     for path in base_folder(folder).glob("*.safetensors"):
         try:
@@ -244,10 +225,3 @@ def _shapes(folder: Path) -> list[tuple[str, list[int]]]:
         except (OSError, *MALFORMED, KeyError, TypeError, AttributeError, MemoryError) as error:
             raise UsageError(f"{path} is damaged: {first_line(error)}") from error
     return found
-
-
-def _adapter_numbers(name: str, shape: Sequence[int], lora: Lora) -> int:
-    """Return how many numbers the adapter of a tensor has, at most: those of embeddings, head and routers have none."""
-    if (len(shape) == 2 and name.endswith(".weight")) or (len(shape) == 3 and lora.experts):
-        return lora.rank * prod(shape[:-2]) * sum(shape[-2:])
-    return 0

@@ -21,35 +21,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-PROBE = (12, 9)
-"""Lengths of the rows of the probe, the second with padding."""
+PROBE = (12, 9)  # lengths of the rows of the probe, the second with padding
 BOUNDS = {"float32": 1e-3, "bfloat16": 0.1}
 """Largest distance of logits from those of eager attention, as a share of their norm. Leaving out a feature, such as
 soft caps, changes those of a random model by more."""
 
 
-def turn_off_cudnn_attention() -> None:
-    """Leave cuDNN out of the kernels that torch chooses from for attention on a GPU, in this whole process.
-
-    On an H100 (torch 2.11, Qwen2.5-0.5B in bfloat16, padded rows) gradients became NaN in step 12, twice; without
-    cuDNN, in larger passes, they stayed finite. It holds for the process: a context around a forward pass
-    does not cover the layers that checkpointing computes again.
-    """
-    import torch
-
-    torch.backends.cuda.enable_cudnn_sdp(False)
-
-
 def use_attention(model: PreTrainedModel, name: str, dtype: Dtype) -> None:
-    """Switch a model to one of transformers' implementations of attention. A small forward and backward pass compares
-    it with eager attention, which computes every feature as it is written. Raise UsageError if the model, the device
-    or the installation cannot run it, or it computes something else.
-
-    Args:
-        model: on the device, and with the weights' types, that it will be trained with.
-        name: as `attn_implementation` of transformers.
-        dtype: of matrix products.
-    """
+    """Switch a model, on the device and with the types that it will be trained with, to one of transformers'
+    implementations of attention. A small forward and backward pass compares it with eager attention, which computes
+    every feature as it is written. Raise UsageError if the model, the device or the installation cannot run it, or it
+    computes something else."""
     refusal = f"train.attention={name} does not train {type(model).__name__} on {model.device.type}"
     model.set_attn_implementation("eager")
     expected = _probe(model, dtype)
@@ -98,16 +80,10 @@ def load_trainable(folder: Path, train: Train, device: str, threads: int = 0) ->
     """Load a causal language model for training, without dropout, so that it computes what it will when sampled.
 
     Trained weights are kept in float32 and multiplied in `train.dtype`; frozen weights are kept in `train.dtype`.
-    Logits are always float32.
-
-    The adapters of a checkpoint are trained further on their base; if all weights are trained (`train.lora.rank=0`)
-    they are merged into them, in float32. Raise UsageError if the folder does not hold such a model, torch does not
-    know the device, `train.attention` does not fit them, or the adapters of the checkpoint have another form than those
-    to train; MissingExtra if torch or transformers is not installed.
-
-    Args:
-        threads: threads of torch in this process; 0 leaves them unchanged.
-    """
+    Logits are always float32. The adapters of a checkpoint are trained further on their base; if all weights are
+    trained (`train.lora.rank=0`) they are merged into them, in float32. Torch gets `threads` in this process, unless 0.
+    Raise UsageError if the folder does not hold such a model, torch does not know the device, `train.attention` does
+    not fit them, or the adapters have another form than those to train; MissingExtra without torch or transformers."""
     goes_on = holds_adapters(folder)
     if goes_on and train.lora.rank:
         check_form(folder, train)
@@ -121,7 +97,9 @@ def load_trainable(folder: Path, train: Train, device: str, threads: int = 0) ->
         model.requires_grad_(True)
     if train.dtype != choose_stored_dtype(train):
         compute_logits_in_float32(model)
-    turn_off_cudnn_attention()
+    # With cuDNN's attention, gradients became NaN in step 12, twice (H100, torch 2.11, Qwen2.5-0.5B in bfloat16, padded
+    # rows). Off for the whole process: a context around a pass does not cover what checkpointing computes again.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     if train.attention == "auto":
         use_default_attention(model, train.dtype)
     else:
@@ -135,8 +113,8 @@ def choose_stored_dtype(train: Train) -> Dtype:
 
 
 def check_form(folder: Path, train: Train) -> None:
-    """Refuse to train adapters of one form from a checkpoint with adapters of another: weights in bfloat16 cannot take
-    up the old ones without loss; raise UsageError if their rank, scale or layers differ from the settings."""
+    """Refuse to train adapters of one form from a checkpoint with adapters of another, with a UsageError: weights in
+    bfloat16 cannot take up the old ones without loss."""
     found = read_adapter_config(folder)
     layers = len(found.layers_to_transform or ())
     theirs = {"rank": found.r, "alpha": found.lora_alpha, "layers": layers, "experts": bool(found.target_parameters)}
@@ -144,10 +122,8 @@ def check_form(folder: Path, train: Train) -> None:
     ours = {"rank": lora.rank, "alpha": lora.alpha, "layers": lora.layers, "experts": lora.experts}
     if theirs != ours:
         wanted = " ".join(f"train.lora.{name}={str(value).lower()}" for name, value in theirs.items())
-        raise UsageError(
-            f"training from {folder} goes on with its adapters: set {wanted}; or begin with others on the model that"
-            " harness1 models merge makes of it"
-        )
+        anew = "or begin with others on the model that harness1 models merge makes of it"
+        raise UsageError(f"training from {folder} goes on with its adapters: set {wanted}; {anew}")
 
 
 class RoundingLoss(NamedTuple):
@@ -156,8 +132,7 @@ class RoundingLoss(NamedTuple):
 
     total: float
     largest: float
-    layer: str
-    """The name of the weight that loses most."""
+    layer: str  # the weight that loses most
 
 
 class _Stored(msgspec.Struct):
@@ -185,34 +160,26 @@ def rounding_loss(model: PreTrainedModel, dtype: Dtype) -> RoundingLoss:
 
 def merge(adapters: Path, out: Path, dtype: Dtype) -> RoundingLoss:
     """Write the model that a folder of adapters describes as a plain one: added in float32, then rounded to a type;
-    raise UsageError if the folder holds no adapters, `out` holds something or cannot be written, or the base is
-    missing or another; MissingExtra if torch or transformers is not installed."""
+    raise UsageError if the folder holds no adapters, `out` holds something or cannot be written, or the base is missing
+    or another; MissingExtra without torch or transformers."""
     if not holds_adapters(adapters):
         raise UsageError(f"{adapters} holds no adapters: there is nothing to merge")
     if out.exists() and any(out.iterdir()):
         raise UsageError(f"{out} is not empty: choose another --out")
-    model = load_causal_model(adapters, "cpu", _choose_stored_type(base_folder(adapters)))
+    base = base_folder(adapters)
+    with refusing(f"{base} has no readable config.json"):
+        found = msgspec.json.decode((base / "config.json").read_bytes(), type=_Stored)
+    stored: Dtype = "bfloat16" if "bfloat16" in (found.dtype, found.torch_dtype) else "float32"  # which loses nothing
+    model = load_causal_model(adapters, "cpu", stored)
+    import torch
+
     lost = rounding_loss(model, dtype)
     state = merge_state(model, dtype)
     drop_adapters(model)
     copy_beside_weights(adapters, out)
-    save_whole(out, _cast(model, dtype), state)
+    cast: PreTrainedModel = model.to(getattr(torch, dtype))  # its configuration then names the type
+    save_whole(out, cast, state)
     card = read_checkpoint(adapters)
     if card is not None:
         write_card(out, msgspec.structs.replace(card, adapter_base=""))
     return lost
-
-
-def _cast(model: PreTrainedModel, dtype: Dtype) -> PreTrainedModel:
-    """Return the model in a type, which its configuration then names."""
-    import torch
-
-    cast: PreTrainedModel = model.to(getattr(torch, dtype))
-    return cast
-
-
-def _choose_stored_type(base: Path) -> Dtype:
-    """Return the type in which the weights of a model lose nothing."""
-    with refusing(f"{base} has no readable config.json"):
-        found = msgspec.json.decode((base / "config.json").read_bytes(), type=_Stored)
-    return "bfloat16" if "bfloat16" in (found.dtype, found.torch_dtype) else "float32"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import accumulate, pairwise
+from itertools import accumulate, compress, pairwise
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -20,11 +20,11 @@ from harness1.training.process_group import (
     ALONE,
     ProcessGroup,
     Unanimous,
+    distribute_like,
     forget_gathered,
+    gather,
     gather_state,
     shard,
-    shared_like,
-    whole,
 )
 from harness1.training.saving import forget_tensors, load_tensors, read_weights, save_tensors
 
@@ -51,9 +51,8 @@ def rate_at(step: int, steps: int, train: Train) -> float:
 
 
 def shuffle_steps(rows: int, batch_rows: int, epochs: int, seed: int) -> Iterator[list[int]]:
-    """Yield the rows of every optimizer step. Each epoch has its own order, and its last step may be smaller.
-
-    The order depends only on the arguments, so a resumed run finds its position by counting."""
+    """Yield the rows of every optimizer step. Each epoch has its own order, and its last step may be smaller. The order
+    depends only on the arguments, so a resumed run finds its position by counting."""
     for epoch in range(epochs):
         order = list(range(rows))
         Random(f"{seed}/{epoch}").shuffle(order)
@@ -79,29 +78,28 @@ def collate(rows: Sequence[TrainRow], device: str | torch.device = "cpu") -> Mic
     import torch
 
     longest = max(len(row.token_ids) for row in rows)
-    ids = torch.zeros((len(rows), longest), dtype=torch.long)
-    attention = torch.zeros((len(rows), longest), dtype=torch.long)
+    ids, attention = (torch.zeros((len(rows), longest), dtype=torch.long) for _ in range(2))
     trained: list[tuple[int, int]] = []
+    weights, logprobs = list[float](), list[float]()
     for at, row in enumerate(rows):
         ids[at, : len(row.token_ids)] = torch.tensor(row.token_ids)
         attention[at, : len(row.token_ids)] = 1
         trained += [(at, place) for place, mask in enumerate(row.loss_mask) if mask]
+        weights += compress(row.advantages or (1.0,) * len(row.token_ids), row.loss_mask)
+        logprobs += compress(row.rollout_logprobs or (), row.loss_mask)
     if not trained or any(place == 0 for _, place in trained):
         raise ValueError("a micro-batch needs trained tokens, none of them the first of its row")
     row_of, place_of = torch.tensor(trained).T
-    logprobs = None
-    if all(row.rollout_logprobs is not None for row in rows):
-        recorded = [(rows[at].rollout_logprobs or ())[place] for at, place in trained]
-        logprobs = torch.tensor(recorded, device=device)
+    known = all(row.rollout_logprobs is not None for row in rows)
     return MicroBatch(
         ids=ids.to(device),
         attention=None if bool(attention.all()) else attention.to(device),
         row=row_of.to(device),
         column=(place_of - 1).to(device),
         targets=ids[row_of, place_of].to(device),
-        weights=torch.tensor([_weight(rows[at], place) for at, place in trained], device=device),
+        weights=torch.tensor(weights, device=device),
         token_weights=torch.tensor([rows[at].token_weight for at, _ in trained], device=device),
-        rollout_logprobs=logprobs,
+        rollout_logprobs=torch.tensor(logprobs, device=device) if known else None,
     )
 
 
@@ -116,9 +114,8 @@ def precision(model: PreTrainedModel, dtype: Dtype) -> AbstractContextManager[An
 
 
 def compute_distributions(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
-    """Return the log probabilities of the vocabulary at each trained token, [trained, vocabulary] in float32.
-
-    Logits are computed nowhere else: for a long context they would cost more than the layers."""
+    """Return the log probabilities of the vocabulary at each trained token, [trained, vocabulary] in float32. Logits
+    are computed nowhere else: for a long context they would cost more than the layers."""
     import torch
 
     with logits_at(model, batch.row, batch.column):
@@ -141,10 +138,6 @@ def count_trained(row: TrainRow) -> int:
     return sum(row.loss_mask)
 
 
-def _weight(row: TrainRow, place: int) -> float:
-    return 1.0 if row.advantages is None else float(row.advantages[place])
-
-
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """AdamW's running means of a weight's gradient and of its square, as torch names them."""
 IDLE = TrainRow((0, 0), (0, 1))
@@ -156,20 +149,12 @@ class Diverged(Unanimous):
 
 
 class Trainer:
-    """Trains a model of `load_trainable` in place on rows; it knows nothing of episodes. The schedule of the rate ends
-    after `steps`.
-
-    Several processes shard the model, and each takes a share of a step's passes: all must make the same calls with the
-    same arguments. A single process leaves the model as it is.
-    """
+    """Trains a model of `load_trainable` in place on rows; the schedule of the rate ends after `steps`. Several
+    processes shard the model, and each takes a share of a step's passes: all must make the same calls with the same
+    arguments."""
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        algorithm: Algorithm,
-        train: Train,
-        steps: int,
-        group: ProcessGroup = ALONE,
+        self, model: PreTrainedModel, algorithm: Algorithm, train: Train, steps: int, group: ProcessGroup = ALONE
     ) -> None:
         import torch
 
@@ -181,13 +166,8 @@ class Trainer:
             shard(model, group)
         self._trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
         self.parameters = list(self._trained.values())
-        self.optimizer = torch.optim.AdamW(
-            self.parameters,
-            lr=train.rate,
-            betas=(train.beta1, train.beta2),
-            eps=train.epsilon,
-            weight_decay=train.weight_decay,
-        )
+        betas, decay = (train.beta1, train.beta2), train.weight_decay
+        self.optimizer = torch.optim.AdamW(self.parameters, train.rate, betas, train.epsilon, decay)
         self.step_count = 0
         if train.checkpointing:
             _forget_activations(model)
@@ -195,13 +175,9 @@ class Trainer:
     def step(
         self, rows: Sequence[TrainRow], on_tokens: Callable[[int, int], None] = lambda _done, _of: None
     ) -> dict[str, float]:
-        """Take one optimizer step and return its loss, gradient norm (before clipping), rate and trained tokens.
-
-        Args:
-            on_tokens: called after each backward pass of this process with the tokens done and those of all its rows.
-
-        If all rows have log probabilities of the rollout, add `OffPolicyMetrics` of the weights before the step.
-        """
+        """Take one optimizer step and return its loss, gradient norm (before clipping), rate and trained tokens; if all
+        rows have log probabilities of the rollout, also `OffPolicyMetrics` of the weights before the step. `on_tokens`
+        is called after each backward pass of this process with the tokens done and those of all its rows."""
         import torch
 
         normaliser = self.algorithm.normaliser(rows) or 1.0  # 0 if no token has a weight; then every loss is 0
@@ -211,9 +187,13 @@ class Trainer:
         done, of = 0, sum(len(row.token_ids) for row in rows) // self.group.size
         for places in self._shares(rows):
             part = [rows[place] for place in places]
-            with _within_memory(self.train.micro_tokens):
+            try:
                 loss = self._loss(part, off_policy) / normaliser
                 loss.backward()  # type: ignore[no-untyped-call]
+            except torch.OutOfMemoryError as error:
+                fitting = "lower train.micro_tokens, or turn on train.checkpointing"
+                at_once = f"{self.train.micro_tokens} tokens do not fit into GPU memory at once"
+                raise UsageError(f"{at_once}: {fitting}") from error
             total += loss.detach()
             done = min(of, done + sum(len(row.token_ids) for row in part))
             on_tokens(done, of)
@@ -222,21 +202,19 @@ class Trainer:
         for parameter in self.parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        norm = whole(torch.nn.utils.clip_grad_norm_(self.parameters, self.train.clip or math.inf))
-        rate = rate_at(self.step_count, self.steps, self.train)
-        if not (math.isfinite(float(total)) and math.isfinite(float(norm))):
+        norm = float(gather(torch.nn.utils.clip_grad_norm_(self.parameters, self.train.clip or math.inf)))
+        if not (math.isfinite(float(total)) and math.isfinite(norm)):
             self.optimizer.zero_grad()
-            raise Diverged(
-                f"training diverged at step {self.step_count + 1} (loss {float(total)}, gradient norm {float(norm)}): "
-                "try a smaller train.rate"
-            )
+            measured = f"(loss {float(total)}, gradient norm {norm})"
+            raise Diverged(f"training diverged at step {self.step_count + 1} {measured}: try a smaller train.rate")
+        rate = rate_at(self.step_count, self.steps, self.train)
         for settings in self.optimizer.param_groups:
             settings["lr"] = rate
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.step_count += 1
         trained = float(sum(map(count_trained, rows)))
-        taken = {"loss": float(total), "gradient": float(norm), "rate": rate, "trained_tokens": trained}
+        taken = {"loss": float(total), "gradient": norm, "rate": rate, "trained_tokens": trained}
         return taken if off_policy is None else taken | off_policy.values(self.group)
 
     def loss(self, rows: Sequence[TrainRow], saved: Path | None = None) -> float:
@@ -271,21 +249,20 @@ class Trainer:
         return [known[start:end] for start, end in pairwise(starts)]
 
     def weights(self) -> Weights:
-        """Return the adapters, or the state dictionary where all weights are trained; that of a sharded model is on the
-        CPU of the leading process, and empty in the others."""
+        """Return the adapters, or the state dictionary where all weights are trained (`gather_state`)."""
         if not self.train.lora.rank:
             return gather_state(self.model)
-        adapters = adapters_of(self.model, {name: whole(value.detach()) for name, value in self._trained.items()})
+        adapters = adapters_of(self.model, {name: gather(value.detach()) for name, value in self._trained.items()})
         assert adapters is not None
         return adapters
 
     def save(self, root: Path) -> str:
-        """Write everything that the next step depends on into a new folder within `root`, and return its name; raise
-        UsageError as `save_tensors`. Of earlier saves only the last is kept."""
+        """Write all that the next step depends on into a new folder within `root`, as `save_tensors`; return its
+        name."""
         return save_tensors(root, self._tensors(), self.group)
 
     def load(self, root: Path, name: str) -> None:
-        """Continue from a save, and remove all others; raise UsageError if it is damaged."""
+        """Continue from a save, and remove all others; raise Unanimous if it is damaged."""
         import torch
 
         step = torch.zeros((), dtype=torch.long)
@@ -304,10 +281,10 @@ class Trainer:
         """Hold the weights of a checkpoint of this model in place of those in training."""
         kept = [weight.detach().clone() for weight in self.parameters]
         weights = read_weights(folder)
-        names = (f"{PEFT}{name}" if self.train.lora.rank else name for name in self._trained)
         try:
-            for weight, name in zip(self.parameters, names, strict=True):
-                weight.copy_(shared_like(tensors_of(weights)[name], weight))
+            for name, weight in self._trained.items():
+                saved = tensors_of(weights)[f"{PEFT}{name}" if self.train.lora.rank else name]
+                weight.copy_(distribute_like(saved, weight))
             forget_gathered(self.model)
             yield
         finally:
@@ -316,7 +293,7 @@ class Trainer:
             forget_gathered(self.model)
 
     def _tensors(self) -> dict[str, Tensor]:
-        """Return the step, and the trained weights and their moments, which share memory with this trainer."""
+        """Return what the next step depends on; the tensors share memory with this trainer."""
         import torch
 
         found = {"step": torch.tensor(self.step_count)}
@@ -335,7 +312,6 @@ class Trainer:
             yield groups[mine] if mine < len(groups) else []
 
     def _loss(self, rows: Sequence[TrainRow], off_policy: OffPolicyMetrics | None = None) -> Tensor:
-        """Return the summed loss of the rows of a pass."""
         batch = collate(rows or [IDLE], self.model.device)
         with precision(self.model, self.train.dtype):
             distributions = compute_distributions(self.model, batch)
@@ -346,19 +322,6 @@ class Trainer:
             off_policy.add(distributions, logprobs, batch)
         summed: Tensor = self.algorithm.token_losses(logprobs, batch).sum()
         return summed
-
-
-@contextmanager
-def _within_memory(micro_tokens: int) -> Iterator[None]:
-    import torch
-
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise UsageError(
-            f"{micro_tokens} tokens do not fit into GPU memory at once: lower train.micro_tokens, or turn on"
-            " train.checkpointing"
-        ) from error
 
 
 def _forget_activations(model: PreTrainedModel) -> None:

@@ -29,12 +29,10 @@ NO_LOSS = -100
 
 
 class Passes(NamedTuple):
-    """The forward passes of an optimizer step."""
+    """The rows of one forward pass of one process, and the passes of each process in one optimizer step."""
 
     rows: int
-    """Rows of one pass of one process."""
     accumulated: int
-    """Passes of each process in one step."""
 
 
 def train_with_trl(
@@ -49,31 +47,25 @@ def train_with_trl(
     cpu: bool = False,
 ) -> Path:
     """Train a model on rows, and write the weights of the last step, or only the adapters, to a folder; with them the
-    tokenizer.
+    tokenizer. Training resumes from the state of an unfinished call in `out`.
 
     The loss of a step is `-sum(log p) / count` over all trained tokens of its rows, on all processes, as with our
-    trainer. Nothing is tokenised, truncated or downloaded, and only `on_log` gets reports. Training resumes from the
-    state of an unfinished call in `out`.
+    trainer. Nothing is tokenised, truncated or downloaded. `on_log` gets the values of each step and evaluation, with
+    `step`; `eval_loss` is the mean over the first `watch.rows` of `held_out` of their mean losses per token. With
+    `packing`, several short rows share a sequence of at most `micro_tokens` (best fit decreasing), and a step has
+    `batch_rows` of them on average; they do not attend to each other, as positions restart with each row.
 
     Under `accelerate launch`, every process calls this with equal arguments; the first one logs and writes. If the last
     step of an epoch cannot be shared equally, accelerate repeats some rows. Raise UsageError if there are no rows, rows
-    have weights, or TRL's trainer lacks a requested feature; MissingExtra if trl, datasets, accelerate, peft or one of
-    their dependencies is not installed.
-
-    Args:
-        rows: training rows. With packing, a step has `batch_rows` of them on average.
-        held_out: the first `watch.rows` are evaluated; `eval_loss` is the mean of their mean losses per token.
-        out: folder of the checkpoint; made if absent.
-        on_log: called with the values of each step and evaluation, which include `step`.
-        packing: put several short rows into one sequence of at most `micro_tokens` (best fit decreasing). They do not
-            attend to each other: positions restart with each row, and transformers masks attention there.
-        cpu: do not use GPUs.
-    """
-    _import_extra()
+    have weights, or TRL's trainer lacks a requested feature; MissingExtra if the extra `trl` is not installed."""
+    with optional("trl"):
+        import accelerate  # noqa: F401
+        import datasets  # noqa: F401
+        import peft
+        import trl  # noqa: F401
     _refuse(rows, settings)
     validation = held_out[: settings.watch.rows]
     config = _config(settings, out / STATES, validated=bool(validation), packing=packing, cpu=cpu)
-    _refuse_launch(config)
     data, passes = _steps(rows, settings, config.world_size, packing)
     config.per_device_train_batch_size, config.gradient_accumulation_steps = passes
     model = _model(model_folder, settings)
@@ -86,7 +78,9 @@ def train_with_trl(
         if trainer.is_world_process_zero():
             copy_beside_weights(model_folder, out)
             if settings.lora.rank:
-                write_adapters(out, _adapters_of(trainer.model), base_folder(model_folder))
+                lora = trainer.model.peft_config[trainer.model.active_adapter]
+                state = peft.get_peft_model_state_dict(trainer.model)
+                write_adapters(out, Adapters(lora.r, float(lora.lora_alpha), state), base_folder(model_folder))
             else:
                 trainer.model.config, trainer.model.generation_config = described
                 trainer.model.save_pretrained(out)
@@ -112,47 +106,30 @@ def passes_of(batch_rows: int, longest: int, micro_tokens: int, processes: int) 
     return Passes(rows, share // rows)
 
 
-def _import_extra() -> None:
-    with optional("trl"):
-        import accelerate  # noqa: F401
-        import datasets  # noqa: F401
-        import peft  # noqa: F401
-        import trl  # noqa: F401
-
-
 def _refuse(rows: Sequence[TrainRow], settings: Train) -> None:
     if not rows:
         raise UsageError("there are no rows to train on")
-    if any(row.advantages is not None for row in rows):
-        raise UsageError("some rows have token weights, which TRL lacks: use our own trainer, without --trainer trl")
-    if settings.attention not in ("auto", "eager", "sdpa"):  # it cannot be checked before TRL has placed the model
-        raise UsageError(f"train.attention={settings.attention} needs our own trainer, without --trainer trl")
-    if settings.lora.experts or settings.lora.layers:
-        part = "experts" if settings.lora.experts else "layers"
-        raise UsageError(f"train.lora.{part} needs our own trainer, without --trainer trl")
-    watch = settings.watch
-    if watch.metric != "nll" or watch.patience:
-        raise UsageError(
-            "TRL's trainer saves the last weights: train.watch.metric and train.watch.patience need our own, without "
-            "--trainer trl"
-        )
-
-
-def _refuse_launch(config: SFTConfig) -> None:
-    from accelerate.utils import DistributedType
-
-    if config.n_gpu > 1:
-        raise UsageError("several GPUs are visible: start it with `accelerate launch`, or set CUDA_VISIBLE_DEVICES")
-    if config.distributed_state.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED):
-        raise UsageError("only unsharded models can be saved: launch without FSDP and DeepSpeed")
+    watch, lora = settings.watch, settings.lora
+    for wanted, what in (
+        (any(row.advantages is not None for row in rows), "some rows have token weights: training on them"),
+        # It cannot be checked before TRL has placed the model.
+        (settings.attention not in ("auto", "eager", "sdpa"), f"train.attention={settings.attention}"),
+        (lora.experts, "train.lora.experts"),
+        (bool(lora.layers), "train.lora.layers"),
+        (watch.metric != "nll", "TRL's trainer saves the last weights: train.watch.metric"),
+        (bool(watch.patience), "TRL's trainer saves the last weights: train.watch.patience"),
+    ):
+        if wanted:
+            raise UsageError(f"{what} needs our own trainer, without --trainer trl")
 
 
 def _config(settings: Train, states: Path, *, validated: bool, packing: bool, cpu: bool) -> SFTConfig:
+    from accelerate.utils import DistributedType
     from torch.cuda import is_available
     from trl.trainer.sft_config import SFTConfig
 
     watch = settings.watch
-    return SFTConfig(
+    config = SFTConfig(
         output_dir=str(states),
         num_train_epochs=settings.epochs,
         max_steps=settings.max_steps or -1,
@@ -183,6 +160,11 @@ def _config(settings: Train, states: Path, *, validated: bool, packing: bool, cp
         report_to="none",
         push_to_hub=False,
     )
+    if config.n_gpu > 1:
+        raise UsageError("several GPUs are visible: start it with `accelerate launch`, or set CUDA_VISIBLE_DEVICES")
+    if config.distributed_state.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED):
+        raise UsageError("only unsharded models can be saved: launch without FSDP and DeepSpeed")
+    return config
 
 
 def _model(folder: Path, settings: Train) -> Any:
@@ -197,19 +179,20 @@ def _model(folder: Path, settings: Train) -> Any:
     return PeftModel.from_pretrained(base, str(folder), is_trainable=True)
 
 
-def _adapters_of(model: Any) -> Adapters:
-    """Return the adapters of a model of peft."""
-    from peft import get_peft_model_state_dict
-
-    lora = model.peft_config[model.active_adapter]
-    return Adapters(lora.r, float(lora.lora_alpha), get_peft_model_state_dict(model))
-
-
 def _steps(rows: Sequence[TrainRow], settings: Train, processes: int, packing: bool) -> tuple[Dataset, Passes]:
+    from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from trl.data_utils import pack_dataset
+
     data, longest = _dataset(rows), max(len(row.token_ids) for row in rows)
     if not packing:
         return data, passes_of(settings.batch_rows, longest, settings.micro_tokens, processes)
-    data = _pack(data, max(longest, settings.micro_tokens))
+    hidden = are_progress_bars_disabled()
+    disable_progress_bars()
+    try:
+        data = pack_dataset(data, max(longest, settings.micro_tokens), "bfd")
+    finally:
+        if not hidden:
+            enable_progress_bars()
     share = settings.batch_rows * len(data) / len(rows) / processes
     return data, Passes(1, max(1, round(share)))
 
@@ -222,19 +205,6 @@ def _dataset(rows: Sequence[TrainRow]) -> Dataset:
         [token if mask else NO_LOSS for token, mask in zip(row.token_ids, row.loss_mask, strict=True)] for row in rows
     ]
     return Dataset.from_dict({"input_ids": [row.token_ids for row in rows], "labels": labels})
-
-
-def _pack(data: Dataset, tokens: int) -> Dataset:
-    from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-    from trl.data_utils import pack_dataset
-
-    hidden = are_progress_bars_disabled()
-    disable_progress_bars()
-    try:
-        return pack_dataset(data, tokens, "bfd")
-    finally:
-        if not hidden:
-            enable_progress_bars()
 
 
 def _trainer(
@@ -253,10 +223,9 @@ def _trainer(
     tokenizer = AutoTokenizer.from_pretrained(model_folder, local_files_only=True)
     if tokenizer.pad_token is None:  # TRL needs a token to pad with
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
+    form = {"r": settings.lora.rank, "lora_alpha": settings.lora.alpha}
     adapter: Any = LoraConfig
-    lora = adapter(
-        r=settings.lora.rank, lora_alpha=settings.lora.alpha, target_modules="all-linear", task_type="CAUSAL_LM"
-    )
+    lora = adapter(**form, target_modules="all-linear", task_type="CAUSAL_LM")
     trainer = _trainer_class(settings)(
         model,
         config,
@@ -301,8 +270,6 @@ def _log_callback(on_log: Callable[[dict[str, float]], None]) -> Any:
     from transformers import TrainerCallback
 
     class LogCallback(TrainerCallback):
-        """Passes numbers from the first process to `on_log`."""
-
         def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
             if state.is_world_process_zero:
                 numbers = {name: float(value) for name, value in (logs or {}).items() if isinstance(value, int | float)}

@@ -20,7 +20,7 @@ from harness1.errors import UsageError
 from harness1.models.checkpoint import CHECKPOINT, Checkpoint
 from harness1.runs.files import write_json
 from harness1.training.log import NO_TRACKERS, read_log
-from harness1.training.process_group import uninterrupted
+from harness1.training.process_group import delay_interrupt
 from harness1.training.saving import read_state, write_state
 from harness1.training.trainer import Diverged
 
@@ -69,7 +69,7 @@ class CountingLoop(TrainingLoop):
             await super().run()
 
     async def update(self) -> None:
-        with uninterrupted():
+        with delay_interrupt():
             self.during(self.version + 1)
             self.version += 1
             cast(Any, self.engine).step_count += 1
