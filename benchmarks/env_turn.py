@@ -34,8 +34,17 @@ if not __package__:
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.peer import Peer
-from benchmarks.tokenizer import EncodingCounter, EncodingTokenizer, tokenizer
-from benchmarks.workload import MODES, Mode, Served, Workload, passages, workload
+from benchmarks.workload import (
+    MODES,
+    EncodingCounter,
+    EncodingTokenizer,
+    Mode,
+    Served,
+    Workload,
+    passages,
+    tokenizer,
+    workload,
+)
 from harness1.config import Env, load_config
 from harness1.data.open import open_source
 from harness1.env.environment import SearchEnv

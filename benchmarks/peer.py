@@ -16,8 +16,7 @@ import tiktoken
 from datasketch import MinHash, MinHashLSH
 from rank_bm25 import BM25Okapi
 
-from benchmarks.tokenizer import MESSAGE_TOKENS
-from benchmarks.workload import Move
+from benchmarks.workload import MESSAGE_TOKENS, Move
 from harness1.config import Env
 from harness1.records import TAGS, Chunk
 

@@ -28,7 +28,7 @@ if not __package__:
     # Run as a script: its neighbours are found beside it.
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.tokenizer import MESSAGE_TOKENS, EncodingCounter, tokenizer
+from benchmarks.workload import MESSAGE_TOKENS, EncodingCounter, tokenizer
 from harness1.config import Env, Index, Rendering
 from harness1.data.world import build_world
 from harness1.env.environment import SearchEnv

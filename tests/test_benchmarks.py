@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from benchmarks import env_turn, prefix_reuse, retrieval
 from benchmarks.peer import Peer
-from benchmarks.tokenizer import EncodingCounter, tokenizer
-from benchmarks.workload import CHUNKS, passages, workload
+from benchmarks.workload import CHUNKS, EncodingCounter, passages, tokenizer, workload
 from harness1.config import Env
 from harness1.data.open import open_source
 from harness1.env.pieces import piece

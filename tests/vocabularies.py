@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from benchmarks.tokenizer import PATTERN
+from benchmarks.workload import PATTERN
 from harness1.config import Env
 from harness1.env.pieces import static_piece
 from harness1.models.chat_format import ChatFormat

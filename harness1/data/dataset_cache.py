@@ -141,8 +141,12 @@ class DatasetCache:
         archive = self._work(_of_set(known)) / f"{known.name}.zip"
         archive.parent.mkdir(parents=True, exist_ok=True)
         self.say(f"fetching {known.name} ({known.size}) from {url}")
+        is_resumed = archive.exists()
         try:
             download(url, archive, partial(self.progress, f"fetching {known.name}"))
+            if is_resumed and _md5(archive) != known.md5:  # the server has another file by now
+                archive.unlink()
+                download(url, archive, partial(self.progress, f"fetching {known.name}"))
         except InfrastructureFault as error:
             raise InfrastructureFault(
                 f"{known.name} is not in {self.folder}, and {url} cannot be downloaded: {error}. Try again, put a BEIR"
@@ -153,9 +157,7 @@ class DatasetCache:
 
     def _unpack(self, known: BeirSet, archive: Path) -> None:
         work = self._work(_of_set(known))
-        with archive.open("rb") as file:
-            found = hashlib.file_digest(file, "md5").hexdigest()
-        if found != known.md5:
+        if (found := _md5(archive)) != known.md5:
             if archive.parent == work:
                 shutil.rmtree(work)
             raise UsageError(f"{archive} is not the archive of {known.name}: its MD5 is {found}, not {known.md5}")
@@ -225,6 +227,11 @@ class DatasetCache:
         with lock.open("w") as file:
             lock_or_wait(file, lambda: self.say(f"waiting for another process that fetches {name}"))
             yield
+
+
+def _md5(archive: Path) -> str:
+    with archive.open("rb") as file:
+        return hashlib.file_digest(file, "md5").hexdigest()
 
 
 def _of_set(known: BeirSet) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shutil
 import stat
+import time
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +26,8 @@ GET = "data get"
 MOST_FILES = 10_000
 LAYOUT = ("corpus.jsonl*", "queries.jsonl*", "qrels/*.tsv*")
 """The files of a dataset in BEIR layout."""
+WAITS_S = (1.0, 2.0, 4.0, 8.0)
+"""The waits before a server that failed is asked again; the hub's client itself goes on after a lost connection."""
 Count = Callable[[int, int], None]
 """Called with the bytes that are there and their total, 0 if unknown."""
 Revisions = Mapping[str, str]
@@ -94,18 +97,23 @@ def download(url: str, into: Path, on_bytes: Count = lambda done, of: None) -> N
         from huggingface_hub.file_download import http_get
     if not url.startswith(("http://", "https://")):
         raise UsageError(f"{url} is not an address of HTTP")
-    try:
-        with into.open("ab") as file:
-            bar = cast("Any", partial(_Bytes, into, on_bytes))
-            http_get(url, file, resume_size=file.tell(), tqdm_class=bar)
-    except HfHubHTTPError as error:
-        answer = error.response
-        if answer.status_code != HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:  # all of it is there
-            raise InfrastructureFault(f"the server answers {answer.status_code} {answer.reason_phrase}") from error
-    except (HTTPError, OSError) as error:
-        if isinstance(error, OSError) and error.errno:
-            raise  # of this machine's disk
-        raise InfrastructureFault(f"no connection: {error}") from error
+    for wait_s in (*WAITS_S, None):
+        try:
+            with into.open("ab") as file:
+                bar = cast("Any", partial(_Bytes, into, on_bytes))
+                http_get(url, file, resume_size=file.tell(), tqdm_class=bar)
+            return
+        except HfHubHTTPError as error:
+            answer = error.response
+            if answer.status_code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+                return  # all of it is there
+            if wait_s is None or not answer.is_server_error:
+                raise InfrastructureFault(f"the server answers {answer.status_code} {answer.reason_phrase}") from error
+            time.sleep(wait_s)
+        except (HTTPError, OSError) as error:
+            if isinstance(error, OSError) and error.errno:
+                raise  # of this machine's disk
+            raise InfrastructureFault(f"no connection: {error}") from error
 
 
 def by_hand(benchmark: Benchmark) -> str:

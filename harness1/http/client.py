@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     import ssl
 
     from httpx import AsyncClient, Request, Response
-    from tenacity import RetryCallState
 
 CONNECTIONS = 64
 """Default number of open connections to one server from one event loop."""
@@ -56,18 +55,16 @@ class Transient(Exception):
 async def retry(call: Callable[[], Awaitable[Answer]], attempts: int, backoff_s: float) -> Answer:
     """Await a call, and again while it raises `Transient`, after `backoff_s` times 2, 4, ... with jitter on top of the
     server's own wait; raise InfrastructureFault if it failed `attempts` times."""
-    from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt
-
-    def wait(state: RetryCallState) -> float:
-        fault = state.outcome.exception() if state.outcome else None
-        asked = fault.wait_s if isinstance(fault, Transient) else 0.0
-        return asked + backoff_s * 2.0**state.attempt_number * random.uniform(0.5, 1.0)
-
-    transient, stop = retry_if_exception_type(Transient), stop_after_attempt(attempts)
-    try:
-        return await AsyncRetrying(sleep=asyncio.sleep, stop=stop, wait=wait, retry=transient, reraise=True)(call)
-    except Transient as fault:
-        raise InfrastructureFault(f"{fault} ({attempts} attempts)") from fault
+    attempt = 1
+    while True:
+        try:
+            return await call()
+        except Transient as fault:
+            if attempt >= attempts:
+                raise InfrastructureFault(f"{fault} ({attempts} attempts)") from fault
+            wait_s = fault.wait_s + backoff_s * 2.0**attempt * random.uniform(0.5, 1.0)
+        await asyncio.sleep(wait_s)
+        attempt += 1
 
 
 class HttpFault(Record):

@@ -46,18 +46,19 @@ def zipped(path: Path, name: str = "tiny", extra: dict[str, str] | None = None) 
 
 
 class Host:
-    """A server of one archive. `cuts` are the bytes after which it hangs up, one for each request."""
+    """A server of one archive. `failures` are the statuses that it answers first, and `cuts` the bytes after which it
+    hangs up, one for each request."""
 
     def __init__(self, content: bytes) -> None:
-        self.content, self.cuts, self.ranges, self.status = content, list[int](), list[str](), 200
+        self.content, self.cuts, self.ranges, self.failures = content, list[int](), list[str](), list[int]()
         host = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 asked = self.headers.get("Range", "")
                 host.ranges.append(asked)
-                if host.status != 200:
-                    return self.send_error(host.status)
+                if host.failures:
+                    return self.send_error(host.failures.pop(0))
                 start = int(asked.removeprefix("bytes=").rstrip("-")) if asked else 0
                 rest = host.content[start:]
                 if not rest:
@@ -142,14 +143,25 @@ def test_a_download_that_was_whole_before_a_kill_is_not_fetched_again(host: Host
 
 
 @pytest.mark.service
-def test_the_rest_of_another_version_is_refused_and_the_next_try_begins_anew(host: Host, here: DatasetCache) -> None:
+@pytest.mark.parametrize("there", [5, 1_000_000])
+def test_the_rest_of_another_version_begins_anew(host: Host, here: DatasetCache, there: int) -> None:
+    """A longer file than the server's has no rest: its answer is 416."""
     archive = here.folder / ".tiny.partial" / "tiny.zip"
     archive.parent.mkdir(parents=True)
-    archive.write_bytes(b"other")
-    with pytest.raises(UsageError, match="is not the archive of tiny"):
-        here.get("tiny")
+    archive.write_bytes(b"x" * there)
     here.get("tiny")
-    assert host.ranges == ["bytes=5-", ""]
+    assert host.ranges == [f"bytes={there}-", ""]
+
+
+@pytest.mark.service
+def test_a_server_that_fails_for_a_while_is_asked_again(host: Host, here: DatasetCache) -> None:
+    host.failures = [503, 500]
+    here.get("tiny")
+    assert len(host.ranges) == 3
+    host.failures = [503] * 9
+    with pytest.raises(InfrastructureFault, match="the server answers 503 Service Unavailable"):
+        here.get("tiny", force=True)
+    assert len(host.ranges) == 3 + 5
 
 
 @pytest.mark.service
@@ -164,7 +176,7 @@ def test_an_archive_with_another_checksum_is_refused_and_forgotten(
 
 @pytest.mark.service
 def test_a_host_without_the_file_is_asked_once_and_the_way_by_hand_is_told(host: Host, here: DatasetCache) -> None:
-    host.status = 404
+    host.failures = [404]
     with pytest.raises(InfrastructureFault) as fault:
         here.get("tiny")
     told = str(fault.value)

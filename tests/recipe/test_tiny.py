@@ -1,4 +1,4 @@
-"""The recipe `tiny` at toy size, by `scripts/tiny.sh`: the whole chain, nothing done twice, and a fault planted for
+"""The recipe `tiny` at toy size: the whole chain, nothing done twice, and a fault planted for
 each gate, which is found at its own stage."""
 
 from __future__ import annotations
@@ -28,14 +28,16 @@ from harness1.runs.journal import EPISODES, LINES, read_episodes
 from harness1.sft.data_card import TRAIN
 from harness1.training.log import LOG
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "tiny.sh"
+TOY = ["documents=200", "samples=1", "epochs=8", "checked=20", "batches=2", "tasks=10"]
+TOY += ["rl.gates.progress=false", "compare.gates.better=false"]
+"""Settings of two minutes, too short to be sure of progress."""
 Plant = Callable[[Path], None]
 
 
-def tiny(*arguments: str) -> subprocess.CompletedProcess[str]:
+def tiny(out: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [str(SCRIPT), *arguments],
-        env=os.environ | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"},
+        [sys.executable, "-m", "harness1", "recipe", "run", "tiny", "--out", out, *(f"--set={each}" for each in TOY)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,
@@ -45,9 +47,8 @@ def tiny(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("tiny") / "work"
-    ended = tiny(str(out), "--toy")
+    ended = tiny(out)
     assert ended.returncode == 0, ended.stderr[-2000:]
-    assert "harness1 view RUN..." in ended.stdout.splitlines()[-1]
     return out
 
 
@@ -85,7 +86,7 @@ def test_the_recipe_goes_the_whole_way_and_does_nothing_twice(finished: Path) ->
     windows = {read_stage(finished / name).hashes["tokenizer"] for name in (*played, "eval-rl")}  # type: ignore[union-attr]
     assert len(windows) == 1
     made = {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.name in (CHECKPOINT, EPISODES)}
-    again = tiny(str(finished), "--toy")
+    again = tiny(finished)
     assert again.returncode == 0, again.stderr[-2000:]
     assert again.stderr.count("passed before") == len(stages)
     assert {path: path.stat().st_mtime_ns for path in made} == made
@@ -270,15 +271,6 @@ def test_a_file_that_was_changed_since_stops_the_recipe(finished: Path, tmp_path
     plants[stage](work / stage)
     text = (work / "recipe.json").read_text().replace(str(finished), str(work))
     (work / "recipe.json").write_text(text)
-    ended = tiny(str(work), "--toy")
+    ended = tiny(work)
     assert ended.returncode == 1
     assert f"stage {stage} failed: gate unchanged: changes to {stage}" in ended.stderr
-
-
-def test_wrong_arguments_are_answered_by_the_usage() -> None:
-    for arguments in ([], ["out", "--fast"]):
-        ended = tiny(*arguments)
-        assert ended.returncode == 2
-        assert "scripts/tiny.sh OUT [--toy]" in ended.stderr
-        assert "PYTHON chooses" in ended.stderr
-        assert "set -e" not in ended.stderr

@@ -19,7 +19,7 @@ import tiktoken
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.tokenizer import PATTERN
+from benchmarks.workload import PATTERN
 from harness1.config import Env
 from harness1.env.pieces import group_messages
 from harness1.env.render import Context
