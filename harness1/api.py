@@ -43,7 +43,7 @@ from harness1.policy.registry import check_policy, policy_of, state_of
 from harness1.records import DocId, Gold, Task
 from harness1.retrieval.corpus import Document
 from harness1.reward import COMPONENTS, Case, Component
-from harness1.rl.open import open_task_training
+from harness1.rl.open import TrainingInputs, open_task_training
 from harness1.rl.rollouts import open_policy_to_train, reserve_devices
 from harness1.sft.build import Build, build
 from harness1.sft.collect import is_hosted, student_place, teacher_policy, teaching_tasks
@@ -249,7 +249,7 @@ def _learn(config: Config, dataset: Dataset, model: str, split: str, out: Path) 
     spec = model if ":" in model else f"hf:{model}"
     refuse_oversized_rl(config, spec, 1)
     policy = open_policy_to_train(spec, config)
-    learn = msgspec.structs.replace(config.machine.learn, data=(dataset.place,), model=spec, split=split)
+    learn = TrainingInputs((dataset.place,), spec, split)
     find_index = partial(index_of, cache=None, config=config, read=read_aloud, say=say)
     work, players = open_task_training(config, learn, out, policy, find_index)
     if not work.is_done(policy.hash):

@@ -279,7 +279,8 @@ def test_a_wrong_value_is_named_by_its_setting(override: str, said: str) -> None
 def test_a_removed_setting_is_read_at_its_last_default_and_refused_otherwise(path: str) -> None:
     default, reason = REMOVED[path]
     assert load_config(None, [f"{path}={msgspec.json.encode(default).decode()}"]) == load_config()
-    other = not default if isinstance(default, bool) else "other" if isinstance(default, str) else default + 1
+    changed = {bool: not default, str: "other", list: ["other"]}
+    other = changed.get(type(default)) if type(default) in changed else default + 1
     with pytest.raises(ConfigError, match=re.escape(f"{path} was removed: {reason}")):
         load_config(None, [f"{path}={msgspec.json.encode(other).decode()}"])
 
@@ -290,7 +291,7 @@ def test_a_removed_value_of_a_setting_is_refused_with_its_reason() -> None:
 
 
 def test_records_are_read_without_removed_settings_and_hashed_with_them() -> None:
-    assert present_tree({"rl": {"anchors": 0.5, "kl": 0.1}, "run": {}}) == {"rl": {}, "machine": {}}
+    assert present_tree({"rl": {"anchors": 0.5, "kl": 0.1, "gate": {}}, "run": {}}) == {"rl": {}, "machine": {}}
     full = recorded(Config(), "")
     assert full["env"]["retrieval"]["rerank"] == {"on": False, "candidates": 50}
     assert without_removed(full) == msgspec.to_builtins(Config())

@@ -10,7 +10,6 @@ import pytest
 from harness1.config import Config, load_config, opening, shipped
 from harness1.config.settings import differences
 from harness1.errors import ConfigError
-from harness1.models.spec import ModelSpec
 from tests.cli.commands import Command, command_in_process
 
 SERVICE, SHARDED = ENGINES = ["engines/gpt-oss-20b-tinker", "engines/gpt-oss-20b"]
@@ -58,7 +57,6 @@ def test_the_recipe_with_a_server_names_options_that_fit_its_settings() -> None:
     assert f"--max-loras {config.rl.staleness + 2} " in text
     assert f"--max-lora-rank {config.train.lora.rank} " in text
     assert f"--max-model-len {config.env.context_window} " in text
-    assert ModelSpec.read(config.machine.learn.model).kind == "vllm"
 
 
 def test_a_name_means_the_same_in_a_folder_with_a_file_of_that_name(

@@ -54,6 +54,8 @@ def noise(case):
     return 1.0
 """
 OTHERS = """
+from msgspec.structs import replace
+
 from harness1.models.formats import Compact
 from harness1.policy.scripted import RandomPolicy
 from tests.support import WordRetriever
@@ -71,7 +73,7 @@ def open_dice(argument, config):
 
 def open_shelf(rest, config):
     retriever = WordRetriever([])
-    retriever.shelf = rest
+    retriever.info = replace(retriever.info, index_hash=rest)
     return retriever
 
 
@@ -167,10 +169,10 @@ def test_a_term_counts_with_its_weight_and_within_the_cap_of_the_process(install
 
 def test_a_policy_a_retriever_a_format_and_an_engine_are_chosen_by_name(install: Install, tmp_path: Path) -> None:
     install("rest-pack", REST, "others", OTHERS)
-    config = load_config(None, ["env.max_turns=7", "policy.format=terse", "machine.cached_searches=0"])
+    config = load_config(None, ["env.max_turns=7", "policy.format=terse"])
     assert open_policy("dice:3", {}, config).name == "dice 3 7"
     assert open_policy("silent:dice", {}, config).name
-    assert getattr(open_retriever("shelf:top:left", config), "shelf") == "top:left"  # noqa: B009
+    assert open_retriever("shelf:top:left", config).info.index_hash == "top:left"
     assert is_engine("shelf:top")
     assert open_format("terse", tokenizer("chatml")).name == "terse"
     assert open_service("abacus:beads", tmp_path, config, 2) == ("beads", tmp_path, 2)

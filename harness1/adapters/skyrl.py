@@ -34,7 +34,7 @@ from harness1.policy.language_model import LanguageModelPolicy
 from harness1.records import Episode, Sampling, Status
 from harness1.reward import score
 from harness1.rl.groups import PlacedTask
-from harness1.rl.open import open_tasks
+from harness1.rl.open import TrainingInputs, open_tasks
 from harness1.rl.rows import rewards_of
 from harness1.rows.calls import calls_for_rows, calls_to_train
 
@@ -368,9 +368,9 @@ def settings(config: Config) -> list[str]:
     return [f"{name}={value}" for name, value in found.items()]
 
 
-def experiment(config: Config) -> type:
-    """Return the experiment for SkyRL's entry points, a subclass of its `BasePPOExp` with our tasks and generator;
-    raise UsageError if SkyRL is not installed."""
+def experiment(config: Config, data: Sequence[str]) -> type:
+    """Return the experiment for SkyRL's entry points, a subclass of its `BasePPOExp` with the tasks of datasets and our
+    generator; raise UsageError if SkyRL is not installed."""
     try:
         from skyrl.backends.skyrl_train.inference_servers.utils import resolve_policy_model_name
         from skyrl.train.entrypoints.main_base import BasePPOExp
@@ -380,10 +380,8 @@ def experiment(config: Config) -> type:
 
     class Experiment(base):  # type: ignore[misc]
         def __init__(self, cfg: Any) -> None:
-            if not config.machine.learn.data:
-                raise UsageError("no dataset: --set 'machine.learn.data=[\"DATASET\"]'")
             find_index = partial(index_of, cache=None, config=config)
-            self._choice, self._setups = open_tasks(config, config.machine.learn, find_index)
+            self._choice, self._setups = open_tasks(config, TrainingInputs(tuple(data)), find_index)
             super().__init__(cfg)
 
         def get_train_dataset(self) -> TaskDataset:
@@ -410,9 +408,9 @@ def experiment(config: Config) -> type:
     return Experiment
 
 
-def train(config: Config, overrides: Sequence[str]) -> None:
+def train(config: Config, data: Sequence[str], overrides: Sequence[str]) -> None:
     """Train with SkyRL on a Ray cluster, which it starts; its own settings (`KEY=VALUE`) prevail over `settings`."""
-    chosen = experiment(config)
+    chosen = experiment(config, data)
     import ray
     from skyrl.train.config import SkyRLTrainConfig
     from skyrl.train.utils import validate_cfg
@@ -430,11 +428,12 @@ def main(arguments: Sequence[str]) -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m harness1.adapters.skyrl", allow_abbrev=False)
     parser.add_argument("--config", metavar="FILE|NAME")
+    parser.add_argument("--data", action="append", required=True, metavar="DATASET")
     parser.add_argument("--set", action="append", metavar="A.B=VALUE", dest="overrides")
     parser.add_argument("skyrl", nargs="*", metavar="KEY=VALUE", help="SkyRL's own settings")
     given = parser.parse_args(arguments)
     try:
-        train(load_config(given.config, given.overrides), given.skyrl)
+        train(load_config(given.config, given.overrides), given.data, given.skyrl)
     except HarnessError as error:
         parser.exit(2, f"{error}\n")
 

@@ -14,7 +14,7 @@ import msgspec
 
 from harness1.agents.evaluation import AgentSession, Evaluate, episode_of, open_evaluation, reward_of
 from harness1.agents.process import agent_folder, arguments_of, run_command
-from harness1.config import Agents, Config, TrainingInputs
+from harness1.config import Config
 from harness1.data.leaks import open_filter
 from harness1.data.open import from_anywhere, open_source
 from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, Jobs, OnEpisode, run_jobs
@@ -28,7 +28,7 @@ from harness1.plugins import identity
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.records import Episode, Gold, Hashes, Task
 from harness1.rl.groups import PlacedTask
-from harness1.rl.open import WEIGHTS, choose_tasks
+from harness1.rl.open import WEIGHTS, TrainingInputs, choose_tasks
 from harness1.rl.rollouts import publish_to
 from harness1.rl.train import OpenRollouts, Training
 from harness1.rows.calls import RecordedCall, recording
@@ -49,6 +49,12 @@ SESSIONS = "sessions"
 SETTLE_S = 5.0
 """Seconds that the calls of an ended agent have to end."""
 LOOK_S = 0.01
+MOST_CALLS, MOST_AT_ONCE = 64, 8
+"""Calls of a session to the model in all, and at the same time; further ones are refused."""
+MOST_OUTPUT = 1 << 20
+"""Bytes that an agent may write to standard output and standard error; one that writes more is ended."""
+RETRIES = 2
+"""Times that a session is begun anew after the infrastructure failed it."""
 GROUPS = 3
 """Groups of six digits in the name of a session: it is all that keeps agents apart."""
 Publish = Callable[["Weights", int], Awaitable[None]]
@@ -77,8 +83,8 @@ class OpenSession:
 class Sessions:
     """Admits the calls of open sessions within their bounds, and collects them; `keep` gets every call, too."""
 
-    def __init__(self, keep: Callable[[RecordedCall], None], bounds: Agents) -> None:
-        self._keep, self._bounds = keep, bounds
+    def __init__(self, keep: Callable[[RecordedCall], None]) -> None:
+        self._keep = keep
         self._open: dict[str, OpenSession] = {}
 
     def start(self) -> OpenSession:
@@ -103,10 +109,10 @@ class Sessions:
         session = self._open.get(name or "")
         if session is None or session.ended:
             raise Refused(410, "there is no open session of this name: the agent has ended, or gave another API key")
-        if session.begun >= self._bounds.calls:
-            raise Refused(429, f"a session has at most {self._bounds.calls} calls")
-        if session.at_work >= self._bounds.at_once:
-            raise Refused(429, f"a session has at most {self._bounds.at_once} calls at once")
+        if session.begun >= MOST_CALLS:
+            raise Refused(429, f"a session has at most {MOST_CALLS} calls")
+        if session.at_work >= MOST_AT_ONCE:
+            raise Refused(429, f"a session has at most {MOST_AT_ONCE} calls at once")
         session.begun += 1
         session.at_work += 1
         try:
@@ -173,7 +179,7 @@ class AgentRollouts:
                 raise Transient(str(fault)) from fault
 
         try:
-            return await retry(once, 1 + self._machine.agents.retries, self._machine.backoff_s)
+            return await retry(once, 1 + RETRIES)
         except InfrastructureFault as fault:
             return job, str(fault), None
 
@@ -185,7 +191,7 @@ class AgentRollouts:
         given = {**agent.environment, **places, **dict.fromkeys(("OPENAI_API_KEY", "ANTHROPIC_API_KEY"), opened.name)}
         try:
             words = arguments_of(agent.command, values)
-            ended = await run_command(words, folder, given, machine.episode_deadline_s, machine.agents.output_bytes)
+            ended = await run_command(words, folder, given, machine.episode_deadline_s, MOST_OUTPUT)
         finally:
             calls = await self._sessions.end(opened)
         whole = msgspec.structs.replace(task, gold=agent.golds.get(task.task_id))
@@ -210,7 +216,7 @@ async def agent_rollouts(
     """Open the rollouts of an agent, and the proxy that records its calls of the model. Raise UsageError as `recording`
     does, and InfrastructureFault if there is no room for the folders of the agents."""
     with recording(record, upstream.inputs) as recorder, agent_folder() as folders:
-        sessions = Sessions(recorder.append, config.machine.agents)
+        sessions = Sessions(recorder.append)
         service = ProxyService(upstream, sessions.append, proxy_limits(config), admit=sessions.admit)
         async with answering(service.app, service.limits, HOST, 0) as port:
             yield AgentRollouts(agent, sessions, port, folders, config, publish)

@@ -14,9 +14,9 @@ from typer import Argument, Option
 
 from harness1.cli.printing import print_json, print_result, put, say
 from harness1.config import Config, load_config, opening, shipped
-from harness1.config.machine import ShareName
 from harness1.config.settings import notes
 from harness1.config.training import RECIPES
+from harness1.data.leaks import ShareName
 from harness1.errors import UsageError
 from harness1.eval.metrics import Faults
 from harness1.models.spec import policy_config
@@ -238,7 +238,7 @@ def cache_of(config: Config, progress: Progress | None = None) -> DatasetCache:
     machine = config.machine
     folder = Path(machine.data).expanduser() if machine.data else cache_home(os.environ, sys.platform) / "data"
     shown = progress or (lambda part, done, of: None)
-    return DatasetCache(folder, machine.data_mirror, say, shown)
+    return DatasetCache(folder, say, shown)
 
 
 def cache_home(environment: Mapping[str, str], system: str) -> Path:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import msgspec
 from typer import Option
 
 from harness1.cli.dashboard import TrainingBoard, print_checkpoint
@@ -38,8 +37,9 @@ from harness1.cli.options import (
 from harness1.cli.printing import say, say_left_out
 from harness1.cli.progress import read_aloud
 from harness1.cli.training import led_group, refuse_oversized_rl
-from harness1.config import Config, TrainingInputs
+from harness1.config import Config
 from harness1.data.indexing import index_of
+from harness1.data.leaks import ShareName
 from harness1.engines.engine import TrainingService, open_service_engine
 from harness1.engines.open import open_service
 from harness1.errors import UsageError, optional
@@ -47,7 +47,7 @@ from harness1.models.checkpoint import Checkpoint, read_checkpoint
 from harness1.models.fetch import resolve_model
 from harness1.models.spec import ModelSpec
 from harness1.policy.language_model import LanguageModelPolicy
-from harness1.rl.open import open_pivot_training, open_task_training
+from harness1.rl.open import TrainingInputs, open_pivot_training, open_task_training
 from harness1.rl.rollouts import open_policy_to_train, reserve_devices
 from harness1.rl.train import VERB, OpenRollouts, Training, train_policy
 from harness1.training.log import Trackers, clear_training
@@ -68,12 +68,12 @@ SHOWN = (
 
 
 def train(
+    model: Annotated[str, Option(help="hf:PATH, vllm:PATH, vllm:MODEL@URL or sglang:MODEL@URL.", metavar="SPEC")],
+    out: Annotated[Path, Option(help="Folder for the checkpoint.", metavar="CHECKPOINT")],
     data: Annotated[
         list[str] | None, Option(help="A dataset to learn from, by name or path; may be repeated.", metavar="DATASET")
     ] = None,
-    model: Annotated[str, Option(help="hf:PATH, vllm:PATH, vllm:MODEL@URL or sglang:MODEL@URL.", metavar="SPEC")] = "",
-    out: Annotated[Path | None, Option(help="Folder for the checkpoint.", metavar="CHECKPOINT")] = None,
-    split: Annotated[str, Option(help="The split to take tasks from; default train.")] = "",
+    split: Annotated[str, Option(help="The split to take tasks from.")] = "train",
     index: Annotated[list[str] | None, Option(help="An index for each dataset, in order.", metavar="SPEC")] = None,
     admission: Annotated[list[str] | None, Option(help="The `rl check` report of each dataset, in order.")] = None,
     share: ShareOf = "",
@@ -104,15 +104,13 @@ def train(
     with led_group() as group:
         if group is None:
             return
-        start = model or resolve(config, overrides).machine.learn.model
-        settings = resolve(config, overrides, start, tools=tools, rewards=rewards)
-        given = {"data": data, "index": index, "admission": admission, "model": model, "split": split, "share": share}
-        given |= {"against": against, "exclude": [str(each) for each in exclude or ()]}
-        inputs, out = _asked(settings, given, out, pivots)
-        service = _service(engine, inputs.model, settings, group)
-        policy = open_policy_to_train(inputs.model, settings, service and service.sampler)
+        settings = resolve(config, overrides, model, tools=tools, rewards=rewards)
+        if bool(data) == (pivots is not None):
+            raise UsageError("give either --data or --pivots")
+        inputs = _inputs(settings, data or (), model, split, share, against, exclude, index or (), admission or ())
+        service = _service(engine, model, settings, group)
+        policy = open_policy_to_train(model, settings, service and service.sampler)
         if pivots is None:
-            inputs = msgspec.structs.replace(inputs, data=tuple(place_of(each, settings) for each in inputs.data))
             find_index = partial(index_of, cache=cache, config=settings, read=read_aloud, say=say)
             work, players = open_task_training(settings, inputs, out, policy, find_index)
         else:
@@ -129,26 +127,35 @@ def train(
         print_checkpoint(done or train_aloud(work, players, policy, group), out, "batch", as_json)
 
 
+def _inputs(
+    settings: Config,
+    data: Sequence[str],
+    model: str,
+    split: str,
+    share: ShareName,
+    against: Sequence[str] | None,
+    exclude: Sequence[Path] | None,
+    index: Sequence[str] = (),
+    admission: Sequence[str] = (),
+) -> TrainingInputs:
+    return TrainingInputs(
+        data=tuple(place_of(each, settings) for each in data),
+        model=model,
+        split=split,
+        index=tuple(index),
+        admission=tuple(admission),
+        share=share,
+        against=evaluation_places(against, settings),
+        exclude=tuple(map(str, exclude or ())),
+    )
+
+
 def _service(engine: str, model: str, settings: Config, group: ProcessGroup) -> TrainingService | None:
     """Return the training service; None if this machine trains, once that is known to fit."""
     if engine:
         return open_service(engine, resolve_model(ModelSpec.read(model).model), settings, group.size)
     refuse_oversized_rl(settings, model, group.size)
     return None
-
-
-def _asked(
-    settings: Config, given: Mapping[str, Any], out: Path | None, pivots: Path | None
-) -> tuple[TrainingInputs, Path]:
-    """Return the inputs and the output folder, from the command line or else from the configuration."""
-    if pivots is not None and given["data"]:
-        raise UsageError("give --data or --pivots, not both")
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items() if value}
-    inputs = msgspec.structs.replace(settings.machine.learn, **values)
-    if not ((pivots or inputs.data) and inputs.model and (out or inputs.out)):
-        raise UsageError("give --data, --model and --out, or machine.learn.data, model and out in the configuration")
-    against = evaluation_places(inputs.against, settings)
-    return msgspec.structs.replace(inputs, against=against), out or Path(inputs.out)
 
 
 def train_aloud(work: Training, players: OpenRollouts, policy: LanguageModelPolicy, group: ProcessGroup) -> Checkpoint:
@@ -197,15 +204,7 @@ def agents(
     settings = resolve(config, overrides, upstream)
     refuse_oversized_rl(settings, upstream, 1)
     policy = open_policy_to_train(upstream, settings)
-    inputs = msgspec.structs.replace(
-        settings.machine.learn,
-        data=tuple(place_of(each, settings) for each in data),
-        split=split,
-        share=share or "",
-        against=evaluation_places(against, settings),
-        exclude=tuple(str(each) for each in exclude or ()),
-        model=upstream,
-    )
+    inputs = _inputs(settings, data, upstream, split, share, against, exclude)
     work, players = open_agent_training(settings, inputs, out, policy, command, evaluate, os.environ)
     alone = reserve_devices(policy.model, settings, work.device, 1)
     work = replace(work, trackers=Trackers(tensorboard=tensorboard, wandb=wandb, mlflow=mlflow), undisturbed=alone)

@@ -226,11 +226,10 @@ def pivots(
         Option(
             "--policy",
             "--model",
-            help="The frozen reference, from which training will begin; default machine.learn.model of the"
-            f" configuration: {POLICY_NAMES}.",
+            help=f"The frozen reference, from which training will begin: {POLICY_NAMES}.",
             metavar="SPEC",
         ),
-    ] = "",
+    ],
     index: IndexSpec = None,
     against: Against = None,
     exclude: Exclude = None,
@@ -246,8 +245,6 @@ def pivots(
     Example: harness1 rl pivots runs/teacher --out pivots --policy hf:student --set rl.pivots.samples=8
     """
     settings = resolve(config, overrides)
-    if not (policy := policy or settings.machine.learn.model):
-        raise UsageError("give --policy, or machine.learn.model in the configuration")
     if needs_gold(policy):
         raise UsageError(f"{policy} sees the gold: profile with the policy that is to be trained")
     check_policy(policy, settings)

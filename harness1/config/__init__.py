@@ -42,8 +42,8 @@ from harness1.config.env import (
     Verification,
     recorded_without,
 )
-from harness1.config.machine import Agents, Fleet, Keyed, Machine, Model, ModelServer, Price, TrainingInputs, Web
-from harness1.config.settings import Settings, leave_out_default, present, recorded, without_removed
+from harness1.config.machine import Fleet, Keyed, Machine, Model, ModelServer, Web
+from harness1.config.settings import RUN, Settings, leave_out_default, present, recorded, without_removed
 from harness1.config.training import (
     AUTO,
     FORMATS,
@@ -73,8 +73,6 @@ LONGEST = 64 << 10
 _UNKNOWN = re.compile(r"unknown field `([^`]*)`(?: - at `\$\.?([^`]*)`)?$")
 MOST_MEANT = 3
 """Settings of the same name that are offered for a wrong one."""
-LATER = ("token_file", "data", "data_mirror", "check_memory", "service", "agents")
-"""Settings of `[machine]` that did not exist when hashes were first recorded."""
 LATER_TRAINING = (
     "rl.discount",
     "train.attention",
@@ -90,10 +88,6 @@ LATER_TRAINING = (
     "sft.useless_weight",
 )
 """Settings of training that did not exist then; they enter hashes only where they differ from their defaults."""
-LATER_LEARN = ("share", "against", "exclude")
-"""Settings of `[machine.learn]` that did not exist then; they are inputs of a training, and never enter hashes."""
-LATER_MODEL = ("tensor_parallel", "sleep", "prefill_tokens")
-"""Settings of `[machine.model]` that did not exist then."""
 
 
 class Config(Settings):
@@ -142,13 +136,8 @@ class Config(Settings):
         tree["env"], tree["index"], tree["reward"] = self.env.hashed(), self.index.hashed(), self.reward.hashed()
         for path in LATER_TRAINING:
             leave_out_default(tree, defaults, path)
-        # Recorded hashes were computed when the section was called `run`.
-        machine = tree.pop("machine")
-        tree.pop("data")
-        for section, later in (("learn", LATER_LEARN), ("model", LATER_MODEL)):
-            machine[section] = {name: value for name, value in machine[section].items() if name not in later}
-        tree[FORMER] = {name: value for name, value in machine.items() if name not in LATER}
-        return digest(tree)
+        del tree["machine"], tree["data"]
+        return digest(tree | {FORMER: dict(RUN)})
 
 
 def load_config(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import msgspec
 from msgspec import Meta
@@ -58,14 +58,6 @@ class Web(Keyed):
     hosts: tuple[str, ...] = ()
     """Hosts, with their subdomains, whose pages are found and read; empty: all public names. List IP addresses and
     local names exactly."""
-    results: ClassVar[int] = 10
-    """Results requested from the search API beyond those that an episode has seen (`env.search.hits` are shown)."""
-    page_bytes: ClassVar[int] = 2_000_000
-    """Size at which a longer page is cut, at a character boundary; a longer answer of the search API is a fault."""
-    timeout_s: ClassVar[float] = 20.0
-    """Time for one request, from connecting to the last byte."""
-    concurrency: ClassVar[int] = 16
-    """Requests in flight in one process."""
     offline: bool = False
     """Answer from the cache only; a miss is a fault."""
 
@@ -77,10 +69,6 @@ class ModelServer(Keyed):
     """The address up to and including `/v1`."""
     key: str = ""
     """Key of the server, sent as a bearer token."""
-    timeout_s: ClassVar[float] = 60.0
-    """Seconds for one request."""
-    concurrency: ClassVar[int] = 16
-    """Requests in flight in one process."""
 
 
 class Model(Keyed):
@@ -110,21 +98,6 @@ class Model(Keyed):
     """Accept a model that was trained here for another environment or format."""
     key: str = ""
     """Key for a model behind a server."""
-    timeout_s: Seconds = 300.0
-    """Time for one request to a server."""
-    concurrency: Positive = 64
-    """Requests to a server in flight in one process."""
-
-
-class Price(Settings):
-    """Prices of a model's tokens, in dollars per million. All 0: no cost is computed."""
-
-    prompt: Weight = 0.0
-    """Prompt tokens that the previous call did not leave in the cache."""
-    cached: Weight = 0.0
-    """Prompt tokens that the previous call left in the cache."""
-    output: Weight = 0.0
-    """Tokens that the model wrote."""
 
 
 class Fleet(Keyed):
@@ -132,45 +105,10 @@ class Fleet(Keyed):
 
     workers: Count = 0
     """0: no cluster; episodes are played in the trainer's process."""
-    places: Positive = 8
-    """Episodes that a worker plays at a time."""
-    cpus: Annotated[float, Meta(ge=0.0)] = 1.0
-    """CPUs that Ray reserves for each worker."""
     gpus: Annotated[float, Meta(ge=0.0)] = 0.0
     """GPUs that Ray reserves for each worker; a share is allowed."""
-    attempts: Positive = 3
-    """Workers that may be lost playing an episode before it counts as broken."""
-    patience_s: Seconds = 300.0
-    """Time without any worker before giving up."""
     address: str = ""
     """The cluster's address ("auto": the one that this machine belongs to); empty: start Ray here, for this run."""
-
-
-ShareName = Literal["", "sft", "rl"]
-"""Whose share of a split's tasks; empty: all of them."""
-
-
-class TrainingInputs(Keyed):
-    """Inputs and output of `rl train`, unless given on the command line."""
-
-    data: tuple[str, ...] = ()
-    """Datasets. Those with a `dev` split are validated on it; some tasks of the others are held out."""
-    split: str = "train"
-    """The split of each dataset that tasks are taken from."""
-    index: tuple[str, ...] = ()
-    """An existing index for each dataset; empty: build one for each."""
-    admission: tuple[str, ...] = ()
-    """A report of `rl check` for each dataset; only its admitted tasks are sampled. Empty: all tasks."""
-    share: ShareName = ""
-    """Learn only from the tasks that `data.sft_share` gives to fine-tuning, or only from the others; empty: all."""
-    against: tuple[str, ...] = ()
-    """Evaluation sets beside `dev` and `test` of the datasets, as DATASET or DATASET:SPLIT; see `data.leaks`."""
-    exclude: tuple[str, ...] = ()
-    """Folders of runs, SFT datasets or checkpoints, whose tasks are not learned from."""
-    model: str = ""
-    """The starting weights: hf:PATH, or vllm:MODEL@URL with the same weights on this machine."""
-    out: str = ""
-    """The run folder."""
 
 
 class TrainingService(Settings):
@@ -179,19 +117,6 @@ class TrainingService(Settings):
     reduction: Literal["sum", "row_mean"] = "sum"
     """How the service adds up the losses of tokens: as Tinker does, or like SkyRL's JAX server (0.3), which takes means
     over the targets of each row and over rows. The latter is undone before rows are sent."""
-
-
-class Agents(Settings):
-    """Bounds of the agents that `rl agents` starts; `concurrency` run at once, for `episode_deadline_s` at most."""
-
-    calls: Positive = 64
-    """Calls of a session to the model; further ones are refused."""
-    at_once: ClassVar[int] = 8
-    """Calls of a session at the same time."""
-    output_bytes: ClassVar[int] = 1 << 20
-    """Bytes that an agent may write to standard output and standard error; one that writes more is ended."""
-    retries: Count = 2
-    """Times that a session is begun anew after the infrastructure failed it."""
 
 
 class Machine(Keyed):
@@ -203,8 +128,6 @@ class Machine(Keyed):
     """Episodes in flight in one process."""
     attempts: Positive = 3
     """Tries of a retriever or verifier before its fault invalidates the episode."""
-    backoff_s: ClassVar[float] = 0.2
-    """Seconds; the wait before the n-th new try is half to all of this times 2 to the n."""
     call_deadline_s: Seconds = 30.0
     """Seconds for one call of a retriever or a verifier; a later answer is a fault."""
     episode_deadline_s: Seconds = 600.0
@@ -221,23 +144,15 @@ class Machine(Keyed):
     """Threads of a retrieval model on a CPU, per process; 0: the cores, shared among worker processes."""
     token_file: str = ""
     """A file with the token of the server of an index (`--index http://HOST:PORT`); empty: none."""
-    batch_ms: ClassVar[float] = 2.0
-    """Wait for other searches to join a batch, in milliseconds."""
-    batch_size: Positive = 64
-    """Searches, or judgements, of one batch."""
-    cached_searches: Count = 4096
-    """Results cached in memory for equal searches of sibling episodes; fewer if they are long; 0: none."""
     data: str = ""
     """Folder of the datasets that are named; empty: `harness1/data` in the user's cache folder."""
-    data_mirror: str = "https://public.ukp.informatik.tu-darmstadt.de/thakur/BEIR/datasets"
-    """Address below which the archives of BEIR's datasets are."""
     check_memory: bool = True
     """Refuse training that needs more memory than the device has, by its plan (`harness1 train plan`)."""
     web: Web = Web()
     model: Model = Model()
     verifier: ModelServer = ModelServer()
-    price: Price = Price()
-    learn: TrainingInputs = TrainingInputs()
+    price: tuple[Weight, Weight, Weight] = (0.0, 0.0, 0.0)
+    """Dollars per million tokens: of prompts, of what a call before left of them in the cache, and of output. All 0: no
+    cost is computed."""
     service: TrainingService = TrainingService()
-    agents: Agents = Agents()
     fleet: Fleet = Fleet()

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple, dataclass_transform
 
@@ -102,73 +103,18 @@ class Removed(NamedTuple):
     reason: str
 
 
-_CONSTANT = "it is a constant now, because nothing was ever measured with another value"
+_TABLE = msgspec.toml.decode(Path(__file__).with_name("removed.toml").read_bytes(), type=dict[str, Any])
 REMOVED: Mapping[str, Removed] = MappingProxyType(
     {
-        "rl.anchors": Removed(0.0, "no training was shown to be better by advantages among turns in the same state"),
-        "rl.kl": Removed(0.0, "a penalty on the divergence from the start made no training here better"),
-        "env.verification.titles": Removed(False, "no verifier here was better by reading titles"),
-        **{
-            path: Removed(default, _CONSTANT)
-            for path, default in {
-                "env.retrieval.rrf_k": 60,
-                "env.retrieval.bm25_depth": 25,
-                "env.retrieval.dense_depth": 25,
-                "env.retrieval.bm25_weight": 1.0,
-                "env.retrieval.dense_weight": 1.0,
-                "env.retrieval.rerank.candidates": 50,
-                "env.fan_out.queries": 5,
-                "env.fan_out.rrf_k": 60,
-                "env.grep.hits": 5,
-                "env.review.documents": 5,
-                "env.review.tokens": 4096,
-                "env.verification.documents": 5,
-                "env.verification.characters": 6000,
-                "env.verification.lines": 8,
-                "env.auto_populate.tag": "fair",
-                "env.dedup.permutations": 64,
-                "env.dedup.shingle": 5,
-                "env.dedup.threshold": 0.85,
-                "env.dedup.min_characters": 40,
-                "env.evidence.characters": 8000,
-                "env.budget_marker.halfway": 0.6,
-                "env.budget_marker.warning": 0.75,
-                "env.budget_marker.critical": 0.9,
-                "index.dense.hnsw_links": 32,
-                "index.dense.hnsw_build": 200,
-                "index.dense.hnsw_search": 128,
-                "index.dense.ivf_lists": 0,
-                "index.dense.ivf_probes": 32,
-                "reward.diversity_target": 6,
-                "reward.curation_target": 0.4,
-                "reward.turn_penalty_from": 20,
-                "reward.process_cap": 0.5,
-                "reward.format_failure": -0.5,
-                "data.seed": 123,
-                "sft.repeated_weight": 1.0,
-                "sft.seed": 42,
-                "rl.pivots.limit": 0.6,
-                "rl.pivots.slack": 0.0,
-                "rl.pivots.seed": 42,
-                "rl.gate.exact": 1e-4,
-                "rl.gate.same": 5e-3,
-                "rl.gate.mixed": 5e-3,
-                "train.save_minutes": 10.0,
-                "machine.backoff_s": 0.2,
-                "machine.batch_ms": 2.0,
-                "machine.web.results": 10,
-                "machine.web.page_bytes": 2_000_000,
-                "machine.web.timeout_s": 20.0,
-                "machine.web.concurrency": 16,
-                "machine.verifier.timeout_s": 60.0,
-                "machine.verifier.concurrency": 16,
-                "machine.agents.at_once": 8,
-                "machine.agents.output_bytes": 1 << 20,
-            }.items()
-        },
+        path: Removed(default, group["reason"])
+        for group in _TABLE["settings"]
+        for path, default in group["defaults"].items()
     }
 )
 """By dotted name. Hashes and cards go on counting them at these values: they never change."""
+_PARENTS = {path.rsplit(".", depth)[0] for path in REMOVED for depth in range(1, path.count(".") + 1)}
+RUN: Mapping[str, Any] = MappingProxyType(_TABLE["run"])
+"""What hashes have in place of `[machine]`, once called `[run]`."""
 REMOVED_VALUES: Mapping[tuple[str, str], str] = MappingProxyType(
     {("env.verification.judge", "fitted"): "it found contradictions hardly better than chance (notebook/removed.md)"}
 )
@@ -185,7 +131,7 @@ def without_removed(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]
     kept = {}
     for name, value in tree.items():
         path = f"{prefix}{name}"
-        if isinstance(value, dict) and value:
+        if isinstance(value, dict) and (value or path in _PARENTS):
             if (group := without_removed(value, f"{path}.")) or "." not in path:  # else all of the group was removed
                 kept[name] = group
         elif path not in REMOVED:
@@ -227,7 +173,7 @@ def put_back_removed(tree: dict[str, Any], prefix: str = "") -> None:
     """Put the removed settings of a group, or those of the sections that a configuration has, back at their last
     defaults."""
     for path, removed in REMOVED.items():
-        if path.startswith(prefix):
+        if path.startswith(prefix) and not path.startswith("machine."):  # which no hash counts
             *groups, name = path.removeprefix(prefix).split(".")
             if prefix or isinstance(tree.get(groups[0]), dict):
                 group = tree

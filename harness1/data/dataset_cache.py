@@ -74,13 +74,15 @@ def beir_set(name: str) -> BeirSet | None:
     return found
 
 
+MIRROR = "https://public.ukp.informatik.tu-darmstadt.de/thakur/BEIR/datasets"
+"""The address below which BEIR's archives are, `NAME.zip`."""
+
+
 @dataclass(frozen=True)
 class DatasetCache:
-    """A cache folder of datasets. `mirror`: the address below which BEIR's archives are, `NAME.zip`. `say`: called with
-    each line about the work."""
+    """A cache folder of datasets. `say`: called with each line about the work."""
 
     folder: Path
-    mirror: str
     say: Callable[[str], None] = lambda line: None
     progress: Progress = lambda part, done, of: None
 
@@ -137,7 +139,7 @@ class DatasetCache:
         return self.folder.joinpath(*plain_name(name).split("/"))
 
     def _get_archive(self, known: BeirSet) -> None:
-        url = f"{self.mirror.rstrip('/')}/{known.name}.zip"
+        url = f"{MIRROR}/{known.name}.zip"
         archive = self._work(_of_set(known)) / f"{known.name}.zip"
         archive.parent.mkdir(parents=True, exist_ok=True)
         self.say(f"fetching {known.name} ({known.size}) from {url}")

@@ -9,12 +9,11 @@ import unicodedata
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from harness1.config import Data
-from harness1.config.machine import ShareName
 from harness1.data.open import open_source
 from harness1.data.source import Source
 from harness1.errors import UsageError
@@ -24,6 +23,8 @@ from harness1.records import DocId, Gold, Record, Task
 
 PERMUTATIONS = 128
 """Hashes in a signature. The estimate of a similarity of 0.8 has a standard error of 0.035."""
+ShareName = Literal["", "sft", "rl"]
+"""Whose share of a split's tasks; empty: all of them."""
 _WORD = re.compile(r"\w+")
 
 

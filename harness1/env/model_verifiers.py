@@ -19,7 +19,7 @@ from harness1.plain import digest, utf8_safe
 from harness1.records import UnitId
 from harness1.retrieval.corpus import Analyser
 from harness1.retrieval.cross_encoder import Pair, StanceScorer, open_cross_encoder
-from harness1.retrieval.sharing import Batcher
+from harness1.retrieval.sharing import BATCH_SIZE, WINDOW_S, Batcher
 from harness1.words import AUTO, is_foreign
 
 SYSTEM = """\
@@ -213,8 +213,7 @@ def open_verifier(env: Env, machine: Machine) -> Verifier:
         return unopened_verifier(env)
     if verification.judge == "language_model":
         return _language_verifier(env, machine)
-    scorer, window_s = open_cross_encoder(machine), machine.batch_ms / 1000
-    return CrossEncoderVerifier(scorer, verification.characters, window_s, machine.batch_size)
+    return CrossEncoderVerifier(open_cross_encoder(machine), verification.characters, WINDOW_S, BATCH_SIZE)
 
 
 def _language_verifier(env: Env, machine: Machine) -> LanguageModelVerifier:
@@ -223,5 +222,5 @@ def _language_verifier(env: Env, machine: Machine) -> LanguageModelVerifier:
         raise ConfigError(f"env.verification.judge=language_model needs {' and '.join(missing)}")
     verifier = machine.verifier
     # One attempt each, because the environment repeats failed calls.
-    endpoint = ModelEndpoint(verifier.url, verifier.key, verifier.timeout_s, 1, concurrency=verifier.concurrency)
+    endpoint = ModelEndpoint(verifier.url, verifier.key, attempts=1)
     return LanguageModelVerifier(endpoint, env.verification.model, env.verification.characters)

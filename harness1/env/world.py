@@ -138,7 +138,7 @@ async def call_engine(
             raise Transient(result.message)
         return result
 
-    return await retry(once, machine.attempts, machine.backoff_s)
+    return await retry(once, machine.attempts)
 
 
 def _hit(chunk: Chunk, rank: int, score: float = 0.0, likeness: float | None = None) -> Hit:

@@ -334,7 +334,7 @@ def open_answers(run: Run, asked: AnswerRequest, out: Path | None, machine: Mach
         tokens=asked.tokens,
     )
     out = out or run.folder / "answers" / re.sub(r"[^\w.-]", "-", ModelSpec.read(asked.answerer).model)
-    return AnswerRun(run, questions, work, out, machine.model.concurrency)
+    return AnswerRun(run, questions, work, out, machine.concurrency)
 
 
 def _model(

@@ -307,7 +307,7 @@ def _is_as_closed(machine: Machine, out: Path) -> bool:
         return False
     noted = stage.outputs
     before = noted.get("config", {}).get("machine", {})
-    now = {"price": msgspec.to_builtins(machine.price), "bootstrap": machine.bootstrap}
+    now = {"price": list(machine.price), "bootstrap": machine.bootstrap}
     same = {name: before.get(name) for name in now} == now
     same = same and noted.get("metrics") == file_digest(out / METRICS)
     return same and noted.get("episode_bytes") == (out / EPISODES).stat().st_size

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from harness1.config import Config, Machine, Price
+from harness1.config import Config, Machine
 from harness1.errors import UsageError
 from harness1.eval.metrics import Faults, Tokens, broken, measure, metric_names, model_use, tokens_of
 from harness1.eval.statistics import bootstrap_mean, bootstrap_means, finite_or_null, task_means, variance_components
@@ -195,10 +195,9 @@ def resources(episodes: Iterable[Episode], config: Config, wall_seconds: float |
     elapsed time, if known. `episode_seconds` are those of each stage of an episode and their `total`, which is larger,
     since episodes run side by side. `tokens` are those of `model_use.Tokens`, for policies without a model too; `exact`
     says that none was estimated, and `episodes` is the number of episodes for which they are known. `cost`, in dollars,
-    is present if `machine.price` is set, over the episodes with a model: a prompt token costs `cached` if the previous
-    call left it in the cache, else `prompt`. `per_episode` has the `seconds` and the `cost` of one episode as `{mean,
-    low, high}`, like metrics: samples of a task are averaged, then tasks. Broken episodes and unknown costs are left
-    out. Raises SchemaError: an episode lacks a segment of a prompt."""
+    is present if `machine.price` is set, over the episodes with a model. `per_episode` has the `seconds` and the `cost`
+    of one episode as `{mean, low, high}`, like metrics: samples of a task are averaged, then tasks. Broken episodes and
+    unknown costs are left out. Raises SchemaError: an episode lacks a segment of a prompt."""
     taken = [_count_resources(episode, config.machine.price) for episode in episodes]
     known = [each.tokens for each in taken if each.tokens is not None]
     stages = sorted({stage for each in taken for stage in each.seconds})
@@ -217,12 +216,12 @@ def resources(episodes: Iterable[Episode], config: Config, wall_seconds: float |
         },
         "per_episode": _per_episode([each for each in taken if each.whole], config.machine),
     }
-    if config.machine.price != Price():
+    if any(config.machine.price):
         found["cost"] = sum(each.dollars or 0.0 for each in taken)
     return found
 
 
-def _count_resources(episode: Episode, price: Price) -> _Taken:
+def _count_resources(episode: Episode, price: tuple[float, float, float]) -> _Taken:
     tokens = tokens_of(episode)
     return _Taken(
         episode.task.task_id,
@@ -235,12 +234,12 @@ def _count_resources(episode: Episode, price: Price) -> _Taken:
 
 def _per_episode(taken: Sequence[_Taken], machine: Machine) -> dict[str, dict[str, float | None]]:
     samples = {"seconds": [(each.task_id, sum(each.seconds.values())) for each in taken]}
-    if machine.price != Price():
+    if any(machine.price):
         samples["cost"] = [(each.task_id, each.dollars) for each in taken if each.dollars is not None]
     means = {name: list(task_means(pairs).values()) for name, pairs in samples.items()}
     return {name: finite_or_null(bootstrap_mean(values, machine.bootstrap)) for name, values in means.items()}
 
 
-def _dollars(tokens: Tokens, price: Price) -> float:
-    cached = tokens.prompt - tokens.prefill
-    return (tokens.prefill * price.prompt + cached * price.cached + tokens.output * price.output) / 1e6
+def _dollars(tokens: Tokens, price: tuple[float, float, float]) -> float:
+    prompt, cached, output = price
+    return (tokens.prefill * prompt + (tokens.prompt - tokens.prefill) * cached + tokens.output * output) / 1e6

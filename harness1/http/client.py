@@ -52,8 +52,12 @@ class Transient(Exception):
         self.wait_s = min(wait_s or 0.0, LONGEST_WAIT_S)
 
 
-async def retry(call: Callable[[], Awaitable[Answer]], attempts: int, backoff_s: float) -> Answer:
-    """Await a call, and again while it raises `Transient`, after `backoff_s` times 2, 4, ... with jitter on top of the
+BACKOFF_S = 0.2
+"""Seconds; the wait before the n-th new try is half to all of this times 2 to the n."""
+
+
+async def retry(call: Callable[[], Awaitable[Answer]], attempts: int) -> Answer:
+    """Await a call, and again while it raises `Transient`, after `BACKOFF_S` times 2, 4, ... with jitter on top of the
     server's own wait; raise InfrastructureFault if it failed `attempts` times."""
     attempt = 1
     while True:
@@ -62,7 +66,7 @@ async def retry(call: Callable[[], Awaitable[Answer]], attempts: int, backoff_s:
         except Transient as fault:
             if attempt >= attempts:
                 raise InfrastructureFault(f"{fault} ({attempts} attempts)") from fault
-            wait_s = fault.wait_s + backoff_s * 2.0**attempt * random.uniform(0.5, 1.0)
+            wait_s = fault.wait_s + BACKOFF_S * 2.0**attempt * random.uniform(0.5, 1.0)
         await asyncio.sleep(wait_s)
         attempt += 1
 

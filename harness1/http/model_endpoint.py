@@ -129,6 +129,10 @@ def restore(text: str) -> str:
     return text.translate(_OPENED)
 
 
+POLICY_TIMEOUT_S = 600.0
+"""Time for one request to the model of a policy: a server under load answers late."""
+LEAST_REQUESTS = 64
+"""Requests to the model of a policy in flight in one process; more where more episodes are."""
 REFUSALS = frozenset(range(300, 500)) - {408, 409, 429}
 """Statuses that a retry cannot change. A malformed answer has status 200 and is retried."""
 _TOO_LONG = re.compile(
@@ -151,7 +155,7 @@ class ModelEndpoint:
         url: address up to and including `/v1`, if it has one.
         key: bearer token; empty for none.
         timeout_s: limit of one try, to the last byte.
-        attempts, backoff_s: as in `retry`.
+        attempts: as in `retry`.
         concurrency: requests in flight per event loop.
     """
 
@@ -161,7 +165,6 @@ class ModelEndpoint:
         key: str = "",
         timeout_s: float = 60.0,
         attempts: int = 3,
-        backoff_s: float = 0.2,
         concurrency: int = 16,
         kind: type[HttpClient] = HostedClient,
     ) -> None:
@@ -174,7 +177,7 @@ class ModelEndpoint:
             raise ConfigError(f"{shown}: the key has characters that a header cannot contain")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.client = kind(url.rstrip("/"), headers, concurrency)
-        self._timeout_s, self._attempts, self._backoff_s = timeout_s, attempts, backoff_s
+        self._timeout_s, self._attempts = timeout_s, attempts
         self._connected = False
         """Whether a request ever reached the server."""
 
@@ -215,7 +218,7 @@ class ModelEndpoint:
             raise Transient(answer.message, answer.retry_after_s)
 
         try:
-            return await retry(once, self._attempts, self._backoff_s)
+            return await retry(once, self._attempts)
         except InfrastructureFault as fault:
             if self._connected:  # as it is after a refusal
                 raise
@@ -224,11 +227,11 @@ class ModelEndpoint:
 
 def policy_endpoint(url: str, machine: Machine, kind: type[HttpClient] = HostedClient) -> ModelEndpoint:
     """Return the endpoint of a policy's model from the machine settings; raise as `ModelEndpoint` does."""
-    ours = machine.model
-    return ModelEndpoint(url, ours.key, ours.timeout_s, machine.attempts, machine.backoff_s, ours.concurrency, kind)
+    at_once = max(LEAST_REQUESTS, machine.concurrency)
+    return ModelEndpoint(url, machine.model.key, POLICY_TIMEOUT_S, machine.attempts, at_once, kind)
 
 
 def verifier_endpoint(url: str, machine: Machine) -> ModelEndpoint:
     """Return the endpoint of a judge's model, from `machine.verifier`; raise as `ModelEndpoint` does."""
     judge = machine.verifier
-    return ModelEndpoint(url, judge.key, judge.timeout_s, machine.attempts, machine.backoff_s, judge.concurrency)
+    return ModelEndpoint(url, judge.key, attempts=machine.attempts)

@@ -18,7 +18,7 @@ from harness1.plugins import find_plugin, identity, is_own, load_own, plugin_nam
 from harness1.records import Chunk, ChunkId, DocId
 from harness1.retrieval.corpus import Document
 from harness1.retrieval.protocol import IndexInfo, RetrievalFault, Retriever, Scored, SearchRequest, SearchResult
-from harness1.retrieval.sharing import CachingRetriever
+from harness1.retrieval.sharing import CACHED_SEARCHES, CachingRetriever
 
 ENGINES = frozenset({"http", "https", "milvus", "chroma", "web"})
 """Prefixes of specs that name no folder."""
@@ -31,7 +31,7 @@ def open_retriever(spec: str, config: Config = Config()) -> Retriever:
     """Open an index folder, an engine by `PREFIX:REST` for one of `ENGINES` or of another package, such as
     `http://HOST:8000`, or a function or class of one's own as `FILE.py:NAME`.
 
-    Equal searches are answered from a cache of `machine.cached_searches` results. Deadlines are in seconds; scores are
+    Equal searches are answered from a cache of `CACHED_SEARCHES` results. Deadlines are in seconds; scores are
     the engine's own.
 
     Raises:
@@ -46,9 +46,7 @@ def open_retriever(spec: str, config: Config = Config()) -> Retriever:
     prefix, rest = split_engine(spec)
     if prefix is not None and is_redacted(spec):
         raise UsageError(f"{spec} was recorded without its password or key: give the whole address with --index")
-    retriever = _open(prefix, rest, config)
-    size = config.machine.cached_searches
-    return CachingRetriever(retriever, size, config.env.retrieval) if size else retriever
+    return CachingRetriever(_open(prefix, rest, config), CACHED_SEARCHES, config.env.retrieval)
 
 
 def _open(prefix: str | None, rest: str, config: Config) -> Retriever:

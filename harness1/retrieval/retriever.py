@@ -35,7 +35,7 @@ from harness1.retrieval.protocol import (
     SearchResult,
     rrf,
 )
-from harness1.retrieval.sharing import Batcher
+from harness1.retrieval.sharing import BATCH_SIZE, CACHED_SEARCHES, WINDOW_S, Batcher
 
 if TYPE_CHECKING:
     from harness1.retrieval.dense import DenseIndex
@@ -68,7 +68,7 @@ def open_embedded(path: Path, config: Config) -> EmbeddedRetriever:
             raise CorpusError(
                 f"the embeddings of {path} are damaged ({error}); build it again with: harness1 index --force"
             ) from error
-        embedder = CachedQueries(open_embedder(index.settings.dense, config.machine), config.machine.cached_searches)
+        embedder = CachedQueries(open_embedder(index.settings.dense, config.machine), CACHED_SEARCHES)
         if embedder.hash != index.vectors.embedder:
             raise UsageError(
                 f"{path} was built with another embedding model than the one at hand: set machine.embedder"
@@ -198,9 +198,7 @@ class EmbeddedRetriever:
     ) -> None:
         self._index = index
         self._ranker = Ranker(index, settings, embedder, scorer)
-        self._batcher = (
-            Batcher(self._answer, machine.batch_ms / 1000, machine.batch_size) if embedder or scorer else None
-        )
+        self._batcher = Batcher(self._answer, WINDOW_S, BATCH_SIZE) if embedder or scorer else None
         self._beside = Batcher(self._answer, 0.0, 1)
         self.info = info_of(index, scorer)
 

@@ -23,6 +23,10 @@ ORDINARY = 16
 """Hits of an ordinary result. The cache keeps at most `size` times as many hits."""
 LARGEST = 1024
 """Hits of the longest result that is kept: longer ones would drive out many that are asked more often."""
+BATCH_SIZE, WINDOW_S = 64, 0.002
+"""Searches, or judgements, of one batch, and the seconds that the first waits for others."""
+CACHED_SEARCHES = 4096
+"""Results kept for equal searches of sibling episodes."""
 IDLE_S = 5.0
 """Idle seconds after which the worker thread ends; the next call starts another."""
 CLOSING_S = 10.0

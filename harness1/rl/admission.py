@@ -19,8 +19,7 @@ from typing import Literal
 import msgspec
 
 from harness1.config import Config, Data
-from harness1.config.machine import ShareName
-from harness1.data.leaks import TEST, Selection, open_filter
+from harness1.data.leaks import TEST, Selection, ShareName, open_filter
 from harness1.data.source import Source
 from harness1.env.environment import env_hash
 from harness1.episodes.jobs import OnEpisode

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from harness1.config import Config, TrainingInputs
-from harness1.data.leaks import Selection, TaskFilter, open_filter
+from harness1.config import Config
+from harness1.data.leaks import Selection, ShareName, TaskFilter, open_filter
 from harness1.data.open import from_anywhere, open_source
 from harness1.data.source import Source
 from harness1.env.environment import env_hash
@@ -23,7 +23,7 @@ from harness1.models.fetch import resolve_model
 from harness1.models.open import choose_device
 from harness1.models.spec import ModelSpec
 from harness1.policy.language_model import LanguageModelPolicy
-from harness1.records import Task
+from harness1.records import Record, Task
 from harness1.retrieval.open import absolute_index, open_retriever
 from harness1.reward.measures import targets
 from harness1.rl.admission import read_report
@@ -40,6 +40,27 @@ if TYPE_CHECKING:
 
 DEV = "dev"
 """The split for validation, if a dataset has it."""
+
+
+class TrainingInputs(Record):
+    """What a training run learns from, and what it begins with."""
+
+    data: tuple[str, ...] = ()
+    """Datasets. Those with a `dev` split are validated on it; some tasks of the others are held out."""
+    model: str = ""
+    """The starting weights: hf:PATH, or vllm:MODEL@URL with the same weights on this machine."""
+    split: str = "train"
+    """The split of each dataset that tasks are taken from."""
+    index: tuple[str, ...] = ()
+    """An existing index for each dataset; empty: build one for each."""
+    admission: tuple[str, ...] = ()
+    """A report of `rl check` for each dataset; only its admitted tasks are sampled. Empty: all tasks."""
+    share: ShareName = ""
+    """Learn only from the tasks that `data.sft_share` gives to fine-tuning, or only from the others; empty: all."""
+    against: tuple[str, ...] = ()
+    """Evaluation sets beside `dev` and `test` of the datasets, as DATASET or DATASET:SPLIT; see `data.leaks`."""
+    exclude: tuple[str, ...] = ()
+    """Folders of runs, SFT datasets or checkpoints, whose tasks are not learned from."""
 
 
 class TaskChoice(NamedTuple):
@@ -203,7 +224,8 @@ def _players(
     setups: Sequence[EpisodeSetup], spec: str, base: Path, versions: Path, policy: LanguageModelPolicy
 ) -> OpenRollouts:
     """Return the rollouts: in this process, or in workers on a cluster, each with its own policy."""
-    fleet = setups[0].config.machine.fleet
+    machine = setups[0].config.machine
+    fleet = machine.fleet
     if fleet.workers:
         if ModelSpec.read(spec).url is not None:
             raise UsageError("each worker of a fleet has its own model: give hf:PATH or vllm:PATH, not a server")
@@ -212,7 +234,11 @@ def _players(
         # Workers run in a different directory.
         whole = f"{ModelSpec.read(spec).kind}:{base.resolve()}"
         found = [replace(each, retriever=absolute_index(each.retriever), policy=whole) for each in setups]
-        return RayRollouts(partial(open_rollouts, found, whole, base.resolve(), versions.resolve()), fleet)
+        return RayRollouts(
+            partial(open_rollouts, found, whole, base.resolve(), versions.resolve()),
+            fleet,
+            machine.concurrency,
+        )
     return nullcontext(LocalRollouts(setups, policy, base, versions))
 
 

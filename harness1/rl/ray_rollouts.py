@@ -25,6 +25,14 @@ if TYPE_CHECKING:
     from harness1.models.adapters import Weights
 
 
+CPUS = 1
+"""CPUs that Ray reserves for each worker."""
+ATTEMPTS = 3
+"""Workers that may be lost playing an episode before it counts as broken."""
+PATIENCE_S = 300.0
+"""Time without any worker before giving up."""
+
+
 class RolloutActor:
     """`Rollouts` in the process of a worker. A plain class, so that only its caller needs Ray.
 
@@ -69,15 +77,16 @@ class RayRollouts:
     Args:
         make: opens the rollouts of a worker in its process. It is pickled; the package must be installed on every node,
             and the index and the policy must have the same hashes everywhere.
+        places: episodes that a worker plays at a time.
     """
 
-    def __init__(self, make: Callable[[], Rollouts], fleet: Fleet) -> None:
+    def __init__(self, make: Callable[[], Rollouts], fleet: Fleet, places: int) -> None:
         try:
             import ray
             from ray import exceptions
         except ImportError as error:
             raise MissingExtra("ray", "ray") from error
-        self._ray, self._make, self._fleet = ray, make, fleet
+        self._ray, self._make, self._fleet, self._places = ray, make, fleet, places
         self._task_error = exceptions.RayTaskError
         self._losses = (
             *(exceptions.RayActorError, exceptions.NodeDiedError, exceptions.WorkerCrashedError),
@@ -109,8 +118,8 @@ class RayRollouts:
 
     async def run(self, jobs: Jobs, on_episode: OnEpisode) -> None:
         """Do as `Rollouts.run`. An episode is handed over once, however many workers died while playing it. Raise
-        InfrastructureFault if no worker was available for `fleet.patience_s` seconds."""
-        places = self._fleet.workers * self._fleet.places
+        InfrastructureFault if no worker was available for `PATIENCE_S` seconds."""
+        places = self._fleet.workers * self._places
         await run_jobs(jobs, self._play, return_unchanged, on_episode, places)
 
     async def publish(self, state: Weights, version: int) -> None:
@@ -120,9 +129,9 @@ class RayRollouts:
 
     async def _keep_one(self) -> None:
         """Start one worker after another, forever."""
-        needs = {"num_cpus": self._fleet.cpus, "num_gpus": self._fleet.gpus}
+        needs = {"num_cpus": CPUS, "num_gpus": self._fleet.gpus}
         actor_class: Any = self._ray.remote(RolloutActor)
-        actor_class = actor_class.options(max_concurrency=self._fleet.places + 3, scheduling_strategy="SPREAD", **needs)
+        actor_class = actor_class.options(max_concurrency=self._places + 3, scheduling_strategy="SPREAD", **needs)
         stillborn = 0
         while True:
             worker = _Worker(actor_class.remote(self._make))
@@ -136,7 +145,7 @@ class RayRollouts:
             except self._losses as loss:
                 self.lost += 1
                 stillborn += 1
-                if stillborn > self._fleet.attempts:
+                if stillborn > ATTEMPTS:
                     raise InfrastructureFault(
                         f"{stillborn} workers in a row died as they began: {_last_line(loss)}"
                     ) from loss
@@ -161,7 +170,7 @@ class RayRollouts:
     async def _play(self, job: EpisodeJob) -> Episode:
         """Have a job played, by another worker if one dies while playing it."""
         error = ""
-        for _ in range(self._fleet.attempts):
+        for _ in range(ATTEMPTS):
             worker = await self._free_worker()
             worker.playing += 1
             try:
@@ -173,7 +182,7 @@ class RayRollouts:
                 worker.playing -= 1
                 self._changed.set()
         nobody_knows = Hashes(env="", policy="", index="")
-        return job.broken(nobody_knows, f"{self._fleet.attempts} workers were lost over it; the last: {error}")
+        return job.broken(nobody_knows, f"{ATTEMPTS} workers were lost over it; the last: {error}")
 
     async def _episode(self, call: Any) -> Episode:
         """Await an episode. If cancelled, wait until the worker has ended it and its place is free."""
@@ -194,16 +203,16 @@ class RayRollouts:
                     keeper.result()
             present = [each for each in self._workers if each.weights is self._weights]
             worker = min(present, key=lambda each: each.playing, default=None)
-            if worker and worker.playing < self._fleet.places:
+            if worker and worker.playing < self._places:
                 return worker
-            deadline = None if self._workers else deadline or clock() + self._fleet.patience_s
+            deadline = None if self._workers else deadline or clock() + PATIENCE_S
             self._changed.clear()
             try:
                 async with asyncio.timeout_at(deadline):
                     await self._changed.wait()
             except TimeoutError:
-                wanted = f"{self._fleet.cpus:g} CPUs and {self._fleet.gpus:g} GPUs"
-                raise InfrastructureFault(f"no worker, each of {wanted}, for {self._fleet.patience_s:g} s") from None
+                wanted = f"{CPUS:g} CPU and {self._fleet.gpus:g} GPUs"
+                raise InfrastructureFault(f"no worker, each of {wanted}, for {PATIENCE_S:g} s") from None
 
     def _dismiss(self, worker: _Worker) -> None:
         """Give a worker no more jobs, and kill it: nobody awaits its results any more."""

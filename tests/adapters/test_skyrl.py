@@ -19,7 +19,6 @@ from statistics import fmean
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-import msgspec
 import pytest
 import torch
 from aiohttp import ClientConnectionError, ClientResponseError
@@ -43,7 +42,7 @@ from harness1.errors import ConfigError, InfrastructureFault, UsageError
 from harness1.models.backend import Grammar
 from harness1.models.chat_format import ChatFormat
 from harness1.records import Episode, Sampling, Status, ToolCall
-from harness1.rl.open import TaskChoice, open_tasks
+from harness1.rl.open import TaskChoice, TrainingInputs, open_tasks
 from harness1.rl.rows import training_rows
 from harness1.rows.calls import calls_of, calls_to_train, prompt_ids
 from harness1.training.algorithm import Cispo
@@ -112,9 +111,8 @@ class Place(NamedTuple):
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     config = load_config("rl/small", ["rl.samples=2", "env.context_window=8192"])
-    learn = msgspec.structs.replace(config.machine.learn, data=(WORLD,))
     find_index = partial(index_of, cache=tmp_path_factory.mktemp("cache"), config=config)
-    return Place(config, *open_tasks(config, learn, find_index), chat_format("hermes", "chatml"))
+    return Place(config, *open_tasks(config, TrainingInputs((WORLD,)), find_index), chat_format("hermes", "chatml"))
 
 
 def asked_for(rows: Sequence[dict[str, Any]], samples: int, phase: str = "train", **sampling: Any) -> dict[str, Any]:
@@ -471,7 +469,7 @@ def test_generation_runs_ahead_of_training_as_far_as_ours_does() -> None:
 @pytest.mark.skipif(importlib.util.find_spec("skyrl") is not None, reason="SkyRL is installed")
 def test_without_skyrl_the_error_says_how_to_install_it() -> None:
     with pytest.raises(UsageError, match=r"pip install .skyrl.*Python 3\.12"):
-        experiment(Config())
+        experiment(Config(), [])
 
 
 def test_with_skyrl_its_own_checks_take_the_settings() -> None:
@@ -482,7 +480,7 @@ def test_with_skyrl_its_own_checks_take_the_settings() -> None:
     assert cfg.trainer.algorithm.off_policy_correction.tis_ratio_type is None
     assert cfg.generator.inference_engine.engine_init_kwargs["max_model_len"] == 32768
     assert list(cfg.trainer.policy.optimizer_config.adam_betas) == [0.9, 0.95]
-    assert issubclass(experiment(config), importlib.import_module("skyrl.train.entrypoints.main_base").BasePPOExp)
+    assert issubclass(experiment(config, []), importlib.import_module("skyrl.train.entrypoints.main_base").BasePPOExp)
 
 
 @pytest.mark.parametrize("staleness", [0, 2])
@@ -498,7 +496,7 @@ def test_with_skyrl_the_trainer_is_the_asynchronous_one_where_it_runs_ahead(
     cfg = made.from_cli_overrides([*settings(config), "trainer.logger=console"])
     importlib.import_module("skyrl.train.utils").validate_cfg(cfg)
     parts = dict.fromkeys(PARTS)
-    chosen: Any = experiment(config)
+    chosen: Any = experiment(config, [])
     name, given = chosen.get_trainer(chosen.__new__(chosen), cfg=cfg, **parts)
     assert name == ("FullyAsyncRayPPOTrainer" if staleness else "RayPPOTrainer")
     assert given == {"cfg": cfg, **parts}

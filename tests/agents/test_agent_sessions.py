@@ -12,7 +12,7 @@ import pytest
 
 from harness1.agents.evaluation import AgentSession, delivered_f1, open_evaluation, reward_of
 from harness1.agents.training import Agent, OnPolicyUpstream, agent_rollouts
-from harness1.config import Agents, Config, Rl, load_config
+from harness1.config import Config, Rl, load_config
 from harness1.episodes.jobs import EpisodeJob
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.records import DocId, Episode, Gold, Hashes, Status, Task
@@ -64,14 +64,7 @@ if manner == "good":
     ask("And then?", history)
     open("delivered.txt", "w").write("D1\\nD9\\n")
 """
-CONFIG = load_config(
-    None,
-    [
-        "machine.concurrency=8",
-        "machine.episode_deadline_s=20",
-        "machine.agents.calls=6",
-    ],
-)
+CONFIG = load_config(None, ["machine.concurrency=8", "machine.episode_deadline_s=20"])
 
 
 class Played:
@@ -158,7 +151,8 @@ def test_rows_are_made_of_sessions_as_of_any_episodes(rows: str, tmp_path: Path)
     assert {value for row in made for value in row.advantages or () if value} == {-0.5, 0.5}
 
 
-def test_no_manners_of_an_agent_harm_the_others(tmp_path: Path) -> None:
+def test_no_manners_of_an_agent_harm_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness1.agents.training.MOST_CALLS", 6)
     config = msgspec.structs.replace(CONFIG, machine=msgspec.structs.replace(CONFIG.machine, episode_deadline_s=4.0))
     played = Played(tmp_path, config=config)
     good, crash, hang, flood, greedy, last = played.play(tasks_of("good", "crash", "hang", "flood", "greedy", "good"))
@@ -224,7 +218,7 @@ def test_calls_after_the_end_of_a_session_are_refused_and_not_recorded(tmp_path:
 
 
 def test_a_hundred_sessions_run_at_once(tmp_path: Path) -> None:
-    machine = msgspec.structs.replace(CONFIG.machine, concurrency=100, agents=Agents(calls=4), episode_deadline_s=120.0)
+    machine = msgspec.structs.replace(CONFIG.machine, concurrency=100, episode_deadline_s=120.0)
     played = Played(tmp_path, config=msgspec.structs.replace(CONFIG, machine=machine))
     episodes = played.play(tasks_of("good"), samples=100)
     assert [(each.status, len(each.turns)) for each in episodes] == [(Status.COMPLETED, 2)] * 100

@@ -81,7 +81,7 @@ def test_the_model_behind_an_agent_is_trained_and_a_training_resumes(harness1: C
 
 def test_an_agent_that_always_crashes_ends_the_training_with_its_last_words(harness1: Command, tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text("raise SystemExit('no module named wonder')")
-    code, _, err = harness1(*agents(tmp_path, "--set", "machine.agents.retries=0"))
+    code, _, err = harness1(*agents(tmp_path))
     assert code != 0
     assert "no module named wonder" in err
 

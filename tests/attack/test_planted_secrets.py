@@ -82,8 +82,6 @@ def settings(planted: Planted, url: str) -> dict[str, str]:
         "machine.web.read_url": f"http://user:{planted.any()}@{host}/read/",
         "machine.verifier.url": f"http://user:{planted.any()}@{host}/v1?key={planted.any()}",
         "machine.fleet.address": f"ray://{planted.any()}@{host}",
-        "machine.learn.index": f'["milvus:http://u:{planted.any()}@{host}", "http://{planted.any()}@{host}"]',
-        "machine.learn.model": f"vllm:m@http://u:{planted.any()}@{host}",
     }
 
 

@@ -161,7 +161,7 @@ def test_an_answer_that_does_not_come_is_missing_with_exit_code_3_and_is_asked_a
 
 def test_a_wrong_key_is_said_at_once(command: Command, run_folder: Path, tmp_path: Path) -> None:
     with model(lambda *_: (401, "no such key")) as reader:
-        ended = answering(command, run_folder, tmp_path / "out", reader, "--set", "machine.model.concurrency=2")
+        ended = answering(command, run_folder, tmp_path / "out", reader, "--set", "machine.concurrency=2")
         assert ended.code == 3
         assert "no such key" in ended.err
         assert len(reader.bodies) <= 2
@@ -193,7 +193,7 @@ def test_an_interrupt_loses_no_answer(run_folder: Path, tmp_path: Path) -> None:
         return reading(system, user)
 
     with model(slowly) as reader:
-        answerer = ["--answerer", f"openai:reader@{reader.url}", "--set", "machine.model.concurrency=2"]
+        answerer = ["--answerer", f"openai:reader@{reader.url}", "--set", "machine.concurrency=2"]
         work = [sys.executable, "-m", "harness1", "answer", str(run_folder), *answerer]
         work += ["--out", str(tmp_path / "out"), "--json"]
         process = subprocess.Popen(

@@ -41,7 +41,7 @@ def train(*options: str, data: str = WORLD, model: str = "hf:model", out: str = 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["rl", "train", "--config", RL, "--set", "machine.learn.out="], "give --data, --model and --out"),
+        (["rl", "train", "--config", RL, "--model", "hf:model", "--out", "out"], "give either --data or --pivots"),
         (train(data="nowhere"), "nowhere"),
         (train(model="openai:gpt@http://localhost:1"), "gives no token ids"),
         (train(model="hf:nothing"), "nothing"),
@@ -55,7 +55,7 @@ def train(*options: str, data: str = WORLD, model: str = "hf:model", out: str = 
         (train("--against", f"{WORLD}:train"), "0 of 60 tasks are taken"),
         (train("--exclude", "model"), "no card there says"),
         (train("--against", WORLD, "--set", "data.leaks=keep"), "data.leaks=keep turns off"),
-        (train("--pivots", "model"), "--data or --pivots"),
+        (train("--pivots", "model"), "give either --data or --pivots"),
         (train("--set", "machine.fleet.workers=2", model="vllm:model@http://localhost:1"), "not a server"),
         (train("--set", "machine.model.sleep=true"), "machine.model.sleep is for vllm"),
         (train("--set", "rl.substeps=3"), "rl.substeps"),

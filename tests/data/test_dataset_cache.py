@@ -84,6 +84,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1000)
     made = Host(zipped(tmp_path / "made.zip"))
+    monkeypatch.setattr(dataset_cache, "MIRROR", made.url)
     known = BeirSet("tiny", "a set of a test", "1 question", hashlib.md5(made.content).hexdigest())
     monkeypatch.setitem(dataset_cache.BEIR_SETS, "tiny", known)
     thread = Thread(target=made.server.serve_forever, daemon=True)
@@ -95,7 +96,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
 
 @pytest.fixture
 def here(host: Host, tmp_path: Path) -> DatasetCache:
-    return DatasetCache(tmp_path / "data", host.url)
+    return DatasetCache(tmp_path / "data")
 
 
 def kept(folder: Path) -> list[str]:
@@ -105,7 +106,7 @@ def kept(folder: Path) -> list[str]:
 @pytest.mark.service
 def test_a_named_dataset_is_fetched_once_and_opened(host: Host, here: DatasetCache) -> None:
     shown: list[tuple[str, int, int]] = []
-    seen = DatasetCache(here.folder, here.mirror, progress=lambda *each: shown.append(each))
+    seen = DatasetCache(here.folder, progress=lambda *each: shown.append(each))
     for _ in range(2):
         place = seen.get("tiny")
     assert place == str(here.folder / "tiny")
@@ -189,13 +190,15 @@ def test_a_host_without_the_file_is_asked_once_and_the_way_by_hand_is_told(host:
 def test_without_a_network_one_line_says_what_was_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setattr("time.sleep", lambda seconds: None)
-    offline = DatasetCache(tmp_path, "http://127.0.0.1:9")
+    monkeypatch.setattr(dataset_cache, "MIRROR", "http://127.0.0.1:9")
+    offline = DatasetCache(tmp_path)
     with pytest.raises(InfrastructureFault, match=r"127\.0\.0\.1:9/scifact\.zip cannot be downloaded: no connection"):
         offline.get("scifact")
 
 
-def test_a_folder_placed_by_hand_is_found_without_a_network(tmp_path: Path) -> None:
-    offline = DatasetCache(tmp_path, "http://127.0.0.1:9")
+def test_a_folder_placed_by_hand_is_found_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataset_cache, "MIRROR", "http://127.0.0.1:9")
+    offline = DatasetCache(tmp_path)
     for name in ("scifact", "someone/mine", "cqadupstack/gis", "hotpotqa", "anything"):
         write_beir(tmp_path / name)
         assert offline.get(name) == str(tmp_path / name) if name != "anything" else offline.find(name)
@@ -207,16 +210,16 @@ def test_a_folder_placed_by_hand_is_found_without_a_network(tmp_path: Path) -> N
 def test_a_download_that_was_killed_is_not_found(tmp_path: Path) -> None:
     write_beir(tmp_path / "scifact")
     dataset_cache.Stage(GET, {}).write(tmp_path / "scifact", status="running")
-    assert DatasetCache(tmp_path, "").find("scifact") is None
+    assert DatasetCache(tmp_path).find("scifact") is None
 
 
 def test_an_unknown_name_is_answered_with_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(
         UsageError, match=r"there is no dataset 'scifatc'; did you mean scifact\?; `harness1 data list`"
     ):
-        DatasetCache(tmp_path, "").get("scifatc")
+        DatasetCache(tmp_path).get("scifatc")
     with pytest.raises(UsageError, match="cqadupstack holds several datasets; name one: cqadupstack/android"):
-        DatasetCache(tmp_path, "").get("cqadupstack")
+        DatasetCache(tmp_path).get("cqadupstack")
 
 
 def test_an_archive_fetched_elsewhere_is_checked_and_placed(here: DatasetCache, host: Host, tmp_path: Path) -> None:
@@ -238,7 +241,7 @@ def test_what_is_no_name_is_refused_before_anyone_is_asked(
 ) -> None:
     monkeypatch.setattr("httpx.Client.send", lambda *_, **__: pytest.fail("the hub was asked"))
     with pytest.raises(UsageError, match=told):
-        DatasetCache(tmp_path / "data", "http://127.0.0.1:9").get(name)
+        DatasetCache(tmp_path / "data").get(name)
 
 
 @pytest.mark.parametrize("name", ["../out.txt", "/out.txt", "tiny/../../out.txt", "a\\..\\out.txt", "C:out.txt"])
@@ -277,7 +280,7 @@ def test_a_dataset_of_the_hub_is_verified_when_it_is_fetched_again(
 
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda self, name: SimpleNamespace(sha=sha))
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
-    here, sha, corpus = DatasetCache(tmp_path, ""), "first", FILES["corpus.jsonl"]
+    here, sha, corpus = DatasetCache(tmp_path), "first", FILES["corpus.jsonl"]
     place = Path(here.get("someone/mine"))
     assert place == tmp_path / "someone" / "mine"
     place.rename(tmp_path / "away")

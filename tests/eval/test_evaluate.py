@@ -230,7 +230,7 @@ def test_a_finished_run_that_lost_episodes_is_not_finished(index: str, tmp_path:
     assert load_finished_metrics(job, tmp_path) is None
 
 
-@pytest.mark.parametrize("setting", ["machine.price.prompt=2", "machine.bootstrap=200"])
+@pytest.mark.parametrize("setting", ["machine.price=[2, 0, 0]", "machine.bootstrap=200"])
 def test_what_is_made_of_the_episodes_by_other_settings_is_made_again(index: str, tmp_path: Path, setting: str) -> None:
     job = evaluation(index, 3, "random")
     evaluate(job, tmp_path, ignore, ignore)

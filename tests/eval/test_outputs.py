@@ -209,7 +209,7 @@ def test_long_ids_that_begin_alike_have_files_of_their_own() -> None:
 
 
 def test_the_configuration_is_written_without_secrets_and_reads_back(tmp_path: Path) -> None:
-    config = load_config(overrides=["env.max_turns=7", "machine.model.key=secret", "machine.learn.data=['a', 'b']"])
+    config = load_config(overrides=["env.max_turns=7", "machine.model.key=secret", "machine.web.hosts=['a', 'b']"])
     write_outputs(tmp_path, RUN, TASKS, config, summarise(RUN, TASKS, config))
     assert "secret" not in (tmp_path / "config.toml").read_text()
     run = msgspec.structs.replace(config.machine, model=config.machine.model.public())

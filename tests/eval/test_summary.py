@@ -181,7 +181,7 @@ def test_runs_are_paired_by_the_metrics_of_their_tasks() -> None:
     assert paired_difference(full, recalls([cut(episode, 1) for episode in RUN]), 10).mean == pytest.approx(0.25 / 3)
 
 
-PRICED = load_config(None, ["machine.price.prompt=2", "machine.price.cached=0.5", "machine.price.output=8"])
+PRICED = load_config(None, ["machine.price=[2, 0.5, 8]"])
 
 
 def spoken() -> Episode:

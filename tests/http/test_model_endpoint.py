@@ -31,7 +31,7 @@ class Script:
 
 
 def endpoint(url: str, **options: object) -> ModelEndpoint:
-    return ModelEndpoint(url, **{"key": KEY, "backoff_s": 0.0, "timeout_s": 5.0, **options})
+    return ModelEndpoint(url, **{"key": KEY, "timeout_s": 5.0, **options})
 
 
 def posted(asked: ModelEndpoint, body: object = None) -> Numbers:
@@ -196,7 +196,8 @@ def test_it_waits_as_long_as_the_server_asks_and_no_longer_than_the_bound(monkey
 
     script = Script([(429, {"Retry-After": "2"}, b""), (503, {"Retry-After": "86400"}, b""), (503, {}, b""), WELL])
     with replying(script) as url:
-        asked = endpoint(url, attempts=4, backoff_s=0.5)
+        asked = endpoint(url, attempts=4)
+        monkeypatch.setattr("harness1.http.client.BACKOFF_S", 0.5)
         monkeypatch.setattr("harness1.http.client.asyncio.sleep", note)
         posted(asked)
     assert 2.5 <= waits[0] <= 3.0

@@ -10,14 +10,14 @@ import pytest
 from harness1 import config
 from harness1.config import Config, Dense, load_config
 from harness1.retrieval.build import build_index
-from harness1.retrieval.open import open_retriever
+from harness1.retrieval.open import _open, open_retriever, split_engine
 from harness1.retrieval.protocol import Retriever
 from tests.retrieval.contract import DOCUMENTS, EngineContract, Make
 from tests.serving import serving
 
 pytestmark = pytest.mark.service
 
-UNCACHED = load_config(None, ["machine.cached_searches=0", "machine.call_deadline_s=5.0"])
+QUICK = load_config(None, ["machine.call_deadline_s=5.0"])
 
 
 class TestRemote(EngineContract):
@@ -30,7 +30,7 @@ class TestRemote(EngineContract):
                 folder = tmp_path_factory.mktemp("index")
                 build_index(documents, folder, settings)
                 served = open_retriever(str(folder), Config())
-                return open_retriever(servers.enter_context(serving(served)), UNCACHED)
+                return _open(*split_engine(servers.enter_context(serving(served))), QUICK)
 
             yield make
 
@@ -38,7 +38,7 @@ class TestRemote(EngineContract):
     def orphan(self, tmp_path) -> Retriever:
         build_index(DOCUMENTS[:20], tmp_path, self.settings)
         with serving(open_retriever(str(tmp_path), Config())) as url:
-            return open_retriever(url, UNCACHED)
+            return open_retriever(url, QUICK)
 
 
 class TestRemoteHybrid(TestRemote):

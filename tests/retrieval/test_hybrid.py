@@ -201,10 +201,11 @@ def test_a_batch_changes_no_answer(folder: Path, on: bool) -> None:
 
 
 def test_concurrent_searches_share_one_call_of_the_scorer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Machine, "batch_ms", 10_000.0)
+    monkeypatch.setattr("harness1.retrieval.retriever.WINDOW_S", 10.0)
+    monkeypatch.setattr("harness1.retrieval.retriever.BATCH_SIZE", 16)
     scorer = Scorer()
     # The batch starts when all have come; the time only bounds a failure.
-    retriever = reranking(folder, scorer, Machine(batch_size=16))
+    retriever = reranking(folder, scorer, Machine())
 
     async def concurrently() -> None:
         await asyncio.gather(*(retriever.search([request]) for request in requests(16)))

@@ -24,17 +24,22 @@ from harness1.errors import ConfigError, InfrastructureFault
 from harness1.http.client import CONNECTIONS
 from harness1.policy.registry import open_policy
 from harness1.records import ChunkId, DocId, Status, Task
+from harness1.retrieval import open as opening
 from harness1.retrieval.engines.remote import About, RemoteRetriever, SearchR1Retriever
-from harness1.retrieval.open import open_retriever
 from harness1.retrieval.protocol import BadPattern, IndexInfo, RetrievalFault, SearchRequest, SearchResult
 from harness1.runs.journal import read_episodes
 from tests.serving import HOST, imitating, process_serving, serving
 from tests.support import CORPUS, WordRetriever, make_env, run
 
-OPTIONS = ["machine.attempts=2", "machine.call_deadline_s=5.0", "machine.cached_searches=0"]
+OPTIONS = ["machine.attempts=2", "machine.call_deadline_s=5.0"]
 QUICK = load_config(None, OPTIONS)
 NO_GREP = load_config(None, [*OPTIONS, "env.grep.on=false"])
 FOUND = b'{"result":[[{"document":{"id":"7","contents":"Title\\nText"},"score":1.0}]]}'
+
+
+def opened(spec: str, config: Config = QUICK) -> Any:
+    """The client alone, without the cache in front of it."""
+    return opening._open(*opening.split_engine(spec), config)
 
 
 def about(config: Config = QUICK) -> About:
@@ -62,7 +67,7 @@ def test_what_is_found_over_the_wire_is_what_the_served_retriever_finds() -> Non
         SearchRequest(" ", 3),
     ]
     with serving(direct) as url:
-        remote = open_retriever(url, QUICK)
+        remote = opened(url)
         assert isinstance(remote, RemoteRetriever)
         assert remote.info == direct.info
         assert run(remote.search(requests)) == run(direct.search(requests))
@@ -82,7 +87,7 @@ def test_an_episode_over_the_wire_is_the_episode_over_the_retriever_itself() -> 
     task = Task("task", "Where did the father of Ada Lovelace die?")
     near = make_env()
     with serving(WordRetriever(CORPUS)) as url:
-        far = SearchEnv(Config().env, open_retriever(url, QUICK), machine=QUICK.machine)
+        far = SearchEnv(Config().env, opened(url), machine=QUICK.machine)
         here, there = (run(rollout(env, open_policy("scripted", {}), task)) for env in (near, far))
     assert there.status is Status.COMPLETED
     assert msgspec.structs.replace(there, stage_ms={}) == msgspec.structs.replace(here, stage_ms={})
@@ -90,7 +95,7 @@ def test_an_episode_over_the_wire_is_the_episode_over_the_retriever_itself() -> 
 
 def test_a_fault_of_one_query_leaves_the_others() -> None:
     with serving(WordRetriever(CORPUS, faults=1)) as url:
-        found = run(open_retriever(url, QUICK).search([SearchRequest("ada", 1), SearchRequest("ada", 1)]))
+        found = run(opened(url).search([SearchRequest("ada", 1), SearchRequest("ada", 1)]))
     assert found[0] == RetrievalFault("down")
     assert isinstance(found[1], SearchResult)
 
@@ -98,7 +103,7 @@ def test_a_fault_of_one_query_leaves_the_others() -> None:
 def test_every_loop_has_its_session_and_leaves_nothing_open(caplog: pytest.LogCaptureFixture) -> None:
     with serving(WordRetriever(CORPUS)) as url, warnings.catch_warnings():
         warnings.simplefilter("error")
-        remote = open_retriever(url, QUICK)
+        remote = opened(url)
         before = len(list(Path("/proc/self/fd").iterdir()))
         for _ in range(5):
             assert isinstance(one(remote, "ada"), SearchResult)
@@ -132,14 +137,14 @@ def test_connections_to_a_server_are_bounded() -> None:
 
     retriever = Counting(CORPUS)
     with serving(retriever) as url:
-        found = run(crowd(open_retriever(url, QUICK)))
+        found = run(crowd(opened(url)))
     assert all(isinstance(result, SearchResult) for (result,) in found)
     assert 10 < retriever.most <= CONNECTIONS
 
 
 def test_a_server_that_goes_is_a_fault_and_one_that_comes_back_answers_again() -> None:
     with serving(WordRetriever(CORPUS)) as url:
-        remote = open_retriever(url, QUICK)
+        remote = opened(url)
         assert isinstance(one(remote, "ada"), SearchResult)
     port = int(url.rsplit(":", 1)[1])
     fault = one(remote, "ada")
@@ -153,7 +158,7 @@ def test_a_server_that_goes_is_a_fault_and_one_that_comes_back_answers_again() -
 
 def test_a_server_that_comes_back_with_another_index_or_ranking_is_a_fault() -> None:
     with serving(WordRetriever(CORPUS)) as url:
-        remote = open_retriever(url, QUICK)
+        remote = opened(url)
     port = int(url.rsplit(":", 1)[1])
     with serving(WordRetriever(CORPUS), load_config(None, ["env.retrieval.mode=bm25"]), port=port):
         fault = one(remote, "ada")
@@ -209,24 +214,24 @@ def test_a_server_that_does_not_answer_is_a_fault_after_the_deadline(monkeypatch
 
 def test_opening_where_nobody_answers_is_a_fault_of_the_infrastructure_with_a_clear_text() -> None:
     with pytest.raises(InfrastructureFault, match=r"no retriever answers at .*refused.*2 attempts"):
-        open_retriever(f"http://{HOST}:{free_port()}", QUICK)
+        opened(f"http://{HOST}:{free_port()}", QUICK)
     with (
         imitating(lambda *_: (502, b'{"error":"bad gateway"}')) as url,
         pytest.raises(InfrastructureFault, match="502 bad gateway"),
     ):
-        open_retriever(url, QUICK)
+        opened(url)
     with imitating(lambda *_: (200, b'{"a":1}')) as url, pytest.raises(InfrastructureFault, match="does not describe"):
-        open_retriever(url, QUICK)
+        opened(url)
     for odd in (f"http://{HOST}:notaport", "http:", "http://a b/"):
         with pytest.raises((ConfigError, InfrastructureFault)):
-            open_retriever(odd, QUICK)
+            opened(odd, QUICK)
 
 
 @pytest.mark.parametrize("login", ["user:secret", "user:my@secret", ":secret"])
 def test_an_address_with_a_password_is_refused_and_the_password_not_repeated(login: str) -> None:
     for spec in (f"http://{login}@{HOST}:1", f"https://{login}@{HOST}", f"http:{login}@{HOST}"):
         with pytest.raises(ConfigError) as caught:
-            open_retriever(spec, QUICK)
+            opened(spec, QUICK)
         assert "secret" not in str(caught.value)
         assert HOST in str(caught.value)
 
@@ -239,7 +244,7 @@ def test_opening_is_tried_again_while_a_server_starts() -> None:
         return (503, b"starting") if len(asked) == 1 else (200, msgspec.json.encode(about()))
 
     with imitating(starting) as url:
-        assert open_retriever(url, QUICK).info.index_hash == "word-index"
+        assert opened(url).info.index_hash == "word-index"
     assert asked == ["/info", "/info"]
 
 
@@ -247,10 +252,10 @@ def test_other_ranking_settings_are_an_error_that_says_what_to_set() -> None:
     theirs = load_config(None, ["env.retrieval.mode=bm25", "env.retrieval.rerank.on=true"])
     with serving(WordRetriever(CORPUS), theirs) as url:
         with pytest.raises(ConfigError) as caught:
-            open_retriever(url, QUICK)
+            opened(url)
         options = str(caught.value).partition("use them: ")[2].replace("--set ", "").split()
         assert options == ["env.retrieval.mode=bm25", "env.retrieval.rerank.on=true"]
-        assert isinstance(open_retriever(url, load_config(None, [*OPTIONS, *options])), RemoteRetriever)
+        assert isinstance(opened(url, load_config(None, [*OPTIONS, *options])), RemoteRetriever)
 
 
 @pytest.mark.parametrize(("status", "page"), [(404, b'{"detail":"Not Found"}'), (405, b""), (200, b"<html>")])
@@ -260,7 +265,7 @@ def test_a_server_that_tells_nothing_about_itself_is_taken_for_one_of_search_r1(
 
     with imitating(peer) as url:
         for spelling in (url, f"{url}/", f"{url}/retrieve"):
-            retriever = open_retriever(spelling, NO_GREP)
+            retriever = opened(spelling, NO_GREP)
             assert isinstance(retriever, SearchR1Retriever)
             (found,) = run(retriever.search([SearchRequest("q", 1)]))
             assert [hit.chunk.chunk_id for hit in found.hits] == ["7"]

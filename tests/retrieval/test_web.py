@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.pretty import pretty_repr
 
-from harness1.config import Config, Web, load_config
+from harness1.config import Config, load_config
 from harness1.episodes.rollout import rollout
 from harness1.errors import ConfigError, CorpusError, MissingExtra, UsageError
 from harness1.policy.scripted import ScriptedPolicy, SingleShotPolicy
@@ -225,7 +225,7 @@ def test_a_hundred_results_keep_their_order(api, tmp_path) -> None:
 
 
 def test_seen_pages_never_come_back_and_as_many_more_are_asked_for(api, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(Web, "results", 2)
+    monkeypatch.setattr("harness1.retrieval.engines.web.RESULTS", 2)
     retriever = opened(tmp_path, api.url)
     assert found(ask(retriever, "ada", 1)) == [f"{ADA}#snippet"]
     assert found(ask(retriever, "ada", 1, f"{ADA}#snippet", f"{ADA}#0")) == [f"{BYRON}#snippet"]
@@ -383,7 +383,7 @@ def test_a_page_that_tells_of_a_warning_is_a_page(api, tmp_path) -> None:
 
 
 def test_an_endless_page_is_cut_while_it_comes_at_the_border_of_a_character(api, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(Web, "page_bytes", 100_001)
+    monkeypatch.setattr("harness1.retrieval.engines.web.PAGE_BYTES", 100_001)
     sent = []
 
     async def endless(request: web.Request) -> web.StreamResponse:
@@ -446,7 +446,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("kind", FAULTS)
 def test_what_fails_is_a_fault_that_is_not_kept(api, tmp_path, kind, monkeypatch) -> None:
-    monkeypatch.setattr(Web, "timeout_s", 0.15)
+    monkeypatch.setattr("harness1.retrieval.engines.web.TIMEOUT_S", 0.15)
     answer, message = FAULTS[kind]
     api.search_answer = api.read_answer = answer
     retriever = opened(tmp_path, api.url)
@@ -474,7 +474,7 @@ def test_what_fails_is_a_fault_that_is_not_kept(api, tmp_path, kind, monkeypatch
     ids=["empty", "html", "cut", "no list", "other list", "other link", "no text", "deep", "long"],
 )
 def test_an_answer_of_another_form_is_a_fault_and_never_no_results(api, tmp_path, body, monkeypatch) -> None:
-    monkeypatch.setattr(Web, "page_bytes", 250_000)
+    monkeypatch.setattr("harness1.retrieval.engines.web.PAGE_BYTES", 250_000)
     api.search_answer = answering(body=body)
     answer = ask(opened(tmp_path, api.url))
     assert isinstance(answer, RetrievalFault)
@@ -566,8 +566,8 @@ def test_equal_questions_at_one_time_are_asked_once(api, tmp_path) -> None:
 
 
 def test_no_more_requests_are_in_flight_than_are_allowed(api, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(Web, "concurrency", 3)
-    monkeypatch.setattr(Web, "timeout_s", 0.35)
+    monkeypatch.setattr("harness1.retrieval.engines.web.CONNECTIONS", 3)
+    monkeypatch.setattr("harness1.retrieval.engines.web.TIMEOUT_S", 0.35)
     api.read_answer = after(0.05, b"page")
     retriever = opened(tmp_path, api.url)
 
@@ -642,7 +642,7 @@ def test_a_setting_that_decides_an_answer_asks_anew(api, tmp_path, change) -> No
 
 def test_a_longer_bound_reads_a_page_anew(api, tmp_path, monkeypatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(Web, "page_bytes", 10)
+        patch.setattr("harness1.retrieval.engines.web.PAGE_BYTES", 10)
         short = read(opened(tmp_path, api.url), ADA)
     assert [chunk.text for chunk in short] == [PAGES[ADA][:10]]
     assert len(read(opened(tmp_path, api.url), ADA)) == 4

@@ -127,7 +127,7 @@ def oracle(harness1: Command) -> str:
 
 
 def test_the_turns_of_a_teacher_are_profiled_and_trained_on(harness1: Command, start: Start, oracle: str) -> None:
-    profiled = harness1("rl", "pivots", oracle, "--out", "pivots", "--set", "machine.learn.model=hf:start")
+    profiled = harness1("rl", "pivots", oracle, "--out", "pivots", "--policy", "hf:start")
     assert profiled.code == 0, profiled.err
     kept = [pivot for pivot in read_pivots(start.folder / "pivots") if pivot.fate == "kept"]
     assert kept

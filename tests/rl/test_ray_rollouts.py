@@ -24,7 +24,7 @@ from harness1.rl.ray_rollouts import RayRollouts
 pytestmark = pytest.mark.ray
 STORE = 80 * 2**20
 PLACES = 3
-FLEET = Fleet(workers=2, places=PLACES, patience_s=60.0)
+FLEET = Fleet(workers=2)
 
 
 @dataclass(frozen=True)
@@ -109,12 +109,14 @@ def jobs(count: int, *queries: str) -> list[EpisodeJob]:
     return [EpisodeJob(Task(task_id=str(number), query=query), sample_idx=number) for number, query in enumerate(asked)]
 
 
-def play(folder: Path, asked: list[EpisodeJob], fleet: Fleet = FLEET) -> tuple[list[Episode], int]:
+def play(
+    folder: Path, asked: list[EpisodeJob], fleet: Fleet = FLEET, places: int = PLACES
+) -> tuple[list[Episode], int]:
     """The episodes, in order, and how many workers were lost."""
     found: list[Episode] = []
 
     async def main() -> int:
-        async with RayRollouts(partial(Fake, folder), fleet) as rollouts:
+        async with RayRollouts(partial(Fake, folder), FLEET, places) as rollouts:
             await rollouts.run(asked, found.append)
             return rollouts.lost
 
@@ -138,12 +140,11 @@ def test_a_worker_that_exits_is_replaced_and_its_jobs_go_to_others(cluster: Clus
 
 
 def test_a_job_that_kills_its_workers_is_broken_by_the_infrastructure(cluster: Cluster, tmp_path: Path) -> None:
-    fleet = Fleet(workers=2, places=1, attempts=2, patience_s=60.0)
-    episodes, lost = play(tmp_path, jobs(12, "poison"), fleet)
+    episodes, lost = play(tmp_path, jobs(12, "poison"), places=1)
     assert [episode.sample_idx for episode in episodes] == list(range(12))
     assert [episode.status for episode in episodes] == [Status.INFRA_ERROR, *[Status.COMPLETED] * 11]
-    assert "2 workers were lost" in (episodes[0].error or "")
-    assert lost == 2
+    assert "3 workers were lost" in (episodes[0].error or "")
+    assert lost == 3
 
 
 def test_what_is_the_users_fault_ends_the_run(cluster: Cluster, tmp_path: Path) -> None:
@@ -156,22 +157,24 @@ def test_rollouts_that_cannot_be_opened_end_the_run(cluster: Cluster) -> None:
         asyncio.run(run_with(partial(refuse, "no such model"), FLEET))
 
 
-def test_a_cluster_without_room_is_said(cluster: Cluster, tmp_path: Path) -> None:
-    with pytest.raises(InfrastructureFault, match="no worker, each of 64 CPUs"):
-        asyncio.run(run_with(partial(Fake, tmp_path), Fleet(workers=2, cpus=64, patience_s=1.0)))
+def test_a_cluster_without_room_is_said(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness1.rl.ray_rollouts.PATIENCE_S", 1.0)
+    with pytest.raises(InfrastructureFault, match="no worker, each of 1 CPU and 64 GPUs"):
+        asyncio.run(run_with(partial(Fake, tmp_path), Fleet(workers=2, gpus=64)))
 
 
 def refuse(why: str) -> Fake:
     raise ConfigError(why)
 
 
-def test_workers_that_cannot_begin_are_said(cluster: Cluster) -> None:
+def test_workers_that_cannot_begin_are_said(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness1.rl.ray_rollouts.ATTEMPTS", 1)
     with pytest.raises(InfrastructureFault, match=r"2 workers in a row died as they began: .*exit"):
-        asyncio.run(run_with(partial(os._exit, 1), Fleet(workers=1, attempts=1)))
+        asyncio.run(run_with(partial(os._exit, 1), Fleet(workers=1)))
 
 
 async def run_with(make: Callable[[], Any], fleet: Fleet) -> None:
-    async with RayRollouts(make, fleet) as rollouts:
+    async with RayRollouts(make, fleet, PLACES) as rollouts:
         await rollouts.run(jobs(1), lambda episode: None)
 
 
@@ -229,7 +232,7 @@ def test_a_node_that_is_lost_is_survived(cluster: Cluster, tmp_path: Path) -> No
     found: list[Episode] = []
 
     async def main() -> None:
-        async with RayRollouts(partial(Fake, tmp_path), Fleet(workers=4, places=PLACES, patience_s=60.0)) as rollouts:
+        async with RayRollouts(partial(Fake, tmp_path), Fleet(workers=4), PLACES) as rollouts:
             await rollouts.publish({"w": Weight(1)}, 1)  # type: ignore[dict-item]
 
             async def source() -> AsyncIterator[EpisodeJob]:

@@ -32,6 +32,7 @@ from harness1.retrieval.protocol import (
     SearchResult,
     total_order,
 )
+from harness1.retrieval.sharing import CACHED_SEARCHES
 
 FORMAT = 1
 TIES = 10
@@ -85,7 +86,7 @@ class EngineIndex(Record):
         embedder = open_embedder(self.settings.dense, machine)
         if embedder.hash != self.embedder:
             raise CorpusError(f"{name} was built with another embedding model: set machine.embedder, or build it again")
-        return CachedQueries(embedder, machine.cached_searches)
+        return CachedQueries(embedder, CACHED_SEARCHES)
 
 
 class Placed(NamedTuple):

@@ -341,7 +341,7 @@ async def ask_about(base: str, machine: Machine) -> About | None:
             return None
         raise Transient(f"no retriever answers at {page.message}")
 
-    page = await retry(once, machine.attempts, machine.backoff_s)
+    page = await retry(once, machine.attempts)
     try:
         return msgspec.json.decode(page, type=About) if page else None
     except MALFORMED as error:

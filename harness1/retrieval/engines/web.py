@@ -89,6 +89,14 @@ def is_public_address(text: str) -> bool:
 
 HOST = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*|[0-9a-f.]*:[0-9a-f:.]*")
 """A host: a name or IPv4 address in ASCII, or an IPv6 address without brackets."""
+RESULTS = 10
+"""Results requested from the search API beyond those that an episode has seen."""
+PAGE_BYTES = 2_000_000
+"""Size at which a longer page is cut, at a character boundary; a longer answer of the search API is a fault."""
+TIMEOUT_S = 20.0
+"""Time for one request, from connecting to the last byte."""
+CONNECTIONS = 16
+"""Requests in flight in one process."""
 MOST_RESULTS = 100
 """Limit of results of a search API for one query."""
 PORTS = {"http": 80, "https": 443}
@@ -156,17 +164,17 @@ class WebRequest(Record):
 def search_question(query: str, seen: int, web: Web) -> WebRequest:
     """Return the request of a search on the listed hosts, with extra results to replace `seen` pages.
 
-    The number of results is a multiple of `web.results`, so that sibling episodes share more answers.
+    The number of results is a multiple of `RESULTS`, so that sibling episodes share more answers.
     """
     sites = " OR ".join(f"site:{host}" for host in sorted({host.lower() for host in web.hosts}))
     text = f"{query.strip()} ({sites})" if sites else query.strip()
-    number = min(web.results * (1 + -(-seen // web.results)), MOST_RESULTS)
+    number = min(RESULTS * (1 + -(-seen // RESULTS)), MOST_RESULTS)
     return WebRequest(kind="search", endpoint=_endpoint(web.search_url), subject=utf8_safe(text), limit=number)
 
 
 def page_question(url: str, web: Web) -> WebRequest:
     """Return the request of the page at a normalised address."""
-    return WebRequest(kind="page", endpoint=_endpoint(web.read_url), subject=url, limit=web.page_bytes)
+    return WebRequest(kind="page", endpoint=_endpoint(web.read_url), subject=url, limit=PAGE_BYTES)
 
 
 def snippet_question(url: str, web: Web) -> WebRequest:
@@ -285,11 +293,10 @@ class WebRetriever:
     def __init__(self, cache: PageCache, config: Config, resolve: Resolve) -> None:
         self._web, self._chunk_tokens = config.machine.web, config.index.chunk_tokens
         self._cache, self._resolve = cache, resolve
-        self._client = None if self._web.offline else HttpClient("", connections=self._web.concurrency)
+        self._client = None if self._web.offline else HttpClient("", connections=CONNECTIONS)
         self._flights: dict[tuple[asyncio.AbstractEventLoop, WebRequest], asyncio.Task[Pages]] = {}
         self._listed = {host.lower() for host in self._web.hosts}
-        web = self._web
-        settings = ["search and read", web.results, sorted(self._listed), web.page_bytes, self._chunk_tokens]
+        settings = ["search and read", RESULTS, sorted(self._listed), PAGE_BYTES, self._chunk_tokens]
         self.info = IndexInfo(index_hash=digest(settings), unit="document", documents=0, chunks=0)
 
     async def search(self, requests: Sequence[SearchRequest]) -> list[Found]:
@@ -367,13 +374,13 @@ class WebRetriever:
         """Ask the endpoint, and cache its answer unless it is a fault."""
         ask = self._find if question.kind == "search" else self._fetch
         try:
-            async with await client.turn(), asyncio.timeout(self._web.timeout_s):
+            async with await client.turn(), asyncio.timeout(TIMEOUT_S):
                 # Not cached, because names move to other addresses, and users list hosts.
                 if question.kind == "page" and (refusal := await self._judge(question)) is not None:
                     return refusal
                 answer = await ask(client, question)
         except TimeoutError:
-            return _fault(question, f"gave no answer within {self._web.timeout_s:g} s")
+            return _fault(question, f"gave no answer within {TIMEOUT_S:g} s")
         except client.errors as error:
             # The error may contain the endpoint's address, which may contain a key.
             return _fault(question, f"failed: {type(error).__name__}")
@@ -400,7 +407,7 @@ class WebRetriever:
 
     async def _find(self, client: HttpClient, question: WebRequest) -> Pages:
         headers = {"X-API-KEY": self._web.search_key} if self._web.search_key else {}
-        body, most = json.dumps({"q": question.subject, "num": question.limit}).encode(), self._web.page_bytes
+        body, most = json.dumps({"q": question.subject, "num": question.limit}).encode(), PAGE_BYTES
         status, _, encoded = await client.exchange(self._web.search_url, body, most, headers)
         if status != 200:
             return _refusal(question, status)
