@@ -125,7 +125,7 @@ def test_the_hash_of_all_decisive_settings_outlives_the_name_of_the_machine() ->
     ranked = "05a2b26b9cf1fd43552cb2f3bfb7fb77e6040c8bd91108c1dc9b237dd27b8597"
     assert load_config(None, ["machine.workers=3"]).hash == Config().hash == ranked
     assert load_config(None, ["env.max_turns=9"]).hash != ranked
-    assert load_config(None, ["rl.discount=0.9"]).hash != ranked
+    assert load_config(None, ["train.lora.layers=9"]).hash != ranked
 
 
 def test_the_former_name_of_the_machine_is_refused_with_the_present_one(tmp_path: Path) -> None:

@@ -29,8 +29,7 @@ def cispo_loss(inputs: LossInputs, ratio_min: float = 0.0, ratio_max: float = 5.
     stops gradients (CISPO, MiniMax-M1, arXiv 2506.13585).
 
     It is what `train.cispo.Cispo` computes. prime-rl divides the sum by the number of trained tokens of the whole step,
-    and its advantages are rewards minus the mean of their group: `rl.normaliser = "token_mean"` and
-    `rl.advantages = "center"`.
+    and its advantages are rewards minus the mean of their group: `rl.advantages = "center"`.
 
     Args:
         ratio_min, ratio_max: absolute bounds of r, not offsets from 1.

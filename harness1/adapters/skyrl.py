@@ -37,6 +37,7 @@ from harness1.rl.groups import PlacedTask
 from harness1.rl.open import TrainingInputs, open_tasks
 from harness1.rl.rows import rewards_of
 from harness1.rows.calls import calls_for_rows, calls_to_train
+from harness1.training.trainer import BETAS
 
 INSTALL = 'SkyRL is not installed: pip install "skyrl[fsdp]==0.4.0", with Python 3.12 or later'
 TASK = "task"
@@ -322,10 +323,8 @@ def settings(config: Config) -> list[str]:
     """Return SkyRL's settings for the same training as `rl train`, as `KEY=VALUE`; with `rl.staleness`, generation runs
     ahead there too, on GPUs of its own. Raise ConfigError if SkyRL has no such algorithm, or cannot run so."""
     rl, train, env = config.rl, config.train, config.env
-    if rl.algorithm != "cispo" or rl.advantages != "center" or rl.normaliser != "token_mean":
-        raise ConfigError(
-            "SkyRL is set up here for rl.algorithm=cispo, rl.advantages=center and rl.normaliser=token_mean"
-        )
+    if rl.algorithm != "cispo" or rl.advantages != "center":
+        raise ConfigError("SkyRL is set up here for rl.algorithm=cispo and rl.advantages=center")
     if rl.staleness and rl.substeps > 1:
         raise ConfigError("SkyRL runs ahead by whole optimizer steps: set rl.substeps=1 or rl.staleness=0")
     prompt = env.context_window - env.generation_reserve
@@ -343,7 +342,7 @@ def settings(config: Config) -> list[str]:
         "trainer.train_batch_size": rl.groups,
         "trainer.policy_mini_batch_size": rl.groups // rl.substeps,
         "trainer.policy.optimizer_config.lr": train.rate,
-        "trainer.policy.optimizer_config.adam_betas": f"[{train.beta1},{train.beta2}]",
+        "trainer.policy.optimizer_config.adam_betas": f"[{BETAS[0]},{BETAS[1]}]",
         "trainer.policy.optimizer_config.weight_decay": train.weight_decay,
         "trainer.policy.optimizer_config.max_grad_norm": train.clip,
         "trainer.algorithm.advantage_estimator": "grpo",

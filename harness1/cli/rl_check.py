@@ -45,7 +45,17 @@ from harness1.models.spec import ModelSpec
 from harness1.policy.policy import Policy
 from harness1.policy.registry import check_policy, needs_gold, open_policy
 from harness1.records import Task
-from harness1.rl.admission import ORACLE, ORDER, POLICIES, RUNS, AdmissionReport, Check, lives_on, tasks_to_check
+from harness1.rl.admission import (
+    HEADROOM,
+    ORACLE,
+    ORDER,
+    POLICIES,
+    RUNS,
+    AdmissionReport,
+    Check,
+    lives_on,
+    tasks_to_check,
+)
 from harness1.rl.admission import check as run_check
 from harness1.rl.pivots import LeaveOut, Profile, profile
 from harness1.rl.red_team import REPLIES, RedTeamReport, Review, best_paid, open_judge
@@ -106,12 +116,12 @@ def check(
     place = index_of(source, index, cache, settings, read_aloud, say)
     report = _checked(Check(dataset, split, tasks, place, settings, seed, student, selection), out, force=force)
     if reviewer is None:
-        print_result(report, as_json, print_report, settings.rl.headroom, out)
+        print_result(report, as_json, print_report, out)
     else:
         runs = [run] if run is not None else [out / RUNS / policy for policy in POLICIES if policy != ORACLE]
         found = judge_runs(reviewer, judge, runs, tasks, judged, out, force=force)
         whole = msgspec.to_builtins(report) | {"judge": msgspec.to_builtins(found)}
-        print_result(whole, as_json, lambda _: print_report(report, settings.rl.headroom, out))
+        print_result(whole, as_json, lambda _: print_report(report, out))
         if not as_json:
             print_findings(found)
     refuse_easy(report, settings.rl.easy)
@@ -130,7 +140,7 @@ def refuse_easy(report: AdmissionReport, bound: float) -> None:
     raise typer.Exit(1)
 
 
-def print_report(report: AdmissionReport, headroom: float, out: Path) -> None:
+def print_report(report: AdmissionReport, out: Path) -> None:
     """Print the rewards of the policies with their largest terms, and the number of admitted tasks."""
     columns = ("policy", "reward", "score", "recall", "precision", "set size", "lives on")
     table = headed(*columns, left=("lives on",))
@@ -142,7 +152,7 @@ def print_report(report: AdmissionReport, headroom: float, out: Path) -> None:
     console.print(table)
     reasons = ", ".join(f"{count} {reason}" for reason, count in report.reasons.items()) or "none"
     console.print(f"{len(report.tasks)} tasks, {len(report.list_admitted())} admitted; rejected for: {reasons}.")
-    console.print(f"{len(report.list_admitted(headroom))} of them have headroom of at least {headroom:g}.")
+    console.print(f"{len(report.list_admitted(HEADROOM))} of them have headroom of at least {HEADROOM:g}.")
     right, differing = report.ranked
     console.print(f"In order ({' > '.join(ORDER)}) on {right} of {differing} tasks where recalls differ.")
     console.print(f"Everything is in {out}.")
@@ -242,7 +252,7 @@ def pivots(
     """Try every turn of a teacher with a reference policy, and keep those that it sometimes gets right. States are
     rebuilt by replay; the environment is that of the run. The same command resumes a stopped profile.
 
-    Example: harness1 rl pivots runs/teacher --out pivots --policy hf:student --set rl.pivots.samples=8
+    Example: harness1 rl pivots runs/teacher --out pivots --policy hf:student
     """
     settings = resolve(config, overrides)
     if needs_gold(policy):

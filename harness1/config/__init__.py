@@ -52,7 +52,6 @@ from harness1.config.training import (
     Data,
     Gates,
     Lora,
-    Pivots,
     Reward,
     Rl,
     Sft,

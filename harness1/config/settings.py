@@ -169,6 +169,13 @@ def recorded(settings: Settings, prefix: str) -> dict[str, Any]:
     return tree
 
 
+def last_defaults(prefix: str) -> dict[str, Any]:
+    """Return the removed settings of a group at their last defaults, as records and hashes have it."""
+    tree: dict[str, Any] = {}
+    put_back_removed(tree, prefix)
+    return tree
+
+
 def put_back_removed(tree: dict[str, Any], prefix: str = "") -> None:
     """Put the removed settings of a group, or those of the sections that a configuration has, back at their last
     defaults."""

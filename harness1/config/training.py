@@ -42,20 +42,11 @@ class Gates(Settings):
     """Minimum curated recall."""
     precision: Share = 0.0
     """Minimum curated precision: a student that learns only from small sets delivers little else."""
-    documents: Positive = 1
-    """Minimum number of curated documents."""
-    tools: Positive = 1
-    """Minimum number of different tools that an episode must have used successfully."""
-    tool_share: Share = 0.0
-    """Tool-mix floor: a collection is refused if an offered tool has a smaller share of the kept episodes' turns."""
     near: Share = 0.8
     """Two episodes are duplicates if the word sets of their queries are at least this similar (Jaccard, estimated by
     MinHash)."""
     per_task: Count = 0
     """Maximum number of episodes kept of one task, the best first: highest recall, then fewest turns; 0: all."""
-    same_searches: Share = 1.0
-    """Largest share of the kept episodes that searched equally often; the others are dropped by lot; 1: any. A student
-    that decodes greedily never does what most episodes leave out."""
     quotas: dict[str, Positive] = {}
     """Maximum number of episodes kept, by dataset name; of other datasets, all are kept."""
 
@@ -81,25 +72,6 @@ class Sft(Settings):
     """Seed that draws the held-out tasks and the episodes that fill a quota."""
 
 
-Discount = Annotated[float, Meta(gt=0.0, le=1.0)]
-
-
-class Pivots(Settings):
-    """Single turns of teachers to train on: how they are chosen, and which actions are right (PivotRL, arXiv
-    2603.21383)."""
-
-    samples: Annotated[int, Meta(ge=2)] = 8
-    """Actions of the reference policy by which a turn is judged."""
-    limit: ClassVar[float] = 0.6
-    """Turns are too easy if at least this share of those actions is right."""
-    held_out: Share = 0.1
-    """Share of the tasks whose turns are never trained on."""
-    useless: Count = 2
-    """Useless documents that an action may leave in the curated set beyond those that the teacher leaves there."""
-    seed: ClassVar[int] = 42
-    """Seed of the reference policy's samples and of the split."""
-
-
 class Rl(Settings):
     """Reinforcement learning: how groups of episodes on the same task are sampled and trained on."""
 
@@ -114,11 +86,6 @@ class Rl(Settings):
     advantages: Literal["center", "group_std", "batch_std", "leave_one_out"] = "center"
     """Reward minus the mean of the group, undivided or divided by the standard deviation of the group or of the step;
     or reward minus the mean of the group's other episodes."""
-    discount: Discount = 1.0
-    """Share of its advantage that each turn passes to the one before it: the last turn has the episode's advantage, the
-    k-th before it `discount`^k of it (chunk returns of IPA); 1: all turns are alike."""
-    normaliser: Literal["token_mean", "trajectory_mean", "group_mean"] = "token_mean"
-    """What counts equally in the loss: each trained token, each episode, or each group."""
     groups: Positive = 128
     """Groups per batch, each of one task; those whose rewards are all equal are replaced."""
     samples: Annotated[int, Meta(ge=2)] = 8
@@ -129,18 +96,13 @@ class Rl(Settings):
     """Batches of a training run."""
     staleness: Count = 0
     """Number of batches by which generation may run ahead of training; 0: they alternate."""
-    window: Share = 0.3
-    """Share of the open groups, oldest first, that training may take from; later ones wait even if finished (Forge)."""
     rows: Literal["turn", "epoch"] = "turn"
     """One row per turn, or one per chain of turns whose prompts are proven prefixes of each other."""
-    headroom: Share = 0.15
-    """Minimum headroom in its admission report for a task to be sampled."""
     easy: Share = 0.9
     """Mean score of a policy that does not think, as a share of the oracle's gain, from which `rl check` refuses the
     task set: there is nothing left to learn. 1: never."""
     seed: Count = 42
     """Seed of the order of tasks, of their episodes, and of the held-out tasks."""
-    pivots: Pivots = Pivots()
 
     def __post_init__(self) -> None:
         if self.ratio_min > self.ratio_max:
@@ -152,7 +114,6 @@ class Rl(Settings):
 Attention = Literal[
     "auto", "eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4"
 ]
-Moment = Annotated[float, Meta(ge=0.0, lt=1.0)]
 
 
 class Lora(Settings):
@@ -183,8 +144,6 @@ class Validation(Settings):
     metric: Literal["nll", "valid", "tool_agreement", "curated_recall", "reward"] = "nll"
     """The metric that selects the best checkpoint. Reinforcement learning uses `reward` (only there) or
     `curated_recall`."""
-    patience: Count = 0
-    """Validations without a better value before training stops; 0: never."""
 
 
 class Train(Settings):
@@ -202,12 +161,6 @@ class Train(Settings):
     """Shape of the rate's decay to 0 after the warm-up."""
     warmup: Share = 0.0
     """Share of the steps over which the rate rises from 0."""
-    beta1: Moment = 0.9
-    """AdamW: share of the running mean of gradients that a step keeps."""
-    beta2: Moment = 0.95
-    """AdamW: share of the running mean of squared gradients that a step keeps."""
-    epsilon: Rate = 1e-8
-    """AdamW: added to the divisor of a step, against division by 0."""
     weight_decay: Weight = 0.0
     """AdamW: share of a weight, times the rate, that a step takes off; 0: none."""
     clip: Weight = 1.0
@@ -235,8 +188,6 @@ class Train(Settings):
     watch: Validation = Validation()
 
     def __post_init__(self) -> None:
-        if self.watch.patience and not self.watch.every:
-            raise ConfigError("train.watch.patience counts validations: it needs train.watch.every")
         if self.watch.metric == "curated_recall" and not self.watch.tasks:
             raise ConfigError("train.watch.metric=curated_recall needs train.watch.tasks")
         if self.watch.metric in ("valid", "tool_agreement") and not self.watch.turns:

@@ -153,7 +153,6 @@ class TrainingLoop(ABC):
                 ends = late or self.version == self.updates
                 if self.validated < self.version and (ends or not self.version or is_due(self.version, watch.every)):
                     await self.validate()
-                ends = ends or 0 < watch.patience <= self.best.stale
                 if ends or (self.version > self.begun and self._save_is_due()):
                     self.save()
                 if ends:

@@ -35,7 +35,7 @@ from harness1.records import Sampling
 from harness1.rows import TrainRow
 from harness1.training.algorithm import LOG_RATIO_LIMIT, Algorithm, Cispo, NegativeLogLikelihood, PolicyGradient
 from harness1.training.saving import copy_beside_weights, write_card
-from harness1.training.trainer import Diverged, count_trained, rate_at
+from harness1.training.trainer import BETAS, EPSILON, Diverged, count_trained, rate_at
 
 Reduction = Literal["sum", "row_mean"]
 
@@ -413,9 +413,9 @@ class TinkerEngine:
         train = self._train
         return self._service.sdk.AdamParams(
             learning_rate=rate,
-            beta1=train.beta1,
-            beta2=train.beta2,
-            eps=train.epsilon,
+            beta1=BETAS[0],
+            beta2=BETAS[1],
+            eps=EPSILON,
             weight_decay=train.weight_decay,
             grad_clip_norm=train.clip,
         )

@@ -45,6 +45,8 @@ ATTAINED = 0.95
 """Share of the ideal that the oracle must attain."""
 LEAKED = 0.05
 """The score of a policy that ignores results at which a task is rejected as leaked."""
+HEADROOM = 0.15
+"""Minimum headroom for a task to be sampled."""
 
 Reason = Literal["fault", "flat", "unattained", "unstable", "leaked"]
 """`fault`: the infrastructure broke an episode, so nothing is known. `flat`: an ideal delivery earns no more than an
@@ -254,15 +256,15 @@ def read_report(path: Path) -> AdmissionReport:
         raise SchemaError(f"{file} is not a report of `harness1 rl check`: {error}") from error
 
 
-def readme(report: AdmissionReport, headroom: float) -> str:
+def readme(report: AdmissionReport) -> str:
     """Write the report as Markdown."""
     reasons = ", ".join(f"{count} {reason}" for reason, count in report.reasons.items()) or "none"
     right, differing = report.ranked
     lines = [
         f"# Admission of {report.dataset}, {report.split}, under `{report.recipe}`",
         "",
-        f"{len(report.tasks)} tasks, {len(report.list_admitted())} admitted, {len(report.list_admitted(headroom))} of"
-        f" them with headroom of at least {headroom:g}. Reasons to reject: {reasons}.",
+        f"{len(report.tasks)} tasks, {len(report.list_admitted())} admitted, {len(report.list_admitted(HEADROOM))} of"
+        f" them with headroom of at least {HEADROOM:g}. Reasons to reject: {reasons}.",
         "",
         *([f"Not judged: {report.selection.line}.", ""] if report.selection and report.selection.line else []),
         "| policy | reward | score | recall | precision | set size | lives on |",
@@ -375,7 +377,7 @@ def check(
             evaluate(job.evaluation(policy), out / RUNS / policy, partial(on_policy, policy), on_episode)
         report = judge(job, *_score_runs(job, out))
         write_json(out / REPORT, report)
-        write_atomically(out / README, readme(report, job.config.rl.headroom).encode())
+        write_atomically(out / README, readme(report).encode())
         gates = {"tasks": len(report.tasks), "admitted": len(report.list_admitted()), "rejected": report.reasons}
         stage.write(out, status="finished", gates=gates)
     return report

@@ -64,6 +64,8 @@ class TaskStream:
         return order
 
 
+WINDOW = 0.3
+"""Share of the open groups, oldest first, that training may take from; later ones wait even if finished (Forge)."""
 Item = TypeVar("Item")
 DropReason = Literal["filtered", "stale", "faulty"]
 """All rewards equal; too old to train on; broken by the infrastructure."""
@@ -104,7 +106,7 @@ class Buffer(Generic[Item]):
         window: a share of the capacity, rounded down to whole groups, at least 1.
     """
 
-    def __init__(self, groups: int, staleness: int = 0, window: float = 0.0) -> None:
+    def __init__(self, groups: int, staleness: int = 0, window: float = WINDOW) -> None:
         if groups < 1 or staleness < 0 or window < 0:
             raise ValueError(f"no buffer of {groups} groups, staleness {staleness} and window {window}")
         self.groups, self.capacity = groups, (staleness + 1) * groups

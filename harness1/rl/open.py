@@ -26,7 +26,7 @@ from harness1.policy.language_model import LanguageModelPolicy
 from harness1.records import Record, Task
 from harness1.retrieval.open import absolute_index, open_retriever
 from harness1.reward.measures import targets
-from harness1.rl.admission import read_report
+from harness1.rl.admission import HEADROOM, read_report
 from harness1.rl.groups import PlacedTask
 from harness1.rl.pivots import LeaveOut, open_training
 from harness1.rl.ray_rollouts import RayRollouts
@@ -217,7 +217,7 @@ def _read_admitted(path: Path, source: Source, config: Config) -> frozenset[str]
             f"{path} is a report on another {' and another '.join(others)}: run harness1 rl check with the --config of"
             " the training"
         )
-    return frozenset(report.list_admitted(config.rl.headroom))
+    return frozenset(report.list_admitted(HEADROOM))
 
 
 def _players(

@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from harness1.config import Env, Machine, Pivots
-from harness1.config.settings import recorded
+from harness1.config import Env, Machine
+from harness1.config.settings import last_defaults
 from harness1.env.environment import SearchEnv, State, Step, env_hash
 from harness1.env.pieces import TokenCounter
 from harness1.env.render import Context
@@ -63,6 +63,8 @@ if TYPE_CHECKING:
     from harness1.models.adapters import Weights
 
 
+USELESS = 2
+"""Useless documents that an action may leave in the curated set beyond those that the teacher leaves there."""
 REVISION = 1
 """Raised whenever a rule decides differently: profiles made under another revision are refused."""
 DISCOVERY, CURATION = "discovery", "curation"
@@ -174,7 +176,7 @@ def set_quality(units: Collection[UnitId], wanted: Sequence[Target]) -> SetQuali
     return SetQuality(recall, sum(unit not in relevant for unit in units))
 
 
-def compare_effects(act: Effect, expert: Effect, end: SetQuality, settings: Pivots) -> Ruling:
+def compare_effects(act: Effect, expert: Effect, end: SetQuality) -> Ruling:
     """Decide if an action is as good as the expert's in the same state.
 
     Args:
@@ -184,28 +186,28 @@ def compare_effects(act: Effect, expert: Effect, end: SetQuality, settings: Pivo
         return Ruling("error", False)
     if act.kind == END_SEARCH:
         held = act.after.recall >= end.recall
-        return Ruling("stop", held and act.after.useless <= end.useless + settings.useless)
+        return Ruling("stop", held and act.after.useless <= end.useless + USELESS)
     if act.kind != expert.kind:
-        theirs = _progress(expert, settings)
+        theirs = _progress(expert)
         prunes = act.kind == CURATION and not act.lost and act.after.useless < act.before.useless
-        return Ruling("other", _progress(act, settings) >= max(1, theirs) or (not theirs and prunes))
+        return Ruling("other", _progress(act) >= max(1, theirs) or (not theirs and prunes))
     if act.kind == DISCOVERY:
         if expert.surfaced:
             return Ruling("evidence", act.surfaced >= expert.surfaced)
         return Ruling("fresh", act.fresh and act.found and act.gold >= min(1, expert.gold))
     if act.kind == CURATION:
         # Useless documents are the price of recall: none are tolerated where the expert gains nothing (it prunes).
-        tolerated = settings.useless if expert.gained else 0
+        tolerated = USELESS if expert.gained else 0
         kept = act.fresh and not act.lost and act.gained >= expert.gained
         return Ruling("curation", kept and act.after.useless <= expert.after.useless + tolerated)
     return Ruling(act.kind, act.fresh and act.gold > 0 and act.misjudged <= expert.misjudged)
 
 
-def _progress(effect: Effect, settings: Pivots) -> int:
+def _progress(effect: Effect) -> int:
     """Count the targets that a discovery surfaced, or that a curation gained without losses or many useless ones."""
     if effect.kind == DISCOVERY:
         return effect.surfaced
-    if effect.kind != CURATION or effect.lost or effect.after.useless > effect.before.useless + settings.useless:
+    if effect.kind != CURATION or effect.lost or effect.after.useless > effect.before.useless + USELESS:
         return 0
     return effect.gained
 
@@ -273,24 +275,22 @@ class PivotState:
         pieces = self.before.context.pieces if self.before.context else ()
         return {f"call/{each.call.call_id}": each.call.output_ids for each in pieces if each.call is not None}
 
-    def ruling(self, turn: Turn, after: WorkingMemory, settings: Pivots) -> Ruling:
+    def ruling(self, turn: Turn, after: WorkingMemory) -> Ruling:
         """Apply the verifier to a turn that was taken here and left the memory `after`."""
         if turn.action is None:
             return Ruling("unreadable", False)
-        return compare_effects(self.decision_point.effect(turn, after), self.expert, self.end, settings)
+        return compare_effects(self.decision_point.effect(turn, after), self.expert, self.end)
 
 
 @dataclass(frozen=True)
 class PivotWorld:
-    """The teacher's environment and index, with tokens counted as the policy counts them, and the tolerances of the
-    verifier."""
+    """The teacher's environment and index, with tokens counted as the policy counts them."""
 
     config: Env
     retriever: Retriever
     verifier: Verifier
     counter: TokenCounter
     machine: Machine
-    pivots: Pivots
 
     def environment(self) -> SearchEnv:
         return SearchEnv(self.config, self.retriever, self.verifier, self.counter, self.machine)
@@ -327,10 +327,10 @@ class PivotWorld:
             episode = msgspec.structs.replace(episode, segments=state.call_outputs | episode.segments)
         if episode.status is Status.INFRA_ERROR or not episode.turns:
             return episode
-        ruling = state.ruling(episode.turns[0], env.state.memory, self.pivots)
+        ruling = state.ruling(episode.turns[0], env.state.memory)
         value = float(ruling.right)
         reward = RewardRecord(value, {ruling.rule: RewardTerm(value, 1.0)})
-        hashes = msgspec.structs.replace(episode.hashes, reward=digest(recorded(self.pivots, "rl.pivots.")))
+        hashes = msgspec.structs.replace(episode.hashes, reward=digest(last_defaults("rl.pivots.")))
         return msgspec.structs.replace(episode, reward=reward, hashes=hashes)
 
 

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import msgspec
 
 from harness1.config import Config, Env
-from harness1.config.settings import differences, recorded
+from harness1.config.settings import differences, last_defaults
 from harness1.data.leaks import Selection, TaskFilter, open_filter
 from harness1.env.environment import env_hash
 from harness1.env.model_verifiers import open_verifier
@@ -36,6 +36,10 @@ from harness1.sft.build import TeacherEpisode, candidate, draw_held_out
 from harness1.sft.collect import TeacherRun, open_runs
 
 PIVOTS = "pivots.jsonl"
+SAMPLES, LIMIT = 8, 0.6
+"""Actions of the reference policy by which a turn is judged, and the share of right ones from which it is too easy."""
+HELD_OUT, SEED = 0.1, 42
+"""Share of the tasks whose turns are never trained on, and the seed that draws them and the samples."""
 Split: TypeAlias = Literal["train", "held_out"]
 PivotLabel: TypeAlias = Literal["kept", "easy", "all_right", "all_wrong", "expert_fails", "no_room"]
 """The decision on a candidate. `expert_fails`: the verifier finds the expert's own action wrong; `no_room`: the state
@@ -160,7 +164,7 @@ class Profile:
         if retriever.info.index_hash != self.run.stage.hashes["index"]:
             raise ConfigError(f"{index} is not the index that {self.run.folder} was made with")
         verifier, counter = open_verifier(config.env, config.machine), counter_of(self.policy)
-        return PivotWorld(config.env, retriever, verifier, counter, config.machine, config.rl.pivots)
+        return PivotWorld(config.env, retriever, verifier, counter, config.machine)
 
     def stage(self) -> Stage:
         """Return the card of the folder; equal work has an equal one."""
@@ -168,7 +172,7 @@ class Profile:
         inputs = {
             "run": [file_digest(self.run.folder / name) for name in (STAGE, EPISODES)],
             "golds": digest(self.run.gold_by_id),
-            "pivots": recorded(self.config.rl.pivots, "rl.pivots."),
+            "pivots": last_defaults("rl.pivots."),
             "recall": self.config.sft.gates.recall,
             **hashes,
         }
@@ -242,7 +246,7 @@ def hashes_of(policy: Policy, run: TeacherRun) -> dict[str, str]:
 
 def name_settings(env: Env, config: Config) -> dict[str, Any]:
     """Return the settings behind the hashes, by which a difference can be named."""
-    found = {"policy": msgspec.to_builtins(config.policy), "pivots": recorded(config.rl.pivots, "rl.pivots.")}
+    found = {"policy": msgspec.to_builtins(config.policy), "pivots": last_defaults("rl.pivots.")}
     return {"env": env.plain()} | found
 
 
@@ -264,15 +268,14 @@ class _PivotTurn:
         own = await self._ruling(self.state, world, expert, 0)
         if not own.right:
             return self._pivot("expert_fails", rules={own.rule: 1})
-        samples = world.pivots.samples
-        found = await asyncio.gather(*(self._ruling(self.state, world, policy, sample) for sample in range(samples)))
+        found = await asyncio.gather(*(self._ruling(self.state, world, policy, sample) for sample in range(SAMPLES)))
         right = sum(each.right for each in found)
-        label = label_of(right, samples, world.pivots.limit)
-        return self._pivot(label, right, samples, Counter(each.rule for each in found))
+        label = label_of(right, SAMPLES, LIMIT)
+        return self._pivot(label, right, SAMPLES, Counter(each.rule for each in found))
 
     async def _ruling(self, state: PivotState, world: PivotWorld, policy: Policy, sample: int) -> Ruling:
         name = TurnId(self.episode.episode_id, self.turn.index).name
-        seed = int(digest([world.pivots.seed, name, sample])[:8], 16) >> 1
+        seed = int(digest([SEED, name, sample])[:8], 16) >> 1
         episode = await world.play(state, policy, EpisodeJob(Task(name, self.episode.task.query), sample, seed))
         if episode.reward is None:
             raise InfrastructureFault(episode.error or "the turn was not played")
@@ -320,7 +323,7 @@ async def _write_pivots(
                 except InfrastructureFault as fault:
                     faults.append(str(fault))
 
-        at_once = -(-world.machine.concurrency // world.pivots.samples)
+        at_once = -(-world.machine.concurrency // SAMPLES)
         await asyncio.gather(*(sample_some() for _ in range(at_once)))
     if faults:
         raise InfrastructureFault(f"{len(faults)} turns were not played ({faults[0]}): run the same command to go on")
@@ -330,7 +333,7 @@ def _open_turns(
     work: Profile, world: PivotWorld, chosen: list[TeacherEpisode], done: Collection[TurnId]
 ) -> Iterator[_PivotTurn]:
     """Yield the candidates that are not done. Episodes are read again one by one, as memory may not hold all."""
-    held = draw_held_out(chosen, world.pivots.held_out, world.pivots.seed)
+    held = draw_held_out(chosen, HELD_OUT, SEED)
     kept = {each.place[1]: each for each in chosen}
     for line, episode in enumerate(read_episodes(work.run.folder)):
         if line not in kept:
@@ -344,14 +347,13 @@ def _open_turns(
 
 
 def _readme(work: Profile, found: dict[str, dict[str, Any]]) -> str:
-    settings = work.config.rl.pivots
     origin = f"{work.run.source.name}/{work.run.origin.split}"
     lines = [f"| {name} | {' | '.join(map(str, fates.values()))} |" for name, fates in found["fates"].items()]
     splits = ", ".join(f"{count} {name}" for name, count in sorted(found["splits"].items())) or "none"
     return f"""# Pivots of {work.run.folder.name}
 
-Turns of {work.run.origin.teacher} over {origin}, each tried {settings.samples} times by {work.name}.
-Kept are those at which some of its actions are right, some are not, and less than {settings.limit:g} of them are.
+Turns of {work.run.origin.teacher} over {origin}, each tried {SAMPLES} times by {work.name}.
+Kept are those at which some of its actions are right, some are not, and less than {LIMIT:g} of them are.
 
 | expert's tool | {" | ".join(found["fates"]["all"])} |
 |---|{"---|" * len(found["fates"]["all"])}

@@ -10,8 +10,6 @@ from random import Random
 from statistics import fmean, pstdev, stdev
 from typing import Literal
 
-import msgspec
-
 from harness1.config import Rl
 from harness1.records import Episode, Gold, Status, StopReason
 from harness1.reward import by_term
@@ -19,7 +17,6 @@ from harness1.reward.measures import measure_outcome
 from harness1.rl.rollouts import EpisodeGroup
 from harness1.rows import TrainRow, make_rows
 from harness1.rows.calls import calls_for_rows
-from harness1.training.trainer import count_trained
 
 Kind = Literal["center", "group_std", "batch_std", "leave_one_out"]
 
@@ -80,11 +77,7 @@ def rewards_of(episodes: Sequence[Episode]) -> list[float]:
 
 def training_rows(groups: Sequence[EpisodeGroup], rl: Rl) -> list[TrainRow]:
     """Make the rows of a batch, in the order of groups, of their episodes and of the turns. `group_id` is the group's
-    index as text.
-
-    The `token_weight` of all trained tokens add up to their number (`token_mean`), to the number of episodes with such
-    tokens (`trajectory_mean`), or to the number of groups (`group_mean`), regardless of how rows are cut. Raise
-    SchemaError if an episode lacks a part of a prompt.
+    index as text. Raise SchemaError if an episode lacks a part of a prompt.
 
     Args:
         groups: the whole batch, because `batch_std` is taken over all of it.
@@ -94,22 +87,11 @@ def training_rows(groups: Sequence[EpisodeGroup], rl: Rl) -> list[TrainRow]:
     earned = advantages([rewards_of(episodes) for episodes in sampled], rl.advantages)
     rows: list[TrainRow] = []
     for group, episodes, of_episodes in zip(ordered, sampled, earned, strict=True):
-        made = []
         for episode, advantage in zip(episodes, of_episodes, strict=True):
-            # The returns G_t = r_t + discount G_(t+1) over the interactions of IPA (ROLL, arXiv 2512.24873), of a
-            # reward that comes with the last one, taken after its baseline.
             values = {
-                f"{episode.episode_id}/{call.call_id}": advantage * rl.discount ** (len(episode.turns) - 1 - at)
-                for at, turn in enumerate(episode.turns)
-                for call in turn.calls
+                f"{episode.episode_id}/{call.call_id}": advantage for turn in episode.turns for call in turn.calls
             }
-            made.append(make_rows(calls_for_rows(episode), rl.rows, values, str(group.index)))
-        tokens = [sum(map(count_trained, own)) for own in made]
-        if rl.normaliser == "group_mean":
-            tokens = [sum(tokens)] * len(tokens)
-        for own, total in zip(made, tokens, strict=True):
-            shared = rl.normaliser != "token_mean"
-            rows += [msgspec.structs.replace(row, token_weight=1 / total) if shared else row for row in own]
+            rows += make_rows(calls_for_rows(episode), rl.rows, values, str(group.index))
     return rows
 
 

@@ -206,7 +206,7 @@ class _PolicyLoop(TrainingLoop):
         self._rollouts: Rollouts
         self._producer: RolloutProducer
         self._golds = {_key(placed.task): placed.task.gold for placed in (*work.tasks, *work.held_out)}
-        self.buffer: Buffer[EpisodeGroup] = Buffer(config.rl.groups, config.rl.staleness, config.rl.window)
+        self.buffer: Buffer[EpisodeGroup] = Buffer(config.rl.groups, config.rl.staleness)
         if self.resumed is not None:
             self.buffer.load_state(msgspec.convert(self.resumed.buffer, BufferState))
         self._counted = self.buffer.counts

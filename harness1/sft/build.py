@@ -38,9 +38,8 @@ from harness1.sft.data_card import (
     tasks_by_dataset,
     write_card,
 )
-from harness1.sft.rows import SEARCHES, rerender, row_tokens, sft_rows
+from harness1.sft.rows import rerender, row_tokens, sft_rows
 from harness1.tools.documents import END_SEARCH
-from harness1.tools.registry import Toolbox
 
 VERB = "sft build"
 DEFAULTS = Data()
@@ -82,11 +81,6 @@ class TeacherEpisode(Record):
     def tools(self) -> int:
         """Number of tools used successfully, without `end_search`."""
         return len(self.calls.keys() - {END_SEARCH})
-
-    @property
-    def searches(self) -> int:
-        """Number of successful turns that brought documents from the corpus."""
-        return sum(self.calls.get(name, 0) for name in SEARCHES)
 
 
 def candidate(episode: Episode, gold: Gold | None, dataset: str, place: tuple[int, int]) -> TeacherEpisode:
@@ -130,17 +124,16 @@ def apply_gates(
     single: dict[str, Callable[[TeacherEpisode], str | Literal[False] | None]] = {
         "fault": lambda one: one.status is Status.INFRA_ERROR and "the infrastructure failed",
         "format": _format_reason,
-        "documents": lambda one: one.documents < gates.documents and f"{one.documents} curated",
+        "documents": lambda one: one.documents < 1 and f"{one.documents} curated",
         "recall": lambda one: one.recall < gates.recall and f"curated recall {one.recall:.3f}",
         "precision": lambda one: one.precision < gates.precision and f"curated precision {one.precision:.3f}",
-        "tools": lambda one: one.tools < gates.tools and f"{one.tools} different tools",
+        "tools": lambda one: one.tools < 1 and f"{one.tools} different tools",
         "excluded": lambda one: one.task in excluded and "its task was learned from before",
         "leak": lambda one: (found := leaks.find(one.dataset, one.query, one.gold)) and found.reason,
     }
     among: dict[str, Callable[[Sequence[TeacherEpisode]], dict[Place, str]]] = {
         "duplicate": lambda left: _duplicates(left, gates),
         "quota": lambda left: _over_quota(left, gates.quotas, seed),
-        "searches": lambda left: _too_common(left, gates.same_searches, seed),
     }
     kept, reports = tuple(candidates), []
     for name in (*single, *among):
@@ -167,20 +160,6 @@ def check_any_left(kept: Sequence[TeacherEpisode], reports: Sequence[GateCounts]
         raise UsageError(
             f"none of {reports[0].entered} episodes is left: {', '.join(counts)}; for example {last}. Collect others,"
             " or loosen sft.gates"
-        )
-
-
-def check_tool_mix(kept: Iterable[TeacherEpisode], gates: Gates, offered: Iterable[str]) -> None:
-    """Raise UsageError if a tool of those offered has less than `sft.gates.tool_share` of the successful turns."""
-    turns = Counter(dict.fromkeys(offered, 0))
-    for each in kept:
-        turns.update(each.calls)
-    total = max(1, turns.total())
-    rare = [f"{name} {count / total:.3f}" for name, count in sorted(turns.items()) if count / total < gates.tool_share]
-    if rare:
-        raise UsageError(
-            f"tools below sft.gates.tool_share={gates.tool_share:g} of the turns: {', '.join(rare)}: collect episodes"
-            " that use them, or lower the share"
         )
 
 
@@ -230,21 +209,6 @@ def _over_quota(candidates: Sequence[TeacherEpisode], quotas: dict[str, int], se
         own = [each for each in candidates if each.dataset == dataset]
         own.sort(key=lambda each: (_draw_key(seed, *each.task, each.episode_id), each.place))
         found |= {each.place: "beyond the quota of its dataset" for each in own[quota:]}
-    return found
-
-
-def _too_common(candidates: Sequence[TeacherEpisode], share: float, seed: int) -> dict[Place, str]:
-    """Drop by lot the episodes with a number of searches that more than a share of those left have."""
-    counts = Counter(each.searches for each in candidates)
-    most = max(counts.values(), default=0)
-    while most > 1 and most > share * sum(min(count, most) for count in counts.values()):
-        most -= 1
-    left = dict.fromkeys(counts, most)
-    found: dict[Place, str] = {}
-    for each in sorted(candidates, key=lambda one: (_draw_key(seed, *one.task, one.episode_id), one.place)):
-        left[each.searches] -= 1
-        if left[each.searches] < 0:
-            found[each.place] = f"too many searched {each.searches} times"
     return found
 
 
@@ -327,7 +291,6 @@ def build(job: Build, out: Path, *, force: bool = False, listener: Listener | No
     leaks = Leaks(job.data.near, sets)
     kept, reports = apply_gates([each.candidate for each in found.values()], sft.gates, leaks, sft.seed, excluded)
     check_any_left(kept, reports)
-    check_tool_mix(kept, sft.gates, Toolbox.of(runs[0].config.env).tools)
     refuse_full_disk(out, TOKEN_BYTES * sum(found[each.place].tokens for each in kept))
     held = draw_held_out(kept, sft.held_out, sft.seed)
     learned, validation = (

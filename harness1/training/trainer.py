@@ -36,6 +36,11 @@ if TYPE_CHECKING:
     from harness1.models.adapters import Weights
 
 
+BETAS, EPSILON = (0.9, 0.95), 1e-8
+"""AdamW: shares of the running means of gradients and of their squares that a step keeps, and what is added to its
+divisor."""
+
+
 def rate_at(step: int, steps: int, train: Train) -> float:
     """Return the rate of step `step` (from 0) of `steps`: a linear rise to `train.rate` over the warm-up, then the same
     rate, or a linear or cosine decay that would reach 0 at the step after the last."""
@@ -166,8 +171,8 @@ class Trainer:
             shard(model, group)
         self._trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
         self.parameters = list(self._trained.values())
-        betas, decay = (train.beta1, train.beta2), train.weight_decay
-        self.optimizer = torch.optim.AdamW(self.parameters, train.rate, betas, train.epsilon, decay)
+        decay = train.weight_decay
+        self.optimizer = torch.optim.AdamW(self.parameters, train.rate, BETAS, EPSILON, decay)
         self.step_count = 0
         if train.checkpointing:
             _forget_activations(model)

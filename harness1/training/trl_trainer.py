@@ -15,7 +15,7 @@ from harness1.models.adapters import Adapters, write_adapters
 from harness1.rows import TrainRow
 from harness1.training.saving import copy_beside_weights
 from harness1.training.trainable import check_form, load_trainable
-from harness1.training.trainer import rate_at
+from harness1.training.trainer import BETAS, EPSILON, rate_at
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -117,7 +117,6 @@ def _refuse(rows: Sequence[TrainRow], settings: Train) -> None:
         (lora.experts, "train.lora.experts"),
         (bool(lora.layers), "train.lora.layers"),
         (watch.metric != "nll", "TRL's trainer saves the last weights: train.watch.metric"),
-        (bool(watch.patience), "TRL's trainer saves the last weights: train.watch.patience"),
     ):
         if wanted:
             raise UsageError(f"{what} needs our own trainer, without --trainer trl")
@@ -134,9 +133,9 @@ def _config(settings: Train, states: Path, *, validated: bool, packing: bool, cp
         num_train_epochs=settings.epochs,
         max_steps=settings.max_steps or -1,
         learning_rate=settings.rate,
-        adam_beta1=settings.beta1,
-        adam_beta2=settings.beta2,
-        adam_epsilon=settings.epsilon,
+        adam_beta1=BETAS[0],
+        adam_beta2=BETAS[1],
+        adam_epsilon=EPSILON,
         weight_decay=settings.weight_decay,
         max_grad_norm=settings.clip,
         bf16=settings.dtype == "bfloat16",

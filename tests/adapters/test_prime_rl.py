@@ -21,7 +21,7 @@ from harness1.adapters.prime_rl import cispo_loss
 from harness1.config import load_config
 from harness1.rows import TrainRow
 from harness1.training.algorithm import Cispo
-from harness1.training.trainer import collate
+from harness1.training.trainer import BETAS, collate
 
 RECIPE = Path(harness1.__file__).parent / "adapters" / "recipes" / "prime_rl_gpt_oss_20b.toml"
 
@@ -137,7 +137,7 @@ def test_the_recipe_has_the_settings_of_our_own_recipe() -> None:
     assert orchestrator["batch_size"] * config.rl.substeps == config.rl.groups * config.rl.samples
     assert recipe["max_steps"] == config.rl.batches * config.rl.substeps
     optimizer = trainer["optim"]
-    assert (optimizer["lr"], optimizer["betas1"], optimizer["betas2"]) == (1e-5, config.train.beta1, config.train.beta2)
+    assert (optimizer["lr"], optimizer["betas1"], optimizer["betas2"]) == (1e-5, *BETAS)
     assert (optimizer["weight_decay"], optimizer["max_norm"]) == (config.train.weight_decay, config.train.clip)
     adapters = trainer["model"]["lora"]
     assert (adapters["rank"], adapters["alpha"]) == (config.train.lora.rank, config.train.lora.alpha)

@@ -20,7 +20,7 @@ from harness1.runs.journal import latest_episodes
 from tests.rl.test_pivots import CONFIG, WORLD
 
 Command = Callable[..., Result]
-SHORT = ["--set", "rl.pivots.samples=2", "--set", "machine.workers=1"]
+SHORT = ["--set", "machine.workers=1"]
 
 
 @pytest.fixture(scope="module")

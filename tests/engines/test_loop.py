@@ -131,12 +131,6 @@ def test_the_last_weights_are_the_checkpoint_if_nothing_is_measured(tmp_path: Pa
     assert CountingLoop(tmp_path).train().step == 6
 
 
-def test_training_stops_after_so_many_validations_without_a_better_one(tmp_path: Path) -> None:
-    watch = Validation(every=1, patience=2)
-    loop = CountingLoop(tmp_path, watch, losses=(1.0, 2.0, 2.0, 3.0, 1.0, 1.0, 1.0))
-    assert (loop.train().step, loop.version) == (1, 3)
-
-
 @pytest.mark.parametrize("times", [1, 2])
 def test_an_interrupt_waits_for_the_update_and_saves_it(tmp_path: Path, times: int) -> None:
     losses = (5.0, 0.0, 4.0, 0.0, 3.0, 0.0, 3.5)

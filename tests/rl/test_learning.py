@@ -193,7 +193,7 @@ def test_a_batch_may_be_some_batches_old_and_no_older(tmp_path: Path, base: Path
     def slow(folder: Path) -> ToyRollouts:
         return ToyRollouts(open_toy(folder), latency=lambda job: 0.2 * (int(job.group_id or 0) % 3))
 
-    trained(tmp_path / "out", base, ["rl.staleness=2", "rl.window=0.0", "rl.batches=20"], rollouts=slow)
+    trained(tmp_path / "out", base, ["rl.staleness=2", "rl.batches=20"], rollouts=slow)
     ages = [line["staleness_max"] for line in steps(tmp_path / "out")]
     assert 0 < max(ages) <= 2
     before, after = held_out_rewards(tmp_path / "out")

@@ -15,7 +15,7 @@ from benchmarks.learn import learned
 from benchmarks.micro import MICRO, Start
 from harness1.config import Lora, Train, load_config
 from harness1.episodes.rollout import replay_episode
-from harness1.rl.admission import read_report
+from harness1.rl.admission import HEADROOM, read_report
 from harness1.rl.pivots import read_pivots
 from harness1.rl.train import EPISODES
 from harness1.runs.journal import read_episodes
@@ -72,7 +72,7 @@ def test_a_checked_dataset_gives_its_admitted_tasks_to_training(harness1: Comman
     asked = ("--index", "index", "--limit", "60", "--tokenizer", "model")
     checked = harness1("rl", "check", "world", *asked, "--out", "check")
     assert checked.code == 0, checked.err
-    admitted = frozenset(read_report(start.folder / "check").list_admitted(start.config.rl.headroom))
+    admitted = frozenset(read_report(start.folder / "check").list_admitted(HEADROOM))
     assert 0 < len(admitted) < 60
     places = ("--data", "world", "--index", "index", "--model", "hf:start", "--out", "on-admitted")
     elsewhere = msgspec.structs.replace(read_report(start.folder / "check"), env_hash="other")
@@ -107,7 +107,7 @@ def test_a_policy_is_trained_from_python_on_a_reward_of_ones_own(start: Start) -
 def test_calls_that_drifted_are_dropped_whole(harness1: Command, start: Start) -> None:
     """The second step of a batch trains on calls that the first has moved away from."""
     bounds = ("rl.ratio_min=0.95", "rl.ratio_max=1.05")
-    settings = ("rl.algorithm=interaction", "rl.discount=0.9", "rl.rows=epoch", *bounds)
+    settings = ("rl.algorithm=interaction", "rl.rows=epoch", *bounds)
     places = ("--data", "world", "--index", "index", "--model", "hf:start", "--out", "by-calls")
     asked = [word for setting in (*settings, "rl.substeps=2") for word in ("--set", setting)]
     ended = harness1("rl", "train", *places, *asked)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from harness1.config import Env, Machine, Pivots, load_config
+from harness1.config import Env, Machine, load_config
 from harness1.env.verifiers import LexicalVerifier
 from harness1.episodes.jobs import EpisodeJob
 from harness1.episodes.rollout import rollout
@@ -66,9 +66,7 @@ GOLD = Gold({DocId(entry.unit_id): 1 for entry in taught(TAUGHT).curated})
 
 
 def world(policy: Policy, env: Env = ENV, retriever: WordRetriever | None = None, runs: Machine = QUICK) -> PivotWorld:
-    return PivotWorld(
-        env, retriever or WordRetriever(CORPUS), LexicalVerifier(), counter_of(policy), runs, Pivots(useless=1)
-    )
+    return PivotWorld(env, retriever or WordRetriever(CORPUS), LexicalVerifier(), counter_of(policy), runs)
 
 
 def rollouts(policy: LanguageModelPolicy, episode: Episode, **options: object) -> PivotRollouts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness1.config import Env, Pivots, load_config
+from harness1.config import Env, load_config
 from harness1.episodes.rollout import rollout
 from harness1.memory.working_memory import WorkingMemory
 from harness1.policy.scripted import RandomPolicy
@@ -20,7 +20,13 @@ CORPUS = (
     *(chunk(f"noise-{place}", f"Some noise of kind {place} was heard.", f"Noise {place}") for place in range(6)),
 )
 ENV = load_config(None, ["env.auto_populate.on=false", "env.search.hits=2"]).env
-SETTINGS = Pivots(useless=1)
+
+
+@pytest.fixture(autouse=True)
+def _one_useless(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness1.rl.pivot_turns.USELESS", 1)
+
+
 ALPHA, BETA, BOTH, NOISE, NOTHING = map(search, ("alpha", "beta", "alpha beta", "noise", "zebra"))
 FOUND = (BOTH, NOISE)
 """Then D1 and D2 are gold, D3 and D4 are not."""
@@ -39,7 +45,7 @@ def effect(before: tuple[ToolCall, ...], action: ToolCall, env: Env = ENV) -> Ef
 
 
 def ruling(before: tuple[ToolCall, ...], action: ToolCall, expert: ToolCall, end: SetQuality = BEST) -> Ruling:
-    return compare_effects(effect(before, action), effect(before, expert), end, SETTINGS)
+    return compare_effects(effect(before, action), effect(before, expert), end)
 
 
 @pytest.mark.parametrize(
@@ -184,5 +190,5 @@ def test_the_experts_own_action_is_right_wherever_it_brought_evidence() -> None:
             made = decision_point.effect(world.replay(turn).turn, world.state.memory)
             if not made.failed and not made.lost and (made.surfaced or made.gained):
                 judged += 1
-                assert compare_effects(made, made, SetQuality(1.0, 0), SETTINGS).right, turn
+                assert compare_effects(made, made, SetQuality(1.0, 0)).right, turn
     assert judged > 10

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,9 +41,15 @@ from harness1.sft.collect import TeacherRun, open_runs
 from tests.support import END, run
 
 WORLD = "world:60"
-CONFIG = load_config(
-    None, ["rl.pivots.samples=4", "rl.pivots.held_out=0.25", "machine.workers=1", "machine.bootstrap=50"]
-)
+CONFIG = load_config(None, ["machine.workers=1", "machine.bootstrap=50"])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _few_samples() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("harness1.rl.pivots.SAMPLES", 4)
+        patch.setattr("harness1.rl.pivots.HELD_OUT", 0.25)
+        yield
 
 
 class Dice:
@@ -214,7 +220,7 @@ def test_a_finished_profile_is_left_alone_and_another_is_refused(taught: Teacher
     before = (finished / PIVOTS).stat().st_mtime_ns
     profile(work(taught, policy=idle), finished)
     assert (idle.acts, (finished / PIVOTS).stat().st_mtime_ns) == (0, before)
-    other = load_config(None, ["rl.pivots.samples=2"])
+    other = load_config(None, ["sft.gates.recall=0.2"])
     with pytest.raises(UsageError, match="holds another profile"):
         profile(work(taught, other), finished)
     with pytest.raises(UsageError, match="holds another profile"):
@@ -258,7 +264,6 @@ def test_kept_turns_are_trained_as_tasks(taught: TeacherRun, finished: Path) -> 
     ("policy", "change", "message"),
     [
         (lambda: Dice("second"), None, r"the weights"),
-        (Dice, "rl.pivots.useless=5", r"pivots\.useless=5 \(profiled: 2\)"),
         (Dice, "env.max_turns=7", r"env\.max_turns=7 \(profiled: 40\)"),
         (lambda: Dice("second"), "policy.temperature=0.5", r"policy\.temperature=0\.5 \(profiled: 1\.0\), the weights"),
     ],
@@ -266,9 +271,8 @@ def test_kept_turns_are_trained_as_tasks(taught: TeacherRun, finished: Path) -> 
 def test_a_profile_of_other_weights_or_settings_is_refused(
     finished: Path, policy: Callable[[], Dice], change: str | None, message: str
 ) -> None:
-    base = ["rl.pivots.samples=4", "rl.pivots.held_out=0.25"]
     with pytest.raises(ConfigError, match=message):
-        open_training(finished, policy(), load_config(None, [*base, *([change] if change else [])]), load)
+        open_training(finished, policy(), load_config(None, [change] if change else []), load)
 
 
 def test_an_unfinished_profile_is_not_trained_on(taught: TeacherRun, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from random import Random
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,8 +16,6 @@ from harness1.records import Episode, Hashes, ModelCall, RewardRecord, Status, S
 from harness1.rl.rollouts import EpisodeGroup
 from harness1.rl.rows import substeps, training_rows
 from harness1.rows import TrainRow
-from harness1.training.algorithm import Cispo
-from harness1.training.trainer import count_trained
 from tests.policy.test_language_model import NONSENSE, episode_of, sayer
 from tests.support import call, curate, search
 
@@ -80,23 +77,6 @@ def test_every_turn_of_an_episode_has_the_advantage_of_the_episode() -> None:
     assert all(row.rollout_logprobs is not None for row in rows)
 
 
-@pytest.mark.parametrize("kind", ["turn", "epoch"])
-def test_discounted_a_turn_has_its_share_of_the_next_turns_advantage(kind: str) -> None:
-    rl = Rl(rows=kind, discount=0.5)  # type: ignore[arg-type]
-    rows = training_rows([group(0, made_episode("a", 3, 9.0), made_episode("b", 1, 1.0))], rl)
-    stamped = {
-        name: [
-            value
-            for row in rows
-            if row.episode_id == name
-            for value, mask in zip(row.advantages or (), row.loss_mask, strict=True)
-            if mask
-        ]
-        for name in ("a", "b")
-    }
-    assert stamped == {"a": [1.0] * OUTPUT + [2.0] * OUTPUT + [4.0] * OUTPUT, "b": [-4.0] * OUTPUT}
-
-
 def test_a_merged_row_is_stamped_on_what_was_sampled_alone() -> None:
     row, other = training_rows([group(0, made_episode("a", 2, 3.0), made_episode("b", 1, 1.0))], Rl(rows="epoch"))
     assert row.loss_mask == (0,) * 3 + (1,) * 4 + (0,) * 2 + (1,) * 4
@@ -138,42 +118,6 @@ def test_groups_stand_in_order_whatever_order_they_came_in() -> None:
     assert training_rows(Random(0).sample(groups, 12), Rl()) == rows
     assert [row.group_id for row in rows] == [str(at) for at in range(12) for _ in range(4)]
     assert [row.call_ids for row in rows[:4]] == [("0/a/1.0",), ("0/a/2.0",), ("0/a/3.0",), ("0/b/1.0",)]
-
-
-@pytest.mark.parametrize("kind", ["turn", "epoch"])
-@pytest.mark.parametrize(
-    ("normaliser", "short", "total"),
-    [("token_mean", 3 / 33, 33 * OUTPUT), ("trajectory_mean", 1 / 2, 2), ("group_mean", 3 / 33, 1)],
-)
-def test_what_3_turns_count_beside_30(kind: str, normaliser: str, short: float, total: float) -> None:
-    rl = Rl(rows=kind, normaliser=normaliser)  # type: ignore[arg-type]
-    rows = training_rows([group(0, made_episode("short", 3, 1.0), made_episode("long", 30, 0.0))], rl)
-    weights = {name: _weight([row for row in rows if row.episode_id == name]) for name in ("short", "long")}
-    assert weights["short"] / sum(weights.values()) == pytest.approx(short)
-    assert Cispo().normaliser(rows) == pytest.approx(sum(weights.values())) == pytest.approx(total)
-
-
-def _weight(rows: Sequence[TrainRow]) -> float:
-    return sum(row.token_weight * count_trained(row) for row in rows)
-
-
-Batches = st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=4), min_size=1, max_size=4)
-
-
-@given(Batches, st.sampled_from(["turn", "epoch"]))
-def test_token_weights_add_up_to_tokens_episodes_or_groups(turns: list[list[int]], kind: Any) -> None:
-    groups = [
-        group(at, *(made_episode(f"{at}/{place}", count, float(place)) for place, count in enumerate(counts)))
-        for at, counts in enumerate(turns)
-    ]
-    expected = {
-        "token_mean": OUTPUT * sum(map(sum, turns)),
-        "trajectory_mean": sum(count > 0 for counts in turns for count in counts),
-        "group_mean": sum(any(counts) for counts in turns),
-    }
-    for normaliser, total in expected.items():
-        rows = training_rows(groups, Rl(rows=kind, normaliser=normaliser))  # type: ignore[arg-type]
-        assert _weight(rows) == pytest.approx(total)
 
 
 @given(st.integers(1, 20), st.integers(1, 6), st.integers(0, 9))

@@ -147,7 +147,7 @@ def test_the_card_says_what_a_checkpoint_must_know(teacher: Path, index: str, tm
     assert card.env_hash == collected.hashes["env"]
     assert card.compared == {f"{SOURCE.name}:dev": 25, f"{SOURCE.name}:test": 25}
     assert card.licences == {SOURCE.name: "as it is"}
-    assert [gate.entered for gate in card.gates] == [TASKS] * 11
+    assert [gate.entered for gate in card.gates] == [TASKS] * 10
     assert card.curated_recall.count == card.turns.count == TASKS
     assert read_card(tmp_path) == card
 
@@ -318,22 +318,15 @@ def test_a_tokenizer_that_loses_text_is_refused_before_any_gate(approximate: Pat
     student_folder(tmp_path / "lossy", json.dumps(lossy).encode())
     student = open_format("hermes", open_tokenizer(tmp_path / "lossy"))
     with pytest.raises(UsageError, match="cannot round-trip"):
-        build(Build([approximate], Sft(gates=Gates(tools=9)), student=student), tmp_path / "out")
+        build(Build([approximate], Sft(gates=Gates(precision=1.0)), student=student), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_a_tool_that_no_episode_used_is_under_the_floor(teacher: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"tools below .*review_docs 0\.000"):
-        build(Build([teacher], Sft(gates=Gates(recall=0.0, near=1.0, tool_share=0.001))), tmp_path / "out")
-
-
 def test_what_the_gates_refuse_is_refused_before_anything_is_written(teacher: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=f"none of {TASKS} episodes is left: tools dropped {TASKS}; for example"):
-        build(Build([teacher], Sft(gates=Gates(recall=0.0, near=1.0, tools=9))), tmp_path / "out")
+    with pytest.raises(UsageError, match=f"none of {TASKS} episodes is left: precision dropped {TASKS}; for example"):
+        build(Build([teacher], Sft(gates=Gates(recall=0.0, near=1.0, precision=1.0))), tmp_path / "out")
     with pytest.raises(UsageError, match="leak dropped"):
         build(Build([teacher], SFT, against=[f"{DATASET}:train"]), tmp_path / "out")
-    with pytest.raises(UsageError, match="tools below"):
-        build(Build([teacher], Sft(gates=Gates(recall=0.0, near=1.0, tool_share=0.9))), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

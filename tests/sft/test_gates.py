@@ -18,7 +18,6 @@ from harness1.sft.build import (
     apply_gates,
     candidate,
     check_any_left,
-    check_tool_mix,
     draw_held_out,
 )
 from tests.support import END, Script, WordRetriever, curate, make_env, run, search
@@ -35,7 +34,6 @@ GATES = (
     "leak",
     "duplicate",
     "quota",
-    "searches",
 )
 LOOSE = Gates(near=0.9)
 ASKED = Task("q", "Which river flows past the castle of the king in Rome?", "test", Gold({DocId("castle"): 1}))
@@ -77,28 +75,26 @@ def passed(*candidates: TeacherEpisode, gates: Gates = LOOSE, seed: int = 0) -> 
         ("fault", {"status": Status.INFRA_ERROR}),
         ("format", {"status": Status.POLICY_ERROR}),
         ("format", {"format_errors": 1}),
-        ("documents", {"documents": 1}),
+        ("documents", {"documents": 0}),
         ("recall", {"recall": 0.09}),
         ("precision", {"precision": 0.39}),
-        ("tools", {"calls": {"search_corpus": 2, "end_search": 1}}),
+        ("tools", {"calls": {}}),
         ("excluded", {"task_id": "learned"}),
         ("leak", {"query": "which RIVER flows past the castle of the king in Rome"}),
         ("leak", {"gold": frozenset({"castle"})}),
         ("duplicate", {"query": one(0).query.upper(), "turns": 5}),
         ("quota", {}),
-        ("searches", {}),
     ],
 )
 def test_each_gate_stops_what_fails_it_alone(gate: str, changes: dict[str, Any]) -> None:
-    gates = Gates(near=0.9, documents=2, precision=0.4, tools=2, quotas={"e": 1} if gate == "quota" else {})
-    gates = msgspec.structs.replace(gates, same_searches=0.5 if gate == "searches" else 1.0)
+    gates = Gates(near=0.9, precision=0.4, quotas={"e": 1} if gate == "quota" else {})
     candidates = [one(0), one(1, **changes)]
     if gate == "quota":
         candidates = [one(0, dataset="e"), one(1, dataset="e")]
     kept, reports = passed(*candidates, gates=gates)
     assert {name: report.entered - report.passed for name, report in reports.items() if report.dropped} == {gate: 1}
     assert len(kept) == 1
-    assert kept == ["e0"] or gate in ("quota", "searches")
+    assert kept == ["e0"] or gate == "quota"
 
 
 def test_what_is_exactly_at_a_bound_passes() -> None:
@@ -127,17 +123,6 @@ def test_of_tasks_that_ask_the_same_the_best_and_then_the_shortest_stays() -> No
     assert passed(one(0), one(1, query=query, turns=3))[0] == ["e1"]
     assert passed(one(0), one(1, query=query))[0] == ["e0"]
     assert passed(one(0), one(1, query=query, dataset="other"))[0] == ["e0"]
-
-
-def test_no_number_of_searches_has_more_than_its_share() -> None:
-    short = [one(number, calls={"search_corpus": 1}) for number in range(12)]
-    longer = [one(12 + number, calls={"search_corpus": 1, "grep_corpus": 1 + number % 2}) for number in range(6)]
-    for share, expected in ((1.0, (12, 3, 3)), (0.5, (6, 3, 3)), (0.4, (4, 3, 3)), (0.34, (3, 3, 3))):
-        kept, _ = passed(*short, *longer, gates=Gates(near=0.95, same_searches=share))
-        searches = {each.episode_id: each.searches for each in (*short, *longer)}
-        assert tuple(sum(searches[name] == number for name in kept) for number in (1, 2, 3)) == expected
-    drawn = [passed(*short, *longer, gates=Gates(near=0.95, same_searches=0.4), seed=seed)[0] for seed in (0, 0, 1)]
-    assert drawn[0] == drawn[1] != drawn[2]
 
 
 def test_samples_of_a_task_are_duplicates_only_if_they_did_the_same() -> None:
@@ -170,23 +155,6 @@ def test_a_quota_is_filled_in_an_order_that_the_seed_decides() -> None:
     assert passed(*many, gates=gates)[0] == first
     assert passed(*reversed(many), gates=gates)[0] == first[::-1]
     assert passed(*many, gates=gates, seed=1)[0] != first
-
-
-def test_a_rare_tool_refuses_the_collection_and_is_named() -> None:
-    kept = [one(0, calls={"search_corpus": 8, "curate": 1}), one(1, calls={"verify": 1})]
-    used = ("search_corpus", "curate", "verify")
-    check_tool_mix(kept, Gates(tool_share=0.1), used)
-    with pytest.raises(UsageError, match=r"tool_share=0\.2 .*curate 0\.100, verify 0\.100:"):
-        check_tool_mix(kept, Gates(tool_share=0.2), used)
-
-
-def test_a_tool_that_was_never_used_is_under_any_floor() -> None:
-    kept = [one(0, calls={"search_corpus": 8, "curate": 1})]
-    check_tool_mix(kept, Gates(), ("grep_corpus", "curate"))
-    with pytest.raises(UsageError, match=r"of the turns: grep_corpus 0\.000:"):
-        check_tool_mix(kept, Gates(tool_share=0.01), ("grep_corpus", "curate"))
-    with pytest.raises(UsageError, match=r"curate 0\.000:"):
-        check_tool_mix([one(0, calls={})], Gates(tool_share=0.01), ("curate",))
 
 
 def test_an_empty_result_says_which_gate_took_how_many() -> None:
