@@ -48,7 +48,7 @@ PROTOCOL_METHODS = {
 }
 FREE_STATEMENTS = 3
 BROAD = {
-    ("harness1/env/world.py", "call_engine"),
+    ("harness1/env/environment.py", "call_engine"),
     ("harness1/models/vllm_engine.py", "_failing"),
     ("harness1/plugins.py", "_import"),
     ("harness1/policy/registry.py", "act"),

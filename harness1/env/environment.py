@@ -1,14 +1,15 @@
-"""The search environment: one episode at a time around the pure core.
-
-`transition` is the core: (memory, action, answers) -> (memory, observation). It never waits; it yields its requests,
-which `SearchEnv.step` has answered by the world and `SearchEnv.replay` by the record. `guidance` adds facts about the
-search and, in prescriptive mode, advice on the next step.
-"""
+"""The search environment: one episode at a time around the pure core, `transition`: (memory, action, answers) ->
+(memory, observation). It never waits; it yields its requests, which `SearchEnv.step` has answered by the world and
+`SearchEnv.replay` by the record."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import msgspec
 
@@ -16,18 +17,45 @@ from harness1.config import Env, Machine
 from harness1.env.memory_pieces import TurnPieces, hit_words, turn_pieces
 from harness1.env.pieces import ApproximateCounter, TokenCounter, question_text, static_piece
 from harness1.env.render import Context, Renderer
-from harness1.env.verifiers import Verifier, unopened_verifier
-from harness1.env.world import World
-from harness1.errors import ConfigError, HarnessError
+from harness1.env.verifiers import Verifier, VerifierFault, unopened_verifier
+from harness1.errors import ConfigError, HarnessError, ToolError
+from harness1.http.client import Transient, retry
 from harness1.memory.parts import history_line
 from harness1.memory.ranking import FITTED
 from harness1.memory.working_memory import WorkingMemory
 from harness1.plain import digest, utf8_safe
-from harness1.records import ModelCall, Note, Observation, StopReason, Task, ToolCall, Turn, json_safe_call
-from harness1.retrieval.protocol import Retriever
+from harness1.records import (
+    Chunk,
+    ChunkId,
+    Hit,
+    ModelCall,
+    Note,
+    Observation,
+    Ranking,
+    StopReason,
+    Task,
+    ToolCall,
+    Turn,
+    Verdict,
+    json_safe_call,
+)
+from harness1.retrieval.corpus import approximate_tokens
+from harness1.retrieval.protocol import BadPattern, RetrievalFault, Retriever, SearchRequest, SearchResult
 from harness1.tools.documents import END_SEARCH
 from harness1.tools.registry import Toolbox
-from harness1.tools.tool import Answer, Request, Steps, Traits, answer_of, one_line
+from harness1.tools.tool import (
+    Answer,
+    Consult,
+    GrepFor,
+    Judge,
+    ReadDocument,
+    Request,
+    SearchFor,
+    Steps,
+    Traits,
+    answer_of,
+    one_line,
+)
 
 SINGLE_TOOL_FROM = 3
 VERIFY_FROM = 6
@@ -120,7 +148,8 @@ class SearchEnv:
 
     def begin(self, memory: WorkingMemory) -> Context | None:
         """Begin an episode with a memory, as replay does without a retriever."""
-        name_first(memory, self.config)
+        memory.name_entities([question_text(memory.query)], self.config)
+        memory.name_leads(self.config)
         self._state = State(memory)
         return self._render()
 
@@ -137,27 +166,27 @@ class SearchEnv:
         if self.state.done is not None:
             raise HarnessError(f"the episode has ended ({self.state.done}): reset the environment")
         call, ignored = choose([json_safe_call(action) for action in actions])
-        memory = self.state.memory
-        turn = memory.turn
-        steps = transition(memory, self.config, self.toolbox, call, ignored, crowded=self._crowded())
-        asked = begin(steps)
-        if isinstance(asked, Observation):
-            return self._finish(call, ignored, asked, utf8_safe(reasoning), calls)
-        try:
-            answer = await self.world.answer(asked, memory)
-        except BaseException:
-            # Until it gets its answer, a transition changes only the turn count.
-            memory.turn = turn
-            raise
-        return self._finish(call, ignored, resume(steps, answer), utf8_safe(reasoning), calls)
+        memory, turn = self.state.memory, self.state.memory.turn
+        steps = self._transition(call, ignored)
+        found = begin(steps)
+        if not isinstance(found, Observation):
+            try:
+                answer = await self.world.answer(found, memory)
+            except BaseException:
+                # Until it gets its answer, a transition changes only the turn count.
+                memory.turn = turn
+                raise
+            found = resume(steps, answer)
+        return self._finish(call, ignored, found, utf8_safe(reasoning), calls)
 
     def replay(self, turn: Turn) -> Step:
         """Execute a recorded turn with its recorded answers instead of the world."""
         action, recorded = turn.action, turn.observation
         if action is None or recorded is None:
             raise ValueError("a turn without an action cannot be replayed")
-        memory, crowded = self.state.memory, self._crowded()
-        observation = replay_action(memory, self.config, self.toolbox, action, turn.ignored, recorded, crowded=crowded)
+        steps = self._transition(action, turn.ignored)
+        found = begin(steps)
+        observation = found if isinstance(found, Observation) else resume(steps, answer_of(recorded))
         return self._finish(action, turn.ignored, observation, turn.reasoning, turn.calls)
 
     def snapshot(self) -> State:
@@ -175,10 +204,10 @@ class SearchEnv:
         twin._state = self.state.fork()
         return twin
 
-    def _crowded(self) -> bool:
-        """Return True if the transcript has reached the size at which only actions that make room are executed."""
+    def _transition(self, call: ToolCall, ignored: Sequence[ToolCall]) -> Steps:
         context, pruning = self.state.context, self.config.pruning
-        return pruning.on and context is not None and context.budget.used > pruning.refusal
+        crowded = pruning.on and context is not None and context.budget.used > pruning.refusal
+        return transition(self.state.memory, self.config, self.toolbox, call, ignored, crowded=crowded)
 
     def _finish(
         self,
@@ -204,13 +233,14 @@ class SearchEnv:
         kept = state.turns[-(self.config.rendering.recent_max - 1) :] if self.config.rendering.recent_max > 1 else ()
         traits = self.toolbox.traits(observation.tool)
         state.turns = (*kept, turn_pieces(state.memory, self.config, turn, traits))
+        context = None
         if call.name == END_SEARCH and observation.error is None:
             state.done = StopReason.END_SEARCH
         elif state.memory.turn >= self.config.max_turns:
             state.done = StopReason.TURN_LIMIT
         else:
-            return Step(turn, self._render(), state.done)
-        return Step(turn, None, state.done)
+            context = self._render()
+        return Step(turn, context, state.done)
 
     def _render(self) -> Context | None:
         state = self.state
@@ -220,26 +250,18 @@ class SearchEnv:
 
 
 def env_hash(env: Env) -> str:
-    """Return the hash of an environment, which does not depend on the tokenizer. The fitted weights enter it where
-    evidence is ranked."""
+    """Return the hash of an environment, with the fitted weights if it ranks, and without the tokenizer."""
     toolbox = Toolbox.of(env)
     weights = [msgspec.to_builtins(FITTED)] if env.evidence.ranks else []
     return digest([env.hashed(), static_piece(env, toolbox).text, toolbox.specs, *weights])
 
 
 def choose(actions: Sequence[ToolCall]) -> tuple[ToolCall, tuple[ToolCall, ...]]:
-    """Return the executed action and the ignored ones: `end_search` is executed only if it is the only action, because
-    another one may be a last curation."""
+    """Return the executed action and the ignored ones: `end_search` only if alone, as another may be a curation."""
     if not actions:
         raise ValueError("a decision without an action must have a parse error")
     at = next((place for place, call in enumerate(actions) if call.name != END_SEARCH), 0)
     return actions[at], tuple(call for place, call in enumerate(actions) if place != at)
-
-
-def name_first(memory: WorkingMemory, env: Env) -> None:
-    """Name what the question mentions, as every episode begins."""
-    memory.name_entities([question_text(memory.query)], env)
-    memory.name_leads(env)
 
 
 def transition(
@@ -251,8 +273,7 @@ def transition(
     *,
     crowded: bool = False,
 ) -> Steps:
-    """Execute one action: count the turn, run the tool, add the history line, name what is shown, add guidance. In a
-    `crowded` transcript only actions that make room, curate or end the search are executed."""
+    """Execute one action; in a `crowded` transcript only one that makes room, curates or ends the search."""
     memory.turn += 1
     traits = toolbox.traits(call.name)
     if crowded and not (traits.frees or traits.curates or call.name == END_SEARCH):
@@ -264,33 +285,13 @@ def transition(
     traits = toolbox.traits(observation.tool)
     memory.name_entities((words for _, words in hit_words(memory, env, observation, traits)), env)
     memory.name_leads(env)
-    _count(memory, observation, traits)
+    if observation.error is None:
+        memory.tools_used.setdefault(observation.tool, memory.turn)
+    memory.since_curation = 0 if traits.curates and observation.error is None else memory.since_curation + 1
     notes = (*observation.notes, *guidance(memory, env, observation, traits))
     if ignored:
         notes += (Note("not_executed", {"tools": [one_line(other.name) for other in ignored[:5]]}),)
     return msgspec.structs.replace(observation, notes=notes)
-
-
-def _count(memory: WorkingMemory, observation: Observation, traits: Traits) -> None:
-    if observation.error is None:
-        memory.tools_used.setdefault(observation.tool, memory.turn)
-    memory.since_curation = 0 if traits.curates and observation.error is None else memory.since_curation + 1
-
-
-def replay_action(
-    memory: WorkingMemory,
-    env: Env,
-    toolbox: Toolbox,
-    call: ToolCall,
-    ignored: Sequence[ToolCall],
-    recorded: Observation,
-    *,
-    crowded: bool = False,
-) -> Observation:
-    """Execute a recorded action with its recorded answer."""
-    steps = transition(memory, env, toolbox, call, ignored, crowded=crowded)
-    first = begin(steps)
-    return first if isinstance(first, Observation) else resume(steps, answer_of(recorded))
 
 
 def begin(steps: Steps) -> Request | Observation:
@@ -313,46 +314,164 @@ def resume(steps: Steps, answer: Answer) -> Observation:
 
 
 def guidance(memory: WorkingMemory, env: Env, observation: Observation, traits: Traits) -> tuple[Note, ...]:
-    """Return the notes at the end of an observation; the memory already includes the turn."""
+    """Return the notes at the end of an observation: facts about the search and, in prescriptive mode, advice on the
+    next step. The memory already includes the turn."""
     if env.guidance == "none" or observation.error is not None:
         return ()
-    notes = _facts(memory, env, observation, traits)
-    if env.guidance == "prescriptive":
-        notes += _prescriptions(memory, env, observation)
-    return tuple(notes)
-
-
-def _facts(memory: WorkingMemory, env: Env, observation: Observation, traits: Traits) -> list[Note]:
-    notes = []
+    notes, pool, curated = list[Note](), len(memory.pool.entries), len(memory.curated)
     if traits.discovers:
         units = {memory.pool.unit_of(hit) for hit in observation.hits}
-        counts = {"returned": len(units), "new": len(observation.delta.new), "pool": len(memory.pool.entries)}
-        notes.append(Note("result", {**counts, "curated": len(memory.curated), "cap": env.curation.cap}))
+        counts = {"returned": len(units), "new": len(observation.delta.new), "pool": pool}
+        notes.append(Note("result", {**counts, "curated": curated, "cap": env.curation.cap}))
     if observation.delta.auto_populated:
         count = {"count": len(observation.delta.auto_populated)}
-        tag = {"tag": env.auto_populate.tag}
         if env.refills:
             notes.append(Note("refilled", count))
+        elif env.curation.tags:
+            notes.append(Note("seeded", count | {"tag": env.auto_populate.tag}))
         else:
-            notes.append(Note("seeded", count | tag) if env.curation.tags else Note("seeded_untagged", count))
-    if memory.pool.entries and not len(memory.curated):
+            notes.append(Note("seeded_untagged", count))
+    if pool and not curated:
         notes.append(Note("curated_empty"))
     if memory.turn >= SINGLE_TOOL_FROM and len(memory.tools_used) == 1:
         notes.append(Note("single_tool", {"tool": next(iter(memory.tools_used))}))
-    return notes
+    return tuple(notes + _advise(memory, env, observation) if env.guidance == "prescriptive" else notes)
 
 
-def _prescriptions(memory: WorkingMemory, env: Env, observation: Observation) -> list[Note]:
-    notes = []
-    since = memory.since_curation
-    uncurated = len(memory.pool.entries) - len(memory.curated)
+def _advise(memory: WorkingMemory, env: Env, observation: Observation) -> list[Note]:
+    notes, curated, left = list[Note](), len(memory.curated), env.max_turns - memory.turn
+    since, uncurated = memory.since_curation, len(memory.pool.entries) - curated
     if since >= 2 and uncurated > 0:
         notes.append(Note("curate_overdue", {"turns": since, "uncurated": uncurated}))
     elif since and observation.delta.new:
         notes.append(Note("curate_now"))
-    unverified = env.verification.on and not memory.verification.verdicts
-    if unverified and memory.turn >= VERIFY_FROM and len(memory.curated) >= 3:
+    if env.verification.on and not memory.verification.verdicts and memory.turn >= VERIFY_FROM and curated >= 3:
         notes.append(Note("verify_now"))
-    if env.max_turns - memory.turn <= FINISH_WITHIN:
-        notes.append(Note("finish", {"left": env.max_turns - memory.turn}))
+    if left <= FINISH_WITHIN:
+        notes.append(Note("finish", {"left": left}))
     return notes
+
+
+Outcome = TypeVar("Outcome")
+
+
+class World:
+    """Answers requests; environments on one event loop may share it."""
+
+    def __init__(self, retriever: Retriever, verifier: Verifier, machine: Machine) -> None:
+        self.retriever, self.verifier, self.machine = retriever, verifier, machine
+
+    async def answer(self, request: Request, memory: WorkingMemory) -> Answer:
+        """Answer a request; raise InfrastructureFault if a call failed or missed its deadline, `machine.attempts`
+        times."""
+        match request:
+            case SearchFor():
+                return await self._search(request, memory)
+            case GrepFor(pattern=pattern, limit=limit):
+                return await self._grep(pattern, limit)
+            case ReadDocument(doc_id=doc_id):
+                chunks: tuple[Chunk, ...] = await call_engine(partial(self.retriever.read, doc_id), self.machine)
+                return _as_answer(chunks)
+            case Judge():
+                return await self._judge(request)
+            case Consult():
+                return await call_engine(partial(_consult, request), self.machine)
+
+    async def _search(self, request: SearchFor, memory: WorkingMemory) -> Answer:
+        """Search for all queries at once; repeat only those that failed."""
+        seen = frozenset(memory.store)
+        deadline = self.machine.call_deadline_s
+        searches = [SearchRequest(query, request.k, seen, deadline, request.about) for query in request.queries]
+
+        async def one_batch() -> list[SearchResult] | RetrievalFault:
+            pending = [place for place in range(len(searches)) if place not in done]
+            results = await self.retriever.search([searches[place] for place in pending])
+            if len(results) != len(pending):
+                return RetrievalFault(f"{len(results)} results for {len(pending)} queries")
+            fault = None
+            for place, result in zip(pending, results, strict=True):
+                if isinstance(result, RetrievalFault):
+                    fault = result
+                else:
+                    done[place] = result
+            return fault or [done[place] for place in range(len(searches))]
+
+        done: dict[int, SearchResult] = {}
+        results = await call_engine(one_batch, self.machine)
+        hits: dict[ChunkId, Hit] = {}
+        rankings = []
+        for query, result in zip(request.queries, results, strict=True):
+            for rank, scored in enumerate(result.hits):
+                hits.setdefault(scored.chunk.chunk_id, _hit(scored.chunk, rank, scored.score, scored.likeness))
+            ids = tuple(scored.chunk.chunk_id for scored in result.hits)
+            rankings.append(Ranking(query, ids, result.pre_rerank_ids))
+        return Answer(tuple(hits.values()), tuple(rankings))
+
+    async def _grep(self, pattern: str, limit: int) -> Answer:
+        call = partial(self.retriever.grep, pattern, limit, self.machine.call_deadline_s)
+        chunks: tuple[Chunk, ...] | BadPattern = await call_engine(call, self.machine)
+        if isinstance(chunks, BadPattern):
+            return Answer(bad_pattern=chunks.reason)
+        return Answer(_as_answer(chunks).hits, (Ranking(pattern, tuple(chunk.chunk_id for chunk in chunks)),))
+
+    async def _judge(self, request: Judge) -> Answer:
+        async def once() -> list[Verdict] | VerifierFault:
+            judgements = await self.verifier.judge(request.claim, request.texts)
+            if len(judgements) != len(request.texts):
+                return VerifierFault(f"{len(judgements)} judgements for {len(request.texts)} documents")
+            verdicts = []
+            for (unit_id, _), judgement in zip(request.texts, judgements, strict=True):
+                if isinstance(judgement, VerifierFault):
+                    return judgement
+                verdicts.append(Verdict(unit_id, request.claim, judgement.label, judgement.sentence))
+            return verdicts
+
+        return Answer(verdicts=tuple(await call_engine(once, self.machine)))
+
+
+async def _consult(request: Consult) -> Answer:
+    """Call a function of the user's, in a thread unless it is a coroutine function."""
+    function, arguments = request.function, request.arguments
+    try:
+        if inspect.iscoroutinefunction(function):
+            text = await function(**arguments)
+        else:
+            text = await asyncio.to_thread(function, **arguments)
+    except ToolError as error:
+        return Answer(refused=utf8_safe(str(error))[: request.characters])
+    if not isinstance(text, str):
+        raise TypeError(f"the tool {function.__name__} returned {type(text).__name__}, not a text")
+    cut = f" ({len(text)} characters)"
+    kept = text if len(text) <= request.characters else text[: request.characters].rstrip() + cut
+    return Answer(text=utf8_safe(kept))
+
+
+async def call_engine(
+    call: Callable[[], Awaitable[Outcome | RetrievalFault | VerifierFault]], machine: Machine
+) -> Outcome:
+    """Await a call of an engine, and repeat it if it fails or exceeds `machine.call_deadline_s`. Raise
+    InfrastructureFault if it failed `machine.attempts` times."""
+
+    async def once() -> Outcome:
+        try:
+            async with asyncio.timeout(machine.call_deadline_s):
+                result = await call()
+        except TimeoutError as error:
+            raise Transient(f"no answer within {machine.call_deadline_s:g} s") from error
+        except Exception as error:
+            # An engine may raise anything, and must not end the other episodes of a run.
+            raise Transient(f"{type(error).__name__}: {error}") from error
+        if isinstance(result, RetrievalFault | VerifierFault):
+            raise Transient(result.message)
+        return result
+
+    return await retry(once, machine.attempts)
+
+
+def _hit(chunk: Chunk, rank: int, score: float = 0.0, likeness: float | None = None) -> Hit:
+    tokens = approximate_tokens(chunk.text)
+    return Hit(chunk.chunk_id, chunk.doc_id, chunk.index, chunk.title, chunk.text, score, rank, tokens, likeness)
+
+
+def _as_answer(chunks: tuple[Chunk, ...]) -> Answer:
+    return Answer(tuple(_hit(chunk, rank) for rank, chunk in enumerate(chunks)))

@@ -1,13 +1,8 @@
-"""The pieces that show the finished turns and the working memory.
-
-Those of a turn are made once, when it ends, and never change: the policy's output, the head of the observation, and one
-piece for each hit. Those of the memory show it as it is now, each with its drop class.
-"""
+"""The pieces that show the finished turns, made once and never changed, and the working memory as it is now."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence, Set
-from functools import cached_property
 from itertools import islice
 
 import msgspec
@@ -16,31 +11,24 @@ from harness1.config import Env
 from harness1.env.pieces import Block, Drop, Piece, action_piece, action_text, cut_call, piece, sentence
 from harness1.env.view import (
     ActionView,
-    BridgesView,
-    BridgeView,
     ChangesView,
     CuratedSetView,
     CuratedView,
     DocumentView,
-    HistoryView,
     HitView,
     JudgementView,
     LeadsView,
     LeadView,
-    LinksView,
-    LinkView,
-    OlderView,
-    PoolSizeView,
     RankedView,
     TurnView,
     VerdictsView,
     VerdictView,
 )
-from harness1.memory.parts import RANK, Entry, HistoryLine
+from harness1.memory.parts import RANK, HistoryLine
 from harness1.memory.ranking import Assessment, Lead
 from harness1.memory.working_memory import WorkingMemory, bridge_documents, rare_bridges
 from harness1.plain import counted
-from harness1.records import ChunkId, Delta, Hit, Observation, Ranking, Tag, Turn, UnitId, Verdict
+from harness1.records import ChunkId, Delta, Hit, Observation, Tag, Turn, UnitId
 from harness1.tools.discovery import show_text, show_title
 from harness1.tools.documents import passages_left_out
 from harness1.tools.tool import Traits
@@ -76,76 +64,55 @@ def turn_pieces(memory: WorkingMemory, env: Env, turn: Turn, traits: Traits) -> 
 
 
 def _head(memory: WorkingMemory, env: Env, turn: int, observation: Observation) -> Piece:
-    shown = TurnView(
-        turn=turn,
-        tool=observation.tool,
-        queries=cut_queries(observation.rankings),
-        notes=observation.notes,
-        error=observation.error,
-        verdicts=tuple(_judgement(memory, verdict) for verdict in observation.verdicts),
-        changes=_changes(memory, env, observation.delta),
-    )
+    queries = [" ".join(ranking.query.split()) for ranking in observation.rankings]
+    if sum(map(len, queries)) > QUERIES_CHARACTERS:
+        queries = [query[:QUERY_CHARACTERS].rstrip() for query in queries]
+    changes = _changes(memory, env, observation.delta)
+    verdicts = []
+    for verdict in observation.verdicts:
+        passage = " ".join(verdict.sentence.split())[:PASSAGE_CHARACTERS].rstrip()
+        verdicts.append(JudgementView(handle_of(memory, verdict.unit_id), verdict.label, passage, verdict.cached))
     # A single query is shown too, because an epoch opens with the observation, without the action before it.
-    single = f": {shown.queries[0]}" if len(shown.queries) == 1 else ""
-    lines = [f"Turn {turn}: {shown.tool}{single}"]
-    if shown.error is not None:
-        lines.append(sentence(shown.error))
-    lines += [sentence(note) for note in shown.notes]
-    if len(shown.queries) > 1:
-        lines += [f"q{number}: {query}" for number, query in enumerate(shown.queries, start=1)]
-    lines += [_judgement_line(verdict) for verdict in shown.verdicts]
-    lines += _change_lines(env, shown.changes)
+    single = f": {queries[0]}" if len(queries) == 1 else ""
+    lines = [f"Turn {turn}: {observation.tool}{single}"]
+    lines += [sentence(note) for note in (observation.error, *observation.notes) if note is not None]
+    if len(queries) > 1:
+        lines += [f"q{number}: {query}" for number, query in enumerate(queries, start=1)]
+    for each in verdicts:
+        known, reason = " (known)" if each.known else "", f": {each.passage}" if each.passage else ""
+        lines.append(f"{each.handle} {each.label}{known}{reason}")
+    evicted = "Evicted for more important ones" if env.curation.eviction == "rank" else "Evicted"
+    groups = (
+        ("Added", _tag_words(changes.added)),
+        ("Re-tagged", _tag_words(changes.retagged)),
+        ("Removed", changes.removed),
+        (evicted, changes.evicted),
+        ("Refused, the set is full", changes.refused),
+        ("Hidden copies of", changes.copied),
+        ("Pruned", changes.pruned),
+    )
+    lines += [f"{label}: {', '.join(names)}." for label, names in groups if names]
+    notes, error = observation.notes, observation.error
+    shown = TurnView(turn, observation.tool, tuple(queries), notes, error, tuple(verdicts), changes)
     return piece(f"turn/{turn}", "tool", "\n".join(lines), shown)
 
 
-def cut_queries(rankings: Sequence[Ranking]) -> tuple[str, ...]:
-    """Return the queries of an observation as its head shows them, each on one line."""
-    queries = [" ".join(ranking.query.split()) for ranking in rankings]
-    if sum(map(len, queries)) > QUERIES_CHARACTERS:
-        queries = [query[:QUERY_CHARACTERS].rstrip() for query in queries]
-    return tuple(queries)
-
-
-def _judgement(memory: WorkingMemory, verdict: Verdict) -> JudgementView:
-    passage = " ".join(verdict.sentence.split())[:PASSAGE_CHARACTERS].rstrip()
-    return JudgementView(handle_of(memory, verdict.unit_id), verdict.label, passage, verdict.cached)
-
-
-def _judgement_line(shown: JudgementView) -> str:
-    known = " (known)" if shown.known else ""
-    reason = f": {shown.passage}" if shown.passage else ""
-    return f"{shown.handle} {shown.label}{known}{reason}"
-
-
 def _changes(memory: WorkingMemory, env: Env, delta: Delta) -> ChangesView:
-    def tagged(tags: dict[UnitId, Tag]) -> dict[str, Tag | None]:
+    def tag_handles(tags: dict[UnitId, Tag]) -> dict[str, Tag | None]:
         return {handle_of(memory, unit_id): tag if env.curation.tags else None for unit_id, tag in tags.items()}
 
-    def named(units: Iterable[UnitId]) -> tuple[str, ...]:
+    def handles(units: Iterable[UnitId]) -> tuple[str, ...]:
         return tuple(handle_of(memory, unit_id) for unit_id in units)
 
     return ChangesView(
-        added=tagged(delta.added),
-        retagged=tagged(delta.retagged),
-        removed=named(delta.removed),
-        evicted=named(delta.evicted),
-        refused=named(delta.refused),
-        copied=tuple(sorted(set(named(delta.aliases.values())))),
-        pruned=named(delta.pruned),
+        added=tag_handles(delta.added),
+        retagged=tag_handles(delta.retagged),
+        removed=handles(delta.removed),
+        evicted=handles(delta.evicted),
+        refused=handles(delta.refused),
+        copied=tuple(sorted(set(handles(delta.aliases.values())))),
+        pruned=handles(delta.pruned),
     )
-
-
-def _change_lines(env: Env, shown: ChangesView) -> list[str]:
-    groups = (
-        ("Added", _tag_words(shown.added)),
-        ("Re-tagged", _tag_words(shown.retagged)),
-        ("Removed", shown.removed),
-        ("Evicted for more important ones" if env.curation.eviction == "rank" else "Evicted", shown.evicted),
-        ("Refused, the set is full", shown.refused),
-        ("Hidden copies of", shown.copied),
-        ("Pruned", shown.pruned),
-    )
-    return [f"{label}: {', '.join(names)}." for label, names in groups if names]
 
 
 def _tag_words(tags: dict[str, Tag | None]) -> list[str]:
@@ -160,21 +127,32 @@ def _hits(memory: WorkingMemory, env: Env, turn: int, observation: Observation, 
             places.setdefault(chunk_id, []).append((query, rank))
     copies = list(observation.delta.aliases.values())
     left_out = passages_left_out(observation, env)
-    pieces: list[Piece] = []
-    names = env.evidence.handles
+    pool, pieces = memory.pool, list[Piece]()
     for hit, words in hit_words(memory, env, observation, traits):
-        unit_id = memory.pool.unit_of(hit)
+        unit_id = pool.unit_of(hit)
+        entry = pool.entries[unit_id]
         title, _, text = words.partition("\n")
-        marked, entities = memory.entities.mark(words, env.evidence.characters) if names else (words, {})
+        entities = dict[str, str]()
+        if env.evidence.handles:
+            words, entities = memory.entities.mark(words, env.evidence.characters)
         shown = HitView(
             turn=turn,
-            document=DocumentView(handle_of(memory, unit_id), unit_id, title, text),
+            document=DocumentView(entry.handle, unit_id, title, text),
             found_by=((0, len(pieces)),) if queries == 1 else tuple(places.get(hit.chunk_id, ())),
             copies=copies.count(unit_id),
             passed_over=left_out.get(hit.chunk_id, 0),
             entities=entities,
         )
-        pieces.append(piece(f"hit/{turn}", "tool", _hit_text(memory, hit, marked, shown, queries), shown))
+        label = pool.chunk_handle(hit) if hit.index or len(entry.chunk_ids) > 1 else entry.handle
+        marks = [f"q{query + 1}#{rank + 1}" for query, rank in shown.found_by] if queries > 1 else []
+        if shown.copies:
+            marks.append(f"also: {shown.copies} copies" if shown.copies > 1 else "also: 1 copy")
+        title, _, text = words.partition("\n")
+        line = " ".join(part for part in (f"[{label}]", title, *marks) if part)
+        if skipped := shown.passed_over:
+            first = f"D{pool.numbers[hit.doc_id]}.{hit.index + 1 - skipped}"
+            line = f"[{counted(skipped, 'passage')} left out: read {first}]\n{line}"
+        pieces.append(piece(f"hit/{turn}", "tool", f"{line}\n{text}", shown))
     return tuple(pieces)
 
 
@@ -184,27 +162,6 @@ def hit_words(memory: WorkingMemory, env: Env, observation: Observation, traits:
         unit_id = memory.pool.unit_of(hit)
         if unit_id in memory.pool.entries and unit_id not in observation.delta.aliases:
             yield hit, f"{show_title(hit.title, env)}\n{show_text(hit, traits, observation.rankings, env)}"
-
-
-def _hit_text(memory: WorkingMemory, hit: Hit, words: str, shown: HitView, queries: int) -> str:
-    label = shown.document.handle
-    entry = memory.pool.entries[shown.document.unit_id]
-    if hit.index or len(entry.chunk_ids) > 1:
-        label = memory.pool.chunk_handle(hit)
-    marks = [f"q{query + 1}#{rank + 1}" for query, rank in shown.found_by] if queries > 1 else []
-    if shown.copies:
-        marks.append(f"also: {shown.copies} copies" if shown.copies > 1 else "also: 1 copy")
-    title, _, text = words.partition("\n")
-    header = " ".join(part for part in (f"[{label}]", title, *marks) if part)
-    return f"{_gap(memory, hit, shown.passed_over)}{header}\n{text}"
-
-
-def _gap(memory: WorkingMemory, hit: Hit, passages: int) -> str:
-    """Return the line for the passages left out before a hit, with the handle that reads them."""
-    if not passages:
-        return ""
-    words = counted(passages, "passage")
-    return f"[{words} left out: read D{memory.pool.numbers[hit.doc_id]}.{hit.index + 1 - passages}]\n"
 
 
 def handle_of(memory: WorkingMemory, unit_id: UnitId) -> str:
@@ -218,32 +175,13 @@ LINKING = 5
 """Bridge documents that are shown."""
 
 
-class EvidenceOrder:
-    """The evidence order of one state, with the place of every unit."""
-
-    def __init__(self, found: Assessment) -> None:
-        self.units, self._found = found.units, found
-
-    @cached_property
-    def places(self) -> dict[UnitId, int]:
-        return {unit_id: place for place, unit_id in enumerate(self.units)}
-
-    @cached_property
-    def _reasons(self) -> list[str]:
-        return self._found.reasons()
-
-    def reason(self, unit_id: UnitId) -> str:
-        """Return in a few words what speaks most for a unit, or an empty string."""
-        return self._reasons[self.places[unit_id]]
-
-
-def order_piece(memory: WorkingMemory, env: Env, ranking: EvidenceOrder, visible: Set[UnitId]) -> Piece:
+def order_piece(memory: WorkingMemory, env: Env, found: Assessment, visible: Set[UnitId]) -> Piece:
     """Return the evidence order by handle. Only units without a line of their own come with a reason here."""
-    shown = ranking.units[: env.evidence.lines]
+    shown = found.units[: env.evidence.lines]
     handles = tuple(handle_of(memory, unit_id) for unit_id in shown)
     words = []
     for handle, unit_id in zip(handles, shown, strict=True):
-        reason = ranking.reason(unit_id) if unit_id in visible else ""
+        reason = found.reason(unit_id) if unit_id in visible else ""
         words.append(f"{handle} ({reason})" if reason else handle)
     return piece("ranked", "user", f"By evidence: {', '.join(words)}.", RankedView(handles))
 
@@ -266,40 +204,27 @@ def leads_piece(memory: WorkingMemory, env: Env, leads: Sequence[Lead]) -> Piece
     return piece("leads", "user", f"Search next: {said}.", LeadsView(tuple(shown)))
 
 
-def evidence_pieces(memory: WorkingMemory, env: Env, order: Sequence[UnitId]) -> list[Piece]:
-    """Return what links documents: the bridge documents, where units are ranked in an `order`, and shared entities."""
-    links = _links_piece(memory, order) if env.evidence.ranks else None
-    return [each for each in (links, _bridges_piece(memory, env, order)) if each is not None]
-
-
-def _links_piece(memory: WorkingMemory, order: Sequence[UnitId]) -> Piece | None:
-    links = tuple(
-        LinkView(handle_of(memory, bridge.unit_id), bridge.names) for bridge in bridge_documents(memory, order, LINKING)
-    )
-    words = [f"{link.handle} links {', '.join(link.names[:-1])} and {link.names[-1]}" for link in links]
-    return piece("links", "user", f"Bridge documents: {'; '.join(words)}.", LinksView(links)) if links else None
-
-
-def _bridges_piece(memory: WorkingMemory, env: Env, order: Sequence[UnitId]) -> Piece | None:
-    """Return the shared entities: the most frequent ones, or, where units are ranked, those that lead on from the
-    best. None where no entity is known."""
+def link_pieces(memory: WorkingMemory, env: Env, order: Sequence[UnitId]) -> Iterator[Piece]:
+    """Yield what links documents: the bridge documents, where units are ranked in an `order`, and shared entities: the
+    most frequent ones, or, where units are ranked, those that lead on from the best."""
     if env.evidence.ranks:
-        found = rare_bridges(memory, order, env.evidence.entities, env.evidence.documents)
+        links = [
+            f"{handle_of(memory, unit_id)} links {', '.join(names[:-1])} and {names[-1]}"
+            for unit_id, names in bridge_documents(memory, order, LINKING)
+        ]
+        if links:
+            yield piece("links", "user", f"Bridge documents: {'; '.join(links)}.")
+        shared = rare_bridges(memory, order, env.evidence.entities, env.evidence.documents)
     else:
-        found = memory.evidence.bridges(env.evidence.entities, env.evidence.documents)
-    if not found and not memory.evidence.singletons:
-        return None
-    bridges = []
-    for bridge in found:
-        handles = tuple(handle_of(memory, unit_id) for unit_id in bridge.unit_ids)
-        bridges.append(BridgeView(bridge.entity, handles, bridge.total))
-    words = [
-        f"{bridge.entity} ({', '.join(bridge.handles)}"
-        + (f" +{bridge.total - len(bridge.handles)} more)" if bridge.total > len(bridge.handles) else ")")
-        for bridge in bridges
-    ]
-    text = "Shared entities: " + ("; ".join(words) or "none") + f". In one document only: {memory.evidence.singletons}."
-    return piece("evidence", "user", text, BridgesView(tuple(bridges), memory.evidence.singletons))
+        shared = memory.evidence.bridges(env.evidence.entities, env.evidence.documents)
+    alone, words = memory.evidence.singletons, []
+    for bridge in shared:
+        more = bridge.total - len(bridge.unit_ids)
+        handles = ", ".join(handle_of(memory, unit_id) for unit_id in bridge.unit_ids)
+        words.append(f"{bridge.entity} ({handles}{f' +{more} more' if more else ''})")
+    if words or alone:
+        listed = "; ".join(words) or "none"
+        yield piece("evidence", "user", f"Shared entities: {listed}. In one document only: {alone}.")
 
 
 CLAIM_CHARACTERS = 120
@@ -310,7 +235,7 @@ def order_and_leads(memory: WorkingMemory, env: Env) -> list[Piece]:
     if not env.evidence.ranks:
         return []
     found = memory.assess()
-    told = [order_piece(memory, env, EvidenceOrder(found), frozenset())] if found.units else []
+    told = [order_piece(memory, env, found, frozenset())] if found.units else []
     return told + ([leads_piece(memory, env, found.leads[: env.leads.lines])] if env.leads_on else [])
 
 
@@ -325,44 +250,44 @@ class MemoryPieces:
     def of(self, memory: WorkingMemory, visible: Set[UnitId]) -> list[Block]:
         """Return all sections in order. Documents in `visible` appear in a shown turn and get no pool line."""
         found = memory.assess() if self.env.evidence.ranks else Assessment()
-        ranking = EvidenceOrder(found)
         placed = [Block((set_piece(memory, self.env),))]
-        placed += self._curated_lines(memory, visible, ranking)
+        placed += self._curated_lines(memory, visible, found)
         if found.units:
-            placed.append(Block((order_piece(memory, self.env, ranking, visible),), Drop.OLD_TURNS))
+            placed.append(Block((order_piece(memory, self.env, found, visible),), Drop.OLD_TURNS))
         if self.env.leads_on and found.leads:
             placed.append(Block((leads_piece(memory, self.env, found.leads[: self.env.leads.lines]),), Drop.EVIDENCE))
-        placed += self._pool(memory, visible, ranking)
+        placed += self._pool(memory, visible, found)
         if self.env.evidence.on:
-            pieces = evidence_pieces(memory, self.env, found.units)
-            placed += [Block((each,), Drop.EVIDENCE) for each in pieces]
+            placed += [Block((each,), Drop.EVIDENCE) for each in link_pieces(memory, self.env, found.units)]
         if self.env.verification.on:
             placed += _verdicts(memory, self.env)
         if self.env.history.on:
             placed += self._history(memory)
         return placed
 
-    def _curated_lines(self, memory: WorkingMemory, visible: Set[UnitId], ranking: EvidenceOrder) -> list[Block]:
+    def _curated_lines(self, memory: WorkingMemory, visible: Set[UnitId], found: Assessment) -> list[Block]:
         hidden = [entry for entry in memory.curated.in_order() if entry.unit_id not in visible]
         if self.env.evidence.ranks:
-            hidden.sort(key=lambda entry: (RANK[entry.tag], ranking.places[entry.unit_id]))
-        return [self._line(Drop.CURATED_LINES, memory, entry.unit_id, entry.tag, ranking) for entry in hidden]
+            hidden.sort(key=lambda entry: (RANK[entry.tag], found.places[entry.unit_id]))
+        return [self._line(Drop.CURATED_LINES, memory, entry.unit_id, entry.tag, found) for entry in hidden]
 
-    def _pool(self, memory: WorkingMemory, visible: Set[UnitId], ranking: EvidenceOrder) -> list[Block]:
-        hidden = len(memory.pool.aliases)
+    def _pool(self, memory: WorkingMemory, visible: Set[UnitId], found: Assessment) -> list[Block]:
         entries, tags = memory.pool.entries, memory.curated.tags
-        size = PoolSizeView(len(entries), len(entries) - len(tags), hidden)
-        copies = f", {hidden} near duplicates hidden" if self.env.dedup.on else ""
-        text = f"Pool: {size.total} documents, {size.uncurated} not curated{copies}."
-        placed = [Block((piece("pool", "user", text, size),))]
-        order = ranking.units if self.env.evidence.ranks else reversed(entries)
+        uncurated = len(entries) - len(tags)
+        copies = f", {len(memory.pool.aliases)} near duplicates hidden" if self.env.dedup.on else ""
+        text = f"Pool: {len(entries)} documents, {uncurated} not curated{copies}."
+        placed = [Block((piece("pool", "user", text),))]
+        order = found.units if self.env.evidence.ranks else reversed(entries)
         rest = (unit_id for unit_id in order if unit_id not in visible and unit_id not in tags)
         shown = list(islice(rest, self.env.pool.lines))
         older = list(islice(rest, self.env.pool.older))
-        placed += [self._line(Drop.POOL, memory, unit_id, "", ranking) for unit_id in shown]
-        left = size.uncurated - sum(unit_id in entries and unit_id not in tags for unit_id in visible) - len(shown)
+        placed += [self._line(Drop.POOL, memory, unit_id, "", found) for unit_id in shown]
+        left = uncurated - sum(unit_id in entries and unit_id not in tags for unit_id in visible) - len(shown)
         if left:
-            placed.append(Block((_older(memory, older, left - len(older), self.env),), Drop.OLDER))
+            label = "Further" if self.env.evidence.ranks else "Older"
+            handles = ", ".join(handle_of(memory, unit_id) for unit_id in older)
+            more = f" (+{left - len(older)} more)" if left > len(older) else ""
+            placed.append(Block((piece("older", "user", f"{label}: {handles}{more}"),), Drop.OLDER))
         return placed
 
     def _history(self, memory: WorkingMemory) -> list[Block]:
@@ -371,20 +296,28 @@ class MemoryPieces:
             return []
         earlier = len(memory.history) - len(lines)
         head = f"History, {earlier} earlier turns left out:" if earlier else "History:"
-        placed = [Block((piece("history", "user", head, HistoryView((), earlier)),), Drop.HISTORY, memory.turn)]
+        placed = [Block((piece("history", "user", head),), Drop.HISTORY, memory.turn)]
         for line in lines:
             if line not in self._turns:
-                self._turns[line] = _history_line(line)
+                text = f"T{line.turn} {line.tool} ({line.subject}): returned {line.returned}, new {line.new}"
+                text += f", curated {line.curated}" if line.curated else ""
+                self._turns[line] = Block((piece("history", "user", text),), Drop.HISTORY, line.turn)
             placed.append(self._turns[line])
         return placed
 
-    def _line(self, drop: Drop, memory: WorkingMemory, unit_id: UnitId, tag: str, ranking: EvidenceOrder) -> Block:
+    def _line(self, drop: Drop, memory: WorkingMemory, unit_id: UnitId, tag: str, found: Assessment) -> Block:
         # In another episode or branch a unit has another handle or another first chunk.
         entry = memory.pool.entries[unit_id]
-        reason = ranking.reason(unit_id) if self.env.evidence.ranks else ""
+        reason = found.reason(unit_id) if self.env.evidence.ranks else ""
         key = (tag, entry.handle, entry.chunk_ids[0], reason)
         if key not in self._lines:
-            self._lines[key] = Block((_document_line(entry, memory, tag, reason, self.env),), drop)
+            text = memory.store[entry.chunk_ids[0]].text[: 4 * self.env.pool.snippet]
+            snippet = " ".join(text.split())[: self.env.pool.snippet].rstrip()
+            shown = DocumentView(entry.handle, entry.unit_id, show_title(entry.title, self.env), snippet)
+            marks = "; ".join(mark for mark in (tag if self.env.curation.tags else "", reason) if mark)
+            line = f"{entry.handle}{f' ({marks})' if marks else ''} {shown.title}: {snippet}"
+            section = "curated" if tag else "pool"
+            self._lines[key] = Block((piece(f"{section}/{entry.handle}", "user", line, shown),), drop)
         return self._lines[key]
 
 
@@ -402,23 +335,6 @@ def set_piece(memory: WorkingMemory, env: Env) -> Piece:
     return piece("curated", "user", text, CuratedSetView(entries, env.curation.cap))
 
 
-def _document_line(entry: Entry, memory: WorkingMemory, tag: str, reason: str, env: Env) -> Piece:
-    text = memory.store[entry.chunk_ids[0]].text[: 4 * env.pool.snippet]
-    snippet = " ".join(text.split())[: env.pool.snippet].rstrip()
-    shown = DocumentView(entry.handle, entry.unit_id, show_title(entry.title, env), snippet)
-    section = "curated" if tag else "pool"
-    marks = "; ".join(mark for mark in (tag if env.curation.tags else "", reason) if mark)
-    line = f"{entry.handle}{f' ({marks})' if marks else ''} {shown.title}: {snippet}"
-    return piece(f"{section}/{entry.handle}", "user", line, shown)
-
-
-def _older(memory: WorkingMemory, units: list[UnitId], more: int, env: Env) -> Piece:
-    handles = tuple(handle_of(memory, unit_id) for unit_id in units)
-    label = "Further" if env.evidence.ranks else "Older"
-    text = f"{label}: {', '.join(handles)}" + (f" (+{more} more)" if more else "")
-    return piece("older", "user", text, OlderView(handles, more))
-
-
 def _verdicts(memory: WorkingMemory, env: Env) -> list[Block]:
     recent = memory.verification.recent(env.verification.lines)
     if not recent:
@@ -429,9 +345,3 @@ def _verdicts(memory: WorkingMemory, env: Env) -> list[Block]:
     )
     lines = [f"{verdict.handle} {verdict.label}: {verdict.claim}" for verdict in shown]
     return [Block((piece("verdicts", "user", "Verified:\n" + "\n".join(lines), VerdictsView(shown)),), Drop.EVIDENCE)]
-
-
-def _history_line(line: HistoryLine) -> Block:
-    text = f"T{line.turn} {line.tool} ({line.subject}): returned {line.returned}, new {line.new}"
-    text += f", curated {line.curated}" if line.curated else ""
-    return Block((piece("history", "user", text, line),), Drop.HISTORY, line.turn)

@@ -14,6 +14,7 @@ from harness1.config import Env, Machine
 from harness1.env.verifiers import Judgement, Label, Verifier, VerifierFault, unopened_verifier
 from harness1.errors import ConfigError, HarnessError
 from harness1.http.model_endpoint import Completer, Endpoint, Messages, ModelEndpoint, defuse, restore, strip_answer
+from harness1.memory.parts import normalise_claim
 from harness1.memory.sentences import split
 from harness1.plain import digest, utf8_safe
 from harness1.records import UnitId
@@ -41,11 +42,10 @@ EXCERPT = 120
 
 
 class LanguageModelVerifier:
-    """Judges by a language model, with one request for each document, at temperature 0.
+    """Judges the first `characters` of each document by a language model, at temperature 0.
 
-    Verdicts are cached by model, claim and text, and simultaneous equal questions are asked once. The questions of a
-    cancelled caller continue, and their verdicts are cached. An answer without a verdict is a fault and is not cached.
-    Of each document, the first `characters` are read."""
+    Verdicts are cached by model, claim and text; faults are not. Simultaneous equal questions are asked once, and those
+    of a cancelled caller continue."""
 
     def __init__(self, endpoint: Endpoint, model: str, characters: int = 6000, cached: int = CACHED) -> None:
         self._model, self.characters, self._cached = Completer(endpoint, model, MOST_TOKENS), characters, cached
@@ -58,7 +58,7 @@ class LanguageModelVerifier:
         return list(await asyncio.gather(*(self._judgement(claim, text) for text in texts)))
 
     async def _judgement(self, claim: str, text: str) -> Judgement | VerifierFault:
-        name = digest([self._model.model, _normal(claim), utf8_safe(text)])
+        name = digest([self._model.model, utf8_safe(normalise_claim(claim)), utf8_safe(text)])
         if name in self._judgements:
             self._judgements.move_to_end(name)
             return self._judgements[name]
@@ -97,10 +97,9 @@ _BRIEF = re.compile(r"(\w++)\s*+(?:[.!,;:]\s*+)?(?:[\"“](.*)[\"”]\s*[.!]?)?"
 
 
 def parse_judgement(answer: str, document: str) -> Judgement | VerifierFault:
-    """Read an answer strictly: an object with `verdict` and optionally `quote`, or one word, optionally followed by a
-    quoted sentence. Reasoning may come before it, and a code fence around it. The verdict is yes, no or unclear in any
-    case, with or without a final `.` or `!`. Anything else is a fault. A quote that is not in the document, apart from
-    white space, is left out."""
+    """Read an answer strictly, after its reasoning and without a code fence: an object with `verdict` and perhaps
+    `quote`, or one word, perhaps followed by a quoted sentence. Anything but yes, no or unclear is a fault. A quote
+    that is not in the document, apart from white space, is left out."""
     text = strip_answer(answer)
     try:
         parsed = msgspec.json.decode(text, type=_Verdict)
@@ -110,19 +109,10 @@ def parse_judgement(answer: str, document: str) -> Judgement | VerifierFault:
     verdict = parsed.verdict.strip().rstrip(".!").casefold()
     for label in get_args(Label):
         if verdict == label:
-            return Judgement(label, _find_quote(parsed.quote or "", document))
+            whole, quote = (" ".join(each.split()) for each in (document, parsed.quote or ""))
+            begin = restore(whole).find(restore(quote))
+            return Judgement(label, whole[begin : begin + len(quote)] if begin >= 0 else "")
     return VerifierFault(f"language model: no verdict can be read from {answer[:EXCERPT]!r}")
-
-
-def _find_quote(quote: str, document: str) -> str:
-    """Return the text of the document that a quote repeats, with single spaces, or ""."""
-    text, sought = (" ".join(each.split()) for each in (document, quote))
-    begin = restore(text).find(restore(sought))
-    return text[begin : begin + len(sought)] if begin >= 0 else ""
-
-
-def _normal(claim: str) -> str:
-    return utf8_safe(" ".join(claim.casefold().split()).rstrip(" .!?;:"))
 
 
 SENTENCES = 4
@@ -134,14 +124,11 @@ ENGINE_ERRORS = (RuntimeError, ValueError, OSError)
 
 
 class CrossEncoderVerifier:
-    """Judges the passages of a document by a model in a thread, in batches over all episodes.
-
-    The verdict is `yes` if the best supporting passage is at least as probable as the best contradicting one, `no` if
-    one contradicts (only for models with such a label), else `unclear`.
+    """Judges the passages of a document by a model in a thread, in batches over all episodes: `yes` if the best
+    supporting passage is at least as probable as the best contradicting one, `no` if one contradicts, else `unclear`.
 
     Args:
         characters: how much of each document is read, from its beginning.
-        window_s, size: the wait for a shared batch in seconds, and the pairs of a full one.
         support, conflict: the probabilities from which a passage supports or contradicts; the second is higher, because
             entailment models also contradict unrelated texts.
     """
@@ -150,14 +137,12 @@ class CrossEncoderVerifier:
         self,
         scorer: StanceScorer,
         characters: int = 6000,
-        window_s: float = 0.002,
-        size: int = 64,
         support: float = 0.5,
         conflict: float = 0.8,
     ) -> None:
         self.characters, self.support, self.conflict = characters, support, conflict
         self._scorer = scorer
-        self._batcher: Batcher[Pair, tuple[float, float]] = Batcher(self._stances, window_s, size)
+        self._batcher: Batcher[Pair, tuple[float, float]] = Batcher(self._stances, WINDOW_S, BATCH_SIZE)
 
     async def judge(self, claim: str, documents: Sequence[tuple[UnitId, str]]) -> list[Judgement | VerifierFault]:
         """Judge each document; if the model fails, return a fault for each."""
@@ -183,8 +168,8 @@ class CrossEncoderVerifier:
 
 
 def _passages(claim: str, text: str) -> dict[str, str]:
-    """Return the texts that the model reads, each with its passage. The first sentence, which names the subject, is put
-    before later passages, because they refer to it by pronouns."""
+    """Return the texts that the model reads, each with its passage. The first sentence, which names the subject, goes
+    before later passages, which refer to it by pronouns."""
     sentences = split(text)
     terms = Analyser(AUTO if is_foreign(text) else "").terms
     wanted = frozenset(terms(claim))
@@ -211,16 +196,12 @@ def open_verifier(env: Env, machine: Machine) -> Verifier:
     verification = env.verification
     if verification.judge == "lexical" or not verification.on:
         return unopened_verifier(env)
-    if verification.judge == "language_model":
-        return _language_verifier(env, machine)
-    return CrossEncoderVerifier(open_cross_encoder(machine), verification.characters, WINDOW_S, BATCH_SIZE)
-
-
-def _language_verifier(env: Env, machine: Machine) -> LanguageModelVerifier:
-    needed = {"machine.verifier.url": machine.verifier.url, "env.verification.model": env.verification.model}
+    if verification.judge == "cross_encoder":
+        return CrossEncoderVerifier(open_cross_encoder(machine), verification.characters)
+    verifier = machine.verifier
+    needed = {"machine.verifier.url": verifier.url, "env.verification.model": verification.model}
     if missing := [name for name, value in needed.items() if not value]:
         raise ConfigError(f"env.verification.judge=language_model needs {' and '.join(missing)}")
-    verifier = machine.verifier
     # One attempt each, because the environment repeats failed calls.
     endpoint = ModelEndpoint(verifier.url, verifier.key, attempts=1)
-    return LanguageModelVerifier(endpoint, env.verification.model, env.verification.characters)
+    return LanguageModelVerifier(endpoint, verification.model, verification.characters)

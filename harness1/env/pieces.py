@@ -1,5 +1,4 @@
-"""Pieces: the named stretches of text that make up a context; the opening ones, which the enabled mechanisms decide;
-and notes and errors in the words that the policy reads.
+"""Pieces: the stretches of text that make up a context; the opening ones, and notes in the words that a policy reads.
 
 Every piece starts with a visible character and ends with exactly one newline, so that the token ids of joined pieces
 equal the token ids of the whole, for byte-level and word-level tokenizers alike.
@@ -71,10 +70,9 @@ def group_messages(pieces: Sequence[Piece]) -> list[list[Piece]]:
 
 def action_text(reasoning: str, action: ToolCall | None) -> str:
     """Return a policy's output in words, for policies without sampled tokens."""
-    call = "" if action is None else _call_text(action)
+    text = f"Action: {_shorten('' if action is None else _call_text(action))}"
     thought = " ".join(reasoning.split())
-    lines = [f"Action: {_shorten(call)}", f"Reasoning: {_shorten(thought)}" if thought else ""]
-    return "\n".join(line for line in lines if line)
+    return f"{text}\nReasoning: {_shorten(thought)}" if thought else text
 
 
 def cut_call(action: ToolCall) -> ToolCall:
@@ -102,8 +100,7 @@ class TokenCounter(Protocol):
         ...
 
     def tools(self, specs: Sequence[ToolSpec]) -> int:
-        """Return the tokens of the tool declarations, and of everything else that a prompt holds outside its
-        messages."""
+        """Return the tokens of the tool declarations, and of all else that a prompt holds outside its messages."""
         ...
 
     def overhead(self, first: Piece) -> int:
@@ -131,15 +128,7 @@ class ApproximateCounter:
 class Drop(IntEnum):
     """Classes of pieces in the order in which a context over its budget drops them; `NEVER` is kept."""
 
-    OLDER = 0
-    POOL = 1
-    HISTORY = 2
-    EVIDENCE = 3
-    OLD_HITS = 4
-    CURATED_LINES = 5
-    OLD_TURNS = 6
-    LAST_HITS = 7
-    NEVER = 8
+    OLDER, POOL, HISTORY, EVIDENCE, OLD_HITS, CURATED_LINES, OLD_TURNS, LAST_HITS, NEVER = range(9)
 
 
 class Block(NamedTuple):
@@ -155,7 +144,10 @@ def static_piece(env: Env, toolbox: Toolbox) -> Piece:
     """Return the instructions, which never change within an episode and mention no mechanism that is off."""
     # Minimal instructions do not say how many documents can be delivered.
     limits = LimitsView(env.curation.cap) if env.rendering.instructions != "minimal" else None
-    return piece("static", "system", "\n".join(_instructions(env, toolbox)), limits)
+    lines = ["Curate the documents that answer the question."]
+    if env.rendering.instructions != "minimal":
+        lines = (_brief if env.rendering.instructions == "brief" else _full)(env, toolbox)
+    return piece("static", "system", "\n".join(lines), limits)
 
 
 def query_piece(memory: WorkingMemory, env: Env) -> Piece:
@@ -171,16 +163,6 @@ def query_piece(memory: WorkingMemory, env: Env) -> Piece:
 def question_text(query: str) -> str:
     """Put a question on one line, as contexts show it."""
     return " ".join(query.split())
-
-
-def _instructions(env: Env, toolbox: Toolbox) -> list[str]:
-    match env.rendering.instructions:
-        case "minimal":
-            return ["Curate the documents that answer the question."]
-        case "brief":
-            return _brief(env, toolbox)
-        case "full":
-            return _full(env, toolbox)
 
 
 PRUNING = (
@@ -200,7 +182,6 @@ NAMED = "Names are followed by handles such as (E3): a query may say E3 for the 
 
 
 def _brief(env: Env, toolbox: Toolbox) -> list[str]:
-    """Return the task and what no model can guess, for a window that holds no more."""
     lines = [
         f"Find the documents that someone needs to answer the question. Your result is the curated set, at most"
         f" {env.curation.cap}. One tool call each turn: search, curate what is useful by its handle (such as D12),"
@@ -213,14 +194,7 @@ def _brief(env: Env, toolbox: Toolbox) -> list[str]:
         lines.append(f"The first search curates its best {env.auto_populate.documents}: remove what is useless.")
     if env.curation.tags:
         lines.append("Tags: very_high states the answer, high is a needed link, fair may be useful, low is doubtful.")
-    if env.evidence.handles:
-        lines.append(NAMED)
-    if env.evidence.ranks:
-        lines.append(RANKED)
-    if env.leads_on:
-        lines.append(LEADS)
-    if env.leads_have_handles:
-        lines.append(LEAD_HANDLES)
+    lines += _evidence(env)
     if "read_document" in toolbox.tools and env.read.by == "evidence":
         lines.append(READING)
     if env.pruning.on:
@@ -239,20 +213,21 @@ def _full(env: Env, toolbox: Toolbox) -> list[str]:
         "Rules:",
         "- Short queries of 5 to 12 words. Never repeat a query: documents that were returned once do not come back.",
     ]
-    if "fan_out_search" in tools:
-        lines.append(f"- fan_out_search runs up to {env.fan_out.queries} different queries in one turn: begin with it.")
-    if "grep_corpus" in tools:
-        lines.append("- grep_corpus finds exact names, dates, numbers and quotations.")
-    if "read_document" in tools:
-        lines.append("- read_document shows a whole document where the shown sentences are not enough.")
-        if env.read.by == "evidence":
-            lines.append(f"- {READING}")
-    if "review_docs" in tools:
-        lines.append("- review_docs shows documents from memory again without a search.")
+    fan = f"fan_out_search runs up to {env.fan_out.queries} different queries in one turn: begin with it."
+    told = {
+        fan: "fan_out_search" in tools,
+        "grep_corpus finds exact names, dates, numbers and quotations.": "grep_corpus" in tools,
+        "read_document shows a whole document where the shown sentences are not enough.": "read_document" in tools,
+        READING: "read_document" in tools and env.read.by == "evidence",
+        "review_docs shows documents from memory again without a search.": "review_docs" in tools,
+    }
+    lines += [f"- {words}" for words, on in told.items() if on]
     if env.compression.on:
         lines.append(f"- Hits show the {env.compression.sentences} sentences nearest to the query, not the whole text.")
     lines += _curation(env)
-    lines += _evidence(env)
+    if env.evidence.on:
+        lines.append("- Shared entities link documents; an entity named in a good document may be the next hop.")
+    lines += [f"- {words}" for words in _evidence(env)]
     if "verify" in tools:
         lines.append("- Verify a claim before you rely on a document that must meet several constraints.")
     if env.dedup.on:
@@ -269,18 +244,8 @@ def _full(env: Env, toolbox: Toolbox) -> list[str]:
 
 
 def _evidence(env: Env) -> list[str]:
-    lines = []
-    if env.evidence.on:
-        lines.append("- Shared entities link documents; an entity named in a good document may be the next hop.")
-    if env.evidence.handles:
-        lines.append(f"- {NAMED}")
-    if env.evidence.ranks:
-        lines.append(f"- {RANKED}")
-    if env.leads_on:
-        lines.append(f"- {LEADS}")
-    if env.leads_have_handles:
-        lines.append(f"- {LEAD_HANDLES}")
-    return lines
+    told = {NAMED: env.evidence.handles, RANKED: env.evidence.ranks, LEADS: env.leads_on}
+    return [words for words, on in {**told, LEAD_HANDLES: env.leads_have_handles}.items() if on]
 
 
 def _curation(env: Env) -> list[str]:
@@ -293,13 +258,9 @@ def _curation(env: Env) -> list[str]:
             + (f" as {env.auto_populate.tag}: re-tag or remove them." if env.curation.tags else ": review them.")
         )
     if env.curation.tags:
-        lines.append(
-            "- Tags: very_high = states part of the answer, high = needed link, fair = likely useful, low = doubtful."
-            + (
-                " A full set gives up its least important entry for a more important one."
-                * (env.curation.eviction == "rank")
-            )
-        )
+        gives_up = " A full set gives up its least important entry for a more important one."
+        meaning = "very_high = states part of the answer, high = needed link, fair = likely useful, low = doubtful."
+        lines.append(f"- Tags: {meaning}{gives_up if env.curation.eviction == 'rank' else ''}")
     return lines
 
 
@@ -345,10 +306,10 @@ SENTENCES: dict[str, str] = {
 
 def sentence(note: Note) -> str:
     """Put a note into words."""
-    return SENTENCES[note.code].format(**{name: _words(value) for name, value in note.data.items()})
 
+    def write(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return ", ".join(" ".join(str(part).split()) for part in value)
+        return " ".join(value.split()) if isinstance(value, str) else value
 
-def _words(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return ", ".join(" ".join(str(part).split()) for part in value)
-    return " ".join(value.split()) if isinstance(value, str) else value
+    return SENTENCES[note.code].format(**{name: write(value) for name, value in note.data.items()})

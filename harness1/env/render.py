@@ -1,8 +1,7 @@
 """From memory and turns to a context within its token budget.
 
-An order (`ORDERS`) says which blocks of pieces a context holds and in which sequence, `fit` drops blocks until they fit
-the budget, and `Renderer` puts the two together. To add an order, write a class with `layouts` and name it in `ORDERS`
-and in `config.Rendering.order`.
+An order says which blocks of pieces a context holds, in which sequence; `fit` drops blocks until they fit the budget.
+To add an order, write a class with `layouts` and name it in `ORDERS` and in `config.Rendering.order`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import msgspec
 from harness1.config import Env, Rendering
 from harness1.env.memory_pieces import MemoryPieces, TurnPieces, order_and_leads, set_piece
 from harness1.env.pieces import Block, Drop, Piece, TokenCounter, group_messages, piece, query_piece, static_piece
-from harness1.env.view import NO_LEADS, BudgetView, HitView, TurnView, View
+from harness1.env.view import BudgetView, HitView, LeadsView, TurnView, View
 from harness1.memory.working_memory import WorkingMemory
 from harness1.plain import digest
 from harness1.records import Episode, UnitId
@@ -40,8 +39,8 @@ class Budget:
 
 
 class CachedCounter:
-    """Counts everything once, so that a turn costs only its new text. `known` has all counts by key, which a replay
-    needs in place of the counter (`RecordedCounter`)."""
+    """Counts everything once, so that a turn costs only its new text. A replay needs `known`, all counts by key, in
+    place of the counter (`RecordedCounter`)."""
 
     def __init__(self, counter: TokenCounter) -> None:
         self.counter = counter
@@ -123,8 +122,8 @@ class RecordedCounter:
 
 
 def marker_room(env: Env, counts: CachedCounter) -> int:
-    """Return the tokens kept free for the budget line, which is written last because it states the size of the rest:
-    twice its longest form, as other digits may need more tokens, and what its message adds."""
+    """Return the tokens kept free for the budget line, which states the size of the rest and is written last: twice its
+    longest form, as other digits may need more tokens, and what its message adds."""
     if not env.budget_marker.on:
         return 0
     longest = marker(env, env.prompt_limit, env.max_turns)
@@ -132,30 +131,27 @@ def marker_room(env: Env, counts: CachedCounter) -> int:
 
 
 def marker(env: Env, used: int, turn: int) -> Piece:
-    """Return the budget line, or the turns alone under minimal instructions, unless the policy has to prune. It is a
-    piece of its own, so that nothing can cut it off."""
+    """Return the budget line, or the turns alone under minimal instructions, unless the policy has to prune."""
     if env.pruning.on:
-        return _transcript_marker(env, used, turn)
-    if env.rendering.instructions == "minimal":
+        limit = env.pruning.tokens
+        level = "Prune what is useless with prune_chunks, or conclude." if used > limit else ""
+        if used > env.pruning.refusal:
+            level = "Only prune_chunks, curate and end_search are carried out now."
+        text = f"Budget: {used} of {limit} tokens, turn {turn} of {env.max_turns}. {level}"
+    elif env.rendering.instructions == "minimal":
         return piece("budget", "user", f"Turn {turn}/{env.max_turns}", BudgetView(0, 0, turn, env.max_turns))
-    limit = env.prompt_limit
-    share = used / max(1, limit)
-    levels = ((env.budget_marker.critical, "critical: end_search now"), (env.budget_marker.warning, "finish soon"))
-    level = next((words for bound, words in levels if share >= bound), "")
-    if not level and share >= env.budget_marker.halfway:
-        level = "over halfway"
-    text = f"Budget: {used} of {limit} tokens ({share:.0%}), turn {turn} of {env.max_turns}."
-    text += f" {level}." if level else ""
+    else:
+        limit, bounds = env.prompt_limit, env.budget_marker
+        share = used / max(1, limit)
+        levels = {
+            "critical: end_search now": bounds.critical,
+            "finish soon": bounds.warning,
+            "over halfway": bounds.halfway,
+        }
+        level = next((words for words, bound in levels.items() if share >= bound), "")
+        text = f"Budget: {used} of {limit} tokens ({share:.0%}), turn {turn} of {env.max_turns}."
+        text += f" {level}." if level else ""
     return piece("budget", "user", text, BudgetView(used, limit, turn, env.max_turns, level))
-
-
-def _transcript_marker(env: Env, used: int, turn: int) -> Piece:
-    soft = env.pruning.tokens
-    level = "Prune what is useless with prune_chunks, or conclude." if used > soft else ""
-    if used > env.pruning.refusal:
-        level = "Only prune_chunks, curate and end_search are carried out now."
-    text = f"Budget: {used} of {soft} tokens, turn {turn} of {env.max_turns}. {level}"
-    return piece("budget", "user", text, BudgetView(used, soft, turn, env.max_turns, level))
 
 
 @dataclass(frozen=True)
@@ -240,39 +236,39 @@ class Epoch(Order):
     next."""
 
     def layouts(self, memory: WorkingMemory, turns: Sequence[TurnPieces], before: Context | None) -> Iterator[Layout]:
-        """Yield the running epoch with the last turn appended, then, if it is over or full, a new epoch."""
+        """Yield the running epoch with the last turn appended, then, if it is over or full, a new epoch, in which one
+        more turn of the usual size has room: lines of uncurated documents give way to it."""
         if before is not None and memory.turn - before.epoch_start < self.env.rendering.epoch_turns:
-            pieces = (*before.pieces, *turns[-1].pieces(), *self._changes(memory, before))
+            shown = {_kind(each): each.shows for each in before.pieces}
+            now = (set_piece(memory, self.env), *order_and_leads(memory, self.env))
+            # What the last action changed without its observation saying so.
+            changes = [each for each in now if each.shows != shown.get(_kind(each), LeadsView(()))]
+            pieces = (*before.pieces, *turns[-1].pieces(), *changes)
             yield Layout([Block(pieces)], dropped=before.budget.dropped, epoch_start=before.epoch_start)
         last = turns[-1:]
         blocks = [*self._head(memory), *self._memory(memory, last)]
         for turn in last:
             blocks += [Block((turn.head,)), *_last_hits(turn)]
-        yield Layout(blocks, self._turn_room(turns), epoch_start=memory.turn)
-
-    def _changes(self, memory: WorkingMemory, before: Context) -> list[Piece]:
-        """Return what the last action changed without its observation saying so: the curated set, and the evidence."""
-        shown = {_kind(each): each.shows for each in before.pieces}
-        now = (set_piece(memory, self.env), *order_and_leads(memory, self.env))
-        return [each for each in now if each.shows != shown.get(_kind(each), NO_LEADS)]
-
-    def _turn_room(self, turns: Sequence[TurnPieces]) -> int:
-        """Return the mean tokens of the last turns: a new epoch keeps that much free, or it would end with the next
-        turn. As in the other orders, lines of uncurated documents give way to turns."""
         sizes = [self.counts.total(turn.pieces()) for turn in turns]
-        return sum(sizes) // max(1, len(sizes))
+        yield Layout(blocks, sum(sizes) // max(1, len(sizes)), epoch_start=memory.turn)
 
 
 class Transcript(Order):
     """The harness without a working memory, for comparison: all turns in sequence, minus what the policy pruned."""
 
     def layouts(self, memory: WorkingMemory, turns: Sequence[TurnPieces], before: Context | None) -> Iterator[Layout]:
+        """Yield the previous context without what was pruned, and the last turn."""
         if before is None:
             yield Layout(self._head(memory))
-        else:
-            last = turns[-1]
-            pieces = (*_drop_pruned(before.pieces, last.head), last.action, last.head)
-            yield Layout([Block(pieces), *_last_hits(last)], dropped=before.budget.dropped)
+            return
+        last = turns[-1]
+        gone = last.head.shows.changes.pruned if isinstance(last.head.shows, TurnView) else ()
+        pieces = [
+            each
+            for each in before.pieces
+            if not (isinstance(each.shows, HitView) and each.shows.document.handle in gone)
+        ]
+        yield Layout([Block((*pieces, last.action, last.head)), *_last_hits(last)], dropped=before.budget.dropped)
 
 
 ORDERS: dict[str, type[Order]] = {"paper": Paper, "stable_first": StableFirst, "epoch": Epoch, "transcript": Transcript}
@@ -311,12 +307,6 @@ def _last_hits(turn: TurnPieces) -> list[Block]:
     return [Block((hit,), Drop.LAST_HITS, turn.turn) for hit in turn.hits]
 
 
-def _drop_pruned(pieces: Sequence[Piece], head: Piece) -> list[Piece]:
-    """Return the pieces that remain after a turn that took out the hits of some documents."""
-    gone = head.shows.changes.pruned if isinstance(head.shows, TurnView) else ()
-    return [each for each in pieces if not (isinstance(each.shows, HitView) and each.shows.document.handle in gone)]
-
-
 SMALLEST_TURN = 256
 """Tokens that must remain for memory and last observation beside static prompt, tools and question."""
 
@@ -333,8 +323,7 @@ class Renderer:
         self.order = ORDERS[env.rendering.order](env, self.static, self.counts, MemoryPieces(env))
 
     def smallest_window(self) -> int:
-        """Return the smallest context window that holds what every context has, and an observation of
-        `SMALLEST_TURN`."""
+        """Return the smallest context window that holds what every context has, and `SMALLEST_TURN` more."""
         fixed = self.counts.total([self.static, query_piece(WorkingMemory(""), self.env)])
         fixed += self.declared + SMALLEST_TURN + self.env.generation_reserve
         window = fixed + 1
@@ -352,19 +341,15 @@ class Renderer:
             kept, used, dropped = fitted
             used += self.env.prompt_limit - self.limit
             pieces = (*kept, marker(self.env, used, memory.turn)) if self.env.budget_marker.on else tuple(kept)
+            pairs = zip(pieces, before.pieces if before else (), strict=False)
+            common = [now for now, _ in takewhile(lambda pair: pair[0].key == pair[1].key, pairs)]
             return Context(
                 pieces=pieces,
                 tools=self.toolbox.specs,
                 budget=Budget(used, self.env.prompt_limit, layout.dropped + dropped),
                 hash=digest([[each.key for each in pieces], self.counter.hash]),
                 turn=memory.turn + 1,
-                fresh=self._fresh(pieces, used, before),
+                fresh=used - self.declared - self.counts.total(common) if common else used,
                 epoch_start=layout.epoch_start,
             )
         return None
-
-    def _fresh(self, pieces: Sequence[Piece], used: int, before: Context | None) -> int:
-        """Return how many tokens of a prompt no cache of the previous one holds."""
-        pairs = zip(pieces, before.pieces if before else (), strict=False)
-        common = [now for now, _ in takewhile(lambda pair: pair[0].key == pair[1].key, pairs)]
-        return used - self.declared - self.counts.total(common) if common else used

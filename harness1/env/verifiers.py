@@ -1,5 +1,4 @@
-"""Verifiers, which judge whether documents support a claim: the protocol, and one without a model, by shared words,
-names, numbers and negations within a few sentences."""
+"""Verifiers, which judge whether documents support a claim: the protocol, and one without a model."""
 
 from __future__ import annotations
 
@@ -50,7 +49,7 @@ class _Passage(msgspec.Struct, frozen=True):
 
 
 class LexicalVerifier:
-    """A cheap, local and repeatable verifier that compares words and ignores their meaning.
+    """A cheap, local and repeatable verifier that compares the words, names, numbers and negations of passages.
 
     Args:
         characters: how much of each document is read, from its beginning.
@@ -69,21 +68,19 @@ class LexicalVerifier:
         return [self._judge(read, names & read.terms, text[: self.characters], stemmer) for _, text in documents]
 
     def _judge(self, claim: _Passage, names: frozenset[str], text: str, stemmer: Stemmer.Stemmer) -> Judgement:
-        """Judge by the best passage of one to three consecutive sentences.
-
-        Names in the first sentence, often the title, count as present in every passage, because later sentences refer
-        to them by pronouns.
-        """
+        """Judge by the best passage of one to three consecutive sentences. Names in the first sentence, often the
+        title, count as present in every passage, because later sentences refer to them by pronouns."""
         sentences = [_read(sentence, stemmer) for sentence in split(text)]
         if not sentences or not (claim.terms or claim.numbers):
             return Judgement("unclear")
         lead = sentences[0].terms & names
-        best = max(_windows(sentences), key=lambda window: self._rank(claim, lead, window))
-        return Judgement(self._label(claim, names, lead, best), best.text)
 
-    def _rank(self, claim: _Passage, lead: frozenset[str], window: _Passage) -> tuple[float, int]:
-        found = len(claim.terms & (window.terms | lead)) + len(claim.numbers & window.numbers)
-        return found / (len(claim.terms) + len(claim.numbers)), -len(window.text)
+        def rank(window: _Passage) -> tuple[int, int]:
+            found = len(claim.terms & (window.terms | lead)) + len(claim.numbers & window.numbers)
+            return found, -len(window.text)
+
+        best = max(_windows(sentences), key=rank)
+        return Judgement(self._label(claim, names, lead, best), best.text)
 
     def _label(self, claim: _Passage, names: frozenset[str], lead: frozenset[str], window: _Passage) -> Label:
         """Return `yes` for all names and numbers, most terms and the same polarity; `no` for all names and a high
@@ -139,8 +136,7 @@ def _windows(sentences: Sequence[_Passage]) -> Iterable[_Passage]:
 
 
 def _numbers(lowered: str, words: Collection[str]) -> frozenset[tuple[str, str]]:
-    """Return (kind, value) for each number of a text in lower case, where kind is percent, money, year, month or count.
-    Its `words` give numbers in words and months; "one" and "may" say too little."""
+    # "one" and "may" say too little.
     numbers = {_number(*match.groups()) for match in _NUMBER.finditer(lowered)}
     numbers |= {("count", _NUMBER_WORDS[word]) for word in words if word in _NUMBER_WORDS and word != "one"}
     numbers |= {("month", word) for word in words if word in MONTHS and word != "may"}

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from harness1.config.env import LARGEST_CAP
-from harness1.memory.parts import HistoryLine
 from harness1.records import Note, Record, Tag, ToolCall, UnitId
 
 
@@ -66,14 +65,6 @@ class CuratedSetView(Record):
     cap: int
 
 
-class PoolSizeView(Record):
-    """The numbers of pooled units, of those that are not curated, and of hidden near duplicates."""
-
-    total: int
-    uncurated: int
-    hidden: int
-
-
 class RankedView(Record):
     """The handles of the pool by evidence, the best first."""
 
@@ -95,13 +86,6 @@ class LeadsView(Record):
     leads: tuple[LeadView, ...]
 
 
-class OlderView(Record):
-    """Handles of pooled documents that are shown without a snippet."""
-
-    handles: tuple[str, ...]
-    more: int
-
-
 class HitView(Record):
     """A hit of one turn. `found_by` holds (query number, rank), both from 0: the marks of a fan-out, or the place among
     the hits of a single query."""
@@ -117,7 +101,7 @@ class HitView(Record):
 
 
 class ActionView(Record):
-    """The call of a turn, without its arguments if it was too long to be shown whole."""
+    """The call of a turn, without its arguments if it was too long to be shown whole; for chat formats, not views."""
 
     turn: int
     call: ToolCall
@@ -156,34 +140,6 @@ class TurnView(Record):
     changes: ChangesView = ChangesView()
 
 
-class BridgeView(Record):
-    """An entity in two or more documents; `handles` may be cut, `total` counts them all."""
-
-    entity: str
-    handles: tuple[str, ...]
-    total: int
-
-
-class LinkView(Record):
-    """A document, by handle, and the names of the question that it links."""
-
-    handle: str
-    names: tuple[str, ...]
-
-
-class LinksView(Record):
-    """The bridge documents, those that link most names first."""
-
-    links: tuple[LinkView, ...]
-
-
-class BridgesView(Record):
-    """The shared entities, and the number of entities found in one document only."""
-
-    bridges: tuple[BridgeView, ...]
-    singletons: int
-
-
 class VerdictView(Record):
     """A remembered verdict; the claim may be cut."""
 
@@ -198,19 +154,7 @@ class VerdictsView(Record):
     verdicts: tuple[VerdictView, ...]
 
 
-class HistoryView(Record):
-    """The last actions, oldest first, and the number of earlier ones."""
-
-    lines: tuple[HistoryLine, ...]
-    earlier: int
-
-
 NO_BUDGET = BudgetView(0, 0, 0, 0)
-NO_POOL = PoolSizeView(0, 0, 0)
-NO_OLDER = OlderView((), 0)
-NO_LEADS = LeadsView(())
-NO_BRIDGES = BridgesView((), 0)
-NO_HISTORY = HistoryView((), 0)
 
 
 @dataclass
@@ -225,24 +169,16 @@ class View:
     budget: BudgetView = NO_BUDGET
     curated: tuple[CuratedView, ...] = ()
     cap: int = LARGEST_CAP
-    """Most documents that can be delivered; where no piece says it (minimal instructions), the most that any
-    environment allows."""
-    pool: PoolSizeView = NO_POOL
+    """Most documents that can be delivered; under minimal instructions, the most that any environment allows."""
     documents: dict[str, DocumentView] = field(default_factory=dict)
     """By handle: the longest text shown."""
     ranked: tuple[str, ...] = ()
     """Handles by evidence, the best first; empty where documents are not ranked."""
     leads: tuple[LeadView, ...] = ()
-    links: tuple[LinkView, ...] = ()
-    """The bridge documents; empty where documents are not ranked."""
-    older: OlderView = NO_OLDER
-    actions: dict[int, ToolCall] = field(default_factory=dict)
     turns: dict[int, TurnView] = field(default_factory=dict)
     hits: dict[int, list[HitView]] = field(default_factory=dict)
     """By turn, in the order shown."""
-    bridges: BridgesView = NO_BRIDGES
     verdicts: tuple[VerdictView, ...] = ()
-    history: HistoryView = NO_HISTORY
 
     @classmethod
     def of(cls, shown: Sequence[Record]) -> View:
@@ -258,47 +194,28 @@ class View:
         match shown:
             case HitView(turn=turn, document=document):
                 self.hits.setdefault(turn, []).append(shown)
-                self._document(document)
-                self._name(shown.entities)
+                self._add_document(document)
+                self._add_names(shown.entities)
             case DocumentView():
-                self._document(shown)
+                self._add_document(shown)
             case TurnView(turn=turn):
                 self.turns[turn] = shown
-            case ActionView(turn=turn, call=call):
-                self.actions[turn] = call
             case CuratedSetView(entries=entries, cap=cap):
                 self.curated, self.cap = entries, cap
             case VerdictsView(verdicts=verdicts):
                 self.verdicts = verdicts
-            case _:
-                self._scalar(shown)
-
-    def _scalar(self, shown: Record) -> None:
-        match shown:
-            case QueryView(query=query):
-                self.query, self.handle = query, shown.handle
-                self._name(shown.entities)
+            case QueryView(query=query, handle=handle):
+                self.query, self.handle = query, handle
+                self._add_names(shown.entities)
             case LimitsView(cap=cap):
                 self.cap = cap
             case BudgetView():
                 self.budget = shown
-            case PoolSizeView():
-                self.pool = shown
             case RankedView(handles=handles):
                 self.ranked = handles
             case LeadsView(leads=leads):
                 self.leads = leads
-                self._name({lead.entity: lead.name for lead in leads if lead.entity})
-            case LinksView(links=links):
-                self.links = links
-            case OlderView():
-                self.older = shown
-            case BridgesView():
-                self.bridges = shown
-            case HistoryView():
-                self.history = shown
-            case HistoryLine():
-                self.history = HistoryView((*self.history.lines, shown), self.history.earlier)
+                self._add_names({lead.entity: lead.name for lead in leads if lead.entity})
 
     def _read_changes(self) -> tuple[CuratedView, ...]:
         """Return the curated set as the turns report it, for contexts without a piece that shows it whole. An entry has
@@ -312,11 +229,11 @@ class View:
                 entries[handle] = CuratedView(handle, known.unit_id if known else UnitId(""), tag)
         return tuple(entries.values())
 
-    def _name(self, entities: Mapping[str, str]) -> None:
+    def _add_names(self, entities: Mapping[str, str]) -> None:
         for handle, name in entities.items():
             self.entities.setdefault(handle, name)
 
-    def _document(self, document: DocumentView) -> None:
+    def _add_document(self, document: DocumentView) -> None:
         known = self.documents.get(document.handle)
         if known is None or len(known.text) < len(document.text):
             self.documents[document.handle] = document

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from harness1.config import Machine
-from harness1.env.world import call_engine
+from harness1.env.environment import call_engine
 from harness1.errors import MALFORMED, InfrastructureFault, SchemaError, UsageError
 from harness1.eval.run import Run
 from harness1.http.model_endpoint import Completer, Messages, defuse, restore, strip_answer

@@ -35,13 +35,9 @@ _BLOCK = 4096
 @lru_cache(maxsize=1024)
 def signature(text: str, permutations: int, shingle: int) -> bytes:
     """Return the MinHash (Broder 1997) of a text's shingles: `permutations` little-endian uint32, equal on every
-    machine.
-
-    Tokens are hashed with CRC-32, a shingle is a polynomial in its token hashes mod 2^64, and each permutation is
-    a multiply-add-shift hash (Dietzfelbinger 1996) with constants from SplitMix64. A shingle is `shingle` tokens in a
-    row, or one token of a text with fewer. Tokens are the runs of letters and digits of any script, lower-cased: with
-    ASCII alone, as published, all texts of another script would be empty, and so equal.
-    """
+    machine. Tokens, the runs of letters and digits of any script in lower case, are hashed with CRC-32; a shingle is a
+    polynomial in its token hashes mod 2^64; each permutation is a multiply-add-shift hash (Dietzfelbinger 1996) with
+    constants from SplitMix64. A text with fewer than `shingle` tokens has shingles of one."""
     hashes = _shingle_hashes(text, shingle)
     factor, shift = _constants(permutations)
     least = np.full(permutations, 0xFFFFFFFF, np.uint64)
@@ -53,12 +49,9 @@ def signature(text: str, permutations: int, shingle: int) -> bytes:
 
 
 def guard(title: str, text: str) -> Guard:
-    """Return what must be equal for two texts to count as duplicates: (title, numbers, dates, negations).
-
-    The title is compared without case and spacing, the others as multisets (sorted tuples). Numbers hold their sign,
-    currency, percent and ordinal marks, and include number words; a date is a month or weekday with the
-    numbers beside it.
-    """
+    """Return what must be equal for two texts to count as duplicates: (title, numbers, dates, negations). Titles are
+    compared without case and spacing, the others as multisets (sorted tuples). Numbers hold their sign, currency,
+    percent and ordinal marks, and include number words; a date is a month or weekday with the numbers beside it."""
     lowered = text.lower()
     words = tokens(lowered)
     numbers = [_with_sign(lowered, match) for match in _NUMBER.finditer(lowered)]
@@ -82,8 +75,8 @@ class Text(msgspec.Struct, frozen=True):
 
 
 class Bucket(msgspec.Struct, frozen=True):
-    """The representatives with one guard, in order. Signatures are computed when a second one arrives; until then the
-    first text is kept."""
+    """The representatives with one guard. Signatures are computed when a second one arrives; until then, the text is
+    kept."""
 
     ids: tuple[str, ...]
     first: str
@@ -95,12 +88,10 @@ class Bucket(msgspec.Struct, frozen=True):
 
 
 class Fingerprints(Forkable):
-    """The texts of an episode that do not duplicate each other, as plain data.
-
-    Only texts with equal guards are ever compared, and those exactly, signature by signature: locality-sensitive
-    hashing at 64 permutations would miss most pairs near the threshold. Most texts share their title and figures with
-    no other, so a guard and a signature are computed only when a second text with the same ones appears.
-    """
+    """The texts of an episode that do not duplicate each other, as plain data. Only texts with equal guards are
+    compared, and those exactly: locality-sensitive hashing at 64 permutations would miss most pairs near the threshold.
+    Most texts share title and figures with no other, so guards and signatures wait until a second text has the same
+    ones."""
 
     firsts: dict[str, Text] = {}
     """Title and figures -> the first text with them."""
@@ -108,9 +99,9 @@ class Fingerprints(Forkable):
     """Guard -> the texts that share title and figures with another."""
 
     def match(self, identifier: str, title: str, text: str, settings: Dedup) -> str | None:
-        """Return the representative that a text repeats, or None. Their guards are equal and their similarity reaches
-        the threshold; the most similar wins, then the earliest. Unknown texts, short ones and those without tokens
-        match nothing, and no text matches its own identifier."""
+        """Return the representative that a text repeats, or None: guards are equal and the similarity reaches the
+        threshold; the most similar wins, then the earliest. Short texts, those without tokens and one's own match
+        nothing."""
         if not _comparable(text, settings):
             return None
         first = self.firsts.get(_figures(title, text))
@@ -121,7 +112,14 @@ class Fingerprints(Forkable):
             bucket = Bucket((first.identifier,), first.text) if same else None
         else:
             bucket = self.buckets.get(_bucket_key(title, text))
-        return None if bucket is None else _nearest(bucket, identifier, _signature(text, settings), settings)
+        if bucket is None:
+            return None
+        own = np.frombuffer(_signature(text, settings), "<u4")
+        equal = np.frombuffer(bucket.all_signatures(settings), "<u4").reshape(-1, len(own)) == own
+        # The share of equal positions estimates the Jaccard similarity, with error sqrt(J (1 - J) / permutations).
+        similar = zip(equal.mean(axis=1).tolist(), bucket.ids, strict=True)
+        found = [each for each in similar if each[0] >= settings.threshold and each[1] != identifier]
+        return max(found, key=lambda each: each[0])[1] if found else None
 
     def add(self, identifier: str, title: str, text: str, settings: Dedup) -> None:
         """Make a text a representative, unless it can never match."""
@@ -148,15 +146,6 @@ class Fingerprints(Forkable):
         self.buckets[key] = Bucket((*known.ids, one.identifier), known.first, signatures)
 
 
-def _nearest(bucket: Bucket, identifier: str, own: bytes, settings: Dedup) -> str | None:
-    similar = _similarities(bucket.all_signatures(settings), own)
-    best: int | None = None
-    for position in np.flatnonzero(similar >= settings.threshold).tolist():
-        if bucket.ids[position] != identifier and (best is None or similar[position] > similar[best]):
-            best = position
-    return None if best is None else bucket.ids[best]
-
-
 def _comparable(text: str, settings: Dedup) -> bool:
     return len(text) >= settings.min_characters and _TOKEN.search(text) is not None
 
@@ -175,16 +164,6 @@ def _figures(title: str, text: str) -> str:
 
 def _signature(text: str, settings: Dedup) -> bytes:
     return signature(text, settings.permutations, settings.shingle)
-
-
-def _similarities(signatures: bytes, one: bytes) -> npt.NDArray[np.float64]:
-    """Return the share of equal positions of each of some concatenated signatures and one, shape (signatures,).
-
-    It estimates the Jaccard similarity of the shingle sets, with standard error sqrt(J (1 - J) / permutations).
-    """
-    other = np.frombuffer(one, "<u4")
-    equal = np.frombuffer(signatures, "<u4").reshape(-1, len(other)) == other
-    return np.asarray(equal.mean(axis=1), np.float64)
 
 
 def _shingle_hashes(text: str, size: int) -> npt.NDArray[np.uint64]:

@@ -39,13 +39,11 @@ _YEAR = re.compile(_DATE)
 
 @lru_cache(maxsize=2048)
 def extract(text: str, limit_characters: int) -> tuple[str, ...]:
-    """Return the distinct entities of the first `limit_characters` of a text, in order of first appearance.
-
-    They are names (runs of up to six capitalised words, with particles, initials and a trailing number), acronyms,
-    mixed-case words, four-digit years and decades, and numeric dates. Leading function words and honorifics, and
-    possessive endings, are taken off. A single common word at the start of a sentence counts only where the text has it
-    capitalised inside a sentence as well.
-    """
+    """Return the distinct entities of the first `limit_characters` of a text, in order of first appearance: names (runs
+    of up to six capitalised words, with particles, initials and a trailing number), acronyms, mixed-case words,
+    four-digit years and decades, and numeric dates. Leading function words and honorifics, and possessive endings, are
+    taken off. A common word at the start of a sentence counts only where the text has it capitalised inside a sentence
+    as well."""
     text = text[:limit_characters]
     found: dict[str, bool] = {}
     for match in _ENTITY.finditer(text):
@@ -93,24 +91,18 @@ def _name(raw: str) -> tuple[str, bool]:
     while first < len(words) and _leads(words[first]):
         first += 1
     words = words[first:]
-    if not words or len(raw) > _LONGEST or _names_nothing(words):
+    if not words or len(raw) > _LONGEST or (len(words) == 1 and (len(words[0]) < 2 or _is_initial(words[0]))):
+        return "", False
+    rest = "".join(words[words[0].lower().rstrip(".") in _CALENDAR :])
+    if not rest or rest.isdigit():
         return "", False
     if _is_initial(words[-1]):
         words[-1] = words[-1][:-1]
     return " ".join(words), first == 0 and words[0].lower() in _COMMON and len(words) == 1
 
 
-def _names_nothing(words: list[str]) -> bool:
-    if len(words) == 1 and (len(words[0]) < 2 or _is_initial(words[0])):
-        return True
-    numbered = words[0].lower().rstrip(".") in _CALENDAR
-    rest = "".join(words[numbered:])
-    return not rest or rest.isdigit()
-
-
 def _leads(word: str) -> bool:
-    """Return whether a word cannot start a name: a function word, a contraction, or the Roman numeral of a part or
-    list."""
+    """Return whether a word cannot start a name: a function word, a contraction, or the Roman numeral of a part."""
     lowered = word.lower()
     if lowered in FUNCTION_WORDS:
         return word not in _ACRONYMS
@@ -138,11 +130,8 @@ class Bridge(Record, frozen=True):
 
 
 class EvidenceGraph(Forkable):
-    """The entities and units of an episode, linked both ways, as plain data.
-
-    Entities that differ only in case, in the dots of an acronym or in a possessive ending are one; the form seen first
-    is shown. The fields are an index to read through the methods; only `add` writes them.
-    """
+    """The entities and units of an episode, linked both ways, as plain data that only `add` writes. Entities that
+    differ only in case, in the dots of an acronym or in a possessive ending are one; the form seen first is shown."""
 
     names: dict[str, str] = {}
     """Key of an entity -> the form seen first."""
@@ -170,8 +159,8 @@ class EvidenceGraph(Forkable):
         self.entities[unit_id] = tuple(keys)
 
     def bridges(self, limit: int, documents: int | None = None) -> list[Bridge]:
-        """Return the entities in the most units (two at least), by decreasing number of units, then by name. Each comes
-        with its first `documents` units, or all."""
+        """Return the entities in two units or more, by decreasing number of units, then by name, each with its first
+        `documents` units, or all."""
         keys: list[str] = []
         for level in sorted(self.levels, reverse=True):
             if len(keys) >= limit:
@@ -232,11 +221,8 @@ class Mention(NamedTuple):
 
 
 class EntityHandles(Forkable):
-    """The entities shown so far in an episode, in order of first appearance: E1 is the first of `names`.
-
-    Forms that differ in case, the dots of an acronym or a possessive ending are one entity; the first form is its name.
-    A handle never changes. The fields are an index to read through the methods; only `add` writes them.
-    """
+    """The entities shown so far in an episode, in order of first appearance: E1 is the first of `names`. Forms of a
+    name are one entity, as in `EvidenceGraph`. A handle never changes; only `add` writes the fields."""
 
     names: list[str] = []
     numbers: dict[str, int] = {}
@@ -255,8 +241,8 @@ class EntityHandles(Forkable):
         return "" if number is None else f"E{number}"
 
     def mark(self, text: str, characters: int) -> tuple[str, dict[str, str]]:
-        """Return a text with ` (E3)` behind the first mention of each entity that has a handle, and the names that
-        these handles stand for, as the text writes them. `characters` is as in `mentions`."""
+        """Return a text with ` (E3)` behind the first mention of each entity that has a handle, and the names behind
+        these handles, as the text writes them. `characters` is as in `mentions`."""
         if not self.numbers:
             return text, {}
         parts: list[str] = []
@@ -284,8 +270,7 @@ class EntityHandles(Forkable):
 
 
 class SpelledQuery(NamedTuple):
-    """A query in words, the names behind its handles, what only looked like a handle, and whether nothing else was in
-    it."""
+    """A query in words, the names behind its handles, what only looked like one, and whether nothing else was in it."""
 
     text: str
     resolved: dict[str, str]
@@ -299,9 +284,10 @@ def mentions(text: str, characters: int) -> list[Mention]:
     names = [name for name in extract(text, characters) if not name.rstrip("s").replace("/", "").isdecimal()]
     taken: list[tuple[int, int]] = []
     for name in sorted(names, key=len, reverse=True):
-        place = next((place for place in _places(name, text) if not _overlaps(place, taken)), None)
-        if place is not None:
-            taken.append(place)
+        for start, end in _places(name, text):
+            if not any(start < taken_end and taken_start < end for taken_start, taken_end in taken):
+                taken.append((start, end))
+                break
     return [Mention(end, text[start:end]) for start, end in sorted(taken)]
 
 
@@ -323,7 +309,3 @@ def _places(name: str, text: str) -> Iterator[tuple[int, int]]:
 
 def _is_word(character: str) -> bool:
     return character.isalnum() or character == "_"
-
-
-def _overlaps(place: tuple[int, int], taken: Iterable[tuple[int, int]]) -> bool:
-    return any(place[0] < end and start < place[1] for start, end in taken)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, Self
 
 import msgspec
@@ -12,6 +13,7 @@ from harness1.records import (
     TAGS,
     ChunkId,
     Curated,
+    Delta,
     DocId,
     Hit,
     Observation,
@@ -28,8 +30,7 @@ class Forkable(msgspec.Struct):
     """A part of the state of an episode, as plain data."""
 
     def fork(self) -> Self:
-        """Return an independent copy: dictionaries, lists, buffers and parts are its own, what is immutable is
-        shared."""
+        """Return an independent copy: dictionaries, lists, buffers and parts are its own, the rest is shared."""
         return type(self)(*map(_copy_value, msgspec.structs.astuple(self)))
 
 
@@ -70,21 +71,18 @@ class Pool(Forkable):
         unit_id = self.unit_of(hit)
         self.aliases.pop(unit_id, None)
         known = self.entries.get(unit_id)
-        if known is not None:
-            chunk_ids = (*known.chunk_ids, hit.chunk_id)
-            self.entries[unit_id] = msgspec.structs.replace(known, chunk_ids=chunk_ids)
-            self.handles[self.chunk_handle(hit)] = unit_id
-            return False
-        number = self.numbers.setdefault(hit.doc_id, len(self.numbers) + 1)
-        handle = f"D{number}" if self.unit == "document" else self.chunk_handle(hit)
-        self.entries[unit_id] = Entry(unit_id, hit.doc_id, handle, hit.title, (hit.chunk_id,), turn)
-        self.handles[handle] = unit_id
+        if known is None:
+            number = self.numbers.setdefault(hit.doc_id, len(self.numbers) + 1)
+            handle = f"D{number}" if self.unit == "document" else self.chunk_handle(hit)
+            self.entries[unit_id] = Entry(unit_id, hit.doc_id, handle, hit.title, (hit.chunk_id,), turn)
+            self.handles[handle] = unit_id
+        else:
+            self.entries[unit_id] = msgspec.structs.replace(known, chunk_ids=(*known.chunk_ids, hit.chunk_id))
         self.handles[self.chunk_handle(hit)] = unit_id
-        return True
+        return known is None
 
     def chunk_handle(self, hit: Hit) -> str:
-        """Return the handle of a chunk: `D12.3` is the third chunk of the document with number 12, which must be
-        pooled."""
+        """Return the handle of a chunk of a pooled document: `D12.3` is the third of number 12."""
         return f"D{self.numbers[hit.doc_id]}.{hit.index + 1}"
 
     def resolve(self, reference: str) -> UnitId | None:
@@ -119,16 +117,6 @@ DEFAULT_TAG: Tag = "fair"
 RANK: dict[Tag, int] = {tag: rank for rank, tag in enumerate(TAGS)}
 
 
-class Change(msgspec.Struct):
-    """The effect of one curation, to be folded into the observation's delta."""
-
-    added: dict[UnitId, Tag] = {}
-    retagged: dict[UnitId, Tag] = {}
-    removed: list[UnitId] = []
-    evicted: list[UnitId] = []
-    refused: list[UnitId] = []
-
-
 class CuratedSet(Forkable):
     """Tags by unit id, in the order in which units were first added."""
 
@@ -140,59 +128,50 @@ class CuratedSet(Forkable):
     def __contains__(self, unit_id: object) -> bool:
         return unit_id in self.tags
 
-    def edit(self, additions: dict[UnitId, Tag], removals: list[UnitId], settings: Curation) -> Change:
+    def edit(self, additions: dict[UnitId, Tag], removals: list[UnitId], settings: Curation) -> Delta:
         """Remove entries, then add others in order; adding a present entry only changes its tag.
 
         At the cap an entry is evicted only for a strictly more important one (`rank`), or the oldest is (`fifo`), or
         the newcomer is refused (`refuse`).
         """
-        change = Change()
-        for unit_id in removals:
-            if self.tags.pop(unit_id, None) is not None:
-                change.removed.append(unit_id)
+        removed = [unit_id for unit_id in removals if self.tags.pop(unit_id, None) is not None]
+        added, retagged = dict[UnitId, Tag](), dict[UnitId, Tag]()
+        evicted, refused = list[UnitId](), list[UnitId]()
         for unit_id, tag in additions.items():
             if unit_id in self.tags:
                 if self.tags[unit_id] != tag:
-                    self.tags[unit_id] = change.retagged[unit_id] = tag
-            elif self._make_room(tag, settings, change):
-                self.tags[unit_id] = change.added[unit_id] = tag
-            else:
-                change.refused.append(unit_id)
+                    self.tags[unit_id] = retagged[unit_id] = tag
+                continue
+            if len(self.tags) >= settings.cap:
+                victim = self._find_victim(tag, settings)
+                if victim is None:
+                    refused.append(unit_id)
+                    continue
+                del self.tags[victim]
+                (evicted if added.pop(victim, None) is None else refused).append(victim)
+            self.tags[unit_id] = added[unit_id] = tag
         # Removing a unit and adding it again in one call only changes its place in the order.
-        change.removed = [unit_id for unit_id in change.removed if unit_id not in change.added]
-        change.evicted = [unit_id for unit_id in change.evicted if unit_id not in change.added]
-        return change
+        gone, out = ([each for each in units if each not in added] for units in (removed, evicted))
+        return Delta(added=added, retagged=retagged, removed=tuple(gone), evicted=tuple(out), refused=tuple(refused))
 
-    def refill(self, units: Sequence[UnitId], tag: Tag) -> Change:
+    def refill(self, units: Sequence[UnitId], tag: Tag) -> Delta:
         """Replace all entries with these units, in order."""
-        before = self.tags
-        self.tags = dict.fromkeys(units, tag)
-        change = Change(removed=[unit_id for unit_id in before if unit_id not in self.tags])
-        change.added = {unit_id: tag for unit_id in units if unit_id not in before}
-        return change
+        before, self.tags = self.tags, dict.fromkeys(units, tag)
+        new = tuple(unit_id for unit_id in units if unit_id not in before)
+        return Delta(auto_populated=new, removed=tuple(unit_id for unit_id in before if unit_id not in self.tags))
 
     def in_order(self) -> list[Curated]:
         """Return the delivered order: by importance, then by order of addition."""
         order = sorted(self.tags, key=lambda unit_id: RANK[self.tags[unit_id]])
         return [Curated(unit_id, self.tags[unit_id], rank) for rank, unit_id in enumerate(order, start=1)]
 
-    def _make_room(self, tag: Tag, settings: Curation, change: Change) -> bool:
-        if len(self.tags) < settings.cap:
-            return True
-        if settings.eviction == "refuse":
-            return False
-        victim = next(iter(self.tags))
-        if settings.eviction == "rank":
-            worst = max(RANK[held] for held in self.tags.values())
-            if worst <= RANK[tag]:
-                return False
-            victim = next(unit_id for unit_id, held in self.tags.items() if RANK[held] == worst)
-        del self.tags[victim]
-        if change.added.pop(victim, None) is None:
-            change.evicted.append(victim)
-        else:
-            change.refused.append(victim)
-        return True
+    def _find_victim(self, tag: Tag, settings: Curation) -> UnitId | None:
+        if settings.eviction == "fifo":
+            return next(iter(self.tags))
+        worst = max(RANK[held] for held in self.tags.values())
+        if settings.eviction == "refuse" or worst <= RANK[tag]:
+            return None
+        return next(unit_id for unit_id, held in self.tags.items() if RANK[held] == worst)
 
 
 class VerificationCache(Forkable):
@@ -203,10 +182,7 @@ class VerificationCache(Forkable):
     """Stored chunks of the unit when it was judged."""
 
     def get(self, claim: str, unit_id: UnitId, chunks: int = 0) -> Verdict | None:
-        """Return the stored verdict, if any. Claims that differ in case, white space or final punctuation are the same.
-
-        A verdict no longer counts when the unit has more stored chunks than were judged.
-        """
+        """Return the stored verdict of a claim (see `normalise_claim`), unless the unit has gained chunks since."""
         key = _cache_key(claim, unit_id)
         return self.verdicts.get(key) if self.judged.get(key, 0) >= chunks else None
 
@@ -219,12 +195,16 @@ class VerificationCache(Forkable):
 
     def recent(self, limit: int) -> tuple[Verdict, ...]:
         """Return the newest verdicts, newest first."""
-        newest = reversed(self.verdicts.values())
-        return tuple(verdict for verdict, _ in zip(newest, range(limit), strict=False))
+        return tuple(islice(reversed(self.verdicts.values()), limit))
+
+
+def normalise_claim(claim: str) -> str:
+    """Return what claims that differ in case, white space or final punctuation share."""
+    return " ".join(claim.casefold().split()).rstrip(" .!?;:")
 
 
 def _cache_key(claim: str, unit_id: UnitId) -> str:
-    return f"{' '.join(claim.casefold().split()).rstrip(' .!?;:')}\n{unit_id}"
+    return f"{normalise_claim(claim)}\n{unit_id}"
 
 
 SUBJECT_CHARACTERS = 60

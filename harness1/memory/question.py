@@ -77,14 +77,14 @@ class Question(NamedTuple):
 
 @lru_cache(maxsize=16384)
 def normalise_name(text: str) -> str:
-    """Normalise a name for comparison: lower case, no accents, no punctuation, no possessive s, and a space between the
-    characters of scripts without spaces, so that a name is found inside a sentence."""
+    """Return a name in lower case without accents, punctuation and possessive s, and with spaces between the characters
+    of scripts without spaces, so that it is found inside a sentence."""
     return " ".join(_words(text))
 
 
 @lru_cache(maxsize=16384)
 def head(title: str) -> str:
-    """Return what a title names: the title without bracketed detail, a section after a dash, and a leading article."""
+    """Return what a title names: without bracketed detail, a section after a dash, and a leading article."""
     title = title[:LONGEST_TITLE]
     if _BARE.fullmatch(title):  # as most names are
         words = title.lower()
@@ -213,10 +213,8 @@ def _words(text: str) -> list[str]:
 
 
 def by_relevance(passages: Sequence[str], question: str) -> list[int]:
-    """Return the positions of the passages of one document, those nearest to a question first.
-
-    They are scored by Okapi BM25 over the stems of their words without function words; the statistics are those of this
-    document. Ties go to the earlier passage.
-    """
+    """Return the positions of the passages of one document, those nearest to a question first, by Okapi BM25 over the
+    stems of their words without function words, with the statistics of this document. Ties go to the earlier
+    passage."""
     scores = okapi([content_terms(passage) for passage in passages], content_terms(question[:SCANNED_CHARACTERS]))
     return sorted(range(len(passages)), key=lambda at: -scores[at])

@@ -1,8 +1,6 @@
-"""How the pool is ranked, and what is worth a search: the evidence value of each unit, and the leads.
-
-The value is the weighted sum of the features in `Weights`. Everything is computed from the pool, the ranks at which
-searches returned its units, and the question; statistics are those of the pool, so that a replay computes the same.
-"""
+"""How the pool is ranked, and what is worth a search: the evidence value of each unit, and the leads. Everything is
+computed from the pool, the ranks at which searches returned its units, and the question, so that a replay computes the
+same."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from functools import lru_cache, reduce
+from functools import cached_property, lru_cache, reduce
 from importlib import resources
 from itertools import chain, islice
 from math import log
@@ -142,7 +140,7 @@ class UnitNames(Forkable):
 
 class Lead(NamedTuple):
     """What is worth a search: a name as a text spells it, or a part of the question. `sources` are the strong units
-    that name it, the strongest first; there is none if the question has it."""
+    that name it, the strongest first; none if the question has it."""
 
     name: str
     value: float
@@ -151,8 +149,8 @@ class Lead(NamedTuple):
 
 
 class NameLinks(NamedTuple):
-    """What each unit gets from strong units that name it, in order of arrival; and by key the value of each name in
-    them, its spelling, and the units that have it, the strongest first."""
+    """What each unit gets from strong units that name it, in order of arrival; by key the value of each name in them,
+    and its spelling with the units that have it, the strongest first."""
 
     strengths: NDArray[np.float64]
     values: dict[str, float]
@@ -209,9 +207,7 @@ def open_leads(links: NameLinks, found: Set[str], queries: Iterable[str], questi
     ]
     worth.sort(key=lambda each: -each[0])
     leads = [lead for name, lead in asked.items() if name not in closed]
-    for value, name in worth[:MOST_LEADS]:
-        spelling, sources = links.sources[name]
-        leads.append(Lead(spelling, value, tuple(sources)))
+    leads += [Lead(links.sources[name][0], value, tuple(links.sources[name][1])) for value, name in worth[:MOST_LEADS]]
     return tuple(sorted(leads, key=lambda lead: -lead.value))
 
 
@@ -258,13 +254,11 @@ class Weights(Record):
     """Reciprocal ranks over all queries, as a share of the highest sum; where the whole question was searched, 0 for
     what only searches for something else found, unless it begins with what they were about or strong units name it."""
     named: float
-    """The question names the unit by its title; without a title, by the name that its text begins with, which counts
-    less if other texts begin with it too."""
+    """The question names the unit by its title; without a title, by the name that its text begins with."""
     title: float
     """Share of the title's words that the question has."""
     cover: float
-    """Share of the question's terms that title and text have, the heavier the rarer among the units that the question
-    found; as a share of the highest."""
+    """Share of the question's terms in title and text, the heavier the rarer among what the question found; scaled."""
     sentence: float
     """The same in one sentence."""
     names: float
@@ -272,8 +266,8 @@ class Weights(Record):
     link: float
     """Strong units name it, in two hops; more if a word of the question's relations is near the name."""
     via: float
-    """Reciprocal rank for a query about something else, such as a name, that the title or a text begins with; divided
-    by the number of units of the same source, as many pages of one report say that they are about its company."""
+    """Reciprocal rank for a query about what title or text begin with, divided by the units of the same source, as many
+    pages of one report say that they are about its company."""
     siblings: float
     """Ranks of other units of the same source by title, such as pages of a report or sentences of an article."""
     alike: float
@@ -313,8 +307,17 @@ class Assessment:
     """Shape [units, features]."""
     leads: tuple[Lead, ...] = ()
 
-    def reasons(self) -> list[str]:
-        """Return for each unit the strongest feature that can be put in words; an empty string if none is strong."""
+    @cached_property
+    def places(self) -> dict[UnitId, int]:
+        """The place of each unit, from 0."""
+        return {unit_id: place for place, unit_id in enumerate(self.units)}
+
+    def reason(self, unit_id: UnitId) -> str:
+        """Return in a few words the strongest feature of a unit, or an empty string if none is strong."""
+        return self._reasons[self.places[unit_id]]
+
+    @cached_property
+    def _reasons(self) -> list[str]:
         told = self.features[:, _COLUMNS]
         highest = np.where(told.max(axis=1) >= TOLD_FROM, told.argmax(axis=1), len(_COLUMNS))
         return [_REASONS[at] for at in highest.tolist()]

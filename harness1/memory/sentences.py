@@ -51,8 +51,8 @@ def table(kept: Callable[[str], bool]) -> bytes:
 
 
 def runs(text: str, kept: bytes, pattern: re.Pattern[str]) -> list[str]:
-    """Return what `pattern.findall` finds. Bytes are cut five times as fast, so the pattern is left for pieces that are
-    not ASCII."""
+    """Return what `pattern.findall` finds. Bytes are cut five times as fast; the pattern is left for what is not
+    ASCII."""
     if text.isascii():
         return text.encode().translate(kept).decode().split()
     pieces = text.encode("utf-8", "surrogatepass").translate(kept).decode("utf-8", "surrogatepass").split()
@@ -69,14 +69,11 @@ _WORD_CHARACTERS = table(lambda character: character.isalnum() or character == "
 
 @lru_cache(maxsize=1024)
 def split(text: str) -> tuple[str, ...]:
-    """Cut a text into its sentences, without the white space between them.
-
-    A sentence ends at a newline, and at white space between `.`, `!` or `?` (with an optional closing quote or bracket)
-    and an upper-case letter or digit, unless what precedes is an abbreviation or an initial. In a text that is mostly
-    of another script than Latin, it also ends after the full stops of that script, and before letters without case.
-    Stretches longer than `LONGEST` characters are cut at white space. Nothing but white space is lost; the time is
-    linear.
-    """
+    """Cut a text into its sentences, without the white space between them, in linear time. A sentence ends at a
+    newline, and at white space between `.`, `!` or `?` (with an optional closing quote or bracket) and an upper-case
+    letter or digit, unless an abbreviation or an initial precedes. In a text that is mostly of another script than
+    Latin, it also ends after the full stops of that script, and before letters without case. Stretches longer than
+    `LONGEST` characters are cut at white space."""
     pieces: list[str] = []
     borders = _FOREIGN_BORDER if is_foreign(text) else _BORDER
     for line in text.splitlines():
@@ -110,10 +107,7 @@ K1, B, EPSILON = 1.5, 0.75, 0.25
 
 
 def compress(text: str, query: str, k: int) -> str:
-    """Return the `k` sentences of a text that match a query best, in text order, joined by a space.
-
-    A text of at most `k` sentences is returned whole, stripped.
-    """
+    """Return the `k` sentences of a text that match a query best, in text order, joined by a space."""
     sentences = split(text)
     if len(sentences) <= k:
         return text.strip()
@@ -121,29 +115,18 @@ def compress(text: str, query: str, k: int) -> str:
 
 
 def select(sentences: Sequence[str], query: str, k: int) -> tuple[int, ...]:
-    """Return the positions, ascending, of the `k` sentences with the highest Okapi score. Ties go to the earlier
-    sentence, so that a query without a match selects the first `k`.
-
-    Words are what stands between spaces, or those of `harness1.words` in text that is mostly of another script than
-    Latin.
-    """
-    cut = terms if is_foreign("".join(sentences)) else _by_spaces
+    """Return the positions, ascending, of the `k` sentences with the highest Okapi score, the earlier of equals. Words
+    are what stands between spaces, or those of `harness1.words` in text that is mostly of another script than Latin."""
+    cut = terms if is_foreign("".join(sentences)) else lambda text: text.lower().split()
     scores = okapi([cut(sentence) for sentence in sentences], cut(query))
     best = sorted(range(len(sentences)), key=[-score for score in scores].__getitem__)
     return tuple(sorted(best[: max(k, 0)]))
 
 
-def _by_spaces(text: str) -> list[str]:
-    return text.lower().split()
-
-
 def okapi(documents: list[list[str]], query: list[str]) -> list[float]:
     """Return the Okapi BM25 score of every document, with the floor on negative idf (Trotman et al. 2014, "Improvements
-    to BM25 and Language Models Examined", ATIRE variant).
-
-    The statistics are those of these documents alone. Only query terms are scored, and terms are added in the order of
-    the query, which gives the same floats as the `rank_bm25` package.
-    """
+    to BM25 and Language Models Examined", ATIRE variant) and the statistics of these documents alone. Terms are added
+    in the order of the query, which gives the same floats as the `rank_bm25` package."""
     terms = frozenset(query)
     present = [terms.intersection(document) for document in documents]
     frequency = Counter(chain.from_iterable(present))
@@ -175,8 +158,8 @@ def _idf(count: int, documents: int) -> float:
 
 
 def _mean_idf(documents: list[list[str]]) -> float:
-    """Return the mean idf of all terms, added in order of first appearance: `sum` compensates for rounding in some
-    versions of Python, and a floor that differs in the last bit can change a selection."""
+    """Return the mean idf of all terms, added in order of first appearance: `sum` rounds otherwise in some versions of
+    Python, and a floor that differs in the last bit can change a selection."""
     frequency = Counter(chain.from_iterable(map(dict.fromkeys, documents)))
     idf = {count: _idf(count, len(documents)) for count in set(frequency.values())}
     total = 0.0

@@ -1,15 +1,12 @@
-"""Working memory: everything that the harness keeps for the policy, as one plain value.
-
-State tuple of the paper (section 3): pool, curated set with importance, full-text store, evidence graph, verification
-cache, search history; the budget is derived when the context is rendered.
-"""
+"""Working memory: everything that the harness keeps for the policy, as one plain value (Harness-1, section 3: pool,
+curated set with importance, full-text store, evidence graph, verification cache, search history)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, lru_cache
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -51,8 +48,8 @@ class WorkingMemory(Forkable, dict=True):
         return cls(query, pool=Pool(unit))
 
     def absorb(self, hits: Iterable[Hit], env: Env) -> tuple[list[UnitId], dict[UnitId, UnitId]]:
-        """Take hits into store, pool, fingerprints and evidence graph. Return the units that are new in the pool, and
-        the near duplicates with their representatives."""
+        """Take hits into the memory. Return the units that are new in the pool, and the near duplicates with their
+        representatives."""
         self._forget()
         new: list[UnitId] = []
         aliases: dict[UnitId, UnitId] = {}
@@ -61,12 +58,16 @@ class WorkingMemory(Forkable, dict=True):
                 continue
             self.store[hit.chunk_id] = hit
             unit_id = self.pool.unit_of(hit)
-            twin = self._representative(hit, unit_id, env)
-            if twin is not None:
-                self.pool.aliases[unit_id] = aliases[unit_id] = twin
-                continue
+            if env.dedup.on and unit_id not in self.pool.entries:
+                twin = self.fingerprints.match(hit.chunk_id, hit.title, hit.text, env.dedup)
+                if twin is not None:
+                    self.pool.aliases[unit_id] = aliases[unit_id] = self.pool.unit_of(self.store[ChunkId(twin)])
+                    continue
             aliases.pop(unit_id, None)
-            for part in (*self._hidden_chunks(unit_id), hit):
+            parts = [hit]
+            if unit_id in self.pool.aliases:  # it stops being a near duplicate, and becomes visible with all its chunks
+                parts = [stored for stored in self.store.values() if self.pool.unit_of(stored) == unit_id]
+            for part in parts:
                 if self.pool.add(part, self.turn):
                     new.append(unit_id)
                 self._index(part, unit_id, env)
@@ -81,8 +82,7 @@ class WorkingMemory(Forkable, dict=True):
             self.value.rank(rankings, found, self.query)
 
     def assess(self) -> Assessment:
-        """Return the pooled units by evidence value, and the names to search next; nothing where units are not
-        ranked."""
+        """Return the pooled units by evidence value, and the names to search next, if units are ranked."""
         return self._assessment
 
     @cached_property
@@ -126,20 +126,11 @@ class WorkingMemory(Forkable, dict=True):
             "chunks": list(self.store),
             "curated": list(self.curated.tags.items()),
             "aliases": list(self.pool.aliases.items()),
-            "verdicts": self._verdicts(),
+            "verdicts": [[each.unit_id, each.claim, each.label] for each in self.verification.verdicts.values()],
             "history": self.history,
             "auto_populated": self.auto_populated,
         }
         return digest(state | {"entities": self.entities.names} if self.entities.names else state)
-
-    def _verdicts(self) -> list[Any]:
-        return [[verdict.unit_id, verdict.claim, verdict.label] for verdict in self.verification.verdicts.values()]
-
-    def _hidden_chunks(self, unit_id: UnitId) -> list[Hit]:
-        """Return the stored chunks of a unit that stops being a near duplicate: it becomes visible with all of them."""
-        if unit_id not in self.pool.aliases:
-            return []
-        return [stored for stored in list(self.store.values())[:-1] if self.pool.unit_of(stored) == unit_id]
 
     def _index(self, hit: Hit, unit_id: UnitId, env: Env) -> None:
         if env.dedup.on:
@@ -148,12 +139,6 @@ class WorkingMemory(Forkable, dict=True):
             self.evidence.add(unit_id, extract(hit.text, env.evidence.characters))
         if env.evidence.ranks:
             self.value.add(unit_id, hit, self.query)
-
-    def _representative(self, hit: Hit, unit_id: UnitId, env: Env) -> UnitId | None:
-        if not env.dedup.on or unit_id in self.pool.entries:
-            return None
-        twin = self.fingerprints.match(hit.chunk_id, hit.title, hit.text, env.dedup)
-        return None if twin is None else self.pool.unit_of(self.store[ChunkId(twin)])
 
 
 BEST = 10
@@ -168,25 +153,23 @@ class BridgeDocument(NamedTuple):
 
 
 def bridge_documents(memory: WorkingMemory, order: Sequence[UnitId], limit: int) -> list[BridgeDocument]:
-    """Return the units that link names of the question: those with the most names first, then by evidence.
-
-    A unit covers the names that its title or its text has. If it covers one and has none as its title, it also links
-    the names whose own units name it. (In Harness-1, arXiv 2606.02373, a bridge document has two frequent entities;
-    names of the question say more than frequency.) The `order` has the best units first.
-    """
+    """Return the units that link names of the question: those with the most names first, then by evidence (`order`, the
+    best first). A unit covers the names that its title or its text has. If it covers one and has none as its title, it
+    also links the names whose own units name it. (The bridge documents of Harness-1, arXiv 2606.02373, have two
+    frequent entities; names of the question say more than frequency.)"""
     names = question_names(memory.query)
     if len(names) < 2:
         return []
-    titled = _Titles(memory)
+    titled = _by_title(memory)
     links: dict[UnitId, set[str]] = {}
     for name in names:
-        for unit_id in (*memory.evidence.units_of(name), *titled.by(name)):
+        for unit_id in (*memory.evidence.units_of(name), *titled(name)):
             links.setdefault(unit_id, set()).add(name)
-    about = {name: titled.by(name) for name in names}
+    about = {name: titled(name) for name in names}
     between = links.keys() - {unit_id for units in about.values() for unit_id in units}
     for name in names:
         for source in about[name]:
-            named = (unit_id for key in memory.evidence.entities.get(source, ()) for unit_id in titled.by(key))
+            named = (unit_id for key in memory.evidence.entities.get(source, ()) for unit_id in titled(key))
             for unit_id in between.intersection(named):
                 links[unit_id].add(name)
     found = [
@@ -198,13 +181,10 @@ def bridge_documents(memory: WorkingMemory, order: Sequence[UnitId], limit: int)
 
 
 def rare_bridges(memory: WorkingMemory, order: Sequence[UnitId], limit: int, documents: int) -> list[Bridge]:
-    """Return names that the best units share with other documents, and that neither the question nor a title has.
-
-    The strength of a unit is 1 / (2 + its place) among the best, else 0. Names come by the mean strength of the units
-    that have them, so that a name of many units comes late; ties in order of the units. With each name come its first
-    `documents` units.
-    """
-    graph, titled = memory.evidence, _Titles(memory)
+    """Return names that the best units share with other documents, and that neither the question nor a title has, with
+    their first `documents` units. They come by the mean strength of the units that have them, which is 1 / (2 + place)
+    among the best, else 0, so that a name of many units comes late; ties in order of the units."""
+    graph, titled = memory.evidence, _by_title(memory)
     asked = read_question(memory.query).flat
     strength: dict[str, float] = {}
     for place, unit_id in enumerate(order[:BEST]):
@@ -215,7 +195,7 @@ def rare_bridges(memory: WorkingMemory, order: Sequence[UnitId], limit: int, doc
     def leads_on(key: str) -> bool:
         holders = {memory.pool.entries[unit_id].doc_id for unit_id in graph.units[key]}
         is_number = key.rstrip("s").replace("/", "").isdecimal()
-        return not is_number and len(holders) > 1 and f" {normalise_name(key)} " not in asked and not titled.by(key)
+        return not is_number and len(holders) > 1 and f" {normalise_name(key)} " not in asked and not titled(key)
 
     leading = islice(filter(leads_on, sorted(strength, key=lambda key: -strength[key])), limit)
     return [Bridge(graph.names[key], graph.units[key][:documents], len(graph.units[key])) for key in leading]
@@ -230,12 +210,7 @@ def question_names(question: str) -> tuple[str, ...]:
     return tuple(found.values())
 
 
-class _Titles:
-    """The pooled units by what their titles name."""
-
-    def __init__(self, memory: WorkingMemory) -> None:
-        self._units = list(memory.value.numbers)
-        self._heads = memory.value.names.heads
-
-    def by(self, name: str) -> list[UnitId]:
-        return [self._units[number] for number in self._heads.get(head(name), ())]
+def _by_title(memory: WorkingMemory) -> Callable[[str], list[UnitId]]:
+    """Return the function that finds the pooled units by what their titles name."""
+    units, heads = list(memory.value.numbers), memory.value.names.heads
+    return lambda name: [units[number] for number in heads.get(head(name), ())]

@@ -213,8 +213,7 @@ def auto_populate(memory: WorkingMemory, env: Env, hits: Sequence[Hit]) -> Delta
         pooled = [unit for unit in (memory.pool.unit_of(hit) for hit in hits) if unit in memory.pool.entries]
     chosen = list(dict.fromkeys(pooled))[: min(env.auto_populate.documents, env.curation.cap)]
     tag = env.auto_populate.tag if env.curation.tags else DEFAULT_TAG
-    change = memory.curated.refill(chosen, tag)
-    return Delta(auto_populated=tuple(change.added), removed=tuple(change.removed))
+    return memory.curated.refill(chosen, tag)
 
 
 Query = Annotated[

@@ -162,14 +162,7 @@ def curate(
     notes += [Note("not_curated", handle_data(absent))] if absent else []
     if not additions and not removed:
         return Observation("curate", error=notes[0] if notes else Note("nothing_to_curate"))
-    delta = Delta(
-        added=change.added,
-        retagged=change.retagged,
-        removed=tuple(change.removed),
-        evicted=tuple(change.evicted),
-        refused=tuple(change.refused),
-    )
-    return Observation("curate", resolved={**tagged, **removed, **added}, notes=tuple(notes), delta=delta)
+    return Observation("curate", resolved={**tagged, **removed, **added}, notes=tuple(notes), delta=change)
 
 
 def verify(

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from harness1.config import Machine
+from harness1.env.environment import World
 from harness1.env.verifiers import Judgement, LexicalVerifier, VerifierFault
-from harness1.env.world import World
 from harness1.errors import InfrastructureFault
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Chunk, DocId, Ranking, UnitId
@@ -41,9 +41,11 @@ class Slow(WordRetriever):
         return await super().search(requests)
 
 
-def answer(request: Request, faults: int = 0, settings: Machine = QUICK) -> Answer:
-    edge = World(WordRetriever(CORPUS, faults=faults), FailingVerifier(faults), settings)
-    return run(edge.answer(request, WorkingMemory.empty("q", "document")))
+MEMORY = WorkingMemory.empty("q", "document")
+
+
+def answer(request: Request, faults: int = 0) -> Answer:
+    return run(World(WordRetriever(CORPUS, faults=faults), FailingVerifier(faults), QUICK).answer(request, MEMORY))
 
 
 @pytest.mark.parametrize("request_", ASKED)
@@ -62,7 +64,7 @@ def test_a_fault_that_stays_is_raised_and_is_no_empty_result(request_: Request) 
 def test_no_answer_in_time_is_a_fault() -> None:
     edge = World(Slow(CORPUS), LexicalVerifier(), Machine(attempts=2, call_deadline_s=0.02))
     with pytest.raises(InfrastructureFault, match=r"no answer within 0.02 s \(2 attempts\)"):
-        run(edge.answer(SearchFor(("Ada",), 5), WorkingMemory.empty("q", "document")))
+        run(edge.answer(SearchFor(("Ada",), 5), MEMORY))
 
 
 class Raising(WordRetriever):
@@ -89,18 +91,18 @@ class Silent(LexicalVerifier):
 def test_what_an_engine_raises_or_leaves_out_is_a_fault(request_: Request, reason: str) -> None:
     edge = World(Raising(CORPUS), Silent(), QUICK)
     with pytest.raises(InfrastructureFault, match=rf"{reason}.*\(3 attempts\)"):
-        run(edge.answer(request_, WorkingMemory.empty("q", "document")))
+        run(edge.answer(request_, MEMORY))
 
 
 def test_a_cancelled_call_is_cancelled() -> None:
     with pytest.raises(asyncio.CancelledError):
-        run(World(Raising(CORPUS), Silent(), QUICK).answer(ASKED[2], WorkingMemory.empty("q", "document")))
+        run(World(Raising(CORPUS), Silent(), QUICK).answer(ASKED[2], MEMORY))
 
 
 def test_only_the_queries_that_failed_are_asked_again() -> None:
     retriever = WordRetriever(CORPUS, faults=1)
     edge = World(retriever, LexicalVerifier(), QUICK)
-    found = run(edge.answer(SearchFor(("Ada", "Byron", "town"), 5), WorkingMemory.empty("q", "document")))
+    found = run(edge.answer(SearchFor(("Ada", "Byron", "town"), 5), MEMORY))
     assert retriever.calls == 4
     assert [ranking.query for ranking in found.rankings] == ["Ada", "Byron", "town"]
     assert all(ranking.chunk_ids for ranking in found.rankings)
@@ -110,7 +112,7 @@ def test_each_chunk_comes_once_and_each_query_keeps_its_ranking() -> None:
     found = answer(SearchFor(("Lord Byron", "Byron Ada"), 5))
     ids = [each.chunk_id for each in found.hits]
     assert len(ids) == len(set(ids))
-    assert found.rankings[0] == Ranking("Lord Byron", ("ada#0", "byron#0"))  # type: ignore[arg-type]
+    assert found.rankings[0] == Ranking("Lord Byron", ("ada#0", "byron#0"))
     assert set(found.rankings[1].chunk_ids) == {"ada#0", "byron#0", "babbage#0"}
     assert all(each.tokens == -(-len(each.text) // 4) for each in found.hits)
 
@@ -125,8 +127,6 @@ def test_what_is_stored_is_not_asked_for_again() -> None:
 
 def test_a_bad_pattern_is_the_policys_mistake_and_is_not_retried() -> None:
     retriever = WordRetriever(CORPUS)
-    found = run(
-        World(retriever, LexicalVerifier(), QUICK).answer(GrepFor("(", 5), WorkingMemory.empty("q", "document"))
-    )
+    found = run(World(retriever, LexicalVerifier(), QUICK).answer(GrepFor("(", 5), MEMORY))
     assert found.bad_pattern
     assert retriever.calls == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from itertools import pairwise
+import re
 
 import msgspec
 import pytest
@@ -15,7 +15,7 @@ from harness1.config import AutoPopulate, BudgetMarker, Dedup, Env, Evidence, Hi
 from harness1.env.environment import SearchEnv, Step
 from harness1.env.pieces import ApproximateCounter, Block, Drop, Piece, Role, piece
 from harness1.env.render import CachedCounter, fit, marker, visible_units, window
-from harness1.env.view import BudgetView, CuratedView
+from harness1.env.view import BudgetView
 from harness1.records import StopReason, Task, ToolCall
 from tests.support import WordRetriever, call, chunk, curate, make_env, play, recount, run, search, text_of, wide_corpus
 
@@ -24,7 +24,6 @@ PLAIN = Env(evidence=Evidence(rank=False))
 
 def test_an_empty_memory_is_shown_as_such() -> None:
     context = run(make_env().reset(Task("t", "Where  did\nByron die?")))
-    assert context is not None
     text = text_of(context)
     assert "Question: Where did Byron die?\n" in text
     assert "Curated 0/30. Nothing yet.\n" in text
@@ -86,15 +85,7 @@ def test_later_parts_of_a_document_carry_their_number() -> None:
 def test_history_shows_its_last_lines_and_counts_the_others() -> None:
     env = make_env(Env(history=History(lines=2)))
     context = play(env, search("Ada"), search("Byron"), search("town"))[-1].context
-    text = text_of(context)
-    assert "History, 1 earlier turns left out:\nT2 search_corpus (Byron): returned" in text
-    assert context is not None
-    assert [line.turn for line in context.view.history.lines] == [2, 3]
-
-
-def test_shared_entities_are_shown_with_handles() -> None:
-    text = text_of(play(make_env(PLAIN), search("Ada Byron town"))[-1].context)
-    assert "Shared entities: Ada Lovelace (D1, D" in text
+    assert re.search("History, 1 earlier turns left out:\nT2 search_corpus .Byron.: returned .*\nT3 ", text_of(context))
 
 
 def test_the_curated_list_survives_when_everything_else_is_dropped() -> None:
@@ -104,20 +95,14 @@ def test_the_curated_list_survives_when_everything_else_is_dropped() -> None:
         env, search("river"), curate(add_ids=list(tags), importance=tags), *map(search, ("war", "king", "Rome"))
     )
     context = steps[-1].context
-    assert context is not None
     assert context.budget.dropped > 0
-    assert context.view.curated[0] == CuratedView(
-        "D1", env.state.memory.pool.entries[context.view.curated[0].unit_id].unit_id, "very_high"
-    )
+    assert (context.view.curated[0].handle, context.view.curated[0].tag) == ("D1", "very_high")
     assert len(context.view.curated) == len(env.state.memory.curated)
 
 
 def test_context_hashes_name_content_and_counter() -> None:
     one, other = (play(make_env(), search(word))[0].context for word in ("Ada", "Byron"))
     same = play(make_env(), search("Ada"))[0].context
-    assert one is not None
-    assert other is not None
-    assert same is not None
     assert one.hash == same.hash != other.hash
 
 
@@ -139,7 +124,7 @@ ACTIONS = (
 
 
 def in_order(order: str, **options: int) -> SearchEnv:
-    return make_env(Env(rendering=Rendering(order=order, **options)), wide_corpus(40))  # type: ignore[arg-type]
+    return make_env(Env(rendering=Rendering(order=order, **options)), wide_corpus(40))
 
 
 def steps_in(order: str, **options: int) -> list[Step]:
@@ -147,7 +132,6 @@ def steps_in(order: str, **options: int) -> list[Step]:
 
 
 def pieces_of(step: Step) -> tuple[Piece, ...]:
-    assert step.context is not None
     return step.context.pieces
 
 
@@ -168,7 +152,6 @@ def test_the_curated_set_that_is_seen_is_the_one_that_is_held(order: str) -> Non
     async def check() -> None:
         context = await env.reset(Task("t", "q"))
         for action in ACTIONS:
-            assert context is not None
             seen = [(entry.unit_id, entry.tag) for entry in context.view.curated]
             assert seen == [(entry.unit_id, entry.tag) for entry in env.state.memory.curated.in_order()]
             context = (await env.step([action])).context
@@ -181,18 +164,13 @@ def test_the_order_does_not_change_the_memory() -> None:
     assert by_order[0] == by_order[1] == by_order[2]
 
 
-def test_paper_puts_the_memory_before_the_turns() -> None:
-    names = sections(pieces_of(steps_in("paper")[-1]))
-    assert names[:3] == ["static", "query", "curated"]
-    assert names.index("history") < names.index("turn")
-    assert names[-1] == "budget"
-
-
-def test_stable_first_puts_the_memory_after_the_turns() -> None:
-    names = sections(pieces_of(steps_in("stable_first")[-1]))
-    assert names[:3] == ["static", "query", "action"]
-    assert len(names) - 1 - names[::-1].index("turn") < names.index("curated")
-    assert names[-1] == "budget"
+def test_paper_puts_the_memory_before_the_turns_and_stable_first_after_them() -> None:
+    paper, stable = (sections(pieces_of(steps_in(order)[-1])) for order in ("paper", "stable_first"))
+    assert paper[:3] == ["static", "query", "curated"]
+    assert paper.index("history") < paper.index("turn")
+    assert stable[:3] == ["static", "query", "action"]
+    assert len(stable) - 1 - stable[::-1].index("turn") < stable.index("curated")
+    assert paper[-1] == stable[-1] == "budget"
 
 
 def test_paper_shows_the_last_turns_and_stable_first_a_window_that_grows_and_falls() -> None:
@@ -201,15 +179,7 @@ def test_paper_shows_the_last_turns_and_stable_first_a_window_that_grows_and_fal
 
     assert [shown(step) for step in steps_in("paper")] == [1, 2, 3, 4, 5, 5, 5, 5, 5, 5, 5, 5]
     assert [shown(step) for step in steps_in("stable_first")] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 5, 6, 7]
-    assert [window(turn, Rendering("stable_first", 2, 3)) for turn in range(1, 8)] == [
-        1,
-        2,
-        3,
-        2,
-        3,
-        2,
-        3,
-    ]
+    assert [window(turn, Rendering("stable_first", 2, 3)) for turn in range(1, 8)] == [1, 2, *[3, 2] * 2, 3]
     assert window(9, Rendering("stable_first", 5, 5)) == 5
 
 
@@ -251,8 +221,6 @@ def test_an_epoch_ends_early_when_the_observation_does_not_fit_and_shows_it_whol
     steps = play(env, *(search(word) for word in ("river", "castle", "Paris", "London", "Rome")))
     starts = []
     for turn, step in enumerate(steps, start=1):
-        assert step.context is not None
-        assert step.observation is not None
         assert [hit.document.unit_id for hit in step.context.view.hits.get(turn, [])] == [
             unit
             for unit in (env.state.memory.pool.unit_of(hit) for hit in step.observation.hits)
@@ -276,18 +244,11 @@ def test_a_turn_of_the_policy_is_a_reference_to_its_own_output(order: str) -> No
             assert (each.turn_ref is not None) == each.key.startswith("action/") == (each.role == "assistant")
 
 
-def test_an_unknown_tool_is_shown_in_every_order() -> None:
-    for order in ORDERS:
-        step = play(in_order(order), ToolCall("fetch"))[0]
-        assert "there is no tool 'fetch'" in "".join(observation_texts(step, 1))
-
-
 EPOCH = Rendering(order="epoch", epoch_turns=5)
 ACTIONS_EPOCH_EVIDENCE = (search("Ada Lovelace"), search("Lord Byron"), search("nothing of the kind"))
 
 
 def kinds(step: Step) -> list[str]:
-    assert step.context is not None
     return [each.key.split("#")[0] for each in step.context.pieces]
 
 
@@ -295,27 +256,9 @@ def test_the_order_and_the_leads_are_those_of_the_memory_at_each_turn() -> None:
     env = make_env(Env(rendering=EPOCH))
     for count in range(1, len(ACTIONS_EPOCH_EVIDENCE) + 1):
         step = play(env, *ACTIONS_EPOCH_EVIDENCE[:count])[-1]
-        assert step.context is not None
         handles, found = step.context.view.ranked, env.state.memory.assess()
         assert [env.state.memory.pool.resolve(handle) for handle in handles] == list(found.units)
         assert [lead.name for lead in step.context.view.leads] == [lead.name for lead in found.leads]
-
-
-def test_what_did_not_change_is_not_said_again() -> None:
-    steps = play(make_env(Env(rendering=EPOCH)), search("Ada Lovelace"), curate(add_ids=["D1"]))
-    assert [kinds(step).count("ranked") for step in steps] == [1, 1]
-
-
-def test_without_ranking_nothing_is_appended() -> None:
-    steps = play(make_env(Env(rendering=EPOCH, evidence=Evidence(rank=False))), *ACTIONS_EPOCH_EVIDENCE)
-    assert all("ranked" not in kinds(step) and "leads" not in kinds(step) for step in steps)
-
-
-def test_each_prompt_of_an_epoch_begins_with_the_last_one() -> None:
-    steps = play(make_env(Env(rendering=EPOCH)), *ACTIONS_EPOCH_EVIDENCE)
-    shown = [step.context.pieces for step in steps if step.context is not None]
-    for before, after in pairwise(shown):
-        assert [each.key for each in after[: len(before)]][:-1] == [each.key for each in before][:-1]
 
 
 def test_a_closed_lead_is_taken_back() -> None:
@@ -337,22 +280,9 @@ WINDOWS = (2050, 2900, 3400, 4200, 6000)
 RESERVE = 300
 
 
-class CharacterCounter(ApproximateCounter):
-    """One token for each character: as fine as a tokenizer can be."""
-
-    hash = "characters"
-
-    def piece(self, piece: Piece) -> int:
-        return len(piece.text)
-
-
 def random_action(rng: random.Random) -> ToolCall:
     handles = [f"D{rng.randint(1, 40)}" for _ in range(rng.randint(1, 8))]
-    words = " ".join(
-        rng.choices(
-            ["river", "castle", "king", "Paris", "London", "Rome", "Byron", "engine", "war", "1824", "rain"], k=3
-        )
-    )
+    words = " ".join(rng.choices(["river", "castle", "king", "Paris", "London", "Rome", "Byron", "war", "rain"], k=3))
     tags = {handle: rng.choice(["very_high", "high", "fair", "low"]) for handle in handles}
     return rng.choice(
         [
@@ -385,7 +315,7 @@ def test_random_states_are_never_over_budget(wanted: int) -> None:
             generation_reserve=RESERVE,
             max_turns=60,
             dedup=Dedup(on=episode % 2 == 0),
-            rendering=Rendering(order=order),  # type: ignore[arg-type]
+            rendering=Rendering(order=order),
             budget_marker=BudgetMarker(on=episode % 7 != 0),
         )
         env = make_env(config, retriever=retriever)
@@ -412,14 +342,6 @@ def test_the_smallest_context_that_does_not_fit_ends_the_episode() -> None:
     assert (steps[0].done, steps[0].context) == (StopReason.CONTEXT_LIMIT, None)
     narrow = make_env(Env(context_window=2400, generation_reserve=RESERVE))
     assert run(narrow.reset(Task("t", "long question " * 1000))) is None
-
-
-@pytest.mark.parametrize("counter", [ApproximateCounter(), CharacterCounter()])
-def test_the_budget_line_has_room_whatever_the_tokenizer(counter: ApproximateCounter) -> None:
-    env = make_env(Env(context_window=100_000), counter=counter)
-    for step in play(env, search("Ada Byron"), search("town")):
-        assert step.context is not None
-        assert recount(env, step.context) <= step.context.budget.used <= step.context.budget.limit
 
 
 _ROLE = st.sampled_from(["user", "tool", "assistant"])
@@ -452,14 +374,6 @@ def test_fitting_drops_whole_blocks_in_order(drawn: list[tuple[list[tuple[Role, 
     assert all(set(block.pieces) <= set(kept) for block in left)
 
 
-@given(st.lists(st.tuples(_ROLE, st.integers(1, 60)), max_size=12))
-def test_a_total_counts_each_message_once(parts: list[tuple[Role, int]]) -> None:
-    pieces = [piece(f"p{at}", role, "x" * size) for at, (role, size) in enumerate(parts)]
-    messages = sum(1 for at, each in enumerate(pieces) if at == 0 or pieces[at - 1].role != each.role)
-    counter = ApproximateCounter()
-    assert CachedCounter(counter).total(pieces) == 4 * messages + sum(counter.piece(each) for each in pieces)
-
-
 def test_a_piece_is_counted_once() -> None:
     class Counting(ApproximateCounter):
         calls = 0
@@ -488,9 +402,8 @@ def test_the_budget_line_warns_by_level(share: float, level: str) -> None:
 
 def test_the_budget_line_closes_every_context() -> None:
     for order in ORDERS:
-        env = make_env(Env(rendering=Rendering(order=order)))  # type: ignore[arg-type]
+        env = make_env(Env(rendering=Rendering(order=order)))
         for turn, step in enumerate(play(env, search("Ada"), search("Byron"), search("town")), start=1):
-            assert step.context is not None
             assert text_of(step.context).rstrip().splitlines()[-1].startswith("Budget: ")
             assert step.context.view.budget.turn == turn
             assert step.context.view.budget.used == step.context.budget.used

@@ -41,8 +41,6 @@ def test_a_prompt_is_the_one_before_and_what_came_since() -> None:
 def test_what_is_pruned_leaves_the_context_and_nothing_else_does() -> None:
     env = make_env(ENV, WORLD)
     before, after = play(env, search("river castle"), call("prune_chunks", doc_ids=["D1", "D2"]))
-    assert before.context
-    assert after.context
     lost = set(before.context.pieces) - set(after.context.pieces)
     assert {each.shows.document.handle for each in lost if isinstance(each.shows, HitView)} == {"D1", "D2"}
     assert len(lost) == 2
@@ -59,7 +57,6 @@ def test_a_pruned_document_can_be_read_and_curated_again() -> None:
         curate(add_ids=["D1"]),
         call("read_document", doc_id="D1"),
     )
-    assert steps[-1].context
     assert "D1" in steps[-1].context.view.documents
     assert [entry.handle for entry in steps[-1].context.view.curated] == ["D1"]
 
@@ -71,7 +68,6 @@ def test_the_view_tells_the_curated_set_from_the_turns() -> None:
         curate(add_ids=["D1", "D2", "D3"], importance={"D1": "high"}),
         curate(remove_ids=["D2"], importance={"D3": "very_high"}),
     )
-    assert steps[-1].context
     view = steps[-1].context.view
     assert {entry.handle: entry.tag for entry in view.curated} == {"D1": "high", "D3": "very_high"}
     assert all(entry.unit_id for entry in view.curated)
@@ -92,30 +88,17 @@ def test_over_the_threshold_every_observation_asks_to_prune() -> None:
 
 def test_a_crowded_transcript_takes_only_what_frees_delivers_or_ends() -> None:
     env = make_env(pruning(1600, 2000), WORLD)
+    prune = call("prune_chunks", doc_ids=[f"D{number}" for number in range(1, 30)])
+    keep = curate(add_ids=["D1"])
     first, refused, kept, pruned, searched = play(
-        env,
-        search("river castle"),
-        search("bridge king"),
-        curate(add_ids=["D1"]),
-        call("prune_chunks", doc_ids=[f"D{number}" for number in range(1, 30)]),
-        search("Paris London"),
+        env, search("river castle"), search("bridge king"), keep, prune, search("Paris London")
     )
-    assert first.context
+    assert play(make_env(env.config, WORLD), search("river castle"), END)[-1].done == "end_search"
     assert first.context.budget.used > 2000
-    assert refused.observation
-    assert refused.observation.error
     assert refused.observation.error.code == "crowded"
-    assert kept.observation
     assert kept.observation.delta.added
-    assert pruned.context
     assert pruned.context.budget.used <= 2000
-    assert searched.observation
     assert searched.observation.hits
-
-
-def test_a_crowded_transcript_can_be_ended() -> None:
-    steps = play(make_env(pruning(1600, 2000), WORLD), search("river castle"), END)
-    assert steps[-1].done == "end_search"
 
 
 def test_an_observation_is_bounded() -> None:
@@ -123,7 +106,6 @@ def test_an_observation_is_bounded() -> None:
         step = play(make_env(pruning(16384, 24326, output), WORLD), call("fan_out_search", queries=list(QUERIES[:5])))[
             0
         ]
-        assert step.context
         return step.context.budget.used
 
     assert size(600) < size(4096)

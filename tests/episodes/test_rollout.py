@@ -209,7 +209,7 @@ def configured(order: str = "paper", *, rank: bool = True) -> Env:
         read=Read(tokens=150),
         compression=Compression(sentences=3),
         context_window=9000,
-        rendering=Rendering(order),  # type: ignore[arg-type]
+        rendering=Rendering(order),
         evidence=Evidence(rank=rank),
     )
 
@@ -228,7 +228,7 @@ def tampered(turn: int, change: Callable[[Turn], Turn]) -> Episode:
 
 
 def observed(change: Callable[[Observation], Observation]) -> Callable[[Turn], Turn]:
-    return lambda turn: replace(turn, observation=change(turn.observation))  # type: ignore[arg-type]
+    return lambda turn: replace(turn, observation=change(turn.observation))
 
 
 @pytest.mark.parametrize(("rank", "populated"), [(True, "refilled"), (False, "seeded")])
@@ -252,7 +252,7 @@ def test_the_contexts_come_out_equal_word_for_word() -> None:
 async def rollout_texts(env: object) -> list[list[str]]:
     texts: list[list[str]] = []
     await rollout(
-        env,  # type: ignore[arg-type]
+        env,
         Script(*PLAN),
         TASK_REPLAY,
         on_step=lambda step: texts.append([piece.text for piece in step.context.pieces]) if step.context else None,
@@ -270,7 +270,6 @@ def first_hit_text(seen: Observation) -> Observation:
 
 def test_a_changed_text_changes_the_context_and_not_the_memory() -> None:
     report = replay_episode(tampered(1, observed(first_hit_text)), configured())
-    assert report.difference is not None
     assert report.difference.startswith("turn 2: context hash")
 
 
@@ -294,7 +293,6 @@ def test_a_changed_text_changes_the_context_and_not_the_memory() -> None:
 )  # fmt: skip
 def test_a_tampered_record_is_found_out(turn: int, change: Callable[[Turn], Turn]) -> None:
     report = replay_episode(tampered(turn, change), configured())
-    assert report.difference is not None
     assert report.difference.startswith((f"turn {turn}:", f"turn {turn + 1}:"))
     assert report.equal < report.turns
 
@@ -341,7 +339,6 @@ def test_a_live_replay_agrees_with_an_unchanged_index() -> None:
 
 def test_a_live_replay_reports_the_first_difference() -> None:
     found = EPISODE.turns[0].observation
-    assert found is not None
     changed = [
         replace(each, text=each.text + " New.") if each.doc_id == found.hits[0].doc_id else each for each in WORLD
     ]

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness1.config import AutoPopulate, Compression, Curation, Dedup, Env, Evidence, History, Verification
-from harness1.memory.parts import RANK, SUBJECT_CHARACTERS, CuratedSet, Pool, VerificationCache, history_line, subject
+from harness1.config import AutoPopulate, Compression, Curation, Dedup, Env, History
+from harness1.memory.parts import RANK, SUBJECT_CHARACTERS, CuratedSet, Pool, history_line, subject
 from harness1.memory.working_memory import WorkingMemory
-from harness1.records import TAGS, DocId, Observation, Tag, ToolCall, UnitId, Verdict
-from tests.support import CORPUS, END, call, curate, hit, make_env, play, run, search, wide_corpus
+from harness1.records import TAGS, Delta, DocId, Observation, Tag, ToolCall, UnitId, Verdict
+from tests.support import CORPUS, call, curate, hit, make_env, play, run, search, wide_corpus
 
+TOWN = "The town of Missolonghi lies in western Greece, on the north shore of the gulf."
 _ACTIONS = st.lists(
     st.sampled_from(
         [
@@ -34,7 +35,7 @@ _ACTIONS = st.lists(
 
 def played(actions: list[object]) -> WorkingMemory:
     env = make_env(chunks=wide_corpus(20))
-    play(env, *actions)  # type: ignore[arg-type]
+    play(env, *actions)
     return env.state.memory
 
 
@@ -42,13 +43,13 @@ def played(actions: list[object]) -> WorkingMemory:
 @settings(max_examples=25, deadline=None)
 def test_a_fork_is_equal_and_neither_changes_the_other(before: list[object], after: list[object]) -> None:
     env = make_env(chunks=wide_corpus(20))
-    play(env, *before)  # type: ignore[arg-type]
+    play(env, *before)
     twin = env.fork()
     held = msgspec.msgpack.encode(twin.state.memory)
     assert held == msgspec.msgpack.encode(env.state.memory)
     for action in after:
         if env.state.done is None:
-            run(env.step([action]))  # type: ignore[list-item]
+            run(env.step([action]))
     assert msgspec.msgpack.encode(twin.state.memory) == held
 
 
@@ -68,7 +69,7 @@ def test_the_hash_names_ids_tags_aliases_verdicts_history_and_turn() -> None:
 
     def differs(change: object) -> None:
         twin = base.fork()
-        change(twin)  # type: ignore[operator]
+        change(twin)
         assert twin.hash() not in hashes
         hashes.add(twin.hash())
 
@@ -104,21 +105,9 @@ def test_chunks_of_a_document_are_read_in_document_order() -> None:
     memory = WorkingMemory.empty("q", "document")
     memory.absorb([hit("a", "second", index=1), hit("a", "first", index=0)], Env())
     assert memory.text_of(UnitId("a")) == "first\nsecond"
-
-
-def test_what_is_absorbed_twice_is_absorbed_once() -> None:
-    memory = WorkingMemory.empty("q", "document")
-    memory.absorb([hit("a", "A text about Rome.")], Env())
     before = memory.fork()
-    assert memory.absorb([hit("a", "A text about Rome.")], Env()) == ([], {})
+    assert memory.absorb([hit("a", "second", index=1)], Env()) == ([], {}), "what is absorbed twice is absorbed once"
     assert memory == before
-
-
-def test_mechanisms_that_are_off_leave_the_memory_empty() -> None:
-    env = make_env(Env(evidence=Evidence(on=False), verification=Verification(on=False)))
-    play(env, search("Ada Byron"), call("verify", doc_ids=["D1"], claim="Ada wrote programs."), END)
-    assert not env.state.memory.evidence.entities
-    assert env.state.memory.verification == VerificationCache()
 
 
 _HITS = st.lists(st.tuples(st.sampled_from(["a", "b_1", "D1", "http://x/y_2#z"]), st.integers(0, 3)), max_size=12)
@@ -163,17 +152,16 @@ def test_where_chunks_are_curated_a_document_handle_means_its_only_chunk() -> No
 
 def test_a_document_is_found_by_parts_that_are_not_pooled() -> None:
     for unit in ("document", "chunk"):
-        pool = Pool(unit)  # type: ignore[arg-type]
+        pool = Pool(unit)
         pool.add(hit("a", "text"), 1)
         assert pool.document_of("D1.9") == DocId("a")
         assert pool.document_of("D2.1") is None
 
 
 def test_an_alias_has_no_handle_and_its_id_names_the_representative() -> None:
-    text = "The town of Missolonghi lies in western Greece, on the north shore of the gulf."
     memory = WorkingMemory.empty("q", "document")
     new, aliases = memory.absorb(
-        [hit("a", text, "T"), hit("b", text, "T"), hit("c", "Quite another text.", "T")], Env()
+        [hit("a", TOWN, "T"), hit("b", TOWN, "T"), hit("c", "Quite another text.", "T")], Env()
     )
     assert (new, aliases) == (["a", "c"], {"b": "a"})
     assert memory.pool.resolve("b") == "a"
@@ -181,20 +169,18 @@ def test_an_alias_has_no_handle_and_its_id_names_the_representative() -> None:
 
 
 def test_a_hidden_document_becomes_visible_with_all_its_chunks() -> None:
-    text = "The town of Missolonghi lies in western Greece, on the north shore of the gulf."
     memory = WorkingMemory.empty("q", "document")
     new, aliases = memory.absorb(
-        [hit("a", text, "T"), hit("b", text, "T", index=1), hit("b", "Byron died there.", "T", index=0)], Env()
+        [hit("a", TOWN, "T"), hit("b", TOWN, "T", index=1), hit("b", "Byron died there.", "T", index=0)], Env()
     )
     assert (new, aliases, memory.pool.aliases) == (["a", "b"], {}, {})
-    assert memory.text_of(UnitId("b")) == f"Byron died there.\n{text}"
+    assert memory.text_of(UnitId("b")) == f"Byron died there.\n{TOWN}"
     assert memory.pool.resolve("D2.2") == memory.pool.resolve("D2.1") == "b"
 
 
 def test_without_deduplication_every_copy_is_pooled() -> None:
-    text = "The town of Missolonghi lies in western Greece, on the north shore of the gulf."
     memory = WorkingMemory.empty("q", "document")
-    memory.absorb([hit("a", text, "T"), hit("b", text, "T")], Env(dedup=Dedup(on=False)))
+    memory.absorb([hit("a", TOWN, "T"), hit("b", TOWN, "T")], Env(dedup=Dedup(on=False)))
     assert list(memory.pool.entries) == ["a", "b"]
     assert not memory.pool.aliases
 
@@ -228,34 +214,26 @@ def test_the_cap_holds_and_every_change_is_reported(edits: list[Any], settings: 
         assert [entry.rank for entry in kept.in_order()] == list(range(1, len(kept) + 1))
 
 
-@given(st.dictionaries(_UNIT, _TAG, max_size=8), _SETTINGS)
-def test_adding_the_same_again_changes_nothing(additions: dict[UnitId, Tag], settings: Curation) -> None:
-    kept = CuratedSet()
-    kept.edit(additions, [], settings)
-    before = list(kept.tags.items())
-    again = {unit: tag for unit, tag in additions.items() if unit in kept}
-    change = kept.edit(again, [], settings)
-    assert list(kept.tags.items()) == before
-    assert not any((change.added, change.retagged, change.evicted, change.refused))
-
-
-def test_adding_what_is_there_only_changes_its_tag_and_keeps_its_place() -> None:
-    kept = curated(a="fair", b="fair")
-    change = kept.edit({A: "high"}, [], Curation())
-    assert (change.added, change.retagged) == ({}, {A: "high"})
-    assert list(kept.tags) == [A, B]
+@pytest.mark.parametrize(
+    ("held", "additions", "removals", "left", "change"),
+    [
+        ({A: "fair", B: "fair"}, {A: "high"}, [], [A, B], Delta(retagged={A: "high"})),
+        ({A: "high", B: "high"}, {C: "low"}, [A], [B, C], Delta(added={C: "low"}, removed=(A,))),
+        ({A: "low", B: "low"}, {C: "fair"}, [], [B, C], Delta(added={C: "fair"}, evicted=(A,))),
+        ({A: "high"}, {B: "low", C: "high"}, [], [A, C], Delta(added={C: "high"}, refused=(B,))),
+        ({A: "low", B: "low"}, {A: "low"}, [], [A, B], Delta()),
+    ],
+    ids=["re-tagged in place", "removals first", "the first of the least", "added and evicted", "the same again"],
+)
+def test_an_edit_reports_what_it_changed(held: Any, additions: Any, removals: Any, left: Any, change: Delta) -> None:
+    kept = CuratedSet(dict(held))
+    assert kept.edit(additions, removals, Curation(cap=2)) == change
+    assert list(kept.tags) == left
 
 
 def test_delivery_is_by_importance_then_by_addition() -> None:
     kept = curated(a="low", b="very_high", c="fair", d="very_high")
     assert [entry.unit_id for entry in kept.in_order()] == [B, D, C, A]
-
-
-def test_removals_come_before_additions() -> None:
-    kept = curated(a="high", b="high")
-    change = kept.edit({C: "low"}, [A], Curation(cap=2))
-    assert list(kept.tags) == [B, C]
-    assert (change.removed, change.refused) == ([A], [])
 
 
 @pytest.mark.parametrize(
@@ -271,18 +249,7 @@ def test_at_the_cap_the_eviction_policy_decides(eviction: Any, incoming: Tag, le
     kept = curated(a="fair", b="low")
     change = kept.edit({C: incoming}, [], Curation(cap=2, eviction=eviction))
     assert list(kept.tags) == left
-    assert (change.refused == [C]) == (C not in left)
-
-
-def test_the_first_of_the_least_important_is_evicted() -> None:
-    kept = curated(a="low", b="low")
-    assert kept.edit({C: "fair"}, [], Curation(cap=2)).evicted == [A]
-
-
-def test_one_added_and_evicted_in_the_same_call_counts_as_refused() -> None:
-    kept = curated(a="high")
-    change = kept.edit({B: "low", C: "high"}, [], Curation(cap=2))
-    assert (change.added, change.evicted, change.refused) == ({C: "high"}, [], [B])
+    assert (change.refused == (C,)) == (C not in left)
 
 
 _JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner), max_leaves=4)
@@ -293,6 +260,13 @@ def test_a_subject_is_one_short_line(arguments: dict[str, object]) -> None:
     words = subject(ToolCall("search_corpus", arguments))
     assert len(words) <= SUBJECT_CHARACTERS
     assert len(words.splitlines()) <= 1
+
+
+def test_a_huge_tool_name_does_not_fill_the_history_which_may_be_off() -> None:
+    for on in (True, False):
+        env = make_env(Env(history=History(on=on)))
+        play(env, ToolCall("x\n" * 100_000))
+        assert [len(line.tool) <= 40 for line in env.state.memory.history] == [True] * on
 
 
 def test_a_subject_is_the_argument_that_matters() -> None:
@@ -318,15 +292,3 @@ def test_where_chunks_are_curated_chunks_are_counted() -> None:
     found = Observation("search_corpus", (hit("a", "x", index=0), hit("a", "y", index=1)))
     assert history_line(1, Pool("chunk"), search("x"), found).returned == 2
     assert history_line(1, Pool("document"), search("x"), found).returned == 1
-
-
-def test_a_huge_tool_name_does_not_fill_the_history() -> None:
-    env = make_env()
-    play(env, ToolCall("x\n" * 100_000))
-    assert len(env.state.memory.history[0].tool) <= 40
-
-
-def test_without_history_no_line_is_kept() -> None:
-    env = make_env(Env(history=History(on=False)))
-    play(env, search("Ada"))
-    assert env.state.memory.history == []

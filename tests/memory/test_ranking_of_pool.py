@@ -18,7 +18,7 @@ from harness1.data.open import open_source
 from harness1.env.environment import SearchEnv
 from harness1.episodes.rollout import ReplayReport, replay_episode, rollout
 from harness1.memory.ranking import FEATURES, FITTED, EvidenceValue, weights_for
-from harness1.memory.working_memory import BridgeDocument, WorkingMemory, bridge_documents, question_names, rare_bridges
+from harness1.memory.working_memory import WorkingMemory, bridge_documents, question_names, rare_bridges
 from harness1.policy.registry import open_policy
 from harness1.records import ChunkId, Hit, Ranking, Task, Unit, UnitId
 from harness1.retrieval.build import build_index
@@ -33,9 +33,13 @@ def memory_of(*hits: Hit, query: str = QUESTION, config: Env = RANKED) -> Workin
     """A memory after one search that returned these hits in order."""
     memory = WorkingMemory.empty(query, "document")
     memory.turn = 1
+    searched_for(memory, query, *hits, config=config)
+    return memory
+
+
+def searched_for(memory: WorkingMemory, query: str, *hits: Hit, config: Env = RANKED) -> None:
     memory.absorb(hits, config)
     memory.take_rankings([Ranking(query, tuple(each.chunk_id for each in hits))], hits, config)
-    return memory
 
 
 def order(memory: WorkingMemory) -> list[UnitId]:
@@ -76,8 +80,7 @@ def test_a_document_that_a_strong_one_names_is_linked_and_more_so_near_a_word_of
     found = memory_of(first, *others)
     assert of(found, "byron")["link"] > of(found, "babbage")["link"] > 0
     assert of(found, "ada")["link"] == 0
-    reasons = dict(zip(found.assess().units, found.assess().reasons(), strict=True))
-    assert reasons[UnitId("byron")] == "named by strong documents"
+    assert found.assess().reason(UnitId("byron")) == "named by strong documents"
 
 
 def test_a_link_reaches_over_two_hops() -> None:
@@ -114,15 +117,8 @@ def test_the_score_for_the_question_counts_from_the_lowest_to_the_highest_that_w
 
 def test_later_pages_of_a_query_continue_its_ranks() -> None:
     memory = memory_of(hit("a", "One.", "A"), hit("b", "Two.", "B", rank=1))
-    more = [hit("c", "Three.", "C")]
-    memory.absorb(more, RANKED)
-    memory.take_rankings([Ranking(QUESTION, (ChunkId("c#0"),))], more, RANKED)
+    searched_for(memory, QUESTION, hit("c", "Three.", "C"))
     assert of(memory, "c")["fused"] == pytest.approx(60 / 62)
-
-
-def searched_for(memory: WorkingMemory, query: str, *hits: Hit) -> None:
-    memory.absorb(hits, RANKED)
-    memory.take_rankings([Ranking(query, tuple(each.chunk_id for each in hits))], hits, RANKED)
 
 
 def test_a_query_about_something_else_counts_for_documents_that_begin_with_its_words() -> None:
@@ -219,9 +215,7 @@ def test_the_parts_of_a_long_question_are_leads_until_they_are_searched() -> Non
         "designed the glass tower beside the old station",
     ]
     memory.take_rankings([Ranking(told_parts[0], (ChunkId("a#0"),))], [], RANKED)
-    more = [hit("a", "One.", "A")]
-    memory.absorb(more, RANKED)
-    memory.take_rankings([Ranking(told_parts[0], (ChunkId("a#0"),))], more, RANKED)
+    searched_for(memory, told_parts[0], hit("a", "One.", "A"))
     assert [lead.name for lead in memory.assess().leads if lead.is_part] == told_parts[1:]
 
 
@@ -230,14 +224,8 @@ def test_leads_are_names_of_the_question_first_then_names_in_strong_documents() 
     (lead,) = memory.assess().leads
     assert (lead.name, lead.sources) == ("Lord Byron", ("ada",))
     assert [each.name for each in WorkingMemory.empty(QUESTION, "document").assess().leads] == ["Ada Lovelace"]
-
-
-def test_a_name_that_was_searched_or_found_is_no_lead() -> None:
-    memory = memory_of(hit("ada", "Her father was Lord Byron.", "Ada Lovelace"))
-    nothing = [hit("other", "Nothing.", "Other")]
-    memory.absorb(nothing, RANKED)
-    memory.take_rankings([Ranking("Lord Byron", (ChunkId("other#0"),))], nothing, RANKED)
-    assert not memory.assess().leads
+    searched_for(memory, "Lord Byron", hit("other", "Nothing.", "Other"))
+    assert not memory.assess().leads, "it was searched for"
 
 
 def test_no_weight_is_negative_and_every_feature_has_one() -> None:
@@ -258,8 +246,7 @@ def searched(memory: WorkingMemory, drawn: list[tuple[int, list[str], str]], que
         hit(f"d{number}", f"{' '.join(words).capitalize()}.", title, index=at)
         for at, (number, words, title) in enumerate(drawn)
     ]
-    memory.absorb(hits, RANKED)
-    memory.take_rankings([Ranking(query, tuple(each.chunk_id for each in hits))], hits, RANKED)
+    searched_for(memory, query, *hits)
 
 
 @given(hits_of, hits_of)
@@ -358,7 +345,6 @@ def test_values_are_finite_for_questions_of_any_length_and_documents_of_any_kind
 def test_the_context_shows_the_order_and_the_leads() -> None:
     env = make_env(RANKED)
     step = play(env, search("Ada Lovelace program"))[-1]
-    assert step.context is not None
     handles = {entry.unit_id: entry.handle for entry in env.state.memory.pool.entries.values()}
     assert step.context.view.ranked == tuple(handles[unit] for unit in order(env.state.memory))
     assert [lead.name for lead in step.context.view.leads] == [lead.name for lead in env.state.memory.assess().leads]
@@ -420,7 +406,7 @@ def test_the_likest_comes_before_what_else_is_equal() -> None:
     hits = [like("one", 0.1), like("two", 0.9)]
     assert list(found(*hits).assess().units) == ["two", "one"]
     alone = structs.replace(hit("rain", "It rained.", "Rain"), likeness=0.9)
-    assert found(alone).assess().reasons() == ["close in meaning"]
+    assert found(alone).assess().reason(UnitId("rain")) == "close in meaning"
 
 
 def test_the_weights_for_embeddings_count_only_where_a_likeness_is_known() -> None:
@@ -496,11 +482,6 @@ def test_those_that_link_most_names_come_first_and_ties_keep_the_evidence_order(
     assert [bridge.unit_id for bridge in bridge_documents(memory, backwards, 2)] == ["all", "q"]
 
 
-def test_a_question_with_one_name_has_no_bridge_documents() -> None:
-    both = hit("both", "Ed Wood and Scott Derrickson.", "Talk")
-    assert bridge_documents(memory_of_bridges(both, query="Who was Ed Wood?"), [UnitId("both")], 9) == []
-
-
 def test_the_names_of_a_question_are_told_once_and_without_years() -> None:
     assert question_names("Did Ed Wood meet ED WOOD in 1954 in Rome?") == ("Ed Wood", "Rome")
 
@@ -539,10 +520,3 @@ def test_units_are_listed_up_to_a_limit_and_all_counted() -> None:
     memory = memory_of_bridges(*(hit(f"d{at}", "With Lugosi.", f"Part {at}") for at in range(4)))
     (bridge,) = rare_bridges(memory, list(memory.pool.entries), 9, 2)
     assert (bridge.unit_ids, bridge.total) == (("d0", "d1"), 4)
-
-
-def test_what_links_is_a_unit_with_its_names() -> None:
-    memory = memory_of_bridges(hit("both", "Ed Wood and Scott Derrickson.", "Talk"))
-    assert bridge_documents(memory, [UnitId("both")], 1) == [
-        BridgeDocument(UnitId("both"), ("Ed Wood", "Scott Derrickson"))
-    ]

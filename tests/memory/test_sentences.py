@@ -21,7 +21,6 @@ from harness1.memory.question import (
     term_mask,
 )
 from harness1.memory.sentences import LONGEST, compress, okapi, runs, select, split, table, tokens
-from tests.support import WORDS
 
 _WORDS = st.sampled_from(["a", "b", "c", "d", "e", "the", "The", "THE", "of", "kite", "Kite.", "1999", "x,"])
 _SENTENCES = st.lists(st.lists(_WORDS, min_size=1, max_size=8).map(" ".join), min_size=1, max_size=12)
@@ -67,7 +66,11 @@ def test_sentences_end_where_a_reader_would_say(text: str, sentences: tuple[str,
     assert split(text) == sentences
 
 
-@given(st.text(alphabet=st.characters(), max_size=300) | st.text("aB. \n!1\ud800\x00", max_size=2000))
+@given(
+    st.text(alphabet=st.characters(), max_size=300)
+    | st.text("aB. \n!1\ud800\x00", max_size=2000)
+    | st.text("あ東。！？」. \nA한1")
+)
 def test_splitting_loses_nothing_but_white_space(text: str) -> None:
     pieces = split(text)
     assert "".join("".join(pieces).split()) == "".join(text.split())
@@ -126,62 +129,24 @@ def test_sentences_of_other_scripts_end_at_their_own_full_stops(text: str, sente
     assert split(text) == sentences
 
 
-@given(st.text("あ東。！？」. \nA한1", max_size=200))
-def test_splitting_other_scripts_loses_nothing_but_white_space(text: str) -> None:
-    assert "".join("".join(split(text)).split()) == "".join(text.split())
-
-
 LETTERS = st.text(st.sampled_from("aB_'’-–.& \n\x1c\u00a0\u2028Σσİıé\u0301日本ñ½Ⅳ09٣\ud800"), max_size=30)
 
 
 @given(LETTERS | st.text())
 def test_tokens_are_the_lower_case_runs_of_word_characters(text: str) -> None:
     assert tokens(text) == re.findall(r"\w+", text.lower())
-
-
-@given(LETTERS | st.text())
-def test_runs_of_digits_are_those_of_the_expression(text: str) -> None:
     assert runs(text, table(str.isdigit), re.compile(r"\d+")) == re.findall(r"\d+", text)
 
 
-@given(st.lists(st.lists(st.sampled_from(["directed", "film", "a", "aed", "rain"])), max_size=4))
-def test_each_text_gets_the_terms_that_it_has(texts: list[list[str]]) -> None:
-    terms = {term: at for at, term in enumerate(content_terms("director film aed"))}
-    masks = [term_mask(" ".join(words), terms) for words in texts]
-    assert masks == [
-        sum({1 << terms[term] for term in content_terms(" ".join(words)) if term in terms}) for words in texts
-    ]
-
-
-TEXTS = (
-    "Rain fell for days.",
-    "The king built a castle.",
-    "Castles were built by kings in Rome.",
-    "More rain.",
-    "Snow.",
-    "Wind.",
-)
+CASTLES = "Castles were built by kings in Rome."
+TEXTS = ("Rain fell for days.", "The king built a castle.", CASTLES, "More rain.", "Snow.", "Wind.")
 
 
 def test_the_rarer_and_the_more_words_of_the_question_the_earlier_in_any_inflection() -> None:
     assert by_relevance(TEXTS, "Which kings built castles in Rome?") == [2, 1, 0, 3, 4, 5]
-
-
-def test_function_words_do_not_count() -> None:
     assert by_relevance(("Of which and the.", "Snow.", "Wind.", "A castle."), "Which of the castle?") == [3, 0, 1, 2]
-
-
-def test_a_question_without_a_match_leaves_the_order() -> None:
     assert by_relevance(TEXTS, "zebra") == [0, 1, 2, 3, 4, 5]
     assert by_relevance(("", ""), "") == [0, 1]
-
-
-texts = st.lists(st.lists(st.sampled_from(WORDS), max_size=9).map(" ".join), max_size=9)
-
-
-@given(texts, st.lists(st.sampled_from(WORDS), max_size=5).map(" ".join))
-def test_each_passage_comes_once(drawn: list[str], question: str) -> None:
-    assert sorted(by_relevance(drawn, question)) == list(range(len(drawn)))
 
 
 def test_names_compare_without_case_accents_punctuation_and_possessives() -> None:
@@ -199,13 +164,7 @@ def test_a_question_mentions_quotations_names_and_both_sides_of_a_comparison() -
     found = mentions(asked)
     assert found[0] == "a blue car"
     assert {"Forbidden Ground", "Free Guy"} <= set(found)
-
-
-def test_a_dotted_name_is_a_mention() -> None:
     assert "json.load" in mentions("what does json.load return")
-
-
-def test_a_question_without_names_mentions_nothing() -> None:
     assert mentions("how do children acquire the virus") == []
 
 

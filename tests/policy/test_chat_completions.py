@@ -72,7 +72,7 @@ class Hosted:
 
 
 def policy_of(hosted: Hosted, **settings: Any) -> ChatCompletionsPolicy:
-    return ChatCompletionsPolicy(hosted, "gpt", RESERVE, ChatPolicy(**settings))  # type: ignore[arg-type]
+    return ChatCompletionsPolicy(hosted, "gpt", RESERVE, ChatPolicy(**settings))
 
 
 def episode_of(hosted: Hosted, seed: int = 0, **settings: Any) -> Episode:
@@ -263,7 +263,7 @@ def test_an_episode_says_that_it_cannot_be_trained_on(tmp_path: Path) -> None:
     ],
 )
 def test_a_call_that_was_mended_goes_back_as_it_was_understood(given: str | None, arguments: str) -> None:
-    hosted = Hosted(answer(("functions.search_corpus", given)))  # type: ignore[arg-type]
+    hosted = Hosted(answer(("functions.search_corpus", given)))
     episode_of(hosted)
     back = next(message for message in hosted.asked[1]["messages"] if message["role"] == "assistant")
     assert back["tool_calls"][0]["function"] == {"name": "search_corpus", "arguments": arguments}
@@ -300,12 +300,10 @@ def test_a_prompt_longer_than_the_models_context_is_the_policys_failure_and_scor
         "400 maximum context length is 8192",
         ["search_corpus", "curate"],
     )
-    assert episode.curated
     gold = Gold({DocId(str(episode.curated[0].unit_id)): 1})
     result = measure_outcome(episode, gold)
     assert (result.recall, result.set_size, result.trajectory_recall) == (0.0, 0, 1.0)
     scored = score(episode, gold, Config())
-    assert scored.reward is not None
     assert scored.reward.total == Config().reward.empty
     assert failure_class(episode.stop_reason, result) is FailureClass.CONTEXT
     assert replay_episode(episode, Env(generation_reserve=RESERVE)).difference is None
@@ -383,7 +381,7 @@ def test_the_hash_names_model_settings_and_reserve_and_not_the_address() -> None
     one, other = (open_policy(f"openai:gpt@http://{host}/v1", {}, Config()).hash for host in "ab")
     assert one == other
     assert policy_of(Hosted(), temperature=0.5).hash != plain
-    assert ChatCompletionsPolicy(Hosted(), "gpt-2", RESERVE).hash != plain  # type: ignore[arg-type]
+    assert ChatCompletionsPolicy(Hosted(), "gpt-2", RESERVE).hash != plain
 
 
 Served = Callable[[dict[str, Any]], tuple[int, bytes]]

@@ -65,7 +65,7 @@ def policy_of(model: Sayer, **settings: Any) -> LanguageModelPolicy:
 
 
 def env_of(chat: ChatFormat, order: str = "paper", **settings: Any) -> SearchEnv:
-    config = Env(generation_reserve=RESERVE, rendering=Rendering(order=order), **settings)  # type: ignore[arg-type]
+    config = Env(generation_reserve=RESERVE, rendering=Rendering(order=order), **settings)
     return make_env(config, wide_corpus(20), counter=chat)
 
 
@@ -253,7 +253,6 @@ def test_sampling_is_as_configured_and_a_grammar_is_named() -> None:
     model = sayer(END)
     episode_of(model, temperature=0.5, top_p=0.9, top_k=20, constrained=True)
     grammar = model.grammars[0]
-    assert grammar is not None
     sampling = msgspec.structs.replace(model.samplings[0], seed=None)
     assert sampling == Sampling(0.5, 0.9, 20, RESERVE, None, model.chat.stop_ids, grammar.digest)
     plain = sayer(END)

@@ -59,12 +59,10 @@ def test_all_released_policies_are_tested_here() -> None:
 @pytest.mark.parametrize("name", BASES)
 def test_it_is_small_and_has_the_environment_that_it_was_trained_in(name: str) -> None:
     folder = policy_folder(name)
-    assert folder is not None
     files = {path.name: path.stat().st_size for path in folder.iterdir()}
     assert {"README.md", "config.toml", "checkpoint.json", "adapter_config.json"} < files.keys()
     assert sum(files.values()) <= MOST_BYTES
     card = read_checkpoint(folder)
-    assert card is not None
     assert env_hash(load_config(policy_config(name)).env) == card.env_hash
     adapters = json.loads((folder / "adapter_config.json").read_text())
     assert adapters["base_model_name_or_path"] == BASES[name]

@@ -117,7 +117,7 @@ class Fixed(Script):
         self.decision, self.shown = decision, list[Context]()
         self.pending: Decision | None = None
 
-    def open(self, task: Task, seed: int) -> Fixed:  # type: ignore[override]
+    def open(self, task: Task, seed: int) -> Fixed:
         return self
 
     async def act(self, context: Context) -> Decision:
@@ -194,7 +194,7 @@ CORPUS = wide_corpus(30)
 
 def spoken(policy: Policy, name: str = "hermes", kind: str = "chatml", order: str = "epoch") -> Episode:
     taught = StudentFormatPolicy(policy, chat_format(name, kind))
-    config = Env(rendering=Rendering(order=order))  # type: ignore[arg-type]
+    config = Env(rendering=Rendering(order=order))
     env = make_env(config, CORPUS, counter=counter_of(taught))
     return run(rollout(env, taught, TASK_SPOKEN, seed=5))
 
@@ -219,11 +219,11 @@ def test_its_prompts_are_those_of_the_student() -> None:
     seen: list[tuple[int, ...]] = []
 
     class Seen(StudentFormatPolicy):
-        def open(self, task: Task, seed: int) -> Seen:  # type: ignore[override]
+        def open(self, task: Task, seed: int) -> Seen:
             self.session = super().open(task, seed)
             return self
 
-        async def act(self, context):  # type: ignore[no-untyped-def]
+        async def act(self, context):
             seen.append(tuple(token for _, ids in [*chat.segments(context), chat.prompt_end()] for token in ids))
             return await self.session.act(context)
 
@@ -250,7 +250,7 @@ def test_what_is_no_plain_json_is_spoken_as_it_is_recorded() -> None:
 @pytest.mark.parametrize("order", ["paper", "stable_first", "epoch", "transcript"])
 def test_its_episodes_are_replayed_without_a_tokenizer(order: str) -> None:
     episode = spoken(ScriptedPolicy(), order=order)
-    report = replay_episode(episode, Env(rendering=Rendering(order=order)))  # type: ignore[arg-type]
+    report = replay_episode(episode, Env(rendering=Rendering(order=order)))
     assert (report.equal, report.difference) == (len(episode.turns), None)
 
 
@@ -262,7 +262,7 @@ class Outputs:
     def __init__(self, *outputs: tuple[int, ...]) -> None:
         self.outputs, self.prompts = list(outputs), list[list[int]]()
 
-    async def generate(self, prompt_ids, sampling, grammar=None) -> SampledOutput:  # type: ignore[no-untyped-def]
+    async def generate(self, prompt_ids, sampling, grammar=None) -> SampledOutput:
         self.prompts.append(list(prompt_ids))
         if not self.outputs:
             raise InfrastructureFault("the model is gone")
@@ -273,7 +273,7 @@ def taught_by(*outputs: tuple[int, ...], retries: int = 3) -> tuple[Episode, Out
     """An episode of a model of one vocabulary that teaches a student of another."""
     model = Outputs(*outputs)
     settings = ChatPolicy(format_retries=retries)
-    teacher = LanguageModelPolicy(model, TEACHER, 2048, settings)  # type: ignore[arg-type]
+    teacher = LanguageModelPolicy(model, TEACHER, 2048, settings)
     return spoken(teacher, "compact", "chatml", "paper"), model
 
 
@@ -309,7 +309,7 @@ def test_a_model_that_fails_within_a_turn_leaves_the_turn_without_its_calls() ->
 
 
 def test_a_model_of_the_very_format_speaks_for_itself() -> None:
-    model = LanguageModelPolicy(Outputs(), TEACHER, 2048)  # type: ignore[arg-type]
+    model = LanguageModelPolicy(Outputs(), TEACHER, 2048)
     assert in_student_format(model, chat_format("hermes", "qwen")) is model
     assert isinstance(in_student_format(model, chat_format("compact", "qwen")), StudentFormatPolicy)
     assert isinstance(in_student_format(ScriptedPolicy(), TEACHER), StudentFormatPolicy)

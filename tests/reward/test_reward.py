@@ -201,7 +201,6 @@ def test_a_middling_episode_by_hand() -> None:
     )
     expected = 0.7 * 0.5 + 0.3 + 1.0 + 0.8 + 0.4 + 0.15 / 6 - 0.02 * 0.5
     found = composite(outcome, finished(), Config())
-    assert found is not None
     assert found.total == pytest.approx(expected)
     assert found.total == pytest.approx(sum(term.value * term.weight for term in found.terms.values()))
 
@@ -237,8 +236,6 @@ def test_more_recall_of_any_kind_never_costs(outcome: dict[str, Any], other: flo
     config = load_config(overrides=["reward.recall_gap=0.2"])
     low, high = sorted((outcome[name], other))
     less, more = (composite(Outcome(**(outcome | {name: share})), finished(), config) for share in (low, high))
-    assert less is not None
-    assert more is not None
     assert more.total >= less.total - 1e-12
 
 
@@ -402,15 +399,12 @@ def test_a_recipe_that_does_not_exist_is_refused(override: str) -> None:
 def test_the_robust_recipe_pays_for_the_delivered_set_alone() -> None:
     seen = Outcome(trajectory_recall=1.0, trajectory_answer_recall=1.0, set_size=1, calls=dict.fromkeys("abcdef", 1))
     found = composite(seen, finished(curated="x"), ROBUST)
-    assert found is not None
     assert found.total == pytest.approx(-0.45 / 30)
 
 
 def test_the_robust_recipe_prefers_a_few_wrong_units_to_a_right_one_among_thirty() -> None:
     few = composite(Outcome(set_size=8), finished(curated="x"), ROBUST)
     hoard = composite(Outcome(set_size=30, recall=1.0, precision=1 / 30), finished(curated="x"), ROBUST)
-    assert few is not None
-    assert hoard is not None
     assert few.total == pytest.approx(-0.45 * 8 / 30)
     assert hoard.total == pytest.approx(3.0 * f_beta(1 / 30, 1.0, 1.0) - 0.45 * 29 / 30)
     assert few.total > hoard.total

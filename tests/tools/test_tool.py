@@ -64,7 +64,6 @@ def test_defaults_fill_what_is_not_given() -> None:
 )
 def test_bad_arguments_are_an_observation_that_names_the_parameters(arguments: dict[str, Any]) -> None:
     error = outcome(arguments).error
-    assert error is not None
     assert error.code == "bad_arguments"
     assert error.data["parameters"] == "word, count, extra"
 
