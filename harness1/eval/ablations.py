@@ -17,7 +17,7 @@ import msgspec
 
 from harness1.config import Config, Env
 from harness1.env.environment import env_hash
-from harness1.errors import MALFORMED, SchemaError, UsageError
+from harness1.errors import UsageError
 from harness1.eval.evaluate import Evaluation, Play, ensure_run, refuse_changed_tasks, rescore
 from harness1.eval.metrics import fault_count
 from harness1.eval.run import SCORING
@@ -25,7 +25,16 @@ from harness1.eval.statistics import Interval, holm, paired_difference, probabil
 from harness1.eval.summary import task_metrics
 from harness1.plain import meant
 from harness1.records import Record
-from harness1.runs.files import Stage, clear, refuse_changed, refuse_foreign, under_way, write_atomically, write_json
+from harness1.runs.files import (
+    Stage,
+    clear,
+    read_record,
+    refuse_changed,
+    refuse_foreign,
+    under_way,
+    write_atomically,
+    write_json,
+)
 from harness1.runs.folder import REPORT, clear_run, episodes_of
 
 ALL_OFF = "all_off"
@@ -71,20 +80,6 @@ class Condition(Record, kw_only=True):
     broken: int = 0
     """Episodes broken by the infrastructure, which the same command runs again."""
 
-    def same_effort(self, other: Condition) -> bool:
-        """Return whether calls, turns and sizes of sets are those of another condition."""
-        return (self.search_share, self.turns, self.set_size) == (other.search_share, other.turns, other.set_size)
-
-    @property
-    def percent(self) -> Interval | None:
-        """The change of the recall in percent of the base's."""
-        return _percent(self.change, self.base_recall)
-
-    @property
-    def answer_percent(self) -> Interval | None:
-        """The change of the final-answer recall in percent of the base's."""
-        return _percent(self.answer_change, self.base_answer_recall)
-
 
 class AblationTable(Record, kw_only=True):
     """The base and its ablations, and those skipped because their mechanism was already off."""
@@ -100,43 +95,39 @@ class AblationTable(Record, kw_only=True):
 
     @property
     def verdict(self) -> str:
-        """A sentence listing which mechanisms help, do not help, or hurt by their intervals, and which of these effects
-        remain significant after the correction."""
+        """A sentence on which mechanisms help, do not help, or hurt by their intervals, and which effects remain
+        significant after the correction."""
         found = [each for each in self.conditions[1:] if each.name != ALL_OFF]
         changes = [(each.name, each.change) for each in found if each.change is not None]
+        sure = [each.name for each in found if each.p is not None and each.p < SIGNIFICANT]
         groups = {
             "Here helps": [name for name, change in changes if change.high < 0],
             "does not help (the interval contains 0)": [name for name, each in changes if each.low <= 0 <= each.high],
             "hurts": [name for name, change in changes if change.low > 0],
-            f"corrected p < {SIGNIFICANT}": [
-                each.name for each in found if each.p is not None and each.p < SIGNIFICANT
-            ],
+            f"corrected p < {SIGNIFICANT}": sure,
         }
         return "; ".join(f"{word}: {', '.join(names) or 'none'}" for word, names in groups.items()) + "."
 
     @property
     def unchanged(self) -> list[str]:
         """The ablations whose figures all equal those of the base."""
-        base, *others = self.conditions
-        return [
-            each.name
-            for each in others
-            if each.same_effort(base)
-            and each.hard_failures == 0
-            and {each.change, each.answer_change} == {Interval(0.0, 0.0, 0.0)}
-        ]
+        base, *others = ((each, (each.search_share, each.turns, each.set_size)) for each in self.conditions)
+        none = {Interval(0.0, 0.0, 0.0)}
+        same = (each for each, effort in others if effort == base[1] and each.hard_failures == 0)
+        return [each.name for each in same if {each.change, each.answer_change} == none]
 
     @property
     def remarks(self) -> str:
         """Remarks for the reader: ablations that changed nothing or were skipped, tasks that were not compared."""
-        remarks = [f"Nothing changes without: {', '.join(same)}."] if (same := self.unchanged) else []
-        if self.skipped:
-            remarks.append(f"Skipped, because it is off in the base: {', '.join(self.skipped)}.")
-        if broken := [f"{each.broken} in {each.name}" for each in self.conditions if each.broken]:
-            remarks.append(f"Episodes that the infrastructure broke: {', '.join(broken)}.")
-        if partial := [each.name for each in self.conditions if each.paired < self.tasks]:
-            remarks.append(f"Not all of the {self.tasks} tasks could be compared: {', '.join(partial)}.")
-        return " ".join(remarks)
+        broken = [f"{each.broken} in {each.name}" for each in self.conditions if each.broken]
+        partial = [each.name for each in self.conditions if each.paired < self.tasks]
+        remarks = {
+            "Nothing changes without": self.unchanged,
+            "Skipped, because it is off in the base": self.skipped,
+            "Episodes that the infrastructure broke": broken,
+            f"Not all of the {self.tasks} tasks could be compared": partial,
+        }
+        return " ".join(f"{remark}: {', '.join(names)}." for remark, names in remarks.items() if names)
 
 
 def compare_condition(
@@ -167,24 +158,29 @@ def compare_condition(
 def cells(table: AblationTable) -> Iterator[tuple[str, ...]]:
     """Yield the lines of the table as texts, in the order of `COLUMNS`; the base has no changes. Ablations that changed
     nothing have no lines."""
+
+    def number(value: float | None, form: str) -> str:
+        return "" if value is None else format(value, form)
+
     unchanged = set(table.unchanged)
     for each in table.conditions:
         base = each is table.conditions[0]
         if each.name in unchanged:
             continue
-        percent, answer = (None, None) if base else (each.percent, each.answer_percent)
+        percent = None if base else percent_of(each.change, each.base_recall)
+        answer = None if base else percent_of(each.answer_change, each.base_answer_recall)
         yield (
             each.name,
-            _number(each.recall, ".3f"),
-            _number(each.answer_recall, ".3f"),
-            _number(percent.mean if percent else None, "+.1f"),
+            number(each.recall, ".3f"),
+            number(each.answer_recall, ".3f"),
+            number(percent.mean if percent else None, "+.1f"),
             f"{percent.low:+.1f} to {percent.high:+.1f}" if percent else "",
             "" if base or each.p is None else probability(each.p),
-            _number(answer.mean if answer else None, "+.1f"),
+            number(answer.mean if answer else None, "+.1f"),
             "" if base else str(each.hard_failures),
             f"{each.search_share:.0%}",
-            _number(each.turns, ".1f"),
-            _number(each.set_size, ".1f"),
+            number(each.turns, ".1f"),
+            number(each.set_size, ".1f"),
         )
 
 
@@ -201,14 +197,11 @@ def markdown(table: AblationTable) -> str:
     return "\n\n".join(filter(None, [f"# {title(table)}", rows, LEGEND, table.verdict, table.remarks])) + "\n"
 
 
-def _percent(change: Interval | None, of: float) -> Interval | None:
+def percent_of(change: Interval | None, of: float) -> Interval | None:
+    """Return a change in percent of the base's value."""
     if change is None or of == 0.0:
         return None
     return Interval(*(100.0 * value / of for value in (change.mean, change.low, change.high)))
-
-
-def _number(value: float | None, form: str) -> str:
-    return "" if value is None else format(value, form)
 
 
 VERB = "eval --ablations"
@@ -221,11 +214,9 @@ Ablation = Callable[[Env], Env]
 
 def _with(**groups: Any) -> Ablation:
     def change(env: Env) -> Env:
-        values = {
-            name: msgspec.structs.replace(getattr(env, name), **value) if isinstance(value, dict) else value
-            for name, value in groups.items()
-        }
-        return msgspec.structs.replace(env, **values)
+        parts = {name: value for name, value in groups.items() if isinstance(value, dict)}
+        changed = {name: msgspec.structs.replace(getattr(env, name), **value) for name, value in parts.items()}
+        return msgspec.structs.replace(env, **{**groups, **changed})
 
     return change
 
@@ -260,8 +251,8 @@ ABLATIONS: Mapping[str, Ablation] = MappingProxyType(
 
 
 def ablate_config(config: Config, name: str) -> Config:
-    """Return the configuration without a mechanism. A model that was trained with the mechanism is accepted: how much
-    it loses is what an ablation measures. Raises UsageError: there is no such mechanism."""
+    """Return the configuration without a mechanism. A model that was trained with the mechanism is accepted. Raises
+    UsageError: there is no such mechanism."""
     if name not in ABLATIONS:
         raise UsageError(f"unknown ablation {name!r}; choose from: all, {', '.join(ABLATIONS)}{meant(name, ABLATIONS)}")
     machine = config.machine
@@ -289,29 +280,31 @@ def ablate(
     """Play an evaluation and its ablations into run folders below `out`, and write `ablations.json` and `ablations.md`
     there, or return the existing table unchanged. Interrupted runs continue; episodes broken by faults are run again.
     `names`: from `ABLATIONS`; those whose mechanism is already off are skipped, which the table notes. `force`: start
-    over, whatever earlier ablations are in the folder. `rescored`: first score the recorded episodes again, with
-    changed gold or another reward (`evaluate.rescore`). Raises UsageError: a name is not an ablation, there is no task,
-    a task has no gold, or the folder holds something else; SchemaError: the folder is damaged; InfrastructureFault: a
-    worker died; run again to continue."""
+    over. `rescored`: first score the recorded episodes again, with changed gold or another reward (`evaluate.rescore`).
+    Raises UsageError: a name is not an ablation, there is no task, a task has no gold, or the folder holds something
+    else; SchemaError: the folder is damaged; InfrastructureFault: a worker died; run again to continue."""
     evaluation.check()
     played = conditions(evaluation, names)
     skipped = tuple(name for name in dict.fromkeys(names) if name not in played)
-    stage = _stage(played)
+    stage = evaluation.stage()
+    environments = {name: env_hash(each.config.env) for name, each in played.items() if name != BASE}
+    stage = Stage(VERB, {**stage.inputs, "ablations": environments}, hashes=stage.hashes)
+    refuse_foreign(out, VERB)
     if force:
-        refuse_foreign(out, VERB)
         for name in (BASE, *ABLATIONS):
             clear_run(out / name)
         clear(out, VERB, TABLE, README, keep_card=True)
     else:
-        refuse_foreign(out, VERB)
         for name, each in played.items():
             (rescore if rescored else refuse_changed_tasks)(each, out / name)
         refuse_changed(stage, out, "ablation", besides=SCORING if rescored else ())
-    if (finished := _load_finished(stage, out)) is not None:
-        return finished
+    if stage.is_done(out) and all((out / name).is_file() for name in (TABLE, README)):
+        table = read_record(out / TABLE, AblationTable, "a table of ablations")
+        if table is not None and not any(each.broken for each in table.conditions):
+            return table
     with under_way(stage, out):
         metrics = {name: play(each, out / name) for name, each in played.items()}
-        table = _table(played, metrics, out, skipped)
+        table = _compare_conditions(played, metrics, out, skipped)
         write_atomically(out / README, markdown(table).encode())
         write_json(out / TABLE, table)
         for name in played:
@@ -321,39 +314,16 @@ def ablate(
     return table
 
 
-def _stage(played: Mapping[str, Evaluation]) -> Stage:
-    base = played[BASE].stage()
-    environments = {name: env_hash(each.config.env) for name, each in played.items() if name != BASE}
-    return Stage(VERB, {**base.inputs, "ablations": environments}, hashes=base.hashes)
-
-
-def _load_finished(stage: Stage, out: Path) -> AblationTable | None:
-    if not stage.is_done(out) or not all((out / name).is_file() for name in (TABLE, README)):
-        return None
-    try:
-        table = msgspec.json.decode((out / TABLE).read_bytes(), type=AblationTable)
-    except MALFORMED as error:
-        raise SchemaError(f"{out / TABLE} is not a table of ablations: {error}") from error
-    return None if any(each.broken for each in table.conditions) else table
-
-
-def _table(
+def _compare_conditions(
     played: Mapping[str, Evaluation], metrics: Mapping[str, Mapping[str, Any]], out: Path, skipped: tuple[str, ...]
 ) -> AblationTable:
-    base = played[BASE]
-    rows = {
-        name: task_metrics(
-            episodes_of(each.stage(), out / name),
-            {task.task_id: task for task in each.tasks},
-            each.config,
-            faults=each.faults,
-        )
-        for name, each in played.items()
-    }
-    resamples, seed = base.config.machine.bootstrap, base.seed
-    raw = [compare_condition(name, metrics[name], rows[BASE], rows[name], resamples, seed) for name in played]
+    base, rows = played[BASE], {}
+    tasks, resamples = {task.task_id: task for task in base.tasks}, base.config.machine.bootstrap
+    for name, each in played.items():
+        episodes = episodes_of(each.stage(), out / name)
+        rows[name] = task_metrics(episodes, tasks, each.config, faults=each.faults)
+    raw = [compare_condition(name, metrics[name], rows[BASE], rows[name], resamples, base.seed) for name in played]
     p = holm({each.name: each.p for each in raw if each.name != BASE and each.p is not None})
-    conditions = tuple(msgspec.structs.replace(each, p=p.get(each.name)) for each in raw)
     return AblationTable(
         dataset=base.dataset,
         split=base.split,
@@ -361,6 +331,6 @@ def _table(
         tasks=len(base.tasks),
         samples=base.samples,
         seed=base.seed,
-        conditions=conditions,
+        conditions=tuple(msgspec.structs.replace(each, p=p.get(each.name)) for each in raw),
         skipped=skipped,
     )

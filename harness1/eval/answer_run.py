@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from harness1.config import Config, Machine
+from harness1.config import Machine
 from harness1.errors import MALFORMED, UsageError
 from harness1.eval.answers import (
     ANSWERS,
@@ -57,8 +57,7 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 def normalise(text: str) -> str:
     """Return the text in lower case, without punctuation and English articles, with single spaces. Punctuation is that
-    of ASCII, as in SQuAD, and of Unicode (general category P): another kind of dash or quotation mark makes no
-    difference. Composed and decomposed letters are equal (NFC)."""
+    of ASCII, as in SQuAD, and of Unicode (general category P). Composed and decomposed letters are equal (NFC)."""
     lower = unicodedata.normalize("NFC", text).lower()
     kept = "".join(
         letter for letter in lower if letter not in string.punctuation and unicodedata.category(letter)[0] != "P"
@@ -67,16 +66,14 @@ def normalise(text: str) -> str:
 
 
 def exact_match(answer: str, golds: Sequence[str]) -> float:
-    """Return 1.0 if the normalised answer equals any of the right ones, else 0.0. Raises ValueError: there is no right
-    answer."""
+    """Return 1.0 if the normalised answer equals any of the right ones, else 0.0. Raises ValueError: there is none."""
     given = normalise(answer)
     return max(float(given == normalise(gold)) for gold in golds)
 
 
 def token_f1(answer: str, golds: Sequence[str]) -> float:
-    """Return the largest F1, in [0, 1], of the answer's bag of words against that of any right answer. If either has no
-    words after normalisation, F1 is 1.0 if both have none, else 0.0 (SQuAD 2.0). Raises ValueError: there is no right
-    answer."""
+    """Return the largest F1 of the answer's bag of words against that of any right answer. If either has no words after
+    normalisation, F1 is 1.0 if both have none, else 0.0 (SQuAD 2.0). Raises ValueError: there is no right answer."""
     given = Counter(normalise(answer).split())
 
     def f1(right: Counter[str]) -> float:
@@ -106,34 +103,29 @@ def score_answers(answered: Sequence[Answered]) -> dict[Condition, dict[str, dic
 
 def summarise_answers(answered: Sequence[Answered], resamples: int, seed: int = 0) -> dict[str, Any]:
     """Return plain data: `conditions`, `pairs`, how many answers and verdicts are `missing`, and the first few
-    `faults`. Each condition has its metrics as `{mean, low, high}` (null if undefined), the number of `tasks` and
-    `answers`, counts of answers that are `missing`, `empty` or `cut` (by the token limit) and of `unparseable`
-    verdicts, the mean number of `documents` in a prompt, how many were `left_out` for lack of room, and the tokens
-    used, if the server reports them. A pair is `a` minus `b` over the tasks that both have, with the p of a paired
-    randomisation test, and `p_holm`, which is corrected for all pairs of its metric."""
+    `faults`. Each condition has its metrics as `{mean, low, high}` (null if undefined) and the counts of `_counts`. A
+    pair is `a` minus `b` over the tasks that both have, with the p of a paired randomisation test, and `p_holm`,
+    corrected for all pairs of its metric."""
     ordered = _sort(answered)
     scores = score_answers(ordered)
     missing = sum(each.answer is None for each in ordered)
     unjudged = sum(each.answer is not None and each.verdict is None and bool(each.fault) for each in ordered)
+    conditions = {}
+    for condition, rows in _by_condition(ordered).items():
+        means = {name: bootstrap_mean(list(of.values()), resamples, seed) for name, of in scores[condition].items()}
+        conditions[condition] = {name: finite_or_null(mean) for name, mean in means.items()} | _counts(rows)
     return {
         "missing": missing,
         "missing_verdicts": unjudged,
         "faults": [each.fault for each in ordered if each.fault][:SHOWN_FAULTS],
-        "conditions": {
-            condition: {
-                metric: finite_or_null(bootstrap_mean(list(of.values()), resamples, seed))
-                for metric, of in scores[condition].items()
-            }
-            | _counts(rows)
-            for condition, rows in _by_condition(ordered).items()
-        },
+        "conditions": conditions,
         "pairs": [pair for metric in METRICS for pair in _pairs(scores, metric, resamples, seed)],
     }
 
 
 def as_csv(answered: Sequence[Answered], *, secret: bool = False) -> str:
-    """Return a table with a line per task and condition: scores, the answers of all samples and, unless
-    secret, the right answers."""
+    """Return a table with a line per task and condition: scores, the answers of all samples and, unless secret, the
+    right answers."""
     scores, lines = score_answers(_sort(answered)), []
     for condition, rows in _by_condition(_sort(answered)).items():
         replies: dict[str, list[str]] = {}
@@ -167,26 +159,28 @@ def _score(each: Answered, metric: str) -> float | None:
 
 
 def _counts(rows: Sequence[Answered]) -> dict[str, Any]:
-    answers = [each for each in rows if each.answer is not None]
-    replies = [each.answer for each in answers if each.answer is not None]
+    """Return the numbers of tasks and answers, of answers that are `missing`, `empty` or `cut` (by the token limit), of
+    `unparseable` verdicts, the mean number of `documents` in a prompt, how many were `left_out` for lack of room, and
+    the tokens used, if the server reports them."""
+    replies = [each.answer for each in rows if each.answer is not None]
     verdicts = [each.verdict for each in rows if each.verdict is not None]
+
+    def add_up(counts: Iterable[int | None]) -> int | None:
+        known = [count for count in counts if count is not None]
+        return sum(known) if known else None
+
     return {
-        "tasks": len({each.question.task_id for each in answers}),
-        "answers": len(answers),
-        "missing": len(rows) - len(answers),
-        "empty": sum(not each.text for each in answers),
+        "tasks": len({reply.task_id for reply in replies}),
+        "answers": len(replies),
+        "missing": len(rows) - len(replies),
+        "empty": sum(each.answer is not None and not each.text for each in rows),
         "cut": sum(reply.finish_reason == "length" for reply in replies),
         "unparseable": sum(read_verdict(verdict.text) is None for verdict in verdicts),
         "documents": fmean(len(reply.documents) for reply in replies) if replies else None,
         "left_out": sum(reply.left_out for reply in replies),
-        "prompt_tokens": _total(reply.prompt_tokens for reply in replies),
-        "output_tokens": _total(reply.output_tokens for reply in replies),
+        "prompt_tokens": add_up(reply.prompt_tokens for reply in replies),
+        "output_tokens": add_up(reply.output_tokens for reply in replies),
     }
-
-
-def _total(counts: Iterable[int | None]) -> int | None:
-    known = [count for count in counts if count is not None]
-    return sum(known) if known else None
 
 
 def _pairs(scores: Scores, metric: str, resamples: int, seed: int) -> list[dict[str, Any]]:
@@ -226,8 +220,8 @@ class AnswerRun:
             "run": digest([self.run.stage.inputs, self.run.stage.hashes]),
             "episodes": file_digest(self.run.folder / EPISODES),
             "questions": digest(self.questions.asked),
-            "answerer": _describe_model(work.answerer),
-            "judge": _describe_model(work.judge) if work.judge else None,
+            "answerer": _describe(work.answerer),
+            "judge": _describe(work.judge),
             "conditions": list(work.conditions),
             "single_size": work.single_size,
             "documents": work.documents,
@@ -237,8 +231,7 @@ class AnswerRun:
         return Stage(VERB, inputs, outputs={"run": str(self.run.folder.resolve())})
 
     def clear(self) -> None:
-        """Remove earlier answers, and nothing else in the folder. Raises UsageError: the folder holds something
-        else."""
+        """Remove earlier answers, and nothing else. Raises UsageError: the folder holds something else."""
         clear(self.out, VERB, ANSWERS, SUMMARY, TABLE)
 
     def load_summary(self) -> dict[str, Any] | None:
@@ -258,9 +251,8 @@ class AnswerRun:
     ) -> dict[str, Any]:
         """Ask the open questions, then write and return the summary. The card says `finished` once no answer or verdict
         is missing; the next run requests missing ones again. `on_start`: called with the total number of answers.
-        `on_torn`: called with the bytes of a torn last line, left by a crash, that was cut off. Raises UsageError: the
-        folder holds something else or cannot be written, the index is not the run's, or a server would refuse every
-        request."""
+        `on_torn`: called with the bytes of a torn last line that was cut off. Raises UsageError: the folder holds
+        something else or cannot be written, the index is not the run's, or a server would refuse every request."""
         refuse_foreign(self.out, VERB)
         used, searched = self.work.texts.index_hash, self.run.stage.inputs["index"]
         if used != searched:  # the curated sets and the single search must use the same units
@@ -270,38 +262,35 @@ class AnswerRun:
             on_torn(store.torn)
             on_start(sum(1 for _ in self.work.jobs()))
             answered = asyncio.run(answer_all(self.work, store, self.places, on_answer))
-            summary = self._describe() | summarise_answers(answered, self.run.config.machine.bootstrap)
+            summary: dict[str, Any] = {
+                "run": str(self.run.folder),
+                "dataset": self.run.dataset,
+                "split": self.run.split,
+                "policy": self.run.policy,
+                "answerer": _describe(self.work.answerer),
+                "judge": _describe(self.work.judge),
+                "prompts": {name: {"text": text, "hash": digest(text)} for name, text in PROMPTS.items()},
+                "single_size": self.work.single_size or "as delivered",
+                "documents": self.work.documents,
+                "tokens": self.work.tokens,
+                "tasks": self.questions.tasks,
+                "without_answers": self.questions.without_answers,
+                "broken_episodes": self.questions.broken,
+                **summarise_answers(answered, self.run.config.machine.bootstrap),
+            }
             write_atomically(self.out / TABLE, as_csv(answered, secret=self.run.secret_answers).encode())
             write_json(self.out / SUMMARY, summary)
         missing = {name: summary[name] for name in ("missing", "missing_verdicts")}
         stage.write(self.out, status="interrupted" if any(missing.values()) else "finished", gates=missing)
         return summary
 
-    def _describe(self) -> dict[str, Any]:
-        run, work, questions = self.run, self.work, self.questions
-        return {
-            "run": str(run.folder),
-            "dataset": run.dataset,
-            "split": run.split,
-            "policy": run.policy,
-            "answerer": _describe_model(work.answerer),
-            "judge": _describe_model(work.judge) if work.judge else None,
-            "prompts": {name: {"text": text, "hash": digest(text)} for name, text in PROMPTS.items()},
-            "single_size": work.single_size or "as delivered",
-            "documents": work.documents,
-            "tokens": work.tokens,
-            "tasks": questions.tasks,
-            "without_answers": questions.without_answers,
-            "broken_episodes": questions.broken,
-        }
-
 
 @dataclass(frozen=True)
 class AnswerRequest:
     """The options of `harness1 answer`. `answerer`, `judge`: models as `openai:MODEL@URL`; with an empty judge, answers
     are not judged. `conditions`: names from `CONDITIONS`, separated by commas. `limit`: as in `questions_of`.
-    `single_size`, `documents`, `tokens`: as in `Answering`. `answer_tokens`: most tokens of an answer or a verdict,
-    including the thoughts before it. `index`: the current location of the run's index, if it was moved."""
+    `single_size`, `documents`, `tokens`: as in `Answering`. `answer_tokens`: most tokens of an answer or a verdict with
+    its thoughts. `index`: the current location of the run's index, if it was moved."""
 
     answerer: str
     judge: str = ""
@@ -315,17 +304,20 @@ class AnswerRequest:
 
 
 def open_answers(run: Run, asked: AnswerRequest, out: Path | None, machine: Machine) -> AnswerRun:
-    """Open the models and the index that answer the questions of a run. The answerer's key, deadline and concurrency
-    are those of `machine.model`, the judge's those of `machine.verifier`. `out`: the output folder; None:
-    `answers/MODEL` in the folder of the run. Raises UsageError: a model or a condition is invalid, or the run has
-    nothing to ask."""
+    """Open the models and the index that answer the questions of a run, with the settings of `machine.model` for the
+    answerer and of `machine.verifier` for the judge. `out`: None: `answers/MODEL` in the folder of the run. Raises
+    UsageError: a model or a condition is invalid, or the run has nothing to ask."""
     questions, most = questions_of(run, asked.limit), asked.answer_tokens
     conditions = {name.strip() for name in asked.conditions.split(",")}
     if unknown := conditions - set(CONDITIONS):
         raise UsageError(f"--conditions takes some of {', '.join(CONDITIONS)}, not {', '.join(sorted(unknown))!r}")
+    # The run's settings with this machine's web services, whose keys are not recorded.
+    web = machine.web if machine.web != Machine().web else run.config.machine.web
+    recorded = msgspec.structs.replace(run.config.machine, web=web)
+    config = msgspec.structs.replace(run.config, machine=recorded)
     work = Answering(
         questions=questions.asked,
-        texts=_reader(asked.index or run.index, run.config, machine),
+        texts=DocumentReader(open_retriever(asked.index or run.index, config), recorded),
         answerer=_model(asked.answerer, "--answerer", most, policy_endpoint, machine),
         judge=_model(asked.judge, "--judge", most, verifier_endpoint, machine) if asked.judge else None,
         conditions=[condition for condition in CONDITIONS if condition in conditions],
@@ -346,12 +338,7 @@ def _model(
     return NamedModel(spec, Completer(endpoint(asked.url, machine), asked.model, most_tokens))
 
 
-def _reader(index: str, recorded: Config, given: Machine) -> DocumentReader:
-    """Open the index with the run's settings, and with this machine's web services, whose keys are not recorded."""
-    web = given.web if given.web != Machine().web else recorded.machine.web
-    config = msgspec.structs.replace(recorded, machine=msgspec.structs.replace(recorded.machine, web=web))
-    return DocumentReader(open_retriever(index, config), config.machine)
-
-
-def _describe_model(model: NamedModel) -> dict[str, Any]:
+def _describe(model: NamedModel | None) -> dict[str, Any] | None:
+    if model is None:
+        return None
     return {"model": model.name, "settings": {"temperature": 0, "max_tokens": model.completer.most_tokens}}

@@ -7,12 +7,10 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib import resources
-from itertools import accumulate
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 
@@ -44,26 +42,22 @@ class QuotedDocument(Record):
 
 def ask_closed(query: str) -> Messages:
     """Return the messages that ask a question without documents."""
-    return _messages("closed", _tag("question", query))
+    return _ask("closed", _tag("question", query))
 
 
 def ask_open(query: str, sources: Sequence[QuotedDocument]) -> Messages:
     """Return the messages that ask a question about documents, in their order, without their ids and tags."""
-    documents = [
-        _tag("document", f"{source.title}\n{source.text}" if source.title else source.text) for source in sources
-    ]
-    return _messages("open", "\n".join([*documents, _tag("question", query)]))
+    texts = (f"{source.title}\n{source.text}" if source.title else source.text for source in sources)
+    return _ask("open", *(_tag("document", text) for text in texts), _tag("question", query))
 
 
 def ask_judge(query: str, golds: Sequence[str], answer: str) -> Messages:
     """Return the messages that ask whether an answer is right."""
-    parts = {"question": query, "correct": "\n".join(golds), "answer": answer}
-    return _messages("judge", "\n".join(_tag(name, text) for name, text in parts.items()))
+    return _ask("judge", _tag("question", query), _tag("correct", "\n".join(golds)), _tag("answer", answer))
 
 
-def prompt_hash(messages: Messages, settings: Mapping[str, int]) -> str:
-    """Return the hash that identifies a request: every word of it, and the sampling settings."""
-    return digest([messages, dict(settings)])
+def _ask(kind: str, *parts: str) -> Messages:
+    return [{"role": "system", "content": PROMPTS[kind]}, {"role": "user", "content": "\n".join(parts)}]
 
 
 _LABEL = re.compile(r"^(?:the\s+)?answer\s*(?:is\s*:|:)\s*", re.I)
@@ -77,12 +71,8 @@ def read_answer(said: str) -> str:
 
 def read_verdict(said: str) -> bool | None:
     """Return whether a judge's reply is `correct`; None unless it is one of the two words, in any case, with or without
-    a full stop, and with or without thoughts before it."""
+    a full stop and thoughts before it."""
     return {"correct": True, "incorrect": False}.get(strip_answer(said).removesuffix(".").strip("*` ").casefold())
-
-
-def _messages(kind: str, user: str) -> Messages:
-    return [{"role": "system", "content": PROMPTS[kind]}, {"role": "user", "content": user}]
 
 
 def _tag(name: str, text: str) -> str:
@@ -90,21 +80,20 @@ def _tag(name: str, text: str) -> str:
 
 
 def within_budget(sources: Sequence[QuotedDocument], documents: int, tokens: int) -> tuple[QuotedDocument, ...]:
-    """Return as many whole documents as fit, in order, dropping the lowest ranks first. A document larger than the
-    whole budget is left out beforehand, since dropping others would not make room for it. `documents`, `tokens`: the
-    limits; tokens of title and text are approximate (characters / 4)."""
-    fitting = [source for source in sources[:documents] if _tokens(source) <= tokens]
-    sizes = accumulate(map(_tokens, fitting))
-    return tuple(source for source, size in zip(fitting, sizes, strict=True) if size <= tokens)
-
-
-def _tokens(source: QuotedDocument) -> int:
-    return approximate_tokens(source.title) + approximate_tokens(source.text)
+    """Return as many whole documents as fit, at most `documents` with `tokens` (characters / 4), dropping the lowest
+    ranks first. A document larger than the whole budget is left out beforehand, since dropping others would not make
+    room for it."""
+    kept, room = list[QuotedDocument](), tokens
+    for source in sources[:documents]:
+        size = approximate_tokens(source.title) + approximate_tokens(source.text)
+        if size <= tokens:
+            room -= size
+            kept += [source] if room >= 0 else []
+    return tuple(kept)
 
 
 class DocumentReader:
-    """A reader of full texts from a retriever, with `machine.attempts` attempts per request. `machine`: number of
-    attempts, and the seconds that each may take."""
+    """A reader of full texts from a retriever, with `machine.attempts` attempts per request."""
 
     def __init__(self, retriever: Retriever, machine: Machine) -> None:
         self._retriever, self._run = retriever, machine
@@ -119,22 +108,22 @@ class DocumentReader:
         return list(await asyncio.gather(*map(self._source, units)))
 
     async def single_shot(self, query: str, size: int) -> list[UnitId]:
-        """Return the first `size` units that a single search finds, best first; fewer if it finds no more. Several
-        chunks of one document are one unit: the search is deepened until there are enough units. Raises
-        InfrastructureFault: the index failed."""
+        """Return the first `size` units that a single search finds, best first. Several chunks of one document are one
+        unit: the search is deepened until there are enough. Raises InfrastructureFault: the index failed."""
         depth, units, by_chunk = size, list[UnitId](), self._retriever.info.unit == "chunk"
+
+        async def search() -> SearchResult | RetrievalFault:
+            (found,) = await self._retriever.search([SearchRequest(query, depth, deadline=self._run.call_deadline_s)])
+            return found
+
         while len(units) < size:
-            hits = (await call_engine(partial(self._search, query, depth), self._run)).hits
+            hits = (await call_engine(search, self._run)).hits
             names = (scored.chunk.chunk_id if by_chunk else scored.chunk.doc_id for scored in hits)
             units = list(dict.fromkeys(map(UnitId, names)))
             if len(hits) < depth:
                 break
             depth *= 2
         return units[:size]
-
-    async def _search(self, query: str, depth: int) -> SearchResult | RetrievalFault:
-        (result,) = await self._retriever.search([SearchRequest(query, depth, deadline=self._run.call_deadline_s)])
-        return result
 
     async def _source(self, unit: UnitId) -> QuotedDocument:
         def ask() -> Awaitable[tuple[Chunk, ...] | RetrievalFault]:
@@ -154,17 +143,8 @@ Condition = Literal["closed", "single", "curated"]
 CONDITIONS: tuple[Condition, ...] = ("closed", "single", "curated")
 """Without documents; with those of one search for the question; with the curated set."""
 Role = Literal["answer", "verdict"]
-
-
-class ReplyKey(NamedTuple):
-    """The identity of a reply. The prompt is a hash of everything in the request, documents and settings included."""
-
-    role: Role
-    task_id: str
-    sample_idx: int
-    condition: Condition
-    model: str
-    prompt: str
+ReplyKey = tuple[Role, str, int, Condition, str, str]
+"""The identity of a reply; the last part is a hash of everything in the request, documents and settings included."""
 
 
 class Reply(Record, kw_only=True):
@@ -190,13 +170,13 @@ class Reply(Record, kw_only=True):
 
     @property
     def key(self) -> ReplyKey:
-        return ReplyKey(self.role, self.task_id, self.sample_idx, self.condition, self.model, self.prompt)
+        return self.role, self.task_id, self.sample_idx, self.condition, self.model, self.prompt
 
 
 class ReplyStore(Journal):
-    """The replies stored in a folder, which one process at a time can hold. `kept`: all replies by key; the last one if
-    a key occurs again. Raises UsageError: another process is writing to the folder, or it cannot be written;
-    SchemaError: a line is not a reply."""
+    """The replies stored in a folder, which one process at a time can hold. `kept`: the last one of each key. Raises
+    UsageError: another process is writing to the folder, or it cannot be written; SchemaError: a line is not a
+    reply."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, ANSWERS)
@@ -210,7 +190,7 @@ class ReplyStore(Journal):
             self.kept[reply.key] = reply
 
     def append(self, reply: Reply) -> None:
-        """Write one reply; when this returns, the operating system has it, and it survives a crash of this process."""
+        """Write one reply; when this returns, the operating system has it."""
         self.write(msgspec.json.encode(reply))
         self.kept[reply.key] = reply
 
@@ -237,11 +217,7 @@ class Questions(Record):
     """Episodes broken by the infrastructure, which delivered nothing that could be judged."""
 
 
-class AnswerJob(NamedTuple):
-    """A question under one condition."""
-
-    question: AnswerItem
-    condition: Condition
+AnswerJob = tuple[AnswerItem, Condition]
 
 
 class Answered(Record):
@@ -287,29 +263,29 @@ class Answering:
         for question in self.questions:
             for condition in self.conditions:
                 if condition != "closed" or question.task_id not in met:
-                    yield AnswerJob(question, condition)
+                    yield question, condition
             met.add(question.task_id)
 
     async def answer(self, job: AnswerJob, store: ReplyStore) -> Answered:
-        """Return the answer and the verdict from the store; request and store them if they are missing. Raises
-        UsageError: a server would refuse every request."""
+        """Return the answer and the verdict, from the store or asked for and stored. Raises UsageError: a server would
+        refuse every request."""
         question, condition = job
         answer = verdict = None
+        fault = ""
         try:
             units: Sequence[UnitId] = question.delivered if condition == "curated" else ()
             if condition == "single":
                 units = await self.texts.single_shot(question.query, self.single_size or len(question.delivered))
             shown = within_budget(await self.texts.sources(units[: self.documents]), self.documents, self.tokens)
-            closed = condition == "closed"
-            messages = ask_closed(question.query) if closed else ask_open(question.query, shown)
             given = tuple(source.unit_id for source in shown)
+            messages = ask_closed(question.query) if condition == "closed" else ask_open(question.query, shown)
             answer = await _request("answer", job, self.answerer, messages, store, given, len(units) - len(given))
             if self.judge is not None:
                 judged = ask_judge(question.query, question.golds, read_answer(answer.text))
                 verdict = await _request("verdict", job, self.judge, judged, store)
-        except InfrastructureFault as fault:
-            return Answered(question, condition, answer, verdict, str(fault))
-        return Answered(question, condition, answer, verdict)
+        except InfrastructureFault as error:
+            fault = str(error)
+        return Answered(question, condition, answer, verdict, fault)
 
 
 async def _request(
@@ -329,7 +305,7 @@ async def _request(
         sample_idx=question.sample_idx,
         condition=condition,
         model=model.name,
-        prompt=prompt_hash(messages, settings),
+        prompt=digest([messages, settings]),
         text="",
         documents=documents,
         left_out=left_out,
@@ -349,17 +325,16 @@ def questions_of(run: Run, limit: int = 0) -> Questions:
         raise UsageError(f"{run.folder} is not finished: run the same `harness1 eval` again first")
     tasks = list(run.tasks.values())[: limit or None]
     golds = {task.task_id: task.gold.answers for task in tasks if task.gold and task.gold.answers}
-    whole = [episode for task in golds for episode in run.samples(task)]
+    whole = [episode for task in golds for episode in run.samples.get(task, ())]
     asked = tuple(
         AnswerItem(each.task.task_id, each.sample_idx, each.task.query, golds[each.task.task_id], delivery(each))
         for each in whole
         if each.status is not Status.INFRA_ERROR
     )
     if not asked:
-        raise UsageError(
-            f"{run.folder} cannot be answered: {len(tasks) - len(golds)} of its {len(tasks)} tasks have no right"
-            f" answer in {run.dataset}, and {len(whole)} episodes of the others are broken"
-        )
+        lacking = f"{len(tasks) - len(golds)} of its {len(tasks)} tasks have no right answer in {run.dataset}"
+        others = f"{len(whole)} episodes of the others are broken"
+        raise UsageError(f"{run.folder} cannot be answered: {lacking}, and {others}")
     return Questions(asked, len(golds), len(tasks) - len(golds), len(whole) - len(asked))
 
 
@@ -372,9 +347,8 @@ async def answer_all(
 
     async def worker() -> None:
         for job in jobs:
-            answered = await work.answer(job, store)
-            found.append(answered)
-            on_answer(answered)
+            found.append(await work.answer(job, store))
+            on_answer(found[-1])
 
     try:
         async with asyncio.TaskGroup() as group:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -16,15 +16,12 @@ import msgspec
 from harness1.config.settings import differences
 from harness1.errors import UsageError
 from harness1.eval.metrics import HEADLINE, Faults
-from harness1.eval.run import Run
+from harness1.eval.run import PerTask, Run
 from harness1.eval.statistics import Interval, holm, paired_difference, probability, randomisation_test
 from harness1.eval.summary import cut
 from harness1.records import Record, Status
 from harness1.reward.measures import delivery
 from harness1.runs.folder import public_config
-
-PerTask = Mapping[str, Mapping[str, float]]
-"""The mean of every metric over the samples of each scored task."""
 
 
 class Difference(Record):
@@ -60,8 +57,8 @@ def differences_of(first: PerTask, second: PerTask, names: Iterable[str], resamp
 
 
 def correct_p_values(family: Sequence[Mapping[str, Difference]]) -> list[dict[str, Difference]]:
-    """Correct the p-values of several runs compared with the same run, which are one family for each metric; those of
-    a single run stay as they are."""
+    """Correct the p-values of several runs compared with the same run, one family for each metric; those of a single
+    run stay as they are."""
     metrics = [dict(each) for each in family]
     if len(metrics) < 2:
         return metrics
@@ -137,85 +134,99 @@ class Comparison(Record):
 
 
 def compare(runs: Sequence[Run], metric: str = "curated_recall", top: int = 10, equal_size: bool = False) -> Comparison:
-    """Compare every further run with the first. `metric`: the metric by which tasks are won, lost or changed. `top`:
-    most changed tasks to keep. `equal_size`: compare ranked sets of one size (see `at_equal_size`). Raises UsageError:
-    there are fewer than two runs, their tasks differ, or one has no such metric."""
+    """Compare every further run with the first. `metric`: by which tasks are won, lost or changed. `top`: most changed
+    tasks to keep. `equal_size`: see `at_equal_size`. Raises UsageError: there are fewer than two runs, their tasks
+    differ, or one has no such metric."""
     if len(runs) < 2:
         raise UsageError("a comparison needs at least two runs")
-    first, *others = runs
+    first = runs[0]
     pairs = [
         _pair_runs(*(at_equal_size(first, other) if equal_size else (first, other)), metric, top, number)
-        for number, other in enumerate(others, start=1)
+        for number, other in enumerate(runs[1:], start=1)
     ]
-    return Comparison(
-        metric,
-        equal_size,
-        _side(first),
-        tuple(
-            msgspec.structs.replace(pair, metrics=found)
-            for pair, found in zip(pairs, correct_p_values([pair.metrics for pair in pairs]), strict=True)
-        ),
-    )
+    corrected = zip(pairs, correct_p_values([pair.metrics for pair in pairs]), strict=True)
+    others = tuple(msgspec.structs.replace(pair, metrics=found) for pair, found in corrected)
+    return Comparison(metric, equal_size, _side(first), others)
 
 
 def at_equal_size(first: Run, second: Run) -> tuple[Run, Run]:
     """Return both runs with their ranked sets cut, task by task, to the smallest that any sample of either delivered.
     Tasks not scored in both are unchanged."""
-    sizes, others = _sizes(first), _sizes(second)
-    common = {task_id: min(sizes[task_id], others[task_id]) for task_id in sizes.keys() & others.keys()}
-    return _cut(first, common), _cut(second, common)
 
+    def find_least(run: Run, task_id: str) -> int:
+        whole = [each for each in run.samples.get(task_id, ()) if each.status is not Status.INFRA_ERROR]
+        return min((len(delivery(each)) for each in whole), default=0)
 
-def _sizes(run: Run) -> dict[str, int]:
-    found: dict[str, list[int]] = {task_id: [] for task_id in run.per_task}
-    for key, episode in run.episodes.items():
-        if episode.status is not Status.INFRA_ERROR:
-            found[key.task_id].append(len(delivery(episode)))
-    return {task_id: min(sizes, default=0) for task_id, sizes in found.items()}
+    def cut_run(run: Run) -> Run:
+        found = run.episodes.items()
+        episodes = {key: cut(each, common.get(key.task_id, len(each.curated))) for key, each in found}
+        return replace(run, given=list(run.tasks.values()), played=episodes)
 
-
-def _cut(run: Run, sizes: Mapping[str, int]) -> Run:
-    episodes = run.episodes.items()
-    return run.with_episodes({key: cut(each, sizes.get(key.task_id, len(each.curated))) for key, each in episodes})
+    both = first.per_task.keys() & second.per_task.keys()
+    common = {task_id: min(find_least(first, task_id), find_least(second, task_id)) for task_id in both}
+    return cut_run(first), cut_run(second)
 
 
 def _pair_runs(first: Run, second: Run, metric: str, top: int, number: int) -> Pairing:
-    first.refuse_other_dataset(second)
-    tasks = sorted(first.per_task.keys() & second.per_task.keys())
+    _refuse_other_dataset(first, second)
+    ours, theirs = first.per_task, second.per_task
+    tasks = sorted(ours.keys() & theirs.keys())
     if not tasks:
         raise UsageError(f"{first.folder} and {second.folder} have no scored task in common")
     names = dict.fromkeys((*HEADLINE, metric))
-    metrics = differences_of(first.per_task, second.per_task, names, first.config.machine.bootstrap)
+    metrics = differences_of(ours, theirs, names, first.config.machine.bootstrap)
     if metric not in metrics:
-        known = sorted({name for run in (first, second) for row in run.per_task.values() for name in row})
+        known = sorted({name for run in (ours, theirs) for row in run.values() for name in row})
         raise UsageError(f"no metric {metric!r} in both runs; choose from: {', '.join(known)}")
-    moves = {task: found for task in tasks if (found := _moves(first, second, task, metric))}
+    # The changes of each task in the chosen metric, then in the tie breakers.
+    moves = {
+        task: [b[name] - a[name] if name in a and name in b else 0.0 for name in (metric, *TIE_BREAKERS)]
+        for task, a, b in ((task, ours[task], theirs[task]) for task in tasks)
+        if metric in a and metric in b
+    }
     wins, losses = (sum(sign * move[0] > EQUAL for move in moves.values()) for sign in (1, -1))
-    changed = [task for task, move in moves.items() if abs(move[0]) > EQUAL]
-    changed.sort(key=lambda task: [-abs(round(part, 9)) for part in moves[task]])
+    order = sorted(moves, key=lambda task: [-abs(round(part, 9)) for part in moves[task]])
+    changed = []
+    for task in [task for task in order if abs(moves[task][0]) > EQUAL][:top]:
+        places = ((0, first.samples.get(task)), (number, second.samples.get(task)))
+        address = "#" + ",".join(f"{at}/{quote(played[0].episode_id, safe='')}" for at, played in places if played)
+        values = ours[task][metric], theirs[task][metric], moves[task][0]
+        changed.append(Change(task, first.tasks[task].query, *values, address))
+    fell_out: Counter[str] = Counter()
+    for name, run in (("first", first), ("second", second)):
+        for task in (first.tasks.keys() | second.tasks.keys()) - run.per_task.keys():
+            why = "not played" if task not in run.samples else "infrastructure"
+            fell_out[f"{name}: {why if task in run.tasks else 'no such task'}"] += 1
     settings = differences(public_config(first.config), public_config(second.config))
     return Pairing(
         second=_side(second),
         tasks=len(tasks),
         left_out=(len(first.tasks) - len(tasks), len(second.tasks) - len(tasks)),
-        fell_out=dict(sorted(Counter(_lacks(first, second)).items())),
+        fell_out=dict(sorted(fell_out.items())),
         metrics=metrics,
         cards={name: (a, b) for name, a, b in differences(_card(first), _card(second))},
         settings={name: (a, b) for name, a, b in sorted(settings)},
         wins=wins,
         losses=losses,
         ties=len(moves) - wins - losses,
-        changed=tuple(_change_of(first, second, task, metric, number) for task in changed[:top]),
+        changed=tuple(changed),
     )
 
 
-def _lacks(first: Run, second: Run) -> Iterator[str]:
-    for name, run in (("first", first), ("second", second)):
-        for task_id in (first.tasks.keys() | second.tasks.keys()) - run.per_task.keys():
-            if task_id not in run.tasks:
-                yield f"{name}: no such task"
-            else:
-                yield f"{name}: infrastructure" if run.samples(task_id) else f"{name}: not played"
+def _refuse_other_dataset(first: Run, second: Run) -> None:
+    """Refuse runs of different tasks. A dataset may have different locations, under the same name."""
+    names = [f"{Path(run.dataset).name}/{run.split}" for run in (first, second)]
+    if names[0] != names[1]:
+        where = f"{first.folder} was run on {names[0]} and {second.folder} on {names[1]}"
+        raise UsageError(f"{where}: they have no tasks in common")
+    for task_id in first.tasks.keys() & second.tasks.keys():
+        if first.tasks[task_id] != second.tasks[task_id]:
+            raise UsageError(f"task {task_id!r} of {first.folder} is a different task in {second.folder}")
+
+
+def _side(run: Run) -> Side:
+    broken = sum(episode.status is Status.INFRA_ERROR for episode in run.episodes.values())
+    return Side(str(run.folder), run.policy, len(run.tasks), broken, run.faults)
 
 
 def _card(run: Run) -> dict[str, Any]:
@@ -231,32 +242,17 @@ def _card(run: Run) -> dict[str, Any]:
     }
 
 
-def _side(run: Run) -> Side:
-    broken = sum(episode.status is Status.INFRA_ERROR for episode in run.episodes.values())
-    return Side(str(run.folder), run.policy, len(run.tasks), broken, run.faults)
-
-
-def _moves(first: Run, second: Run, task_id: str, metric: str) -> list[float]:
-    """Return a task's change in the chosen metric, then in the tie breakers (0 if undefined); empty if the
-    chosen metric is undefined."""
-    a, b = first.per_task[task_id], second.per_task[task_id]
-    if metric not in a or metric not in b:
-        return []
-    return [b[name] - a[name] if name in a and name in b else 0.0 for name in (metric, *TIE_BREAKERS)]
-
-
-def _change_of(first: Run, second: Run, task_id: str, metric: str, number: int) -> Change:
-    a, b = first.per_task[task_id][metric], second.per_task[task_id][metric]
-    played = [(at, run.samples(task_id)) for at, run in ((0, first), (number, second))]
-    address = "#" + ",".join(f"{at}/{quote(samples[0].episode_id, safe='')}" for at, samples in played if samples)
-    return Change(task_id, first.tasks[task_id].query, a, b, b - a, address)
-
-
 NAMES = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
 ADDRESS = "/:#,%.~-_"
 """Characters that are not escaped in an address."""
 LONGEST = 12
 """Characters of the longest folder that names a column."""
+FELL_OUT = {
+    "infrastructure": "broken by the infrastructure",
+    "not played": "not played",
+    "no such task": "not",
+}
+"""Why tasks are left out, in words."""
 COUNTED = ("set_size", "turns", "prompt_tokens", "prefill_tokens")
 """Metrics that are amounts, shown with one decimal."""
 
@@ -288,16 +284,10 @@ def blocks(comparison: Comparison, viewer: str = "") -> Iterator[Block]:
     links."""
     sides = [comparison.first, *(pair.second for pair in comparison.others)]
     first, *others = names = labels([side.folder for side in sides])
-    rows = [
-        (
-            name,
-            side.folder,
-            side.policy,
-            str(side.tasks),
-            f"{side.broken:,} counted as 0" if side.broken and side.faults == "zero" else f"{side.broken:,}",
-        )
-        for name, side in zip(names, sides, strict=True)
-    ]
+    rows = []
+    for name, side in zip(names, sides, strict=True):
+        counted = " counted as 0" if side.broken and side.faults == "zero" else ""
+        rows.append((name, side.folder, side.policy, str(side.tasks), f"{side.broken:,}{counted}"))
     yield Grid(("run", "folder", "policy", "tasks", "broken"), tuple(rows), frozenset({3, 4}), flexible=1)
     for name, pair in zip(others, comparison.others, strict=True):
         yield from _pair(comparison, pair, first, name, viewer)
@@ -333,72 +323,46 @@ def one_line(text: str) -> str:
 
 def _pair(comparison: Comparison, pair: Pairing, first: str, name: str, viewer: str) -> Iterator[Block]:
     left = " and ".join(f"{count} of {side}" for count, side in zip(pair.left_out, (first, name), strict=True))
-    lost = f" (left out: {left}; {_why(pair, first, name)})" if any(pair.left_out) else ""
+    reasons = []
+    for key, count in pair.fell_out.items():
+        side, _, reason = key.partition(": ")
+        reasons.append(f"{count} {FELL_OUT[reason]} in {first if side == 'first' else name}")
+    lost = f" (left out: {left}; {', '.join(reasons)})" if any(pair.left_out) else ""
     cut = "; the sets of both are cut to the smaller one, task by task" if comparison.equal_size else ""
     yield f"{name} - {first}, {pair.tasks} common tasks{lost}{cut}"
-    yield _metrics(pair.metrics, first, name)
+    corrected = any(row.p_holm is not None for row in pair.metrics.values())
+    heads = ("metric", first, name, "diff", "95 % interval", "p (Holm)" if corrected else "p")
+    yield Grid(heads, tuple(_row(*each) for each in pair.metrics.items()), frozenset(range(1, 6)))
     counts = f"{pair.wins} higher, {pair.losses} lower, {pair.ties} equal"
     yield f"{comparison.metric} of {name}, task by task: {counts}."
-    if pair.cards or pair.settings:
-        rows = [(key, _show(a), _show(b)) for key, (a, b) in {**pair.cards, **pair.settings}.items()]
-        yield Grid(("what differs", first, name), tuple(rows), frozenset(), flexible=2)
+    if other := [(key, _show(a), _show(b)) for key, (a, b) in {**pair.cards, **pair.settings}.items()]:
+        yield Grid(("what differs", first, name), tuple(other), frozenset(), flexible=2)
     else:
         yield "Their cards and configurations are equal."
     if pair.changed or not pair.wins + pair.losses:
         yield f"Tasks that changed most in {comparison.metric}:"
-        changed = [
-            (
-                one_line(each.task_id),
-                *(f"{value:.3f}" for value in (each.first, each.second)),
-                f"{each.change:+.3f}",
-                one_line(each.query),
-            )
-            for each in pair.changed
-        ]
-        heads = ("task", first, name, "change", "query")
-        yield Grid(heads, tuple(changed), frozenset({1, 2, 3}), flexible=4) if changed else "None changed."
+        changed = []
+        for each in pair.changed:
+            values = f"{each.first:.3f}", f"{each.second:.3f}", f"{each.change:+.3f}"
+            changed.append((one_line(each.task_id), *values, one_line(each.query)))
+        columns = ("task", first, name, "change", "query")
+        yield Grid(columns, tuple(changed), frozenset({1, 2, 3}), flexible=4) if changed else "None changed."
     if pair.changed and viewer:
         yield Links(tuple((one_line(each.task_id), f"{viewer}{each.address}") for each in pair.changed))
 
 
-def _why(pair: Pairing, first: str, name: str) -> str:
-    words = {
-        "infrastructure": "{} broken by the infrastructure in {}",
-        "not played": "{} not played in {}",
-        "no such task": "{} not in {}",
-    }
-    found = []
-    for key, count in pair.fell_out.items():
-        side, _, reason = key.partition(": ")
-        found.append(words[reason].format(count, first if side == "first" else name))
-    return ", ".join(found)
-
-
-def _metrics(metrics: dict[str, Difference], first: str, name: str) -> Grid:
-    holm_corrected = any(row.p_holm is not None for row in metrics.values())
-    rows = []
-    for metric, row in metrics.items():
-        places = 3 if metric not in COUNTED else 1 if max(abs(row.first), abs(row.second)) < 1000 else 0
-        between = row.difference
-        rows.append(
-            (
-                metric,
-                f"{row.first:,.{places}f}",
-                f"{row.second:,.{places}f}",
-                f"{between.mean:+,.{places}f}",
-                f"{between.low:+,.{places}f} to {between.high:+,.{places}f}",
-                probability(row.p if row.p_holm is None else row.p_holm),
-            )
-        )
-    heads = ("metric", first, name, "diff", "95 % interval", "p (Holm)" if holm_corrected else "p")
-    return Grid(heads, tuple(rows), frozenset(range(1, 6)))
+def _row(metric: str, row: Difference) -> tuple[str, ...]:
+    places = 3 if metric not in COUNTED else 1 if max(abs(row.first), abs(row.second)) < 1000 else 0
+    first, second = (f"{value:,.{places}f}" for value in (row.first, row.second))
+    mean, low, high = (f"{getattr(row.difference, name):+,.{places}f}" for name in ("mean", "low", "high"))
+    return metric, first, second, mean, f"{low} to {high}", probability(row.p if row.p_holm is None else row.p_holm)
 
 
 def _show(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(_show, value))
     if isinstance(value, bool):
-        return "true" if value else "false"
+        return str(value).lower()
     return "-" if value is None else one_line(str(value))
 
 

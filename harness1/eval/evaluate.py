@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from harness1.config import Config, Machine
+from harness1.config import Config
 from harness1.data.indexing import corpus_of
 from harness1.data.open import from_anywhere
 from harness1.env.pieces import static_piece
@@ -23,7 +23,7 @@ from harness1.plain import digest, file_digest
 from harness1.policy.policy import Policy
 from harness1.policy.registry import needs_gold
 from harness1.records import ChunkId, DocId, Episode, Status, Task
-from harness1.retrieval.index import EmbeddedIndex, open_index
+from harness1.retrieval.index import open_index
 from harness1.retrieval.open import absolute_index, is_engine, open_retriever
 from harness1.reward import score
 from harness1.reward.measures import targets
@@ -56,9 +56,9 @@ LOOKED_UP = 20
 @dataclass(frozen=True)
 class Evaluation:
     """A policy to be played on the tasks of a dataset. `dataset`: what `open_source` opened; the card of the run
-    records it. `split`: the split of the tasks. `tasks`: with their gold. `index`: the folder or engine that
-    `open_retriever` opens. `policy`: a name that `open_policy` accepts. `samples`: episodes for each task; sample `i`
-    is played with `seed + i`."""
+    records it. `tasks`: of its split, with their gold. `index`: the folder or engine that `open_retriever` opens.
+    `policy`: a name that `open_policy` accepts. `samples`: episodes for each task; sample `i` is played with `seed +
+    i`."""
 
     dataset: str
     split: str
@@ -97,25 +97,24 @@ class Evaluation:
             raise UsageError(f"{self.dataset} has no tasks in split {self.split}")
         for task in self.tasks:
             targets(task.task_id, task.gold, self.config.index.unit)
-        if not is_engine(self.index) and not self._finds_gold(open_index(Path(self.index))):
-            raise UsageError(
-                f"{self.index} holds no gold document of the first tasks of {self.dataset}: {self._why_none()}"
-            )
-
-    def _why_none(self) -> str:
-        absent = f"qrels name documents that the corpus lacks (harness1 data check {self.dataset})"
-        corpus = corpus_of(Path(self.index))
-        if corpus is None:
-            return f"it is an index of another corpus, or {absent}"
-        ours = from_anywhere(self.dataset)
-        return absent if corpus in (ours, self.dataset) else f"it is an index of another corpus, {corpus}"
-
-    def _finds_gold(self, index: EmbeddedIndex) -> bool:
+        if is_engine(self.index):
+            return
+        index = open_index(Path(self.index))
         golds = [targets(task.task_id, task.gold, self.config.index.unit) for task in self.tasks[:LOOKED_UP]]
         units = {unit for gold in golds for target in gold.relevant for unit in target}
         if self.config.index.unit == "chunk":
-            return bool(index.positions(map(ChunkId, units)))
-        return any(index.positions_of(DocId(unit)) for unit in units)
+            found = bool(index.positions(map(ChunkId, units)))
+        else:
+            found = any(index.positions_of(DocId(unit)) for unit in units)
+        if not found:
+            absent, other = "qrels name documents that the corpus lacks", "it is an index of another corpus"
+            absent, corpus = f"{absent} (harness1 data check {self.dataset})", corpus_of(Path(self.index))
+            if corpus is not None:
+                ours = corpus in (from_anywhere(self.dataset), self.dataset)
+                why = absent if ours else f"{other}, {corpus}"
+            else:
+                why = f"{other}, or {absent}"
+            raise UsageError(f"{self.index} holds no gold document of the first tasks of {self.dataset}: {why}")
 
     def stage(self) -> Stage:
         """Return the card of the run; equal work has an equal card. Its `source` is the dataset by an absolute path."""
@@ -141,8 +140,8 @@ class Evaluation:
 
     def facts(self, stage: Stage) -> dict[str, Any]:
         """Return the run's part of its provenance, the same on every machine: names, sizes, and the hashes of
-        everything that decides its episodes. `config` covers all settings but `machine`, which decides no result;
-        `data` covers the tasks with their gold (the corpus is in `index`)."""
+        everything that decides its episodes. `config` covers all settings but `machine`, `data` the tasks with their
+        gold."""
         env = self.config.env
         hashes = {
             **stage.hashes,
@@ -162,9 +161,9 @@ Play = Callable[[Evaluation, Path], Mapping[str, Any]]
 def ensure_run(
     evaluation: Evaluation, out: Path, play: Play | None = None, *, force: bool = False
 ) -> Mapping[str, Any]:
-    """Return the metrics of a run folder, after playing the episodes that are still missing. `play`: plays what is
-    missing, and returns the metrics; None: `evaluate`, without reporting progress. `force`: begin again, whatever the
-    folder holds of earlier runs. Raises UsageError, InfrastructureFault, KeyboardInterrupt: as `evaluate`."""
+    """Return the metrics of a run folder, after playing the episodes that are still missing. `play`: completes it;
+    None: `evaluate`, without reporting progress. `force`: begin again, whatever the folder holds of earlier runs.
+    Raises UsageError, InfrastructureFault, KeyboardInterrupt: as `evaluate`."""
     if force:
         clear_run(out)
     return load_finished_metrics(evaluation, out) or (play or evaluate)(evaluation, out)
@@ -179,15 +178,15 @@ def evaluate(
     on_depths: OnDepths = ignore_depths,
     on_earlier: Progress = lambda _: None,
 ) -> dict[str, Any]:
-    """Play the episodes that `out` does not hold yet, then write and return the metrics. A metric is a share of 1
-    unless its name says otherwise, with the bounds of its 95 % bootstrap interval over tasks; ranked metrics are
-    defined as in trec_eval. `out`: the run folder; the same call resumes an interrupted evaluation. `on_start`: called
-    once with the number of finished episodes and the number of all episodes. `on_episode`: called with each episode as
-    it finishes. `on_torn`: called with the bytes of a torn last line, left by a crash, that was cut off. `on_depths`:
-    as in `run_episodes`. `on_earlier`: called after `on_start`, if there is something to run, with each episode that
-    was already finished. Raises UsageError: there is no task, a task has no gold, the index is of another corpus, or
-    the folder holds a different run, is written by another process, or cannot be written; InfrastructureFault: a worker
-    died; run again to continue; KeyboardInterrupt: with a note that the same command continues the run."""
+    """Play the episodes that `out` does not hold yet, then write and return the metrics, shares of 1 unless a name says
+    otherwise, with the bounds of 95 % bootstrap intervals over tasks; ranked metrics are defined as in trec_eval. The
+    same call resumes an interrupted evaluation. `on_start`: called once with the number of finished episodes and that
+    of all. `on_episode`: called with each episode as it finishes. `on_torn`: called with the bytes of a torn last line,
+    left by a crash, that was cut off. `on_depths`: as in `run_episodes`. `on_earlier`: called after `on_start`, if
+    there is something to run, with each episode that was already finished. Raises UsageError: there is no task, a task
+    has no gold, the index is of another corpus, or the folder holds a different run, is written by another process, or
+    cannot be written; InfrastructureFault: a worker died; run again to continue; KeyboardInterrupt: with a note that
+    the same command continues the run."""
     evaluation.check()
     refuse_changed_tasks(evaluation, out)
     stage = refuse_other_run(evaluation.stage(), out)
@@ -196,7 +195,12 @@ def evaluate(
     with under_way(stage, out), store:
         drop_leftovers(out)
         on_torn(store.torn)
-        jobs = _missing_jobs(evaluation, stage, out, on_start, on_earlier)
+        earlier = [episode for episode in episodes_of(stage, out) if episode.status is not Status.INFRA_ERROR]
+        done = {(episode.task.task_id, episode.sample_idx) for episode in earlier}
+        jobs = [job for job in evaluation.jobs() if (job.task.task_id, job.sample_idx) not in done]
+        on_start(evaluation.episodes - len(jobs), evaluation.episodes)
+        for episode in earlier if jobs else ():
+            on_earlier(episode)
         begin_provenance(out, evaluation.facts(stage), runs=bool(jobs))
 
         def keep(episode: Episode) -> None:
@@ -216,9 +220,8 @@ def evaluate(
 
 def rescore(evaluation: Evaluation, out: Path) -> None:
     """Score the recorded episodes of a run again, with the gold and the reward of an evaluation; `evaluate` then writes
-    everything that is made of them. Nothing is played, and only the gold and the reward may differ. Raises UsageError:
-    the policy sees the gold, so its episodes depend on it; or the folder holds no run or another one, its questions
-    have changed, or it is written by another process."""
+    everything that is made of them. Raises UsageError: the policy sees the gold, so its episodes depend on it; or the
+    folder holds no run or another one, its questions have changed, or it is written by another process."""
     evaluation.check()
     if needs_gold(evaluation.policy):
         raise UsageError(f"{evaluation.policy} sees the gold, and its episodes depend on it: {PLAY_AGAIN}")
@@ -240,8 +243,8 @@ def rescore(evaluation: Evaluation, out: Path) -> None:
 
 def refuse_changed_tasks(evaluation: Evaluation, out: Path, besides: Sequence[str] = ()) -> None:
     """Refuse to go on with a run whose tasks have changed in the dataset since it was made. `besides`: may be
-    `SCORING`, where the gold may have changed. Raises UsageError: a question, or the gold, has changed; the message
-    says how to go on."""
+    `SCORING`, where the gold may have changed. Raises UsageError: a question, or the gold, has changed, and how to go
+    on."""
     found, tasks = read_stage(out), [task.task_id for task in evaluation.tasks]
     if found is None or found.inputs.get("tasks") != tasks or not (out / EPISODES).is_file():
         return
@@ -254,20 +257,11 @@ def refuse_changed_tasks(evaluation: Evaluation, out: Path, besides: Sequence[st
     if not besides:
         run.refuse_other_gold(again)
     if not besides and "gold" not in known and found.inputs.get("reward") == evaluation.config.reward_hash:
-        run.refuse_other_rewards(evaluation.config, again)
-
-
-def _missing_jobs(
-    evaluation: Evaluation, stage: Stage, out: Path, on_start: OnStart, on_earlier: Progress
-) -> list[EpisodeJob]:
-    """Return the unfinished jobs, and report the finished ones. Episodes broken by the infrastructure are run again."""
-    earlier = [episode for episode in episodes_of(stage, out) if episode.status is not Status.INFRA_ERROR]
-    done = {(episode.task.task_id, episode.sample_idx) for episode in earlier}
-    jobs = [job for job in evaluation.jobs() if (job.task.task_id, job.sample_idx) not in done]
-    on_start(evaluation.episodes - len(jobs), evaluation.episodes)
-    for episode in earlier if jobs else ():
-        on_earlier(episode)
-    return jobs
+        for each in run.episodes.values():
+            task = run.tasks.get(each.task.task_id)
+            if each.reward and task and score(each, task.gold, evaluation.config).reward != each.reward:
+                shown = f"as task {task.task_id!r} shows"
+                raise UsageError(f"{out} was scored with other gold or other rules, {shown}: {again}")
 
 
 def load_finished_metrics(evaluation: Evaluation, out: Path) -> dict[str, Any] | None:
@@ -275,7 +269,13 @@ def load_finished_metrics(evaluation: Evaluation, out: Path) -> dict[str, Any] |
     do, such as broken or lost episodes, or a price that was set since."""
     names = output_names([task.task_id for task in evaluation.tasks], evaluation.samples)
     whole = all((out / name).is_file() for name in (EPISODES, *names)) and evaluation.stage().is_done(out)
-    if not whole or not _is_as_closed(evaluation.config.machine, out):
+    stage, machine = read_stage(out) if whole else None, evaluation.config.machine
+    if stage is None or not is_unchanged(out / EPISODES):
+        return None
+    before = stage.outputs.get("config", {}).get("machine", {})
+    now = {"price": list(machine.price), "bootstrap": machine.bootstrap}
+    closed = {"episode_bytes": (out / EPISODES).stat().st_size, "metrics": file_digest(out / METRICS)}
+    if now != {name: before.get(name) for name in now} or not closed.items() <= stage.outputs.items():
         return None
     try:
         metrics = msgspec.json.decode((out / METRICS).read_bytes(), type=dict[str, Any])
@@ -299,15 +299,3 @@ def write_metrics(evaluation: Evaluation, stage: Stage, out: Path) -> dict[str, 
     gates = {"missing": metrics["missing"], "failures": metrics["failures"]}
     finish(stage, out / EPISODES, gates=gates, outputs={**stage.outputs, **notes})
     return metrics
-
-
-def _is_as_closed(machine: Machine, out: Path) -> bool:
-    stage = read_stage(out)
-    if stage is None or not is_unchanged(out / EPISODES):
-        return False
-    noted = stage.outputs
-    before = noted.get("config", {}).get("machine", {})
-    now = {"price": list(machine.price), "bootstrap": machine.bootstrap}
-    same = {name: before.get(name) for name in now} == now
-    same = same and noted.get("metrics") == file_digest(out / METRICS)
-    return same and noted.get("episode_bytes") == (out / EPISODES).stat().st_size

@@ -1,11 +1,9 @@
-"""The named metrics of a scored episode, the tokens and calls that it cost its language model, and why it fell short.
-To add a metric, add a line to `METRICS`."""
+"""The named metrics of a scored episode, the tokens and calls that it cost its model, and why it fell short."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
@@ -13,30 +11,15 @@ import numpy as np
 
 from harness1.config import Env
 from harness1.errors import UsageError
-from harness1.records import ChunkId, DocId, Episode, Gold, Record, StopReason, Turn, UnitId
+from harness1.records import ChunkId, DocId, Episode, Gold, Record, StopReason, UnitId
 from harness1.retrieval.corpus import approximate_tokens
 from harness1.reward.measures import MEASURES, Outcome, targets
 from harness1.rows import prefix_merging
 from harness1.rows.calls import calls_for_rows, calls_of, prompt_ids
 
-Metric = Callable[[Outcome, Episode], float]
-
-
-def reward(_: Outcome, episode: Episode) -> float:
-    """Return the total of the recorded reward. Raises UsageError: the episode has not been scored."""
-    if episode.reward is None:
-        raise UsageError(f"episode {episode.episode_id!r} has no reward: score it first")
-    return episode.reward.total
-
-
-def auto_populated_kept(_: Outcome, episode: Episode) -> float:
-    """Return the number of delivered units that the environment, not the policy, curated."""
-    populated = {unit for observation in episode.observations for unit in observation.delta.auto_populated}
-    return float(len(populated & {entry.unit_id for entry in episode.curated}))
-
 
 def rerank_recall(episode: Episode, gold: Gold | None) -> float | None:
-    """Return the share of the gold in an episode's reranker inputs that its outputs keep; None without any gold. Raises
+    """Return the share of the gold in an episode's reranker inputs that its outputs keep; None without any. Raises
     UsageError: the gold is missing or names nothing to find."""
     reranked = [each for observation in episode.observations for each in observation.rankings if each.pre_rerank_ids]
     given = _units((name for ranking in reranked for name in ranking.pre_rerank_ids), episode)
@@ -64,33 +47,21 @@ def _units(chunk_ids: Iterable[ChunkId], episode: Episode) -> set[UnitId]:
     }
 
 
-def _rank_metric(name: str) -> Metric:
-    return lambda outcome, _: outcome.ranked[name]
-
-
-METRICS: Mapping[str, Metric] = MappingProxyType(
-    {
-        "curated_recall": lambda outcome, _: outcome.recall,
-        "curated_precision": lambda outcome, _: outcome.precision,
-        "curated_f1": lambda outcome, _: outcome.f1,
-        "curated_f2": lambda outcome, _: outcome.f2,
-        "curated_recall_alias": lambda outcome, _: outcome.recall_alias,
-        "curated_precision_alias": lambda outcome, _: outcome.precision_alias,
-        "answer_recall": lambda outcome, _: outcome.answer_recall,
-        "answer_recall_alias": lambda outcome, _: outcome.answer_recall_alias,
-        "trajectory_recall": lambda outcome, _: outcome.trajectory_recall,
-        "trajectory_answer_recall": lambda outcome, _: outcome.trajectory_answer_recall,
-        "selection_loss": lambda outcome, _: outcome.selection_loss,
-        **{name: _rank_metric(name) for name in MEASURES},
-        "set_size": lambda outcome, _: float(outcome.set_size),
-        "turns": lambda outcome, _: float(outcome.turns),
-        "reward": reward,
-        "duplicates_hidden": lambda _, episode: float(len(episode.aliases)),
-        "auto_populated_kept": auto_populated_kept,
-        "tool_errors": lambda outcome, _: float(outcome.tool_errors),
-        "format_errors": lambda outcome, _: float(outcome.format_errors),
-    }
+_OF_OUTCOME = {
+    "curated_recall": "recall",
+    "curated_precision": "precision",
+    "curated_f1": "f1",
+    "curated_f2": "f2",
+    "curated_recall_alias": "recall_alias",
+    "curated_precision_alias": "precision_alias",
+}
+METRICS = (
+    *_OF_OUTCOME,
+    *("answer_recall", "answer_recall_alias", "trajectory_recall", "trajectory_answer_recall", "selection_loss"),
+    *MEASURES,
+    *("set_size", "turns", "reward", "duplicates_hidden", "auto_populated_kept", "tool_errors", "format_errors"),
 )
+"""The names of all metrics in their order, without those of single tools."""
 
 HEADLINE = (
     "curated_recall",
@@ -108,24 +79,29 @@ HEADLINE = (
 )
 """The metrics that summarise a run and by which runs are compared; model runs and older ones may lack some."""
 
-_MECHANISM: Mapping[str, Callable[[Env], bool]] = MappingProxyType(
-    {
-        "duplicates_hidden": lambda env: env.dedup.on,
-        "auto_populated_kept": lambda env: env.auto_populate.on,
-    }
-)
-"""Metrics of a single mechanism, which exist only while it is on."""
-
 
 def metric_names(env: Env) -> tuple[str, ...]:
     """Return the metrics that exist in an environment, without those of single tools."""
-    return tuple(name for name in METRICS if name not in _MECHANISM or _MECHANISM[name](env))
+    of_mechanisms = {"duplicates_hidden": env.dedup.on, "auto_populated_kept": env.auto_populate.on}
+    return tuple(name for name in METRICS if of_mechanisms.get(name, True))
 
 
 def measure(outcome: Outcome, episode: Episode, env: Env, gold: Gold | None = None) -> dict[str, float]:
-    """Return all metrics of one scored episode, and `tool_<name>`, the number of successful calls of each tool that it
-    used. With gold this includes `rerank_recall`, if defined. Raises UsageError: the episode has not been scored."""
-    named = {name: METRICS[name](outcome, episode) for name in metric_names(env)}
+    """Return all metrics of one scored episode, with `tool_<name>`, the number of successful calls of each tool that it
+    used, and with gold `rerank_recall`, if defined. Raises UsageError: the episode has not been scored."""
+    if episode.reward is None:
+        raise UsageError(f"episode {episode.episode_id!r} has no reward: score it first")
+    populated = {unit for observation in episode.observations for unit in observation.delta.auto_populated}
+    of_episode = {
+        "reward": episode.reward.total,
+        "duplicates_hidden": float(len(episode.aliases)),
+        "auto_populated_kept": float(len(populated & {entry.unit_id for entry in episode.curated})),
+    }
+    known = outcome.ranked | of_episode
+    named = {
+        name: known[name] if name in known else float(getattr(outcome, _OF_OUTCOME.get(name, name)))
+        for name in metric_names(env)
+    }
     if gold is not None and (kept := rerank_recall(episode, gold)) is not None:
         named["rerank_recall"] = kept
     return named | {f"tool_{name}": float(count) for name, count in outcome.calls.items()}
@@ -143,24 +119,29 @@ class Tokens(Record):
 
 
 def tokens_of(episode: Episode) -> Tokens | None:
-    """Return the tokens of an episode; for a policy without a model, those that its contexts would have cost, without
-    output. None if no turn records the size of its context. A hosted model returns no ids. It is assumed that each
-    attempt of a turn gets the turn's context, without the note of a retry; that the server caches the context of the
-    previous attempt, so that only the first one has new tokens; and that a failed attempt, which is not recorded, was
-    as long as the last one, estimated by its characters. Raises SchemaError: the episode lacks a segment of a
-    prompt."""
+    """Return the tokens of an episode; for a policy without a model, those that its contexts would have cost; None if
+    no turn records the size of its context. A hosted model returns no ids: each attempt of a turn is assumed to get the
+    turn's context, of which the server caches that of the previous attempt, and to be as long as the last one,
+    estimated by its characters. Raises SchemaError: the episode lacks a segment of a prompt."""
     calls = list(calls_of(episode))
     if calls and all(call.output_ids for call in calls):
         prompts = [prompt_ids(episode, call) for call in calls]
         held = [(), *(prompt + call.output_ids for prompt, call in zip(prompts, calls, strict=True))]
         prompt = sum(map(len, prompts))
-        reused = sum(_common_prefix(new, old) for new, old in zip(prompts, held, strict=False))
+        reused = 0
+        for new, old in zip(prompts, held, strict=False):
+            shorter = min(len(new), len(old))
+            differing = np.flatnonzero(np.asarray(new[:shorter]) != np.asarray(old[:shorter]))
+            reused += int(differing[0]) if differing.size else shorter
         return Tokens(prompt, prompt - reused, sum(len(call.output_ids) for call in calls), exact=True)
     if not any(turn.prompt_tokens for turn in episode.turns):
         return None
     prompt = sum(max(1, len(turn.calls)) * turn.prompt_tokens for turn in episode.turns)
     prefill = sum(turn.prefill_tokens for turn in episode.turns)
-    output = sum(len(turn.calls) * _approximate_output(turn) for turn in episode.turns)
+    output = 0
+    for turn in episode.turns:
+        action = msgspec.json.encode(turn.action).decode() if turn.action is not None else ""
+        output += len(turn.calls) * approximate_tokens(turn.reasoning + action)
     return Tokens(prompt, prefill, output, exact=not calls)
 
 
@@ -180,18 +161,6 @@ def model_use(episode: Episode) -> dict[str, float]:
         used["output_tokens"] = float(tokens.output)
         used["merge_ratio"] = prefix_merging(calls_for_rows(episode)).merge_ratio
     return used
-
-
-def _common_prefix(new: Sequence[int], old: Sequence[int]) -> int:
-    shorter = min(len(new), len(old))
-    differing = np.flatnonzero(np.asarray(new[:shorter]) != np.asarray(old[:shorter]))
-    return int(differing[0]) if differing.size else shorter
-
-
-def _approximate_output(turn: Turn) -> int:
-    """Estimate the output tokens of a hosted model in the last attempt of a turn."""
-    action = msgspec.json.encode(turn.action).decode() if turn.action is not None else ""
-    return approximate_tokens(turn.reasoning + action)
 
 
 Faults = Literal["exclude", "zero"]
@@ -252,8 +221,8 @@ def failure_class(stop: StopReason, outcome: Outcome | None) -> FailureClass:
 
 def broken(ended: Mapping[StopReason, int], said: Mapping[str, int], faults: Faults) -> dict[str, Any]:
     """Return the account of broken episodes for `metrics.json`: by the word for each end (`BROKEN`), their number, how
-    they are `counted` in the means, and for the infrastructure's the most frequent messages with their numbers.
-    `ended`: episodes by their end. `said`: episodes that the infrastructure broke, by its message."""
+    they are `counted` in the means, and the infrastructure's most frequent messages. `ended`: episodes by their end.
+    `said`: episodes that the infrastructure broke, by its message."""
     found: dict[str, Any] = {
         word: {"episodes": ended[stop], "counted": "zero"} for stop, word in BROKEN.items() if ended.get(stop)
     }

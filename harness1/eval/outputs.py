@@ -7,7 +7,7 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -53,8 +53,6 @@ OFFICIAL = {"search_corpus": "search", "fan_out_search": "search", "read_documen
 LONGEST_NAME = 150
 """Characters of a task id in a file name; file systems allow 255 in all."""
 
-Units = Callable[[Episode], Sequence[UnitId]]
-
 
 def output_names(task_ids: Sequence[str], samples: int) -> Iterator[str]:
     """Yield the paths, within its folder, of all files made from a run's episodes except the report."""
@@ -79,20 +77,25 @@ def write_outputs(
         by_sample.setdefault(episode.sample_idx, []).append(episode)
     ids = (name for each in episodes for name in (each.task.task_id, *delivery(each), *seen_units(each)))
     encode = any(name.split() != [name] for name in ids)  # such an id would break the columns of a TREC file
+    column = _encode if encode else str
     for sample, of_one in by_sample.items():
-        _write_run(out / of_sample(CURATED, sample), of_one, delivery, encode)
-        _write_run(out / of_sample(POOL, sample), of_one, seen_units, encode)
+        for name, units_of in ((CURATED, delivery), (POOL, seen_units)):
+            run = []
+            for episode in (each for each in of_one if each.status is not Status.INFRA_ERROR):
+                units = [UnitId(column(unit)) for unit in units_of(episode)]
+                ranked = [(unit, float(len(units) - place)) for place, unit in enumerate(units)]
+                run.append((column(episode.task.task_id), ranked))
+            write_run(out / of_sample(name, sample), run, TAG)
         folder = out / of_sample(SUBMISSION, sample)
         folder.mkdir(exist_ok=True)
         for episode in of_one:
             write_json(folder / submission_name(episode.task.task_id), submission(episode))
     (out / ENCODED_QRELS).unlink(missing_ok=True)
     if encode:
-        golds = {task_id: task.gold.relevant for task_id, task in sorted(tasks.items()) if task.gold}
-        judged = {
-            _encode(task_id): {DocId(_encode(name)): grade for name, grade in found.items()}
-            for task_id, found in golds.items()
-        }
+        judged = {}
+        for task_id, task in sorted(tasks.items()):
+            if task.gold:
+                judged[_encode(task_id)] = {DocId(_encode(name)): grade for name, grade in task.gold.relevant.items()}
         write_qrels(out / ENCODED_QRELS, judged)
     return encode
 
@@ -104,16 +107,16 @@ def task_table(
     faults: Faults = "exclude",
 ) -> str:
     """Return a table (`csv_table`) with a line for each task: its id, its query, the number of its scored samples, and
-    the mean of each metric over these; cells are empty where there is none. `faults`: as in `summarise`."""
+    the mean of each metric over these, if it has any. `faults`: as in `summarise`."""
     rows = task_metrics(episodes, tasks, config, finished=True, faults=faults)
     names = list(dict.fromkeys(name for row in rows.values() for name in row))
     scored = Counter(
         each.task.task_id for each in episodes if faults == "zero" or each.status is not Status.INFRA_ERROR
     )
-    lines = (
-        (task_id, tasks[task_id].query, scored[task_id], *(rows.get(task_id, {}).get(name, "") for name in names))
-        for task_id in sorted(tasks)
-    )
+    lines = []
+    for task_id in sorted(tasks):
+        values = (rows.get(task_id, {}).get(name, "") for name in names)
+        lines.append((task_id, tasks[task_id].query, scored[task_id], *values))
     return csv_table(("task_id", "query", "samples", *names), lines)
 
 
@@ -124,16 +127,20 @@ def seen_units(episode: Episode) -> tuple[UnitId, ...]:
 
 def submission(episode: Episode) -> dict[str, Any]:
     """Return what BrowseComp-Plus evaluates for one query (`scripts_evaluation/evaluate_run.py`): the documents that
-    the tools returned, calls of each tool, and an answer, which a search agent leaves empty. A failure counts as
-    incomplete."""
+    the tools returned, calls of each tool, and an answer, which a search agent leaves empty."""
     failed = episode.status in (Status.POLICY_ERROR, Status.INFRA_ERROR)
     actions = [turn.action.name for turn in episode.turns if turn.action is not None]
     calls = Counter(OFFICIAL.get(name, name) for name in actions if name != "end_search")
+    documents: list[str] = list(seen_units(episode))
+    if episode.unit == "chunk":
+        # For a chunk that was never shown, the part of its id before the number (see `chunking.chunk`).
+        shown = documents_of_hits(episode)
+        documents = [shown.get(ChunkId(unit), DocId(unit.rpartition("#")[0] or unit)) for unit in documents]
     return {
         "query_id": episode.task.task_id,
         "tool_call_counts": dict(sorted(calls.items())),
         "status": "incomplete" if failed else "completed",
-        "retrieved_docids": list(dict.fromkeys(_documents(episode, seen_units(episode)))),
+        "retrieved_docids": list(dict.fromkeys(documents)),
         "result": [{"type": "output_text", "output": ""}],
     }
 
@@ -144,27 +151,6 @@ def submission_name(task_id: str) -> str:
     if len(name) > LONGEST_NAME:
         name = f"{name[:LONGEST_NAME]}-{text_digest(task_id)}"
     return f"run_{name}.json"
-
-
-def _documents(episode: Episode, units: Iterable[UnitId]) -> Iterator[str]:
-    """Yield one document for each unit: a document itself, or the document of a chunk. For a chunk that was never
-    shown, the document is the part of its id before the number (see `chunking.chunk`)."""
-    shown = documents_of_hits(episode)
-    for unit in units:
-        yield unit if episode.unit == "document" else shown.get(ChunkId(unit), unit.rpartition("#")[0] or unit)
-
-
-def _write_run(path: Path, episodes: Iterable[Episode], units: Units, encode: bool) -> None:
-    column = _encode if encode else str
-    ranked = ((episode, units(episode)) for episode in episodes if episode.status is not Status.INFRA_ERROR)
-    run = [
-        (
-            column(episode.task.task_id),
-            [(UnitId(column(unit)), float(len(found) - place)) for place, unit in enumerate(found)],
-        )
-        for episode, found in ranked
-    ]
-    write_run(path, run, TAG)
 
 
 def _encode(name: str) -> str:
@@ -178,7 +164,7 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "
 
 def csv_table(columns: Sequence[str], rows: Iterable[Iterable[str | float]]) -> str:
     """Return rows under their headings as comma-separated values (RFC 4180). A text that a spreadsheet would evaluate
-    is prefixed with an apostrophe. Numbers stay as they are."""
+    is prefixed with an apostrophe."""
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     for row in (columns, *rows):
@@ -224,30 +210,33 @@ class RecordedRun:
         return read_json(path) if path.is_file() else {}
 
     def tasks(self, library: Library = "") -> Any:
-        """Return a frame with a row for each episode: `task`, `query`, `sample`, `seed`, `policy`, `episode`, `group`,
-        `status`, `stop`, the failure `class`, `delivered` units and how many have each tag, `turns`, `seconds`, the
-        tokens of all contexts (`prompt_tokens`), those that no prefix cache held (`prefill_tokens`) and sampled ones
-        (`output_tokens`), `reward` without unit, and where gold is known every metric of `tasks.csv`, mostly shares of
-        1. What is unknown is missing.
-
-        Args:
-            library: `pandas` or `polars`; empty: whichever is installed, pandas first.
-
-        Raises:
-            MissingExtra: the library is not installed.
-            UsageError: there is no library of that name.
-        """
+        """Return a frame of `library` (`pandas` or `polars`; empty: whichever is installed, pandas first) with a row
+        for each episode: `task`, `query`, `sample`, `seed`, `policy`, `episode`, `group`, `status`, `stop`, the failure
+        `class`, `delivered` units and how many have each tag, `turns`, `seconds`, the tokens of all contexts
+        (`prompt_tokens`), those that no prefix cache held (`prefill_tokens`) and sampled ones (`output_tokens`),
+        `reward` without unit, and where gold is known every metric of `tasks.csv`, mostly shares of 1. What is unknown
+        is missing. Raises MissingExtra: the library is not installed; UsageError: there is no library of that name."""
         return _frame([self._task(episode) for episode in self.episodes], library)
 
     def turns(self, library: Library = "") -> Any:
-        """Return a frame with a row for each turn: `task`, `sample`, `episode`, `turn` from 1, `tool`, the first 200
-        characters of its `arguments`, the `error` code of its result, `prompt_tokens` of its context, `prefill_tokens`
-        that no prefix cache held, sampled `output_tokens`, `attempts` of a model, `seconds` of them, `hits`, units
-        that were `new`, and how many of the gold `targets` have been `found` so far. What is unknown is missing.
-
-        Args and errors are those of `tasks`.
-        """
-        return _frame([row for episode in self.episodes for row in self._turns(episode)], library)
+        """Return a frame, as `tasks` does, with a row for each turn: `task`, `sample`, `episode`, `turn` from 1,
+        `tool`, the first 200 characters of its `arguments`, the `error` code of its result, `prompt_tokens` of its
+        context, `prefill_tokens` that no prefix cache held, sampled `output_tokens`, `attempts` of a model, `seconds`
+        of them, `hits`, units that were `new`, and how many of the gold `targets` have been `found` so far."""
+        rows = []
+        for episode in self.episodes:
+            try:
+                wanted = targets(episode.task.task_id, self.run.gold_of(episode.task), episode.unit).relevant
+            except UsageError:
+                wanted = None
+            seen: set[UnitId] = set()
+            for turn in episode.turns:
+                hits = () if turn.observation is None else turn.observation.hits
+                seen |= {UnitId(hit.doc_id if episode.unit == "document" else hit.chunk_id) for hit in hits}
+                found = None if wanted is None else sum(not target.isdisjoint(seen) for target in wanted)
+                row = {"found": found, "targets": None if wanted is None else len(wanted)}
+                rows.append(_describe_turn(episode, turn) | row)
+        return _frame(rows, library)
 
     def _task(self, episode: Episode) -> Row:
         gold = self.run.gold_of(episode.task)
@@ -277,29 +266,14 @@ class RecordedRun:
         }
         return row | {name: value for name, value in metrics.items() if name not in row}
 
-    def _turns(self, episode: Episode) -> Iterator[Row]:
-        try:
-            wanted = targets(episode.task.task_id, self.run.gold_of(episode.task), episode.unit).relevant
-        except UsageError:
-            wanted = None
-        seen: set[UnitId] = set()
-        for turn in episode.turns:
-            hits = () if turn.observation is None else turn.observation.hits
-            seen |= {UnitId(hit.doc_id if episode.unit == "document" else hit.chunk_id) for hit in hits}
-            found = None if wanted is None else sum(not target.isdisjoint(seen) for target in wanted)
-            yield _turn(episode, turn) | {"found": found, "targets": None if wanted is None else len(wanted)}
-
 
 def load_run(folder: Path | str) -> RecordedRun:
     """Return a recorded run of `search`, `eval`, `sft collect` or `rl train`, whose `tasks()` and `turns()` are frames
-    of pandas or polars; their docstrings name the columns and the units.
-
-    Args:
-        folder: the run folder; of `rl train`, its output or the `episodes` in it.
+    of pandas or polars; their docstrings name the columns and the units. `folder`: the run folder; of `rl train`, its
+    output or the `episodes` in it.
 
     Raises:
-        UsageError: the folder holds no run.
-        SchemaError: its card or an episode is damaged.
+        UsageError: the folder holds no run; or, as a SchemaError, its card or an episode is damaged.
     """
     place = Path(folder)
     card = read_stage(place)
@@ -308,25 +282,24 @@ def load_run(folder: Path | str) -> RecordedRun:
     return RecordedRun(run, tuple(episode for _, episode in found))
 
 
-def _turn(episode: Episode, turn: Turn) -> Row:
-    action, seen = turn.action, turn.observation
-    given = "" if action is None else msgspec.json.encode(action.arguments).decode()
+def _describe_turn(episode: Episode, turn: Turn) -> Row:
+    action, seen, calls = turn.action, turn.observation, turn.calls
     error = None if seen is None or seen.error is None else seen.error.code
     return {
         "task": episode.task.task_id,
         "sample": episode.sample_idx,
         "episode": episode.episode_id,
         "turn": turn.index,
-        "tool": None if action is None else action.name,
-        "arguments": given[:SUMMARY],
+        "tool": action and action.name,
+        "arguments": msgspec.json.encode(action.arguments).decode()[:SUMMARY] if action else "",
         "error": error if turn.parse_error is None else "parse_error",
         "prompt_tokens": turn.prompt_tokens,
         "prefill_tokens": turn.prefill_tokens,
-        "output_tokens": sum(len(call.output_ids) for call in turn.calls) if turn.calls else None,
-        "attempts": len(turn.calls) or None,
-        "seconds": sum(call.t_end - call.t_start for call in turn.calls) if turn.calls else None,
-        "hits": 0 if seen is None else len(seen.hits),
-        "new": 0 if seen is None else len(seen.delta.new),
+        "output_tokens": sum(len(call.output_ids) for call in calls) if calls else None,
+        "attempts": len(calls) or None,
+        "seconds": sum(call.t_end - call.t_start for call in calls) if calls else None,
+        "hits": len(seen.hits) if seen else 0,
+        "new": len(seen.delta.new) if seen else 0,
     }
 
 

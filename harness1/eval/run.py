@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -18,7 +18,6 @@ from harness1.eval.metrics import Faults
 from harness1.eval.summary import task_metrics
 from harness1.plain import digest
 from harness1.records import Episode, EpisodeKey, Gold, Task
-from harness1.reward import score
 from harness1.runs.files import Stage
 from harness1.runs.folder import episodes_of, read_run_card, run_config
 from harness1.runs.journal import read_episodes
@@ -39,10 +38,9 @@ TaskKey = tuple[str, str]
 
 @dataclass(eq=False)
 class Run:
-    """A run folder. Datasets and episodes are read when they are first asked for. A worker process gets the gold, and
-    not the rest. `stage`: its card. `dataset`: the current location of its dataset; "": the recorded one. `given`: its
-    tasks with gold, if the caller has them: the dataset is then not opened. `played`: its episodes, if the caller has
-    them."""
+    """A run folder. Datasets and episodes are read when they are first asked for; a worker process gets the gold, and
+    not the rest. `stage`: its card. `moved`: the current location of its dataset; "": the recorded one. `given`: its
+    tasks with gold, if the caller has them. `played`: its episodes, if the caller has them."""
 
     folder: Path
     stage: Stage
@@ -51,13 +49,13 @@ class Run:
     played: Mapping[EpisodeKey, Episode] | None = None
 
     @classmethod
-    def open(cls, folder: Path, dataset: str | None = None, tasks: Iterable[Task] | None = None) -> Self:
+    def open(cls, folder: Path, moved: str = "", given: Sequence[Task] | None = None) -> Self:
         """Open the folder of any run: of an evaluation, a collection, a search or a training. Raises UsageError: the
         folder holds no run, or one that was made with a plugin that is not installed; SchemaError: its card is
         damaged."""
         stage = read_run_card(folder)
         run_config(folder, stage)
-        return cls(folder, stage, dataset or "", None if tasks is None else list(tasks))
+        return cls(folder, stage, moved, given)
 
     def __getstate__(self) -> dict[str, Any]:
         kept = ("folder", "stage", "moved", "given", "played", "_known_gold")
@@ -79,9 +77,8 @@ class Run:
     @property
     def datasets(self) -> list[str]:
         """Where its datasets are, or were when it was made; "" for one that its card does not name."""
-        named = self.stage.outputs.get("datasets") or [
-            self.moved or self.stage.outputs.get("source") or self.stage.inputs.get("dataset")
-        ]
+        outputs, inputs = self.stage.outputs, self.stage.inputs
+        named = outputs.get("datasets") or [self.moved or outputs.get("source") or inputs.get("dataset")]
         return [str(place or "") for place in named]
 
     @property
@@ -115,8 +112,8 @@ class Run:
 
     @cached_property
     def split_tasks(self) -> dict[str, Task]:
-        """Every task of its split by id, with gold, whether or not the run played it. Raises UsageError: the dataset
-        cannot be opened, or has no such split."""
+        """Every task of its split by id, with gold, played or not. Raises UsageError: the dataset cannot be opened, or
+        has no such split."""
         if self.given is not None:
             return {task.task_id: task for task in self.given}
         return {task.task_id: task for source in self.sources for task in source.tasks(self.split)}
@@ -124,71 +121,58 @@ class Run:
     @cached_property
     def tasks(self) -> Mapping[str, Task]:
         """The tasks that its card names, or all of its split, by id and with gold, whether or not they have an episode.
-
-        Raises:
-            UsageError: the dataset has moved, or lacks a task of the run.
-        """
+        Raises UsageError: the dataset has moved, or lacks a task of the run."""
         if self.given is not None or "tasks" not in self.stage.inputs:
             return self.split_tasks
         try:
             known = self.split_tasks
         except UsageError as error:
-            raise UsageError(
-                f"the dataset of {self.folder} cannot be read: {error}; if it was moved, give its new location with"
-                " --dataset"
-            ) from error
+            way_out = "if it was moved, give its new location with --dataset"
+            raise UsageError(f"the dataset of {self.folder} cannot be read: {error}; {way_out}") from error
         if absent := [task_id for task_id in self.stage.inputs["tasks"] if task_id not in known]:
-            raise UsageError(
-                f"{self.datasets[0]} is not what {self.folder} was run on: split {self.split} has no task {absent[0]!r}"
-            )
+            other = f"{self.datasets[0]} is not what {self.folder} was run on"
+            raise UsageError(f"{other}: split {self.split} has no task {absent[0]!r}")
         return {task_id: known[task_id] for task_id in self.stage.inputs["tasks"]}
 
     @property
     def task_names(self) -> list[tuple[str, str]]:
         """The name of a dataset and the id of a task in it, for each task that the run was asked to play, or of a
-        training's episodes for those that were played. Where a training mixed datasets, its episodes do not say which
-        one a task is of, and it counts for each. Raises UsageError: a dataset cannot be opened."""
-        asked = self.stage.inputs.get("tasks")
-        if asked is None:
+        training's episodes for those that were played; each counts for all datasets of a mixture. Raises UsageError: a
+        dataset cannot be opened."""
+        if (asked := self.stage.inputs.get("tasks")) is None:
             asked = sorted({episode.task.task_id for episode in read_episodes(self.folder)})
         return [(source.name, str(task)) for source in self.sources for task in asked]
 
     @cached_property
     def episodes(self) -> Mapping[EpisodeKey, Episode]:
         """The last episode of each key, of those that its card describes. Raises SchemaError: an episode is damaged."""
-        found = self.played
-        return {each.key: each for each in episodes_of(self.stage, self.folder)} if found is None else found
+        if self.played is not None:
+            return self.played
+        return {each.key: each for each in episodes_of(self.stage, self.folder)}
 
     @cached_property
-    def per_task(self) -> PerTask:
-        """The metrics of each scored task (see `summary.task_metrics`). Raises UsageError: an episode cannot be
-        scored."""
-        finished, faults = self.is_finished, self.faults
-        found = task_metrics(self.episodes.values(), self.tasks, self.config, finished=finished, faults=faults)
-        return self.with_rollout_costs(found)
-
-    def with_rollout_costs(self, found: PerTask) -> PerTask:
-        """Return the metrics of a fused run, with the costs of its rollouts from its card; those of any other as they
-        are."""
-        if (taken := self.stage.outputs.get("taken")) is None:
-            return found
-        kept = {task_id: {name: row[name] for name in row if name not in UNFUSED} for task_id, row in found.items()}
-        return {task_id: row | taken.get(task_id, {}) for task_id, row in kept.items()}
-
-    def samples(self, task_id: str) -> list[Episode]:
-        """Return the episodes of one task, in the order of their samples."""
-        return self._by_task.get(task_id, [])
-
-    @cached_property
-    def _by_task(self) -> dict[str, list[Episode]]:
+    def samples(self) -> Mapping[str, list[Episode]]:
+        """The episodes of each task that has one, in the order of their samples."""
         groups: dict[str, list[Episode]] = {}
         for episode in sorted(self.episodes.values(), key=lambda episode: episode.sample_idx):
             groups.setdefault(episode.task.task_id, []).append(episode)
         return groups
 
-    def with_episodes(self, episodes: Mapping[EpisodeKey, Episode]) -> Self:
-        """Return the same run with other episodes."""
-        return replace(self, given=list(self.tasks.values()), played=episodes)
+    @cached_property
+    def per_task(self) -> PerTask:
+        """The metrics of each scored task (see `summary.task_metrics`). Raises UsageError: an episode cannot be
+        scored."""
+        episodes, finished = self.episodes.values(), self.is_finished
+        found = task_metrics(episodes, self.tasks, self.config, finished=finished, faults=self.faults)
+        return self.with_rollout_costs(found)
+
+    def with_rollout_costs(self, found: PerTask) -> PerTask:
+        """Return metrics with the costs of its rollouts from the card of a fused run; those of any other run as they
+        are."""
+        if (taken := self.stage.outputs.get("taken")) is None:
+            return found
+        kept = {task_id: {name: row[name] for name in row if name not in UNFUSED} for task_id, row in found.items()}
+        return {task_id: row | taken.get(task_id, {}) for task_id, row in kept.items()}
 
     def gold_of(self, task: Task) -> Gold | None:
         """Return the gold of a recorded task without secret answers; None if its dataset does not tell."""
@@ -234,10 +218,8 @@ class Run:
         for asked in (episode.task for episode in self.episodes.values()):
             now = self.tasks.get(asked.task_id)
             if now is not None and now.query != asked.query:
-                raise UsageError(
-                    f"task {asked.task_id!r} has changed since {self.folder} was run: it asked {asked.query[:SHOWN]!r},"
-                    f" and the dataset asks {now.query[:SHOWN]!r}: {way_out}"
-                )
+                both = f"it asked {asked.query[:SHOWN]!r}, and the dataset asks {now.query[:SHOWN]!r}"
+                raise UsageError(f"task {asked.task_id!r} has changed since {self.folder} was run: {both}: {way_out}")
         if recorded is not None:
             raise UsageError(f"questions of tasks that {self.folder} has not played have changed: {way_out}")
 
@@ -247,30 +229,6 @@ class Run:
         if self._has_other_gold(self.split_tasks):
             raise UsageError(f"{self.folder} was scored with other gold than its dataset has now: {way_out}")
 
-    def refuse_other_rewards(self, config: Config, way_out: str) -> None:
-        """Accept only episodes whose recorded rewards the gold still gives; for a run whose card has no hash of it.
-        Raises UsageError: a reward would be another one."""
-        for each in self.episodes.values():
-            task = self.tasks.get(each.task.task_id)
-            if each.reward is not None and task is not None and score(each, task.gold, config).reward != each.reward:
-                raise UsageError(
-                    f"{self.folder} was scored with other gold or other rules, as task {task.task_id!r} shows:"
-                    f" {way_out}"
-                )
-
-    def refuse_other_dataset(self, other: Run) -> None:
-        """Refuse to compare runs of different tasks. A dataset may have different locations, under the same name.
-        Raises UsageError: the dataset or split differs, or the same id names different tasks in the two runs."""
-        (name, split), (other_name, other_split) = ((Path(run.dataset).name, run.split) for run in (self, other))
-        if (name, split) != (other_name, other_split):
-            raise UsageError(
-                f"{self.folder} was run on {name}/{split} and {other.folder} on {other_name}/{other_split}: they have"
-                " no tasks in common"
-            )
-        for task_id in self.tasks.keys() & other.tasks.keys():
-            if self.tasks[task_id] != other.tasks[task_id]:
-                raise UsageError(f"task {task_id!r} of {self.folder} is a different task in {other.folder}")
-
     def _has_other_gold(self, tasks: Mapping[str, Task]) -> bool:
         return "gold" in self.stage.inputs and self.stage.inputs["gold"] != self._hash("gold", tasks)
 
@@ -279,18 +237,16 @@ class Run:
 
 
 def read_run(folder: Path, dataset: str | None = None, tasks: Iterable[Task] | None = None) -> Run:
-    """Read the run folder of an evaluation, finished or not, as a whole, and check it. `dataset`: the current location
-    of its dataset, as for `open_source`; None: the recorded one. `tasks`: the tasks of its split with gold, if the
-    caller has them. Raises UsageError: the folder is not an evaluation, its dataset has moved or lacks a task of the
-    run, questions or gold have changed since, or an episode cannot be scored; SchemaError: its card or an episode is
-    damaged."""
-    run = Run.open(folder, dataset, tasks)
+    """Read the run folder of an evaluation, finished or not, as a whole, and check it. `dataset`, `tasks`: see `moved`
+    and `given` of `Run`. Raises UsageError: the folder is not an evaluation, its dataset has moved or lacks a task of
+    the run, questions or gold have changed since, or an episode cannot be scored; SchemaError: its card or an episode
+    is damaged."""
+    run = Run.open(folder, dataset or "", None if tasks is None else list(tasks))
     if not {"dataset", "split", "tasks"} <= run.stage.inputs.keys():
         raise UsageError(f"{folder} is not an evaluation: its card names no dataset with tasks")
     run.refuse_other_queries("a run is read with the tasks it was played on")
-    run.refuse_other_gold(
-        "the version that fused it can fuse its runs again" if "fused" in run.stage.inputs else SCORE_AGAIN
-    )
+    fused = "the version that fused it can fuse its runs again"
+    run.refuse_other_gold(fused if "fused" in run.stage.inputs else SCORE_AGAIN)
     assert run.per_task is not None
     return run
 

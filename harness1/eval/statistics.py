@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, variance
 from typing import TypeVar
 
@@ -32,10 +32,9 @@ class VarianceComponents(Record):
 
 def variance_components(samples: Mapping[str, Sequence[float]]) -> VarianceComponents:
     """Fit the one-way random-effects model (Searle, Casella and McCulloch 1992): a sample is the mean of its task plus
-    an error. The variance within is the mean of the tasks' sample variances; the variance between, at least 0, is that
-    of the task means less the part due to errors (within / n, averaged over tasks if n differs). `samples`: the values
-    of each task's samples. A task with one sample says nothing about the variance within. Raises UsageError: no task
-    has two samples, or one has none."""
+    an error. The variance between is that of the task means less the part due to errors (within / n, averaged over
+    tasks if n differs), at least 0. A task with one sample says nothing about the variance within. Raises UsageError:
+    no task has two samples, or one has none."""
     groups = list(samples.values())
     if not all(groups) or not any(len(group) > 1 for group in groups):
         raise UsageError("the spread between repeats needs a task with two samples, and no task without samples")
@@ -53,8 +52,7 @@ _CELLS = 1 << 20  # draws held in memory at once, whatever the number of tasks a
 
 
 class Interval(Record):
-    """A mean over tasks with its bootstrap confidence interval. One task gives three equal numbers, which say nothing
-    about its uncertainty; no task gives three NaN."""
+    """A mean over tasks with its bootstrap confidence interval: three equal numbers of one task, three NaN of none."""
 
     mean: float
     low: float
@@ -74,50 +72,30 @@ def bootstrap_mean(values: Sequence[float] | NDArray[np.float64], resamples: int
 def bootstrap_means(values: ArrayLike, resamples: int, seed: int = 0) -> list[Interval]:
     """Return the means of the columns of `values` (tasks, columns), all from the same resamples of the tasks. Raises
     UsageError: `resamples` is below 1."""
-    table = _table(values, resamples)
+    if resamples < 1:
+        raise UsageError(f"a bootstrap needs at least one resample, not {resamples}")
+    table = np.asarray(values, dtype=np.float64)
     if len(table) == 0:
         return [Interval(np.nan, np.nan, np.nan)] * table.shape[1]
     # Relative to the first task a constant column stays exact: its interval has no width.
     origin = table[0]
     shifted = table - origin
-    low, high = np.quantile(_resample_means(shifted, resamples, seed), [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
-    bounds = np.stack([shifted.mean(axis=0), low, high], axis=1) + origin[:, None]
-    return [Interval(*map(float, row)) for row in bounds]
-
-
-def bootstrap_function(
-    values: ArrayLike, function: Callable[[NDArray[np.float64]], NDArray[np.float64]], resamples: int, seed: int = 0
-) -> Interval:
-    """Return a function of the means of columns, such as a ratio, with its interval. As all means come from the same
-    resamples, rates over unequal numbers of items keep the task as their unit. `values`: one row for each task, shape
-    [tasks, columns]. `function`: from means of shape [rows, columns] to one number for each row; NaN is left out of the
-    interval. Raises UsageError: `resamples` is below 1."""
-    table = _table(values, resamples)
-    if len(table) == 0:
-        return Interval(np.nan, np.nan, np.nan)
-    drawn = function(_resample_means(table, resamples, seed))
-    low, high = np.nanquantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Interval(float(function(table.mean(axis=0, keepdims=True))[0]), float(low), float(high))
-
-
-def _table(values: ArrayLike, resamples: int) -> NDArray[np.float64]:
-    if resamples < 1:
-        raise UsageError(f"a bootstrap needs at least one resample, not {resamples}")
-    return np.asarray(values, dtype=np.float64)
+    drawn = _resample_means(shifted, resamples, seed)
+    bounds = [shifted.mean(axis=0), *np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)]
+    return [Interval(*map(float, row)) for row in np.stack(bounds, axis=1) + origin[:, None]]
 
 
 def paired_difference(a: Mapping[str, float], b: Mapping[str, float], resamples: int, seed: int = 0) -> Interval:
-    """Return the mean over tasks of `a[task] - b[task]`. Both runs have the same tasks, so the variance between tasks
-    cancels. Raises UsageError: the two runs are not of the same tasks."""
+    """Return the mean of `a[task] - b[task]`; the variance between tasks cancels. Raises UsageError: the two runs are
+    not of the same tasks."""
     return bootstrap_mean(_differences(a, b), resamples, seed)
 
 
 def randomisation_test(a: Mapping[str, float], b: Mapping[str, float], resamples: int, seed: int = 0) -> float:
     """Return the two-sided p-value of a difference between two runs (Fisher's randomisation test; Smucker, Allan and
     Carterette 2007): how often the mean of `a[task] - b[task]` is at least as far from 0 when the sign of each
-    difference is drawn at random. It is exact, over all signs, if there are at most `resamples` of them; else (count +
-    1) / (resamples + 1). Without any difference it is 1. Raises UsageError: the two runs are not of the same tasks, or
-    `resamples` is below 1."""
+    difference is drawn at random. Over all signs, and so exact, if there are at most `resamples` of them; else (count +
+    1) / (resamples + 1). Raises UsageError: the runs are not of the same tasks, or `resamples` is below 1."""
     if resamples < 1:
         raise UsageError(f"a randomisation test needs at least one resample, not {resamples}")
     differences = _differences(a, b)
@@ -131,14 +109,16 @@ def randomisation_test(a: Mapping[str, float], b: Mapping[str, float], resamples
     extreme = 0
     for start in range(0, every if exact else resamples, block):
         size = min(block, (every if exact else resamples) - start)
-        signs = _all_signs(start, size, len(differences)) if exact else rng.integers(2, size=(size, len(differences)))
+        # All signs are the binary digits of the row numbers.
+        rows = np.arange(start, start + size)[:, None]
+        signs = rows >> np.arange(len(differences)) & 1 if exact else rng.integers(2, size=(size, len(differences)))
         extreme += int((np.abs((2 * signs - 1) @ differences) >= least).sum())
     return extreme / every if exact else (extreme + 1) / (resamples + 1)
 
 
 def holm(p: Mapping[Name, float]) -> dict[Name, float]:
     """Adjust p-values of several comparisons to keep the chance of any false finding below the level (Holm 1979): in
-    ascending order, multiply each by the number of those that remain, itself included; never falling, at most 1."""
+    ascending order, multiply each by the number that remain, itself included; never falling, at most 1."""
     adjusted: dict[Name, float] = {}
     floor = 0.0
     for passed, name in enumerate(sorted(p, key=lambda name: p[name])):
@@ -161,25 +141,16 @@ def _differences(a: Mapping[str, float], b: Mapping[str, float]) -> NDArray[np.f
     return np.array([a[task] - b[task] for task in sorted(a)], dtype=np.float64)
 
 
-def _all_signs(start: int, size: int, tasks: int) -> NDArray[np.int64]:
-    """Return rows `start` to `start + size` of all combinations of 0 and 1: the binary digits of the row number."""
-    return np.arange(start, start + size)[:, None] >> np.arange(tasks) & 1
-
-
 def _resample_means(values: NDArray[np.float64], resamples: int, seed: int) -> NDArray[np.float64]:
-    rng = np.random.default_rng(seed)
-    block = max(1, _CELLS // len(values))
-    sizes = [min(block, resamples - start) for start in range(0, resamples, block)]
-    return np.concatenate([_block_of_means(values, size, rng) for size in sizes])
-
-
-def _block_of_means(values: NDArray[np.float64], size: int, rng: np.random.Generator) -> NDArray[np.float64]:
     """Multiply how often each resample draws each task by the values: one matrix product for all columns."""
-    tasks = len(values)
-    draws = rng.integers(tasks, size=(size, tasks)) + tasks * np.arange(size)[:, None]
-    counts = np.bincount(draws.ravel(), minlength=size * tasks).reshape(size, tasks)
-    means: NDArray[np.float64] = counts.astype(np.float64) @ values / tasks
-    return means
+    rng, tasks, found = np.random.default_rng(seed), len(values), []
+    block = max(1, _CELLS // tasks)
+    for start in range(0, resamples, block):
+        size = min(block, resamples - start)
+        draws = rng.integers(tasks, size=(size, tasks)) + tasks * np.arange(size)[:, None]
+        counts = np.bincount(draws.ravel(), minlength=size * tasks).reshape(size, tasks)
+        found.append(counts.astype(np.float64) @ values / tasks)
+    return np.concatenate(found)
 
 
 def probability(p: float) -> str:

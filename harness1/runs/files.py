@@ -24,8 +24,7 @@ T = TypeVar("T")
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Turn every `OSError` inside this context into a `UsageError` that names the file or the folder. Raises
-    UsageError: the folder cannot be written, or its disk is full."""
+    """Turn every `OSError` inside this context into a `UsageError` that names the file or the folder."""
     try:
         yield
     except OSError as error:
@@ -34,8 +33,7 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def refuse_full_disk(folder: Path, needed: int) -> None:
-    """Refuse a folder, which need not exist yet, if its disk has fewer than `needed` bytes free. Raises UsageError: the
-    disk has too little room."""
+    """Refuse a folder, which need not exist yet, if its disk has fewer than `needed` bytes free. Raises UsageError."""
     place = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
     free = shutil.disk_usage(place).free
     if free < needed:
@@ -86,8 +84,8 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def lock(file: IO[Any], refusal: str) -> None:
-    """Lock a file against all other processes, or refuse at once. Raises UsageError: another process holds the lock;
-    `refusal` is the message."""
+    """Lock a file against all other processes. Raises UsageError, with the words of `refusal`: another process holds
+    it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -120,10 +118,8 @@ class Stage(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def is_done(self, folder: Path) -> bool:
         """Return whether the folder already holds the same work, finished."""
-        found = read_stage(folder)
-        return (
-            found is not None and found.status == "finished" and (found.verb, found.inputs) == (self.verb, self.inputs)
-        )
+        found, wanted = read_stage(folder), (self.verb, self.inputs, "finished")
+        return found is not None and (found.verb, found.inputs, found.status) == wanted
 
     def write(self, folder: Path, **changes: Any) -> Stage:
         """Write the card, with changes, in one atomic step; return it as written."""
@@ -144,8 +140,7 @@ def read_stage(folder: Path) -> Stage | None:
 
 
 def read_raw_stage(folder: Path) -> Stage | None:
-    """Return the card of a folder as it was written, or None if it has none. Raises SchemaError: the card cannot be
-    read."""
+    """Return the card of a folder as it was written; otherwise as `read_stage`."""
     return read_record(folder / STAGE, Stage, "a stage card")
 
 
@@ -164,10 +159,10 @@ def under_way(stage: Stage, folder: Path) -> Iterator[None]:
 
 
 def refuse_foreign(folder: Path, verb: str, what: str = "", mark: str = STAGE, option: str = "--out") -> None:
-    """Accept only a folder that is new, empty, or was written by the same verb. `what`: names what a foreign folder
-    lacks; by default, the work of `harness1 VERB`. `mark`: a file that shows which verb a folder belongs to before it
-    has a card. `option`: names the folder on the command line. Raises UsageError: the folder holds something else, or
-    is not a folder."""
+    """Accept only a folder that is new, empty, or was written by the same verb. `what`: what a foreign folder lacks; by
+    default, the work of `harness1 VERB`. `mark`: a file that shows which verb a folder belongs to before it has a card.
+    `option`: names the folder on the command line. Raises UsageError: the folder holds something else, or is no
+    folder."""
     try:
         # A process that was killed while it wrote its card left the card's temporary file.
         empty = not folder.exists() or all(each.name.startswith(f".{STAGE}.") for each in folder.iterdir())
@@ -182,9 +177,9 @@ def refuse_foreign(folder: Path, verb: str, what: str = "", mark: str = STAGE, o
 def refuse_changed(
     stage: Stage, folder: Path, noun: str, choice: str = "--out, or --force", besides: Collection[str] = ()
 ) -> None:
-    """Accept only a folder without a card, or with one of equal inputs. Hashes of tasks that the card of an earlier
-    version lacks are unknown, and accepted. `noun`: names what the folder holds. `choice`: names the options to change.
-    `besides`: inputs that may differ. Raises UsageError: the card has other inputs; the message names them."""
+    """Accept only a folder without a card, or with one of equal inputs; hashes of tasks that the card of an earlier
+    version lacks are accepted. `noun`: names what the folder holds. `choice`: the options to change. `besides`: inputs
+    that may differ. Raises UsageError: the card has other inputs; the message names them."""
     found = read_stage(folder)
     if found is None or found.inputs == stage.inputs:
         return
@@ -197,22 +192,22 @@ def refuse_changed(
 
 def refuse_other(stage: Stage, folder: Path, noun: str) -> None:
     """Accept only a folder that is new, empty, or was made by the same work, which `noun` names. Raises UsageError: the
-    folder holds something else, or is not a folder."""
+    folder holds something else, or is no folder."""
     refuse_foreign(folder, stage.verb)
     refuse_changed(stage, folder, noun)
 
 
 def clear(folder: Path, verb: str, *patterns: str, keep_card: bool = False) -> None:
-    """Remove what a verb wrote into a folder, in the same way as `remove`. Raises UsageError: the folder holds
-    something else, or cannot be cleared."""
+    """Remove what a verb wrote into a folder, as `remove` does. Raises UsageError: the folder holds something else, or
+    cannot be cleared."""
     refuse_foreign(folder, verb)
     remove(folder, *patterns, keep_card=keep_card)
 
 
 def remove(folder: Path, *patterns: str, keep_card: bool = False) -> None:
     """Remove the files and folders that match, and the card last: without it, the rest of a clearing that was cut short
-    would belong to nobody. `keep_card`: leave the card, because folders that have cards of their own stay beside it.
-    Raises UsageError: the folder cannot be cleared."""
+    would belong to nobody. `keep_card`: leave it, because folders with cards of their own stay beside it. Raises
+    UsageError: the folder cannot be cleared."""
     try:
         for path in [path for pattern in patterns for path in folder.glob(pattern) if path.name != STAGE]:
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()

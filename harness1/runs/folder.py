@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -54,7 +55,7 @@ def run_stage(
     chat: Mapping[str, str] = MappingProxyType({}),
 ) -> Stage:
     """Return the card of a run folder. Its configuration is enough to replay it offline, its index to replay it live.
-    `index`: the name of an engine, or the absolute path of a folder (`retrieval.open.absolute_index`). A password in it
+    `index`: the name of an engine, or the absolute path of a folder (`retrieval.open.absolute_index`); a password in it
     is not written. `chat`: the chat `format` of its policy, if it has one, and the location of its student's
     `tokenizer`."""
     lines = Lines(digest([inputs, hashes]), 0)
@@ -77,19 +78,19 @@ def toml_lines(tree: dict[str, Any], notes: Mapping[str, str] | None = None, pre
     """Return nested settings as lines of TOML: scalars first, then one table for each group. `notes`: by dotted name,
     what a comment says of a group or a setting."""
     notes, lines = notes or {}, list[str]()
+
+    def comment(key: str) -> list[str]:
+        text = notes.get(prefix + key)
+        return textwrap.wrap(text, 100, initial_indent="# ", subsequent_indent="# ") if text else []
+
     for key, value in tree.items():
         if not isinstance(value, dict):
             # JSON and TOML write scalars, and lists of them, alike.
-            lines += [*_comment(notes.get(prefix + key)), f"{key} = {msgspec.json.encode(value).decode()}"]
+            lines += [*comment(key), f"{key} = {msgspec.json.encode(value).decode()}"]
     for key, value in tree.items():
         if isinstance(value, dict):
-            comment = _comment(notes.get(prefix + key))
-            lines += ["", *comment, f"[{prefix}{key}]", *toml_lines(value, notes, f"{prefix}{key}.")]
+            lines += ["", *comment(key), f"[{prefix}{key}]", *toml_lines(value, notes, f"{prefix}{key}.")]
     return lines
-
-
-def _comment(text: str | None) -> list[str]:
-    return textwrap.wrap(text, 100, initial_indent="# ", subsequent_indent="# ") if text else []
 
 
 def of_sample(name: str, sample: int) -> str:
@@ -99,9 +100,9 @@ def of_sample(name: str, sample: int) -> str:
 
 
 def read_run_card(folder: Path, *, scored_again: bool = False) -> Stage:
-    """Return the card of a run folder. `scored_again`: reward terms may have changed since, because the run gets
-    another reward. Raises UsageError: the folder holds no run, or one that was made with a tool or a reward term that
-    is not installed; SchemaError: its card is damaged."""
+    """Return the card of a run folder. `scored_again`: reward terms may have changed since. Raises UsageError: the
+    folder holds no run, or one that was made with a tool or a reward term that is not installed; SchemaError: its card
+    is damaged."""
     stage = read_stage(folder)
     if stage is None or stage.verb != "run":
         why = "it has no stage.json of a run" if folder.exists() else "there is no such folder"
@@ -124,29 +125,29 @@ def run_config(folder: Path, stage: Stage | None = None) -> tuple[Config, str]:
 
 def episodes_of(stage: Stage, folder: Path) -> list[Episode]:
     """Return the last episode of each task and sample of the run that a card describes, sorted, because the mean of
-    floats depends on their order, and a file on the order of its lines."""
+    floats depends on their order."""
     made_with = tuple(stage.inputs.get(name) for name in ("env", "policy", "index"))
     return [episode for key, episode in sorted(latest_episodes(folder).items()) if key[2:] == made_with]
 
 
 def clear_run(out: Path) -> None:
-    """Remove an earlier run; nothing else in the folder is touched. Raises UsageError: the folder holds something that
-    is not a run, may not be written, or is being written by another process."""
+    """Remove an earlier run, and nothing else. Raises UsageError: the folder holds something that is not a run, may not
+    be written, or is being written by another process."""
     refuse_foreign(out, "run", "no run", EPISODES)
     with hold(out, EPISODES):
         with writing(out):
             drop_leftovers(out)
         remove(out, *_DERIVED, *(f"{folder}/run_*.json" for folder in _SUBMISSIONS), keep_card=True)
-        for folder in _matching(out, *_SUBMISSIONS):
+        for folder in chain.from_iterable(map(out.glob, _SUBMISSIONS)):
             with suppress(OSError):  # somebody has put something else there, which stays
                 folder.rmdir()
         remove(out, EPISODES, TOKENS)
 
 
 def drop_leftovers(out: Path) -> None:
-    """Remove the temporary files of processes that were killed while they replaced a file. Call it only while holding
-    the folder's lock."""
-    for path in _matching(out, ".*", *(f"{folder}/.*" for folder in _SUBMISSIONS)):
+    """Remove the temporary files of processes that were killed while they replaced a file; only while holding the
+    folder's lock."""
+    for path in chain.from_iterable(map(out.glob, (".*", *(f"{folder}/.*" for folder in _SUBMISSIONS)))):
         name, _, process = path.name.removeprefix(".").rpartition(".")
         if process.isdecimal() and name.endswith((".json", ".jsonl", ".csv", ".trec", ".toml", ".html")):
             path.unlink(missing_ok=True)
@@ -160,10 +161,6 @@ def refuse_other_run(stage: Stage, out: Path) -> Stage:
     return continue_lines(stage, out / EPISODES)
 
 
-def _matching(out: Path, *patterns: str) -> list[Path]:
-    return [path for pattern in patterns for path in out.glob(pattern)]
-
-
 PACKAGE = "harness1"
 GIT_S = 10.0
 """Seconds to wait for git."""
@@ -172,10 +169,9 @@ SESSION = ("version", "commit", "dirty", "python", "libraries", "machine", "star
 
 
 def begin_provenance(out: Path, facts: dict[str, Any], *, runs: bool) -> None:
-    """Write `provenance.json` for a process that begins to work in a run folder. A process that runs episodes is
-    recorded at the top level, and those before it under `earlier`; one that only makes files from episodes leaves the
-    record alone. Without a record, the times are unknown: both are null. `facts`: what is known of the run itself, by
-    name."""
+    """Write `provenance.json` for a process that begins to work in a run folder. One that runs episodes is recorded at
+    the top level, and those before it under `earlier`; one that only makes files from episodes leaves the record alone.
+    Without a record both times are null. `facts`: what is known of the run itself, by name."""
     before = read_provenance(out)
     if before is not None and not runs:
         return
@@ -199,8 +195,8 @@ def end_provenance(out: Path) -> None:
 
 
 def wall_seconds(record: Mapping[str, Any] | None) -> float | None:
-    """Return the elapsed seconds of all processes that ran a run's episodes; None if one of them was killed and has no
-    end time, or if their times are unknown."""
+    """Return the elapsed seconds of all processes that ran a run's episodes; None if one of them has no end time, or if
+    their times are unknown."""
     processes = [*record.get("earlier", []), record] if record else []
     times = [(each.get("started"), each.get("ended")) for each in processes]
     if not times or not all(started and ended for started, ended in times):
@@ -220,16 +216,31 @@ def read_provenance(out: Path) -> dict[str, Any] | None:
 
 def describe_process() -> dict[str, Any]:
     """Describe the code and the machine of this process: the package's version, its commit and whether its files differ
-    from it (null outside of a checkout), the versions of Python and of the installed libraries it can use."""
+    from it (null outside of a checkout), the versions of Python and of the installed libraries that it names, the
+    operating system, the model and number of processor cores, and the memory in bytes."""
     commit, dirty = checkout(Path(harness1.__file__).parent)
-    version, libraries = list_libraries()
+    version, libraries, cpu = None, dict[str, str](), None
+    with suppress(metadata.PackageNotFoundError):  # the package may run without being installed
+        version = metadata.version(PACKAGE)
+        required = metadata.requires(PACKAGE) or []
+        used = (line for line in required if not re.search(r"extra == .(test|bench)\b", line))
+        for name in sorted({re.split(r"[^\w.-]", line, maxsplit=1)[0] for line in used} - {PACKAGE}):
+            with suppress(metadata.PackageNotFoundError):
+                libraries[name] = metadata.version(name)
+    with suppress(OSError):
+        cpu = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return {
         "version": version,
         "commit": commit,
         "dirty": dirty,
         "python": platform.python_version(),
         "libraries": libraries,
-        "machine": machine(),
+        "machine": {
+            "platform": platform.platform(),
+            "cpu": cpu[1] if cpu else platform.processor() or platform.machine(),
+            "cores": os.cpu_count(),
+            "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        },
     }
 
 
@@ -240,35 +251,6 @@ def checkout(package: Path) -> tuple[str | None, bool | None]:
         return None, None
     commit, changes = _git(package, "rev-parse", "HEAD"), _git(package, "status", "--porcelain", "--", ".")
     return commit, bool(changes) if changes is not None else None
-
-
-def list_libraries() -> tuple[str | None, dict[str, str]]:
-    """Return the version of the package, and of each installed library that it names; None and no libraries if the
-    package runs without being installed."""
-    try:
-        version, required = metadata.version(PACKAGE), metadata.requires(PACKAGE) or []
-    except metadata.PackageNotFoundError:
-        return None, {}
-    used = [line for line in required if not re.search(r"extra == .(test|bench)\b", line)]
-    names = sorted({re.split(r"[^\w.-]", line, maxsplit=1)[0] for line in used} - {PACKAGE})
-    libraries = {}
-    for name in names:
-        with suppress(metadata.PackageNotFoundError):
-            libraries[name] = metadata.version(name)
-    return version, libraries
-
-
-def machine() -> dict[str, Any]:
-    """Return the operating system, the model and number of processor cores, and the memory in bytes."""
-    cpu = None
-    with suppress(OSError):
-        cpu = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    return {
-        "platform": platform.platform(),
-        "cpu": cpu[1] if cpu else platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-    }
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

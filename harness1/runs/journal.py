@@ -14,13 +14,13 @@ import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, Self
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from harness1.errors import MALFORMED, SchemaError, UsageError
 from harness1.plain import digest
@@ -41,9 +41,9 @@ _TAIL = len(_MARK) + _DIGITS + len(b'"}')
 
 class Journal:
     """Appends to the two files of a folder; one process at a time holds them. The context closes them. `numbers`: the
-    name of the binary file; empty where lines have no numbers. `wait`: for a process that is writing to the folder,
-    rather than refuse. `torn`: bytes of a torn last line that were cut off on opening. Raises UsageError: another
-    process is writing to the folder, or this one cannot."""
+    name of the binary file; empty where lines have no numbers. `wait`: for a process that is writing to the folder.
+    `torn`: bytes of a torn last line that were cut off on opening. Raises UsageError: another process is writing to the
+    folder, or this one cannot."""
 
     def __init__(self, folder: Path, lines: str, numbers: str = "", *, wait: bool = False) -> None:
         try:
@@ -60,7 +60,16 @@ class Journal:
             self._lines.close()
             raise UsageError(refusal) from error
         self._numbers = (folder / numbers).open("ab") if numbers else None
-        self.torn = self._cut_torn_line()
+        size = end = self._lines.seek(0, os.SEEK_END)
+        newline = 0
+        while end and not newline:
+            start = max(0, end - BLOCK)
+            self._lines.seek(start)
+            newline = self._lines.read(end - start).rfind(b"\n") + 1
+            end = start + newline
+        self._lines.truncate(end)
+        self._lines.seek(end)
+        self.torn = size - end
 
     @property
     def offset(self) -> int:
@@ -68,8 +77,7 @@ class Journal:
         return self._numbers.tell() if self._numbers else 0
 
     def write(self, line: bytes, numbers: bytes = b"") -> None:
-        """Write one line and its numbers; both are on disk when this returns, as far as the operating system is
-        concerned."""
+        """Write one line and its numbers; the operating system has both when this returns."""
         if numbers and self._numbers:
             self._numbers.write(numbers)
             self._numbers.flush()
@@ -86,19 +94,6 @@ class Journal:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _cut_torn_line(self) -> int:
-        size = end = self._lines.seek(0, os.SEEK_END)
-        while end:
-            start = max(0, end - BLOCK)
-            self._lines.seek(start)
-            found = self._lines.read(end - start).rfind(b"\n") + 1
-            end = start + found
-            if found:
-                break
-        self._lines.truncate(end)
-        self._lines.seek(end)
-        return size - end
 
 
 def hold(folder: Path, lines: str) -> AbstractContextManager[object]:
@@ -130,8 +125,8 @@ def to_bytes(arrays: Sequence[np.ndarray], offset: int) -> tuple[bytes, TokenBlo
 
 
 def unpack(path: Path, place: TokenBlob, of: str) -> Iterator[np.ndarray]:
-    """Yield the arrays again, as untyped words of four bytes; `view` gives them their type. `of`: names what they
-    belong to, in the error. Raises SchemaError: the file is missing, or not what was written."""
+    """Yield the arrays again, as untyped words of four bytes. `of`: names what they belong to, in the error. Raises
+    SchemaError: the file is missing, or not what was written."""
     if not path.is_file():
         raise SchemaError(f"{path.name}, which holds its tokens, is missing")
     with path.open("rb") as numbers:
@@ -174,7 +169,7 @@ def without_digest(line: bytes) -> tuple[bytes, bytes]:
 
 
 def lines_of(stage: Stage | None) -> Lines:
-    """Return what a card says about its lines; nothing for the card of an earlier version, and for none. Raises
+    """Return what a card says about its lines; nothing for that of an earlier version, and for none. Raises
     SchemaError: the card is damaged."""
     found = {} if stage is None or stage.verb != "run" else stage.outputs.get(LINES, {})
     try:
@@ -206,7 +201,7 @@ def check_lines(path: Path, lines: Iterator[tuple[int, bytes]]) -> Iterator[tupl
 
 
 def check_line(line: bytes, key: str, place: str) -> tuple[bytes, bytes]:
-    """Return a line without its digest, and the digest; raise SchemaError, which names the place, if they differ."""
+    """Return a line without its digest, and the digest. Raises SchemaError, which names the place: they differ."""
     body, found = without_digest(line.removesuffix(b"\n"))
     if found and found != _digest_of(body, key):
         raise SchemaError(f"{place}: this line was changed, or was recorded in another run")
@@ -219,8 +214,8 @@ def count_undigested(path: Path) -> int:
 
 
 def continue_lines(stage: Stage, path: Path) -> Stage:
-    """Return the card of a run for writing further lines: it keeps the key of those that are there already. Raises
-    SchemaError: the card in the folder is damaged."""
+    """Return the card of a run for writing further lines: it keeps the key of those that are there. Raises SchemaError:
+    the card in the folder is damaged."""
     before, there = lines_of(read_raw_stage(path.parent)), path.is_file() and path.stat().st_size > 0
     now = Lines(lines_of(stage).key, 0)
     if there and before.undigested is not None:
@@ -229,14 +224,14 @@ def continue_lines(stage: Stage, path: Path) -> Stage:
         plain = count_undigested(path)
         mixed = plain < sum(1 for _ in read_lines(path))
         now = Lines("" if mixed else now.key, plain)
-    return msgspec.structs.replace(stage, outputs={**stage.outputs, LINES: msgspec.to_builtins(now)})
+    return replace(stage, outputs={**stage.outputs, LINES: msgspec.to_builtins(now)})
 
 
 def finish(stage: Stage, path: Path, earlier: Lines | None = None, **changes: Any) -> Stage:
     """Write the card of a run that has ended, with the digest of its lines; return it as written. `earlier`: what the
     card said before lines were added, if nothing else has happened to them: only these are read. `changes`: of the
-    card, as in `Stage.write`."""
-    stage = msgspec.structs.replace(stage, status="finished", **changes)
+    card."""
+    stage = replace(stage, status="finished", **changes)
     begin = earlier.size if earlier is not None and earlier.digest else 0
     fold = earlier.fold if earlier is not None and begin else ""
     with path.open("rb") as file:
@@ -245,8 +240,8 @@ def finish(stage: Stage, path: Path, earlier: Lines | None = None, **changes: An
             body, found = without_digest(line.removesuffix(b"\n"))
             fold = _fold(fold, found or body)
         size = file.tell()
-    said = msgspec.structs.replace(lines_of(stage), size=size, fold=fold)
-    said = msgspec.structs.replace(said, digest=_seal(stage, said))
+    said = replace(lines_of(stage), size=size, fold=fold)
+    said = replace(said, digest=_seal(stage, said))
     return stage.write(path.parent, outputs={**stage.outputs, LINES: msgspec.to_builtins(said)})
 
 
@@ -269,7 +264,7 @@ def _fold(fold: str, found: bytes) -> str:
 def _seal(stage: Stage, said: Lines) -> str:
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(stage))
     outputs = {name: value for name, value in plain.get("outputs", {}).items() if name != LINES}
-    return digest([msgspec.structs.replace(said, digest=""), {**plain, "outputs": outputs}])
+    return digest([replace(said, digest=""), {**plain, "outputs": outputs}])
 
 
 class EpisodeStore(Journal):
@@ -284,28 +279,31 @@ class EpisodeStore(Journal):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, EPISODES, TOKENS)
         self._folder = folder
+        self._key: str | None = None
 
     def append(self, episode: Episode) -> None:
-        """Write one finished episode; it is on disk when this returns, as far as the operating system is concerned."""
-        stored, blob = _detach(episode, self.offset)
-        self.write(with_digest(encode_episode(stored), self._key), blob)
-
-    @cached_property
-    def _key(self) -> str:
-        """The key of the line digests, from the card: it is written after the folder is locked, and before any line."""
-        return lines_of(read_stage(self._folder)).key
+        """Write one finished episode; the operating system has it when this returns."""
+        if self._key is None:  # the card is written after the folder is locked, and before any line
+            self._key = lines_of(read_stage(self._folder)).key
+        arrays = list[np.ndarray]()
+        for call in (call for turn in episode.turns for call in turn.calls):
+            arrays += [np.asarray(call.output_ids, dtype="<i4"), np.asarray(call.output_logprobs, dtype="<f4")]
+        arrays += [np.asarray(ids, dtype="<i4") for ids in episode.segments.values()]
+        blob, place = to_bytes(arrays, self.offset)
+        if place is not None:
+            turns = _with_calls(episode, lambda call: replace(call, output_ids=(), output_logprobs=()))
+            segments: dict[str, tuple[int, ...]] = dict.fromkeys(episode.segments, ())
+            episode = replace(episode, turns=turns, segments=segments, tokens=place)
+        self.write(with_digest(encode_episode(episode), self._key), blob)
 
 
 def read_episodes(folder: Path, on_torn: Callable[[int], None] | None = None) -> Iterator[Episode]:
     """Yield the episodes of a run in the order written, including every line of an episode that was played again.
-
-    Args:
-        on_torn: is called with the bytes of a torn last line, which is left out.
+    `on_torn` is called with the bytes of a torn last line, which is left out.
 
     Raises:
         UsageError: the folder holds no run.
-        SchemaError: a line is not an episode, is newer than this package, or was changed after it was recorded; or
-            lines or tokens are lost or damaged.
+        SchemaError: a line is no episode, is newer than this package, or was changed; or lines or tokens are lost.
     """
     path = folder / EPISODES
     for number, line in check_lines(path, read_lines(path, on_torn)):
@@ -319,9 +317,9 @@ def read_episodes(folder: Path, on_torn: Callable[[int], None] | None = None) ->
 
 
 def read_appended(folder: Path, start: int, most: int) -> Iterator[tuple[int, int, Episode]]:
-    """Yield the episodes of a run that is under way from a byte on: where each begins and ends, and the episode. A last
-    line that is not whole yet is left for later. `most`: the number of episodes to read. Raises SchemaError: a line is
-    not an episode, or was changed after it was recorded."""
+    """Yield at most `most` episodes of a run that is under way from a byte on: where each begins and ends, and the
+    episode. A last line that is not whole yet is left for later. Raises SchemaError: a line is not an episode, or was
+    changed after it was recorded."""
     path, key = folder / EPISODES, lines_of(read_raw_stage(folder)).key
     with path.open("rb") as lines:
         lines.seek(start)
@@ -340,39 +338,21 @@ def line_starts(folder: Path) -> Sequence[int]:
 
 
 def rewrite_episodes(folder: Path, scored: Callable[[Episode], Episode]) -> None:
-    """Replace the reward of every episode of a run, and the hash of its weights, by those that `scored` gives. Call it
-    only while holding the folder's `EpisodeStore`, which then cannot be used further. Raises SchemaError: as
+    """Replace the reward of every episode of a run, and the hash of its weights, by those that `scored` gives; only
+    while holding the folder's `EpisodeStore`, which then cannot be used further. Raises SchemaError: as
     `read_episodes`."""
     path, key = folder / EPISODES, lines_of(read_stage(folder)).key
     with replacing(path) as file:
         for _, line in check_lines(path, read_lines(path)):
             stored = decode_episode(line)
             now = scored(_attach(stored, folder))
-            again = msgspec.structs.replace(stored, reward=now.reward, hashes=now.hashes)
+            again = replace(stored, reward=now.reward, hashes=now.hashes)
             file.write(with_digest(encode_episode(again), key) + b"\n")
 
 
 def latest_episodes(folder: Path) -> dict[EpisodeKey, Episode]:
     """Return the last episode of each key: one that failed and was run again counts as it ended the last time."""
     return {episode.key: episode for episode in read_episodes(folder)}
-
-
-def _arrays(episode: Episode) -> Iterator[np.ndarray]:
-    for turn in episode.turns:
-        for call in turn.calls:
-            yield np.asarray(call.output_ids, dtype="<i4")
-            yield np.asarray(call.output_logprobs, dtype="<f4")
-    for ids in episode.segments.values():
-        yield np.asarray(ids, dtype="<i4")
-
-
-def _detach(episode: Episode, offset: int) -> tuple[Episode, bytes]:
-    blob, place = to_bytes(tuple(_arrays(episode)), offset)
-    if place is None:
-        return episode, blob
-    turns = _with_calls(episode, lambda call: msgspec.structs.replace(call, output_ids=(), output_logprobs=()))
-    segments: dict[str, tuple[int, ...]] = dict.fromkeys(episode.segments, ())
-    return msgspec.structs.replace(episode, turns=turns, segments=segments, tokens=place), blob
 
 
 def _attach(episode: Episode, folder: Path) -> Episode:
@@ -382,12 +362,12 @@ def _attach(episode: Episode, folder: Path) -> Episode:
 
     def fill(call: ModelCall) -> ModelCall:
         ids, logprobs = (tuple(next(parts).view(kind).tolist()) for kind in ("<i4", "<f4"))
-        return msgspec.structs.replace(call, output_ids=ids, output_logprobs=logprobs)
+        return replace(call, output_ids=ids, output_logprobs=logprobs)
 
     turns = _with_calls(episode, fill)
     segments = {name: tuple(next(parts).view("<i4").tolist()) for name in episode.segments}
-    return msgspec.structs.replace(episode, turns=turns, segments=segments, tokens=None)
+    return replace(episode, turns=turns, segments=segments, tokens=None)
 
 
 def _with_calls(episode: Episode, changed: Callable[[ModelCall], ModelCall]) -> tuple[Turn, ...]:
-    return tuple(msgspec.structs.replace(turn, calls=tuple(map(changed, turn.calls))) for turn in episode.turns)
+    return tuple(replace(turn, calls=tuple(map(changed, turn.calls))) for turn in episode.turns)

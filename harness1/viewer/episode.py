@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import islice
 from types import MappingProxyType
 from typing import Any
@@ -15,7 +14,6 @@ import msgspec
 from harness1.config import Env
 from harness1.env.environment import SearchEnv
 from harness1.env.pieces import sentence
-from harness1.env.render import Context
 from harness1.episodes.rollout import difference_between, replay_env
 from harness1.errors import ConfigError, SchemaError, UsageError
 from harness1.memory.question import SCANNED_CHARACTERS, head, normalise_name
@@ -26,7 +24,6 @@ from harness1.records import (
     Delta,
     Episode,
     Gold,
-    Hit,
     ModelCall,
     Note,
     Observation,
@@ -35,7 +32,7 @@ from harness1.records import (
     Turn,
     UnitId,
 )
-from harness1.reward.measures import Targets, targets
+from harness1.reward.measures import targets
 from harness1.rows.calls import calls_of
 from harness1.viewer.tables import Tables
 
@@ -50,14 +47,22 @@ class SentPrompts:
         self._numbers: dict[str, int] = {}
 
     def attempt(self, call: ModelCall) -> dict[str, Any]:
-        """Return a call: its prompt as numbers of segments, its output and its sampling parameters. Raise SchemaError
-        if a segment of the prompt is missing in the episode."""
+        """Return a call: its prompt as numbers of segments, its output and its sampling parameters. Raises SchemaError:
+        a segment of the prompt is missing in the episode."""
+        prompt = []
+        for key in call.prompt:
+            if key not in self._numbers:
+                ids = self._outputs.get(key, self._episode.segments.get(key))
+                if ids is None:
+                    raise SchemaError(f"episode {self._episode.episode_id} lacks the prompt segment {key!r}")
+                self._numbers[key] = self._tables.sent_segment(key, self._decode(ids), len(ids))
+            prompt.append(self._numbers[key])
         sampling = msgspec.to_builtins(call.sampling)
         sampling.pop("stop_ids", None)
         logprobs = call.output_logprobs
         return {
             "attempt": call.attempt,
-            "prompt": [self._segment(key) for key in call.prompt],
+            "prompt": prompt,
             "output": self._decode(call.output_ids),
             "output_tokens": len(call.output_ids),
             "mean_logprob": sum(logprobs) / len(logprobs) if logprobs else None,
@@ -66,14 +71,6 @@ class SentPrompts:
             "versions": [call.policy_version_start, call.policy_version_end],
             "seconds": round(call.t_end - call.t_start, 3),
         }
-
-    def _segment(self, key: str) -> int:
-        if key not in self._numbers:
-            ids = self._outputs.get(key, self._episode.segments.get(key))
-            if ids is None:
-                raise SchemaError(f"episode {self._episode.episode_id} lacks the prompt segment {key!r}")
-            self._numbers[key] = self._tables.sent_segment(key, self._decode(ids), len(ids))
-        return self._numbers[key]
 
     def _decode(self, ids: tuple[int, ...]) -> str | None:
         return self._tokenizer.decode(ids) if self._tokenizer is not None and ids else None
@@ -118,12 +115,12 @@ def tag_number(tag: Tag) -> int:
 
 
 def change(before: StateView, now: StateView, memory: WorkingMemory, delta: Delta, tables: Tables) -> dict[str, Any]:
-    """Return the difference between two states of a memory, with units as numbers and without empty parts. `memory`:
-    the memory in the later state. `delta`: the delta of the action, which distinguishes evictions from removals."""
+    """Return the difference between two states of a memory, with units as numbers and without empty parts. `memory`: in
+    the later state. `delta`: that of the action, which distinguishes evictions from removals."""
     gone = [unit for unit in before.curated if unit not in now.curated]
     evicted = set(delta.evicted)
     unit = tables.unit
-    found = {
+    found: dict[str, Any] = {
         "added": [[unit(each), tag_number(tag)] for each, tag in now.curated.items() if each not in before.curated],
         "retagged": [
             [unit(each), tag_number(before.curated[each]), tag_number(tag)]
@@ -142,17 +139,12 @@ def change(before: StateView, now: StateView, memory: WorkingMemory, delta: Delt
             if key not in before.verdicts
         ],
     }
-    return {name: rows for name, rows in found.items() if rows} | _bridges(before, now, memory, tables)
-
-
-def _bridges(before: StateView, now: StateView, memory: WorkingMemory, tables: Tables) -> dict[str, Any]:
     names = memory.evidence.names
     new = [key for key in now.bridges if key not in before.bridges]
     new.sort(key=lambda key: (-now.bridges[key], names[key]))
-    if not new:
-        return {}
-    listed = [[names[key], [tables.unit(each) for each in memory.evidence.units[key]]] for key in new[:LISTED_BRIDGES]]
-    return {"bridges": listed, "bridges_total": len(new)}
+    units = {key: [unit(each) for each in memory.evidence.units[key]] for key in new[:LISTED_BRIDGES]}
+    found |= {"bridges": [[names[key], units[key]] for key in units], "bridges_total": len(new)}
+    return {name: rows for name, rows in found.items() if rows}
 
 
 WORDS = 7
@@ -185,7 +177,7 @@ class EvidenceChain:
         """Return the names in a query: each with the documents that told it, or with None if the question has it."""
         if self._memory is None:
             return []
-        asked = {head(name) for name in question_names(self._memory.query)}
+        asked, curated = {head(name) for name in question_names(self._memory.query)}, self._memory.curated.tags
         question = f" {normalise_name(self._memory.query)} "
         found: list[Any] = []
         words = query[:SCANNED_CHARACTERS].split()
@@ -194,8 +186,13 @@ class EvidenceChain:
             for name, size in _names_from(words, at):
                 if head(name) in asked:
                     found.append([name, None])
-                elif f" {normalise_name(name)} " not in question and (holders := self._holders(name)):
-                    found.append([name, [tables.unit(each) for each in holders[:SOURCES]]])
+                elif f" {normalise_name(name)} " not in question:
+                    titled, evidence = self._titled.get(head(name), []), self._memory.evidence
+                    holders = [each for each in evidence.units_of(name) if each not in titled] or titled
+                    holders = sorted(holders, key=lambda each: each not in curated)[:SOURCES]
+                    if not holders:
+                        continue
+                    found.append([name, [tables.unit(each) for each in holders]])
                 else:
                     continue
                 at += size - 1
@@ -209,25 +206,15 @@ class EvidenceChain:
         if self._memory is None:
             return {"names": [], "links": []}
         self.see(self._memory)
-        links = islice(self._links(self._memory, dict.fromkeys(relevant)), LINKS)
+        shown, links = dict.fromkeys(relevant), []
+        for source in shown:
+            for name in self._memory.evidence.entities_of(source):
+                near = (each for each in self._titled.get(head(name), ()) if each in shown and each != source)
+                links += [(source, name, target) for target in near]
         return {
             "names": list(question_names(self._memory.query)),
-            "links": [[tables.unit(source), name, tables.unit(target)] for source, name, target in links],
+            "links": [[tables.unit(source), name, tables.unit(target)] for source, name, target in links[:LINKS]],
         }
-
-    def _links(self, memory: WorkingMemory, relevant: dict[UnitId, None]) -> Iterator[tuple[UnitId, str, UnitId]]:
-        for source in relevant:
-            for name in memory.evidence.entities_of(source):
-                for target in self._titled.get(head(name), ()):
-                    if target in relevant and target != source:
-                        yield source, name, target
-
-    def _holders(self, name: str) -> list[UnitId]:
-        assert self._memory is not None
-        titled = self._titled.get(head(name), [])
-        mention = [each for each in self._memory.evidence.units_of(name) if each not in titled]
-        curated = self._memory.curated.tags
-        return sorted(mention or titled, key=lambda each: each not in curated)
 
 
 def _names_from(words: list[str], at: int) -> Iterator[tuple[str, int]]:
@@ -243,10 +230,10 @@ Viewed = dict[str, Any]
 
 
 class EpisodeView:
-    """The JSON data of one episode. `env`: the configuration of the recorded environment. `gold`: the gold of its task,
-    if known. `tokenizer`: the tokenizer of its model, if it can be loaded. `titles`: of gold units, by id, for those
-    that no search found. `tables`: filled while turns are made. `problem`: the reason in one line why it cannot be
-    replayed exactly; then turns are shown from the record only."""
+    """The JSON data of one episode. `env`: the configuration of the recorded environment. `gold`: that of its task, if
+    known. `tokenizer`: of its model, if it can be loaded. `titles`: of gold units, by id, for those that no search
+    found. `tables`: filled while turns are made. `problem`: why it cannot be replayed exactly; then turns are shown
+    from the record only."""
 
     def __init__(
         self,
@@ -259,6 +246,7 @@ class EpisodeView:
         self.episode, self.gold, self._titles = episode, gold, titles
         self.tables = Tables()
         self.problem: str | None = None
+        self._wanted = frozenset[UnitId]()
         self._prompts = SentPrompts(episode, self.tables, tokenizer)
         self._chain = EvidenceChain()
         try:
@@ -271,7 +259,10 @@ class EpisodeView:
         episode = self.episode
         turns = list(self._turns())
         gold = self._gold()
-        chain = self._chain.as_json(self._relevant(), self.tables)
+        deltas = [turn.observation.delta for turn in episode.turns if turn.observation is not None]
+        relevant = [unit for delta in deltas for unit in (*delta.auto_populated, *delta.added)]
+        relevant += sorted(self._wanted.intersection(episode.pool))
+        chain = self._chain.as_json(relevant, self.tables)
         if self._twin is not None:
             self.tables.name_handles(self._twin.state.memory.pool)
         return {
@@ -295,89 +286,51 @@ class EpisodeView:
 
     def _turns(self) -> Iterator[Viewed]:
         for turn in self.episode.turns:
-            context = self._twin.state.context if self._twin is not None else None
-            before = StateView.at(self._twin.state.memory) if self._twin is not None else None
             if self._twin is not None:
                 self._chain.see(self._twin.state.memory)
-            shown = self._show_record(turn) | self._context(turn, context)
-            if self._twin is not None and before is not None and self._replay(turn, self._twin):
-                shown |= self._memory(turn, before, self._twin)
-            yield shown
+            shown = {
+                "index": turn.index,
+                "action": msgspec.to_builtins(turn.action),
+                "reasoning": turn.reasoning,
+                "ignored": msgspec.to_builtins(turn.ignored),
+                "parse_error": turn.parse_error,
+                "calls": [self._prompts.attempt(call) for call in turn.calls],
+                "observation": None if turn.observation is None else self._observation(turn.observation),
+                "hashes": [turn.memory_hash, turn.context_hash],
+                "context": None,
+                "tokens": turn.prompt_tokens,
+                "prefill": turn.prefill_tokens,
+            }
+            yield shown if self._twin is None else shown | self._replay(turn, self._twin)
 
-    def _replay(self, turn: Turn, twin: SearchEnv) -> bool:
-        if turn.action is None or turn.observation is None:
-            return True
-        try:
-            again = twin.replay(turn).turn
-        except (ValueError, TypeError, LookupError) as error:
-            self.problem, self._twin = self.problem or f"turn {turn.index}: it cannot be replayed ({error!r})", None
-            return False
-        self.problem = self.problem or difference_between(turn, again, contexts=True)
-        return True
-
-    def _show_record(self, turn: Turn) -> Viewed:
-        return {
-            "index": turn.index,
-            "action": msgspec.to_builtins(turn.action),
-            "reasoning": turn.reasoning,
-            "ignored": msgspec.to_builtins(turn.ignored),
-            "parse_error": turn.parse_error,
-            "calls": [self._prompts.attempt(call) for call in turn.calls],
-            "observation": None if turn.observation is None else self._observation(turn.observation),
-            "hashes": [turn.memory_hash, turn.context_hash],
-        }
-
-    def _context(self, turn: Turn, context: Context | None) -> Viewed:
-        if context is None or self._twin is None:
-            return {"context": None, "tokens": turn.prompt_tokens, "prefill": turn.prefill_tokens}
-        counts = self._twin.renderer.counts
-        return {
-            "context": [self.tables.segment(each, counts.piece(each)) for each in context.pieces],
-            "tokens": context.budget.used,
-            "prefill": context.fresh,
-            "limit": context.budget.limit,
-            "dropped": context.budget.dropped,
-        }
-
-    def _memory(self, turn: Turn, before: StateView, twin: SearchEnv) -> Viewed:
+    def _replay(self, turn: Turn, twin: SearchEnv) -> Viewed:
+        """Take a turn again; return the context before it and the memory after it, as far as it can be replayed."""
+        shown: Viewed = {}
+        if (context := twin.state.context) is not None:
+            budget, counts = context.budget, twin.renderer.counts
+            shown["context"] = [self.tables.segment(each, counts.piece(each)) for each in context.pieces]
+            shown |= {"tokens": budget.used, "prefill": context.fresh, "limit": budget.limit, "dropped": budget.dropped}
+        before = StateView.at(twin.state.memory)
+        if turn.action is not None and turn.observation is not None:
+            try:
+                again = twin.replay(turn).turn
+            except (ValueError, TypeError, LookupError) as error:
+                self.problem, self._twin = self.problem or f"turn {turn.index}: it cannot be replayed ({error!r})", None
+                return shown
+            self.problem = self.problem or difference_between(turn, again, contexts=True)
         memory = twin.state.memory
-        if turn.observation is None:
-            return {"curated": self._show_curated(twin)}
-        now = StateView.at(memory)
-        return {
-            "change": change(before, now, memory, turn.observation.delta, self.tables),
-            "sizes": [before.sizes, now.sizes],
-            "curated": self._show_curated(twin),
-        }
-
-    def _relevant(self) -> Iterator[UnitId]:
-        for turn in self.episode.turns:
-            if turn.observation is not None:
-                yield from turn.observation.delta.auto_populated
-                yield from turn.observation.delta.added
-        seen = set(self.episode.pool)
-        yield from (unit for unit in sorted(self._wanted) if unit in seen)
-
-    @cached_property
-    def _wanted(self) -> frozenset[UnitId]:
-        try:
-            return frozenset[UnitId]().union(*self._targets.relevant)
-        except UsageError:
-            return frozenset()
-
-    @property
-    def _targets(self) -> Targets:
-        return targets(self.episode.task.task_id, self.gold, self.episode.unit)
-
-    def _show_curated(self, twin: SearchEnv) -> list[list[int]]:
-        ranked = twin.state.memory.curated.in_order()
-        return [[self.tables.unit(each.unit_id), tag_number(each.tag)] for each in ranked]
+        if turn.observation is not None:
+            now = StateView.at(memory)
+            shown["change"] = change(before, now, memory, turn.observation.delta, self.tables)
+            shown["sizes"] = [before.sizes, now.sizes]
+        ranked = memory.curated.in_order()
+        return shown | {"curated": [[self.tables.unit(each.unit_id), tag_number(each.tag)] for each in ranked]}
 
     def _observation(self, seen: Observation) -> Viewed:
         tables = self.tables
         hits = []
         for hit in seen.hits:
-            unit = self._unit_of(hit)
+            unit = UnitId(hit.doc_id if self.episode.unit == "document" else hit.chunk_id)
             hits.append([tables.passage(hit, unit), round(hit.score, 4), hit.tokens])
         return {
             "tool": seen.tool,
@@ -401,14 +354,12 @@ class EpisodeView:
             "auto": [tables.unit(each) for each in seen.delta.auto_populated],
         }
 
-    def _unit_of(self, hit: Hit) -> UnitId:
-        return UnitId(hit.doc_id if self.episode.unit == "document" else hit.chunk_id)
-
     def _gold(self) -> Viewed | None:
         try:
-            wanted = self._targets
+            wanted = targets(self.episode.task.task_id, self.gold, self.episode.unit)
         except UsageError:
             return None
+        self._wanted = frozenset[UnitId]().union(*wanted.relevant)
         for each in sorted(self._wanted):
             self.tables.name_unit(each, self._titles.get(each, ""))
         answers = set(wanted.answer)

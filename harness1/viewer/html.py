@@ -25,8 +25,8 @@ THREE_DECIMALS = re.compile(r"recall|precision|_f[12]|@\d|^AP$|^RR$|selection_lo
 
 
 def render(name: str, /, **values: Any) -> Iterator[str]:
-    """Yield a page of `templates/` in pieces, because memory may not hold a large one. All texts are escaped. Raises
-    jinja2.UndefinedError: the template needs a value that was not given."""
+    """Yield a page of `templates/` in pieces, because memory may not hold a large one. Raises jinja2.UndefinedError:
+    the template needs a value that was not given."""
     return environment().get_template(name).generate(values)
 
 
@@ -91,32 +91,11 @@ def environment() -> Environment:
 
 LEVEL = 9
 STYLES = ("style.css", "parts.css", "print.css")
-SCRIPTS = (
-    "dom.js",
-    "data.js",
-    "route.js",
-    "fold.js",
-    "documents.js",
-    "list.js",
-    "runs.js",
-    "pairs.js",
-    "context.js",
-    "result.js",
-    "memory.js",
-    "chain.js",
-    "reward.js",
-    "strip.js",
-    "delivered.js",
-    "episode.js",
-    "beside.js",
-    "curves.js",
-    "training.js",
-    "session.js",
-    "recipe.js",
-    "keys.js",
-    "live.js",
-    "main.js",
+_MODULES = (
+    "dom data route fold documents list runs pairs context result memory chain reward strip delivered episode beside"
+    " curves training session recipe keys live main"
 )
+SCRIPTS = tuple(f"{name}.js" for name in _MODULES.split())
 """Scripts in the order of their imports."""
 _IMPORT = re.compile(r"^import [^;]*;\n", re.M)
 _EXPORT = re.compile(r"^export ", re.M)
@@ -129,7 +108,7 @@ def deflate(value: Any) -> str:
 
 
 def inflate(text: str) -> Any:
-    """Undo `deflated`."""
+    """Undo `deflate`."""
     return msgspec.json.decode(zlib.decompress(base64.b64decode(text), -zlib.MAX_WBITS))
 
 

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -41,26 +41,24 @@ TRAININGS = ("rl train", "sft train")
 
 
 class WatchedRun:
-    """A run folder, of which only what was appended is read. `places`: for each episode of the run, where its line
-    begins."""
+    """A run folder, of which only what was appended is read."""
 
     def __init__(self, folder: Path) -> None:
         self.source = RunSource.open(folder)
         self._path = folder / EPISODES
         self._file = _stamp(self._path)
-        self._cards = self._stamps()
+        self._cards = [_stamp(folder / name) for name in (STAGE, METRICS)]
         self._end = 0
         self.left = False
 
     def is_other(self) -> bool:
         """Return whether the folder holds other episodes than before, such as those of a run begun again."""
-        now = _stamp(self._path)
-        was, self._file = self._file, now
-        return (was[0] != 0 and now[0] != was[0]) or now[1] < self._end
+        was, self._file = self._file, _stamp(self._path)
+        return was[0] not in (0, self._file[0]) or self._file[1] < self._end
 
     def new(self) -> Iterator[tuple[int, Episode]]:
         """Yield the episodes that were appended, and where the line of each begins; `left` says if there are more."""
-        if (cards := self._stamps()) != self._cards:
+        if (cards := [_stamp(self.source.folder / name) for name in (STAGE, METRICS)]) != self._cards:
             self._cards = cards
             self.source.stage = read_stage(self.source.folder) or self.source.stage
         count = 0
@@ -72,9 +70,6 @@ class WatchedRun:
     def episode(self, start: int) -> Episode:
         """Return the episode whose line begins at a byte."""
         return next(episode for _, _, episode in read_appended(self.source.folder, start, 1))
-
-    def _stamps(self) -> tuple[tuple[int, int, int], ...]:
-        return tuple(_stamp(self.source.folder / name) for name in (STAGE, METRICS))
 
 
 class Watched:
@@ -167,7 +162,13 @@ class Watched:
         for number, run in enumerate(self._runs):
             try:
                 for start, episode in run.new():
-                    self._take(number, run, start, episode)
+                    source = run.source
+                    result = score_episode(episode, source.gold_of(episode.task), source.config)
+                    row = row_of(episode, number, result, source.tools, None)
+                    at = self._numbers.setdefault((number, episode.key), len(self._rows))
+                    self._rows[at : at + 1] = [msgspec.structs.replace(row, held=True)]
+                    self._places[at : at + 1] = [(run, start)]
+                    self._changes.append(at)
             except SchemaError as error:
                 self._problems.add(str(error))
         for number, folder in enumerate(self._trainings):
@@ -191,15 +192,6 @@ class Watched:
         else:
             return False
         return True
-
-    def _take(self, number: int, run: WatchedRun, start: int, episode: Episode) -> None:
-        source = run.source
-        result = score_episode(episode, source.gold_of(episode.task), source.config)
-        row = msgspec.structs.replace(row_of(episode, number, result, source.tools, None), held=True)
-        at = self._numbers.setdefault((number, episode.key), len(self._rows))
-        self._rows[at : at + 1] = [row]
-        self._places[at : at + 1] = [(run, start)]
-        self._changes.append(at)
 
     def _look_at_recipes(self) -> None:
         found = [folder for folder in self._waiting if is_recipe(folder)]
@@ -306,8 +298,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: LiveServer
 
     def do_GET(self) -> None:
-        refusal = self._refusal()
-        if refusal is not None:
+        if (refusal := self._refusal()) is not None:
             self._answer(*refusal)
             return
         parts = urlsplit(self.path)
@@ -315,18 +306,17 @@ class _Handler(BaseHTTPRequestHandler):
             if parts.path == "/":
                 self._answer(200, "".join(self.server.watched.page()), "text/html")
             elif parts.path == "/news":
-                self._answer(200, self._news(parse_qs(parts.query)), "application/json")
+                asked = parse_qs(parts.query)
+                seen = asked.get("next", ["0"])[0]
+                seen = seen if seen.isascii() and seen.isdecimal() and len(seen) < 10 else "0"
+                news = self.server.watched.news(asked.get("life", [""])[0], int(seen))
+                self._answer(200, msgspec.json.encode(news).decode(), "application/json")
             elif parts.path.startswith("/data/") and (text := self.server.watched.data(parts.path[6:])) is not None:
                 self._answer(200, text)
             else:
                 self._answer(404, "nothing of that name is here")
         except (UsageError, InfrastructureFault) as error:
             self._answer(500, str(error))
-
-    def _news(self, asked: dict[str, list[str]]) -> str:
-        seen = asked.get("next", ["0"])[0]
-        seen = seen if seen.isascii() and seen.isdecimal() and len(seen) < 10 else "0"
-        return msgspec.json.encode(self.server.watched.news(asked.get("life", [""])[0], int(seen))).decode()
 
     def _refusal(self) -> tuple[int, str] | None:
         """Return why a request is refused: a page of another site may reach this machine under a name of its own (421),
@@ -359,21 +349,16 @@ class _Handler(BaseHTTPRequestHandler):
 
 def serve_view(server: LiveServer) -> None:
     """Answer until SIGTERM or Ctrl-C."""
-    with server, _end_on_signal(), suppress(_Ended):
-        server.serve_forever(poll_interval=0.2)
 
+    class Ended(Exception):
+        pass
 
-class _Ended(Exception):
-    pass
-
-
-@contextmanager
-def _end_on_signal() -> Iterator[None]:
     def end(*_: object) -> None:
-        raise _Ended
+        raise Ended
 
     before: Callable[..., Any] | int | None = signal.signal(signal.SIGTERM, end)
     try:
-        yield
+        with server, suppress(Ended):
+            server.serve_forever(poll_interval=0.2)
     finally:
         signal.signal(signal.SIGTERM, before)

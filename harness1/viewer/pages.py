@@ -3,7 +3,6 @@ many, and those that fit are put into one page."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -62,7 +61,9 @@ def make_episodes(run: RunSource, number: int, wants: Callable[[Episode], bool],
     0 for one per core. Raises SchemaError: a record is damaged; InfrastructureFault: a worker process died."""
     items = ((episode, wants(episode)) for episode in read_episodes(run.folder))
     batches = iter(lambda: list(islice(items, BATCH)), [])
-    return chain.from_iterable(map_in_order(partial(_make_batch, run, number), batches, _processes(workers, run)))
+    few = (run.folder / EPISODES).is_file() and (run.folder / EPISODES).stat().st_size < WORTH_A_POOL
+    processes = 1 if few else workers or os.cpu_count() or 1
+    return chain.from_iterable(map_in_order(partial(_make_batch, run, number), batches, processes))
 
 
 def _make_batch(run: RunSource, number: int, items: Sequence[tuple[Episode, bool]]) -> list[Made]:
@@ -91,13 +92,6 @@ def make_episode(run: RunSource, number: int, item: tuple[Episode, bool]) -> Mad
     return Made(episode.key, counted, deflate(data), view.tables.passages, view.tables.shared, metrics)
 
 
-def _processes(workers: int, run: RunSource) -> int:
-    path = run.folder / EPISODES
-    if path.is_file() and path.stat().st_size < WORTH_A_POOL:
-        return 1
-    return workers or os.cpu_count() or 1
-
-
 TAG_BYTES = 80
 """Upper limit of a script tag without its content."""
 Listener = Callable[[int], None]
@@ -105,8 +99,8 @@ Listener = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Asked:
-    """The options of a viewer file. If ids of episodes or tasks are given, the file holds only these episodes, but the
-    rows of all."""
+    """The options of a viewer file. If ids of episodes or tasks are given, the file holds only these, but the rows of
+    all."""
 
     folders: Sequence[Path]
     episodes: Collection[str] = ()
@@ -116,9 +110,8 @@ class Asked:
     """Number of processes; 0 for one per core."""
 
     def wants(self, episode: Episode) -> bool:
-        if not self.episodes and not self.tasks:
-            return True
-        return episode.episode_id in self.episodes or episode.task.task_id in self.tasks
+        named = episode.episode_id in self.episodes or episode.task.task_id in self.tasks
+        return named or not (self.episodes or self.tasks)
 
 
 @dataclass(frozen=True)
@@ -152,13 +145,13 @@ class _Gathered:
 
 
 def write_view(asked: Asked, out: Path, on_episode: Listener = lambda _: None) -> Written:
-    """Write one file with the runs, trainings and recordings of some folders, replacing an earlier file atomically. Of
-    a recipe's folder, those of its stages are taken. `on_episode`: called with the number of episodes replayed so far.
-    Raises UsageError: a folder holds none of these, an id is unknown, or the file cannot be written; SchemaError: a
-    record is damaged; InfrastructureFault: a worker process died."""
+    """Write one file with the runs, trainings and recordings of some folders, and of the stages of a recipe, replacing
+    an earlier file atomically. `on_episode`: called with the number of episodes replayed so far. Raises UsageError: a
+    folder holds none of these, an id is unknown, or the file cannot be written; SchemaError: a record is damaged;
+    InfrastructureFault: a worker process died."""
     recipes = [recipe_card(folder) for folder in asked.folders if is_recipe(folder)]
-    parts = (parts_on_disk(folder) if is_recipe(folder) else [folder] for folder in asked.folders)
-    folders = list(itertools.chain.from_iterable(parts))
+    places = (parts_on_disk(folder) if is_recipe(folder) else [folder] for folder in asked.folders)
+    folders = list(chain.from_iterable(places))
     trainings = [training_card(folder) for folder in folders if is_training(folder)]
     recordings = [folder for folder in folders if is_recording(folder)]
     runs = [RunSource.open(folder) for folder in folders if not is_training(folder) and folder not in recordings]
@@ -176,7 +169,9 @@ def write_view(asked: Asked, out: Path, on_episode: Listener = lambda _: None) -
     with tempfile.TemporaryFile() as file, tempfile.TemporaryFile() as texts:
         found = _Gathered(Spool(file), Passages(Spool(texts)))
         measured = [_gather(run, number, asked, found, on_episode) for number, run in enumerate(runs)]
-        _refuse_unknown(asked, found.rows)
+        known = {row.episode for row in found.rows}, {row.task for row in found.rows}
+        if unknown := sorted({*asked.episodes} - known[0] | {*asked.tasks} - known[1]):
+            raise UsageError(f"no run has {', '.join(map(repr, unknown[:5]))}: give ids from the list")
         index["pairs"] = pairs(runs, measured)
         curves = [deflate(training) for training in trainings]
         fixed = [("r", found.shared), ("t", curves), ("s", [text for _, text in sessions])]
@@ -184,7 +179,12 @@ def write_view(asked: Asked, out: Path, on_episode: Listener = lambda _: None) -
         used = sum(len(text) + TAG_BYTES for _, tags in fixed for text in tags)
         held = _choose_held(found, asked.max_bytes - empty - used)
         rows = [msgspec.structs.replace(row, held=at in held) for at, row in enumerate(found.rows)]
-        _write(out, page(title, index | {"rows": rows}, _tags(found, held, fixed)))
+        try:
+            with replacing(out) as target:
+                whole = page(title, index | {"rows": rows}, _tags(found, held, fixed))
+                target.writelines(part.encode() for part in whole)
+        except OSError as error:
+            raise UsageError(f"{out} cannot be written: {error.strerror}") from error
     problems = sum(row.problem is not None for row in rows)
     return Written(out, out.stat().st_size, len(held), len(rows) - len(held), problems)
 
@@ -223,17 +223,8 @@ def _choose_held(found: _Gathered, room: int) -> set[int]:
 
 
 def _passages_of(found: _Gathered, held: Iterable[int]) -> list[int]:
-    used: dict[int, None] = {}
-    for place in held:
-        if (stored := found.episodes[place]) is not None:
-            used.update(dict.fromkeys(stored.passages))
-    return list(used)
-
-
-def _refuse_unknown(asked: Asked, rows: Sequence[EpisodeRow]) -> None:
-    unknown = [*(set(asked.episodes) - {row.episode for row in rows}), *(set(asked.tasks) - {row.task for row in rows})]
-    if unknown:
-        raise UsageError(f"no run has {', '.join(map(repr, sorted(unknown)[:5]))}: give ids from the list")
+    stored = (found.episodes[place] for place in held)
+    return list(dict.fromkeys(number for each in stored if each is not None for number in each.passages))
 
 
 def _tags(
@@ -250,19 +241,11 @@ def _tags(
             yield f"e{at}", f"{found.spool.get(*stored.place).decode()},{deflate(passages)}"
 
 
-def _write(out: Path, parts: Iterable[str]) -> None:
-    try:
-        with replacing(out) as file:
-            file.writelines(part.encode() for part in parts)
-    except OSError as error:
-        raise UsageError(f"{out} cannot be written: {error.strerror}") from error
-
-
 def ensure_view(folder: Path, tasks: Sequence[Task], max_bytes: int) -> None:
     """Write the viewer file of a run folder, unless it exists: all episodes are listed, and those of the worst and the
-    best tasks can be opened. Replaying all of them would take as long as the evaluation. An existing file is up to
-    date, because commands that change the episodes of a run remove it. Raises UsageError: the folder is not a run
-    folder, or the file cannot be written; SchemaError: one of its files is damaged."""
+    best tasks can be opened, since replaying all would take as long as the evaluation. Commands that change the
+    episodes of a run remove it. Raises UsageError: the folder is not a run folder, or the file cannot be written;
+    SchemaError: one of its files is damaged."""
     if (folder / VIEW).is_file():
         return
     worst, best = read_report(folder, tasks).worst_and_best

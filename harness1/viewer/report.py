@@ -7,6 +7,7 @@ The page has no script and loads nothing. Everything that depends on the clock o
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,14 +19,23 @@ import numpy as np
 
 from harness1.config import Config
 from harness1.config.settings import differences
-from harness1.errors import MALFORMED, SchemaError, UsageError
+from harness1.errors import MALFORMED, UsageError
 from harness1.eval.ablations import COLUMNS, AblationTable, cells
 from harness1.eval.metrics import broken_lines, fault_reasons
 from harness1.eval.run import Run, read_run
 from harness1.eval.statistics import Interval
 from harness1.records import Task
-from harness1.runs.files import Stage, read_stage, write_atomically
-from harness1.runs.folder import METRICS, PROVENANCE, REPORT, RESOURCES, SESSION, public_config, run_config
+from harness1.runs.files import Stage, read_json, write_atomically
+from harness1.runs.folder import (
+    METRICS,
+    PROVENANCE,
+    REPORT,
+    RESOURCES,
+    SESSION,
+    public_config,
+    read_run_card,
+    run_config,
+)
 from harness1.runs.journal import EPISODES
 from harness1.viewer.html import format_value, render
 
@@ -105,16 +115,6 @@ class Report:
         ]
 
     @property
-    def broken(self) -> list[tuple[str, str]]:
-        """Return how many episodes broke, and why and how they count."""
-        return list(broken_lines(self.metrics))
-
-    @property
-    def fault_reasons(self) -> dict[str, int]:
-        """Return the most frequent messages of the infrastructure's faults, with the number of each."""
-        return fault_reasons(self.metrics)
-
-    @property
     def ablation_rows(self) -> list[tuple[str, ...]]:
         """Return the headings and lines of the table of ablations, if there is one."""
         return [COLUMNS, *cells(self.ablations)] if self.ablations else []
@@ -165,13 +165,20 @@ class Report:
         outputs = self.stage.outputs
         rows = [("dataset", self.stage.inputs.get("dataset"))]
         rows += [(name, outputs[name]) for name in PLACES if outputs.get(name)]
-        clocked = {key: self.provenance.get(key) for key in CLOCKED}
-        return [*rows, *_took(self.resources), *_flat(clocked)]
+        for name, value in self.resources.items():
+            if name == "per_episode":
+                for unit, interval in value.items():
+                    if interval["mean"] is not None:
+                        mean, low, high = (format_value(interval[each]) for each in ("mean", "low", "high"))
+                        rows.append((f"{TOOK.get(unit, unit)} for each episode", f"{mean} ({low} to {high})"))
+            else:
+                rows += [(TOOK[name], value)] if name in TOOK else _flat({name: value})
+        return [*rows, *_flat({key: self.provenance.get(key) for key in CLOCKED})]
 
 
 def ensure_report(folder: Path, tasks: Iterable[Task] | None = None) -> None:
-    """Write the report of a run folder as `write_report` does, unless it exists. An existing report is up to date,
-    because commands that change the other files of a run remove it."""
+    """Write the report of a run folder as `write_report` does, unless it exists: commands that change the other files
+    of a run remove it."""
     if not (folder / REPORT).is_file():
         write_report(folder, tasks)
 
@@ -181,42 +188,26 @@ def write_report(folder: Path, tasks: Iterable[Task] | None = None) -> None:
     dataset that its card names. Raises UsageError: the folder is not a run folder, or has no metrics yet; SchemaError:
     one of its files is damaged."""
     report = read_report(folder, tasks)
-    page = render("report.html", title=report.title, styles=("report.css",), report=report)
+    told = {"broken": list(broken_lines(report.metrics)), "fault_reasons": fault_reasons(report.metrics)}
+    page = render("report.html", title=report.title, styles=("report.css",), report=report, **told)
     write_atomically(folder / REPORT, "".join(page).encode())
 
 
 def read_report(folder: Path, tasks: Iterable[Task] | None = None) -> Report:
     """Read the contents of the report; arguments and errors are those of `write_report`."""
-    config, _ = run_config(folder)
-    stage = read_stage(folder)
-    assert stage is not None
+    stage = read_run_card(folder)
+    config, _ = run_config(folder, stage)
     if not (folder / METRICS).is_file():
         raise UsageError(f"{folder} has no {METRICS}: an evaluation writes it when it ends")
-    metrics, provenance, resources = (_json(folder / name) for name in (METRICS, PROVENANCE, RESOURCES))
-    ablations = _ablations(folder.resolve().parent / ABLATIONS)
-    return Report(stage, config, metrics, provenance, resources, ablations, _run(folder, tasks))
-
-
-def _run(folder: Path, tasks: Iterable[Task] | None) -> Run | None:
-    if not (folder / EPISODES).is_file():
-        return None
-    try:
-        return read_run(folder, tasks=tasks)
-    except UsageError:
-        return None
-
-
-def _took(resources: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, value in resources.items():
-        if name == "per_episode":
-            for unit, interval in value.items():
-                if interval["mean"] is not None:
-                    mean, low, high = (format_value(interval[each]) for each in ("mean", "low", "high"))
-                    yield f"{TOOK.get(unit, unit)} for each episode", f"{mean} ({low} to {high})"
-        elif name in TOOK:
-            yield TOOK[name], value
-        else:
-            yield from _flat({name: value})
+    paths = (folder / name for name in (METRICS, PROVENANCE, RESOURCES))
+    metrics, provenance, resources = (read_json(path) if path.is_file() else {} for path in paths)
+    ablations = run = None
+    with suppress(OSError, *MALFORMED):  # another file of that name
+        table = folder.resolve().parent / ABLATIONS
+        ablations = msgspec.json.decode(table.read_bytes(), type=AblationTable)
+    with suppress(UsageError):
+        run = read_run(folder, tasks=tasks) if (folder / EPISODES).is_file() else None
+    return Report(stage, config, metrics, provenance, resources, ablations, run)
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -225,20 +216,3 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield from _flat(value, f"{prefix}{name}.")
         elif value is not None and value != []:
             yield f"{prefix}{name}", value
-
-
-def _json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except MALFORMED as error:
-        raise SchemaError(f"{path}: {error}") from error
-
-
-def _ablations(path: Path) -> AblationTable | None:
-    """Read the table of the ablations that a run is part of, ignoring other files of that name."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=AblationTable)
-    except (OSError, *MALFORMED):
-        return None

@@ -3,7 +3,8 @@ documents, and its comparison with other runs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from itertools import chain, groupby, islice, zip_longest
 from pathlib import Path
@@ -16,17 +17,16 @@ import msgspec
 from harness1.config import Config
 from harness1.env.pieces import static_piece
 from harness1.errors import MALFORMED, UsageError
-from harness1.eval.compare import Difference, PerTask, correct_p_values, differences_of
+from harness1.eval.compare import correct_p_values, differences_of
 from harness1.eval.metrics import HEADLINE, failure_class
 from harness1.eval.outputs import outcome_if_known
-from harness1.eval.run import Run
+from harness1.eval.run import PerTask, Run
 from harness1.eval.summary import task_metrics
 from harness1.models.fetch import resolve_model
 from harness1.models.open import HARMONY
 from harness1.models.spec import ModelSpec, is_model
 from harness1.models.tokenizer import HarmonyVocabulary, Tokenizer, open_tokenizer
-from harness1.records import Episode, EpisodeKey, Gold, RewardRecord, Task, Unit
-from harness1.retrieval.corpus import Document
+from harness1.records import Episode, EpisodeKey, Gold, RewardRecord, Task
 from harness1.reward import composite
 from harness1.reward.measures import Outcome, delivery, targets
 from harness1.runs.folder import METRICS
@@ -41,40 +41,21 @@ LONGEST = 200
 
 
 def gold_titles(run: Run) -> dict[str, str]:
-    """Return the titles of the gold units of a run by id, as far as the first documents of its datasets tell; none if
-    these cannot be read."""
-    wanted = {
-        name for (task_id, _), each in run.golds.items() for name in _gold_units(task_id, each, run.config.index.unit)
-    }
+    """Return the titles of the gold units of a run by id, as far as the first documents of its datasets tell."""
+    wanted: set[str] = set()
+    for (task_id, _), gold in run.golds.items():
+        with suppress(UsageError):
+            wanted.update(*targets(task_id, gold, run.config.index.unit).relevant)
     titles: dict[str, str] = {}
-    try:
-        for document in _first_documents(run) if wanted else ():
-            titles |= {name: document.title[:LONGEST] for name in _unit_names(document, wanted) if document.title}
+    with suppress(UsageError, OSError):
+        sources = (source for source in run.sources if wanted and source.has_documents)
+        for document in chain.from_iterable(islice(source.documents(), MOST_READ) for source in sources):
+            if document.title:
+                names = {document.doc_id, *(each.chunk_id for each in document.chunks)} & wanted
+                titles |= dict.fromkeys(names, document.title[:LONGEST])
             if len(titles) >= min(len(wanted), MOST_TITLES):
                 break
-    except (UsageError, OSError):
-        return titles
     return titles
-
-
-def _first_documents(run: Run) -> Iterator[Document]:
-    for source in run.sources:
-        if source.has_documents:
-            yield from islice(source.documents(), MOST_READ)
-
-
-def _gold_units(task_id: str, gold: Gold, unit: Unit) -> Iterator[str]:
-    try:
-        for target in targets(task_id, gold, unit).relevant:
-            yield from target
-    except UsageError:
-        return
-
-
-def _unit_names(document: Document, wanted: set[str]) -> Iterator[str]:
-    if document.doc_id in wanted:
-        yield document.doc_id
-    yield from (each.chunk_id for each in document.chunks if each.chunk_id in wanted)
 
 
 class RunSource(Run):
@@ -88,7 +69,7 @@ class RunSource(Run):
     def notes(self) -> list[str]:
         """One line for everything that is missing, with the consequences for the reader."""
         notes = list(self.gold_notes) if self.split else []
-        if self._has_tokens and self.tokenizer is None:
+        if "tokenizer" in self.stage.hashes and self.tokenizer is None:
             notes.append(
                 "The tokenizer of its model could not be loaded: prompts are shown as pieces of the context, and"
                 " outputs as what was read in them, not as the text that was sampled."
@@ -97,7 +78,6 @@ class RunSource(Run):
 
     @cached_property
     def titles(self) -> Mapping[str, str]:
-        """Of gold units, by id (see `gold_titles`)."""
         return gold_titles(self)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -107,14 +87,15 @@ class RunSource(Run):
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer with which the episodes were recorded, or None if it is not on this machine."""
-        place = self._tokenizer_place
-        if place is None:
+        place = self.stage.outputs.get("tokenizer") or self.config.machine.model.tokenizer
+        if "tokenizer" not in self.stage.hashes or not (place or is_model(self.policy)):
             return None
         try:
+            place = str(place or ModelSpec.read(self.policy).model)
             found = HarmonyVocabulary() if place == HARMONY else open_tokenizer(resolve_model(place))
         except (UsageError, OSError):
             return None
-        return found if found.hash == self.stage.hashes.get("tokenizer") else None
+        return found if found.hash == self.stage.hashes["tokenizer"] else None
 
     @property
     def tools(self) -> list[str]:
@@ -124,8 +105,9 @@ class RunSource(Run):
     @property
     def card(self) -> dict[str, Any]:
         """The page's description of the run."""
-        inputs = self.stage.inputs
-        metrics = self._metrics()
+        inputs, metrics = self.stage.inputs, dict[str, Any]()
+        with suppress(OSError, *MALFORMED):
+            metrics = msgspec.json.decode((self.folder / METRICS).read_bytes(), type=dict[str, Any])
         return {
             "name": self.name,
             "folder": str(self.folder),
@@ -148,29 +130,6 @@ class RunSource(Run):
         toolbox = Toolbox.of(self.config.env)
         static = static_piece(self.config.env, toolbox)
         return {"texts": {static.key: static.text, **texts}, "specs": msgspec.to_builtins(toolbox.specs)}
-
-    @property
-    def _has_tokens(self) -> bool:
-        return "tokenizer" in self.stage.hashes
-
-    @property
-    def _tokenizer_place(self) -> str | None:
-        if not self._has_tokens:
-            return None
-        named = self.stage.outputs.get("tokenizer") or self.config.machine.model.tokenizer
-        if named or not is_model(self.policy):
-            return str(named) if named else None
-        try:
-            return ModelSpec.read(self.policy).model
-        except UsageError:
-            return None
-
-    def _metrics(self) -> dict[str, Any]:
-        path = self.folder / METRICS
-        try:
-            return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-        except (OSError, *MALFORMED):
-            return {}
 
 
 QUERY_CHARACTERS = 300
@@ -248,9 +207,8 @@ def row_of(episode: Episode, run: int, result: Scored, tools: list[str], problem
 
 
 def in_order(rows: Sequence[EpisodeRow]) -> list[int]:
-    """Return the indices of rows in order of interest: tasks with the lowest and with the highest recall alternate. The
-    episodes of a task stay together for comparison. An unscored episode counts as recall 0; where all are unscored, the
-    latest come first."""
+    """Return the indices of rows in order of interest: tasks with the lowest and with the highest recall alternate,
+    each with all its episodes. An unscored one counts as recall 0; where all are unscored, the latest come first."""
     if all(row.recall is None for row in rows):
         return list(reversed(range(len(rows))))
     tasks: dict[str, list[int]] = {}
@@ -270,8 +228,7 @@ def with_room(
     room: int,
 ) -> set[int]:
     """Return the places that fit into the room, taken in order; those that do not fit are skipped. `sizes`: for each
-    place, its own size and the passages that it needs, which count once for all. `passage_size`: the size of a
-    passage."""
+    place, its own size and the passages that it needs, which count once for all, by `passage_size`."""
     held: set[int] = set()
     there: set[int] = set()
     for place in order:
@@ -297,13 +254,19 @@ def pairs(runs: Sequence[RunSource], measured: Sequence[Measured]) -> list[dict[
     their common scored tasks, and for each metric both means, the mean difference with its interval, and p."""
     found: list[dict[str, Any]] = []
     values = [per_task(run, each) for run, each in zip(runs, measured, strict=True)]
+    named = [(Path(run.dataset).name, run.stage.inputs.get("split")) for run in runs]
     for first in range(len(runs) if len(runs) <= MOST_RUNS else 1):
-        family = list(_with_later(runs, values, first))
-        metrics = correct_p_values([differences for _, _, differences in family])
-        found += [
-            {"first": first, "second": second, "tasks": tasks, "metrics": _difference_rows(each)}
-            for (second, tasks, _), each in zip(family, metrics, strict=True)
-        ]
+        mine, resamples = values[first], runs[first].config.machine.bootstrap
+        later = (second for second in range(first + 1, len(runs)) if named[first] == named[second])
+        common = {second: len(mine.keys() & values[second].keys()) for second in later}
+        common = {second: tasks for second, tasks in common.items() if tasks}
+        family = [differences_of(mine, values[second], HEADLINE, resamples) for second in common]
+        for (second, tasks), metrics in zip(common.items(), correct_p_values(family), strict=True):
+            rows = {}
+            for name, row in metrics.items():
+                between, p = row.difference, row.p if row.p_holm is None else row.p_holm
+                rows[name] = [row.first, row.second, between.mean, between.low, between.high, p]
+            found.append({"first": first, "second": second, "tasks": tasks, "metrics": rows})
     return found
 
 
@@ -313,43 +276,14 @@ def per_task(run: RunSource, measured: Measured) -> PerTask:
     made_with = tuple(run.stage.inputs.get(name) for name in ("env", "policy", "index"))
     of_run = sorted(key for key in measured if key[2:] == made_with)
     groups = groupby((key for key in of_run if measured[key]), lambda key: key.task_id)
-    found = {task_id: _means([measured[key] for key in samples]) for task_id, samples in groups}
+    found = {}
+    for task_id, keys in groups:
+        samples = [measured[key] for key in keys]
+        names = dict.fromkeys(name for sample in samples for name in sample)
+        found[task_id] = {name: fmean(sample[name] for sample in samples if name in sample) for name in names}
     if run.is_finished and "tasks" in run.stage.inputs:
         met = {key.task_id for key in of_run}
         golds = {task_id: gold for (task_id, _), gold in run.golds.items() if task_id not in met}
         tasks = {task_id: Task(task_id, "", gold=gold) for task_id, gold in golds.items()}
         found |= task_metrics((), tasks, run.config, finished=True)
     return run.with_rollout_costs(found)
-
-
-def _with_later(
-    runs: Sequence[RunSource], values: Sequence[PerTask], first: int
-) -> Iterator[tuple[int, int, dict[str, Difference]]]:
-    for second in range(first + 1, len(runs)):
-        common = values[first].keys() & values[second].keys()
-        if common and _tasks_of(runs[first]) == _tasks_of(runs[second]):
-            resamples = runs[first].config.machine.bootstrap
-            yield second, len(common), differences_of(values[first], values[second], HEADLINE, resamples)
-
-
-def _tasks_of(run: RunSource) -> tuple[str, Any]:
-    return Path(run.dataset).name, run.stage.inputs.get("split")
-
-
-def _means(samples: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    names = dict.fromkeys(name for sample in samples for name in sample)
-    return {name: fmean(sample[name] for sample in samples if name in sample) for name in names}
-
-
-def _difference_rows(metrics: Mapping[str, Difference]) -> dict[str, list[float]]:
-    return {
-        name: [
-            row.first,
-            row.second,
-            row.difference.mean,
-            row.difference.low,
-            row.difference.high,
-            row.p if row.p_holm is None else row.p_holm,
-        ]
-        for name, row in metrics.items()
-    }

@@ -51,8 +51,8 @@ class Spool:
 
 
 def map_in_order(work: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
-    """Yield the results of a pure function in the order of the items, with a bounded number in progress; raise
-    InfrastructureFault if a worker process died."""
+    """Yield the results of a pure function in the order of the items, with a bounded number in progress. Raises
+    InfrastructureFault: a worker process died."""
     if workers <= 1:
         yield from map(work, items)
         return
@@ -102,7 +102,16 @@ class Passages:
 
     def numbers(self, passages: Iterable[Passage]) -> Sequence[int]:
         """Return the number of each passage; a new one is stored."""
-        return array("L", map(self._number, passages))
+        found = array("L")
+        for passage in passages:
+            data = msgspec.json.encode(passage)
+            key = blake2b(data, digest_size=16).digest()
+            if key not in self._numbers:
+                self._numbers[key] = len(self._places)
+                self._places.append(self._spool.put(data))
+                self._sizes.append(len(deflate(msgspec.Raw(data))) + NUMBER_BYTES)
+            found.append(self._numbers[key])
+        return found
 
     def size(self, number: int) -> int:
         """Return the most bytes that a passage takes in a file."""
@@ -114,15 +123,6 @@ class Passages:
             held = (self._spool.get(*self._places[number]) for number in numbers[start : start + BLOCK])
             yield deflate([msgspec.Raw(each) for each in held])
 
-    def _number(self, passage: Passage) -> int:
-        data = msgspec.json.encode(passage)
-        key = blake2b(data, digest_size=16).digest()
-        if key not in self._numbers:
-            self._numbers[key] = len(self._places)
-            self._places.append(self._spool.put(data))
-            self._sizes.append(len(deflate(msgspec.Raw(data))) + NUMBER_BYTES)
-        return self._numbers[key]
-
 
 LEAST = 16
 """Characters of the shortest stretch worth a reference."""
@@ -132,49 +132,30 @@ Parts = list[str | int]
 
 
 def slice_text(text: str, sources: Sequence[tuple[int, Passage]]) -> str | Parts:
-    """Return a text in parts: strings as they are, and three numbers for each stretch of a source. The numbers are
-    those of the source and of its characters from the first up to, not including, the last. Without any such stretch,
-    the text itself is returned. `sources`: passages that the text may quote, with their numbers; titles are found
-    too."""
+    """Return a text in parts: strings as they are, and three numbers for each stretch of a source: that of the source,
+    and of its characters from the first up to, not including, the last. Without any such stretch, the text itself is
+    returned. `sources`: passages that the text may quote, with their numbers; titles are found too."""
     # A page counts in 16-bit units, which are characters where none is beyond U+FFFF.
     bodies = [(number, body) for number, source in sources if (body := source.body).isascii() or max(body) <= "\uffff"]
-    writer = _Writer(bodies)
     title = next((source.title for _, source in sources if source.title), "")
-    head, found, tail = text.partition(title) if len(title) >= LEAST else ("", "", text)
-    for part in (*_PARTS.split(head), found, *_PARTS.split(tail)) if found else _PARTS.split(text):
-        writer.add(part)
-    return writer.parts if len(writer.parts) > 1 else text
-
-
-class _Writer:
-    def __init__(self, sources: Sequence[tuple[int, str]]) -> None:
-        self.parts: Parts = []
-        self._sources = sources
-        self._last = ""
-
-    def add(self, part: str) -> None:
-        if not part or self._grow(part) or (len(part) >= LEAST and self._find(part)):
-            return
-        if self.parts and isinstance(self.parts[-1], str):
-            self.parts[-1] += part
+    head, found, tail = text.partition(title) if len(title) >= LEAST else (text, "", "")
+    parts, last = Parts(), ""
+    for part in filter(None, (*_PARTS.split(head), found, *_PARTS.split(tail))):
+        end = parts[-1] if parts else None
+        if last and isinstance(end, int) and last.startswith(part, end):
+            parts[-1] = end + len(part)
+            continue
+        held = ((number, body, body.find(part)) for number, body in bodies if part in body)
+        if len(part) >= LEAST and (place := next(held, None)):
+            number, last, at = place
+            parts += [number, at, at + len(part)]
+            continue
+        last = ""
+        if isinstance(end, str):
+            parts[-1] = end + part
         else:
-            self.parts.append(part)
-        self._last = ""
-
-    def _grow(self, part: str) -> bool:
-        end = self.parts[-1] if self.parts else None
-        if not self._last or not isinstance(end, int) or not self._last.startswith(part, end):
-            return False
-        self.parts[-1] = end + len(part)
-        return True
-
-    def _find(self, part: str) -> bool:
-        for number, body in self._sources:
-            if (at := body.find(part)) >= 0:
-                self.parts += [number, at, at + len(part)]
-                self._last = body
-                return True
-        return False
+            parts.append(part)
+    return parts if len(parts) > 1 else text
 
 
 def is_shared(key: str) -> bool:
@@ -248,6 +229,13 @@ class Tables:
         sources: dict[UnitId | None, list[tuple[int, Passage]]] = {}
         for passage, (number, unit_id) in self._passages.items():
             sources.setdefault(unit_id, []).append((number, passage))
+        units = []
+        for unit_id, (_, handle, title) in self._units.items():
+            named = [unit_id, title]
+            for number, passage in reversed(sources.get(unit_id, ())):
+                if passage.title == title and unit_id in (passage.doc_id, passage.chunk_id):
+                    named = [number, int(unit_id != passage.doc_id)]
+            units.append([handle, *named])
         return {
             "texts": [slice_text(text, sources.get(about, ())) for text, (_, about) in self._texts.items()],
             "segments": [[_kind(key), *row[1:]] for key, row in self._segments.items()],
@@ -255,16 +243,9 @@ class Tables:
                 [_kind(key), row[2], row[3], self._segments[key][0] if key in self._segments else None]
                 for key, row in self._sent.items()
             ],
-            "units": [self._unit_row(unit_id, row, sources) for unit_id, row in self._units.items()],
+            "units": units,
             "chunks": [self.unit(unit_id) for _, unit_id in self._passages.values()],
         }
-
-    def _unit_row(self, unit_id: UnitId, row: list[Any], sources: dict[UnitId | None, list[Any]]) -> list[Any]:
-        _, handle, title = row
-        for number, passage in sources.get(unit_id, ()):
-            if passage.title == title and unit_id in (passage.doc_id, passage.chunk_id):
-                return [handle, number, int(unit_id != passage.doc_id)]
-        return [handle, unit_id, title]
 
     def _number_row(
         self,
@@ -280,13 +261,10 @@ class Tables:
             if text is not None and is_shared(key):
                 self.shared[key] = text
             elif text is not None:
-                place = self._text(text, about)
+                place = self._texts.setdefault(text, (len(self._texts), about))[0]
             table[key] = [len(table), role, place, tokens]
         number: int = table[key][0]
         return number
-
-    def _text(self, text: str, about: UnitId | None) -> int:
-        return self._texts.setdefault(text, (len(self._texts), about))[0]
 
 
 def _kind(key: str) -> str:

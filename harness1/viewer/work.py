@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,8 +38,8 @@ def training_row(folder: Path) -> dict[str, str]:
 
 def training_card(folder: Path) -> dict[str, Any]:
     """Return a training as JSON data: steps and values of the training metrics in `curves`, and of the validation
-    metrics in `validation`. The log is as for `read_log`. With the hashes of its indexes and of its reward, runs of the
-    same can stand beside it."""
+    metrics in `validation`, with the hashes of its indexes and of its reward, beside which runs of the same can stand.
+    The log is as for `read_log`."""
     curves: dict[str, list[list[float]]] = {}
     validation: dict[str, list[list[float]]] = {}
     for line in read_log(folder):
@@ -77,7 +77,23 @@ def read_sessions(folder: Path) -> list[dict[str, Any]]:
     tokenizer = _tokenizer(stage)
     inputs = {} if stage is None else stage.inputs
     about = {"record": folder.resolve().name, "upstream": inputs.get("upstream", "")}
-    return [about | {"name": name, "calls": _calls(group, tokenizer)} for name, group in groups.items()]
+    sessions = []
+    for name, group in groups.items():
+        ids: Sequence[int] = ()
+        said: list[Any] = []
+        calls = []
+        for call in group:
+            found = (call.request or {}).get("messages")
+            messages = found if isinstance(found, list) else []
+            calls.append(
+                _call(call, messages, _count_common(ids, call.prompt_ids), _count_common(said, messages), tokenizer)
+            )
+            if call.prompt_ids:
+                ids = (*call.prompt_ids, *call.output_ids)
+            if call.request is not None:
+                said = [*messages, *([call.reply] if call.reply else [])]
+        sessions.append(about | {"name": name, "calls": calls})
+    return sessions
 
 
 def hold_sessions(folders: Sequence[Path], room: int) -> list[tuple[dict[str, Any], str]]:
@@ -88,44 +104,32 @@ def hold_sessions(folders: Sequence[Path], room: int) -> list[tuple[dict[str, An
         text = deflate(session)
         held = len(text) <= room
         room -= len(text) if held else 0
-        found.append((session_row(session) | {"held": held}, text if held else ""))
+        calls = session["calls"]
+        row = {
+            "name": session["name"],
+            "record": session["record"],
+            "calls": len(calls),
+            "failed": sum(call["error"] is not None for call in calls),
+            "tokens": sum(call["output_tokens"] or 0 for call in calls) or None,
+            "seconds": sum(call["seconds"] or 0.0 for call in calls),
+            "held": held,
+        }
+        found.append((row, text if held else ""))
     return found
 
 
-def session_row(session: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row of a session in the list of sessions."""
-    calls = session["calls"]
-    return {
-        "name": session["name"],
-        "record": session["record"],
-        "calls": len(calls),
-        "failed": sum(call["error"] is not None for call in calls),
-        "tokens": sum(call["output_tokens"] or 0 for call in calls) or None,
-        "seconds": sum(call["seconds"] or 0.0 for call in calls),
-    }
+def _count_common(before: Sent, now: Sent) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, now, strict=False)))
 
 
-def _calls(group: Sequence[RecordedCall], tokenizer: Tokenizer | None) -> list[dict[str, Any]]:
-    ids: Sequence[int] = ()
-    said: list[Any] = []
-    shown = []
-    for call in group:
-        shown.append(_call(call, ids, said, tokenizer))
-        if call.prompt_ids:
-            ids = (*call.prompt_ids, *call.output_ids)
-        if call.request is not None:
-            said = [*_messages(call), *([call.reply] if call.reply else [])]
-    return shown
-
-
-def _call(call: RecordedCall, ids: Sequence[int], said: Sequence[Any], tokenizer: Tokenizer | None) -> dict[str, Any]:
+def _call(
+    call: RecordedCall, messages: list[Any], kept_ids: int, kept: int, tokenizer: Tokenizer | None
+) -> dict[str, Any]:
     """Return a call, of whose prompt only what follows the tokens or messages of the one before is written out."""
 
     def text(tokens: Sequence[int]) -> str | None:
         return tokenizer.decode(tokens) if tokenizer is not None and tokens else None
 
-    messages = _messages(call)
-    kept_ids, kept = _common(ids, call.prompt_ids), _common(said, messages)
     logprobs = call.output_logprobs
     return {
         "status": call.status,
@@ -150,15 +154,6 @@ def _call(call: RecordedCall, ids: Sequence[int], said: Sequence[Any], tokenizer
         "waited": round(call.t_start - call.t_arrived, 3) if call.t_start else None,
         "seconds": round(call.t_end - call.t_start, 3) if call.t_start else None,
     }
-
-
-def _messages(call: RecordedCall) -> list[Any]:
-    found = (call.request or {}).get("messages")
-    return found if isinstance(found, list) else []
-
-
-def _common(before: Sent, now: Sent) -> int:
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, now, strict=False)))
 
 
 def _tokenizer(stage: Stage | None) -> Tokenizer | None:
@@ -195,8 +190,8 @@ def parts_on_disk(folder: Path) -> list[Path]:
 
 
 def recipe_card(folder: Path) -> dict[str, Any]:
-    """Return a recipe as JSON data. Times are in seconds; `expected` is 0 where nothing is known. Raises UsageError:
-    the folder has been removed; SchemaError: the journal is damaged."""
+    """Return a recipe as JSON data. Times are in seconds; `expected` is 0 where nothing is known. Raises UsageError,
+    SchemaError: as `recipe_parts`."""
     journal, at_work = _recipe_state(folder), is_at_work(folder)
     expected = journal.expected()
     stages = []
@@ -252,45 +247,28 @@ def write_page(folder: Path, card: TuningCard, results: Sequence[TrialResult]) -
     best = best_of(results, maximize=card.maximize)
     ended = [each.value for each in results if each.value is not None and math.isfinite(each.value)]
     low, high = (min(ended), max(ended)) if ended else (0.0, 1.0)
-    plots = [_by_number(results, best, low, high)]
-    plots += [_by_setting(name, space, results, best, low, high) for name, space in card.search.items()]
-    page = render(
-        "trials.html",
-        title=card.title,
-        styles=("report.css",),
-        card=card,
-        results=results,
-        best=best,
-        plots=plots,
-        low=low,
-        high=high,
-    )
+
+    def plot(name: str, ends: tuple[Any, Any], places: Iterable[tuple[TrialResult, float]]) -> Plot:
+        dots = []
+        for each, x in places:
+            y = 0.0 if each.value is None else _share(each.value, low, high)
+            outcome = each.stopped if each.value is None else f"{each.value:.4g}"
+            settings = ", ".join(f"{setting} {_show(value)}" for setting, value in each.settings.items())
+            says = f"trial {each.number}: {outcome} ({settings})"
+            dots.append(Dot(x, y, says, each == best, each.value is None))
+        return Plot(name, _show(ends[0]), _show(ends[1]), dots)
+
+    last = max([each.number for each in results], default=0)
+    plots = [plot("trial", (0, last), ((each, _share(each.number, 0, last)) for each in results))]
+    for name, space in card.search.items():
+        ends = (space.choices[0], space.choices[-1]) if space.choices else (space.low, space.high)
+        known = ((each, _place(each.settings[name], space)) for each in results if name in each.settings)
+        plots.append(plot(name + (", logarithmic" if space.log else ""), ends, known))
+    told = {"card": card, "results": results, "best": best, "plots": plots, "low": low, "high": high}
+    page = render("trials.html", title=card.title, styles=("report.css",), **told)
     with writing(folder):
         write_atomically(folder / PAGE, "".join(page).encode())
     return folder / PAGE
-
-
-def _by_number(results: Sequence[TrialResult], best: TrialResult | None, low: float, high: float) -> Plot:
-    last = max([each.number for each in results], default=0)
-    dots = [_dot(each, _share(each.number, 0, last), best, low, high) for each in results]
-    return Plot("trial", "0", str(last), dots)
-
-
-def _by_setting(
-    name: str, space: Space, results: Iterable[TrialResult], best: TrialResult | None, low: float, high: float
-) -> Plot:
-    known = [each for each in results if name in each.settings]
-    dots = [_dot(each, _place(each.settings[name], space), best, low, high) for each in known]
-    first, last = (space.choices[0], space.choices[-1]) if space.choices else (space.low, space.high)
-    return Plot(name + (", logarithmic" if space.log else ""), _text(first), _text(last), dots)
-
-
-def _dot(result: TrialResult, x: float, best: TrialResult | None, low: float, high: float) -> Dot:
-    stopped = result.value is None
-    y = 0.0 if result.value is None else _share(result.value, low, high)
-    outcome = result.stopped if result.value is None else f"{result.value:.4g}"
-    settings = ", ".join(f"{name} {_text(value)}" for name, value in result.settings.items())
-    return Dot(x, y, f"trial {result.number}: {outcome} ({settings})", result == best, stopped)
 
 
 def _place(value: Value, space: Space) -> float:
@@ -303,9 +281,9 @@ def _place(value: Value, space: Space) -> float:
     return _share(scale(value), scale(space.low), scale(space.high))
 
 
+def _show(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
 def _share(value: float, low: float, high: float) -> float:
     return (value - low) / (high - low) if high > low else 0.5
-
-
-def _text(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

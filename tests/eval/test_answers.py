@@ -34,7 +34,6 @@ from harness1.eval.answers import (
     ask_closed,
     ask_judge,
     ask_open,
-    prompt_hash,
     read_answer,
     read_verdict,
     within_budget,
@@ -417,13 +416,6 @@ def test_the_answer_is_the_first_line_with_words(said: str, answer: str) -> None
 )
 def test_a_verdict_is_one_of_two_words_or_none(said: str, verdict: bool | None) -> None:
     assert read_verdict(said) is verdict
-
-
-def test_whatever_is_asked_or_set_otherwise_is_another_prompt() -> None:
-    asked = [ask_closed("a"), ask_closed("b"), ask_open("a", []), ask_open("a", [BYRON])]
-    hashes = {prompt_hash(messages, {"most_tokens": most}) for messages in asked for most in (10, 20)}
-    assert len(hashes) == 8
-    assert prompt_hash(ask_closed("a"), {"most_tokens": 10}) in hashes
 
 
 WORDS = st.lists(

@@ -49,7 +49,7 @@ def test_a_run_is_read_back_with_gold_and_metrics(runs: list[Run]) -> None:
         "t4": 0.5,
     }
     assert (run.policy, run.split, len(run.episodes)) == ("by-hand", "test", 4)
-    assert [each.episode_id for each in run.samples("t1")] == ["t1-0"]
+    assert [each.episode_id for each in run.samples["t1"]] == ["t1-0"]
 
 
 def test_differences_are_the_second_minus_the_first_task_by_task(runs: list[Run]) -> None:

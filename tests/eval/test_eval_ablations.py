@@ -25,6 +25,7 @@ from harness1.eval.ablations import (
     cells,
     compare_condition,
     markdown,
+    percent_of,
 )
 from harness1.eval.evaluate import Evaluation, ensure_run
 from harness1.eval.statistics import Interval
@@ -231,12 +232,13 @@ def test_a_line_by_hand() -> None:
     base = rows({"a": 1.0, "b": 0.5, "c": 0.0, "d": 0.5, "gone": 1.0})
     line = compare_condition("x", METRICS, base, rows({"a": 0.0, "b": 0.5, "c": 0.0, "d": 0.25, "new": 1.0}), 100, 0)
     assert line.change is not None
-    assert line.percent is not None
-    assert line.answer_percent is not None
+    percent, answer = percent_of(line.change, line.base_recall), percent_of(line.answer_change, line.base_answer_recall)
+    assert percent is not None
+    assert answer is not None
     assert (line.paired, line.hard_failures, line.broken) == (4, 1, 1)
     assert line.change.mean == pytest.approx(-1.25 / 4)
-    assert line.percent.mean == line.answer_percent.mean == pytest.approx(100 * -1.25 / 2.0)
-    assert line.percent.low < line.percent.mean < line.percent.high
+    assert percent.mean == answer.mean == pytest.approx(100 * -1.25 / 2.0)
+    assert percent.low < percent.mean < percent.high
     # Of the four sign patterns of the two tasks that differ, two are as extreme.
     assert line.p == pytest.approx(0.5)
     assert (line.search_share, line.turns, line.set_size) == (0.75, 4.0, 9.0)
@@ -244,8 +246,9 @@ def test_a_line_by_hand() -> None:
 
 def test_nothing_in_common_has_no_change() -> None:
     line = compare_condition("x", METRICS, rows({"a": 1.0}), rows({"b": 1.0}), 100, 0)
-    assert (line.change, line.p, line.percent, line.paired) == (None, None, None, 0)
-    assert compare_condition("x", METRICS, rows({"a": 0.0}), rows({"a": 1.0}), 100, 0).percent is None
+    assert (line.change, line.p, percent_of(line.change, 0.5), line.paired) == (None, None, None, 0)
+    line = compare_condition("x", METRICS, rows({"a": 0.0}), rows({"a": 1.0}), 100, 0)
+    assert percent_of(line.change, line.base_recall) is None
 
 
 def conditions() -> Iterator[Condition]:

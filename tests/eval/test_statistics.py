@@ -12,7 +12,6 @@ from harness1.errors import UsageError
 from harness1.eval import statistics
 from harness1.eval.statistics import (
     VarianceComponents,
-    bootstrap_function,
     bootstrap_mean,
     bootstrap_means,
     holm,
@@ -76,17 +75,10 @@ def test_columns_share_their_resamples() -> None:
 
 
 def test_many_tasks_are_drawn_in_blocks_and_every_resample_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[tuple[int, int]] = []
-    whole = statistics._block_of_means
-
-    def counted(values: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
-        sizes.append((size, len(values)))
-        return whole(values, size, rng)
-
-    monkeypatch.setattr(statistics, "_block_of_means", counted)
-    bootstrap_mean(np.zeros(20_000), 130)
-    assert sum(size for size, _ in sizes) == 130
-    assert max(size * tasks for size, tasks in sizes) <= 1 << 20
+    values = np.random.default_rng(3).random(40)
+    whole = bootstrap_mean(values, 130)
+    monkeypatch.setattr(statistics, "_CELLS", 3 * 40)
+    assert vars_of(bootstrap_mean(values, 130)) == pytest.approx(vars_of(whole))
 
 
 def test_pairing_cancels_the_spread_between_tasks() -> None:
@@ -203,21 +195,6 @@ def test_holm_raises_p_values_and_keeps_their_order(p: dict[str, float]) -> None
     assert all(p[name] <= adjusted[name] <= min(1.0, len(p) * p[name]) + 1e-12 for name in p)
     ordered = sorted(p, key=lambda name: p[name])
     assert [adjusted[name] for name in ordered] == sorted(adjusted.values())
-
-
-def test_the_interval_of_a_ratio_has_tasks_as_its_unit() -> None:
-    # Of each task: right answers, and answers. All answers of a task are right, or none.
-    values = [(4.0, 4.0), (0.0, 4.0)] * 50 + [(0.0, 0.0)] * 7
-    found = bootstrap_function(values, lambda means: means[:, 0] / means[:, 1], 2000)
-    assert found.mean == 0.5
-    half = 1.96 * math.sqrt(0.25 / 100)
-    assert found.low == pytest.approx(0.5 - half, abs=0.015)
-    assert found.high == pytest.approx(0.5 + half, abs=0.015)
-    same = bootstrap_function([[2.0], [2.0]], lambda means: means[:, 0] ** 2, 10)
-    assert (same.mean, same.low, same.high) == (4.0, 4.0, 4.0)
-    assert math.isnan(bootstrap_function([], lambda means: means[:, 0], 10).mean)
-    with pytest.raises(UsageError):
-        bootstrap_function(values, lambda means: means[:, 0], 0)
 
 
 def test_the_spread_by_hand() -> None:
