@@ -167,9 +167,9 @@ def resources(episodes: Iterable[Episode], config: Config, wall_seconds: float |
     """Return, as plain data, sums over all episodes, broken ones included. `wall_seconds` is elapsed time, if known.
     `episode_seconds` are those of each stage and their `total`, which is larger, since episodes run side by side.
     `tokens` are `metrics.Tokens`; `exact` says that none was estimated, `episodes` for how many they are known. `cost`,
-    in dollars, is present if `machine.price` is set. `per_episode` has the `seconds` and the `cost` of one episode as `{mean, low, high}`, samples
-    of a task averaged first, without broken episodes and unknown costs. Raises SchemaError: an episode lacks a segment
-    of a prompt."""
+    in dollars, is present if `machine.price` is set. `per_episode` has the `seconds` and the `cost` of one episode as
+    `{mean, low, high}`, samples of a task averaged first, without broken episodes and unknown costs. Raises
+    SchemaError: an episode lacks a segment of a prompt."""
     count, known, price = 0, list[Tokens](), config.machine.price
     stages: defaultdict[str, list[float]] = defaultdict(list)
     of_whole: dict[str, list[tuple[str, float]]] = {"seconds": []}
