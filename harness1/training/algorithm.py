@@ -36,7 +36,6 @@ class MicroBatch:
     """The input of one forward pass: rows padded on the right, [rows, longest], and their trained tokens, [trained]."""
 
     ids: Tensor
-    attention: Tensor | None  # 1 for a token, 0 for padding; None without padding
     row: Tensor  # the row of each trained token
     column: Tensor  # the column whose logits predict the token: the one before its own
     targets: Tensor  # its id

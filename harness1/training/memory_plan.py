@@ -183,7 +183,7 @@ def count_step(
             parameter.grad = torch.zeros_like(parameter)
         numbers, places = torch.zeros(size.trained), torch.zeros(size.trained, dtype=torch.long)
         ids = torch.zeros((size.rows, size.length), dtype=torch.long)
-        batch = MicroBatch(ids, None, places, places, places, numbers, numbers, numbers)
+        batch = MicroBatch(ids, places, places, places, numbers, numbers, numbers)
         metrics = OffPolicyMetrics(algorithm, torch.device("cpu"))
         with _live_bytes(model) as live:
             embedding: Any = model.get_input_embeddings()

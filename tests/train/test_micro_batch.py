@@ -162,8 +162,6 @@ def test_a_micro_batch_lists_the_trained_tokens_of_its_rows_in_order() -> None:
     ]
     batch = collate(rows)
     assert batch.ids.tolist() == [[5, 6, 7, 8], [9, 4, 0, 0]]
-    assert batch.attention is not None
-    assert batch.attention.tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
     assert batch.row.tolist() == [0, 0, 1]
     assert batch.column.tolist() == [0, 2, 0]
     assert batch.targets.tolist() == [6, 8, 4]
@@ -173,10 +171,9 @@ def test_a_micro_batch_lists_the_trained_tokens_of_its_rows_in_order() -> None:
     assert batch.weights.dtype == batch.rollout_logprobs.dtype == torch.float32
 
 
-def test_rows_of_one_length_need_no_attention_mask_and_unknown_log_probabilities_are_none() -> None:
+def test_unknown_log_probabilities_are_none() -> None:
     rows = [TrainRow((1, 2), (0, 1), rollout_logprobs=(0.0, -1.0)), TrainRow((3, 4), (0, 1))]
-    batch = collate(rows)
-    assert (batch.attention, batch.rollout_logprobs) == (None, None)
+    assert collate(rows).rollout_logprobs is None
 
 
 @pytest.mark.parametrize("mask", [(0, 0, 0), (1, 0, 1)], ids=["nothing", "the first token"])
