@@ -21,8 +21,9 @@ from harness1.training.trainable import load_trainable
 from harness1.training.trainer import Trainer
 
 if TYPE_CHECKING:
-    from harness1.models.adapters import Weights
+    from transformers import PreTrainedModel
 
+    from harness1.models.adapters import Weights
 
 Deliver = Callable[["Weights", int], Awaitable[None]]
 """Gives weights and their version to what samples in this process, such as `Rollouts.publish`."""
@@ -38,42 +39,33 @@ class Engine(Protocol):
     """A model in training with its optimizer and its loss. Of several processes, the leading one calls it."""
 
     @property
-    def step_count(self) -> int:
-        """Optimizer steps taken so far."""
-        ...
+    def step_count(self) -> int: ...
 
     def step(self, rows: Sequence[TrainRow], on_tokens: OnTokens = ignore_tokens) -> dict[str, float]:
         """Take one optimizer step and return the values to log, `loss` and `trained_tokens` among them. Raise Diverged
         if the loss or the gradient is not finite, InfrastructureFault if a service failed."""
-        ...
 
     def loss(self, rows: Sequence[TrainRow], saved: Path | None = None) -> float:
         """Return the loss of rows under the present weights, or under those in a folder that `write` wrote, which are
         loaded again for this call; a service, which keeps them itself, measures the present ones."""
-        ...
 
     def logprobs(self, rows: Sequence[TrainRow]) -> list[list[float]]:
         """Return the natural log probabilities of the trained tokens of each row, in order."""
-        ...
 
     async def publish(self, version: int, deliver: Deliver) -> None:
         """Have the present weights sampled from now on, under a version: engines whose weights are in this process
         deliver them, others tell their own sampler. Raise InfrastructureFault if they could not be delivered."""
-        ...
 
     def save(self, root: Path) -> str:
         """Save all that the next step depends on, and return a name: of a folder within `root`, or that under which a
         service keeps it. Of earlier saves only the last need be kept."""
-        ...
 
     def load(self, root: Path, name: str) -> None:
         """Continue from a save, and forget the others; raise UsageError if it is lost or damaged."""
-        ...
 
     def write(self, folder: Path, card: Checkpoint) -> Checkpoint:
         """Write the present weights as a checkpoint, and return its card as written; raise UsageError if the disk is
         full, or the folder cannot be written."""
-        ...
 
 
 class TrainingService(NamedTuple):
@@ -87,14 +79,9 @@ class TrainingService(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainerJob:
-    """What a process needs to open its part of a trainer.
-
-    Args:
-        base: the folder of the model that training begins with.
-        steps: the steps of the schedule.
-        device: the device of a single process; of several, each has the one of this type with its number.
-        threads: threads of torch in each process; 0 leaves them unchanged.
-    """
+    """What a process needs to open its part of a trainer: the folder of the model to begin with, the loss, the settings
+    and the steps of the schedule. Of several processes, each has the device of the type of `device` with its number;
+    `threads` are torch's in each, and 0 leaves them unchanged."""
 
     base: Path
     algorithm: Algorithm
@@ -103,33 +90,23 @@ class TrainerJob:
     device: str = "cpu"
     threads: int = 0
 
-    def open(self, kind: type[Trainer], group: ProcessGroup) -> Trainer:
-        """Return the trainer of this process; raise `Unanimous` if one of the processes cannot load the model, or the
-        settings do not fit it."""
-        place, fault = self.device if group.size == 1 else "cpu", ""  # `shard` moves it on, block by block
-        group.kind = self.device.partition(":")[0]
+
+def open_local_engine(job: TrainerJob, group: ProcessGroup = ALONE) -> LocalEngine:
+    """Return the engine of a process that trains alone, leads a group that follows, or follows. Raise UsageError if the
+    folder does not hold such a model, the settings do not fit it, or torch does not know the device; MissingExtra if
+    torch or transformers is not installed."""
+    with _together(group, job):
+        place, fault = job.device if group.size == 1 else "cpu", ""  # `shard` moves it on, block by block
+        group.kind = job.device.partition(":")[0]
         try:
-            model = load_trainable(self.base, self.train, place, self.threads)
+            model = load_trainable(job.base, job.train, place, job.threads)
         except UsageError as error:
             fault = str(error)
         group.agree(fault)
         try:
-            return kind(model, self.algorithm, self.train, self.steps, group)
+            return LocalEngine(job, model, group)
         except UsageError as error:
             raise Unanimous(str(error)) from error
-
-
-def open_trainer(job: TrainerJob, group: ProcessGroup = ALONE) -> Trainer:
-    """Return the trainer of a process that trains alone or leads a group that follows.
-
-    Raises:
-        UsageError: the folder does not hold such a model, or torch does not know the device.
-        MissingExtra: torch or transformers is not installed.
-    """
-    if group.size == 1:
-        return job.open(Trainer, group)
-    with _together(group, job):
-        return job.open(LeadingTrainer, group)
 
 
 @contextmanager
@@ -144,31 +121,27 @@ def leading(group: ProcessGroup) -> Iterator[None]:
 
 
 def follow(group: ProcessGroup) -> None:
-    """Repeat the calls of the leading process to its trainer until it ends. An interrupt is left to that process, and
-    so is what all processes meet, such as a full disk: it says so.
-
-    Raises:
-        UsageError: a pass does not fit into the memory of this process.
-    """
+    """Repeat the calls of the leading process to its engine until it ends. An interrupt is left to that process, and
+    so is what all processes meet, such as a full disk: it says so. Raise UsageError if a pass does not fit into the
+    memory of this process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    trainer: Trainer | None = None
+    engine: LocalEngine | None = None
     with _loss_ignored():
         while (order := group.broadcast(None)) is not None:
             with suppress(Unanimous):
-                trainer = _obey(order, trainer, group)
-
-
-def _obey(order: Any, trainer: Trainer | None, group: ProcessGroup) -> Trainer | None:
-    if isinstance(order, TrainerJob):
-        return order.open(Trainer, group)
-    name, *arguments = order
-    getattr(trainer, name)(*arguments)
-    return trainer
+                if isinstance(order, TrainerJob):
+                    engine = open_local_engine(order, group)
+                else:
+                    name, *arguments = order
+                    getattr(engine, name)(*arguments)
 
 
 @contextmanager
 def _together(group: ProcessGroup, order: Any) -> Iterator[None]:
-    """Have the followers do what is done within. An interrupt is raised at the end, when all have done it."""
+    """In the leading process, have the followers do what is done within; an interrupt is raised when all have."""
+    if group.size == 1 or not group.leads:
+        yield
+        return
     with delay_interrupt():
         try:
             group.broadcast(order)
@@ -182,11 +155,10 @@ def _together(group: ProcessGroup, order: Any) -> Iterator[None]:
 
 @contextmanager
 def _loss_ignored() -> Iterator[None]:
-    """End without a word if another process is gone: it said why."""
     try:
         yield
     except RuntimeError as error:
-        if not _is_lost(error):
+        if not _is_lost(error):  # it said itself why it ended
             raise
 
 
@@ -197,12 +169,15 @@ def _is_lost(error: RuntimeError) -> bool:
     return isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
 
 
-class LeadingTrainer(Trainer):
-    """A trainer whose followers repeat each call."""
+class LocalEngine(Trainer):
+    """The `Engine` of our own trainer, with which other engines are compared. If it leads a group, its followers repeat
+    each call."""
 
-    def step(
-        self, rows: Sequence[TrainRow], on_tokens: Callable[[int, int], None] = lambda _done, _of: None
-    ) -> dict[str, float]:
+    def __init__(self, job: TrainerJob, model: PreTrainedModel, group: ProcessGroup) -> None:
+        super().__init__(model, job.algorithm, job.train, job.steps, group)
+        self._base = job.base
+
+    def step(self, rows: Sequence[TrainRow], on_tokens: OnTokens = ignore_tokens) -> dict[str, float]:
         with _together(self.group, ("step", rows)):
             return super().step(rows, on_tokens)
 
@@ -226,46 +201,15 @@ class LeadingTrainer(Trainer):
         with _together(self.group, ("load", root, name)):
             super().load(root, name)
 
-
-class LocalEngine:
-    """The `Engine` of our own trainer, with which other engines are compared.
-
-    Raises:
-        UsageError, MissingExtra: as `open_trainer`.
-    """
-
-    def __init__(self, job: TrainerJob, group: ProcessGroup = ALONE) -> None:
-        self.trainer = open_trainer(job, group)
-        self._base = job.base
-
-    @property
-    def step_count(self) -> int:
-        return self.trainer.step_count
-
-    def step(self, rows: Sequence[TrainRow], on_tokens: OnTokens = ignore_tokens) -> dict[str, float]:
-        return self.trainer.step(rows, on_tokens)
-
-    def loss(self, rows: Sequence[TrainRow], saved: Path | None = None) -> float:
-        return self.trainer.loss(rows, saved)
-
-    def logprobs(self, rows: Sequence[TrainRow]) -> list[list[float]]:
-        return self.trainer.logprobs(rows)
-
     async def publish(self, version: int, deliver: Deliver) -> None:
-        await deliver(self.trainer.weights(), version)
-
-    def save(self, root: Path) -> str:
-        return self.trainer.save(root)
-
-    def load(self, root: Path, name: str) -> None:
-        self.trainer.load(root, name)
+        await deliver(self.weights(), version)
 
     def write(self, folder: Path, card: Checkpoint) -> Checkpoint:
-        return write_model(folder, self.trainer.model, self.trainer.weights(), self._base, card)
+        return write_model(folder, self.model, self.weights(), self._base, card)
 
 
 OpenEngine = Callable[[TrainerJob, ProcessGroup], Engine]
-"""Opens what holds the weights in training, in this process that leads a group: `LocalEngine`, or a service's."""
+"""Opens what holds the weights in training, in this process that leads a group: `open_local_engine`, or a service's."""
 
 
 def open_service_engine(service: TrainingService, config: Config, job: TrainerJob, group: ProcessGroup) -> Engine:

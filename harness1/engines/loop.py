@@ -66,16 +66,9 @@ class LoopState(Record):
 
 
 class TrainingLoop(ABC):
-    """A training under way. It resumes from the state in `out`.
-
-    Args:
-        engine: holds the weights, those that training begins with.
-        out: the folder of the state, the log and the checkpoint.
-        card: the card of the checkpoint.
-        updates: their number in the whole training.
-        unit: the word for an update, in messages.
-        ends_at: the reading of `time.monotonic` after which no other update is begun, as if all were done.
-    """
+    """A training under way, of so many updates (`unit` is the word for one). It resumes from the state in `out`, where
+    its log and the checkpoint with its `card` are written. After the reading `ends_at` of `time.monotonic` no other
+    update is begun, as if all were done."""
 
     def __init__(
         self,
@@ -120,11 +113,10 @@ class TrainingLoop(ABC):
         return None
 
     def train(self) -> Checkpoint:
-        """Train to the end, and return the card of the checkpoint: the best by `train.watch.metric`, or the last.
-
-        An interrupt (KeyboardInterrupt) waits for the update at work; the state is saved. Raise Diverged if a loss is
-        not finite; the best checkpoint so far is kept, or else the last finite weights; UsageError if the time was up
-        before the first update."""
+        """Train to the end, and return the card of the checkpoint: the best by `train.watch.metric`, or the last. An
+        interrupt (KeyboardInterrupt) waits for the update at work; the state is saved. Raise UsageError if the time was
+        up before the first update; Diverged if a loss is not finite: the best checkpoint is kept, or the last weights.
+        """
         self._on_step(self.version, self.updates, {})
         try:
             asyncio.run(self.run())
@@ -142,8 +134,8 @@ class TrainingLoop(ABC):
         return TrainLog(self.out, self.version if self.validated >= 0 else -1, trackers)
 
     async def run(self) -> None:
-        """Validate and update to the last update, for the time given, or until validations stop improving. What
-        interrupts it between updates, or within a validation, has the state saved."""
+        """Validate and update to the last update, for the time given, or until validations stop improving. An interrupt
+        has the state saved."""
         watch = self.settings.watch
         try:
             while True:
@@ -153,7 +145,9 @@ class TrainingLoop(ABC):
                 ends = late or self.version == self.updates
                 if self.validated < self.version and (ends or not self.version or is_due(self.version, watch.every)):
                     await self.validate()
-                if ends or (self.version > self.begun and self._save_is_due()):
+                waited = 0 < 60 * self.settings.save_minutes <= time.monotonic() - self._saved_at
+                due = waited or is_due(self.version, self.settings.save_every)
+                if ends or (self.version > self.begun and due):
                     self.save()
                 if ends:
                     return
@@ -194,13 +188,7 @@ class TrainingLoop(ABC):
         write_state(self.out / STATE, msgspec.to_builtins(state))
         self._saved_at = time.monotonic()
 
-    def _save_is_due(self) -> bool:
-        """Return True every `train.save_every` updates, and `train.save_minutes` after the last save."""
-        late = 0 < 60 * self.settings.save_minutes <= time.monotonic() - self._saved_at
-        return late or is_due(self.version, self.settings.save_every)
-
     def _ensure_checkpoint(self) -> None:
-        """Write the present weights as the checkpoint, unless a validation chose one."""
         if self.best.value is None or not (self.out / CHECKPOINT).is_file():
             self.write({})
 

@@ -23,16 +23,9 @@ TINKER = "tinker"
 
 
 def open_service(name: str, base: Path, config: Config, processes: int = 1) -> TrainingService:
-    """Open a service by `tinker:MODEL`, `tinker:MODEL@URL`, or the prefix of a plugin. Its sampler has no weights
-    before the first `publish`.
-
-    Args:
-        base: the folder of the model that training begins with.
-
-    Raises:
-        UsageError: there is no such service, it cannot do what is asked or is not there, or a plugin has the name of
-            another or cannot be imported.
-        MissingExtra: a package that it needs is not installed.
+    """Open a service by `tinker:MODEL`, `tinker:MODEL@URL`, or the prefix of a plugin, to train the model in `base`.
+    Its sampler has no weights before the first `publish`. Raise UsageError if there is no such service, it cannot do
+    what is asked or is not there, or a plugin cannot be used; MissingExtra if a package that it needs is not installed.
     """
     prefix, _, rest = name.partition(":")
     added: Opener | None = find_plugin("engines", prefix, (TINKER,))
@@ -45,14 +38,12 @@ def open_service(name: str, base: Path, config: Config, processes: int = 1) -> T
 
 def open_start(name: str, base: Path, config: Config) -> Backend:
     """Return a sampler of the weights that a training would begin with, as version 0; new adapters change nothing.
+    Raise as `open_service`, and InfrastructureFault if the service failed."""
 
-    Args, Raises: as `open_service`; InfrastructureFault: the service failed.
-    """
+    async def refuse(state: object, version: int) -> None:
+        raise UsageError("a training service samples from its own weights, and has none to deliver")
+
     service = open_service(name, base, config)
     engine = service.open_engine(base, NegativeLogLikelihood(), config, 1)
-    asyncio.run(engine.publish(0, _undelivered))
+    asyncio.run(engine.publish(0, refuse))
     return service.sampler
-
-
-async def _undelivered(state: object, version: int) -> None:
-    raise UsageError("a training service samples from its own weights, and has none to deliver")

@@ -14,13 +14,14 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import cached_property, partial
 from importlib import import_module
 from itertools import compress
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -38,17 +39,8 @@ from harness1.training.saving import copy_beside_weights, write_card
 from harness1.training.trainer import BETAS, EPSILON, Diverged, count_trained, rate_at
 
 Reduction = Literal["sum", "row_mean"]
-
-
 Loss = tuple[str, dict[str, float] | None]
 """A loss of the service, by name, with its settings."""
-
-
-class Fields(NamedTuple):
-    """A row for the service: `inputs` predict `fields`, which have one number per target."""
-
-    inputs: list[int]
-    fields: dict[str, list[int] | list[float]]
 
 
 def loss_of(algorithm: Algorithm, reduction: Reduction) -> Loss:
@@ -61,38 +53,23 @@ def loss_of(algorithm: Algorithm, reduction: Reduction) -> Loss:
     return "cispo", {"clip_low_threshold": bounds[0], "clip_high_threshold": bounds[1]}
 
 
-def row_fields(rows: Sequence[TrainRow], algorithm: Algorithm, reduction: Reduction) -> list[Fields]:
-    """Return the rows of an optimizer step, which must be sent as one; `row_mean` undoes that a server divides a row's
-    loss by its targets, and the sum over rows by their number."""
+def target_fields(rows: Sequence[TrainRow], algorithm: Algorithm, reduction: Reduction) -> list[dict[str, list[float]]]:
+    """Return what the loss of an optimizer step needs of each row, one number for each target; all rows must be sent
+    as one. `row_mean` undoes that a server divides a row's loss by its targets, and the sum over rows by their number.
+    """
     (name, _), normaliser = loss_of(algorithm, reduction), algorithm.normaliser(rows) or 1.0
     made = []
     for row in rows:
         scale = 1.0 if reduction == "sum" else (len(row.token_ids) - 1) * len(rows)
-        weights = [weight * scale for weight in token_weights(row, algorithm, normaliser)]
-        fields: dict[str, list[int] | list[float]] = {"target_tokens": list(row.token_ids[1:])}
-        if name == "cispo":
-            # Without recorded log probabilities the bounds are 1 and 1, and any value serves.
-            recorded = row.rollout_logprobs or (0.0,) * len(row.token_ids)
-            fields |= {"logprobs": list(recorded[1:]), "advantages": weights}
-        else:
-            fields["weights"] = weights
-        made.append(Fields(list(row.token_ids[:-1]), fields))
+        weights = [weight * scale for weight in _weights(row, algorithm, normaliser)]
+        # Without recorded log probabilities the bounds of `cispo` are 1 and 1, and any value serves.
+        recorded = row.rollout_logprobs or (0.0,) * len(row.token_ids)
+        cispo = {"logprobs": list(recorded[1:]), "advantages": weights}
+        made.append(cispo if name == "cispo" else {"weights": weights})
     return made
 
 
-def plain_fields(rows: Sequence[TrainRow]) -> list[Fields]:
-    """Return rows for a forward pass alone: their trained tokens count 1."""
-    return [
-        Fields(
-            list(row.token_ids[:-1]),
-            {"target_tokens": list(row.token_ids[1:]), "weights": [float(mask) for mask in row.loss_mask[1:]]},
-        )
-        for row in rows
-    ]
-
-
-def token_weights(row: TrainRow, algorithm: Algorithm, normaliser: float) -> list[float]:
-    """Return the weight of each target of a row in the sum."""
+def _weights(row: TrainRow, algorithm: Algorithm, normaliser: float) -> list[float]:
     token = row.token_weight if isinstance(algorithm, PolicyGradient) else 1.0
     values = row.advantages or (1.0,) * len(row.token_ids)
     return [token * value * mask / normaliser for value, mask in zip(values[1:], row.loss_mask[1:], strict=True)]
@@ -102,7 +79,7 @@ def step_loss(rows: Sequence[TrainRow], logprobs: Sequence[Sequence[float]], alg
     """Return the loss of rows from the log probabilities of their trained tokens, as `Trainer.step` computes it."""
     normaliser, total = algorithm.normaliser(rows) or 1.0, 0.0
     for row, known in zip(rows, logprobs, strict=True):
-        weights = compress(token_weights(row, algorithm, normaliser), row.loss_mask[1:])
+        weights = compress(_weights(row, algorithm, normaliser), row.loss_mask[1:])
         ratios = [1.0] * len(known)
         if isinstance(algorithm, Cispo):
             exact = (math.exp(log) for log in _log_ratios(row, known))
@@ -129,13 +106,10 @@ def distance(rows: Sequence[TrainRow], logprobs: Sequence[Sequence[float]], algo
 
 
 def _log_ratios(row: TrainRow, logprobs: Sequence[float]) -> list[float]:
-    """Return log pi - log pi_rollout of the trained tokens of a row, clipped to `LOG_RATIO_LIMIT`."""
     recorded = [known for known, mask in zip(row.rollout_logprobs or (), row.loss_mask, strict=True) if mask]
     logs = (now - then for now, then in zip(logprobs, recorded, strict=True))
     return [min(max(log, -LOG_RATIO_LIMIT), LOG_RATIO_LIMIT) for log in logs]
 
-
-Result = TypeVar("Result")
 
 ANONYMOUS = "tml-none"
 """The key for a server that asks for none; the client demands the form."""
@@ -168,23 +142,24 @@ class Service(NamedTuple):
     def call(self, work: Callable[[], Any]) -> Any:
         """Return the result of a request, in this thread; raise InfrastructureFault if the service refused it, failed,
         or was not there."""
-        try:
+        with self._failing():
             return settle(work())
-        except (self.sdk.TinkerError, RuntimeError, OSError) as error:
-            raise self.fault(error) from error
 
     async def ask(self, work: Callable[[], Any]) -> Any:
         """Do as `call` within an event loop; cancelling it cancels the request."""
-        try:
+        with self._failing():
             answer = work()
             # The client's own futures have one of the standard library within, and will not stay one themselves.
             future = answer.future() if hasattr(answer, "future") else answer
             return await (asyncio.wrap_future(future) if isinstance(future, Future) else future)
-        except (self.sdk.TinkerError, RuntimeError, OSError) as error:
-            raise self.fault(error) from error
 
-    def fault(self, error: Exception) -> InfrastructureFault:
-        return InfrastructureFault(f"the service of {self.model} failed: {type(error).__name__}: {first_line(error)}")
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except (self.sdk.TinkerError, RuntimeError, OSError) as error:
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            raise InfrastructureFault(f"the service of {self.model} failed: {reason}") from error
 
 
 def connect(name: EngineName, machine: Machine, sdk: Any = None) -> Service:
@@ -193,17 +168,14 @@ def connect(name: EngineName, machine: Machine, sdk: Any = None) -> Service:
     if sdk is None:
         with optional("tinker"):
             sdk = import_module("tinker")
-    where = name.url or "the hosted service"
-    key = machine.model.key or (ANONYMOUS if name.url else None)
+    where, key = name.url or "the hosted service", machine.model.key or (ANONYMOUS if name.url else None)
     try:
         client = sdk.ServiceClient(base_url=name.url, api_key=key)
         asked = sdk.RestClient(base_url=name.url, api_key=key) if hasattr(sdk, "RestClient") else client
         models = [each.model_name for each in settle(asked.get_server_capabilities()).supported_models]
     except (sdk.TinkerError, RuntimeError, OSError, ValueError, TypeError, AttributeError) as error:
-        raise UsageError(
-            f"tinker {sdk.__version__} cannot talk to {where}: {first_line(error)}; client and server must match:"
-            f" {ADVICE}"
-        ) from error
+        reason = f"{first_line(error)}; client and server must match: {ADVICE}"
+        raise UsageError(f"tinker {sdk.__version__} cannot talk to {where}: {reason}") from error
     if name.model not in models:
         raise UsageError(f"{where} does not train {name.model}; it has {', '.join(sorted(filter(None, models)))}")
     return Service(sdk, client, name.model)
@@ -215,9 +187,8 @@ def settle(answer: Any) -> Any:
 
 
 class TinkerBackend:
-    """A `Backend` over the sampling client of a service. Its versions are counted here: each set of weights has a
-    client of its own, so calls in flight end with the weights they began with. `begun` is the remote name of the
-    weights that training begins with; empty: the untrained model."""
+    """A `Backend` over the sampling client of a service: each set of weights has its own, so calls in flight end with
+    those they began with. `begun` is the remote name of the weights that training begins with, if it has one."""
 
     def __init__(self, service: Service, begun: str = "") -> None:
         self.hash = digest(["tinker", service.model, begun])
@@ -274,6 +245,7 @@ def check_supported(config: Config, processes: int = 1) -> None:
     """Raise UsageError, before anything starts, for settings that need whole distributions, all weights or a model in
     this process."""
     rl, train = config.rl, config.train
+    behind = rl.staleness > 0 and config.machine.service.reduction == "row_mean"
     refused = {
         f"rl.algorithm={rl.algorithm}; it has {' and '.join(ALGORITHMS)}": rl.algorithm not in ALGORITHMS,
         "train.lora.rank=0: it trains adapters alone": train.lora.rank == 0,
@@ -281,37 +253,32 @@ def check_supported(config: Config, processes: int = 1) -> None:
         "machine.fleet.workers: its sampler belongs to one process": config.machine.fleet.workers > 0,
         "several processes: the service shards by itself": processes > 1,
         "rl.staleness with machine.service.reduction=row_mean, because SkyRL's JAX server samples from the weights in"
-        " training: calls under an older version would change with them, or undo a step": (
-            rl.staleness > 0 and config.machine.service.reduction == "row_mean"
-        ),
+        " training: calls under an older version would change with them, or undo a step": behind,
     }
     if found := [reason for reason, holds in refused.items() if holds]:
         raise UsageError(f"a training service does not support {'; nor '.join(found)}")
 
 
 def open_tinker(name: str, base: Path, config: Config, processes: int = 1) -> TrainingService:
-    """Connect to the service of an engine's name. Its sampler has no weights before the first `publish`. Raise as
-    `check_supported` and `connect`."""
+    """Connect to the service of an engine's name; raise as `check_supported` and `connect`."""
     check_supported(config, processes)
     return tinker_service(TinkerBackend(connect(EngineName.read(name), config.machine), remote_name(base)))
 
 
 def tinker_service(sampler: TinkerBackend) -> TrainingService:
     """Return the service that a sampler is connected to."""
-
-    def open_engine(base: Path, algorithm: Algorithm, config: Config, steps: int) -> TinkerEngine:
-        return TinkerEngine(sampler, base, algorithm, config.train, steps, config.machine.service.reduction)
-
-    return TrainingService(sampler, open_engine)
+    return TrainingService(
+        sampler,
+        lambda base, algorithm, config, steps: TinkerEngine(
+            sampler, base, algorithm, config.train, steps, config.machine.service.reduction
+        ),
+    )
 
 
 class TinkerEngine:
-    """The `Engine` over a service, by low-rank adapters that stay with it, which needs no GPU and no weights here.
-
-    The adapters are made at the first call that needs them, so that a resumed run takes only one of the places that a
-    server has for adapters. `base` is a folder with the tokenizer, whose `checkpoint.json` may name remote weights to
-    begin with, `backend` the sampler that `publish` tells, and `steps` the length of the schedule of the rate.
-    """
+    """The `Engine` over a service, by low-rank adapters that stay with it, made at the first call that needs them, so
+    that a resumed run takes only one of a server's places. `base` is a folder with the tokenizer, whose
+    `checkpoint.json` may name remote weights to begin with, and `backend` the sampler that `publish` tells."""
 
     def __init__(
         self,
@@ -331,28 +298,33 @@ class TinkerEngine:
     @cached_property
     def _training(self) -> Any:
         """The client of the adapters in training: resumed, begun from a checkpoint, or fresh."""
-        client, train = self._service.client, self._train
+        client, train, model = self._service.client, self._train, self._service.model
         if self._resumed:
             opened = partial(client.create_training_client_from_state_with_optimizer, self._resumed)
         elif begun := remote_name(self._base):
             opened = partial(client.create_training_client_from_state, begun)
         else:
-            opened = partial(
-                client.create_lora_training_client, self._service.model, rank=train.lora.rank, seed=train.seed
-            )
+            opened = partial(client.create_lora_training_client, model, rank=train.lora.rank, seed=train.seed)
         return self._service.call(opened)
 
     def step(self, rows: Sequence[TrainRow], on_tokens: OnTokens = ignore_tokens) -> dict[str, float]:
         """Do as `Engine.step`; what the service tells of its optimizer is named `service/...`."""
-        data = self._data(row_fields(rows, self._algorithm, self._reduction))
-        name, settings = self._loss
-        answer = self._service.call(lambda: self._training.forward_backward(data, name, settings))
+        data = self._data(rows, target_fields(rows, self._algorithm, self._reduction))
+        answer = self._service.call(lambda: self._training.forward_backward(data, *self._loss))
         logprobs = self._logprobs(rows, answer)
         loss = step_loss(rows, logprobs, self._algorithm)
         if not math.isfinite(loss):
             raise Diverged(f"training diverged at step {self.step_count + 1} (loss {loss}): try a smaller train.rate")
-        rate = rate_at(self.step_count, self._steps, self._train)
-        answer = self._service.call(lambda: self._training.optim_step(self._adam(rate)))
+        train, rate = self._train, rate_at(self.step_count, self._steps, self._train)
+        adam = self._service.sdk.AdamParams(
+            learning_rate=rate,
+            beta1=BETAS[0],
+            beta2=BETAS[1],
+            eps=EPSILON,
+            weight_decay=train.weight_decay,
+            grad_clip_norm=train.clip,
+        )
+        answer = self._service.call(lambda: self._training.optim_step(adam))
         self.step_count += 1
         on_tokens(*[sum(len(row.token_ids) for row in rows)] * 2)
         taken = {"loss": loss, "rate": rate, "trained_tokens": float(sum(map(count_trained, rows)))}
@@ -364,29 +336,24 @@ class TinkerEngine:
 
     def logprobs(self, rows: Sequence[TrainRow]) -> list[list[float]]:
         """Do as `Engine.logprobs`, by a forward pass of the service."""
-        data = self._data(plain_fields(rows))
+        data = self._data(rows, [{"weights": [float(mask) for mask in row.loss_mask[1:]]} for row in rows])
         return self._logprobs(rows, self._service.call(lambda: self._training.forward(data, "cross_entropy")))
 
     async def publish(self, version: int, deliver: Deliver) -> None:
-        self._backend.switch(await asyncio.to_thread(self.sampling_client), version)
-
-    def sampling_client(self) -> Any:
-        """Return the service's client that samples with the present weights."""
-        return self._service.call(lambda: self._training.save_weights_and_get_sampling_client())
+        client = await asyncio.to_thread(
+            self._service.call, lambda: self._training.save_weights_and_get_sampling_client()
+        )
+        self._backend.switch(client, version)
 
     def save(self, root: Path) -> str:
-        self._saves += 1
-        return self._save_state(f"state-{self._saves}-step-{self.step_count}")
+        return self._save_state("state")
 
     def load(self, root: Path, name: str) -> None:
         self._resumed, self.step_count = name, int(name.rpartition("-")[2])
 
     def write(self, folder: Path, card: Checkpoint) -> Checkpoint:
         """Write the tokenizer and the card, with the name under which the service keeps the weights."""
-        self._saves += 1
-        card = msgspec.structs.replace(
-            card, remote=self._save_state(f"checkpoint-{self._saves}-step-{self.step_count}")
-        )
+        card = msgspec.structs.replace(card, remote=self._save_state("checkpoint"))
         try:
             copy_beside_weights(self._base, folder)
         except OSError as error:
@@ -394,31 +361,26 @@ class TinkerEngine:
         write_card(folder, card)
         return card
 
-    def _save_state(self, name: str) -> str:
-        path: str = self._service.call(lambda: self._training.save_state(name)).path
-        return path
+    def _save_state(self, kind: str) -> str:
+        self._saves += 1
+        name = f"{kind}-{self._saves}-step-{self.step_count}"
+        return str(self._service.call(lambda: self._training.save_state(name)).path)
 
-    def _data(self, rows: Sequence[Fields]) -> list[Any]:
+    def _data(self, rows: Sequence[TrainRow], fields: Sequence[dict[str, list[float]]]) -> list[Any]:
         sdk = self._service.sdk
-        return [sdk.Datum(model_input=sdk.ModelInput.from_ints(row.inputs), loss_fn_inputs=row.fields) for row in rows]
+        return [
+            sdk.Datum(
+                model_input=sdk.ModelInput.from_ints(list(row.token_ids[:-1])),
+                loss_fn_inputs={"target_tokens": list(row.token_ids[1:]), **own},
+            )
+            for row, own in zip(rows, fields, strict=True)
+        ]
 
     def _logprobs(self, rows: Sequence[TrainRow], answer: Any) -> list[list[float]]:
-        """Return the log probabilities of the trained tokens from those of all targets."""
         found = [[float(value) for value in output["logprobs"].tolist()] for output in answer.loss_fn_outputs]
         if [len(each) for each in found] != [len(row.token_ids) - 1 for row in rows]:
             raise InfrastructureFault("the service did not return one log probability for each target of each row")
         return [list(compress(each, row.loss_mask[1:])) for each, row in zip(found, rows, strict=True)]
-
-    def _adam(self, rate: float) -> Any:
-        train = self._train
-        return self._service.sdk.AdamParams(
-            learning_rate=rate,
-            beta1=BETAS[0],
-            beta2=BETAS[1],
-            eps=EPSILON,
-            weight_decay=train.weight_decay,
-            grad_clip_norm=train.clip,
-        )
 
 
 def remote_name(base: Path) -> str:

@@ -25,7 +25,7 @@ import msgspec
 from harness1.config import Config
 from harness1.config.settings import put_back_removed
 from harness1.data.leaks import Selection
-from harness1.engines.engine import Engine, LocalEngine, OpenEngine, TrainerJob
+from harness1.engines.engine import Engine, OpenEngine, TrainerJob, open_local_engine
 from harness1.engines.loop import TrainingLoop
 from harness1.env.environment import env_hash
 from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, describe_counter
@@ -88,7 +88,7 @@ class Training:
     trackers: Trackers = NO_TRACKERS
     index_hashes: Sequence[str] = ()
     make_rows: MakeRows = field(default=lambda groups, config: training_rows(groups, config.rl))
-    open_engine: OpenEngine = LocalEngine
+    open_engine: OpenEngine = open_local_engine
     datasets: Sequence[str] = ()
     split: str = ""
     selections: Sequence[Selection] = ()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from harness1.config import Train
-from harness1.engines.engine import TrainerJob, open_trainer
+from harness1.engines.engine import TrainerJob, open_local_engine
 from harness1.models.transformers_backend import TransformersBackend
 from harness1.records import Sampling
 from harness1.training.algorithm import NegativeLogLikelihood
@@ -116,7 +116,7 @@ class FakeService:
 class FakeTraining:
     def __init__(self, sdk: FakeTinker) -> None:
         self.sdk, self.rows = sdk, 0
-        self.trainer = open_trainer(TrainerJob(sdk.base, NegativeLogLikelihood(), sdk.train, 1, threads=1))
+        self.trainer = open_local_engine(TrainerJob(sdk.base, NegativeLogLikelihood(), sdk.train, 1, threads=1))
 
     def forward(self, data: list[Datum], loss: str, settings: Any = None) -> Future[Any]:
         self.sdk.check("forward")

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from harness1.config import Lora, Machine, Train, load_config
-from harness1.engines.engine import LocalEngine, TrainerJob, open_service_engine
+from harness1.engines.engine import LocalEngine, TrainerJob, open_local_engine, open_service_engine
 from harness1.engines.tinker import (
     EngineName,
     TinkerBackend,
@@ -62,12 +62,12 @@ def engine_of(sdk: FakeTinker, algorithm: Algorithm, base: Path | None = None, c
 
 def local_of(base: Path, algorithm: Algorithm) -> tuple[LocalEngine, list[torch.Tensor]]:
     """Our own trainer, and the gradients of its last step."""
-    engine, seen = LocalEngine(TrainerJob(base, algorithm, TRAIN, 4, threads=1)), list[torch.Tensor]()
+    engine, seen = open_local_engine(TrainerJob(base, algorithm, TRAIN, 4, threads=1)), list[torch.Tensor]()
 
     def note(*_: object) -> None:
-        seen[:] = [parameter.grad.clone() for parameter in engine.trainer.parameters if parameter.grad is not None]
+        seen[:] = [parameter.grad.clone() for parameter in engine.parameters if parameter.grad is not None]
 
-    engine.trainer.optimizer.register_step_pre_hook(note)
+    engine.optimizer.register_step_pre_hook(note)
     return engine, seen
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from harness1.config import Lora, Machine
-from harness1.engines.engine import Engine, LocalEngine, OpenEngine, TrainerJob, open_service_engine
+from harness1.engines.engine import Engine, OpenEngine, TrainerJob, open_local_engine, open_service_engine
 from harness1.engines.tinker import EngineName, TinkerBackend, connect, tinker_service
 from harness1.models.checkpoint import read_checkpoint
 from harness1.sft.train import FineTuning, fine_tune
@@ -75,10 +75,10 @@ def test_weights_and_held_out_figures_are_those_of_our_own_trainer(
 ) -> None:
     sdk, kept = FakeTinker(place.model, TRAIN, reduction=reduction), list[Any]()
     card = fine_tune(on_service(place, tmp_path / "service", sdk, kept), silent)
-    local = tuning(place, tmp_path / "local", TRAIN, open_engine=keeping(kept, LocalEngine))
+    local = tuning(place, tmp_path / "local", TRAIN, open_engine=keeping(kept, open_local_engine))
     begun = Trainer(load_trainable(place.model, TRAIN, "cpu"), NegativeLogLikelihood(), TRAIN, 1).parameters
     ours = fine_tune(local, silent)
-    trained, expected = kept[0]._training.trainer.parameters, kept[1].trainer.parameters
+    trained, expected = kept[0]._training.trainer.parameters, kept[1].parameters
     assert distance(trained, expected) < 1e-6
     assert distance(begun, expected) > 1e-3
     lines, known = figures(tmp_path / "service"), figures(tmp_path / "local")

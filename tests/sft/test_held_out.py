@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from harness1.config import Config, Lora, Validation
-from harness1.engines.engine import LocalEngine, TrainerJob
+from harness1.engines.engine import LocalEngine, TrainerJob, open_local_engine
 from harness1.models.backend import SampledOutput
 from harness1.models.transformers_backend import TransformersBackend, open_transformers
 from harness1.records import Sampling
@@ -44,7 +44,7 @@ def watching(student: Student, place: Place, watch: Validation) -> HeldOutValida
 
 def training(place: Place, rank: int = 0) -> LocalEngine:
     train = msgspec.structs.replace(QUICK, lora=Lora(rank=rank), rate=1e-2)
-    return LocalEngine(TrainerJob(place.model, NegativeLogLikelihood(), train, 3))
+    return open_local_engine(TrainerJob(place.model, NegativeLogLikelihood(), train, 3))
 
 
 @pytest.fixture
@@ -108,16 +108,14 @@ def test_each_look_samples_from_the_weights_of_that_step_and_changes_none(
     rows = list(RowFile(place.rows / TRAIN))
     (turn,) = pick_turns(rows, 1)
     watch, engine = watching(student, place, Validation(rows=1, turns=1)), training(place, rank)
-    before = [parameter.detach().clone() for parameter in engine.trainer.parameters]
+    before = [parameter.detach().clone() for parameter in engine.parameters]
     run(watch.validate(engine))
-    assert all(map(torch.equal, before, engine.trainer.parameters))
+    assert all(map(torch.equal, before, engine.parameters))
     engine.step(rows)
     run(watch.validate(engine))
     (backend,) = opened
     said = asyncio.run(backend.generate(turn.prompt_ids, Sampling(max_tokens=1, seed=1)))
-    now, begun = (
-        _logprob(model, turn, said) for model in (engine.trainer.model, load_trainable(place.model, QUICK, "cpu"))
-    )
+    now, begun = (_logprob(model, turn, said) for model in (engine.model, load_trainable(place.model, QUICK, "cpu")))
     assert said.output_logprobs[0] == pytest.approx(now, abs=1e-4)
     assert abs(now - begun) > 1e-2
     assert (said.version_start, said.version_end) == (1, 1)

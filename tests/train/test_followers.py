@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import torch
 
-from harness1.engines.engine import TrainerJob, follow, leading, open_trainer
+from harness1.engines.engine import TrainerJob, follow, leading, open_local_engine
 from harness1.errors import UsageError
 from harness1.training.process_group import ProcessGroup, join_group
 from harness1.training.trainer import Diverged, Trainer
@@ -41,19 +41,19 @@ def found_by(trainer: Trainer, home: Path) -> dict[str, Any]:
 
 
 def uses_everything(home: Path, group: ProcessGroup) -> None:
-    trainer = open_trainer(job(home, algorithm=CISPO), group)
+    trainer = open_local_engine(job(home, algorithm=CISPO), group)
     torch.save(found_by(trainer, home / "led"), home / "found.pt")
 
 
 def diverges_and_goes_on(home: Path, group: ProcessGroup) -> None:
-    trainer = open_trainer(job(home, algorithm=CISPO), group)
+    trainer = open_local_engine(job(home, algorithm=CISPO), group)
     with pytest.raises(Diverged):
         trainer.step([msgspec.structs.replace(row, token_weight=1e38) for row in PLAYED[0]])
     assert trainer.weights()
 
 
 def is_interrupted_within_a_step(home: Path, group: ProcessGroup) -> None:
-    trainer = open_trainer(job(home), group)
+    trainer = open_local_engine(job(home), group)
 
     def interrupt(done: int, of: int) -> None:
         os.killpg(0, signal.SIGINT)  # as a terminal does
@@ -66,7 +66,7 @@ def is_interrupted_within_a_step(home: Path, group: ProcessGroup) -> None:
 
 
 def cannot_write(home: Path, group: ProcessGroup) -> None:
-    trainer = open_trainer(job(home), group)
+    trainer = open_local_engine(job(home), group)
     (home / "file").touch()
     with pytest.raises(UsageError, match=r"cannot write the state of training to .*file"):
         trainer.save(home / "file")
@@ -75,17 +75,17 @@ def cannot_write(home: Path, group: ProcessGroup) -> None:
 
 def has_no_model(home: Path, group: ProcessGroup) -> None:
     with pytest.raises(UsageError, match="nowhere"):
-        open_trainer(TrainerJob(home / "nowhere", NLL, TRAIN, 4), group)
+        open_local_engine(TrainerJob(home / "nowhere", NLL, TRAIN, 4), group)
 
 
 def has_a_model_that_cannot_be_adapted(home: Path, group: ProcessGroup) -> None:
     save_tiny_model(home / "bare", "gpt2", n_inner=96, n_positions=64)
     with pytest.raises(UsageError, match="no linear layers"):
-        open_trainer(TrainerJob(home / "bare", NLL, ADAPTED, 4), group)
+        open_local_engine(TrainerJob(home / "bare", NLL, ADAPTED, 4), group)
 
 
 def refuses_the_work(home: Path, group: ProcessGroup) -> None:
-    open_trainer(job(home), group)
+    open_local_engine(job(home), group)
     raise UsageError("another folder, please")
 
 
@@ -93,11 +93,11 @@ def fails_within_a_step(home: Path, group: ProcessGroup) -> None:
     def fail(done: int, of: int) -> None:
         raise ValueError("a fault of this process alone")
 
-    open_trainer(job(home), group).step(STEPS[0], fail)
+    open_local_engine(job(home), group).step(STEPS[0], fail)
 
 
 def is_killed(home: Path, group: ProcessGroup) -> None:
-    open_trainer(job(home), group)
+    open_local_engine(job(home), group)
     os._exit(9)
 
 
@@ -141,7 +141,7 @@ def test_followers_end_with_the_process_that_leads_and_say_nothing(home: Path, l
 def test_calls_that_others_repeat_return_what_they_do_alone(home: Path, tmp_path: Path) -> None:
     assert codes_of(member, home, uses_everything) == [0, 0]
     found = torch.load(home / "found.pt", weights_only=True)
-    expected = found_by(open_trainer(job(home, algorithm=CISPO)), tmp_path)
+    expected = found_by(open_local_engine(job(home, algorithm=CISPO)), tmp_path)
     for name in ("first", "second", "again", "loss"):
         assert found[name] == pytest.approx(expected[name], rel=1e-5)
     assert found["again"] == pytest.approx(found["second"], rel=1e-6)
@@ -157,7 +157,7 @@ def dies(group: ProcessGroup) -> None:
 
 def loses_its_follower(home: Path, group: ProcessGroup) -> None:
     with pytest.raises(UsageError, match="another process of this training run has ended"):
-        open_trainer(job(home), group)
+        open_local_engine(job(home), group)
     assert group.broken
 
 
