@@ -32,14 +32,13 @@ ROUNDED_ON = ("cuda",)
 
 
 def is_mixture(module: nn.Module) -> bool:
-    """Return True for the experts of a mixture in two 3-D parameters, as transformers builds them for all models."""
+    """Return True for the experts of a mixture in two 3-D parameters, as transformers builds them."""
     return all(getattr(getattr(module, name, None), "ndim", 0) == 3 for name in EXPERTS)
 
 
 def factor_shapes(layer: Any, rank: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Return the shapes of A and B of each adapter that a layer can have: one of a linear layer, two of a mixture's
-    experts. As in peft (`target_parameters`), the A of experts is [experts * rank, in], ordered by expert, and B is
-    [out, rank * experts], ordered by rank."""
+    """Return the shapes of A and B of each adapter that a layer can have: one of a linear layer, two of experts. As in
+    peft, the A of experts is [experts * rank, in], ordered by expert, and B [out, rank * experts], ordered by rank."""
     import torch
 
     if isinstance(layer, torch.nn.Linear):
@@ -60,7 +59,7 @@ def adapt(layer: nn.Module, rank: int, alpha: float) -> nn.Module:
         return _adapt_linear(layer, rank, alpha, *shapes[0])
     around = layer
     for name, pair in zip(EXPERTS, shapes, strict=True):
-        around = _adapt_parameter(around, layer, name, rank, alpha, pair)
+        around = _adapt_parameter(around, layer, name, rank, alpha, *pair)
     return around
 
 
@@ -85,12 +84,10 @@ def _adapt_linear(layer: Any, rank: int, alpha: float, down: tuple[int, int], up
                     first, second = self._kept or self._round()
                     inner = hidden.to(torch.bfloat16).flatten(0, -2) @ first.T
                     return torch.addmm(plain.flatten(0, -2), inner, second.T).view_as(plain)
-                change = scale * self.lora_B(self.lora_A(hidden.float()))
-                adapt: Tensor = plain + change.to(plain.dtype)
-            return adapt
+                change: Tensor = scale * self.lora_B(self.lora_A(hidden.float()))
+                return plain + change.to(plain.dtype)
 
         def keep_rounded(self) -> None:
-            """Round A and B now, and no more until the next call: for a model that is only sampled."""
             with torch.no_grad():
                 self._kept = self._round()
 
@@ -98,17 +95,17 @@ def _adapt_linear(layer: Any, rank: int, alpha: float, down: tuple[int, int], up
             return self.lora_A.weight.to(torch.bfloat16), (scale * self.lora_B.weight).to(torch.bfloat16)
 
         def update(self) -> Tensor:
-            made: Tensor = scale * (self.lora_B.weight @ self.lora_A.weight)
-            return made
+            return scale * (self.lora_B.weight @ self.lora_A.weight)
 
     return AdaptedLinear()
 
 
-def _adapt_parameter(around: nn.Module, experts: Any, name: str, rank: int, alpha: float, pair: Any) -> nn.Module:
+def _adapt_parameter(
+    around: Any, experts: Any, name: str, rank: int, alpha: float, down: tuple[int, int], up: tuple[int, int]
+) -> nn.Module:
     import torch
 
     transposed, scale, count = _is_transposed(experts), alpha / rank, len(getattr(experts, name))
-    down, up = pair
 
     class AdaptedParameter(torch.nn.Module):
         target = name
@@ -119,19 +116,25 @@ def _adapt_parameter(around: nn.Module, experts: Any, name: str, rank: int, alph
             self.lora_A, self.lora_B = _factor(down, experts), _factor(up, experts)
 
         def forward(self, hidden: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
-            return _mix(experts, self.base_layer.product, self.product, hidden, indices, weights)
+            """Return the weighted sum of each token's experts, one at a time; indices and weights are [tokens, chosen].
+            Only the outer adapter, that of the second parameter, is called, around that of the first."""
+            total = torch.zeros_like(hidden)
+            for expert, token, place in _route(indices, count):
+                inner = experts._apply_gate(self.base_layer.product(hidden[token], expert))
+                out = self.product(inner, expert) * weights[token, place, None]
+                total.index_add_(0, token, out.to(total.dtype))
+            return total
 
         def product(self, hidden: Tensor, expert: int) -> Tensor:
             """Return the product of one expert's matrix and its tokens, [tokens, in] -> [tokens, out]."""
             own, bias = getattr(experts, name)[expert], getattr(experts, f"{name}_bias", None)
-            plain = hidden @ (own if transposed else own.T)
+            plain: Tensor = hidden @ (own if transposed else own.T)
             if bias is not None:
                 plain = plain + bias[expert]
             with torch.autocast(hidden.device.type, enabled=False):
                 first, second = (factor[expert] for factor in self.factors())
                 change = scale * (hidden.float() @ first.T @ second.T)
-            adapt: Tensor = plain + change.to(plain.dtype)
-            return adapt
+            return plain + change.to(plain.dtype)
 
         def factors(self) -> tuple[Tensor, Tensor]:
             """Return A, [experts, rank, in], and B, [experts, out, rank]."""
@@ -146,19 +149,7 @@ def _adapt_parameter(around: nn.Module, experts: Any, name: str, rank: int, alph
     return AdaptedParameter()
 
 
-def _mix(experts: Any, first: Any, second: Any, hidden: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
-    """Return the weighted sum of each token's experts, [tokens, width], one at a time; `first` and `second` compute the
-    products of an expert's two matrices, and indices and weights are [tokens, chosen]."""
-    import torch
-
-    total = torch.zeros_like(hidden)
-    for expert, token, place in _routes(indices, len(getattr(experts, EXPERTS[0]))):
-        out = second(experts._apply_gate(first(hidden[token], expert)), expert)
-        total.index_add_(0, token, (out * weights[token, place, None]).to(total.dtype))
-    return total
-
-
-def _routes(indices: Tensor, count: int) -> Iterator[tuple[int, Tensor, Tensor]]:
+def _route(indices: Tensor, count: int) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Yield each chosen expert with its tokens and its places among their choices. In a memory plan, where tensors have
     no data, experts share the tokens equally."""
     import torch
@@ -166,9 +157,8 @@ def _routes(indices: Tensor, count: int) -> Iterator[tuple[int, Tensor, Tensor]]
 
     if isinstance(indices, FakeTensor):
         used = min(count, indices.numel())
-        for expert in range(used):
-            some = indices.new_zeros(-(-indices.numel() // used))
-            yield expert, some, some
+        some = indices.new_zeros(-(-indices.numel() // used))
+        yield from ((expert, some, some) for expert in range(used))
         return
     for expert in sorted(set(indices.flatten().tolist())):
         token, place = torch.where(indices == expert)
@@ -253,8 +243,7 @@ def list_adapters(model: PreTrainedModel) -> Iterator[tuple[str, Any]]:
 
 
 def adapters_of(model: PreTrainedModel, state: Mapping[str, Tensor] | None = None) -> Adapters | None:
-    """Return the adapters of a model, which share memory with it, or None if it has none; `state` holds its tensors if
-    they were gathered from several processes."""
+    """Return the adapters of a model, which share memory with it, or None; `state` has tensors that were gathered."""
     first = next(list_adapters(model), None)
     if first is None:
         return None
@@ -262,8 +251,7 @@ def adapters_of(model: PreTrainedModel, state: Mapping[str, Tensor] | None = Non
     return Adapters(first[1].rank, first[1].alpha, {f"{PEFT}{name}": value.detach() for name, value in found.items()})
 
 
-def layer_names(adapters: Adapters) -> list[str]:
-    """Return the names of the layers that the tensors belong to."""
+def _layer_names(adapters: Adapters) -> list[str]:
     return list(dict.fromkeys(name.removeprefix(PEFT).rsplit(".", 2)[0] for name in adapters.tensors))
 
 
@@ -286,7 +274,7 @@ def put_adapters(model: PreTrainedModel, adapters: Adapters) -> None:
     if present is None or (present.lora, present.tensors.keys()) != (adapters.lora, adapters.tensors.keys()):
         drop_adapters(model)
         model.requires_grad_(False)
-        for name in layer_names(adapters):
+        for name in _layer_names(adapters):
             if not name.endswith(f".{BASE}"):
                 _wrap(model, name, adapters.lora)
     own = model.state_dict()
@@ -305,7 +293,7 @@ def check_adapters(model: PreTrainedModel, adapters: Adapters) -> None:
     """Raise UsageError for adapters of another model: a layer is missing, cannot be adapted, or has another shape."""
     modules = {_plain(name): layer for name, layer in model.named_modules()}  # of equal names, the innermost
     expected: dict[str, tuple[int, ...]] = {}
-    for name in map(_plain, layer_names(adapters)):
+    for name in map(_plain, _layer_names(adapters)):
         pairs = factor_shapes(modules.get(name), adapters.rank)
         for at, shapes in enumerate(pairs):
             inside = f".{BASE}" * (len(pairs) - 1 - at)
@@ -333,7 +321,7 @@ def plain_state(model: PreTrainedModel, state: Mapping[str, Tensor] | None = Non
 
 def merge_state(model: PreTrainedModel, dtype: str | None = None) -> dict[str, Tensor]:
     """Return the state dictionary of the plain model, with adapters added in float32, then rounded to the type of the
-    weights, or to `dtype`. Only tensors without an adapter are shared with the model."""
+    weights or to `dtype`; tensors without an adapter share memory with the model."""
     import torch
 
     merged = plain_state(model)
@@ -367,7 +355,6 @@ def _is_part(name: str) -> bool:
 
 
 def _plain(name: str) -> str:
-
     return name.replace(f".{BASE}", "")
 
 
@@ -402,7 +389,7 @@ def write_adapters(folder: Path, adapters: Adapters, base: Path) -> None:
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    names = layer_names(adapters)
+    names = _layer_names(adapters)
     mixtures = {name.removesuffix(f".{BASE}") for name in names if name.endswith(f".{BASE}")}
     modules = {name.rpartition(".")[2] for name in names if name.removesuffix(f".{BASE}") not in mixtures}
     ends = sorted({".".join(name.split(".")[-2:]) for name in mixtures})

@@ -26,12 +26,9 @@ class Grammar(Record):
 
 
 class SampledOutput(Record):
-    """One sampled output.
-
-    `output_logprobs` are natural logarithms, one for each id, of the distribution that was sampled from: after
+    """One sampled output. Its log probabilities, one for each id, are of the distribution that was sampled from: after
     temperature, `top_p`, `top_k` and grammar (all 0 at temperature 0). With `finish_reason` `stop` the last id is the
-    stop token; with `length` the output was cut. The versions are those of the weights at the first and last token.
-    """
+    stop token; with `length` the output was cut. The versions are those of the weights at the first and last token."""
 
     output_ids: tuple[int, ...]
     output_logprobs: tuple[float, ...]
@@ -46,33 +43,25 @@ class Backend(Protocol):
     @property
     def hash(self) -> str:
         """A hash of the weights it was opened with and of everything else that decides the distribution."""
-        ...
 
     @property
     def version(self) -> int:
         """The version of the weights in use, initially 0."""
-        ...
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None
     ) -> SampledOutput:
-        """Sample one output. Cancelling the call frees its place.
-
-        Raises:
-            InfrastructureFault: the model failed, or answered without ids or log probabilities.
-            UsageError: prompt and output exceed the model's window, or it does not support this sampling.
-        """
-        ...
+        """Sample one output; cancelling the call frees its place. Raise InfrastructureFault if the model failed, or
+        answered without ids or log probabilities; UsageError if prompt and output exceed its window, or it does not
+        support this sampling."""
 
     async def load_weights(self, folder: Path, version: int) -> None:
         """Switch to other weights of the same architecture; calls in flight finish with the old ones. Raise UsageError
         if the folder does not hold such weights, InfrastructureFault if the model failed to load them."""
-        ...
 
     async def load_adapter(self, folder: Path, version: int) -> None:
         """Switch to the adapters in a folder, on the base that the model was opened with and in place of the adapters
         before them; they are not merged. Otherwise as `load_weights`."""
-        ...
 
 
 @runtime_checkable
@@ -83,7 +72,6 @@ class Sleeper(Protocol):
         """Free the memory of the devices within the context, and take it again at its end. Calls in flight end first,
         and calls that come meanwhile wait; adapters and weights must not be loaded within. Raise UsageError if the
         backend was not started for this, InfrastructureFault if it failed."""
-        ...
 
 
 LEAST = -9000.0
@@ -111,8 +99,7 @@ def check_output(sampled: EngineOutput, sampling: Sampling, version: int) -> Sam
     unless it has ids and a finite log probability for each, a stop token at its end if it stopped and nowhere else, and
     no more tokens than requested."""
     ids, logprobs = tuple(sampled.ids or ()), tuple(sampled.logprobs or ())
-    wrong = _wrong_ids(ids, sampled, sampling) or _wrong_logprobs(logprobs, len(ids))
-    if wrong:
+    if wrong := _find_fault(ids, logprobs, sampled, sampling):
         raise InfrastructureFault(f"the model's server: {wrong}")
     values = tuple(min(cast(float, value), 0.0) for value in logprobs)
     # At temperature 0 the distribution is one token; engines report its probability without temperature.
@@ -121,7 +108,9 @@ def check_output(sampled: EngineOutput, sampling: Sampling, version: int) -> Sam
     return SampledOutput(ids, values, cast(FinishReason, sampled.finish), version, version)
 
 
-def _wrong_ids(ids: Sequence[int], sampled: EngineOutput, sampling: Sampling) -> str | None:
+def _find_fault(
+    ids: Sequence[int], logprobs: Sequence[float | None], sampled: EngineOutput, sampling: Sampling
+) -> str | None:
     if not ids:
         return "an answer without token ids"
     if len(ids) > sampling.max_tokens:
@@ -132,12 +121,8 @@ def _wrong_ids(ids: Sequence[int], sampled: EngineOutput, sampling: Sampling) ->
         return f"an output that ended by {sampled.finish!r}"
     if sampled.finish == "stop" and sampled.stopped_by != ids[-1]:
         return f"an output that was stopped by {sampled.stopped_by!r} but ends with token {ids[-1]}"
-    return None
-
-
-def _wrong_logprobs(logprobs: Sequence[float | None], tokens: int) -> str | None:
-    if len(logprobs) != tokens:
-        return f"{len(logprobs)} log probabilities for {tokens} tokens"
+    if len(logprobs) != len(ids):
+        return f"{len(logprobs)} log probabilities for {len(ids)} tokens"
     if not all(value is not None and math.isfinite(value) and LEAST < value <= ROUNDING for value in logprobs):
         return "invalid log probabilities"
     return None
@@ -145,23 +130,20 @@ def _wrong_logprobs(logprobs: Sequence[float | None], tokens: int) -> str | None
 
 def check_sampling(sampling: Sampling) -> None:
     """Raise UsageError for sampling parameters out of range."""
-    if not sampling.temperature >= 0:
-        raise UsageError(f"the temperature must be 0 or more, not {sampling.temperature}")
-    if not 0 < sampling.top_p <= 1:
-        raise UsageError(f"top_p must be above 0 and at most 1, not {sampling.top_p}")
-    if sampling.top_k < 0:
-        raise UsageError(f"top_k must be 0 (no limit) or more, not {sampling.top_k}")
-    if sampling.max_tokens < 1:
-        raise UsageError(f"max_tokens must be at least 1, not {sampling.max_tokens}")
+    for name, fits, range_ in (
+        ("temperature", sampling.temperature >= 0, "0 or more"),
+        ("top_p", 0 < sampling.top_p <= 1, "above 0 and at most 1"),
+        ("top_k", sampling.top_k >= 0, "0 (no limit) or more"),
+        ("max_tokens", sampling.max_tokens >= 1, "at least 1"),
+    ):
+        if not fits:
+            raise UsageError(f"{name} must be {range_}, not {getattr(sampling, name)}")
 
 
 def process_logprobs(logits: Tensor, sampling: Sampling, mask: Tensor | None = None) -> Tensor:
-    """Return the log probabilities that `sampling` draws from: grammar mask, temperature, top_k, top_p, in this order.
-
-    The rest is renormalised after each cut. At temperature 0 the most likely token has 0 and all others -inf. Logits
-    are [..., vocabulary] of any floating type; `mask` is bool, False where a grammar forbids the token. The result is
-    float32 and differentiable.
-    """
+    """Return the log probabilities that `sampling` draws from: grammar mask, temperature, top_k, top_p, in this order,
+    the rest renormalised after each cut. At temperature 0 the most likely token has 0 and all others -inf. Logits are
+    [..., vocabulary] of any floating type, `mask` is bool; the result is float32 and differentiable."""
     import torch
 
     logits = logits.float()

@@ -1,10 +1,7 @@
-"""Causal attention as matrix products of blocks of queries, for processors that multiply bfloat16.
-
-torch's fused attention for processors computes bfloat16 at an eighth of the speed of its matrix products. Here a block
-of queries is multiplied with all keys up to its end, the heads of a group as further rows, so that about half of the
-square is computed. The backward pass computes the weights of a block again: memory grows with the length of a row, as
-in Dao et al. (arXiv 2205.14135).
-"""
+"""Causal attention as matrix products of blocks of queries, for processors that multiply bfloat16: torch's fused
+attention computes it there at an eighth of the speed of its matrix products. A block of queries is multiplied with all
+keys up to its end, the heads of a group as further rows. The backward pass computes the weights of a block again:
+memory grows with the length of a row, as in Dao et al. (arXiv 2205.14135)."""
 
 from __future__ import annotations
 
@@ -51,7 +48,7 @@ class BlockAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-        """Return the outputs, [rows, heads, tokens, width]; arguments are those of `attend`."""
+        """Return the outputs, [rows, heads, tokens, width]."""
         rows, heads, new, width = query.shape
         blocks = _Blocks(query, key, mask, scale)
         values, out = value.flatten(0, 1), query.new_empty(rows * key.shape[1], heads // key.shape[1], new, width)
@@ -65,7 +62,7 @@ class BlockAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of query, key and value; mask and scale have none."""
+        """Return the gradients of query, key and value."""
         query, key, value, mask, out = ctx.saved_tensors
         blocks = _Blocks(query, key, mask, ctx.scale)
         values, of_out = value.flatten(0, 1), blocks.grouped(gradients[0].to(query.dtype))
@@ -80,14 +77,9 @@ class BlockAttention(torch.autograd.Function):
             scores.sub_(sums[:, :, begin:end].flatten(1, 2)).mul_(weights)
             of_query[:, :, begin:end] = torch.bmm(scores, blocks.keys[:, :seen]).view(of_query[:, :, begin:end].shape)
             of_keys[:, :seen] += torch.bmm(scores.mT, blocks.queries[:, :, begin:end].flatten(1, 2))
-        # The queries were scaled already, so their gradient is not yet.
-        return (
-            (of_query * ctx.scale).view(query.shape),
-            of_keys.to(key.dtype).view(key.shape),
-            of_values.to(value.dtype).view(value.shape),
-            None,
-            None,
-        )
+        of_query = (of_query * ctx.scale).view(query.shape)  # those of the blocks are scaled already
+        of_keys, of_values = of_keys.to(key.dtype).view(key.shape), of_values.to(value.dtype).view(value.shape)
+        return of_query, of_keys, of_values, None, None
 
 
 class _Blocks:

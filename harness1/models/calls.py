@@ -30,8 +30,6 @@ _BRACES = re.compile(rf'{_STRING}"?|[{{}}]', re.DOTALL)
 _ESCAPES = re.compile(r"\\(?:[\"\\/bfnrt]|u[0-9a-fA-F]{4})|\\")
 _COMMAS = re.compile(rf'({_STRING}")|,(?=\s*[}}\]])', re.DOTALL)
 
-Call = tuple[str, dict[str, Any]]
-
 
 def read_object(text: str) -> dict[str, Any] | None:
     """Return the first JSON object in a text (spec 2.5: the text itself, else the first balanced object, else
@@ -68,7 +66,7 @@ def clean_name(name: str) -> str:
 def read_call(found: dict[str, Any]) -> tuple[ToolCall, ...]:
     """Return the calls that an object of name and arguments expresses; none if it is not such an object."""
     call = _read_named(found)
-    return unwrap_calls(*call) if call else ()
+    return unwrap_calls(call.name, call.arguments) if call else ()
 
 
 def read_bare(text: str, names: Collection[str]) -> tuple[ToolCall, ...]:
@@ -86,17 +84,17 @@ def unwrap_calls(name: str, arguments: dict[str, Any]) -> tuple[ToolCall, ...]:
         return (ToolCall(name, arguments),) if name else ()
     inner = arguments.get("tool_calls", arguments.get("tool_uses"))
     calls = [_read_named(each) for each in inner if isinstance(each, dict)] if isinstance(inner, list) else []
-    return tuple(ToolCall(*call) for call in calls[:MOST_CALLS] if call and call[0] not in WRAPPERS)
+    return tuple(call for call in calls[:MOST_CALLS] if call and call.name not in WRAPPERS)
 
 
-def _read_named(found: dict[str, Any]) -> Call | None:
+def _read_named(found: dict[str, Any]) -> ToolCall | None:
     name = found.get("name", found.get("tool_name", found.get("recipient_name")))
     arguments = found.get("arguments", found.get("parameters"))
     if isinstance(arguments, str):
         arguments = read_object(arguments)
-    if not isinstance(name, str) or not isinstance(arguments, dict) or not (name := clean_name(name)):
-        return None
-    return name, arguments
+    if isinstance(name, str) and isinstance(arguments, dict) and (name := clean_name(name)):
+        return ToolCall(name, arguments)
+    return None
 
 
 def _candidates(text: str) -> Iterator[str]:
@@ -108,12 +106,10 @@ def _candidates(text: str) -> Iterator[str]:
 
 
 def _refuse(constant: str) -> Any:
-    """Refuse NaN and the infinities, which Python reads although they are not JSON."""
-    raise ValueError(constant)
+    raise ValueError(f"{constant}, which Python reads, is not JSON")
 
 
 NOT_EXECUTED = "Not executed: one action per turn.\n"
-
 Message = dict[str, Any]
 
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 
 Dtype = Literal["float32", "bfloat16"]
-
 HEAD_ROWS = 2048
 """Rows of the output head that are converted to float32 at a time: a few megabytes, which stay in a core's cache."""
 
@@ -29,27 +28,17 @@ HEAD_ROWS = 2048
 def context_window(folder: Path) -> int | None:
     """Return the context window, in tokens, that a model's `config.json` states, for adapters that of their base; None
     if it states none. Raise UsageError without a readable `config.json`."""
-
-    class Window(msgspec.Struct):
-        max_position_embeddings: int | None = None
-
     folder = base_folder(folder)
     with refusing(f"{folder} has no readable config.json"):
-        return msgspec.json.decode((folder / "config.json").read_bytes(), type=Window).max_position_embeddings
+        config = msgspec.json.decode((folder / "config.json").read_bytes(), type=dict[str, Any])
+        return msgspec.convert(config.get("max_position_embeddings"), int | None)
 
 
 def load_causal_model(folder: Path, device: str, dtype: Dtype) -> PreTrainedModel:
-    """Return the model in a folder (`config.json` and safetensors), without dropout, with logits in float32. For a
-    folder of adapters it is their base with the adapters beside its weights, unmerged.
-
-    In bfloat16 only the output head computes in float32, over the same weights: rounding logits would distort a log
-    probability more than all the layers below.
-
-    Raises:
-        UsageError: the folder holds no such model or lacks weights of it, the base of its adapters is missing or
-            another, or torch has no such device.
-        MissingExtra: torch or transformers is not installed.
-    """
+    """Return the model in a folder (`config.json` and safetensors), without dropout, with logits in float32: rounding
+    them would distort a log probability more than all the layers below. For a folder of adapters it is their base with
+    the adapters beside its weights, unmerged. Raise UsageError if the folder holds no such model or lacks weights of
+    it, the base of its adapters is missing or another, or torch has no such device; MissingExtra without torch."""
     base = checked_base(folder)
     with optional("train"):
         import torch
@@ -95,8 +84,6 @@ def compute_logits_in_float32(model: PreTrainedModel) -> None:
     import torch
 
     class Float32Head(torch.nn.Module):
-        """A linear layer that computes in float32 without changing or untying its weight."""
-
         def __init__(self, weight: torch.nn.Parameter, bias: torch.nn.Parameter | None) -> None:
             super().__init__()
             self.weight, self.bias = weight, bias
@@ -132,25 +119,19 @@ def check_weights(model: PreTrainedModel, state: Mapping[str, Tensor]) -> None:
 
 
 def return_memory() -> None:
-    """Return memory that glibc keeps after it was freed to the system (malloc_trim(3)); it takes a second for 2 GB.
-    Tensors of many sizes that live for seconds leave gaps in the heap: a process that sampled and trained on a
-    processor held 11.0 GB where it used 4.9."""
+    """Return memory that glibc keeps after it was freed to the system (malloc_trim(3)); it takes a second for 2 GB. A
+    process that sampled and trained on a processor held 11.0 GB where it used 4.9."""
     with suppress(AttributeError, OSError):  # other libraries of C do not need it
         ctypes.CDLL(None).malloc_trim(0)
 
 
 class MemoryReturns:
-    """Returns freed memory at intervals, from a loop that allocates much.
-
-    Args:
-        interval_s: seconds between two returns, at least.
-    """
+    """Returns freed memory at intervals of so many seconds at least, from a loop that allocates much."""
 
     def __init__(self, interval_s: float = 30.0) -> None:
         self._interval_s, self._last = interval_s, time.monotonic()
 
     def tick(self) -> None:
-        """Return freed memory if it is time to; call it on every turn of the loop."""
         if time.monotonic() - self._last >= self._interval_s:
             return_memory()
             self._last = time.monotonic()

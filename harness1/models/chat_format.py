@@ -49,14 +49,11 @@ def join_spans(spans: Iterable[PromptSpan]) -> list[int]:
 
 
 class ChatFormat(ABC):
-    """A chat format: messages over one tokenizer. It is the `TokenCounter` of environments whose policy uses it.
+    """A chat format: messages over one tokenizer, and the `TokenCounter` of environments whose policy uses it.
 
     A message is an opening, the ids of its pieces, and a closing. Consecutive pieces of one role are one message; each
-    output of the policy is its own message. Texts are encoded as texts: nothing in a document becomes a control token.
-
-    Raises:
-        UsageError: the tokenizer lacks a control token of the format.
-    """
+    output of the policy is its own. Texts are encoded as texts: nothing in a document becomes a control token. Raises
+    UsageError if the tokenizer lacks a control token of the format."""
 
     name: ClassVar[str]
     instruction: ClassVar[str]
@@ -70,7 +67,7 @@ class ChatFormat(ABC):
         self.tokenizer = tokenizer
         self._pieces: dict[str, Ids] = {}
         self._cached_ids = 0
-        self._encode = lru_cache(CACHED_TEXTS)(self._encode_own)
+        self.write = lru_cache(CACHED_TEXTS)(self._write)
         self._frame = lru_cache(CACHED_TEXTS)(lambda text: PromptSpan(f"={text_digest(text)}", self.write(text)))
         self._tools: tuple[tuple[ToolSpec, ...], PromptSpan] | None = None
 
@@ -172,15 +169,12 @@ class ChatFormat(ABC):
         """Return the generation prompt."""
         return self._frame(self.generation_prompt())
 
-    def write(self, text: str) -> Ids:
-        """Return the ids of a text that the format itself writes; a control token's name is encoded as that token."""
-        return self._encode(text)
-
     def text(self, text: str) -> Ids:
         """Return the ids of any other text; nothing in it is encoded as a control token."""
         return tuple(self.tokenizer.encode(text))
 
-    def _encode_own(self, text: str) -> Ids:
+    def _write(self, text: str) -> Ids:
+        """Return the ids of a text that the format itself writes; a control token's name is encoded as that token."""
         parts = split_at_control(text, self.tokenizer.control)
         return tuple(
             token for part in parts for token in ([part] if isinstance(part, int) else self.tokenizer.encode(part))

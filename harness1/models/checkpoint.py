@@ -11,9 +11,10 @@ from harness1.config import Config, recorded_without
 from harness1.config.env import Env, read_env
 from harness1.config.settings import differences
 from harness1.env.environment import env_hash
-from harness1.errors import MALFORMED, ConfigError, SchemaError
+from harness1.errors import ConfigError
 from harness1.models.spec import ModelSpec, is_model
 from harness1.records import Record
+from harness1.runs.files import read_record
 
 CHECKPOINT = "checkpoint.json"
 SHOWN = 6
@@ -21,26 +22,21 @@ SHOWN = 6
 
 
 class Checkpoint(Record, kw_only=True):
-    """The card stored beside the weights of a model that was trained here."""
+    """The card stored beside the weights of a model that was trained here: its chat format, the hash of that and the
+    tokenizer, the environment, the hashes of the model that training began with and of the data, the settings of the
+    trainer, and metrics on held-out tasks when these weights were written."""
 
     format: str
-    """The name of its chat format."""
     counter: str
-    """The hash of format and tokenizer together."""
     env: dict[str, Any]
-    """The full settings of the environment that it was trained in."""
     env_hash: str
     base: str
-    """The hash of the model that training began with."""
     adapter_base: str = ""
     """The hash of the model whose weights the adapters in the folder stand beside; empty for whole weights."""
     dataset: dict[str, Any] = {}
-    """The hashes of its training data."""
     train: dict[str, Any] = {}
-    """The settings of the trainer."""
     step: int = 0
     metrics: dict[str, float] = {}
-    """Metrics on held-out tasks when these weights were written."""
     remote: str = ""
     """The name under which a training service keeps the weights, which are then not in the folder."""
 
@@ -48,22 +44,13 @@ class Checkpoint(Record, kw_only=True):
 def read_checkpoint(folder: Path) -> Checkpoint | None:
     """Return the card in a model's folder, None for a model that was not trained here; raise SchemaError if it is
     damaged."""
-    path = folder / CHECKPOINT
-    if not path.is_file():
-        return None
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Checkpoint)
-    except (OSError, *MALFORMED) as error:
-        raise SchemaError(f"{path} is not the card of a checkpoint: {error}") from error
+    return read_record(folder / CHECKPOINT, Checkpoint, "the card of a checkpoint")
 
 
 def format_of(folder: Path, config: Config) -> str:
-    """Return the chat format to use with a model: the one it was trained for, unless another is configured.
-
-    Raises:
-        ConfigError: it was trained for another environment or format, and `machine.model.foreign` is off.
-        SchemaError: its card is damaged.
-    """
+    """Return the chat format to use with a model: the one it was trained for, unless another is configured. Raise
+    ConfigError if it was trained for another environment or format, and `machine.model.foreign` is off; SchemaError if
+    its card is damaged."""
     card, configured = read_checkpoint(folder), config.policy.format
     if card is None:
         return configured
@@ -85,17 +72,10 @@ def format_of(folder: Path, config: Config) -> str:
 
 
 def environment_of(model: str, config: Config) -> dict[str, Any] | None:
-    """Return the settings of the environment that a model was trained in; None if it was not trained here, or is not a
-    folder of this machine.
-
-    Args:
-        model: the name of a model such as `hf:PATH`, or a path; other policies have no environment.
-
-    Raises:
-        UsageError: the name of a model has none of its forms.
-        SchemaError: the card of the checkpoint is damaged.
-        ConfigError: this version does not have those settings, and `machine.model.foreign` is off.
-    """
+    """Return the settings of the environment that a model, by its name such as `hf:PATH` or its path, was trained in;
+    None if it was not trained here, or is not a folder of this machine. Raise UsageError for a name of no form,
+    SchemaError if the card is damaged, ConfigError if this version does not have those settings, and
+    `machine.model.foreign` is off."""
     spec = ModelSpec.read(model) if is_model(model) else ModelSpec("hf", model, None)
     place = (spec.url and config.machine.model.tokenizer) or spec.model
     card = read_checkpoint(Path(place))
@@ -114,8 +94,7 @@ def environment_of(model: str, config: Config) -> dict[str, Any] | None:
 
 
 def describe_environment(model: str, without: Env, env: Env) -> str:
-    """Return, for the user whose command takes place in the environment of a checkpoint, what differs from the one that
-    it would take place in otherwise."""
+    """Return what differs in the environment of a checkpoint from the one that a command would take place in."""
     ours: dict[str, Any] = msgspec.to_builtins(env)
     changed = [f"{name}={value}" for name, value, _ in differences(ours, msgspec.to_builtins(without), "env.")]
     return f"env of {model.partition(':')[2] or model}: {_name_first(changed)}"

@@ -1,9 +1,6 @@
-"""Conversion of a model to one plain type of numbers, which trainers and all engines read.
-
-The experts of gpt-oss come as MXFP4 (`NAME_blocks` and `NAME_scales`), in which nothing can be trained; other models as
-float32, or as GGUF. Layers can be left out: what remains is a smaller model to train from. One tensor is in memory at a
-time, so safetensors files are written here, whose library writes only whole files.
-"""
+"""Conversion of a model to one plain type of numbers, which trainers and all engines read: the experts of gpt-oss come
+as MXFP4 (`NAME_blocks` and `NAME_scales`), other models as float32, or as GGUF. Layers can be left out: what remains is
+a smaller model to train from. One tensor is in memory at a time, so safetensors files are written here."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -81,7 +78,6 @@ class TensorInfo(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Return its size in bytes."""
         return prod(self.shape) * BYTES[self.kind]
 
 
@@ -110,16 +106,13 @@ def convert_model(
     Args:
         source: a folder of `config.json` and safetensors, whose tensors are MXFP4 or plain; or a GGUF file of a Llama.
         layers: keep only these, numbered from 0 and in this order; none given: all.
-        shard_bytes: the size at which a file of weights ends.
-        on_file: called with the number of files done and of all.
+        shard_bytes: the size at which a file of weights ends; `on_file` is called with the number done and of all.
 
     Raises:
         UsageError: the source is no such model, lacks one of the layers, its numbers do not fit the type, or the
             folder holds something else, is the source, or has too little room.
         MissingExtra: a package that the conversion needs is not installed.
     """
-    if dtype not in get_args(Target):
-        raise UsageError(f"no conversion to {dtype}: choose one of {', '.join(get_args(Target))}")
     if source.resolve() == out.resolve():
         raise UsageError(f"{out} is the model itself: choose another --out")
     with optional("train"):
@@ -127,7 +120,7 @@ def convert_model(
         import torch  # noqa: F401
     with writing(source):
         digest = folder_hash(source) if source.is_dir() else file_digest(source)
-    stage = Stage(VERB, {"model": digest, "dtype": dtype} | ({"layers": [*layers]} if layers else {}))
+    stage = Stage(VERB, {"model": digest, "dtype": dtype, **({"layers": [*layers]} if layers else {})})
     if not force and stage.is_done(out):
         return msgspec.convert(read_json(out / STAGE)["outputs"], Converted)
     refuse_foreign(out, VERB) if force else refuse_other(stage, out, "model")
@@ -175,9 +168,8 @@ def _open_tensors(folder: Path) -> Iterator[Stored]:
     with ExitStack() as stack:
         with refusing(f"the weights in {folder} cannot be read"):
             for path in sorted(folder.glob("*.safetensors")):
-                file = stack.enter_context(safe_open(path, framework="pt"))
-                names: list[str] = file.keys()
-                stored |= {name: (file, name) for name in names}
+                file: Any = stack.enter_context(safe_open(path, framework="pt"))
+                stored |= {name: (file, name) for name in file.keys()}  # noqa: SIM118 - no mapping
         if not stored or not (folder / CONFIG).is_file():
             raise UsageError(f"{folder} is not a model: it needs config.json and safetensors weights")
         yield stored
@@ -194,7 +186,6 @@ def _plain_config(folder: Path, dtype: str) -> dict[str, Any]:
 
 
 def _keep_layers(config: dict[str, Any], stored: Stored, layers: Sequence[int]) -> tuple[dict[str, Any], Stored]:
-    """Return the configuration and the tensors of a model that has only some of its layers, by their new numbers."""
     count = config.get("num_hidden_layers", 0)
     if wrong := [layer for layer in layers if not 0 <= layer < count]:
         raise UsageError(f"the model has {count} layers, numbered from 0, and no layer {wrong[0]}")
@@ -213,25 +204,19 @@ def _keep_layers(config: dict[str, Any], stored: Stored, layers: Sequence[int]) 
 
 def _plan_tensors(stored: Stored, kind: str) -> list[TensorInfo]:
     """Return the tensors to write, in the order of their names."""
-
-    def shape_of(name: str) -> tuple[int, ...]:
-        return tuple(_slice(stored, name).get_shape()) if name in stored else ()
-
-    planned = []
+    slices, planned = {name: _slice(stored, name) for name in stored}, []
+    shapes = {name: tuple(each.get_shape()) for name, each in slices.items()}
     for name in sorted(stored):
-        found, shape = _slice(stored, name).get_dtype(), shape_of(name)
-        whole = name.removesuffix(PACKED)
+        found, shape, whole = slices[name].get_dtype(), shapes[name], name.removesuffix(PACKED)
         if whole != name and found == "U8":
             *experts, outputs, groups, _ = shape
-            if shape_of(whole + SCALES) != shape[:-1] or 2 * shape[-1] != BLOCK:
+            if shapes.get(whole + SCALES) != shape[:-1] or 2 * shape[-1] != BLOCK:
                 raise UsageError(f"{name} has no {SCALES[1:]} of its shape")
             planned.append(TensorInfo(whole, kind, (*experts, groups * BLOCK, outputs)))
-        elif name.endswith(SCALES) and name.removesuffix(SCALES) + PACKED in stored:
-            continue
-        elif found in BYTES:
+        elif not name.endswith(SCALES) or name.removesuffix(SCALES) + PACKED not in stored:
+            if found not in BYTES:
+                raise UsageError(f"{name} is of the type {found}, which cannot be converted")
             planned.append(TensorInfo(name, kind if found in FLOATS else found, shape))
-        else:
-            raise UsageError(f"{name} is of the type {found}, which cannot be converted")
     return planned
 
 
@@ -264,12 +249,8 @@ def _load_tensor(stored: Stored, wanted: TensorInfo) -> Tensor:
 
 
 def dequantize(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return an MXFP4 matrix as models multiply with it, [inputs, outputs]; exact in bfloat16 and float32.
-
-    Args:
-        blocks: [outputs, inputs / 32, 16], bytes.
-        scales: [outputs, inputs / 32], bytes: exponents.
-    """
+    """Return an MXFP4 matrix as models multiply with it, [inputs, outputs], from the bytes of its blocks, [outputs,
+    inputs / 32, 16], and of their exponents, [outputs, inputs / 32]; exact in bfloat16 and float32."""
     import torch
 
     signed = torch.tensor([*MAGNITUDES, *(-one for one in MAGNITUDES)])
@@ -285,20 +266,13 @@ def write_shards(
     shard_bytes: int,
     on_file: Callable[[int, int], None],
 ) -> list[str]:
-    """Write tensors into `model.safetensors`, or into several files and their index; return the names of the files.
-
-    Args:
-        load: returns a tensor as described; it is called once for each, in order.
-        shard_bytes: the size at which a file ends; a file holds at least one tensor.
-        on_file: called with the number of files done and of all.
-    """
-    shards, size = list[list[TensorInfo]]([[]]), 0
+    """Write tensors into `model.safetensors`, or into several files, which end at a size, and their index; return the
+    names of the files. `load` is called once for each tensor, in order."""
+    shards = list[list[TensorInfo]]([[]])
     for tensor in tensors:
-        if shards[-1] and size + tensor.size > shard_bytes:
+        if shards[-1] and sum(each.size for each in shards[-1]) + tensor.size > shard_bytes:
             shards.append([])
-            size = 0
         shards[-1].append(tensor)
-        size += tensor.size
     names = [f"model-{at:05}-of-{len(shards):05}.safetensors" for at in range(1, len(shards) + 1)]
     if len(shards) == 1:
         names = ["model.safetensors"]

@@ -1,25 +1,20 @@
 """Decoding of many rows at once, one step at a time: rows join and leave between steps, prefixes are computed once.
-
-There are no threads and no event loop here; `backend` drives it from one thread.
-"""
+There are no threads and no event loop here; `transformers_backend` drives it from one thread."""
 
 from __future__ import annotations
 
 import math
-import time
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from harness1.errors import InfrastructureFault
 from harness1.models.backend import FinishReason, draw, process_logprobs
 from harness1.models.slots import COLUMNS, KvSlots, Layers, SlotModel, SlotPass
-from harness1.records import Record, Sampling
+from harness1.records import Sampling
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,27 +22,15 @@ if TYPE_CHECKING:
     from harness1.models.grammar import GrammarState
 
 
-class DecodingStats(Record):
-    """The cost of decoding so far: `reused_tokens` of prompts were already computed, `prefilled_tokens` were not.
-    Prefill yields each output's first token; `decoded_tokens` are the others, drawn in `decode_seconds`."""
-
-    prefilled_tokens: int = 0
-    reused_tokens: int = 0
-    decoded_tokens: int = 0
-    prefill_seconds: float = 0.0
-    decode_seconds: float = 0.0
-
-
 class DecodingRow:
     """An unfinished output: its ids (prompt and output), log probabilities, generator and grammar state. `fault` is an
-    error of this row alone: its grammar allows no token, or not the drawn one, or its log probabilities are not
-    finite."""
+    error of this row alone: of its grammar, or log probabilities that are not finite."""
 
-    def __init__(self, prompt_ids: Sequence[int], sampling: Sampling, grammar: GrammarState | None = None) -> None:
+    def __init__(self, prompt: NDArray[np.int64], sampling: Sampling, grammar: GrammarState | None = None) -> None:
         import torch
 
-        self.ids, self.logprobs = list(prompt_ids), list[float]()
-        self.prompt, self.sampling, self.grammar = np.asarray(self.ids, dtype=np.int64), sampling, grammar
+        self.prompt, self.sampling, self.grammar = prompt, sampling, grammar
+        self.ids, self.logprobs = list[int](prompt.tolist()), list[float]()
         self.generator = torch.Generator()
         if sampling.seed is None:
             self.generator.seed()
@@ -61,7 +44,7 @@ class DecodingRow:
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """The reason why the output ended; None until it ends."""
+        """None until the output ends."""
         if self.logprobs and self.ids[-1] in self.sampling.stop_ids:
             return "stop"
         return "length" if len(self.logprobs) >= self.sampling.max_tokens else None
@@ -90,48 +73,50 @@ class DecodingRow:
 
 
 class Decoder:
-    """A decoder of up to `rows` rows together; row i owns slot i.
-
-    Args:
-        cache_tokens: tokens of finished outputs whose keys and values are kept, least recently used dropped first. The
-            prefix that a new prompt shares with one of them, or with that of a running row, is not computed again.
-        prefill_tokens: most tokens, with padding and what is computed already, of several prompts in one pass; 0: one
-            prompt a pass.
-    """
+    """A decoder of up to `rows` rows together; row i owns slot i. It keeps the keys and values of `cache_tokens` tokens
+    of finished outputs, least recently used dropped first: the prefix that a new prompt shares with one of them, or
+    with a running row, is not computed again. Several prompts share a pass of at most `prefill_tokens`, with padding
+    and what is computed already; 0: one prompt a pass. It counts the tokens of prompts that were computed and those
+    that were not, and the tokens drawn after the first of each output."""
 
     def __init__(self, model: SlotModel, rows: int, cache_tokens: int, prefill_tokens: int = 0) -> None:
         self._model, self._most, self._prefill_tokens = model, rows, prefill_tokens
         self._slots, self._kept = KvSlots(rows), KeptPrefixes(cache_tokens)
         self._rows: list[DecodingRow] = []
-        self.stats = DecodingStats()
+        self.prefilled_tokens = self.reused_tokens = self.decoded_tokens = 0
 
     @property
     def free(self) -> int:
-        """Rows that can be added."""
         return self._most - len(self._rows)
 
     def next_pass(self, prompts: Sequence[NDArray[np.int64]]) -> list[int]:
-        """Return the places of the prompts to `admit` together: the first, and those that fit a pass beside it.
-
-        If most of what a prompt needs also begins a chosen one, it waits for a later pass and copies it."""
+        """Return the places of the prompts to `admit` together: the first, and those that fit a pass beside it. A
+        prompt most of whose new part also begins a chosen one waits for a later pass, and copies it."""
         if not self._prefill_tokens:
             return [0]
-        chosen, together = list[int](), _Pass()
+        chosen, starts, lengths = list[int](), list[int](), list[int]()
         for place, prompt in enumerate(prompts):
-            if chosen and together.tokens(1) > self._prefill_tokens:
+            if chosen and (len(chosen) + 1) * _reach(starts, lengths) > self._prefill_tokens:
                 break
-            start, _ = self._shared(prompt[:-1])
+            start, _ = self._find_shared(prompt[:-1])
             begins = max((_common_prefix(prompt, prompts[other]) for other in chosen), default=0)
             waits = min(begins, len(prompt) - 1) - start > (len(prompt) - start) / 2
-            wider = _Pass((*together.starts, start), (*together.lengths, len(prompt)))
-            if not chosen or (not waits and wider.fits(self._prefill_tokens, self._model.window)):
-                chosen, together = [*chosen, place], wider
+            if not chosen or (not waits and self._fits([*starts, start], [*lengths, len(prompt)])):
+                chosen.append(place)
+                starts.append(start)
+                lengths.append(len(prompt))
         return chosen
+
+    def _fits(self, starts: Sequence[int], lengths: Sequence[int]) -> bool:
+        """Return whether prompts have few enough tokens for one pass, and neither slots nor positions go beyond what
+        the longest needs or the model has."""
+        room, reach = -(-max(lengths) // COLUMNS) * COLUMNS, _reach(starts, lengths)
+        return len(starts) * reach <= self._prefill_tokens and reach <= min(room, self._model.window or room)
 
     def admit(self, rows: Sequence[DecodingRow]) -> None:
         """Compute the new parts of the rows' prompts in one pass, draw their first tokens, and add the rows, unless an
         error is raised, such as RuntimeError by torch."""
-        begin, first = time.perf_counter(), len(self._rows)
+        first = len(self._rows)
         try:
             reused = [self._reuse(row.prompt[:-1], first + at) for at, row in enumerate(rows)]
             new = [row.ids[start:] for row, start in zip(rows, reused, strict=True)]
@@ -142,26 +127,24 @@ class Decoder:
                 self._slots.wipe(first + at)
             raise
         self._rows += rows
-        prefilled, seconds = sum(map(len, new)), time.perf_counter() - begin
-        self._count(prefilled_tokens=prefilled, reused_tokens=sum(reused), prefill_seconds=seconds)
+        self.prefilled_tokens += sum(map(len, new))
+        self.reused_tokens += sum(reused)
 
     def step(self) -> None:
         """Draw one more token for each running row. Raises what `admit` raises; call `reset` after that."""
-        begin = time.perf_counter()
         starts = [len(row.ids) - 1 for row in self._rows]
         slot_pass = SlotPass(self._slots, 0, starts, 1, self._model.device)
         self._draw(self._rows, self._model.logits([[row.ids[-1]] for row in self._rows], slot_pass))
-        self._count(decoded_tokens=len(starts), decode_seconds=time.perf_counter() - begin)
+        self.decoded_tokens += len(starts)
 
     def release(self, row: DecodingRow) -> None:
-        """Remove a row, keep its computed states for other rows unless it failed, and move the last row into its
-        slot."""
+        """Remove a row, keep its computed states for others unless it failed, and move the last row to its slot."""
         slot, last = self._rows.index(row), len(self._rows) - 1
         computed = len(row.ids) - 1
         if row.fault is not None:
             self._slots.wipe(slot)
-        elif self._kept.wants(row.ids[:computed]):
-            self._kept.keep(row.ids[:computed], self._slots.take(slot, computed))
+        else:
+            self._kept.keep(row.ids[:computed], lambda: self._slots.take(slot, computed))
         if slot != last:
             self._slots.copy(last, slot, len(self._rows[last].ids) - 1)
             self._rows[slot] = self._rows[last]
@@ -175,14 +158,14 @@ class Decoder:
 
     def _reuse(self, ids: NDArray[np.int64], slot: int) -> int:
         """Copy the longest computed prefix to a slot and return its length."""
-        length, source = self._shared(ids)
+        length, source = self._find_shared(ids)
         if isinstance(source, dict):
             self._slots.put(slot, source, length)
         elif length:
             self._slots.copy(source, slot, length)
         return length
 
-    def _shared(self, ids: NDArray[np.int64]) -> tuple[int, int | Layers]:
+    def _find_shared(self, ids: NDArray[np.int64]) -> tuple[int, int | Layers]:
         """Return the length of the longest computed prefix, and where it is: a slot, or kept states."""
         shared = [_common_prefix(ids, row.prompt) for row in self._rows]
         length = max(shared, default=0)
@@ -212,42 +195,19 @@ class Decoder:
             for row, token, logprob in zip(group, ids.tolist(), chosen, strict=True):
                 row.append(token, logprob)
 
-    def _count(self, **added: float) -> None:
-        sums = {name: getattr(self.stats, name) + value for name, value in added.items()}
-        self.stats = msgspec.structs.replace(self.stats, **sums)
 
-
-@dataclass(frozen=True)
-class _Pass:
-    """Prompts computed together: what is computed of each already, and its length."""
-
-    starts: tuple[int, ...] = ()
-    lengths: tuple[int, ...] = ()
-
-    @property
-    def reach(self) -> int:
-        """The columns of each slot that it reads: the widest new part is appended to every start."""
-        widest = max(length - start for start, length in zip(self.starts, self.lengths, strict=True))
-        return max(self.starts) + widest
-
-    def tokens(self, further: int = 0) -> int:
-        """Return its tokens, with padding and with so many further prompts."""
-        return (len(self.starts) + further) * self.reach
-
-    def fits(self, most: int, window: int | None) -> bool:
-        """Return whether it has at most so many tokens, and neither slots nor positions go beyond what its longest
-        prompt needs or the model has."""
-        room = -(-max(self.lengths) // COLUMNS) * COLUMNS
-        return self.tokens() <= most and self.reach <= min(room, window or room)
+def _reach(starts: Sequence[int], lengths: Sequence[int]) -> int:
+    """Return the columns of each slot that a pass over prompts reads: the widest new part is appended to every start,
+    which is what is computed already."""
+    return max(starts) + max(length - start for start, length in zip(starts, lengths, strict=True))
 
 
 class KeptPrefixes:
-    """Keys and values of finished sequences, of at most `tokens` tokens in all."""
+    """Keys and values of finished sequences, of at most `tokens` tokens in all; least recently used first."""
 
     def __init__(self, tokens: int) -> None:
         self._most = tokens
         self._entries: list[tuple[NDArray[np.int64], Layers]] = []
-        """Least recently used first."""
 
     def find(self, ids: NDArray[np.int64]) -> tuple[Layers | None, int]:
         """Return the entry with the longest common prefix, which counts as used, and the prefix's length."""
@@ -259,22 +219,19 @@ class KeptPrefixes:
         self._entries.append(entry)
         return entry[1], length
 
-    def wants(self, ids: list[int]) -> bool:
-        """Return whether a sequence is worth keeping: it fits, and is not a prefix of one that is kept."""
-        wanted = np.asarray(ids, dtype=np.int64)
-        known = any(_common_prefix(wanted, other) == len(ids) for other, _ in self._entries)
-        return 0 < len(ids) <= self._most and not known
-
-    def keep(self, ids: list[int], layers: Layers) -> None:
-        """Keep a sequence in place of its own prefixes, and drop the least recently used entries beyond the limit."""
+    def keep(self, ids: list[int], take: Callable[[], Layers]) -> None:
+        """Keep a sequence that fits, and is no prefix of one that is kept, in place of its own prefixes, and drop the
+        least recently used entries beyond the limit."""
         added = np.asarray(ids, dtype=np.int64)
-        others = [entry for entry in self._entries if _common_prefix(added, entry[0]) < len(entry[0])]
-        self._entries = [*others, (added, layers)]
+        shared = [_common_prefix(added, known) for known, _ in self._entries]
+        if not 0 < len(ids) <= self._most or len(ids) in shared:
+            return
+        others = [entry for entry, length in zip(self._entries, shared, strict=True) if length < len(entry[0])]
+        self._entries = [*others, (added, take())]
         while sum(len(known) for known, _ in self._entries) > self._most:
             self._entries.pop(0)
 
     def clear(self) -> None:
-        """Drop everything."""
         self._entries.clear()
 
 

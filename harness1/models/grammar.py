@@ -63,47 +63,48 @@ def literal(text: Any) -> str:
 def arguments_rules(specs: Sequence[ToolSpec]) -> str:
     """Return a rule `args_NAME` for each tool: its arguments as `json.dumps` writes them, in schema order. Raise
     UsageError for a schema that cannot be expressed by these rules."""
-    rules, lines = _Rules(), list[str]()
+    rules, arguments = _Rules(), dict[str, str]()
     for spec in specs:
         try:
             # Without properties, a schema allows no arguments.
-            body = rules.value({"type": "object", "properties": {}, **spec.parameters}, 0)
-            lines.append(f"args_{spec.name} ::= {body}\n")
+            arguments[f"args_{spec.name}"] = rules.value({"type": "object", "properties": {}, **spec.parameters}, 0)
         except UsageError as error:
             raise UsageError(f"there is no grammar for the tool {one_line(spec.name)}: {error}") from error
-    return "".join(lines) + rules.text()
+    lines = [*arguments.items(), *((name, body) for body, name in rules.names.items())]
+    return "".join(f"{name} ::= {body}\n" for name, body in lines)
 
 
 class _Rules:
     """Grammar rules for JSON schemas. Equal rules share a name, so the text grows no faster than the schemas."""
 
     def __init__(self) -> None:
-        self._names: dict[str, str] = {}
-
-    def text(self) -> str:
-        return "".join(f"{name} ::= {body}\n" for body, name in self._names.items())
+        self.names: dict[str, str] = {}
 
     def _name(self, body: str) -> str:
-        return self._names.setdefault(body, f"rule{len(self._names)}")
+        return self.names.setdefault(body, f"rule{len(self.names)}")
 
     def value(self, schema: Any, depth: int) -> str:
         """Return the body of the rule for a schema."""
         if not isinstance(schema, Mapping) or depth > DEPTH:
             raise UsageError(f"it contains a schema that is not an object or nests more than {DEPTH} levels")
         keys, kind = schema.keys() - _SILENT, schema.get("type")
-        if keys - {"type"} == {"enum"}:
-            return self._choice([literal(literal(each)) for each in schema["enum"]])
         if keys - {"type"} == {"const"}:
             return literal(literal(schema["const"]))
-        if keys == {"anyOf"}:
-            return self._choice([self.value(each, depth + 1) for each in schema["anyOf"]])
-        if not keys <= _SHAPES:
+        if keys - {"type"} == {"enum"}:
+            choices = [literal(literal(each)) for each in schema["enum"]]
+        elif keys == {"anyOf"}:
+            choices = [self.value(each, depth + 1) for each in schema["anyOf"]]
+        elif not keys <= _SHAPES:
             raise UsageError(f"its schema has {', '.join(sorted(keys - _SHAPES))}")
-        if isinstance(kind, list):
-            return self._choice([self.value({**schema, "type": each}, depth + 1) for each in dict.fromkeys(kind)])
-        return self._typed(schema, kind or ("object" if "properties" in keys else "string"), depth)
+        elif isinstance(kind, list):
+            choices = [self.value({**schema, "type": each}, depth + 1) for each in dict.fromkeys(kind)]
+        else:
+            return self._one(schema, kind or ("object" if "properties" in keys else "string"), depth)
+        if not choices:
+            raise UsageError("its schema has an empty choice")
+        return self._name(" | ".join(choices))
 
-    def _typed(self, schema: Mapping[str, Any], kind: Any, depth: int) -> str:
+    def _one(self, schema: Mapping[str, Any], kind: Any, depth: int) -> str:
         if kind in _SCALARS:
             return str(kind)
         if kind == "array":
@@ -129,11 +130,6 @@ class _Rules:
             first = self._name(f"{literal(key)} {taken}{skipped[0]}")
             later = self._name(f"{literal(', ' + key)} {taken}{skipped[1]}")
         return first
-
-    def _choice(self, choices: Sequence[str]) -> str:
-        if not choices:
-            raise UsageError("its schema has an empty choice")
-        return self._name(" | ".join(choices))
 
 
 def _several(item: str, least: int, most: int) -> str:
@@ -180,10 +176,9 @@ class GrammarCompiler:
         return GrammarState(self._xgrammar.GrammarMatcher(compiled), self._vocabulary)
 
     def _new_compiler(self, stop_ids: tuple[int, ...]) -> Any:
-        """Return a compiler for these stop tokens. Others that the tokenizer names would be allowed anywhere."""
-        info = self._xgrammar.TokenizerInfo.from_huggingface(
-            self._tokenizer, vocab_size=self._vocabulary, stop_token_ids=list(stop_ids)
-        )
+        # Without stop tokens of its own, those that the tokenizer names would be allowed anywhere.
+        options: dict[str, Any] = {"vocab_size": self._vocabulary, "stop_token_ids": list(stop_ids)}
+        info = self._xgrammar.TokenizerInfo.from_huggingface(self._tokenizer, **options)
         return self._xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=COMPILED_BYTES)
 
     def masks(self, grammar: Grammar, stop_ids: Sequence[int], output_ids: Sequence[int]) -> Tensor:

@@ -9,8 +9,8 @@ Its weights are loaded through `/update_weights_from_disk` (SGLang docs, "SGLang
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,6 @@ class VllmServer(TokenServer):
         "start vLLM with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, --enable-lora, --max-lora-rank of at least train.lora.rank"
         ", --max-loras of rl.staleness + 2 and --max-cpu-loras 32"
     )
-    sleep_advice = "start vLLM with VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode"
 
     def _check(self, sampling: Sampling) -> None:
         check_temperature(sampling)
@@ -84,31 +83,22 @@ class VllmServer(TokenServer):
         return max(top[0].values())
 
     async def _load(self, folder: Path, version: int) -> None:
-        """Load weights after all clients' calls; the prefix cache is dropped with the old ones. A pause request that
-        got no answer may have taken effect, so the pause is always ended."""
+        """Load weights after all clients' calls. A pause request that got no answer may have taken effect, so the pause
+        is always ended."""
         reload = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
-        try:
+        with _advising("to load weights, start vLLM with VLLM_SERVER_DEV_MODE=1"):
             try:
                 await self._endpoint.post("/pause?mode=wait", {}, msgspec.Raw)
                 await self._endpoint.post("/collective_rpc", reload, msgspec.Raw)
             finally:
                 await self._endpoint.post("/resume", {}, msgspec.Raw)
-        except UsageError as error:
-            if is_unconnected(error):
-                raise
-            raise UsageError(f"{error}; to load weights, start vLLM with VLLM_SERVER_DEV_MODE=1") from error
 
     @asynccontextmanager
     async def asleep(self) -> AsyncIterator[None]:
-        """Free the memory of the server's GPUs within, as `Sleeper.asleep`. A server that an earlier training has left
-        asleep is awake afterwards."""
+        """Do as `Sleeper.asleep`. A server that an earlier training has left asleep is awake afterwards."""
         async with self._gate.change(self._gate.version):
-            try:
+            with _advising("to let it sleep, start vLLM with VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode"):
                 await self._endpoint.post("/sleep?level=1&mode=wait", {}, bytes)
-            except UsageError as error:
-                if is_unconnected(error):
-                    raise
-                raise UsageError(f"{error}; to let it sleep, {self.sleep_advice}") from error
             try:
                 yield
             finally:
@@ -146,6 +136,16 @@ class VllmServer(TokenServer):
         return choices[0]
 
 
+@contextmanager
+def _advising(advice: str) -> Iterator[None]:
+    try:
+        yield
+    except UsageError as error:
+        if is_unconnected(error):
+            raise
+        raise UsageError(f"{error}; {advice}") from error
+
+
 def check_temperature(sampling: Sampling) -> None:
     """Raise UsageError for a temperature that vLLM would replace: one between 0 and 0.01."""
     if 0.0 < sampling.temperature < COLDEST:
@@ -173,13 +173,9 @@ class _Answer(msgspec.Struct):
     meta_info: _Meta
 
 
-class _Updated(msgspec.Struct):
-    success: bool
-    message: str = ""
-
-
 class _Loaded(msgspec.Struct):
     success: bool
+    message: str | None = None
     error_message: str | None = None
     loaded_adapters: dict[str, str] | None = None
 
@@ -212,9 +208,8 @@ class SglangServer(TokenServer):
         chosen = {} if adapter is None else {"lora_path": adapter}
         meta = await self._ask(prompt_ids, params, **chosen)
         if meta.prompt_tokens != len(prompt_ids):
-            raise InfrastructureFault(
-                f"{self._endpoint.url} read {meta.prompt_tokens} prompt tokens instead of {len(prompt_ids)}"
-            )
+            wrong = f"{meta.prompt_tokens} prompt tokens instead of {len(prompt_ids)}"
+            raise InfrastructureFault(f"{self._endpoint.url} read {wrong}")
         drawn, finish = meta.output_token_logprobs or [], meta.finish_reason or _Finish("")
         ids, logprobs = [token for _, token, _ in drawn], [logprob for logprob, _, _ in drawn]
         tag = meta.weight_version or ""
@@ -231,7 +226,7 @@ class SglangServer(TokenServer):
     async def _load(self, folder: Path, version: int) -> None:
         # If loading fails, SGLang keeps the old weights and answers 400.
         body = {"model_path": str(folder), "weight_version": str(version)}
-        updated = await self._endpoint.post("/update_weights_from_disk", body, _Updated)
+        updated = await self._endpoint.post("/update_weights_from_disk", body, _Loaded)
         if not updated.success:
             raise InfrastructureFault(f"{self._endpoint.url} did not load {folder}: {updated.message}")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 from harness1.config import Config
 from harness1.env.pieces import Role, piece
@@ -29,27 +29,25 @@ HARMONY = "harmony"
 
 
 def open_backend(asked: ModelSpec, config: Config, adapter_rank: int = 0) -> tuple[Backend, ChatFormat]:
-    """Open a model whose tokens are sampled by their ids, and its format.
-
-    Args:
-        adapter_rank: rank of the adapters that will be loaded; 0 for none. vLLM makes room for them when it starts.
-
-    Raises:
-        UsageError, ConfigError, MissingExtra: as `open_model`.
-    """
+    """Open a model whose tokens are sampled by their ids, and its format. vLLM makes room for adapters of a rank when
+    it starts; 0 for none. Raise UsageError, ConfigError or MissingExtra as `open_model`."""
     model = config.machine.model
     if asked.url is not None:
-        chat = format_at(model.tokenizer or _weights_of(asked), config)
-        server = {"vllm": VllmServer, "sglang": SglangServer}[asked.kind]
+        try:
+            place = model.tokenizer or resolve_model(asked.model)
+        except UsageError as error:
+            hint = "if the server has its own name for it: --set machine.model.tokenizer=FOLDER"
+            raise UsageError(f"{error}; {hint}") from error
+        chat, server = format_at(place, config), {"vllm": VllmServer, "sglang": SglangServer}[asked.kind]
         endpoint = policy_endpoint(server_root(asked.url), config.machine, HttpClient)
-        return server(endpoint, asked.model, weights=asked.model, kept=config.rl.staleness + 2), chat
+        return server(endpoint, asked.model, kept=config.rl.staleness + 2), chat
     folder = resolve_model(asked.model)
     chat = format_at(folder, config)
     most = context_window(folder)
     if most is not None and config.env.context_window > most:  # before an episode runs into its end
+        wanted = f"env.context_window={config.env.context_window}"
         raise ConfigError(
-            f"env.context_window={config.env.context_window} is more than the {most} tokens that {folder.name} reads:"
-            " --config small fits 8,192"
+            f"{wanted} is more than the {most} tokens that {folder.name} reads: --config small fits 8,192"
         )
     dtype = config.policy.dtype
     if asked.kind == "vllm":
@@ -71,23 +69,11 @@ def format_at(place: str | Path, config: Config) -> ChatFormat:
     return open_format(format_of(folder, config), open_tokenizer(folder))
 
 
-def _weights_of(asked: ModelSpec) -> Path:
-    try:
-        return resolve_model(asked.model)
-    except UsageError as error:
-        raise UsageError(
-            f"{error}; if the server has its own name for it: --set machine.model.tokenizer=FOLDER"
-        ) from error
-
-
 def choose_device() -> str:
     """Return `cuda` where torch finds a GPU, else `cpu`; raise MissingExtra without torch."""
     with optional("train"):
         import torch
     return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-ROLES: dict[str, Role] = {"system": "system", "user": "user"}
 
 
 class BackendCompleter:
@@ -98,7 +84,7 @@ class BackendCompleter:
 
     async def complete(self, messages: Messages) -> Completion:
         """Return the reply to system and user messages; raise as the backend does."""
-        groups = [[piece("message", ROLES[message["role"]], message["content"])] for message in messages]
+        groups = [[piece("message", cast(Role, message["role"]), message["content"])] for message in messages]
         prompt = [*join_spans(self._chat.messages(groups, ())), *self._chat.prompt_end().ids]
         sampling = Sampling(temperature=0.0, max_tokens=self.most_tokens, stop_ids=self._chat.stop_ids)
         output = await self._backend.generate(prompt, sampling)
@@ -112,19 +98,11 @@ class Completing(Protocol):
 
     async def complete(self, messages: Messages) -> Completion:
         """Return the reply; raise InfrastructureFault if there is none."""
-        ...
 
 
 def open_completer(spec: str, config: Config, most_tokens: int) -> Completing:
-    """Open a model by its name: `openai:MODEL@URL`, with key and limits of `machine.verifier`, or a model as a policy
-    is named, such as `hf:PATH`.
-
-    Args:
-        most_tokens: tokens of a reply, including the thoughts before it.
-
-    Raises:
-        UsageError, ConfigError, MissingExtra: as `open_backend`.
-    """
+    """Open a model by its name: `openai:MODEL@URL`, with key and limits of `machine.verifier`, or as a policy is named,
+    such as `hf:PATH`. A reply, with the thoughts before it, has at most so many tokens. Raise as `open_backend`."""
     asked = ModelSpec.read(spec)
     if asked.kind == "openai" and asked.url is not None:
         return Completer(verifier_endpoint(asked.url, config.machine), asked.model, most_tokens)

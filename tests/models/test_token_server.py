@@ -84,12 +84,12 @@ def generated(**changed: Any) -> dict[str, Any]:
 
 def vllm(reply: Reply) -> tuple[VllmServer, FakeEndpoint]:
     endpoint = FakeEndpoint(reply)
-    return VllmServer(endpoint, "smol", "sha256 of it"), endpoint  # type: ignore[arg-type]
+    return VllmServer(endpoint, "smol"), endpoint  # type: ignore[arg-type]
 
 
 def sglang(reply: Reply) -> tuple[SglangServer, FakeEndpoint]:
     endpoint = FakeEndpoint(reply)
-    return SglangServer(endpoint, "smol", "sha256 of it"), endpoint  # type: ignore[arg-type]
+    return SglangServer(endpoint, "smol"), endpoint  # type: ignore[arg-type]
 
 
 def sample(server: VllmServer | SglangServer, sampling: Sampling = SAMPLING) -> SampledOutput:
@@ -288,12 +288,9 @@ def test_a_refused_request_is_no_output_and_the_next_one_is_served() -> None:
     assert sample(server).output_ids == tuple(IDS)
 
 
-def test_the_hash_names_the_weights_and_not_the_server() -> None:
-    def of(url: str, model: str, weights: str) -> str:
-        return VllmServer(ModelEndpoint(url), model, weights).hash
-
-    assert of("http://a", "m", "w") == of("http://b", "n", "w")
-    assert of("http://a", "m", "w") != of("http://a", "m", "v")
+def test_the_hash_names_the_model_and_not_the_server() -> None:
+    first, second = (VllmServer(ModelEndpoint(url), "m").hash for url in ("http://a", "http://b"))
+    assert first == second != VllmServer(ModelEndpoint("http://a"), "n").hash
 
 
 def test_vllm_is_paused_while_it_reads_weights_under_the_same_path(tmp_path: Path) -> None:
@@ -379,7 +376,7 @@ def test_a_server_is_reached_over_http() -> None:
         return 200, json.dumps(completion()).encode()
 
     with imitating(answer) as url:
-        server = VllmServer(ModelEndpoint(url), "smol", "weights")
+        server = VllmServer(ModelEndpoint(url), "smol")
         assert sample(server) == SampledOutput(tuple(IDS), tuple(LOGPROBS), "stop")
     assert asked == [("POST", "/v1/completions")]
 

@@ -85,7 +85,7 @@ def engine(request: pytest.FixtureRequest, base: Path) -> Iterator[Engine]:
     if request.param == "server":
         options = {"max-lora-rank": "8", "max-loras": "2", "max-cpu-loras": "32"}
         with serving(base, options, ["--enable-lora"], {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}) as url:
-            yield Engine(VllmServer(ModelEndpoint(url), "smol", str(base)))
+            yield Engine(VllmServer(ModelEndpoint(url), "smol"))
         return
     limits = {"max_model_len": WINDOW, "enforce_eager": True, "kv_cache_memory_bytes": 1 << 28}
     backend = open_vllm(base, dtype=request.param, adapter_rank=RANK, **limits)

@@ -82,7 +82,7 @@ def in_process(smollm2: Path) -> Iterator[VllmBackend]:
 @pytest.fixture(scope="module")
 def server(smollm2: Path) -> Iterator[VllmServer]:
     with serving(smollm2, {}) as url:
-        yield VllmServer(ModelEndpoint(url), "smol", str(smollm2))
+        yield VllmServer(ModelEndpoint(url), "smol")
 
 
 @pytest.fixture(params=["in_process", "server"])
@@ -167,7 +167,7 @@ class TestVllmAtItsEdges:
 
     def test_a_server_with_raw_log_probabilities_is_found_out(self, smollm2: Path) -> None:
         with serving(smollm2, {"logprobs-mode": "raw_logprobs"}) as url:
-            raw = VllmServer(ModelEndpoint(url), "smol", "weights")
+            raw = VllmServer(ModelEndpoint(url), "smol")
             with pytest.raises(UsageError, match="--logprobs-mode processed_logprobs"):
                 run(raw.generate(PROMPT, MANY[2]))
             assert len(run(raw.generate(PROMPT, MANY[1])).output_ids) >= 1

@@ -107,7 +107,7 @@ def gate(folder: Path, config: Config, calls: Sequence[SampledCall]) -> LogprobR
 def recorded(folder: Path, index: str) -> tuple[Config, list[Episode]]:
     config = settings(0.8)
     episodes, backend, _ = played(folder, index, config)
-    assert backend.stats().reused_tokens > backend.stats().prefilled_tokens, "prefixes must have been kept"
+    assert backend.decoder.reused_tokens > backend.decoder.prefilled_tokens, "prefixes must have been kept"
     return config, episodes
 
 
