@@ -18,6 +18,7 @@ from harness1.errors import UsageError
 from harness1.model_folder import ADAPTER_CONFIG, base_folder, folder_hash
 from harness1.models.adapters import (
     ADAPTER_WEIGHTS,
+    Adapters,
     adapters_of,
     add_adapters,
     drop_adapters,
@@ -74,6 +75,20 @@ def stir(model: Any, seed: int = 0) -> None:
                 parameter.add_(0.05 * torch.randn_like(parameter))
 
 
+def adapted(folder: Path, lora: Lora = LORA, kind: str = "llama", dtype: Any = "float32", **settings: Any) -> Any:
+    """A model with adapters of random values."""
+    model = loaded(folder, kind, dtype, **KINDS_OF_MIXTURES.get(kind, {}), **settings)
+    add_adapters(model, lora, seed=0)
+    stir(model)
+    return model
+
+
+def own_adapters(model: Any) -> Adapters:
+    found = adapters_of(model)
+    assert found is not None
+    return found
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_model_computes_what_it_did_before_its_adapters_are_trained(tmp_path: Path, dtype: str) -> None:
     model = loaded(tmp_path, dtype=dtype)
@@ -106,19 +121,21 @@ def test_last_layers_alone_are_adapted_where_asked_and_the_backward_pass_ends_th
         layer.register_forward_hook(lambda _, __, hidden: inner.append(hidden))
     model(input_ids=IDS)
     assert [hidden.requires_grad for hidden in inner] == [False, True]
-    with pytest.raises(UsageError, match=r"has 2 layers: train\.lora\.layers=3"):
-        add_adapters(loaded(tmp_path), Lora(rank=4, layers=3), seed=0)
 
 
-def test_an_adapter_adds_its_scaled_product_to_its_layer(tmp_path: Path) -> None:
-    model = loaded(tmp_path)
-    plain = model.model.layers[1].mlp.up_proj.weight.clone()
-    add_adapters(model, LORA, seed=0)
-    stir(model)
-    layer = model.model.layers[1].mlp.up_proj
-    hidden = torch.randn(3, 64)
-    expected = hidden @ plain.T + 2.0 * hidden @ layer.lora_A.weight.T @ layer.lora_B.weight.T
-    torch.testing.assert_close(layer(hidden), expected)
+@pytest.mark.parametrize(
+    ("kind", "settings", "lora", "reason"),
+    [
+        ("llama", {}, Lora(rank=4, layers=3), r"has 2 layers: train\.lora\.layers=3"),
+        ("llama", {}, Lora(rank=4, experts=True), r"no mixture of experts.*train\.lora\.experts=false"),
+        ("gpt2", {"n_inner": 96, "n_positions": 64}, Lora(rank=4), r"no linear layers .*train\.lora\.rank=0"),
+    ],
+)
+def test_a_model_that_lacks_what_is_to_be_adapted_is_refused(
+    tmp_path: Path, kind: str, settings: dict[str, Any], lora: Lora, reason: str
+) -> None:
+    with pytest.raises(UsageError, match=reason):
+        add_adapters(loaded(tmp_path, kind, **settings), lora, seed=0)
 
 
 def test_beginnings_are_drawn_by_the_seed_one_for_each_layer(tmp_path: Path) -> None:
@@ -135,56 +152,34 @@ def test_beginnings_are_drawn_by_the_seed_one_for_each_layer(tmp_path: Path) -> 
     assert all(value.abs().mean() > 0.4 * value.shape[1] ** -0.5 for value in first)
 
 
-@pytest.mark.parametrize(("kind", "settings"), KINDS, ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("kind", "settings", "lora"),
+    [*((kind, settings, LORA) for kind, settings in KINDS), *((kind, {}, EXPERTS) for kind in KINDS_OF_MIXTURES)],
+)
 def test_a_plain_model_with_the_merged_weights_computes_the_same(
-    tmp_path: Path, kind: str, settings: dict[str, Any]
+    tmp_path: Path, kind: str, settings: dict[str, Any], lora: Lora
 ) -> None:
-    model, plain = loaded(tmp_path, kind, **settings), load_causal_model(tmp_path, "cpu", "float32")
-    before = logits_of(model)
-    add_adapters(model, LORA, seed=0)
-    stir(model)
-    merged = merge_state(model)
+    model = adapted(tmp_path, lora, kind, **settings)
+    plain = load_causal_model(tmp_path, "cpu", "float32")
+    before, merged = logits_of(plain), merge_state(model)
     assert merged.keys() == plain.state_dict().keys()
     plain.load_state_dict(merged, strict=True)
     torch.testing.assert_close(logits_of(plain), logits_of(model), rtol=0, atol=1e-4)
     assert not torch.allclose(logits_of(model), before, atol=1e-2)
 
 
-def test_merging_leaves_the_adapted_model_as_it_is(tmp_path: Path) -> None:
-    model = loaded(tmp_path)
-    add_adapters(model, LORA, seed=0)
-    stir(model)
+def test_merged_weights_leave_the_model_as_it_is_and_do_not_follow_it(tmp_path: Path) -> None:
+    model = adapted(tmp_path, dtype="bfloat16")
     before, merged = logits_of(model), merge_state(model)
     assert torch.equal(logits_of(model), before)
-    assert all(torch.equal(merged[name], value) for name, value in merge_state(model).items())
-
-
-def test_merged_weights_do_not_follow_later_steps(tmp_path: Path) -> None:
-    model = loaded(tmp_path)
-    add_adapters(model, LORA, seed=0)
-    merged = merge_state(model)
+    assert {value.dtype for value in merged.values()} == {torch.bfloat16}
     kept = {name: value.clone() for name, value in merged.items()}
     stir(model)
     assert all(torch.equal(merged[name], value) for name, value in kept.items())
-
-
-def test_merged_weights_keep_the_type_of_the_base(tmp_path: Path) -> None:
-    model = loaded(tmp_path, dtype="bfloat16")
-    add_adapters(model, LORA, seed=0)
-    stir(model)
-    assert {value.dtype for value in merge_state(model).values()} == {torch.bfloat16}
-
-
-def test_without_adapters_the_state_is_the_models_own(tmp_path: Path) -> None:
-    model = loaded(tmp_path)
-    merged, own = merge_state(model), model.state_dict()
-    assert merged.keys() == own.keys()
-    assert all(torch.equal(merged[name], value) for name, value in own.items())
-
-
-def test_a_model_without_linear_layers_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no linear layers .*train\.lora\.rank=0"):
-        add_adapters(loaded(tmp_path, "gpt2", n_inner=96, n_positions=64), LORA, seed=0)
+    drop_adapters(model)
+    own, plain = model.state_dict(), merge_state(model)
+    assert own.keys() == plain.keys()
+    assert all(torch.equal(plain[name], value) for name, value in own.items())
 
 
 @pytest.mark.parametrize("kind", KINDS_OF_MIXTURES)
@@ -202,31 +197,13 @@ def test_experts_get_an_adapter_for_each_of_their_parameters(tmp_path: Path, kin
     assert not torch.allclose(logits_of(model), before, atol=1e-2)
 
 
-@pytest.mark.parametrize("kind", KINDS_OF_MIXTURES)
-def test_merged_experts_compute_the_same(tmp_path: Path, kind: str) -> None:
-    model = mixture(tmp_path, kind)
-    plain = load_causal_model(tmp_path, "cpu", "float32")
-    add_adapters(model, EXPERTS, seed=0)
-    stir(model)
-    plain.load_state_dict(merge_state(model), strict=True)
-    torch.testing.assert_close(logits_of(plain), logits_of(model), rtol=0, atol=1e-4)
-
-
-def test_a_model_without_experts_is_refused_where_they_are_asked_for(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no mixture of experts.*train\.lora\.experts=false"):
-        add_adapters(loaded(tmp_path), EXPERTS, seed=0)
-
-
 @pytest.mark.parametrize("kind", ["llama", *KINDS_OF_MIXTURES])
-def test_adapters_move_between_models_and_can_be_taken_off(tmp_path: Path, kind: str) -> None:
+def test_adapters_move_between_models_in_place_of_others_and_can_be_taken_off(tmp_path: Path, kind: str) -> None:
     lora = LORA if kind == "llama" else EXPERTS
-    model, other = (mixture(tmp_path, kind) for _ in range(2))
-    before = logits_of(other)
-    add_adapters(model, lora, seed=0)
-    stir(model)
-    adapters = adapters_of(model)
-    assert adapters is not None
+    model, other = adapted(tmp_path, lora, kind), mixture(tmp_path, kind)
+    before, adapters = logits_of(other), own_adapters(model)
     assert adapters.lora == lora
+    add_adapters(other, Lora(rank=2, alpha=2.0), seed=0)
     for _ in range(2):
         put_adapters(other, adapters)
         assert torch.equal(logits_of(other), logits_of(model))
@@ -235,36 +212,18 @@ def test_adapters_move_between_models_and_can_be_taken_off(tmp_path: Path, kind:
     assert torch.equal(logits_of(other), before)
 
 
-def test_adapters_of_another_rank_take_the_place_of_present_ones(tmp_path: Path) -> None:
-    model, other = loaded(tmp_path), loaded(tmp_path)
-    add_adapters(model, LORA, seed=0)
-    add_adapters(other, Lora(rank=2, alpha=2.0), seed=0)
-    stir(model)
-    adapters = adapters_of(model)
-    assert adapters is not None
-    put_adapters(other, adapters)
-    assert torch.equal(logits_of(other), logits_of(model))
-
-
 def test_adapters_of_another_model_are_refused_and_change_nothing(tmp_path: Path) -> None:
-    model = loaded(tmp_path / "a", hidden_size=32)
-    other = loaded(tmp_path / "b")
+    model, other = adapted(tmp_path / "a", hidden_size=32), loaded(tmp_path / "b")
     before = logits_of(other)
-    add_adapters(model, LORA, seed=0)
-    adapters = adapters_of(model)
-    assert adapters is not None
     with pytest.raises(UsageError, match="do not fit LlamaForCausalLM"):
-        put_adapters(other, adapters)
+        put_adapters(other, own_adapters(model))
     assert adapters_of(other) is None
     assert torch.equal(logits_of(other), before)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt_oss"])
 def test_updates_are_computed_in_float32_also_under_automatic_mixed_precision(tmp_path: Path, kind: str) -> None:
-    """The update alone is compared: the weights are zeros, so that nothing hides it."""
-    model = mixture(tmp_path, kind)
-    add_adapters(model, LORA if kind == "llama" else EXPERTS, seed=0)
-    stir(model)
+    model = adapted(tmp_path, LORA if kind == "llama" else EXPERTS, kind)
     products: list[Tensor] = []
     for _, layer in list_adapters(model):
         layer.lora_A.register_forward_hook(lambda _, given, out: products.append(out))
@@ -311,9 +270,7 @@ def save_adapters(folder: Path, base: Path, lora: Lora = PLAIN) -> Any:
     model = load_causal_model(base, "cpu", "float32")
     add_adapters(model, lora, seed=0)
     stir(model)
-    adapters = adapters_of(model)
-    assert adapters is not None
-    write_adapters(folder, adapters, base)
+    write_adapters(folder, own_adapters(model), base)
     return model
 
 
@@ -360,47 +317,38 @@ def test_a_folder_of_adapters_opens_as_a_model_with_them_unmerged(
     assert {value.dtype for name, value in loaded.named_parameters() if "lora_" in name} == {torch.float32}
 
 
-def test_the_base_is_found_relative_to_the_folder_too(tmp_path: Path, base: Path) -> None:
+def test_the_base_is_found_relative_to_the_folder_and_one_that_is_missing_or_adapted_is_named(
+    tmp_path: Path, base: Path
+) -> None:
     save_adapters(tmp_path / "out", base)
     settings(tmp_path / "out", base_model_name_or_path="../base")
     assert base_folder(tmp_path / "out").resolve() == base
     assert context_window(tmp_path / "out") == context_window(base) == 256
-
-
-def test_a_missing_base_is_one_clear_error(tmp_path: Path, base: Path) -> None:
-    save_adapters(tmp_path / "out", base)
+    save_adapters(tmp_path / "second", base)
+    settings(tmp_path / "second", base_model_name_or_path=str(tmp_path / "out"))
+    with pytest.raises(UsageError, match="adapters of its own"):
+        load_causal_model(tmp_path / "second", "cpu", "float32")
     shutil.rmtree(base)
     with pytest.raises(UsageError, match=r"need their base model, .* none at .*base.*base_model_name_or_path"):
         load_causal_model(tmp_path / "out", "cpu", "float32")
 
 
-def test_another_base_is_one_clear_error(tmp_path: Path, base: Path) -> None:
-    save_adapters(tmp_path / "out", base)
-    card = Checkpoint(format="f", counter="c", env={}, env_hash="e", base="b", adapter_base=folder_hash(base))
-    write_json(tmp_path / "out" / CHECKPOINT, card)
-    load_causal_model(tmp_path / "out", "cpu", "float32")
-    save_tiny_model(base, seed=1)
-    with pytest.raises(UsageError, match=r"is not the model that the adapters in .* were trained on"):
-        load_causal_model(tmp_path / "out", "cpu", "float32")
-
-
-def test_the_hash_follows_the_adapters_and_the_base_and_not_where_it_lies(tmp_path: Path, base: Path) -> None:
+def test_the_hash_follows_adapters_and_base_and_not_where_it_lies_and_another_base_is_refused(
+    tmp_path: Path, base: Path
+) -> None:
     out = tmp_path / "out"
     save_adapters(out, base)
+    card = Checkpoint(format="f", counter="c", env={}, env_hash="e", base="b", adapter_base=folder_hash(base))
+    write_json(out / CHECKPOINT, card)
     first = folder_hash(out)
     shutil.copytree(base, tmp_path / "elsewhere")
     settings(out, base_model_name_or_path=str(tmp_path / "elsewhere"))
     assert folder_hash(out) == first
+    load_causal_model(out, "cpu", "float32")
     save_tiny_model(tmp_path / "elsewhere", seed=1)
     assert folder_hash(out) != first
-
-
-def test_adapters_on_adapters_are_refused(tmp_path: Path, base: Path) -> None:
-    save_adapters(tmp_path / "first", base)
-    save_adapters(tmp_path / "second", base)
-    settings(tmp_path / "second", base_model_name_or_path=str(tmp_path / "first"))
-    with pytest.raises(UsageError, match="adapters of its own"):
-        load_causal_model(tmp_path / "second", "cpu", "float32")
+    with pytest.raises(UsageError, match=r"is not the model that the adapters in .* were trained on"):
+        load_causal_model(out, "cpu", "float32")
 
 
 @pytest.mark.parametrize("changed", [{"use_dora": True}, {"peft_type": "IA3"}, {"rank_pattern": {"q": 2}}, {"r": 0}])

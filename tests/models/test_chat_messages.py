@@ -113,23 +113,17 @@ def test_an_epoch_opens_with_an_observation_that_the_user_says() -> None:
         assert observation["role"] == "user"
 
 
-def test_an_output_of_which_only_the_words_are_known_is_said_in_words() -> None:
-    (context,) = contexts("paper", ACTIONS[0])
-    bare = [each for each in context.pieces if each.role != "assistant"]
-    at = next(place for place, each in enumerate(context.pieces) if each.turn_ref is not None)
-    words = piece("action/1", "assistant", "I search.")
-    pieces = [*bare[:at], type(words)(words.key, words.role, words.text, 1), *bare[at:]]
-    messages = messages_of(pieces, {})
-    check(messages)
-    assert {"role": "assistant", "content": "I search.\n"} in messages
-    assert "tool" not in [message["role"] for message in messages]
-
-
-def test_a_call_is_answered_once_and_what_comes_later_is_said_by_the_user() -> None:
+def test_what_is_no_answer_or_no_call_is_said_in_words() -> None:
     (context,) = contexts("paper", ACTIONS[0])
     messages = messages_of([*context.pieces, piece("turn/2", "tool", "And more.")], {1: said(1, "search_corpus")})
     check(messages)
     assert messages[-1] == {"role": "user", "content": "And more.\n"}
+    words = piece("action/1", "assistant", "I search.")
+    output = type(words)(words.key, words.role, words.text, 1)
+    messages = messages_of([output if each.turn_ref is not None else each for each in context.pieces], {})
+    check(messages)
+    assert {"role": "assistant", "content": "I search.\n"} in messages
+    assert "tool" not in [message["role"] for message in messages]
 
 
 def test_tools_are_declared_as_functions_with_their_schemas() -> None:

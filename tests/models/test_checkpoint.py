@@ -42,12 +42,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_reads_a_card_as_it_was_written(tmp_path: Path) -> None:
-    wanted = card(dataset={"train.jsonl": "1"}, train={"rate": 1e-3}, step=7, metrics={"nll": 0.25})
-    write_card(tmp_path, wanted)
-    assert read_checkpoint(tmp_path) == wanted
-
-
 def test_uses_the_configured_format_for_a_model_not_trained_here(tmp_path: Path) -> None:
     assert read_checkpoint(tmp_path) is None
     assert format_of(tmp_path, Config()) == "auto"
@@ -68,40 +62,35 @@ def test_accepts_other_settings_outside_the_environment(folder: Path) -> None:
     assert format_of(folder, other) == "compact"
 
 
-def test_rejects_another_environment_and_names_each_setting_with_both_values(folder: Path) -> None:
-    with pytest.raises(ConfigError) as refused:
-        format_of(folder, learned("env.max_turns=9", "env.grep.on=true"))
-    assert "env.max_turns=9 (trained: 6), env.grep.on=True (trained: False). Without --config" in str(refused.value)
-    assert "hits" not in str(refused.value)
+SWITCHES = [f"env.{name}.on=false" for name in ("fan_out", "read", "review", "evidence", "history", "dedup")]
+EARLIER = {name: value for name, value in learned().env.plain().items() if name != "max_turns"} | {"luck": 3}
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings", "says"),
+    [
+        (
+            {},
+            ["env.max_turns=9", "env.grep.on=true"],
+            r"max_turns=9 \(trained: 6\), env\.grep\.on=True \(trained: F",
+        ),
+        ({}, ["policy.format=hermes"], r"differs in policy\.format=hermes \(trained: compact\)\."),
+        ({}, ["policy.format=hermes", "env.max_turns=7", *SWITCHES], r"env\.read\.on=False .* and 2 more\. Without"),
+        ({"env_hash": "of other words"}, [], "differs in the wording of the prompt or of a tool"),
+        (
+            {"env": EARLIER, "env_hash": "of that version"},
+            [],
+            r"max_turns=6 \(trained: None\), env\.luck=None \(t",
+        ),
+    ],
+)
+def test_another_environment_or_format_is_refused_with_each_difference(
+    folder: Path, changes: dict[str, Any], settings: list[str], says: str
+) -> None:
+    write_card(folder, card(**changes))
+    with pytest.raises(ConfigError, match=says) as refused:
+        format_of(folder, learned(*settings))
     assert "--set machine.model.foreign=true" in str(refused.value)
-
-
-def test_rejects_another_format(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"differs in policy\.format=hermes \(trained: compact\)\."):
-        format_of(folder, learned("policy.format=hermes"))
-
-
-def test_names_the_first_of_many_differences_and_counts_the_others(folder: Path) -> None:
-    switches = [f"env.{name}.on=false" for name in ("fan_out", "read", "review", "evidence", "history", "dedup")]
-    with pytest.raises(
-        ConfigError, match=r"differs in policy\.format=hermes .*env\.read\.on=False .* and 2 more\. Without"
-    ):
-        format_of(folder, learned("policy.format=hermes", "env.max_turns=7", *switches))
-
-
-def test_rejects_other_wording_of_the_prompt(folder: Path) -> None:
-    """Of an earlier version of this package, say, with equal settings."""
-    write_card(folder, card(env_hash="of other words"))
-    with pytest.raises(ConfigError, match="differs in the wording of the prompt or of a tool"):
-        format_of(folder, learned())
-
-
-def test_names_a_setting_of_another_version(folder: Path) -> None:
-    tree = learned().env.plain()
-    del tree["max_turns"]
-    write_card(folder, card(env=tree | {"luck": 3}, env_hash="of that version"))
-    with pytest.raises(ConfigError, match=r"env\.max_turns=6 \(trained: None\), env\.luck=None \(trained: 3\)"):
-        format_of(folder, learned())
 
 
 @pytest.mark.parametrize(

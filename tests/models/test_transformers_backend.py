@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import sys
-import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Event, Thread
@@ -14,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import xgrammar
 from safetensors.torch import load_file, save_file
+from tokenizers import pre_tokenizers
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -28,7 +26,7 @@ from harness1.models.backend import Grammar, SampledOutput
 from harness1.models.block_attention import BlockAttention
 from harness1.models.causal_model import load_causal_model
 from harness1.models.decoding import Decoder, DecodingRow
-from harness1.models.grammar import STOP_SETS, GrammarCompiler
+from harness1.models.grammar import GrammarCompiler
 from harness1.models.slots import SlotModel
 from harness1.models.transformers_backend import TransformersBackend, open_transformers
 from harness1.records import Sampling
@@ -131,14 +129,9 @@ def test_a_prompt_that_extends_a_finished_call_computes_only_what_is_new(folder:
     second = sampled(backend, [(longer, drawn(SETTINGS[1]))])
     # The last output was drawn but never read by the model.
     assert (backend.decoder.reused_tokens, backend.decoder.prefilled_tokens) == (49, 40 + 8)
-    assert_replayed(folder, first + second)
-
-
-def test_an_equal_prompt_computes_its_last_token_only(folder: Path) -> None:
-    backend = opened(folder)
-    calls = [call for at in range(2) for call in sampled(backend, [(prompt(1, 30), drawn(SETTINGS[3], at))])]
-    assert (backend.decoder.reused_tokens, backend.decoder.prefilled_tokens) == (29, 31)
-    assert_replayed(folder, calls)
+    again = sampled(backend, [(longer, drawn(SETTINGS[3]))])
+    assert backend.decoder.prefilled_tokens == 40 + 8 + 1, "of an equal prompt only the last token is new"
+    assert_replayed(folder, first + second + again)
 
 
 def test_concurrent_prompts_share_the_prefix_of_a_row_at_work(folder: Path) -> None:
@@ -147,6 +140,10 @@ def test_concurrent_prompts_share_the_prefix_of_a_row_at_work(folder: Path) -> N
     calls = sampled(backend, asked)
     assert (backend.decoder.reused_tokens, backend.decoder.prefilled_tokens) == (150, 50 + 4 + 5 + 6 + 7)
     assert_replayed(folder, calls)
+
+
+def decoder_of(folder: Path, prefill_tokens: int, dtype: Any = "float32") -> Decoder:
+    return Decoder(SlotModel(load_causal_model(folder, "cpu", dtype)), 8, 2000, prefill_tokens)
 
 
 def decoded(
@@ -172,7 +169,7 @@ def decoded(
 
 
 def test_prompts_of_different_lengths_are_computed_in_passes_of_bounded_size(folder: Path) -> None:
-    decoder = Decoder(SlotModel(load_causal_model(folder, "cpu", "float32")), 8, 2000, prefill_tokens=120)
+    decoder = decoder_of(folder, 120)
     lengths = (30, 9, 25, 41, 60, 33, 4, 57)
     asked = [(prompt(at, lengths[at]), drawn(how, at, 6 + at)) for at, how in enumerate(SETTINGS)]
     calls, passes = decoded(decoder, asked)
@@ -185,7 +182,7 @@ def test_prompts_of_different_lengths_are_computed_in_passes_of_bounded_size(fol
 
 
 def test_a_prompt_that_begins_like_another_of_its_pass_waits_and_copies(folder: Path) -> None:
-    decoder = Decoder(SlotModel(load_causal_model(folder, "cpu", "float32")), 8, 2000, prefill_tokens=400)
+    decoder = decoder_of(folder, 400)
     groups = [prompt(1, 40), prompt(2, 50)]
     calls, passes = decoded(decoder, [(ids, drawn(SETTINGS[3], seed)) for ids in groups for seed in range(4)])
     assert passes == [[0, 4], [1, 2, 3, 5, 6, 7]]
@@ -441,7 +438,7 @@ def test_windows_sinks_and_soft_caps_pass_the_gate(
     kind: str, settings: dict[str, Any], prefill_tokens: int, tmp_path: Path
 ) -> None:
     folder = save_tiny_model(tmp_path, kind, **settings)
-    decoder = Decoder(SlotModel(load_causal_model(folder, "cpu", "float32")), 8, 2000, prefill_tokens)
+    decoder = decoder_of(folder, prefill_tokens)
     asked = [(prompt(at, 5 + 12 * at), drawn(SETTINGS[3], at)) for at in range(4)]
     calls, _ = decoded(decoder, asked)
     longer = [(call.prompt_ids + call.output_ids + prompt(9, 3 + at), call.sampling) for at, call in enumerate(calls)]
@@ -453,7 +450,7 @@ def test_windows_sinks_and_soft_caps_pass_the_gate(
 
 def test_padding_stays_within_the_window_of_the_model(tmp_path: Path) -> None:
     folder = save_tiny_model(tmp_path, "gpt2", n_embd=64, n_layer=2, n_head=4, max_position_embeddings=250)
-    decoder = Decoder(SlotModel(load_causal_model(folder, "cpu", "float32")), 8, 2000, prefill_tokens=2000)
+    decoder = decoder_of(folder, 2000)
     first, _ = decoded(decoder, [(prompt(1, 200), drawn(SETTINGS[3]))])
     longer = first[0].prompt_ids + first[0].output_ids + prompt(2, 20)
     calls, passes = decoded(decoder, [(longer, drawn(SETTINGS[3])), (prompt(3, 40), drawn(SETTINGS[3]))])
@@ -517,7 +514,7 @@ def test_half_precision_has_logits_in_float32_and_passes_its_gate(tmp_path: Path
     assert set(model.state_dict()) == set(load_causal_model(folder, "cpu", "float32").state_dict())
     asked = [(prompt(at, 10 + at), drawn(SETTINGS[3], at, 20)) for at in range(8)]
     assert_replayed(folder, sampled(opened(folder, "bfloat16"), asked), "bfloat16")
-    decoder = Decoder(SlotModel(load_causal_model(folder, "cpu", "bfloat16")), 8, 2000, prefill_tokens=2000)
+    decoder = decoder_of(folder, 2000, "bfloat16")
     calls, _ = decoded(decoder, asked)
     longer = [(call.prompt_ids + call.output_ids + prompt(9, 3 + at), call.sampling) for at, call in enumerate(calls)]
     again, passes = decoded(decoder, longer)  # of rows with different beginnings
@@ -547,10 +544,12 @@ def test_a_folder_without_a_model_is_refused_in_one_line(folder: Path, tmp_path:
 
 
 LIST = Grammar(ebnf='root ::= "[" item ("," item)* "]"\nitem ::= [a-c] [0-9]?', digest="list")
+LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
+"""The byte-level letter of each id from 0 to 255; those of ASCII text stand for themselves."""
 
 
 def test_a_grammar_holds_and_its_masked_distribution_is_recorded(folder: Path) -> None:
-    backend, letters = opened(folder), _bytes()
+    backend = opened(folder)
 
     async def constrained() -> list[tuple[Sampling, SampledOutput]]:
         hows = [drawn(how, seed, 40, (STOP,)) for how in SETTINGS for seed in range(4)]
@@ -559,7 +558,7 @@ def test_a_grammar_holds_and_its_masked_distribution_is_recorded(folder: Path) -
 
     compiler, calls = GrammarCompiler(folder, VOCABULARY), []
     for at, (how, out) in enumerate(asyncio.run(constrained())):
-        text = "".join(letters[token] for token in out.output_ids if token != STOP)
+        text = "".join(LETTERS[token] for token in out.output_ids if token != STOP)
         assert text.startswith("[")
         assert set(text) <= set("[],abc0123456789")
         assert (STOP in out.output_ids) == (out.finish_reason == "stop") == text.endswith("]")
@@ -573,7 +572,7 @@ def test_a_grammar_holds_and_its_masked_distribution_is_recorded(folder: Path) -
 
 def test_a_grammar_that_comes_to_a_dead_end_ends_its_own_call_alone(folder: Path) -> None:
     backend = opened(folder)
-    letter = {text: token for token, text in enumerate(_bytes())}["a"]
+    letter = LETTERS.index("a")
     # Where `a` ends an output it is allowed at its end only: before, no token is left.
     dead = [Grammar(ebnf=f'root ::= "{"b" * length}a"', digest=str(length)) for length in (0, 3)]
 
@@ -589,25 +588,8 @@ def test_a_grammar_that_comes_to_a_dead_end_ends_its_own_call_alone(folder: Path
     assert len(asyncio.run(backend.generate((1,), drawn(SETTINGS[3], 0, 3))).output_ids) == 3
 
 
-def test_compilers_of_few_sets_of_stop_tokens_are_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[weakref.ref[Any]] = []
-
-    class Watched(xgrammar.GrammarCompiler):
-        def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **options)
-            made.append(weakref.ref(self))
-
-    monkeypatch.setattr(xgrammar, "GrammarCompiler", Watched)
-    compiler = GrammarCompiler(folder, VOCABULARY)
-    for last in (*range(257, 270), 269):
-        compiler.start(LIST, (STOP, last))
-    gc.collect()
-    assert len(made) == 13
-    assert sum(each() is not None for each in made) == STOP_SETS
-
-
 def test_a_stop_token_is_allowed_only_where_the_grammar_may_end(folder: Path) -> None:
-    ids = {letter: token for token, letter in enumerate(_bytes())}
+    ids = {letter: token for token, letter in enumerate(LETTERS)}
     output = [ids["["], ids["a"], ids["]"], STOP]
     masks = GrammarCompiler(folder, VOCABULARY).masks(LIST, (STOP,), output)
     assert masks.shape == (4, VOCABULARY)
@@ -630,13 +612,6 @@ def test_reports_an_unusable_grammar_as_a_usage_error(folder: Path, monkeypatch:
     monkeypatch.setitem(sys.modules, "xgrammar", None)
     with pytest.raises(MissingExtra, match=r"xgrammar.*grammar"):
         asyncio.run(opened(folder).generate((1,), drawn(SETTINGS[3], stop_ids=(STOP,)), LIST))
-
-
-def _bytes() -> list[str]:
-    """The byte-level letter of each id from 0 to 255; those of ASCII text stand for themselves."""
-    from tokenizers import pre_tokenizers
-
-    return sorted(pre_tokenizers.ByteLevel.alphabet())
 
 
 ROWS, HEADS, KV_HEADS, WIDTH = 2, 6, 2, 8
