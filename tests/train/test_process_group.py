@@ -57,7 +57,6 @@ TRAIN = Train(
     micro_tokens=30,
     clip=0.5,
     weight_decay=0.1,
-    epsilon=1e-4,  # with a smaller one, Adam makes much of the rounding of gradients that are next to 0
 )
 ADAPTED = msgspec.structs.replace(TRAIN, lora=Lora(rank=4, alpha=8.0))
 NLL, CISPO = NegativeLogLikelihood(), Cispo()
@@ -123,7 +122,10 @@ RESUMED = ("nll, a tied head", "cispo, adapters", "cispo, adapters of experts, s
 
 def trainer_in(group: ProcessGroup, case: Case, home: Path) -> Trainer:
     model = load_trainable(home / case.model, case.train, "cpu")
-    return Trainer(model, case.algorithm, case.train, len(case.steps), group)
+    trainer = Trainer(model, case.algorithm, case.train, len(case.steps), group)
+    # With a smaller epsilon, Adam makes much of the rounding of gradients that are next to 0.
+    trainer.optimizer.param_groups[0]["eps"] = 1e-4
+    return trainer
 
 
 def train_in(group: ProcessGroup, case: Case, home: Path, states: Path) -> dict[str, object]:
