@@ -15,7 +15,7 @@ import pytest
 pytestmark = pytest.mark.service
 ROOT = Path(__file__).parent.parent
 EXAMPLE = ROOT / "examples" / "plugin"
-PLAYED = ("--policy", "shortest:4", "--set", 'env.plugins=["count_words"]', "--set", "reward.plugins.brevity=0.2")
+PLAYED = ("--policy", "shortest:4", "--set", 'env.plugins=["count_words"]', "--set", "reward.weights.brevity=0.2")
 
 
 def installed(source: Path, target: Path) -> Path:

@@ -194,7 +194,7 @@ VALUE = 0.0
 def test_the_sum_of_terms_has_no_floor_and_no_reward_of_its_own_for_nothing(mine: str) -> None:
     config = load_config(rewards={"recall": 1.0, f"{mine}:few": 3.0})
     assert composite(Outcome(), ended_episode(), config).total == 0.0  # type: ignore[union-attr]
-    assert sum_of({"recall": 2.0}).outcome == 0.0
+    assert sum_of({"recall": 2.0}).weights["outcome"] == 0.0
     assert h.Env(reward=[h.reward.recall, (h.reward.clutter, 0.5)]).config.reward == sum_of(
         {"recall": 1, "clutter": 0.5}
     )

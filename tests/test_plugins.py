@@ -159,7 +159,7 @@ def test_a_tool_that_is_named_is_in_the_schemas_the_hash_the_prompt_and_the_memo
 
 def test_a_term_counts_with_its_weight_and_within_the_cap_of_the_process(install: Install) -> None:
     install("term-pack", TERMS, "terms", TERM)
-    config = load_config(None, ["reward.plugins.pool=0.4", "reward.plugins.noise=-9", "reward.diversity=0"])
+    config = load_config(None, ["reward.weights.pool=0.4", "reward.weights.noise=-9", "reward.diversity=0"])
     assert config.reward_hash != Config().reward_hash
     assert hash(config) != hash(Config())
     terms = outcome_with(config)
@@ -183,7 +183,7 @@ def test_unknown_names_are_answered_with_those_that_are_installed(install: Insta
     with pytest.raises(UsageError, match="no installed package adds the tool 'shut'; those installed are shout; did"):
         load_config(None, ['env.plugins=["shut"]'])
     with pytest.raises(UsageError, match=r"the reward term 'pool'; one of your own is FILE\.py:NAME$"):
-        load_config(None, ["reward.plugins.pool=1"])
+        load_config(None, ["reward.weights.pool=1"])
     with pytest.raises(ConfigError, match=r"chat format 'ters'; choose auto, .*, terse; did you mean terse\?"):
         load_config(None, ["policy.format=ters"])
     with pytest.raises(ConfigError, match=r"unknown format 'ters': choose .*, terse; did you mean terse\?"):
@@ -199,7 +199,6 @@ def test_unknown_names_are_answered_with_those_that_are_installed(install: Insta
 def test_a_name_that_is_built_in_is_refused_with_both_owners(install: Install, tmp_path: Path) -> None:
     taken = {
         "tools": {"curate": "loud:curate"},
-        "rewards": {"outcome": "loud:outcome"},
         "policies": {"scripted": "loud:x", "hf": "loud:x"},
         "retrievers": {"milvus": "loud:x"},
         "formats": {"hermes": "loud:x"},
@@ -209,8 +208,6 @@ def test_a_name_that_is_built_in_is_refused_with_both_owners(install: Install, t
     both = "^harness1 and loud-pack 1.0 each have the "
     with pytest.raises(UsageError, match=f"{both}tool 'curate'"):
         Toolbox.of(load_config(None, ['env.plugins=["curate"]']).env)
-    with pytest.raises(UsageError, match=f"{both}reward term 'outcome'"):
-        outcome_with(load_config(None, ["reward.plugins.outcome=1"]))
     for spec, name in (("scripted", "scripted"), ("hf:student", "hf")):
         with pytest.raises(UsageError, match=f"{both}policy '{name}'"):
             open_policy(spec)
@@ -252,7 +249,7 @@ def test_a_plugin_that_is_not_what_its_kind_demands_is_refused(install: Install)
     with pytest.raises(UsageError, match=r"\(loud:other\) must be a function of that name"):
         Toolbox.of(load_config(None, ['env.plugins=["shout"]']).env)
     with pytest.raises(UsageError, match=r"must be a component of that name: @component\('pool'\)"):
-        outcome_with(load_config(None, ["reward.plugins.pool=1"]))
+        outcome_with(load_config(None, ["reward.weights.pool=1"]))
     with pytest.raises(UsageError, match="must be a subclass of ChatFormat of that name"):
         open_format("terse", tokenizer("chatml"))
 
@@ -285,5 +282,5 @@ def test_neither_the_import_nor_the_list_of_verbs_looks_at_what_is_installed(cod
 
 
 def test_settings_of_plugins_are_read_as_they_were_written() -> None:
-    config = msgspec.convert({"env": {"plugins": ["shout"]}, "reward": {"plugins": {"pool": 0.5}}}, Config)
+    config = msgspec.convert({"env": {"plugins": ["shout"]}, "reward": {"weights": {"pool": 0.5}}}, Config)
     assert msgspec.json.decode(msgspec.json.encode(config), type=Config) == config

@@ -60,6 +60,7 @@ from harness1.config.training import (
     fastest_dtype,
     sum_of,
     with_recipe,
+    with_weights,
 )
 from harness1.errors import MALFORMED, ConfigError
 from harness1.plain import digest, meant, utf8_safe
@@ -216,6 +217,8 @@ def present_tree(tree: dict[str, Any]) -> dict[str, Any]:
     present = {"machine" if name == FORMER else name: section for name, section in tree.items()}
     if isinstance(present.get("env"), dict):
         present["env"] = recorded_without(present["env"])
+    if isinstance(present.get("reward"), dict):
+        present["reward"] = with_weights(present["reward"])
     return without_removed(present)
 
 
@@ -324,8 +327,8 @@ def opening(file: Path) -> str:
 def with_whole_names(env: Env, reward: Reward) -> tuple[Env, Reward]:
     """Return the settings with the paths of one's own files made absolute, so that they are found from anywhere."""
     env = msgspec.structs.replace(env, plugins=tuple(map(whole_name, env.plugins)))
-    weights = {whole_name(name): weight for name, weight in reward.plugins.items()}
-    return env, msgspec.structs.replace(reward, plugins=weights)
+    weights = {whole_name(name): weight for name, weight in reward.weights.items()}
+    return env, msgspec.structs.replace(reward, weights=weights)
 
 
 def refuse_unknown_plugins(env: Env, reward: Reward, policy: ChatPolicy) -> None:
@@ -335,12 +338,13 @@ def refuse_unknown_plugins(env: Env, reward: Reward, policy: ChatPolicy) -> None
         ConfigError: two tools or two terms have one name, or there is no such chat format.
         UsageError: no installed package has one, several have it, or it cannot be imported.
     """
-    for setting, names, what in (("env", env.plugins, "tool"), ("reward", tuple(reward.plugins), "term")):
+    named = (("env.plugins", env.plugins, "tool"), ("reward.weights", tuple(reward.others), "term"))
+    for setting, names, what in named:
         if any(count > 1 for count in Counter(map(short_name, names)).values()):
-            raise ConfigError(f"{setting}.plugins names a {what} twice: {', '.join(names)}")
+            raise ConfigError(f"{setting} names a {what} twice: {', '.join(names)}")
     for tool in env.plugins:
         load_plugin("tools", tool)
-    for term in reward.plugins:
+    for term in reward.others:
         load_plugin("rewards", term)
     if policy.format not in (AUTO, *FORMATS) and policy.format not in plugin_names("formats"):
         names = (AUTO, *FORMATS, *plugin_names("formats"))

@@ -348,7 +348,7 @@ def run_chunk(setup: EpisodeSetup, jobs: Sequence[EpisodeJob]) -> list[Episode]:
 
 def refuse_session_names(setup: EpisodeSetup) -> None:
     """Raise UsageError if a setup names what was typed into this process, which others do not have."""
-    for name in (*setup.config.env.plugins, *setup.config.reward.plugins, setup.policy):
+    for name in (*setup.config.env.plugins, *setup.config.reward.others, setup.policy):
         if is_of_session(name):
             raise UsageError(
                 f"{short_name(name)} was typed into this session, where worker processes cannot find it: put it in a"

@@ -2,7 +2,7 @@
 
     total = override, where there is one, else max(floor, sum of weight * value)
 
-The sum of the process components is capped, too: a term of its own takes back the excess over `reward.process_cap`, and
+The sum of the process components is capped, too: a term of its own takes back the excess over `PROCESS_CAP`, and
 the terms still add up to the total. Two episodes therefore differ by at most twice the cap in process terms, whatever
 their weights; an outcome that is better by more than that always earns more.
 
@@ -61,15 +61,21 @@ class Case:
 
 @dataclass(frozen=True)
 class Component:
-    """A term of the reward: a value in [0, `ceiling(settings)`], or any value if there is no ceiling, times
-    `weight(settings)`, negative for penalties."""
+    """A term of the reward: a value in [0, `ceiling`], or any value if there is no ceiling, times its weight in
+    `reward.weights` under its `key`."""
 
     name: str
-    weight: Callable[[Reward], float]
-    ceiling: Callable[[Reward], float] | None
+    key: str
+    ceiling: float | None
     value: Callable[[Case], float]
     process: bool = False
     """True if it rates how the episode went rather than what it found; the sum of such terms is capped as well."""
+    cost: bool = False
+
+    def weight(self, settings: Reward) -> float:
+        """Return the weight, negative for a cost."""
+        weight = settings.weights.get(self.key, 0.0)
+        return -weight if self.cost else weight
 
     def term(self, case: Case) -> RewardTerm:
         """Return the capped value with its weight.
@@ -79,7 +85,7 @@ class Component:
         """
         settings, value = case.config.reward, number_of(self.name, self.value(case), case.task)
         if self.ceiling is not None:
-            value = min(max(value, 0.0), self.ceiling(settings))
+            value = min(max(value, 0.0), self.ceiling)
         return RewardTerm(value, self.weight(settings))
 
 
@@ -95,37 +101,43 @@ def number_of(name: str, given: Any, task: Task) -> float:
 
 
 def component(
-    name: str,
-    weight: Callable[[Reward], float] | None = None,
-    ceiling: Callable[[Reward], float] = lambda _: 1.0,
-    *,
-    process: bool = False,
+    name: str, ceiling: float = 1.0, *, cost: bool = False, process: bool = False
 ) -> Callable[[Callable[[Case], float]], Component]:
-    """Turn the function that computes a value into a component, which counts once it is in `COMPONENTS`. Without a
-    `weight` it is a term of another package, whose weight is in `reward.plugins`."""
-    weighed = weight or (lambda settings: settings.plugins.get(name, 0.0))
-    return lambda value: Component(name, weighed, ceiling, value, process)
+    """Turn the function that computes a value into a component; `cost`: what it earns is taken off."""
+    return lambda value: Component(name, name, ceiling, value, process, cost)
 
 
-@component("answer", weight=lambda settings: settings.answer)
+DIVERSITY_TARGET = 6
+"""Different tools that earn all of `diversity`; at most those offered."""
+CURATION_TARGET = 0.40
+"""Share of the turns that earns all of `curation`."""
+FREE_TURNS = 20
+"""Turns that cost nothing."""
+PROCESS_CAP = 0.5
+"""Limit on the absolute sum of the process terms."""
+FORMAT_FAILURE = -0.5
+"""Reward of an episode that ended without a readable call, in place of the sum."""
+
+
+@component("answer")
 def answer(case: Case) -> float:
     """Return F, the final-answer recall of the curated set."""
     return case.outcome.answer_recall
 
 
-@component("answer_found", weight=lambda settings: settings.answer_found)
+@component("answer_found")
 def answer_found(case: Case) -> float:
     """Return 1 if the curated set holds some of the answer's evidence, else 0."""
     return float(case.outcome.answer_recall > 0.0)
 
 
-@component("answer_missed", weight=lambda settings: -settings.answer_missed)
+@component("answer_missed", cost=True)
 def answer_missed(case: Case) -> float:
     """Return max(TF - F, 0)."""
     return case.outcome.trajectory_answer_recall - case.outcome.answer_recall
 
 
-@component("clutter", weight=lambda settings: -settings.clutter)
+@component("clutter", cost=True)
 def clutter(case: Case) -> float:
     """Return irrelevant delivered units as a share of the most that can be delivered. Unlike precision, it
     distinguishes five wrong units from thirty (a linear utility, as in the filtering track of TREC 2002)."""
@@ -133,27 +145,20 @@ def clutter(case: Case) -> float:
     return irrelevant / case.config.env.curation.cap
 
 
-@component("curation", weight=lambda settings: settings.curation, process=True)
+@component("curation", process=True)
 def curation(case: Case) -> float:
-    """Return min(share of turns that curated / target share, 1); 1 if the target is 0."""
-    turns, target = case.outcome.turns, case.config.reward.curation_target
-    if target == 0.0:
-        return 1.0
-    return case.outcome.curate_calls / turns / target if turns else 0.0
+    """Return min(share of turns that curated / target share, 1)."""
+    turns = case.outcome.turns
+    return case.outcome.curate_calls / turns / CURATION_TARGET if turns else 0.0
 
 
-@component("diversity", weight=lambda settings: settings.diversity, process=True)
+@component("diversity", process=True)
 def diversity(case: Case) -> float:
     """Return min(d / d*, 1), where d is the number of distinct tools used successfully."""
     return case.outcome.tools / target(case)
 
 
-@component(
-    "diversity_shortfall",
-    weight=lambda settings: -settings.diversity_shortfall,
-    ceiling=lambda settings: float(settings.diversity_target),
-    process=True,
-)
+@component("diversity_shortfall", float(DIVERSITY_TARGET), cost=True, process=True)
 def diversity_shortfall(case: Case) -> float:
     """Return max(d* - d, 0), a number of tools."""
     return float(target(case) - case.outcome.tools)
@@ -161,7 +166,7 @@ def diversity_shortfall(case: Case) -> float:
 
 def target(case: Case) -> int:
     """Return d*, never more than the tools that the environment offers: switching a tool off costs no reward."""
-    return min(case.config.reward.diversity_target, available_tools(case.config.env))
+    return min(DIVERSITY_TARGET, available_tools(case.config.env))
 
 
 def available_tools(env: Env) -> int:
@@ -169,41 +174,40 @@ def available_tools(env: Env) -> int:
     return len(tools_of(env)) - 1 + len(env.plugins)
 
 
-@component("outcome", weight=lambda settings: settings.outcome)
+@component("outcome")
 def outcome(case: Case) -> float:
     """Return F_beta of curated precision and recall; with beta above 1, recall weighs more."""
     return f_beta(case.outcome.precision, case.outcome.recall, case.config.reward.beta)
 
 
-@component("recall", weight=lambda reward: reward.recall)
+@component("recall")
 def recall(case: Case) -> float:
     """Return R, the curated recall."""
     return case.outcome.recall
 
 
-@component("recall_gap", weight=lambda settings: -settings.recall_gap)
+@component("recall_gap", cost=True)
 def recall_gap(case: Case) -> float:
     """Return max(T - R, 0)."""
     return case.outcome.trajectory_recall - case.outcome.recall
 
 
-@component("trajectory", weight=lambda settings: settings.trajectory)
+@component("trajectory")
 def trajectory(case: Case) -> float:
     """Return T, the trajectory recall."""
     return case.outcome.trajectory_recall
 
 
-@component("trajectory_answer", weight=lambda settings: settings.trajectory_answer)
+@component("trajectory_answer")
 def trajectory_answer(case: Case) -> float:
     """Return TF, the final-answer recall of the trajectory."""
     return case.outcome.trajectory_answer_recall
 
 
-@component("turn_penalty", weight=lambda settings: -settings.turn_penalty, process=True)
+@component("turn_penalty", cost=True, process=True)
 def turn_penalty(case: Case) -> float:
     """Return min((n - n0) / max(N - n0, 1), 1) for n of N allowed turns, n0 of them free; 0 up to n0."""
-    free = case.config.reward.turn_penalty_from
-    return (case.outcome.turns - free) / max(case.config.env.max_turns - free, 1)
+    return (case.outcome.turns - FREE_TURNS) / max(case.config.env.max_turns - FREE_TURNS, 1)
 
 
 COMPONENTS = (
@@ -223,7 +227,7 @@ COMPONENTS = (
 )
 """All components, in the order in which they are summed."""
 BEYOND_CAP = "beyond_process_cap"
-"""The name of the term that takes back the excess over `reward.process_cap`."""
+"""The name of the term that takes back the excess over `PROCESS_CAP`."""
 NAMES = frozenset({*(part.name for part in COMPONENTS), BEYOND_CAP})
 
 
@@ -233,7 +237,7 @@ def components(settings: Reward) -> tuple[Component, ...]:
     Raises:
         UsageError: one is not installed, has the name of another, or cannot be imported.
     """
-    return (*COMPONENTS, *map(plugin_component, settings.plugins))
+    return (*COMPONENTS, *map(plugin_component, settings.others))
 
 
 class Rated(Protocol):
@@ -273,10 +277,11 @@ def plugin_component(name: str) -> Component:
         capped = isinstance(found, Component)
         return Component(
             short_name(name),
-            lambda settings: settings.plugins.get(name, 0.0),
+            name,
             found.ceiling if capped else None,
             partial(call_own, short_name(name), value),
             capped and found.process,
+            capped and found.cost,
         )
     if not isinstance(found, Component) or found.name != name:
         raise unfit("rewards", name, f"must be a component of that name: @component({name!r})")
@@ -298,7 +303,7 @@ def composite(result: Outcome, episode: Episode, config: Config, gold: Gold | No
     parts = components(config.reward)
     weighed = {part.name: part.term(case) for part in parts}
     terms = {name: term for name, term in weighed.items() if term.weight != 0.0}
-    terms |= _beyond_cap(terms, parts, config.reward.process_cap)
+    terms |= _beyond_cap(terms, parts)
     if (override := _override(result, episode, config.reward)) is not None:
         name, total = override
         return RewardRecord(total, terms, name)
@@ -338,15 +343,15 @@ def score(episode: Episode, gold: Gold | None, config: Config) -> Episode:
     return msgspec.structs.replace(episode, reward=reward, hashes=hashes)
 
 
-def _beyond_cap(terms: Mapping[str, RewardTerm], parts: Sequence[Component], cap: float) -> dict[str, RewardTerm]:
+def _beyond_cap(terms: Mapping[str, RewardTerm], parts: Sequence[Component]) -> dict[str, RewardTerm]:
     process = contributions(terms[part.name] for part in parts if part.process and part.name in terms)
-    excess = abs(process) - cap
+    excess = abs(process) - PROCESS_CAP
     return {BEYOND_CAP: RewardTerm(excess, -math.copysign(1.0, process))} if excess > 0.0 else {}
 
 
 def _override(result: Outcome, episode: Episode, settings: Reward) -> tuple[str, float] | None:
     if episode.stop_reason is StopReason.FORMAT_LIMIT:
-        return "format_failure", settings.format_failure
+        return "format_failure", FORMAT_FAILURE
     if result.set_size == 0 and settings.recipe != SUM:
         return "empty", settings.empty
     return None

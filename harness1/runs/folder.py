@@ -63,7 +63,7 @@ def run_stage(
     outputs[LINES] = msgspec.to_builtins(lines)
     first = [spec if is_own(spec) else spec.partition(":")[0] for spec in (policy, index)]
     named = {"policies": first[:1], "retrievers": first[1:], "formats": [chat.get("format", config.policy.format)]}
-    if plugins := packages_of({"tools": config.env.plugins, "rewards": config.reward.plugins, **named}):
+    if plugins := packages_of({"tools": config.env.plugins, "rewards": config.reward.others, **named}):
         outputs["plugins"] = plugins
     return Stage("run", inputs, hashes=hashes, outputs=outputs)
 

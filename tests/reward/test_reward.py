@@ -124,7 +124,7 @@ def test_the_process_is_tools_curation_and_turns() -> None:
 
 
 def test_a_component_that_runs_away_is_capped() -> None:
-    @component("wild", weight=lambda settings: settings.outcome, ceiling=lambda _: 3.0)
+    @component("wild", ceiling=3.0)
     def wild(case: Case) -> float:
         return float(case.outcome.turns)
 
@@ -345,7 +345,7 @@ def test_the_closest_case_holds_by_the_cap_alone(
         rewarded_process_cap(worst, config(recipe, BRIBED)).total
         > rewarded_process_cap(best, config(recipe, BRIBED)).total
     )
-    monkeypatch.setattr(Reward, "process_cap", 1e9)
+    monkeypatch.setattr("harness1.reward.PROCESS_CAP", 1e9)
     uncapped = config(recipe, BRIBED)
     assert rewarded_process_cap(worst, uncapped).total < rewarded_process_cap(best, uncapped).total
 
@@ -377,7 +377,7 @@ def test_a_given_weight_holds_against_the_recipe_in_any_order(tmp_path: Path) ->
     path = tmp_path / "my.toml"
     path.write_text('[reward]\nclutter = 0.125\nrecipe = "robust"\n')
     given = load_config(path).reward
-    assert (given.clutter, given.beta, given.trajectory) == (0.125, 1.0, 0.0)
+    assert (given.weights["clutter"], given.beta, given.weights["trajectory"]) == (0.125, 1.0, 0.0)
     assert load_config(None, ["reward.clutter=0.125", "reward.recipe=robust"]).reward == given
 
 
