@@ -239,7 +239,7 @@ def train(
     build(Build([taught], config.sft, config.data), rows)
     from harness1.sft.train import FineTuning
 
-    work = FineTuning(rows, base, out, config, device=config.machine.model.device or choose_device())
+    work = FineTuning(rows, base, out, config, device=config.machine.device or choose_device())
     if not work.is_done():
         _outside_loop(partial(fine_tune_aloud, work, ALONE))
     return out

@@ -24,7 +24,6 @@ MICRO = "micro"
 SMALL = (
     "machine.workers=1",
     "machine.threads=1",
-    "machine.model.threads=1",
     "machine.bootstrap=50",
 )
 PROMPT, CALL = 384, 16

@@ -34,7 +34,7 @@ from tests.sft.test_fine_tuning import SHORT, save_student
 from tests.support import ended_episode, make_env, play, run
 
 FEW = (
-    *(each for each in SHORT if not each.startswith("machine.model.device")),
+    *(each for each in SHORT if not each.startswith("machine.device")),
     *("sft.gates.recall=0.0", "sft.gates.near=1.0", "sft.held_out=0.25", "train.epochs=1", "train.batch_rows=4"),
     *("train.lora.rank=2", "train.watch.every=0", "train.watch.rows=1", "train.watch.turns=1", "train.watch.tasks=0"),
 )

@@ -265,7 +265,7 @@ def open_agent_training(
         base=base,
         out=out,
         config=config,
-        device=config.machine.model.device or choose_device(),
+        device=config.machine.device or choose_device(),
         datasets=[from_anywhere(data) for data in inputs.data],
         split=inputs.split,
         selections=selections,

@@ -208,7 +208,7 @@ def _gate(episodes: list[Episode], folder: Path, config: Config) -> tuple[Logpro
     chat = format_at(HARMONY if config.machine.model.tokenizer == HARMONY else folder, config)
     if any(call.tokenizer_hash != chat.tokenizer.hash for call in sampled):
         return None, f"{folder} has another tokenizer than the model that was sampled from"
-    model = load_causal_model(folder, config.machine.model.device or "cpu", config.policy.dtype)
+    model = load_causal_model(folder, config.machine.device or "cpu", config.policy.dtype)
     masks = None
     if config.policy.constrained:
         masks = grammar_masks(folder, model.config.vocab_size, [chat.grammar(Toolbox.of(config.env).specs)])

@@ -249,7 +249,7 @@ def train(
             raise UsageError("--packing needs --trainer trl")
         if engine and trainer is TrainerName.TRL:
             raise UsageError("--engine trains in place of --trainer trl: give one of them")
-        device = settings.machine.model.device or choose_device()
+        device = settings.machine.device or choose_device()
         device = f"cuda:{group.local}" if device == "cuda" and launched().size > 1 else device
         base = resolve_model(model)
         trackers = Trackers(tensorboard=tensorboard, wandb=wandb, mlflow=mlflow)

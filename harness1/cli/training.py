@@ -60,7 +60,7 @@ def refuse_oversized_sft(config: Config, model: Path, rows: Path, trainers: int 
 
 
 def _refuse_oversized(planner: MemoryPlanner, config: Config, rows: RowFile | None, devices: Devices) -> None:
-    device = config.machine.model.device or choose_device()
+    device = config.machine.device or choose_device()
     if not (memory := device_memory(device)):
         return
     if device.startswith("cuda"):

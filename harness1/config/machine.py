@@ -74,10 +74,6 @@ class ModelServer(Keyed):
 class Model(Keyed):
     """Execution of a policy's language model on this machine, or access to its server."""
 
-    device: str = ""
-    """For a model in this process: cpu, cuda, cuda:1; empty: a GPU if there is one."""
-    threads: Count = 0
-    """For a model on a CPU; 0: torch's default."""
     rows: Positive = 16
     """Episodes that are decoded together."""
     cache_tokens: Count = 65536
@@ -87,8 +83,6 @@ class Model(Keyed):
     as is best on a CPU."""
     memory_share: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.85
     """Share of a GPU's memory for vLLM in this process."""
-    tensor_parallel: Positive = 1
-    """GPUs that share the weights of vLLM in this process."""
     sleep: bool = False
     """Let vLLM sleep while the trainer steps, where both use the same GPUs: its weights wait in the memory of the
     machine, and its cache is dropped. Off, as moving weights takes time that GPUs of its own need not spend."""
@@ -139,9 +133,9 @@ class Machine(Keyed):
     reranker: str = ""
     """A name or local folder of a cross-encoder for sentence-transformers."""
     device: str = ""
-    """For retrieval models: cpu, cuda, cuda:1; empty: torch's default."""
+    """For models in this process: cpu, cuda, cuda:1; empty: a GPU if there is one."""
     threads: Count = 0
-    """Threads of a retrieval model on a CPU, per process; 0: the cores, shared among worker processes."""
+    """Threads of models on a CPU, per process; 0: torch's default, or the cores shared among worker processes."""
     token_file: str = ""
     """A file with the token of the server of an index (`--index http://HOST:PORT`); empty: none."""
     data: str = ""

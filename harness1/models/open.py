@@ -52,10 +52,11 @@ def open_backend(asked: ModelSpec, config: Config, adapter_rank: int = 0) -> tup
     dtype = config.policy.dtype
     if asked.kind == "vllm":
         room = {"max_model_len": config.env.context_window, "adapter_rank": adapter_rank}
-        room |= {"tensor_parallel_size": model.tensor_parallel, "enable_sleep_mode": model.sleep}
-        return open_vllm(folder, dtype=dtype, memory_share=model.memory_share, **room), chat
-    device = model.device or choose_device()
-    sizes = {"threads": model.threads, "rows": model.rows}
+        return open_vllm(
+            folder, dtype=dtype, memory_share=model.memory_share, enable_sleep_mode=model.sleep, **room
+        ), chat
+    device = config.machine.device or choose_device()
+    sizes = {"threads": config.machine.threads, "rows": model.rows}
     sizes |= {"cache_tokens": model.cache_tokens, "prefill_tokens": model.prefill_tokens}
     return open_transformers(folder, device=device, dtype=dtype, **sizes), chat
 

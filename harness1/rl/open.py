@@ -243,4 +243,4 @@ def _players(
 
 
 def _device(config: Config) -> str:
-    return config.machine.model.device or choose_device()
+    return config.machine.device or choose_device()

@@ -170,7 +170,7 @@ def train_policy(
             dataset={"tasks": stage.inputs["tasks"]},
             train={"rl": stage.inputs["rl"], "train": stage.inputs["train"]},
         )
-        rl, threads = work.config.rl, work.config.machine.model.threads
+        rl, threads = work.config.rl, work.config.machine.threads
         steps, algorithm = work.config.batches * rl.substeps, make_algorithm(rl.algorithm, rl)
         job = TrainerJob(work.base, algorithm, work.config.train, steps, work.device, threads)
         loop = _PolicyLoop(work, work.open_engine(job, group), card, players, on_step)

@@ -256,7 +256,7 @@ class HeldOutValidation:
                 student.folder,
                 device=device,
                 dtype=config.policy.dtype,
-                threads=model.threads,
+                threads=config.machine.threads,
                 rows=model.rows,
                 cache_tokens=model.cache_tokens,
                 prefill_tokens=model.prefill_tokens,
@@ -443,7 +443,7 @@ class _RowsLoop(TrainingLoop):
         on_step: StepListener,
         on_part: OnPart,
     ) -> None:
-        train, threads = work.config.train, work.config.machine.model.threads
+        train, threads = work.config.train, work.config.machine.threads
         self._work, self._on_part = work, on_part
         self._rows = RowFile(work.dataset / TRAIN)
         order = shuffle_steps(len(self._rows), train.batch_rows, train.epochs, train.seed)

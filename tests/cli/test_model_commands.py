@@ -33,7 +33,7 @@ from tests.vocabularies import tokenizer, vocabulary
 CONFIG = "small"
 SETTINGS = (
     *("policy.constrained=true", "policy.format=compact", "env.max_turns=3", "env.generation_reserve=128"),
-    *("env.context_window=2176", "machine.model.device=cpu", "machine.model.cache_tokens=8192", "machine.bootstrap=50"),
+    *("env.context_window=2176", "machine.device=cpu", "machine.model.cache_tokens=8192", "machine.bootstrap=50"),
 )
 OPTIONS = ["--config", CONFIG, *(word for setting in SETTINGS for word in ("--set", setting))]
 
@@ -244,7 +244,7 @@ def test_a_run_that_was_cut_short_goes_on_with_what_is_missing(harness1: Command
         (search("wrong", "hf:index"), "index has no tokenizer.json"),
         (search("wrong", "hf:model", "--set", "env.context_window=8192"), "more than the 4096 tokens that model reads"),
         (search("wrong", "hf:model", "--set", "policy.format=harmony"), "harmony"),
-        (search("wrong", "hf:model", "--set", "machine.model.device=tpu9"), "does not load on the device 'tpu9'"),
+        (search("wrong", "hf:model", "--set", "machine.device=tpu9"), "does not load on the device 'tpu9'"),
         (search("wrong", "openai:m"), "names no model"),
         (["eval", "world:60", "--policy", "hf:", "--out", "wrong", "--cache", "cache"], "names no model"),
         (["replay", "run", "--model", "no/such/model"], "no model 'no/such/model'"),

@@ -191,7 +191,7 @@ def test_force_clears_nothing_for_a_training_that_cannot_be(
         (train("wrong", "--set", "train.epoch=1"), "epoch"),
         (train("wrong", "--set", "train.rate=0"), "train.rate"),
         (train("wrong", "--set", "train.watch.metric=curated_recall"), "needs train.watch.tasks"),
-        (train("begun", "--set", "machine.model.device=tpu9"), "tpu9"),
+        (train("begun", "--set", "machine.device=tpu9"), "tpu9"),
         (train("taught"), "taught is not empty and holds"),
         (build("wrong", "--tokenizer", "model"), "give --rerender too"),
         (build("wrong", "--set", "sft.gates.precision=1"), "none of 4 episodes is left"),

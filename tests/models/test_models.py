@@ -164,7 +164,7 @@ def test_a_window_that_the_model_does_not_have_is_refused_before_it_is_loaded(fo
 def test_vllm_in_this_process_gets_its_share_of_the_gpus(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, object] = {}
     monkeypatch.setattr("harness1.models.open.open_vllm", lambda folder, **options: given.update(options))
-    settings = ["machine.model.tensor_parallel=4", "machine.model.memory_share=0.5", "policy.dtype=bfloat16"]
+    settings = ["machine.model.memory_share=0.5", "policy.dtype=bfloat16"]
     open_backend(ModelSpec.read(f"vllm:{folder}"), load_config("small", [*settings, "env.context_window=4096"]))
     assert given == {
         "dtype": "bfloat16",
@@ -172,7 +172,6 @@ def test_vllm_in_this_process_gets_its_share_of_the_gpus(folder: Path, monkeypat
         "memory_share": 0.5,
         "adapter_rank": 0,
         "enable_sleep_mode": False,
-        "tensor_parallel_size": 4,
     }
 
 

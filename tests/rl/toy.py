@@ -162,6 +162,6 @@ def toy_config(overrides: list[str] | None = None) -> Config:
     plain = [
         *("rl.groups=4", "rl.samples=4", "rl.substeps=1", "rl.batches=10", "train.rate=1e-2", "train.lora.rank=0"),
         *("train.schedule=constant", "train.dtype=float32", "train.save_every=1", "train.watch.every=0"),
-        *("train.watch.tasks=4", "train.watch.metric=reward", "machine.model.threads=1"),
+        *("train.watch.tasks=4", "train.watch.metric=reward", "machine.threads=1"),
     ]
     return load_config(None, plain + (overrides or []))

@@ -45,7 +45,7 @@ SMALL = "sft/small"
 SHORT = (
     *("env.max_turns=4", "env.context_window=1536", "env.generation_reserve=64", "env.compression.sentences=1"),
     *("env.search.hits=2", "env.auto_populate.documents=2", "machine.workers=1", "machine.bootstrap=50"),
-    *("machine.model.device=cpu", "machine.model.threads=1"),
+    *("machine.device=cpu", "machine.threads=1"),
 )
 CONFIG = load_config(SMALL, [*SHORT])
 SFT = Sft(gates=Gates(recall=0.0, near=1.0), rows="epoch", held_out=0.3)

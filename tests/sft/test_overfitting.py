@@ -44,7 +44,7 @@ SHORT = (
     ),
 )
 """Episodes of a few hundred tokens."""
-CONFIG = load_config(SMALL, [*SHORT, "policy.format_retries=0", "machine.model.device=cpu", "machine.model.threads=1"])
+CONFIG = load_config(SMALL, [*SHORT, "policy.format_retries=0", "machine.device=cpu", "machine.threads=1"])
 TASKS = 9
 ROWS = 32
 """At least so many turns does the teacher take in them."""
