@@ -18,6 +18,9 @@ from rank_bm25 import BM25Okapi
 
 from benchmarks.workload import MESSAGE_TOKENS, Move
 from harness1.config import Env
+from harness1.memory.dedup import PERMUTATIONS, SHINGLE, THRESHOLD
+from harness1.memory.entities import SCANNED
+from harness1.memory.parts import POPULATED_TAG
 from harness1.records import TAGS, Chunk
 
 TOOL_CHARACTERS = 15_000
@@ -77,7 +80,7 @@ class Peer:
 
     def __init__(self, query: str, static: Sequence[str], env: Env, encoding: tiktoken.Encoding) -> None:
         self.query, self.static, self.env, self.encoding = query, static, env, encoding
-        self.lsh = MinHashLSH(threshold=env.dedup.threshold, num_perm=env.dedup.permutations)
+        self.lsh = MinHashLSH(threshold=THRESHOLD, num_perm=PERMUTATIONS)
         self.pool: list[str] = []
         self.store: dict[str, str] = {}
         self.curated: dict[str, str] = {}
@@ -101,7 +104,7 @@ class Peer:
         query = str(move.action.arguments["query"])
         new = sum([self._absorb(chunk) for chunk in move.found])
         if not self.curated:
-            self.curated = dict.fromkeys(self.pool[: self.env.auto_populate.documents], self.env.auto_populate.tag)
+            self.curated = dict.fromkeys(self.pool[: self.env.auto_populate.documents], POPULATED_TAG)
         self.history.append(f"T{len(self.turns) + 1}: search_corpus({query[:60]}): {len(move.found)} docs, {new} new")
         text = "\n".join(f"# DOCUMENT ID: {chunk.doc_id}\n{self._compress(chunk, query)}" for chunk in move.found)
         used = self.prompt_tokens + self._count(text)
@@ -109,9 +112,9 @@ class Peer:
 
     def _absorb(self, chunk: Chunk) -> bool:
         """Pool a chunk unless it repeats one that is pooled."""
-        sketch = MinHash(num_perm=self.env.dedup.permutations)
+        sketch = MinHash(num_perm=PERMUTATIONS)
         tokens = _TOKEN.findall(chunk.text.lower())
-        size = self.env.dedup.shingle
+        size = SHINGLE
         for shingle in {" ".join(tokens[start : start + size]) for start in range(len(tokens) - size + 1)}:
             sketch.update(shingle.encode())
         if self.lsh.query(sketch):
@@ -120,7 +123,7 @@ class Peer:
         self.lsh.insert(chunk.doc_id, sketch)
         self.pool.append(chunk.doc_id)
         self.store[chunk.doc_id] = chunk.text
-        for found in _ENTITY.findall(chunk.text[: self.env.evidence.characters]):
+        for found in _ENTITY.findall(chunk.text[:SCANNED]):
             if found not in _STOP:
                 self.entities.setdefault(found, set()).add(chunk.doc_id)
         return True

@@ -7,7 +7,7 @@ prompt, the tool schemas, the memory, the reward and the metrics together.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -25,7 +25,6 @@ from harness1.config.settings import (
 )
 from harness1.errors import ConfigError
 from harness1.plugins import identity
-from harness1.records import Tag
 from harness1.words import AUTO, NONE, languages
 
 OBSERVATION_SHARE = 0.4
@@ -64,8 +63,6 @@ class Rerank(Settings):
 
     on: bool = False
     """Rerank every search. Off by default, because it needs a model."""
-    candidates: ClassVar[int] = 50
-    """Number of top chunks that it reads."""
 
 
 class Retrieval(Settings):
@@ -73,12 +70,6 @@ class Retrieval(Settings):
 
     mode: Literal["auto", "bm25", "dense", "hybrid"] = "auto"
     """`auto`: hybrid where the index has embeddings, else BM25."""
-    rrf_k: ClassVar[int] = 60
-    """Constant of reciprocal rank fusion, 1 / (k + rank): the larger, the less the first ranks stand out."""
-    bm25_depth: ClassVar[int] = 25
-    """Chunks of the BM25 list that take part in fusion; never fewer than requested."""
-    dense_depth: ClassVar[int] = 25
-    """Chunks of the list by embeddings that take part in fusion; never fewer than requested."""
     rerank: Rerank = Rerank()
 
 
@@ -87,12 +78,8 @@ class FanOut(Settings):
 
     on: bool = True
     """Offer the tool."""
-    queries: ClassVar[int] = 5
-    """Queries of one call; further ones are left out, and the observation says so."""
     hits: Count = 0
     """Hits per query; 0: as many as `search.hits`. Few suffice where queries are names: what bears one comes first."""
-    rrf_k: ClassVar[int] = 60
-    """Constant of the reciprocal rank fusion of the queries, as in `env.retrieval.rrf_k`."""
 
 
 class Grep(Settings):
@@ -100,8 +87,6 @@ class Grep(Settings):
 
     on: bool = True
     """Offer the tool. Engines without regular expressions need it off."""
-    hits: ClassVar[int] = 5
-    """Hits of one call."""
 
 
 class Read(Settings):
@@ -120,10 +105,6 @@ class Review(Settings):
 
     on: bool = True
     """Offer the tool."""
-    documents: ClassVar[int] = 5
-    """Documents of one call."""
-    tokens: ClassVar[int] = 4096
-    """Tokens of text that one call shows."""
 
 
 class Verification(Settings):
@@ -135,12 +116,6 @@ class Verification(Settings):
     """Shared words, the cross-encoder at `machine.reranker`, or the language model at `machine.verifier`."""
     model: str = ""
     """The judging language model's name on its server."""
-    documents: ClassVar[int] = 5
-    """Documents of one call."""
-    characters: ClassVar[int] = 6000
-    """Characters of a document that the verifier reads."""
-    lines: ClassVar[int] = 8
-    """Verdicts shown in the memory, newest first."""
 
 
 class Curation(Settings):
@@ -161,8 +136,6 @@ class AutoPopulate(Settings):
     """Let the harness curate."""
     documents: Positive = 8
     """Units that it curates."""
-    tag: ClassVar[Tag] = "fair"
-    """Importance that it gives them."""
     by: Literal["first", "evidence"] = "evidence"
     """Curate the first units of the first search; or, with `evidence.rank`, the best of all searches so far, anew after
     each search until the policy edits the set."""
@@ -174,14 +147,6 @@ class Dedup(Settings):
 
     on: bool = True
     """Fold near duplicates into the unit that was seen first."""
-    permutations: ClassVar[int] = 64
-    """Hashes of a signature; the error of the estimated likeness falls with their square root."""
-    shingle: ClassVar[int] = 5
-    """Words in a row that make one shingle."""
-    threshold: ClassVar[float] = 0.85
-    """Estimated Jaccard similarity of the shingles, a share of 1, from which two texts are near duplicates."""
-    min_characters: ClassVar[int] = 40
-    """Characters below which a text is never a duplicate: short ones are alike by chance."""
 
 
 class Compression(Settings):
@@ -205,8 +170,6 @@ class Evidence(Settings):
     """Entities shown."""
     documents: Positive = 5
     """Documents named beside each bridge entity."""
-    characters: ClassVar[int] = 8000
-    """Characters of a chunk that are searched for entities."""
     handles: bool = False
     """Give entities of the question and of shown hits handles (E3), which search queries may contain. Independent of
     `on`, which is about entities that documents share."""
@@ -258,12 +221,6 @@ class BudgetMarker(Settings):
 
     on: bool = True
     """Show the line."""
-    halfway: ClassVar[float] = 0.60
-    """Share of the prompt used from which the line says that half is over."""
-    warning: ClassVar[float] = 0.75
-    """Share of the prompt used from which the line asks to finish soon."""
-    critical: ClassVar[float] = 0.90
-    """Share of the prompt used from which the line asks to end at once."""
 
 
 class Pruning(Settings):
@@ -425,14 +382,6 @@ class Dense(Settings):
     """Text put before a query, if the model was trained that way (`query: `)."""
     document_prefix: str = ""
     """The same before a text (`passage: `)."""
-    hnsw_links: ClassVar[int] = 32
-    """Links of each vector in a graph: more find more and take more memory."""
-    hnsw_build: ClassVar[int] = 200
-    """Candidates compared for each vector while a graph is built: more find more and take longer."""
-    hnsw_search: ClassVar[int] = 128
-    """Candidates kept while a graph is searched: more find more and take longer."""
-    ivf_probes: ClassVar[int] = 32
-    """Lists that a search reads: more find more and take longer."""
 
 
 class Index(Settings):

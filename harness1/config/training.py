@@ -9,7 +9,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -31,8 +31,6 @@ class Data(Settings):
     sft_share: Share = 0.3
     """Share of the tasks that `--share sft` takes; `--share rl` takes the others. Tasks with the same gold set stay
     together."""
-    seed: ClassVar[int] = 123
-    """Seed of that division."""
 
 
 class Gates(Settings):
@@ -68,8 +66,6 @@ class Sft(Settings):
     teacher that tries several searches only those that turned out to be right."""
     held_out: Share = 0.05
     """Share of the tasks that is used for validation and never trained on."""
-    seed: ClassVar[int] = 42
-    """Seed that draws the held-out tasks and the episodes that fill a quota."""
 
 
 class Rl(Settings):
@@ -179,9 +175,6 @@ class Train(Settings):
     """Seed of the initial adapters and of the order of rows."""
     save_every: Count = 50
     """Steps between saved states to resume from; 0: only at the end. Ctrl-C saves one too."""
-    save_minutes: ClassVar[float] = 10.0
-    """Minutes after which a step, or a batch of reinforcement learning, saves a state even if `save_every` does not ask
-    for one; 0: never. TRL's trainer counts steps only."""
     max_steps: Count = 0
     """Optimizer steps of a training run, which the schedule is made for; 0: as many as `epochs`, or `rl.batches`, say.
     Reinforcement learning rounds them up to whole batches of `rl.substeps`."""

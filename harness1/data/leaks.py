@@ -21,6 +21,8 @@ from harness1.memory.dedup import signature
 from harness1.plain import counted, digest
 from harness1.records import DocId, Gold, Record, Task
 
+SEED = 123
+"""Seed of the division into shares."""
 PERMUTATIONS = 128
 """Hashes in a signature. The estimate of a similarity of 0.8 has a standard error of 0.035."""
 ShareName = Literal["", "sft", "rl"]
@@ -319,7 +321,7 @@ def in_share(tasks: Sequence[Task], share: ShareName, data: Data) -> list[Task]:
         groups.setdefault(gold_set(task.gold) or task.task_id, []).append(task)
     wanted, taken = round(data.sft_share * len(tasks)), 0
     chosen: set[str] = set()
-    for group in sorted(groups.values(), key=lambda group: digest([data.seed, min(task.task_id for task in group)])):
+    for group in sorted(groups.values(), key=lambda group: digest([SEED, min(task.task_id for task in group)])):
         if taken + len(group) <= wanted:
             taken += len(group)
             chosen.update(task.task_id for task in group)

@@ -25,6 +25,8 @@ from harness1.training.saving import load_state, write_state
 from harness1.training.trainer import Diverged
 
 STATE = Path("state", "state.pt")
+SAVE_MINUTES = 10.0
+"""Minutes after which an update saves a state even if `train.save_every` does not ask for one."""
 HIGHER = {"nll": False, "valid": True, "tool_agreement": True, "curated_recall": True, "reward": True}
 """The metrics that can choose the best checkpoint; True if higher values are better."""
 OF_EPISODES = ("curated_recall", "reward")
@@ -145,7 +147,7 @@ class TrainingLoop(ABC):
                 ends = late or self.version == self.updates
                 if self.validated < self.version and (ends or not self.version or is_due(self.version, watch.every)):
                     await self.validate()
-                waited = 0 < 60 * self.settings.save_minutes <= time.monotonic() - self._saved_at
+                waited = 0 < 60 * SAVE_MINUTES <= time.monotonic() - self._saved_at
                 due = waited or is_due(self.version, self.settings.save_every)
                 if ends or (self.version > self.begun and due):
                     self.save()

@@ -20,7 +20,7 @@ from harness1.env.render import Context, Renderer
 from harness1.env.verifiers import Verifier, VerifierFault, unopened_verifier
 from harness1.errors import ConfigError, HarnessError, ToolError
 from harness1.http.client import Transient, retry
-from harness1.memory.parts import history_line
+from harness1.memory.parts import POPULATED_TAG, history_line
 from harness1.memory.ranking import FITTED
 from harness1.memory.working_memory import WorkingMemory
 from harness1.plain import digest, utf8_safe
@@ -328,7 +328,7 @@ def guidance(memory: WorkingMemory, env: Env, observation: Observation, traits: 
         if env.refills:
             notes.append(Note("refilled", count))
         elif env.curation.tags:
-            notes.append(Note("seeded", count | {"tag": env.auto_populate.tag}))
+            notes.append(Note("seeded", count | {"tag": POPULATED_TAG}))
         else:
             notes.append(Note("seeded_untagged", count))
     if pool and not curated:

@@ -24,6 +24,7 @@ from harness1.env.view import (
     VerdictsView,
     VerdictView,
 )
+from harness1.memory.entities import SCANNED
 from harness1.memory.parts import RANK, HistoryLine
 from harness1.memory.ranking import Assessment, Lead
 from harness1.memory.working_memory import WorkingMemory, bridge_documents, rare_bridges
@@ -38,6 +39,9 @@ QUERY_CHARACTERS = 200
 """If the queries together exceed the first length, each is cut to the second, so that a small window holds them."""
 PASSAGE_CHARACTERS = 300
 """Characters shown of the passage that a verdict rests on."""
+
+VERDICTS = 8
+"""Verdicts shown in the memory, newest first."""
 
 
 class TurnPieces(msgspec.Struct, frozen=True):
@@ -134,7 +138,7 @@ def _hits(memory: WorkingMemory, env: Env, turn: int, observation: Observation, 
         title, _, text = words.partition("\n")
         entities = dict[str, str]()
         if env.evidence.handles:
-            words, entities = memory.entities.mark(words, env.evidence.characters)
+            words, entities = memory.entities.mark(words, SCANNED)
         shown = HitView(
             turn=turn,
             document=DocumentView(entry.handle, unit_id, title, text),
@@ -336,7 +340,7 @@ def set_piece(memory: WorkingMemory, env: Env) -> Piece:
 
 
 def _verdicts(memory: WorkingMemory, env: Env) -> list[Block]:
-    recent = memory.verification.recent(env.verification.lines)
+    recent = memory.verification.recent(VERDICTS)
     if not recent:
         return []
     shown = tuple(

@@ -21,6 +21,7 @@ from harness1.records import UnitId
 from harness1.retrieval.corpus import Analyser
 from harness1.retrieval.cross_encoder import Pair, StanceScorer, open_cross_encoder
 from harness1.retrieval.sharing import BATCH_SIZE, WINDOW_S, Batcher
+from harness1.tools.documents import JUDGED_CHARACTERS
 from harness1.words import AUTO, is_foreign
 
 SYSTEM = """\
@@ -197,11 +198,11 @@ def open_verifier(env: Env, machine: Machine) -> Verifier:
     if verification.judge == "lexical" or not verification.on:
         return unopened_verifier(env)
     if verification.judge == "cross_encoder":
-        return CrossEncoderVerifier(open_cross_encoder(machine), verification.characters)
+        return CrossEncoderVerifier(open_cross_encoder(machine), JUDGED_CHARACTERS)
     verifier = machine.verifier
     needed = {"machine.verifier.url": verifier.url, "env.verification.model": verification.model}
     if missing := [name for name, value in needed.items() if not value]:
         raise ConfigError(f"env.verification.judge=language_model needs {' and '.join(missing)}")
     # One attempt each, because the environment repeats failed calls.
     endpoint = ModelEndpoint(verifier.url, verifier.key, attempts=1)
-    return LanguageModelVerifier(endpoint, verification.model, verification.characters)
+    return LanguageModelVerifier(endpoint, verification.model, JUDGED_CHARACTERS)

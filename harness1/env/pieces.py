@@ -14,11 +14,13 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from harness1.config import Env
 from harness1.env.view import LimitsView, QueryView
-from harness1.memory.entities import QUESTION
+from harness1.memory.entities import QUESTION, SCANNED
+from harness1.memory.parts import POPULATED_TAG
 from harness1.memory.working_memory import WorkingMemory
 from harness1.plain import text_digest
 from harness1.records import ModelCall, Note, Record, ToolCall
 from harness1.retrieval.corpus import approximate_tokens
+from harness1.tools.discovery import MOST_QUERIES
 from harness1.tools.registry import Toolbox
 from harness1.tools.tool import ToolSpec, one_line
 
@@ -26,6 +28,9 @@ LONGEST_ACTION = 1000
 """Characters shown of a policy's own call or reasoning where there are no sampled tokens."""
 
 Role = Literal["system", "user", "assistant", "tool"]
+
+HALFWAY, WARNING, CRITICAL = 0.60, 0.75, 0.90
+"""Shares of the prompt used from which the budget line says: half is over, finish soon, end at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +159,7 @@ def query_piece(memory: WorkingMemory, env: Env) -> Piece:
     """Return the question, with the handles of the entities that it names."""
     text, entities = question_text(memory.query), dict[str, str]()
     if env.evidence.handles:
-        text, entities = memory.entities.mark(text, env.evidence.characters)
+        text, entities = memory.entities.mark(text, SCANNED)
     handle = QUESTION if env.leads_have_handles else ""
     label = f"Question ({handle})" if handle else "Question"
     return piece("query", "user", f"{label}: {text}", QueryView(question_text(memory.query), entities, handle))
@@ -213,7 +218,7 @@ def _full(env: Env, toolbox: Toolbox) -> list[str]:
         "Rules:",
         "- Short queries of 5 to 12 words. Never repeat a query: documents that were returned once do not come back.",
     ]
-    fan = f"fan_out_search runs up to {env.fan_out.queries} different queries in one turn: begin with it."
+    fan = f"fan_out_search runs up to {MOST_QUERIES} different queries in one turn: begin with it."
     told = {
         fan: "fan_out_search" in tools,
         "grep_corpus finds exact names, dates, numbers and quotations.": "grep_corpus" in tools,
@@ -237,7 +242,7 @@ def _full(env: Env, toolbox: Toolbox) -> list[str]:
     elif env.budget_marker.on:
         lines.append(
             f"- The budget line shows used tokens and turns (at most {env.max_turns}). Above"
-            f" {env.budget_marker.warning:.0%} finish within 3 turns, above {env.budget_marker.critical:.0%} at once."
+            f" {WARNING:.0%} finish within 3 turns, above {CRITICAL:.0%} at once."
         )
     lines.append("- Call end_search alone, when the set is complete or nothing more can be found.")
     return lines
@@ -255,7 +260,7 @@ def _curation(env: Env) -> list[str]:
     elif env.auto_populate.on:
         lines.append(
             f"- After the first search its best {env.auto_populate.documents} documents are curated for you"
-            + (f" as {env.auto_populate.tag}: re-tag or remove them." if env.curation.tags else ": review them.")
+            + (f" as {POPULATED_TAG}: re-tag or remove them." if env.curation.tags else ": review them.")
         )
     if env.curation.tags:
         gives_up = " A full set gives up its least important entry for a more important one."

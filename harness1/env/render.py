@@ -17,7 +17,19 @@ import msgspec
 
 from harness1.config import Env, Rendering
 from harness1.env.memory_pieces import MemoryPieces, TurnPieces, order_and_leads, set_piece
-from harness1.env.pieces import Block, Drop, Piece, TokenCounter, group_messages, piece, query_piece, static_piece
+from harness1.env.pieces import (
+    CRITICAL,
+    HALFWAY,
+    WARNING,
+    Block,
+    Drop,
+    Piece,
+    TokenCounter,
+    group_messages,
+    piece,
+    query_piece,
+    static_piece,
+)
 from harness1.env.view import BudgetView, HitView, LeadsView, TurnView, View
 from harness1.memory.working_memory import WorkingMemory
 from harness1.plain import digest
@@ -141,12 +153,12 @@ def marker(env: Env, used: int, turn: int) -> Piece:
     elif env.rendering.instructions == "minimal":
         return piece("budget", "user", f"Turn {turn}/{env.max_turns}", BudgetView(0, 0, turn, env.max_turns))
     else:
-        limit, bounds = env.prompt_limit, env.budget_marker
+        limit = env.prompt_limit
         share = used / max(1, limit)
         levels = {
-            "critical: end_search now": bounds.critical,
-            "finish soon": bounds.warning,
-            "over halfway": bounds.halfway,
+            "critical: end_search now": CRITICAL,
+            "finish soon": WARNING,
+            "over halfway": HALFWAY,
         }
         level = next((words for words, bound in levels.items() if share >= bound), "")
         text = f"Budget: {used} of {limit} tokens ({share:.0%}), turn {turn} of {env.max_turns}."

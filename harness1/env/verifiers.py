@@ -14,6 +14,7 @@ from harness1.memory.dedup import MONTHS, NEGATIONS
 from harness1.memory.entities import FUNCTION_WORDS, extract
 from harness1.memory.sentences import WORDS, split
 from harness1.records import Record, UnitId
+from harness1.tools.documents import JUDGED_CHARACTERS
 
 Label: TypeAlias = Literal["yes", "no", "unclear"]
 
@@ -154,8 +155,8 @@ def _number(sign: str, digits: str, percent: str) -> tuple[str, str]:
 
 def unopened_verifier(env: Env) -> Verifier:
     """Return a verifier that needs no model: the configured one, or one that always fails."""
-    judge, characters = env.verification.judge, env.verification.characters
-    return LexicalVerifier(characters) if judge == "lexical" else NoVerifier(judge)
+    judge = env.verification.judge
+    return LexicalVerifier(JUDGED_CHARACTERS) if judge == "lexical" else NoVerifier(judge)
 
 
 class NoVerifier:

@@ -12,7 +12,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from harness1.config import Dedup
 from harness1.memory.parts import Forkable
 from harness1.memory.sentences import WORDS, runs, table, tokens
 from harness1.plain import text_digest
@@ -30,6 +29,13 @@ _SIGNS = "$€£¥-−"
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _BLOCK = 4096
 """Shingles hashed at once, which bounds memory for texts of any length."""
+
+PERMUTATIONS, SHINGLE = 64, 5
+"""Hashes of a signature, and words in a row that make a shingle; more hashes estimate likeness better."""
+THRESHOLD = 0.85
+"""Estimated Jaccard similarity of the shingles from which two texts are near duplicates."""
+LEAST_CHARACTERS = 40
+"""Characters below which a text is never a duplicate: short ones are alike by chance."""
 
 
 @lru_cache(maxsize=1024)
@@ -82,9 +88,9 @@ class Bucket(msgspec.Struct, frozen=True):
     first: str
     signatures: bytes = b""
 
-    def all_signatures(self, settings: Dedup) -> bytes:
+    def all_signatures(self) -> bytes:
         """Return the signatures of all members, concatenated."""
-        return self.signatures or _signature(self.first, settings)
+        return self.signatures or _signature(self.first)
 
 
 class Fingerprints(Forkable):
@@ -98,11 +104,11 @@ class Fingerprints(Forkable):
     buckets: dict[str, Bucket] = {}
     """Guard -> the texts that share title and figures with another."""
 
-    def match(self, identifier: str, title: str, text: str, settings: Dedup) -> str | None:
+    def match(self, identifier: str, title: str, text: str) -> str | None:
         """Return the representative that a text repeats, or None: guards are equal and the similarity reaches the
         threshold; the most similar wins, then the earliest. Short texts, those without tokens and one's own match
         nothing."""
-        if not _comparable(text, settings):
+        if not _comparable(text):
             return None
         first = self.firsts.get(_figures(title, text))
         if first is None:
@@ -114,16 +120,16 @@ class Fingerprints(Forkable):
             bucket = self.buckets.get(_bucket_key(title, text))
         if bucket is None:
             return None
-        own = np.frombuffer(_signature(text, settings), "<u4")
-        equal = np.frombuffer(bucket.all_signatures(settings), "<u4").reshape(-1, len(own)) == own
+        own = np.frombuffer(_signature(text), "<u4")
+        equal = np.frombuffer(bucket.all_signatures(), "<u4").reshape(-1, len(own)) == own
         # The share of equal positions estimates the Jaccard similarity, with error sqrt(J (1 - J) / permutations).
         similar = zip(equal.mean(axis=1).tolist(), bucket.ids, strict=True)
-        found = [each for each in similar if each[0] >= settings.threshold and each[1] != identifier]
+        found = [each for each in similar if each[0] >= THRESHOLD and each[1] != identifier]
         return max(found, key=lambda each: each[0])[1] if found else None
 
-    def add(self, identifier: str, title: str, text: str, settings: Dedup) -> None:
+    def add(self, identifier: str, title: str, text: str) -> None:
         """Make a text a representative, unless it can never match."""
-        if not _comparable(text, settings):
+        if not _comparable(text):
             return
         figures = _figures(title, text)
         own = Text(identifier, title, text)
@@ -132,22 +138,22 @@ class Fingerprints(Forkable):
             self.firsts[figures] = own
             return
         if first.text:
-            self._file(first, settings)
+            self._file(first)
             self.firsts[figures] = Text(first.identifier, first.title, "")
-        self._file(own, settings)
+        self._file(own)
 
-    def _file(self, one: Text, settings: Dedup) -> None:
+    def _file(self, one: Text) -> None:
         key = _bucket_key(one.title, one.text)
         known = self.buckets.get(key)
         if known is None:
             self.buckets[key] = Bucket((one.identifier,), one.text)
             return
-        signatures = known.all_signatures(settings) + _signature(one.text, settings)
+        signatures = known.all_signatures() + _signature(one.text)
         self.buckets[key] = Bucket((*known.ids, one.identifier), known.first, signatures)
 
 
-def _comparable(text: str, settings: Dedup) -> bool:
-    return len(text) >= settings.min_characters and _TOKEN.search(text) is not None
+def _comparable(text: str) -> bool:
+    return len(text) >= LEAST_CHARACTERS and _TOKEN.search(text) is not None
 
 
 @lru_cache(maxsize=1024)
@@ -162,8 +168,8 @@ def _figures(title: str, text: str) -> str:
     return "\x1f".join([" ".join(title.casefold().split()), *sorted(runs(text, _KEPT_DIGITS, _DIGITS))])
 
 
-def _signature(text: str, settings: Dedup) -> bytes:
-    return signature(text, settings.permutations, settings.shingle)
+def _signature(text: str) -> bytes:
+    return signature(text, PERMUTATIONS, SHINGLE)
 
 
 def _shingle_hashes(text: str, size: int) -> npt.NDArray[np.uint64]:

@@ -36,6 +36,9 @@ _ENTITY = re.compile(
 
 _YEAR = re.compile(_DATE)
 
+SCANNED = 8000
+"""Characters of a chunk that are searched for entities."""
+
 
 @lru_cache(maxsize=2048)
 def extract(text: str, limit_characters: int) -> tuple[str, ...]:

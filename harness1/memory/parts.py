@@ -113,6 +113,8 @@ class Pool(Forkable):
         return units[0] if len(units) == 1 else None
 
 
+POPULATED_TAG: Tag = "fair"
+"""Importance of what the harness curates."""
 DEFAULT_TAG: Tag = "fair"
 RANK: dict[Tag, int] = {tag: rank for rank, tag in enumerate(TAGS)}
 

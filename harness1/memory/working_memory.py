@@ -12,7 +12,7 @@ import msgspec
 
 from harness1.config import Env
 from harness1.memory.dedup import Fingerprints
-from harness1.memory.entities import Bridge, EntityHandles, EvidenceGraph, entity_key, extract, mentions
+from harness1.memory.entities import SCANNED, Bridge, EntityHandles, EvidenceGraph, entity_key, extract, mentions
 from harness1.memory.parts import CuratedSet, Forkable, HistoryLine, Pool, VerificationCache
 from harness1.memory.question import SCANNED_CHARACTERS, head, normalise_name, read_question
 from harness1.memory.ranking import Assessment, EvidenceValue
@@ -59,7 +59,7 @@ class WorkingMemory(Forkable, dict=True):
             self.store[hit.chunk_id] = hit
             unit_id = self.pool.unit_of(hit)
             if env.dedup.on and unit_id not in self.pool.entries:
-                twin = self.fingerprints.match(hit.chunk_id, hit.title, hit.text, env.dedup)
+                twin = self.fingerprints.match(hit.chunk_id, hit.title, hit.text)
                 if twin is not None:
                     self.pool.aliases[unit_id] = aliases[unit_id] = self.pool.unit_of(self.store[ChunkId(twin)])
                     continue
@@ -97,7 +97,7 @@ class WorkingMemory(Forkable, dict=True):
         """Give handles to the entities of shown texts, in text order."""
         if env.evidence.handles:
             for text in texts:
-                self.entities.add(mention.name for mention in mentions(text, env.evidence.characters))
+                self.entities.add(mention.name for mention in mentions(text, SCANNED))
 
     def name_leads(self, env: Env) -> None:
         """Give handles to the names among the leads that the next context shows."""
@@ -134,9 +134,9 @@ class WorkingMemory(Forkable, dict=True):
 
     def _index(self, hit: Hit, unit_id: UnitId, env: Env) -> None:
         if env.dedup.on:
-            self.fingerprints.add(hit.chunk_id, hit.title, hit.text, env.dedup)
+            self.fingerprints.add(hit.chunk_id, hit.title, hit.text)
         if env.evidence.on:
-            self.evidence.add(unit_id, extract(hit.text, env.evidence.characters))
+            self.evidence.add(unit_id, extract(hit.text, SCANNED))
         if env.evidence.ranks:
             self.value.add(unit_id, hit, self.query)
 

@@ -40,6 +40,11 @@ NO_SLOTS, NO_SCORES = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
 
 Integers = NDArray[np.integer[Any]]
 
+HNSW_LINKS, HNSW_BUILD, HNSW_SEARCH = 32, 200, 128
+"""Links of each vector in a graph, and candidates compared while it is built and kept while it is searched."""
+IVF_PROBES = 32
+"""Lists that a search reads: more find more and take longer."""
+
 
 class RowSearcher(Protocol):
     """Finds the slots where the best rows may be. A slot is the place of a row among those in use (`used_rows`)."""
@@ -248,8 +253,8 @@ def build_approximate(vectors: NDArray[np.float16], used: Integers, settings: co
     dimensions, metric = vectors.shape[1], faiss.METRIC_INNER_PRODUCT
     with _one_thread(faiss):
         if settings.search == "hnsw":
-            index = faiss.IndexHNSWSQ(dimensions, faiss.ScalarQuantizer.QT_fp16, settings.hnsw_links, metric)
-            index.hnsw.efConstruction = settings.hnsw_build
+            index = faiss.IndexHNSWSQ(dimensions, faiss.ScalarQuantizer.QT_fp16, HNSW_LINKS, metric)
+            index.hnsw.efConstruction = HNSW_BUILD
             index.train(np.zeros((1, dimensions), dtype=np.float32))
         else:
             count = max(1, min(int(4 * len(used) ** 0.5), len(used)))
@@ -318,10 +323,10 @@ class Approximate:
         faiss, settings = self._faiss, self._settings
         chosen = {"sel": faiss.IDSelectorNot(faiss.IDSelectorBatch(dead.astype(np.int64)))} if len(dead) else {}
         if settings.search == "hnsw":  # the walk passes excluded rows, often the nearest
-            walk = max(settings.hnsw_search, count) + len(dead)
+            walk = max(HNSW_SEARCH, count) + len(dead)
             parameters = faiss.SearchParametersHNSW(efSearch=walk, **chosen)
         else:
-            parameters = faiss.SearchParametersIVF(nprobe=settings.ivf_probes, **chosen)
+            parameters = faiss.SearchParametersIVF(nprobe=IVF_PROBES, **chosen)
         slots: NDArray[np.int64] = self._index.search(query[None], count, params=parameters)[1][0]
         return slots[slots >= 0]
 

@@ -129,8 +129,14 @@ def best_first(scores: NDArray[np.floating], ranks: NDArray[np.integer], k: int 
     return order[:k]
 
 
+RRF_K = 60
+"""Constant of reciprocal rank fusion, 1 / (k + rank): the larger, the less the first ranks stand out."""
+BM25_DEPTH, DENSE_DEPTH = 25, 25
+"""Chunks of the lists by terms and by embeddings that take part in fusion; never fewer than requested."""
+
+
 def rrf(
-    rankings: Sequence[Sequence[ChunkId]], k: float = 60, weights: Sequence[float] | None = None
+    rankings: Sequence[Sequence[ChunkId]], k: float = RRF_K, weights: Sequence[float] | None = None
 ) -> list[tuple[ChunkId, float]]:
     """Return every id of the rankings with the sum of `weight / (k + rank)`, best first, in the total order.
 

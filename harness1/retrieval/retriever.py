@@ -26,6 +26,9 @@ from harness1.retrieval.embedder import CachedQueries, Embedder, open_embedder
 from harness1.retrieval.grep import grep_segments
 from harness1.retrieval.index import EmbeddedIndex, open_index
 from harness1.retrieval.protocol import (
+    BM25_DEPTH,
+    DENSE_DEPTH,
+    RRF_K,
     BadPattern,
     Found,
     IndexInfo,
@@ -47,6 +50,9 @@ LONG_QUERY, LONG_LIST = 4096, 256
 
 Mode = Literal["bm25", "dense", "hybrid"]
 Positions = list[tuple[int, float]]
+
+RERANKED = 50
+"""Number of top chunks that a cross-encoder reads."""
 
 
 def open_embedded(path: Path, config: Config) -> EmbeddedRetriever:
@@ -102,27 +108,27 @@ class Ranker:
         self, index: EmbeddedIndex, settings: Retrieval, embedder: Embedder | None, scorer: PairScorer | None
     ) -> None:
         self.mode = ranking_mode(settings, index)
-        self._index, self._settings, self._embedder, self._scorer = index, settings, embedder, scorer
+        self._index, self._embedder, self._scorer = index, embedder, scorer
 
     def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult]:
         """Answer a batch of requests; the caller watches the deadlines.
 
         `stage_ms` of each result is how long each stage took for the whole batch. Raises ValueError, RuntimeError: a
         model failed; OSError, IndexError: reading the index did."""
-        clock, settings, scorer = _Clock(), self._settings, self._scorer
+        clock, scorer = _Clock(), self._scorer
         queries = [request.query for request in requests]
         excludes = [np.array(self._index.positions(request.exclude), np.int64) for request in requests]
-        candidates = settings.rerank.candidates if scorer else 0
+        candidates = RERANKED if scorer else 0
         depths = [max(request.k, candidates) for request in requests]
         lists: list[list[Positions]] = []
         if self.mode != "dense":
-            least = settings.bm25_depth if self.mode == "hybrid" else 0
+            least = BM25_DEPTH if self.mode == "hybrid" else 0
             each = zip(queries, depths, excludes, strict=True)
             lists.append([self._index.bm25.search(query, max(least, k), exclude) for query, k, exclude in each])
             clock.lap("bm25")
         if self.mode != "bm25":
             dense, embedder = self._embeddings()
-            least = settings.dense_depth if self.mode == "hybrid" else 0
+            least = DENSE_DEPTH if self.mode == "hybrid" else 0
             lists.append(dense.search(embedder.embed_queries(queries), [max(least, k) for k in depths], excludes))
             clock.lap("dense")
         ranked = [self._fuse([found[at] for found in lists], k) for at, k in enumerate(depths)]
@@ -152,7 +158,7 @@ class Ranker:
         places = list(dict.fromkeys(position for found in lists for position, _ in found))
         names = dict(zip(places, self._index.chunk_ids(places), strict=True))
         positions = {name: position for position, name in names.items()}
-        fused = rrf([[names[position] for position, _ in found] for found in lists], self._settings.rrf_k)
+        fused = rrf([[names[position] for position, _ in found] for found in lists], RRF_K)
         return [(positions[name], score) for name, score in fused[:k] if score > 0]
 
     def _compare(self, requests: Sequence[SearchRequest], hits: Sequence[list[Scored]]) -> list[list[Scored]]:

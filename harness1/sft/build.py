@@ -48,6 +48,9 @@ SHOWN = 5
 Place = tuple[int, int]
 """The numbers of a run and of an episode in it, in the order of tasks and samples."""
 
+SEED = 42
+"""Seed that draws the held-out tasks and the episodes that fill a quota."""
+
 
 class TeacherEpisode(Record):
     """An episode as the gates see it."""
@@ -289,10 +292,10 @@ def build(job: Build, out: Path, *, force: bool = False, listener: Listener | No
             run.check_round_trip(job.student.tokenizer)
     found = _collect(job, runs, listener)
     leaks = Leaks(job.data.near, sets)
-    kept, reports = apply_gates([each.candidate for each in found.values()], sft.gates, leaks, sft.seed, excluded)
+    kept, reports = apply_gates([each.candidate for each in found.values()], sft.gates, leaks, SEED, excluded)
     check_any_left(kept, reports)
     refuse_full_disk(out, TOKEN_BYTES * sum(found[each.place].tokens for each in kept))
-    held = draw_held_out(kept, sft.held_out, sft.seed)
+    held = draw_held_out(kept, sft.held_out, SEED)
     learned, validation = (
         [found[each.place] for each in kept if (each.task in held) is part] for part in (False, True)
     )

@@ -13,12 +13,12 @@ import msgspec
 from msgspec import Meta
 
 from harness1.config import Env
-from harness1.memory.parts import DEFAULT_TAG
+from harness1.memory.parts import DEFAULT_TAG, POPULATED_TAG
 from harness1.memory.sentences import compress
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Delta, Hit, Note, Observation, Ranking, Record, UnitId
 from harness1.retrieval.corpus import CHARACTERS_PER_TOKEN, approximate_tokens
-from harness1.retrieval.protocol import rrf
+from harness1.retrieval.protocol import RRF_K, rrf
 from harness1.tools.tool import Answer, GrepFor, SearchFor, Steps, ToolFunction, Traits, traits_of
 from harness1.words import has_foreign
 
@@ -38,6 +38,11 @@ UNCUT_CHARACTERS = 1000
 REASON_CHARACTERS = 1200
 """Characters of an engine's reason for refusing a pattern, which may repeat the pattern."""
 _PATTERN_WORD = re.compile(r"(?<!\\)[^\W_]{3,}")
+
+MOST_QUERIES = 5
+"""Queries of one `fan_out_search`; further ones are left out, and the observation says so."""
+GREP_HITS = 5
+"""Hits of one `grep_corpus`."""
 
 
 class Queries(Record):
@@ -137,7 +142,7 @@ def fuse_hits(answer: Answer, env: Env) -> list[Hit]:
     if len(answer.rankings) < 2:
         return list(answer.hits)
     by_id = {hit.chunk_id: hit for hit in answer.hits}
-    order = rrf([ranking.chunk_ids for ranking in answer.rankings], env.fan_out.rrf_k)
+    order = rrf([ranking.chunk_ids for ranking in answer.rankings], RRF_K)
     return [by_id[chunk_id] for chunk_id, _ in order if chunk_id in by_id]
 
 
@@ -212,7 +217,7 @@ def auto_populate(memory: WorkingMemory, env: Env, hits: Sequence[Hit]) -> Delta
     else:
         pooled = [unit for unit in (memory.pool.unit_of(hit) for hit in hits) if unit in memory.pool.entries]
     chosen = list(dict.fromkeys(pooled))[: min(env.auto_populate.documents, env.curation.cap)]
-    tag = env.auto_populate.tag if env.curation.tags else DEFAULT_TAG
+    tag = POPULATED_TAG if env.curation.tags else DEFAULT_TAG
     return memory.curated.refill(chosen, tag)
 
 
@@ -248,9 +253,9 @@ def fan_out_search(
     in_words = put_in_words(memory, env, queries)
     if not in_words.queries:
         return Observation("fan_out_search", error=in_words.refusal)
-    kept, left = in_words.queries[: env.fan_out.queries], in_words.queries[env.fan_out.queries :]
+    kept, left = in_words.queries[:MOST_QUERIES], in_words.queries[MOST_QUERIES:]
     answer = yield search_for(memory, env, kept, env.fan_out.hits or env.search.hits)
-    notes = (Note("queries_left_out", {"count": len(left), "limit": env.fan_out.queries}),) if left else ()
+    notes = (Note("queries_left_out", {"count": len(left), "limit": MOST_QUERIES}),) if left else ()
     return discover(fan_out_search, memory, env, answer, (*in_words.notes, *notes), resolved=in_words.resolved)
 
 
@@ -264,7 +269,7 @@ def grep_corpus(memory: WorkingMemory, env: Env, pattern: Pattern) -> Steps:
     """Find documents by a regular expression: for exact names, numbers, dates and quotations."""
     if not pattern.strip():
         return Observation("grep_corpus", error=Note("empty_pattern"))
-    answer = yield GrepFor(pattern, env.grep.hits)
+    answer = yield GrepFor(pattern, GREP_HITS)
     if answer.bad_pattern is not None:
         return Observation("grep_corpus", error=Note("bad_pattern", {"reason": answer.bad_pattern[:REASON_CHARACTERS]}))
     return discover(grep_corpus, memory, env, answer, seed=False)

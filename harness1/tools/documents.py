@@ -26,6 +26,11 @@ Importance = Annotated[
     Needs(lambda env: env.curation.tags),
 ]
 
+MOST_REVIEWED, REVIEW_TOKENS = 5, 4096
+"""Documents of one `review_docs`, and tokens of text that it shows."""
+MOST_JUDGED, JUDGED_CHARACTERS = 5, 6000
+"""Documents of one `verify`, and characters of each that the verifier reads."""
+
 
 def _find_units(memory: WorkingMemory, handles: list[str], none: str) -> tuple[dict[str, UnitId], list[Note]]:
     """Return the units that handles name, and the notes on what they do not name: at least one where none is named."""
@@ -105,11 +110,11 @@ def review_docs(
     if not resolved:
         return Observation("review_docs", error=notes[0])
     units = list(dict.fromkeys(resolved.values()))
-    limit = env.review.documents
+    limit = MOST_REVIEWED
     if len(units) > limit:
         notes.append(Note("documents_left_out", {"count": len(units) - limit, "limit": limit}))
     stored = [hit for unit_id in units[:limit] for hit in memory.hits_of(unit_id)]
-    hits = fit_window(take_within(stored, env.observation_limit(env.review.tokens)), PLAIN, (), env)
+    hits = fit_window(take_within(stored, env.observation_limit(REVIEW_TOKENS)), PLAIN, (), env)
     if len(hits) < len(stored):
         notes.append(Note("parts_left_out", {"count": len(stored) - len(hits)}))
     return Observation("review_docs", tuple(hits), resolved=dict(resolved), notes=tuple(notes))
@@ -180,14 +185,14 @@ def verify(
     if not resolved:
         return Observation("verify", error=notes[0])
     units = list(dict.fromkeys(resolved.values()))
-    limit = env.verification.documents
+    limit = MOST_JUDGED
     if len(units) > limit:
         notes.append(Note("documents_left_out", {"count": len(units) - limit, "limit": limit}))
     asked = units[:limit]
     cached = {unit_id for unit_id in asked if _known(memory, words, unit_id)}
     open_units = [unit_id for unit_id in asked if unit_id not in cached]
     if open_units:
-        texts = tuple((unit_id, memory.text_of(unit_id)[: env.verification.characters]) for unit_id in open_units)
+        texts = tuple((unit_id, memory.text_of(unit_id)[:JUDGED_CHARACTERS]) for unit_id in open_units)
         answer = yield Judge(words, texts)
         for verdict in answer.verdicts:
             if verdict.unit_id in open_units:

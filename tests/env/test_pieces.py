@@ -181,7 +181,7 @@ def test_every_tool_of_the_prompt_is_enabled() -> None:
 
 
 def test_limits_are_those_of_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FanOut, "queries", 3)
+    monkeypatch.setattr("harness1.env.pieces.MOST_QUERIES", 3)
     text = prompt(Env(max_turns=17, curation=Curation(cap=13)))
     assert "at most 17" in text
     assert "at most 13 documents" in text

@@ -8,11 +8,9 @@ import random
 import pytest
 from datasketch import MinHash
 
-from harness1.config import Dedup
-from harness1.memory.dedup import Fingerprints, guard, signature
+from harness1.memory.dedup import THRESHOLD, Fingerprints, guard, signature
 from tests.support import similarity
 
-SETTINGS = Dedup()
 PLAIN = "the quick brown fox jumps over a lazy dog while several grey cats watch from behind the old garden wall today"
 
 
@@ -62,9 +60,9 @@ def test_every_pair_at_the_threshold_is_found() -> None:
     for step in range(60):
         a, b = _pair(rng, 0.80 + 0.2 * step / 60)
         seen = Fingerprints()
-        seen.add("a", "t", a, SETTINGS)
+        seen.add("a", "t", a)
         estimate = similarity(signature(a, 64, 5), signature(b, 64, 5))
-        assert (seen.match("b", "t", b, SETTINGS) == "a") == (estimate >= SETTINGS.threshold)
+        assert (seen.match("b", "t", b) == "a") == (estimate >= THRESHOLD)
 
 
 def test_a_signature_is_the_same_on_every_machine() -> None:
@@ -103,11 +101,10 @@ def test_a_changed_number_date_or_negation_is_another_statement(
 ) -> None:
     assert guard("t", one) != guard("t", other)
     seen = Fingerprints()
-    monkeypatch.setattr(Dedup, "threshold", 0.0)
-    monkeypatch.setattr(Dedup, "min_characters", 0)
-    settings = Dedup()
-    seen.add("a", "t", one, settings)
-    assert seen.match("b", "t", other, settings) is None
+    monkeypatch.setattr("harness1.memory.dedup.THRESHOLD", 0.0)
+    monkeypatch.setattr("harness1.memory.dedup.LEAST_CHARACTERS", 0)
+    seen.add("a", "t", one)
+    assert seen.match("b", "t", other) is None
 
 
 def test_order_spacing_and_case_do_not_change_the_guard() -> None:
@@ -119,20 +116,20 @@ def test_the_most_similar_representative_wins_then_the_earliest() -> None:
     seen = Fingerprints()
     near = PLAIN.replace("today", "yesterday")
     for name, text in (("near", near), ("first", PLAIN), ("second", PLAIN)):
-        seen.add(name, "t", text, SETTINGS)
-    assert seen.match("x", "t", PLAIN.upper(), SETTINGS) == "first"
-    assert seen.match("first", "t", PLAIN, SETTINGS) == "second"
-    assert seen.match("x", "other", PLAIN, SETTINGS) is None
+        seen.add(name, "t", text)
+    assert seen.match("x", "t", PLAIN.upper()) == "first"
+    assert seen.match("first", "t", PLAIN) == "second"
+    assert seen.match("x", "other", PLAIN) is None
 
 
 def test_short_and_tokenless_texts_never_match_and_no_text_matches_itself() -> None:
     seen = Fingerprints()
     for text in ("short", "!" * 50, PLAIN):
-        seen.add("a", "t", text, SETTINGS)
-        assert seen.match("a", "t", text, SETTINGS) is None
-    assert seen.match("b", "t", "short", SETTINGS) is None
-    assert seen.match("b", "t", "!" * 50, SETTINGS) is None
-    assert seen.match("b", "t", PLAIN, SETTINGS) == "a"
+        seen.add("a", "t", text)
+        assert seen.match("a", "t", text) is None
+    assert seen.match("b", "t", "short") is None
+    assert seen.match("b", "t", "!" * 50) is None
+    assert seen.match("b", "t", PLAIN) == "a"
 
 
 @pytest.mark.parametrize(
@@ -140,6 +137,6 @@ def test_short_and_tokenless_texts_never_match_and_no_text_matches_itself() -> N
 )
 def test_hostile_text_takes_linear_time_and_raises_nothing(text: str) -> None:
     seen = Fingerprints()
-    seen.add("a", text, text, SETTINGS)
-    assert seen.match("a", text, text, SETTINGS) is None
+    seen.add("a", text, text)
+    assert seen.match("a", text, text) is None
     assert len(signature(text, 64, 5)) == 256

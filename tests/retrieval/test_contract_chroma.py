@@ -30,8 +30,8 @@ class TestChroma(EngineContract):
             return open_chroma(made[-1], Config())
 
         with pytest.MonkeyPatch.context() as patch:
-            for name, value in (("hnsw_links", 96), ("hnsw_build", 400), ("hnsw_search", 512)):
-                patch.setattr(Dense, name, value)
+            for name, value in (("HNSW_LINKS", 96), ("HNSW_BUILD", 400), ("HNSW_SEARCH", 512)):
+                patch.setattr(f"harness1.retrieval.engines.chroma.{name}", value)
             yield make
         server.stop()
 

@@ -146,7 +146,7 @@ def test_an_index_without_chunks_finds_nothing() -> None:
 def test_an_approximate_index_finds_nearly_the_same_and_nothing_excluded(
     setting: config.Dense, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(config.Dense, "ivf_probes", 150)
+    monkeypatch.setattr("harness1.retrieval.dense.IVF_PROBES", 150)
     vectors, queries = cloud(3000), cloud(20, seed=1)
     build_approximate(vectors.astype(np.float16), np.arange(3000), setting, tmp_path / "dense.faiss")
     approximate = indexed(vectors, open_approximate(tmp_path / "dense.faiss", setting))

@@ -125,9 +125,9 @@ def test_a_hybrid_ranking_is_the_fusion_of_the_two_lists(
 ) -> None:
     lists = [ids(search(folder, query, max(depth, k), mode=mode)) for mode, depth in zip(BOTH, depths, strict=True)]
     expected = fused(lists, (1.0, 1.0), rrf_k)[:k]
-    monkeypatch.setattr(Retrieval, "rrf_k", rrf_k)
-    monkeypatch.setattr(Retrieval, "bm25_depth", depths[0])
-    monkeypatch.setattr(Retrieval, "dense_depth", depths[1])
+    monkeypatch.setattr("harness1.retrieval.retriever.RRF_K", rrf_k)
+    monkeypatch.setattr("harness1.retrieval.retriever.BM25_DEPTH", depths[0])
+    monkeypatch.setattr("harness1.retrieval.retriever.DENSE_DEPTH", depths[1])
     found = search(folder, query, k)
     assert set(lists[0]) != set(lists[1])
     assert ids(found) == ids(expected)
@@ -164,7 +164,7 @@ def test_vectors_that_are_not_finite_are_a_fault_and_not_an_empty_answer(folder:
 def test_the_best_are_read_again_and_what_they_were_before_is_recorded(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Rerank, "candidates", 12)
+    monkeypatch.setattr("harness1.retrieval.retriever.RERANKED", 12)
     scorer = Scorer()
     (result,) = answers(reranking(folder, scorer), [SearchRequest(QUERIES[0], 5)])
     before = search(folder, QUERIES[0], 12)
@@ -178,7 +178,7 @@ def test_the_best_are_read_again_and_what_they_were_before_is_recorded(
 
 
 def test_more_hits_than_the_model_reads_follow_as_they_were(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Rerank, "candidates", 3)
+    monkeypatch.setattr("harness1.retrieval.retriever.RERANKED", 3)
     (result,) = answers(reranking(folder, Scorer()), [SearchRequest(QUERIES[0], 9)])
     names = [hit.chunk.chunk_id for hit in result.hits]
     assert list(result.pre_rerank_ids) == ids(search(folder, QUERIES[0], 9))

@@ -109,8 +109,8 @@ def test_the_depth_of_a_list_never_falls_below_k(path, monkeypatch) -> None:
     build_milvus(DOCUMENTS, str(path), HASHED, Machine())
     found_by_both = found(open_milvus(str(path), settings()), "common words alpha7", 40)
     assert len(found_by_both) == 40
-    monkeypatch.setattr(config.Retrieval, "bm25_depth", 1)
-    monkeypatch.setattr(config.Retrieval, "dense_depth", 1)
+    monkeypatch.setattr("harness1.retrieval.engines.milvus.BM25_DEPTH", 1)
+    monkeypatch.setattr("harness1.retrieval.engines.milvus.DENSE_DEPTH", 1)
     shallow = open_milvus(str(path), settings())
     assert found(shallow, "common words alpha7", 40) == found_by_both
 

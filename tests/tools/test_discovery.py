@@ -145,14 +145,14 @@ def test_handles_follow_the_fused_order() -> None:
 
 
 def test_queries_beyond_the_limit_are_left_out_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FanOut, "queries", 2)
+    monkeypatch.setattr("harness1.tools.discovery.MOST_QUERIES", 2)
     found = fan_out("alpha", "beta", "gamma")
     assert [ranking.query for ranking in found.rankings] == ["alpha", "beta"]
     assert Note("queries_left_out", {"count": 1, "limit": 2}) in found.notes
 
 
 def test_blank_and_repeated_queries_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FanOut, "queries", 2)
+    monkeypatch.setattr("harness1.tools.discovery.MOST_QUERIES", 2)
     found = fan_out(" ", "alpha", "", "alpha ", "beta")
     assert [ranking.query for ranking in found.rankings] == ["alpha", "beta"]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from harness1.config import AutoPopulate, Curation, Env, Read, Review, Verification
+from harness1.config import AutoPopulate, Curation, Env, Read
 from harness1.env.environment import SearchEnv
 from harness1.env.verifiers import Judgement, VerifierFault
 from harness1.episodes.rollout import ReplayReport, replay_episode, rollout
@@ -193,18 +193,18 @@ def test_naming_nothing_or_nothing_known_is_an_error() -> None:
 
 
 def test_limits_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Review, "documents", 2)
+    monkeypatch.setattr("harness1.tools.documents.MOST_REVIEWED", 2)
     found, _ = review("D1", "D2", "D3")
     assert len(found.hits) == 2
     assert Note("documents_left_out", {"count": 1, "limit": 2}) in found.notes
-    monkeypatch.setattr(Review, "tokens", 20)
+    monkeypatch.setattr("harness1.tools.documents.REVIEW_TOKENS", 20)
     found, _ = review("D1", "D2")
     assert len(found.hits) == 1
     assert Note("parts_left_out", {"count": 1}) in found.notes
 
 
 def test_the_same_document_twice_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Review, "documents", 2)
+    monkeypatch.setattr("harness1.tools.documents.MOST_REVIEWED", 2)
     found, _ = review("D1", "d1", "ada", "D2")
     assert [hit.doc_id for hit in found.hits] == ["ada", "babbage"]
 
@@ -275,8 +275,8 @@ def test_a_document_that_has_grown_is_judged_again_and_the_newest_verdict_holds(
 
 
 def test_limits_and_unknown_handles_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Verification, "documents", 1)
-    monkeypatch.setattr(Verification, "characters", 15)
+    monkeypatch.setattr("harness1.tools.documents.MOST_JUDGED", 1)
+    monkeypatch.setattr("harness1.tools.documents.JUDGED_CHARACTERS", 15)
     (seen,), recorder, _, _ = observed(verify("D3", "D1", "D77"))
     assert recorder.asked == [(CLAIM, ("byron",))]
     assert recorder.longest == 15

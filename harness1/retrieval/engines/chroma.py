@@ -16,6 +16,7 @@ from harness1.errors import ConfigError, CorpusError, InfrastructureFault, Missi
 from harness1.plain import without_password
 from harness1.records import Chunk, ChunkId, DocId
 from harness1.retrieval.corpus import Document
+from harness1.retrieval.dense import HNSW_BUILD, HNSW_LINKS, HNSW_SEARCH
 from harness1.retrieval.embedder import Embedder, open_embedder
 from harness1.retrieval.engines.engine import ChunkStream, EngineIndex, EngineRetriever, ScoredChunks
 from harness1.retrieval.protocol import IndexInfo, Retriever
@@ -274,9 +275,9 @@ def build_chroma(documents: Iterable[Document], url: str, settings: config.Index
             _drop(client, where.building)
         graph: Any = {
             "space": "cosine",
-            "max_neighbors": settings.dense.hnsw_links,
-            "ef_construction": settings.dense.hnsw_build,
-            "ef_search": settings.dense.hnsw_search,
+            "max_neighbors": HNSW_LINKS,
+            "ef_construction": HNSW_BUILD,
+            "ef_search": HNSW_SEARCH,
         }
         collection = client.create_collection(where.building, configuration={"hnsw": graph}, embedding_function=None)
         stream = ChunkStream(documents, settings)

@@ -24,9 +24,10 @@ from harness1.errors import ConfigError, CorpusError, InfrastructureFault, Missi
 from harness1.plain import secrets_of, without_password, without_secrets
 from harness1.records import Chunk, ChunkId, DocId
 from harness1.retrieval.corpus import Analyser, Document, reads_by_script, searched_text
+from harness1.retrieval.dense import HNSW_BUILD, HNSW_LINKS, HNSW_SEARCH, IVF_PROBES
 from harness1.retrieval.embedder import Embedder, open_embedder
 from harness1.retrieval.engines.engine import ChunkStream, EngineIndex, EngineRetriever, Placed, ScoredChunks
-from harness1.retrieval.protocol import IndexInfo, Retriever
+from harness1.retrieval.protocol import BM25_DEPTH, DENSE_DEPTH, RRF_K, IndexInfo, Retriever
 from harness1.words import AUTO, is_foreign
 
 if TYPE_CHECKING:
@@ -237,7 +238,7 @@ class MilvusEngine:
         else:
             from pymilvus import RRFRanker
 
-            found = self._client.hybrid_search(self._collection, lists, RRFRanker(self._retrieval.rrf_k), **options)
+            found = self._client.hybrid_search(self._collection, lists, RRFRanker(RRF_K), **options)
         return [_scored(hits) for hits in found]
 
     def stretch(self, start: int, stop: int, literal: str, timeout: float) -> list[Chunk]:
@@ -263,14 +264,14 @@ class MilvusEngine:
         lists = []
         if self._mode != "dense":
             terms = [join_terms(query, self._analyser) or NO_TERM for query in queries]
-            depth = max(limit, self._retrieval.bm25_depth)
+            depth = max(limit, BM25_DEPTH)
             lists.append(AnnSearchRequest(terms, SPARSE, {"metric_type": "BM25"}, depth, expr=condition))
         if self._embedder:
             vectors = list(self._embedder.embed_queries(queries))
-            depth = max(limit, self._retrieval.dense_depth)
+            depth = max(limit, DENSE_DEPTH)
             # Excluded chunks are usually near the query and use up candidates of HNSW.
-            hnsw = {"ef": min(max(self._dense.hnsw_search, depth) + len(exclude), MOST)}
-            effort = {"exact": {}, "hnsw": hnsw, "ivf": {"nprobe": self._dense.ivf_probes}}[self._dense.search]
+            hnsw = {"ef": min(max(HNSW_SEARCH, depth) + len(exclude), MOST)}
+            effort = {"exact": {}, "hnsw": hnsw, "ivf": {"nprobe": IVF_PROBES}}[self._dense.search]
             param = {"metric_type": "IP", "params": effort}
             lists.append(AnnSearchRequest(vectors, DENSE, param, depth, expr=condition))
         return lists
@@ -383,7 +384,7 @@ def _index_params(client: MilvusClient, settings: config.Index, chunks: int) -> 
     if dense.model:
         kind, options = "FLAT", {}
         if dense.search == "hnsw":
-            kind, options = "HNSW", {"M": dense.hnsw_links, "efConstruction": dense.hnsw_build}
+            kind, options = "HNSW", {"M": HNSW_LINKS, "efConstruction": HNSW_BUILD}
         elif dense.search == "ivf":
             kind, options = "IVF_FLAT", {"nlist": max(1, min(4 * isqrt(chunks), chunks, LONGEST))}
         params.add_index(DENSE, index_type=kind, metric_type="IP", params=options)
