@@ -22,7 +22,7 @@ from rich.text import Text
 from typer import Argument, Option
 
 from harness1.cli.options import Json, MovedDataset
-from harness1.cli.printing import print_json, print_result, put, say_torn
+from harness1.cli.printing import print_json, print_result, put, say, say_torn
 from harness1.cli.progress import Terminal, tracked
 from harness1.config import Config
 from harness1.episodes.rollout import ReplayReport, replay_episode, replay_live
@@ -39,7 +39,7 @@ from harness1.retrieval.open import open_retriever
 from harness1.rl.logprobs import LogprobReport, calls_to_replay, compare_calls, grammar_masks
 from harness1.rows.calls import calls_of
 from harness1.runs.files import Stage, read_stage, write_atomically
-from harness1.runs.folder import run_config
+from harness1.runs.folder import lost_settings, refuse_lost_settings, run_config
 from harness1.runs.journal import EPISODES, count_undigested, read_episodes
 from harness1.tools.registry import Toolbox
 
@@ -65,6 +65,7 @@ def compare(
 
     Example: harness1 compare runs/bm25 runs/scripted --view runs/both.html
     """
+    _say_lost(runs)
     comparison = compare_runs([read_run(run, dataset) for run in runs], metric, top, equal_size)
     command = shlex.join(["harness1", "view", *map(str, runs), "--out", str(view or "view.html")])
     parts = list(blocks(comparison, str(view) if view else ""))
@@ -77,6 +78,12 @@ def compare(
     for part in parts:
         _print(console, part)
     console.print(f"To look at them side by side: {command}", soft_wrap=True)
+
+
+def _say_lost(runs: list[Path]) -> None:
+    for run in runs:
+        if found := lost_settings(run):
+            say(f"{run} was recorded with {found}; what is shown of it is read without")
 
 
 def _write(out: Path, parts: list[Block]) -> None:
@@ -140,6 +147,7 @@ def replay(
     Example: harness1 replay runs/search --live
     """
     config, own_index = run_config(run)
+    refuse_lost_settings(run)
     card = read_stage(run)
     assert card is not None, "run_config has read it"
     if "fused" in card.inputs:
@@ -265,6 +273,7 @@ def view(
             raise UsageError("--serve shows all episodes in a page: give it without --episodes, --tasks and --json")
         _serve(folders, port, open_it)
         return
+    _say_lost(folders)
     # Imported here, because the other verbs start sooner without it.
     from harness1.viewer.pages import Asked, write_view
 

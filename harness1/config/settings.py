@@ -145,20 +145,23 @@ def present(tree: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     return without_removed(tree, prefix)
 
 
-def refuse_removed(tree: Mapping[str, Any], prefix: str = "") -> None:
-    """Refuse a removed setting with another value than its last default, or a removed value of another.
-
-    Raises:
-        ConfigError: it says why it was removed.
-    """
+def lost(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, str]]:
+    """Yield the dotted name, the value and the reason of each removed setting with another value than its last default,
+    and of each removed value of another."""
     for name, value in tree.items():
         path = f"{prefix}{name}"
         if path in REMOVED and value != REMOVED[path].default:
-            raise ConfigError(f"configuration: {path} was removed: {REMOVED[path].reason}")
+            yield path, value, f"{path} was removed: {REMOVED[path].reason}"
         if isinstance(value, str) and (path, value) in REMOVED_VALUES:
-            raise ConfigError(f"configuration: {path}={value} was removed: {REMOVED_VALUES[path, value]}")
+            yield path, value, f"{path}={value} was removed: {REMOVED_VALUES[path, value]}"
         if isinstance(value, dict):
-            refuse_removed(value, f"{path}.")
+            yield from lost(value, f"{path}.")
+
+
+def refuse_removed(tree: Mapping[str, Any], prefix: str = "") -> None:
+    """Refuse what is `lost`; raise ConfigError, which says why it was removed."""
+    for _, _, reason in lost(tree, prefix):
+        raise ConfigError(f"configuration: {reason}")
 
 
 def recorded(settings: Settings, prefix: str) -> dict[str, Any]:

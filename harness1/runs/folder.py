@@ -21,11 +21,22 @@ import msgspec
 
 import harness1
 from harness1.config import Config
+from harness1.config.settings import lost
 from harness1.errors import MALFORMED, ConfigError, SchemaError, UsageError
 from harness1.plain import digest, public_address
 from harness1.plugins import is_own, packages_of, refuse_missing
 from harness1.records import Episode
-from harness1.runs.files import STAGE, Stage, read_stage, refuse_changed, refuse_foreign, remove, write_json, writing
+from harness1.runs.files import (
+    STAGE,
+    Stage,
+    read_raw_stage,
+    read_stage,
+    refuse_changed,
+    refuse_foreign,
+    remove,
+    write_json,
+    writing,
+)
 from harness1.runs.journal import EPISODES, LINES, TOKENS, Lines, continue_lines, hold, latest_episodes
 
 METRICS = "metrics.json"
@@ -123,6 +134,23 @@ def run_config(folder: Path, stage: Stage | None = None) -> tuple[Config, str]:
         raise SchemaError(f"{folder / STAGE} does not say how the run was made: {error}") from error
 
 
+def lost_settings(folder: Path) -> str:
+    """Return what a run was recorded with that this version has no more, such as `env.dedup.threshold=0.9`, with the
+    reasons; empty if it can be played on. Settings of the machine decide nothing."""
+    stage = read_raw_stage(folder)
+    config = stage.outputs.get("config") if stage else None
+    found = lost(config) if isinstance(config, dict) else ()
+    return "; ".join(f"{path}={value} ({why})" for path, value, why in found if not path.startswith("machine."))
+
+
+def refuse_lost_settings(folder: Path) -> None:
+    """Raise UsageError if a run was recorded with settings that this version has no more: it would play another."""
+    if found := lost_settings(folder):
+        raise UsageError(
+            f"{folder} was recorded with {found}: replay it, or go on with it, by the version that made it"
+        )
+
+
 def episodes_of(stage: Stage, folder: Path) -> list[Episode]:
     """Return the last episode of each task and sample of the run that a card describes, sorted, because the mean of
     floats depends on their order."""
@@ -157,6 +185,7 @@ def refuse_other_run(stage: Stage, out: Path) -> Stage:
     """Accept only a folder that is new or empty, or holds the same run; return the card with which it goes on. Raises
     UsageError: the folder holds another run, or something that is not a run."""
     refuse_foreign(out, "run", "no run", EPISODES)
+    refuse_lost_settings(out)
     refuse_changed(stage, out, "run")
     return continue_lines(stage, out / EPISODES)
 

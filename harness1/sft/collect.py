@@ -27,6 +27,7 @@ from harness1.policy.registry import check_policy
 from harness1.records import Episode, Gold, Status, Task
 from harness1.reward.measures import targets
 from harness1.runs.files import STAGE, read_stage
+from harness1.runs.folder import refuse_lost_settings
 from harness1.sft.data_card import CARD, CollectionRun, read_card
 from harness1.sft.rows import Origin, has_token_ids
 from harness1.tools.registry import Toolbox
@@ -212,6 +213,7 @@ def open_runs(folders: Sequence[Path], *, rerendered: bool, partial: bool = Fals
 
 def _open_run(folder: Path, *, partial: bool) -> TeacherRun:
     run = TeacherRun.open(folder)
+    refuse_lost_settings(folder)  # its states are rebuilt by replay
     stage = run.stage
     if not {"dataset", "split"} <= stage.inputs.keys():
         raise UsageError(f"{folder} is not a collection over a dataset's tasks: make one with `harness1 sft collect`")

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from harness1.config import Config
+from harness1.config.settings import recorded
 from tests.cli.commands import Command, command_in_process
 from tests.eval.run_folders import dataset, episode, run_folder
 
@@ -108,3 +110,17 @@ def test_a_dataset_that_was_moved_is_named(command: Command) -> None:
     assert ended.code == 2
     assert "--dataset" in ended.err
     assert command("compare", "one", "two", "--dataset", "new").code == 0
+
+
+def test_a_run_with_a_setting_that_is_gone_is_shown_with_a_notice_and_not_replayed(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    older = recorded(Config(), "") | {"env": {"dedup": {"on": True, "threshold": 0.9}}}
+    monkeypatch.setattr("harness1.runs.folder.public_config", lambda _: older)
+    run_folder(Path("one"), dataset(tmp_path / "data", QUERIES), [episode("t1", "ab"), episode("t2", "a")])
+    told = "one was recorded with env.dedup.threshold=0.9 (env.dedup.threshold was removed: it is a constant now"
+    shown = command("compare", "one", "one")
+    assert (shown.code, told in shown.err) == (0, True), shown.err
+    refused = command("replay", "one")
+    assert (refused.code, told in refused.err) == (2, True), refused.err
