@@ -10,11 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 from typer import Argument, Option
 
 from harness1.cli.printing import print_json, print_result, put, say
 from harness1.config import Config, load_config, opening, shipped
-from harness1.config.settings import notes
+from harness1.config.settings import differences, notes
 from harness1.config.training import RECIPES
 from harness1.data.leaks import ShareName
 from harness1.errors import UsageError
@@ -265,8 +266,8 @@ def _list(found: dict[str, Any]) -> None:
 
 
 def show(config: ConfigFile = None, overrides: Overrides = None, as_json: Json = False) -> None:
-    """Print every setting as TOML with what it decides, the hashes computed from the settings, and what other installed
-    packages add.
+    """Print what differs from the defaults, then every setting as TOML with what it decides, the hashes computed from
+    the settings, and what other installed packages add.
 
     Example: harness1 config show --set env.max_turns=4
     """
@@ -277,6 +278,9 @@ def show(config: ConfigFile = None, overrides: Overrides = None, as_json: Json =
     if as_json:
         print_json({"config": tree, "hashes": hashes, "plugins": plugins})
         return
+    default = public_config(Config())
+    for name, value, usual in differences(tree, default):
+        put(f"# {name} = {msgspec.json.encode(value).decode()}, by default {msgspec.json.encode(usual).decode()}")
     put("\n".join(toml_lines(tree, notes(Config))))
     put("\n".join(f"# {name} = {value}" for name, value in hashes.items()))
     for kind, packages in plugins.items():

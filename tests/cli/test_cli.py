@@ -207,6 +207,7 @@ def test_the_configuration_is_printed_with_overrides_and_reads_back(folder: Path
     shown = harness1("config", "show", "--set", "env.max_turns=4", cwd=folder)
     assert "max_turns = 4" in shown.stdout
     (folder / "mine.toml").write_text(shown.stdout)
+    assert shown.stdout.startswith("# env.max_turns = 4, by default 40\n")
     again = harness1("config", "show", "--config", "mine.toml", cwd=folder)
     assert again.stdout == shown.stdout
 
