@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -41,17 +41,6 @@ from tests.train.test_process_group import PLAYED, STEPS
 
 TRAIN = Train(lora=Lora(rank=4, alpha=4.0), dtype="float32", rate=1e-2, micro_tokens=64, clip=0.5, weight_decay=0.1)
 WEIGHTED = [msgspec.structs.replace(row, token_weight=1 / (at + 2)) for at, row in enumerate(PLAYED[0])]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _calm_adam() -> Iterator[None]:
-    """With a smaller one, Adam makes much of the rounding of gradients that are next to 0."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("harness1.training.trainer.EPSILON", 1e-4)
-        patch.setattr("harness1.engines.tinker.EPSILON", 1e-4)
-        yield
-
-
 CARD = Checkpoint(format="compact", counter="c", env={}, env_hash="e", base="b")
 BOTH = pytest.mark.parametrize("late", [True, False], ids=["futures", "results"])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,17 +31,6 @@ from tests.sft.test_fine_tuning import QUICK, SHORT, SMALL, Place, interrupt_at,
 __all__ = ["place"]  # a fixture
 
 TRAIN = msgspec.structs.replace(QUICK, lora=Lora(rank=4, alpha=4.0), clip=0.5)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _calm_adam() -> Iterator[None]:
-    """With a smaller one, Adam makes much of the rounding of gradients that are next to 0."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("harness1.training.trainer.EPSILON", 1e-4)
-        patch.setattr("harness1.engines.tinker.EPSILON", 1e-4)
-        yield
-
-
 ADDRESS = f"tinker:{MODEL}@http://localhost:1"
 OWN = {"gradient", "memory"}
 """What our own trainer alone measures, or a service under a name of its own."""
