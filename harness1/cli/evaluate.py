@@ -40,7 +40,7 @@ from harness1.data.open import open_source
 from harness1.data.source import Source
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.eval.ablations import ABLATIONS, COLUMNS, LEGEND, AblationTable, ablate, cells, conditions, title
-from harness1.eval.answer_run import METRICS, AnswerRequest, AnswerRun, open_answers
+from harness1.eval.answer_run import METRICS, AnswerRun, open_answers
 from harness1.eval.answers import CONDITIONS
 from harness1.eval.evaluate import Evaluation, Play, rescore
 from harness1.eval.metrics import fault_count
@@ -236,8 +236,9 @@ def answer(
     Example: harness1 answer runs/world --answerer openai:gpt-4o-mini@https://api.openai.com/v1
     """
     machine = resolve(config, overrides).machine
-    asked = AnswerRequest(answerer, judge, conditions, limit, single_size, documents, tokens, answer_tokens, index)
-    answering = open_answers(read_run(run, dataset), asked, out, machine)
+    limits = {"limit": limit, "single_size": single_size, "documents": documents, "tokens": tokens}
+    found = read_run(run, dataset)
+    answering = open_answers(found, out, machine, answerer, judge, conditions, answer_tokens, index, **limits)
     if force:
         answering.clear()
     summary = answering.load_summary() or _carried_out(answering)

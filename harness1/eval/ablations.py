@@ -1,8 +1,7 @@
 """Ablations: the same policy on the same tasks and seeds, with one mechanism of the environment removed at a time, and
 their table: one line per removed mechanism, compared task by task with the base.
 
-A removed mechanism is in no prompt, tool schema, memory or metric. Harness-1 (arXiv 2606.02373), table 3, shows what
-the published harness lost without each mechanism."""
+A removed mechanism is in no prompt, tool schema, memory or metric. See also table 3 of Harness-1 (arXiv 2606.02373)."""
 
 from __future__ import annotations
 
@@ -61,24 +60,21 @@ class Condition(Record, kw_only=True):
     recall: float | None
     answer_recall: float | None
     change: Interval | None = None
-    """Change of the recall: the mean paired difference."""
+    """Of the recall: the mean paired difference."""
     answer_change: Interval | None = None
-    """Change of the final-answer recall."""
     p: float | None = None
-    """Probability that chance alone changes the recall this much (`randomisation_test`), Holm-corrected for all
-    ablations."""
+    """Of the change of the recall by chance (`randomisation_test`), Holm-corrected for all ablations."""
     paired: int = 0
     """Tasks scored in both."""
     hard_failures: int = 0
     base_recall: float = 0.0
     """The base's recall over the tasks scored in both; changes are a percentage of it."""
     base_answer_recall: float = 0.0
-    """The base's final-answer recall over these tasks."""
     search_share: float
     turns: float | None
     set_size: float | None
     broken: int = 0
-    """Episodes broken by the infrastructure, which the same command runs again."""
+    """Episodes broken by the infrastructure."""
 
 
 class AblationTable(Record, kw_only=True):

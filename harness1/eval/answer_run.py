@@ -285,31 +285,26 @@ class AnswerRun:
         return summary
 
 
-@dataclass(frozen=True)
-class AnswerRequest:
-    """The options of `harness1 answer`. `answerer`, `judge`: models as `openai:MODEL@URL`; with an empty judge, answers
-    are not judged. `conditions`: names from `CONDITIONS`, separated by commas. `limit`: as in `questions_of`.
-    `single_size`, `documents`, `tokens`: as in `Answering`. `answer_tokens`: most tokens of an answer or a verdict with
-    its thoughts. `index`: the current location of the run's index, if it was moved."""
-
-    answerer: str
-    judge: str = ""
-    conditions: str = ",".join(CONDITIONS)
-    limit: int = 0
-    single_size: int = 0
-    documents: int = 30
-    tokens: int = 24000
-    answer_tokens: int = 1024
-    index: str | None = None
-
-
-def open_answers(run: Run, asked: AnswerRequest, out: Path | None, machine: Machine) -> AnswerRun:
+def open_answers(
+    run: Run,
+    out: Path | None,
+    machine: Machine,
+    answerer: str,
+    judge: str = "",
+    conditions: str = ",".join(CONDITIONS),
+    answer_tokens: int = 1024,
+    index: str | None = None,
+    limit: int = 0,
+    **limits: int,
+) -> AnswerRun:
     """Open the models and the index that answer the questions of a run, with the settings of `machine.model` for the
-    answerer and of `machine.verifier` for the judge. `out`: None: `answers/MODEL` in the folder of the run. Raises
-    UsageError: a model or a condition is invalid, or the run has nothing to ask."""
-    questions, most = questions_of(run, asked.limit), asked.answer_tokens
-    conditions = {name.strip() for name in asked.conditions.split(",")}
-    if unknown := conditions - set(CONDITIONS):
+    answerer and of `machine.verifier` for the judge. `out`: None: `answers/MODEL` in the folder of the run. `answerer`,
+    `judge`: models as `openai:MODEL@URL`; with an empty judge, answers are not judged. `conditions`: names from
+    `CONDITIONS`, separated by commas. `answer_tokens`: most tokens of an answer or a verdict with its thoughts.
+    `index`: the current location of the run's index, if it was moved. `limit`: as in `questions_of`. `limits`: the
+    numbers of `Answering`. Raises UsageError: a model or a condition is invalid, or the run has nothing to ask."""
+    questions, named = questions_of(run, limit), {name.strip() for name in conditions.split(",")}
+    if unknown := named - set(CONDITIONS):
         raise UsageError(f"--conditions takes some of {', '.join(CONDITIONS)}, not {', '.join(sorted(unknown))!r}")
     # The run's settings with this machine's web services, whose keys are not recorded.
     web = machine.web if machine.web != Machine().web else run.config.machine.web
@@ -317,15 +312,13 @@ def open_answers(run: Run, asked: AnswerRequest, out: Path | None, machine: Mach
     config = msgspec.structs.replace(run.config, machine=recorded)
     work = Answering(
         questions=questions.asked,
-        texts=DocumentReader(open_retriever(asked.index or run.index, config), recorded),
-        answerer=_model(asked.answerer, "--answerer", most, policy_endpoint, machine),
-        judge=_model(asked.judge, "--judge", most, verifier_endpoint, machine) if asked.judge else None,
-        conditions=[condition for condition in CONDITIONS if condition in conditions],
-        single_size=asked.single_size,
-        documents=asked.documents,
-        tokens=asked.tokens,
+        texts=DocumentReader(open_retriever(index or run.index, config), recorded),
+        answerer=_model(answerer, "--answerer", answer_tokens, policy_endpoint, machine),
+        judge=_model(judge, "--judge", answer_tokens, verifier_endpoint, machine) if judge else None,
+        conditions=[condition for condition in CONDITIONS if condition in named],
+        **limits,
     )
-    out = out or run.folder / "answers" / re.sub(r"[^\w.-]", "-", ModelSpec.read(asked.answerer).model)
+    out = out or run.folder / "answers" / re.sub(r"[^\w.-]", "-", ModelSpec.read(answerer).model)
     return AnswerRun(run, questions, work, out, machine.concurrency)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -212,9 +212,8 @@ class Questions(Record):
     tasks: int
     """Tasks that have a right answer."""
     without_answers: int
-    """Tasks that have no right answer."""
     broken: int
-    """Episodes broken by the infrastructure, which delivered nothing that could be judged."""
+    """Episodes broken by the infrastructure."""
 
 
 AnswerJob = tuple[AnswerItem, Condition]
@@ -272,6 +271,18 @@ class Answering:
         question, condition = job
         answer = verdict = None
         fault = ""
+
+        async def ask(role: Role, model: NamedModel, messages: Messages, **shown: Any) -> Reply:
+            prompt = digest([messages, {"temperature": 0, "most_tokens": model.completer.most_tokens}])
+            task: dict[str, Any] = {"task_id": question.task_id, "sample_idx": question.sample_idx, **shown}
+            reply = Reply(role=role, condition=condition, model=model.name, prompt=prompt, text="", **task)
+            if (known := store.kept.get(reply.key)) is not None:
+                return known
+            completion = await model.completer.complete(messages)
+            reply = msgspec.structs.replace(reply, **msgspec.structs.asdict(completion))
+            store.append(reply)
+            return reply
+
         try:
             units: Sequence[UnitId] = question.delivered if condition == "curated" else ()
             if condition == "single":
@@ -279,43 +290,13 @@ class Answering:
             shown = within_budget(await self.texts.sources(units[: self.documents]), self.documents, self.tokens)
             given = tuple(source.unit_id for source in shown)
             messages = ask_closed(question.query) if condition == "closed" else ask_open(question.query, shown)
-            answer = await _request("answer", job, self.answerer, messages, store, given, len(units) - len(given))
+            answer = await ask("answer", self.answerer, messages, documents=given, left_out=len(units) - len(given))
             if self.judge is not None:
                 judged = ask_judge(question.query, question.golds, read_answer(answer.text))
-                verdict = await _request("verdict", job, self.judge, judged, store)
+                verdict = await ask("verdict", self.judge, judged)
         except InfrastructureFault as error:
             fault = str(error)
         return Answered(question, condition, answer, verdict, fault)
-
-
-async def _request(
-    role: Role,
-    job: AnswerJob,
-    model: NamedModel,
-    messages: Messages,
-    store: ReplyStore,
-    documents: tuple[UnitId, ...] = (),
-    left_out: int = 0,
-) -> Reply:
-    question, condition = job
-    settings = {"temperature": 0, "most_tokens": model.completer.most_tokens}
-    named = Reply(
-        role=role,
-        task_id=question.task_id,
-        sample_idx=question.sample_idx,
-        condition=condition,
-        model=model.name,
-        prompt=digest([messages, settings]),
-        text="",
-        documents=documents,
-        left_out=left_out,
-    )
-    if (known := store.kept.get(named.key)) is not None:
-        return known
-    completion = await model.completer.complete(messages)
-    reply = msgspec.structs.replace(named, **msgspec.structs.asdict(completion))
-    store.append(reply)
-    return reply
 
 
 def questions_of(run: Run, limit: int = 0) -> Questions:

@@ -84,9 +84,8 @@ class Side(Record):
     tasks: int
     """All tasks of the run, scored or not."""
     broken: int = 0
-    """Episodes that the infrastructure broke."""
+    """Episodes that the infrastructure broke, which count in the run's means as `faults` says."""
     faults: Faults = "exclude"
-    """How these count in the run's means."""
 
 
 class Change(Record):
@@ -108,10 +107,9 @@ class Pairing(Record):
     tasks: int
     """Common tasks, scored in both."""
     left_out: tuple[int, int]
-    """Numbers of other tasks: those of the first, and those of the second."""
+    """Numbers of other tasks of the first, and of the second."""
     fell_out: dict[str, int]
-    """Numbers of these tasks by what they lack: `first: infrastructure`, where it broke all their episodes there,
-    `first: not played`, or `first: no such task`; and for the second alike."""
+    """Numbers of these tasks by what they lack in a run, such as `first: not played` (see `FELL_OUT`)."""
     metrics: dict[str, Difference]
     cards: dict[str, tuple[Any, Any]]
     settings: dict[str, tuple[Any, Any]]
@@ -120,7 +118,7 @@ class Pairing(Record):
     losses: int
     ties: int
     changed: tuple[Change, ...]
-    """Tasks whose value of the chosen metric changed, largest change first."""
+    """The largest change of the chosen metric first."""
 
 
 class Comparison(Record):
@@ -259,14 +257,12 @@ COUNTED = ("set_size", "turns", "prompt_tokens", "prefill_tokens")
 
 @dataclass(frozen=True)
 class Grid:
-    """A table of plain text."""
+    """A table of plain text. `numbers`: columns that are right-aligned; `flexible`: the one that shrinks."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     numbers: frozenset[int]
-    """Columns that are right-aligned."""
     flexible: int | None = None
-    """The column that shrinks if there is no room."""
 
 
 @dataclass(frozen=True)

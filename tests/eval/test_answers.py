@@ -6,16 +6,12 @@ import asyncio
 import csv
 import io
 import re
-import string
-from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from harness1.config import Machine
 from harness1.errors import HarnessError, InfrastructureFault, SchemaError, UsageError
@@ -166,6 +162,10 @@ def test_an_answer_that_does_not_come_is_missing_and_comes_later(tmp_path: Path)
     def failing(system: str, user: str) -> str | HarnessError:
         return InfrastructureFault("down (3 attempts)") if "Engine?" in user else reads(system, user)
 
+    judge = Server(lambda *_: InfrastructureFault("busy"))
+    unjudged = summarise_answers(answered(working(Server(reads), judge), tmp_path / "judged"), resamples=100)
+    assert (unjudged["missing"], unjudged["missing_verdicts"]) == (0, 8)
+    assert unjudged["conditions"]["curated"]["judge"] == {"mean": None, "low": None, "high": None}
     summary = summarise_answers(answered(working(Server(failing)), tmp_path), resamples=100)
     assert (summary["missing"], summary["faults"]) == (3, ["down (3 attempts)"] * 3)
     curated = summary["conditions"]["curated"]
@@ -211,14 +211,6 @@ def test_verdicts_that_are_none_are_counted_and_no_score(tmp_path: Path) -> None
     assert curated["exact_match"]["mean"] == 0.75
 
 
-def test_a_judge_that_fails_leaves_the_answer(tmp_path: Path) -> None:
-    judge = Server(lambda *_: InfrastructureFault("busy"))
-    summary = summarise_answers(answered(working(Server(reads), judge), tmp_path), resamples=100)
-    assert (summary["missing"], summary["missing_verdicts"]) == (0, 8)
-    assert summary["conditions"]["curated"]["judge"] == {"mean": None, "low": None, "high": None}
-    assert [pair["metric"] for pair in summary["pairs"]] == ["exact_match"] * 3 + ["f1"] * 3
-
-
 def test_samples_are_averaged_before_tasks_and_conditions_compared_on_equal_tasks(tmp_path: Path) -> None:
     server = Server(reads, usage={"prompt_tokens": 100, "completion_tokens": 2})
     summary = summarise_answers(answered(working(server), tmp_path), resamples=200)
@@ -243,7 +235,9 @@ def test_the_summary_does_not_depend_on_the_order_in_which_answers_came(tmp_path
 
 
 def test_the_table_has_a_line_for_each_task_and_condition(tmp_path: Path) -> None:
-    lines = list(csv.DictReader(io.StringIO(as_csv(answered(working(Server(reads), Server(judges)), tmp_path)))))
+    found = answered(working(Server(reads), Server(judges)), tmp_path)
+    assert "Babbage" not in as_csv([each for each in found if each.condition == "closed"], secret=True)
+    lines = list(csv.DictReader(io.StringIO(as_csv(found))))
     assert len(lines) == 6
     where = next(line for line in lines if (line["task_id"], line["condition"]) == ("where", "curated"))
     assert where == {
@@ -256,12 +250,6 @@ def test_the_table_has_a_line_for_each_task_and_condition(tmp_path: Path) -> Non
         "answer": "Missolonghi | no idea",
         "right": "Missolonghi",
     }
-
-
-def test_secret_answers_are_not_in_the_table(tmp_path: Path) -> None:
-    table = as_csv(answered(working(Server(lambda *_: "no idea"), None), tmp_path), secret=True)
-    assert "no idea" in table
-    assert "Missolonghi" not in table
 
 
 def test_a_damaged_line_is_named(tmp_path: Path) -> None:
@@ -289,17 +277,9 @@ def names(found: tuple[QuotedDocument, ...]) -> str:
 def test_the_lowest_ranks_are_dropped_first_and_whole(documents: int, tokens: int, expected: str) -> None:
     sources = [source("a", 10), source("b", 20), source("c", 10), source("d", 20)]
     assert names(within_budget(sources, documents, tokens)) == expected
-
-
-def test_what_never_fits_makes_no_other_document_go() -> None:
-    sources = [source("a", 10), source("b", 1000), source("c", 10), source("d", 90)]
-    assert names(within_budget(sources, 30, 100)) == "ac"
-    assert within_budget([], 30, 100) == ()
-
-
-def test_titles_count() -> None:
-    assert within_budget([source("a", 10, "four")], 30, 10) == ()
-    assert names(within_budget([source("a", 10, "four")], 30, 11)) == "a"
+    never = source("x", 1000)  # makes no other document go
+    assert names(within_budget([never, *sources], documents + 1, tokens)) == expected
+    assert names(within_budget([source("t", tokens, "four"), *sources], documents + 1, tokens)) == expected
 
 
 def test_a_document_is_whole_however_it_was_cut() -> None:
@@ -333,33 +313,20 @@ def test_a_fault_is_tried_again_and_then_one_of_the_infrastructure() -> None:
         run(DocumentReader(WordRetriever(CORPUS), QUICK).sources([UnitId("nobody")]))
 
 
-def test_a_silent_index_is_a_fault() -> None:
-    class Silent(WordRetriever):
-        async def read(self, doc_id):
-            raise TimeoutError
-
-    with pytest.raises(InfrastructureFault, match="no answer within"):
-        run(
-            DocumentReader(Silent(CORPUS), msgspec.structs.replace(QUICK, call_deadline_s=1.0)).sources([UnitId("ada")])
-        )
-
-
 BYRON = QuotedDocument(UnitId("byron#7"), "Lord Byron", "He died in Missolonghi.")
 UNTITLED = QuotedDocument(UnitId("d2"), "", "Rain fell.")
 
 
-def test_documents_stand_in_their_order_with_titles_and_without_ids() -> None:
-    system, user = ask_open("Where did he die?", [UNTITLED, BYRON])
-    assert system == {"role": "system", "content": PROMPTS["open"]}
-    assert user["content"] == (
-        "<document>\nRain fell.\n</document>\n<document>\nLord Byron\nHe died in Missolonghi.\n</document>\n"
-        "<question>\nWhere did he die?\n</question>"
-    )
-
-
-def test_without_documents_the_question_stands_alone() -> None:
-    system, user = ask_closed("Where?")
-    assert (system["content"], user["content"]) == (PROMPTS["closed"], "<question>\nWhere?\n</question>")
+def test_prompts_hold_documents_in_their_order_with_titles_and_without_ids() -> None:
+    question = "<question>\nWhere?\n</question>"
+    documents = "<document>\nRain fell.\n</document>\n<document>\nLord Byron\nHe died in Missolonghi.\n</document>"
+    judged = "<correct>\nMissolonghi\nMesolongi\n</correct>\n<answer>\nAthens\n</answer>"
+    for kind, messages, told in (
+        ("open", ask_open("Where?", [UNTITLED, BYRON]), f"{documents}\n{question}"),
+        ("closed", ask_closed("Where?"), question),
+        ("judge", ask_judge("Where?", ["Missolonghi", "Mesolongi"], "Athens"), f"{question}\n{judged}"),
+    ):
+        assert messages == [{"role": "system", "content": PROMPTS[kind]}, {"role": "user", "content": told}]
 
 
 def test_no_text_ends_the_tags_that_it_stands_between() -> None:
@@ -370,14 +337,6 @@ def test_no_text_ends_the_tags_that_it_stands_between() -> None:
     assert "a < b" in user
     judged = ask_judge("q", ["yes", "</correct>"], "</answer> correct")[1]["content"]
     assert judged.count("</correct>") == judged.count("</answer>") == 1
-
-
-def test_a_judge_sees_question_right_answers_and_answer() -> None:
-    system, user = ask_judge("Where?", ["Missolonghi", "Mesolongi"], "Athens")
-    assert system["content"] == PROMPTS["judge"]
-    assert user["content"] == (
-        "<question>\nWhere?\n</question>\n<correct>\nMissolonghi\nMesolongi\n</correct>\n<answer>\nAthens\n</answer>"
-    )
 
 
 @pytest.mark.parametrize(
@@ -418,12 +377,6 @@ def test_a_verdict_is_one_of_two_words_or_none(said: str, verdict: bool | None) 
     assert read_verdict(said) is verdict
 
 
-WORDS = st.lists(
-    st.sampled_from(["The", "a", "An", "Ada", "ada.", "1815", "U.S.", "of", "--", "an,", "Theft"]), max_size=6
-)
-TEXTS = WORDS.map(" ".join)
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -461,28 +414,3 @@ def test_case_articles_punctuation_and_white_space_make_no_difference(text: str,
 def test_the_best_of_the_right_answers_counts(answer: str, golds: list[str], match: float, f1: float) -> None:
     assert exact_match(answer, golds) == match
     assert token_f1(answer, golds) == pytest.approx(f1)
-
-
-def official_normal(text: str) -> str:
-    """The published rules, for ASCII."""
-    kept = "".join(letter for letter in text.lower() if letter not in string.punctuation)
-    return " ".join(re.sub(r"\b(a|an|the)\b", " ", kept).split())
-
-
-@given(TEXTS, TEXTS)
-def test_scores_of_plain_texts_are_the_published_ones(answer: str, gold: str) -> None:
-    said, right = official_normal(answer).split(), official_normal(gold).split()
-    assert exact_match(answer, [gold]) == float(said == right)
-    same = sum((Counter(said) & Counter(right)).values())
-    if not said or not right:
-        assert token_f1(answer, [gold]) == float(said == right)
-    elif same == 0:
-        assert token_f1(answer, [gold]) == 0.0
-    else:
-        precision, recall = same / len(said), same / len(right)
-        assert token_f1(answer, [gold]) == pytest.approx(2 * precision * recall / (precision + recall))
-
-
-def test_an_answer_is_never_scored_against_nothing() -> None:
-    with pytest.raises(ValueError, match="empty"):
-        exact_match("Ada", [])

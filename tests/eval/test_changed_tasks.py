@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -73,17 +75,13 @@ def test_changed_gold_is_refused_and_scores_the_episodes_again_without_playing(d
     assert not ran
     assert after["curated_recall"] != before["curated_recall"]
     assert load_finished_metrics(changed, run) == after
-    assert repeatable(run) == repeatable_of(changed, tmp_path / "fresh")
+    ensure_run(changed, tmp_path / "fresh")
+    assert repeatable(run) == repeatable(tmp_path / "fresh")
     again = list(read_episodes(run))
     assert [each.reward for each in again] != [each.reward for each in played]
     assert [msgspec.structs.replace(each, reward=None) for each in again] == [
         msgspec.structs.replace(each, reward=None) for each in played
     ]
-
-
-def repeatable_of(job: Evaluation, folder: Path) -> dict[str, bytes]:
-    ensure_run(job, folder)
-    return repeatable(folder)
 
 
 @pytest.mark.parametrize("policy", ["oracle", "oracle-teacher"])
@@ -178,14 +176,12 @@ def test_scoring_again_can_be_killed_anywhere_and_repeated(data: Path, tmp_path:
     original = evaluation(data)
     ensure_run(original, first)
     changed = evaluation(with_other_gold(data))
-    whole = repeatable_of(changed, tmp_path / "whole")
-    number = 0
-    while True:
+    ensure_run(changed, tmp_path / "whole")
+    for number in count():
         run = tmp_path / f"run{number}"
         run.mkdir()
-        with_other = [path for path in first.iterdir() if path.is_file()]
-        for path in with_other:
-            (run / path.name).write_bytes(path.read_bytes())
+        for path in filter(Path.is_file, first.iterdir()):
+            shutil.copy(path, run)
         if die_at_fsync(lambda run=run: rescore(changed, run), number) == 0:
             break
         if number:  # whoever takes the edit back must not get the new rewards with the old gold
@@ -195,9 +191,8 @@ def test_scoring_again_can_be_killed_anywhere_and_repeated(data: Path, tmp_path:
             ensure_run(changed, run)
         rescore(changed, run)
         ensure_run(changed, run)
-        assert repeatable(run) == whole
+        assert repeatable(run) == repeatable(tmp_path / "whole")
         assert not [path.name for path in run.iterdir() if path.name.startswith(".")]
-        number += 1
     assert number == 4
 
 

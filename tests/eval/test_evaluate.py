@@ -24,7 +24,6 @@ from harness1.retrieval.corpus import Document, GivenChunk
 from harness1.runs.files import read_stage
 from harness1.runs.folder import METRICS, RESOURCES, read_provenance, run_config
 from harness1.runs.journal import EpisodeStore, read_episodes
-from harness1.viewer.report import ensure_report
 from tests.run_folders import repeatable
 from tests.support import die_at_fsync
 
@@ -43,12 +42,8 @@ def evaluation(index: str, tasks: int = 4, policy: str = "oracle", samples: int 
     return Evaluation("world:100", "train", SOURCE.tasks("train")[:tasks], index, policy, CONFIG, samples)
 
 
-def ignore(*_: object) -> None:
-    pass
-
-
 def test_a_run_folder_says_what_was_run_and_how_it_ended(index: str, tmp_path: Path) -> None:
-    metrics = evaluate(evaluation(index), tmp_path, ignore, ignore)
+    metrics = evaluate(evaluation(index), tmp_path)
     assert msgspec.json.decode((tmp_path / METRICS).read_bytes()) == metrics
     stage = read_stage(tmp_path)
     assert stage is not None
@@ -59,15 +54,15 @@ def test_a_run_folder_says_what_was_run_and_how_it_ended(index: str, tmp_path: P
 
 def test_the_oracle_reaches_recall_one_and_one_search_does_not(index: str, tmp_path: Path) -> None:
     tasks = 60
-    oracle = evaluate(evaluation(index, tasks), tmp_path / "oracle", ignore, ignore)
-    single = evaluate(evaluation(index, tasks, "single-shot"), tmp_path / "single", ignore, ignore)
+    oracle = evaluate(evaluation(index, tasks), tmp_path / "oracle")
+    single = evaluate(evaluation(index, tasks, "single-shot"), tmp_path / "single")
     assert oracle["curated_recall"]["mean"] == 1.0
     assert oracle["curated_precision"]["mean"] == 1.0
     assert single["curated_recall"]["high"] < 1.0
 
 
 def test_only_what_is_missing_is_run_again(index: str, tmp_path: Path) -> None:
-    evaluate(evaluation(index), tmp_path, ignore, ignore)
+    evaluate(evaluation(index), tmp_path)
     lines = (tmp_path / "episodes.jsonl").read_bytes().splitlines(keepends=True)
     (tmp_path / "episodes.jsonl").write_bytes(b"".join(lines[:2]) + lines[2][:50])
     started: list[tuple[int, int]] = []
@@ -79,20 +74,20 @@ def test_only_what_is_missing_is_run_again(index: str, tmp_path: Path) -> None:
 
 
 def test_an_episode_that_the_infrastructure_broke_is_run_again(index: str, tmp_path: Path) -> None:
-    evaluate(evaluation(index, 2), tmp_path, ignore, ignore)
+    evaluate(evaluation(index, 2), tmp_path)
     first, second = read_episodes(tmp_path)
     (tmp_path / "episodes.jsonl").unlink()
     with EpisodeStore(tmp_path) as store:
         store.append(msgspec.structs.replace(first, status=Status.INFRA_ERROR, reward=None))
         store.append(second)
     ran: list[Episode] = []
-    metrics = evaluate(evaluation(index, 2), tmp_path, ignore, ran.append)
+    metrics = evaluate(evaluation(index, 2), tmp_path, on_episode=ran.append)
     assert [episode.task.task_id for episode in ran] == [first.task.task_id]
     assert metrics["failures"]["infra_error"] == 0
 
 
 def test_a_resumed_run_tells_what_had_finished_and_one_with_nothing_to_run_does_not(index: str, tmp_path: Path) -> None:
-    evaluate(evaluation(index), tmp_path, ignore, ignore)
+    evaluate(evaluation(index), tmp_path)
     first, *rest = read_episodes(tmp_path)
     (tmp_path / "episodes.jsonl").unlink()
     with EpisodeStore(tmp_path) as store:
@@ -107,7 +102,6 @@ def test_a_resumed_run_tells_what_had_finished_and_one_with_nothing_to_run_does_
             evaluation(index),
             tmp_path,
             lambda *counts: told.append(counts),
-            ignore,
             on_earlier=lambda episode: told.append(episode.task.task_id),
         )
 
@@ -122,26 +116,13 @@ def test_an_interrupt_says_that_the_same_command_goes_on(index: str, tmp_path: P
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt) as caught:
-        evaluate(evaluation(index), tmp_path, ignore, interrupted)
+        evaluate(evaluation(index), tmp_path, on_episode=interrupted)
     assert caught.value.__notes__ == ["the same command continues where it stopped"]
     found = read_provenance(tmp_path)
     assert found is not None
     assert found["ended"]
-    evaluate(evaluation(index), tmp_path, ignore, ignore)
+    evaluate(evaluation(index), tmp_path)
     assert msgspec.json.decode((tmp_path / RESOURCES).read_bytes())["wall_seconds"] > 0
-
-
-def test_who_only_writes_the_outputs_of_a_killed_run_gives_it_no_end(index: str, tmp_path: Path) -> None:
-    job = evaluation(index, 2)
-    evaluate(job, tmp_path, ignore, ignore)
-    found = read_provenance(tmp_path)
-    (tmp_path / "provenance.json").write_bytes(msgspec.json.encode({**(found or {}), "ended": None}))
-    (tmp_path / METRICS).unlink()
-    evaluate(job, tmp_path, ignore, ignore)
-    again = read_provenance(tmp_path)
-    assert again is not None
-    assert again["ended"] is None
-    assert "wall_seconds" not in msgspec.json.decode((tmp_path / RESOURCES).read_bytes())
 
 
 def test_an_index_of_another_corpus_is_refused_before_anything_runs(index: str, tmp_path: Path) -> None:
@@ -149,7 +130,7 @@ def test_an_index_of_another_corpus_is_refused_before_anything_runs(index: str, 
     tasks = [msgspec.structs.replace(task, gold=gold) for task in SOURCE.tasks("train")[:25]]
     other = replace(evaluation(index), tasks=tasks)
     with pytest.raises(UsageError, match="another corpus"):
-        evaluate(other, tmp_path / "run", ignore, ignore)
+        evaluate(other, tmp_path / "run")
     assert not (tmp_path / "run").exists()
     some = [*tasks[:19], SOURCE.tasks("train")[19]]
     replace(other, tasks=some).check()
@@ -185,22 +166,12 @@ def test_facts_are_looked_up_by_their_chunks(tmp_path: Path) -> None:
         replace(found, tasks=absent).check()
 
 
-def test_samples_of_a_task_are_episodes_of_their_own(index: str, tmp_path: Path) -> None:
-    metrics = evaluate(evaluation(index, 3, "random", samples=2), tmp_path, ignore, ignore)
-    assert (metrics["tasks"], metrics["episodes"]) == (3, 6)
-    assert len({episode.episode_id for episode in read_episodes(tmp_path)}) == 6
-
-
 def test_tasks_without_gold_are_refused_before_anything_runs(index: str, tmp_path: Path) -> None:
     task = msgspec.structs.replace(SOURCE.tasks("train")[0], gold=Gold({}))
-    with pytest.raises(UsageError, match=task.task_id):
-        evaluate(Evaluation("w", "train", [task], index, "oracle", CONFIG), tmp_path / "run", ignore, ignore)
+    for tasks, why in (([task], task.task_id), ([], "no tasks")):
+        with pytest.raises(UsageError, match=why):
+            evaluate(Evaluation("w", "train", tasks, index, "oracle", CONFIG), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_an_empty_split_is_refused(index: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no tasks"):
-        evaluate(Evaluation("w", "dev", [], index, "oracle", CONFIG), tmp_path, ignore, ignore)
 
 
 def names(task: Evaluation) -> list[str]:
@@ -210,7 +181,7 @@ def names(task: Evaluation) -> list[str]:
 def test_a_finished_run_is_left_alone(index: str, tmp_path: Path) -> None:
     job = evaluation(index, 2)
     assert load_finished_metrics(job, tmp_path) is None
-    assert evaluate(job, tmp_path, ignore, ignore) == load_finished_metrics(job, tmp_path)
+    assert evaluate(job, tmp_path) == load_finished_metrics(job, tmp_path)
     assert load_finished_metrics(evaluation(index, 3), tmp_path) is None
     (tmp_path / METRICS).write_text("torn")
     assert load_finished_metrics(job, tmp_path) is None
@@ -218,12 +189,12 @@ def test_a_finished_run_is_left_alone(index: str, tmp_path: Path) -> None:
 
 def test_a_finished_run_that_lost_episodes_is_not_finished(index: str, tmp_path: Path) -> None:
     job = evaluation(index)
-    first = evaluate(job, tmp_path, ignore, ignore)
+    first = evaluate(job, tmp_path)
     lines = (tmp_path / "episodes.jsonl").read_bytes().splitlines(keepends=True)
     (tmp_path / "episodes.jsonl").write_bytes(b"".join(lines[1:]))
     assert load_finished_metrics(job, tmp_path) is None
     ran: list[Episode] = []
-    assert evaluate(job, tmp_path, ignore, ran.append) == first
+    assert evaluate(job, tmp_path, on_episode=ran.append) == first
     assert len(ran) == 1
     assert load_finished_metrics(job, tmp_path) == first
     (tmp_path / "episodes.jsonl").unlink()
@@ -233,12 +204,12 @@ def test_a_finished_run_that_lost_episodes_is_not_finished(index: str, tmp_path:
 @pytest.mark.parametrize("setting", ["machine.price=[2, 0, 0]", "machine.bootstrap=200"])
 def test_what_is_made_of_the_episodes_by_other_settings_is_made_again(index: str, tmp_path: Path, setting: str) -> None:
     job = evaluation(index, 3, "random")
-    evaluate(job, tmp_path, ignore, ignore)
+    evaluate(job, tmp_path)
     work = load_config(None, ["machine.workers=1", "machine.bootstrap=100", setting])
     other = replace(job, config=work)
     assert load_finished_metrics(other, tmp_path) is None
     ran: list[Episode] = []
-    evaluate(other, tmp_path, ignore, ran.append)
+    evaluate(other, tmp_path, on_episode=ran.append)
     assert not ran
     assert load_finished_metrics(other, tmp_path) is not None
     assert load_finished_metrics(job, tmp_path) is None
@@ -251,13 +222,13 @@ def test_what_is_made_of_the_episodes_by_other_settings_is_made_again(index: str
 
 def test_what_is_missing_of_the_outputs_is_made_again_without_an_episode(index: str, tmp_path: Path) -> None:
     job = evaluation(index, 2, "random", samples=2)
-    evaluate(job, tmp_path, ignore, ignore)
+    evaluate(job, tmp_path)
     first, provenance = repeatable(tmp_path), (tmp_path / "provenance.json").read_bytes()
     for name in names(job):
         (tmp_path / name).unlink()
         assert load_finished_metrics(job, tmp_path) is None, name
         ran: list[Episode] = []
-        evaluate(job, tmp_path, ignore, ran.append)
+        evaluate(job, tmp_path, on_episode=ran.append)
         assert not ran
         assert load_finished_metrics(job, tmp_path) is not None, name
         if name != "provenance.json":
@@ -269,38 +240,32 @@ def test_what_is_missing_of_the_outputs_is_made_again_without_an_episode(index: 
 
 def test_outputs_do_not_depend_on_the_order_in_which_episodes_finished(index: str, tmp_path: Path) -> None:
     job = evaluation(index, 5, "random", samples=3)
-    evaluate(job, tmp_path, ignore, ignore)
-    first = repeatable(tmp_path)
+    evaluate(job, tmp_path)
+    first = repeatable(tmp_path)  # with a report
     assert set(names(job)) - set(first) == {"provenance.json", "resources.json"}
     lines = (tmp_path / "episodes.jsonl").read_bytes().splitlines(keepends=True)
     random.Random(1).shuffle(lines)
     (tmp_path / "episodes.jsonl").write_bytes(b"".join(lines))
     (tmp_path / METRICS).unlink()
-    evaluate(job, tmp_path, ignore, ignore)
+    evaluate(job, tmp_path)
+    assert not (tmp_path / "report.html").exists()  # it was made of other files
     assert repeatable(tmp_path) == first
 
 
 def test_a_run_that_is_killed_while_it_writes_is_completed(index: str, tmp_path: Path) -> None:
     job = evaluation(index, 2)
-    evaluate(job, tmp_path / "whole", ignore, ignore)
+    evaluate(job, tmp_path / "whole")
     whole = repeatable(tmp_path / "whole")
     for number in count():
         out = tmp_path / str(number)
-        if die_at_fsync(lambda out=out: evaluate(job, out, ignore, ignore), number) == 0:
+        if die_at_fsync(lambda out=out: evaluate(job, out), number) == 0:
             break
         assert load_finished_metrics(job, out) is None
-        evaluate(job, out, ignore, ignore)
+        evaluate(job, out)
         assert repeatable(out) == whole
         assert len(list(read_episodes(out))) == 2
         assert {path.name for path in out.iterdir()} == {path.name for path in (tmp_path / "whole").iterdir()}
     assert number > len(names(job))
-
-
-def test_no_report_outlives_what_it_was_made_of(index: str, tmp_path: Path) -> None:
-    evaluate(evaluation(index), tmp_path, ignore, ignore)
-    ensure_report(tmp_path)
-    evaluate(evaluation(index), tmp_path, ignore, ignore)
-    assert not (tmp_path / "report.html").exists()
 
 
 def test_a_full_disk_is_one_clear_line(index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,23 +276,23 @@ def test_a_full_disk_is_one_clear_line(index: str, tmp_path: Path, monkeypatch: 
         with monkeypatch.context() as patched:
             patched.setattr(owner, name, full)
             with pytest.raises(UsageError, match="no space left"):
-                evaluate(evaluation(index), tmp_path, ignore, ignore)
+                evaluate(evaluation(index), tmp_path)
         stage = read_stage(tmp_path)
         assert stage is not None
         assert stage.status == "interrupted"
-    assert evaluate(evaluation(index), tmp_path, ignore, ignore)["scored"] == 4
+    assert evaluate(evaluation(index), tmp_path)["scored"] == 4
 
 
 def test_a_place_that_cannot_hold_a_run_is_told(index: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for out in (tmp_path / "file", tmp_path / "file" / "run", Path("/proc/run")):
         with pytest.raises(UsageError, match=str(out)):
-            evaluate(evaluation(index, 1), out, ignore, ignore)
+            evaluate(evaluation(index, 1), out)
 
 
 def test_a_folder_that_another_process_writes_keeps_its_card(index: str, tmp_path: Path) -> None:
-    evaluate(evaluation(index, 1), tmp_path, ignore, ignore)
+    evaluate(evaluation(index, 1), tmp_path)
     card = (tmp_path / "stage.json").read_bytes()
     with EpisodeStore(tmp_path), pytest.raises(UsageError, match="another process"):
-        evaluate(evaluation(index, 1), tmp_path, ignore, ignore)
+        evaluate(evaluation(index, 1), tmp_path)
     assert (tmp_path / "stage.json").read_bytes() == card

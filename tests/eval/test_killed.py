@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from harness1.runs.files import read_stage
-from harness1.runs.folder import CONFIG, METRICS
+from harness1.runs.folder import CONFIG
 from harness1.runs.journal import EPISODES, read_episodes
 from tests.run_folders import repeatable
 
@@ -88,33 +88,6 @@ def test_a_run_that_is_killed_again_and_again_ends_as_one_that_was_not(place: Pa
     completed(command(place, out.name, workers))
     assert kills >= 3
     assert_same(out, place / f"whole-{workers}")
-
-
-def test_a_run_that_is_killed_while_its_outputs_are_written_ends_as_one_that_was_not(place: Path) -> None:
-    rng = random.Random(0)
-    out = place / "written"
-    for _ in range(6):
-        (out / METRICS).unlink(missing_ok=True)
-        killed(command(place, out.name, 2), (out / METRICS).is_file, rng.uniform(0, 0.03))
-    completed(command(place, out.name, 2))
-    assert_same(out, place / "whole-2")
-
-
-def test_killed_ablations_end_as_ones_that_were_not(place: Path) -> None:
-    rng = random.Random(7)
-    more = ("--ablations", "dedup,review", "--limit", "8")
-    completed(command(place, "ablations", 2, *more))
-    out = place / "ablations-killed"
-    names = ("base", "dedup", "review")
-    for name in (*names, "review"):
-        some = rng.randint(0, 8 * SAMPLES)
-        journal = out / name / EPISODES
-        killed(command(place, out.name, 2, *more), lambda j=journal, n=some: lines(j) >= n, rng.uniform(0, 0.1))
-    completed(command(place, out.name, 2, *more))
-    for name in names:
-        assert_same(out / name, place / "ablations" / name)
-    for table in ("ablations.json", "ablations.md"):
-        assert (out / table).read_bytes() == (place / "ablations" / table).read_bytes()
 
 
 def assert_same(out: Path, whole: Path) -> None:

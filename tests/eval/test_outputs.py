@@ -51,7 +51,7 @@ from harness1.records import (
     UnitId,
 )
 from harness1.runs.files import Stage
-from harness1.runs.folder import clear_run, drop_leftovers
+from harness1.runs.folder import clear_run
 from harness1.runs.journal import EpisodeStore
 from tests.support import END, Script, search
 from tests.viewer.making import script, some_tasks, write_dataset, write_run
@@ -162,19 +162,6 @@ def test_the_table_has_a_line_for_every_task() -> None:
     assert rows[3]["curated_recall"] == ""
 
 
-@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@x", "\tx", "\rx"])
-def test_no_cell_of_text_is_a_formula(text: str) -> None:
-    tasks = {text: task(text, text)}
-    rows = list(csv.reader(io.StringIO(task_table([finished(text, "a")], tasks, CONFIG), newline="")))
-    assert rows[1][:2] == [f"'{text}"] * 2
-
-
-def test_queries_of_several_lines_stay_one_cell() -> None:
-    query = 'one, "two"\nthree'
-    table = task_table([finished("t1", "a")], {"t1": task("t1", query)}, CONFIG)
-    assert next(csv.DictReader(io.StringIO(table, newline="")))["query"] == query
-
-
 def test_a_submission_is_what_the_benchmark_evaluates() -> None:
     names = ("search_corpus", "fan_out_search", "read_document", "curate", "end_search")
     turns = tuple(Turn(i, action=ToolCall(name), observation=Observation(name)) for i, name in enumerate(names))
@@ -202,18 +189,7 @@ def test_any_id_is_a_safe_file_name(name: str, tmp_path: Path) -> None:
     (path,) = (tmp_path / "browsecomp_plus").iterdir()
     assert path.name == submission_name(name)
     assert json.loads(path.read_text())["query_id"] == name
-
-
-def test_long_ids_that_begin_alike_have_files_of_their_own() -> None:
-    assert len({submission_name("x" * 300 + end) for end in "ab"}) == 2
-
-
-def test_the_configuration_is_written_without_secrets_and_reads_back(tmp_path: Path) -> None:
-    config = load_config(overrides=["env.max_turns=7", "machine.model.key=secret", "machine.web.hosts=['a', 'b']"])
-    write_outputs(tmp_path, RUN, TASKS, config, summarise(RUN, TASKS, config))
-    assert "secret" not in (tmp_path / "config.toml").read_text()
-    run = msgspec.structs.replace(config.machine, model=config.machine.model.public())
-    assert load_config(tmp_path / "config.toml") == msgspec.structs.replace(config, machine=run)
+    assert submission_name(name) != submission_name(f"{name}x" * 9)
 
 
 def test_clearing_removes_all_of_a_run_and_nothing_else(tmp_path: Path) -> None:
@@ -221,7 +197,8 @@ def test_clearing_removes_all_of_a_run_and_nothing_else(tmp_path: Path) -> None:
     for name in ("episodes.jsonl", "tokens.bin"):
         (tmp_path / name).write_text("")
     written(tmp_path, RUN)
-    kept = {"notes.txt": b"mine", "curated-by-hand.trec": b"mine", "browsecomp_plus.sample1/notes": b"mine"}
+    mine = ("notes.txt", "curated-by-hand.trec", "browsecomp_plus.sample1/notes", ".tasks.csv.old", ".12")
+    kept = dict.fromkeys(mine, b"mine")
     for name, data in kept.items():
         (tmp_path / name).write_bytes(data)
     for name in ("report.html", "provenance.json", ".metrics.json.123", "browsecomp_plus/.run_x.json.7"):
@@ -241,13 +218,6 @@ def test_a_run_that_another_process_is_writing_is_not_cleared(tmp_path: Path) ->
         assert contents(tmp_path) == before
     clear_run(tmp_path)
     assert contents(tmp_path) == {}
-
-
-def test_only_what_was_cut_short_is_a_leftover(tmp_path: Path) -> None:
-    for name in (".tasks.csv.12", ".gitignore", ".tasks.csv.old", ".12"):
-        (tmp_path / name).write_text("")
-    drop_leftovers(tmp_path)
-    assert sorted(contents(tmp_path)) == [".12", ".gitignore", ".tasks.csv.old"]
 
 
 def cells(table: str) -> list[list[str]]:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from harness1.errors import UsageError
 from harness1.eval import statistics
 from harness1.eval.statistics import (
-    VarianceComponents,
     bootstrap_mean,
     bootstrap_means,
     holm,
@@ -22,15 +21,6 @@ from harness1.eval.statistics import (
 )
 
 VALUES = st.lists(st.floats(-5, 5), min_size=1, max_size=30)
-
-
-def test_the_interval_of_uniform_numbers_is_that_of_theory() -> None:
-    values = (np.arange(400) + 0.5) / 400
-    interval = bootstrap_mean(values, 2000)
-    half = 1.96 * math.sqrt(1 / 12 / 400)
-    assert interval.mean == pytest.approx(0.5)
-    assert interval.low == pytest.approx(0.5 - half, rel=0.01)
-    assert interval.high == pytest.approx(0.5 + half, rel=0.01)
 
 
 def test_the_interval_covers_the_true_mean_as_often_as_it_promises() -> None:
@@ -47,11 +37,6 @@ def test_an_interval_is_ordered_inside_the_data_and_repeatable(values: list[floa
     assert min(values) - 1e-9 <= interval.low <= interval.high <= max(values) + 1e-9
     assert interval.mean == pytest.approx(np.mean(values))
     assert interval == bootstrap_mean(values, 50, seed)
-
-
-def test_another_seed_draws_other_resamples() -> None:
-    values = np.random.default_rng(0).random(50)
-    assert bootstrap_mean(values, 100, 0) != bootstrap_mean(values, 100, 1)
 
 
 def test_degenerate_cases_are_defined() -> None:
@@ -87,12 +72,6 @@ def test_pairing_cancels_the_spread_between_tasks() -> None:
     b = {f"t{task}": value for task, value in enumerate(spread)}
     assert vars_of(paired_difference(a, b, 100)) == pytest.approx((0.1, 0.1, 0.1))
     assert vars_of(paired_difference(b, a, 100)) == pytest.approx((-0.1, -0.1, -0.1))
-
-
-def test_pairing_ignores_the_order_of_tasks() -> None:
-    a = {f"t{task}": value for task, value in enumerate(np.random.default_rng(1).random(20))}
-    b = dict.fromkeys(a, 0.5)
-    assert paired_difference(a, b, 100) == paired_difference(dict(reversed(a.items())), b, 100)
 
 
 def test_runs_of_different_tasks_are_not_paired() -> None:
@@ -146,11 +125,7 @@ def test_many_pairs_are_tested_by_random_signs_near_the_exact_value() -> None:
     assert drawn == pytest.approx(exact, abs=0.02)
     assert drawn == randomisation_test(a, b, 2**14 - 1)
     assert drawn != exact
-
-
-def test_the_smallest_drawn_p_value_is_never_0() -> None:
-    a = by_task([1.0] * 60)
-    assert randomisation_test(a, dict.fromkeys(a, 0.0), 99) == 1 / 100
+    assert randomisation_test(by_task([1.0] * 60), by_task([0.0] * 60), 99) == 1 / 100  # never 0
 
 
 def test_under_the_null_p_values_are_as_rare_as_they_say() -> None:
@@ -189,14 +164,6 @@ def test_holm_by_hand() -> None:
     assert holm({}) == {}
 
 
-@given(st.dictionaries(st.text(max_size=2), st.floats(0, 1), max_size=8))
-def test_holm_raises_p_values_and_keeps_their_order(p: dict[str, float]) -> None:
-    adjusted = holm(p)
-    assert all(p[name] <= adjusted[name] <= min(1.0, len(p) * p[name]) + 1e-12 for name in p)
-    ordered = sorted(p, key=lambda name: p[name])
-    assert [adjusted[name] for name in ordered] == sorted(adjusted.values())
-
-
 def test_the_spread_by_hand() -> None:
     # Sample variances 0.02, 0 and 0.08; means 0.5, 0.1 and 0.9, whose variance is 0.16.
     found = variance_components({"a": [0.4, 0.6], "b": [0.1, 0.1], "c": [0.7, 1.1]})
@@ -204,24 +171,7 @@ def test_the_spread_by_hand() -> None:
     assert found.within == pytest.approx(math.sqrt(within))
     assert found.between == pytest.approx(math.sqrt(0.16 - within / 2))
     assert found.repeats == 2
-
-
-def test_tasks_that_differ_by_less_than_their_repeats_explain_do_not_differ() -> None:
     assert variance_components({"a": [0.0, 1.0], "b": [1.0, 0.0]}).between == 0.0
-
-
-def test_repeats_that_agree_leave_all_of_the_spread_to_the_tasks() -> None:
-    assert variance_components({"a": [0.2] * 3, "b": [0.6] * 3}) == VarianceComponents(
-        pytest.approx(math.sqrt(0.08)), 0.0, 3
-    )
-
-
-def test_the_two_spreads_are_found_again_in_what_was_drawn_with_them() -> None:
-    rng = np.random.default_rng(0)
-    tasks = rng.normal(0.5, 0.3, 2000)
-    found = variance_components({f"t{task}": list(rng.normal(mean, 0.1, 4)) for task, mean in enumerate(tasks)})
-    assert found.between == pytest.approx(0.3, rel=0.05)
-    assert found.within == pytest.approx(0.1, rel=0.05)
 
 
 def test_tasks_with_fewer_samples_are_allowed_for() -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-import harness1
 from harness1.config import Config
 from harness1.errors import SchemaError, UsageError
 from harness1.runs import folder
@@ -28,7 +27,6 @@ from harness1.runs.folder import (
     SESSION,
     begin_provenance,
     checkout,
-    describe_process,
     end_provenance,
     read_provenance,
     run_config,
@@ -47,12 +45,8 @@ def test_a_finished_folder_with_equal_inputs_is_done(tmp_path: Path) -> None:
     done = CARD.write(tmp_path, status="finished", outputs={"documents": 3})
     assert CARD.is_done(tmp_path)
     assert read_stage(tmp_path) == done
-
-
-def test_other_inputs_or_another_verb_are_other_work(tmp_path: Path) -> None:
-    CARD.write(tmp_path, status="finished")
-    assert not Stage("index", {"corpus": "abd", "settings": {"k1": 1.2}}).is_done(tmp_path)
-    assert not Stage("evaluate", CARD.inputs).is_done(tmp_path)
+    for other in (Stage("index", {"corpus": "abd", "settings": {"k1": 1.2}}), Stage("evaluate", CARD.inputs)):
+        assert not other.is_done(tmp_path)
 
 
 def test_a_card_from_before_the_machine_had_its_name_is_read(tmp_path: Path) -> None:
@@ -88,11 +82,8 @@ def test_the_card_says_what_became_of_the_work(tmp_path: Path) -> None:
     found = read_stage(tmp_path)
     assert found is not None
     assert found.status == "interrupted"
-
-
-def test_a_full_disk_is_said_in_words_and_with_the_file(tmp_path: Path) -> None:
     full = OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "weights"))
-    with pytest.raises(UsageError, match="weights: no space left on its disk"), under_way(Stage("work", {}), tmp_path):
+    with pytest.raises(UsageError, match="weights: no space left on its disk"), under_way(stage, tmp_path):
         raise full
 
 
@@ -132,27 +123,21 @@ def test_other_work_of_the_same_verb_is_refused_by_what_differs(tmp_path: Path) 
 
 def filled(folder: Path) -> Path:
     Stage("work", {}).write(folder)
-    (folder / "state").mkdir()
+    (folder / "state").mkdir(exist_ok=True)
     for name in ("rows.bin", "rows.sample1.bin", "state/weights", "notes.txt"):
         (folder / name).write_text("")
     return folder
 
 
 def test_clearing_removes_what_matches_and_the_card(tmp_path: Path) -> None:
-    clear(filled(tmp_path), "work", "rows.bin", "rows.sample*.bin", "state", "absent")
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
-
-
-def test_clearing_may_keep_the_card(tmp_path: Path) -> None:
-    clear(filled(tmp_path), "work", "*", keep_card=True)
-    assert [path.name for path in tmp_path.iterdir()] == [STAGE]
-
-
-def test_what_is_foreign_is_not_cleared(tmp_path: Path) -> None:
     before = sorted(filled(tmp_path).iterdir())
     with pytest.raises(UsageError, match="holds nothing of `harness1 play`"):
         clear(tmp_path, "play", "*")
     assert sorted(tmp_path.iterdir()) == before
+    clear(tmp_path, "work", "rows.bin", "rows.sample*.bin", "state", "absent")
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    clear(filled(tmp_path), "work", "*", keep_card=True)
+    assert [path.name for path in tmp_path.iterdir()] == [STAGE]
 
 
 def test_a_clearing_that_is_cut_short_can_be_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,21 +174,6 @@ def package(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_session_says_with_what_and_when(tmp_path: Path) -> None:
-    begin_provenance(tmp_path, FACTS, runs=True)
-    begun = read_provenance(tmp_path)
-    assert begun is not None
-    assert begun.keys() == {*FACTS, *SESSION, "earlier"}
-    assert begun["ended"] is None
-    end_provenance(tmp_path)
-    ended = read_provenance(tmp_path)
-    assert ended is not None
-    assert datetime.fromisoformat(ended["started"]) <= datetime.fromisoformat(ended["ended"])
-    assert ended["machine"]["cores"] > 0
-    assert ended["machine"]["memory"] > 2**20
-    assert ended["libraries"].keys() >= {"msgspec", "numpy"}
-
-
 def test_a_resumed_run_names_everyone_who_ran_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for commit in ("first", "second", "third"):
         monkeypatch.setattr(folder, "checkout", lambda _, commit=commit: (commit, False))
@@ -213,6 +183,11 @@ def test_a_resumed_run_names_everyone_who_ran_episodes(tmp_path: Path, monkeypat
     assert found is not None
     assert [each["commit"] for each in (*found["earlier"], found)] == ["first", "second", "third"]
     assert [each["ended"] is None for each in (*found["earlier"], found)] == [True, True, False]
+    assert found.keys() == {*FACTS, *SESSION, "earlier"}
+    assert datetime.fromisoformat(found["started"]) <= datetime.fromisoformat(found["ended"])
+    assert found["machine"]["cores"] > 0
+    assert found["machine"]["memory"] > 2**20
+    assert found["libraries"].keys() >= {"msgspec", "numpy"}
 
 
 def test_who_only_makes_files_anew_is_not_named(tmp_path: Path) -> None:
@@ -245,7 +220,7 @@ def test_seconds_on_the_clock_are_those_of_all_processes_and_unknown_where_one_w
     assert wall_seconds(None) is None
 
 
-def test_a_checkout_has_a_commit_and_may_be_dirty(package: Path) -> None:
+def test_a_checkout_has_a_commit_and_may_be_dirty(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     git(package, "add", ".")
     git(package, "commit", "-m", "first")
     commit, dirty = checkout(package)
@@ -253,6 +228,8 @@ def test_a_checkout_has_a_commit_and_may_be_dirty(package: Path) -> None:
     assert (len(commit), dirty) == (40, False)
     (package / "new.py").write_text("")
     assert checkout(package) == (commit, True)
+    monkeypatch.setenv("PATH", "/nowhere")  # without git
+    assert checkout(package) == (None, None)
 
 
 def test_an_installed_package_has_no_commit_though_it_lies_in_a_repository(package: Path) -> None:
@@ -260,9 +237,3 @@ def test_an_installed_package_has_no_commit_though_it_lies_in_a_repository(packa
     git(package.parent, "add", "mine.txt")
     git(package.parent, "commit", "-m", "first")
     assert checkout(package) == (None, None)
-
-
-def test_without_git_there_is_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert checkout(Path(harness1.__file__).parent) == (None, None)
-    assert describe_process()["python"]

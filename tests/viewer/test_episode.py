@@ -6,9 +6,10 @@ import pytest
 from harness1.config import Env
 from harness1.env.render import Context
 from harness1.episodes.rollout import rollout
-from harness1.policy.policy import Decision, Policy, Session
+from harness1.policy.policy import Decision, Policy
 from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import Episode, Gold, Task
+from harness1.rows.calls import prompt_ids
 from harness1.viewer.episode import EpisodeView, Viewed
 from harness1.viewer.tables import Passage, slice_text
 from tests.support import END, curate, make_env, run, search
@@ -19,26 +20,22 @@ TASK = Task("task", QUESTION)
 
 
 class Spy:
-    """A policy that keeps every context that another one sees."""
+    """A policy for one episode, which keeps every context that another one sees."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy, self.name, self.hash = policy, policy.name, policy.hash
         self.seen: list[Context] = []
 
-    def open(self, task: Task, seed: int) -> SpySession:
-        return SpySession(self.policy.open(task, seed), self.seen)
-
-
-class SpySession:
-    def __init__(self, session: Session, seen: list[Context]) -> None:
-        self.session, self.seen = session, seen
+    def open(self, task: Task, seed: int) -> Spy:
+        self.session = self.policy.open(task, seed)
+        return self
 
     async def act(self, context: Context) -> Decision:
         self.seen.append(context)
         return await self.session.act(context)
 
-    def fork(self) -> SpySession:
-        return SpySession(self.session.fork(), self.seen)
+    def fork(self) -> Spy:
+        raise AssertionError
 
 
 def played(policy: Policy, env: Env | None = None) -> Episode:
@@ -75,15 +72,6 @@ def test_the_exact_context_is_what_the_policy_saw(order: str) -> None:
             (piece.key.partition("#")[0], piece.role, piece.text) for piece in context.pieces
         ]
         assert (turn["tokens"], turn["prefill"]) == (context.budget.used, context.fresh)
-
-
-def test_segments_and_texts_stand_once_and_the_static_prompt_not_at_all() -> None:
-    view, data = viewed(played(script()))
-    assert len({tuple(row) for row in data["segments"]}) == len(data["segments"])
-    assert len(set(data["texts"])) == len(data["texts"])
-    shared = [row for row in data["segments"] if row[2] is None]
-    assert [row[0] for row in shared] == list(view.tables.shared)
-    assert all(text not in data["texts"] for text in view.tables.shared.values())
 
 
 def test_differences_add_up_to_the_memory_at_the_end() -> None:
@@ -157,23 +145,13 @@ def test_prompts_are_decoded_as_they_were_sent() -> None:
     for turn, recorded in zip(data["turns"], episode.turns, strict=True):
         rows = [data["sent"][number] for number in turn["calls"][-1]["prompt"]]
         texts = [view.tables.shared[key] if text is None else data["texts"][text] for key, text, _, _ in rows]
-        ids = [token for key in recorded.calls[-1].prompt for token in _ids(episode, key)]
-        assert "".join(texts) == chat.tokenizer.decode(ids)
+        assert "".join(texts) == chat.tokenizer.decode(prompt_ids(episode, recorded.calls[-1]))
         assert turn["calls"][-1]["output"] == chat.tokenizer.decode(recorded.calls[-1].output_ids)
     assert "<|im_start|>" in "".join(view.tables.shared.values())
-
-
-def _ids(episode: Episode, key: str) -> tuple[int, ...]:
-    outputs = {f"call/{call.call_id}": call.output_ids for turn in episode.turns for call in turn.calls}
-    return outputs.get(key) or episode.segments[key]
-
-
-def test_without_the_tokenizer_prompts_are_named_and_not_decoded() -> None:
-    episode = played(StudentFormatPolicy(script(search("Lord Byron"), END), chat_format("hermes", "qwen")))
-    _, data = viewed(episode)
-    assert data["turns"][0]["context"]
-    assert all(text is None for _, text, _, _ in data["sent"])
-    assert data["turns"][0]["calls"][0]["output"] is None
+    _, bare = viewed(episode)  # without the tokenizer
+    assert bare["turns"][0]["context"]
+    assert all(text is None for _, text, _, _ in bare["sent"])
+    assert bare["turns"][0]["calls"][0]["output"] is None
 
 
 def test_a_record_of_another_environment_is_shown_without_its_contexts() -> None:
