@@ -37,7 +37,6 @@ from harness1.runs.files import (
 from harness1.runs.folder import REPORT, clear_run, episodes_of
 
 ALL_OFF = "all_off"
-"""The ablation of all mechanisms."""
 SIGNIFICANT = 0.05
 RECALL = "curated_recall"
 ANSWER_RECALL = "answer_recall"
@@ -50,7 +49,6 @@ LEGEND = (
 )
 
 Rows = Mapping[str, Mapping[str, float]]
-"""The metrics of each task."""
 
 
 class Condition(Record, kw_only=True):

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from harness1.config import Machine
-from harness1.errors import MALFORMED, UsageError
+from harness1.errors import UsageError
 from harness1.eval.answers import (
     ANSWERS,
     CONDITIONS,
@@ -49,7 +49,7 @@ from harness1.http.model_endpoint import Completer, ModelEndpoint, policy_endpoi
 from harness1.models.spec import ModelSpec
 from harness1.plain import digest, file_digest
 from harness1.retrieval.open import open_retriever
-from harness1.runs.files import Stage, clear, refuse_foreign, under_way, write_atomically, write_json
+from harness1.runs.files import Stage, clear, find_json, refuse_foreign, under_way, write_atomically, write_json
 from harness1.runs.journal import EPISODES
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -92,13 +92,13 @@ Scores = Mapping[Condition, Mapping[str, Mapping[str, float]]]
 
 def score_answers(answered: Sequence[Answered]) -> dict[Condition, dict[str, dict[str, float]]]:
     """Return the scores of all answers; a missing answer has none, one without a valid verdict lacks `judge`."""
-
-    def means(rows: Sequence[Answered], metric: str) -> dict[str, float]:
-        values = ((each.question.task_id, _score(each, metric)) for each in rows)
-        return task_means((task_id, value) for task_id, value in values if value is not None)
-
-    by_condition = _by_condition(answered)
-    return {name: {metric: means(rows, metric) for metric in METRICS} for name, rows in by_condition.items()}
+    found: dict[Condition, dict[str, dict[str, float]]] = {}
+    for condition, rows in _by_condition(answered).items():
+        found[condition] = {}
+        for metric in METRICS:
+            values = ((each.question.task_id, _score(each, metric)) for each in rows)
+            found[condition][metric] = task_means((task, value) for task, value in values if value is not None)
+    return found
 
 
 def summarise_answers(answered: Sequence[Answered], resamples: int, seed: int = 0) -> dict[str, Any]:
@@ -145,8 +145,8 @@ def _sort(answered: Sequence[Answered]) -> list[Answered]:
 
 
 def _by_condition(answered: Sequence[Answered]) -> dict[Condition, list[Answered]]:
-    found = ((condition, [each for each in answered if each.condition == condition]) for condition in CONDITIONS)
-    return {condition: rows for condition, rows in found if rows}
+    present = [condition for condition in CONDITIONS if any(each.condition == condition for each in answered)]
+    return {condition: [each for each in answered if each.condition == condition] for condition in present}
 
 
 def _score(each: Answered, metric: str) -> float | None:
@@ -236,12 +236,7 @@ class AnswerRun:
 
     def load_summary(self) -> dict[str, Any] | None:
         """Return the summary of this exact work if it is finished, else None."""
-        if not (self.out / SUMMARY).is_file() or not self.stage().is_done(self.out):
-            return None
-        try:
-            return msgspec.json.decode((self.out / SUMMARY).read_bytes(), type=dict[str, Any])
-        except MALFORMED:
-            return None
+        return find_json(self.out / SUMMARY) if self.stage().is_done(self.out) else None
 
     def carry_out(
         self,

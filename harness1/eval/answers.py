@@ -29,7 +29,6 @@ from harness1.runs.journal import Journal, read_lines
 PROMPTS: Mapping[str, str] = MappingProxyType(
     msgspec.toml.decode(resources.files("harness1.eval").joinpath("answers.toml").read_bytes(), type=dict[str, str])
 )
-"""The system message of each kind of question, as recorded."""
 
 
 class QuotedDocument(Record):
@@ -155,18 +154,16 @@ class Reply(Record, kw_only=True):
     sample_idx: int = 0
     condition: Condition
     model: str
-    """The model's name as the user typed it, with the address of its server."""
+    """As the user typed it, with the address of its server."""
     prompt: str
-    """The hash of messages and settings."""
     text: str
     finish_reason: str = ""
     prompt_tokens: int | None = None
     """As counted by the server; None if it reports no counts."""
     output_tokens: int | None = None
     documents: tuple[UnitId, ...] = ()
-    """The documents in the prompt, in order."""
+    """In the prompt, in order; `left_out` of them did not fit."""
     left_out: int = 0
-    """Documents that did not fit."""
 
     @property
     def key(self) -> ReplyKey:
@@ -206,14 +203,12 @@ class AnswerItem(Record):
 
 
 class Questions(Record):
-    """The questions of a run, and counts of those that cannot be asked."""
+    """The questions of a run, the number of its tasks that have a right answer, and counts of what cannot be asked."""
 
     asked: tuple[AnswerItem, ...]
     tasks: int
-    """Tasks that have a right answer."""
     without_answers: int
     broken: int
-    """Episodes broken by the infrastructure."""
 
 
 AnswerJob = tuple[AnswerItem, Condition]
@@ -236,8 +231,6 @@ class Answered(Record):
 
 @dataclass(frozen=True)
 class NamedModel:
-    """A model with the name that the user gave it."""
-
     name: str
     completer: Completer
 

@@ -60,20 +60,16 @@ def correct_p_values(family: Sequence[Mapping[str, Difference]]) -> list[dict[st
     """Correct the p-values of several runs compared with the same run, one family for each metric; those of a single
     run stay as they are."""
     metrics = [dict(each) for each in family]
-    if len(metrics) < 2:
-        return metrics
-    for name in {name for found in metrics for name in found}:
+    for name in {name for found in metrics for name in found} if len(metrics) > 1 else ():
         values = {number: found[name].p for number, found in enumerate(metrics) if name in found}
         for number, p in holm(values).items():
             metrics[number][name] = msgspec.structs.replace(metrics[number][name], p_holm=p)
     return metrics
 
 
-TIE_BREAKERS = ("trajectory_recall", "reward")
-"""Metrics that order tasks with an equal change in the chosen metric."""
+TIE_BREAKERS = ("trajectory_recall", "reward")  # metrics that order tasks with an equal change in the chosen metric
 
-EQUAL = 1e-9
-"""Two means over samples are equal if they differ by less than this."""
+EQUAL = 1e-9  # two means over samples are equal if they differ by less than this
 
 
 class Side(Record):
@@ -122,10 +118,9 @@ class Pairing(Record):
 
 
 class Comparison(Record):
-    """Runs, each compared with the first of them."""
+    """Runs, each compared with the first of them. `metric`: by which tasks are won and lost."""
 
     metric: str
-    """The metric by which tasks are won and lost."""
     equal_size: bool
     first: Side
     others: tuple[Pairing, ...]
@@ -243,16 +238,14 @@ def _card(run: Run) -> dict[str, Any]:
 NAMES = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
 ADDRESS = "/:#,%.~-_"
 """Characters that are not escaped in an address."""
-LONGEST = 12
-"""Characters of the longest folder that names a column."""
+LONGEST = 12  # characters of the longest folder that names a column
 FELL_OUT = {
     "infrastructure": "broken by the infrastructure",
     "not played": "not played",
     "no such task": "not",
 }
 """Why tasks are left out, in words."""
-COUNTED = ("set_size", "turns", "prompt_tokens", "prefill_tokens")
-"""Metrics that are amounts, shown with one decimal."""
+COUNTED = ("set_size", "turns", "prompt_tokens", "prefill_tokens")  # metrics that are amounts, shown with one decimal
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from harness1.data.indexing import corpus_of
 from harness1.data.open import from_anywhere
 from harness1.env.pieces import static_piece
 from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, OnDepths, describe_counter, ignore_depths, run_episodes
-from harness1.errors import MALFORMED, UsageError
+from harness1.errors import UsageError
 from harness1.eval.metrics import Faults, fault_count
 from harness1.eval.outputs import output_names, write_outputs
 from harness1.eval.run import SCORE_AGAIN, SCORING, Run, task_hashes
@@ -27,7 +27,7 @@ from harness1.retrieval.index import open_index
 from harness1.retrieval.open import absolute_index, is_engine, open_retriever
 from harness1.reward import score
 from harness1.reward.measures import targets
-from harness1.runs.files import TASK_HASHES, Stage, read_stage, refuse_changed, under_way, writing
+from harness1.runs.files import TASK_HASHES, Stage, find_json, read_stage, refuse_changed, under_way, writing
 from harness1.runs.folder import (
     METRICS,
     REPORT,
@@ -49,8 +49,7 @@ from harness1.tools.registry import Toolbox
 Progress = Callable[[Episode], None]
 OnStart = Callable[[int, int], None]
 PLAY_AGAIN = "--force plays the run again, and another --out keeps both"
-LOOKED_UP = 20
-"""Number of tasks whose gold is looked up in an index, to check that the index is of their corpus."""
+LOOKED_UP = 20  # number of tasks whose gold is looked up in an index, to check that the index is of their corpus
 
 
 @dataclass(frozen=True)
@@ -155,7 +154,6 @@ class Evaluation:
 
 
 Play = Callable[[Evaluation, Path], Mapping[str, Any]]
-"""Completes an evaluation in a folder and returns its metrics."""
 
 
 def ensure_run(
@@ -277,11 +275,8 @@ def load_finished_metrics(evaluation: Evaluation, out: Path) -> dict[str, Any] |
     closed = {"episode_bytes": (out / EPISODES).stat().st_size, "metrics": file_digest(out / METRICS)}
     if now != {name: before.get(name) for name in now} or not closed.items() <= stage.outputs.items():
         return None
-    try:
-        metrics = msgspec.json.decode((out / METRICS).read_bytes(), type=dict[str, Any])
-    except MALFORMED:
-        return None
-    return metrics if "broken" in metrics and fault_count(metrics) == 0 else None
+    metrics = find_json(out / METRICS)
+    return metrics if metrics and "broken" in metrics and fault_count(metrics) == 0 else None
 
 
 def write_metrics(evaluation: Evaluation, stage: Stage, out: Path) -> dict[str, Any]:

@@ -40,11 +40,8 @@ def _units(chunk_ids: Iterable[ChunkId], episode: Episode) -> set[UnitId]:
     if episode.unit == "chunk":
         return {UnitId(name) for name in chunk_ids}
     shown = documents_of_hits(episode)
-    return {
-        UnitId(doc_id)
-        for name in chunk_ids
-        for doc_id in ((shown[name],) if name in shown else (name, name.rpartition("#")[0]))
-    }
+    names = ((shown[name],) if name in shown else (name, name.rpartition("#")[0]) for name in chunk_ids)
+    return {UnitId(doc_id) for each in names for doc_id in each}
 
 
 _OF_OUTCOME = {

@@ -27,7 +27,7 @@ from harness1.plain import text_digest
 from harness1.records import TAGS, ChunkId, DocId, Episode, Gold, Status, Task, Turn, UnitId
 from harness1.reward.measures import Outcome, delivery, measure_outcome, targets
 from harness1.rows.calls import calls_of
-from harness1.runs.files import Stage, read_json, read_stage, write_atomically, write_json
+from harness1.runs.files import read_json, read_stage, write_atomically, write_json
 from harness1.runs.folder import (
     CONFIG,
     CURATED,
@@ -46,12 +46,10 @@ from harness1.runs.folder import (
 )
 from harness1.runs.journal import latest_episodes
 
-TAG = "harness1"
-"""The last column of a TREC run."""
+TAG = "harness1"  # the last column of a TREC run
 OFFICIAL = {"search_corpus": "search", "fan_out_search": "search", "read_document": "get_document"}
 """BrowseComp-Plus's names of the tools that it also has."""
-LONGEST_NAME = 150
-"""Characters of a task id in a file name; file systems allow 255 in all."""
+LONGEST_NAME = 150  # characters of a task id in a file name; file systems allow 255 in all
 
 
 def output_names(task_ids: Sequence[str], samples: int) -> Iterator[str]:
@@ -176,8 +174,7 @@ def csv_table(columns: Sequence[str], rows: Iterable[Iterable[str | float]]) -> 
 
 Library = Literal["", "pandas", "polars"]
 LIBRARIES = ("pandas", "polars")
-SUMMARY = 200
-"""Characters of the arguments of an action in a row."""
+SUMMARY = 200  # characters of the arguments of an action in a row
 
 Row = dict[str, Any]
 
@@ -191,22 +188,10 @@ class RecordedRun:
     """The last episode of each task and sample, in that order."""
 
     @property
-    def folder(self) -> Path:
-        return self.run.folder
-
-    @property
-    def stage(self) -> Stage:
-        return self.run.stage
-
-    @property
-    def config(self) -> Config:
-        return self.run.config
-
-    @property
     def metrics(self) -> dict[str, Any]:
         """Every metric with its mean and the bounds of its 95 % interval, as in `metrics.json`; empty where nothing was
         scored."""
-        path = self.folder / METRICS
+        path = self.run.folder / METRICS
         return read_json(path) if path.is_file() else {}
 
     def tasks(self, library: Library = "") -> Any:
@@ -243,7 +228,7 @@ class RecordedRun:
         result = outcome_if_known(episode, gold)
         tags = Counter(entry.tag for entry in episode.curated)
         called = list(calls_of(episode))
-        metrics = {} if result is None else measure_episode(result, episode, gold, self.config)
+        metrics = {} if result is None else measure_episode(result, episode, gold, self.run.config)
         row: Row = {
             "task": episode.task.task_id,
             "query": episode.task.query,

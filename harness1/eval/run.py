@@ -27,13 +27,10 @@ SCORING = ("gold", "reward")
 SCORE_AGAIN = "`harness1 eval` with --rescore scores its episodes again without playing"
 UNFUSED = frozenset({"reward", "auto_populated_kept"})
 """Metrics of single turns. A fused run lacks them: its episodes have no turns, and they do not add up over rollouts."""
-SHOWN = 60
-"""Characters of a question that a message shows."""
+SHOWN = 60  # characters of a question that a message shows
 
-PerTask = Mapping[str, Mapping[str, float]]
-"""The mean of every metric over the samples of each scored task."""
-TaskKey = tuple[str, str]
-"""Id and question of a task; several datasets may use one id."""
+PerTask = Mapping[str, Mapping[str, float]]  # the mean of every metric over the samples of each scored task
+TaskKey = tuple[str, str]  # id and question of a task; several datasets may use one id
 
 
 @dataclass(eq=False)
@@ -58,7 +55,7 @@ class Run:
         return cls(folder, stage, moved, given)
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = ("folder", "stage", "moved", "given", "played", "_known_gold")
+        kept = ("folder", "stage", "moved", "given", "played", "known_gold")
         return {name: self.__dict__[name] for name in kept if name in self.__dict__}
 
     @cached_property
@@ -176,20 +173,16 @@ class Run:
 
     def gold_of(self, task: Task) -> Gold | None:
         """Return the gold of a recorded task without secret answers; None if its dataset does not tell."""
-        return self._known_gold[0].get((task.task_id, task.query))
+        return self.golds.get((task.task_id, task.query))
 
     @property
     def golds(self) -> Mapping[TaskKey, Gold]:
         """The gold of its tasks without secret answers; empty if a dataset cannot be opened."""
-        return self._known_gold[0]
-
-    @property
-    def gold_notes(self) -> list[str]:
-        """A line for gold that is missing or has changed, with the consequences for the reader."""
-        return self._known_gold[1]
+        return self.known_gold[0]
 
     @cached_property
-    def _known_gold(self) -> tuple[dict[TaskKey, Gold], list[str]]:
+    def known_gold(self) -> tuple[dict[TaskKey, Gold], list[str]]:
+        """`golds`, and a line for what is missing or has changed, with the consequences for the reader."""
         if not self.split or not all(self.datasets):
             return {}, ["Its card names no dataset and split: there are no gold marks and no recall."]
         try:
@@ -200,13 +193,11 @@ class Run:
         if played is not None and self._has_other_gold({task.task_id: task for _, task in tasks}):
             notes = ["Its gold has changed since it was scored: marks and recall are of the new gold, rewards are not."]
         wanted = None if played is None else set(played)
-        golds = {
-            (task.task_id, task.query): msgspec.structs.replace(task.gold, answers=())
-            if source.secret_answers
-            else task.gold
-            for source, task in tasks
-            if task.gold is not None and (wanted is None or task.task_id in wanted)
-        }
+        golds = {}
+        for source, task in tasks:
+            if task.gold is not None and (wanted is None or task.task_id in wanted):
+                hidden = {"answers": ()} if source.secret_answers else {}
+                golds[task.task_id, task.query] = msgspec.structs.replace(task.gold, **hidden)
         return golds, notes
 
     def refuse_other_queries(self, way_out: str) -> None:

@@ -46,7 +46,6 @@ def variance_components(samples: Mapping[str, Sequence[float]]) -> VarianceCompo
 
 
 LEVEL = 0.95
-"""Confidence level of every interval."""
 
 _CELLS = 1 << 20  # draws held in memory at once, whatever the number of tasks and resamples
 

@@ -21,7 +21,6 @@ from harness1.reward.measures import Outcome, measure_outcome
 from harness1.rows.calls import calls_of
 
 Samples = Mapping[str, Mapping[str, Sequence[float]]]
-"""The values of the samples, by metric and by scored task that has it."""
 
 
 def summarise(
@@ -100,7 +99,6 @@ class _Run:
     statuses: Counter[Status] = field(default_factory=Counter)
     stop_reasons: Counter[StopReason] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
-    """Episodes that the infrastructure broke, by its message."""
     calls: Counter[str] = field(default_factory=Counter)
 
     def by_metric(self, config: Config) -> Samples:

@@ -59,6 +59,14 @@ def read_json(path: Path) -> dict[str, Any]:
         raise SchemaError(f"{path} is damaged: {error}") from error
 
 
+def find_json(path: Path) -> dict[str, Any] | None:
+    """Return the object in a file of JSON; None if there is none, or it is damaged."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (OSError, *MALFORMED):
+        return None
+
+
 def read_record(path: Path, kind: type[T], what: str) -> T | None:
     """Return the record in a file of JSON, or None if there is no file. Raises SchemaError: it is not `what`."""
     if not path.is_file():
@@ -102,8 +110,7 @@ def lock_or_wait(file: IO[Any], on_wait: Callable[[], None]) -> None:
 
 
 STAGE = "stage.json"
-TASK_HASHES = ("queries", "gold")
-"""Inputs of a run that follow from its tasks."""
+TASK_HASHES = ("queries", "gold")  # inputs of a run that follow from its tasks
 
 
 class Stage(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -30,6 +30,7 @@ from harness1.runs.files import (
     STAGE,
     Stage,
     read_raw_stage,
+    find_json,
     read_stage,
     refuse_changed,
     refuse_foreign,
@@ -53,8 +54,7 @@ VIEW = "view.html"
 
 _OF_SAMPLES = ("curated.sample*.trec", "pool.sample*.trec")
 _DERIVED = (METRICS, RESOURCES, TASKS, CURATED, POOL, ENCODED_QRELS, CONFIG, PROVENANCE, REPORT, VIEW, *_OF_SAMPLES)
-_SUBMISSIONS = (SUBMISSION, f"{SUBMISSION}.sample*")
-"""Patterns of the files that are made from a run's episodes."""
+_SUBMISSIONS = (SUBMISSION, f"{SUBMISSION}.sample*")  # patterns of the files that are made from a run's episodes
 
 
 def run_stage(
@@ -191,8 +191,7 @@ def refuse_other_run(stage: Stage, out: Path) -> Stage:
 
 
 PACKAGE = "harness1"
-GIT_S = 10.0
-"""Seconds to wait for git."""
+GIT_S = 10.0  # seconds to wait for git
 SESSION = ("version", "commit", "dirty", "python", "libraries", "machine", "started", "ended")
 """Keys that describe one process that ran episodes, and not the run."""
 
@@ -236,11 +235,8 @@ def wall_seconds(record: Mapping[str, Any] | None) -> float | None:
 
 def read_provenance(out: Path) -> dict[str, Any] | None:
     """Return the record of a run folder; None if none can be read."""
-    try:
-        found = msgspec.json.decode((out / PROVENANCE).read_bytes(), type=dict[str, Any])
-    except (FileNotFoundError, *MALFORMED):
-        return None
-    return found if found.keys() >= {*SESSION} else None
+    found = find_json(out / PROVENANCE)
+    return found if found and found.keys() >= {*SESSION} else None
 
 
 def describe_process() -> dict[str, Any]:

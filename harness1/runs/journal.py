@@ -29,10 +29,8 @@ from harness1.runs.files import Stage, lock, lock_or_wait, read_raw_stage, read_
 
 EPISODES = "episodes.jsonl"
 TOKENS = "tokens.bin"
-LINES = "lines"
-"""The name, among a card's outputs, of what it says about its lines."""
-BLOCK = 1 << 16
-"""Bytes that are read at a time to find the end of the last line."""
+LINES = "lines"  # the name, among a card's outputs, of what it says about its lines
+BLOCK = 1 << 16  # bytes that are read at a time to find the end of the last line
 
 _MARK = b',"digest":"'
 _DIGITS = 32

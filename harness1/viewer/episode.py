@@ -76,8 +76,7 @@ class SentPrompts:
         return self._tokenizer.decode(ids) if self._tokenizer is not None and ids else None
 
 
-LISTED_BRIDGES = 40
-"""Limit of new bridges of a turn that are listed; the others are counted."""
+LISTED_BRIDGES = 40  # limit of new bridges of a turn that are listed; the others are counted
 
 
 @dataclass(frozen=True)
@@ -94,14 +93,9 @@ class StateView:
     @classmethod
     def at(cls, memory: WorkingMemory) -> StateView:
         """Return a copy that later turns do not change."""
-        evidence = memory.evidence
-        return cls(
-            dict(memory.curated.tags),
-            frozenset(memory.pool.entries),
-            dict(memory.pool.aliases),
-            frozenset(memory.verification.verdicts),
-            {key: size for size, keys in evidence.levels.items() for key in keys},
-        )
+        pool, bridges = memory.pool, {key: size for size, keys in memory.evidence.levels.items() for key in keys}
+        verdicts = frozenset(memory.verification.verdicts)
+        return cls(dict(memory.curated.tags), frozenset(pool.entries), dict(pool.aliases), verdicts, bridges)
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -147,12 +141,9 @@ def change(before: StateView, now: StateView, memory: WorkingMemory, delta: Delt
     return {name: rows for name, rows in found.items() if rows}
 
 
-WORDS = 7
-"""Words of the longest name that is looked for in a query."""
-SOURCES = 4
-"""Limit of the documents listed as the source of a name."""
-LINKS = 200
-"""Limit of the links between documents of an episode."""
+WORDS, SOURCES, LINKS = 7, 4, 200
+"""Words of the longest name that is looked for in a query; limits of the documents listed as the source of a name, and
+of the links between documents of an episode."""
 _AROUND = " ,.;:?!'\"()“”’"
 
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 
 THREE_DECIMALS = re.compile(r"recall|precision|_f[12]|@\d|^AP$|^RR$|selection_loss|reward|merge_ratio")
-"""Metrics that are written with three decimals."""
 
 
 def render(name: str, /, **values: Any) -> Iterator[str]:
@@ -95,8 +94,7 @@ _MODULES = (
     "dom data route fold documents list runs pairs context result memory chain reward strip delivered episode beside"
     " curves training session recipe keys live main"
 )
-SCRIPTS = tuple(f"{name}.js" for name in _MODULES.split())
-"""Scripts in the order of their imports."""
+SCRIPTS = tuple(f"{name}.js" for name in _MODULES.split())  # scripts in the order of their imports
 _IMPORT = re.compile(r"^import [^;]*;\n", re.M)
 _EXPORT = re.compile(r"^export ", re.M)
 

@@ -32,10 +32,7 @@ from harness1.viewer.pages import make_episode
 from harness1.viewer.run_page import EpisodeRow, RunSource, row_of, score_episode
 from harness1.viewer.work import hold_sessions, is_recipe, recipe_card, recipe_parts, training_card, training_row
 
-AT_ONCE = 200
-"""Episodes of a run that are read for one answer."""
-KEPT = 32
-"""Episodes whose data is kept after it was asked for."""
+AT_ONCE, KEPT = 200, 32  # episodes of a run that are read for one answer, and whose data is kept after it was asked for
 SESSION_BYTES = 30_000_000
 TRAININGS = ("rl train", "sft train")
 
@@ -240,12 +237,9 @@ def _stamp(path: Path) -> tuple[int, int, int]:
 
 
 HOST = "127.0.0.1"
-NAMES = ("localhost", HOST, "[::1]")
-"""Names by which a browser on this machine calls it."""
-CLIENTS = 32
-"""Requests that are answered at a time; others wait."""
-SILENT_S = 10.0
-"""Time after which a client that sends nothing is cut off."""
+NAMES = ("localhost", HOST, "[::1]")  # names by which a browser on this machine calls it
+CLIENTS, SILENT_S = 32, 10.0
+"""Requests that are answered at a time; the time after which a client that sends nothing is cut off."""
 HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "frame-ancestors 'none'",
@@ -276,12 +270,10 @@ class LiveServer(ThreadingHTTPServer):
         return f"http://{HOST}:{self.server_port}/"
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread, once there is a place for it."""
         self._places.acquire()
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer, and free the place."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -340,10 +332,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Log nothing."""
+        pass
 
     def version_string(self) -> str:
-        """Return the name of the server, without the versions of what it runs on."""
         return "harness1"
 
 

@@ -36,10 +36,8 @@ from harness1.viewer.work import (
     training_card,
 )
 
-BATCH = 16
-"""Episodes that are sent to a worker process at a time, along with their run."""
-WORTH_A_POOL = 4_000_000
-"""Minimum bytes of episodes for which worker processes are worth starting."""
+BATCH = 16  # episodes that are sent to a worker process at a time, along with their run
+WORTH_A_POOL = 4_000_000  # minimum bytes of episodes for which worker processes are worth starting
 
 
 class Made(msgspec.Struct):
@@ -74,16 +72,16 @@ def make_episode(run: RunSource, number: int, item: tuple[Episode, bool]) -> Mad
     """Score an episode, and replay and compress it if requested."""
     episode, wanted = item
     gold = run.gold_of(episode.task)
-    result = score_episode(episode, gold, run.config)
-    row = partial(row_of, episode, number, result, run.tools)
-    metrics = {} if result.outcome is None else measure_episode(result.outcome, episode, gold, run.config)
+    outcome, reward = score_episode(episode, gold, run.config)
+    row = partial(row_of, episode, number, (outcome, reward), run.tools)
+    metrics = {} if outcome is None else measure_episode(outcome, episode, gold, run.config)
     if episode.status is Status.INFRA_ERROR and gold is not None and run.faults == "zero":
         metrics = metrics_of_nothing(msgspec.structs.replace(episode.task, gold=gold), run.config)
     if not wanted:
         return Made(episode.key, row(None), measured=metrics)
     view = EpisodeView(episode, run.config.env, gold, run.tokenizer, run.titles)
     try:
-        data = view.as_json(result.reward)
+        data = view.as_json(reward)
     except SchemaError as error:
         return Made(episode.key, row(str(error)), measured=metrics)
     # Old records lack token counts and get those of the replay.
@@ -92,8 +90,7 @@ def make_episode(run: RunSource, number: int, item: tuple[Episode, bool]) -> Mad
     return Made(episode.key, counted, deflate(data), view.tables.passages, view.tables.shared, metrics)
 
 
-TAG_BYTES = 80
-"""Upper limit of a script tag without its content."""
+TAG_BYTES = 80  # upper limit of a script tag without its content
 Listener = Callable[[int], None]
 
 

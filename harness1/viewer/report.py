@@ -40,21 +40,17 @@ from harness1.runs.journal import EPISODES
 from harness1.viewer.html import format_value, render
 
 ABLATIONS = "ablations.json"
-SHOWN = 8
-"""Limit of the worst tasks, and of the best."""
+SHOWN = 8  # limit of the worst tasks, and of the best
 BINS = 10
-CLOCKED = (*SESSION, "earlier")
-"""Provenance of a process or a machine, not of the run."""
-PLACES = ("index", "source", "sources", "tokenizer")
-"""Outputs of the card that are paths."""
+CLOCKED = (*SESSION, "earlier")  # provenance of a process or a machine, not of the run
+PLACES = ("index", "source", "sources", "tokenizer")  # outputs of the card that are paths
 TOOK = {
     "wall_seconds": "seconds on the clock",
     "episode_seconds": "seconds of all episodes together",
     "cost": "dollars",
 }
 """Resources with another name on the page."""
-WORK = "machine."
-"""Prefix of settings that do not affect episodes."""
+WORK = "machine."  # prefix of settings that do not affect episodes
 
 
 @dataclass(frozen=True)
@@ -101,7 +97,6 @@ class Report:
 
     @property
     def title(self) -> str:
-        """Return the policy and the dataset of the run."""
         inputs, policy = self.stage.inputs, self.stage.outputs.get("policy", "run")
         return f"{policy} on {Path(str(inputs.get('dataset', '?'))).name}/{inputs.get('split', '?')}"
 
@@ -116,12 +111,10 @@ class Report:
 
     @property
     def ablation_rows(self) -> list[tuple[str, ...]]:
-        """Return the headings and lines of the table of ablations, if there is one."""
         return [COLUMNS, *cells(self.ablations)] if self.ablations else []
 
     @property
     def histograms(self) -> list[Histogram]:
-        """Return the distributions of tasks over recall, set size and turns."""
         rows = self.run.per_task.values() if self.run else ()
         found = []
         for name, places in (("curated_recall", 1), ("trajectory_recall", 1), ("set_size", 0), ("turns", 0)):
@@ -149,13 +142,12 @@ class Report:
 
     @property
     def hashes(self) -> list[tuple[str, str]]:
-        """Return the hashes of everything that determined the episodes."""
         known = {**self.stage.hashes, **(self.provenance.get("hashes") or {})}
         return [(f"{name} hash", str(value)) for name, value in sorted(known.items())]
 
     @property
     def origin(self) -> list[tuple[str, Any]]:
-        """Return the rest of the provenance that does not depend on the machine."""
+        """The rest of the provenance that does not depend on the machine."""
         left_out = {*CLOCKED, "hashes", "dataset"}
         return [(name, value) for name, value in self.provenance.items() if name not in left_out]
 

@@ -16,7 +16,7 @@ import msgspec
 
 from harness1.config import Config
 from harness1.env.pieces import static_piece
-from harness1.errors import MALFORMED, UsageError
+from harness1.errors import UsageError
 from harness1.eval.compare import correct_p_values, differences_of
 from harness1.eval.metrics import HEADLINE, failure_class
 from harness1.eval.outputs import outcome_if_known
@@ -29,15 +29,14 @@ from harness1.models.tokenizer import HarmonyVocabulary, Tokenizer, open_tokeniz
 from harness1.records import Episode, EpisodeKey, Gold, RewardRecord, Task
 from harness1.reward import composite
 from harness1.reward.measures import Outcome, delivery, targets
+from harness1.runs.files import find_json
 from harness1.runs.folder import METRICS
 from harness1.tools.registry import Toolbox
 
 MOST_READ = 200_000
 """Documents of each dataset that are read for their titles; those of gold further on stay without one."""
 MOST_TITLES = 20_000
-"""Limit of titles."""
-LONGEST = 200
-"""Characters of a title."""
+LONGEST = 200  # characters of a title
 
 
 def gold_titles(run: Run) -> dict[str, str]:
@@ -68,7 +67,7 @@ class RunSource(Run):
     @cached_property
     def notes(self) -> list[str]:
         """One line for everything that is missing, with the consequences for the reader."""
-        notes = list(self.gold_notes) if self.split else []
+        notes = list(self.known_gold[1]) if self.split else []
         if "tokenizer" in self.stage.hashes and self.tokenizer is None:
             notes.append(
                 "The tokenizer of its model could not be loaded: prompts are shown as pieces of the context, and"
@@ -105,9 +104,7 @@ class RunSource(Run):
     @property
     def card(self) -> dict[str, Any]:
         """The page's description of the run."""
-        inputs, metrics = self.stage.inputs, dict[str, Any]()
-        with suppress(OSError, *MALFORMED):
-            metrics = msgspec.json.decode((self.folder / METRICS).read_bytes(), type=dict[str, Any])
+        inputs, metrics = self.stage.inputs, find_json(self.folder / METRICS) or {}
         return {
             "name": self.name,
             "folder": str(self.folder),
@@ -132,8 +129,7 @@ class RunSource(Run):
         return {"texts": {static.key: static.text, **texts}, "specs": msgspec.to_builtins(toolbox.specs)}
 
 
-QUERY_CHARACTERS = 300
-"""Limit of the query in a row; the episode has all of it."""
+QUERY_CHARACTERS = 300  # limit of the query in a row; the episode has all of it
 
 
 class EpisodeRow(msgspec.Struct, frozen=True, array_like=True):
@@ -165,25 +161,19 @@ class EpisodeRow(msgspec.Struct, frozen=True, array_like=True):
     """A checksum of the set of delivered units, equal for equal sets."""
 
 
-class Scored(msgspec.Struct, frozen=True):
-    """The outcome and the reward of an episode, if its gold is known."""
-
-    outcome: Outcome | None
-    reward: RewardRecord | None
+Scored = tuple[Outcome | None, RewardRecord | None]
 
 
 def score_episode(episode: Episode, gold: Gold | None, config: Config) -> Scored:
-    """Return the outcome of an episode, and its recorded reward, or else that of the run's configuration."""
+    """Return the outcome of an episode, and its recorded reward, or else that of the run's configuration, if known."""
     found = outcome_if_known(episode, gold)
-    if found is None:
-        return Scored(None, episode.reward)
-    return Scored(found, episode.reward or composite(found, episode, config, gold))
+    return found, episode.reward or (composite(found, episode, config, gold) if found else None)
 
 
 def row_of(episode: Episode, run: int, result: Scored, tools: list[str], problem: str | None) -> EpisodeRow:
     """Return the row of an episode; `tools` are the names for the bits of `EpisodeRow.tools`."""
     called = {turn.action.name for turn in episode.turns if turn.action is not None}
-    found, reward = result.outcome, result.reward
+    found, reward = result
     return EpisodeRow(
         run=run,
         episode=episode.episode_id,
@@ -242,11 +232,9 @@ def with_room(
     return held
 
 
-MOST_RUNS = 5
-"""With more runs than this, only pairs with the first are compared."""
+MOST_RUNS = 5  # with more runs than this, only pairs with the first are compared
 
-Measured = Mapping[EpisodeKey, Mapping[str, float]]
-"""The metrics of every episode; none of one that cannot be scored."""
+Measured = Mapping[EpisodeKey, Mapping[str, float]]  # the metrics of every episode; none of one that cannot be scored
 
 
 def pairs(runs: Sequence[RunSource], measured: Sequence[Measured]) -> list[dict[str, Any]]:

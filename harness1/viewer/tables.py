@@ -25,12 +25,10 @@ from harness1.viewer.html import deflate
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-AHEAD = 2
-"""Items in progress per worker: enough to keep it busy, and a bound on memory."""
+AHEAD = 2  # items in progress per worker: enough to keep it busy, and a bound on memory
 
 
-Place = tuple[int, int]
-"""Offset and size in bytes."""
+Place = tuple[int, int]  # offset and size in bytes
 
 
 class Spool:
@@ -40,12 +38,10 @@ class Spool:
         self._file = file
 
     def put(self, data: bytes) -> Place:
-        """Store some bytes and return their place."""
         offset = self._file.seek(0, os.SEEK_END)
         return offset, self._file.write(data)
 
     def get(self, offset: int, size: int) -> bytes:
-        """Return the bytes at a place."""
         self._file.seek(offset)
         return self._file.read(size)
 
@@ -71,10 +67,8 @@ def map_in_order(work: Callable[[Item], Result], items: Iterable[Item], workers:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-BLOCK = 64
-"""Passages of a block."""
-NUMBER_BYTES = 6
-"""Upper limit of what a reference takes in a file."""
+BLOCK = 64  # passages of a block
+NUMBER_BYTES = 6  # upper limit of what a reference takes in a file
 
 
 class Passage(NamedTuple):
@@ -124,8 +118,7 @@ class Passages:
             yield deflate([msgspec.Raw(each) for each in held])
 
 
-LEAST = 16
-"""Characters of the shortest stretch worth a reference."""
+LEAST = 16  # characters of the shortest stretch worth a reference
 _PARTS = re.compile(r"((?<=[.!?:;\]])\s+|\n)")
 
 Parts = list[str | int]

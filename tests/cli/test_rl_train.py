@@ -92,7 +92,7 @@ def test_a_policy_that_never_acts_has_nothing_to_learn_from(harness1: Command, h
     assert viewed.code == 0, viewed.err
     source = RunSource.open(home / "hopeless" / "episodes")
     assert source.notes == []
-    assert all(score_episode(episode, source.gold_of(episode.task), source.config).outcome for episode in played)
+    assert all(score_episode(episode, source.gold_of(episode.task), source.config)[0] for episode in played)
 
 
 def test_no_batch_is_begun_when_the_time_is_up_and_nothing_untrained_is_a_checkpoint(

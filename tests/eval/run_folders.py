@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from harness1.records import (
     Hashes,
     Observation,
     StopReason,
-    Tag,
     Task,
     ToolCall,
     Turn,
@@ -36,35 +35,45 @@ GOLD = "ab"
 
 def dataset(folder: Path, queries: Mapping[str, str], split: str = "test", gold: str = GOLD) -> Path:
     """A BEIR folder with documents a to z, and these tasks."""
-    (folder / "qrels").mkdir(parents=True, exist_ok=True)
     letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
-    _lines(folder / "corpus.jsonl", ({"_id": name, "title": name, "text": f"Text {name}."} for name in letters))
-    _lines(folder / "queries.jsonl", ({"_id": name, "text": text} for name, text in queries.items()))
-    judged = [f"{task}\t{doc}\t1" for task in queries for doc in gold]
-    (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + "\n".join(judged) + "\n")
+    corpus = [{"_id": name, "title": name, "text": f"Text {name}."} for name in letters]
+    return write_beir(folder, corpus, queries, dict.fromkeys(gold, 1), split)
+
+
+def write_beir(
+    folder: Path, corpus: Sequence[Mapping[str, str]], queries: Mapping[str, str], gold: Mapping[str, int], split: str
+) -> Path:
+    """A BEIR folder in which every task has the same gold."""
+    (folder / "qrels").mkdir(parents=True, exist_ok=True)
+    asked = [{"_id": name, "text": text} for name, text in queries.items()]
+    for name, rows in (("corpus", corpus), ("queries", asked)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    judged = [f"{task}\t{doc}\t{grade}\n" for task in queries for doc, grade in gold.items()]
+    (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(judged))
     return folder
 
 
 def episode(
-    task: str, delivered: str, *, sample: int = 0, pool: str | None = None, tags: str = "", turns: int = 0, **more: Any
+    task: str,
+    delivered: Sequence[str] = "",
+    pool: Sequence[str] | None = None,
+    stop: StopReason = StopReason.END_SEARCH,
+    *,
+    sample: int = 0,
+    turns: int = 0,
+    **more: Any,
 ) -> Episode:
-    """An episode that delivers documents in their order.
-
-    Args:
-        tags: the first letter of the tag of each; `fair` where none is given.
-        turns: how many it took, each a search of 100 tokens.
-    """
-    stop = more.pop("stop", StopReason.END_SEARCH)
-    names: dict[str, Tag] = {"v": "very_high", "h": "high", "f": "fair", "l": "low"}
-    placed = zip(delivered, tags.ljust(len(delivered), "f"), range(1, len(delivered) + 1), strict=True)
+    """An episode that delivers documents in their order, after so many `turns`, each a search of 100 tokens."""
+    search, seen = ToolCall("search_corpus", {"query": "q"}), Observation("search_corpus")
+    turn = Turn(0, action=search, observation=seen, prompt_tokens=100, prefill_tokens=40)
+    more = {"turns": tuple(msgspec.structs.replace(turn, index=index) for index in range(turns)), **more}
     return Episode(
         episode_id=f"{task}-{sample}",
         task=Task(task, "?"),
         sample_idx=sample,
-        turns=tuple(_turn(index) for index in range(turns)),
         stop_reason=stop,
         status=STATUS_OF[stop],
-        curated=tuple(Curated(UnitId(unit), names[tag], rank) for unit, tag, rank in placed),
+        curated=tuple(Curated(UnitId(unit), "fair", rank) for rank, unit in enumerate(delivered, 1)),
         pool=tuple(UnitId(unit) for unit in (delivered if pool is None else pool)),
         hashes=Hashes("env", "policy", "index"),
         **more,
@@ -103,12 +112,3 @@ def run_folder(
             store.append(msgspec.structs.replace(each, task=task, hashes=Hashes(**hashes)))
     write_metrics(evaluation, stage, folder)
     return folder
-
-
-def _turn(index: int) -> Turn:
-    search = ToolCall("search_corpus", {"query": "q"})
-    return Turn(index, action=search, observation=Observation(search.name), prompt_tokens=100, prefill_tokens=40)
-
-
-def _lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))

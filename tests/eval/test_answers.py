@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from harness1.config import Machine
-from harness1.errors import HarnessError, InfrastructureFault, SchemaError, UsageError
+from harness1.errors import HarnessError, InfrastructureFault, SchemaError
 from harness1.eval.answer_run import as_csv, exact_match, normalise, summarise_answers, token_f1
 from harness1.eval.answers import (
     ANSWERS,
@@ -137,27 +137,6 @@ def test_what_is_there_is_not_asked_again(tmp_path: Path) -> None:
     assert len(more.asked) == 2  # the prompts of the first sample that held two documents
 
 
-def test_a_stopped_run_goes_on_with_what_is_missing(tmp_path: Path) -> None:
-    stopping = Server(lambda system, user: reads(system, user))
-
-    async def stopped() -> None:
-        with ReplyStore(tmp_path) as store:
-            task = asyncio.create_task(answer_all(working(stopping), store, 1))
-            while len(store.kept) < 3:
-                await asyncio.sleep(0)
-            task.cancel()
-            await task
-
-    with pytest.raises(asyncio.CancelledError):
-        asyncio.run(stopped())
-    with (tmp_path / ANSWERS).open("ab") as file:
-        file.write(b'{"role": "answ')  # a crash cut the last line
-    rest = Server(reads)
-    whole = answered(working(rest), tmp_path)
-    assert len(rest.asked) == 5
-    assert texts(whole) == texts(answered(working(Server(reads)), tmp_path / "uninterrupted"))
-
-
 def test_an_answer_that_does_not_come_is_missing_and_comes_later(tmp_path: Path) -> None:
     def failing(system: str, user: str) -> str | HarnessError:
         return InfrastructureFault("down (3 attempts)") if "Engine?" in user else reads(system, user)
@@ -175,13 +154,6 @@ def test_an_answer_that_does_not_come_is_missing_and_comes_later(tmp_path: Path)
     rest = Server(reads)
     assert summarise_answers(answered(working(rest), tmp_path), resamples=100)["missing"] == 0
     assert len(rest.asked) == 3
-
-
-def test_what_the_user_must_mend_ends_the_run_at_once(tmp_path: Path) -> None:
-    server = Server(lambda *_: UsageError("401: wrong key"))
-    with pytest.raises(UsageError, match="wrong key"):
-        answered(working(server), tmp_path, places=2)
-    assert len(server.asked) <= 2
 
 
 def test_no_more_are_asked_at_a_time_than_there_are_places(tmp_path: Path) -> None:

@@ -73,19 +73,6 @@ def test_only_what_is_missing_is_run_again(index: str, tmp_path: Path) -> None:
     assert metrics["tasks"] == metrics["scored"] == 4
 
 
-def test_an_episode_that_the_infrastructure_broke_is_run_again(index: str, tmp_path: Path) -> None:
-    evaluate(evaluation(index, 2), tmp_path)
-    first, second = read_episodes(tmp_path)
-    (tmp_path / "episodes.jsonl").unlink()
-    with EpisodeStore(tmp_path) as store:
-        store.append(msgspec.structs.replace(first, status=Status.INFRA_ERROR, reward=None))
-        store.append(second)
-    ran: list[Episode] = []
-    metrics = evaluate(evaluation(index, 2), tmp_path, on_episode=ran.append)
-    assert [episode.task.task_id for episode in ran] == [first.task.task_id]
-    assert metrics["failures"]["infra_error"] == 0
-
-
 def test_a_resumed_run_tells_what_had_finished_and_one_with_nothing_to_run_does_not(index: str, tmp_path: Path) -> None:
     evaluate(evaluation(index), tmp_path)
     first, *rest = read_episodes(tmp_path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import pytest
 
 from harness1.runs.files import read_stage
 from harness1.runs.folder import CONFIG
-from harness1.runs.journal import EPISODES, read_episodes
+from harness1.runs.journal import read_episodes
 from tests.run_folders import repeatable
 
 pytestmark = pytest.mark.service
@@ -74,20 +73,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_number_of_workers_changes_nothing(place: Path) -> None:
     one, two = (repeatable(place / f"whole-{workers}") for workers in (1, 2))
     assert {name for name in one if one[name] != two[name]} == {CONFIG}
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_run_that_is_killed_again_and_again_ends_as_one_that_was_not(place: Path, workers: int) -> None:
-    rng = random.Random(workers)
-    out = place / f"killed-{workers}"
-    kills = 0
-    for _ in range(5):
-        wanted = min(lines(out / EPISODES) + rng.randint(0, 12), TASKS * SAMPLES)
-        process = command(place, out.name, workers)
-        kills += killed(process, lambda wanted=wanted: lines(out / EPISODES) >= wanted, rng.uniform(0, 0.1))
-    completed(command(place, out.name, workers))
-    assert kills >= 3
-    assert_same(out, place / f"whole-{workers}")
 
 
 def assert_same(out: Path, whole: Path) -> None:

@@ -36,23 +36,20 @@ from harness1.eval.outputs import (
 )
 from harness1.eval.summary import summarise
 from harness1.records import (
-    STATUS_OF,
-    Curated,
     DocId,
     Episode,
     Gold,
-    Hashes,
     Hit,
     Observation,
     StopReason,
     Task,
     ToolCall,
     Turn,
-    UnitId,
 )
 from harness1.runs.files import Stage
 from harness1.runs.folder import clear_run
 from harness1.runs.journal import EpisodeStore
+from tests.eval.run_folders import episode as finished
 from tests.support import END, Script, search
 from tests.viewer.making import script, some_tasks, write_dataset, write_run
 
@@ -65,28 +62,9 @@ def task(name: str, query: str = "who?") -> Task:
     return Task(name, query, gold=GOLD)
 
 
-def finished(
-    name: str,
-    curated: Sequence[str] = "",
-    pool: Sequence[str] = "",
-    stop: StopReason = StopReason.END_SEARCH,
-    **more: Any,
-) -> Episode:
-    return Episode(
-        episode_id=f"{name}/{more.get('sample_idx', 0)}",
-        task=task(name).public(),
-        stop_reason=stop,
-        status=STATUS_OF[stop],
-        hashes=Hashes("", "", ""),
-        curated=tuple(Curated(UnitId(unit), "fair", rank) for rank, unit in enumerate(curated, 1)),
-        pool=tuple(map(UnitId, pool)),
-        **more,
-    )
-
-
 RUN = [
     finished("t1", "ba", "xbayz"),
-    finished("t1", "a", "a", sample_idx=1),
+    finished("t1", "a", "a", sample=1),
     finished("t2", "c", "xy", aliases={"c": "x"}),
     finished("t3", "ab", "abc", StopReason.FORMAT_LIMIT),
     finished("t4", "ab", "ab", StopReason.FAULT),
@@ -104,7 +82,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_there_is_every_promised_file_and_no_other(tmp_path: Path) -> None:
-    both = [*RUN, *(finished(name, sample_idx=1) for name in ("t2", "t3", "t4"))]
+    both = [*RUN, *(finished(name, sample=1) for name in ("t2", "t3", "t4"))]
     written(tmp_path, both)
     elsewhere = {"provenance.json", "report.html"}
     assert set(contents(tmp_path)) == set(output_names(NAMES, 2)) - elsewhere

@@ -26,7 +26,7 @@ def test_gold_is_that_of_the_question_where_datasets_share_an_id(tmp_path: Path)
     judged = second / "qrels" / "test.tsv"
     judged.write_text("query-id\tcorpus-id\tscore\none\tada\t1\ntwo\tada\t1\n")
     run = Run(tmp_path, Stage("run", {}, outputs={"datasets": [str(first), str(second)], "split": "test"}))
-    assert run.gold_notes == []
+    assert run.known_gold[1] == []
     (asked,) = open_source(str(first)).tasks("test")
     assert run.gold_of(asked.public()) == asked.gold
     assert len(asked.gold.relevant if asked.gold else ()) == 3
@@ -59,8 +59,8 @@ def test_only_tasks_that_were_played_have_gold(tmp_path: Path) -> None:
     run = Run(tmp_path, card)
     assert [task.task_id for task in tasks if run.gold_of(task)] == ["task-1"]
     moved = msgspec.structs.replace(card, inputs={**card.inputs, "dataset": str(tmp_path / "gone")})
-    assert "cannot be opened" in Run(tmp_path, moved).gold_notes[0]
-    assert "names no dataset" in Run(tmp_path, Stage("run", {})).gold_notes[0]
+    assert "cannot be opened" in Run(tmp_path, moved).known_gold[1][0]
+    assert "names no dataset" in Run(tmp_path, Stage("run", {})).known_gold[1][0]
 
 
 def test_reads_a_run_that_an_earlier_version_fused(tmp_path: Path) -> None:

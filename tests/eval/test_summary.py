@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from typing import Any
 
 import msgspec
 import pytest
@@ -14,11 +13,9 @@ from harness1.errors import UsageError
 from harness1.eval.metrics import tokens_of
 from harness1.eval.summary import cut, resources, summarise, task_metrics
 from harness1.records import (
-    STATUS_OF,
     Curated,
     Episode,
     Gold,
-    Hashes,
     Observation,
     Status,
     StopReason,
@@ -29,6 +26,7 @@ from harness1.records import (
 from harness1.reward import score
 from harness1.reward.measures import measure_outcome
 from harness1.rows.calls import calls_of
+from tests.eval.run_folders import episode as finished
 from tests.eval.test_metrics import END, scripted, without_tokens
 from tests.policy.test_language_model import episode_of, sayer
 from tests.support import search
@@ -37,29 +35,16 @@ CONFIG = load_config(overrides=["machine.bootstrap=100"])
 TASKS = {name: Task(name, "query", gold=Gold(relevant={"a": 1, "b": 1})) for name in ("t1", "t2", "t3", "t4", "t5")}
 
 
-def finished(task: str, curated: str, stop: StopReason = StopReason.END_SEARCH, **more: Any) -> Episode:
-    return Episode(
-        episode_id=f"{task}/{more.get('sample_idx', 0)}",
-        task=TASKS[task].public(),
-        stop_reason=stop,
-        status=STATUS_OF[stop],
-        hashes=Hashes("", "", ""),
-        curated=tuple(Curated(unit, "fair", rank) for rank, unit in enumerate(curated, 1)),
-        pool=tuple(curated),
-        **more,
-    )
-
-
 def calls(*names: str) -> tuple[Turn, ...]:
     return tuple(Turn(i, action=ToolCall(name), observation=Observation(name)) for i, name in enumerate(names))
 
 
 RUN = [
     finished("t1", "ab", turns=calls("search_corpus", "search_corpus", "curate")),  # recall 1
-    finished("t1", "", sample_idx=1),  # recall 0
-    finished("t2", "ab", StopReason.FORMAT_LIMIT, turns=calls("search_corpus")),  # recall 0
-    finished("t3", "ab", StopReason.FAULT),  # no recall
-    finished("t4", "ax", StopReason.CONTEXT_LIMIT),  # recall 1/2
+    finished("t1", "", sample=1),  # recall 0
+    finished("t2", "ab", stop=StopReason.FORMAT_LIMIT, turns=calls("search_corpus")),  # recall 0
+    finished("t3", "ab", stop=StopReason.FAULT),  # no recall
+    finished("t4", "ax", stop=StopReason.CONTEXT_LIMIT),  # recall 1/2
 ]
 
 
@@ -99,7 +84,7 @@ def test_a_task_that_a_finished_run_dropped_counts_as_one_that_nothing_was_done_
 
 
 def test_repeats_tell_the_spread_within_a_task_from_that_between_tasks() -> None:
-    repeated = [*RUN[:2], finished("t4", "a"), finished("t4", "a", sample_idx=1), RUN[2]]
+    repeated = [*RUN[:2], finished("t4", "a"), finished("t4", "a", sample=1), RUN[2]]
     found = summarise(repeated, TASKS, CONFIG)["spread"]
     # Recalls: t1 1 and 0, t4 1/2 and 1/2, t2 0.
     within = (0.5 + 0.0) / 2

@@ -20,6 +20,7 @@ from harness1.runs.files import Stage
 from harness1.runs.folder import public_config
 from harness1.runs.journal import EpisodeStore
 from harness1.viewer.tables import Parts, Passage
+from tests.eval.run_folders import write_beir
 from tests.support import CORPUS, END, Script, call, chunk, curate, make_env, run, search
 from tests.vocabularies import chat_format, vocabulary
 
@@ -55,14 +56,8 @@ def joined(parts: str | Parts, passages: Sequence[Passage]) -> str:
 
 def write_dataset(folder: Path, tasks: Sequence[Task], documents: Sequence[Chunk] = DOCUMENTS) -> Path:
     """A BEIR folder in which every task has the same gold."""
-    (folder / "qrels").mkdir(parents=True)
     corpus = [{"_id": each.doc_id, "title": each.title, "text": each.text} for each in documents]
-    queries = [{"_id": task.task_id, "text": task.query} for task in tasks]
-    for name, rows in (("corpus", corpus), ("queries", queries)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    judged = [f"{task.task_id}\t{doc}\t{grade}\n" for task in tasks for doc, grade in GOLD.items()]
-    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(judged))
-    return folder
+    return write_beir(folder, corpus, {task.task_id: task.query for task in tasks}, GOLD, "test")
 
 
 def some_tasks(count: int) -> list[Task]:

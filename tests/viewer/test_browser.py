@@ -35,7 +35,7 @@ pytestmark = pytest.mark.browser
 
 Open = Callable[..., Page]
 DESK = {"width": 1280, "height": 900}
-PHONE = {"width": 390, "height": 844}
+PHONE = 390
 PARTS = {"": ".list", "#pairs": ".pair-list", "#training": ".chart", "one": ".strip", "both": ".pair"}
 
 
@@ -165,6 +165,11 @@ def test_where_nothing_is_scored_no_word_is_about_scores(address: str, opened: O
 
 def ids(files: Path, run: str) -> list[str]:
     return [episode.episode_id for episode in read_episodes(files / run)]
+
+
+def address_of(files: Path, part: str) -> str:
+    first, second = ids(files, "first")[0], ids(files, "second")[0]
+    return {"one": f"#0/{first}/5", "both": f"#0/{first},1/{second}"}.get(part, part)
 
 
 def rows(page: Page) -> list[str]:
@@ -344,6 +349,10 @@ def test_the_chain_leads_from_the_question_to_documents(opened: Open, files: Pat
     page = opened(f"#0/{ids(files, 'first')[0]}/2")
     chain = page.locator("section.chain")
     chain.wait_for()
+    assert page.locator(".hit:visible").count() == 0  # hits of several queries stand under their query
+    page.locator(".by-query > summary").first.focus()
+    page.keyboard.press("Enter")
+    assert page.locator(".hit:visible").count() > 0
     assert chain.locator(".question").inner_text().endswith("Ada Lovelace")
     assert "named in D1" in chain.locator(".node.now").first.inner_text()
     assert "no search found" in chain.locator(".node.lost").inner_text()
@@ -354,27 +363,12 @@ def test_the_chain_leads_from_the_question_to_documents(opened: Open, files: Pat
     for at, (left, right, top, bottom) in enumerate(boxes):
         for other in boxes[at + 1 :]:
             assert right <= other[0] or other[1] <= left or bottom <= other[2] or other[3] <= top
-
-
-def test_the_chain_shows_all_searches_when_asked(opened: Open, files: Path) -> None:
-    page = opened(f"#0/{ids(files, 'bare')[0]}", name="bare.html")
-    chain = page.locator("section.chain")
+    chain = opened(f"#0/{ids(files, 'bare')[0]}", name="bare.html").locator("section.chain")
     chain.wait_for()
     assert "1 of 2 searches" in chain.locator(".fold-note").inner_text()
     assert "Weather" not in chain.locator(".found .doc-title").all_inner_texts()
     chain.get_by_label("all searches and documents").check()
     assert {"Ada Lovelace", "Weather"} <= set(chain.locator(".found .doc-title").all_inner_texts())
-
-
-def test_hits_of_several_queries_stand_under_their_query(opened: Open, files: Path) -> None:
-    page = opened(f"#0/{ids(files, 'first')[0]}/2")
-    groups = page.locator(".by-query > summary")
-    groups.first.wait_for()
-    assert "Lord Byron poet" in groups.first.inner_text()
-    assert page.locator(".hit:visible").count() == 0
-    groups.first.focus()
-    page.keyboard.press("Enter")
-    assert page.locator(".hit:visible").count() > 0
 
 
 def test_a_section_stays_open_from_turn_to_turn(opened: Open, files: Path) -> None:
@@ -391,8 +385,7 @@ def test_a_section_stays_open_from_turn_to_turn(opened: Open, files: Path) -> No
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("address", ["", "#pairs", "#training", "one", "both"])
 def test_nothing_grave_hinders_people(opened: Open, files: Path, address: str, scheme: str) -> None:
-    first, second = ids(files, "first")[0], ids(files, "second")[0]
-    page = opened({"one": f"#0/{first}/4", "both": f"#0/{first},1/{second}"}.get(address, address), color_scheme=scheme)
+    page = opened(address_of(files, address), color_scheme=scheme)
     page.wait_for_selector(PARTS[address])
     assert barriers(page) == []
 
@@ -452,19 +445,10 @@ def test_dark_and_light_follow_the_system_until_one_is_chosen(opened: Open) -> N
 
 
 @pytest.mark.parametrize("address", PARTS)
-def test_a_phone_needs_no_scrolling_sideways(opened: Open, files: Path, address: str) -> None:
-    first, second = ids(files, "first")[0], ids(files, "second")[0]
-    page = opened({"one": f"#0/{first}/4", "both": f"#0/{first},1/{second}"}.get(address, address), size=PHONE)
-    page.wait_for_selector(PARTS[address])
-    assert no_sideways(page)
-
-
-@pytest.mark.parametrize("address", PARTS)
 def test_no_text_lies_over_another(opened: Open, files: Path, address: str) -> None:
-    first, second = ids(files, "first")[0], ids(files, "second")[0]
-    page = opened({"one": f"#0/{first}/5", "both": f"#0/{first},1/{second}"}.get(address, address))
+    page = opened(address_of(files, address))
     page.wait_for_selector(PARTS[address])
-    for width in (420, 768, 1024, 1280, 1400, 1920):
+    for width in (PHONE, 420, 768, 1024, 1280, 1400, 1920):
         page.set_viewport_size({"width": width, "height": 900})
         assert overlaps(page) == [], width
         assert no_sideways(page), width

@@ -14,7 +14,7 @@ from harness1.errors import SchemaError
 from harness1.recipe.gates import GateRuling
 from harness1.recipe.run import JOURNAL, RecipeState, StagePlan, StageRecord, hold_folder
 from harness1.rows.calls import RecordedCall, recording
-from harness1.runs.files import Stage, write_json
+from harness1.runs.files import write_json
 from harness1.viewer.live import Watched
 from harness1.viewer.pages import Asked, write_view
 from harness1.viewer.work import hold_sessions, is_recording, read_sessions, recipe_card
@@ -81,13 +81,6 @@ def test_a_file_of_a_recipe_holds_the_runs_and_trainings_of_its_stages(tmp_path:
     assert [run["name"] for run in index["runs"]] == ["after", "before"], "what was trained stands first"
     assert index["trainings"] == [{"name": "rl", "folder": str(work / "rl")}]
     assert [recipe["name"] for recipe in index["recipes"]] == ["work"]
-
-
-def test_a_training_that_has_a_card_and_no_log_yet_is_no_part_of_a_file(tmp_path: Path) -> None:
-    work = write_recipe(tmp_path / "work", rl=record("rl train", "running"))
-    (work / "rl" / "log.jsonl").unlink()
-    Stage("rl train", {}, "running", hashes={}, outputs={}).write(work / "rl")
-    assert write_view(Asked([work], workers=1), tmp_path / "view.html").episodes == 3
 
 
 def test_a_damaged_journal_is_named(tmp_path: Path) -> None:
