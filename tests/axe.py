@@ -1,7 +1,10 @@
-"""The accessibility checker axe-core in an open page; it comes with a Python package, so that nothing is downloaded."""
+"""A browser, and the accessibility checker axe-core in its pages; it comes with a package: nothing is downloaded."""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,3 +25,14 @@ def barriers(page: Any) -> list[str]:
         for each in found
         if each["impact"] in GRAVE
     ]
+
+
+@contextmanager
+def open_browser() -> Iterator[Any]:
+    """Yield a browser. While it is open, its thread has an event loop, and no episode can be played in it."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        yield browser
+        browser.close()

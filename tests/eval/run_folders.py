@@ -60,17 +60,19 @@ def episode(
     stop: StopReason = StopReason.END_SEARCH,
     *,
     sample: int = 0,
-    turns: int = 0,
+    turns: int | Sequence[Turn] = 0,
     **more: Any,
 ) -> Episode:
-    """An episode that delivers documents in their order, after so many `turns`, each a search of 100 tokens."""
+    """An episode that delivers documents in their order, after `turns`, or so many searches of 100 tokens."""
     search, seen = ToolCall("search_corpus", {"query": "q"}), Observation("search_corpus")
-    turn = Turn(0, action=search, observation=seen, prompt_tokens=100, prefill_tokens=40)
-    more = {"turns": tuple(msgspec.structs.replace(turn, index=index) for index in range(turns)), **more}
+    if isinstance(turns, int):
+        tokens = {"prompt_tokens": 100, "prefill_tokens": 40}
+        turns = [Turn(index, action=search, observation=seen, **tokens) for index in range(turns)]
     return Episode(
         episode_id=f"{task}-{sample}",
         task=Task(task, "?"),
         sample_idx=sample,
+        turns=tuple(turns),
         stop_reason=stop,
         status=STATUS_OF[stop],
         curated=tuple(Curated(UnitId(unit), "fair", rank) for rank, unit in enumerate(delivered, 1)),

@@ -53,7 +53,6 @@ def with_other_query(data: Path) -> Path:
 def forget_hashes(run: Path) -> None:
     """Make the card that of an earlier version."""
     stage = read_stage(run)
-    assert stage is not None
     inputs = {name: value for name, value in stage.inputs.items() if name not in ("queries", "gold")}
     outputs = {name: value for name, value in stage.outputs.items() if name != "lines"}
     msgspec.structs.replace(stage, inputs=inputs, outputs=outputs).write(run)
@@ -139,7 +138,6 @@ def test_a_run_of_an_earlier_version_is_compared_by_its_episodes(
         ensure_run(evaluation(change(data)), run)
     assert ensure_run(evaluation(dataset(data, QUERIES)), run) == before
     stage = read_stage(run)
-    assert stage is not None
     assert {"queries", "gold"} <= stage.inputs.keys()
     assert count_undigested(run / EPISODES) == 3
     changed = evaluation(with_other_gold(data))
@@ -200,7 +198,6 @@ def test_broken_episodes_stay_unscored(data: Path, tmp_path: Path) -> None:
     ensure_run(evaluation(data), tmp_path / "first")
     episodes = list(read_episodes(tmp_path / "first"))
     stage, run = read_stage(tmp_path / "first"), tmp_path / "run"
-    assert stage is not None
     outputs = {**stage.outputs, "lines": {"key": stage.outputs["lines"]["key"], "undigested": 0}}
     stage.write(run, status="interrupted", outputs=outputs)
     with EpisodeStore(run) as store:

@@ -195,7 +195,6 @@ def test_ablations_that_are_killed_while_they_write_are_completed(index: str, tm
         ablate(job, out, ["grep"])
         assert outputs(out) == outputs(tmp_path / "whole"), number
         stage = read_stage(out)
-        assert stage is not None
         assert stage.status == "finished"
         if ended == 0:
             break
@@ -219,10 +218,7 @@ def rows(recalls: dict[str, float]) -> dict[str, dict[str, float]]:
 def test_a_line_by_hand() -> None:
     base = rows({"a": 1.0, "b": 0.5, "c": 0.0, "d": 0.5, "gone": 1.0})
     line = compare_condition("x", METRICS, base, rows({"a": 0.0, "b": 0.5, "c": 0.0, "d": 0.25, "new": 1.0}), 100, 0)
-    assert line.change is not None
     percent, answer = percent_of(line.change, line.base_recall), percent_of(line.answer_change, line.base_answer_recall)
-    assert percent is not None
-    assert answer is not None
     assert (line.paired, line.hard_failures, line.broken) == (4, 1, 1)
     assert line.change.mean == pytest.approx(-1.25 / 4)
     assert percent.mean == answer.mean == pytest.approx(100 * -1.25 / 2.0)

@@ -46,7 +46,6 @@ def test_a_run_folder_says_what_was_run_and_how_it_ended(index: str, tmp_path: P
     metrics = evaluate(evaluation(index), tmp_path)
     assert msgspec.json.decode((tmp_path / METRICS).read_bytes()) == metrics
     stage = read_stage(tmp_path)
-    assert stage is not None
     assert (stage.status, stage.inputs["policy"]) == ("finished", stage.hashes["policy"])
     assert set(stage.hashes) == {"env", "policy", "index", "counter"}
     assert run_config(tmp_path) == (CONFIG, str(Path(index).resolve()))
@@ -106,7 +105,6 @@ def test_an_interrupt_says_that_the_same_command_goes_on(index: str, tmp_path: P
         evaluate(evaluation(index), tmp_path, on_episode=interrupted)
     assert caught.value.__notes__ == ["the same command continues where it stopped"]
     found = read_provenance(tmp_path)
-    assert found is not None
     assert found["ended"]
     evaluate(evaluation(index), tmp_path)
     assert msgspec.json.decode((tmp_path / RESOURCES).read_bytes())["wall_seconds"] > 0
@@ -265,7 +263,6 @@ def test_a_full_disk_is_one_clear_line(index: str, tmp_path: Path, monkeypatch: 
             with pytest.raises(UsageError, match="no space left"):
                 evaluate(evaluation(index), tmp_path)
         stage = read_stage(tmp_path)
-        assert stage is not None
         assert stage.status == "interrupted"
     assert evaluate(evaluation(index), tmp_path)["scored"] == 4
 

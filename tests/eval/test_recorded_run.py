@@ -31,7 +31,6 @@ def test_gold_is_that_of_the_question_where_datasets_share_an_id(tmp_path: Path)
     assert run.gold_of(asked.public()) == asked.gold
     assert len(asked.gold.relevant if asked.gold else ()) == 3
     other = run.gold_of(Task("one", "When?"))
-    assert other is not None
     assert len(other.relevant) == 1
     assert run.gold_of(Task("one", "Why?")) is None
 
@@ -67,7 +66,6 @@ def test_reads_a_run_that_an_earlier_version_fused(tmp_path: Path) -> None:
     data = dataset(tmp_path / "data", {"t1": "one", "t2": "two"})
     fused = run_folder(tmp_path / "fused", data, [episode("t1", "ab"), episode("t2", "a")], fused=[{"samples": 2}])
     stage = read_stage(fused)
-    assert stage is not None
     stage.write(
         fused,
         outputs={**stage.outputs, "taken": {"t1": {"turns": 4.0}}, "lines": {"key": stage.outputs["lines"]["key"]}},

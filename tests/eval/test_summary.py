@@ -193,7 +193,6 @@ def test_tokens_are_summed_and_cost_nothing_without_prices_or_a_model() -> None:
     episode = scripted()
     found = resources([episode, episode], Config())
     tokens = tokens_of(episode)
-    assert tokens is not None
     told = {"prompt": 2 * tokens.prompt, "prefill": 2 * tokens.prefill, "output": 0, "exact": True, "episodes": 2}
     assert found["tokens"] == told
     assert "cost" not in found
@@ -204,7 +203,6 @@ def test_a_cost_is_that_of_fresh_cached_and_output_tokens() -> None:
     episode = spoken()
     found = resources([scripted(), episode], PRICED)
     used = tokens_of(episode)
-    assert used is not None
     assert 0 < used.prefill < used.prompt
     assert used.output == sum(len(call.output_ids) for call in calls_of(episode))
     dollars = (2 * used.prefill + 0.5 * (used.prompt - used.prefill) + 8 * used.output) / 1e6

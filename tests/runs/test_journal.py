@@ -325,7 +325,6 @@ def test_lines_of_an_earlier_version_are_read_and_counted_and_the_run_goes_on(tm
 
 def test_a_run_that_grows_is_closed_by_its_new_lines_alone(tmp_path: Path) -> None:
     card = read_stage(digested(tmp_path))
-    assert card is not None
     with EpisodeStore(tmp_path) as store:
         store.append(episode("d"))
     grown = finish(continue_lines(card, tmp_path / EPISODES), tmp_path / EPISODES, lines_of(card))

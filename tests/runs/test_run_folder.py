@@ -80,7 +80,6 @@ def test_the_card_says_what_became_of_the_work(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), under_way(stage, tmp_path):
         raise KeyboardInterrupt
     found = read_stage(tmp_path)
-    assert found is not None
     assert found.status == "interrupted"
     full = OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "weights"))
     with pytest.raises(UsageError, match="weights: no space left on its disk"), under_way(stage, tmp_path):
@@ -180,7 +179,6 @@ def test_a_resumed_run_names_everyone_who_ran_episodes(tmp_path: Path, monkeypat
         begin_provenance(tmp_path, FACTS, runs=True)
     end_provenance(tmp_path)
     found = read_provenance(tmp_path)
-    assert found is not None
     assert [each["commit"] for each in (*found["earlier"], found)] == ["first", "second", "third"]
     assert [each["ended"] is None for each in (*found["earlier"], found)] == [True, True, False]
     assert found.keys() == {*FACTS, *SESSION, "earlier"}
@@ -206,7 +204,6 @@ def test_times_that_nobody_knows_are_not_made_up(tmp_path: Path, damage: bytes |
     begin_provenance(tmp_path, FACTS, runs=False)
     end_provenance(tmp_path)
     found = read_provenance(tmp_path)
-    assert found is not None
     assert (found["started"], found["ended"], found["earlier"]) == (None, None, [])
 
 
@@ -224,7 +221,6 @@ def test_a_checkout_has_a_commit_and_may_be_dirty(package: Path, monkeypatch: py
     git(package, "add", ".")
     git(package, "commit", "-m", "first")
     commit, dirty = checkout(package)
-    assert commit is not None
     assert (len(commit), dirty) == (40, False)
     (package / "new.py").write_text("")
     assert checkout(package) == (commit, True)

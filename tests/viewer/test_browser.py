@@ -9,14 +9,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 from harness1.config import AutoPopulate, Config, Env
 from harness1.episodes.rollout import replay_env
 from harness1.runs.files import Stage, read_stage
 from harness1.runs.journal import read_episodes
 from harness1.viewer.pages import Asked, write_view
-from tests.axe import barriers
+from tests.axe import barriers, open_browser
 from tests.support import END, Script, curate, search
 from tests.viewer.making import (
     QUESTION,
@@ -71,7 +71,6 @@ def write_beside(training: Path, run: Path, copy: Path) -> None:
     """A copy of a run, with the index and the reward of a training, and a metric that the training has, too."""
     shutil.copytree(run, copy)
     stage = read_stage(copy)
-    assert stage is not None
     metrics = {"reward": {"mean": 1.7, "low": 1.6, "high": 1.8}}
     (copy / "metrics.json").write_bytes(msgspec.json.encode(metrics))
     msgspec.structs.replace(stage, inputs=stage.inputs | {"reward": "sum"}).write(copy)
@@ -81,11 +80,9 @@ def write_beside(training: Path, run: Path, copy: Path) -> None:
 
 @pytest.fixture(scope="module")
 def browser(files: Path) -> Iterator[Browser]:
-    """After the files: while a browser is open, its thread has an event loop, and no episode can be played in it."""
-    with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+    """After the files, whose episodes cannot be played while it is open."""
+    with open_browser() as found:
         yield found
-        found.close()
 
 
 @pytest.fixture
@@ -250,7 +247,6 @@ def test_the_exact_context_is_shown_piece_by_piece(opened: Open, files: Path) ->
         ".map(each => (each.querySelector('pre') || each.querySelector('code')).textContent.trim())"
     )
     context = twin.state.context
-    assert context is not None
     assert shown == [piece.text.strip() for piece in context.pieces]
     assert page.locator(".turn[aria-current=step]").get_attribute("aria-label").startswith("turn 3, curate, ")
     hit = opened(f"#0/{episode.episode_id}").locator(".hit").first

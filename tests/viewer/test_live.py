@@ -136,7 +136,6 @@ def test_the_data_of_an_episode_is_made_on_request_and_brings_what_it_needs(
     original = watched._runs[0].episode
     monkeypatch.setattr(watched._runs[0], "episode", lambda start: made.append(start) or original(start))
     text = watched.data("e1")
-    assert text is not None
     data, numbers, own = map(inflate, text.split(","))
     assert data["query"] == two.task.query
     assert numbers == []
@@ -144,7 +143,6 @@ def test_the_data_of_an_episode_is_made_on_request_and_brings_what_it_needs(
     assert watched.data("e1") == text
     assert len(made) == 1
     shared = watched.data("r0")
-    assert shared is not None
     assert inflate(shared)["specs"]
     assert [watched.data(name) for name in ("e2", "e", "r1", "x0", "e1/..", "e²", "t0", "s0", "e" + "9" * 5000)] == [
         None
@@ -174,10 +172,8 @@ def test_curves_of_trainings_and_sessions_of_proxies_grow(tmp_path: Path) -> Non
         log.write('{"step": 4, "reward": 9.0}\n')
     assert after(watched, found)["changed"] == ["t0"]
     curve = watched.data("t0")
-    assert curve is not None
     assert inflate(curve)["curves"]["reward"][1][-1] == 9.0
     session = watched.data("s0")
-    assert session is not None
     assert inflate(session)["name"] == "talk"
 
 
@@ -260,7 +256,6 @@ def test_the_server_says_where_it_is_and_ends_with_at_most_a_line(whole: Path, s
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = subprocess.Popen(command, **pipes, text=True, preexec_fn=hear_interrupts)
     try:
-        assert process.stdout is not None
         found = re.search(r"http://127\.0\.0\.1:(\d+)/", process.stdout.readline())
         assert found
         connection = HTTPConnection("127.0.0.1", int(found[1]), timeout=10)

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page
 
 from harness1.recipe.gates import GateRuling
 from harness1.recipe.run import JOURNAL, RecipeState, StagePlan, StageRecord, hold_folder
 from harness1.records import Episode
 from harness1.runs.files import write_json
 from harness1.runs.journal import read_episodes
-from tests.axe import barriers
+from tests.axe import barriers, open_browser
 from tests.viewer.making import script, some_tasks, write_dataset, write_episodes, write_run, write_training
 from tests.viewer.test_live import begin, listening
 
@@ -36,14 +36,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Episode]
 def page(whole: tuple[Path, list[Episode]]) -> Iterator[Page]:
     """A page of which whatever is logged as an error, thrown or asked of others fails the test at its end."""
     wrong: list[str] = []
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+    with open_browser() as browser:
         found = browser.new_page(viewport={"width": 1280, "height": 900})
         found.on("console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None)
         found.on("pageerror", lambda error: wrong.append(str(error)))
         found.on("request", lambda asked: None if "://127.0.0.1:" in asked.url else wrong.append(asked.url))
         yield found
-        browser.close()
     assert [each for each in wrong if "favicon" not in each] == []
 
 

@@ -47,7 +47,6 @@ def opened(path: Path) -> Page:
     """What a page finds in the file: its index, and the data of its tags."""
     text = path.read_text(encoding="utf-8")
     found = re.search(r'<script type="application/json" id="index">(.*?)</script>', text, re.S)
-    assert found is not None
     index = json.loads(found.group(1))
     index["rows"] = [dict(zip(index["columns"], row, strict=True)) for row in index["rows"]]
     tags = re.findall(r'<script type="text/plain" id="(\w+)">([A-Za-z0-9+/=,]*)</script>', text)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import sync_playwright
 
 from harness1.eval.ablations import COLUMNS
 from harness1.viewer.html import environment
 from harness1.viewer.report import ensure_report
-from tests.axe import barriers
+from tests.axe import barriers, open_browser
 from tests.eval.run_folders import dataset, episode, run_folder
 
 pytestmark = pytest.mark.browser
@@ -41,24 +39,20 @@ def test_a_wide_table_shows_on_which_side_it_goes_on(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     rows = [["-100.0 to -100.0"] * len(COLUMNS)] * 3
     page.write_text(environment().from_string(PAGE).render(heads=COLUMNS, rows=rows))
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+    with open_browser() as browser:
         narrow = browser.new_page(viewport={"width": 390, "height": 400})
         narrow.goto(f"file://{page}")
         assert [changed_edges(narrow, left) for left in (0, 200, 9999)] == [(False, True), (True, True), (True, False)]
         narrow.set_viewport_size({"width": 2400, "height": 400})
         assert changed_edges(narrow, 0) == (False, False)
-        browser.close()
 
 
 def test_a_phone_needs_no_scrolling_sideways(tmp_path: Path) -> None:
     query = {"t1": "Which " + "unbreakably" * 20 + " long name is it?"}
     folder = run_folder(tmp_path / "run", dataset(tmp_path / "data", query), [episode("t1", "ab", turns=2)])
     ensure_report(folder)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+    with open_browser() as browser:
         narrow = browser.new_page(viewport={"width": 390, "height": 800})
         narrow.goto(f"file://{folder / 'report.html'}")
         assert narrow.evaluate("document.documentElement.scrollWidth <= innerWidth")
         assert barriers(narrow) == []
-        browser.close()
