@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -25,23 +25,18 @@ from harness1.cli.options import Json, MovedDataset
 from harness1.cli.printing import print_json, print_result, put, say, say_torn
 from harness1.cli.progress import Terminal, tracked
 from harness1.config import Config
-from harness1.episodes.rollout import ReplayReport, replay_episode, replay_live
 from harness1.errors import InfrastructureFault, UsageError
-from harness1.eval.compare import Block, Grid, Links, blocks, markdown
-from harness1.eval.compare import compare as compare_runs
-from harness1.eval.run import read_run
-from harness1.models.causal_model import load_causal_model
-from harness1.models.fetch import resolve_model
-from harness1.models.open import HARMONY, format_at
 from harness1.plain import counted
 from harness1.records import Episode, Status
-from harness1.retrieval.open import open_retriever
-from harness1.rl.logprobs import LogprobReport, calls_to_replay, compare_calls, grammar_masks
 from harness1.rows.calls import calls_of
 from harness1.runs.files import Stage, read_stage, write_atomically
 from harness1.runs.folder import lost_settings, refuse_lost_settings, run_config
 from harness1.runs.journal import EPISODES, count_undigested, read_episodes
-from harness1.tools.registry import Toolbox
+
+if TYPE_CHECKING:  # each verb imports what it alone needs, so that the others start sooner
+    from harness1.episodes.rollout import ReplayReport
+    from harness1.eval.compare import Block, Grid
+    from harness1.rl.logprobs import LogprobReport
 
 LEAST = 16
 """Minimum width of the flexible column of a table, in characters."""
@@ -65,6 +60,10 @@ def compare(
 
     Example: harness1 compare runs/bm25 runs/scripted --view runs/both.html
     """
+    from harness1.eval.compare import blocks
+    from harness1.eval.compare import compare as compare_runs
+    from harness1.eval.run import read_run
+
     _say_lost(runs)
     comparison = compare_runs([read_run(run, dataset) for run in runs], metric, top, equal_size)
     command = shlex.join(["harness1", "view", *map(str, runs), "--out", str(view or "view.html")])
@@ -87,6 +86,8 @@ def _say_lost(runs: list[Path]) -> None:
 
 
 def _write(out: Path, parts: list[Block]) -> None:
+    from harness1.eval.compare import markdown
+
     try:
         write_atomically(out, markdown(parts).encode("utf-8", "replace"))
     except OSError as error:
@@ -95,6 +96,8 @@ def _write(out: Path, parts: list[Block]) -> None:
 
 def _print(console: Console, part: Block) -> None:
     """Print a block and an empty line; on a terminal tables are ruled, in a pipe they are plain."""
+    from harness1.eval.compare import Links
+
     if isinstance(part, str):
         console.print(part, soft_wrap=not console.is_terminal)
     elif isinstance(part, Links):
@@ -146,6 +149,10 @@ def replay(
 
     Example: harness1 replay runs/search --live
     """
+    from harness1.episodes.rollout import replay_episode, replay_live
+    from harness1.models.fetch import resolve_model
+    from harness1.retrieval.open import open_retriever
+
     config, own_index = run_config(run)
     refuse_lost_settings(run)
     card = read_stage(run)
@@ -210,6 +217,11 @@ def _gate(episodes: list[Episode], folder: Path, config: Config) -> tuple[Logpro
     Raises:
         UsageError: no call has log probabilities, or the model does not load.
     """
+    from harness1.models.causal_model import load_causal_model
+    from harness1.models.open import HARMONY, format_at
+    from harness1.rl.logprobs import calls_to_replay, compare_calls, grammar_masks
+    from harness1.tools.registry import Toolbox
+
     sampled = [call for episode in episodes for call in calls_of(episode) if call.output_logprobs]
     if not sampled:
         raise UsageError("this run holds no sampled tokens with log probabilities: there is nothing to compute again")
