@@ -8,16 +8,14 @@ from itertools import takewhile
 import msgspec
 import pytest
 
-from harness1.config import Config, Env, load_config
+from harness1.config import Env, load_config
 from harness1.episodes.rollout import rollout
 from harness1.errors import UsageError
 from harness1.eval.metrics import METRICS, Tokens, measure, metric_names, model_use, rerank_recall, tokens_of
-from harness1.eval.summary import summarise
 from harness1.policy.scripted import ScriptedPolicy
 from harness1.records import (
     Curated,
     Delta,
-    DocId,
     Episode,
     Gold,
     Hashes,
@@ -211,17 +209,3 @@ def test_a_policy_without_a_model_has_only_the_tokens_of_its_contexts() -> None:
     assert model_use(episode) == {"prompt_tokens": prompt, "prefill_tokens": prefill}
     assert 0.0 < prefill < prompt
     assert tokens_of(episode) == Tokens(int(prompt), int(prefill), 0, exact=True)
-
-
-def test_metrics_of_a_run_hold_the_means_and_those_of_a_run_without_a_model_do_not() -> None:
-    gold = Gold({DocId("doc_1"): 1})
-    tasks = {name: Task(name, "river and war", gold=gold) for name in ("t", "u")}
-    one = episode_of(sayer(search("river"), NONSENSE, ENDING))
-    two = msgspec.structs.replace(episode_of(sayer(ENDING)), task=Task("u", "x"))
-    found = summarise([one, two], tasks, Config(env=Env()))
-    assert found["model_calls"]["mean"] == 2.0
-    assert found["failed_attempts"]["mean"] == 0.5
-    assert found["merge_ratio"]["mean"] == 1.0
-    assert found["model_calls"]["low"] <= 2.0 <= found["model_calls"]["high"]
-    plain = summarise([msgspec.structs.replace(scripted(), task=Task("t", "x"))], tasks, Config())
-    assert "model_calls" not in plain

@@ -128,15 +128,6 @@ def test_many_pairs_are_tested_by_random_signs_near_the_exact_value() -> None:
     assert randomisation_test(by_task([1.0] * 60), by_task([0.0] * 60), 99) == 1 / 100  # never 0
 
 
-def test_under_the_null_p_values_are_as_rare_as_they_say() -> None:
-    rng = np.random.default_rng(11)
-    ps = []
-    for _ in range(200):
-        a, b = rng.random((2, 25))
-        ps.append(randomisation_test(by_task(list(a)), by_task(list(b)), 199))
-    assert 0.05 <= np.mean(np.array(ps) <= 0.1) <= 0.16
-
-
 def test_equal_runs_and_no_tasks_differ_by_nothing() -> None:
     assert randomisation_test({}, {}, 10) == 1.0
     assert randomisation_test(by_task([0.3] * 50), by_task([0.3] * 50), 10) == 1.0
@@ -172,17 +163,6 @@ def test_the_spread_by_hand() -> None:
     assert found.between == pytest.approx(math.sqrt(0.16 - within / 2))
     assert found.repeats == 2
     assert variance_components({"a": [0.0, 1.0], "b": [1.0, 0.0]}).between == 0.0
-
-
-def test_tasks_with_fewer_samples_are_allowed_for() -> None:
-    rng = np.random.default_rng(1)
-    tasks = rng.normal(0.5, 0.1, 4000)
-    found = variance_components(
-        {f"t{task}": list(rng.normal(mean, 0.3, 1 + task % 3)) for task, mean in enumerate(tasks)}
-    )
-    assert found.between == pytest.approx(0.1, rel=0.15)
-    assert found.within == pytest.approx(0.3, rel=0.05)
-    assert found.repeats == 3
 
 
 def test_without_repeats_nothing_can_be_told_and_of_one_task_not_all() -> None:

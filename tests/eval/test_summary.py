@@ -183,12 +183,6 @@ def test_seconds_and_cost_of_an_episode_are_means_over_tasks_of_their_samples() 
     assert resources(episodes, Config())["per_episode"].keys() == {"seconds"}
 
 
-def test_a_cost_that_is_not_known_is_no_cost_of_nothing() -> None:
-    silent = msgspec.structs.replace(without_tokens(spoken()), turns=(), segments={}, task=Task("silent", "?"))
-    found = resources([spoken(), silent], PRICED)
-    assert found["per_episode"]["cost"]["mean"] == pytest.approx(found["cost"])
-
-
 def test_tokens_are_summed_and_cost_nothing_without_prices_or_a_model() -> None:
     episode = scripted()
     found = resources([episode, episode], Config())
@@ -215,6 +209,7 @@ def test_what_is_estimated_or_not_known_is_said() -> None:
     found = resources([hosted, silent], PRICED)
     assert (found["tokens"]["exact"], found["tokens"]["episodes"], found["episodes"]) == (False, 1, 2)
     assert found["cost"] > 0.0
+    assert found["per_episode"]["cost"]["mean"] == pytest.approx(found["cost"])  # of what is known
 
 
 def test_no_episodes_took_nothing() -> None:

@@ -98,6 +98,13 @@ def write_run(
     return episodes
 
 
+def write_whole_run(home: Path, count: int) -> Path:
+    """A finished run of some tasks, beside its dataset."""
+    tasks = some_tasks(count)
+    write_run(home / "whole", [script()], tasks, write_dataset(home / "data", tasks))
+    return home / "whole"
+
+
 def write_spoken_run(folder: Path, student: Path) -> None:
     """A run whose actions were said in tokens of a tokenizer that lies in `student`."""
     chat = chat_format("hermes", "qwen")

@@ -25,17 +25,14 @@ from harness1.viewer.html import inflate
 from harness1.viewer.live import LiveServer, Watched
 from tests.cli.commands import command_in_process
 from tests.support import hear_interrupts
-from tests.viewer.making import script, some_tasks, write_dataset, write_episodes, write_run, write_training
+from tests.viewer.making import write_episodes, write_training, write_whole_run
 from tests.viewer.recordings import save_student, write_recording
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of three tasks."""
-    home = tmp_path_factory.mktemp("live")
-    tasks = some_tasks(3)
-    write_run(home / "whole", [script()], tasks, write_dataset(home / "data", tasks))
-    return home / "whole"
+    return write_whole_run(tmp_path_factory.mktemp("live"), 3)
 
 
 def begin(folder: Path, whole: Path) -> list[Episode]:

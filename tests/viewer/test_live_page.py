@@ -17,7 +17,7 @@ from harness1.records import Episode
 from harness1.runs.files import write_json
 from harness1.runs.journal import read_episodes
 from tests.axe import barriers, open_browser
-from tests.viewer.making import script, some_tasks, write_dataset, write_episodes, write_run, write_training
+from tests.viewer.making import write_episodes, write_training, write_whole_run
 from tests.viewer.test_live import begin, listening
 
 pytestmark = pytest.mark.browser
@@ -26,10 +26,8 @@ pytestmark = pytest.mark.browser
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Episode]]:
     """A finished run of three tasks, made before a browser's event loop is in the way."""
-    home = tmp_path_factory.mktemp("live")
-    tasks = some_tasks(3)
-    write_run(home / "whole", [script()], tasks, write_dataset(home / "data", tasks))
-    return home / "whole", list(read_episodes(home / "whole"))
+    whole = write_whole_run(tmp_path_factory.mktemp("live"), 3)
+    return whole, list(read_episodes(whole))
 
 
 @pytest.fixture
