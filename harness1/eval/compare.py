@@ -239,11 +239,7 @@ NAMES = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eig
 ADDRESS = "/:#,%.~-_"
 """Characters that are not escaped in an address."""
 LONGEST = 12  # characters of the longest folder that names a column
-FELL_OUT = {
-    "infrastructure": "broken by the infrastructure",
-    "not played": "not played",
-    "no such task": "not",
-}
+FELL_OUT = {"infrastructure": "broken by the infrastructure", "not played": "not played", "no such task": "not"}
 """Why tasks are left out, in words."""
 COUNTED = ("set_size", "turns", "prompt_tokens", "prefill_tokens")  # metrics that are amounts, shown with one decimal
 

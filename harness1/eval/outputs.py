@@ -99,10 +99,7 @@ def write_outputs(
 
 
 def task_table(
-    episodes: Sequence[Episode],
-    tasks: Mapping[str, Task],
-    config: Config,
-    faults: Faults = "exclude",
+    episodes: Sequence[Episode], tasks: Mapping[str, Task], config: Config, faults: Faults = "exclude"
 ) -> str:
     """Return a table (`csv_table`) with a line for each task: its id, its query, the number of its scored samples, and
     the mean of each metric over these, if it has any. `faults`: as in `summarise`."""

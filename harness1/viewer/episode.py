@@ -19,19 +19,7 @@ from harness1.errors import ConfigError, SchemaError, UsageError
 from harness1.memory.question import SCANNED_CHARACTERS, head, normalise_name
 from harness1.memory.working_memory import WorkingMemory, question_names
 from harness1.models.tokenizer import Tokenizer
-from harness1.records import (
-    TAGS,
-    Delta,
-    Episode,
-    Gold,
-    ModelCall,
-    Note,
-    Observation,
-    RewardRecord,
-    Tag,
-    Turn,
-    UnitId,
-)
+from harness1.records import TAGS, Delta, Episode, Gold, ModelCall, Note, Observation, RewardRecord, Tag, Turn, UnitId
 from harness1.reward.measures import targets
 from harness1.rows.calls import calls_of
 from harness1.viewer.tables import Tables

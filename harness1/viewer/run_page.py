@@ -212,10 +212,7 @@ def in_order(rows: Sequence[EpisodeRow]) -> list[int]:
 
 
 def with_room(
-    order: Iterable[int],
-    sizes: Sequence[tuple[int, Sequence[int]]],
-    passage_size: Callable[[int], int],
-    room: int,
+    order: Iterable[int], sizes: Sequence[tuple[int, Sequence[int]]], passage_size: Callable[[int], int], room: int
 ) -> set[int]:
     """Return the places that fit into the room, taken in order; those that do not fit are skipped. `sizes`: for each
     place, its own size and the passages that it needs, which count once for all, by `passage_size`."""

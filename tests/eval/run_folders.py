@@ -12,18 +12,7 @@ import msgspec
 from harness1.config import Config, load_config
 from harness1.data.open import open_source
 from harness1.eval.evaluate import Evaluation, write_metrics
-from harness1.records import (
-    STATUS_OF,
-    Curated,
-    Episode,
-    Hashes,
-    Observation,
-    StopReason,
-    Task,
-    ToolCall,
-    Turn,
-    UnitId,
-)
+from harness1.records import STATUS_OF, Curated, Episode, Hashes, Observation, StopReason, Task, ToolCall, Turn, UnitId
 from harness1.runs.files import under_way
 from harness1.runs.folder import run_stage
 from harness1.runs.journal import EpisodeStore

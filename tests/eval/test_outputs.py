@@ -35,17 +35,7 @@ from harness1.eval.outputs import (
     write_outputs,
 )
 from harness1.eval.summary import summarise
-from harness1.records import (
-    DocId,
-    Episode,
-    Gold,
-    Hit,
-    Observation,
-    StopReason,
-    Task,
-    ToolCall,
-    Turn,
-)
+from harness1.records import DocId, Episode, Gold, Hit, Observation, StopReason, Task, ToolCall, Turn
 from harness1.runs.files import Stage
 from harness1.runs.folder import clear_run
 from harness1.runs.journal import EpisodeStore

@@ -12,17 +12,7 @@ from harness1.config import Config, load_config
 from harness1.errors import UsageError
 from harness1.eval.metrics import tokens_of
 from harness1.eval.summary import cut, resources, summarise, task_metrics
-from harness1.records import (
-    Curated,
-    Episode,
-    Gold,
-    Observation,
-    Status,
-    StopReason,
-    Task,
-    ToolCall,
-    Turn,
-)
+from harness1.records import Curated, Episode, Gold, Observation, Status, StopReason, Task, ToolCall, Turn
 from harness1.reward import score
 from harness1.reward.measures import measure_outcome
 from harness1.rows.calls import calls_of

@@ -7,9 +7,7 @@ import pytest
 from harness1.viewer.html import SCRIPTS, STYLES, asset, script
 
 SHEETS = ("base.css", "report.css", *STYLES)
-SHADES = dict(
-    re.findall(r"--([\w-]+): light-dark\((#\w{6}, #\w{6})\)", "".join(map(asset, SHEETS))),
-)
+SHADES = dict(re.findall(r"--([\w-]+): light-dark\((#\w{6}, #\w{6})\)", "".join(map(asset, SHEETS))))
 TEXTS = [
     *((text, ground) for text in ("text", "muted", "accent") for ground in ("bg", "surface", "sunken")),
     *((text, "accent-ground") for text in ("text", "accent")),
