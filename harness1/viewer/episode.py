@@ -24,46 +24,6 @@ from harness1.reward.measures import targets
 from harness1.rows.calls import calls_of
 from harness1.viewer.tables import Tables
 
-
-class SentPrompts:
-    """The model calls of one episode as JSON data. Every segment is decoded once; without a tokenizer, segments have
-    names but no texts."""
-
-    def __init__(self, episode: Episode, tables: Tables, tokenizer: Tokenizer | None) -> None:
-        self._episode, self._tables, self._tokenizer = episode, tables, tokenizer
-        self._outputs = {f"call/{call.call_id}": call.output_ids for call in calls_of(episode)}
-        self._numbers: dict[str, int] = {}
-
-    def attempt(self, call: ModelCall) -> dict[str, Any]:
-        """Return a call: its prompt as numbers of segments, its output and its sampling parameters. Raises SchemaError:
-        a segment of the prompt is missing in the episode."""
-        prompt = []
-        for key in call.prompt:
-            if key not in self._numbers:
-                ids = self._outputs.get(key, self._episode.segments.get(key))
-                if ids is None:
-                    raise SchemaError(f"episode {self._episode.episode_id} lacks the prompt segment {key!r}")
-                self._numbers[key] = self._tables.sent_segment(key, self._decode(ids), len(ids))
-            prompt.append(self._numbers[key])
-        sampling = msgspec.to_builtins(call.sampling)
-        sampling.pop("stop_ids", None)
-        logprobs = call.output_logprobs
-        return {
-            "attempt": call.attempt,
-            "prompt": prompt,
-            "output": self._decode(call.output_ids),
-            "output_tokens": len(call.output_ids),
-            "mean_logprob": sum(logprobs) / len(logprobs) if logprobs else None,
-            "finish": call.finish_reason,
-            "sampling": sampling,
-            "versions": [call.policy_version_start, call.policy_version_end],
-            "seconds": round(call.t_end - call.t_start, 3),
-        }
-
-    def _decode(self, ids: tuple[int, ...]) -> str | None:
-        return self._tokenizer.decode(ids) if self._tokenizer is not None and ids else None
-
-
 LISTED_BRIDGES = 40  # limit of new bridges of a turn that are listed; the others are counted
 
 
@@ -226,7 +186,9 @@ class EpisodeView:
         self.tables = Tables()
         self.problem: str | None = None
         self._wanted = frozenset[UnitId]()
-        self._prompts = SentPrompts(episode, self.tables, tokenizer)
+        self._tokenizer = tokenizer
+        self._outputs = {f"call/{call.call_id}": call.output_ids for call in calls_of(episode)}
+        self._sent: dict[str, int] = {}  # the numbers of segments, each decoded once
         self._chain = EvidenceChain()
         try:
             self._twin: SearchEnv | None = replay_env(episode, env)
@@ -273,7 +235,7 @@ class EpisodeView:
                 "reasoning": turn.reasoning,
                 "ignored": msgspec.to_builtins(turn.ignored),
                 "parse_error": turn.parse_error,
-                "calls": [self._prompts.attempt(call) for call in turn.calls],
+                "calls": [self._attempt(call) for call in turn.calls],
                 "observation": None if turn.observation is None else self._observation(turn.observation),
                 "hashes": [turn.memory_hash, turn.context_hash],
                 "context": None,
@@ -304,6 +266,34 @@ class EpisodeView:
             shown["sizes"] = [before.sizes, now.sizes]
         ranked = memory.curated.in_order()
         return shown | {"curated": [[self.tables.unit(each.unit_id), tag_number(each.tag)] for each in ranked]}
+
+    def _attempt(self, call: ModelCall) -> Viewed:
+        """Return a call: its prompt as numbers of segments, its output and its sampling parameters. Raises SchemaError:
+        a segment of the prompt is missing in the episode."""
+
+        def decode(ids: tuple[int, ...]) -> str | None:
+            return self._tokenizer.decode(ids) if self._tokenizer is not None and ids else None
+
+        for key in call.prompt:
+            if key not in self._sent:
+                ids = self._outputs.get(key, self.episode.segments.get(key))
+                if ids is None:
+                    raise SchemaError(f"episode {self.episode.episode_id} lacks the prompt segment {key!r}")
+                self._sent[key] = self.tables.sent_segment(key, decode(ids), len(ids))
+        sampling = msgspec.to_builtins(call.sampling)
+        sampling.pop("stop_ids", None)
+        logprobs = call.output_logprobs
+        return {
+            "attempt": call.attempt,
+            "prompt": [self._sent[key] for key in call.prompt],
+            "output": decode(call.output_ids),
+            "output_tokens": len(call.output_ids),
+            "mean_logprob": sum(logprobs) / len(logprobs) if logprobs else None,
+            "finish": call.finish_reason,
+            "sampling": sampling,
+            "versions": [call.policy_version_start, call.policy_version_end],
+            "seconds": round(call.t_end - call.t_start, 3),
+        }
 
     def _observation(self, seen: Observation) -> Viewed:
         tables = self.tables

@@ -105,11 +105,6 @@ def deflate(value: Any) -> str:
     return base64.b64encode(squeeze.compress(msgspec.json.encode(value)) + squeeze.flush()).decode("ascii")
 
 
-def inflate(text: str) -> Any:
-    """Undo `deflate`."""
-    return msgspec.json.decode(zlib.decompress(base64.b64decode(text), -zlib.MAX_WBITS))
-
-
 def script() -> str:
     """Return all modules as one script without imports, which need a server; names are unique across modules."""
     bodies = (_EXPORT.sub("", _IMPORT.sub("", asset(name))) for name in SCRIPTS)

@@ -216,7 +216,7 @@ def _choose_held(found: _Gathered, room: int) -> set[int]:
         if whole <= room:
             return set(asked)
     sizes = [(stored.size, stored.passages) if stored else (0, ()) for stored in found.episodes]
-    return with_room(asked, sizes, found.passages.size, room)
+    return with_room(asked, sizes, found.passages.sizes, room)
 
 
 def _passages_of(found: _Gathered, held: Iterable[int]) -> list[int]:

@@ -3,7 +3,7 @@ documents, and its comparison with other runs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from itertools import chain, groupby, islice, zip_longest
@@ -212,16 +212,15 @@ def in_order(rows: Sequence[EpisodeRow]) -> list[int]:
 
 
 def with_room(
-    order: Iterable[int], sizes: Sequence[tuple[int, Sequence[int]]], passage_size: Callable[[int], int], room: int
+    order: Iterable[int], sizes: Sequence[tuple[int, Sequence[int]]], passages: Sequence[int], room: int
 ) -> set[int]:
     """Return the places that fit into the room, taken in order; those that do not fit are skipped. `sizes`: for each
-    place, its own size and the passages that it needs, which count once for all, by `passage_size`."""
-    held: set[int] = set()
-    there: set[int] = set()
+    place, its own size and the passages that it needs, which count once for all. `passages`: their sizes."""
+    held, there = set[int](), set[int]()
     for place in order:
-        own, passages = sizes[place]
-        new = set(passages) - there
-        size = own + sum(map(passage_size, new))
+        own, needed = sizes[place]
+        new = set(needed) - there
+        size = own + sum(passages[number] for number in new)
         if size <= room:
             held.add(place)
             there |= new

@@ -92,7 +92,7 @@ class Passages:
         self._spool = spool
         self._numbers: dict[bytes, int] = {}
         self._places: list[Place] = []
-        self._sizes = array("L")
+        self.sizes = array("L")  # the most bytes that each takes in a file
 
     def numbers(self, passages: Iterable[Passage]) -> Sequence[int]:
         """Return the number of each passage; a new one is stored."""
@@ -103,13 +103,9 @@ class Passages:
             if key not in self._numbers:
                 self._numbers[key] = len(self._places)
                 self._places.append(self._spool.put(data))
-                self._sizes.append(len(deflate(msgspec.Raw(data))) + NUMBER_BYTES)
+                self.sizes.append(len(deflate(msgspec.Raw(data))) + NUMBER_BYTES)
             found.append(self._numbers[key])
         return found
-
-    def size(self, number: int) -> int:
-        """Return the most bytes that a passage takes in a file."""
-        return self._sizes[number]
 
     def blocks(self, numbers: Sequence[int]) -> Iterable[str]:
         """Yield the content of the tags that hold some passages, in their order."""

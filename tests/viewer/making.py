@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -58,6 +61,11 @@ def write_dataset(folder: Path, tasks: Sequence[Task], documents: Sequence[Chunk
     """A BEIR folder in which every task has the same gold."""
     corpus = [{"_id": each.doc_id, "title": each.title, "text": each.text} for each in documents]
     return write_beir(folder, corpus, {task.task_id: task.query for task in tasks}, GOLD, "test")
+
+
+def inflate(text: str) -> Any:
+    """What a page makes of the content of a tag."""
+    return json.loads(zlib.decompress(base64.b64decode(text), -zlib.MAX_WBITS))
 
 
 def some_tasks(count: int) -> list[Task]:

@@ -21,11 +21,10 @@ import pytest
 from harness1.errors import UsageError
 from harness1.records import Episode
 from harness1.runs.journal import EPISODES, read_appended, read_episodes
-from harness1.viewer.html import inflate
 from harness1.viewer.live import LiveServer, Watched
 from tests.cli.commands import command_in_process
 from tests.support import hear_interrupts
-from tests.viewer.making import write_episodes, write_training, write_whole_run
+from tests.viewer.making import inflate, write_episodes, write_training, write_whole_run
 from tests.viewer.recordings import save_student, write_recording
 
 

@@ -13,7 +13,6 @@ from harness1.eval.compare import compare
 from harness1.eval.run import read_run
 from harness1.records import Episode
 from harness1.runs.journal import read_episodes
-from harness1.viewer.html import inflate
 from harness1.viewer.pages import Asked, Written, write_view
 from harness1.viewer.run_page import EpisodeRow, in_order, with_room
 from harness1.viewer.tables import BLOCK
@@ -21,6 +20,7 @@ from tests.support import END, Script, chunk, curate, search
 from tests.viewer.making import (
     DOCUMENTS,
     HOSTILE,
+    inflate,
     script,
     some_tasks,
     write_dataset,
@@ -136,9 +136,9 @@ def test_of_episodes_without_recall_the_latest_come_first(folder: Path) -> None:
 
 def test_what_fits_is_taken_in_order_and_passages_count_once() -> None:
     sizes: list[tuple[int, list[int]]] = [(5, []), (3, []), (9, [])]
-    assert with_room([2, 0, 1], sizes, lambda _: 10, 12) == {1, 2}
+    assert with_room([2, 0, 1], sizes, [10] * 6, 12) == {1, 2}
     sizes = [(1, [1, 2]), (1, [2, 3]), (1, [4, 5])]
-    assert with_room([0, 1, 2], sizes, lambda _: 10, 35) == {0, 1}
+    assert with_room([0, 1, 2], sizes, [10] * 6, 35) == {0, 1}
 
 
 def test_an_episode_that_was_run_again_counts_as_the_last_time(folder: Path) -> None:
