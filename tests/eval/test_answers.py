@@ -161,6 +161,13 @@ def test_an_answer_that_does_not_come_is_missing_and_comes_later(tmp_path: Path)
     assert len(rest.asked) == 3
 
 
+def test_what_the_user_must_mend_ends_the_run_at_once(tmp_path: Path) -> None:
+    server = Server(lambda *_: UsageError("401: wrong key"))
+    with pytest.raises(UsageError, match="wrong key"):
+        answered(working(server), tmp_path, places=2)
+    assert len(server.asked) <= 2
+
+
 def test_verdicts_that_are_none_are_counted_and_no_score(tmp_path: Path) -> None:
     def unsure(system: str, user: str) -> str:
         return "It depends." if "Babbage" in user else judges(system, user)
