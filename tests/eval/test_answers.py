@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from harness1.config import Machine
-from harness1.errors import HarnessError, InfrastructureFault, SchemaError
+from harness1.errors import HarnessError, InfrastructureFault, SchemaError, UsageError
 from harness1.eval.answer_run import as_csv, exact_match, normalise, summarise_answers, token_f1
 from harness1.eval.answers import (
     ANSWERS,
