@@ -29,8 +29,8 @@ from harness1.records import Episode
 from harness1.runs.files import (
     STAGE,
     Stage,
-    read_raw_stage,
     find_json,
+    read_raw_stage,
     read_stage,
     refuse_changed,
     refuse_foreign,
