@@ -18,8 +18,7 @@ from harness1.data.benchmarks import BENCHMARKS, Benchmark, benchmark_named
 from harness1.data.check import FINDINGS, DatasetCheck, encode_report
 from harness1.data.check import check as check_dataset
 from harness1.data.copying import copy_dataset, import_benchmark
-from harness1.data.dataset_cache import BEIR_SETS
-from harness1.data.fetch import by_hand, get_from_hub
+from harness1.data.dataset_cache import BEIR_SETS, by_hand, get_from_hub
 from harness1.data.indexing import index_of
 from harness1.data.open import open_source
 from harness1.data.source import Fault, refuse

@@ -40,11 +40,6 @@ def is_beir(path: Path) -> bool:
     return jsonl.find_file(path, CORPUS) is not None
 
 
-def is_empty(folder: Path) -> bool:
-    """Return whether the corpus file is empty, because the documents are elsewhere."""
-    return _existing(folder, CORPUS).stat().st_size == 0
-
-
 def read_corpus(folder: Path, fault: Fault = refuse) -> Iterator[Document]:
     """Yield the documents of the corpus file, in its order. Raises CorpusError: there is no corpus file, or it is
     broken (see `jsonl.read`)."""
@@ -81,17 +76,26 @@ def read_tasks(folder: Path, split: str, fault: Fault = refuse) -> list[Task]:
 
 
 def write(folder: Path, documents: Iterable[Document], tasks: Iterable[Task]) -> None:
-    """Write a corpus and its tasks so that reading gives equal values. Files are plain, not gzipped. All documents are
-    read before the first task. Raises CorpusError: the folder cannot be written, an id would break the table of
-    judgements, or two splits ask different things under one id."""
+    """Write a corpus and then its tasks, plain, so that reading gives equal values. Raises CorpusError: the folder
+    cannot be written, an id would break the table of judgements, or two splits ask different things under one id."""
     queries: dict[str, dict[str, Any]] = {}
     judged: dict[str, list[str]] = {}
     try:
         (folder / QRELS).mkdir(parents=True, exist_ok=True)
-        _write_rows(folder / CORPUS, map(_corpus_row, documents))
+        _write_rows(
+            folder / CORPUS,
+            (
+                {"_id": each.doc_id, "title": each.title, "text": each.text}
+                | ({jsonl.CHUNKS_KEY: each.chunks} if each.chunks else {})
+                for each in documents
+            ),
+        )
         for task in tasks:
             gold = task.gold or Gold(relevant={})
-            query = {"_id": task.task_id, "text": task.query, "metadata": task.metadata | _metadata(gold)}
+            answer = gold.answers[0] if gold.answers else None
+            own = _GoldMetadata(answer, gold.answers[1:], gold.answer_docs, gold.facts, gold.answer_facts)
+            metadata = task.metadata | msgspec.to_builtins(own)
+            query = {"_id": task.task_id, "text": task.query, "metadata": metadata}
             if queries.setdefault(task.task_id, query) != query:
                 raise CorpusError(f"{folder}: two queries have the id {task.task_id!r}")
             lines = judged.setdefault(task.split, [QRELS_HEADER])
@@ -101,11 +105,6 @@ def write(folder: Path, documents: Iterable[Document], tasks: Iterable[Task]) ->
             (folder / QRELS / f"{split}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8", newline="")
     except OSError as error:
         raise CorpusError(f"cannot write {folder}: {error}") from error
-
-
-def _corpus_row(document: Document) -> dict[str, Any]:
-    row: dict[str, Any] = {"_id": document.doc_id, "title": document.title, "text": document.text}
-    return row | {jsonl.CHUNKS_KEY: document.chunks} if document.chunks else row
 
 
 def _existing(folder: Path, name: str) -> Path:
@@ -130,13 +129,6 @@ def _task(where: str, row: dict[str, Any], task_id: str, split: str, relevant: d
     return Task(task_id=task_id, query=query, split=split, gold=gold, metadata=others)
 
 
-def _metadata(gold: Gold) -> dict[str, Any]:
-    answer = gold.answers[0] if gold.answers else None
-    evidence = _GoldMetadata(answer, gold.answers[1:], gold.answer_docs, gold.facts, gold.answer_facts)
-    metadata: dict[str, Any] = msgspec.to_builtins(evidence)
-    return metadata
-
-
 def _read_qrels(path: Path, fault: Fault) -> dict[str, dict[DocId, int]]:
     relevant: dict[str, dict[DocId, int]] = {}
     for number, line in jsonl.numbered_lines(path, fault):
@@ -144,9 +136,9 @@ def _read_qrels(path: Path, fault: Fault) -> dict[str, dict[DocId, int]]:
         if fields == [""] or (number == 1 and fields[-1] == "score"):
             continue
         try:
-            task_id, doc_id, grade = fields
-            if (number_of := grade_of(grade)) > 0:
-                relevant.setdefault(task_id, {})[DocId(doc_id)] = number_of
+            task_id, doc_id, text = fields
+            if (grade := grade_of(text)) > 0:
+                relevant.setdefault(task_id, {})[DocId(doc_id)] = grade
         except ValueError:
             fault(CorpusError(f"{path}:{number}: not `query-id, corpus-id, score` between tabs"))
     return relevant

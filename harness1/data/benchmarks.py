@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from importlib import resources
 from itertools import chain
@@ -15,7 +15,7 @@ from urllib.parse import urldefrag
 import msgspec
 
 from harness1.data import tables, trec
-from harness1.data.corpora import Corpus, Located, Placed, document_of, open_corpus, pool_documents, source_of, tasks_of
+from harness1.data.corpora import Located, Placed, document_of, open_corpus, pool_documents, source_of, tasks_of
 from harness1.data.jsonl import decode_lines, identifier
 from harness1.data.source import DuplicateId, Fault, Source, drop_repeated, make_each
 from harness1.data.tables import Row
@@ -41,11 +41,25 @@ def open_hotpotqa(root: Path, fault: Fault) -> Source:
     [[title, [sentence]]]}`; on the hub `id` stands for `_id`, and the pairs are lists under `title`, `sent_id` and
     `sentences`. The paragraphs of all contexts are the corpus: one document for each title.
     """
-    files = _hotpot_files(root)
+    if root.is_file():
+        files = {"train" if "train" in root.name else "dev": [root]}
+    else:
+        found = (
+            (split, [tables.find_files(root, *group) for group in groups]) for split, groups in HOTPOT_FILES.items()
+        )
+        files = {split: [*chain.from_iterable(groups)] for split, groups in found if any(groups)}
+    if not files:
+        raise CorpusError(f"{root} has no questions of HotpotQA: expected hotpot_dev_distractor_v1.json or its like")
     problems: list[str] = []
-    corpus = pool_documents(lambda: _hotpot_documents([*chain.from_iterable(files.values())], fault), problems)
+
+    def documents() -> Iterator[Placed]:
+        every = tables.rows([*chain.from_iterable(files.values())], fault)
+        for where, paragraphs in make_each(every, _paragraphs, fault):
+            for document in paragraphs:
+                yield document, document.text, f"{where}: another text under the title {document.title!r}"
+
     splits = {split: partial(_hotpot_tasks, paths, split, fault) for split, paths in files.items()}
-    return source_of("hotpotqa", root, corpus, splits, fault, problems)
+    return source_of("hotpotqa", root, pool_documents(documents, problems), splits, fault, problems)
 
 
 def document_id(title: str) -> DocId:
@@ -53,58 +67,35 @@ def document_id(title: str) -> DocId:
     return DocId("_".join(title.split()))
 
 
-def _hotpot_files(root: Path) -> dict[str, list[Path]]:
-    if root.is_file():
-        return {"train" if "train" in root.name else "dev": [root]}
-    found = {
-        split: [path for group in groups for path in tables.find_files(root, *group)]
-        for split, groups in HOTPOT_FILES.items()
-    }
-    if not any(found.values()):
-        raise CorpusError(f"{root} has no questions of HotpotQA: expected hotpot_dev_distractor_v1.json or its like")
-    return {split: paths for split, paths in found.items() if paths}
-
-
-def _hotpot_documents(files: list[Path], fault: Fault) -> Iterator[Placed]:
-    for where, paragraphs in make_each(tables.rows(files, fault), _paragraphs, fault):
-        for document in paragraphs:
-            yield document, document.text, f"{where}: another text under the title {document.title!r}"
-
-
 def _paragraphs(where: str, row: Row) -> list[Document]:
-    return [_paragraph(where, *pair) for pair in _pairs(where, row, "context", "sentences")]
-
-
-def _paragraph(where: str, title: Any, sentences: Any) -> Document:
-    if not isinstance(title, str) or not title.strip():
-        raise CorpusError(f"{where}: a paragraph without a title")
-    if not isinstance(sentences, list) or not all(isinstance(sentence, str) for sentence in sentences):
-        raise CorpusError(f"{where}: the paragraph {title!r} is not a list of sentences")
-    return Document(doc_id=document_id(title), title=title, text="".join(sentences).strip())
+    documents = []
+    for title, sentences in _pairs(where, row, "context", "sentences"):
+        if not isinstance(title, str) or not title.strip():
+            raise CorpusError(f"{where}: a paragraph without a title")
+        if not isinstance(sentences, list) or not all(isinstance(sentence, str) for sentence in sentences):
+            raise CorpusError(f"{where}: the paragraph {title!r} is not a list of sentences")
+        documents.append(Document(document_id(title), title, "".join(sentences).strip()))
+    return documents
 
 
 def _hotpot_tasks(files: list[Path], split: str, fault: Fault) -> Located:
+    def read(where: str, row: Row, number: int) -> Task:
+        titles = [title for title, _ in _pairs(where, row, "supporting_facts", "sent_id")]
+        if not all(isinstance(title, str) for title in titles):
+            raise CorpusError(f"{where}: a title in supporting_facts is not a text")
+        relevant, answer = dict.fromkeys(map(document_id, titles), 1), tables.text_of(where, row, "answer")
+        metadata: Row = {key: row[key] for key in ("type", "level") if key in row}
+        query, gold = tables.text_of(where, row, "question"), Gold(relevant, answers=(answer,))
+        return Task(identifier(where, row), query, split, gold, metadata)
+
     asked: dict[str, tuple[Path, str]] = {}
     for path in files:
-        for where, task in tasks_of(tables.rows([path], fault), fault, partial(_hotpot_task, split)):
+        for where, task in tasks_of(tables.rows([path], fault), fault, read):
             first, query = asked.setdefault(task.task_id, (path, task.query))
             if first == path:
                 yield where, task
             elif query != task.query:
                 fault(DuplicateId(f"{where}: {first.name} asks something else under the id {task.task_id!r}"))
-
-
-def _hotpot_task(split: str, where: str, row: Row, number: int) -> Task:
-    titles = [title for title, _ in _pairs(where, row, "supporting_facts", "sent_id")]
-    if not all(isinstance(title, str) for title in titles):
-        raise CorpusError(f"{where}: a title in supporting_facts is not a text")
-    return Task(
-        task_id=identifier(where, row),
-        query=tables.text_of(where, row, "question"),
-        split=split,
-        gold=Gold(relevant=dict.fromkeys(map(document_id, titles), 1), answers=(tables.text_of(where, row, "answer"),)),
-        metadata={key: row[key] for key in ("type", "level") if key in row},
-    )
 
 
 def _pairs(where: str, row: Row, key: str, second: str) -> list[tuple[Any, Any]]:
@@ -139,34 +130,33 @@ def same_page(doc_id: str) -> DocId:
     return DocId(page_url(doc_id) or doc_id)
 
 
-def _sealqa_task(where: str, row: Row, number: int, relevant: list[DocId]) -> Task:
+def _sealqa_task(where: str, row: Row, number: int, *addresses: object) -> Task:
     """Return a question. Rows have no id, so their number from 0 serves, as in the published evaluation."""
-    return Task(
-        task_id=str(number),
-        query=tables.text_of(where, row, "question"),
-        split="test",
-        gold=Gold(relevant=dict.fromkeys(relevant, 1), answers=(tables.text_of(where, row, "answer"),)),
-        metadata={label: row[label] for label in LABELS if row.get(label) is not None},
-    )
+    relevant = [page_id(where, address) for address in addresses]
+    gold = Gold(dict.fromkeys(relevant, 1), answers=(tables.text_of(where, row, "answer"),))
+    metadata = {label: row[label] for label in LABELS if row.get(label) is not None}
+    return Task(str(number), tables.text_of(where, row, "question"), "test", gold, metadata)
 
 
-def kept_pages(root: Path, fault: Fault) -> Corpus | None:
-    """Return the pages that a user has saved beside the questions, or None if they are on the web."""
+def _open_asked_on_the_web(
+    name: str, root: Path, fault: Fault, patterns: Sequence[str], task: Callable[[str, Row, int], Task]
+) -> Source:
+    """Open questions with one split, `test`, over the pages that a user has saved beside them, or else the web."""
+    files = tables.require_files(root, "questions", *patterns)
     pages = tables.find_files(root, *SAVED_PAGES) if root.is_dir() else ()
-    return open_corpus(pages, fault, same_page) if pages else None
+    corpus = open_corpus(pages, fault, same_page) if pages else None
+    return source_of(name, root, corpus, {"test": lambda: tasks_of(tables.rows(files, fault), fault, task)}, fault)
 
 
 def open_seal0(root: Path, fault: Fault) -> Source:
     """Open Seal-0 of SealQA (Pham et al. 2025), which is asked on the web: rows of `question`, `answer`, `urls` (the
     relevant pages) and labels."""
     patterns = ("seal-0.parquet", "seal_0*.parquet", "seal_0/test-*.parquet", "seal-0.jsonl", "seal-0.json")
-    files = tables.require_files(root, "questions", *patterns)
-    splits = {"test": lambda: tasks_of(tables.rows(files, fault), fault, _seal0_task)}
-    return source_of("seal0", root, kept_pages(root, fault), splits, fault)
 
+    def task(where: str, row: Row, number: int) -> Task:
+        return _sealqa_task(where, row, number, *tables.list_of(where, row, "urls"))
 
-def _seal0_task(where: str, row: Row, number: int) -> Task:
-    return _sealqa_task(where, row, number, [page_id(where, address) for address in tables.list_of(where, row, "urls")])
+    return _open_asked_on_the_web("seal0", root, fault, patterns, task)
 
 
 def open_longseal(root: Path, fault: Fault) -> Source:
@@ -176,19 +166,23 @@ def open_longseal(root: Path, fault: Fault) -> Source:
     patterns = ("longseal.parquet", "longseal*.parquet", "longseal/test-*.parquet", "longseal.jsonl", "longseal.json")
     files = tables.require_files(root, "questions", *patterns)
     problems: list[str] = []
-    corpus = pool_documents(lambda: _pooled_pages(files, fault, problems), problems)
-    splits = {"test": lambda: tasks_of(tables.rows(files, fault), fault, _longseal_task)}
-    return source_of("longseal", root, corpus, splits, fault, problems)
 
+    def documents() -> Iterator[Placed]:
+        for where, pages in make_each(tables.rows(files, fault), _pages, fault):
+            for page in pages:
+                url, title, text = page_url(page["url"] or ""), page["title"] or "", page["text"] or ""
+                if url is None or not (title + text).strip():
+                    problems.append(f"{where}: a page without {'text' if url else 'an address'}")
+                else:
+                    yield Document(DocId(url), title, text), f"{title}\n{text}", f"{where}: another text of {url}"
 
-def _pooled_pages(files: tuple[Path, ...], fault: Fault, problems: list[str]) -> Iterator[Placed]:
-    for where, pages in make_each(tables.rows(files, fault), _pages, fault):
-        for page in pages:
-            url, title, text = page_url(page["url"] or ""), page["title"] or "", page["text"] or ""
-            if url is None or not (title + text).strip():
-                problems.append(f"{where}: a page without {'text' if url else 'an address'}")
-            else:
-                yield Document(DocId(url), title, text), f"{title}\n{text}", f"{where}: another text of {url}"
+    def task(where: str, row: Row, number: int) -> Task:
+        pages = [page for page in tables.list_of(where, row, "golds") if isinstance(page, dict)]
+        urls = [page.get("url") for page in pages] or tables.list_of(where, row, "urls")
+        return _sealqa_task(where, row, number, *urls)
+
+    splits = {"test": lambda: tasks_of(tables.rows(files, fault), fault, task)}
+    return source_of("longseal", root, pool_documents(documents, problems), splits, fault, problems)
 
 
 def _pages(where: str, row: Row) -> list[dict[str, str | None]]:
@@ -198,12 +192,6 @@ def _pages(where: str, row: Row) -> list[dict[str, str | None]]:
         if not isinstance(page, dict) or not all(isinstance(page.get(key), str | None) for key in PAGE):
             raise CorpusError(f"{where}: a page is texts under {', '.join(PAGE)}, not {page!r:.60}")
     return [{key: page.get(key) for key in PAGE} for page in pages]
-
-
-def _longseal_task(where: str, row: Row, number: int) -> Task:
-    pages = [page for page in tables.list_of(where, row, "golds") if isinstance(page, dict)]
-    addresses = [page.get("url") for page in pages] or tables.list_of(where, row, "urls")
-    return _sealqa_task(where, row, number, [page_id(where, address) for address in addresses])
 
 
 NUMBER_KEYS = ("", "Unnamed: 0", "id", "index")
@@ -217,11 +205,8 @@ def open_frames(root: Path, fault: Fault) -> Source:
     `test.tsv` has a number, `Prompt`, `Answer`, `wikipedia_link_1` to `wikipedia_link_11+`, `reasoning_types` and
     `wiki_links`, a list written as in Python. A cell may hold several addresses, and words after one.
     """
-    files = tables.require_files(
-        root, "questions", "test.tsv", "test*.parquet", "frames*.tsv", "test.jsonl", "test.json"
-    )
-    splits = {"test": lambda: tasks_of(tables.rows(files, fault), fault, _frames_task)}
-    return source_of("frames", root, kept_pages(root, fault), splits, fault)
+    patterns = ("test.tsv", "test*.parquet", "frames*.tsv", "test.jsonl", "test.json")
+    return _open_asked_on_the_web("frames", root, fault, patterns, _frames_task)
 
 
 def addresses(cell: str) -> list[str]:
@@ -231,24 +216,15 @@ def addresses(cell: str) -> list[str]:
 
 
 def _frames_task(where: str, row: Row, number: int) -> Task:
-    relevant = [page_id(where, address) for cell in _cells(where, row) for address in addresses(cell)]
-    named = any(key in row for key in NUMBER_KEYS)
-    return Task(
-        task_id=identifier(where, row, NUMBER_KEYS) if named else str(number),
-        query=tables.text_of(where, row, "Prompt"),
-        split="test",
-        gold=Gold(relevant=dict.fromkeys(relevant, 1), answers=(tables.text_of(where, row, "Answer"),)),
-        metadata={"reasoning_types": row["reasoning_types"]} if row.get("reasoning_types") else {},
-    )
-
-
-def _cells(where: str, row: Row) -> list[str]:
-    found = tables.list_of(where, row, "wiki_links") if row.get("wiki_links") else []
-    if not found:
-        found = [value for key, value in row.items() if key.startswith(LINK) and value]
-    if not all(isinstance(cell, str) for cell in found):
+    cells = tables.list_of(where, row, "wiki_links") if row.get("wiki_links") else []
+    cells = cells or [value for key, value in row.items() if key.startswith(LINK) and value]
+    if not all(isinstance(cell, str) for cell in cells):
         raise CorpusError(f"{where}: an address in wiki_links is not a text")
-    return found
+    relevant = [page_id(where, address) for cell in cells for address in addresses(cell)]
+    task_id = identifier(where, row, NUMBER_KEYS) if any(key in row for key in NUMBER_KEYS) else str(number)
+    gold = Gold(dict.fromkeys(relevant, 1), answers=(tables.text_of(where, row, "Answer"),))
+    metadata = {"reasoning_types": row["reasoning_types"]} if row.get("reasoning_types") else {}
+    return Task(task_id, tables.text_of(where, row, "Prompt"), "test", gold, metadata)
 
 
 SEED, TRAIN_SHARE = 42, 0.8
@@ -287,13 +263,37 @@ def open_browsecomp_plus(root: Path, fault: Fault) -> Source:
     topics = tables.require_files(root, "questions", *TOPICS)[0]
     gold, evidence = (tables.require_files(root, "judgements", *names)[0] for names in (GOLD, EVIDENCE))
     corpus = open_corpus(tables.require_files(root, "corpus", *CORPUS), fault)
-    answers = tables.find_files(root, *ANSWERS)
+    decrypted = tables.find_files(root, *ANSWERS)
 
     def tasks(split: str) -> Located:
-        return _browsecomp_tasks(topics, gold, evidence, answers, split, fault)
+        questions = list(tables.tsv_rows(topics, fault, ("query_id", "query")))
+        known = {row["query_id"] for _, row in questions}
+        final, needed = (trec.read_qrels(path, known, "questions", fault) for path in (gold, evidence))
+        lines = decode_lines(decrypted[0], _DecryptedLine, "a question with its answer", fault) if decrypted else ()
+        answers = {str(line.query_id): line.answer for _, line in drop_repeated(lines, _query_id, fault)}
+        taught = training_ids(known)
+
+        def task(where: str, row: Row, number: int) -> Task | None:
+            task_id = row["query_id"]
+            if split != "all" and (task_id in taught) != (split == "train"):
+                return None
+            if not task_id.strip():
+                raise CorpusError(f"{where}: needs an id before the first tab")
+            found = Gold(
+                relevant=dict.fromkeys((*final.get(task_id, ()), *needed.get(task_id, ())), 1),
+                answer_docs=tuple(final.get(task_id, ())),
+                answers=(answers[task_id],) if task_id in answers else (),
+            )
+            return Task(task_id, tables.text_of(where, row, "query"), split, found)
+
+        return tasks_of(iter(questions), fault, task)
 
     splits = {split: partial(tasks, split) for split in ("all", "test", "train")}
     return source_of("browsecomp_plus", root, corpus, splits, fault, secret_answers=True)
+
+
+def _query_id(line: _DecryptedLine) -> str:
+    return str(line.query_id)
 
 
 def training_ids(task_ids: Iterable[str]) -> set[str]:
@@ -303,38 +303,8 @@ def training_ids(task_ids: Iterable[str]) -> set[str]:
     return set(names[: int(len(names) * TRAIN_SHARE)])
 
 
-def _browsecomp_tasks(
-    topics: Path, gold: Path, evidence: Path, answers: tuple[Path, ...], split: str, fault: Fault
-) -> Located:
-    questions = list(tables.tsv_rows(topics, fault, ("query_id", "query")))
-    known = {row["query_id"] for _, row in questions}
-    final, needed = (trec.read_qrels(path, known, "questions", fault) for path in (gold, evidence))
-    texts = _decrypted_answers(answers[0], fault) if answers else {}
-    taught = training_ids(known)
-
-    def task(where: str, row: Row, number: int) -> Task | None:
-        task_id = row["query_id"]
-        if split != "all" and (task_id in taught) != (split == "train"):
-            return None
-        if not task_id.strip():
-            raise CorpusError(f"{where}: needs an id before the first tab")
-        found = Gold(
-            relevant=dict.fromkeys((*final.get(task_id, ()), *needed.get(task_id, ())), 1),
-            answer_docs=tuple(final.get(task_id, ())),
-            answers=texts.get(task_id, ()),
-        )
-        return Task(task_id, tables.text_of(where, row, "query"), split, found)
-
-    return tasks_of(iter(questions), fault, task)
-
-
-def _decrypted_answers(path: Path, fault: Fault) -> dict[str, tuple[str]]:
-    lines = decode_lines(path, _DecryptedLine, "a question with its answer", fault)
-    answers = drop_repeated(lines, lambda line: str(line.query_id), fault)
-    return {str(line.query_id): (line.answer,) for _, line in answers}
-
-
 SPLITS = ("test", "train")
+FORMATS = ("parquet", "jsonl", "json")
 ReadGold = Callable[[str, Row], Gold]
 
 
@@ -352,14 +322,26 @@ def open_context1(name: str, read_gold: ReadGold, root: Path, fault: Fault, *, s
     not, document ids count from 0 in each, and only the split whose corpus is present has tasks: the test split, if
     both are.
     """
-    corpus, split = _context1_corpus(name, root)
-    found = {each: _context1_questions(name, root, each) for each in SPLITS if shared or split in (None, each)}
+    names = ("corpus.parquet", "corpus/**/*.parquet", "corpus.jsonl", "corpus.jsonl.gz", f"corpora/{name}/**/*.parquet")
+    own = {each: tables.find_files(root, f"corpora/{name}/{each}/**/*.parquet") for each in SPLITS}
+    only = next((each for each in SPLITS if own[each]), None)
+    corpus = own[only] if only else tables.require_files(root, "corpus", *names)
+    places = [f"{place}{{}}.{kind}" for place in ("", "queries/", f"queries/{name}/") for kind in FORMATS]
+    places += [f"queries/{name}/**/{{}}*.parquet", "data/{}-*.parquet"]
+    asked = [each for each in SPLITS if shared or only in (None, each)]
+    found = {each: tables.find_files(root, *(place.format(each) for place in places)) for each in asked}
     splits = [each for each, files in found.items() if files]
     if not splits:
-        raise CorpusError(f"{root} has no questions of {name}: expected {split or 'test'}.parquet")
+        raise CorpusError(f"{root} has no questions of {name}: expected {only or 'test'}.parquet")
 
     def tasks(split: str) -> Located:
-        return tasks_of(tables.rows(found[split], fault), fault, partial(_context1_task, name, split, read_gold))
+        def task(where: str, row: Row, number: int) -> Task | None:
+            if row.get("dataset_name", name) != name or row.get("stage", "rl") != "rl":
+                return None  # the released training file holds other benchmarks, and a teacher's episodes
+            task_id = identifier(where, row, ("query_id",))
+            return Task(task_id, tables.text_of(where, row, "query"), split, read_gold(where, row))
+
+        return tasks_of(tables.rows(found[split], fault), fault, task)
 
     return source_of(name, root, open_corpus(corpus, fault), {each: partial(tasks, each) for each in splits}, fault)
 
@@ -385,27 +367,6 @@ def fact_gold(where: str, row: Row) -> Gold:
         answer_facts=final,
         answers=_answers(row),
     )
-
-
-def _context1_corpus(name: str, root: Path) -> tuple[tuple[Path, ...], str | None]:
-    for split in SPLITS:
-        if files := tables.find_files(root, f"corpora/{name}/{split}/**/*.parquet"):
-            return files, split
-    names = ("corpus.parquet", "corpus/**/*.parquet", "corpus.jsonl", "corpus.jsonl.gz", f"corpora/{name}/**/*.parquet")
-    return tables.require_files(root, "corpus", *names), None
-
-
-def _context1_questions(name: str, root: Path, split: str) -> tuple[Path, ...]:
-    places = ("", "queries/", f"queries/{name}/")
-    files = [f"{place}{split}.{suffix}" for place in places for suffix in ("parquet", "jsonl", "json")]
-    return tables.find_files(root, *files, f"queries/{name}/**/{split}*.parquet", f"data/{split}-*.parquet")
-
-
-def _context1_task(name: str, split: str, read_gold: ReadGold, where: str, row: Row, number: int) -> Task | None:
-    if row.get("dataset_name", name) != name or row.get("stage", "rl") != "rl":
-        return None  # the released training file holds other benchmarks, and a teacher's episodes
-    task_id = identifier(where, row, ("query_id",))
-    return Task(task_id, tables.text_of(where, row, "query"), split, read_gold(where, row))
 
 
 def _document_id(where: str, value: Any) -> DocId:

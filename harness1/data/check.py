@@ -87,7 +87,7 @@ class _Findings:
         if self._counts[kind] <= SHOWN:
             self._messages[kind].append(message)
 
-    def done(self) -> tuple[DatasetFault, ...]:
+    def list(self) -> tuple[DatasetFault, ...]:
         return tuple(DatasetFault(kind, self._counts[kind], tuple(shown)) for kind, shown in self._messages.items())
 
 
@@ -100,7 +100,7 @@ def check(spec: str, on_document: Callable[[], None] = lambda: None) -> DatasetC
         source = open_source(spec, findings.fault)
     except CorpusError as error:
         findings.fault(error)
-        return DatasetCheck(spec, 0, 0, {}, findings.done())
+        return DatasetCheck(spec, 0, 0, {}, findings.list())
     tasks = {split: _tasks(source, split, findings) for split in source.splits}
     everything = [*chain.from_iterable(tasks.values())]
     wanted = {name for task in everything for name in gold_ids(task.gold)}
@@ -109,7 +109,7 @@ def check(spec: str, on_document: Callable[[], None] = lambda: None) -> DatasetC
     _check_gold(everything, wanted if source.has_documents else set(), places, findings)
     _check_leaks(tasks, findings)
     counts = {split: len(each) for split, each in tasks.items()}
-    return DatasetCheck(spec, documents, chunks, counts, findings.done(), tuple(_shared_gold(tasks)))
+    return DatasetCheck(spec, documents, chunks, counts, findings.list(), tuple(_share_gold(tasks)))
 
 
 def _tasks(source: Source, split: str, findings: _Findings) -> list[Task]:
@@ -135,7 +135,9 @@ def _read(source: Source, wanted: set[str], findings: _Findings, on_document: Ca
             if not document.text.strip():
                 findings.add("empty_text", f"document {document.doc_id!r} has a title and no text")
             else:
-                first = texts.setdefault(_digest(document.title, document.text), document.doc_id)
+                words = " ".join(f"{document.title}\n{document.text}".casefold().split())
+                digest = hashlib.blake2b(words.encode("utf-8", "surrogatepass"), digest_size=12).digest()
+                first = texts.setdefault(digest, document.doc_id)
                 if first != document.doc_id:
                     findings.add("duplicate_text", f"document {document.doc_id!r} has the text of {first!r}")
             on_document()
@@ -183,18 +185,13 @@ def _check_leaks(tasks: dict[str, list[Task]], findings: _Findings) -> None:
                 known.add(name, query)
 
 
-def _shared_gold(tasks: Mapping[str, list[Task]]) -> Iterator[SharedGold]:
+def _share_gold(tasks: Mapping[str, list[Task]]) -> Iterator[SharedGold]:
     learned = [gold_set(task.gold) for split in LEARNED for task in tasks.get(split, ())]
     taught = frozenset(chain.from_iterable(learned))
     for split in HELD_OUT if learned else ():
         if wanted := {gold_set(task.gold) for task in tasks.get(split, ())} - {frozenset()}:
             documents = frozenset(chain.from_iterable(wanted))
             yield SharedGold(split, len(documents), len(documents & taught), sum(each in wanted for each in learned))
-
-
-def _digest(title: str, text: str) -> bytes:
-    words = " ".join(f"{title}\n{text}".casefold().split())
-    return hashlib.blake2b(words.encode("utf-8", "surrogatepass"), digest_size=12).digest()
 
 
 def encode_report(report: DatasetCheck) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,15 +33,14 @@ def import_benchmark(
     force: bool = False,
     on_document: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Write documents, questions and judgements of an official download as a BEIR folder, if that is not done yet.
-    Answers are written with the questions, except for a benchmark that asks to keep them secret. `fault`: handles
-    broken lines and absent gold. `force`: overwrite another import in the folder. Return the numbers of documents, and
-    of tasks in each split, that the folder holds. Raises CorpusError: the download is broken, or has nothing to write;
-    UsageError: the folder holds something else, or cannot be written."""
+    """Write an official download as a BEIR folder, if that is not done yet, without answers that are to be kept secret;
+    return the numbers of documents, and of tasks in each split. `fault`: handles broken lines and absent gold. `force`:
+    overwrite another import. Raises CorpusError: the download is broken, or has nothing to write; UsageError: the
+    folder holds something else, or cannot be written."""
     source = benchmark.open(path, fault)
     inputs = {"benchmark": benchmark.name, "source": source.fingerprint, "format": FORMAT}
     stage = Stage(IMPORT, inputs | {"leave_out": fault is not refuse})
-    if not force and (found := _done(stage, out)):
+    if not force and stage.is_done(out) and (found := read_stage(out)):
         return found.outputs
     if not force:
         refuse_other(stage, out, "import")
@@ -71,10 +71,6 @@ def import_benchmark(
     return counts
 
 
-def _done(stage: Stage, out: Path) -> Stage | None:
-    return read_stage(out) if stage.is_done(out) else None
-
-
 def without_answers(task: Task) -> Task:
     """Return a task as it may be written where the answers of its source are secret."""
     if task.gold is None:
@@ -83,7 +79,6 @@ def without_answers(task: Task) -> Task:
 
 
 COPY = "data copy"
-FILES = (beir.CORPUS, beir.QUERIES, beir.QRELS)
 
 
 def copy_dataset(
@@ -95,27 +90,23 @@ def copy_dataset(
     force: bool = False,
     on_document: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Write the documents and the tasks of a dataset into a BEIR folder, if that is not done yet; secret answers are
-    left out. `spec`: a dataset, as `open_source` takes it. `limit`: take only the first tasks of each split; 0 means
-    all. `most_gold`: leave out tasks with more relevant documents; 0 means none. `force`: overwrite another copy in the
-    folder. Return the numbers of documents, and of tasks in each split, that the folder holds. Raises CorpusError: the
-    dataset is broken, or has no document; UsageError: there is no such dataset, or the folder holds something else or
-    cannot be written."""
+    """Write a dataset into a BEIR folder, if that is not done yet, without secret answers; return the numbers of
+    documents, and of tasks in each split. `spec`: as `open_source` takes it. `limit`: take only the first tasks of each
+    split; 0 means all. `most_gold`: leave out tasks with more relevant documents; 0 means none. `force`: overwrite
+    another copy. Raises CorpusError: the dataset is broken, or has no document; UsageError: there is no such dataset,
+    or the folder holds something else or cannot be written."""
     source = open_source(spec)
     inputs = {"source": source.fingerprint, "limit": limit, "most_gold": most_gold}
     stage = Stage(COPY, {**inputs, "benchmark": source.name} if source.secret_answers else inputs)
     if not force:
         refuse_other(stage, out, "copy")
-        if found := _done(stage, out):
+        if stage.is_done(out) and (found := read_stage(out)):
             return found.outputs
-    clear(out, COPY, *FILES, keep_card=True)
+    clear(out, COPY, beir.CORPUS, beir.QUERIES, beir.QRELS, keep_card=True)
+    most = most_gold or sys.maxsize
     tasks: dict[str, list[Task]] = {}
     for split in source.splits:
-        few = [
-            each
-            for each in source.tasks(split)
-            if not most_gold or not each.gold or len(each.gold.relevant) <= most_gold
-        ]
+        few = [each for each in source.tasks(split) if not each.gold or len(each.gold.relevant) <= most]
         tasks[split] = [without_answers(each) if source.secret_answers else each for each in few[: limit or None]]
     counts: dict[str, Any] = {"documents": 0, "tasks": {split: len(each) for split, each in tasks.items()}}
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from harness1.data import tables
 from harness1.data.jsonl import TEXT_KEYS, distinct_documents, identifier
@@ -78,13 +78,9 @@ def document_of(chunk_id: str) -> DocId:
 def _read(files: Sequence[Path], fault: Fault, spelling: Callable[[str], DocId]) -> Iterator[Document]:
     """Yield the documents of some files. Chunks may come in any order: a document is complete after its last chunk, so
     that memory holds only incomplete ones."""
-    first = next(tables.rows(files, fault), None)
-    if first is None:
-        return iter(())
-    return _assembled(files, fault) if "chunk_id" in first[1] else _whole(files, fault, spelling)
-
-
-def _whole(files: Sequence[Path], fault: Fault, spelling: Callable[[str], DocId]) -> Iterator[Document]:
+    _, first = next(tables.rows(files, fault), ("", Row()))
+    if "chunk_id" in first:
+        return _join_chunks(files, fault)
     rows = tables.rows(files, fault, (*DOCUMENT_KEYS, *TEXT_KEYS, "title"))
     return distinct_documents(rows, lambda where, row: _document(where, row, spelling), fault)
 
@@ -100,15 +96,14 @@ def _document(where: str, row: Row, spelling: Callable[[str], DocId]) -> Documen
 
 
 class _ChunkText(NamedTuple):
-    """A chunk; pieces sort by their numbers."""
-
-    number: int
+    number: int  # by which pieces sort
     chunk_id: ChunkId
     text: str
 
 
-def _assembled(files: Sequence[Path], fault: Fault) -> Iterator[Document]:
-    left = Counter(document_of(chunk_id) for chunk_id in _chunk_ids(files))
+def _join_chunks(files: Sequence[Path], fault: Fault) -> Iterator[Document]:
+    named = make_each(tables.rows(files, _pass_over, CHUNK_KEYS), _chunk_id, _pass_over)
+    left = Counter(document_of(chunk_id) for _, chunk_id in named)
     incomplete: dict[DocId, list[tuple[str, _ChunkText]]] = {}
     rows = tables.rows(files, fault, (*CHUNK_KEYS, *CHUNK_TEXT_KEYS))
     for where, (chunk_id, row) in make_each(rows, lambda where, row: (_chunk_id(where, row), row), fault):
@@ -119,8 +114,15 @@ def _assembled(files: Sequence[Path], fault: Fault) -> Iterator[Document]:
             pieces.append((where, _piece(where, row, chunk_id)))
         except CorpusError as error:
             fault(error)
-        if not left[doc_id]:
-            yield from _put_together(doc_id, incomplete.pop(doc_id), fault)
+        if left[doc_id]:
+            continue
+        parts = drop_repeated(incomplete.pop(doc_id), lambda piece: piece.chunk_id, fault)
+        ordered, chunks, start = sorted(piece for _, piece in parts), list[GivenChunk](), 0
+        for piece in ordered:
+            chunks.append(GivenChunk(piece.chunk_id, start, start + len(piece.text)))
+            start += len(piece.text) + len(BETWEEN)
+        if chunks:
+            yield Document(doc_id, "", BETWEEN.join(piece.text for piece in ordered), tuple(chunks))
 
 
 def _piece(where: str, row: Row, chunk_id: ChunkId) -> _ChunkText:
@@ -133,17 +135,6 @@ def _piece(where: str, row: Row, chunk_id: ChunkId) -> _ChunkText:
     return _ChunkText(int(number[1]) if number else 0, chunk_id, text)
 
 
-def _put_together(doc_id: DocId, pieces: list[tuple[str, _ChunkText]], fault: Fault) -> Iterator[Document]:
-    ordered = sorted(piece for _, piece in drop_repeated(pieces, lambda piece: piece.chunk_id, fault))
-    chunks, start = [], 0
-    for piece in ordered:
-        chunks.append(GivenChunk(piece.chunk_id, start, start + len(piece.text)))
-        start += len(piece.text) + len(BETWEEN)
-    if chunks:
-        text = BETWEEN.join(piece.text for piece in ordered)
-        yield Document(doc_id=doc_id, title="", text=text, chunks=tuple(chunks))
-
-
 def _ids(files: Sequence[Path], spelling: Callable[[str], DocId]) -> Iterator[str]:
     for _, row in tables.rows(files, _pass_over, (*CHUNK_KEYS, *DOCUMENT_KEYS)):
         if "chunk_id" in row:
@@ -151,10 +142,6 @@ def _ids(files: Sequence[Path], spelling: Callable[[str], DocId]) -> Iterator[st
             yield document_of(chunk_id)
         else:
             yield from (spelling(str(row[key])) for key in DOCUMENT_KEYS if row.get(key) is not None)
-
-
-def _chunk_ids(files: Sequence[Path]) -> Iterator[ChunkId]:
-    return (chunk_id for _, chunk_id in make_each(tables.rows(files, _pass_over, CHUNK_KEYS), _chunk_id, _pass_over))
 
 
 def _chunk_id(where: str, row: Row) -> ChunkId:
@@ -179,9 +166,8 @@ def source_of(
     secret_answers: bool = False,
 ) -> Source:
     """Return a source whose tasks have unique ids and gold that its corpus has. `corpus`: None where the documents are
-    elsewhere, such as on the web; gold is then taken as it is. `splits`: for each split, a pass over its tasks.
-    `fault`: handles a task that repeats an id or whose gold is absent. `problems`: what a pass over the documents
-    leaves out, one line each."""
+    on the web; gold is then taken as it is. `splits`: for each split, a pass over its tasks. `fault`: handles a task
+    that repeats an id or whose gold is absent. `problems`: what a pass over the documents leaves out."""
 
     def documents() -> Iterator[Document]:
         if corpus is None:
@@ -233,7 +219,11 @@ def check_gold(located: list[tuple[str, Task]], corpus: Corpus | None, fault: Fa
         elif missing := absent_gold(task.gold, absent):
             fault(AbsentGold(f"{where}: query {task.task_id!r} should find {missing}, which the corpus does not have"))
         else:
-            tasks.append(_without(task, absent))
+            if task.gold.facts is not None and not absent.isdisjoint(task.gold.relevant):
+                relevant = {doc_id: grade for doc_id, grade in task.gold.relevant.items() if doc_id not in absent}
+                answer_docs = tuple(doc_id for doc_id in task.gold.answer_docs if doc_id not in absent)
+                task = replace(task, gold=replace(task.gold, relevant=relevant, answer_docs=answer_docs))
+            tasks.append(task)
     return tasks
 
 
@@ -251,13 +241,3 @@ def absent_gold(gold: Gold, absent: set[str]) -> str | None:
         return next((repr(name) for name in (*gold.relevant, *gold.answer_docs) if name in absent), None)
     gone = (fact for fact in gold.facts if all(chunk in absent for chunk in fact))
     return next((f"one of {list(fact)}" for fact in gone), None)
-
-
-def _without(task: Task, absent: set[str]) -> Task:
-    gold = task.gold
-    if gold is None or gold.facts is None or absent.isdisjoint(gold.relevant):
-        return task
-    relevant = {doc_id: grade for doc_id, grade in gold.relevant.items() if doc_id not in absent}
-    answer_docs = tuple(doc_id for doc_id in gold.answer_docs if doc_id not in absent)
-    kept = msgspec.structs.replace(gold, relevant=relevant, answer_docs=answer_docs)
-    return msgspec.structs.replace(task, gold=kept)

@@ -1,7 +1,7 @@
 """The datasets of a cache folder, found and fetched by name: BEIR's sets, the benchmarks of the paper, ids of the hub.
 
 A dataset `NAME` is the folder `NAME` of the cache, in BEIR or TREC layout or with a benchmark's official files, whoever
-put it there. What is fetched is checked, and put in its place in one step.
+put it there. What is fetched, by the client of the Hugging Face hub, is checked, and put in its place in one step.
 """
 
 from __future__ import annotations
@@ -9,29 +9,57 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
-from collections.abc import Callable, Iterator
+import stat
+import time
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 from importlib import resources
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any, Self, cast
 
 import msgspec
 
 from harness1.data import beir
-from harness1.data.benchmarks import BENCHMARKS, Hub
-from harness1.data.fetch import GET, LAYOUT, by_hand, download, get_from_hub, unpack
-from harness1.errors import InfrastructureFault, UsageError
+from harness1.data.benchmarks import BENCHMARKS, Benchmark, Hub
+from harness1.data.jsonl import INFLATION, LEAST_INFLATED
+from harness1.data.tables import find_files
+from harness1.errors import InfrastructureFault, UsageError, optional
 from harness1.plain import file_digest, meant
 from harness1.records import Record
-from harness1.runs.files import STAGE, Stage, lock_or_wait, read_json, read_stage, write_json, writing
+from harness1.runs.files import (
+    STAGE,
+    Stage,
+    lock_or_wait,
+    read_json,
+    read_stage,
+    refuse_foreign,
+    refuse_full_disk,
+    under_way,
+    write_json,
+    writing,
+)
 
+GET = "data get"
 PREFIX = "beir/"
 """Names the archive of BEIR where a benchmark of the paper has the plain name."""
 SUMS = "sums.json"
 """The file of the checksums of what was fetched, by which it is checked when it is fetched again."""
+LAYOUT = ("corpus.jsonl*", "queries.jsonl*", "qrels/*.tsv*")
+"""The files of a dataset in BEIR layout."""
+MOST_FILES = 10_000
+WAITS_S = (1.0, 2.0, 4.0, 8.0)
+"""The waits before a server that failed is asked again; the hub's client itself goes on after a lost connection."""
+Count = Callable[[int, int], None]
+"""Called with the bytes that are there and their total, 0 if unknown."""
 Progress = Callable[[str, int, int], None]
 """Called with the part of the work, the bytes done, and their total (0 if unknown)."""
+Revisions = Mapping[str, str]
+"""The revision of each repository."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _FILES = (".jsonl", ".json", ".gz", ".zip", ".md", ".txt", ".html", ".htm", ".pdf")
 
@@ -44,6 +72,11 @@ class BeirSet(Record):
     size: str
     md5: str
     parts: tuple[str, ...] = ()
+
+    @property
+    def own_name(self) -> str:
+        """The name of its folder in the cache."""
+        return f"{PREFIX}{self.name}" if self.name in BENCHMARKS else self.name
 
 
 _SETS = resources.files(__package__).joinpath("beir_sets.toml").read_bytes()
@@ -125,7 +158,7 @@ class DatasetCache:
             raise UsageError(f"{name} is not an archive of BEIR; those are: {', '.join(BEIR_SETS)}")
         with writing(self.folder), self._alone(known.name):
             self._unpack(known, archive)
-        return str(self.place(plain_name(name)))
+        return str(self.place(name))
 
     def datasets(self) -> list[str]:
         """Return the names of the datasets that are here, sorted."""
@@ -140,25 +173,25 @@ class DatasetCache:
 
     def _get_archive(self, known: BeirSet) -> None:
         url = f"{MIRROR}/{known.name}.zip"
-        archive = self._work(_of_set(known)) / f"{known.name}.zip"
+        archive = self._work(known.own_name) / f"{known.name}.zip"
         archive.parent.mkdir(parents=True, exist_ok=True)
         self.say(f"fetching {known.name} ({known.size}) from {url}")
-        is_resumed = archive.exists()
+        is_resumed, show = archive.exists(), partial(self.progress, f"fetching {known.name}")
         try:
-            download(url, archive, partial(self.progress, f"fetching {known.name}"))
+            download(url, archive, show)
             if is_resumed and _md5(archive) != known.md5:  # the server has another file by now
                 archive.unlink()
-                download(url, archive, partial(self.progress, f"fetching {known.name}"))
+                download(url, archive, show)
         except InfrastructureFault as error:
             raise InfrastructureFault(
                 f"{known.name} is not in {self.folder}, and {url} cannot be downloaded: {error}. Try again, put a BEIR"
-                f" folder at {self.place(_of_set(known))}, or download that file elsewhere, then: harness1 data import"
+                f" folder at {self.place(known.own_name)}, or download that file elsewhere, then: harness1 data import"
                 f" {known.name} FILE"
             ) from error
         self._unpack(known, archive)
 
     def _unpack(self, known: BeirSet, archive: Path) -> None:
-        work = self._work(_of_set(known))
+        work = self._work(known.own_name)
         if (found := _md5(archive)) != known.md5:
             if archive.parent == work:
                 shutil.rmtree(work)
@@ -167,10 +200,9 @@ class DatasetCache:
         shutil.rmtree(content, ignore_errors=True)
         unpack(archive, content)
         folder = content / known.name if (content / known.name).is_dir() else content
-        for part in known.parts or (".",):
-            if not beir.is_beir(folder / part):
-                raise UsageError(f"{archive} holds no dataset in BEIR layout")
-        self._install(_of_set(known), folder, {"md5": known.md5})
+        if not all(beir.is_beir(folder / part) for part in known.parts or (".",)):
+            raise UsageError(f"{archive} holds no dataset in BEIR layout")
+        self._install(known.own_name, folder, {"md5": known.md5})
 
     def _get_from_hub(self, name: str, force: bool) -> None:
         benchmark, place = BENCHMARKS.get(name), self.place(name)
@@ -184,19 +216,22 @@ class DatasetCache:
         otherwise = by_hand(benchmark) if benchmark else f"Or put a BEIR folder at {place}"
         revisions = {key: value for key, value in wanted.items() if key != "sha256"}
         try:
-            taken = get_from_hub(name, hubs, content, otherwise, revisions=revisions)
+            taken = get_from_hub(name, hubs, content, otherwise, revisions)
         except (InfrastructureFault, UsageError):
             with suppress(OSError):  # of a download that began, the files that are whole are kept
                 content.parent.rmdir()
             raise
         shutil.rmtree(content / ".cache", ignore_errors=True)  # the client's notes
-        found = _sum_of(content)
+        files = sorted(path for path in content.rglob("*") if path.is_file() and path != content / STAGE)
+        lines = [f"{path.relative_to(content).as_posix()}\0{file_digest(path)}\n" for path in files]
+        found, fault = hashlib.sha256("".join(lines).encode()).hexdigest(), ""
         if found != wanted.get("sha256", found):
+            fault = f"the files of {name} have another checksum than when they were first fetched: {found}"
+        elif not benchmark and not beir.is_beir(content):
+            fault = f"{name} on the hub is not in BEIR layout: it has no corpus.jsonl"
+        if fault:
             shutil.rmtree(content.parent)
-            raise UsageError(f"the files of {name} have another checksum than when they were first fetched: {found}")
-        if not benchmark and not beir.is_beir(content):
-            shutil.rmtree(content.parent)
-            raise UsageError(f"{name} on the hub is not in BEIR layout: it has no corpus.jsonl")
+            raise UsageError(fault)
         self._install(name, content, {**taken, "sha256": found})
         if benchmark and benchmark.by_hand:
             raise UsageError(f"{place} holds what the hub has of {name}. Still needed: {benchmark.by_hand}")
@@ -225,7 +260,7 @@ class DatasetCache:
     def _alone(self, name: str) -> Iterator[None]:
         self.folder.mkdir(parents=True, exist_ok=True)
         known = beir_set(name)
-        lock = self._work(_of_set(known) if known else name).with_suffix(".lock")
+        lock = self._work(known.own_name if known else name).with_suffix(".lock")
         with lock.open("w") as file:
             lock_or_wait(file, lambda: self.say(f"waiting for another process that fetches {name}"))
             yield
@@ -236,13 +271,130 @@ def _md5(archive: Path) -> str:
         return hashlib.file_digest(file, "md5").hexdigest()
 
 
-def _of_set(known: BeirSet) -> str:
-    return f"{PREFIX}{known.name}" if known.name in BENCHMARKS else known.name
+def unpack(archive: Path, into: Path) -> None:
+    """Unpack the files of a zip archive into a folder; hidden files and what a Mac adds are left out. Raises
+    UsageError: the archive is torn or encrypted, a name leads out of the folder, an entry is not a regular file, or
+    there are more than `MOST_FILES` files or more bytes than `jsonl.INFLATION` times the archive."""
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            places = [(each, _place(archive, each)) for each in opened.infolist() if not each.is_dir()]
+            hidden = (".", "__MACOSX")
+            entries = [pair for pair in places if not any(part.startswith(hidden) for part in pair[1].parts)]
+            size = sum(each.file_size for each, _ in entries)
+            if len(entries) > MOST_FILES or size > max(INFLATION * archive.stat().st_size, LEAST_INFLATED):
+                what = f"{len(entries):,} files" if len(entries) > MOST_FILES else f"{size / 1e6:,.0f} MB"
+                raise UsageError(f"{archive.name} is not unpacked: it would unpack to {what}, more than is allowed")
+            refuse_full_disk(into, size)
+            for each, place in entries:
+                (into / place).parent.mkdir(parents=True, exist_ok=True)
+                with opened.open(each) as packed, (into / place).open("xb") as file:
+                    shutil.copyfileobj(packed, file)
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, FileExistsError) as error:
+        raise UsageError(f"{archive.name} is damaged: {error}") from error
 
 
-def _sum_of(folder: Path) -> str:
-    """Return one SHA-256 over the names and contents of all files below a folder but its card."""
-    total = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / STAGE):
-        total.update(f"{path.relative_to(folder).as_posix()}\0{file_digest(path)}\n".encode())
-    return total.hexdigest()
+def _place(archive: Path, entry: zipfile.ZipInfo) -> PurePosixPath:
+    place = PurePosixPath(entry.filename)
+    if place.is_absolute() or ".." in place.parts or any(mark in entry.filename for mark in "\\:\0"):
+        raise UsageError(f"{archive.name} is not unpacked: the name {entry.filename!r} leads out of the folder")
+    if stat.S_IFMT(entry.external_attr >> 16) not in (0, stat.S_IFREG) or entry.flag_bits & 1:
+        raise UsageError(f"{archive.name} is not unpacked: {entry.filename!r} is a link or encrypted")
+    return place
+
+
+class _Bytes:
+    """Takes the place of the bar that a download shows, and tells how many bytes are there."""
+
+    def __init__(self, into: Path, on_bytes: Count, *, total: int | None, initial: int, **_: object) -> None:
+        refuse_full_disk(into, (total or 0) - initial)
+        self._on_bytes, self._total, self._done = on_bytes, total or 0, initial
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def update(self, count: int) -> None:
+        self._done += count
+        self._on_bytes(self._done, self._total)
+
+
+def download(url: str, into: Path, on_bytes: Count = lambda done, of: None) -> None:
+    """Download a file over HTTP; what a lost connection or a killed process left is completed. Its checksum has to be
+    compared, because the server may have another file by now. Raises MissingExtra: the hub's client, which downloads
+    from any server, is not installed; InfrastructureFault: the server cannot be reached, does not have the file, or
+    loses every connection; UsageError: the address is not one of HTTP, or the disk is full."""
+    with optional("data", "huggingface_hub"):
+        from httpx import HTTPError
+        from huggingface_hub.errors import HfHubHTTPError
+        from huggingface_hub.file_download import http_get
+    if not url.startswith(("http://", "https://")):
+        raise UsageError(f"{url} is not an address of HTTP")
+    for wait_s in (*WAITS_S, None):
+        try:
+            with into.open("ab") as file:
+                bar = cast("Any", partial(_Bytes, into, on_bytes))
+                http_get(url, file, resume_size=file.tell(), tqdm_class=bar)
+            return
+        except HfHubHTTPError as error:
+            answer = error.response
+            if answer.status_code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+                return  # all of it is there
+            if wait_s is None or not answer.is_server_error:
+                raise InfrastructureFault(f"the server answers {answer.status_code} {answer.reason_phrase}") from error
+            time.sleep(wait_s)
+        except (HTTPError, OSError) as error:
+            if isinstance(error, OSError) and error.errno:
+                raise  # of this machine's disk
+            raise InfrastructureFault(f"no connection: {error}") from error
+
+
+def by_hand(benchmark: Benchmark) -> str:
+    """Say how the files of a benchmark are placed without the hub."""
+    return f"Fetch them by other means ({benchmark.origin}), then: harness1 data import {benchmark.name} PATH"
+
+
+def get_from_hub(
+    name: str, hubs: Sequence[Hub], out: Path, otherwise: str, wanted: Revisions | None = None, *, force: bool = False
+) -> Revisions:
+    """Download files of the hub, unchanged, into a folder, if that is not done yet; return the revisions that they are
+    of. An interrupted download is resumed. `hubs`: the files; each repository is downloaded as it is now, unless
+    `wanted` names it. `otherwise`: what to do where they cannot be downloaded, for the message. Raises MissingExtra:
+    the hub's client is not installed; InfrastructureFault: the hub cannot be reached; UsageError: the hub does not hand
+    the files out, or the folder holds something else."""
+    with optional("data", "huggingface_hub"):
+        from huggingface_hub import HfApi, snapshot_download
+    stage = Stage(GET, {"benchmark": name, "hub": [[hub.repository, *hub.patterns] for hub in hubs]})
+    if stage.is_done(out) and not force:
+        done = read_stage(out)
+        return done.hashes if done else {}
+    refuse_foreign(out, GET)
+    taken: dict[str, str] = {}
+    for hub in hubs:
+        cannot = f"the files of {name} ({hub.repository}) cannot be downloaded: the hub"
+        with _explain(cannot, otherwise):
+            # Offline, a download into an existing folder does nothing, so the hub is asked before the folder exists.
+            found = str(HfApi().dataset_info(hub.repository).sha)
+        revision = taken[hub.repository] = (wanted or {}).get(hub.repository, found)
+        patterns, folder = list(hub.patterns), out / hub.folder
+        with under_way(stage, out), _explain(cannot, otherwise):
+            snapshot_download(
+                hub.repository, repo_type="dataset", revision=revision, allow_patterns=patterns, local_dir=folder
+            )
+        if not find_files(folder, *patterns):
+            raise UsageError(f"{cannot} does not have them any more. {otherwise}")
+    stage.write(out, status="finished", hashes=taken)
+    return taken
+
+
+@contextmanager
+def _explain(cannot: str, otherwise: str) -> Iterator[None]:
+    import httpx
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        yield
+    except (HfHubHTTPError, HFValidationError) as error:
+        raise UsageError(f"{cannot} refuses them. {otherwise}") from error
+    except (LocalEntryNotFoundError, httpx.HTTPError, ConnectionError) as error:
+        raise InfrastructureFault(f"{cannot} cannot be reached. {otherwise}") from error

@@ -1,8 +1,7 @@
 """Reads a folder of texts as a corpus: Markdown, plain text, HTML and PDF, one document for each file.
 
-HTML and PDF are read in a process of its own, which bounds the time and the memory that one file may take: every parser
-of these formats has inputs of a few kilobytes that keep it busy for hours or fill the memory, and no list of exceptions
-covers a library as large as pypdf. Whatever a file does to the process, only that file is lost.
+HTML and PDF are read in a process of its own, within bounds of time and memory: parsers of these formats have inputs of
+a few kilobytes that keep them busy for hours or fill the memory. Whatever a file does to the process, only it is lost.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from selectolax.lexbor import LexborHTMLParser
 
 from harness1.data.source import Fault, status_of
 from harness1.errors import CorpusError
-from harness1.plain import digest
+from harness1.plain import digest, utf8_safe
 from harness1.records import DocId
 from harness1.retrieval.corpus import Document
 
@@ -50,50 +49,27 @@ BLOCKS = frozenset({
 def read_html(page: str) -> tuple[str, str]:
     """Return the title of a page ("" if it has none) and its text: one line for each block, without scripts and
     styles. The time may grow with the square of the depth of a page, which only hostile ones make large."""
-    reader = _PageReader()
+    title, text, verbatim, in_title = list[str](), list[str](), 0, False
     node: LexborNode | None = LexborHTMLParser(page).root
     while node is not None:
-        inside = node.first_child if reader.enter(node) else None
-        while inside is None and node is not None:
-            reader.leave(node)
+        if node.tag == TEXT:
+            found = node.text_content or ""
+            (title if in_title else text).append(found if in_title or verbatim else re.sub(r"\s+", " ", found))
+        elif node.tag == "title":
+            in_title = not title  # drawings have titles too: the page's own is the first
+        elif node.tag in BLOCKS:
+            text.append("\n")
+            verbatim += node.tag == "pre"
+        inside = None if node.tag in HIDDEN else node.first_child
+        while inside is None and node is not None:  # it is left, and so are those that it ends
+            in_title = in_title and node.tag != "title"
+            if node.tag in BLOCKS:
+                text.append("\n")
+                verbatim -= node.tag == "pre"
             inside, node = node.next, node.parent
         node = inside
-    lines = (" ".join(line.split()) for line in "".join(reader.text).split("\n"))
-    return " ".join("".join(reader.title).split()), "\n".join(line for line in lines if line)
-
-
-class _PageReader:
-    """What was read of a page, whose nodes are entered and left in the order of its text."""
-
-    def __init__(self) -> None:
-        self.title: list[str] = []
-        self.text: list[str] = []
-        self._verbatim = 0
-        self._in_title = False
-
-    def enter(self, node: LexborNode) -> bool:
-        tag = node.tag
-        if tag == TEXT:
-            text = node.text_content or ""
-            if self._in_title:
-                self.title.append(text)
-            else:
-                self.text.append(text if self._verbatim else re.sub(r"\s+", " ", text))
-        elif tag == "title":
-            # Drawings have titles too: the page's own is the first.
-            self._in_title = not self.title
-        self._at_border(tag, 1)
-        return tag not in HIDDEN
-
-    def leave(self, node: LexborNode) -> None:
-        if node.tag == "title":
-            self._in_title = False
-        self._at_border(node.tag, -1)
-
-    def _at_border(self, tag: str | None, step: int) -> None:
-        if tag in BLOCKS:
-            self.text.append("\n")
-            self._verbatim += step * (tag == "pre")
+    lines = (" ".join(line.split()) for line in "".join(text).split("\n"))
+    return " ".join("".join(title).split()), "\n".join(line for line in lines if line)
 
 
 SECONDS, SECONDS_PER_MIB, MOST_SECONDS = 30.0, 30.0, 300.0
@@ -239,15 +215,15 @@ Problem = Callable[[str, str], None]
 
 
 def read(path: Path, fault: Fault, *, follow_links: bool = False) -> Iterator[Document]:
-    """Yield the readable files below a folder, sorted by their path within it, which is also their id. A title is the
-    page's or the PDF's own, or the first heading of a Markdown file, else the file name without its suffix. Hidden
-    files and folders are skipped. `fault`: gets one error for each file that is broken, not UTF-8, too large, without
-    any text, no regular file, or outside of the folder; and for each folder that cannot be listed. It is left out.
-    `follow_links`: read links that lead out of the folder, and links to folders. Raises CorpusError: at once, if there
-    is no file of a known kind."""
+    """Yield the readable files below a folder, sorted by their path within it, which is also their id; hidden ones are
+    skipped. A title is the page's or the PDF's own, or the first heading, else the file name without its suffix.
+    `fault`: gets one error for each file or folder that cannot be read, and is left out. `follow_links`: read links
+    that lead out of the folder, and links to folders. Raises CorpusError: at once, if there is no file of a known kind.
+    """
 
     def problem(name: str, why: str) -> None:
-        fault(CorpusError(f"{name}: {why}"))
+        shown = repr(name) if name != utf8_safe(name) else name
+        fault(CorpusError(f"{shown}: {why}"))
 
     files = sorted(find_texts(path, problem, follow_links=follow_links))
     if not files:
@@ -273,7 +249,7 @@ def find_texts(path: Path, problem: Problem, *, follow_links: bool = False) -> I
             entries = sorted(os.scandir(path / folder), key=lambda entry: entry.name)
             identity = (path / folder).stat()
         except OSError as error:
-            problem(_shown(folder or "."), f"the folder cannot be listed: {error.strerror}")
+            problem(folder or ".", f"the folder cannot be listed: {error.strerror}")
             continue
         if (identity.st_dev, identity.st_ino) in entered:
             continue
@@ -287,15 +263,15 @@ def find_texts(path: Path, problem: Problem, *, follow_links: bool = False) -> I
             if entry.name.startswith(".") or not (file.suffix.lower() in KINDS or is_folder):
                 continue
             if not follow_links and entry.is_symlink() and not Path(os.path.realpath(file)).is_relative_to(root):
-                problem(_shown(name), "a link that leads out of the folder (--follow-links reads it)")
+                problem(name, "a link that leads out of the folder (--follow-links reads it)")
             elif is_folder and depth == DEEPEST:
-                problem(_shown(name), f"folders are entered {DEEPEST} levels deep")
+                problem(name, f"folders are entered {DEEPEST} levels deep")
             elif is_folder and (follow_links or not entry.is_symlink()):
                 inner.append((depth + 1, name))
             elif status_of(file):
                 yield name
             elif not is_folder:
-                problem(_shown(name), "not a regular file")
+                problem(name, "not a regular file")
         folders += reversed(inner)
 
 
@@ -304,33 +280,29 @@ def _documents(path: Path, files: list[str], problem: Problem) -> Iterator[Docum
         for name in files:
             file = path / name
             try:
+                name.encode()
                 title, text = _read(file, apart)
                 if not text.strip():
                     raise Unreadable("no text in it")
-                doc_id = DocId(name)
-                doc_id.encode()
             except UnicodeEncodeError:
-                problem(_shown(name), "the name of the file is not UTF-8")
+                problem(name, "the name of the file is not UTF-8")
             except Unreadable as error:
-                problem(_shown(name), str(error))
+                problem(name, str(error))
             except OSError as error:
-                problem(_shown(name), f"cannot be read: {error.strerror}")
+                problem(name, f"cannot be read: {error.strerror}")
             else:
-                yield Document(doc_id=doc_id, title=title.strip() or file.stem, text=text)
-
-
-def _shown(name: str) -> str:
-    """Return a name for messages: as it is if it is UTF-8, else escaped and in quotes."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return repr(name)
-    return name
+                yield Document(DocId(name), title.strip() or file.stem, text)
 
 
 def _read(file: Path, apart: ReadApart) -> tuple[str, str]:
     kind = KINDS[file.suffix.lower()]
-    data = _content(file, BYTES[kind])
+    # What became something else since it was found is not waited for.
+    with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb") as opened:  # noqa: PTH123
+        if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+            raise Unreadable("not a regular file")
+        data = opened.read(BYTES[kind] + 1)
+    if len(data) > BYTES[kind]:
+        raise Unreadable(f"larger than {BYTES[kind]:,} bytes")
     if kind == "pdf":
         return apart.read(kind, data)
     try:
@@ -349,14 +321,3 @@ def heading_of(text: str, suffix: str) -> str:
     if suffix == ".rst" and (found := UNDERLINED.search(text)):
         return found[1].strip()
     return ""
-
-
-def _content(file: Path, most: int) -> bytes:
-    """Return the bytes of a regular file; what became something else since it was found is not waited for."""
-    with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb") as opened:  # noqa: PTH123
-        if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
-            raise Unreadable("not a regular file")
-        data = opened.read(most + 1)
-    if len(data) > most:
-        raise Unreadable(f"larger than {most:,} bytes")
-    return data

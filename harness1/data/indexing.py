@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -74,18 +73,19 @@ def ensure_index(
     read: Read = read_silently,
     on_wait: Callable[[], None] | None = None,
 ) -> IndexInfo:
-    """Build the index of a source into a folder, unless the folder already holds it. The source's own fingerprint
-    (paths, sizes and times of its files) decides whether it is unchanged. `force`: build it in any case. `whole`: build
-    it also if documents were left out of the existing one. `on_wait`: is called before waiting for another process that
-    builds there; None: do not wait. Raises CorpusError: the folder holds something else, or the source cannot be read;
-    UsageError: the folder cannot be written, another process builds there, it is the index of another corpus, or its
-    embeddings would be lost."""
+    """Build the index of a source into a folder, unless the folder already holds it, by the source's fingerprint.
+    `force`: build it in any case. `whole`: build it also if documents were left out of the existing one. `on_wait`: is
+    called before waiting for another process that builds there; None: do not wait. Raises CorpusError: the folder holds
+    something else, or the source cannot be read; UsageError: the folder cannot be written, another process builds
+    there, it is the index of another corpus, or its embeddings would be lost."""
     stage = Stage("index", {"source": source.fingerprint, "build": build_hash(config.index)})
     if not force and (done := _done(stage, out, whole)):
         return done
     # Neither the lock nor a card that is being written makes a folder one that is not empty.
-    names = [path.name for path in out.iterdir()] if out.exists() else []
-    if any(name != LOCK and not name.startswith(f".{STAGE}.") for name in names) and not _is_ours(out):
+    names = {path.name for path in out.iterdir()} if out.exists() else set()
+    card = read_stage(out)
+    is_ours = card.verb == "index" if card else bool(names & {"CURRENT", "vectors"})
+    if any(name != LOCK and not name.startswith(f".{STAGE}.") for name in names) and not is_ours:
         raise CorpusError(f"{out} is not empty and holds no index: choose another folder")
     if not force:
         _refuse_loss(source, out, config)
@@ -96,7 +96,7 @@ def ensure_index(
             _refuse_loss(source, out, config)  # another process may have built there meanwhile
         with _changing(stage, out), read(source) as (documents, progress):
             info = build_index(documents, out, config.index, progress, config.machine, alone=True)
-        return _finish(stage, out, info, len(source.problems), _place(source))
+        return _finish(stage, out, info, len(source.problems), _corpus(source))
 
 
 def add_to_index(source: Source, out: Path, config: Config, read: Read = read_silently) -> IndexInfo:
@@ -153,27 +153,22 @@ def _done(stage: Stage, out: Path, whole: bool) -> IndexInfo | None:
 
 def left_out_of(out: Path) -> int:
     """Return how many documents were left out of the index in a folder; 0 if its card does not say."""
-    count = _output(out, LEFT_OUT)
+    count = card.outputs.get(LEFT_OUT) if (card := read_stage(out)) else 0
     return count if isinstance(count, int) else 0
 
 
 def corpus_of(out: Path) -> str | None:
     """Return the corpus of an index; None if its card does not say."""
-    corpus = _output(out, CORPUS)
+    corpus = card.outputs.get(CORPUS) if (card := read_stage(out)) else None
     return corpus if isinstance(corpus, str) else None
 
 
-def _output(out: Path, name: str) -> Any:
-    card = read_stage(out)
-    return card.outputs.get(name) if card else None
-
-
-def _place(source: Source) -> str:
+def _corpus(source: Source) -> str:
     return utf8_safe(str(source.root)) if source.root else source.name
 
 
 def _refuse_loss(source: Source, out: Path, config: Config) -> None:
-    if (other := corpus_of(out)) not in (None, _place(source)):
+    if (other := corpus_of(out)) not in (None, _corpus(source)):
         raise UsageError(f"{out} is the index of {other}: --force replaces it, --add adds to it")
     has_embeddings = False
     with suppress(CorpusError, SchemaError):  # it is damaged, or there is none
@@ -198,8 +193,3 @@ def files_of(index: str) -> Files:
         return None
 
     return find
-
-
-def _is_ours(folder: Path) -> bool:
-    card = read_stage(folder)
-    return card.verb == "index" if card else any((folder / name).exists() for name in ("CURRENT", "vectors"))

@@ -33,9 +33,8 @@ INFLATION, LEAST_INFLATED = 200, 64 << 20
 
 
 def read(path: Path, fault: Fault = refuse) -> Iterator[Document]:
-    """Yield the documents of a file, in its order. Each line is an object with an id (`_id`, `id` or `doc_id`), a text
-    (`text`, `contents` or `content`) and perhaps a `title`; the text may be empty where there is a title. Other keys
-    are ignored. `fault`: handles a line that is not such an object or repeats an id (its `file:line` is named). Raises
+    """Yield the documents of a file: objects with an id (`ID_KEYS`), a text (`TEXT_KEYS`) and perhaps a `title`, one of
+    which is not empty. `fault`: handles a line that is no such object or repeats an id. Raises
     CorpusError: there is such a line, unless `fault` lets it pass, or the file cannot be read."""
     return distinct_documents(rows(path, fault), _document, fault)
 
@@ -49,8 +48,8 @@ def distinct_documents(
 
 
 def rows(path: Path, fault: Fault = refuse) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the JSON objects of a file, each with its place as `file:line`; blank lines are skipped. Raises
-    CorpusError: a line is not a JSON object, unless `fault` lets it pass, or the file cannot be read."""
+    """Yield the JSON objects of a file, each with its place as `file:line`. Raises CorpusError: a line is not a JSON
+    object, unless `fault` lets it pass, or the file cannot be read."""
     return decode_lines(path, dict[str, Any], "a JSON object", fault)
 
 
@@ -72,8 +71,14 @@ def numbered_lines(path: Path, fault: Fault = refuse) -> Iterator[tuple[int, byt
     """Yield the lines of a plain or gzipped file, numbered from 1, without the byte order mark that some editors write.
     Raises CorpusError: the file cannot be opened or unpacked, or inflates to more than `INFLATION` times its size; or a
     line is longer than `LINE_BYTES`, unless `fault` lets it pass."""
-    for number, line in _whole_lines(path, _pieces(path), fault):
-        yield number, line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+    number, begun = 1, False
+    for piece in _pieces(path):
+        ended = piece.endswith(b"\n") or len(piece) < LINE_BYTES
+        if ended and not begun:
+            yield number, piece.removeprefix(codecs.BOM_UTF8) if number == 1 else piece
+        elif not begun:
+            fault(CorpusError(f"{path}:{number}: longer than {LINE_BYTES:,} bytes"))
+        number, begun = number + ended, not ended
 
 
 def content(path: Path) -> bytes:
@@ -101,17 +106,6 @@ def _pieces(path: Path) -> Iterator[bytes]:
                 yield piece
     except (OSError, EOFError, zlib.error) as error:
         raise CorpusError(f"cannot read {path}: {error}") from error
-
-
-def _whole_lines(path: Path, pieces: Iterable[bytes], fault: Fault) -> Iterator[tuple[int, bytes]]:
-    number, begun = 1, False
-    for piece in pieces:
-        ended = piece.endswith(b"\n") or len(piece) < LINE_BYTES
-        if ended and not begun:
-            yield number, piece
-        elif not begun:
-            fault(CorpusError(f"{path}:{number}: longer than {LINE_BYTES:,} bytes"))
-        number, begun = number + ended, not ended
 
 
 def find_file(folder: Path, name: str) -> Path | None:

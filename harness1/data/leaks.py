@@ -36,10 +36,9 @@ def normalise(query: str) -> str:
 
 
 class KnownQueries:
-    """Named queries to compare others with. Every query is compared with all known ones: with some ten thousand of them
-    this takes a third of a millisecond, and it misses nothing, unlike locality-sensitive hashing close to the
-    threshold. `near`: two queries whose word sets have at least this Jaccard similarity, as MinHash estimates it, are
-    the same. `queries`: pairs of a name and a query."""
+    """Named queries to compare others with, each with all: with ten thousand of them in a third of a millisecond, and
+    missing nothing, unlike locality-sensitive hashing. `near`: the Jaccard similarity of the word sets of two queries,
+    as MinHash estimates it, from which they are the same. `queries`: pairs of a name and a query."""
 
     def __init__(self, near: float, queries: Iterable[tuple[str, str]] = ()) -> None:
         self._near = near
@@ -66,8 +65,7 @@ class KnownQueries:
         return self._exact.get(normalise(query))
 
     def match(self, query: str) -> str | None:
-        """Return the name of the known query that asks the same: the equal one, else the most similar, else the
-        earliest."""
+        """Return the name of the known query that asks the same: the equal one, else the most similar, the earliest."""
         words = normalise(query)
         if words in self._exact or not words or not self._names:
             return self._exact.get(words)
@@ -111,9 +109,8 @@ def evaluation_sets(
     sources: Iterable[Source], against: Sequence[str], taught: Collection[tuple[str, str]] = ()
 ) -> list[EvaluationSet]:
     """Return the sets of tasks that must not be learned, each once. `sources`: datasets whose splits `dev` and `test`
-    are taken. `taught`: splits, as (name of the dataset, split), that are learned on purpose. They are left out of
-    `sources`, except for `test`. `against`: further sets: `DATASET:SPLIT`, or a dataset, whose `dev` and `test` are
-    taken, or else all its splits. Raises UsageError: a set does not exist."""
+    are taken, but for a `dev` in `taught`, (name of the dataset, split). `against`: further sets: `DATASET:SPLIT`, or a
+    dataset, whose `dev` and `test` are taken, or else all its splits. Raises UsageError: a set does not exist."""
     wanted = [
         (source, split)
         for source in sources
@@ -121,7 +118,13 @@ def evaluation_sets(
         if split == TEST or (source.name, split) not in taught
     ]
     for spec in against:
-        source, split = _find_set(spec)
+        try:
+            source, split = open_source(spec), ""
+        except UsageError:  # names of datasets may hold colons themselves
+            dataset, colon, split = spec.rpartition(":")
+            if not colon or dataset == "world":
+                raise
+            source = open_source(dataset)
         splits = (split,) if split else _own_splits(source) or source.splits
         if not splits:
             raise UsageError(f"--against {spec}: it has no queries")
@@ -145,15 +148,13 @@ class Leak(NamedTuple):
 
 class Leaks:
     """Evaluation tasks, with which others are compared. Gold sets of one document are compared within a dataset,
-    because two datasets may use one id for different documents. Larger ones are compared with all: where they agree,
-    the documents are the same, as with tasks made from a corpus. `near`: as in `KnownQueries`."""
+    because two datasets may use one id for different documents; larger ones with all: where they agree, the documents
+    are the same, as with tasks made from a corpus. `compared`: sizes of the sets. `near`: as in `KnownQueries`."""
 
     def __init__(self, near: float, sets: Sequence[EvaluationSet] = ()) -> None:
         self.compared = {each.name: len(each.tasks) for each in sets}
-        """Sizes of the sets."""
         self._queries = KnownQueries(near)
         self._golds: dict[tuple[str, GoldSet], str] = {}
-        """By dataset, which is "" for gold sets of several documents."""
         for each in sets:
             for task in each.tasks:
                 name = f"{each.name}/{task.task_id}"
@@ -172,17 +173,6 @@ def _within(dataset: str, gold: GoldSet) -> tuple[str, GoldSet]:
 
 def _own_splits(source: Source) -> tuple[str, ...]:
     return tuple(split for split in EVALUATION if split in source.splits)
-
-
-def _find_set(spec: str) -> tuple[Source, str]:
-    """Return a dataset and its split, if one is named: names of datasets may hold colons themselves."""
-    try:
-        return open_source(spec), ""
-    except UsageError:
-        dataset, colon, split = spec.rpartition(":")
-        if not colon or dataset == "world":
-            raise
-    return open_source(dataset), split
 
 
 class Selection(Record, kw_only=True):
@@ -217,28 +207,23 @@ class Selection(Record, kw_only=True):
     @property
     def line(self) -> str:
         """Say what was left out, in one line, or return "" if nothing was."""
+        # The evaluation sets of the dataset itself are named by their split alone: a dev or test query.
+        evaluation = " or ".join(name.removeprefix(f"{self.dataset}:") for name in self.compared)
+        leaked = f"{counted(self.near, 'task')} near a {evaluation} query"
+        if self.gold and self.near:
+            leaked += f" and {self.gold} that share a gold set with one ({self.leaked} in all)"
+        elif self.gold:
+            leaked = f"{counted(self.gold, 'task')} that share a gold set with a {evaluation} task"
         said = {
             f"{counted(self.outside, 'task')} of the other share": self.outside,
             f"{counted(self.excluded, 'task')} of earlier runs": self.excluded,
-            self._leaked: self.leaked,
+            leaked: self.leaked,
             f"{counted(self.beside, 'task')} that give away a validation task": self.beside,
             f"{counted(self.rejected, 'task')} not admitted": self.rejected,
         }
         told = ", ".join(words for words, count in said.items() if count)
         taken = f"{len(self.learned)} of {counted(self.tasks, 'task')} are taken"
         return f"{self.dataset} {self.split}: left out {told}; {taken}" if told else ""
-
-    @property
-    def _leaked(self) -> str:
-        # The evaluation sets of the dataset itself are named by their split alone: a dev or test query.
-        evaluation = " or ".join(name.removeprefix(f"{self.dataset}:") for name in self.compared)
-        near, gold = (
-            f"{counted(self.near, 'task')} near a {evaluation} query",
-            f"{self.gold} that share a gold set with one",
-        )
-        if not self.near:
-            return f"{counted(self.gold, 'task')} that share a gold set with a {evaluation} task"
-        return f"{near} and {gold} ({self.leaked} in all)" if self.gold else near
 
 
 @dataclass(frozen=True)
@@ -253,7 +238,6 @@ class TaskFilter:
 
     @cached_property
     def leaks(self) -> Leaks:
-        """Return the comparison with all evaluation sets."""
         return Leaks(self.data.near, self.sets)
 
     def select(self, dataset: str, split: str, tasks: Sequence[Task]) -> tuple[list[Task], Selection]:
@@ -299,8 +283,8 @@ def open_filter(
     excluded: Collection[tuple[str, str]] = frozenset(),
 ) -> TaskFilter:
     """Return the filter for learning from some datasets. `taught`: the splits to learn from, as (name of the dataset,
-    split). `against`: evaluation sets beside `dev` and `test` of the datasets, as `evaluation_sets` reads them. Raises
-    UsageError: a set does not exist, or nothing is compared because `data.leaks` is "keep"."""
+    split). `against`: further sets, as `evaluation_sets` reads them. Raises UsageError: a set does not exist, or
+    nothing is compared because `data.leaks` is "keep"."""
     if data.leaks == "keep":
         if against:
             raise UsageError("--against compares with evaluation sets, which data.leaks=keep turns off")
@@ -309,11 +293,8 @@ def open_filter(
 
 
 def in_share(tasks: Sequence[Task], share: ShareName, data: Data) -> list[Task]:
-    """Return the tasks of a share, in their order: `data.sft_share` of them for "sft", the others for "rl".
-
-    Tasks with the same gold set are in the same share. The choice depends on the whole split and the seed alone, so
-    that two commands divide alike.
-    """
+    """Return the tasks of a share, in their order: `data.sft_share` of them for "sft", the others for "rl". Tasks with
+    the same gold set share it. The choice depends on the whole split and the seed alone: two commands divide alike."""
     if not share:
         return list(tasks)
     groups: dict[GoldSet | str, list[Task]] = {}

@@ -11,7 +11,9 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from importlib import resources
+from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -20,6 +22,9 @@ from harness1.data.source import DuplicateId, Fault, Source, refuse
 from harness1.errors import CorpusError, UsageError
 from harness1.records import DocId, Gold, Record, Task
 from harness1.retrieval.corpus import Document
+
+if TYPE_CHECKING:
+    from harness1.data.benchmarks import Benchmark
 
 MOST_LEFT_OUT = 10_000
 """Documents that may be left out; a corpus with more is not what it was taken for."""
@@ -37,8 +42,8 @@ def from_anywhere(spec: str) -> str:
     """Return a name of the corpus that does not depend on the current directory: paths become absolute."""
     if spec == "stdlib" or spec.startswith("world:"):
         return spec
-    name, path = _of_benchmark(spec)
-    return f"{name}:{Path(path).resolve()}" if name else str(Path(path).resolve())
+    benchmark, path = _of_benchmark(spec)
+    return f"{benchmark.name}:{Path(path).resolve()}" if benchmark else str(Path(path).resolve())
 
 
 def open_source(
@@ -56,12 +61,20 @@ def open_source(
             folder of texts are left out, and broken lines go to `fault`. Tasks and benchmarks always go to `fault`.
         follow_links: read links that lead out of a folder of texts.
 
-    Raises:
-        UsageError: nothing of that name exists, or its kind cannot be read.
-        CorpusError: it exists and is broken; for faults within documents, raised while they are read.
-    """
+    Raises UsageError: nothing of that name exists, or its kind cannot be read; CorpusError: it is broken, for faults
+    within documents when they are read."""
     source = _open(spec, fault, leave_out, follow_links)
-    return _refuse_problems(source) if leave_out is False else source
+    if leave_out is not False:
+        return source
+
+    def documents() -> Iterator[Document]:
+        for document in chain(source.documents(), [None]):
+            if source.problems:
+                raise CorpusError(source.problems[0])
+            if document:
+                yield document
+
+    return replace(source, documents=documents)
 
 
 def _open(spec: str, fault: Fault, leave_out: bool | None, follow_links: bool) -> Source:
@@ -69,33 +82,19 @@ def _open(spec: str, fault: Fault, leave_out: bool | None, follow_links: bool) -
         return _world(spec)
     if spec == "stdlib":
         return stdlib_source()
-    name, place = _of_benchmark(spec)
+    benchmark, place = _of_benchmark(spec)
     path = Path(place)
     if not path.exists():
         rest = place.partition(":")[2]
         hint = f"give the path alone: {rest}" if rest and Path(rest).exists() else _KINDS
         raise UsageError(f"{place}: no such file or folder ({hint})")
-    if name:
-        from harness1.data.benchmarks import BENCHMARKS
-
+    if benchmark:
         if beir.is_beir(path) and beir.splits(path):
-            raise UsageError(f"{path} is a BEIR folder, not the official files of {name}: give the path alone")
-        return BENCHMARKS[name].open(path, fault)
+            raise UsageError(
+                f"{path} is a BEIR folder, not the official files of {benchmark.name}: give the path alone"
+            )
+        return benchmark.open(path, fault)
     return _of_files(path, fault, leave_out, follow_links)
-
-
-def _refuse_problems(source: Source) -> Source:
-    def refuse_problems() -> None:
-        if source.problems:
-            raise CorpusError(source.problems[0])
-
-    def documents() -> Iterator[Document]:
-        for document in source.documents():
-            refuse_problems()
-            yield document
-        refuse_problems()
-
-    return replace(source, documents=documents)
 
 
 def _of_files(path: Path, fault: Fault, leave_out: bool | None, follow_links: bool) -> Source:
@@ -105,21 +104,20 @@ def _of_files(path: Path, fault: Fault, leave_out: bool | None, follow_links: bo
     if trec.is_trec(path):
         tasks = partial(trec.read_tasks, path, fault=fault)
         read = partial(trec.read_corpus, path, on_line)
-        return _refuse_empty(path, "trec", read, trec.splits(path), tasks, problems=problems)
-    if beir.is_beir(path):
+        return _refuse_empty(path, "trec", read, problems, trec.splits(path), tasks)
+    if corpus := jsonl.find_file(path, beir.CORPUS):
         tasks = partial(beir.read_tasks, path, fault=fault)
         read = partial(beir.read_corpus, path, on_line)
-        found = _refuse_empty(path, "beir", read, beir.splits(path), tasks, problems=problems)
-        return replace(found, has_documents=not beir.is_empty(path))
+        found = _refuse_empty(path, "beir", read, problems, beir.splits(path), tasks)
+        return replace(found, has_documents=corpus.stat().st_size > 0)  # else they are elsewhere
     if path.is_dir():
         read = partial(folder.read, path, noted, follow_links=follow_links)
-        source = _refuse_empty(path, "folder", read, problems=problems)
+        source = _refuse_empty(path, "folder", read, problems)
         return replace(source, edition=folder.state(path)) if follow_links else source
     if path.name.endswith((".jsonl", ".jsonl.gz")):
-        return _refuse_empty(path, "jsonl", partial(jsonl.read, path, on_line), problems=problems)
-    raise UsageError(
-        f"{path}: not a corpus; give a BEIR or TREC folder, a .jsonl or .jsonl.gz file, or a folder of texts"
-    )
+        return _refuse_empty(path, "jsonl", partial(jsonl.read, path, on_line), problems)
+    kinds = "a BEIR or TREC folder, a .jsonl or .jsonl.gz file, or a folder of texts"
+    raise UsageError(f"{path}: not a corpus; give {kinds}")
 
 
 def _note(path: Path, problems: list[str], error: CorpusError) -> None:
@@ -130,13 +128,13 @@ def _note(path: Path, problems: list[str], error: CorpusError) -> None:
     problems.append(str(error))
 
 
-def _of_benchmark(spec: str) -> tuple[str, str]:
+def _of_benchmark(spec: str) -> tuple[Benchmark | None, str]:
     name, colon, path = spec.partition(":")
     if not colon:
-        return "", spec
+        return None, spec
     from harness1.data.benchmarks import BENCHMARKS
 
-    return (name, path) if name in BENCHMARKS else ("", spec)
+    return (BENCHMARKS[name], path) if name in BENCHMARKS else (None, spec)
 
 
 def _world(spec: str) -> Source:
@@ -144,11 +142,8 @@ def _world(spec: str) -> Source:
 
     size, _, rest = spec.removeprefix("world:").partition(":")
     seed, _, about = rest.partition(":")
-    if not all(each.isascii() and each.isdigit() for each in (size, seed or "0")) or about not in ("", "people"):
-        raise UsageError(
-            f"{spec}: a synthetic world is world:SIZE, SIZE being its number of documents, world:SIZE:SEED or"
-            " world:SIZE:SEED:people"
-        )
+    if not re.fullmatch(r"\d+:\d+:(people)?", f"{size}:{seed or 0}:{about}", re.ASCII):
+        raise UsageError(f"{spec}: a synthetic world is world:SIZE[:SEED[:people]], SIZE being its number of documents")
     return world_source(int(size), int(seed or 0), about)
 
 
@@ -156,10 +151,9 @@ def _refuse_empty(
     path: Path,
     kind: str,
     read: Callable[[], Iterator[Document]],
+    problems: list[str],
     splits: tuple[str, ...] = (),
     read_tasks: Callable[[str], list[Task]] = lambda split: [],
-    *,
-    problems: list[str],
 ) -> Source:
     def documents() -> Iterator[Document]:
         problems.clear()

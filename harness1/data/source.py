@@ -81,7 +81,7 @@ def status_of(file: Path) -> os.stat_result | None:
 
 def _below(root: Path) -> Iterator[Path]:
     folders = [root]
-    while folders:
+    while folders:  # os.walk calls itself for each level until Python 3.12
         try:
             entries = [*os.scandir(folders.pop())]
         except OSError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import csv
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,9 @@ def _json_rows(path: Path, fault: Fault) -> Rows:
     try:
         items = msgspec.json.decode(data, type=list[msgspec.Raw])
     except MALFORMED as error:
-        raise CorpusError(f"{path}:{_line_of(data, str(error))}: not a JSON array: {error}") from error
+        place = str(error).rpartition("(byte ")[2].rstrip(")")
+        line = 1 + data.count(b"\n", 0, int(place) if place.isdigit() else len(data))
+        raise CorpusError(f"{path}:{line}: not a JSON array: {error}") from error
     at, line = 0, 1
     for number, item in enumerate(items, start=1):
         start = data.index(bytes(item), at)
@@ -130,23 +133,14 @@ def list_of(where: str, row: Row, *keys: str) -> list[Any]:
     Raises CorpusError: there is no list."""
     value = next((row[key] for key in keys if row.get(key) is not None), None)
     if isinstance(value, str):
-        value = _written_out(value)
+        read = (msgspec.json.decode, ast.literal_eval) if len(value) <= LONGEST_LITERAL else (msgspec.json.decode,)
+        for decode in read:
+            with suppress(*MALFORMED, SyntaxError, TypeError, MemoryError):
+                value = decode(value)
+                break
     if not isinstance(value, list):
         raise CorpusError(f"{where}: needs a list under {' or '.join(keys)}")
     return value
-
-
-def _written_out(text: str) -> Any:
-    try:
-        return msgspec.json.decode(text)
-    except MALFORMED:
-        pass
-    if len(text) > LONGEST_LITERAL:
-        return None
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        return None
 
 
 def _texts(path: Path, fault: Fault) -> Iterator[tuple[int, str]]:
@@ -175,8 +169,3 @@ def _fields(read: list[str], texts: Iterator[tuple[int, str]]) -> list[str] | No
         return next(csv.reader(lines(), "excel-tab", strict=True), [])
     except csv.Error as error:
         return None if "unexpected end" in str(error) else "".join(read).rstrip("\r\n").split("\t")
-
-
-def _line_of(data: bytes, error: str) -> int:
-    place = error.rpartition("(byte ")[2].rstrip(")")
-    return 1 + data.count(b"\n", 0, int(place) if place.isdigit() else len(data))

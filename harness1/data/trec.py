@@ -15,7 +15,6 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 
@@ -33,18 +32,14 @@ Run = list[tuple[str, list[tuple[UnitId, float]]]]
 
 
 def write_run(path: Path, run: Iterable[tuple[str, Sequence[tuple[UnitId, float]]]], tag: str) -> None:
-    """Write rankings, best first; scores are written in full, so that reading gives equal values. Raises UsageError: an
-    id or the tag is empty or holds white space, or the file cannot be written."""
+    """Write rankings, best first, with scores in full. Raises UsageError: an id or the tag is empty or holds white
+    space, or the file cannot be written."""
     lines = (
-        f"{_column(task_id)} Q0 {_column(unit_id)} {rank} {float(score)!r} {_column(tag)}\n"
+        f"{_column(task_id)} Q0 {_column(unit_id)} {rank} {float(score)!r} {_column(tag)}"
         for task_id, units in run
         for rank, (unit_id, score) in enumerate(units, start=1)
     )
-    text = "".join(lines)
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from error
+    _write(path, lines)
 
 
 def read_run(path: Path) -> Run:
@@ -137,8 +132,7 @@ def read_documents(path: Path, fault: Fault = refuse) -> Iterator[Document]:
     return distinct_documents(_blocks(path, "DOC", fault), _document, fault)
 
 
-def read_topics(path: Path, fault: Fault = refuse) -> Iterator[Topic]:
-    """Yield the topics of a file. Raises CorpusError: a topic has no number or title, unless `fault` lets it pass."""
+def _read_topics(path: Path, fault: Fault) -> Iterator[Topic]:
     for where, block in _blocks(path, "top", fault):
         fields = {name.lower(): " ".join(value.split()) for name, value in _TOPIC_FIELD.findall(block)}
         if fields.get("num") and fields.get("title"):
@@ -224,9 +218,8 @@ _QRELS = re.compile(r"qrels?(?:[._-](?P<split>[\w-]+?))??(?:\.(?:txt|tsv|qrels|t
 
 def is_trec(path: Path) -> bool:
     """Return whether a folder holds topics, relevance files and documents, and no queries in the format of BEIR."""
-    if not path.is_dir() or jsonl.find_file(path, "queries.jsonl"):
-        return False
-    return _topics(path) is not None and bool(_qrels(path)) and bool(_documents(path))
+    is_other = not path.is_dir() or jsonl.find_file(path, "queries.jsonl")
+    return not is_other and _topics(path) is not None and bool(_qrels(path)) and bool(_documents(path))
 
 
 def splits(folder: Path) -> tuple[str, ...]:
@@ -242,7 +235,7 @@ def read_corpus(folder: Path, fault: Fault = refuse) -> Iterator[Document]:
     for path in files:
         read = jsonl.read if path.name.removesuffix(".gz").endswith(".jsonl") else read_documents
         for document in read(path, fault):
-            if len(files) > 1 and document.doc_id in seen:
+            if document.doc_id in seen:
                 fault(DuplicateId(f"{path}: the id {document.doc_id!r} is also in another file"))
                 continue
             if len(files) > 1:
@@ -267,14 +260,10 @@ def _questions(folder: Path, fault: Fault) -> Iterator[Topic]:
     path = _topics(folder)
     if path is None:
         raise CorpusError(f"{folder} has no topics: {', '.join(TOPICS)}")
-    lines = jsonl.numbered_lines(path)
-    first = next((line for _, line in lines if line.strip()), b"")
+    first = next((line for _, line in jsonl.numbered_lines(path) if line.strip()), b"")
     if first.strip().lower() == b"<top>":
-        return read_topics(path, fault)
-    return _tabbed(path, fault)
-
-
-def _tabbed(path: Path, fault: Fault) -> Iterator[Topic]:
+        yield from _read_topics(path, fault)
+        return
     for number, line in jsonl.numbered_lines(path, fault):
         if not line.strip():
             continue
@@ -299,7 +288,6 @@ def _documents(folder: Path) -> tuple[Path, ...]:
     if corpus:
         return (corpus,)
     topics = _topics(folder)
-    found = chain(folder.glob("*.trec"), folder.glob("*.trec.gz"), folder.glob("corpus/*.trec*"))
-    return tuple(
-        sorted(path for path in found if path.is_file() and path != topics and not _QRELS.fullmatch(path.name))
-    )
+    found = [path for pattern in ("*.trec", "*.trec.gz", "corpus/*.trec*") for path in folder.glob(pattern)]
+    found = [path for path in found if path != topics and not _QRELS.fullmatch(path.name)]
+    return tuple(sorted(path for path in found if path.is_file()))

@@ -18,10 +18,10 @@ import msgspec
 
 from harness1.data.source import Source
 from harness1.data.world_facts import (
+    Casting,
     Entity,
     Kind,
     below,
-    cast_entities,
     coprime,
     deal,
     kind_ranges,
@@ -41,10 +41,7 @@ class _Sentences(Record):
     swaps: dict[str, str]
 
 
-_PROSE = resources.files(__package__).joinpath("world_prose.toml").read_bytes()
-_SENTENCES = msgspec.toml.decode(_PROSE, type=_Sentences)
-STATEMENTS, OPENINGS, DETAILS = _SENTENCES.statements, _SENTENCES.openings, _SENTENCES.details
-NOUNS, SWAPS = _SENTENCES.nouns, _SENTENCES.swaps
+PROSE = msgspec.toml.decode(resources.files(__package__).joinpath("world_prose.toml").read_bytes(), type=_Sentences)
 UNSTATED = {"pronoun", "period"}
 
 
@@ -55,8 +52,8 @@ def compose(entity: Entity, entities: Sequence[Entity], towns: range) -> str:
     for relation, target in entity.facts.items():
         if relation not in UNSTATED:
             shown = entities[target].name if isinstance(target, int) else target
-            sentences.append(_fill(pick(rng, STATEMENTS[relation]), entity, _subject(rng, entity), shown, {}))
-    pool = list(DETAILS[entity.kind])
+            sentences.append(_fill(pick(rng, PROSE.statements[relation]), entity, _subject(rng, entity), shown, {}))
+    pool = list(PROSE.details[entity.kind])
     for _ in range(2 + below(rng, 3)):
         detail = pool.pop(below(rng, len(pool)))
         subject = _subject(rng, entity)
@@ -68,12 +65,12 @@ def compose(entity: Entity, entities: Sequence[Entity], towns: range) -> str:
             "town": entities[pick(rng, towns)].name,
         }
         sentences.append(_fill(detail, entity, subject, "", asides))
-    opening = _fill(pick(rng, OPENINGS[entity.kind]), entity, entity.name, "", {})
+    opening = _fill(pick(rng, PROSE.openings[entity.kind]), entity, entity.name, "", {})
     return " ".join([opening, *(sentence for _, sentence in sorted((rng.random(), each) for each in sentences))])
 
 
 def _subject(rng: random.Random, entity: Entity) -> str:
-    short = str(entity.facts["pronoun"]) if entity.kind == "person" else NOUNS[entity.kind]
+    short = str(entity.facts["pronoun"]) if entity.kind == "person" else PROSE.nouns[entity.kind]
     full = f"the {entity.name}" if entity.kind in ("filing", "river", "institute") else entity.name
     return full if rng.random() < 0.33 else short
 
@@ -88,10 +85,10 @@ def _fill(template: str, entity: Entity, subject: str, shown: str, asides: dict[
 def republish(text: str, rng: random.Random) -> str:
     """Return the text with one function word changed: a near duplicate. A text without such a word stays as it is."""
     words = text.split(" ")
-    places = [at for at, word in enumerate(words) if word in SWAPS]
+    places = [at for at, word in enumerate(words) if word in PROSE.swaps]
     if places:
         at = pick(rng, places)
-        words[at] = SWAPS[words[at]]
+        words[at] = PROSE.swaps[words[at]]
     return " ".join(words)
 
 
@@ -290,7 +287,7 @@ class SyntheticWorld:
         """Return the document of an entity, or, after the last entity, the near duplicate of one."""
         copy = position - len(self.entities)
         entity = self.entities[position if copy < 0 else self.copied[copy]]
-        text = compose(entity, self.entities, self._towns)
+        text = compose(entity, self.entities, kind_ranges(len(self.entities))["town"])
         if copy >= 0:
             text = republish(text, random.Random(f"{entity.style}/copy"))
         return Document(doc_id=self.doc_id(position), title=entity.title, text=text)
@@ -326,10 +323,6 @@ class SyntheticWorld:
         return Task(f"{split}-{number:05d}", question.text, split, gold, metadata)
 
     @cached_property
-    def _towns(self) -> range:
-        return kind_ranges(len(self.entities))["town"]
-
-    @cached_property
     def _step(self) -> int:
         return coprime(random.Random(f"world/{self.seed}/ids"), self.size)
 
@@ -345,29 +338,23 @@ def build_world(size: int, seed: int = 0, about: str = "") -> SyntheticWorld:
         raise UsageError(f"a synthetic world has at least {SMALLEST} documents, not {size}")
     copies = max(1, round(size * COPY_SHARE))
     ranges = kind_ranges(size - copies)
-    entities = cast_entities(ranges, seed)
+    entities = Casting(ranges, seed).entities
     link_entities(entities, ranges, seed)
-    copied = _choose_copied(entities, ranges["town"], copies, random.Random(f"world/{seed}/copies"))
-    return SyntheticWorld(len(entities) + len(copied), seed, entities, tuple(copied), about)
-
-
-def _choose_copied(entities: list[Entity], towns: range, copies: int, rng: random.Random) -> list[int]:
-    copied: list[int] = []
+    rng, copied = random.Random(f"world/{seed}/copies"), list[int]()
     for index in islice(deal(rng, range(len(entities))), len(entities)):
-        text = compose(entities[index], entities, towns)
+        text = compose(entities[index], entities, ranges["town"])
         if len(text.split()) in COPY_WORDS and republish(text, rng) != text:
             copied.append(index)
         if len(copied) == copies:
             break
-    return copied
+    return SyntheticWorld(len(entities) + len(copied), seed, entities, tuple(copied), about)
 
 
 def world_source(size: int, seed: int = 0, about: str = "") -> Source:
-    """Open a synthetic world as a source of `size` documents and of the splits train, dev and test. Dev and test have
-    up to min(1000, size // 4) tasks each and train up to min(8000, size); where a small world has fewer questions, dev
-    and test get a sixth of them each. `about`: `people` for questions that two documents answer together, the second of
-    which they do not name: one of a person whom the first one names ("In which year was the founder of Velmark Glass
-    born?"). Raises UsageError: `size` is below 20."""
+    """Open a synthetic world as a source of `size` documents. Dev and test have up to min(1000, size // 4) tasks each
+    and train up to min(8000, size); of fewer questions, dev and test get a sixth each. `about`: `people` for questions
+    that two documents answer together, the second of which, of a person, they do not name ("In which year was the
+    founder of Velmark Glass born?"). Raises UsageError: `size` is below 20."""
     world = build_world(size, seed, about)
     name, label = "-".join(map(str, filter(None, (f"world-{size}-{seed}", about)))), "a synthetic world"
     return Source(

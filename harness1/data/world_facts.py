@@ -48,18 +48,9 @@ def fold(name: str) -> str:
 
 
 def _stem(rng: random.Random) -> str:
-    """Invent a word of two or three syllables, such as "Velmark"."""
+    """Return a word of two or three syllables, such as "Velmark"."""
     inner = pick(rng, LINKS) + pick(rng, VOWELS) if rng.random() < 0.5 else ""
     return pick(rng, ONSETS) + pick(rng, VOWELS) + pick(rng, SOFT_CODAS) + inner + pick(rng, LINKS) + pick(rng, ENDINGS)
-
-
-def _person(rng: random.Random, first: str, surnames: Sequence[str]) -> str:
-    form, surname = rng.random(), pick(rng, surnames)
-    if form < 0.08:
-        return f"{first} {surname}-{pick(rng, surnames)}"
-    if form < 0.16:
-        return f"{first} {pick(rng, PARTICLES)} {surname}"
-    return f"{first} {pick(rng, LETTERS)}. {surname}" if form < 0.26 else f"{first} {surname}"
 
 
 def _company(rng: random.Random, like: str | None) -> str:
@@ -73,18 +64,6 @@ def _company(rng: random.Random, like: str | None) -> str:
     at = 1 + below(rng, len(root) - 1)
     letter = pick(rng, LETTERS)
     return f"{root[:at]}{letter if root.isupper() else letter.lower()}{root[at + 1 :]} {trade}"
-
-
-def _institute(rng: random.Random) -> str:
-    root, field = _stem(rng), pick(rng, FIELDS)
-    return pick(rng, (f"{root} Institute of {field}", f"{root} Academy of {field}", f"University of {root}"))
-
-
-def _work_title(rng: random.Random) -> str:
-    adjective, noun, root = pick(rng, ADJECTIVES), pick(rng, NOUNS), _stem(rng)
-    forms = (f"The {adjective} {noun} of {root}", f"A {noun} for {root}", f"{root} or a {adjective} {noun}",
-             f"{adjective} {noun}", f"The {noun} at {root}")  # fmt: skip
-    return pick(rng, forms)
 
 
 Kind = Literal["person", "company", "filing", "patent", "town", "river", "institute", "film", "book"]
@@ -148,13 +127,10 @@ USES = ("cold pumps", "small ferries", "tall chimneys", "deep wells", "night tra
 SEXES = ("she", "he")
 
 
-def cast_entities(ranges: dict[Kind, range], seed: int) -> list[Entity]:
-    """Return the entities of a world in the order of their indices, without relations but for the company of a filing.
-    Names differ by more than case and accents."""
-    return _Casting(ranges, seed).entities
+class Casting:
+    """Invents the entities of a world, in the order of their indices, without relations but for the company of a
+    filing. Names differ by more than case and accents."""
 
-
-class _Casting:
     def __init__(self, ranges: dict[Kind, range], seed: int) -> None:
         self.seed, self.ranges, self.taken = seed, ranges, set[str]()
         rng = random.Random(f"world/{seed}/lists")
@@ -162,48 +138,60 @@ class _Casting:
         self.regions = [_stem(rng) for _ in range(max(2, len(ranges["town"]) // 12))]
         firsts = max(6, min(500, len(ranges["person"]) // 8))
         endings = {"she": FEMALE, "he": MALE}
-        self.firsts = {sex: [self.first_name(rng, endings[sex]) for _ in range(firsts)] for sex in SEXES}
+        starts = (ONSETS, VOWELS, CODAS)
+        self.firsts = {
+            sex: ["".join(pick(rng, part) for part in (*starts, endings[sex])) for _ in range(firsts)] for sex in SEXES
+        }
         self.entities: list[Entity] = []
         for kind, indices in ranges.items():
             rng = random.Random(f"world/{seed}/{kind}")
             for index in indices:
                 previous = self.entities[-1] if self.entities and self.entities[-1].kind == kind else None
-                self.entities.append(self.entity(rng, kind, index, previous))
+                self.entities.append(self._entity(rng, kind, index, previous))
 
-    def first_name(self, rng: random.Random, endings: Sequence[str]) -> str:
-        return pick(rng, ONSETS) + pick(rng, VOWELS) + pick(rng, CODAS) + pick(rng, endings)
-
-    def claim(self, name: str) -> bool:
+    def _claim(self, name: str) -> bool:
         """Take a name, and return whether it was free."""
         key, before = fold(name), len(self.taken)
         self.taken.add(key)
         return len(self.taken) > before
 
-    def entity(self, rng: random.Random, kind: Kind, index: int, previous: Entity | None) -> Entity:
+    def _entity(self, rng: random.Random, kind: Kind, index: int, previous: Entity | None) -> Entity:
         style = f"world/{self.seed}/prose/{index}"
         if kind == "filing":
-            return self.filing(rng, index, style, previous)
+            return self._filing(rng, index, style, previous)
         if kind == "patent":
-            return self.patent(rng, index, style, previous)
+            return self._patent(rng, index, style, previous)
         facts: dict[str, int | str] = {"pronoun": pick(rng, SEXES)} if kind == "person" else {}
         while True:
-            name = self.name(rng, kind, previous, facts)
-            if self.claim(name):
+            name = self._name(rng, kind, previous, facts)
+            if self._claim(name):
                 return Entity(index, kind, name, name, style, facts)
 
-    def name(self, rng: random.Random, kind: Kind, previous: Entity | None, facts: dict[str, int | str]) -> str:
+    def _name(self, rng: random.Random, kind: Kind, previous: Entity | None, facts: dict[str, int | str]) -> str:
         model = previous.name if previous is not None and rng.random() < 0.15 else None
         if kind == "person":
-            return _person(rng, pick(rng, self.firsts[str(facts["pronoun"])]), self.surnames)
+            first = pick(rng, self.firsts[str(facts["pronoun"])])
+            form, surname = rng.random(), pick(rng, self.surnames)
+            if form < 0.08:
+                return f"{first} {surname}-{pick(rng, self.surnames)}"
+            if form < 0.16:
+                return f"{first} {pick(rng, PARTICLES)} {surname}"
+            return f"{first} {pick(rng, LETTERS)}. {surname}" if form < 0.26 else f"{first} {surname}"
         if kind == "company":
             return _company(rng, model)
         if kind == "town":
             return f"{model.partition(',')[0] if model else _stem(rng)}, {pick(rng, self.regions)}"
         if kind == "river":
             return f"River {_stem(rng)}"
-        return _institute(rng) if kind == "institute" else _work_title(rng)
+        if kind == "institute":
+            root, field = _stem(rng), pick(rng, FIELDS)
+            return pick(rng, (f"{root} Institute of {field}", f"{root} Academy of {field}", f"University of {root}"))
+        adjective, noun, root = pick(rng, ADJECTIVES), pick(rng, NOUNS), _stem(rng)
+        forms = (f"The {adjective} {noun} of {root}", f"A {noun} for {root}", f"{root} or a {adjective} {noun}",
+                 f"{adjective} {noun}", f"The {noun} at {root}")  # fmt: skip
+        return pick(rng, forms)
 
-    def filing(self, rng: random.Random, index: int, style: str, previous: Entity | None) -> Entity:
+    def _filing(self, rng: random.Random, index: int, style: str, previous: Entity | None) -> Entity:
         """Return a report. Two of three follow the one before: the same company and wording, another period."""
         company, model = pick(rng, self.ranges["company"]), None
         if previous and rng.random() < 0.66:
@@ -211,19 +199,19 @@ class _Casting:
         while True:
             period = f"{1996 + below(rng, 28)} {pick(rng, PERIODS)}"
             name = f"{period} report of {self.entities[company].name}"
-            if self.claim(name):
+            if self._claim(name):
                 break
             company, model = pick(rng, self.ranges["company"]), None
         facts: dict[str, int | str] = {"filed_by": company, "period": period}
-        return Entity(
-            index, "filing", name, name, model.style if model else style, facts, model.index if model else None
-        )
+        if model:
+            return Entity(index, "filing", name, name, model.style, facts, model.index)
+        return Entity(index, "filing", name, name, style, facts)
 
-    def patent(self, rng: random.Random, index: int, style: str, previous: Entity | None) -> Entity:
+    def _patent(self, rng: random.Random, index: int, style: str, previous: Entity | None) -> Entity:
         """Return a patent. Two of five continue the one before: the same title and wording, another number, and another
         year or an objection where there was none."""
         number = f"patent KX{4_000_000 + index * 7 + below(rng, 7)}"
-        self.claim(number)
+        self._claim(number)
         if previous and previous.model is None and rng.random() < 0.4:
             return Entity(index, "patent", number, previous.title, previous.style, {}, previous.index)
         title = f"{_stem(rng)} {pick(rng, INVENTIONS)} for {pick(rng, USES)}"
@@ -234,16 +222,10 @@ AMOUNTS = 400
 """Distinct sums of money in the whole world: few, so that many filings state the same amount."""
 
 
-def link_entities(entities: list[Entity], ranges: dict[Kind, range], seed: int) -> None:
-    """Fill in the facts of all entities. The objects of a relation are dealt evenly, so that no name is everywhere."""
-    table = _Table(entities, ranges)
-    for kind, fill in FILLERS.items():
-        fill(table, random.Random(f"world/{seed}/{kind} facts"), ranges[kind])
-
-
+@dataclass(frozen=True)
 class _Table:
-    def __init__(self, entities: list[Entity], ranges: dict[Kind, range]) -> None:
-        self.entities, self.ranges = entities, ranges
+    entities: list[Entity]
+    ranges: dict[Kind, range]
 
     def link(self, rng: random.Random, relation: str, subjects: Sequence[int], pool: Sequence[int], p: float) -> None:
         """Give a share `p` of the subjects the relation to members of the pool, dealt evenly, never to itself."""
@@ -335,3 +317,10 @@ def _works(world: _Table, rng: random.Random, films: range) -> None:
 FILLERS: dict[Kind, Callable[[_Table, random.Random, range], None]] = {
     "person": _people, "company": _companies, "filing": _filings, "patent": _patents, "town": _places, "film": _works,
 }  # fmt: skip
+
+
+def link_entities(entities: list[Entity], ranges: dict[Kind, range], seed: int) -> None:
+    """Fill in the facts of all entities. The objects of a relation are dealt evenly, so that no name is everywhere."""
+    table = _Table(entities, ranges)
+    for kind, fill in FILLERS.items():
+        fill(table, random.Random(f"world/{seed}/{kind} facts"), ranges[kind])

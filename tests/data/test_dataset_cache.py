@@ -17,8 +17,7 @@ import pytest
 from harness1.cli.options import cache_home, evaluation_places, names_dataset
 from harness1.config import load_config
 from harness1.data import dataset_cache
-from harness1.data.dataset_cache import BeirSet, DatasetCache
-from harness1.data.fetch import GET, unpack
+from harness1.data.dataset_cache import GET, BeirSet, DatasetCache, unpack
 from harness1.data.open import open_source
 from harness1.errors import InfrastructureFault, UsageError
 from tests.cli.commands import Command, command_in_process

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from harness1.data.open import open_source
 from harness1.data.world import (
-    STATEMENTS,
-    SWAPS,
+    PROSE,
     WORDINGS,
     SyntheticWorld,
     WorldQuestion,
@@ -168,7 +167,7 @@ def test_a_question_is_worded_unlike_the_documents() -> None:
     for relation, wording in WORDINGS.items():
         asked = {part for part in (wording.one, wording.other) if part}
         plain = {part.replace("{x}", "").strip() for part in asked}
-        assert not any(part in statement for part in plain for statement in STATEMENTS[relation])
+        assert not any(part in statement for part in plain for statement in PROSE.statements[relation])
 
 
 def test_documents_have_between_40_and_200_words(world: SyntheticWorld) -> None:
@@ -210,7 +209,7 @@ def test_near_duplicates_repeat_a_document_that_is_no_evidence(world: SyntheticW
         assert jaccard(one.text, other.text) >= 0.85
         assert substance(one.text) == substance(other.text)
         changed = [(a, b) for a, b in zip(one.text.split(), other.text.split(), strict=True) if a != b]
-        assert [SWAPS[b] for _, b in changed] == [a for a, _ in changed]
+        assert [PROSE.swaps[b] for _, b in changed] == [a for a, _ in changed]
         assert 0.01 <= len(changed) / len(other.text.split()) <= 0.02
 
 
