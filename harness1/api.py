@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from harness1.cli.dashboard import evaluated
+from harness1.cli.dashboard import evaluate_aloud
 from harness1.cli.options import cache_of, place_of
 from harness1.cli.printing import say
 from harness1.cli.progress import read_aloud
@@ -187,7 +187,7 @@ def evaluate(
     tasks = source.tasks(split)[: limit or None]
     folder = Path(out or tempfile.mkdtemp(prefix="harness1-"))
     asked = Evaluation(dataset.place, split, tasks, index, name, config, samples, seed, own=played)
-    _outside_loop(partial(evaluated, asked, folder, False))
+    _outside_loop(partial(evaluate_aloud, asked, folder, False))
     return load_run(folder)
 
 
@@ -235,7 +235,7 @@ def train(
         *(dataset.place, split, tasks, index, policy, config, samples, seed), is_hosted(policy), student
     )
     taught, rows = out.with_name(f"{out.name}.teacher"), out.with_name(f"{out.name}.rows")
-    _outside_loop(partial(evaluated, lessons, taught, False))
+    _outside_loop(partial(evaluate_aloud, lessons, taught, False))
     build(Build([taught], config.sft, config.data), rows)
     from harness1.sft.train import FineTuning
 

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from harness1.cli.options import config_hashes
-from harness1.config import LONGEST, Config, Env, Index, load_config, present_tree, shipped
+from harness1.config import LONGEST, Config, Env, Index, configurations, load_config, present_tree
 from harness1.config.env import read_index_description
-from harness1.config.settings import REMOVED, Settings, notes, recorded, without_removed
+from harness1.config.settings import REMOVED, Settings, notes, to_record, without_removed
 from harness1.config.training import TERMS
 from harness1.env import environment
 from harness1.env.environment import env_hash
@@ -24,7 +24,7 @@ from harness1.tools.registry import TOOLS
 from tests.support import make_env
 
 ROOT = Path(__file__).parent.parent
-PAPER, RECIPE, RL_RECIPE = (shipped()[name] for name in ("paper", "sft/paper", "rl/paper"))
+PAPER, RECIPE, RL_RECIPE = (configurations()[name] for name in ("paper", "sft/paper", "rl/paper"))
 
 
 def leaves(settings: Settings, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -119,9 +119,9 @@ def test_how_work_is_carried_out_is_in_no_hash() -> None:
 
 def test_the_hash_of_all_decisive_settings_outlives_the_name_of_the_machine() -> None:
     """Recorded in provenance files since the section was called `run`."""
-    recorded = "49c1cb4654504649ddab6b81962689da9b05acefb0a09c64ecd5ad3d10aec84b"
-    assert load_config(PAPER, ["machine.workers=3"]).hash == load_config(PAPER).hash == recorded
-    assert load_config(PAPER, ["env.max_turns=9"]).hash != recorded
+    to_record = "49c1cb4654504649ddab6b81962689da9b05acefb0a09c64ecd5ad3d10aec84b"
+    assert load_config(PAPER, ["machine.workers=3"]).hash == load_config(PAPER).hash == to_record
+    assert load_config(PAPER, ["env.max_turns=9"]).hash != to_record
     ranked = "05a2b26b9cf1fd43552cb2f3bfb7fb77e6040c8bd91108c1dc9b237dd27b8597"
     assert load_config(None, ["machine.workers=3"]).hash == Config().hash == ranked
     assert load_config(None, ["env.max_turns=9"]).hash != ranked
@@ -209,12 +209,12 @@ def test_the_prompt_limit_is_the_window_without_the_reserve() -> None:
 
 
 def test_a_recorded_configuration_is_without_the_mechanisms_that_it_does_not_mention() -> None:
-    recorded = msgspec.to_builtins(Config())
+    to_record = msgspec.to_builtins(Config())
     for group, name in (("evidence", "rank"), ("auto_populate", "by"), ("read", "by")):
-        del recorded["env"][group][name]
-    del recorded["env"]["leads"]
+        del to_record["env"][group][name]
+    del to_record["env"]["leads"]
     paper = load_config(PAPER)
-    assert msgspec.convert(present_tree(recorded), Config).env.hashed() == paper.env.hashed()
+    assert msgspec.convert(present_tree(to_record), Config).env.to_hash() == paper.env.to_hash()
     assert msgspec.convert(present_tree(msgspec.to_builtins(Config())), Config) == Config()
 
 
@@ -292,7 +292,7 @@ def test_a_removed_value_of_a_setting_is_refused_with_its_reason() -> None:
 
 def test_records_are_read_without_removed_settings_and_hashed_with_them() -> None:
     assert present_tree({"rl": {"anchors": 0.5, "kl": 0.1, "gate": {}}, "run": {}}) == {"rl": {}, "machine": {}}
-    full = recorded(Config(), "")
+    full = to_record(Config(), "")
     assert full["env"]["retrieval"]["rerank"] == {"on": False, "candidates": 50}
     assert without_removed(full) == msgspec.to_builtins(Config())
     assert Env().plain()["dedup"]["threshold"] == 0.85
@@ -302,7 +302,7 @@ def test_the_description_of_an_index_is_read_without_removed_settings() -> None:
     class Description(msgspec.Struct):
         settings: Index
 
-    recorded_by_an_earlier_version = {"settings": recorded(Index(), "index.")}
+    recorded_by_an_earlier_version = {"settings": to_record(Index(), "index.")}
     assert recorded_by_an_earlier_version["settings"]["dense"]["hnsw_links"] == 32
     assert read_index_description(msgspec.json.encode(recorded_by_an_earlier_version), Description).settings == Index()
     with pytest.raises(ConfigError, match=r"index\.dense\.ivf_probes was removed"):

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from harness1.config import Config, load_config, opening, shipped
+from harness1.config import Config, configurations, load_config, opening
 from harness1.config.settings import differences
 from harness1.errors import ConfigError
 from tests.cli.commands import Command, command_in_process
@@ -35,8 +35,8 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 
 
 def test_the_configurations_of_the_package_are_found_by_name() -> None:
-    assert [*shipped()] == NAMES
-    for name, file in shipped().items():
+    assert [*configurations()] == NAMES
+    for name, file in configurations().items():
         assert load_config(name) == load_config(file) != Config()
 
 
@@ -53,7 +53,7 @@ def test_the_recipes_for_engines_are_the_published_one_but_for_where_it_runs() -
 
 
 def test_the_recipe_with_a_server_names_options_that_fit_its_settings() -> None:
-    config, text = load_config(SHARDED), shipped()[SHARDED].read_text()
+    config, text = load_config(SHARDED), configurations()[SHARDED].read_text()
     assert f"--max-loras {config.rl.staleness + 2} " in text
     assert f"--max-lora-rank {config.train.lora.rank} " in text
     assert f"--max-model-len {config.env.context_window} " in text
@@ -64,7 +64,7 @@ def test_a_name_means_the_same_in_a_folder_with_a_file_of_that_name(
 ) -> None:
     (tmp_path / "small").write_text("[env]\nmax_turns = 3\n")
     monkeypatch.chdir(tmp_path)
-    assert load_config("small") == load_config(shipped()["small"])
+    assert load_config("small") == load_config(configurations()["small"])
     assert load_config("./small").env.max_turns == 3
 
 
@@ -85,7 +85,7 @@ def test_a_name_unlike_any_other_is_answered_without_a_guess() -> None:
 
 
 def test_every_configuration_says_in_a_sentence_what_it_is_for() -> None:
-    for name, file in shipped().items():
+    for name, file in configurations().items():
         assert len(opening(file).split()) > 5, name
 
 
@@ -99,4 +99,4 @@ def test_a_command_takes_a_name_in_any_folder(command: Command) -> None:
 def test_the_list_shows_what_each_configuration_is_for(command: Command) -> None:
     lines = command("config", "list").out.splitlines()
     assert [line.partition(":")[0] for line in lines] == NAMES
-    assert lines[2] == f"small: {opening(shipped()['small'])}"
+    assert lines[2] == f"small: {opening(configurations()['small'])}"

@@ -12,7 +12,7 @@ import msgspec
 
 import harness1
 from harness1.cli.main import Verb, Verbs, app
-from harness1.config import Config, shipped
+from harness1.config import Config, configurations
 from harness1.config.settings import Settings, notes
 
 
@@ -54,7 +54,7 @@ def _verb(verb: Verb, name: str) -> Iterator[str]:
 
 def settings_page() -> str:
     """Return every setting with its kind, default, and what the source says of it."""
-    published = tomllib.loads(shipped()["paper"].read_text())
+    published = tomllib.loads(configurations()["paper"].read_text())
     lines = [
         "# Settings",
         "",

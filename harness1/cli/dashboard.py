@@ -16,7 +16,7 @@ import numpy as np
 from rich.console import Console
 
 from harness1.cli.printing import print_json, say_torn
-from harness1.cli.progress import Board, Clock, Terminal, View, headed
+from harness1.cli.progress import Board, Clock, Terminal, View, make_table
 from harness1.episodes.jobs import Depths
 from harness1.errors import InfrastructureFault
 from harness1.eval.evaluate import Evaluation, ensure_run, evaluate
@@ -183,12 +183,12 @@ class EvaluationBoard(Board):
         """Return the recall so far, the mean cost of an episode, and the ends of episodes by kind."""
         done = self._progress
         recall = "" if (interval := done.recall.interval()) is None else _interval(interval)
-        failures = _counted(dict(done.failures.most_common()))
+        failures = _word_counts(dict(done.failures.most_common()))
         rows = (
             ("recall", recall and f"{recall}, curated, over {done.recall.tasks} tasks"),
             ("an episode", _episode(*done.means())),
-            ("queues", _counted(self._depths())),
-            ("ended by", _counted(dict(done.stops.most_common()))),
+            ("queues", _word_counts(self._depths())),
+            ("ended by", _word_counts(dict(done.stops.most_common()))),
             ("failures", failures or "none"),
         )
         return View(rows, (recall and f"recall {recall}", failures))
@@ -221,26 +221,26 @@ class TrainingBoard(Board):
             self._progress.add(step, values)
         self.begin(step, steps)
         if found := validation_values(values):
-            self.say(f"{self._unit} {step}, held out: {named(found, self._names)}")
+            self.say(f"{self._unit} {step}, held out: {list_values(found, self._names)}")
         self.advance(step)
 
     def view(self) -> View:
         """Return the values of the last steps and of the last validation."""
         done, values, speed = self._progress, self._progress.values, self._progress.tokens_per_second()
-        validation = named(done.validation, self._names)
+        validation = list_values(done.validation, self._names)
         rows = (
             ("values", _with_trends(done, self._names)),
             ("speed", "" if speed is None else f"{speed:,.0f} tokens/s"),
-            ("seconds", _worded(values, SECONDS, "{:.1f}")),
-            ("buffer", _worded(values, BUFFER, "{:.3g}")),
-            ("dropped", _worded(values, DROPPED, "{:.0f}")),
-            ("failures", _worded(values, FAILURES, "{:.1%}")),
+            ("seconds", _word_values(values, SECONDS, "{:.1f}")),
+            ("buffer", _word_values(values, BUFFER, "{:.3g}")),
+            ("dropped", _word_values(values, DROPPED, "{:.0f}")),
+            ("failures", _word_values(values, FAILURES, "{:.1%}")),
             ("held out", validation and f"{validation} ({self._unit} {done.validation_step})"),
         )
-        return View(rows, (named(values, self._names),))
+        return View(rows, (list_values(values, self._names),))
 
 
-def evaluated(evaluation: Evaluation, out: Path, force: bool = False) -> Mapping[str, Any]:
+def evaluate_aloud(evaluation: Evaluation, out: Path, force: bool = False) -> Mapping[str, Any]:
     """Complete a run folder under a dashboard, and write its report; return its metrics.
 
     Args:
@@ -258,12 +258,12 @@ def _under_dashboard(evaluation: Evaluation, out: Path) -> Mapping[str, Any]:
         return evaluate(evaluation, out, *told)
 
 
-def named(values: Mapping[str, float], names: Sequence[str]) -> str:
+def list_values(values: Mapping[str, float], names: Sequence[str]) -> str:
     """Return the named values that exist, with their names, in this order."""
-    return _worded(values, {name: name for name in names}, "{:.3g}")
+    return _word_values(values, {name: name for name in names}, "{:.3g}")
 
 
-def _worded(values: Mapping[str, float], words: Words, form: str) -> str:
+def _word_values(values: Mapping[str, float], words: Words, form: str) -> str:
     return ", ".join(f"{word} {form.format(values[name])}" for name, word in words.items() if name in values)
 
 
@@ -286,13 +286,13 @@ def _episode(turns: float, prompt_tokens: float, output_tokens: float) -> str:
     return f"{turns:.1f} turns{read}{written}"
 
 
-def _counted(counts: Mapping[str, int]) -> str:
+def _word_counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in counts.items())
 
 
 def print_metrics(metrics: Mapping[str, Any], title: str, out: Path) -> None:
     """Print the headline metrics with their 95 % intervals, and how many episodes broke, and why."""
-    table = headed("metric", "mean", "95 % interval")
+    table = make_table("metric", "mean", "95 % interval")
     for name in HEADLINE:
         value = metrics.get(name)
         if value is not None and value["mean"] is not None:
@@ -348,7 +348,7 @@ def print_checkpoint(done: Checkpoint, out: Path, unit: str, as_json: bool, whic
         print_json(report)
         return
     console = Terminal()
-    table = headed("held out", "start", "checkpoint")
+    table = make_table("held out", "start", "checkpoint")
     for name, value in done.metrics.items():
         table.add_row(name, f"{began[name]:.3f}" if name in began else "", f"{value:.3f}")
     if done.metrics:

@@ -13,7 +13,14 @@ from typer import Argument, Option
 from harness1.adapters.hub import pack, send
 from harness1.cli.options import Cache, ConfigFile, Force, IndexSpec, Json, Overrides, cache_of, place_of, resolve
 from harness1.cli.printing import print_json, print_result, put, say
-from harness1.cli.progress import Terminal, count_of_documents, headed, progress_of_bytes, progress_of_parts, read_aloud
+from harness1.cli.progress import (
+    Terminal,
+    count_of_documents,
+    make_table,
+    progress_of_bytes,
+    progress_of_parts,
+    read_aloud,
+)
 from harness1.data.benchmarks import BENCHMARKS, Benchmark, benchmark_named
 from harness1.data.check import FINDINGS, DatasetCheck, encode_report
 from harness1.data.check import check as check_dataset
@@ -316,7 +323,7 @@ def print_check(report: TaskCheck, name: str, page: Path) -> None:
     """Print what the policies reached, kind by kind, and the findings."""
     splits = ", ".join(f"{number} {split}" for split, number in report.tasks.items())
     put(f"{name}: {counted(sum(report.tasks.values()), 'task')} ({splits})")
-    table = headed("recall", "tasks", "oracle", "nothing", "one search", "need more")
+    table = make_table("recall", "tasks", "oracle", "nothing", "one search", "need more")
     for each in report.played:
         values = (each.oracle, each.nothing, each.one_search, each.more_than_one)
         table.add_row(each.kind, str(each.tasks), *(f"{value:.3f}" for value in values))

@@ -13,7 +13,7 @@ from rich.box import SIMPLE
 from rich.table import Table
 from typer import Argument, Option
 
-from harness1.cli.dashboard import evaluated, print_metrics, refuse_faults
+from harness1.cli.dashboard import evaluate_aloud, print_metrics, refuse_faults
 from harness1.cli.options import (
     AllowFaults,
     Cache,
@@ -34,7 +34,7 @@ from harness1.cli.options import (
 )
 from harness1.cli.policies import PolicyName
 from harness1.cli.printing import print_result, say, say_torn
-from harness1.cli.progress import Terminal, headed, progress_of_work, read_aloud
+from harness1.cli.progress import Terminal, make_table, progress_of_work, read_aloud
 from harness1.data.indexing import index_of
 from harness1.data.open import open_source
 from harness1.data.source import Source
@@ -132,7 +132,7 @@ def evaluate(
         return
     if rescored:
         rescore(evaluation, out)
-    metrics = evaluated(evaluation, out, force)
+    metrics = evaluate_aloud(evaluation, out, force)
     if view:
         ensure_view(out, tasks, int(max_mb * 1e6))
     print_result(metrics, as_json, print_metrics, f"{policy} on {source.name}/{split}", out)
@@ -168,7 +168,7 @@ def run_ablations(
     """
     names = ablation_names(words)
     played = conditions(evaluation, names)
-    table = ablate(evaluation, out, names, force=force, rescored=rescored, play=_announced(len(played)))
+    table = ablate(evaluation, out, names, force=force, rescored=rescored, play=_announce(len(played)))
     for name in played:
         ensure_report(out / name, evaluation.tasks)
     print_result(table, as_json, print_ablations, out)
@@ -193,15 +193,15 @@ def print_ablations(table: AblationTable, out: Path) -> None:
     console.print(f"Everything is in {out}.", soft_wrap=True)
 
 
-def _announced(total: int) -> Play:
+def _announce(total: int) -> Play:
     """Return a function that prints the number of the condition on standard error, and then plays it."""
     numbers = count(1)
 
-    def told(evaluation: Evaluation, folder: Path) -> Mapping[str, Any]:
+    def tell(evaluation: Evaluation, folder: Path) -> Mapping[str, Any]:
         say(f"condition {next(numbers)} of {total}: {folder.name}")
-        return evaluated(evaluation, folder)
+        return evaluate_aloud(evaluation, folder)
 
-    return told
+    return tell
 
 
 def answer(
@@ -241,7 +241,7 @@ def answer(
     answering = open_answers(found, out, machine, answerer, judge, conditions, answer_tokens, index, **limits)
     if force:
         answering.clear()
-    summary = answering.load_summary() or _carried_out(answering)
+    summary = answering.load_summary() or _carry_out(answering)
     print_result(summary, as_json, print_answers, answering.out)
     _refuse_missing(summary)
 
@@ -257,7 +257,7 @@ def print_answers(summary: dict[str, Any], out: Path) -> None:
     console = Terminal()
     console.print(f"{summary['answerer']['model']} on {summary['run']}", soft_wrap=True)
     columns = ("condition", "metric", "mean", "95 % interval", "tasks", "documents")
-    table = headed(*columns, left=("metric",))
+    table = make_table(*columns, left=("metric",))
     for name, row in summary["conditions"].items():
         for metric in (metric for metric in METRICS if row[metric]["mean"] is not None):
             mean, tasks, documents = f"{row[metric]['mean']:.3f}", str(row["tasks"]), f"{row['documents']:.1f}"
@@ -265,7 +265,7 @@ def print_answers(summary: dict[str, Any], out: Path) -> None:
     if table.row_count:
         console.print(table)
     columns = ("paired differences", "metric", "mean", "95 % interval", "p", "Holm p")
-    table = headed(*columns, left=("metric",))
+    table = make_table(*columns, left=("metric",))
     for pair in summary["pairs"]:
         difference = pair["difference"]
         values = (
@@ -301,7 +301,7 @@ def _interval(value: dict[str, float], form: str = ".3f") -> str:
     return f"{value['low']:{form}} to {value['high']:{form}}"
 
 
-def _carried_out(answering: AnswerRun) -> dict[str, Any]:
+def _carry_out(answering: AnswerRun) -> dict[str, Any]:
     progress = progress_of_work()
     bar = progress.add_task("answering", total=None)
     with ExitStack() as shown:

@@ -32,7 +32,7 @@ PATIENCE_S = 0.5
 
 
 @contextmanager
-def answered_interrupts() -> Iterator[None]:
+def answer_interrupts() -> Iterator[None]:
     """Print that Ctrl-C was heard, unless the work ends at once. Handlers of the signal stay as they are: the
     interpreter writes its number to a pipe, which a thread reads even while the main thread is in one long call."""
     reader, writer = os.pipe()
@@ -52,7 +52,7 @@ def answered_interrupts() -> Iterator[None]:
 
 
 @contextmanager
-def interrupted_by_sigterm() -> Iterator[None]:
+def interrupt_by_sigterm() -> Iterator[None]:
     """Have SIGTERM end what is within as Ctrl-C does, also where Ctrl-C is ignored: in the background of a script. More
     of them change nothing."""
 
@@ -222,7 +222,7 @@ def run() -> None:
     with _unbreakable("stdout"), _unbreakable("stderr"):
         try:
             try:
-                with answered_interrupts():
+                with answer_interrupts():
                     app()
             finally:
                 _flush("stdout")

@@ -14,7 +14,7 @@ import msgspec
 from typer import Argument, Option
 
 from harness1.cli.printing import print_json, print_result, put, say
-from harness1.config import Config, load_config, opening, shipped
+from harness1.config import Config, configurations, load_config, opening
 from harness1.config.settings import differences, notes
 from harness1.config.training import RECIPES
 from harness1.data.leaks import ShareName
@@ -256,7 +256,7 @@ def list_shipped(as_json: Json = False) -> None:
 
     Example: harness1 config list
     """
-    rows = [{"name": name, "what": opening(file), "file": str(file)} for name, file in shipped().items()]
+    rows = [{"name": name, "what": opening(file), "file": str(file)} for name, file in configurations().items()]
     print_result({"configurations": rows}, as_json, _list)
 
 
@@ -293,4 +293,4 @@ def config_hashes(config: Config) -> dict[str, str]:
     from harness1.episodes.rollout import Nowhere
 
     env = SearchEnv(config.env, Nowhere("", config.index.unit))
-    return {"env_hash": env.hash, "reward_hash": config.reward_hash, "index_settings": digest(config.index.hashed())}
+    return {"env_hash": env.hash, "reward_hash": config.reward_hash, "index_settings": digest(config.index.to_hash())}

@@ -108,20 +108,20 @@ def read_aloud(source: Source) -> Iterator[tuple[Iterator[Document], Embedded]]:
         embedding = progress.add_task("embedding chunks", total=None, visible=False, rate="")
         tell = _teller(progress)
 
-        def embedded(done: int, fresh: int) -> None:
+        def show_embedded(done: int, fresh: int) -> None:
             if not progress.tasks[embedding].visible:
                 progress.reset(embedding, visible=True)
             rate = fresh / max(progress.tasks[embedding].elapsed or 0.0, 1e-3)
             progress.update(embedding, completed=done, rate=f"{rate:.0f}/s")
             tell(f"embedding chunks of {source.name}: {done:,} done, {rate:.0f}/s")
 
-        def counted() -> Iterator[Document]:
+        def read() -> Iterator[Document]:
             for number, document in enumerate(source.documents(), start=1):
                 yield document
                 progress.advance(reading)
                 tell(f"indexing {source.name}: {number:,} documents")
 
-        yield counted(), embedded
+        yield read(), show_embedded
     if source.problems:
         say(f"{len(source.problems)} left out of {source.name}:")
     for problem in source.problems[:SHOWN]:
@@ -130,7 +130,7 @@ def read_aloud(source: Source) -> Iterator[tuple[Iterator[Document], Embedded]]:
         say(f"and {len(source.problems) - SHOWN} more")
 
 
-def tracked(items: Iterable[Item], doing: str, count: int) -> Iterable[Item]:
+def track_items(items: Iterable[Item], doing: str, count: int) -> Iterable[Item]:
     """Return the items, with a bar on a terminal; elsewhere a bar would leave an empty line behind."""
     console = Terminal(stderr=True)
     return track(items, doing, total=count, console=console, transient=True, disable=not console.is_terminal)
@@ -156,7 +156,7 @@ def _on_terminal(*columns: ProgressColumn) -> Progress:
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
-def headed(*columns: str, left: Collection[str] = ()) -> Table:
+def make_table(*columns: str, left: Collection[str] = ()) -> Table:
     """Return a table without rows: its first column and those named in `left` are flush left, others flush right."""
     table = Table(box=None, padding=(0, 1), pad_edge=False, show_edge=False)
     for column in columns:

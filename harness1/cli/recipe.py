@@ -15,7 +15,7 @@ from typer import Argument, Option
 
 from harness1.cli.options import Json, RecipeChanges, RecipeInputs, RecipeName
 from harness1.cli.printing import print_json, print_result, program, put, say
-from harness1.cli.progress import Terminal, headed
+from harness1.cli.progress import Terminal, make_table
 from harness1.config import load_config
 from harness1.errors import ConfigError, UsageError
 from harness1.plain import counted, meant
@@ -76,7 +76,7 @@ class StagesNotice:
         """Say what the gates of a stage found."""
         for finding in record.findings:
             say(f"{'passed' if finding.passed else 'FAILED'}, {put_in_words(finding)}")
-        if record.status == "passed" and self.at < self.stages and (left := _left(read_recipe_state(self.work))):
+        if record.status == "passed" and self.at < self.stages and (left := _time_left(read_recipe_state(self.work))):
             say(left)
 
 
@@ -151,7 +151,7 @@ def list_recipes(as_json: Json = False) -> None:
 def _print_recipe(journal: RecipeState, work: Path) -> None:
     at_work = is_at_work(work)
     put(f"{work}: {journal.title}")
-    table = headed("stage", "status", "seconds", "gates", "artifact")
+    table = make_table("stage", "status", "seconds", "gates", "artifact")
     for name, record in journal.stages.items():
         passed = sum(each.passed for each in record.findings)
         gates = f"{passed} of {len(record.findings)}" if record.findings else ""
@@ -170,11 +170,11 @@ def _print_recipe(journal: RecipeState, work: Path) -> None:
     stopped = [name for name, record in journal.stages.items() if record.status_now(at_work) == "stopped"]
     if stopped:
         put(f"{stopped[0]} was stopped: the same `recipe run` goes on from there")
-    elif at_work and (left := _left(journal)):
+    elif at_work and (left := _time_left(journal)):
         put(left)
 
 
-def _left(journal: RecipeState | None) -> str:
+def _time_left(journal: RecipeState | None) -> str:
     """Return how much time is left in words, or an empty string where nothing is known or nothing is left."""
     left = journal.left(time.time()) if journal is not None else None
     return f"about {_minutes(left)} left" if left else ""
@@ -198,7 +198,7 @@ def check_commands(recipe: Recipe, work: Path) -> None:
     """
     for name in recipe.stages:
         try:
-            given = _parsed(recipe.words(name, work))
+            given = _parse(recipe.words(name, work))
             config = given.get("config")
             if not str(config or "").startswith(str(work)):  # else it is the work of an earlier stage
                 load_config(config, list(given.get("overrides") or ()))
@@ -206,7 +206,7 @@ def check_commands(recipe: Recipe, work: Path) -> None:
             raise ConfigError(f"stage {name}: {error}") from error
 
 
-def _parsed(words: Sequence[str]) -> dict[str, Any]:
+def _parse(words: Sequence[str]) -> dict[str, Any]:
     """Return the arguments of a command, without running it; raise UsageError if there is no such command."""
     # Imported here, because the program imports this module.
     from harness1.cli.main import Misuse, app
@@ -305,14 +305,14 @@ def _print_tuning(
     found: dict[str, Any], card: TuningCard, results: list[TrialResult], best: TrialResult | None, folder: Path
 ) -> None:
     put(f"{folder}: {card.title} Compared by {card.metric}, {'more' if card.maximize else 'less'} is better.")
-    table = headed("trial", card.metric, *card.search, "seconds", "stopped")
+    table = make_table("trial", card.metric, *card.search, "seconds", "stopped")
     for each in results:
         value = "" if each.value is None else f"{each.value:.4g}"
-        settings = (_shown(each.settings.get(name)) for name in card.search)
+        settings = (_show(each.settings.get(name)) for name in card.search)
         table.add_row(str(each.number), value, *settings, f"{each.seconds:,.0f}", each.stopped)
     Terminal().print(table)
     if best is not None and best.value is not None:
-        words = " ".join(f"--set {name}={_shown(value)}" for name, value in best.settings.items())
+        words = " ".join(f"--set {name}={_show(value)}" for name, value in best.settings.items())
         put(f"Best of {counted(len(results), 'trial')}: {best.value:.4g} in trial {best.number}: {words}")
     put(f"Plots: {folder / PAGE}")
 
@@ -322,5 +322,5 @@ def _say_result(result: TrialResult) -> None:
     say(f"trial {result.number} ended after {result.seconds:,.0f} s: {value}")
 
 
-def _shown(value: Any) -> str:
+def _show(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -13,7 +13,7 @@ from typing import Annotated
 from typer import Option
 
 from harness1.cli.dashboard import TrainingBoard, print_checkpoint
-from harness1.cli.main import interrupted_by_sigterm
+from harness1.cli.main import interrupt_by_sigterm
 from harness1.cli.options import (
     Against,
     Cache,
@@ -36,7 +36,7 @@ from harness1.cli.options import (
 )
 from harness1.cli.printing import say, say_left_out
 from harness1.cli.progress import read_aloud
-from harness1.cli.training import led_group, refuse_oversized_rl
+from harness1.cli.training import lead_group, refuse_oversized_rl
 from harness1.config import Config
 from harness1.data.indexing import index_of
 from harness1.data.leaks import ShareName
@@ -101,7 +101,7 @@ def train(
 
     Example: harness1 rl train --config rl/small --data world:1000 --model hf:student --out better
     """
-    with led_group() as group:
+    with lead_group() as group:
         if group is None:
             return
         settings = resolve(config, overrides, model, tools=tools, rewards=rewards)
@@ -214,6 +214,6 @@ def agents(
         clear_training(out, VERB)
     done = read_checkpoint(out) if work.is_done(policy.hash) else None
     if done is None:
-        with interrupted_by_sigterm(), TrainingBoard(out.name, "batch", AGENT_FIGURES) as board:
+        with interrupt_by_sigterm(), TrainingBoard(out.name, "batch", AGENT_FIGURES) as board:
             done = train_policy(work, players, policy.counter, policy.hash, board.listen, ALONE)
     print_checkpoint(done, out, "batch", as_json)

@@ -33,7 +33,7 @@ from harness1.cli.options import (
 )
 from harness1.cli.policies import POLICY_NAMES
 from harness1.cli.printing import print_result, say, say_left_out, say_torn
-from harness1.cli.progress import Terminal, headed, progress_of_work, read_aloud
+from harness1.cli.progress import Terminal, make_table, progress_of_work, read_aloud
 from harness1.config import Config
 from harness1.data.indexing import index_of
 from harness1.data.open import open_source
@@ -103,7 +103,7 @@ def check(
     Example: harness1 rl check world:1000 --limit 50 --out runs/check --config rl/small
     """
     settings = resolve(config, overrides, tokenizer, tools=tools, rewards=rewards)
-    reviewer = asked_judge(judge, run, settings)
+    reviewer = choose_judge(judge, run, settings)
     source = open_source(dataset := place_of(dataset, settings))
     split = split or source.training_split()
     excluded = tasks_of_runs(exclude or ())
@@ -114,7 +114,7 @@ def check(
     out = out or Path("runs") / f"{source.name.replace(':', '-')}-{split}-check"
     student = student_place(tokenizer, source, tasks, settings) if tokenizer else ""
     place = index_of(source, index, cache, settings, read_aloud, say)
-    report = _checked(Check(dataset, split, tasks, place, settings, seed, student, selection), out, force=force)
+    report = _check(Check(dataset, split, tasks, place, settings, seed, student, selection), out, force=force)
     if reviewer is None:
         print_result(report, as_json, print_report, out)
     else:
@@ -143,7 +143,7 @@ def refuse_easy(report: AdmissionReport, bound: float) -> None:
 def print_report(report: AdmissionReport, out: Path) -> None:
     """Print the rewards of the policies with their largest terms, and the number of admitted tasks."""
     columns = ("policy", "reward", "score", "recall", "precision", "set size", "lives on")
-    table = headed(*columns, left=("lives on",))
+    table = make_table(*columns, left=("lives on",))
     for each in report.policies:
         shown = [f"{figure:.3f}" for figure in (each.reward, each.score, each.recall, each.precision)]
         table.add_row(each.policy, *shown, f"{each.set_size:.1f}", lives_on(each))
@@ -158,7 +158,7 @@ def print_report(report: AdmissionReport, out: Path) -> None:
     console.print(f"Everything is in {out}.")
 
 
-def _checked(job: Check, out: Path, *, force: bool) -> AdmissionReport:
+def _check(job: Check, out: Path, *, force: bool) -> AdmissionReport:
     """Check under a bar that counts the episodes of all policies."""
     with progress_of_work() as progress:
         bar = progress.add_task("", total=(len(POLICIES) + 1) * len(job.tasks))  # one policy plays twice
@@ -181,7 +181,7 @@ JudgedRun = Annotated[
 Judged = Annotated[int, Option(help="With --judge: about this many episodes.", min=1)]
 
 
-def asked_judge(name: str, run: Path | None, config: Config) -> Completing | None:
+def choose_judge(name: str, run: Path | None, config: Config) -> Completing | None:
     """Open the judge, if there is one; raise UsageError if only its run is named."""
     if run is not None and not name:
         raise UsageError("--run names the episodes that a judge reads: give --judge too")
@@ -283,7 +283,7 @@ def _reference(name: str, engine: str, settings: Config) -> Policy:
 
 def _print(found: dict[str, dict[str, Any]], policy: str, out: Path) -> None:
     fates_of_all = (name.replace("_", " ") for name in found["fates"]["all"])
-    table = headed("expert's tool", *fates_of_all)
+    table = make_table("expert's tool", *fates_of_all)
     for name, fates in found["fates"].items():
         table.add_row(name, *map(str, fates.values()))
     console = Terminal()

@@ -23,7 +23,7 @@ from typer import Argument, Option
 
 from harness1.cli.options import Json, MovedDataset
 from harness1.cli.printing import print_json, print_result, put, say, say_torn
-from harness1.cli.progress import Terminal, tracked
+from harness1.cli.progress import Terminal, track_items
 from harness1.config import Config
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.plain import counted
@@ -169,7 +169,7 @@ def replay(
             return replay_episode(episode, config.env)
         return asyncio.run(replay_live(episode, config.env, retriever, config.machine))
 
-    reports = [one(episode) for episode in tracked(episodes, "replaying", len(episodes))]
+    reports = [one(episode) for episode in track_items(episodes, "replaying", len(episodes))]
     turns, equal = sum(report.turns for report in reports), sum(report.equal for report in reports)
     differences = [
         f"{episode.task.task_id}: {found}"
@@ -234,7 +234,7 @@ def _gate(episodes: list[Episode], folder: Path, config: Config) -> tuple[Logpro
         masks = grammar_masks(folder, model.config.vocab_size, [chat.grammar(Toolbox.of(config.env).specs)])
     calls = (call for episode in episodes for call in calls_to_replay(episode))
     try:
-        report = compare_calls(model, tracked(calls, "computing", len(sampled)), masks)
+        report = compare_calls(model, track_items(calls, "computing", len(sampled)), masks)
     except InfrastructureFault as fault:  # its grammar would not have allowed this output
         return None, str(fault)
     if report.passes(config.policy.dtype):

@@ -73,7 +73,7 @@ def search(
     if settings.index != Config().index:
         raise UsageError("index settings take effect when an index is made: use them with `harness1 index`")
     files, task = files_of(index), question_task(question)
-    setup, watch = EpisodeSetup(settings, index, policy), partial(watched, task.query, console)
+    setup, watch = EpisodeSetup(settings, index, policy), partial(watch_episode, task.query, console)
     episode, env, out = play_one(task, setup, out, seed=seed, watch=watch, on_torn=say_torn)
     if as_json:
         print_json(as_result(env, episode, out, files))
@@ -143,7 +143,7 @@ ONE_LINE: _OneLine = {"overflow": "ellipsis", "no_wrap": True}
 
 
 @contextmanager
-def watched(query: str, console: Console, env: SearchEnv) -> Iterator[Callable[[Step], None]]:
+def watch_episode(query: str, console: Console, env: SearchEnv) -> Iterator[Callable[[Step], None]]:
     """Print a question, and yield a function that prints each step of the episode that answers it."""
     console.print(f"{query}\n", style="bold")
     show = Watcher(env, console)
@@ -152,11 +152,11 @@ def watched(query: str, console: Console, env: SearchEnv) -> Iterator[Callable[[
         return
     with console.status("at work; the first time, the search is compiled") as status:
 
-        def told(step: Step) -> None:
+        def tell(step: Step) -> None:
             status.update("the policy is at work")
             show(step)
 
-        yield told
+        yield tell
 
 
 class Watcher:
@@ -276,7 +276,7 @@ def demo(
     task = source.tasks("demo")[0]
     clear_run(out / "run")
     setup = EpisodeSetup(settings, str(out / "index"), "scripted")
-    watch = partial(watched, task.query, console)
+    watch = partial(watch_episode, task.query, console)
     episode, env, run = play_one(task, setup, out / "run", dataset="stdlib", watch=watch, on_torn=say_torn)
     show_result(env, episode, console, lambda _: None)
     if episode.error:
@@ -328,17 +328,17 @@ def index(
     """
     settings, left_out = resolve(config, overrides), 0
 
-    def opened(spec: str) -> Source:
+    def open_spec(spec: str) -> Source:
         return open_source(place_of(spec, settings), leave_out=not strict, follow_links=follow_links)
 
     if engine is not None:
         if out is not None or add or delete or source is None:
             raise UsageError("--engine takes a source and neither --out, --add nor --delete")
-        where, info = without_password(engine), _fill_engine(opened(source), engine, settings)
+        where, info = without_password(engine), _fill_engine(open_spec(source), engine, settings)
     else:
         if out is None:
             raise UsageError("say where the index goes: --out DIR, or --engine SPEC")
-        info = _index_folder(source, opened, out, settings, add, delete or [], force, strict)
+        info = _index_folder(source, open_spec, out, settings, add, delete or [], force, strict)
         where, left_out = str(out), left_out_of(out)
     if as_json:
         print_json(info)

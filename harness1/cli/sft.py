@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 from typer import Argument, Option
 
-from harness1.cli.dashboard import TrainingBoard, evaluated, print_checkpoint, print_metrics, refuse_faults
+from harness1.cli.dashboard import TrainingBoard, evaluate_aloud, print_checkpoint, print_metrics, refuse_faults
 from harness1.cli.options import (
     Against,
     AllowFaults,
@@ -40,8 +40,8 @@ from harness1.cli.options import (
 )
 from harness1.cli.policies import POLICY_NAMES
 from harness1.cli.printing import print_result, say, say_torn
-from harness1.cli.progress import Terminal, headed, progress_of_parts, read_aloud
-from harness1.cli.training import launched, led_group, refuse_oversized_sft
+from harness1.cli.progress import Terminal, make_table, progress_of_parts, read_aloud
+from harness1.cli.training import count_launched, lead_group, refuse_oversized_sft
 from harness1.config import Config
 from harness1.data.indexing import index_of
 from harness1.data.leaks import TaskFilter
@@ -125,7 +125,7 @@ def collect(
     asked = index_of(source, index, cache, settings, read_aloud, say)
     hosted = is_hosted(policy)
     evaluation = Evaluation(data, split, tasks, asked, policy, settings, samples, seed, hosted, student, share, faults)
-    metrics = evaluated(evaluation, out, force)
+    metrics = evaluate_aloud(evaluation, out, force)
     print_result(metrics, as_json, print_metrics, f"{policy} on {source.name}/{split}", out)
     refuse_faults({policy: fault_count(metrics)}, metrics["episodes"], allow_faults)
 
@@ -168,7 +168,7 @@ def build(
 
 def print_card(card: DataCard, out: Path) -> None:
     """Print the counts of each gate, and the number of rows."""
-    table = headed("gate", "in", "out")
+    table = make_table("gate", "in", "out")
     for gate in card.gates:
         table.add_row(gate.name, str(gate.entered), str(gate.passed))
     console = Terminal()
@@ -241,7 +241,7 @@ def train(
 
     Example: harness1 sft train rows --model smollm2-135m --out student --config sft/small
     """
-    with led_group(joins=trainer is TrainerName.OWN) as group:
+    with lead_group(joins=trainer is TrainerName.OWN) as group:
         if group is None:
             return
         settings = resolve(config, overrides)
@@ -250,14 +250,14 @@ def train(
         if engine and trainer is TrainerName.TRL:
             raise UsageError("--engine trains in place of --trainer trl: give one of them")
         device = settings.machine.device or choose_device()
-        device = f"cuda:{group.local}" if device == "cuda" and launched().size > 1 else device
+        device = f"cuda:{group.local}" if device == "cuda" and count_launched().size > 1 else device
         base = resolve_model(model)
         trackers = Trackers(tensorboard=tensorboard, wandb=wandb, mlflow=mlflow)
         work = FineTuning(dataset, base, out, settings, trainer.value, device, packing, trackers)
         if engine:
             service = open_service(engine, base, settings, group.size)
             work = replace(work, open_engine=partial(open_service_engine, service, settings), sampler=service.sampler)
-        if force and launched().size > group.size:
+        if force and count_launched().size > group.size:
             raise UsageError(f"the processes of TRL cannot agree on --force: remove {out} first")
         if force:
             work.student()  # nothing is deleted if the training run is refused

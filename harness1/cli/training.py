@@ -172,21 +172,21 @@ def device_memory(device: str) -> int:
     return max(0, math.prod(map(os.sysconf, names)))
 
 
-def launched() -> ProcessGroup:
+def count_launched() -> ProcessGroup:
     """Return the place that the launcher gave this process, by its environment variables."""
     rank, size, local = (os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     return ProcessGroup(int(rank or 0), int(size or 1), int(local or 0))
 
 
 @contextmanager
-def led_group(*, joins: bool = True) -> Iterator[ProcessGroup | None]:
+def lead_group(*, joins: bool = True) -> Iterator[ProcessGroup | None]:
     """Yield the group, in the process that leads it or is alone. The others follow until that one ends; they yield
     None, when nothing is left to do.
 
     Args:
         joins: False for work that joins its processes by itself: each yields its place, and a size of 1.
     """
-    place = launched()
+    place = count_launched()
     with join_group(place if joins else dataclasses.replace(place, size=1)) as group:
         if joins and not group.leads:
             follow(group)

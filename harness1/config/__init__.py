@@ -40,10 +40,10 @@ from harness1.config.env import (
     Review,
     Search,
     Verification,
-    recorded_without,
+    read_recorded,
 )
 from harness1.config.machine import Fleet, Keyed, Machine, Model, ModelServer, Web
-from harness1.config.settings import RUN, Settings, leave_out_default, present, recorded, without_removed
+from harness1.config.settings import RUN, Settings, leave_out_default, present, to_record, without_removed
 from harness1.config.training import (
     AUTO,
     FORMATS,
@@ -120,7 +120,7 @@ class Config(Settings):
 
     @property
     def reward_hash(self) -> str:
-        return digest(self.reward.hashed())
+        return digest(self.reward.to_hash())
 
     @property
     def batches(self) -> int:
@@ -132,8 +132,8 @@ class Config(Settings):
     def hash(self) -> str:
         """Return the hash of all settings except `[machine]`, which affects no result, and `[data]`, whose effect is
         the tasks."""
-        tree, defaults = recorded(msgspec.structs.replace(self, machine=Machine()), ""), recorded(Config(), "")
-        tree["env"], tree["index"], tree["reward"] = self.env.hashed(), self.index.hashed(), self.reward.hashed()
+        tree, defaults = to_record(msgspec.structs.replace(self, machine=Machine()), ""), to_record(Config(), "")
+        tree["env"], tree["index"], tree["reward"] = self.env.to_hash(), self.index.to_hash(), self.reward.to_hash()
         for path in LATER_TRAINING:
             leave_out_default(tree, defaults, path)
         del tree["machine"], tree["data"]
@@ -184,7 +184,7 @@ def load_config(
         found = msgspec.convert(tree, Config)
         reward = sum_of(rewards) if rewards else found.reward
     except (msgspec.ValidationError, RecursionError) as error:
-        raise ConfigError(f"configuration: {_placed(str(error))}{_meant(str(error))}") from error
+        raise ConfigError(f"configuration: {_place_error(str(error))}{_guess(str(error))}") from error
     known = set(map(whole_name, found.env.plugins))  # what a model learned with may be named again
     plugins = (*found.env.plugins, *(tool for tool in tools if whole_name(tool) not in known))
     whole, reward = with_whole_names(msgspec.structs.replace(found.env, plugins=plugins), reward)
@@ -216,7 +216,7 @@ def present_tree(tree: dict[str, Any]) -> dict[str, Any]:
     recorded without switched off."""
     present = {"machine" if name == FORMER else name: section for name, section in tree.items()}
     if isinstance(present.get("env"), dict):
-        present["env"] = recorded_without(present["env"])
+        present["env"] = read_recorded(present["env"])
     if isinstance(present.get("reward"), dict):
         present["reward"] = with_weights(present["reward"])
     return without_removed(present)
@@ -231,7 +231,7 @@ def _refuse_infinite(tree: Mapping[str, Any], prefix: str = "") -> None:
             raise ConfigError(f"configuration: {prefix}{name} must be a finite number, not {value}")
 
 
-def _placed(error: str) -> str:
+def _place_error(error: str) -> str:
     """Return what msgspec says of a wrong value, with the setting first: `env.max_turns: expected int >= 1`."""
     what, _, place = error.rstrip("`").partition(" - at `$")
     words = what.replace("`", "").replace("Object contains unknown field", "There is no setting")
@@ -239,7 +239,7 @@ def _placed(error: str) -> str:
     return f"{place.lstrip('.')}: {words}" if place else words
 
 
-def _meant(error: str) -> str:
+def _guess(error: str) -> str:
     """Return the question whether a setting with a similar name was meant, or an empty string."""
     if not (found := _UNKNOWN.search(error)):
         return ""
@@ -290,7 +290,7 @@ def _overlay(tree: dict[str, Any], override: str) -> None:
 SHIPPED = Path(__file__).parent / "shipped"
 
 
-def shipped() -> dict[str, Path]:
+def configurations() -> dict[str, Path]:
     """Return the files of the configurations that come with the package, by name."""
     files = sorted(SHIPPED.rglob("*.toml"), key=lambda file: (len(file.parts), file))
     return {file.relative_to(SHIPPED).with_suffix("").as_posix(): file for file in files}
@@ -301,12 +301,12 @@ def config_file(named: Path | str) -> Path:
 
     A name goes first, so that it means the same in every folder; a file of that name is written `./small`.
     """
-    return shipped().get(str(named), Path(named))
+    return configurations().get(str(named), Path(named))
 
 
 def unknown_config(named: Path | str) -> str:
     """Return what to tell a user whose configuration is neither a file nor a name."""
-    names, stem = shipped(), Path(named).as_posix().removesuffix(".toml")
+    names, stem = configurations(), Path(named).as_posix().removesuffix(".toml")
     parts = stem.split("/")
     ends = ["/".join(parts[at:]) for at in range(len(parts))]
     near = [end for end in ends if end in names] or get_close_matches(stem, names, 1)

@@ -19,8 +19,8 @@ from harness1.config.settings import (
     Share,
     leave_out_default,
     present,
-    recorded,
     refuse_removed,
+    to_record,
     without_removed,
 )
 from harness1.errors import ConfigError
@@ -297,7 +297,7 @@ class Env(Settings):
         """Maximum tokens of a prompt: context window minus generation reserve."""
         return self.context_window - self.generation_reserve
 
-    def hashed(self) -> dict[str, Any]:
+    def to_hash(self) -> dict[str, Any]:
         """Return the settings that enter hashes: all, except that mechanisms made after the first records count only
         where they are on, so that earlier records keep their hashes. A file of one's own counts by its content."""
         tree = self.plain()
@@ -309,7 +309,7 @@ class Env(Settings):
 
     def plain(self) -> dict[str, Any]:
         """Return the settings as JSON holds them, with `plugins` only where there are any: older hashes have none."""
-        tree = recorded(self, "env.") | {"plugins": list(self.plugins)}
+        tree = to_record(self, "env.") | {"plugins": list(self.plugins)}
         leave_out_default(tree, {"plugins": []}, "plugins")
         return tree
 
@@ -349,7 +349,7 @@ class Env(Settings):
         return min(tokens, most, self.pruning.output) if self.pruning.on else min(tokens, most)
 
 
-def recorded_without(tree: Mapping[str, Any]) -> dict[str, Any]:
+def read_recorded(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return recorded settings of an environment without those that were removed, and with every mechanism that they do
     not mention switched off."""
     complete = dict(tree)
@@ -368,7 +368,7 @@ def read_env(tree: Mapping[str, Any]) -> Env:
         msgspec.ValidationError: they are not settings of an environment.
     """
     refuse_removed(tree, "env.")
-    return msgspec.convert(recorded_without(tree), Env)
+    return msgspec.convert(read_recorded(tree), Env)
 
 
 class Dense(Settings):
@@ -404,10 +404,10 @@ class Index(Settings):
         if self.language not in (AUTO, NONE) and self.language not in (known := languages()):
             raise ConfigError(f"index.language={self.language}: give one of {', '.join((AUTO, NONE, *known))}")
 
-    def hashed(self) -> dict[str, Any]:
+    def to_hash(self) -> dict[str, Any]:
         """Return the settings that enter hashes: all, but the language only where one is named, because earlier hashes
         were made without."""
-        tree = recorded(self, "index.")
+        tree = to_record(self, "index.")
         if self.language == AUTO:
             del tree["language"]
         return tree

@@ -17,12 +17,12 @@ class Keyed(Settings):
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            if isinstance(value, str) and (shown := _shown(name, value)) != value:
+            if isinstance(value, str) and (shown := _hide(name, value)) != value:
                 msgspec.structs.force_setattr(self, name, Secret("" + value, shown or HIDDEN))
 
     def public(self) -> Self:
         """Return the settings without secrets, safe to show and store."""
-        shown = {name: _shown(name, getattr(self, name)) for name in self.__struct_fields__}
+        shown = {name: _hide(name, getattr(self, name)) for name in self.__struct_fields__}
         return msgspec.structs.replace(self, **shown)
 
     def __repr__(self) -> str:
@@ -33,12 +33,12 @@ class Keyed(Settings):
         return super(Keyed, self.public()).__rich_repr__()
 
 
-def _shown(name: str, value: Any) -> Any:
+def _hide(name: str, value: Any) -> Any:
     """Return a setting without the secrets in it."""
     if isinstance(value, Keyed):
         return value.public()
     if isinstance(value, tuple):
-        return tuple(_shown(name, each) for each in value)
+        return tuple(_hide(name, each) for each in value)
     if not isinstance(value, str):
         return value
     return "" if name.endswith("key") else without_password("" + value)

@@ -62,7 +62,7 @@ def notes(kind: type[Settings], prefix: str = "") -> dict[str, str]:
         kind: the class of the whole configuration, or of one group.
         prefix: what names begin with, such as `env.`.
     """
-    said = _said(kind)
+    said = _read_notes(kind)
     found: dict[str, str] = {}
     for each in msgspec.structs.fields(kind):
         name = f"{prefix}{each.name}"
@@ -75,7 +75,7 @@ def notes(kind: type[Settings], prefix: str = "") -> dict[str, str]:
     return found
 
 
-def _said(kind: type[Settings]) -> dict[str, str]:
+def _read_notes(kind: type[Settings]) -> dict[str, str]:
     """Return the strings that stand below the fields of a class, on one line each."""
     body = _classes(kind.__module__).get(kind.__name__, [])
     found = {}
@@ -164,7 +164,7 @@ def refuse_removed(tree: Mapping[str, Any], prefix: str = "") -> None:
         raise ConfigError(f"configuration: {reason}")
 
 
-def recorded(settings: Settings, prefix: str) -> dict[str, Any]:
+def to_record(settings: Settings, prefix: str) -> dict[str, Any]:
     """Return a group of settings as plain data as records and hashes have it: with those that were removed, at their
     last defaults."""
     tree: dict[str, Any] = msgspec.to_builtins(settings)

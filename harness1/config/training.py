@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from harness1.config.settings import Count, Positive, Rate, Settings, Share, Weight, leave_out_default, recorded
+from harness1.config.settings import Count, Positive, Rate, Settings, Share, Weight, leave_out_default, to_record
 from harness1.errors import ConfigError
 from harness1.plain import digest
 from harness1.plugins import identity
@@ -224,10 +224,10 @@ class Reward(Settings):
         """The weights of terms that are not built in."""
         return {name: weight for name, weight in self.weights.items() if name not in PUBLISHED}
 
-    def hashed(self) -> dict[str, Any]:
+    def to_hash(self) -> dict[str, Any]:
         """Return the settings that enter hashes, which are older than `recall` and other packages' terms: these count
         where they are set. A file of one's own counts by its content."""
-        tree = recorded(self, "reward.")
+        tree = to_record(self, "reward.")
         weights = tree.pop("weights")
         tree |= {name: weights.get(name, 0.0) for name in TERMS}
         tree["plugins"] = {identity(name): weight for name, weight in self.others.items()}

@@ -253,7 +253,7 @@ def env_hash(env: Env) -> str:
     """Return the hash of an environment, with the fitted weights if it ranks, and without the tokenizer."""
     toolbox = Toolbox.of(env)
     weights = [msgspec.to_builtins(FITTED)] if env.evidence.ranks else []
-    return digest([env.hashed(), static_piece(env, toolbox).text, toolbox.specs, *weights])
+    return digest([env.to_hash(), static_piece(env, toolbox).text, toolbox.specs, *weights])
 
 
 def choose(actions: Sequence[ToolCall]) -> tuple[ToolCall, tuple[ToolCall, ...]]:

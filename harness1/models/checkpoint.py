@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from harness1.config import Config, recorded_without
+from harness1.config import Config, read_recorded
 from harness1.config.env import Env, read_env
 from harness1.config.settings import differences
 from harness1.env.environment import env_hash
@@ -57,7 +57,7 @@ def format_of(folder: Path, config: Config) -> str:
     chosen = card.format if configured == "auto" else configured
     if config.machine.model.foreign:
         return chosen
-    current, trained = recorded_without(config.env.plain()), recorded_without(card.env)
+    current, trained = read_recorded(config.env.plain()), read_recorded(card.env)
     differing = [] if chosen == card.format else [f"policy.format={chosen} (trained: {card.format})"]
     if env_hash(config.env) != card.env_hash:
         differing += [
@@ -90,7 +90,7 @@ def environment_of(model: str, config: Config) -> dict[str, Any] | None:
             f"{place} was trained by another version, with other settings of its environment ({error}); to use it in"
             " the one configured: --set machine.model.foreign=true"
         ) from error
-    return recorded_without(card.env)
+    return read_recorded(card.env)
 
 
 def describe_environment(model: str, without: Env, env: Env) -> str:

@@ -121,13 +121,13 @@ def document_sum(document: Document) -> bytes:
 
 def build_hash(settings: config.Index) -> str:
     """Return the hash of how an index is built, whatever the corpus: layout on disk, analyser and settings."""
-    return digest([FORMAT, ANALYSER, settings.hashed()])
+    return digest([FORMAT, ANALYSER, settings.to_hash()])
 
 
 def index_hash(content_sum: int, settings: config.Index, embedder: str, language: str = "") -> str:
     """Return a hash that is equal for equal documents in any order, because sums do not depend on it. The embedder
     enters by its own hash, and the language only if the analyser was made for one, so that earlier hashes stay."""
-    named = settings.hashed() | ({"language": language} if language else {})
+    named = settings.to_hash() | ({"language": language} if language else {})
     named["dense"]["model"] = embedder
     return digest({"documents": f"{content_sum % 2**256:064x}", "analyser": ANALYSER, "settings": named})
 

@@ -121,7 +121,7 @@ class Training:
         """
         config, env = self.config, self.config.env.plain()
         if config.env.plugins:
-            env["plugins"] = config.env.hashed()["plugins"]  # a file of one's own counts by its content
+            env["plugins"] = config.env.to_hash()["plugins"]  # a file of one's own counts by its content
         inputs = {
             "tasks": digest([(placed.task, placed.setup) for placed in self.tasks]),
             "held_out": digest([(placed.task, placed.setup) for placed in self.held_out]),

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from harness1.config import Data, Gates, Sft
-from harness1.config.settings import recorded
+from harness1.config.settings import to_record
 from harness1.data.leaks import EvaluationSet, GoldSet, KnownQueries, Leaks, gold_set, open_filter
 from harness1.errors import UsageError
 from harness1.models.chat_format import ChatFormat
@@ -337,7 +337,7 @@ def _stage(
     inputs = {
         "runs": [[file_digest(run.folder / name) for name in (STAGE, EPISODES)] for run in runs],
         "golds": digest([run.gold_by_id for run in runs]),
-        "settings": recorded(job.sft, "sft."),
+        "settings": to_record(job.sft, "sft."),
         "evaluation": {each.name: digest(each.tasks) for each in sets},
         "near": job.data.near,
         "excluded": digest(sorted(excluded)),
@@ -429,6 +429,6 @@ def _provenance(job: Build, runs: Sequence[TeacherRun], found: dict[Place, _Foun
         "rerendered": student is not None,
         "env": runs[0].config.env.plain(),
         "env_hash": hashes["env"],
-        "sft": recorded(job.sft, "sft."),
+        "sft": to_record(job.sft, "sft."),
         "licences": licence_notes(job.licences, sorted({run.source.name for run in runs})),
     }

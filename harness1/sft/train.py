@@ -18,7 +18,7 @@ import msgspec
 
 from harness1.config import ChatPolicy, Config, Env
 from harness1.config.env import read_env
-from harness1.config.settings import recorded
+from harness1.config.settings import to_record
 from harness1.data.open import open_source
 from harness1.engines.engine import Deliver, Engine, OpenEngine, TrainerJob, open_local_engine
 from harness1.engines.loop import TrainingLoop
@@ -343,7 +343,7 @@ class FineTuning:
         inputs = {
             "dataset": {name: file_digest(self.dataset / name) for name in (CARD, TRAIN, HELD_OUT)},
             "model": folder_hash(self.model),
-            "train": recorded(self.config.train, "train."),
+            "train": to_record(self.config.train, "train."),
             "trainer": f"{self.trainer}, packed" if self.packing else self.trainer,
         }
         if self.sampler is not None:

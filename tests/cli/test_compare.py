@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness1.config import Config
-from harness1.config.settings import recorded
+from harness1.config.settings import to_record
 from tests.cli.commands import Command, command_in_process
 from tests.eval.run_folders import dataset, episode, run_folder
 
@@ -116,7 +116,7 @@ def test_a_run_with_a_setting_that_is_gone_is_shown_with_a_notice_and_not_replay
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    older = recorded(Config(), "") | {"env": {"dedup": {"on": True, "threshold": 0.9}}}
+    older = to_record(Config(), "") | {"env": {"dedup": {"on": True, "threshold": 0.9}}}
     monkeypatch.setattr("harness1.runs.folder.public_config", lambda _: older)
     run_folder(Path("one"), dataset(tmp_path / "data", QUERIES), [episode("t1", "ab"), episode("t2", "a")])
     told = "one was recorded with env.dedup.threshold=0.9 (env.dedup.threshold was removed: it is a constant now"

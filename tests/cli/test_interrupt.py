@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from harness1.cli.main import interrupted_by_sigterm
+from harness1.cli.main import interrupt_by_sigterm
 from tests.support import hear_interrupts
 
 TOLD = "harness1: stopping; what is at work is ended first\n"
@@ -77,7 +77,7 @@ def test_sigterm_ends_work_as_an_interrupt_does_also_where_interrupts_are_ignore
 
 def test_sigterm_is_as_before_once_the_work_has_ended() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with interrupted_by_sigterm():
+    with interrupt_by_sigterm():
         assert signal.getsignal(signal.SIGTERM) is not before
     assert signal.getsignal(signal.SIGTERM) is before
 

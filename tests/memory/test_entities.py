@@ -305,8 +305,8 @@ def test_minimal_instructions_show_leads_as_handle_name_and_sources() -> None:
 
 
 def test_the_hash_of_an_environment_without_them_is_as_before() -> None:
-    assert "handles" not in Env().hashed()["leads"]
-    assert Env().hashed() != ON_LEAD_HANDLES.hashed()
+    assert "handles" not in Env().to_hash()["leads"]
+    assert Env().to_hash() != ON_LEAD_HANDLES.to_hash()
 
 
 @pytest.mark.parametrize("env", [ON_LEAD_HANDLES, BRIEF])

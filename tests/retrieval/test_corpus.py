@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from harness1 import config
 from harness1.config import Config, load_config
-from harness1.config.settings import recorded
+from harness1.config.settings import to_record
 from harness1.errors import ConfigError
 from harness1.plain import digest
 from harness1.records import DocId
@@ -175,7 +175,7 @@ NAMES = ("none", "english", "auto")
 def test_latin_text_is_read_and_hashed_as_before_there_was_a_choice(tmp_path) -> None:
     info = build(tmp_path, ENGLISH)
     sums = sum(int.from_bytes(open_index(tmp_path).segments[0].doc_sums[at].tobytes(), "big") for at in range(3))
-    before = recorded(config.Index(), "index.")
+    before = to_record(config.Index(), "index.")
     del before["language"]
     analyser = "words of 2 or more letters, lower case, Lucene's English stop words, Snowball English stemmer"
     assert info.index_hash == digest({"documents": f"{sums % 2**256:064x}", "analyser": analyser, "settings": before})
@@ -241,8 +241,8 @@ def test_an_unknown_language_is_refused_with_those_there_are() -> None:
 
 def test_a_language_enters_the_hash_of_a_configuration_only_if_one_is_named() -> None:
     plain = Config()
-    tree = recorded(plain.index, "index.")
+    tree = to_record(plain.index, "index.")
     del tree["language"]
-    assert plain.index.hashed() == tree
+    assert plain.index.to_hash() == tree
     assert load_config(None, ["index.language=auto"]).hash == plain.hash
     assert load_config(None, ["index.language=german"]).hash != plain.hash
