@@ -52,27 +52,26 @@ Rows = Mapping[str, Mapping[str, float]]
 
 
 class Condition(Record, kw_only=True):
-    """One line of the table. Changes are against the base, over the tasks scored in both; None without such tasks."""
+    """One line of the table. Changes are against the base, over the tasks scored in both; None without such tasks.
+    `change`: of the recall: the mean paired difference. `p`: of the change of the recall by chance
+    (`randomisation_test`), Holm-corrected for all ablations. `paired`: tasks scored in both. `base_recall`: the base's
+    recall over the tasks scored in both; changes are a percentage of it. `broken`: episodes broken by the
+    infrastructure."""
 
     name: str
     recall: float | None
     answer_recall: float | None
     change: Interval | None = None
-    """Of the recall: the mean paired difference."""
     answer_change: Interval | None = None
     p: float | None = None
-    """Of the change of the recall by chance (`randomisation_test`), Holm-corrected for all ablations."""
     paired: int = 0
-    """Tasks scored in both."""
     hard_failures: int = 0
     base_recall: float = 0.0
-    """The base's recall over the tasks scored in both; changes are a percentage of it."""
     base_answer_recall: float = 0.0
     search_share: float
     turns: float | None
     set_size: float | None
     broken: int = 0
-    """Episodes broken by the infrastructure."""
 
 
 class AblationTable(Record, kw_only=True):

@@ -147,22 +147,21 @@ ReplyKey = tuple[Role, str, int, Condition, str, str]
 
 
 class Reply(Record, kw_only=True):
-    """The whole output of a model for one prompt: an answer, or a judge's verdict on one."""
+    """The whole output of a model for one prompt: an answer, or a judge's verdict on one. `model`: as the user typed
+    it, with the address of its server. `prompt_tokens`: as counted by the server; None if it reports no counts.
+    `documents`: in the prompt, in order; `left_out` of them did not fit."""
 
     role: Role = "answer"
     task_id: str
     sample_idx: int = 0
     condition: Condition
     model: str
-    """As the user typed it, with the address of its server."""
     prompt: str
     text: str
     finish_reason: str = ""
     prompt_tokens: int | None = None
-    """As counted by the server; None if it reports no counts."""
     output_tokens: int | None = None
     documents: tuple[UnitId, ...] = ()
-    """In the prompt, in order; `left_out` of them did not fit."""
     left_out: int = 0
 
     @property

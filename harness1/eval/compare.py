@@ -25,17 +25,16 @@ from harness1.runs.folder import public_config
 
 
 class Difference(Record):
-    """A metric over the common tasks: the means of both runs, and the mean of the second minus the first."""
+    """A metric over the common tasks: the means of both runs, and the mean of the second minus the first. `p`:
+    two-sided p-value of a paired randomisation test. `tasks`: tasks for which both runs define it. `p_holm`: if several
+    runs are compared with the first: p corrected for their number (Holm 1979)."""
 
     first: float
     second: float
     difference: Interval
     p: float
-    """Two-sided p-value of a paired randomisation test."""
     tasks: int
-    """Tasks for which both runs define it."""
     p_holm: float | None = None
-    """If several runs are compared with the first: p corrected for their number (Holm 1979)."""
 
 
 def differences_of(first: PerTask, second: PerTask, names: Iterable[str], resamples: int) -> dict[str, Difference]:
@@ -73,14 +72,13 @@ EQUAL = 1e-9  # two means over samples are equal if they differ by less than thi
 
 
 class Side(Record):
-    """One of the runs."""
+    """One of the runs. `tasks`: all tasks of the run, scored or not. `broken`: episodes that the infrastructure broke,
+    which count in the run's means as `faults` says."""
 
     folder: str
     policy: str
     tasks: int
-    """All tasks of the run, scored or not."""
     broken: int = 0
-    """Episodes that the infrastructure broke, which count in the run's means as `faults` says."""
     faults: Faults = "exclude"
 
 
@@ -97,24 +95,22 @@ class Change(Record):
 
 
 class Pairing(Record):
-    """One run compared with the first."""
+    """One run compared with the first. `tasks`: common tasks, scored in both. `left_out`: numbers of other tasks of the
+    first, and of the second. `fell_out`: numbers of these tasks by what they lack in a run, such as `first: not played`
+    (see `FELL_OUT`). `wins`: tasks on which the second has the higher value of the chosen metric. `changed`: the
+    largest change of the chosen metric first."""
 
     second: Side
     tasks: int
-    """Common tasks, scored in both."""
     left_out: tuple[int, int]
-    """Numbers of other tasks of the first, and of the second."""
     fell_out: dict[str, int]
-    """Numbers of these tasks by what they lack in a run, such as `first: not played` (see `FELL_OUT`)."""
     metrics: dict[str, Difference]
     cards: dict[str, tuple[Any, Any]]
     settings: dict[str, tuple[Any, Any]]
     wins: int
-    """Tasks on which the second has the higher value of the chosen metric."""
     losses: int
     ties: int
     changed: tuple[Change, ...]
-    """The largest change of the chosen metric first."""
 
 
 class Comparison(Record):

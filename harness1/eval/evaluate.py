@@ -57,7 +57,9 @@ class Evaluation:
     """A policy to be played on the tasks of a dataset. `dataset`: what `open_source` opened; the card of the run
     records it. `tasks`: of its split, with their gold. `index`: the folder or engine that `open_retriever` opens.
     `policy`: a name that `open_policy` accepts. `samples`: episodes for each task; sample `i` is played with `seed +
-    i`."""
+    i`. `student`: as in `EpisodeSetup`, with `reasoned`: how a teacher is asked, and in whose format its episodes are
+    recorded. `share`: the share of the split that the tasks are from, for the card; "" for the whole. `faults`: how
+    episodes that the infrastructure broke count in the means. `own`: as in `EpisodeSetup`."""
 
     dataset: str
     split: str
@@ -69,13 +71,9 @@ class Evaluation:
     seed: int = 0
     reasoned: bool = False
     student: str = ""
-    """As in `EpisodeSetup`, with `reasoned`: how a teacher is asked, and in whose format its episodes are recorded."""
     share: str = ""
-    """The share of the split that the tasks are from, for the card; "" for the whole."""
     faults: Faults = "exclude"
-    """How episodes that the infrastructure broke count in the means."""
     own: Policy | None = None
-    """As in `EpisodeSetup`."""
 
     @property
     def setup(self) -> EpisodeSetup:

@@ -105,14 +105,13 @@ def measure(outcome: Outcome, episode: Episode, env: Env, gold: Gold | None = No
 
 
 class Tokens(Record):
-    """Token counts over all calls of an episode."""
+    """Token counts over all calls of an episode. `prefill`: prompt tokens that a cache of the previous call (prompt and
+    output) does not hold. `exact`: true if no count is an estimate."""
 
     prompt: int
     prefill: int
-    """Prompt tokens that a cache of the previous call (prompt and output) does not hold."""
     output: int
     exact: bool
-    """True if no count is an estimate."""
 
 
 def tokens_of(episode: Episode) -> Tokens | None:

@@ -20,14 +20,12 @@ Name = TypeVar("Name")
 
 
 class VarianceComponents(Record):
-    """Standard deviations of a metric, in its own unit."""
+    """Standard deviations of a metric, in its own unit. `between`: between the true means of tasks; NaN if there is
+    only one task. `within`: between the samples of one task. `repeats`: most samples of a task."""
 
     between: float
-    """Between the true means of tasks; NaN if there is only one task."""
     within: float
-    """Between the samples of one task."""
     repeats: int
-    """Most samples of a task."""
 
 
 def variance_components(samples: Mapping[str, Sequence[float]]) -> VarianceComponents:

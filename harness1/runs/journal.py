@@ -139,18 +139,16 @@ def unpack(path: Path, place: TokenBlob, of: str) -> Iterator[np.ndarray]:
 
 
 class Lines(Record):
-    """What the card of a run says about its lines."""
+    """What the card of a run says about its lines. `key`: seeds their digests. `undigested`: number of lines without a
+    digest, which earlier versions wrote; None: any number. `size`: bytes of all lines when the run ended. `digest`:
+    digest of all lines in their order, and of the card; empty while the run goes on. `fold`: digest of all lines in
+    their order, from which a further line continues."""
 
     key: str = ""
-    """Seeds their digests."""
     undigested: int | None = None
-    """Number of lines without a digest, which earlier versions wrote; None: any number."""
     size: int = 0
-    """Bytes of all lines when the run ended."""
     digest: str = ""
-    """Digest of all lines in their order, and of the card; empty while the run goes on."""
     fold: str = ""
-    """Digest of all lines in their order, from which a further line continues."""
 
 
 def with_digest(line: bytes, key: str = "") -> bytes:

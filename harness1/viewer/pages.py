@@ -41,16 +41,15 @@ WORTH_A_POOL = 4_000_000  # minimum bytes of episodes for which worker processes
 
 
 class Made(msgspec.Struct):
-    """An episode processed by a worker."""
+    """An episode processed by a worker. `data`: its compressed view, or None if it is only listed. `measured`: its
+    metrics; empty if it cannot be scored."""
 
     key: EpisodeKey
     row: EpisodeRow
     data: str | None = None
-    """Its compressed view, or None if it is only listed."""
     passages: list[Passage] = []
     shared: dict[str, str] = {}
     measured: dict[str, float] = {}
-    """Its metrics; empty if it cannot be scored."""
 
 
 def make_episodes(run: RunSource, number: int, wants: Callable[[Episode], bool], workers: int) -> Iterator[Made]:
@@ -97,14 +96,13 @@ Listener = Callable[[int], None]
 @dataclass(frozen=True)
 class Asked:
     """The options of a viewer file. If ids of episodes or tasks are given, the file holds only these, but the rows of
-    all."""
+    all. `workers`: number of processes; 0 for one per core."""
 
     folders: Sequence[Path]
     episodes: Collection[str] = ()
     tasks: Collection[str] = ()
     max_bytes: int = 60_000_000
     workers: int = 0
-    """Number of processes; 0 for one per core."""
 
     def wants(self, episode: Episode) -> bool:
         named = episode.episode_id in self.episodes or episode.task.task_id in self.tasks

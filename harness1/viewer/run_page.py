@@ -133,7 +133,10 @@ QUERY_CHARACTERS = 300  # limit of the query in a row; the episode has all of it
 
 
 class EpisodeRow(msgspec.Struct, frozen=True, array_like=True):
-    """An episode in the list, with the values to filter by. Undefined numbers are null."""
+    """An episode in the list, with the values to filter by. Undefined numbers are null. `tools`: one bit for each name
+    in the run's list of tools, set if the tool was called. `tokens`: the sum over all contexts of the episode. `held`:
+    true if the file contains the episode itself. `problem`: the reason why it cannot be replayed exactly. `delivered`:
+    a checksum of the set of delivered units, equal for equal sets."""
 
     run: int
     episode: str
@@ -149,16 +152,11 @@ class EpisodeRow(msgspec.Struct, frozen=True, array_like=True):
     size: int
     turns: int
     tools: int
-    """One bit for each name in the run's list of tools, set if the tool was called."""
     reward: float | None
     tokens: int
-    """The sum over all contexts of the episode."""
     held: bool = False
-    """True if the file contains the episode itself."""
     problem: str | None = None
-    """The reason why it cannot be replayed exactly."""
     delivered: int = 0
-    """A checksum of the set of delivered units, equal for equal sets."""
 
 
 Scored = tuple[Outcome | None, RewardRecord | None]
