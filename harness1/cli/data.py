@@ -34,7 +34,7 @@ from harness1.models.open import open_completer
 from harness1.plain import counted
 from harness1.tasks.make import TEMPLATE, write_tasks
 from harness1.tasks.questions import MOST_TOKENS, ORACLE, QuestionWriter, TaskCheck, Writing, check_tasks, sample_of
-from harness1.viewer.pages import Asked, write_view
+from harness1.viewer.pages import write_view
 
 Name = Annotated[str, Argument(help="A name that `harness1 data list` shows.", metavar="NAME")]
 Out = Annotated[
@@ -314,7 +314,7 @@ def check_task_set(
     )
     every = [task for split in source.splits for task in source.tasks(split)]
     shown = [task.task_id for task in sample_of(every, sample, seed)][:READ]
-    page = write_view(Asked([out / ORACLE], tasks=shown, workers=1), out / "view.html").path
+    page = write_view([out / ORACLE], out / "view.html", tasks=shown, workers=1).path
     print_result(report, as_json, print_check, source.name, page)
     raise typer.Exit(1 if report.findings else 0)
 

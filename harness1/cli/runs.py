@@ -287,11 +287,18 @@ def view(
         return
     _say_lost(folders)
     # Imported here, because the other verbs start sooner without it.
-    from harness1.viewer.pages import Asked, write_view
+    from harness1.viewer.pages import write_view
 
-    asked = Asked(folders, _names(episodes), _names(tasks), int(max_mb * 1e6), workers)
     with status.Status("replaying", console=Terminal(stderr=True)) as shown:
-        done = write_view(asked, out, lambda count: shown.update(f"replaying: {count} episodes"))
+        done = write_view(
+            folders,
+            out,
+            lambda count: shown.update(f"replaying: {count} episodes"),
+            episodes=_names(episodes),
+            tasks=_names(tasks),
+            max_bytes=int(max_mb * 1e6),
+            workers=workers,
+        )
     if as_json:
         print_json(asdict(done) | {"path": str(out)})
     else:

@@ -94,22 +94,6 @@ Listener = Callable[[int], None]
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The options of a viewer file. If ids of episodes or tasks are given, the file holds only these, but the rows of
-    all. `workers`: number of processes; 0 for one per core."""
-
-    folders: Sequence[Path]
-    episodes: Collection[str] = ()
-    tasks: Collection[str] = ()
-    max_bytes: int = 60_000_000
-    workers: int = 0
-
-    def wants(self, episode: Episode) -> bool:
-        named = episode.episode_id in self.episodes or episode.task.task_id in self.tasks
-        return named or not (self.episodes or self.tasks)
-
-
-@dataclass(frozen=True)
 class Written:
     """The contents of a viewer file, its size in bytes, and the number of episodes that are only in its list."""
 
@@ -139,21 +123,33 @@ class _Gathered:
     shared: list[str] = field(default_factory=list)
 
 
-def write_view(asked: Asked, out: Path, on_episode: Listener = lambda _: None) -> Written:
+def write_view(
+    folders: Sequence[Path],
+    out: Path,
+    on_episode: Listener = lambda _: None,
+    *,
+    episodes: Collection[str] = (),
+    tasks: Collection[str] = (),
+    max_bytes: int = 60_000_000,
+    workers: int = 0,
+) -> Written:
     """Write one file with the runs, trainings and recordings of some folders, and of the stages of a recipe, replacing
-    an earlier file atomically. `on_episode`: called with the number of episodes replayed so far. Raises UsageError: a
-    folder holds none of these, an id is unknown, or the file cannot be written; SchemaError: a record is damaged;
-    InfrastructureFault: a worker process died."""
-    recipes = [recipe_card(folder) for folder in asked.folders if is_recipe(folder)]
-    places = (parts_on_disk(folder) if is_recipe(folder) else [folder] for folder in asked.folders)
-    folders = list(chain.from_iterable(places))
-    trainings = [training_card(folder) for folder in folders if is_training(folder)]
-    recordings = [folder for folder in folders if is_recording(folder)]
-    runs = [RunSource.open(folder) for folder in folders if not is_training(folder) and folder not in recordings]
-    sessions = hold_sessions(recordings, asked.max_bytes // 2)
-    title = " · ".join(folder.resolve().name for folder in asked.folders)
+    an earlier file atomically. If ids of `episodes` or `tasks` are given, it holds only these, but the rows of all.
+    `on_episode`: called with the number of episodes replayed so far. `workers`: number of processes; 0 for one per
+    core. Raises UsageError: a folder holds none of these, an id is unknown, or the file cannot be written; SchemaError:
+    a record is damaged; InfrastructureFault: a worker process died."""
+
+    def is_wanted(episode: Episode) -> bool:
+        return episode.episode_id in episodes or episode.task.task_id in tasks or not (episodes or tasks)
+
+    title = " · ".join(folder.resolve().name for folder in folders)
+    parts = [part for each in folders for part in (parts_on_disk(each) if is_recipe(each) else [each])]
+    trainings = [training_card(part) for part in parts if is_training(part)]
+    recordings = [part for part in parts if is_recording(part)]
+    runs = [RunSource.open(part) for part in parts if not is_training(part) and part not in recordings]
+    sessions = hold_sessions(recordings, max_bytes // 2)
     index = {
-        "recipes": recipes,
+        "recipes": [recipe_card(folder) for folder in folders if is_recipe(folder)],
         "columns": EpisodeRow.__struct_fields__,
         "runs": [run.card for run in runs],
         "trainings": [{"name": training["name"], "folder": training["folder"]} for training in trainings],
@@ -163,16 +159,16 @@ def write_view(asked: Asked, out: Path, on_episode: Listener = lambda _: None) -
     }
     with tempfile.TemporaryFile() as file, tempfile.TemporaryFile() as texts:
         found = _Gathered(Spool(file), Passages(Spool(texts)))
-        measured = [_gather(run, number, asked, found, on_episode) for number, run in enumerate(runs)]
+        made = (make_episodes(run, number, is_wanted, workers) for number, run in enumerate(runs))
+        measured = [_gather(run, each, found, on_episode) for run, each in zip(runs, made, strict=True)]
         known = {row.episode for row in found.rows}, {row.task for row in found.rows}
-        if unknown := sorted({*asked.episodes} - known[0] | {*asked.tasks} - known[1]):
+        if unknown := sorted({*episodes} - known[0] | {*tasks} - known[1]):
             raise UsageError(f"no run has {', '.join(map(repr, unknown[:5]))}: give ids from the list")
         index["pairs"] = pairs(runs, measured)
-        curves = [deflate(training) for training in trainings]
-        fixed = [("r", found.shared), ("t", curves), ("s", [text for _, text in sessions])]
+        fixed = [("r", found.shared), ("t", list(map(deflate, trainings))), ("s", [text for _, text in sessions])]
         empty = sum(len(part.encode()) for part in page(title, index | {"rows": found.rows}))
         used = sum(len(text) + TAG_BYTES for _, tags in fixed for text in tags)
-        held = _choose_held(found, asked.max_bytes - empty - used)
+        held = _choose_held(found, max_bytes - empty - used)
         rows = [msgspec.structs.replace(row, held=at in held) for at, row in enumerate(found.rows)]
         try:
             with replacing(out) as target:
@@ -184,11 +180,11 @@ def write_view(asked: Asked, out: Path, on_episode: Listener = lambda _: None) -
     return Written(out, out.stat().st_size, len(held), len(rows) - len(held), problems)
 
 
-def _gather(run: RunSource, number: int, asked: Asked, found: _Gathered, on_episode: Listener) -> Measured:
+def _gather(run: RunSource, episodes: Iterable[Made], found: _Gathered, on_episode: Listener) -> Measured:
     latest: dict[EpisodeKey, int] = {}
     measured: dict[EpisodeKey, dict[str, float]] = {}
     shared: dict[str, str] = {}
-    for made in make_episodes(run, number, asked.wants, asked.workers):
+    for made in episodes:
         shared |= made.shared
         measured[made.key] = made.measured
         stored = None
@@ -245,4 +241,4 @@ def ensure_view(folder: Path, tasks: Sequence[Task], max_bytes: int) -> None:
         return
     worst, best = read_report(folder, tasks).worst_and_best
     if worst:
-        write_view(Asked([folder], tasks=[*worst, *best], max_bytes=max_bytes, workers=1), folder / VIEW)
+        write_view([folder], folder / VIEW, tasks=[*worst, *best], max_bytes=max_bytes, workers=1)

@@ -15,7 +15,7 @@ from harness1.config import AutoPopulate, Config, Env
 from harness1.episodes.rollout import replay_env
 from harness1.runs.files import Stage, read_stage
 from harness1.runs.journal import read_episodes
-from harness1.viewer.pages import Asked, write_view
+from harness1.viewer.pages import write_view
 from tests.axe import barriers, open_browser
 from tests.support import END, Script, curate, search
 from tests.viewer.making import (
@@ -50,20 +50,20 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_run(folder / "second", [other], tasks, dataset)
     trainings = [write_training(folder / "slow"), write_training(folder / "fast", better=1.0)]
     runs = [folder / "first", folder / "second"]
-    write_view(Asked([*runs, *trainings], workers=1), folder / "view.html")
-    write_view(Asked(runs, tasks=["task-0", "task-2"], workers=1), folder / "small.html")
+    write_view([*runs, *trainings], folder / "view.html", workers=1)
+    write_view(runs, folder / "small.html", tasks=["task-0", "task-2"], workers=1)
     write_beside(write_training(folder / "learning"), folder / "first", folder / "rule")
-    write_view(Asked([folder / "rule", folder / "second", folder / "learning"], workers=1), folder / "learning.html")
+    write_view([folder / "rule", folder / "second", folder / "learning"], folder / "learning.html", workers=1)
     bare = Script(search("Ada Lovelace"), search("Rain days"), END)
     alone = Config(msgspec.structs.replace(Env(), auto_populate=AutoPopulate(on=False)))
     write_run(folder / "bare", [bare], tasks[:1], dataset, alone)
-    write_view(Asked([folder / "bare"], workers=1), folder / "bare.html")
+    write_view([folder / "bare"], folder / "bare.html", workers=1)
     write_spoken_run(folder / "spoken", folder / "student")
-    write_view(Asked([folder / "spoken"], workers=1), folder / "spoken.html")
+    write_view([folder / "spoken"], folder / "spoken.html", workers=1)
     recording = write_recording(folder / "agent", folder / "qwen", save_student(folder / "qwen"))
-    write_view(Asked([recording], workers=1), folder / "agent.html")
+    write_view([recording], folder / "agent.html", workers=1)
     write_searches(folder / "asked", "Who was the poet?", QUESTION)
-    write_view(Asked([folder / "asked"], workers=1), folder / "asked.html")
+    write_view([folder / "asked"], folder / "asked.html", workers=1)
     return folder
 
 

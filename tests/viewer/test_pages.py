@@ -13,7 +13,7 @@ from harness1.eval.compare import compare
 from harness1.eval.run import read_run
 from harness1.records import Episode
 from harness1.runs.journal import read_episodes
-from harness1.viewer.pages import Asked, Written, write_view
+from harness1.viewer.pages import Written, write_view
 from harness1.viewer.run_page import EpisodeRow, in_order, with_room
 from harness1.viewer.tables import BLOCK
 from tests.support import END, Script, chunk, curate, search
@@ -58,7 +58,7 @@ def opened(path: Path) -> Page:
 
 def written(folder: Path, **options: Any) -> tuple[Written, Page]:
     out = folder.parent / "view.html"
-    done = write_view(Asked([folder], workers=1, **options), out)
+    done = write_view([folder], out, workers=1, **options)
     return done, opened(out)
 
 
@@ -183,7 +183,7 @@ def test_what_cannot_be_replayed_is_listed_with_the_reason(folder: Path) -> None
 def test_worker_processes_write_the_same_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, alone = written(folder)
     monkeypatch.setattr("harness1.viewer.pages.WORTH_A_POOL", 0)
-    write_view(Asked([folder], workers=2), folder.parent / "view.html")
+    write_view([folder], folder.parent / "view.html", workers=2)
     assert opened(folder.parent / "view.html")["text"] == alone["text"]
 
 
@@ -223,7 +223,7 @@ def test_a_folder_of_neither_kind_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not a run folder"):
         written(tmp_path)
     with pytest.raises(UsageError, match="cannot be written"):
-        write_view(Asked([write_training(tmp_path / "train")]), tmp_path / "absent" / "view.html")
+        write_view([write_training(tmp_path / "train")], tmp_path / "absent" / "view.html")
 
 
 @pytest.fixture(scope="module")
@@ -241,7 +241,7 @@ def pair_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def page_of(pair_folder: Path, *names: str) -> Page:
-    write_view(Asked([pair_folder / name for name in names], workers=1), pair_folder / "view.html")
+    write_view([pair_folder / name for name in names], pair_folder / "view.html", workers=1)
     return opened(pair_folder / "view.html")
 
 

@@ -16,7 +16,7 @@ from harness1.recipe.run import JOURNAL, RecipeState, StagePlan, StageRecord, ho
 from harness1.rows.calls import RecordedCall, recording
 from harness1.runs.files import write_json
 from harness1.viewer.live import Watched
-from harness1.viewer.pages import Asked, write_view
+from harness1.viewer.pages import write_view
 from harness1.viewer.work import hold_sessions, is_recording, read_sessions, recipe_card
 from tests.cli.commands import command_in_process
 from tests.viewer.making import script, some_tasks, write_dataset, write_run, write_training
@@ -75,7 +75,7 @@ def test_a_stage_that_nobody_works_at_was_stopped(tmp_path: Path) -> None:
 def test_a_file_of_a_recipe_holds_the_runs_and_trainings_of_its_stages(tmp_path: Path) -> None:
     work = write_recipe(tmp_path / "work", after=record("eval", "running"))  # which has written nothing yet
     write_run(work / "after", [script()], some_tasks(1), work / "world")
-    written = write_view(Asked([work], workers=1), tmp_path / "view.html")
+    written = write_view([work], tmp_path / "view.html", workers=1)
     index = opened(tmp_path / "view.html")
     assert written.episodes == 4
     assert [run["name"] for run in index["runs"]] == ["after", "before"], "what was trained stands first"
@@ -86,7 +86,7 @@ def test_a_file_of_a_recipe_holds_the_runs_and_trainings_of_its_stages(tmp_path:
 def test_a_damaged_journal_is_named(tmp_path: Path) -> None:
     (tmp_path / JOURNAL).write_text("{")
     with pytest.raises(SchemaError, match=JOURNAL):
-        write_view(Asked([tmp_path]), tmp_path / "view.html")
+        write_view([tmp_path], tmp_path / "view.html")
     assert JOURNAL in Watched([tmp_path]).news("", 0)["problems"][0]
 
 
@@ -179,5 +179,5 @@ def test_a_recording_is_viewed_beside_runs(
         ("talk", 3, 1),
         ("chat", 1, 0),
     ]
-    write_view(Asked([folder, tmp_path / "run"], workers=1), out)
+    write_view([folder, tmp_path / "run"], out, workers=1)
     assert {"s0", "s1", "e0"} <= set(opened(out)["tags"])
