@@ -230,6 +230,8 @@ class Answered(Record):
 
 @dataclass(frozen=True)
 class NamedModel:
+    """A model with the name that the user gave it."""
+
     name: str
     completer: Completer
 

@@ -115,6 +115,7 @@ class Report:
 
     @property
     def histograms(self) -> list[Histogram]:
+        """The distributions of tasks over recall, set size and turns."""
         rows = self.run.per_task.values() if self.run else ()
         found = []
         for name, places in (("curated_recall", 1), ("trajectory_recall", 1), ("set_size", 0), ("turns", 0)):
