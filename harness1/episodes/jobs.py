@@ -1,9 +1,8 @@
 """Play many episodes: a job for each, the setup in which they are played, and how they share a machine.
 
-`run_episodes` plays the jobs of one setup: those of a language model in one event loop, which the model shares with its
-episodes (`play_in_loop`), those of any other policy over worker processes. Threads would gain nothing, because an
-episode is Python work; processes share the memory-mapped index. Whoever plays otherwise (on a cluster, by an agent)
-gives `run_jobs` what to do with a job.
+`run_episodes` plays the jobs of a language model in one event loop, which the model shares with its episodes, and those
+of any other policy over worker processes: an episode is Python work, and processes share the memory-mapped index.
+Whoever plays otherwise (on a cluster, by an agent) gives `run_jobs` what to do with a job.
 """
 
 from __future__ import annotations
@@ -186,15 +185,11 @@ async def run_jobs(
     places: int,
     on_depths: OnDepths = ignore_depths,
 ) -> None:
-    """Play jobs, `places` at a time, and finish (mostly: score) as many at a time. A job that waits to be finished does
-    not take the place of a playing one, unless as many wait already; a job is taken from the source when there is a
-    place for it. So a slow consumer slows the source down. (The stages are those of POLAR's dispatcher, arXiv
-    2605.24220, and SkyRL-Agent's, arXiv 2511.16108.) Cancelling this cancels all jobs.
-
-    Raises:
-        Exception: from the source, after the jobs taken from it have ended; or from a job or `on_result`, after all
-            other jobs at work were cancelled.
-    """
+    """Play jobs, `places` at a time, and finish (mostly: score) as many at a time. A job that waits to be finished
+    takes the place of a playing one only if as many wait already, and a job is taken from the source when there is a
+    place for it, so that a slow consumer slows the source down (as POLAR's dispatcher, arXiv 2605.24220, and
+    SkyRL-Agent's, arXiv 2511.16108). Cancelling this cancels all jobs. Raises Exception: from the source, after the
+    jobs taken from it have ended; or from a job or `on_result`, after all other jobs at work were cancelled."""
     playing, waiting, finishing = (asyncio.Semaphore(places) for _ in range(3))
     depths = Counter(dict.fromkeys(("playing", "waiting to be scored", "being scored"), 0))
     on_depths(lambda: depths)
@@ -268,14 +263,8 @@ async def play_in_loop(
     on_depths: OnDepths = ignore_depths,
 ) -> None:
     """Play jobs in this event loop, and hand over each scored episode as it finishes. An infrastructure fault breaks
-    only its episode, whose record says so.
-
-    Args:
-        setups: indexed by `EpisodeJob.setup`; the limits are those of the first.
-
-    Raises:
-        HarnessError: any other error of a policy, an environment or a score; it ends all episodes.
-    """
+    only its episode, whose record says so; any other error of a policy, an environment or a score ends all. The limits
+    are those of the first of the `setups`, which `EpisodeJob.setup` indexes."""
     retrievers = [setup.open_retriever() for setup in setups]
 
     async def play(job: EpisodeJob) -> tuple[EpisodeJob, Episode, float]:
@@ -306,12 +295,9 @@ async def play_in_loop(
 def run_episodes(
     setup: EpisodeSetup, jobs: Sequence[EpisodeJob], on_episode: OnEpisode, on_depths: OnDepths = ignore_depths
 ) -> None:
-    """Play all jobs; `on_episode` receives each scored episode as it finishes.
-
-    Raises:
-        InfrastructureFault: a worker process died; finished episodes were handed over, and a resumed run continues.
-        KeyboardInterrupt: passed on after the running chunks were handed over.
-    """
+    """Play all jobs; `on_episode` receives each scored episode as it finishes. Raises InfrastructureFault: a worker
+    process died; finished episodes were handed over, and a resumed run continues. KeyboardInterrupt is passed on after
+    the running chunks were handed over."""
     machine = setup.config.machine
     if is_model(setup.policy):
         asyncio.run(play_in_loop([setup], setup.policy_for(jobs), jobs, on_episode, on_depths))
@@ -357,11 +343,7 @@ def refuse_session_names(setup: EpisodeSetup) -> None:
 
 
 def _run_in_processes(
-    setup: EpisodeSetup,
-    chunks: deque[Sequence[EpisodeJob]],
-    workers: int,
-    on_episode: OnEpisode,
-    on_depths: OnDepths,
+    setup: EpisodeSetup, chunks: deque[Sequence[EpisodeJob]], workers: int, on_episode: OnEpisode, on_depths: OnDepths
 ) -> None:
     """Keep two chunks per worker in flight, so that memory stays bounded however many jobs there are."""
     import multiprocessing
@@ -394,8 +376,8 @@ def _run_in_processes(
 
 
 def _break(pool: ProcessPoolExecutor) -> None:
-    """End a pool whose worker died while it was sending a result: it held the lock of the queue, and the pool waits for
-    the rest of the message until no writing end of the pipe is open. Only then does it notice that it is broken."""
+    """End a pool whose worker died while it was sending a result: it held the lock of the queue, and the pool notices
+    only when no writing end of the pipe is open."""
     from multiprocessing import active_children
 
     for child in active_children():
@@ -405,8 +387,8 @@ def _break(pool: ProcessPoolExecutor) -> None:
 
 
 def _hand_over(done: set[Future[list[bytes]]], running: set[Future[list[bytes]]], on_episode: OnEpisode) -> None:
-    """Hand over what is done, each episode once: a chunk is in `running`, and an episode in its result, until then. An
-    interrupt may come at any time, and a worker that died has no result."""
+    """Hand over what is done, each episode once, though an interrupt may come at any time: a chunk is in `running`, and
+    an episode in its result, until then. A worker that died has no result."""
     for future in sorted(done, key=lambda each: each.exception() is not None):
         lines = future.result()
         while lines:

@@ -1,16 +1,15 @@
 """One episode: play it, or replay it from its record.
 
-`rollout` is the only loop in which a policy acts in an environment. In a replay a recorded episode goes through the
-pure core again, and every hash must come out equal. Offline, the recorded answers stand in for the world: no index,
-model or network is needed. Live, the recorded actions are carried out against an index. The first difference is
-reported.
+`rollout` is the only loop in which a policy acts in an environment. A replay takes a recorded episode through the pure
+core again, where every hash must come out equal: offline, with the recorded answers in place of the world, or live,
+against an index. The first difference is reported.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
@@ -55,18 +54,16 @@ async def rollout(
 ) -> Episode:
     """Play one episode to its end and return its record, without a reward.
 
-    An infrastructure fault does not raise: the episode ends as invalid (`Status.INFRA_ERROR`), with everything that was
-    recorded until then. An episode that takes longer than `episode_deadline_s` seconds ends in the same way. A prompt
-    that the model's server refuses as too long is the policy's failure (`StopReason.CONTEXT_OVERFLOW`).
+    An infrastructure fault, or more than `episode_deadline_s` seconds, ends the episode as invalid
+    (`Status.INFRA_ERROR`), with everything that was recorded until then. A prompt that the model's server refuses as
+    too long is the policy's failure (`StopReason.CONTEXT_OVERFLOW`).
 
     Args:
         env: is reset; nothing else may use it until the episode ends.
-        policy: opens one session for the episode.
-        task: its gold is hidden from both.
+        task: its gold is hidden from environment and policy.
         seed: seeds the session, and enters the episode's id.
         sample_idx: counts from 0 the episodes of one task.
         group_id: names the group that the episode is compared with in training.
-        on_step: is called after every step.
 
     Raises:
         UsageError: the policy cannot play this task: an oracle without its gold, a record without its query.
@@ -79,6 +76,7 @@ async def rollout(
     turns, segments = record.turns, record.segments
     memory = env.state.memory
     calls = [call for turn in turns for call in turn.calls]
+    counts = {} if isinstance(env.counter, ApproximateCounter) else env.renderer.counts.known
     return Episode(
         episode_id=episode_id(public, sample_idx, seed, hashes),
         task=public,
@@ -94,11 +92,11 @@ async def rollout(
         hashes=hashes,
         unit=memory.pool.unit,
         policy_versions=policy_versions(calls),
-        stage_ms=record.clock.spent,
+        stage_ms=record.spent_ms,
         error=error,
         untrainable=untrainable(calls),
         segments=segments,
-        counts=_counts(env, segments),
+        counts={key: count for key, count in counts.items() if key not in segments},
     )
 
 
@@ -109,7 +107,8 @@ class _Record:
         self._env, self._on_step = env, on_step
         self.turns: list[Turn] = []
         self.segments: dict[str, tuple[int, ...]] = {}
-        self.clock = _Clock()
+        self.spent_ms: dict[str, float] = {}
+        self._last = time.perf_counter()
 
     async def play(self, policy: Policy, task: Task, seed: int) -> tuple[StopReason, str | None]:
         """Play within the deadline; return what ended the episode and, if something outside did, what it said."""
@@ -137,13 +136,13 @@ class _Record:
     async def _steps(self, session: Session, context: Context | None) -> StopReason:
         while context is not None:
             decision = await session.act(context)
-            self.clock.lap("policy")
+            self._lap("policy")
             self.segments |= decision.segments
             if decision.parse_error is not None or not decision.actions:
                 self.turns.append(record_failure(self._env, decision))
                 return StopReason.FORMAT_LIMIT
             step = await self._env.step(decision.actions, decision.reasoning, decision.calls)
-            self.clock.lap("environment")
+            self._lap("environment")
             self.turns.append(step.turn)
             if self._on_step is not None:
                 self._on_step(step)
@@ -151,6 +150,10 @@ class _Record:
                 return step.done
             context = step.context
         return StopReason.CONTEXT_LIMIT
+
+    def _lap(self, stage: str) -> None:
+        before, self._last = self._last, time.perf_counter()
+        self.spent_ms[stage] = round(self.spent_ms.get(stage, 0.0) + (self._last - before) * 1000, 3)
 
 
 def record_failure(env: SearchEnv, decision: Decision) -> Turn:
@@ -166,12 +169,6 @@ def record_failure(env: SearchEnv, decision: Decision) -> Turn:
         prompt_tokens=context.budget.used if context is not None else 0,
         prefill_tokens=context.fresh if context is not None else 0,
     )
-
-
-def _counts(env: SearchEnv, segments: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    if isinstance(env.counter, ApproximateCounter):
-        return {}
-    return {key: count for key, count in env.renderer.counts.known.items() if key not in segments}
 
 
 def episode_id(task: Task, sample_idx: int, seed: int, hashes: Hashes) -> str:
@@ -192,19 +189,6 @@ def untrainable(calls: Sequence[ModelCall]) -> str | None:
     if not all(call.output_logprobs for call in calls):
         return "its outputs have no log probabilities"
     return None
-
-
-class _Clock:
-    """Adds up where the time of an episode went, in milliseconds."""
-
-    def __init__(self) -> None:
-        self.spent: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def lap(self, stage: str) -> None:
-        now = time.perf_counter()
-        self.spent[stage] = round(self.spent.get(stage, 0.0) + (now - self._last) * 1000, 3)
-        self._last = now
 
 
 class ReplayReport(Record):
@@ -238,12 +222,8 @@ _ABSENT = RetrievalFault("a replay has no index")
 
 
 def replay_env(episode: Episode, env: Env, counter: TokenCounter | None = None) -> SearchEnv:
-    """Return an environment at the start of a recorded episode, ready for `env.replay(turn)`.
-
-    Raises:
-        ConfigError: the episode was recorded under another environment configuration.
-        SchemaError: its record lacks a count that its first context was measured with.
-    """
+    """Return an environment at the start of a recorded episode, ready for `env.replay(turn)`. Raises ConfigError: it
+    was recorded under another environment; SchemaError: it lacks a count that its first context was measured with."""
     _same_environment(env, episode)
     counter = counter or counter_of_record(episode)
     try:
@@ -315,7 +295,10 @@ async def _compare(episode: Episode, twin: SearchEnv, again: Callable[[Turn], Aw
             difference = difference or f"turn {turn.index}: the episode had ended by {done}"
             break
         if turn.action is None:
-            found, done = _compare_failure(turn, twin, contexts), StopReason.FORMAT_LIMIT
+            # It changes nothing: it must name the state before it.
+            bare = msgspec.structs.replace(turn, observation=None)
+            found = difference_between(bare, record_failure(twin, Decision()), contexts=contexts)
+            done = StopReason.FORMAT_LIMIT
         elif turn.observation is None:
             difference = difference or f"turn {turn.index}: its observation is missing"
             break
@@ -350,44 +333,21 @@ def difference_between(turn: Turn, again: Turn, *, contexts: bool) -> str | None
     return None
 
 
-def _compare_failure(turn: Turn, twin: SearchEnv, contexts: bool) -> str | None:
-    """Compare a turn without an action, which changes nothing: it must name the state before it."""
-    again = record_failure(twin, Decision())
-    return difference_between(msgspec.structs.replace(turn, observation=None), again, contexts=contexts)
-
-
 def _ending(episode: Episode, memory: WorkingMemory, done: StopReason | None) -> str | None:
-    ends = {
+    calls = [call for turn in episode.turns for call in turn.calls]
+    ends: dict[str, tuple[object, object]] = {
         "stop reason": (episode.stop_reason, done),
         "status": (episode.status, STATUS_OF.get(episode.stop_reason)),
         "curated set": (episode.curated, tuple(memory.curated.in_order())),
         "pool": (episode.pool, tuple(memory.pool.entries)),
         "aliases": (episode.aliases, memory.pool.aliases),
         "unit": (episode.unit, memory.pool.unit),
-        **_derive(episode),
-    }
-    wrong = [name for name, (recorded, rebuilt) in ends.items() if recorded != rebuilt]
-    return f"at the end: {', '.join(wrong)} differ" if wrong else None
-
-
-def _derive(episode: Episode) -> dict[str, tuple[object, object]]:
-    calls = [call for turn in episode.turns for call in turn.calls]
-    return {
         "id": (episode.episode_id, episode_id(episode.task, episode.sample_idx, episode.seed, episode.hashes)),
         "policy versions": (episode.policy_versions, policy_versions(calls)),
         "reason against training": (episode.untrainable, untrainable(calls)),
     }
-
-
-def _hit_difference(recorded: Observation) -> str | None:
-    places: dict[ChunkId, int] = {}
-    for ranking in recorded.rankings:
-        for rank, chunk_id in enumerate(ranking.chunk_ids):
-            places.setdefault(chunk_id, rank)
-    for hit in recorded.hits:
-        if hit.tokens != approximate_tokens(hit.text) or hit.rank != places.get(hit.chunk_id, hit.rank):
-            return f"hit {hit.chunk_id} has another rank or size than was found"
-    return None
+    wrong = [name for name, (recorded, rebuilt) in ends.items() if recorded != rebuilt]
+    return f"at the end: {', '.join(wrong)} differ" if wrong else None
 
 
 def _answer_difference(recorded: Observation | None, again: Observation | None) -> str | None:
@@ -400,4 +360,11 @@ def _answer_difference(recorded: Observation | None, again: Observation | None) 
             after = [msgspec.structs.replace(hit, score=0.0) for hit in after]
         if before != after:
             return f"{name} of the observation differ"
-    return _hit_difference(recorded)
+    places: dict[ChunkId, int] = {}
+    for ranking in recorded.rankings:
+        for rank, chunk_id in enumerate(ranking.chunk_ids):
+            places.setdefault(chunk_id, rank)
+    for hit in recorded.hits:
+        if hit.tokens != approximate_tokens(hit.text) or hit.rank != places.get(hit.chunk_id, hit.rank):
+            return f"hit {hit.chunk_id} has another rank or size than was found"
+    return None

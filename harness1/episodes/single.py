@@ -46,11 +46,8 @@ class Samples:
         self._next: Counter[str] = Counter()
 
     def catch_up(self, folder: Path) -> None:
-        """Read the lines that were added since the last time; call it while the folder is locked.
-
-        Raises:
-            SchemaError: a line is no episode.
-        """
+        """Read the lines that were added since the last time; call it while the folder is locked. Raises SchemaError: a
+        line is no episode."""
         path = folder / EPISODES
         size = path.stat().st_size if path.is_file() else 0
         if size < self._read:  # the run was made anew
@@ -60,20 +57,17 @@ class Samples:
         with path.open("rb") as lines:
             lines.seek(self._read)
             for line in lines:
-                self._count(line, path)
+                try:
+                    found = msgspec.json.decode(line, type=_Line)
+                except MALFORMED as error:
+                    raise SchemaError(f"{path}: a line is no episode: {error}") from error
+                self._next[found.task.task_id] = max(self._next[found.task.task_id], found.sample_idx + 1)
         self._read = size
 
     def next_of(self, task_id: str) -> int:
         """Return the number of the next sample of a task, from 0, and count it."""
         self._next[task_id] += 1
         return self._next[task_id] - 1
-
-    def _count(self, line: bytes, path: Path) -> None:
-        try:
-            found = msgspec.json.decode(line, type=_Line)
-        except MALFORMED as error:
-            raise SchemaError(f"{path}: a line is no episode: {error}") from error
-        self._next[found.task.task_id] = max(self._next[found.task.task_id], found.sample_idx + 1)
 
 
 Watch = Callable[[SearchEnv], AbstractContextManager[OnStep | None]]

@@ -31,7 +31,6 @@ from harness1.models.chat_format import ChatFormat, Parsed, PromptSpan, join_spa
 from harness1.plain import digest
 from harness1.policy.policy import Decision
 from harness1.records import ModelCall, Sampling, Task, ToolCall
-from harness1.tools.tool import ToolSpec
 
 
 class LanguageModelPolicy:
@@ -50,21 +49,16 @@ class LanguageModelPolicy:
 
 
 class LanguageModelSession:
-    """One episode. A faulty attempt is a side branch: it and its note leave the context.
-
-    The session keeps nothing between turns: a turn depends on its context alone, and a session may begin at any turn.
-    """
+    """One episode. A faulty attempt is a side branch: it and its note leave the context. The session keeps nothing
+    between turns, so that it may begin at any turn."""
 
     def __init__(self, policy: LanguageModelPolicy, seed: str) -> None:
         self._policy, self._seed = policy, seed
         self.pending: Decision | None = None
 
     async def act(self, context: Context) -> Decision:
-        """Sample until an output holds a call, with at most `format_retries` retries.
-
-        Raises:
-            InfrastructureFault, UsageError: as the backend.
-        """
+        """Sample until an output holds a call, with at most `format_retries` retries. Raises InfrastructureFault,
+        UsageError: as the backend."""
         policy, chat = self._policy, self._policy.counter
         prefix = chat.segments(context)
         calls: list[ModelCall] = []
@@ -79,7 +73,9 @@ class LanguageModelSession:
             call = await self._call(prompt, room, attempt, context)
             calls.append(call)
             used |= {segment.key: segment.ids for segment in prompt}
-            parsed = read_output(chat, call, context.tools)
+            parsed = chat.parse(call.output_ids, context.tools)
+            if not parsed.actions and call.finish_reason == "length":
+                parsed = msgspec.structs.replace(parsed, error=CUT)
             error = None if parsed.actions else parsed.error or "there is no call"
             segments = {key: ids for key, ids in used.items() if not key.startswith("call/")}
             decision = Decision(parsed.actions, parsed.reasoning, tuple(calls), error, segments)
@@ -129,19 +125,12 @@ def call_seed(episode: str, turn: int, attempt: int) -> int:
     return int(digest([episode, turn, attempt])[:8], 16) >> 1
 
 
-def read_output(chat: ChatFormat, call: ModelCall, tools: Sequence[ToolSpec]) -> Parsed:
-    """Parse an output; the error for one that was cut before it held a call says that it was cut."""
-    parsed = chat.parse(call.output_ids, tools)
-    if parsed.actions or call.finish_reason != "length":
-        return parsed
-    return msgspec.structs.replace(parsed, error="the output was too long and is cut")
-
-
 def retry_note(parsed: Parsed, chat: ChatFormat) -> Piece:
     """Return the note to a policy after an output without a call. It quotes nothing from the output."""
     return piece("retry", "user", f"Your last output was not valid: {parsed.error}. {chat.instruction}")
 
 
+CUT = "the output was too long and is cut"
 INSTRUCTION = "Answer with one call of a tool."
 LONGEST_NAME = 64
 """Most characters of a function's name that servers accept when it is sent back."""
@@ -184,12 +173,7 @@ class ChatCompletionsPolicy:
     """A model behind any server with OpenAI's routes. An output has at most `reserve` tokens."""
 
     def __init__(
-        self,
-        endpoint: Endpoint,
-        model: str,
-        reserve: int,
-        settings: ChatPolicy | None = None,
-        name: str = "openai",
+        self, endpoint: Endpoint, model: str, reserve: int, settings: ChatPolicy | None = None, name: str = "openai"
     ) -> None:
         self.endpoint, self.model, self.reserve, self.name = endpoint, model, reserve, name
         self.settings = settings or ChatPolicy()
@@ -209,12 +193,8 @@ class ChatCompletionsSession:
         self.pending: Decision | None = None
 
     async def act(self, context: Context) -> Decision:
-        """Ask until an answer holds a call, with at most `format_retries` retries.
-
-        Raises:
-            InfrastructureFault: the server failed, or refuses this request.
-            UsageError: the server would refuse every request.
-        """
+        """Ask until an answer holds a call, with at most `format_retries` retries. Raises InfrastructureFault: the
+        server failed, or refuses this request; UsageError: it would refuse every request."""
         calls: list[ModelCall] = []
         messages = messages_of(context.pieces, self._said)
         error = ""
@@ -227,9 +207,7 @@ class ChatCompletionsSession:
                 self._said[context.turn] = _reply(choice.message, meant, choose(actions)[0], context.turn)
                 decision = Decision(actions, _reasoning(choice.message), tuple(calls))
                 break
-            self.pending = decision = Decision(
-                reasoning=_reasoning(choice.message), calls=tuple(calls), parse_error=error
-            )
+            self.pending = decision = Decision((), _reasoning(choice.message), tuple(calls), error)
         self.pending = None
         return decision
 
@@ -255,16 +233,9 @@ class ChatCompletionsSession:
         completion, _ = await policy.route.post(body, _Completion)
         choice = completion.choices[0]
         sampling = Sampling(settings.temperature, settings.top_p, settings.top_k, policy.reserve, seed)
-        calls.append(
-            ModelCall(
-                call_id=f"{context.turn}.{attempt}",
-                attempt=attempt,
-                sampling=sampling,
-                finish_reason=choice.finish_reason or "",
-                t_start=begun,
-                t_end=time.time(),
-            )
-        )
+        call = ModelCall(f"{context.turn}.{attempt}", attempt=attempt, sampling=sampling, t_start=begun)
+        finish = choice.finish_reason or ""
+        calls.append(msgspec.structs.replace(call, finish_reason=finish, t_end=time.time()))
         return choice
 
 
@@ -276,13 +247,13 @@ def _meaning(choice: _Choice) -> tuple[list[Meant], str]:
         if arguments is None:
             return [], "the arguments are not a JSON object"
         if meant := unwrap_calls(clean_name(call.function.name), arguments):
-            found.append((_Call(_sendable(call.function, arguments), call.id), meant))
+            found.append((_Call(_make_sendable(call.function, arguments), call.id), meant))
     if found:
         return found, ""
-    return [], "the output was too long and is cut" if choice.finish_reason == "length" else "there is no call"
+    return [], CUT if choice.finish_reason == "length" else "there is no call"
 
 
-def _sendable(function: _Function, arguments: dict[str, Any]) -> _Function:
+def _make_sendable(function: _Function, arguments: dict[str, Any]) -> _Function:
     given, name = function.arguments, _UNSENDABLE.sub("_", clean_name(function.name))[:LONGEST_NAME]
     try:
         msgspec.json.decode(given if isinstance(given, str) else "", type=dict[str, Any])

@@ -1,5 +1,5 @@
 """The oracle teacher: an example to imitate. It searches, curates and stops with knowledge of the gold but never
-reveals it: every word that it writes is in the question or in an earlier view. It says why in the sentences of
+reveals it: every word that it writes is in the question or in an earlier view, or in the sentences of
 `reasons.toml`."""
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import msgspec
 
 from harness1.env.render import Context
 from harness1.env.view import DocumentView, View
-from harness1.errors import UsageError
 from harness1.memory.entities import FUNCTION_WORDS, extract, in_handles
 from harness1.memory.question import (
     QUESTION_WORDS,
@@ -31,10 +30,10 @@ from harness1.memory.question import (
 )
 from harness1.memory.sentences import split
 from harness1.plain import digest
-from harness1.policy.oracles import SeenEvidence, needs_of
+from harness1.policy.oracles import GoldPolicy, SeenEvidence
 from harness1.policy.policy import Decision
 from harness1.policy.scripted import FAN_OUT, SPARE_TURNS, curate_call, is_full, search_call
-from harness1.records import Gold, Tag, Task, ToolCall, UnitId
+from harness1.records import Tag, ToolCall, UnitId
 from harness1.tools.documents import END_SEARCH, MIN_CLAIM_CHARACTERS
 from harness1.tools.tool import ToolSpec
 
@@ -52,41 +51,21 @@ REVISION = 6
 """Increased whenever the teacher, or a part of it elsewhere, decides or writes differently."""
 
 
-class OracleTeacher:
-    """A teacher that shows how to search when the gold is known (`golds`, by task id); it refuses a task without."""
-
-    name = "oracle-teacher"
-    hash = digest(["oracle-teacher", REVISION])
-
-    def __init__(self, golds: Mapping[str, Gold]) -> None:
-        self._golds = golds
-
-    def open(self, task: Task, seed: int) -> TeacherSession:
-        if task.task_id not in self._golds:
-            raise UsageError(f"the oracle teacher needs the gold of task {task.task_id}")
-        return TeacherSession(needs_of(self._golds[task.task_id]), random.Random(f"{task.task_id}/{seed}"))
-
-
 class TeacherSession:
-    """One episode: search while evidence is missing, look closer, verify, curate, review, prune, end.
-
-    All randomness comes from `style`: how many near misses are kept, whether to look twice, and the wording.
-    """
+    """One episode: search while evidence is missing, look closer, verify, curate, review, prune, end. All randomness
+    comes from `style`: how many near misses are kept, whether to look twice, and the wording."""
 
     def __init__(self, needs: tuple[frozenset[UnitId], ...], style: random.Random) -> None:
-        self._needs, self._style = needs, style
+        self._style, self._evidence = style, SeenEvidence(needs)
         self._near = style.randint(*NEAR)
         self._inspects, self._reviews = style.random() < LOOK, style.random() < LOOK
         self._search = TeacherSearch(greps=style.random() < GREPS)
-        self._evidence: SeenEvidence | None = None
         self._searches = True
         self._verified = False
         self._chosen: dict[str, Tag] = {}
         """Tags of the documents to deliver, by handle; empty until decided."""
 
     async def act(self, context: Context) -> Decision:
-        if self._evidence is None:
-            self._evidence = SeenEvidence(context.view, self._needs)
         self._evidence.read(context.view)
         move = self._next(context.view, self._evidence, context.tools)
         call, entities = move.call, context.view.entities
@@ -177,9 +156,7 @@ class TeacherSession:
 
     def _edit(self, view: View, tools: Sequence[ToolSpec], move: Move) -> Move | None:
         """Curate the difference between the chosen and the curated documents, if any; removals wait for a review.
-
-        Without tags, the order of addition is the order of delivery: everything is removed and added again.
-        """
+        Without tags, the order of addition is that of delivery: everything is removed and added again."""
         tagged = any("importance" in spec.parameters["properties"] for spec in tools if spec.name == "curate")
         held = {entry.handle: entry.tag for entry in view.curated}
         add = {name: tag for name, tag in self._chosen.items() if name not in held or (tagged and held[name] != tag)}
@@ -192,6 +169,14 @@ class TeacherSession:
         # A line may only speak of removal if something is removed: otherwise use the line that does not.
         kind = "tag" if move.kind in ("curate", "alone", "confirmed") and not remove else move.kind
         return Move(call, kind, move.source, move.topic)
+
+
+class OracleTeacher(GoldPolicy):
+    """A teacher that shows how to search when the gold is known."""
+
+    name = "oracle-teacher"
+    hash = digest(["oracle-teacher", REVISION])
+    session = TeacherSession
 
 
 def _make_room(view: View, evidence: SeenEvidence, names: set[str]) -> Move | None:
@@ -274,7 +259,7 @@ class TeacherSearch:
             if document.handle not in self._read and len(split(document.text)) >= min(SENTENCES, most):
                 self._read.add(document.handle)
                 call = ToolCall("read_document", {"doc_id": document.handle})
-                return Move(call, kind, (document.handle,), subject(evidence.question))
+                return Move(call, kind, (document.handle,), subject(evidence.view.query))
         return None
 
     def _move(self, kind: str, view: View, evidence: SeenEvidence, tools: Set[str]) -> Move | None:
@@ -295,11 +280,7 @@ class TeacherSearch:
 
     def _names(self, view: View, evidence: SeenEvidence, fan: int) -> Move | None:
         for group in name_queries(view.query, evidence):
-            chosen: list[NameQuery] = []
-            for lead in group:
-                if len(chosen) < fan and self._is_new(lead.query):
-                    chosen.append(lead)
-            if chosen:
+            if chosen := list(islice((lead for lead in group if self._is_new(lead.query)), fan)):
                 first = chosen[0]
                 alike = (lead.name for lead in chosen if (lead.source, lead.detailed) == (first.source, first.detailed))
                 kind = "detail" if first.detailed else "named" if first.source else "asked"
@@ -354,12 +335,9 @@ class NameQuery:
 
 
 def name_queries(question: str, evidence: SeenEvidence) -> Iterator[list[NameQuery]]:
-    """Yield groups of queries about names, the most promising group first.
-
-    1. Names in the question, and names beside its relation words in gold documents, that have no document yet.
-    2. The other names in gold documents, then the leads that are shown.
-    3. Names together with words of the question, and adjacent names ("Paris, Texas" is two).
-    """
+    """Yield groups of queries about names, the most promising first: names in the question, and names beside its
+    relation words in gold documents, that have no document yet; the other names in gold documents, and the leads that
+    are shown; names with words of the question, and adjacent names ("Paris, Texas" is two)."""
     known, own = _titles(evidence), [NameQuery(name, name) for name in topics(question)]
     near, far = _names_in_gold(evidence, known)
     yield [*(lead for lead in own if _tells(lead.name, known, _counts(evidence))), *near]
@@ -439,7 +417,7 @@ def _names_in_gold(evidence: SeenEvidence, known: set[str]) -> tuple[list[NameQu
     relation words, most specific first, and the others."""
     near: dict[str, tuple[float, NameQuery]] = {}
     far: dict[str, NameQuery] = {}
-    counts, relations = _counts(evidence), relation_stems(evidence.question)
+    counts, relations = _counts(evidence), relation_stems(evidence.view.query)
     for document in reversed(evidence.gold):
         text = _text(document)
         for name in extract(text, SCANNED_CHARACTERS):

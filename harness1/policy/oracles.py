@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from harness1.env.render import Context
@@ -14,7 +14,7 @@ from harness1.errors import UsageError
 from harness1.memory.entities import extract
 from harness1.memory.question import SCANNED_CHARACTERS
 from harness1.plain import digest
-from harness1.policy.policy import Decision
+from harness1.policy.policy import Decision, Session
 from harness1.policy.scripted import FAN_OUT, curate_call, search_call
 from harness1.records import Gold, Task, ToolCall, UnitId
 from harness1.tools.documents import END_SEARCH
@@ -25,23 +25,21 @@ LAST_TURNS = 2
 """Turns reserved for the last curation and the end."""
 
 
-class OraclePolicy:
-    """A policy that curates exactly the gold. Its queries come from the question and the gold documents found so far.
+class GoldPolicy:
+    """A policy that is given the gold of its tasks. Opening raises UsageError if that of the task was not given."""
 
-    Raises:
-        UsageError: on opening, if the task's gold was not given.
-    """
-
-    name = "oracle"
-    hash = digest(["oracle", 1])
+    name: str
+    hash: str
+    session: Callable[[tuple[frozenset[UnitId], ...], random.Random], Session]
+    """Made of what must be found (`needs_of`) and the episode's own generator."""
 
     def __init__(self, golds: Mapping[str, Gold]) -> None:
         self._golds = golds
 
-    def open(self, task: Task, seed: int) -> OracleSession:
+    def open(self, task: Task, seed: int) -> Session:
         if task.task_id not in self._golds:
-            raise UsageError(f"the oracle needs the gold of task {task.task_id}")
-        return OracleSession(needs_of(self._golds[task.task_id]))
+            raise UsageError(f"the {self.name.replace('-', ' ')} needs the gold of task {task.task_id}")
+        return type(self).session(needs_of(self._golds[task.task_id]), random.Random(f"{task.task_id}/{seed}"))
 
 
 def needs_of(gold: Gold) -> tuple[frozenset[UnitId], ...]:
@@ -52,26 +50,24 @@ def needs_of(gold: Gold) -> tuple[frozenset[UnitId], ...]:
 
 
 class OracleSession:
-    """One episode with the gold, with a memory of the handles seen and of everything read and searched for."""
+    """One episode with the gold, with a memory of what was seen, read and searched for."""
 
-    def __init__(self, needs: tuple[frozenset[UnitId], ...]) -> None:
-        self._needs = needs
-        self._handles: dict[UnitId, str] = {}
+    def __init__(self, needs: tuple[frozenset[UnitId], ...], rng: random.Random) -> None:
+        self._needs, self._evidence = needs, SeenEvidence(needs)
         self._read: set[str] = set()
-        self._texts: dict[UnitId, str] = {}
         self._asked: dict[str, None] = {}
 
     async def act(self, context: Context) -> Decision:
-        view = context.view
-        self._note(view)
-        return Decision((self._next(view, context.tools),), "The gold decides.")
+        self._evidence.read(context.view)
+        return Decision((self._next(context.view, context.tools),), "The gold decides.")
 
     def fork(self) -> OracleSession:
         return copy.deepcopy(self)
 
     def _next(self, view: View, tools: Sequence[ToolSpec]) -> ToolCall:
         names = {spec.name for spec in tools}
-        gold = {unit_id: self._handles[unit_id] for need in self._needs for unit_id in need if unit_id in self._handles}
+        seen = {document.unit_id: document.handle for document in self._evidence.documents.values()}
+        gold = {unit_id: seen[unit_id] for need in self._needs for unit_id in need if unit_id in seen}
         missing = [need for need in self._needs if not need & gold.keys()]
         left = view.budget.turns_left()
         late = left is not None and left <= LAST_TURNS
@@ -106,33 +102,30 @@ class OracleSession:
         yield view.query
         yield from extract(view.query, SCANNED_CHARACTERS)
         # The gold found last is farthest along the chain.
-        for text in reversed(self._texts.values()):
-            names = extract(text, SCANNED_CHARACTERS)
+        for document in reversed(self._evidence.gold):
+            names = extract(f"{document.title}. {document.text}", SCANNED_CHARACTERS)
             yield from names
             # "Paris, Texas" is two names that find the place together.
             yield from (f"{name} {follower}" for name, follower in pairwise(names))
             yield from (f"{name} {view.query}" for name in names)
 
-    def _note(self, view: View) -> None:
-        gold = frozenset().union(*self._needs)
-        for document in view.documents.values():
-            self._handles.setdefault(document.unit_id, document.handle)
-            text = f"{document.title}. {document.text}"
-            if document.unit_id in gold and len(text) > len(self._texts.get(document.unit_id, "")):
-                self._texts[document.unit_id] = text
+
+class OraclePolicy(GoldPolicy):
+    """A policy that curates exactly the gold. Its queries come from the question and the gold found so far."""
+
+    name = "oracle"
+    hash = digest(["oracle", 1])
+    session = OracleSession
 
 
 class SeenEvidence:
-    """The documents that the views of an episode have shown so far; the gold only sorts them.
+    """The documents that the views of an episode have shown so far, by handle, in the order seen, with the longest text
+    shown; the gold only sorts them. `view` is the last one read."""
 
-    Attributes:
-        question: as the first view shows it.
-        documents: by handle, in the order seen, with the longest text shown.
-        view: the last one read.
-    """
+    view: View
 
-    def __init__(self, view: View, needs: tuple[frozenset[UnitId], ...]) -> None:
-        self.question, self.view, self._needs = view.query, view, needs
+    def __init__(self, needs: tuple[frozenset[UnitId], ...]) -> None:
+        self._needs = needs
         self.documents: dict[str, DocumentView] = {}
 
     def read(self, view: View) -> None:
@@ -146,8 +139,8 @@ class SeenEvidence:
     @property
     def gold(self) -> list[DocumentView]:
         """The gold documents, in the order seen."""
-        needs_of = frozenset().union(*self._needs)
-        return [document for document in self.documents.values() if document.unit_id in needs_of]
+        gold = frozenset().union(*self._needs)
+        return [document for document in self.documents.values() if document.unit_id in gold]
 
     @property
     def complete(self) -> bool:
@@ -175,50 +168,20 @@ KEPT = 0.75
 """Share of the leads that an episode which draws them follows, where several are followed at once."""
 
 
-class LeadTeacher:
-    """Search the question; follow leads while gold is missing; edit the curated set to what was found; end.
-
-    Where one call can search several leads, it follows all that are shown at once, and the first time even if nothing
-    is missing: a student cannot tell whether something is, and what they bring costs it little. The first episode of a
-    task follows the first leads, its others draw them, so that the best of several shows which lead was worth it. It
-    needs `env.evidence.rank` and `env.leads.on`.
-
-    Raises:
-        UsageError: on opening, if the task's gold was not given.
-    """
-
-    name = "lead-teacher"
-    hash = digest([name, FOLLOWED, GUESSES, FALLOFF, KEPT, REVISION])
-
-    def __init__(self, golds: Mapping[str, Gold]) -> None:
-        self._golds = golds
-
-    def open(self, task: Task, seed: int) -> LeadTeacherSession:
-        if task.task_id not in self._golds:
-            raise UsageError(f"the lead teacher needs the gold of task {task.task_id}")
-        return LeadTeacherSession(needs_of(self._golds[task.task_id]), random.Random(f"{task.task_id}/{seed}"))
-
-
 class LeadTeacherSession:
     """One episode. It remembers what it saw and followed, and reads everything else from the view."""
 
     def __init__(self, needs: tuple[frozenset[UnitId], ...], rng: random.Random) -> None:
-        self._needs, self._rng = needs, rng
+        self._evidence, self._rng = SeenEvidence(needs), rng
         self._draws = rng.random() < FALLOFF
-        self._evidence: SeenEvidence | None = None
         self._followed: set[str] = set()
         self._searches: set[int] = set()
         """The turns that searched."""
 
     async def act(self, context: Context) -> Decision:
-        return Decision((self._next(context, context.view, self._watch(context)),), "The gold decides.")
-
-    def _watch(self, context: Context) -> SeenEvidence:
-        if self._evidence is None:
-            self._evidence = SeenEvidence(context.view, self._needs)
         self._evidence.read(context.view)
         self._searches.update(turn.turn for turn in context.view.turns.values() if turn.queries)
-        return self._evidence
+        return Decision((self._next(context, context.view, self._evidence),), "The gold decides.")
 
     def fork(self) -> LeadTeacherSession:
         return copy.deepcopy(self)
@@ -261,3 +224,17 @@ class LeadTeacherSession:
         found = [handle for handle in dict.fromkeys((*view.ranked, *evidence.documents)) if handle in gold]
         others = [] if evidence.complete else evidence.rivals()
         return [*found, *others[: max(0, GUESSES - len(found))]][: view.cap]
+
+
+class LeadTeacher(GoldPolicy):
+    """Search the question; follow leads while gold is missing; edit the curated set to what was found; end.
+
+    Where one call can search several leads, it follows all that are shown at once, and the first time even if nothing
+    is missing: a student cannot tell whether something is, and what they bring costs it little. The first episode of a
+    task follows the first leads, its others draw them, so that the best of several shows which lead was worth it. It
+    needs `env.evidence.rank` and `env.leads.on`.
+    """
+
+    name = "lead-teacher"
+    hash = digest([name, FOLLOWED, GUESSES, FALLOFF, KEPT, REVISION])
+    session = LeadTeacherSession

@@ -10,11 +10,8 @@ from harness1.records import ModelCall, Record, Task, ToolCall
 
 
 class Decision(Record):
-    """The policy's decision at one turn: its actions in the order emitted, or the reason why there is none.
-
-    A policy may emit several actions, but only one is carried out. `calls` holds every model call behind the decision,
-    failed attempts included.
-    """
+    """The policy's decision at one turn: its actions in the order emitted, of which only one is carried out, or the
+    reason why there is none. `calls` holds every model call behind the decision, failed attempts included."""
 
     actions: tuple[ToolCall, ...] = ()
     reasoning: str = ""
@@ -25,11 +22,9 @@ class Decision(Record):
 
 
 class Session(Protocol):
-    """A policy at work on one episode.
-
-    A session that may fail within a turn, after calls that cost something, keeps these in `pending`: a `Decision`
-    without actions while `act` is running, else None. They are recorded if a fault ends the episode.
-    """
+    """A policy at work on one episode. One that may fail within a turn, after calls that cost something, keeps these in
+    `pending`: a `Decision` without actions while `act` is running, else None. They are recorded if a fault ends the
+    episode."""
 
     async def act(self, context: Context) -> Decision: ...
 
@@ -39,10 +34,8 @@ class Session(Protocol):
 
 
 class Policy(Protocol):
-    """Opens sessions. `hash` identifies everything that decides its behaviour, `name` is what a user typed.
-
-    A policy with a tokenizer also has a `counter`, by which its environment counts tokens (`counter_of`).
-    """
+    """Opens sessions. `hash` identifies everything that decides its behaviour, `name` is what a user typed. A policy
+    with a tokenizer also has a `counter`, by which its environment counts tokens (`counter_of`)."""
 
     @property
     def name(self) -> str: ...

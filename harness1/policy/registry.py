@@ -67,11 +67,8 @@ def needs_gold(spec: str) -> bool:
 
 
 def check_policy(spec: str, config: Config = Config()) -> None:
-    """Refuse a policy that does not exist, before any work is done for it. Models are not loaded.
-
-    Raises:
-        UsageError: there is no such policy, or a plugin's does not fit the settings.
-    """
+    """Refuse a policy that does not exist, before any work is done for it; models are not loaded. Raises UsageError:
+    there is no such policy, or a plugin's does not fit the settings."""
     if is_model(spec):
         ModelSpec.read(spec)
     else:
@@ -82,9 +79,7 @@ def open_policy(spec: str, golds: Golds | None = None, config: Config = Config()
     """Open a policy by its name: `scripted`, `single-shot`, `random`, `oracle`, `hf:PATH`, `openai:MODEL@URL`, ...
 
     `mixed:0.6` is the oracle teacher in six turns of ten and the random policy in the others; `silent:POLICY` is any
-    policy without a model, stripped of its reasons.
-
-    A policy of another package, or one's own (`FILE.py:NAME`), is never given the gold.
+    policy without a model, stripped of its reasons. A policy of another package, or one's own, is never given the gold.
 
     Raises:
         UsageError: there is no such policy, its model cannot be loaded, or a plugin has the name of another policy or
@@ -100,7 +95,14 @@ def open_policy(spec: str, golds: Golds | None = None, config: Config = Config()
         return added(argument, config)
     if is_model(spec):
         return open_model(spec, config)
-    found = _with_argument(kind, argument, golds or {}, config) if colon else _without_argument(spec, golds or {})
+    if colon:
+        found = _with_argument(kind, argument, golds or {}, config)
+    elif spec in RULES:
+        found = _import("scripted:ReflexPolicy")(spec)
+    elif spec in ORACLES:
+        found = _import(ORACLES[spec])(golds or {})
+    else:
+        found = _import(PLAIN[spec])() if spec in PLAIN else None
     if found is None:
         names = policy_names()
         raise UsageError(f"there is no policy {spec!r}; choose one of {', '.join(names)}{meant(spec, names)}")
@@ -108,13 +110,8 @@ def open_policy(spec: str, golds: Golds | None = None, config: Config = Config()
 
 
 def open_model(spec: str, config: Config) -> Policy:
-    """Open a language model as a policy.
-
-    Raises:
-        UsageError: there is no such model, or it cannot be loaded.
-        ConfigError: the settings do not fit it.
-        MissingExtra: the package that runs it is not installed.
-    """
+    """Open a language model as a policy. Raises UsageError: there is no such model, or it cannot be loaded;
+    ConfigError: the settings do not fit it; MissingExtra: the package that runs it is not installed."""
     from harness1.http.model_endpoint import policy_endpoint
     from harness1.models.open import open_backend
     from harness1.policy.language_model import ChatCompletionsPolicy, LanguageModelPolicy
@@ -128,17 +125,6 @@ def open_model(spec: str, config: Config) -> Policy:
         return ChatCompletionsPolicy(endpoint, asked.model, reserve, settings, spec)
     model, chat = open_backend(asked, config)
     return LanguageModelPolicy(model, chat, reserve, settings, spec)
-
-
-def _without_argument(name: str, golds: Golds) -> Policy | None:
-    policy: Policy | None = None
-    if name in PLAIN:
-        policy = _import(PLAIN[name])()
-    elif name in RULES:
-        policy = _import("scripted:ReflexPolicy")(name)
-    elif name in ORACLES:
-        policy = _import(ORACLES[name])(golds)
-    return policy
 
 
 def _with_argument(kind: str, argument: str, golds: Golds, config: Config) -> Policy | None:
@@ -168,25 +154,14 @@ def _import(name: str) -> Any:
 def open_own_policy(name: str) -> Policy:
     """Open what `FILE.py:NAME` names: a function of a `Context`, or a class, made without arguments, with a method
     `act` of a `Context`. Either returns a `ToolCall`, or a `Decision`. A class with the methods of `Policy` is taken as
-    it is.
-
-    Raises:
-        UsageError: it is neither, or cannot be found.
-    """
+    it is. Raises UsageError: it is neither, or cannot be found."""
     return policy_of(load_own(name), name)
 
 
 def policy_of(thing: Any, name: str = "") -> Policy:
     """Return a function, a class or an object of one's own as a policy (see `open_own_policy`). An object is copied for
-    each episode, so that episodes do not disturb each other; one that cannot be copied, such as one that holds the
-    connection of a server, plays them all.
-
-    Args:
-        name: what it is called; "": the name under which it is found, in this process at least.
-
-    Raises:
-        UsageError: it decides nothing.
-    """
+    each episode; one that cannot be copied, such as one that holds the connection of a server, plays them all. Without
+    a `name` it is called as it is found in this process. Raises UsageError: it decides nothing."""
     make = thing if inspect.isclass(thing) else None
     example = make() if make else thing
     if hasattr(example, "open") and hasattr(example, "hash") and hasattr(example, "name"):

@@ -68,17 +68,10 @@ REVISION = 2
 
 
 class ScriptedPolicy:
-    """The baseline to beat: it searches the question and what the harness says is worth a search, and delivers what the
-    harness ranks.
-
-    1. Search the whole question, page by page, as long as a page brings something that would be delivered.
-    2. Search the leads, in three waves at most, until none is open.
-    3. Verify the best, curate with tags, end.
-
-    Where documents are not ranked (`env.evidence.rank`), they are taken in the order found, and the names in the
-    question are the leads. A transcript is pruned of what would not be delivered before it is too full. It delivers at
-    most `limit` documents.
-    """
+    """The baseline to beat: it searches the question, page by page, as long as a page brings something that would be
+    delivered; then the leads, in three waves at most; verifies the best, and delivers what the harness ranks, at most
+    `limit` documents. Where documents are not ranked, they are taken in the order found, and the names in the question
+    are the leads. A transcript is pruned of what would not be delivered before it is too full."""
 
     def __init__(self, limit: int = LIMIT) -> None:
         self.limit = limit
@@ -104,7 +97,9 @@ class ScriptedSession:
         newest = [hit.document.handle for hit in view.hits.get(max(view.turns, default=0), ())]
         self._found |= dict.fromkeys(newest)
         best = list(dict.fromkeys((*view.ranked, *self._found)))[: min(self._limit, view.cap)]
-        if is_full(view) and "prune_chunks" in names and (useless := self._useless(view, best)):
+        shown = dict.fromkeys(hit.document.handle for hits in view.hits.values() for hit in hits)
+        useless = [handle for handle in shown if handle not in best]
+        if is_full(view) and "prune_chunks" in names and useless:
             return Decision((ToolCall("prune_chunks", {"doc_ids": useless}),), "Make room: these are not worth it.")
         brought = not set(best).isdisjoint(newest)
         if not self._pages or (brought and self._pages < PAGES and not self._waves and not is_late(view)):
@@ -124,10 +119,6 @@ class ScriptedSession:
         self._asked.update(leads)
         self._waves += 1
         return leads if self._waves <= WAVES else []
-
-    def _useless(self, view: View, best: list[str]) -> list[str]:
-        shown = {hit.document.handle: None for hits in view.hits.values() for hit in hits}
-        return [handle for handle in shown if handle not in best]
 
     def _deliver(self, context: Context, names: set[str], best: list[str]) -> Decision:
         view = context.view
@@ -218,7 +209,18 @@ def tool_spammer(turn: int, context: Context) -> ToolCall:
     if turn >= ROUNDS * len(specs):
         return END
     words = context.view.query.split() or ["the"]
-    return _spam(specs[turn % len(specs)], words[turn % len(words)], context.view)
+    spec, word, handles = specs[turn % len(specs)], words[turn % len(words)], _newest(context.view)
+    fillings: dict[str, Any] = {
+        "query": word,
+        "queries": [word, f"{word} {word}"],
+        "pattern": re.escape(word),
+        "claim": word,
+        "doc_id": handles[0] if handles else "D1",
+        "doc_ids": handles[:3],
+        "add_ids": list(context.view.documents),
+    }
+    properties = spec.parameters["properties"]
+    return ToolCall(spec.name, {name: value for name, value in fillings.items() if name in properties})
 
 
 def id_inventor(turn: int, context: Context) -> ToolCall:
@@ -229,7 +231,11 @@ def id_inventor(turn: int, context: Context) -> ToolCall:
         return _curate([f"D{number}" for number in range(1, 6)] + [f"doc_{number}" for number in range(5)])
     if turn == 1:
         return search_call(view.query)
-    named = [document.handle for document in view.documents.values() if _stands_in(document.unit_id, view.query)]
+    named = [
+        document.handle
+        for document in view.documents.values()
+        if re.search(rf"(?<!\w){re.escape(document.unit_id)}(?!\w)", view.query)
+    ]
     others = [entry.handle for entry in view.curated if entry.handle not in named]
     if turn > 2 or not (named or others):
         return END
@@ -277,25 +283,6 @@ def _curate(handles: Sequence[str]) -> ToolCall:
 
 def _newest(view: View) -> list[str]:
     return [hit.document.handle for hit in view.hits.get(max(view.hits, default=0), ())]
-
-
-def _spam(spec: ToolSpec, word: str, view: View) -> ToolCall:
-    handles = _newest(view)
-    fillings: dict[str, Any] = {
-        "query": word,
-        "queries": [word, f"{word} {word}"],
-        "pattern": re.escape(word),
-        "claim": word,
-        "doc_id": handles[0] if handles else "D1",
-        "doc_ids": handles[:3],
-        "add_ids": list(view.documents),
-    }
-    properties = spec.parameters["properties"]
-    return ToolCall(spec.name, {name: value for name, value in fillings.items() if name in properties})
-
-
-def _stands_in(unit_id: str, query: str) -> bool:
-    return re.search(rf"(?<!\w){re.escape(unit_id)}(?!\w)", query) is not None
 
 
 END_PROBABILITY = 0.1
@@ -367,11 +354,9 @@ TOP = 30
 
 
 class SingleShotPolicy:
-    """A policy that searches once, curates the hits best first (at most `TOP`: set `env.search.hits=30`) and ends.
-
-    Its set is delivered as any other: in the order of the harness's evidence, or with `env.evidence.rank=false` in that
-    of the ranking, whose top the first search populates.
-    """
+    """A policy that searches once, curates the hits best first (at most `TOP`: set `env.search.hits=30`) and ends. Its
+    set is delivered in the order of the harness's evidence, or with `env.evidence.rank=false` in that of the
+    ranking."""
 
     name = "single-shot"
     hash = digest(["single-shot", TOP])
@@ -392,10 +377,7 @@ def _single_shot(turn: int, context: Context) -> Decision:
 
 class RecordedPolicy:
     """A policy that emits the recorded actions, end of search included, and ends the search where the record ends.
-
-    Raises:
-        UsageError: on opening, if no recorded episode has the task's query.
-    """
+    Raises UsageError: on opening, if no recorded episode has the task's query."""
 
     def __init__(self, episodes: list[Episode], name: str = "replay") -> None:
         self.name = name

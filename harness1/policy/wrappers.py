@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from harness1.env.environment import choose
-from harness1.env.pieces import Piece, action_piece
+from harness1.env.pieces import action_piece
 from harness1.env.render import Context
 from harness1.errors import UsageError
 from harness1.models.chat_format import ChatFormat
@@ -24,11 +24,8 @@ from harness1.tools.tool import ToolSpec
 
 class MixedPolicy:
     """A mix of policies without a tokenizer, each with a share of the turns, as a mediocre teacher: its student learns
-    good and bad actions, and can still improve. Only the policy that takes a turn is asked.
-
-    Raises:
-        UsageError: the numbers of policies and shares differ, a share is negative, or all are 0.
-    """
+    good and bad actions, and can still improve. Only the policy that takes a turn is asked. Raises UsageError: the
+    numbers of policies and shares differ, a share is negative, or all are 0."""
 
     def __init__(self, policies: Sequence[Policy], shares: Sequence[float]) -> None:
         if len(policies) != len(shares) or min(shares, default=0.0) < 0 or sum(shares) <= 0:
@@ -109,38 +106,32 @@ ASKED = {
 
 
 class ReasonedPolicy(WrappedPolicy):
-    """A policy that must give a reason with every call, and a tag with every document that it curates.
-
-    The reason becomes the decision's reasoning, and is removed from the call, since the environment's tools have no
-    such argument. A model that leaves it out is not asked again: its text beside the call is kept.
-    """
+    """A policy that must give a reason with every call, and a tag with every document that it curates. The reason
+    becomes the decision's reasoning, and is removed from the call. A model that leaves it out is not asked again: its
+    text beside the call is kept."""
 
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy, policy.name, "reasoned", ASKED)
 
     def wrap_context(self, context: Context) -> Context:
-        return dataclasses.replace(context, tools=tuple(map(asking, context.tools)))
+        return dataclasses.replace(context, tools=tuple(map(ask_for_reason, context.tools)))
 
     def wrap_decision(self, decision: Decision, context: Context) -> Decision:
-        """Remove the reasons from the calls, and use that of the executed call as the reasoning."""
+        """Remove the reasons from the calls, and use that of the executed call."""
         known = {spec.name for spec in context.tools if REASONING in spec.parameters["properties"]}
-        executed, _ = choose(decision.actions)
+        given = choose(decision.actions)[0].arguments.get(REASONING)
+        reason = given.strip() if isinstance(given, str) else ""
         actions = tuple(action if action.name in known else _without_reason(action) for action in decision.actions)
-        return msgspec.structs.replace(decision, actions=actions, reasoning=_reason(executed) or decision.reasoning)
+        return msgspec.structs.replace(decision, actions=actions, reasoning=reason or decision.reasoning)
 
 
-def asking(spec: ToolSpec) -> ToolSpec:
+def ask_for_reason(spec: ToolSpec) -> ToolSpec:
     """Return a tool as shown to the model: the reason is its first argument, thought of before the others."""
     parameters = spec.parameters
     properties: dict[str, Any] = {REASONING: ASKED} | parameters["properties"]
     demanded = (REASONING, *parameters["required"], *(name for name in properties if name == IMPORTANCE))
     changed = {"properties": properties, "required": list(dict.fromkeys(demanded))}
     return msgspec.structs.replace(spec, parameters=parameters | changed)
-
-
-def _reason(action: ToolCall) -> str:
-    given = action.arguments.get(REASONING)
-    return given.strip() if isinstance(given, str) else ""
 
 
 def _without_reason(action: ToolCall) -> ToolCall:
@@ -161,12 +152,9 @@ class SilentPolicy(WrappedPolicy):
 
 
 class StudentFormatPolicy(WrappedPolicy):
-    """A policy whose decisions are written in a chat format. They have no log probabilities: nothing was sampled.
-
-    The calls of a policy that is itself a language model are dropped, with their sampling and failed attempts: they are
-    in another vocabulary. For the same reason it sees its earlier outputs as plain text, and contexts are made to fit
-    by the student's tokenizer, not its own.
-    """
+    """A policy whose decisions are written in a chat format. They have no log probabilities: nothing was sampled. The
+    calls and the earlier outputs of a policy that is itself a language model are dropped: they are in another
+    vocabulary, and contexts are made to fit by the student's tokenizer."""
 
     def __init__(self, policy: Policy, chat: ChatFormat) -> None:
         super().__init__(policy, policy.name, "spoken", chat.hash)
@@ -174,7 +162,11 @@ class StudentFormatPolicy(WrappedPolicy):
 
     def wrap_context(self, context: Context) -> Context:
         """Return the context without token ids, which are not of the policy's vocabulary."""
-        return dataclasses.replace(context, pieces=tuple(map(_as_text, context.pieces)))
+        pieces = list(context.pieces)
+        for place, each in enumerate(pieces):
+            if each.call is not None and each.turn_ref is not None:
+                pieces[place] = action_piece(each.turn_ref, each.text, each.shows, None)
+        return dataclasses.replace(context, pieces=tuple(pieces))
 
     def wrap_decision(self, decision: Decision, context: Context) -> Decision:
         """Write the executed action as a call of the student."""
@@ -199,9 +191,3 @@ class StudentFormatPolicy(WrappedPolicy):
 def in_student_format(policy: Policy, chat: ChatFormat) -> Policy:
     """Wrap a policy to write a chat format, unless it is a model with exactly this format and tokenizer."""
     return policy if counter_of(policy).hash == chat.hash else StudentFormatPolicy(policy, chat)
-
-
-def _as_text(piece: Piece) -> Piece:
-    if piece.call is None or piece.turn_ref is None:
-        return piece
-    return action_piece(piece.turn_ref, piece.text, piece.shows, None)

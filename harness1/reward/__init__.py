@@ -2,18 +2,16 @@
 
     total = override, where there is one, else max(floor, sum of weight * value)
 
-The sum of the process components is capped, too: a term of its own takes back the excess over `PROCESS_CAP`, and
-the terms still add up to the total. Two episodes therefore differ by at most twice the cap in process terms, whatever
-their weights; an outcome that is better by more than that always earns more.
-
-A component is a function of a `Case` and can be named here, such as `harness1.reward.recall`. To add one, add a
-function and a line in `COMPONENTS`; a plugin names its component in `harness1.rewards`.
+The sum of the process components is capped, too: a term of its own takes back the excess over `PROCESS_CAP`, so
+that an outcome that is better by more than twice the cap always earns more, whatever the weights. A component is a
+function of a `Case` and can be named here, such as `harness1.reward.recall`. To add one, add it to `COMPONENTS`; a
+plugin names its component in `harness1.rewards`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
@@ -31,13 +29,9 @@ from harness1.tools.registry import tools_of
 
 @dataclass(frozen=True)
 class Case:
-    """What a term of the reward rates: a finished episode beside its gold.
-
-    Attributes:
-        outcome: shares of the gold, counts of turns and calls.
-        config: `config.env` says which mechanisms are enabled.
-        gold: the evidence of the task; None where only the outcome is known.
-    """
+    """What a term of the reward rates: a finished episode and its outcome (shares of the gold, counts of turns and
+    calls), beside its gold, which is None where only the outcome is known. `config.env` says which mechanisms are
+    enabled."""
 
     outcome: Outcome
     episode: Episode
@@ -78,11 +72,8 @@ class Component:
         return -weight if self.cost else weight
 
     def term(self, case: Case) -> RewardTerm:
-        """Return the capped value with its weight.
-
-        Raises:
-            UsageError: a term of one's own failed, or the value is not a finite number.
-        """
+        """Return the capped value with its weight. Raises UsageError: a term of one's own failed, or the value is not a
+        finite number."""
         settings, value = case.config.reward, number_of(self.name, self.value(case), case.task)
         if self.ceiling is not None:
             value = min(max(value, 0.0), self.ceiling)
@@ -119,37 +110,38 @@ FORMAT_FAILURE = -0.5
 """Reward of an episode that ended without a readable call, in place of the sum."""
 
 
-@component("answer")
-def answer(case: Case) -> float:
-    """Return F, the final-answer recall of the curated set."""
-    return case.outcome.answer_recall
-
-
-@component("answer_found")
-def answer_found(case: Case) -> float:
-    """Return 1 if the curated set holds some of the answer's evidence, else 0."""
-    return float(case.outcome.answer_recall > 0.0)
-
-
-@component("answer_missed", cost=True)
-def answer_missed(case: Case) -> float:
-    """Return max(TF - F, 0)."""
-    return case.outcome.trajectory_answer_recall - case.outcome.answer_recall
-
-
-@component("clutter", cost=True)
-def clutter(case: Case) -> float:
-    """Return irrelevant delivered units as a share of the most that can be delivered. Unlike precision, it
-    distinguishes five wrong units from thirty (a linear utility, as in the filtering track of TREC 2002)."""
-    irrelevant = case.outcome.set_size * (1.0 - case.outcome.precision)
-    return irrelevant / case.config.env.curation.cap
+answer = component("answer")(lambda case: case.outcome.answer_recall)
+"""F, the final-answer recall of the curated set."""
+answer_found = component("answer_found")(lambda case: float(case.outcome.answer_recall > 0.0))
+"""1 if the curated set holds some of the answer's evidence, else 0."""
+answer_missed = component("answer_missed", cost=True)(
+    lambda case: case.outcome.trajectory_answer_recall - case.outcome.answer_recall
+)
+"""max(TF - F, 0)."""
+clutter = component("clutter", cost=True)(
+    lambda case: case.outcome.set_size * (1.0 - case.outcome.precision) / case.config.env.curation.cap
+)
+"""Irrelevant delivered units as a share of the most that can be delivered. Unlike precision, it tells five wrong units
+from thirty (a linear utility, as in the filtering track of TREC 2002)."""
+outcome = component("outcome")(
+    lambda case: f_beta(case.outcome.precision, case.outcome.recall, case.config.reward.beta)
+)
+"""F_beta of curated precision and recall; with beta above 1, recall weighs more."""
+recall = component("recall")(lambda case: case.outcome.recall)
+"""R, the curated recall."""
+recall_gap = component("recall_gap", cost=True)(lambda case: case.outcome.trajectory_recall - case.outcome.recall)
+"""max(T - R, 0)."""
+trajectory = component("trajectory")(lambda case: case.outcome.trajectory_recall)
+"""T, the trajectory recall."""
+trajectory_answer = component("trajectory_answer")(lambda case: case.outcome.trajectory_answer_recall)
+"""TF, the final-answer recall of the trajectory."""
 
 
 @component("curation", process=True)
 def curation(case: Case) -> float:
     """Return min(share of turns that curated / target share, 1)."""
     turns = case.outcome.turns
-    return case.outcome.curate_calls / turns / CURATION_TARGET if turns else 0.0
+    return case.outcome.calls.get("curate", 0) / turns / CURATION_TARGET if turns else 0.0
 
 
 @component("diversity", process=True)
@@ -172,36 +164,6 @@ def target(case: Case) -> int:
 def available_tools(env: Env) -> int:
     """Return the number of tools that the environment offers, without the one that ends the episode."""
     return len(tools_of(env)) - 1 + len(env.plugins)
-
-
-@component("outcome")
-def outcome(case: Case) -> float:
-    """Return F_beta of curated precision and recall; with beta above 1, recall weighs more."""
-    return f_beta(case.outcome.precision, case.outcome.recall, case.config.reward.beta)
-
-
-@component("recall")
-def recall(case: Case) -> float:
-    """Return R, the curated recall."""
-    return case.outcome.recall
-
-
-@component("recall_gap", cost=True)
-def recall_gap(case: Case) -> float:
-    """Return max(T - R, 0)."""
-    return case.outcome.trajectory_recall - case.outcome.recall
-
-
-@component("trajectory")
-def trajectory(case: Case) -> float:
-    """Return T, the trajectory recall."""
-    return case.outcome.trajectory_recall
-
-
-@component("trajectory_answer")
-def trajectory_answer(case: Case) -> float:
-    """Return TF, the final-answer recall of the trajectory."""
-    return case.outcome.trajectory_answer_recall
 
 
 @component("turn_penalty", cost=True, process=True)
@@ -232,11 +194,8 @@ NAMES = frozenset({*(part.name for part in COMPONENTS), BEYOND_CAP})
 
 
 def components(settings: Reward) -> tuple[Component, ...]:
-    """Return all components, and after them those of other packages, and one's own, that the settings name.
-
-    Raises:
-        UsageError: one is not installed, has the name of another, or cannot be imported.
-    """
+    """Return all components, and after them those of other packages, and one's own, that the settings name. Raises
+    UsageError: one is not installed, has the name of another, or cannot be imported."""
     return (*COMPONENTS, *map(plugin_component, settings.others))
 
 
@@ -263,10 +222,7 @@ def call_own(name: str, value: Callable[[Thing], Any], rated: Thing) -> Any:
 
 def plugin_component(name: str) -> Component:
     """Return a component that another package adds, or one's own: any function of a case, whose value is not capped.
-
-    Raises:
-        UsageError: there is none, it has the name of another, or it is not a component of its name.
-    """
+    Raises UsageError: there is none, it has the name of another, or it is not a component of its name."""
     found = load_plugin("rewards", name, NAMES)
     if is_own(name):
         if short_name(name) in NAMES:
@@ -293,17 +249,17 @@ SUM = "sum"
 
 
 def composite(result: Outcome, episode: Episode, config: Config, gold: Gold | None = None) -> RewardRecord | None:
-    """Return the reward of an episode with a known outcome; None after an infrastructure fault, which earns no reward.
-
-    Terms of weight 0 are left out. An override is recorded together with the terms, which then do not count.
-    """
+    """Return the reward of an episode with a known outcome; None after an infrastructure fault. Terms of weight 0 are
+    left out. An override is recorded together with the terms, which then do not count."""
     if episode.status is Status.INFRA_ERROR:
         return None
     case = Case(result, episode, config, gold)
     parts = components(config.reward)
     weighed = {part.name: part.term(case) for part in parts}
     terms = {name: term for name, term in weighed.items() if term.weight != 0.0}
-    terms |= _beyond_cap(terms, parts)
+    process = contributions(terms[part.name] for part in parts if part.process and part.name in terms)
+    if (excess := abs(process) - PROCESS_CAP) > 0.0:
+        terms[BEYOND_CAP] = RewardTerm(excess, -math.copysign(1.0, process))
     if (override := _override(result, episode, config.reward)) is not None:
         name, total = override
         return RewardRecord(total, terms, name)
@@ -331,9 +287,8 @@ def by_term(reward: RewardRecord) -> dict[str, float]:
 def score(episode: Episode, gold: Gold | None, config: Config) -> Episode:
     """Return the episode with its reward and the hash of the weights that gave it.
 
-    The reward is the sum of weight x value over the components, with a floor, or one override. It has no unit; a value
-    is capped at its ceiling, 1 by default. `reward.recipe = "paper"` is from Harness-1 (arXiv 2606.02373). An episode
-    broken by the infrastructure gets none.
+    The reward has no unit; `reward.recipe = "paper"` is from Harness-1 (arXiv 2606.02373). An episode broken by the
+    infrastructure gets none.
 
     Raises:
         UsageError: the gold of the task is missing or names nothing to find.
@@ -341,12 +296,6 @@ def score(episode: Episode, gold: Gold | None, config: Config) -> Episode:
     reward = composite(measure_outcome(episode, gold), episode, config, gold)
     hashes = msgspec.structs.replace(episode.hashes, reward=config.reward_hash)
     return msgspec.structs.replace(episode, reward=reward, hashes=hashes)
-
-
-def _beyond_cap(terms: Mapping[str, RewardTerm], parts: Sequence[Component]) -> dict[str, RewardTerm]:
-    process = contributions(terms[part.name] for part in parts if part.process and part.name in terms)
-    excess = abs(process) - PROCESS_CAP
-    return {BEYOND_CAP: RewardTerm(excess, -math.copysign(1.0, process))} if excess > 0.0 else {}
 
 
 def _override(result: Outcome, episode: Episode, settings: Reward) -> tuple[str, float] | None:

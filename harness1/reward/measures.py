@@ -1,9 +1,6 @@
 """The outcome of a finished episode, measured against its gold once and then read by the reward and by every metric.
-
-The measures of a ranking equal those of `trec_eval` where the targets are documents. A ranking is a sequence of unit
-ids, best first; repeated ids are skipped. If facts are scored, a target is a set of alternative chunks, met at the
-place of the best-ranked one.
-"""
+The measures of a ranking, a sequence of unit ids, best first, equal those of `trec_eval` where the targets are
+documents. If facts are scored, a target is a set of alternative chunks, met at the place of the best-ranked one."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from harness1.errors import UsageError
-from harness1.records import Episode, Gold, Record, Status, Turn, Unit, UnitId
+from harness1.records import Episode, Gold, Record, Status, Unit, UnitId
 
 DEPTHS = (1, 3, 5, 10, 15, 30)
 """Depths k of success, precision and recall."""
@@ -58,7 +55,7 @@ class Judged(Record):
 
     def precision(self, depth: float = math.inf) -> float:
         """Return the share of the first `depth` places that hold a relevant unit, empty places included; without a
-        depth, the share of the ranked units that are relevant."""
+        depth, of the ranked units."""
         places = self.size if depth == math.inf else depth
         return self._relevant(depth) / places if places else 0.0
 
@@ -76,9 +73,9 @@ class Judged(Record):
         return math.fsum(precisions) / len(self.met) if self.met else 0.0
 
     def ndcg(self, depth: float) -> float:
-        """Return grades discounted by log2(1 + place) (Järvelin and Kekäläinen 2002, with the grade itself as the
-        gain), as a share of the ideal ranking's. Meeting a fact again gains nothing (alpha-nDCG with alpha = 1, Clarke
-        et al. 2008, whose greedy ideal can fall short of the best: the share is then 1)."""
+        """Return grades discounted by log2(1 + place) (Järvelin and Kekäläinen 2002), as a share of the ideal
+        ranking's. Meeting a fact again gains nothing (alpha-nDCG with alpha = 1, Clarke et al. 2008, whose greedy ideal
+        can fall short)."""
         ideal = _discount(enumerate(self.ideal, start=1), depth)
         return min(1.0, _discount(zip(self.met, self.grades, strict=True), depth) / ideal) if ideal else 0.0
 
@@ -151,8 +148,8 @@ class Targets(Record):
 
 
 class Outcome(Record, kw_only=True):
-    """The outcome of an episode. Shares are in [0, 1], and 0 if the curated set is empty. Curated shares match exact
-    ids; in the `*_alias` variants a curated unit also counts for the near duplicates that it represents."""
+    """The outcome of an episode. Shares are in [0, 1], and 0 if the curated set is empty. In the `*_alias` variants a
+    curated unit also counts for the near duplicates that it represents."""
 
     recall: float = 0.0
     precision: float = 0.0
@@ -183,30 +180,30 @@ class Outcome(Record, kw_only=True):
         return self.trajectory_recall - self.recall
 
     @property
-    def curate_calls(self) -> int:
-        return self.calls.get("curate", 0)
-
-    @property
     def tools(self) -> int:
         """Number of distinct tools used successfully."""
         return len(self.calls)
 
 
 def measure_outcome(episode: Episode, gold: Gold | None) -> Outcome:
-    """Score an episode. One that ended in a policy error delivers nothing by definition: its curated set counts as
-    empty, but what it saw counts as seen.
-
-    Raises:
-        UsageError: the gold of the task is missing or names nothing to find.
-    """
+    """Score an episode. One that ended in a policy error delivers nothing by definition, but what it saw counts as
+    seen. Raises UsageError: the gold of the task is missing or names nothing to find."""
     wanted = targets(episode.task.task_id, gold, episode.unit)
     ranked = delivery(episode)
-    covers = _covers(ranked, episode.aliases)
-    covered = frozenset[UnitId]().union(*covers)
+    covers = {unit: {unit} for unit in ranked}
+    for alias, representative in episode.aliases.items():
+        if representative in covers:
+            covers[representative].add(alias)
+    covered = frozenset[UnitId]().union(*covers.values())
     seen = frozenset(episode.pool) | episode.aliases.keys()
     relevant = frozenset().union(*wanted.relevant)
     judged = match_targets(ranked, Wanted(wanted.relevant, wanted.grades))
     recall, precision = judged.recall(), judged.precision()
+    succeeded = [
+        turn.action.name
+        for turn in episode.turns
+        if turn.action is not None and turn.observation is not None and turn.observation.error is None
+    ]
     return Outcome(
         recall=recall,
         precision=precision,
@@ -214,22 +211,25 @@ def measure_outcome(episode: Episode, gold: Gold | None) -> Outcome:
         f2=f_beta(precision, recall, 2.0),
         answer_recall=_recall(frozenset(ranked), wanted.answer),
         recall_alias=_recall(covered, wanted.relevant),
-        precision_alias=_share([not relevant.isdisjoint(cover) for cover in covers]),
+        precision_alias=_share([not relevant.isdisjoint(cover) for cover in covers.values()]),
         answer_recall_alias=_recall(covered, wanted.answer),
         trajectory_recall=_recall(seen, wanted.relevant),
         trajectory_answer_recall=_recall(seen, wanted.answer),
         ranked=measures(judged),
         set_size=judged.size,
         turns=sum(turn.action is not None for turn in episode.turns),
-        calls=_calls(episode.turns),
+        calls=dict(Counter(name for name in succeeded if name != "end_search")),
         tool_errors=sum(observation.error is not None for observation in episode.observations),
-        format_errors=sum(map(_format_errors, episode.turns)),
+        format_errors=sum(
+            max(len({call.attempt for call in turn.calls}) - 1, 0) + (turn.parse_error is not None)
+            for turn in episode.turns
+        ),
     )
 
 
 def delivery(episode: Episode) -> tuple[UnitId, ...]:
-    """Return the curated set in the order of delivery, empty if the policy's failure ended the episode. A unit that the
-    record names twice counts at its first place."""
+    """Return the curated set in the order of delivery, each unit once; empty if the policy's failure ended the
+    episode."""
     if episode.status is Status.POLICY_ERROR:
         return ()
     return tuple(dict.fromkeys(entry.unit_id for entry in sorted(episode.curated, key=lambda entry: entry.rank)))
@@ -237,10 +237,7 @@ def delivery(episode: Episode) -> tuple[UnitId, ...]:
 
 def targets(task_id: str, gold: Gold | None, unit: Unit) -> Targets:
     """Return the targets of a task, in the unit of its corpus. Readers of tasks call it to refuse bad gold early.
-
-    Raises:
-        UsageError: there is no gold, nothing in it is relevant, or its facts have no chunks or do not exist.
-    """
+    Raises UsageError: there is no gold, nothing in it is relevant, or its facts have no chunks or do not exist."""
     if gold is None:
         raise UsageError(f"task {task_id!r} has no gold: it cannot be scored")
     return _fact_targets(task_id, gold) if unit == "chunk" else _document_targets(task_id, gold)
@@ -273,27 +270,9 @@ def _fact_targets(task_id: str, gold: Gold) -> Targets:
     return Targets(facts, tuple(facts[position] for position in positions) or facts, (1,) * len(facts))
 
 
-def _covers(ranked: Sequence[UnitId], aliases: dict[UnitId, UnitId]) -> list[set[UnitId]]:
-    covers = {unit: {unit} for unit in ranked}
-    for alias, representative in aliases.items():
-        if representative in covers:
-            covers[representative].add(alias)
-    return list(covers.values())
-
-
 def _recall(found: Set[UnitId], wanted: Sequence[Target]) -> float:
     return _share([not target.isdisjoint(found) for target in wanted])
 
 
 def _share(flags: Sequence[bool]) -> float:
     return sum(flags) / len(flags) if flags else 0.0
-
-
-def _calls(turns: Sequence[Turn]) -> dict[str, int]:
-    succeeded = [turn for turn in turns if turn.observation is not None and turn.observation.error is None]
-    names = (turn.action.name for turn in succeeded if turn.action is not None)
-    return dict(Counter(name for name in names if name != "end_search"))
-
-
-def _format_errors(turn: Turn) -> int:
-    return max(len({call.attempt for call in turn.calls}) - 1, 0) + (turn.parse_error is not None)

@@ -80,11 +80,8 @@ def handle_data(references: list[str]) -> dict[str, Any]:
 
 
 def put_in_words(memory: WorkingMemory, env: Env, queries: Sequence[str]) -> Queries:
-    """Put queries on one line each, with names in place of entity handles.
-
-    A word such as E7 that no entity of this episode has stays in the query, and is reported; a query with nothing else
-    in it is left out.
-    """
+    """Put queries on one line each, with names in place of entity handles. A word such as E7 that no entity of this
+    episode has stays in the query, and is reported; a query with nothing else in it is left out."""
     lines = [line for line in (" ".join(query.split()) for query in queries) if line]
     if not env.has_handles:
         return Queries(tuple(dict.fromkeys(lines)), refusal=None if lines else Note("empty_query"))
@@ -98,12 +95,6 @@ def put_in_words(memory: WorkingMemory, env: Env, queries: Sequence[str]) -> Que
     return Queries(words, resolved, notes, refusal)
 
 
-def search_for(memory: WorkingMemory, env: Env, queries: tuple[str, ...], hits: int) -> SearchFor:
-    """Return the request for some queries, `hits` each. Where units are ranked by evidence, results are compared with
-    the question."""
-    return SearchFor(queries, hits, memory.query[:QUERY_CHARACTERS] if env.evidence.ranks else "")
-
-
 def discover(
     tool: ToolFunction,
     memory: WorkingMemory,
@@ -114,12 +105,9 @@ def discover(
     seed: bool = True,
     resolved: Mapping[str, str] = MappingProxyType({}),
 ) -> Observation:
-    """Turn an answer to a tool into an observation and take its hits into the memory.
-
-    Hits that do not fit the allowance are not absorbed: what was not shown can be found again. With `seed`, the first
-    search that finds something fills an empty curated set from the fused order. `resolved` maps the handles in the
-    queries to names.
-    """
+    """Turn an answer to a tool into an observation and take its hits into the memory. Hits that do not fit the
+    allowance are not absorbed: what was not shown can be found again. With `seed`, the first search that finds
+    something fills an empty curated set from the fused order. `resolved` maps the handles in the queries to names."""
     traits = traits_of(tool)
     fitting = fit_allowance(fuse_hits(answer, env), traits, answer, env)
     hits = tuple(fit_window(fitting, traits, answer.rankings, env))
@@ -138,7 +126,7 @@ def discover(
 
 
 def fuse_hits(answer: Answer, env: Env) -> list[Hit]:
-    """Return the hits of all queries in one order, by reciprocal rank fusion; a single query keeps its own order."""
+    """Return the hits of all queries in one order, by reciprocal rank fusion; one query keeps its own."""
     if len(answer.rankings) < 2:
         return list(answer.hits)
     by_id = {hit.chunk_id: hit for hit in answer.hits}
@@ -147,7 +135,7 @@ def fuse_hits(answer: Answer, env: Env) -> list[Hit]:
 
 
 def fit_allowance(hits: list[Hit], traits: Traits, answer: Answer, env: Env) -> list[Hit]:
-    """Return the hits whose shown text fits the allowance, whole, skipping what does not fit; the first always does."""
+    """Return the hits whose shown text fits the allowance, whole, skipping what does not; the first always does."""
     allowance = env.observation_limit(env.search.tokens * max(1, len(answer.rankings)))
     kept: list[Hit] = []
     for hit in hits:
@@ -159,10 +147,8 @@ def fit_allowance(hits: list[Hit], traits: Traits, answer: Answer, env: Env) -> 
 
 
 def fit_window(hits: Sequence[Hit], traits: Traits, rankings: Sequence[Ranking], env: Env) -> list[Hit]:
-    """Return the first hits that fit `env.hits_limit` together, counted as they are shown; at least one.
-
-    The allowances of the tools count texts alone, of which ordinary titles are a small part.
-    """
+    """Return the first hits that fit `env.hits_limit` together, counted as they are shown with their titles; at least
+    one."""
     kept: list[Hit] = []
     room = env.hits_limit
     for hit in hits:
@@ -181,11 +167,8 @@ def show_title(title: str, env: Env) -> str:
 
 
 def show_text(hit: Hit, traits: Traits, rankings: Sequence[Ranking], env: Env) -> str:
-    """Return the text of a hit as an observation shows it: compressed with the queries, or whole. A text that alone
-    would fill `env.hits_limit` is cut, and its length stated.
-
-    A pattern counts by its words, so that the sentence that matches it is shown.
-    """
+    """Return the text of a hit as an observation shows it: compressed with the queries, a pattern by its words, or
+    whole. A text that alone would fill `env.hits_limit` is cut, and its length stated."""
     text = hit.text.strip()
     if env.compression.on and traits.shows != "whole":
         query = " ".join(ranking.query for ranking in rankings)
@@ -230,13 +213,17 @@ Query = Annotated[
 ]
 
 
+def _about(memory: WorkingMemory, env: Env) -> str:
+    return memory.query[:QUERY_CHARACTERS] if env.evidence.ranks else ""
+
+
 @Traits("query", discovers=True)
 def search_corpus(memory: WorkingMemory, env: Env, query: Query) -> Steps:
     """Search the corpus with one query. Returns the best documents that you have not seen yet."""
     in_words = put_in_words(memory, env, [query])
     if not in_words.queries:
         return Observation("search_corpus", error=in_words.refusal)
-    answer = yield search_for(memory, env, in_words.queries, env.search.hits)
+    answer = yield SearchFor(in_words.queries, env.search.hits, _about(memory, env))
     return discover(search_corpus, memory, env, answer, in_words.notes, resolved=in_words.resolved)
 
 
@@ -254,7 +241,7 @@ def fan_out_search(
     if not in_words.queries:
         return Observation("fan_out_search", error=in_words.refusal)
     kept, left = in_words.queries[:MOST_QUERIES], in_words.queries[MOST_QUERIES:]
-    answer = yield search_for(memory, env, kept, env.fan_out.hits or env.search.hits)
+    answer = yield SearchFor(kept, env.fan_out.hits or env.search.hits, _about(memory, env))
     notes = (Note("queries_left_out", {"count": len(left), "limit": MOST_QUERIES}),) if left else ()
     return discover(fan_out_search, memory, env, answer, (*in_words.notes, *notes), resolved=in_words.resolved)
 

@@ -33,7 +33,7 @@ MOST_JUDGED, JUDGED_CHARACTERS = 5, 6000
 
 
 def _find_units(memory: WorkingMemory, handles: list[str], none: str) -> tuple[dict[str, UnitId], list[Note]]:
-    """Return the units that handles name, and the notes on what they do not name: at least one where none is named."""
+    """Return the units that handles name, and notes on what they do not name: at least one where none is named."""
     resolved, unknown = resolve_all(memory, handles)
     notes = [unknown_handles(unknown)] if unknown else []
     return resolved, notes if resolved or notes else [Note(none)]
@@ -147,13 +147,11 @@ def curate(
     added, unknown = resolve_all(memory, add_ids)
     removed, missing = resolve_all(memory, remove_ids)
     tagged, untaggable = resolve_all(memory, importance)
-    tags: dict[UnitId, Tag] = {}
-    invalid: list[str] = []
-    for reference, unit_id in tagged.items():
-        word = importance[reference]
-        if word not in TAGS:  # an unknown tag counts as the default
-            invalid.append(word[:20])
-        tags[unit_id] = next((tag for tag in TAGS if tag == word), DEFAULT_TAG)
+    words = {unit_id: importance[reference] for reference, unit_id in tagged.items()}
+    tags: dict[UnitId, Tag] = {
+        unit_id: next((tag for tag in TAGS if tag == word), DEFAULT_TAG) for unit_id, word in words.items()
+    }
+    invalid = [importance[reference][:20] for reference in tagged if importance[reference] not in TAGS]
     notes = [Note("invalid_tags", {"tags": invalid[:5]})] if invalid else []
     held = memory.curated.tags
     additions = {unit_id: tags.get(unit_id, held.get(unit_id, DEFAULT_TAG)) for unit_id in added.values()}
@@ -189,7 +187,7 @@ def verify(
     if len(units) > limit:
         notes.append(Note("documents_left_out", {"count": len(units) - limit, "limit": limit}))
     asked = units[:limit]
-    cached = {unit_id for unit_id in asked if _known(memory, words, unit_id)}
+    cached = {unit_id for unit_id in asked if _recall(memory, words, unit_id)}
     open_units = [unit_id for unit_id in asked if unit_id not in cached]
     if open_units:
         texts = tuple((unit_id, memory.text_of(unit_id)[:JUDGED_CHARACTERS]) for unit_id in open_units)
@@ -200,12 +198,12 @@ def verify(
     verdicts = tuple(
         msgspec.structs.replace(found, cached=unit_id in cached)
         for unit_id in asked
-        if (found := _known(memory, words, unit_id))
+        if (found := _recall(memory, words, unit_id))
     )
     return Observation("verify", verdicts=verdicts, resolved=dict(resolved), notes=tuple(notes))
 
 
-def _known(memory: WorkingMemory, claim: str, unit_id: UnitId) -> Verdict | None:
+def _recall(memory: WorkingMemory, claim: str, unit_id: UnitId) -> Verdict | None:
     """Return the remembered verdict, unless the unit has gained text since."""
     return memory.verification.get(claim, unit_id, len(memory.pool.entries[unit_id].chunk_ids))
 

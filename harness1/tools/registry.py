@@ -58,8 +58,8 @@ class Toolbox:
     @classmethod
     @lru_cache(maxsize=16)
     def of(cls, env: Env) -> Toolbox:
-        """Return the tools of a configuration. Deriving their schemas takes 1 ms, so it is done once for each. Raises
-        UsageError: a tool of `env.plugins` is not installed, has the name of another, or cannot be imported."""
+        """Return the tools of a configuration; schemas take 1 ms, so each once. Raises UsageError: a tool of
+        `env.plugins` is not installed, has the name of another, or cannot be imported."""
         built = [build_tool(function, env) for function in (*tools_of(env), *map(plugin_tool, env.plugins))]
         return cls({tool.spec.name: tool for tool in built})
 

@@ -1,11 +1,8 @@
 """Builds tools from typed generator functions over the working memory.
 
 A tool may yield one `Request` to the world outside, receives the `Answer`, changes the memory, and returns an
-`Observation`: the only way to retriever and verifier. Arguments after `memory` and `env` are what the policy may pass;
-their annotations are the schema (`build_tool`).
-
-A function of one's own that returns a text needs neither memory nor env: it is called in the world (`Consult`), and a
-replay takes its text from the record.
+`Observation`. Its arguments after `memory` and `env` are what the policy may pass; their annotations are the schema. A
+function of one's own that returns a text needs neither: it is called in the world, and a replay has its text.
 """
 
 from __future__ import annotations
@@ -188,16 +185,15 @@ def tool(function: F) -> F:
         raise UsageError(f"the tool {name} has no docstring: a policy reads it to know what the tool does")
     parameters = [*inspect.signature(function).parameters.values()]
     for parameter in parameters[2:] if knows_memory(function) else parameters:
-        if parameter.name in ("memory", "env"):
-            raise UsageError(
-                f"the tool {name} calls a parameter {parameter.name!r}, as tools of the memory do: rename it"
-            )
-        if parameter.annotation is parameter.empty:
-            raise UsageError(
-                f"the tool {name} does not say the type of {parameter.name!r}, as in {parameter.name}: str"
-            )
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
-            raise UsageError(f"the tool {name} takes {parameter}, which has no schema: name each parameter")
+        wrong, own = "", parameter.name
+        if own in ("memory", "env"):
+            wrong = f"calls a parameter {own!r}, as tools of the memory do: rename it"
+        elif parameter.annotation is parameter.empty:
+            wrong = f"does not say the type of {own!r}, as in {own}: str"
+        elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+            wrong = f"takes {parameter}, which has no schema: name each parameter"
+        if wrong:
+            raise UsageError(f"the tool {name} {wrong}")
     return function
 
 
@@ -217,8 +213,7 @@ def text_tool(function: Callable[..., Any]) -> ToolFunction:
 
 def build_tool(function: ToolFunction, env: Env) -> Tool:
     """Derive a tool from its function: its name, the first paragraph of its docstring, and its annotated parameters.
-    Minimal instructions describe nothing. Raises UsageError: a parameter has a type, or a default, that has no place in
-    a schema."""
+    Minimal instructions describe nothing. Raises UsageError: a type or a default has no place in a schema."""
     described = env.rendering.instructions != "minimal"
     hints = typing.get_type_hints(function, include_extras=True)
     fields: list[tuple[str, Any, Any]] = []

@@ -268,6 +268,10 @@ def first_hit_text(seen: Observation) -> Observation:
     return replace(seen, hits=(replace(seen.hits[0], text=seen.hits[0].text.upper()), *seen.hits[1:]))
 
 
+def first_turn(episode: Episode, **changes: Any) -> Episode:
+    return replace(episode, turns=(replace(episode.turns[0], **changes), *episode.turns[1:]))
+
+
 def test_a_changed_text_changes_the_context_and_not_the_memory() -> None:
     report = replay_episode(tampered(1, observed(first_hit_text)), configured())
     assert report.difference.startswith("turn 2: context hash")
@@ -333,23 +337,16 @@ def live(chunks: list[Chunk], episode: Episode = EPISODE) -> str | None:
     return run(replay_live(episode, configured(), WordRetriever(chunks), QUICK)).difference
 
 
-def test_a_live_replay_agrees_with_an_unchanged_index() -> None:
+def test_a_live_replay_agrees_with_an_unchanged_index_and_reports_the_first_difference_from_another() -> None:
     assert live(WORLD) is None
-
-
-def test_a_live_replay_reports_the_first_difference() -> None:
+    with pytest.raises(ConfigError, match="index differs"):
+        live(WORLD, replace(EPISODE, hashes=replace(EPISODE.hashes, index="other")))
     found = EPISODE.turns[0].observation
     changed = [
         replace(each, text=each.text + " New.") if each.doc_id == found.hits[0].doc_id else each for each in WORLD
     ]
     assert live(changed) == "turn 1: hits of the observation differ"
     assert live([each for each in WORLD if each.doc_id != "miss"]) == "turn 7: hits of the observation differ"
-
-
-def test_a_live_replay_refuses_another_index() -> None:
-    other = replace(EPISODE, hashes=replace(EPISODE.hashes, index="other"))
-    with pytest.raises(ConfigError, match="index differs"):
-        live(WORLD, other)
 
 
 def test_scores_do_not_count_as_a_difference() -> None:
@@ -369,14 +366,8 @@ def test_scores_do_not_count_as_a_difference() -> None:
         (lambda episode: replace(episode, status=Status.TRUNCATED), "status"),
         (lambda episode: replace(episode, turns=episode.turns[:-1]), "stop reason"),
         (lambda episode: replace(episode, turns=(*episode.turns, episode.turns[-1])), "had ended"),
-        (
-            lambda episode: replace(episode, turns=(replace(episode.turns[0], index=7), *episode.turns[1:])),
-            "recorded as 7",
-        ),
-        (
-            lambda episode: replace(episode, turns=(replace(episode.turns[0], observation=None), *episode.turns[1:])),
-            "missing",
-        ),
+        (lambda episode: first_turn(episode, index=7), "recorded as 7"),
+        (lambda episode: first_turn(episode, observation=None), "missing"),
     ],
 )
 def test_a_forged_episode_is_found_out(change: Callable[[Episode], Episode], word: str) -> None:
@@ -386,8 +377,8 @@ def test_a_forged_episode_is_found_out(change: Callable[[Episode], Episode], wor
 def test_a_record_that_cannot_be_played_is_a_difference_and_no_crash() -> None:
     first = EPISODE.turns[0]
     assert first.observation is not None
-    broken = replace(first, observation=replace(first.observation, notes=(Note("continues"),)))
-    report = replay_episode(replace(EPISODE, turns=(broken, *EPISODE.turns[1:])), configured())
+    broken = first_turn(EPISODE, observation=replace(first.observation, notes=(Note("continues"),)))
+    report = replay_episode(broken, configured())
     assert "cannot be played again" in str(report.difference)
 
 

@@ -97,15 +97,10 @@ def test_every_call_of_an_episode_puts_its_prompt_together_again(name: str, kind
 def test_attempts_are_recorded_with_their_numbers_and_their_parents() -> None:
     model = sayer(search("river"), NONSENSE, NONSENSE, search("war"), NONSENSE, END)
     episode = episode_of(model)
-    recorded = [(each.call_id, each.attempt, each.parent_call_id) for each in calls_of(episode)]
-    assert recorded == [
-        ("1.0", 0, None),
-        ("2.0", 0, "1.0"),
-        ("2.1", 1, "1.0"),
-        ("2.2", 2, "1.0"),
-        ("3.0", 0, "2.2"),
-        ("3.1", 1, "2.2"),
-    ]
+    recorded = [(each.call_id, each.parent_call_id) for each in calls_of(episode)]
+    of_second = [(f"2.{attempt}", "1.0") for attempt in range(3)]
+    assert recorded == [("1.0", None), *of_second, ("3.0", "2.2"), ("3.1", "2.2")]
+    assert all(each.call_id.endswith(f".{each.attempt}") for each in calls_of(episode))
     assert [turn.action for turn in episode.turns] == [search("river"), search("war"), END]
     assert {(each.policy_version_start, each.policy_version_end) for each in calls_of(episode)} == {(7, 8)}
     assert episode.policy_versions == (7, 8)
@@ -115,7 +110,7 @@ def test_attempts_are_recorded_with_their_numbers_and_their_parents() -> None:
 def test_a_retry_is_the_same_context_and_one_short_note() -> None:
     model = sayer(search("river"), NONSENSE, search("war"))
     episode_of(model)
-    first, retry, after = model.prompts[1:4]
+    first, retry = model.prompts[1:3]
     end = model.chat.prompt_end().ids
     told = first[: -len(end)]
     assert retry[: len(told)] == told
@@ -125,9 +120,6 @@ def test_a_retry_is_the_same_context_and_one_short_note() -> None:
     assert len(note) < 250
     assert model.samplings[1].max_tokens == RESERVE
     assert model.samplings[2].max_tokens == RESERVE - (len(retry) - len(first))
-    text = model.chat.tokenizer.decode(after)
-    assert NONSENSE not in text
-    assert "not valid" not in text
 
 
 def test_nothing_of_a_faulty_attempt_is_in_any_later_prompt() -> None:
@@ -148,16 +140,8 @@ def test_after_so_many_failures_the_episode_ends_by_its_policys_error(retries: i
     assert failed.parse_error == "there is no call"
     assert failed.action is None
     assert [each.attempt for each in failed.calls] == list(range(retries + 1))
-    assert [each.call_id for each in calls_to_train(episode)] == [
-        "1.0",
-        *[f"2.{number}" for number in range(retries + 1)],
-    ]
+    assert [each.call_id for each in calls_to_train(episode)] == ["1.0", *[f"2.{at}" for at in range(retries + 1)]]
     assert [prompt_ids(episode, each) for each in calls_of(episode)] == model.prompts
-
-
-def test_the_number_of_retries_starts_anew_each_turn() -> None:
-    model = sayer(*[NONSENSE] * 3, search("river"), *[NONSENSE] * 3, search("war"), *[NONSENSE] * 3, END)
-    assert episode_of(model).stop_reason is StopReason.END_SEARCH
 
 
 def test_there_is_no_retry_where_its_note_would_fill_the_window() -> None:
@@ -178,9 +162,7 @@ def test_an_output_that_was_cut_says_so_in_its_error() -> None:
     model = Cut(chat_format("hermes", "chatml"), NONSENSE, search("river"), NONSENSE)
     episode = episode_of(model, format_retries=1)
     assert episode.turns[0].action == search("river")
-    assert "Your last output was not valid: the output was too long and is cut." in model.chat.tokenizer.decode(
-        model.prompts[1]
-    )
+    assert "not valid: the output was too long and is cut." in model.chat.tokenizer.decode(model.prompts[1])
 
 
 @pytest.mark.parametrize(("name", "kind"), SPOKEN)

@@ -24,6 +24,7 @@ from tests.support import CORPUS, WordRetriever, chunk, make_env, run, text_of
 TASK = Task("t", "Where did the father of Ada Lovelace die?")
 VAIN = Task("t", "Where did the father of Ada Lovelace hide the Zanzibar Codex?")
 HOPS = Gold({DocId("ada"): 1, DocId("byron"): 1, DocId("miss"): 1, DocId("noise"): 0})
+Found = list[tuple[Task, Episode, list[tuple[str, Decision]]]]
 FILLER = tuple(chunk(f"filler{number}", f"The father of somebody did die in town {number}.") for number in range(30))
 OPTIONAL = ("fan_out", "grep", "read", "review", "verification")
 ORDERS = ("paper", "stable_first", "epoch")
@@ -96,7 +97,7 @@ def world() -> tuple[list[Chunk], list[Task]]:
 
 
 @pytest.fixture(scope="module")
-def episodes(world: tuple[list[Chunk], list[Task]]) -> list[tuple[Task, Episode, list[tuple[str, Decision]]]]:
+def episodes(world: tuple[list[Chunk], list[Task]]) -> Found:
     chunks, tasks = world
     env, found = make_env(chunks=chunks), []
     for task in tasks:
@@ -107,7 +108,7 @@ def episodes(world: tuple[list[Chunk], list[Task]]) -> list[tuple[Task, Episode,
 
 
 def test_every_content_word_of_an_action_was_asked_or_shown_before(
-    episodes: list[tuple[Task, Episode, list[tuple[str, Decision]]]],
+    episodes: Found,
 ) -> None:
     for task, _, turns in episodes:
         shown = words(task.query)
@@ -116,20 +117,11 @@ def test_every_content_word_of_an_action_was_asked_or_shown_before(
             for value in written(decision):
                 own = OWN_WORDS if decision.actions[0].name == "end_search" else FUNCTION_WORDS
                 assert words(value) <= shown | own, value
-
-
-def test_a_line_of_reasoning_adds_nothing_to_its_own_words_but_what_was_shown(
-    episodes: list[tuple[Task, Episode, list[tuple[str, Decision]]]],
-) -> None:
-    for task, _, turns in episodes:
-        shown = words(task.query)
-        for text, decision in turns:
-            shown |= words(text)
             assert words(decision.reasoning) <= shown | OWN_WORDS, decision.reasoning
 
 
 def test_no_title_id_or_answer_of_gold_is_said_before_it_was_shown(
-    world: tuple[list[Chunk], list[Task]], episodes: list[tuple[Task, Episode, list[tuple[str, Decision]]]]
+    world: tuple[list[Chunk], list[Task]], episodes: Found
 ) -> None:
     titles = {made.doc_id: made.title for made in world[0]}
     for task, _, turns in episodes:
@@ -144,7 +136,7 @@ def test_no_title_id_or_answer_of_gold_is_said_before_it_was_shown(
 
 
 def test_lines_are_short_varied_and_never_speak_of_gold(
-    episodes: list[tuple[Task, Episode, list[tuple[str, Decision]]]],
+    episodes: Found,
 ) -> None:
     said = [decision.reasoning for _, _, turns in episodes for _, decision in turns]
     assert all(0 < len(reasoning.split()) < 40 for reasoning in said)
@@ -154,7 +146,7 @@ def test_lines_are_short_varied_and_never_speak_of_gold(
 
 
 def test_all_tools_are_used_on_a_collection_and_none_wrongly(
-    episodes: list[tuple[Task, Episode, list[tuple[str, Decision]]]],
+    episodes: Found,
 ) -> None:
     used = {call.name for _, episode, _ in episodes for call in calls(episode)}
     assert used == {spec.name for spec in make_env().toolbox.specs}
@@ -162,7 +154,7 @@ def test_all_tools_are_used_on_a_collection_and_none_wrongly(
 
 
 def test_it_curates_all_gold_that_it_saw_marks_it_highest_and_stops(
-    episodes: list[tuple[Task, Episode, list[tuple[str, Decision]]]],
+    episodes: Found,
 ) -> None:
     results: list[Outcome] = []
     for task, episode, _ in episodes:
@@ -180,6 +172,8 @@ def test_it_curates_all_gold_that_it_saw_marks_it_highest_and_stops(
 def test_it_follows_the_hops_and_keeps_a_few_near_misses() -> None:
     found = [episode_of(HOPS, seed=seed) for seed in range(6)]
     assert all({"ada", "byron", "miss"} <= curated(episode) for episode in found)
+    assert episode_of(HOPS, seed=1).turns == found[1].turns
+    assert len({repr(episode.turns) for episode in found}) > 1
     assert 3 < max(len(episode.curated) for episode in found) <= 7
 
 
@@ -215,12 +209,8 @@ def test_it_copes_without_any_mechanism(settings: str) -> None:
         episode = episode_of(HOPS, *settings.split(), seed=seed)
         assert is_clean(episode)
         assert {"ada", "byron", "miss"} <= curated(episode)
-
-
-def test_without_tags_gold_is_delivered_first() -> None:
-    for seed in range(4):
-        delivered = [entry.unit_id for entry in episode_of(HOPS, "env.curation.tags=false", seed=seed).curated]
-        assert set(delivered[:3]) == {"ada", "byron", "miss"}
+        delivered = [entry.unit_id for entry in episode.curated]
+        assert "tags" not in settings or set(delivered[:3]) == {"ada", "byron", "miss"}
 
 
 @pytest.mark.parametrize("turns", [2, 3, 4, 5, 6])
@@ -232,11 +222,8 @@ def test_it_curates_before_the_turns_run_out(turns: int, verifies: str) -> None:
     assert "ada" in curated(episode)
     assert is_clean(episode)
     assert turns == 2 or episode.stop_reason is StopReason.END_SEARCH
-
-
-def test_what_is_found_is_kept_at_once_where_no_budget_is_shown() -> None:
-    settings = ["env.budget_marker.on=false", "env.auto_populate.on=false", "env.max_turns=3"]
-    assert "ada" in curated(episode_of(Gold({DocId("ada"): 1, DocId("nowhere"): 1}), *settings))
+    unseen = ("env.budget_marker.on=false", "env.auto_populate.on=false", "env.max_turns=3")
+    assert "ada" in curated(episode_of(gold, *unseen)), "where no budget is shown, what is found is kept at once"
 
 
 @pytest.mark.parametrize(("instructions", "tokens"), [("minimal", 600), ("full", 1500)])
@@ -268,11 +255,6 @@ def test_of_a_fact_any_chunk_is_evidence() -> None:
     assert is_clean(episode)
 
 
-def test_it_is_the_same_for_a_seed_and_varies_with_it() -> None:
-    assert episode_of(HOPS, seed=1).turns == episode_of(HOPS, seed=1).turns
-    assert len({repr(episode_of(HOPS, seed=seed).turns) for seed in range(6)}) > 1
-
-
 def test_a_question_is_taken_apart_into_its_own_words() -> None:
     claimed = "A deficiency of vitamin B6 decreases blood levels of homocysteine."
     assert content_words(claimed) == ["deficiency", "vitamin", "B6", "decreases", "blood", "levels", "homocysteine"]
@@ -291,5 +273,6 @@ def test_a_line_lists_what_was_shown_and_cuts_long_names() -> None:
 
 
 def test_evidence_tells_seen_gold_from_rivals() -> None:
-    evidence = SeenEvidence(View(TASK.query), (frozenset({UnitId("ada")}),))
+    evidence = SeenEvidence((frozenset({UnitId("ada")}),))
+    evidence.read(View(TASK.query))
     assert (evidence.gold, evidence.rivals(), evidence.complete) == ([], [], False)

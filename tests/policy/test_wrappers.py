@@ -18,7 +18,7 @@ from harness1.policy.wrappers import (
     ReasonedPolicy,
     SilentPolicy,
     StudentFormatPolicy,
-    asking,
+    ask_for_reason,
     in_student_format,
 )
 from harness1.records import DocId, Episode, Gold, Status, Task, ToolCall
@@ -59,11 +59,7 @@ def test_turns_are_shared_out_and_only_who_takes_one_is_asked() -> None:
     episode, good, bad = played((3, 1))
     assert good.asked + bad.asked == len(episode.turns) == 40
     assert 22 <= good.asked <= 37
-
-
-def test_a_share_of_0_is_never_asked() -> None:
-    _, good, bad = played((1, 0))
-    assert (good.asked, bad.asked) == (40, 0)
+    assert [policy.asked for policy in played((1, 0))[1:]] == [40, 0]
 
 
 def test_the_seed_decides_who_is_next() -> None:
@@ -93,16 +89,7 @@ def test_a_silent_policy_gives_no_reasons_and_does_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    "spec",
-    [
-        "mixed:",
-        "mixed:2",
-        "mixed:x",
-        "mixed:nan",
-        "silent:",
-        "silent:silent:random",
-        "silent:hf:x",
-    ],
+    "spec", ["mixed:", "mixed:2", "mixed:x", "mixed:nan", "silent:", "silent:silent:random", "silent:hf:x"]
 )
 def test_names_of_nothing_are_refused(spec: str) -> None:
     with pytest.raises(UsageError, match="there is no policy"):
@@ -139,29 +126,23 @@ def decided(*actions: ToolCall, reasoning: str = "", env: Env = Env(), error: st
 
 def test_every_tool_demands_a_reason_first_and_curation_a_tag() -> None:
     for spec in Toolbox.of(Env()).specs:
-        shown = asking(spec).parameters
+        shown = ask_for_reason(spec).parameters
         assert next(iter(shown["properties"])) == "reasoning"
         assert shown["properties"]["reasoning"]["type"] == "string"
         assert shown["properties"].keys() == spec.parameters["properties"].keys() | {"reasoning"}
         wanted = {"reasoning", *spec.parameters["required"], *(["importance"] if spec.name == "curate" else [])}
         assert (set(shown["required"]), len(shown["required"])) == (wanted, len(wanted))
         assert "reasoning" not in spec.parameters["required"]
-
-
-def test_where_there_are_no_tags_none_is_demanded() -> None:
     (curate,) = [spec for spec in Toolbox.of(Env(curation=Curation(tags=False))).specs if spec.name == "curate"]
-    assert asking(curate).parameters["required"] == ["reasoning"]
+    assert ask_for_reason(curate).parameters["required"] == ["reasoning"]
 
 
 def test_the_reason_becomes_the_reasoning_and_leaves_the_arguments() -> None:
     decision = decided(call("search_corpus", query="poet", reasoning=" The father is missing. "), reasoning="hm")
     assert decision.actions == (call("search_corpus", query="poet"),)
     assert decision.reasoning == "The father is missing."
-
-
-def test_the_end_of_a_search_keeps_its_reason() -> None:
-    decision = decided(call("end_search", reasoning="All is found."))
-    assert (decision.actions, decision.reasoning) == ((call("end_search", reasoning="All is found."),), "All is found.")
+    end = call("end_search", reasoning="All is found.")
+    assert (decided(end).actions, decided(end).reasoning) == ((end,), "All is found."), "the end keeps its reason"
 
 
 @pytest.mark.parametrize("given", [{}, {"reasoning": ""}, {"reasoning": ["because"]}])
@@ -239,12 +220,9 @@ def test_of_several_actions_it_says_the_one_that_counts() -> None:
     assert episode.turns[0].ignored == ()
     said = chat_format("hermes", "chatml").parse(episode.turns[0].calls[0].output_ids, Toolbox.of(Env()).specs)
     assert said.actions == (search("river"),)
-
-
-def test_what_is_no_plain_json_is_spoken_as_it_is_recorded() -> None:
-    episode = spoken(Script(ToolCall("search_corpus", {"query": "castle \ud800", "k": float("nan")}), END))
-    said = chat_format("hermes", "chatml").parse(episode.turns[0].calls[0].output_ids, Toolbox.of(Env()).specs)
-    assert said.actions == (episode.turns[0].action,)
+    odd = spoken(Script(ToolCall("search_corpus", {"query": "castle \ud800", "k": float("nan")}), END)).turns[0]
+    said = chat_format("hermes", "chatml").parse(odd.calls[0].output_ids, Toolbox.of(Env()).specs)
+    assert said.actions == (odd.action,), "what is no plain JSON is spoken as it is recorded"
 
 
 @pytest.mark.parametrize("order", ["paper", "stable_first", "epoch", "transcript"])
@@ -308,30 +286,6 @@ def test_a_model_that_fails_within_a_turn_leaves_the_turn_without_its_calls() ->
     assert episode.segments.keys() <= named
 
 
-def test_a_model_of_the_very_format_speaks_for_itself() -> None:
-    model = LanguageModelPolicy(Outputs(), TEACHER, 2048)
-    assert in_student_format(model, chat_format("hermes", "qwen")) is model
-    assert isinstance(in_student_format(model, chat_format("compact", "qwen")), StudentFormatPolicy)
-    assert isinstance(in_student_format(ScriptedPolicy(), TEACHER), StudentFormatPolicy)
-
-
-def test_forks_go_on_alike() -> None:
-    taught = StudentFormatPolicy(ScriptedPolicy(), chat_format("compact", "chatml"))
-
-    async def play() -> None:
-        env = make_env(chunks=CORPUS, counter=taught.counter)
-        context = await env.reset(TASK_SPOKEN)
-        assert context is not None
-        session = taught.open(TASK_SPOKEN, 0)
-        decision = await session.act(context)
-        context = (await env.step(decision.actions, "", decision.calls)).context
-        assert context is not None
-        twin = session.fork()
-        assert await twin.act(context) == await session.act(context)
-
-    run(play())
-
-
 def test_the_hash_names_policy_and_format() -> None:
     hashes = {
         StudentFormatPolicy(policy, chat_format(name, kind)).hash
@@ -339,4 +293,8 @@ def test_the_hash_names_policy_and_format() -> None:
         for name, kind in SPOKEN
     }
     assert len(hashes) == 2 * len(SPOKEN)
+    model = LanguageModelPolicy(Outputs(), TEACHER, 2048)
+    assert in_student_format(model, chat_format("hermes", "qwen")) is model, "it speaks for itself"
+    assert isinstance(in_student_format(model, chat_format("compact", "qwen")), StudentFormatPolicy)
+    assert isinstance(in_student_format(ScriptedPolicy(), TEACHER), StudentFormatPolicy)
     assert StudentFormatPolicy(ScriptedPolicy(), chat_format("hermes", "qwen")).name == "scripted"

@@ -80,39 +80,17 @@ def test_documents_by_hand() -> None:
     assert recalls(found) == [0.25, 0.5, 0.5, 0.5, 0.5, 0.5]
     assert found.set_size == 4
     assert found.selection_loss == 1 / 4
-
-
-def test_grades_and_order_are_in_the_ranked_measures() -> None:
+    all_of_it = measure_outcome(finished("axcy", "axcyb"), Gold(relevant={"a": 1, "b": 1, "c": 1, "d": 1}))
+    assert (all_of_it.answer_recall, all_of_it.trajectory_answer_recall) == (0.5, 0.75)
     best, worse = (measure_outcome(finished(order), GOLD).ranked["nDCG@10"] for order in ("abcd", "bacd"))
-    assert best == 1.0
-    assert 0.0 < worse < 1.0
-
-
-def test_a_unit_that_a_record_names_twice_counts_once() -> None:
-    assert measure_outcome(finished("aax"), GOLD) == measure_outcome(finished("ax"), GOLD)
+    assert 0.0 < worse < best == 1.0
+    assert measure_outcome(finished(["junk"], ["junk"]), GOLD) == measure_outcome(finished("z", "z"), GOLD)
 
 
 def test_what_is_delivered_is_ranked_without_repeats_and_nothing_after_a_policy_error() -> None:
     curated = (Curated("b", "low", 2), Curated("a", "high", 1), Curated("b", "fair", 3))
     assert delivery(msgspec.structs.replace(finished(), curated=curated)) == ("a", "b")
     assert delivery(finished("ab", stop=StopReason.FORMAT_LIMIT)) == ()
-
-
-def test_grade_zero_is_not_relevant() -> None:
-    found = measure_outcome(finished(["junk"], ["junk"]), GOLD)
-    assert found == measure_outcome(finished("z", "z"), GOLD)
-    assert (found.recall, found.precision, found.trajectory_recall) == (0.0, 0.0, 0.0)
-
-
-def test_without_answer_docs_the_answer_is_all_that_is_relevant() -> None:
-    found = measure_outcome(finished("ab", "abc"), Gold(relevant={"a": 1, "b": 1, "c": 1, "d": 1}))
-    assert (found.answer_recall, found.trajectory_answer_recall) == (0.5, 0.75)
-
-
-def test_rank_decides_recall_at_k_whatever_the_order_of_the_list() -> None:
-    shuffled = (Curated("a", "fair", 2), Curated("x", "fair", 1))
-    found = measure_outcome(msgspec.structs.replace(finished(), curated=shuffled), GOLD)
-    assert recalls(found)[:2] == [0.0, 0.25]
 
 
 def test_a_fact_is_found_by_any_of_its_chunks_and_only_once() -> None:
@@ -151,7 +129,7 @@ def test_only_calls_that_succeeded_are_use_and_ending_is_never_counted() -> None
     retried = msgspec.structs.replace(did("search"), calls=(ModelCall("3"), ModelCall("4", attempt=1)))
     found = measure_outcome(finished("a", turns=(*turns, retried, unreadable)), GOLD)
     assert found.calls == {"search": 3, "curate": 1}
-    assert (found.tools, found.curate_calls, found.tool_errors) == (2, 1, 1)
+    assert (found.tools, found.tool_errors) == (2, 1)
     assert found.turns == 6
     assert found.format_errors == 3
 
@@ -190,18 +168,6 @@ def test_shares_are_shares_and_aliases_only_add(curated: Any, pool: Any, aliases
     assert found.ranked.keys() == MEASURES.keys()
 
 
-@given(SETS, st.sampled_from("abcd"))
-def test_one_more_relevant_unit_never_lowers_a_recall(curated: list[str], extra: str) -> None:
-    if extra in curated:
-        curated.remove(extra)
-    before, after = (measure_outcome(finished(ids, ids), GOLD) for ids in (curated, [*curated, extra]))
-    assert after.recall == before.recall + 0.25
-    assert after.answer_recall >= before.answer_recall
-    assert after.trajectory_recall > before.trajectory_recall
-    assert all(now >= then for now, then in zip(recalls(after), recalls(before), strict=True))
-    assert after.precision >= before.precision
-
-
 UNITS_RANKING = st.sampled_from([f"d{number}" for number in range(14)])
 RANKINGS = st.lists(UNITS_RANKING, max_size=40)
 GRADES = st.dictionaries(UNITS_RANKING, st.integers(-1, 4), min_size=1)
@@ -232,9 +198,6 @@ def test_every_measure_of_documents_is_that_of_trec_eval(ranked: Any, grades: An
     ours = found(ranked, grade_units(grades))
     assert ours.keys() == set(TREC.values())
     assert ours == pytest.approx({TREC[name]: theirs[name] for name in TREC}, abs=1e-9, rel=0)
-
-
-def test_measures_are_spelled_as_ir_measures_does() -> None:
     assert {str(ir_measures.parse_measure(name)) for name in TREC.values()} == set(TREC.values())
 
 

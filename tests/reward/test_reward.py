@@ -71,8 +71,17 @@ def test_values_by_hand(name: str, outcome: dict[str, float], expected: float) -
     assert value(BY_NAME[name], **outcome) == pytest.approx(expected)
 
 
-def test_beta_is_the_one_that_is_set() -> None:
-    assert value(BY_NAME["outcome"], "reward.beta=1", precision=0.5, recall=0.25) == pytest.approx(1 / 3)
+@pytest.mark.parametrize(
+    ("name", "setting", "outcome", "expected"),
+    [
+        ("outcome", "reward.beta=1", {"precision": 0.5, "recall": 0.25}, 1 / 3),
+        ("clutter", "env.curation.cap=10", {"set_size": 10, "precision": 0.5}, 0.5),
+        ("turn_penalty", "env.max_turns=5", {"turns": 5}, 0.0),
+        ("turn_penalty", "env.max_turns=5", {"turns": 21}, 1.0),
+    ],
+)
+def test_settings_count(name: str, setting: str, outcome: dict[str, float], expected: float) -> None:
+    assert value(BY_NAME[name], setting, **outcome) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("tools", "share", "short"), [(0, 0.0, 6.0), (3, 0.5, 3.0), (6, 1.0, 0.0), (9, 1.0, 0.0)])
@@ -93,11 +102,6 @@ def test_turns_beyond_the_free_ones_cost_up_to_the_whole_penalty(turns: int, exp
     assert value(turn_penalty, turns=turns) == pytest.approx(expected)
 
 
-def test_fewer_turns_allowed_than_free_cost_nothing() -> None:
-    assert value(turn_penalty, "env.max_turns=5", turns=5) == 0.0
-    assert value(turn_penalty, "env.max_turns=5", turns=21) == 1.0
-
-
 def test_curation_is_a_share_of_turns_up_to_its_target() -> None:
     assert value(curation, turns=10, calls={"curate": 2}) == pytest.approx(0.5)
     assert value(curation, turns=10, calls={"curate": 8}) == 1.0
@@ -112,13 +116,6 @@ def test_penalties_weigh_negatively_and_nothing_else_does() -> None:
     negative = {part.name for part in COMPONENTS if part.weight(settings) < 0.0}
     assert negative == {"answer_missed", "recall_gap", "clutter", "diversity_shortfall", "turn_penalty"}
     assert all(part.weight(settings) != 0.0 for part in COMPONENTS)
-
-
-def test_clutter_is_a_share_of_what_can_be_delivered() -> None:
-    assert value(BY_NAME["clutter"], "env.curation.cap=10", set_size=10, precision=0.5) == pytest.approx(0.5)
-
-
-def test_the_process_is_tools_curation_and_turns() -> None:
     process = {part.name for part in COMPONENTS if part.process}
     assert process == {"diversity", "diversity_shortfall", "curation", "turn_penalty"}
 
@@ -149,32 +146,25 @@ def finished(stop: StopReason = StopReason.END_SEARCH, curated: str = "", pool: 
 
 
 def rewarded(episode: Episode, config: Config = SHAPELESS) -> RewardRecord:
-    reward = score(episode, GOLD, config).reward
-    assert reward is not None
-    return reward
+    return score(episode, GOLD, config).reward
 
 
-def test_a_perfect_episode_without_shaping_earns_3_2() -> None:
-    assert rewarded(finished(curated="ab", pool="ab")).total == pytest.approx(3.2)
-
-
-def test_all_seen_and_nothing_right_delivered_earns_0_35() -> None:
-    assert rewarded(finished(curated="x", pool="xab")).total == pytest.approx(0.35)
-
-
-def test_a_worthless_set_earns_the_floor() -> None:
-    found = rewarded(finished(curated="x", pool="x"))
-    assert (found.total, found.override) == (0.001, None)
-
-
-def test_an_empty_set_overrides_everything() -> None:
-    found = rewarded(finished(pool="ab"))
-    assert (found.total, found.override) == (-0.2, "empty")
-
-
-def test_a_format_failure_overrides_whatever_was_curated() -> None:
-    found = rewarded(finished(StopReason.FORMAT_LIMIT, "ab", "ab"))
-    assert (found.total, found.override) == (-0.5, "format_failure")
+@pytest.mark.parametrize(
+    ("curated", "pool", "stop", "total", "override"),
+    [
+        ("ab", "ab", StopReason.END_SEARCH, 3.2, None),
+        ("x", "xab", StopReason.END_SEARCH, 0.35, None),
+        ("x", "x", StopReason.END_SEARCH, 0.001, None),
+        ("", "ab", StopReason.END_SEARCH, -0.2, "empty"),
+        ("ab", "ab", StopReason.FORMAT_LIMIT, -0.5, "format_failure"),
+    ],
+    ids=["perfect", "all seen, nothing right", "the floor", "empty", "a format failure"],
+)
+def test_what_an_episode_earns_without_shaping(
+    curated: str, pool: str, stop: StopReason, total: float, override: str | None
+) -> None:
+    found = rewarded(finished(stop, curated, pool))
+    assert (found.total, found.override) == (pytest.approx(total), override)
 
 
 @pytest.mark.parametrize("stop", [StopReason.TURN_LIMIT, StopReason.CONTEXT_LIMIT])
@@ -217,11 +207,8 @@ def test_scoring_names_the_weights_and_changes_nothing_else() -> None:
     assert scored.hashes == Hashes("env", "policy", "index", reward=SHAPELESS.reward_hash)
     assert msgspec.structs.replace(scored, reward=None, hashes=episode.hashes) == episode
     assert score(scored, GOLD, SHAPELESS) == scored
-
-
-def test_gold_that_cannot_be_scored_is_refused() -> None:
     with pytest.raises(UsageError, match="'t'"):
-        score(finished(curated="a"), Gold(relevant={}), SHAPELESS)
+        score(episode, Gold(relevant={}), SHAPELESS)
 
 
 OUTCOMES = st.fixed_dictionaries(
@@ -241,16 +228,11 @@ def test_more_recall_of_any_kind_never_costs(outcome: dict[str, Any], other: flo
 
 def test_the_defaults_are_the_published_weights() -> None:
     weights = {part.name: part.weight(Reward()) for part in COMPONENTS if part.weight(Reward())}
-    assert weights == {
-        "outcome": 0.7,
-        "trajectory": 0.3,
-        "answer_found": 1.0,
-        "answer": 0.8,
-        "trajectory_answer": 0.4,
-        "answer_missed": -0.35,
-        "diversity": 0.15,
-        "turn_penalty": -0.02,
-    }
+    result = {"outcome": 0.7, "trajectory": 0.3, "answer_found": 1.0, "answer": 0.8, "trajectory_answer": 0.4}
+    assert weights == result | {"answer_missed": -0.35, "diversity": 0.15, "turn_penalty": -0.02}
+    assert load_config(None, ["reward.recipe=paper"]) == Config()
+    for process in (BEST_PROCESS, WORST_PROCESS):
+        assert BEYOND_CAP not in rewarded_process_cap(Outcome(set_size=1, **process), Config()).terms
 
 
 CAP = 0.5
@@ -360,17 +342,7 @@ def test_process_terms_add_up_to_no_more_than_the_cap(
     assert abs(contributions(own)) <= CAP + 1e-9
 
 
-def test_published_weights_never_meet_the_cap() -> None:
-    for process in (BEST_PROCESS, WORST_PROCESS):
-        assert BEYOND_CAP not in rewarded_process_cap(Outcome(set_size=1, **process), Config()).terms
-
-
 ROBUST = load_config(None, ["reward.recipe=robust"])
-
-
-def test_the_published_recipe_is_the_default() -> None:
-    assert load_config(None, ["reward.recipe=paper"]) == Config()
-    assert Reward().recipe == "paper"
 
 
 def test_a_given_weight_holds_against_the_recipe_in_any_order(tmp_path: Path) -> None:
@@ -384,9 +356,6 @@ def test_a_given_weight_holds_against_the_recipe_in_any_order(tmp_path: Path) ->
 def test_a_recipe_that_is_asked_for_takes_the_place_of_a_file_that_spells_out_another() -> None:
     published = load_config("paper", ["reward.recipe=robust"])
     assert published == structs.replace(load_config("paper"), reward=ROBUST.reward)
-
-
-def test_recipes_are_told_apart_by_their_hash() -> None:
     assert ROBUST.reward_hash != Config().reward_hash
 
 
@@ -396,13 +365,11 @@ def test_a_recipe_that_does_not_exist_is_refused(override: str) -> None:
         load_config(None, [override])
 
 
-def test_the_robust_recipe_pays_for_the_delivered_set_alone() -> None:
-    seen = Outcome(trajectory_recall=1.0, trajectory_answer_recall=1.0, set_size=1, calls=dict.fromkeys("abcdef", 1))
-    found = composite(seen, finished(curated="x"), ROBUST)
-    assert found.total == pytest.approx(-0.45 / 30)
-
-
 def test_the_robust_recipe_prefers_a_few_wrong_units_to_a_right_one_among_thirty() -> None:
+    seen = Outcome(trajectory_recall=1.0, trajectory_answer_recall=1.0, set_size=1, calls=dict.fromkeys("abcdef", 1))
+    assert composite(seen, finished(curated="x"), ROBUST).total == pytest.approx(-0.45 / 30), (
+        "what was seen earns nothing"
+    )
     few = composite(Outcome(set_size=8), finished(curated="x"), ROBUST)
     hoard = composite(Outcome(set_size=30, recall=1.0, precision=1 / 30), finished(curated="x"), ROBUST)
     assert few.total == pytest.approx(-0.45 * 8 / 30)

@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
-from harness1.config import AutoPopulate, Compression, Curation, Env, FanOut, Search
-from harness1.env.environment import Step
-from harness1.records import Note, Observation, Task
+from harness1.config import AutoPopulate, Compression, Env, FanOut, Search
+from harness1.records import Note, Observation
 from harness1.retrieval.protocol import rrf
-from tests.support import WordRetriever, call, chunk, curate, make_env, play, run, search, text_of
+from tests.support import WordRetriever, call, chunk, curate, make_env, play, search, text_of
 
 LONG = [chunk(f"d{n}", f"common text {n} " + "word " * 400, f"T{n}") for n in range(8)]
 
 WHOLE = Compression(on=False)
 
 
-def observed(step: Step) -> Observation:
-    assert step.observation is not None
-    return step.observation
-
-
 def test_a_chunk_that_was_returned_does_not_come_back() -> None:
     steps = play(make_env(), search("Ada Lovelace"), search("Ada Lovelace"), search("Ada Byron"))
-    assert [{hit.doc_id for hit in observed(step).hits} for step in steps] == [{"ada", "babbage"}, set(), {"byron"}]
-    assert Note("nothing_found") in observed(steps[1]).notes
+    assert [{hit.doc_id for hit in step.observation.hits} for step in steps] == [{"ada", "babbage"}, set(), {"byron"}]
+    assert Note("nothing_found") in steps[1].observation.notes
 
 
 def test_hits_that_do_not_fit_are_left_whole_for_a_later_search() -> None:
     env = make_env(Env(search=Search(tokens=1200), compression=WHOLE), LONG)
     steps = play(env, search("common"), search("common"), search("common"), search("common"))
-    assert [len(observed(step).hits) for step in steps] == [2, 2, 2, 2]
-    assert Note("hits_left_out", {"count": 6}) in observed(steps[0]).notes
+    assert [len(step.observation.hits) for step in steps] == [2, 2, 2, 2]
+    assert Note("hits_left_out", {"count": 6}) in steps[0].observation.notes
     assert len(env.state.memory.store) == 8
-    assert all(hit.text.strip() in text_of(steps[0].context) for hit in observed(steps[0]).hits)
+    assert all(hit.text.strip() in text_of(steps[0].context) for hit in steps[0].observation.hits)
 
 
 def test_a_hit_that_fits_follows_one_that_does_not_and_the_first_always_stays() -> None:
@@ -42,9 +36,9 @@ def test_a_hit_that_fits_follows_one_that_does_not_and_the_first_always_stays() 
         chunk("c", "common short"),
     ]
     env = make_env(Env(search=Search(tokens=1000), compression=WHOLE), chunks)
-    assert [hit.doc_id for hit in observed(play(env, search("common"))[0]).hits] == ["a"]
+    assert [hit.doc_id for hit in play(env, search("common"))[0].observation.hits] == ["a"]
     env = make_env(Env(search=Search(tokens=1300), compression=WHOLE), chunks)
-    assert [hit.doc_id for hit in observed(play(env, search("common"))[0]).hits] == ["a", "c"]
+    assert [hit.doc_id for hit in play(env, search("common"))[0].observation.hits] == ["a", "c"]
 
 
 def test_compression_shows_the_nearest_sentences_and_stores_the_text() -> None:
@@ -54,14 +48,14 @@ def test_compression_shows_the_nearest_sentences_and_stores_the_text() -> None:
     shown = text_of(step.context).partition("[D1]")[2]
     assert "The castle fell at last." in shown
     assert "Sentence number 7" not in shown
-    assert env.state.memory.store[observed(step).hits[0].chunk_id].text == text
+    assert env.state.memory.store[step.observation.hits[0].chunk_id].text == text
 
 
 def test_the_first_successful_search_fills_an_empty_set_once() -> None:
     chunks = [chunk(f"d{n}", f"common {n}", f"T{n}") for n in range(12)]
     env = make_env(Env(auto_populate=AutoPopulate(documents=3, by="first")), chunks)
     steps = play(env, search("nowhere"), search("common"), curate(remove_ids=["D1", "D2", "D3"]), search("common"))
-    assert [observed(step).delta.auto_populated for step in steps] == [(), ("d0", "d1", "d10"), (), ()]
+    assert [step.observation.delta.auto_populated for step in steps] == [(), ("d0", "d1", "d10"), (), ()]
     env = make_env(Env(auto_populate=AutoPopulate(documents=3, by="first")), chunks)
     play(env, search("common"))
     assert env.state.memory.curated.tags == {"d0": "fair", "d1": "fair", "d10": "fair"}
@@ -70,14 +64,8 @@ def test_the_first_successful_search_fills_an_empty_set_once() -> None:
 def test_what_the_policy_curated_first_is_not_added_to() -> None:
     env = make_env()
     steps = play(env, call("grep_corpus", pattern="Greece"), curate(add_ids=["D1"]), search("Ada"))
-    assert observed(steps[2]).delta.auto_populated == ()
+    assert steps[2].observation.delta.auto_populated == ()
     assert list(env.state.memory.curated.tags) == ["miss"]
-
-
-def test_without_tags_the_first_documents_are_equal_to_all_others() -> None:
-    env = make_env(Env(curation=Curation(tags=False), auto_populate=AutoPopulate(documents=1, by="first")))
-    play(env, search("Ada"), curate(add_ids=["D2"]))
-    assert len(set(env.state.memory.curated.tags.values())) == 1
 
 
 def test_chunks_are_the_unit_where_the_corpus_says_so() -> None:
@@ -91,15 +79,9 @@ def test_an_empty_query_is_told_and_costs_no_search() -> None:
     retriever = WordRetriever(LONG)
     env = make_env(retriever=retriever)
     for query in ("", " \n\t"):
-        assert observed(play(env, search(query))[0]).error == Note("empty_query")
+        assert play(env, search(query))[0].observation.error == Note("empty_query")
     assert retriever.calls == 0
-
-
-def test_white_space_of_a_query_is_put_in_order() -> None:
-    env = make_env()
-    run(env.reset(Task("t", "q")))
-    step = run(env.step([search(" Ada\n Lovelace ")]))
-    assert observed(step).rankings[0].query == "Ada Lovelace"
+    assert play(make_env(), search(" Ada\n Lovelace "))[0].observation.rankings[0].query == "Ada Lovelace"
 
 
 def test_shown_sentences_may_be_cut_between_words() -> None:
@@ -129,6 +111,11 @@ def test_the_order_is_the_fusion_of_all_queries() -> None:
     order = [chunk_id for chunk_id, _ in rrf([ranking.chunk_ids for ranking in found.rankings], 60)]
     assert [hit.chunk_id for hit in found.hits] == order
     assert found.hits[0].doc_id == "z"
+    env = make_env(chunks=CHUNKS)
+    play(env, call("fan_out_search", queries=["alpha", "beta"]))
+    assert next(iter(env.state.memory.pool.entries)) == "z", "handles follow the fused order"
+    alone = fan_out("alpha")
+    assert tuple(hit.chunk_id for hit in alone.hits) == alone.rankings[0].chunk_ids
 
 
 def test_the_first_documents_come_from_every_query() -> None:
@@ -138,23 +125,12 @@ def test_the_first_documents_come_from_every_query() -> None:
     assert {unit[0] for unit in seeded[1:]} == {"x", "y"}
 
 
-def test_handles_follow_the_fused_order() -> None:
-    env = make_env(chunks=CHUNKS)
-    play(env, call("fan_out_search", queries=["alpha", "beta"]))
-    assert next(iter(env.state.memory.pool.entries.values())).unit_id == "z"
-
-
-def test_queries_beyond_the_limit_are_left_out_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queries_beyond_the_limit_are_told_and_blank_and_repeated_ones_do_not_count(monkeypatch: Any) -> None:
     monkeypatch.setattr("harness1.tools.discovery.MOST_QUERIES", 2)
-    found = fan_out("alpha", "beta", "gamma")
-    assert [ranking.query for ranking in found.rankings] == ["alpha", "beta"]
-    assert Note("queries_left_out", {"count": 1, "limit": 2}) in found.notes
-
-
-def test_blank_and_repeated_queries_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness1.tools.discovery.MOST_QUERIES", 2)
-    found = fan_out(" ", "alpha", "", "alpha ", "beta")
-    assert [ranking.query for ranking in found.rankings] == ["alpha", "beta"]
+    for queries, left in ((("alpha", "beta", "gamma"), 1), ((" ", "alpha", "", "alpha ", "beta"), 0)):
+        found = fan_out(*queries)
+        assert [ranking.query for ranking in found.rankings] == ["alpha", "beta"]
+        assert (Note("queries_left_out", {"count": 1, "limit": 2}) in found.notes) == left
 
 
 def test_no_query_at_all_is_told() -> None:
@@ -166,12 +142,6 @@ def test_the_allowance_grows_with_the_queries_and_stays_in_the_window() -> None:
     env = Env()
     assert env.observation_limit(5 * env.search.tokens) == int(0.4 * env.prompt_limit)
     assert env.observation_limit(env.search.tokens) == env.search.tokens
-
-
-def test_one_query_alone_keeps_the_order_of_the_engine() -> None:
-    retriever = WordRetriever(CHUNKS)
-    step = play(make_env(retriever=retriever), call("fan_out_search", queries=["alpha"]))[0]
-    assert tuple(hit.chunk_id for hit in step.observation.hits) == step.observation.rankings[0].chunk_ids
 
 
 def test_a_call_may_take_fewer_hits_of_each_query_than_a_search_does() -> None:
@@ -187,24 +157,14 @@ def test_matches_enter_pool_and_store_and_are_not_searched_again() -> None:
     env = make_env()
     steps = play(env, call("grep_corpus", pattern="Missolonghi"), search("Byron Ada"))
     assert list(env.state.memory.pool.entries)[:2] == ["byron", "miss"]
+    many = make_env(chunks=[chunk(f"d{n}", f"common {n}") for n in range(9)])
+    assert len(play(many, call("grep_corpus", pattern="common"))[0].observation.hits) == 5
     assert "byron" not in {hit.doc_id for hit in steps[1].observation.hits}
 
 
 def test_matches_fill_no_empty_set_and_the_next_search_still_does() -> None:
     steps = play(make_env(), call("grep_corpus", pattern="Missolonghi"), search("Ada"))
     assert [bool(step.observation and step.observation.delta.auto_populated) for step in steps] == [False, True]
-
-
-def test_at_most_so_many_matches_come() -> None:
-    chunks = [chunk(f"d{n}", f"common {n}") for n in range(9)]
-    step = play(make_env(chunks=chunks), call("grep_corpus", pattern="common"))[0]
-    assert len(step.observation.hits) == 5
-
-
-def test_the_sentence_that_holds_the_words_is_shown() -> None:
-    text = " ".join(f"Sentence number {n} says little." for n in range(20)) + " A man called Zamenhof came."
-    env = make_env(Env(compression=Compression(sentences=1)), [chunk("a", text)])
-    assert "called Zamenhof came." in text_of(play(env, call("grep_corpus", pattern="Zamenhof"))[0].context)
 
 
 def test_a_bad_pattern_is_an_observation_with_its_reason() -> None:
@@ -222,9 +182,7 @@ def test_an_empty_pattern_and_no_match_are_told_apart() -> None:
 
 
 def test_the_sentence_that_matches_the_pattern_is_shown() -> None:
-    filler = " ".join(
-        f"Sentence number {word} says nothing." for word in ("one", "two", "three", "four", "five", "six")
-    )
+    filler = "Sentence number something says nothing. " * 6
     corpus = [chunk("k", f"{filler} Lord Kelvin spoke there in 1892. The hall was full.")]
     env = make_env(chunks=corpus)
     context = play(env, call("grep_corpus", pattern=r"(?i)\bkelvin\b.{0,20}1892"))[-1].context

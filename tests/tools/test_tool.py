@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import pytest
 from msgspec import Meta
 
-from harness1.config import Curation, Env, FanOut, Grep, Pruning, Read, Review, Verification
+from harness1.config import Curation, Env, Pruning, load_config
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Observation, ToolCall
 from harness1.tools.registry import TOOLS, Toolbox
@@ -52,9 +52,6 @@ def test_name_description_and_parameters_are_those_of_the_function() -> None:
 def test_a_parameter_exists_only_where_its_condition_holds() -> None:
     without = build_tool(example, Env(curation=Curation(tags=False))).spec
     assert list(without.parameters["properties"]) == ["word", "count"]
-
-
-def test_defaults_fill_what_is_not_given() -> None:
     assert outcome({"word": "hi"}).tool == "hi*2"
 
 
@@ -93,22 +90,12 @@ def test_the_tools_are_the_published_ones_and_what_they_require() -> None:
     }
 
 
-def test_importance_is_missing_where_tags_are_off() -> None:
-    without = Toolbox.of(Env(curation=Curation(tags=False))).tools["curate"].spec
-    assert list(without.parameters["properties"]) == ["add_ids", "remove_ids"]
+OFF = {"fan_out": "fan_out_search", "grep": "grep_corpus", "read": "read_document", "review": "review_docs"}
 
 
-@pytest.mark.parametrize(
-    ("name", "env"),
-    [
-        ("fan_out_search", Env(fan_out=FanOut(on=False))),
-        ("grep_corpus", Env(grep=Grep(on=False))),
-        ("read_document", Env(read=Read(on=False))),
-        ("review_docs", Env(review=Review(on=False))),
-        ("verify", Env(verification=Verification(on=False))),
-    ],
-)
-def test_a_tool_that_is_off_does_not_exist(name: str, env: Env) -> None:
+@pytest.mark.parametrize(("group", "name"), [*OFF.items(), ("verification", "verify")])
+def test_a_tool_that_is_off_does_not_exist(group: str, name: str) -> None:
+    env = load_config(None, [f"env.{group}.on=false"]).env
     assert [spec.name for spec in Toolbox.of(env).specs] == [tool for tool in BOX.tools if tool != name]
     step = play(make_env(env), ToolCall(name, {}))[0]
     assert f"there is no tool {name!r}. Use one of: " in text_of(step.context)
