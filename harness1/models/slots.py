@@ -51,7 +51,6 @@ class KvSlots:
                 states[target, :, :length] = states[source, :, :length]
 
     def take(self, slot: int, length: int) -> Layers:
-        """Return a copy of the first tokens of a slot."""
         return {
             at: (keys[slot, :, :length].clone(), values[slot, :, :length].clone())
             for at, (keys, values) in self._layers.items()

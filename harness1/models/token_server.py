@@ -141,7 +141,6 @@ class AdapterVersions:
         return LoadedAdapter(name, version, self._count, folder)
 
     def add(self, adapter: LoadedAdapter) -> None:
-        """Give an adapter to all calls from now on; the engine has loaded it."""
         self._loaded = [*(each for each in self._loaded if each.name != adapter.name), adapter]
 
     @contextmanager
@@ -163,7 +162,6 @@ class AdapterVersions:
         return unused
 
     def clear(self) -> list[LoadedAdapter]:
-        """Remove and return all: whole weights take their place."""
         loaded, self._loaded = self._loaded, []
         return loaded
 

@@ -139,7 +139,6 @@ class TransformersBackend:
                     self.decoder.step()
 
     def _collect(self) -> bool:
-        """Wait for work; return False if none comes for `IDLE_S`."""
         with self._changed:
             came = self._changed.wait_for(lambda: self._running or self._waiting or self._swaps or self._closed, IDLE_S)
             if not came or self._closed:

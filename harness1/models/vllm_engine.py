@@ -270,7 +270,6 @@ def _failing(words: str) -> Iterator[None]:
 
 
 def _request(adapter: LoadedAdapter) -> LoRARequest:
-    """Return vLLM's name for an adapter; the number is never used again, nor is the name for other content."""
     from vllm.lora.request import LoRARequest
 
     return LoRARequest(adapter.name, adapter.number, str(adapter.folder))
