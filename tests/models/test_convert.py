@@ -256,24 +256,25 @@ def rows_of_llama_cpp(name: str, weight: np.ndarray[Any, Any]) -> np.ndarray[Any
 
 def written(path: Path, model: LlamaForCausalLM, quantized: bool = False, **changes: Any) -> Path:
     writer = GGUFWriter(path, changes.get("architecture", "llama"))
-    writer.add_context_length(WINDOW)
-    writer.add_embedding_length(WIDTH)
-    writer.add_block_count(LAYERS)
-    writer.add_feed_forward_length(96)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_rope_freq_base(5000.0)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(changes.get("pre", "smollm"))
-    writer.add_token_list(TOKENS)
-    writer.add_token_types([3] * len(CONTROLS) + [1] * (len(TOKENS) - len(CONTROLS)))
-    writer.add_token_merges(MERGES)
-    writer.add_unk_token_id(0)
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_pad_token_id(2)
-    writer.add_chat_template(TEMPLATE)
+    facts: dict[str, Any] = {
+        "context_length": WINDOW,
+        "embedding_length": WIDTH,
+        "block_count": LAYERS,
+        "feed_forward_length": 96,
+        "head_count": HEADS,
+        "head_count_kv": KV_HEADS,
+        "layer_norm_rms_eps": 1e-6,
+        "rope_freq_base": 5000.0,
+        "tokenizer_model": "gpt2",
+        "tokenizer_pre": changes.get("pre", "smollm"),
+        "token_list": TOKENS,
+        "token_types": [3] * len(CONTROLS) + [1] * (len(TOKENS) - len(CONTROLS)),
+        "token_merges": MERGES,
+        "chat_template": TEMPLATE,
+    }
+    facts |= {f"{name}_token_id": number for number, name in enumerate(("unk", "bos", "eos"))} | {"pad_token_id": 2}
+    for name, value in facts.items():
+        getattr(writer, f"add_{name}")(value)
     state = model.state_dict()
     names = {f"{ours}.weight": f"{theirs}.weight" for ours, theirs in TOP.items() if ours != "output"}
     for layer in range(LAYERS):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,12 @@ def vllm(reply: Reply) -> tuple[VllmServer, FakeEndpoint]:
 def sglang(reply: Reply) -> tuple[SglangServer, FakeEndpoint]:
     endpoint = FakeEndpoint(reply)
     return SglangServer(endpoint, "smol"), endpoint  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    write_weights(tmp_path, {"a": (2,)})
+    return tmp_path
 
 
 def sample(server: VllmServer | SglangServer, sampling: Sampling = SAMPLING) -> SampledOutput:
@@ -233,22 +240,15 @@ def probed_sglang(processed: bool) -> Reply:
     return reply
 
 
-@pytest.mark.parametrize("made", [lambda: vllm(probed_vllm(False)), lambda: sglang(probed_sglang(False))])
-def test_a_server_that_gives_raw_log_probabilities_is_refused_where_they_are_others(made: Any) -> None:
-    server, endpoint = made()
+@pytest.mark.parametrize("processed", [True, False])
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_a_server_is_asked_once_whether_its_log_probabilities_are_processed(kind: str, processed: bool) -> None:
+    server, endpoint = vllm(probed_vllm(processed)) if kind == "vllm" else sglang(probed_sglang(processed))
     for _ in range(2):
-        with pytest.raises(UsageError, match="start "):
-            sample(server, msgspec.structs.replace(SAMPLING, temperature=0.7))
-    assert len(endpoint.asked) == 2, "asked twice over, and never for an output"
+        with nullcontext() if processed else pytest.raises(UsageError, match="start "):
+            assert sample(server, msgspec.structs.replace(SAMPLING, temperature=0.7)).output_ids == tuple(IDS)
+    assert len(endpoint.asked) == (2 + 2 if processed else 2), "asked twice over, and for an output only if it fits"
     assert sample(server).output_ids == tuple(IDS)
-
-
-@pytest.mark.parametrize("made", [lambda: vllm(probed_vllm(True)), lambda: sglang(probed_sglang(True))])
-def test_a_server_that_gives_processed_log_probabilities_is_asked_about_it_once(made: Any) -> None:
-    server, endpoint = made()
-    for _ in range(3):
-        assert sample(server, msgspec.structs.replace(SAMPLING, temperature=0.7)).output_ids == tuple(IDS)
-    assert len(endpoint.asked) == 2 + 3
 
 
 @pytest.mark.parametrize("sampling", [Sampling(top_p=0.9), Sampling(top_k=5)], ids=["top_p", "top_k"])
@@ -281,46 +281,38 @@ def test_the_hash_names_the_model_and_not_the_server() -> None:
     assert first == second != VllmServer(ModelEndpoint("http://a"), "n").hash
 
 
-def test_vllm_is_paused_while_it_reads_weights_under_the_same_path(tmp_path: Path) -> None:
-    write_weights(tmp_path, {"a": (2,)})
+def test_vllm_is_paused_while_it_reads_weights_under_the_same_path(weights: Path) -> None:
     server, endpoint = vllm(lambda path, body: completion() if "completions" in path else {"results": [None]})
-    run(server.load_weights(tmp_path, 7))
+    run(server.load_weights(weights, 7))
     assert endpoint.paths == ["/pause?mode=wait", "/collective_rpc", "/resume"]
-    assert endpoint.asked[1][1] == {"method": "reload_weights", "kwargs": {"weights_path": str(tmp_path)}}
+    assert endpoint.asked[1][1] == {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}}
     output = sample(server)
     assert (output.version_start, output.version_end) == (7, 7) == (server.version, server.version)
 
 
 @pytest.mark.parametrize("failing", ["/pause", "/collective_rpc"])
-def test_a_server_whose_weights_could_not_be_changed_is_not_left_paused(tmp_path: Path, failing: str) -> None:
-    write_weights(tmp_path, {"a": (2,)})
+def test_a_server_whose_weights_could_not_be_changed_is_not_left_paused(weights: Path, failing: str) -> None:
     server, endpoint = vllm(lambda path, body: InfrastructureFault("no answer") if path.startswith(failing) else {})
     with pytest.raises(InfrastructureFault, match="no answer"):
-        run(server.load_weights(tmp_path, 1))
+        run(server.load_weights(weights, 1))
     assert endpoint.paths[-1] == "/resume"
 
 
-def test_a_server_that_refuses_weights_goes_on_with_what_it_has(tmp_path: Path) -> None:
-    write_weights(tmp_path, {"a": (2,)})
-    server, _ = sglang(lambda path, body: generated() if path == "/generate" else Refusal("400 other shapes"))
-    with pytest.raises(UsageError, match="400 other shapes"):
-        run(server.load_weights(tmp_path, 1))
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [(Refusal("400 shapes"), "400 shapes"), (Unreachable("404", 404), "VLLM_SERVER_DEV_MODE=1")],
+)
+def test_a_server_that_refuses_weights_goes_on_with_what_it_has(weights: Path, error: Exception, advice: str) -> None:
+    server, _ = vllm(lambda path, body: completion() if "completions" in path else error)
+    with pytest.raises(UsageError, match=advice):
+        run(server.load_weights(weights, 1))
     assert sample(server).version_end == 0
 
 
-def test_a_server_without_the_paths_to_load_weights_goes_on_with_what_it_has(tmp_path: Path) -> None:
-    write_weights(tmp_path, {"a": (2,)})
-    server, _ = vllm(lambda path, body: completion() if "completions" in path else Unreachable("404 Not Found", 404))
-    with pytest.raises(UsageError, match="VLLM_SERVER_DEV_MODE=1"):
-        run(server.load_weights(tmp_path, 1))
-    assert sample(server).version_end == 0
-
-
-def test_a_server_that_is_not_there_is_said_to_be_unreachable_and_no_more(tmp_path: Path) -> None:
-    write_weights(tmp_path, {"a": (2,)})
+def test_a_server_that_is_not_there_is_said_to_be_unreachable_and_no_more(weights: Path) -> None:
     server, _ = vllm(lambda path, body: Unreachable("Cannot connect (3 attempts)"))
     with pytest.raises(Unreachable, match=r"^Cannot connect \(3 attempts\)$"):
-        run(server.load_weights(tmp_path, 1))
+        run(server.load_weights(weights, 1))
 
 
 def test_no_server_is_sent_to_a_folder_without_weights(tmp_path: Path) -> None:
@@ -330,25 +322,16 @@ def test_no_server_is_sent_to_a_folder_without_weights(tmp_path: Path) -> None:
         assert endpoint.asked == []
 
 
-def test_sglang_says_which_weights_an_output_is_of(tmp_path: Path) -> None:
-    write_weights(tmp_path, {"a": (2,)})
-    server, endpoint = sglang(
-        lambda path, body: generated(weight_version="8") if path == "/generate" else {"success": True, "message": "ok"}
-    )
+def test_sglang_says_which_weights_an_output_is_of_and_that_it_did_not_load_some(weights: Path) -> None:
+    loaded: dict[str, object] = {"success": True, "message": "ok"}
+    server, endpoint = sglang(lambda path, body: generated(weight_version="8") if path == "/generate" else loaded)
     assert sample(server).version_start == 8
-    run(server.load_weights(tmp_path, 3))
-    assert endpoint.asked[-1] == (
-        "/update_weights_from_disk",
-        {"model_path": str(tmp_path), "weight_version": "3"},
-    )
+    run(server.load_weights(weights, 3))
+    assert endpoint.asked[-1] == ("/update_weights_from_disk", {"model_path": str(weights), "weight_version": "3"})
     assert server.version == 3
-
-
-def test_sglang_that_did_not_load_weights_is_a_fault(tmp_path: Path) -> None:
-    write_weights(tmp_path, {"a": (2,)})
-    server, _ = sglang(lambda path, body: {"success": False, "message": "no space"})
+    loaded |= {"success": False, "message": "no space"}
     with pytest.raises(InfrastructureFault, match="no space"):
-        run(server.load_weights(tmp_path, 3))
+        run(server.load_weights(weights, 4))
 
 
 def test_the_root_of_a_server_is_its_address_without_the_version() -> None:

@@ -77,6 +77,15 @@ def sampled(backend: TransformersBackend, asked: Sequence[tuple[tuple[int, ...],
     return [SampledCall(ids, out.output_ids, out.output_logprobs, how) for (ids, how), out in outputs]
 
 
+def outcomes(backend: TransformersBackend, prompts: Sequence[tuple[int, ...]], how: Sampling) -> list[Any]:
+    """The outputs of calls made at once, or their errors."""
+
+    async def make() -> list[Any]:
+        return await asyncio.gather(*[backend.generate(ids, how) for ids in prompts], return_exceptions=True)
+
+    return asyncio.run(make())
+
+
 def assert_replayed(folder: Path, calls: Sequence[SampledCall], dtype: Any = "float32") -> None:
     report = compare_calls(load_causal_model(folder, "cpu", dtype), calls)
     assert report.passes(dtype), report
@@ -253,14 +262,9 @@ def test_a_prefill_that_fails_reaches_its_caller_only(folder: Path) -> None:
         if 7 in ids[0] and len(ids[0]) > 1:
             raise torch.OutOfMemoryError("no room")
 
-    async def calls(backend: TransformersBackend) -> list[Any]:
-        prompts = [(1, 2, 3), (4, 7, 5), (6, 8, 9)]
-        made = [backend.generate(ids, drawn(SETTINGS[0])) for ids in prompts]
-        return await asyncio.gather(*made, return_exceptions=True)
-
-    outcomes = asyncio.run(calls(watched(folder, out_of_memory)))
-    assert [type(each) for each in outcomes] == [SampledOutput, InfrastructureFault, SampledOutput]
-    assert "no room" in str(outcomes[1])
+    found = outcomes(watched(folder, out_of_memory), [(1, 2, 3), (4, 7, 5), (6, 8, 9)], drawn(SETTINGS[0]))
+    assert [type(each) for each in found] == [SampledOutput, InfrastructureFault, SampledOutput]
+    assert "no room" in str(found[1])
 
 
 def test_a_step_that_fails_reaches_the_rows_of_that_step_and_the_backend_lives_on(folder: Path) -> None:
@@ -271,19 +275,10 @@ def test_a_step_that_fails_reaches_the_rows_of_that_step_and_the_backend_lives_o
             broken[0] = False
             raise RuntimeError("a kernel failed")
 
-    async def calls(backend: TransformersBackend, count: int) -> list[Any]:
-        made = [backend.generate(prompt(at, 9), drawn(SETTINGS[3], at)) for at in range(count)]
-        return await asyncio.gather(*made, return_exceptions=True)
-
     backend = watched(folder, fail_once, rows=3)
-    outcomes = asyncio.run(calls(backend, 5))
-    assert [type(each) for each in outcomes] == [InfrastructureFault] * 3 + [SampledOutput] * 2
-    again = asyncio.run(calls(backend, 3))
-    made = [
-        SampledCall(prompt(at, 9), out.output_ids, out.output_logprobs, drawn(SETTINGS[3], at))
-        for at, out in enumerate(again)
-    ]
-    assert_replayed(folder, made)
+    found = outcomes(backend, [prompt(at, 9) for at in range(5)], drawn(SETTINGS[3]))
+    assert [type(each) for each in found] == [InfrastructureFault] * 3 + [SampledOutput] * 2
+    assert_replayed(folder, sampled(backend, [(prompt(at, 9), drawn(SETTINGS[3], at)) for at in range(3)]))
 
 
 @pytest.mark.parametrize("prefill_tokens", [0, 400])
@@ -295,14 +290,10 @@ def test_logits_that_are_not_finite_are_a_fault_that_leaves_no_trace(folder: Pat
         head.weight = torch.nn.Parameter(head.weight.nan_to_num())
     backend = TransformersBackend(model, folder, "float32", 2, 100, prefill_tokens)
 
-    async def calls() -> list[Any]:
-        # The last one gets the slot of the faulty one, beside a longer row, up to whose length its slot is read.
-        made = [backend.generate(ids, drawn(SETTINGS[3])) for ids in (prompt(1, 80), (99,) * 60, (1, 2, 3))]
-        return await asyncio.gather(*made, return_exceptions=True)
-
-    outcomes = asyncio.run(calls())
-    assert [type(each) for each in outcomes] == [SampledOutput, InfrastructureFault, SampledOutput]
-    assert "not finite" in str(outcomes[1])
+    # The last one gets the slot of the faulty one, beside a longer row, up to whose length its slot is read.
+    found = outcomes(backend, [prompt(1, 80), (99,) * 60, (1, 2, 3)], drawn(SETTINGS[3]))
+    assert [type(each) for each in found] == [SampledOutput, InfrastructureFault, SampledOutput]
+    assert "not finite" in str(found[1])
 
 
 def test_it_serves_several_event_loops(folder: Path) -> None:

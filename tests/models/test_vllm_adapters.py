@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
 
 import pytest
 
@@ -71,13 +69,6 @@ class Engine:
     backend: VllmBackend | VllmServer
     dtype: Dtype = "float32"
 
-    def loaded(self) -> int:
-        """The number of adapters that it holds."""
-        if isinstance(self.backend, VllmBackend):
-            return len(self.backend._loop.call(self.backend._engine.list_loras()))
-        with urlopen(f"{self.backend._endpoint.url}/v1/models") as answer:
-            return sum(each["id"].startswith("harness1-") for each in json.load(answer)["data"])
-
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16", "server"])
 def engine(request: pytest.FixtureRequest, base: Path) -> Iterator[Engine]:
@@ -123,12 +114,6 @@ def test_calls_in_flight_end_on_the_version_that_they_began_with(engine: Engine,
     for folder, output in zip(versions, outputs, strict=True):
         assert passes(engine, folder, [output], [LONG])
     assert not passes(engine, versions[1], outputs[:1], [LONG])
-
-
-def test_versions_that_no_call_uses_are_unloaded(engine: Engine, versions: list[Path]) -> None:
-    for version, folder in enumerate(versions, 1):
-        run(engine.backend.load_adapter(folder, version))
-    assert engine.loaded() == (1 if isinstance(engine.backend, VllmBackend) else 2)
 
 
 def test_adapters_that_an_engine_has_no_room_for_are_refused_and_the_present_ones_stay(

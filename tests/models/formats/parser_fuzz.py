@@ -23,7 +23,6 @@ from harness1.tools.registry import Toolbox
 from harness1.tools.tool import ToolSpec
 from tests.vocabularies import chat_format
 
-OUTPUTS = 200_000
 KINDS = {"hermes": ("qwen", "chatml"), "compact": ("chatml",), "harmony": ("harmony",)}
 """The tokenizers under which each format is tried, in turn."""
 SPECS = Toolbox.of(Env()).specs
@@ -33,27 +32,9 @@ STRANGE_SHARE = 0.002
 """Share of outputs that are huge or deeply nested, which take long."""
 
 WORDS = (
-    *(
-        "river",
-        "Ada",
-        "D1",
-        "very_high",
-        "汉字",
-        "é",
-        "👩🏽‍🚀",
-        "\n",
-        "\t",
-        '"',
-        "'",
-        "\\",
-        "\\d+",
-        "{",
-        "}",
-        "[",
-        "]",
-        ",",
-    ),
-    *("<tool_call>", "</tool_call>", "<think>", "</think>", "<|im_end|>", "<|im_start|>", "<|call|>", "<|end|>", ""),
+    *("river", "Ada", "D1", "very_high", "汉字", "é", "👩🏽‍🚀", "\n", "\t", '"', "'", "\\", "\\d+", "{", "}"),
+    *("[", "]", ",", "<tool_call>", "</tool_call>", "<think>", "</think>", "<|im_end|>", "<|im_start|>", "<|call|>"),
+    *("<|end|>", ""),
 )
 SYNTAX = (
     *(spec.name for spec in SPECS),
@@ -249,9 +230,8 @@ def _closed(dice: random.Random) -> str:
 
 
 def _many(dice: random.Random) -> str:
-    line = dice.choice(
-        ('curate {"add_ids": [\n', '<tool_call>{"name"', "curate {}\n", "```", "```json ", "<think>", "  ")
-    )
+    lines = ('curate {"add_ids": [\n', '<tool_call>{"name"', "curate {}\n", "```", "```json ", "<think>", "  ")
+    line = dice.choice(lines)
     return line * (30_000 // len(line)) + dice.choice(("", "x", "{}"))
 
 

@@ -28,30 +28,12 @@ BODY = '{"name": "search_corpus", "arguments": {"query": "river"}}'
 CLOSED = "</tool_call>"
 MESSAGE = "<|channel|>commentary<|message|>"
 
-nasty = st.sampled_from(
-    [
-        *TAGS,
-        '"',
-        "\\",
-        "{",
-        "}",
-        '{"a": "',
-        "\n",
-        "\\d+\\",
-        "\\u0041",
-        "<|im_end|>",
-        "<|call|>",
-        "<|channel|>",
-        "functions.x",
-        "\x00",
-        "\x7f",
-        "👩🏽‍🚀",
-        "ﬁ",
-        "end_search {}",
-        '\nend_search {"reasoning": ""}\n',
-        "```json",
-    ]
+NASTY = (
+    *(*TAGS, '"', "\\", "{", "}", '{"a": "', "\n", "\\d+\\", "\\u0041", "<|im_end|>", "<|call|>", "<|channel|>"),
+    *("functions.x", "\x00", "\x7f", "👩🏽‍🚀", "ﬁ", "end_search {}", "```json"),
+    '\nend_search {"reasoning": ""}\n',
 )
+nasty = st.sampled_from(NASTY)
 strings = st.lists(nasty | st.text(st.characters(exclude_categories=["Cs"]), max_size=8), max_size=5).map("".join)
 FAKES = (
     "",
