@@ -35,20 +35,20 @@ OF_EPISODES = ("curated_recall", "reward")
 
 @dataclass
 class Best:
-    """The best value of a metric so far, and the number of validations since then (`stale`)."""
+    """The best value of a metric so far."""
 
     metric: str
     value: float | None = None
-    stale: int = 0
 
     def take(self, metrics: dict[str, float]) -> bool:
         """Take in a validation; return True if it is the best so far, and False if it lacks the metric."""
-        value = metrics.get(self.metric)
-        better = (value is not None and not isnan(value)) and (
-            self.value is None or (value > self.value if HIGHER[self.metric] else value < self.value)
-        )
-        self.value, self.stale = (value, 0) if better else (self.value, self.stale + 1)
-        return better
+        value, best = metrics.get(self.metric), self.value
+        if value is None or isnan(value):
+            return False
+        if best is None or (value > best if HIGHER[self.metric] else value < best):
+            self.value = value
+            return True
+        return False
 
 
 class LoopState(Record):

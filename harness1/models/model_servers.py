@@ -96,7 +96,7 @@ class VllmServer(TokenServer):
     @asynccontextmanager
     async def asleep(self) -> AsyncIterator[None]:
         """Do as `Sleeper.asleep`. A server that an earlier training has left asleep is awake afterwards."""
-        async with self._gate.change(self._gate.version):
+        async with self._gate.change(None):
             with _advising("to let it sleep, start vLLM with VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode"):
                 await self._endpoint.post("/sleep?level=1&mode=wait", {}, bytes)
             try:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,35 +21,61 @@ from harness1.plain import digest, file_digest
 from harness1.records import Sampling
 
 
-class WeightGate:
-    """A gate that holds calls back while weights change, so that every output is of one version: a change waits until
-    the calls in flight have ended, and calls that arrive meanwhile wait for it. Each change has its own event, so that
-    a gate can serve one event loop after another."""
+@dataclass(eq=False)
+class LoadedAdapter:
+    """An adapter in an engine, numbered from 1. Names are never used for other content, because engines keep cached
+    states by name."""
 
-    def __init__(self) -> None:
-        self.version, self._calls, self._usable = 0, 0, True
+    name: str
+    version: int
+    number: int
+    folder: Path
+    calls: int = 0
+
+
+class WeightGate:
+    """The weights that an engine has in use. A change of whole weights waits until the calls in flight have ended, and
+    calls that arrive meanwhile wait for it, so that every output is of one version; each change has its own event, so
+    that a gate can serve one event loop after another. Of adapters, new calls use the newest, and calls in flight end
+    on their own; the `kept` newest stay loaded although no call uses them: other clients of a server may."""
+
+    def __init__(self, kept: int = 1) -> None:
+        self._whole, self._calls, self._usable = 0, 0, True
+        self._kept, self._count = max(1, kept), 0
+        self._loaded: list[LoadedAdapter] = []
+        """Oldest first."""
         self._changed: asyncio.Event | None = None
         self._drained = asyncio.Event()
 
+    @property
+    def version(self) -> int:
+        return self._loaded[-1].version if self._loaded else self._whole
+
     @asynccontextmanager
-    async def call(self) -> AsyncIterator[None]:
-        """Use the weights; raise InfrastructureFault if the last change failed half-way and their state is unknown."""
+    async def call(self) -> AsyncIterator[tuple[LoadedAdapter | None, int]]:
+        """Use the newest adapter, if there is one, and the version of the weights; raise InfrastructureFault if the
+        last change failed half-way and their state is unknown."""
         while self._changed is not None:
             await self._changed.wait()
         if not self._usable:
             raise InfrastructureFault("the last change of weights failed; load them again")
+        used, version = (self._loaded[-1] if self._loaded else None), self.version
         self._calls += 1
+        if used is not None:
+            used.calls += 1
         try:
-            yield
+            yield used, version
         finally:
+            if used is not None:
+                used.calls -= 1
             self._calls -= 1
             if not self._calls:
                 self._drained.set()
 
     @asynccontextmanager
-    async def change(self, version: int) -> AsyncIterator[None]:
-        """Change the weights, which have the new version if nothing is raised. After a `UsageError` the old ones stay
-        in use; after any other error there are no usable weights."""
+    async def change(self, version: int | None) -> AsyncIterator[None]:
+        """Change the weights, which have the new version (None: the same) if nothing is raised. After a `UsageError`
+        the old ones stay in use; after any other error there are no usable weights."""
         while self._changed is not None:
             await self._changed.wait()
         changed = self._changed = asyncio.Event()
@@ -63,10 +89,31 @@ class WeightGate:
             except UsageError:
                 self._usable = usable
                 raise
-            self.version, self._usable = version, True
+            self._whole, self._usable = self._whole if version is None else version, True
         finally:
             self._changed = None
             changed.set()
+
+    def open(self, folder: Path, version: int) -> LoadedAdapter:
+        """Return the adapter in a folder; raise UsageError if there is none, or of a kind that is not supported."""
+        read_adapter_config(folder)
+        name = f"harness1-{version}-{file_digest(folder / ADAPTER_WEIGHTS)[:8]}"
+        if loaded := next((each for each in self._loaded if each.name == name), None):
+            return loaded  # of another number, the engine would keep the same content twice
+        self._count += 1
+        return LoadedAdapter(name, version, self._count, folder)
+
+    def add(self, adapter: LoadedAdapter) -> list[LoadedAdapter]:
+        """Give an adapter to all calls from now on, as the engine has loaded it; return those to unload."""
+        loaded = [*(each for each in self._loaded if each.name != adapter.name), adapter]
+        unused = [each for each in loaded[: -self._kept] if not each.calls]
+        self._loaded = [each for each in loaded if each not in unused]
+        return unused
+
+    def clear(self) -> list[LoadedAdapter]:
+        """Remove and return all adapters: whole weights take their place."""
+        loaded, self._loaded = self._loaded, []
+        return loaded
 
 
 TensorShapes = Mapping[str, tuple[int, ...]]
@@ -107,65 +154,6 @@ def check_same_shapes(opened: TensorShapes, folder: Path) -> None:
         raise UsageError(f"{folder} holds weights of another model: {', '.join(sorted(others)[:3])}")
 
 
-@dataclass(eq=False)
-class LoadedAdapter:
-    """An adapter in an engine, numbered from 1. Names are never used for other content, because engines keep cached
-    states by name."""
-
-    name: str
-    version: int
-    number: int
-    folder: Path
-    calls: int = 0
-
-
-class AdapterVersions:
-    """The adapters that one engine holds, oldest first: new calls use the newest, calls in flight end on their own. The
-    `kept` newest stay loaded although no call uses them; other clients of a server may."""
-
-    def __init__(self, kept: int) -> None:
-        self._kept, self._count = max(1, kept), 0
-        self._loaded: list[LoadedAdapter] = []
-
-    @property
-    def newest(self) -> LoadedAdapter | None:
-        return self._loaded[-1] if self._loaded else None
-
-    def open(self, folder: Path, version: int) -> LoadedAdapter:
-        """Return the adapter in a folder; raise UsageError if there is none, or of a kind that is not supported."""
-        read_adapter_config(folder)
-        name = f"harness1-{version}-{file_digest(folder / ADAPTER_WEIGHTS)[:8]}"
-        if loaded := next((each for each in self._loaded if each.name == name), None):
-            return loaded  # of another number, the engine would keep the same content twice
-        self._count += 1
-        return LoadedAdapter(name, version, self._count, folder)
-
-    def add(self, adapter: LoadedAdapter) -> None:
-        self._loaded = [*(each for each in self._loaded if each.name != adapter.name), adapter]
-
-    @contextmanager
-    def in_use(self) -> Iterator[LoadedAdapter | None]:
-        """Use the newest adapter for a call; None if there is none."""
-        used = self.newest
-        if used is not None:
-            used.calls += 1
-        try:
-            yield used
-        finally:
-            if used is not None:
-                used.calls -= 1
-
-    def take_unused(self) -> list[LoadedAdapter]:
-        """Remove and return the adapters that no call uses, except the newest."""
-        unused = [each for each in self._loaded[: -self._kept] if not each.calls]
-        self._loaded = [each for each in self._loaded if each not in unused]
-        return unused
-
-    def clear(self) -> list[LoadedAdapter]:
-        loaded, self._loaded = self._loaded, []
-        return loaded
-
-
 PROBE_TEMPERATURES = (0.5, 2.0)
 PROBE_TOKENS = 8
 PROBE_DIFFERENCE = 0.1
@@ -173,7 +161,7 @@ PROBE_DIFFERENCE = 0.1
 
 
 class TokenServer(ABC):
-    """A `Backend` over the server at an endpoint, for `kept` see `AdapterVersions`. The advice is on starting a server
+    """A `Backend` over the server at an endpoint, for `kept` see `WeightGate`. The advice is on starting a server
     whose log probabilities belong to the distribution that it samples from, and one that loads adapters."""
 
     raw_advice: ClassVar[str]
@@ -182,27 +170,24 @@ class TokenServer(ABC):
     def __init__(self, endpoint: ModelEndpoint, model: str, kept: int = 2) -> None:
         self.model = model
         self.hash = digest(["token server", model])
-        self._endpoint, self._gate, self._adapters = endpoint, WeightGate(), AdapterVersions(kept)
+        self._endpoint, self._gate = endpoint, WeightGate(kept)
         self._follows_temperature: bool | None = None
 
     @property
     def version(self) -> int:
-        newest = self._adapters.newest
-        return self._gate.version if newest is None else newest.version
+        return self._gate.version
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None
     ) -> SampledOutput:
         self._check(sampling)
-        async with self._gate.call():
+        async with self._gate.call() as (adapter, version):
             changed = sampling.temperature != 1.0 or sampling.top_p < 1.0 or sampling.top_k > 0
             if sampling.temperature and changed and not await self._is_processed(prompt_ids):
                 raw = f"{self._endpoint.url} does not return log probabilities of the distribution that it samples from"
                 raise UsageError(f"{raw}; {self.raw_advice}, or sample at temperature 1 with top_p 1 and top_k 0")
-            with self._adapters.in_use() as adapter:
-                version = self._gate.version if adapter is None else adapter.version
-                name = None if adapter is None else adapter.name
-                return check_output(await self._sample(prompt_ids, sampling, grammar, name), sampling, version)
+            name = None if adapter is None else adapter.name
+            return check_output(await self._sample(prompt_ids, sampling, grammar, name), sampling, version)
 
     async def load_weights(self, folder: Path, version: int) -> None:
         """Do as `Backend.load_weights`; the server reads the folder under the same path."""
@@ -213,13 +198,13 @@ class TokenServer(ABC):
                 await self._load(folder, version)
             except Refusal as error:
                 raise UsageError(str(error)) from error
-        for adapter in self._adapters.clear():
+        for adapter in self._gate.clear():
             await self._unload(adapter)
 
     async def load_adapter(self, folder: Path, version: int) -> None:
         """Do as `Backend.load_adapter`; the server reads the folder under the same path, and each version has its own
         name there."""
-        adapter = self._adapters.open(folder.resolve(), version)
+        adapter = self._gate.open(folder.resolve(), version)
         try:
             await self._load_adapter(adapter)
         except (UsageError, InfrastructureFault) as error:
@@ -227,8 +212,7 @@ class TokenServer(ABC):
                 raise
             kind = UsageError if isinstance(error, (UsageError, Refusal)) else InfrastructureFault
             raise kind(f"{error}; to load adapters, {self.adapter_advice}") from error
-        self._adapters.add(adapter)
-        for unused in self._adapters.take_unused():
+        for unused in self._gate.add(adapter):
             await self._unload(unused)
 
     async def _unload(self, adapter: LoadedAdapter) -> None:

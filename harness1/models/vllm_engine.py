@@ -19,7 +19,6 @@ from harness1.models.backend import EngineOutput, Grammar, SampledOutput, check_
 from harness1.models.causal_model import Dtype
 from harness1.models.model_servers import check_temperature
 from harness1.models.token_server import (
-    AdapterVersions,
     LoadedAdapter,
     TensorShapes,
     WeightGate,
@@ -110,7 +109,7 @@ def open_vllm(
         adapter_rank: of the adapters that will be loaded; 0 for none but those of `folder`.
         options: further fields of `vllm.AsyncEngineArgs`.
     """
-    base, adapters = checked_base(folder), AdapterVersions(1)
+    base, gate = checked_base(folder), WeightGate()
     shapes, first = weight_shapes(base), None
     fields: dict[str, Any] = {
         "model": str(base.resolve()),
@@ -124,7 +123,7 @@ def open_vllm(
         "disable_log_stats": True,
     }
     if holds_adapters(folder):
-        first = adapters.open(folder.resolve(), 0)
+        first = gate.open(folder.resolve(), 0)
         adapter_rank = max(adapter_rank, read_adapter_config(folder).r)
     if adapter_rank:
         if adapter_rank > RANKS[-1]:
@@ -137,7 +136,7 @@ def open_vllm(
     except UsageError:
         loop.stop()
         raise
-    backend = VllmBackend(engine, loop, shapes, digest(["vllm", folder_hash(folder), dtype]), base, adapters)
+    backend = VllmBackend(engine, loop, shapes, digest(["vllm", folder_hash(folder), dtype]), base, gate)
     if first is not None:
         loop.call(backend.add_adapter(first))
     return backend
@@ -162,19 +161,17 @@ class VllmBackend:
     """A `Backend` over vLLM's engine, made by `open_vllm`, for any event loop. `close` ends the engine's processes."""
 
     def __init__(
-        self, engine: AsyncLLM, loop: LoopThread, shapes: TensorShapes, name: str, base: Path, adapters: AdapterVersions
+        self, engine: AsyncLLM, loop: LoopThread, shapes: TensorShapes, name: str, base: Path, gate: WeightGate
     ) -> None:
         self.hash = name
-        self._base, self._adapters = base, adapters
+        self._base, self._gate, self._numbers = base, gate, itertools.count()
         self._engine, self._loop, self._shapes = engine, loop, shapes
         self._window: int = engine.model_config.max_model_len
-        self._gate, self._numbers = WeightGate(), itertools.count()
         atexit.register(self.close)
 
     @property
     def version(self) -> int:
-        newest = self._adapters.newest
-        return self._gate.version if newest is None else newest.version
+        return self._gate.version
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None
@@ -190,14 +187,13 @@ class VllmBackend:
 
     async def load_adapter(self, folder: Path, version: int) -> None:
         check_base(folder, self._base)
-        await self._loop.run(self.add_adapter(self._adapters.open(folder.resolve(), version)))
+        await self._loop.run(self.add_adapter(self._gate.open(folder.resolve(), version)))
 
     async def add_adapter(self, adapter: LoadedAdapter) -> None:
         """Load an adapter, within the engine's own loop; forget those that no call uses any more."""
         with _failing(f"vLLM did not load {adapter.folder}"):
             await self._engine.add_lora(_request(adapter))
-        self._adapters.add(adapter)
-        for unused in self._adapters.take_unused():
+        for unused in self._gate.add(adapter):
             await self._engine.remove_lora(unused.number)
 
     @asynccontextmanager
@@ -210,7 +206,7 @@ class VllmBackend:
                 await self._engine.wake_up()
 
         async def sleep() -> None:
-            await held.enter_async_context(self._gate.change(self._gate.version))
+            await held.enter_async_context(self._gate.change(None))
             held.push_async_callback(wake)
             with _failing("vLLM does not free the memory of its GPUs"):
                 await self._engine.sleep(level=1, mode="wait")
@@ -235,19 +231,17 @@ class VllmBackend:
         from vllm.exceptions import VLLMClientError, VLLMError
         from vllm.inputs import tokens_input
 
-        async with self._gate.call():
-            with self._adapters.in_use() as adapter:
-                try:
-                    request = None if adapter is None else _request(adapter)
-                    params = _params(sampling, grammar)
-                    prompt, number = tokens_input(list(prompt_ids)), str(next(self._numbers))
-                    steps = self._engine.generate(prompt, params, number, lora_request=request)
-                    output = [step async for step in steps][-1].outputs[0]
-                except (VLLMClientError, ValueError) as error:
-                    raise UsageError(f"vLLM cannot sample in this way: {error}") from error
-                except (VLLMError, IndexError) as error:
-                    raise InfrastructureFault(f"vLLM failed: {error}") from error
-                version = self._gate.version if adapter is None else adapter.version
+        async with self._gate.call() as (adapter, version):
+            try:
+                request = None if adapter is None else _request(adapter)
+                params = _params(sampling, grammar)
+                prompt, number = tokens_input(list(prompt_ids)), str(next(self._numbers))
+                steps = self._engine.generate(prompt, params, number, lora_request=request)
+                output = [step async for step in steps][-1].outputs[0]
+            except (VLLMClientError, ValueError) as error:
+                raise UsageError(f"vLLM cannot sample in this way: {error}") from error
+            except (VLLMError, IndexError) as error:
+                raise InfrastructureFault(f"vLLM failed: {error}") from error
         ids, chosen = output.token_ids, output.logprobs or []
         logprobs = [step[token].logprob for token, step in zip(ids, chosen, strict=False) if token in step]
         return check_output(EngineOutput(ids, logprobs, output.finish_reason, output.stop_reason), sampling, version)
@@ -257,7 +251,7 @@ class VllmBackend:
             with _failing(f"vLLM did not load {folder}"):
                 await self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(folder.resolve())})
                 await self._engine.reset_prefix_cache()
-        for adapter in self._adapters.clear():
+        for adapter in self._gate.clear():
             await self._engine.remove_lora(adapter.number)
 
 

@@ -4,8 +4,8 @@ spellings of its client."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,13 +94,10 @@ class FakeService:
         assert (model, rank, seed) == (MODEL, self.sdk.train.lora.rank, self.sdk.train.seed)
         return self.sdk.maybe_late(FakeTraining(self.sdk))
 
-    def create_training_client_from_state(self, path: str) -> Any:
-        return self._restored(path, with_optimizer=False)
-
     def create_training_client_from_state_with_optimizer(self, path: str) -> Any:
-        return self._restored(path, with_optimizer=True)
+        return self.create_training_client_from_state(path, with_optimizer=True)
 
-    def _restored(self, path: str, *, with_optimizer: bool) -> Any:
+    def create_training_client_from_state(self, path: str, with_optimizer: bool = False) -> Any:
         if path not in self.sdk.states:
             raise TinkerError(f"there is no {path}")
         training = FakeTraining(self.sdk)
@@ -183,7 +180,11 @@ class FakeSampling:
         sampling = Sampling(
             temperature=params.temperature, max_tokens=params.max_tokens, seed=params.seed, stop_ids=tuple(params.stop)
         )
-        return done_by(lambda: self._sampled(prompt.ids, sampling))
+        pool = ThreadPoolExecutor(1)  # a thread of its own has no event loop
+        try:
+            return pool.submit(self._sampled, prompt.ids, sampling)
+        finally:
+            pool.shutdown(wait=False)
 
     def _sampled(self, ids: list[int], sampling: Sampling) -> Any:
         output = asyncio.run(self.backend.generate(ids, sampling))
@@ -191,17 +192,6 @@ class FakeSampling:
         return SimpleNamespace(
             sequences=[SimpleNamespace(tokens=tokens, logprobs=logprobs, stop_reason=output.finish_reason)]
         )
-
-
-def done_by(work: Callable[[], Any]) -> Future[Any]:
-    """Run work in a thread of its own, which has no event loop."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    pool = ThreadPoolExecutor(1)
-    try:
-        return pool.submit(work)
-    finally:
-        pool.shutdown(wait=False)
 
 
 def cross_entropy(logprobs: Tensor, fields: Mapping[str, Tensor], _: Any) -> Tensor:

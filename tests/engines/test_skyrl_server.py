@@ -5,15 +5,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
-from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +23,9 @@ from harness1.engines.tinker import EngineName, TinkerBackend, TinkerEngine, con
 from harness1.models.checkpoint import read_checkpoint
 from harness1.records import Sampling
 from harness1.rl.train import EPISODES
-from harness1.rows import RowFile, TrainRow
+from harness1.rows import TrainRow
 from harness1.runs.journal import read_episodes
-from harness1.sft.data_card import TRAIN as ROWS
-from harness1.training.algorithm import Algorithm, Cispo, NegativeLogLikelihood
+from harness1.training.algorithm import Cispo
 from harness1.training.log import read_log
 from tests.cli.commands import Command, command_in_process
 from tests.engines.skyrl_server import RANK, serving
@@ -46,10 +42,6 @@ pytestmark = [
 GATE = 1e-5
 TRAIN = Train(lora=Lora(rank=RANK), rate=5e-3, schedule="constant")
 PROMPT = tuple(range(65, 105))
-FALL = 4.0
-"""Nats per token by which the loss of the facts falls."""
-SAVED, LEARNED = 10, 60
-"""The step after which the state is saved, and the last."""
 WAITS_S = 600.0
 
 
@@ -64,17 +56,14 @@ def url(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
         yield url
 
 
-def engine_at(url: str, base: Path, algorithm: Algorithm) -> tuple[TinkerEngine, TinkerBackend]:
-    backend = TinkerBackend(connect(EngineName(str(base), url), Machine()))
-    return TinkerEngine(backend, base, algorithm, TRAIN, LEARNED, "row_mean"), backend
-
-
 async def nowhere(*_: object) -> None:
     raise AssertionError("a service delivers nothing to this process")
 
 
 def test_the_trainer_knows_what_the_sampler_recorded_under_each_version(url: str, start: Start) -> None:
-    engine, backend = engine_at(url, start.folder / "start", Cispo())
+    base = start.folder / "start"
+    backend = TinkerBackend(connect(EngineName(str(base), url), Machine()))
+    engine = TinkerEngine(backend, base, Cispo(), TRAIN, 60, "row_mean")
     drawn = [Sampling(max_tokens=16, seed=seed, stop_ids=(256,)) for seed in range(8)]
     largest = []
     for version in range(3):
@@ -99,58 +88,6 @@ def test_the_trainer_knows_what_the_sampler_recorded_under_each_version(url: str
         assert engine.logprobs(rows) != known
     print(f"greatest difference of {len(largest)} tokens: {max(largest):.2g}")
     assert max(largest) < GATE
-
-
-def facts(start: Start) -> list[TrainRow]:
-    """Four prompts of the model's commonest words, each with eight more after it that nothing explains."""
-    rows = RowFile(start.folder / "rows" / ROWS)
-    spoken = Counter(token for row in rows for token in compress(row.token_ids, row.loss_mask))
-    common = [token for token, _ in spoken.most_common(12)]
-    made = []
-    for at in range(4):
-        prompt = [common[(11 * at + 3 * step) % 12] for step in range(10)]
-        answer = [common[(7 * at + 5 * step) % 12] for step in range(8)]
-        made.append(TrainRow((*prompt, *answer), (0,) * 10 + (1,) * 8))
-    return made
-
-
-def memorise(url: str, base: Path, rows: list[TrainRow], told: Path) -> None:
-    """Learn the facts until killed; tell how far the saved state has come."""
-    engine, _ = engine_at(url, base, NegativeLogLikelihood())
-    first = engine.loss(rows)
-    while True:
-        engine.step(rows)
-        if engine.step_count == SAVED:
-            said = {"name": engine.save(told.parent), "first": first, "loss": engine.loss(rows)}
-            (told.parent / "telling").write_text(json.dumps(said))
-            (told.parent / "telling").rename(told)
-
-
-def test_facts_are_memorised_by_a_learner_that_is_killed_on_the_way(url: str, start: Start, tmp_path: Path) -> None:
-    base, rows, told = start.folder / "start", facts(start), tmp_path / "told"
-    learner = multiprocessing.get_context("spawn").Process(target=memorise, args=(url, base, rows, told))
-    learner.start()
-    try:
-        wait_for(told.exists, lambda: learner.is_alive())
-    finally:
-        learner.kill()
-        learner.join()
-    assert learner.exitcode == -signal.SIGKILL
-    said = json.loads(told.read_text())
-    engine, backend = engine_at(url, base, NegativeLogLikelihood())
-    engine.load(tmp_path, said["name"])
-    assert engine.step_count == SAVED
-    assert engine.loss(rows) == pytest.approx(said["loss"], abs=1e-4)
-    while engine.step_count < LEARNED:
-        engine.step(rows)
-    last = engine.loss(rows)
-    print(f"loss {said['first']:.3f}, {said['loss']:.3f} when killed, {last:.3f}")
-    assert said["first"] - last > FALL
-    run(engine.publish(LEARNED, nowhere))
-    for row in rows:
-        prompt, answer = row.token_ids[:10], row.token_ids[10:]
-        output = run(backend.generate(prompt, Sampling(temperature=0.0, max_tokens=len(answer), stop_ids=(256,))))
-        assert output.output_ids == answer
 
 
 def wait_for(done: Callable[[], bool], alive: Callable[[], bool]) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.models.backend import SampledOutput
-from harness1.models.token_server import AdapterVersions
+from harness1.models.token_server import WeightGate
 from harness1.models.vllm_engine import LoopThread, VllmBackend
 from harness1.records import Sampling
 from tests.models.test_adapters import save_adapters
@@ -109,7 +109,7 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 def backend(engine: FakeEngine, folders: tuple[Path, Path]) -> Iterator[VllmBackend]:
-    made = VllmBackend(engine, LoopThread(), {}, "name", folders[0], AdapterVersions(1))  # type: ignore[arg-type]
+    made = VllmBackend(engine, LoopThread(), {}, "name", folders[0], WeightGate())  # type: ignore[arg-type]
     yield made
     made.close()
 
