@@ -70,11 +70,7 @@ class EpisodeProgress:
         self._whole = self._turns = self._prompt_tokens = self._output_tokens = 0
 
     def add(self, episode: Episode, gold: Gold | None) -> None:
-        """Count a finished episode.
-
-        Raises:
-            UsageError: the gold is empty.
-        """
+        """Count a finished episode; raise UsageError if the gold is empty."""
         self.stops[episode.stop_reason.value] += 1
         if episode.status is not Status.COMPLETED:
             self.failures[episode.status.value] += 1
@@ -146,11 +142,7 @@ SECONDS: Words = MappingProxyType({"seconds": "in all", "wait_seconds": "waiting
 
 
 class EvaluationBoard(Board):
-    """Listens to `evaluate`: `begin`, `earlier`, `episode` and `queues`.
-
-    Args:
-        golds: the gold of all tasks, by their ids.
-    """
+    """Listens to `evaluate`: `begin`, `earlier`, `episode` and `queues`. `golds`: those of all tasks, by their ids."""
 
     def __init__(
         self,
@@ -195,12 +187,8 @@ class EvaluationBoard(Board):
 
 
 class TrainingBoard(Board):
-    """Listens to a training run: `listen` is the `on_step` of a trainer.
-
-    Args:
-        unit: the unit that the trainer counts: `step` or `batch`.
-        names: the names of the values to show, the most interesting first.
-    """
+    """Listens to a training run: `listen` is the `on_step` of a trainer that counts a `unit`, such as `batch`; `names`:
+    the values to show, the most interesting first."""
 
     def __init__(
         self,
@@ -241,21 +229,18 @@ class TrainingBoard(Board):
 
 
 def evaluate_aloud(evaluation: Evaluation, out: Path, force: bool = False) -> Mapping[str, Any]:
-    """Complete a run folder under a dashboard, and write its report; return its metrics.
+    """Complete a run folder under a dashboard, and write its report; return its metrics. `force`: begin again."""
 
-    Args:
-        force: begin again, even if the folder holds an earlier run.
-    """
-    metrics = ensure_run(evaluation, out, _under_dashboard, force=force)
+    def play(evaluation: Evaluation, out: Path) -> Mapping[str, Any]:
+        golds = {task.task_id: task.gold for task in evaluation.tasks}
+        with EvaluationBoard(f"{evaluation.policy} on {evaluation.dataset} ({out.name})", golds) as board:
+            return evaluate(
+                evaluation, out, board.begin, board.episode, partial(say_torn, out), board.queues, board.earlier
+            )
+
+    metrics = ensure_run(evaluation, out, play, force=force)
     ensure_report(out, evaluation.tasks)
     return metrics
-
-
-def _under_dashboard(evaluation: Evaluation, out: Path) -> Mapping[str, Any]:
-    golds = {task.task_id: task.gold for task in evaluation.tasks}
-    with EvaluationBoard(f"{evaluation.policy} on {evaluation.dataset} ({out.name})", golds) as board:
-        told = board.begin, board.episode, partial(say_torn, out), board.queues, board.earlier
-        return evaluate(evaluation, out, *told)
 
 
 def list_values(values: Mapping[str, float], names: Sequence[str]) -> str:
@@ -314,16 +299,8 @@ def print_metrics(metrics: Mapping[str, Any], title: str, out: Path) -> None:
 
 
 def refuse_faults(broken: Mapping[str, int], episodes: int, allowed: int) -> None:
-    """Refuse to call work done of which the infrastructure broke a part.
-
-    Args:
-        broken: episodes that it broke, by the run that they are of.
-        episodes: all episodes of these runs.
-        allowed: broken episodes that are accepted.
-
-    Raises:
-        InfrastructureFault: there are more.
-    """
+    """Raise InfrastructureFault if the infrastructure broke more than the `allowed` of so many episodes; `broken` has
+    their numbers by the run that they are of."""
     if (count := sum(broken.values())) > allowed:
         where = ", ".join(f"{each} in {name}" for name, each in broken.items() if each) if len(broken) > 1 else ""
         raise InfrastructureFault(
@@ -337,15 +314,11 @@ def _figure(value: float) -> str:
 
 
 def print_checkpoint(done: Checkpoint, out: Path, unit: str, as_json: bool, which: str = "best") -> None:
-    """Print the final checkpoint of a training run, and its metrics on held-out tasks beside those of the start.
-
-    Args:
-        unit: the unit that the trainer counts: `step` or `batch`.
-    """
-    began = _at_start(out)
+    """Print the final checkpoint of a training run, after so many of a `unit`, and its metrics on held-out tasks beside
+    those of the start."""
+    began = next((found for line in read_log(out) if line["step"] == 0 and (found := validation_values(line))), {})
     if as_json:
-        report = {"checkpoint": str(out), unit: done.step, "metrics": done.metrics, "start": began}
-        print_json(report)
+        print_json({"checkpoint": str(out), unit: done.step, "metrics": done.metrics, "start": began})
         return
     console = Terminal()
     table = make_table("held out", "start", "checkpoint")
@@ -355,8 +328,3 @@ def print_checkpoint(done: Checkpoint, out: Path, unit: str, as_json: bool, whic
         console.print(f"the {which} checkpoint, of {unit} {done.step}")
         console.print(table)
     console.print(f"The checkpoint is in {out}: harness1 eval DATASET --policy hf:{out}")
-
-
-def _at_start(out: Path) -> dict[str, float]:
-    """Return the metrics on held-out tasks before the first step."""
-    return next((found for line in read_log(out) if line["step"] == 0 and (found := validation_values(line))), {})

@@ -21,14 +21,14 @@ from harness1.cli.progress import (
     progress_of_parts,
     read_aloud,
 )
-from harness1.data.benchmarks import BENCHMARKS, Benchmark, benchmark_named
+from harness1.data.benchmarks import BENCHMARKS, benchmark_named
 from harness1.data.check import FINDINGS, DatasetCheck, encode_report
 from harness1.data.check import check as check_dataset
 from harness1.data.copying import copy_dataset, import_benchmark
 from harness1.data.dataset_cache import BEIR_SETS, by_hand, get_from_hub
 from harness1.data.indexing import index_of
 from harness1.data.open import open_source
-from harness1.data.source import Fault, refuse
+from harness1.data.source import refuse
 from harness1.errors import CorpusError, UsageError
 from harness1.models.open import open_completer
 from harness1.plain import counted
@@ -118,16 +118,22 @@ def import_(
         return
     benchmark = benchmark_named(name)
     named, out = out is None, out or cache.place(name)
-    left: list[str] = []
+    left: list[CorpusError] = []
     with count_of_documents(f"importing {name}") as advance:
         counts = import_benchmark(
-            benchmark, path, out, fault=_noting(left) if leave_out else refuse, force=force, on_document=advance
+            benchmark,
+            path,
+            out,
+            fault=left.append if leave_out else refuse,
+            force=force,
+            on_document=advance,
         )
-    for line in dict.fromkeys(left):
+    for line in dict.fromkeys(map(str, left)):
         say(f"left out: {line}")
     tasks = ", ".join(f"{count} {split}" for split, count in counts["tasks"].items())
     put(f"{out}: {counted(counts['documents'], 'document')}, tasks: {tasks}")
-    _say_next(benchmark, name if named else str(out))
+    unit = " --set index.unit=chunk" if benchmark.unit == "chunk" else ""
+    put(f"Next: harness1 eval {name if named else out}{unit}")
 
 
 def copy(
@@ -200,18 +206,6 @@ def _show(report: DatasetCheck) -> None:
             put(f"    and {finding.count - len(finding.examples)} more")
     if not report.findings:
         put("Nothing is wrong with it.")
-
-
-def _say_next(benchmark: Benchmark, dataset: str) -> None:
-    unit = " --set index.unit=chunk" if benchmark.unit == "chunk" else ""
-    put(f"Next: harness1 eval {dataset}{unit}")
-
-
-def _noting(left: list[str]) -> Fault:
-    def note(error: CorpusError) -> None:
-        left.append(str(error))
-
-    return note
 
 
 READ = 30

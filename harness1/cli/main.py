@@ -86,10 +86,7 @@ Misuse: Any = typer.BadParameter.__base__
 
 class Verb(TyperCommand):
     """A verb that is imported when it is run or asked for its help; until then it is one line in the list of verbs.
-
-    Args:
-        more: verbs that take over where their name is the first argument.
-    """
+    `more`: verbs that take over where their name is the first argument."""
 
     def __init__(self, name: str, line: str, target: str, more: Mapping[str, Verb]) -> None:
         super().__init__(name, help=line, rich_markup_mode=None)
@@ -121,11 +118,7 @@ class Verb(TyperCommand):
 
 
 class Verbs(TyperGroup):
-    """A group of verbs, from a table like `verbs.toml`. Typer's own group would end an interrupted verb silently.
-
-    Args:
-        more: what else the group is made with; groups and verbs below it inherit the names of its help option.
-    """
+    """A group of verbs, from a table like `verbs.toml`. Typer's own group would end an interrupted verb silently."""
 
     def __init__(self, name: str, line: str, table: Mapping[str, Any], **more: Any) -> None:
         verbs = [_verb(verb, entry) for verb, entry in table.items()]
@@ -133,11 +126,8 @@ class Verbs(TyperGroup):
         self._table = table
 
     def format_commands(self, ctx: Any, formatter: Any, every: bool = False) -> None:
-        """Write the list of verbs, under the headings of the table.
-
-        Args:
-            every: list those that the first screen leaves out, and the verbs of groups, too.
-        """
+        """Write the list of verbs, under the headings of the table; with `every`, those that the first screen leaves
+        out, and the verbs of groups, too."""
         listed: dict[str, list[tuple[str, str]]] = {}
         for name, entry in self._table.items():
             if every or not entry.get("further"):

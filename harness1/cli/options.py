@@ -8,12 +8,12 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from typer import Argument, Option
 
-from harness1.cli.printing import print_json, print_result, put, say
+from harness1.cli.printing import print_json, put, say
 from harness1.config import Config, configurations, load_config, opening
 from harness1.config.settings import differences, notes
 from harness1.config.training import RECIPES
@@ -139,15 +139,9 @@ def resolve(
     tools: list[str] | None = None,
     rewards: list[str] | None = None,
 ) -> Config:
-    """Return the configuration that a command line asks for.
-
-    Args:
-        models: models at work, as typed. The first that was trained here brings its environment, unless the file of
-            `--config` has settings of `env`; single settings are overridden either way. Without `--config`, a released
-            policy brings the configuration that it was measured with.
-        tools: as `--tool` takes them.
-        rewards: as `--reward` takes them.
-    """
+    """Return the configuration that a command line asks for. Of the models at work, the first that was trained here
+    brings its environment, unless the file of `--config` has settings of `env`; single settings are overridden either
+    way. Without `--config`, a released policy brings the configuration that it was measured with."""
     weights: dict[str, float] = {}
     recipes = [given for given in rewards or () if given in ("paper", *RECIPES) and given != "sum"]
     if recipes and len(rewards or ()) > 1:
@@ -188,12 +182,8 @@ def _weight(given: str, weight: str) -> float:
 
 
 def place_of(spec: str, config: Config) -> str:
-    """Return a dataset as `open_source` takes it; one that is given by name is fetched unless the cache has it.
-
-    Raises:
-        InfrastructureFault: it cannot be fetched.
-        UsageError: there is no dataset of that name.
-    """
+    """Return a dataset as `open_source` takes it; one that is given by name is fetched unless the cache has it. Raise
+    InfrastructureFault if it cannot be fetched, UsageError if there is none of that name."""
     from harness1.cli.progress import progress_of_bytes  # here, as verbs without bars start sooner so
 
     if not names_dataset(spec):
@@ -205,22 +195,17 @@ def place_of(spec: str, config: Config) -> str:
 
 
 def evaluation_places(specs: Sequence[str] | None, config: Config) -> tuple[str, ...]:
-    """Return evaluation sets, `DATASET` or `DATASET:SPLIT`, as `evaluation_sets` takes them; datasets that are given by
-    name are fetched unless the cache has them.
+    """Return evaluation sets, `DATASET` or `DATASET:SPLIT`, as `evaluation_sets` takes them; those given by name are
+    fetched, and it raises, as `place_of` does."""
 
-    Raises:
-        InfrastructureFault: one cannot be fetched.
-        UsageError: there is no dataset of that name.
-    """
-    return tuple(_evaluation_place(spec, config) for spec in specs or ())
+    def place(spec: str) -> str:
+        dataset, colon, split = spec.partition(":")
+        # `world:SIZE` and `BENCHMARK:FOLDER` have a colon of their own.
+        if not colon or dataset == "world" or Path(split).exists() or not names_dataset(dataset):
+            return place_of(spec, config)
+        return f"{place_of(dataset, config)}:{split}"
 
-
-def _evaluation_place(spec: str, config: Config) -> str:
-    dataset, colon, split = spec.partition(":")
-    # `world:SIZE` and `BENCHMARK:FOLDER` have a colon of their own.
-    if not colon or dataset == "world" or Path(split).exists() or not names_dataset(dataset):
-        return place_of(spec, config)
-    return f"{place_of(dataset, config)}:{split}"
+    return tuple(map(place, specs or ()))
 
 
 def names_dataset(spec: str) -> bool:
@@ -257,12 +242,10 @@ def list_shipped(as_json: Json = False) -> None:
     Example: harness1 config list
     """
     rows = [{"name": name, "what": opening(file), "file": str(file)} for name, file in configurations().items()]
-    print_result({"configurations": rows}, as_json, _list)
-
-
-def _list(found: dict[str, Any]) -> None:
-    for row in found["configurations"]:
-        put(f"{row['name']}: {row['what']}")
+    if as_json:
+        print_json({"configurations": rows})
+    else:
+        put("\n".join(f"{row['name']}: {row['what']}" for row in rows))
 
 
 def show(config: ConfigFile = None, overrides: Overrides = None, as_json: Json = False) -> None:

@@ -256,15 +256,9 @@ class View(NamedTuple):
 
 
 class Board(AbstractContextManager[Any]):
-    """Shows views until the work ends, even by an error: the cursor is restored, and the last line stays.
-
-    Nothing is shown before `begin`, so that work that is refused shows no panel. Standard output is left alone.
-
-    Args:
-        count: the text for the amount done, as a template of `rich.progress.TextColumn`.
-        console: the output; standard error by default.
-        hidden: show nothing, as in all processes of a training run except the first.
-    """
+    """Shows views until the work ends, even by an error: the cursor is restored, and the last line stays. Nothing is
+    shown before `begin`, so that work that is refused shows no panel. Standard output is left alone. `count`: template
+    of a `TextColumn`. `hidden`: show nothing, as in processes of a training run except the first."""
 
     def __init__(
         self, title: str, count: str, console: Console | None, clock: Clock = time.monotonic, hidden: bool = False

@@ -191,11 +191,7 @@ def _step(folder: Path) -> str:
 
 
 def check_commands(recipe: Recipe, work: Path) -> None:
-    """Refuse a recipe with a verb, an option or a setting that does not exist, before its first stage begins.
-
-    Raises:
-        ConfigError: there is one; the message names the stage.
-    """
+    """Raise ConfigError if a stage of a recipe names a verb, an option or a setting that does not exist."""
     for name in recipe.stages:
         try:
             given = _parse(recipe.words(name, work))
@@ -268,6 +264,11 @@ def tune(
 
     Example: harness1 tune tiny --trials 20 --parallel 2 --out trials
     """
+
+    def say_result(result: TrialResult) -> None:
+        value = f"{result.value:.4g}" if result.value is not None else result.stopped
+        say(f"trial {result.number} ended after {result.seconds:,.0f} s: {value}")
+
     asked = load_recipe(recipe, changes or (), inputs or ())
     check_commands(asked, out)
     folder = (experience or EXPERIENCE).expanduser()
@@ -278,7 +279,7 @@ def tune(
         TrialsNotice,
         seed,
         None if forget else lambda shared: Experience(folder, tuning_subject(asked, shared)),
-        _say_result,
+        say_result,
     )
     work.run(trials, parallel)
     show(out, as_json)
@@ -315,11 +316,6 @@ def _print_tuning(
         words = " ".join(f"--set {name}={_show(value)}" for name, value in best.settings.items())
         put(f"Best of {counted(len(results), 'trial')}: {best.value:.4g} in trial {best.number}: {words}")
     put(f"Plots: {folder / PAGE}")
-
-
-def _say_result(result: TrialResult) -> None:
-    value = f"{result.value:.4g}" if result.value is not None else result.stopped
-    say(f"trial {result.number} ended after {result.seconds:,.0f} s: {value}")
 
 
 def _show(value: Any) -> str:

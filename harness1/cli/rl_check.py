@@ -191,16 +191,9 @@ def choose_judge(name: str, run: Path | None, config: Config) -> Completing | No
 def judge_runs(
     judge: Completing, name: str, runs: Sequence[Path], tasks: Sequence[Task], count: int, out: Path, *, force: bool
 ) -> RedTeamReport:
-    """Have the best-paid episodes of runs judged, under a bar. A training is read by the run in it.
-
-    Args:
-        tasks: the tasks whose gold is known.
-        count: about as many episodes.
-        force: ask again what was answered.
-
-    Raises:
-        UsageError, SchemaError: as `best_paid` and `Review.carry_out`.
-    """
+    """Have about `count` of the best-paid episodes of runs judged, under a bar; a training is read by the run in it.
+    `tasks`: those whose gold is known. `force`: ask again what was answered. Raise as `best_paid` and
+    `Review.carry_out`."""
     golds = {task.task_id: task.gold for task in tasks if task.gold is not None}
     folders = [run / EPISODES if (run / EPISODES).is_dir() else run for run in runs]
     if force:

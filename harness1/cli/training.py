@@ -33,15 +33,8 @@ Make = Callable[[Config, Devices], Plan]
 
 
 def refuse_oversized_rl(config: Config, model: str, trainers: int = 1) -> None:
-    """Say what `rl train` will hold, and refuse what cannot fit.
-
-    Args:
-        model: the model that samples, as the verb takes it.
-        trainers: processes that train together.
-
-    Raises:
-        UsageError: it cannot fit, or there is no such model.
-    """
+    """Say what `rl train` will hold with the model that samples, as the verb takes it, and so many trainers; raise
+    UsageError if it cannot fit, or there is no such model."""
     spec = ModelSpec.read(model)
     if spec.kind == "openai":
         return  # which is refused for another reason
@@ -181,11 +174,8 @@ def count_launched() -> ProcessGroup:
 @contextmanager
 def lead_group(*, joins: bool = True) -> Iterator[ProcessGroup | None]:
     """Yield the group, in the process that leads it or is alone. The others follow until that one ends; they yield
-    None, when nothing is left to do.
-
-    Args:
-        joins: False for work that joins its processes by itself: each yields its place, and a size of 1.
-    """
+    None, when nothing is left to do. Without `joins`, for work that joins its processes itself, each yields its place
+    and a size of 1."""
     place = count_launched()
     with join_group(place if joins else dataclasses.replace(place, size=1)) as group:
         if joins and not group.leads:

@@ -297,10 +297,8 @@ def configurations() -> dict[str, Path]:
 
 
 def config_file(named: Path | str) -> Path:
-    """Return the file of a configuration that comes with the package, or else the path itself.
-
-    A name goes first, so that it means the same in every folder; a file of that name is written `./small`.
-    """
+    """Return the file of a configuration that comes with the package, or else the path itself: a name means the same in
+    every folder, and a file of that name is written `./small`."""
     return configurations().get(str(named), Path(named))
 
 
@@ -332,12 +330,8 @@ def with_whole_names(env: Env, reward: Reward) -> tuple[Env, Reward]:
 
 
 def refuse_unknown_plugins(env: Env, reward: Reward, policy: ChatPolicy) -> None:
-    """Import the tools, the reward terms and the chat format that settings name of other packages or of files.
-
-    Raises:
-        ConfigError: two tools or two terms have one name, or there is no such chat format.
-        UsageError: no installed package has one, several have it, or it cannot be imported.
-    """
+    """Import the tools, the reward terms and the chat format that settings name of other packages or of files. Raise
+    ConfigError if two have one name or there is no such format, UsageError as `load_plugin` does."""
     named = (("env.plugins", env.plugins, "tool"), ("reward.weights", tuple(reward.others), "term"))
     for setting, names, what in named:
         if any(count > 1 for count in Counter(map(short_name, names)).values()):

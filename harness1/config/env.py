@@ -361,12 +361,8 @@ def read_recorded(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_env(tree: Mapping[str, Any]) -> Env:
-    """Return the recorded settings of an environment as this version has them.
-
-    Raises:
-        ConfigError: one that was removed has another value than its last default.
-        msgspec.ValidationError: they are not settings of an environment.
-    """
+    """Return the recorded settings of an environment as this version has them; raise ConfigError as `refuse_removed`
+    does, msgspec.ValidationError if they are none."""
     refuse_removed(tree, "env.")
     return msgspec.convert(read_recorded(tree), Env)
 
@@ -417,12 +413,8 @@ T = TypeVar("T")
 
 
 def read_index_description(encoded: bytes | str | memoryview, kind: type[T]) -> T:
-    """Decode the JSON that describes an index; its `settings` may hold some that were removed since.
-
-    Raises:
-        ConfigError: a removed one has another value than its last default.
-        msgspec.DecodeError, msgspec.ValidationError: it is not such a description.
-    """
+    """Decode the JSON that describes an index; its `settings` may hold some that were removed since. Raise ConfigError
+    as `refuse_removed` does, msgspec.DecodeError or msgspec.ValidationError if it is no such description."""
     tree = msgspec.json.decode(encoded, type=dict[str, Any])
     if isinstance(settings := tree.get("settings"), dict):
         tree["settings"] = present(settings, "index.")

@@ -32,12 +32,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield the dotted name of each setting that differs, and its value in each configuration, None if it is absent.
-
-    Args:
-        ours, theirs: configurations as plain data, groups within groups.
-        prefix: what names begin with, such as `env.`.
-    """
+    """Yield the dotted name of each setting that differs between configurations as plain data, and its value in each,
+    None if it is absent. `prefix`: what names begin with, such as `env.`, as in all of these functions."""
     for name in dict.fromkeys((*ours, *theirs)):
         mine, other = ours.get(name), theirs.get(name)
         if {type(mine), type(other)} - {type(None)} == {dict}:
@@ -56,12 +52,7 @@ def leave_out_default(tree: dict[str, Any], defaults: Mapping[str, Any], path: s
 
 
 def notes(kind: type[Settings], prefix: str = "") -> dict[str, str]:
-    """Return what the source says of each group and setting, by dotted name; settings without a word are left out.
-
-    Args:
-        kind: the class of the whole configuration, or of one group.
-        prefix: what names begin with, such as `env.`.
-    """
+    """Return what the source says of each group and setting of a class, by dotted name."""
     said = _read_notes(kind)
     found: dict[str, str] = {}
     for each in msgspec.structs.fields(kind):
@@ -122,12 +113,7 @@ REMOVED_VALUES: Mapping[tuple[str, str], str] = MappingProxyType(
 
 
 def without_removed(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a configuration as plain data without the removed settings, whatever their values.
-
-    Args:
-        tree: the whole configuration, or one group of it.
-        prefix: what names in it begin with, such as `env.`, as in all of these functions.
-    """
+    """Return a configuration as plain data, or one group of it, without the removed settings, whatever their values."""
     kept = {}
     for name, value in tree.items():
         path = f"{prefix}{name}"
