@@ -15,20 +15,16 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     return command_in_process(monkeypatch, capsys)
 
 
-@pytest.mark.parametrize("out", ["a[/x]b", "a[red]b", "a[bold]"])
+@pytest.mark.parametrize("out", ["a[/x]b", "a[red]b"])
 def test_brackets_in_a_path_are_no_markup(command: Command, out: str) -> None:
     ended = command("eval", "world:40", "--limit", "2", "--cache", "cache", "--out", out)
     assert ended.code == 0
     assert f"Everything is in {out}." in ended.out
     assert f"({Path(out).name})" in ended.err
-
-
-@pytest.mark.parametrize("out", ["a[/x]b", "a[red]b"])
-def test_brackets_in_the_folder_of_a_search_are_no_markup(command: Command, out: str) -> None:
     assert command("index", "world:40", "--out", "index").code == 0
-    ended = command("search", "Which river?", "--index", "index", "--out", out)
+    ended = command("search", "Which river?", "--index", "index", "--out", f"{out}/search")
     assert ended.code == 0
-    assert f"recorded in {out}" in ended.out.replace("\n", "")
+    assert f"recorded in {out}/search" in ended.out.replace("\n", "")
 
 
 def test_a_cache_that_cannot_be_written_is_one_line(command: Command) -> None:
