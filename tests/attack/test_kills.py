@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -16,9 +18,11 @@ from harness1.data.open import open_source
 from harness1.retrieval.build import add_documents, build_index, delete_documents
 from harness1.retrieval.generations import CURRENT, check_index
 from harness1.retrieval.index import open_index
-from harness1.runs.journal import EPISODES
+from harness1.runs.files import read_stage
+from harness1.runs.folder import CONFIG
+from harness1.runs.journal import EPISODES, read_episodes
 from tests.attack.attack import Attack
-from tests.eval.test_killed import assert_same, command, completed, killed, lines
+from tests.run_folders import repeatable
 from tests.support import die_at_fsync
 
 HASHED = load_config(None, ["index.dense.model=hash:64"])
@@ -106,9 +110,60 @@ def test_an_index_killed_at_an_fsync_or_any_moment_is_whole(tmp_path: Path, conf
     attack.report(f"kills, index with {'embeddings' if config.index.dense.model else 'terms'}", kills=kills)
 
 
+TASKS, SAMPLES = 20, 2
+WAIT_S = 120.0
+Moment = Callable[[], bool]
+
+
+def command(place: Path, out: str, workers: int, *more: str) -> subprocess.Popen[bytes]:
+    """An evaluation in a process group of its own, with which its workers can be killed."""
+    settings = [f"--set=machine.workers={workers}", "--set=machine.concurrency=2", "--set=machine.bootstrap=200"]
+    arguments = ["eval", "world:100", "--policy", "random", "--split", "train", "--seed", "5", "--json", *settings]
+    arguments += ["--limit", str(TASKS), "--samples", str(SAMPLES), "--out", out, "--cache", "cache", *more]
+    return subprocess.Popen(
+        [sys.executable, "-m", "harness1", *arguments],
+        cwd=place,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
+def completed(process: subprocess.Popen[bytes]) -> None:
+    _, complaint = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0, complaint.decode()
+
+
+def killed(process: subprocess.Popen[bytes], moment: Moment, delay: float) -> bool:
+    """Kill a process and its workers a little after a moment; False if it had finished by then."""
+    deadline = time.monotonic() + WAIT_S
+    while process.poll() is None and not moment() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    time.sleep(delay)
+    alive = process.poll() is None
+    if alive:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    return alive
+
+
 def played(out: Path, wanted: int) -> bool:
     """Whether a run has recorded so many episodes."""
-    return lines(out / EPISODES) >= wanted
+    path = out / EPISODES
+    return path.is_file() and path.read_bytes().count(b"\n") >= wanted
+
+
+def assert_same(out: Path, whole: Path) -> None:
+    ran = [episode.key for episode in read_episodes(out)]
+    assert len(ran) == len(set(ran))
+    assert set(ran) == {episode.key for episode in read_episodes(whole)}
+    stages = [read_stage(folder) for folder in (out, whole)]
+    assert [stage and stage.status for stage in stages] == ["finished"] * 2
+    mine, theirs = repeatable(out), repeatable(whole)
+    assert mine.keys() == theirs.keys()
+    assert [name for name in theirs if mine[name] != theirs[name]] == []
+    assert {path.name for path in out.iterdir()} == {path.name for path in whole.iterdir()}
 
 
 @pytest.mark.slow
@@ -116,6 +171,8 @@ def test_an_evaluation_killed_at_any_moment_goes_on(tmp_path: Path, attack: Atta
     rng = attack.random("evaluations")
     for workers in (1, 2):  # the card and `config.toml` name the workers of the command that ended the run
         completed(command(tmp_path, f"whole-{workers}", workers))
+    one, two = (repeatable(tmp_path / f"whole-{workers}") for workers in (1, 2))
+    assert {name for name in one if one[name] != two[name]} == {CONFIG}
     kills = 0
     for number in range(attack.times(EVALUATIONS // EACH)):
         out, workers = tmp_path / f"killed-{number}", rng.choice((1, 2))

@@ -20,11 +20,12 @@ from harness1.records import Status
 from harness1.retrieval.build import build_index
 from harness1.runs.files import read_stage
 from harness1.runs.folder import METRICS
-from harness1.runs.journal import EPISODES, EpisodeStore, count_undigested, read_episodes, without_digest
+from harness1.runs.journal import EPISODES, count_undigested, read_episodes, without_digest
 from harness1.viewer.run_page import RunSource
 from tests.eval.run_folders import dataset
 from tests.run_folders import repeatable
 from tests.support import die_at_fsync
+from tests.viewer.making import write_episodes
 
 QUERIES = {"t1": "text a", "t2": "text b", "t3": "text c"}
 CONFIG = load_config(None, ["machine.workers=1", "machine.bootstrap=100"])
@@ -200,9 +201,7 @@ def test_broken_episodes_stay_unscored(data: Path, tmp_path: Path) -> None:
     stage, run = read_stage(tmp_path / "first"), tmp_path / "run"
     outputs = {**stage.outputs, "lines": {"key": stage.outputs["lines"]["key"], "undigested": 0}}
     stage.write(run, status="interrupted", outputs=outputs)
-    with EpisodeStore(run) as store:
-        store.append(msgspec.structs.replace(episodes[0], status=Status.INFRA_ERROR, reward=None))
-        for each in episodes[1:]:
-            store.append(each)
+    first = msgspec.structs.replace(episodes[0], status=Status.INFRA_ERROR, reward=None)
+    write_episodes(run, [first, *episodes[1:]])
     rescore(evaluation(with_other_gold(data)), run)
     assert [each.reward is None for each in read_episodes(run)] == [True, False, False]

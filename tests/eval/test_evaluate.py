@@ -26,6 +26,7 @@ from harness1.runs.folder import METRICS, RESOURCES, read_provenance, run_config
 from harness1.runs.journal import EpisodeStore, read_episodes
 from tests.run_folders import repeatable
 from tests.support import die_at_fsync
+from tests.viewer.making import write_episodes
 
 SOURCE = open_source("world:100")
 CONFIG = load_config(None, ["machine.workers=1", "machine.bootstrap=100"])
@@ -76,10 +77,7 @@ def test_a_resumed_run_tells_what_had_finished_and_one_with_nothing_to_run_does_
     evaluate(evaluation(index), tmp_path)
     first, *rest = read_episodes(tmp_path)
     (tmp_path / "episodes.jsonl").unlink()
-    with EpisodeStore(tmp_path) as store:
-        store.append(msgspec.structs.replace(first, status=Status.INFRA_ERROR))
-        for each in rest:
-            store.append(each)
+    write_episodes(tmp_path, [msgspec.structs.replace(first, status=Status.INFRA_ERROR), *rest])
     told: list[str | tuple[int, ...]] = []
 
     def resume() -> None:

@@ -42,6 +42,14 @@ def begin(folder: Path, whole: Path) -> list[Episode]:
     return list(read_episodes(whole))
 
 
+def watch(folder: Path, whole: Path, count: int) -> tuple[list[Episode], Watched, dict[str, Any]]:
+    """A watched run with its first episodes; all episodes, and what a page is told first."""
+    episodes = begin(folder, whole)
+    write_episodes(folder, episodes[:count])
+    watched = Watched([folder])
+    return episodes, watched, after(watched)
+
+
 def after(watched: Watched, before: dict[str, Any] | None = None) -> dict[str, Any]:
     return watched.news(before["life"], before["next"]) if before else watched.news("", 0)
 
@@ -101,19 +109,13 @@ def test_a_line_that_is_being_written_is_left_for_later(tmp_path: Path, whole: P
 
 
 def test_an_episode_played_again_takes_the_place_of_the_first(tmp_path: Path, whole: Path) -> None:
-    one, *_ = begin(tmp_path / "run", whole)
-    write_episodes(tmp_path / "run", [one])
-    watched = Watched([tmp_path / "run"])
-    found = after(watched)
+    (one, *_), watched, found = watch(tmp_path / "run", whole, 1)
     write_episodes(tmp_path / "run", [one])
     assert names(after(watched, found)) == [(0, "task-0")]
 
 
 def test_a_run_begun_again_is_another_life(tmp_path: Path, whole: Path) -> None:
-    one, two, _ = begin(tmp_path / "run", whole)
-    write_episodes(tmp_path / "run", [one, two])
-    watched = Watched([tmp_path / "run"])
-    found = after(watched)
+    (_, two, _), watched, found = watch(tmp_path / "run", whole, 2)
     (tmp_path / "run" / EPISODES).unlink()
     write_episodes(tmp_path / "run", [two])
     again = after(watched, found)
@@ -124,10 +126,7 @@ def test_a_run_begun_again_is_another_life(tmp_path: Path, whole: Path) -> None:
 def test_the_data_of_an_episode_is_made_on_request_and_brings_what_it_needs(
     tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, two, _ = begin(tmp_path / "run", whole)
-    write_episodes(tmp_path / "run", [one, two])
-    watched = Watched([tmp_path / "run"])
-    after(watched)
+    (_, two, _), watched, _ = watch(tmp_path / "run", whole, 2)
     made: list[int] = []
     original = watched._runs[0].episode
     monkeypatch.setattr(watched._runs[0], "episode", lambda start: made.append(start) or original(start))

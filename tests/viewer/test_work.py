@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from harness1.runs.files import write_json
 from harness1.viewer.live import Watched
 from harness1.viewer.pages import write_view
 from harness1.viewer.work import hold_sessions, is_recording, read_sessions, recipe_card
-from tests.cli.commands import command_in_process
 from tests.viewer.making import script, some_tasks, write_dataset, write_run, write_training
 from tests.viewer.recordings import FIRST, SECOND, save_student, write_recording
 from tests.viewer.test_pages import opened
@@ -165,19 +163,13 @@ def test_sessions_that_have_no_room_are_only_listed(tmp_path: Path) -> None:
     assert [(row["held"], bool(text)) for row, text in small] == [(False, False), (True, True)]
 
 
-def test_a_recording_is_viewed_beside_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_recording_is_viewed_beside_runs(tmp_path: Path) -> None:
     chat = save_student(tmp_path / "student")
     folder = write_recording(tmp_path / "agent", tmp_path / "student", chat)
     write_run(tmp_path / "run", [script()], some_tasks(1), None)
     out = tmp_path / "view.html"
-    done = command_in_process(monkeypatch, capsys)("view", str(folder), "--out", str(out), "--json")
-    assert done.code == 0, done.err
-    assert json.loads(done.out)["episodes"] == 0
-    assert [(row["name"], row["calls"], row["failed"]) for row in opened(out)["sessions"]] == [
-        ("talk", 3, 1),
-        ("chat", 1, 0),
-    ]
+    assert write_view([folder], out, workers=1).episodes == 0
+    told = [(row["name"], row["calls"], row["failed"]) for row in opened(out)["sessions"]]
+    assert told == [("talk", 3, 1), ("chat", 1, 0)]
     write_view([folder, tmp_path / "run"], out, workers=1)
     assert {"s0", "s1", "e0"} <= set(opened(out)["tags"])
