@@ -61,18 +61,8 @@ METRICS = (
 """The names of all metrics in their order, without those of single tools."""
 
 HEADLINE = (
-    "curated_recall",
-    "answer_recall",
-    "trajectory_recall",
-    "selection_loss",
-    "curated_precision",
-    "curated_f1",
-    "nDCG@10",
-    "set_size",
-    "turns",
-    "prompt_tokens",
-    "prefill_tokens",
-    "reward",
+    *("curated_recall", "answer_recall", "trajectory_recall", "selection_loss", "curated_precision", "curated_f1"),
+    *("nDCG@10", "set_size", "turns", "prompt_tokens", "prefill_tokens", "reward"),
 )
 """The metrics that summarise a run and by which runs are compared; model runs and older ones may lack some."""
 

@@ -190,10 +190,8 @@ def check_lines(path: Path, lines: Iterator[tuple[int, bytes]]) -> Iterator[tupl
         yield number, body
     closed = said.digest or said.fold or said.size
     if stage is not None and closed and (said.fold, said.digest) != (fold, _seal(stage, said)):
-        raise SchemaError(
-            f"{path} or its card was changed after the run had ended: lines were lost, added or moved, or"
-            " the card was edited"
-        )
+        why = "lines were lost, added or moved, or the card was edited"
+        raise SchemaError(f"{path} or its card was changed after the run had ended: {why}")
 
 
 def check_line(line: bytes, key: str, place: str) -> tuple[bytes, bytes]:
