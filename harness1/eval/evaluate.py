@@ -92,25 +92,21 @@ class Evaluation:
         no gold, or the index is of another corpus; CorpusError: the index is missing or damaged."""
         if not self.tasks:
             raise UsageError(f"{self.dataset} has no tasks in split {self.split}")
-        for task in self.tasks:
-            targets(task.task_id, task.gold, self.config.index.unit)
+        unit = self.config.index.unit
+        golds = [targets(task.task_id, task.gold, unit) for task in self.tasks]
         if is_engine(self.index):
             return
         index = open_index(Path(self.index))
-        golds = [targets(task.task_id, task.gold, self.config.index.unit) for task in self.tasks[:LOOKED_UP]]
-        units = {unit for gold in golds for target in gold.relevant for unit in target}
-        if self.config.index.unit == "chunk":
+        units = {name for gold in golds[:LOOKED_UP] for target in gold.relevant for name in target}
+        if unit == "chunk":
             found = bool(index.positions(map(ChunkId, units)))
         else:
-            found = any(index.positions_of(DocId(unit)) for unit in units)
+            found = any(index.positions_of(DocId(name)) for name in units)
         if not found:
-            absent, other = "qrels name documents that the corpus lacks", "it is an index of another corpus"
-            absent, corpus = f"{absent} (harness1 data check {self.dataset})", corpus_of(Path(self.index))
-            if corpus is not None:
-                ours = corpus in (from_anywhere(self.dataset), self.dataset)
-                why = absent if ours else f"{other}, {corpus}"
-            else:
-                why = f"{other}, or {absent}"
+            other, corpus = "it is an index of another corpus", corpus_of(Path(self.index))
+            why = f"qrels name documents that the corpus lacks (harness1 data check {self.dataset})"
+            if corpus not in (from_anywhere(self.dataset), self.dataset):
+                why = f"{other}, {corpus or f'or {why}'}"
             raise UsageError(f"{self.index} holds no gold document of the first tasks of {self.dataset}: {why}")
 
     def stage(self) -> Stage:
