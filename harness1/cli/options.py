@@ -19,7 +19,7 @@ from harness1.config.settings import differences, notes
 from harness1.config.training import RECIPES
 from harness1.data.leaks import ShareName
 from harness1.errors import UsageError
-from harness1.eval.metrics import Faults
+from harness1.eval import Faults
 from harness1.models.spec import policy_config
 from harness1.plain import digest
 from harness1.plugins import KINDS, installed_plugins

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from harness1.config import Env
 from harness1.errors import UsageError
+from harness1.eval import Faults
 from harness1.records import ChunkId, DocId, Episode, Gold, Record, StopReason, UnitId
 from harness1.retrieval.corpus import approximate_tokens
 from harness1.reward.measures import MEASURES, Outcome, targets
@@ -149,8 +150,6 @@ def model_use(episode: Episode) -> dict[str, float]:
     return used
 
 
-Faults = Literal["exclude", "zero"]
-"""How an episode that the infrastructure broke counts in means: not at all, or as one that found nothing."""
 BROKEN = {
     StopReason.CONTEXT_OVERFLOW: "context limit",
     StopReason.FORMAT_LIMIT: "no readable action",
