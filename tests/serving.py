@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-import shlex
 import subprocess
-import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
@@ -23,7 +20,7 @@ from harness1.retrieval.protocol import Retriever
 from harness1.serve.retrieve import RetrievalService
 from harness1.serve.server import answering
 from harness1.serve.service import ServiceLimits
-from tests.support import hear_interrupts
+from tests.support import Ask, command_process, replying
 
 HOST = "127.0.0.1"
 
@@ -111,62 +108,20 @@ def in_thread(opened: Callable[[], AbstractAsyncContextManager[int]]) -> Iterato
         assert not thread.is_alive()
 
 
-@contextmanager
-def imitating(answer: Callable[[str, str, bytes], tuple[int, bytes]]) -> Iterator[str]:
-    """The URL of a server that answers (method, path, body) with a status and a body."""
+def imitating(answer: Callable[[str, str, bytes], tuple[int, bytes]]) -> AbstractContextManager[str]:
+    """The URL of a server that answers (method, path, body) with a status and a body; it redirects elsewhere."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self._answer()
+    def reply(asked: Ask) -> tuple[int, Mapping[str, str], bytes]:
+        status, made = answer(asked.method, asked.path, asked.body)
+        return status, {"Location": "/elsewhere"} if 300 <= status < 400 else {}, made
 
-        def do_GET(self) -> None:
-            self._answer()
-
-        def _answer(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            status, made = answer(self.command, self.path, body)
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(made)))
-            if 300 <= status < 400:
-                self.send_header("Location", "/elsewhere")
-            self.end_headers()
-            with suppress(ConnectionError):
-                self.wfile.write(made)
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-            pass
-
-    class Server(ThreadingHTTPServer):
-        # The default of 5 resets connections when more clients than that come at once.
-        request_queue_size = 128
-
-    server = Server((HOST, 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
-        yield f"http://{HOST}:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
+    return replying(reply)
 
 
 @contextmanager
 def process_serving(index: Path, port: int = 0, files: int = 0) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A process of `harness1 serve retrieve` and its URL; killed at the end if it still runs.
-
-    Args:
-        files: how many the process may open; 0: as many as this one.
-    """
-    command = [sys.executable, "-m", "harness1", "serve", "retrieve", "--index", str(index), "--port", str(port)]
-    command = ["sh", "-c", f"ulimit -n {files} && exec {shlex.join(command)}"] if files else command
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen(command, **pipes, text=True, preexec_fn=hear_interrupts)
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
+    """A process of `harness1 serve retrieve` and its URL, as `command_process`."""
+    with command_process("retrieve", "--index", str(index), "--port", str(port), files=files) as (process, line):
         found = re.search(r"http://\S+:\d+", line)
-        assert found, line + (process.stderr.read() if process.stderr else "")
+        assert found, line
         yield process, found[0]
-    finally:
-        process.kill()
-        process.communicate()

@@ -6,9 +6,15 @@ import asyncio
 import os
 import random
 import re
+import shlex
 import signal
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -47,6 +53,74 @@ def similarity(one: bytes, other: bytes) -> float:
 def hear_interrupts() -> None:
     """For `preexec_fn`: a shell has its background jobs ignore interrupts, and the tests may be one."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@contextmanager
+def command_process(*words: str, files: int = 0, piped: bool = False) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A process of the command that serves, and the first line that it prints; killed at the end if it still runs.
+
+    Args:
+        files: how many the process may open; 0: as many as this one.
+        piped: its input is a pipe, and its first line is not read.
+    """
+    command = [sys.executable, "-m", "harness1", "serve", *words]
+    command = ["sh", "-c", f"ulimit -n {files} && exec {shlex.join(command)}"] if files else command
+    pipes: dict[str, Any] = dict.fromkeys(("stdout", "stderr", *(["stdin"] if piped else [])), subprocess.PIPE)
+    process = subprocess.Popen(command, **pipes, text=True, preexec_fn=hear_interrupts)
+    try:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        line = "" if piped else process.stdout.readline()
+        assert line or piped, process.stderr.read()
+        yield process, line
+    finally:
+        process.kill()
+        process.communicate()
+
+
+class Ask(NamedTuple):
+    """What a server of `replying` was asked."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+Reply = tuple[int, Mapping[str, str], bytes]
+
+
+@contextmanager
+def replying(reply: Callable[[Ask], Reply]) -> Iterator[str]:
+    """The URL of a server on loopback; the function may take its time, for each request has a thread."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            status, headers, made = reply(Ask(self.command, self.path, dict(self.headers), body))
+            with suppress(ConnectionError):
+                self.send_response(status)
+                for name, value in {"Content-Length": str(len(made)), **headers}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(made)
+
+        do_GET = do_POST  # noqa: N815
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            pass
+
+    class Server(ThreadingHTTPServer):
+        # The default of 5 resets connections when more clients than that come at once.
+        request_queue_size = 128
+
+    server = Server(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def die_at_fsync(step: Callable[[], object], number: int | None) -> int:

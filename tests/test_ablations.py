@@ -135,13 +135,6 @@ def test_what_is_off_leaves_no_trace_in_the_memory() -> None:
     assert set(off["curation.tags"].curated.tags.values()) == {"fair"}
 
 
-def test_without_compression_texts_are_shown_whole() -> None:
-    chunks = [chunk("long", LONG, "Long")]
-    off = next(ablation.env for ablation in ABLATIONS if ablation.switch == "compression.on")
-    assert LONG in text_of(play(make_env(off, chunks), search("castle"))[0].context)
-    assert LONG not in text_of(play(make_env(None, chunks), search("castle"))[0].context)
-
-
 def test_all_off_is_a_searcher_with_a_set() -> None:
     tree = {ablation.switch.split(".")[0]: {"on": False} for ablation in ABLATIONS if ablation.switch.endswith(".on")}
     env = make_env(msgspec.convert({**tree, "curation": {"tags": False}, "guidance": "none"}, Env), WORLD)

@@ -76,25 +76,3 @@ def test_it_is_shown_and_changes_no_hash(played: Path, example: Path) -> None:
     assert mine == plain
     text = harness1(played, (example,), "config", "show").stdout
     assert f"# installed tool: count_words, of {owner}" in text
-
-
-def test_two_packages_of_one_name_are_both_named(played: Path, example: Path, tmp_path: Path) -> None:
-    twin = shutil.copytree(EXAMPLE, tmp_path / "twin")
-    settings = (twin / "pyproject.toml").read_text()
-    (twin / "pyproject.toml").write_text(settings.replace('"harness1-example"', '"another-example"'))
-    other = installed(twin, tmp_path / "another")
-    done = harness1(played, (example, other), "eval", "world:300", *PLAYED, "--out", "never")
-    assert done.returncode == 2
-    assert "another-example 0.1.0 and harness1-example 0.1.0 each have the tool 'count_words'" in done.stderr
-    assert not (played / "never").exists()
-
-
-def test_a_package_that_cannot_be_imported_breaks_only_what_asks_for_it(played: Path, tmp_path: Path) -> None:
-    broken = shutil.copytree(EXAMPLE, tmp_path / "source")
-    (broken / "harness1_example" / "count_words.py").write_text("import nothing_of_the_kind\n")
-    place = installed(broken, tmp_path / "broken")
-    assert harness1(played, (place,), "eval", "world:300", "--limit", "1", "--out", "plain").returncode == 0
-    done = harness1(played, (place,), "eval", "world:300", *PLAYED, "--out", "never")
-    assert done.returncode == 2
-    assert "the tool 'count_words' of harness1-example 0.1.0 (harness1_example.count_words:count_words)" in done.stderr
-    assert "ModuleNotFoundError" in done.stderr

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
-from benchmarks import fit_evidence
 from benchmarks.fit_evidence import Found, fit
 from harness1.memory.ranking import FEATURES
 
@@ -30,17 +28,3 @@ def test_recall_counts_gold_that_was_never_found() -> None:
     found = Found(np.eye(len(FEATURES))[:2], np.array([True, False]), 2)
     assert found.recall(np.eye(len(FEATURES))[0], 1) == 0.5
     assert found.recall(np.eye(len(FEATURES))[1], 1) == 0.0
-
-
-def test_a_dataset_is_left_out_with_and_without_its_titles(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {"one": split(TITLE, 0), "one untitled": split(TITLE, 1), "two": split(LINK, 2)}
-    learned: list[int] = []
-
-    def counted(splits: list[list[Found]]) -> np.ndarray:
-        learned.append(len(splits))
-        return fit(splits)
-
-    monkeypatch.setattr(fit_evidence, "fit", counted)
-    row = fit_evidence._row("one untitled", found, fit(list(found.values())), np.ones(len(FEATURES)))
-    assert learned == [1]
-    assert row["left_out"][0] < row["fitted"][0]

@@ -9,7 +9,6 @@ import pytest
 
 from benchmarks import learned_policy
 from benchmarks.learned_policy import compared, markdown, unseen_gains
-from benchmarks.systems import System
 from harness1.eval.run import Run, read_run
 from tests.eval.run_folders import dataset, episode, run_folder
 
@@ -37,13 +36,6 @@ def test_every_other_system_is_cut_to_the_size_of_the_last_model(tmp_path: Path)
     gain = rows["sft"]["over_the_one_before"]["curated_f1"]
     assert gain["differences"] == pytest.approx([1.0, 2 / 3])
     assert gain["difference"][0] == pytest.approx(5 / 6)
-
-
-def test_at_equal_size_a_task_without_a_delivery_counts_for_nobody(tmp_path: Path) -> None:
-    runs = runs_of(tmp_path, base=("", "xb"), sft=("b", "b"))
-    rows = compared(runs, ["base", "sft"])
-    assert rows["base"]["at_equal_size"]["curated_f1"]["differences"] == [0.0, 1.0]
-    assert rows["sft"]["over_the_one_before"]["curated_f1"]["differences"][0] == 1.0
 
 
 def test_datasets_never_trained_on_count_equally(tmp_path: Path) -> None:
@@ -78,27 +70,6 @@ def test_one_command_plays_what_is_missing_and_nothing_twice(
     learned_policy.main(arguments)
     assert "world-40-0, 2 tasks:" in capsys.readouterr().out
     assert written == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("episodes.jsonl")}
-
-
-def test_datasets_never_trained_on_have_a_limit_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = learned_policy.systems({"sft": "m"}, "small", [], False)["scripted"]
-    monkeypatch.setattr(learned_policy, "systems", lambda *given: {"sft": System("hf:m", script.config)})
-    limits: dict[str, int] = {}
-
-    def rows(dataset: str, *given: object) -> dict[str, learned_policy.Row]:
-        limits[dataset] = next(each for each in given if isinstance(each, int))
-        return {}
-
-    monkeypatch.setattr(learned_policy, "dataset_rows", rows)
-    monkeypatch.setattr(learned_policy, "markdown", lambda *given: "")
-    arguments = ["world:40", "world:50", "--unseen", "world-50-0", "--limit", "9", "--unseen-limit", "4"]
-    learned_policy.main([*arguments, "--model", "sft=m", "--indexes", "i", "--out", "o"])
-    assert limits == {"world:40": 9, "world:50": 4}
-
-
-def test_a_model_does_not_take_the_name_of_another_system() -> None:
-    with pytest.raises(SystemExit, match="--model scripted: another system has this name"):
-        learned_policy.systems({"scripted": "m"}, "small", [], False)
 
 
 @pytest.mark.parametrize(

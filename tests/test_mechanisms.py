@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from statistics import fmean
 
-import msgspec
 import pytest
 
-from benchmarks.mechanisms import BASE, COPIES, REMOVED, VARIANTS, learned_alone, report, table, variant, write_pages
+from benchmarks.mechanisms import BASE, VARIANTS, learned_alone, report, table, variant, write_pages
 from benchmarks.micro import Start, make_model, make_world, play
-from harness1.data.open import open_source
 from harness1.records import Status
 from harness1.tools.registry import Toolbox
 
@@ -45,34 +43,6 @@ def abilities(name: str) -> set[str]:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_variant_lacks_what_its_name_says(name: str) -> None:
     assert abilities(BASE) ^ abilities(name) == DIFFERENT.get(name, set())
-
-
-@pytest.mark.parametrize("name", REMOVED)
-def test_a_variant_changes_one_group_of_settings(name: str) -> None:
-    whole, other = msgspec.to_builtins(variant(BASE, ()).env), msgspec.to_builtins(variant(name, ()).env)
-    changed = [group for group in whole if whole[group] != other[group]]
-    assert len(changed) == 1
-    assert variant(name, ()).train == variant(BASE, ()).train
-
-
-def test_pages_are_long_and_only_those_that_no_question_needs_have_copies(world: Path) -> None:
-    source = open_source(str(world / "world"))
-    pages = {page.doc_id: page for page in source.documents()}
-    asked = {
-        doc_id for split in source.splits for task in source.tasks(split) if task.gold for doc_id in task.gold.relevant
-    }
-    copied = {name.rpartition("-")[0] for name in pages if name[-2:] in {f"-{number}" for number in range(COPIES)}}
-    denied = {name.removesuffix("-x") for name in pages if name.endswith("-x")}
-    assert copied
-    assert denied
-    assert not copied & asked
-    assert denied <= asked <= pages.keys()
-    assert fmean(len(page.text.split()) for page in pages.values()) > 150
-
-
-def test_a_split_asks_for_one_page_as_often_as_for_two(world: Path) -> None:
-    hops = [task.metadata["hops"] for task in open_source(str(world / "world")).tasks("train")]
-    assert hops.count(1) == hops.count(2) == len(hops) // 2 > 5
 
 
 @pytest.mark.parametrize("name", VARIANTS)

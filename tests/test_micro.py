@@ -14,7 +14,7 @@ from harness1.config import Validation, load_config
 from harness1.env.environment import SearchEnv
 from harness1.models.open import format_at
 from harness1.models.tokenizer import open_tokenizer, save_tokenizer
-from harness1.records import Episode, Status
+from harness1.records import Status
 from harness1.retrieval.open import open_retriever
 from harness1.rows import RowFile
 from harness1.rows.calls import calls_of, prompt_ids
@@ -41,16 +41,6 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
     return start
 
 
-@pytest.fixture(scope="module")
-def teacher(start: Start) -> list[Episode]:
-    return play(start, "silent:oracle-teacher", "dev-oracle-teacher", start.tasks("dev", 12), student="model")
-
-
-@pytest.fixture(scope="module")
-def floor(start: Start) -> list[Episode]:
-    return play(start, "silent:random", "dev-random", start.tasks("dev", 12), student="model")
-
-
 def test_minimal_instructions_describe_nothing_and_count_turns(start: Start) -> None:
     chat = format_at(start.folder / "model", start.config)
     env = SearchEnv(start.config.env, open_retriever(str(start.folder / "index"), start.config), counter=chat)
@@ -64,26 +54,18 @@ def test_minimal_instructions_describe_nothing_and_count_turns(start: Start) -> 
     assert "Tools:\nsearch_corpus {query}\ncurate" in chat.tokenizer.decode(chat.declarations(context.tools))
 
 
-def test_the_window_holds_every_prompt_and_calls_are_short(teacher: list[Episode], floor: list[Episode]) -> None:
+def test_the_window_holds_every_prompt_and_calls_are_short(start: Start) -> None:
+    policies = ("silent:oracle-teacher", "silent:random")
+    teacher, floor = (
+        play(start, each, f"dev-{each[7:]}", start.tasks("dev", 12), student="model") for each in policies
+    )
+    earned, chance = (fmean(episode.reward.total for episode in each if episode.reward) for each in (teacher, floor))
+    assert earned > chance + 0.5
     assert load_config(MICRO).env.prompt_limit == PROMPT
     calls = [(episode, call) for episode in (*teacher, *floor) for call in calls_of(episode)]
     assert max(len(prompt_ids(episode, call)) for episode, call in calls) <= PROMPT
     assert max(len(call.output_ids) for _, call in calls) <= CALL
     assert {episode.status for episode in (*teacher, *floor)} == {Status.COMPLETED}
-
-
-def test_every_action_is_legal_and_queries_are_made_of_handles(teacher: list[Episode], floor: list[Episode]) -> None:
-    turns = [turn for episode in (*teacher, *floor) for turn in episode.turns]
-    assert [turn.observation.error for turn in turns if turn.observation and turn.observation.error] == []
-    queries = [
-        str(turn.action.arguments["query"]) for turn in turns if turn.action and "query" in turn.action.arguments
-    ]
-    assert fmean(query[0] == "E" for query in queries if query) > 0.8
-
-
-def test_the_teacher_earns_more_than_chance(teacher: list[Episode], floor: list[Episode]) -> None:
-    earned, chance = (fmean(episode.reward.total for episode in each if episode.reward) for each in (teacher, floor))
-    assert earned > chance + 0.5
 
 
 def test_the_start_is_made_and_measured(start: Start) -> None:

@@ -34,12 +34,6 @@ def test_every_mechanism_is_taken_away_from_the_same_base() -> None:
     assert len({repr(env) for env in environments.values()}) == len(environments)
 
 
-def test_a_sentence_says_where_a_mechanism_helps_and_where_it_does_not() -> None:
-    table = {"a": {"x": row(-0.2, -0.1)}, "b": {"x": row(0.1, 0.2)}, "c": {"x": row(-0.1, 0.1)}}
-    said = systems.verdict("x", table, [0.0, -0.1, 0.1])
-    assert said == "- x: loses on a; gains on b; no difference on c. Mean +0.000 (-0.100 to +0.100)."
-
-
 def test_a_search_is_compared_with_the_script_at_equal_size(tmp_path: Path) -> None:
     data = dataset(tmp_path / "data", {"t": "?"}, gold="b")
     script, other, small = (

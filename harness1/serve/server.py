@@ -38,16 +38,12 @@ CROWDED = 0.75
 """Share of open connections from which a connection is closed after its answer, to make room for others."""
 SMALL = 64 << 10
 """Bytes of an answer that need no room: every connection may hold as much."""
-BACKLOG = 1024
-"""Connections that the system queues until they are accepted."""
 OWN_FILES = 512
 """File descriptors reserved for the index (up to 16 segments of 25 files) and Python."""
 SHUTDOWN_S = 5
 """Time limit of calls in flight when the server ends."""
-PAUSE_S = 0.01
-"""Interval between checks for room for another connection."""
-SWEEP_S = 0.5
-"""Interval between searches for clients that are to be cut off."""
+PAUSE_S, SWEEP_S = 0.01, 0.5
+"""Intervals between checks for room for a connection, and for clients that are to be cut off."""
 
 
 class SignalFree(uvicorn.Server):
@@ -71,7 +67,7 @@ class Server(SignalFree):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to accept connections."""
-        self._chores = [asyncio.create_task(self._accept()), asyncio.create_task(self._sweep())]
+        self._chores = [asyncio.create_task(chore) for chore in (self._accept(), self._sweep())]
         self.started = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -105,7 +101,6 @@ class Server(SignalFree):
                 await asyncio.sleep(PAUSE_S)
 
     async def _sweep(self) -> None:
-        """Cut off the clients that do nothing, or too little, for too long."""
         while True:
             await asyncio.sleep(SWEEP_S)
             for connection in [each for each in self.open if each.is_overdue()]:
@@ -114,15 +109,13 @@ class Server(SignalFree):
     def admit(self, taker: Connection, size: int) -> bool:
         """Count an answer until it is taken; return False if there is no room for it."""
         self._taking = {each for each in self._taking if each.unsent}
-        held = sum(each.answer for each in self._taking)
-        for connection in _slow(self._taking) if held + size > self._answer_bytes else ():
-            connection.transport.abort()
-            held -= connection.answer
-            self._taking.discard(connection)
-            if held + size <= self._answer_bytes:
+        for slowest in [*_slow(self._taking), None]:
+            if sum(each.answer for each in self._taking) + size <= self._answer_bytes:
                 break
-        if held + size > self._answer_bytes:
-            return False
+            if slowest is None:
+                return False
+            slowest.transport.abort()
+            self._taking.discard(slowest)
         taker.answer = taker.unsent + size
         self._taking.add(taker)
         return True
@@ -272,7 +265,7 @@ def serve(
             on_ready(bound)
             yield
 
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with suppress(ValueError, OSError):  # some systems refuse their own hard limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     run_until_ended(serving)
@@ -294,10 +287,8 @@ def run_until_ended(serving: Callable[[], AbstractAsyncContextManager[object]]) 
 
 def most_connections(limits: ServiceLimits) -> int:
     """Return the limit of open connections: `limits.connections`, or fewer if the limit of open files is low."""
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if files == resource.RLIM_INFINITY:
-        return limits.connections
-    return max(1, min(limits.connections, files - OWN_FILES))
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return limits.connections if files == resource.RLIM_INFINITY else max(1, min(limits.connections, files - OWN_FILES))
 
 
 async def listening(host: str, port: int) -> socket.socket:
@@ -305,7 +296,7 @@ async def listening(host: str, port: int) -> socket.socket:
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         family, _, _, _, address = found[0]
-        listener = socket.create_server(address[:2], family=family, backlog=BACKLOG)
+        listener = socket.create_server(address[:2], family=family, backlog=1024)
     except OSError as error:
         raise UsageError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
     listener.setblocking(False)

@@ -25,12 +25,8 @@ from harness1.retrieval.engines.remote import Failure
 
 RETRY_AFTER = {"Retry-After": "1"}
 LOCAL = ("localhost", "127.0.0.1", "::1")
-OPEN = ("/health",)
-"""Paths that tell nothing, and are answered to everybody."""
 JSON = "application/json"
 CODINGS = ("gzip", "x-gzip", "deflate")
-GZIP_OR_ZLIB = 47
-"""The window bits with which zlib detects the compression of a body."""
 STEP = 128 << 10
 """Bytes that are inflated between two turns of the event loop."""
 SMALL = 64 << 10
@@ -80,7 +76,7 @@ class Refused(HTTPException):
 class Json(Response):
     """A response of JSON, encoded by msgspec."""
 
-    media_type = "application/json"
+    media_type = JSON
 
     def render(self, content: Any) -> bytes:
         return msgspec.json.encode(content)
@@ -90,9 +86,8 @@ class Gate:
     """Let a bounded number of calls run and a bounded number wait for a bounded time; refuse the rest (503)."""
 
     def __init__(self, limits: ServiceLimits) -> None:
-        self._places = asyncio.Semaphore(limits.running)
+        self._places, self._wait_s = asyncio.Semaphore(limits.running), limits.wait_s
         self._free = limits.running + limits.waiting
-        self._wait_s = limits.wait_s
 
     async def __aenter__(self) -> None:
         if not self._free:
@@ -118,12 +113,8 @@ def application(
     failure: Callable[[str, int, str], object] = lambda path, status, reason: Failure(reason),
     admit: Callable[[Scope], None] = lambda _: None,
 ) -> ASGIApp:
-    """Return an application with endpoints by path, and `/health`.
-
-    Args:
-        failure: makes the body of an error from path, status and reason.
-        admit: raises Refused for requests that are not admitted.
-    """
+    """Return an application with endpoints by path, and `/health`; `failure` makes the body of an error from path,
+    status and reason, and `admit` raises Refused for requests that are not admitted."""
 
     async def health(_: Request) -> Response:
         return Json({"status": "ok"})
@@ -181,7 +172,7 @@ class Access:
     def check(self, scope: Scope) -> None:
         """Raise Refused if a request is not admitted: by its host (421), its origin (403) or its token (401), which is
         removed from the request, so that nothing behind can record it."""
-        if scope["path"] in OPEN:
+        if scope["path"] == "/health":  # which tells nothing
             return
         named = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
         origins = [value.decode("latin-1") for name, value in scope["headers"] if name == b"origin"]
@@ -285,12 +276,8 @@ class Bodies:
 
 def _coding(request: Request) -> str:
     """Return the compression of a body, "" for none; raise Refused if it cannot be read here."""
-    kind, coding = "", ""
-    for name, value in request.scope["headers"]:
-        if name == b"content-type":
-            kind = value.decode("latin-1").partition(";")[0].strip().lower()
-        elif name == b"content-encoding":
-            coding = value.decode("latin-1").strip().lower()
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    coding = request.headers.get("content-encoding", "").strip().lower()
     if kind != JSON:
         raise Refused(415, f"bodies are JSON: send Content-Type: {JSON}, not {kind[:100] or 'none'}")
     if coding not in ("", "identity", *CODINGS):
@@ -299,8 +286,7 @@ def _coding(request: Request) -> str:
 
 
 async def _inflate(parts: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-    """Yield a compressed body in pieces of at most `STEP` bytes."""
-    inflater = zlib.decompressobj(GZIP_OR_ZLIB)
+    inflater = zlib.decompressobj(47)  # gzip or zlib
     async for part in parts:
         while part or not inflater.eof:
             inflated = inflater.decompress(part, STEP)

@@ -7,9 +7,9 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 from typing import Any
+
+from tests.support import Ask, Reply, replying
 
 
 class FakeHub:
@@ -54,13 +54,8 @@ class FakeHub:
                     content = base64.b64decode(line["value"]["content"])
                     self.files.setdefault(name, {})[line["value"]["path"]] = content
             return 200, {"commitUrl": f"{self.address}/{name}/commit/c0ffee", "commitOid": "c0ffee"}
-        return 200, {
-            "id": name.partition("/")[2],
-            "private": self.private[name],
-            "sha": "0",
-            "tags": [],
-            "downloads": 0,
-        }
+        known = {"id": name.partition("/")[2], "private": self.private[name]}
+        return 200, {**known, "sha": "0", "tags": [], "downloads": 0}
 
 
 @contextmanager
@@ -68,30 +63,11 @@ def fake_hub() -> Iterator[FakeHub]:
     """Yield a hub that listens on this machine, at its `address`."""
     hub = FakeHub()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            hub.sent = str(self.headers["Authorization"])
-            hub.tokens.add(hub.sent)
-            body = self.rfile.read(int(self.headers["Content-Length"] or 0))
-            status, value = hub.answer(self.command, self.path.partition("?")[0], body)
-            data = json.dumps(value).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+    def reply(asked: Ask) -> Reply:
+        hub.sent = str({name.lower(): value for name, value in asked.headers.items()}.get("authorization"))
+        hub.tokens.add(hub.sent)
+        status, value = hub.answer(asked.method, asked.path.partition("?")[0], asked.body)
+        return status, {"Content-Type": "application/json"}, json.dumps(value).encode()
 
-        do_GET = do_POST  # noqa: N815
-
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    hub.address = f"http://127.0.0.1:{server.server_port}"
-    thread = Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with replying(reply) as hub.address:
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()

@@ -6,14 +6,14 @@ import json
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+
+from tests.support import Ask, Reply, command_process, replying
 
 
 def harness1(*words: str) -> str:
@@ -31,14 +31,11 @@ def scratch_index(folder: Path) -> Path:
 @contextmanager
 def serving_openenv(index: str, *more: str) -> Iterator[str]:
     """The address of a server on a port of the system's choice, which it announces."""
-    words = ["serve", "openenv", "--data", "world:120", "--index", index, "--port", "0", *more]
-    with subprocess.Popen([sys.executable, "-m", "harness1", *words], stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield process.stdout.readline().removeprefix("OpenEnv at ").partition(",")[0]
-        finally:
-            process.terminate()
-            assert process.wait(20) == 0
+    words = ["openenv", "--data", "world:120", "--index", index, "--port", "0", *more]
+    with command_process(*words) as (process, line):
+        yield line.removeprefix("OpenEnv at ").partition(",")[0]
+        process.terminate()
+        assert process.wait(20) == 0
 
 
 TURN = re.compile(r"turn (\d+) of \d+\.")
@@ -67,52 +64,21 @@ def _completion(searches: int, path: str, asked: dict[str, Any]) -> dict[str, An
     message = {"role": "assistant", "content": None, "tool_calls": [call]}
     choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
     usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-    return {
-        "id": "x",
-        "object": "chat.completion",
-        "created": 0,
-        "model": "fake",
-        "choices": [choice],
-        "usage": usage,
-    }
-
-
-class _Handler(BaseHTTPRequestHandler):
-    def __init__(self, answer: Callable[[str, dict[str, Any]], dict[str, Any]], *connection: Any) -> None:
-        self.answer = answer
-        super().__init__(*connection)
-
-    def do_GET(self) -> None:
-        self._send(404, {})
-
-    def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self._send(200, self.answer(self.path, asked))
-
-    def _send(self, status: int, told: dict[str, Any]) -> None:
-        body = json.dumps(told).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *arguments: object) -> None:
-        pass
+    head = {"id": "x", "object": "chat.completion", "created": 0, "model": "fake"}
+    return {**head, "choices": [choice], "usage": usage}
 
 
 @contextmanager
 def answering_json(answer: Callable[[str, dict[str, Any]], dict[str, Any]]) -> Iterator[str]:
     """Yield the address of a server, with /v1, that answers each post by its path and body."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, answer))
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/v1"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+
+    def reply(asked: Ask) -> Reply:
+        posted = asked.method == "POST"
+        told = json.dumps(answer(asked.path, json.loads(asked.body)) if posted else {}).encode()
+        return 200 if posted else 404, {"Content-Type": "application/json"}, told
+
+    with replying(reply) as url:
+        yield f"{url}/v1"
 
 
 @contextmanager

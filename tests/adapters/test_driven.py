@@ -44,21 +44,6 @@ def test_it_is_recorded_like_the_same_decisions_of_a_policy() -> None:
     assert ours.hashes.env == theirs.hashes.env
 
 
-def test_each_context_is_the_one_to_decide_on() -> None:
-    async def turns() -> list[int]:
-        episode = DrivenEpisode(make_env(), TASK, "test")
-        seen = [await episode.begin(), *[await episode.act(action) for action in PLAN[:3]]]
-        await episode.close()
-        return [context.turn for context in seen if context is not None]
-
-    assert run(turns()) == [1, 2, 3, 4]
-
-
-def test_a_decision_without_an_action_ends_it_as_a_policy_error() -> None:
-    episode = record(run(driven(make_env(), [Decision(parse_error="no call")])))
-    assert (episode.status, episode.stop_reason) == (Status.POLICY_ERROR, StopReason.FORMAT_LIMIT)
-
-
 def test_a_fault_of_the_index_ends_it_as_invalid() -> None:
     env = make_env(retriever=WordRetriever(CORPUS, faults=99))
     episode = run(driven(env))

@@ -27,7 +27,8 @@ from harness1.policy.policy import Decision
 from harness1.records import DocId, Episode, Task, ToolCall
 from harness1.runs.journal import read_episodes
 from harness1.tools.registry import Toolbox
-from tests.support import CORPUS, END, Script, WordRetriever, curate, make_env, run, search
+from tests.adapters.peers import harness1
+from tests.support import CORPUS, END, Script, WordRetriever, command_process, curate, make_env, run, search
 from tests.support import chunk as chunk_of
 
 QUESTION = "Where did the father of Ada Lovelace die?"
@@ -60,9 +61,17 @@ def told(result: CallToolResult) -> dict[str, Any]:
     return result.structured_content
 
 
+async def begin(client: Client, question: str = QUESTION) -> str:
+    return str(told(await client.call_tool("start_search", {"question": question}))["search"])
+
+
+async def look(client: Client, name: object, query: str = "Ada") -> CallToolResult:
+    return await client.call_tool("search_corpus", {"search": name, "query": query})
+
+
 async def whole(client: Client, question: str = QUESTION) -> CallToolResult:
-    name = told(await client.call_tool("start_search", {"question": question}))["search"]
-    await client.call_tool("search_corpus", {"search": name, "query": "Ada Byron"})
+    name = await begin(client, question)
+    await look(client, name, "Ada Byron")
     await client.call_tool("curate", {"search": name, "add_ids": ["D3"], "importance": {"D3": "very_high"}})
     return await client.call_tool("end_search", {"search": name, "reasoning": "done"})
 
@@ -94,8 +103,8 @@ def test_each_answer_holds_what_is_new_and_nothing_twice() -> None:
         async with served.client() as client:
             began = await client.call_tool("start_search", {"question": QUESTION})
             name = told(began)["search"]
-            first = await client.call_tool("search_corpus", {"search": name, "query": "Ada Byron"})
-            second = await client.call_tool("search_corpus", {"search": name, "query": "besieged town"})
+            first = await look(client, name, "Ada Byron")
+            second = await look(client, name, "besieged town")
             return [text(began), text(first), text(second)]
 
     began, first, second = run(plays(Served()))
@@ -112,7 +121,7 @@ Told = tuple[list[str], list[str]]
 
 
 async def served_search(client: Client, question: str, calls: Sequence[ToolCall]) -> Told:
-    name = told(await client.call_tool("start_search", {"question": question}))["search"]
+    name = await begin(client, question)
     results = [await client.call_tool(call.name, {"search": name, **call.arguments}) for call in calls]
     said = [text(result).removeprefix(f"search: {name}\n") for result in results[:-1]]
     return said, [each["id"] for each in told(results[-1])["curated"]]
@@ -156,8 +165,11 @@ def test_foreign_and_ended_names_are_refused() -> None:
     async def plays(served: Served) -> None:
         async with served.client() as client:
             ended = told(await whole(client))["search"]
+            open_now = await begin(client)
+            assert (await client.call_tool("search_corpus", {"search": open_now, "words": 3})).is_error
+            assert not (await look(client, open_now)).is_error, "a mistake ends no search"
             for name in (ended, "guessed", "", None, ["x"]):
-                refused = await client.call_tool("search_corpus", {"search": name, "query": "Ada"})
+                refused = await look(client, name)
                 assert refused.is_error
                 assert "there is no such search" in text(refused)
             with pytest.raises(MCPError, match="there is no tool") as unknown:
@@ -169,28 +181,16 @@ def test_foreign_and_ended_names_are_refused() -> None:
     run(plays(Served()))
 
 
-def test_a_mistake_is_an_observation_and_the_search_goes_on() -> None:
-    async def plays(served: Served) -> None:
-        async with served.client() as client:
-            name = told(await client.call_tool("start_search", {"question": QUESTION}))["search"]
-            wrong = await client.call_tool("search_corpus", {"search": name, "words": 3})
-            assert wrong.is_error
-            assert not told(wrong)["over"]
-            assert not (await client.call_tool("search_corpus", {"search": name, "query": "Ada"})).is_error
-
-    run(plays(Served()))
-
-
 def test_the_search_used_longest_ago_makes_room() -> None:
     async def plays() -> None:
         served = Served(most=2)
         async with served.client() as client:
-            names = [told(await client.call_tool("start_search", {"question": QUESTION}))["search"] for _ in range(2)]
-            await client.call_tool("search_corpus", {"search": names[0], "query": "Ada"})
+            names = [await begin(client) for _ in range(2)]
+            await look(client, names[0])
             await client.call_tool("start_search", {"question": QUESTION})
             assert len(served.searches) == 2
-            assert not (await client.call_tool("search_corpus", {"search": names[0], "query": "Byron"})).is_error
-            assert (await client.call_tool("search_corpus", {"search": names[1], "query": "Ada"})).is_error
+            assert not (await look(client, names[0], "Byron")).is_error
+            assert (await look(client, names[1])).is_error
         await served.searches.close()
         assert not served.kept
 
@@ -200,11 +200,11 @@ def test_the_search_used_longest_ago_makes_room() -> None:
 def test_an_idle_search_is_closed_without_another_call() -> None:
     async def plays(served: Served) -> None:
         async with served.client() as client:
-            name = told(await client.call_tool("start_search", {"question": QUESTION}))["search"]
+            name = await begin(client)
             assert len(served.searches) == 1
             await asyncio.sleep(0.5)
             assert not len(served.searches)
-            assert (await client.call_tool("search_corpus", {"search": name, "query": "Ada"})).is_error
+            assert (await look(client, name)).is_error
         assert not served.kept
 
     run(plays(Served(idle_s=0.1)))
@@ -239,24 +239,11 @@ def test_a_start_that_a_client_gave_up_is_finished() -> None:
     run(plays(Served()))
 
 
-def test_a_turn_limit_ends_a_search_with_what_it_has() -> None:
-    async def plays(served: Served) -> CallToolResult:
-        async with served.client() as client:
-            name = told(await client.call_tool("start_search", {"question": QUESTION}))["search"]
-            for _ in range(6):
-                last = await client.call_tool("search_corpus", {"search": name, "query": "Ada Byron"})
-            return last
-
-    last = told(run(plays(Served())))
-    assert (last["over"], last["stop_reason"]) == (True, "turn_limit")
-    assert last["curated"]
-
-
 def test_a_dead_index_is_an_error_and_no_empty_result() -> None:
     async def plays(served: Served) -> CallToolResult:
         async with served.client() as client:
-            name = told(await client.call_tool("start_search", {"question": QUESTION}))["search"]
-            return await client.call_tool("search_corpus", {"search": name, "query": "Ada"})
+            name = await begin(client)
+            return await look(client, name)
 
     served = Served(faults=99)
     answer = run(plays(served))
@@ -270,11 +257,11 @@ def test_a_client_on_this_machine_is_told_the_whole_path_of_what_it_finds_on_a_l
 
     async def plays(served: Served) -> None:
         async with served.client() as client:
-            name = told(await client.call_tool("start_search", {"question": QUESTION}))["search"]
-            first = await client.call_tool("search_corpus", {"search": name, "query": "Lord Byron"})
+            name = await begin(client)
+            first = await look(client, name, "Lord Byron")
             (handle,) = told(first)["files"]
             assert f"{handle}: /home/ada/notes/byron.md" in text(first).splitlines()
-            again = await client.call_tool("search_corpus", {"search": name, "query": "Byron"})
+            again = await look(client, name, "Byron")
             assert "files" not in told(again)
             ended = await client.call_tool("end_search", {"search": name, "reasoning": "done"})
             paths = {each["id"]: each.get("path") for each in told(ended)["curated"]}
@@ -314,13 +301,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "texts").mkdir()
     for chunk in CORPUS:
         (folder / "texts" / f"{chunk.doc_id}.txt").write_text(f"{chunk.title}\n\n{chunk.text}\n")
-    made = subprocess.run(
-        [sys.executable, "-m", "harness1", "index", str(folder / "texts"), "--out", str(folder / "index")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert made.returncode == 0, made.stderr
+    harness1("index", str(folder / "texts"), "--out", str(folder / "index"))
     return folder / "index"
 
 
@@ -339,10 +320,7 @@ def test_an_agent_starts_the_server_itself_and_its_searches_are_recorded(index: 
     ]
     (episode,) = read_episodes(record)
     assert [each.unit_id for each in episode.curated] == [each["id"] for each in ended["curated"]]
-    replayed = subprocess.run(
-        [sys.executable, "-m", "harness1", "replay", str(record)], capture_output=True, check=False
-    )
-    assert replayed.returncode == 0, replayed.stderr
+    harness1("replay", str(record))
 
 
 @pytest.mark.service
@@ -351,15 +329,10 @@ def test_a_server_of_standard_input_ends_on_a_signal_with_a_finished_record(
     index: Path, tmp_path: Path, sent: signal.Signals, code: int
 ) -> None:
     record = tmp_path / "run"
-    words = [sys.executable, "-m", "harness1", "serve", "mcp", "--index", str(index), "--record", str(record)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(words, text=True, **pipes) as process:
-        try:
-            play_over(process)
-            process.send_signal(sent)
-            assert process.wait(20) == code
-        finally:
-            process.kill()
+    with command_process("mcp", "--index", str(index), "--record", str(record), piped=True) as (process, _):
+        play_over(process)
+        process.send_signal(sent)
+        assert process.wait(20) == code
     assert len(list(read_episodes(record))) == 1
     assert json.loads((record / "stage.json").read_text())["status"] == "finished"
 
@@ -386,37 +359,24 @@ def play_over(process: subprocess.Popen[str]) -> None:
 
 @pytest.mark.service
 @pytest.mark.parametrize("mode", MODES)
-def test_clients_call_it_over_http(index: Path, mode: Mode) -> None:
-    async def plays(address: str) -> None:
-        async with Client(address, mode=mode) as client:
-            ended = await whole(client)
-            assert told(ended)["curated"]
-
-    over_http(index, plays)
-
-
-@pytest.mark.service
-def test_a_page_of_another_site_and_a_foreign_host_are_refused(index: Path) -> None:
+def test_clients_call_it_over_http_and_pages_of_other_sites_may_not(index: Path, mode: Mode) -> None:
     async def plays(address: str) -> None:
         import httpx
 
+        async with Client(address, mode=mode) as client:
+            assert told(await whole(client))["curated"]
         body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
-        async with httpx.AsyncClient() as client:
-            foreign = await client.post(address, json=body, headers={"Origin": "http://evil.example"})
-            assert foreign.status_code == 403
-            assert (await client.post(address, json=body, headers={"Host": "evil.example"})).status_code == 421
+        async with httpx.AsyncClient() as web:
+            for head, status in (({"Origin": "http://evil.example"}, 403), ({"Host": "evil.example"}, 421)):
+                assert (await web.post(address, json=body, headers=head)).status_code == status
 
     over_http(index, plays)
 
 
 def over_http(index: Path, plays: Callable[[str], Coroutine[Any, Any, None]]) -> None:
-    words = [sys.executable, "-m", "harness1", "serve", "mcp", "--index", str(index), "--http", "--port", "0"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        found = re.search(r"http://\S+/mcp", process.stdout.readline())
+    with command_process("mcp", "--index", str(index), "--http", "--port", "0") as (process, line):
+        found = re.search(r"http://\S+/mcp", line)
         assert found is not None
-        try:
-            run(plays(found.group()))
-        finally:
-            process.terminate()
+        run(plays(found.group()))
+        process.terminate()
         assert process.wait(20) == 0

@@ -10,32 +10,20 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.adapters.peers import scratch_index
+from tests.support import command_process
+
 pytestmark = pytest.mark.skipif(shutil.which("conformance") is None, reason="`conformance` is not installed")
 
+BOTH = ("tools-list", "server-sse-multiple-streams", "dns-rebinding-protection")
 SCENARIOS = {
-    "2025-11-25": (
-        "server-initialize",
-        "server-session-lifecycle",
-        "ping",
-        "tools-list",
-        "server-sse-multiple-streams",
-        "dns-rebinding-protection",
-    ),
-    "2026-07-28": (
-        "server-stateless",
-        "tools-list",
-        "server-sse-multiple-streams",
-        "sep-2164-resource-not-found",
-        "dns-rebinding-protection",
-        "caching",
-        "http-header-validation",
-    ),
+    "2025-11-25": ("server-initialize", "server-session-lifecycle", "ping", *BOTH),
+    "2026-07-28": ("server-stateless", "sep-2164-resource-not-found", "caching", "http-header-validation", *BOTH),
 }
 NEED_MORE = {
     "server-stateless": {
@@ -55,18 +43,11 @@ NEED_MORE = {
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    harness1 = (sys.executable, "-m", "harness1")
-    index = str(tmp_path_factory.mktemp("served") / "index")
-    subprocess.run([*harness1, "index", "world:120", "--out", index], check=True, capture_output=True)
-    words = [*harness1, "serve", "mcp", "--index", index, "--http", "--port", "0"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        assert process.stdout is not None
-        found = re.search(r"http://\S+/mcp", process.stdout.readline())
-        try:
-            assert found is not None
-            yield found.group()
-        finally:
-            process.terminate()
+    index = scratch_index(tmp_path_factory.mktemp("served"))
+    with command_process("mcp", "--index", str(index), "--http", "--port", "0") as (_, line):
+        found = re.search(r"http://\S+/mcp", line)
+        assert found is not None
+        yield found.group()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 from harness1.data.open import open_source
 from harness1.runs.journal import latest_episodes
 from tests.adapters.peers import harness1, next_call, scratch_index, serving_openenv, shown_in
-from tests.support import hear_interrupts
+from tests.support import command_process
 
 GenericEnvClient: Any = pytest.importorskip(
     "openenv.core.generic_client", reason="openenv is not installed"
@@ -86,12 +86,10 @@ def test_a_session_that_is_left_harms_no_other(index: Path) -> None:
 
 def test_a_signal_during_a_session_ends_the_record_as_finished(tmp_path: Path, index: Path) -> None:
     run = tmp_path / "run"
-    words = [sys.executable, "-m", "harness1", "serve", "openenv", "--data", "world:120", "--index", str(index)]
-    words += ["--port", "0", "--record", str(run)]
+    words = ["openenv", "--data", "world:120", "--index", str(index), "--port", "0", "--record", str(run)]
 
-    async def leaves(process: subprocess.Popen[str], sent: signal.Signals) -> None:
-        assert process.stdout is not None
-        address = process.stdout.readline().removeprefix("OpenEnv at ").partition(",")[0]
+    async def leaves(process: subprocess.Popen[str], line: str, sent: signal.Signals) -> None:
+        address = line.removeprefix("OpenEnv at ").partition(",")[0]
         await played(address, 0)
         client = GenericEnvClient(base_url=address)
         await client.connect()
@@ -99,27 +97,11 @@ def test_a_signal_during_a_session_ends_the_record_as_finished(tmp_path: Path, i
         process.send_signal(sent)
 
     for sent, code in ((signal.SIGTERM, 0), (signal.SIGINT, 130)):
-        with subprocess.Popen(
-            words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=hear_interrupts
-        ) as process:
-            try:
-                asyncio.run(leaves(process, sent))
-                _, complaint = process.communicate(timeout=30)
-            finally:
-                process.kill()
+        with command_process(*words) as (process, line):
+            asyncio.run(leaves(process, line, sent))
+            _, complaint = process.communicate(timeout=30)
             assert (process.returncode, "Traceback" in complaint) == (code, False), complaint
         assert json.loads((run / "stage.json").read_text())["status"] == "finished"
-
-
-def test_a_record_of_secret_questions_is_not_pushed(tmp_path: Path, index: Path) -> None:
-    harness1("data", "copy", "world:120", "--out", str(tmp_path / "browsecomp_plus"))
-    for name, data in (("secret", str(tmp_path / "browsecomp_plus")), ("open", "world:120")):
-        with serving_openenv(str(index), "--data", data, "--record", str(tmp_path / name)) as address:
-            asyncio.run(played(address, 0))
-    harness1("push", str(tmp_path / "open"), "--to", "me/it", "--dry-run")
-    words = [sys.executable, "-m", "harness1", "push", str(tmp_path / "secret"), "--to", "me/it", "--dry-run"]
-    ended = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert (ended.returncode, "must not be published" in ended.stderr) == (2, True), ended.stderr
 
 
 def test_an_index_that_dies_is_an_error_and_no_reward(index: Path) -> None:
@@ -133,10 +115,8 @@ def test_an_index_that_dies_is_an_error_and_no_reward(index: Path) -> None:
             await client.step({"tool": "search_corpus", "arguments": {"query": "x"}})
         await client.close()
 
-    words = [sys.executable, "-m", "harness1", "serve", "retrieve", "--index", str(index), "--port", "0"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as retriever:
-        assert retriever.stdout is not None
-        remote = retriever.stdout.readline().partition(" at ")[2].partition(": ")[0]
+    with command_process("retrieve", "--index", str(index), "--port", "0") as (retriever, line):
+        remote = line.partition(" at ")[2].partition(": ")[0]
         with serving_openenv(remote, "--set", "machine.attempts=1", "--set", "machine.call_deadline_s=1") as address:
             asyncio.run(plays(address, retriever))
 

@@ -85,14 +85,6 @@ def test_a_query_is_an_episode_whose_documents_come_in_its_order(framework: Fram
     assert scores == sorted(set(scores), reverse=True)
 
 
-def test_any_policy_and_settings_play(framework: Framework, made: dict[str, Any]) -> None:
-    settings = load_config(None, ["env.curation.cap=2"])
-    retriever = made["SearchRetriever"](index="DIR", policy="single-shot", config=settings)
-    found = told(framework, getattr(retriever, framework.ask)(QUESTIONS[0]))
-    assert found == delivered(QUESTIONS[0], "--policy", "single-shot", "--set", "env.curation.cap=2")
-    assert len(found) == 2
-
-
 def test_episodes_are_played_at_once_and_on_a_running_loop(framework: Framework, made: dict[str, Any]) -> None:
     ask, retriever = getattr(made["retriever"], framework.ask), made["retriever"]
 

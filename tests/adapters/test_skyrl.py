@@ -52,8 +52,6 @@ from tests.vocabularies import chat_format
 
 WORLD = "world:60"
 STOP = 5
-PARTS = ["tracker", "tokenizer", "train_dataset", "eval_dataset", "inference_engine_client", "generator", "colocate_pg"]
-"""What `BasePPOExp.get_trainer` gets beside the configuration, by name."""
 PLAIN = Sampling(max_tokens=8, stop_ids=(STOP,), seed=3)
 
 
@@ -131,8 +129,8 @@ def asked_for(rows: Sequence[dict[str, Any]], samples: int, phase: str = "train"
 def check_as_skyrl_does(output: dict[str, Any], prompts: int) -> None:
     """What `validate_generator_output(…, step_wise=True)` of SkyRL 0.4.0 demands."""
     rows = len(output["response_ids"])
-    for name in ("prompt_token_ids", "response_ids", "loss_masks", "rewards", "rollout_logprobs", "stop_reasons",
-                 "trajectory_ids", "is_last_step", "trajectory_generation_times"):  # fmt: skip
+    columns = "prompt_token_ids response_ids loss_masks rewards rollout_logprobs stop_reasons trajectory_ids"
+    for name in (*columns.split(), "is_last_step", "trajectory_generation_times"):
         assert isinstance(output[name], list), name
         assert len(output[name]) == rows, name
     for at in range(rows):
@@ -168,7 +166,8 @@ def test_the_trainer_gets_what_it_asked_for_in_its_order(place: Place) -> None:
 
 def test_tokens_and_log_probabilities_are_those_that_the_engines_gave(place: Place) -> None:
     engines = Engines(place.chat)
-    output = run(place.generator(engines).generate(asked_for([TaskDataset(place.choice.tasks)[0]], 2)))
+    output = run(place.generator(engines, "adapter").generate(asked_for([TaskDataset(place.choice.tasks)[0]], 2)))
+    assert set(engines.models) == {"adapter"}
     sent = sorted(each["prompt_token_ids"][0] for each in engines.asked)
     assert sorted(output["prompt_token_ids"]) == sent
     for ids, logprobs in zip(output["response_ids"], output["rollout_logprobs"], strict=True):
@@ -179,12 +178,6 @@ def test_tokens_and_log_probabilities_are_those_that_the_engines_gave(place: Pla
     assert {each["cache_salt"] for each in engines.asked} == {"3"}
     assert sorted(engines.finished) == sorted(engines.sessions)
     assert len(set(engines.sessions)) == 2
-
-
-def test_the_engines_are_asked_for_the_adapter_by_its_name(place: Place) -> None:
-    engines = Engines(place.chat)
-    run(place.generator(engines, "adapter").generate(asked_for([TaskDataset(place.choice.tasks)[0]], 2)))
-    assert set(engines.models) == {"adapter"}
 
 
 def test_an_instance_with_a_fault_is_kept_as_placeholders_which_train_nothing(place: Place) -> None:
@@ -202,20 +195,6 @@ def test_an_instance_with_a_fault_is_kept_as_placeholders_which_train_nothing(pl
     assert output["rollout_metrics"]["harness1/faulty_instances"] == 1.0
     assert output["rollout_metrics"]["harness1/episodes"] == 2.0
     assert sorted(engines.finished) == sorted(engines.sessions)
-
-
-def test_a_batch_of_faults_alone_is_still_a_batch(place: Place) -> None:
-    engines = Engines(place.chat, broken=range(9))
-    output = run(place.generator(engines).generate(asked_for([TaskDataset(place.choice.tasks)[0]], 2)))
-    check_as_skyrl_does(output, 2)
-    assert output["rollout_metrics"] == {"harness1/episodes": 0.0, "harness1/faulty_instances": 1.0}
-
-
-def test_a_fault_in_a_validation_is_a_placeholder_too(place: Place) -> None:
-    engines = Engines(place.chat, broken=[0])
-    output = run(place.generator(engines).generate(asked_for([TaskDataset(place.choice.tasks)[0]], 1, "eval")))
-    check_as_skyrl_does(output, 1)
-    assert output["stop_reasons"] == ["error"]
 
 
 def test_a_validation_may_play_each_task_once_and_greedily_but_a_training_may_not(place: Place) -> None:
@@ -290,13 +269,6 @@ def test_the_trainer_finds_the_rows_and_advantages_of_our_own_training(rewards: 
     tokens = [one + other for one, other in zip(output["prompt_token_ids"], output["response_ids"], strict=True)]
     assert tokens == [list(row.token_ids) for row in rows]
     assert advantages_of(output) == pytest.approx([(row.advantages or ())[-1] for row in rows])
-
-
-def test_placeholders_have_no_advantage_and_do_not_touch_other_groups() -> None:
-    broken = played("b", 0, None, status=Status.INFRA_ERROR)
-    output = generator_output([*pair("a", 1.0, 0.0), broken, played("b", 1, 2.0)])
-    assert advantages_of(output) == [0.5, 0.5, -0.5, -0.5, 0.0, 0.0]
-    assert output["stop_reasons"][-2:] == ["error", "error"]
 
 
 @pytest.mark.parametrize(
@@ -481,25 +453,6 @@ def test_with_skyrl_its_own_checks_take_the_settings() -> None:
     assert cfg.generator.inference_engine.engine_init_kwargs["max_model_len"] == 32768
     assert list(cfg.trainer.policy.optimizer_config.adam_betas) == [0.9, 0.95]
     assert issubclass(experiment(config, []), importlib.import_module("skyrl.train.entrypoints.main_base").BasePPOExp)
-
-
-@pytest.mark.parametrize("staleness", [0, 2])
-def test_with_skyrl_the_trainer_is_the_asynchronous_one_where_it_runs_ahead(
-    staleness: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    theirs = pytest.importorskip("skyrl.train.fully_async_trainer")
-    base = importlib.import_module("skyrl.train.entrypoints.main_base")
-    for module, name in ((theirs, "FullyAsyncRayPPOTrainer"), (base, "RayPPOTrainer")):
-        monkeypatch.setattr(module, name, lambda name=name, **parts: (name, parts))
-    config = load_config("rl/paper", [f"rl.staleness={staleness}", "rl.substeps=1"])
-    made = importlib.import_module("skyrl.train.config").SkyRLTrainConfig
-    cfg = made.from_cli_overrides([*settings(config), "trainer.logger=console"])
-    importlib.import_module("skyrl.train.utils").validate_cfg(cfg)
-    parts = dict.fromkeys(PARTS)
-    chosen: Any = experiment(config, [])
-    name, given = chosen.get_trainer(chosen.__new__(chosen), cfg=cfg, **parts)
-    assert name == ("FullyAsyncRayPPOTrainer" if staleness else "RayPPOTrainer")
-    assert given == {"cfg": cfg, **parts}
 
 
 def test_with_skyrl_its_loss_under_the_settings_has_the_gradient_of_our_own() -> None:

@@ -20,9 +20,7 @@ from tests.adapters.peers import (
     THOUGHT,
     Sampled,
     branches,
-    chat_server,
     generate_server,
-    harness1,
     path,
     scratch_index,
     traces,
@@ -134,15 +132,3 @@ def test_an_epoch_is_one_sequence_where_the_renderer_keeps_thoughts(trained: Tra
             assert found == [EPOCH_TURNS, TURNS - EPOCH_TURNS]
         else:
             assert found == [1] * TURNS
-
-
-def test_rewards_are_those_of_an_evaluation(trained: Trained, index: Path, tmp_path: Path) -> None:
-    settings = [word for each in [*SETTINGS, "reward.recipe=robust"] for word in ("--set", each)]
-    with chat_server(SEARCHES) as address:
-        words = ("world:120", "--index", str(index), "--limit", "3", "--policy", f"openai:fake@{address}")
-        harness1("eval", *words, *settings, "--out", str(tmp_path / "run"))
-    rewards = {
-        episode.task.task_id: episode.reward.total for episode in read_episodes(tmp_path / "run") if episode.reward
-    }
-    for trace in trained.traces:
-        assert trace["rewards"]["reward"]["score"] == pytest.approx(rewards[trace["task"]["data"]["id"]])

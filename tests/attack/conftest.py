@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.attack.attack import Attack
+from tests.cli.commands import Command, command_in_process
 
 _ATTACK = pytest.StashKey[Attack]()
 HERE = Path(__file__).parent
@@ -25,6 +26,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def attack(request: pytest.FixtureRequest) -> Attack:
     return request.config.stash[_ATTACK]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    return command_in_process(monkeypatch, capsys)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -28,7 +28,7 @@ from harness1.runs.folder import METRICS, run_config, run_stage
 from harness1.runs.journal import EPISODES, TOKENS, EpisodeStore, finish, read_episodes
 from harness1.viewer.report import ensure_report
 from tests.attack.attack import Attack
-from tests.cli.commands import Command, command_in_process
+from tests.cli.commands import Command
 from tests.support import run
 from tests.vocabularies import chat_format
 
@@ -208,18 +208,9 @@ def test_every_edit_of_a_run_is_found(attack: Attack, runs: list[Path], tmp_path
 
 
 HOSTILE = (
-    b"",
-    b"\0",
-    b"[]",
-    b"{}",
-    b"nan",
-    b"\xff\xfe{}",
-    b'{"verb":"run","inputs":{"\xff":1}}',
-    b"[" * 100_000,
-    b'{"a":' * 100_000,
-    b"[" * 900 + b"]" * 900,
+    *(b"", b"\0", b"[]", b"{}", b"nan", b"\xff\xfe{}", b'{"verb":"run","inputs":{"\xff":1}}', b"9" * 10_000),
+    *(b"[" * 100_000, b'{"a":' * 100_000, b"[" * 900 + b"]" * 900),
     b'{"verb":"run","inputs":' + b'{"a":' * 900 + b"1" + b"}" * 901,
-    b"9" * 10_000,
 )
 """Contents that are no JSON, or that no Python function can walk."""
 
@@ -244,14 +235,7 @@ def commands(folder: Path, other: Path) -> list[list[str]]:
     ]
 
 
-def test_no_file_of_a_run_is_a_traceback(
-    attack: Attack,
-    runs: list[Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    harness1: Command = command_in_process(monkeypatch, capsys)
+def test_no_file_of_a_run_is_a_traceback(attack: Attack, runs: list[Path], tmp_path: Path, command: Command) -> None:
     script, _, others = runs
     refused = fine = 0
     foreign = (others / EPISODES).read_bytes()
@@ -264,7 +248,7 @@ def test_no_file_of_a_run_is_a_traceback(
         whole = chance.random() < 0.4 or name.endswith((".csv", ".toml"))
         after = chance.choice(HOSTILE) if whole else edited(name, before, chance, foreign)
         (folder / name).write_bytes(after)
-        ended = harness1(*chance.choice(commands(folder, script)))
+        ended = command(*chance.choice(commands(folder, script)))
         assert ended.code in (0, 1, 2, 3), (number, name, ended.err)
         if ended.code == 2:
             assert ended.err.strip(), (number, name)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.attack.attack import Attack
-from tests.cli.commands import Command, Ended, command_in_process
+from tests.cli.commands import Command, Ended
 from tests.serving import imitating
 
 ROUNDS = 20
@@ -27,13 +27,8 @@ ACTS = (
 """What a terminal would obey, or show as something else."""
 MARKUP = ("[/x]", "[bold", "[red]", "[link=http://x]", "[/]", "\\[", ":smile:", "[@click=a]", "{task}", "%s")
 HTML = (
-    "<img src=x onerror=pwn()>",
-    "</script><script>pwn()</script>",
-    "<!--",
-    "'\"><b id=pwn>",
-    "]]>",
-    "&lt;",
-    "javascript:pwn()",
+    *("<img src=x onerror=pwn()>", "</script><script>pwn()</script>", "<!--", "'\"><b id=pwn>"),
+    *("]]>", "&lt;", "javascript:pwn()"),
 )
 WORDS = ("river", "castle", "king", "=1+1", "+cmd", "東京", "é", "\n", "\t", " ")
 STYLE = re.compile(r"\x1b\[(?!666|2J)[0-9;?]*[A-Za-z]|\r")
@@ -120,11 +115,6 @@ class Model:
         call = {"id": "1", "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
         message = {"role": "assistant", "content": draw.text(), "reasoning": draw.text(), "tool_calls": [call]}
         return 200, json.dumps({"choices": [{"message": message, "finish_reason": draw.text(1)}]}).encode()
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    return command_in_process(monkeypatch, capsys)
 
 
 def test_no_verb_obeys_or_trips_over_hostile_text(

@@ -32,6 +32,7 @@ LONGEST = 200_000
 
 JSONL = b'{"_id": "a", "title": "T", "text": "x y", "_chunks": [{"chunk_id": "a#0", "start": 0, "end": 3}]}\n{"id": 7, "contents": "z\\u00e4"}\n'  # fmt: skip # noqa: E501
 QUERIES = b'{"_id": "q", "text": "who?", "metadata": {"answer": "x", "facts": [["a"]], "answer_facts": [0]}}\n'
+QRELS = b"query-id\tcorpus-id\tscore\nq\ta\t1\n"
 DOCS = b"<DOC>\n<DOCNO>a</DOCNO>\n<TI>T</TI>\n<TEXT>\n<P>x</P> y\n</TEXT>\n</DOC>\n<DOC>\n<DOCNO>b</DOCNO>z\n</DOC>\n"
 TOPICS = b"<top>\n<num> Number: q\n<title> who?\n<desc> x\n</top>\n"
 HTML = b"<!doctype html><title>T &amp; t</title><style>p {}</style><p class='a'>x<b>y</b><pre>a\nb</pre><!-- c --><table><tr><td>z</table>"  # noqa: E501
@@ -116,11 +117,7 @@ class Trial:
 CORPORA: dict[str, dict[str, bytes]] = {
     "jsonl": {"docs.jsonl": JSONL},
     "jsonl.gz": {"docs.jsonl.gz": gzip.compress(JSONL, mtime=0)},
-    "beir": {
-        "corpus.jsonl": JSONL,
-        "queries.jsonl": QUERIES,
-        "qrels/test.tsv": b"query-id\tcorpus-id\tscore\nq\ta\t1\n",
-    },
+    "beir": {"corpus.jsonl": JSONL, "queries.jsonl": QUERIES, "qrels/test.tsv": QRELS},
     "trec": {"docs.trec": DOCS, "topics.txt": TOPICS, "qrels.txt": b"q 0 a 1\nq 0 b 0\n"},
     "trec tables": {"docs.trec": DOCS, "topics.tsv": b'q\twho "?"\n', "qrels.txt": b"q 0 a 1\n"},
     "markdown": {"a.md": MARKDOWN},
@@ -234,20 +231,11 @@ def test_a_mutated_answer_of_the_web_is_read_or_a_fault(attack: Attack, tmp_path
 
 LOCAL = ("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.0.0.0/24",
          "192.168.0.0/16", "198.18.0.0/15", "224.0.0.0/4", "240.0.0.0/4")  # fmt: skip
+PREFIXES = ("::ffff:", "::", "64:ff9b::", "64:ff9b:1::", "::ffff:0:", "fe80::", "fd00::", "ff02::")
 
 
 def test_no_disguise_makes_a_local_address_public(attack: Attack) -> None:
-    disguises = (
-        "{}",
-        "::ffff:{}",
-        "::{}",
-        "64:ff9b::{}",
-        "64:ff9b:1::{}",
-        "::ffff:0:{}",
-        "fe80::{}",
-        "fd00::{}",
-        "ff02::{}",
-    )
+    disguises = ("{}", *(f"{each}{{}}" for each in PREFIXES))
 
     def is_refused(drawn: tuple[IPv4Address, str]) -> None:
         address, disguise = drawn

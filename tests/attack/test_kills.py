@@ -93,18 +93,12 @@ def test_an_index_killed_at_an_fsync_or_any_moment_is_whole(tmp_path: Path, conf
         spans[name] = time.monotonic() - started
         expected.append(state(whole))
     kills = 0
-    for number in range(attack.times(FSYNCS // 6)):
+    fsyncs = attack.times(FSYNCS // 6)
+    for number in range(fsyncs + attack.times(MOMENTS // 6)):
         at = number % 36 if attack.scale >= 1 else rng.randrange(36)
-        dying = partial(lambda at, step, _: die_at_fsync(step, at), at)
-        died, states = die_and_go_on(tmp_path / f"fsync-{number}", config, dying)
-        assert states == expected
-        kills += died
-    for number in range(attack.times(MOMENTS // 6)):
-        died, states = die_and_go_on(
-            tmp_path / f"moment-{number}",
-            config,
-            lambda step, name: die_within(step, rng.uniform(0, 1.2 * spans[name])),
-        )
+        at_fsync = partial(lambda at, step, _: die_at_fsync(step, at), at)
+        at_moment = lambda step, name: die_within(step, rng.uniform(0, 1.2 * spans[name]))  # noqa: E731
+        died, states = die_and_go_on(tmp_path / str(number), config, at_fsync if number < fsyncs else at_moment)
         assert states == expected
         kills += died
     attack.report(f"kills, index with {'embeddings' if config.index.dense.model else 'terms'}", kills=kills)

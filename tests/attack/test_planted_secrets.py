@@ -21,7 +21,7 @@ from harness1.retrieval import open as opening
 from harness1.rows.calls import recording
 from harness1.serve.upstreams import ChatUpstream
 from tests.attack.attack import Attack
-from tests.cli.commands import Command, Ended, command_in_process
+from tests.cli.commands import Command, Ended
 from tests.serving import imitating
 
 ROUNDS = 24
@@ -55,11 +55,6 @@ def _spellings(secret: str) -> set[str]:
     in_json = json.dumps(secret)[1:-1]
     plain = base64.b64encode(secret.encode()).decode().rstrip("=")
     return {secret, quote(secret), quote(secret, safe=""), quote_plus(secret), in_json, plain}
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    return command_in_process(monkeypatch, capsys)
 
 
 def written(folder: Path) -> Iterator[tuple[Path, str]]:

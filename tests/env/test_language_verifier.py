@@ -15,8 +15,8 @@ from harness1.env.model_verifiers import LanguageModelVerifier, messages, open_v
 from harness1.env.verifiers import Judgement, VerifierFault
 from harness1.errors import ConfigError, HarnessError, InfrastructureFault, UsageError
 from harness1.records import UnitId
-from tests.http.test_http_client import KEY, Ask, Reply, replying
-from tests.support import CORPUS, WordRetriever, call, play, search
+from tests.http.test_http_client import KEY
+from tests.support import CORPUS, Ask, Reply, WordRetriever, call, play, replying, search
 
 CLAIM = "Marie Curie won the Nobel Prize in 1903."
 DOCUMENT = "Marie Curie was a chemist.\nShe won  the prize in 1903. At p < 0.05 she said “<b>”."

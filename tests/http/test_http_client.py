@@ -4,63 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
 from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 
-import msgspec
 import pytest
 
 from harness1.http.client import HttpClient, HttpFault, error_text
 from harness1.plain import without_secrets
+from tests.support import Ask, Reply, replying
 
-HOST = "127.0.0.1"
 KEY = "sk-proj-Ab12Cd34Ef56"
-
-
-class Ask(msgspec.Struct):
-    """What a server of these tests was asked."""
-
-    method: str
-    path: str
-    headers: Mapping[str, str]
-    body: bytes
-
-
-Reply = tuple[int, Mapping[str, str], bytes]
-
-
-@contextmanager
-def replying(reply: Callable[[Ask], Reply]) -> Iterator[str]:
-    """The URL of a server on loopback; the function may take its time, for each request has a thread."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            status, headers, made = reply(Ask(self.command, self.path, dict(self.headers), body))
-            with suppress(ConnectionError):
-                self.send_response(status)
-                for name, value in {"Content-Length": str(len(made)), **headers}.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(made)
-
-        def do_GET(self) -> None:
-            self.do_POST()
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-            pass
-
-    server = ThreadingHTTPServer((HOST, 0), Handler)
-    server.daemon_threads = True
-    Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    try:
-        yield f"http://{HOST}:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def posted(client: HttpClient, body: bytes = b"{}", timeout_s: float = 5.0) -> dict[str, int] | HttpFault:
@@ -110,26 +62,16 @@ def test_what_is_no_answer_is_a_fault_with_status_and_reason(status: int, body: 
 
 
 @pytest.mark.service
-@pytest.mark.parametrize(
-    ("value", "least", "most"),
-    [("7", 7, 7), ("0.5", 0.5, 0.5), ("-3", 0, 0), ("a date", 850, 901)],
-)
-def test_how_long_a_server_asks_to_wait_is_told(value: str, least: float, most: float) -> None:
-    said = formatdate(time.time() + 900, usegmt=True) if value == "a date" else value
-    with replying(lambda ask: (429, {"Retry-After": said}, b"")) as url:
-        fault = posted(HttpClient(url))
-    assert isinstance(fault, HttpFault)
-    assert fault.retry_after_s is not None
-    assert least <= fault.retry_after_s <= most
-
-
-@pytest.mark.service
-@pytest.mark.parametrize("value", ["", "soon", "nan", "inf"])
-def test_a_wait_that_is_no_time_is_left_out(value: str) -> None:
-    with replying(lambda ask: (429, {"Retry-After": value}, b"")) as url:
-        fault = posted(HttpClient(url))
-    assert isinstance(fault, HttpFault)
-    assert fault.retry_after_s is None
+def test_how_long_a_server_asks_to_wait_is_told_unless_it_is_no_time() -> None:
+    date, asked = formatdate(time.time() + 900, usegmt=True), ["7", "0.5", "-3", "", "soon", "nan", "inf"]
+    with replying(lambda ask: (429, {"Retry-After": [date, *asked][len(waits)]}, b"")) as url:
+        waits: list[float | None] = []
+        for _ in (date, *asked):
+            fault = posted(HttpClient(url))
+            assert isinstance(fault, HttpFault)
+            waits.append(fault.retry_after_s)
+    assert 850 <= (waits.pop(0) or 0) <= 901
+    assert waits == [7, 0.5, 0, None, None, None, None]
 
 
 @pytest.mark.service

@@ -13,7 +13,8 @@ import pytest
 
 from harness1.errors import ConfigError, InfrastructureFault, Overflow, Refusal, Unreachable
 from harness1.http.model_endpoint import Completer, ModelEndpoint
-from tests.http.test_http_client import KEY, Ask, Reply, replying
+from tests.http.test_http_client import KEY
+from tests.support import Ask, Reply, replying
 
 Numbers = dict[str, int]
 WELL: Reply = (200, {}, b'{"a": 1}')

@@ -28,13 +28,8 @@ ADDRESSES = {
     f"http://user:p@{SECRET}@host/@x": "http://***@host/@x",
 }
 PUBLIC = (
-    "http://host/v1",
-    "milvus:me@home.db",
-    "openai:gpt@http://h/v1",
-    "http://[::1]:80/@a",
-    "runs/a@b",
-    "",
-    "http://",
+    *("http://host/v1", "milvus:me@home.db", "openai:gpt@http://h/v1", "http://[::1]:80/@a", "runs/a@b"),
+    *("", "http://"),
 )
 
 
@@ -114,20 +109,9 @@ def test_no_error_repeats_a_secret() -> None:
     fault = where.fault(ValueError(f"cannot reach u:{SECRET}@host"))
     assert isinstance(fault, InfrastructureFault)
     assert SECRET not in f"{fault} {where}"
-    for spec in (
-        f"openai:gpt@ftp://u:{SECRET}@host",
-        f"gpt@https://host/?key={SECRET}",
-        f"openai:gpt@http://u:{SECRET}@h/v1",
-    ):
+    models = ("openai:gpt@ftp://u:{}@host", "gpt@https://host/?key={}", "openai:gpt@http://u:{}@h/v1")
+    indexes = ("milvus:ftp://u:{}@host", "chroma:http://u:{}@host", "http://u:{}@h", "http://{}@:x")
+    for spec, open_spec in [(each, ModelSpec.read) for each in models] + [(each, open_retriever) for each in indexes]:
         with pytest.raises(UsageError) as caught:
-            ModelSpec.read(spec)
-        assert SECRET not in str(caught.value)
-    for spec in (
-        f"milvus:ftp://u:{SECRET}@host",
-        f"chroma:http://u:{SECRET}@host",
-        f"http://u:{SECRET}@h",
-        f"http://{SECRET}@:x",
-    ):
-        with pytest.raises(UsageError) as caught:
-            open_retriever(spec)
+            open_spec(spec.format(SECRET))
         assert SECRET not in str(caught.value)

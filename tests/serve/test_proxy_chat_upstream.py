@@ -12,7 +12,6 @@ import pytest
 
 from harness1.config import ChatPolicy, Config
 from harness1.errors import Refusal
-from harness1.serve.chat import Memory
 from harness1.serve.proxy import ProxyService
 from harness1.serve.upstreams import ChatUpstream
 from tests.proxying import ANTHROPIC_PATH, OPENAI_PATH, ask, recorded
@@ -71,6 +70,37 @@ def test_a_call_is_an_example_only_if_its_record_says_how_it_was_sampled(
         assert (call.request, call.as_call()) == (server.asked[0], None)
 
 
+NO_IDS, NO_LOGPROBS = "no token ids", "no log probabilities"
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ({}, NO_IDS),
+        ({"prompt_token_ids": [1, 2]}, NO_IDS),
+        ({"prompt_token_ids": [1, 2], "token_ids": [3, 4]}, NO_LOGPROBS),
+        ({"prompt_token_ids": [1, 2], "token_ids": [3, 4], "logprobs": [-1.0]}, "1 log probabilities for 2 tokens"),
+        ({"prompt_token_ids": [1, 2], "token_ids": [3, 4], "logprobs": [-1.0, None]}, NO_LOGPROBS),
+        ({"prompt_token_ids": [1, 2], "token_ids": [3, 4], "logprobs": [-1.0, -9999.0]}, NO_LOGPROBS),
+        ({"prompt_token_ids": [1, 2], "token_ids": [3, 4], "logprobs": [-1.0, -0.5]}, None),
+    ],
+)
+def test_an_upstream_without_ids_is_served_and_its_calls_are_no_examples(
+    tmp_path: Path, answer: Body, reason: str | None
+) -> None:
+    content = [{"logprob": each} for each in answer.get("logprobs", ())]
+    choice = {"message": {"content": "Hi.", "refusal": None}, "token_ids": answer.get("token_ids")}
+    server = Server(lambda _: {**answer, "choices": [{**choice, "logprobs": {"content": content}}]})
+    (call,) = recorded(tmp_path, server.upstream, lambda service: ask(service, {**WORDS, "user": "me"}))
+    added = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "stream": False}
+    assert server.asked == [{**WORDS, "user": "me", **added, "logprobs": True, "return_token_ids": True}]
+    if reason is None:
+        assert (call.untrainable, call.output_ids, call.output_logprobs) == (None, (3, 4), (-1.0, -0.5))
+    else:
+        assert reason in str(call.untrainable)
+        assert (call.output_ids, call.output_logprobs, call.reply) == ((), None, {"content": "Hi."})
+
+
 def test_a_setting_or_another_dialect_does_not_make_an_example_either(tmp_path: Path) -> None:
     server = Server(config=Config(policy=ChatPolicy(temperature=0.7)))
     (call,) = recorded(tmp_path / "a", server.upstream, lambda service: ask(service, WORDS))
@@ -94,17 +124,15 @@ def test_agents_are_not_confused_by_call_ids_that_a_server_uses_again(tmp_path: 
     called = {"id": "call_0", "type": "function", "function": {"name": "look", "arguments": "{}"}}
     server = Server(lambda _: completion(tool_calls=[called]))
     answer = [{"role": "assistant", "tool_calls": [called]}, {"role": "tool", "tool_call_id": "call_0", "content": "x"}]
-    memory = Memory()
+    asked = [{"role": "user", "content": "A"}]
 
     async def scene(service: ProxyService) -> None:
-        service._memory = memory
-        for messages in ([{"role": "user", "content": "A"}], [{"role": "user", "content": "B"}]):
+        for messages in (asked, [{"role": "user", "content": "B"}], asked + answer):
             await ask(service, {"messages": messages})
-        await ask(service, {"messages": [{"role": "user", "content": "A"}, *answer]})
+        assert not service._memory._said, "what is never shown again by its ids is not kept"
 
     calls = recorded(tmp_path, server.upstream, scene)
     assert len({call.session_id for call in calls}) == 3, "which of the first two went on, nobody knows"
-    assert not memory._said, "what is never shown again by its ids is not kept"
 
 
 def strict(*unknown: str) -> Callable[[Body], Body]:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +27,9 @@ from harness1.rows.calls import ABANDONED, RecordedCall, read_calls, read_record
 from harness1.runs.files import read_stage
 from harness1.serve.service import ServiceLimits
 from harness1.serve.upstreams import ChatUpstream
-from tests.http.test_http_client import replying
 from tests.proxying import (
     LIMITS,
     OPENAI_PATH,
-    SCRIPT,
     SETTINGS,
     AgentPolicy,
     Client,
@@ -44,7 +41,7 @@ from tests.proxying import (
     upstream_of,
 )
 from tests.serving import HOST, imitating
-from tests.support import hear_interrupts, make_env
+from tests.support import command_process, make_env, replying
 
 pytestmark = pytest.mark.service
 
@@ -112,58 +109,6 @@ def test_an_episode_through_a_client_has_the_very_tokens_of_one_in_process(
     assert (found.curated, found.status) == (expected.curated, expected.status)
     assert_same_calls(alone, tmp_path)
     assert [call.call_id for call in read_calls(tmp_path)] == [call.call_id for call in read_records(tmp_path)]
-
-
-def test_a_proxy_before_a_server_that_gives_ids_records_them_as_that_server_does(tmp_path: Path) -> None:
-    alone, served = Dice(hermes()), Dice(hermes())
-    in_process(alone, 2)
-    with proxying(tmp_path / "inner", upstream_of(served, served.chat)) as inner:
-        upstream = ChatUpstream(f"{inner}/v1", "", Config(policy=SETTINGS.policy, machine=QUICK))
-        with proxying(tmp_path / "outer", upstream) as url:
-            agent = AgentPolicy(CLIENTS["anthropic streamed"](url), hermes(), ENV.generation_reserve, SETTINGS.policy)
-            episode(agent, 2)
-    outer, own = read_records(tmp_path / "outer"), alone.calls
-    for call, (prompt, sampling, made) in zip(outer, own, strict=True):
-        assert (call.prompt_ids, call.output_ids) == (prompt, made.output_ids)
-        assert call.output_logprobs == float32(made.output_logprobs)
-        assert (call.sampling and call.sampling.seed) == sampling.seed
-        assert "may be raw" in str(call.untrainable)
-
-
-def test_an_append_only_agent_leaves_one_row(tmp_path: Path) -> None:
-    """Words only, and calls: what was said comes back by its sampled ids, of which no tokenizer would think."""
-    model = Dice(hermes(), ("Well, then.", *SCRIPT[:3]))
-
-    async def chat(url: str) -> None:
-        from openai import AsyncOpenAI
-
-        tools = [{"type": "function", "function": {"name": "look", "description": "", "parameters": {}}}]
-        async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", default_headers={"x-session-id": "s"}) as client:
-            messages: list[Any] = [{"role": "user", "content": "Begin."}]
-            for turn in range(8):
-                made = await client.chat.completions.create(model="m", messages=messages, seed=turn, tools=tools)
-                message = made.choices[0].message
-                messages.append(message.model_dump(exclude_none=True))
-                for each in message.tool_calls or ():
-                    messages.append({"role": "tool", "tool_call_id": each.id, "content": f"Seen {turn}."})
-                if not message.tool_calls:
-                    messages.append({"role": "user", "content": "Go on."})
-
-    with proxying(tmp_path, upstream_of(model, model.chat)) as url:
-        asyncio.run(chat(url))
-    calls = list(read_calls(tmp_path))
-    assert len({bool(call.actions) for call in read_records(tmp_path)}) == 2
-    for earlier, later in pairwise(calls):
-        so_far = earlier.prompt_ids + earlier.output_ids
-        assert later.prompt_ids[: len(so_far)] == so_far
-    assert prefix_merging(calls).counts == {
-        "rows": 1,
-        "trained": 8,
-        "ambiguous": 0,
-        "unresolved": 0,
-        "superseded": 0,
-        "empty": 0,
-    }
 
 
 WORDS = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 20}
@@ -254,54 +199,6 @@ def test_a_client_that_leaves_is_recorded_and_frees_its_place(tmp_path: Path, ha
     assert "client left" in str(call.error)
 
 
-def test_an_upstream_without_ids_is_served_and_its_calls_are_no_examples(tmp_path: Path) -> None:
-    answers = [
-        {},
-        {"prompt_token_ids": [1, 2]},
-        {"prompt_token_ids": [1, 2], "token_ids": [3, 4]},
-        {"prompt_token_ids": [1, 2], "token_ids": [3, 4], "logprobs": [-1.0]},
-        {"prompt_token_ids": [1, 2], "token_ids": [3, 4], "logprobs": [-1.0, None]},
-        {"prompt_token_ids": [1, 2], "token_ids": [3, 4], "logprobs": [-1.0, -9999.0]},
-        {"prompt_token_ids": [1, 2], "token_ids": [3, 4], "logprobs": [-1.0, None, -0.5]},
-        {"prompt_token_ids": [1, 2], "token_ids": [3, 4], "logprobs": [-1.0, -0.5]},
-    ]
-    left, bodies = list(answers), list[Any]()
-
-    def answer(method: str, path: str, body: bytes) -> tuple[int, bytes]:
-        given = left.pop(0)
-        bodies.append(json.loads(body))
-        choice: dict[str, Any] = {"message": {"content": "Hi.", "refusal": None}, "finish_reason": "stop"}
-        choice["token_ids"] = given.get("token_ids")
-        if "logprobs" in given:
-            choice["logprobs"] = {"content": [{"token": "x", "logprob": each} for each in given["logprobs"]]}
-        return 200, json.dumps({"choices": [choice], "prompt_token_ids": given.get("prompt_token_ids")}).encode()
-
-    from openai import OpenAI
-
-    with imitating(answer) as upstream, proxying(tmp_path, chat_upstream(f"{upstream}/v1")) as url:
-        client = OpenAI(base_url=f"{url}/v1", api_key="secret-of-the-agent", max_retries=0)
-        for _ in answers:
-            made = client.chat.completions.create(**WORDS, user="me")
-            assert made.choices[0].message.content == "Hi."
-    records = list(read_records(tmp_path))
-    assert [call.untrainable is None for call in records] == [False] * 7 + [True]
-    assert all(call.output_ids == () and call.output_logprobs is None for call in records[:7])
-    assert all(call.request and call.reply == {"content": "Hi."} for call in records[:7])
-    assert [call.output_logprobs for call in read_calls(tmp_path)] == [(-1.0, -0.5)]
-    assert bodies[0] == {
-        **WORDS,
-        "user": "me",
-        "temperature": 1.0,
-        "top_p": 1.0,
-        "top_k": -1,
-        "min_p": 0.0,
-        "repetition_penalty": 1.0,
-        "stream": False,
-        "logprobs": True,
-        "return_token_ids": True,
-    }
-
-
 def test_the_key_of_an_agent_stays_here_and_ours_goes_to_the_server(tmp_path: Path) -> None:
     seen = []
 
@@ -317,16 +214,6 @@ def test_the_key_of_an_agent_stays_here_and_ours_goes_to_the_server(tmp_path: Pa
     assert seen == ["Bearer sk-ours-123456"]
     assert [call.session_id for call in read_records(tmp_path)] == ["episode-9"]
     assert b"sk-ours" not in b"".join(path.read_bytes() for path in tmp_path.iterdir())
-
-
-def test_models_are_listed_for_both_clients(tmp_path: Path) -> None:
-    from anthropic import Anthropic
-    from openai import OpenAI
-
-    model = Dice(hermes())
-    with proxying(tmp_path, upstream_of(model, model.chat)) as url:
-        assert [each.id for each in OpenAI(base_url=f"{url}/v1", api_key="a").models.list()] == ["hf:dice"]
-        assert [each.id for each in Anthropic(base_url=url, api_key="a").models.list()] == ["hf:dice"]
 
 
 def test_a_local_model_says_the_same_in_process_and_through_the_proxy(tmp_path: Path) -> None:
@@ -372,30 +259,18 @@ async def small_talk(url: str) -> None:
             messages.append({"role": "assistant", "content": made.content})
 
 
-def command(*options: str) -> list[str]:
-    return [sys.executable, "-m", "harness1", "serve", "proxy", *options]
-
-
 def test_the_command_says_where_it_is_records_and_ends_on_a_signal(tmp_path: Path) -> None:
+    from openai import OpenAI
+
     done = json.dumps({"choices": [{"message": {"content": "Hi."}, "finish_reason": "stop"}]}).encode()
     with imitating(lambda *_: (200, done)) as upstream:
-        started = command("--upstream", f"{upstream}/v1", "--record", str(tmp_path / "run"), "--port", "0")
-        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        process = subprocess.Popen(started, **pipes, preexec_fn=hear_interrupts)
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            url = next(word for word in line.split() if word.startswith(f"http://{HOST}") and word not in started)
-
-            from openai import OpenAI
-
+        words = ("proxy", "--upstream", f"{upstream}/v1", "--record", str(tmp_path / "run"), "--port", "0")
+        with command_process(*words) as (process, line):
+            url = next(word for word in line.split() if word.startswith(f"http://{HOST}") and word not in words)
             made = OpenAI(base_url=f"{url.rstrip('/')}/v1", api_key="e").chat.completions.create(**WORDS)
             assert made.choices[0].message.content == "Hi."
             process.send_signal(signal.SIGTERM)
             _, complaint = process.communicate(timeout=15)
-        finally:
-            process.kill()
-            process.communicate()
     assert (process.returncode, complaint) == (0, "")
     card = read_stage(tmp_path / "run")
     assert card is not None
@@ -404,7 +279,8 @@ def test_the_command_says_where_it_is_records_and_ends_on_a_signal(tmp_path: Pat
 
 def test_the_command_refuses_in_one_line_what_it_cannot_do(tmp_path: Path) -> None:
     def complaint(*options: str) -> str:
-        done = subprocess.run(command(*options), capture_output=True, text=True, timeout=60, check=False)
+        words = [sys.executable, "-m", "harness1", "serve", "proxy", *options]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 2, done.stderr
         assert len(done.stderr.splitlines()) == 1
         return done.stderr

@@ -28,16 +28,8 @@ TALK = (
     ChatMessage("user", "Go on.\n"),
     ChatMessage("assistant", "Done."),
 )
-REPLY = ChatReply(
-    call_id="7",
-    model="m",
-    created=5,
-    text="I look.",
-    calls=(CALLED, Called("call_7_1", "end_search", "{}")),
-    finish="tool_calls",
-    prompt_tokens=11,
-    output_tokens=3,
-)
+COUNTS: dict[str, Any] = {"created": 5, "prompt_tokens": 11, "output_tokens": 3}
+REPLY = ChatReply(call_id="7", model="m", text="I look.", calls=TALK[2].calls, finish="tool_calls", **COUNTS)
 
 
 def openai(**body: Any) -> ChatRequest:
@@ -85,13 +77,9 @@ def test_anthropic_blocks_are_read_in_their_order() -> None:
         {"type": "text", "text": "more"},
     ]
     thought = [{"type": "thinking", "thinking": "hm", "signature": "x"}, {"type": "text", "text": "Said"}]
-    found = ANTHROPIC.read(
-        {
-            "system": [{"type": "text", "text": "S1"}, {"type": "text", "text": "S2"}],
-            "messages": [{"role": "user", "content": blocks}, {"role": "assistant", "content": thought}],
-        }
-    )
-    assert found.messages == (
+    system = [{"type": "text", "text": "S1"}, {"type": "text", "text": "S2"}]
+    messages = [{"role": "user", "content": blocks}, {"role": "assistant", "content": thought}]
+    assert ANTHROPIC.read({"system": system, "messages": messages}).messages == (
         ChatMessage("system", "S1\nS2"),
         ChatMessage("tool", "A", answers="a"),
         ChatMessage("tool", "", answers="b"),
@@ -101,14 +89,9 @@ def test_anthropic_blocks_are_read_in_their_order() -> None:
 
 
 def test_openai_parts_and_roles_are_read() -> None:
-    found = OPENAI.read(
-        {
-            "messages": [
-                {"role": "developer", "content": [{"type": "text", "text": "D"}]},
-                {"role": "assistant", "content": None, "tool_calls": [], "refusal": None, "audio": None},
-            ]
-        }
-    )
+    asked = {"role": "developer", "content": [{"type": "text", "text": "D"}]}
+    said = {"role": "assistant", "content": None, "tool_calls": [], "refusal": None, "audio": None}
+    found = OPENAI.read({"messages": [asked, said]})
     assert found.messages == (ChatMessage("system", "D"), ChatMessage("assistant", ""))
 
 
@@ -125,15 +108,9 @@ def test_what_was_said_about_sampling_is_read_and_the_rest_left_open() -> None:
 
 def test_parameters_that_would_change_the_distribution_are_refused_and_others_ignored() -> None:
     body = {"messages": [{"role": "user", "content": "Hi"}]}
-    for name, value in {
-        "n": 2,
-        "stop": ["END"],
-        "logit_bias": {"5": 1},
-        "presence_penalty": 0.5,
-        "response_format": {"type": "json_object"},
-        "tool_choice": {"type": "function", "function": {"name": "x"}},
-        "reasoning_effort": "high",
-    }.items():
+    changing = {"n": 2, "stop": ["END"], "logit_bias": {"5": 1}, "presence_penalty": 0.5, "reasoning_effort": "high"}
+    chosen = {"type": "function", "function": {"name": "x"}}
+    for name, value in {**changing, "response_format": {"type": "json_object"}, "tool_choice": chosen}.items():
         assert name in refused({**body, name: value})
     harmless = {"n": 1, "stop": [], "logit_bias": {}, "presence_penalty": 0.0, "tool_choice": "auto", "user": "me"}
     refuse_unsupported({**body, **harmless, "store": True, "metadata": {}, "logprobs": True}, OPENAI.neutral)
@@ -148,18 +125,10 @@ def test_parameters_that_would_change_the_distribution_are_refused_and_others_ig
 @pytest.mark.parametrize(
     "body",
     [
-        {"temperature": -1},
-        {"temperature": "hot"},
-        {"top_p": 0},
-        {"top_p": 1.5},
-        {"max_tokens": 0},
-        {"max_tokens": True},
-        {"seed": -1},
-        {"seed": 2**64},
-        {"messages": []},
+        *({"temperature": -1}, {"temperature": "hot"}, {"top_p": 0}, {"top_p": 1.5}, {"max_tokens": 0}),
+        *({"max_tokens": True}, {"seed": -1}, {"seed": 2**64}, {"messages": []}, {"messages": "Hi"}),
         {"messages": [{"role": "robot", "content": "Hi"}]},
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
-        {"messages": "Hi"},
         {"tools": [{"type": "web_search"}]},
         {"tools": [{"type": "function", "function": {"name": "x", "parameters": {"properties": [1]}}}]},
     ],
@@ -221,25 +190,13 @@ def test_arguments_that_are_no_json_still_mean_something() -> None:
 def test_a_reply_has_the_form_of_its_provider() -> None:
     found = OPENAI.write(REPLY)
     assert found["choices"][0]["finish_reason"] == "tool_calls"
-    assert found["choices"][0]["message"] == {
-        "role": "assistant",
-        "content": "I look.",
-        "tool_calls": [
-            {
-                "id": "call_7_0",
-                "type": "function",
-                "function": {"name": "search_corpus", "arguments": '{"query": "é"}'},
-            },
-            {"id": "call_7_1", "type": "function", "function": {"name": "end_search", "arguments": "{}"}},
-        ],
-    }
+    functions = ({"name": "search_corpus", "arguments": '{"query": "é"}'}, {"name": "end_search", "arguments": "{}"})
+    calls = [{"id": f"call_7_{at}", "type": "function", "function": each} for at, each in enumerate(functions)]
+    assert found["choices"][0]["message"] == {"role": "assistant", "content": "I look.", "tool_calls": calls}
     assert found["usage"] == {"prompt_tokens": 11, "completion_tokens": 3, "total_tokens": 14}
     other = ANTHROPIC.write(REPLY)
-    assert (other["id"], other["stop_reason"], other["usage"]) == (
-        "msg_7",
-        "tool_use",
-        {"input_tokens": 11, "output_tokens": 3},
-    )
+    assert (other["id"], other["stop_reason"]) == ("msg_7", "tool_use")
+    assert other["usage"] == {"input_tokens": 11, "output_tokens": 3}
     assert other["content"] == [
         {"type": "text", "text": "I look."},
         {"type": "tool_use", "id": "call_7_0", "name": "search_corpus", "input": {"query": "é"}},

@@ -12,7 +12,6 @@ import msgspec
 import pytest
 
 from harness1.config import Config, load_config
-from harness1.records import Chunk
 from harness1.retrieval.protocol import RetrievalFault, SearchRequest, SearchResult
 from harness1.retrieval.sharing import CachingRetriever
 from harness1.serve import retrieve
@@ -25,30 +24,22 @@ SMALL = ServiceLimits(body_bytes=2000, queries=3, hits=40, running=2, waiting=2,
 
 
 class Held(WordRetriever):
-    """Keeps every search until `gate` is set, and counts how many are there at once."""
+    """Keeps searches for more than some hits until `gate` is set, and counts how many are there at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, above: int = 0) -> None:
         super().__init__(CORPUS)
-        self.gate = asyncio.Event()
+        self.gate, self.above = asyncio.Event(), above
         self.inside = self.most = 0
-
-    async def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult | RetrievalFault]:
-        self.inside += 1
-        self.most = max(self.most, self.inside)
-        try:
-            await self.gate.wait()
-        finally:
-            self.inside -= 1
-        return await super().search(requests)
-
-
-class Recording(WordRetriever):
-    def __init__(self, chunks: Sequence[Chunk] = CORPUS) -> None:
-        super().__init__(chunks)
         self.asked: list[SearchRequest] = []
 
     async def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult | RetrievalFault]:
         self.asked += requests
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        try:
+            await (self.gate.wait() if requests[0].k > self.above else asyncio.sleep(0))
+        finally:
+            self.inside -= 1
         return await super().search(requests)
 
 
@@ -252,7 +243,7 @@ def test_clients_that_leave_take_their_searches_with_them_also_behind_a_cache(ca
 
 
 def test_waiting_counts_towards_a_deadline_and_a_late_one_is_cut() -> None:
-    retriever = Recording()
+    retriever = Held(above=9)
     requests = [{"query": "ada", "k": 1, "deadline": 1e9}, {"query": "ada", "k": 1, "deadline": 2.0}]
     served = service(retriever)
 

@@ -6,7 +6,6 @@ import asyncio
 import gzip
 import json
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -14,10 +13,10 @@ import msgspec
 import pytest
 
 from harness1.config import Config
-from harness1.retrieval.protocol import RetrievalFault, SearchRequest, SearchResult
 from harness1.serve import server, service
 from harness1.serve.retrieve import LARGE_LIST, RetrievalService
 from harness1.serve.service import ServiceLimits
+from tests.serve.test_retrieve import Held
 from tests.serve.test_server import connected, fetch, posting, raw, received
 from tests.serving import asking, serving
 from tests.support import CORPUS, WordRetriever, chunk, run
@@ -169,22 +168,9 @@ def test_bodies_are_bounded_together_and_the_slowest_makes_room(monkeypatch: pyt
         assert raw(url, large)[0] == 200, "a body that is answered takes no room"
 
 
-class Held(WordRetriever):
-    """Keeps large searches until `gate` is set."""
-
-    def __init__(self) -> None:
-        super().__init__(CORPUS)
-        self.gate = asyncio.Event()
-
-    async def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult | RetrievalFault]:
-        if requests[0].k > 100:
-            await self.gate.wait()
-        return await super().search(requests)
-
-
 def test_large_calls_leave_places_to_the_others() -> None:
     async def scene() -> tuple[int, list[int]]:
-        retriever = Held()
+        retriever = Held(above=100)
         service = RetrievalService(retriever, Config(), ServiceLimits(running=8, waiting=50, hits=5000))
 
         def asked(k: int) -> Any:
