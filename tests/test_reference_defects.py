@@ -156,10 +156,10 @@ def test_grep_and_read_exclude_what_they_found_from_later_searches(tool: str) ->
 def test_teacher_and_policy_share_one_executor() -> None:
     """9, 10: the teacher's first search and memory were not those of the student: here both read one context."""
     env = make_env()
-    step = play(env, search("Ada"))[0]
-    assert step.context is not None
-    assert [entry.unit_id for entry in step.context.view.curated] == list(env.state.memory.curated.tags)
-    assert all(document.text in text_of(step.context) for document in step.context.view.documents.values())
+    context = play(env, search("Ada"))[0].context
+    assert context is not None
+    assert [entry.unit_id for entry in context.view.curated] == list(env.state.memory.curated.tags)
+    assert all(document.text in text_of(context) for document in context.view.documents.values())
 
 
 @pytest.mark.parametrize("order", ["paper", "stable_first", "epoch"])

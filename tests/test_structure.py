@@ -16,35 +16,15 @@ PACKAGE = sorted((ROOT / "harness1").rglob("*.py"))
 SOURCES = PACKAGE + sorted((ROOT / "benchmarks").rglob("*.py"))
 FILE_LINES, FUNCTION_LINES, DEPENDENCIES = 500, 60, 10
 HEAVY = (
-    "torch",
-    "transformers",
-    "vllm",
-    "openai",
-    "httpx",
-    "httpx2",
-    "aiohttp",
-    "requests",
-    "tiktoken",
-    "tokenizers",
-    "datasketch",
-    "typer",
+    *("torch", "transformers", "vllm", "openai", "httpx", "httpx2", "aiohttp", "requests", "tiktoken"),
+    *("tokenizers", "datasketch", "typer"),
 )
 PROTOCOL_METHODS = {
     *("act", "fork", "open"),
     *("search", "grep", "read", "get", "judge"),
-    *("piece", "tools", "overhead"),
-    *(
-        "opening",
-        "closing",
-        "declarations",
-        "generation_prompt",
-        "parse",
-        "format_action",
-        "grammar",
-        "encode",
-        "decode",
-    ),
-    *("generate", "load_weights", "load_adapter"),
+    *("piece", "tools", "overhead", "generate", "load_weights", "load_adapter"),
+    *("opening", "closing", "declarations", "generation_prompt", "parse", "format_action", "grammar"),
+    *("encode", "decode"),
 }
 FREE_STATEMENTS = 3
 BROAD = {

@@ -33,17 +33,8 @@ QWEN_WORDS = "|".join(
 )
 CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
-HARMONY = (
-    "<|startoftext|>",
-    "<|endoftext|>",
-    "<|return|>",
-    "<|constrain|>",
-    "<|channel|>",
-    "<|start|>",
-    "<|end|>",
-    "<|message|>",
-    "<|call|>",
-)
+HARMONY_WORDS = ("startoftext", "endoftext", "return", "constrain", "channel", "start", "end", "message", "call")
+HARMONY = tuple(f"<|{word}|>" for word in HARMONY_WORDS)
 KINDS = {"chatml": (None, CHATML, ()), "qwen": (QWEN_WORDS, CHATML, TAGS), "harmony": (PATTERN, HARMONY, ())}
 """Each tokenizer: how it cuts words (None: as GPT-2), its control tokens, and added tokens that are not special."""
 SPOKEN = (("compact", "chatml"), ("compact", "qwen"), ("hermes", "chatml"), ("hermes", "qwen"), ("harmony", "harmony"))

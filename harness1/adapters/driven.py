@@ -191,16 +191,10 @@ class _Open:
 
 
 class Searches:
-    """Searches that are under way.
-
-    Args:
-        open_env: makes an environment, with the settings of `append_only`.
-        driver: name of the framework, for the records.
-        keep: gets every finished episode.
-        most: open searches; one more closes the one that was used longest ago.
-        idle_s: seconds without a call after which a search is closed, or up to a tenth later.
-        files: finds the file of a document, whose path the client is told.
-    """
+    """Searches that are under way in environments with the settings of `append_only`; `keep` gets every finished
+    episode, recorded with the `driver`, and `files` finds the file of a document, whose path the client is told. One
+    search more than `most` closes the one that was used longest ago; one without a call for `idle_s` is closed a tenth
+    later at most."""
 
     def __init__(
         self,

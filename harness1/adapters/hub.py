@@ -92,11 +92,8 @@ def pack(folder: Path, *, own_questions: bool = False) -> Parcel:
 
 
 def send(parcel: Parcel, to: str, *, public: bool = False, endpoint: str | None = None) -> Sent:
-    """Make the repository OWNER/NAME if there is none, and upload the files as one change.
-
-    Args:
-        public: for a new repository; False also refuses one that is public.
-        endpoint: the hub's address; None: the one that its client is set up for, as is the token.
+    """Make the repository OWNER/NAME if there is none, and upload the files as one change; unless `public`, one that is
+    public is refused. `endpoint` is the hub's address, None that of its client, as is the token.
 
     Raises:
         MissingExtra: huggingface_hub is not installed.

@@ -104,15 +104,8 @@ def search_scores(config: Config) -> Scorer:
 def search(
     data: str, index: str, split: str = "test", limit: int = 0, config: str = "", settings: str = "", record: str = ""
 ) -> InspectTask:
-    """Return the task of a dataset's split.
-
-    Args:
-        data: a dataset, as for `open_source`.
-        index: an index folder, or the address of `harness1 serve retrieve`.
-        config: a configuration file, or the name of one that comes with the package.
-        settings: overrides, separated by spaces.
-        record: a run folder that keeps whole episodes; empty: none.
-    """
+    """Return the task of a dataset's split, for `open_source`, over an index folder or the address of `harness1 serve
+    retrieve`. `settings` are overrides, separated by spaces; a run folder `record` keeps whole episodes."""
     loaded = load_config(config or None, settings.split())
     tasks = [each for each in open_source(data).tasks(split) if each.gold is not None][: limit or None]
     samples = [

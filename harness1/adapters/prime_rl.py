@@ -25,17 +25,12 @@ class LossInputs(Protocol):
 
 
 def cispo_loss(inputs: LossInputs, ratio_min: float = 0.0, ratio_max: float = 5.0) -> Any:
-    """Return the sum of -sg(r) A log pi over trained tokens, where r = pi / pi_rollout is clipped to the bounds and sg
-    stops gradients (CISPO, MiniMax-M1, arXiv 2506.13585).
+    """Return the sum of -sg(r) A log pi over trained tokens, where r = pi / pi_rollout is clipped to absolute bounds
+    and sg stops gradients (CISPO, MiniMax-M1, arXiv 2506.13585), as `loss`, with `metrics` by name: prime-rl's
+    `LossOutputs`.
 
-    It is what `train.cispo.Cispo` computes. prime-rl divides the sum by the number of trained tokens of the whole step,
-    and its advantages are rewards minus the mean of their group: `rl.advantages = "center"`.
-
-    Args:
-        ratio_min, ratio_max: absolute bounds of r, not offsets from 1.
-
-    Returns:
-        An object with `loss`, a scalar, and `metrics`, scalars by name: prime-rl's `LossOutputs` without importing it.
+    It is what our `Cispo` computes: prime-rl divides by the trained tokens of the whole step, and its advantages are
+    rewards minus their group's mean (`rl.advantages = "center"`).
     """
     chosen = inputs.loss_mask
     logprobs, advantages = inputs.trainer_logprobs[chosen], inputs.advantages[chosen]

@@ -1,8 +1,5 @@
-"""Training by SkyRL (0.4.0, Python 3.12) on our episodes: `python -m harness1.adapters.skyrl --config rl/paper`
-
-SkyRL owns the loop, the engines and the weights (`settings` says what is asked of it); `HarnessGenerator`, after
-`skyrl/train/generators/base.py`, plays the episodes and returns a step for each model call.
-"""
+"""Training by SkyRL (0.4.0, Python 3.12) on our episodes: `python -m harness1.adapters.skyrl --config rl/paper`. SkyRL
+owns the loop, the engines and the weights; `HarnessGenerator` plays the episodes (`skyrl/train/generators/base.py`)."""
 
 from __future__ import annotations
 
@@ -218,13 +215,9 @@ def _demand(holds: bool, otherwise: str) -> None:
 
 
 class HarnessGenerator:
-    """Plays trajectories with `rollout` and scores them; groups are compared by SkyRL.
-
-    Args:
-        tasks: indexed by `env_extras["task"]`.
-        setups: indexed by `PlacedTask.setup`; all have the same configuration.
-        name, model: as in `SkyRLBackend`.
-    """
+    """Plays trajectories with `rollout` and scores them; SkyRL compares groups. `tasks` are indexed by
+    `env_extras["task"]`, `setups`, of one configuration, by `PlacedTask.setup`; `name` and `model` are those of
+    `SkyRLBackend`."""
 
     def __init__(
         self,

@@ -87,16 +87,12 @@ class _Line(NamedTuple):
 
 
 class HttpClient:
-    """A client for one server; raise MissingExtra without httpx. Redirects are not followed, because they would carry
-    the key elsewhere; cookies are not kept, and environment variables are ignored.
+    """A client for one server, whose address is the prefix of every path; messages never repeat the values of its
+    headers. Raise MissingExtra without httpx. Redirects are not followed, because they would carry the key elsewhere;
+    cookies are not kept, and environment variables are ignored.
 
     A session belongs to the event loop that made it, and the command line calls `asyncio.run` many times with one
     client, so each loop gets its own, held by an asynchronous generator, which a loop closes before it ends.
-
-    Args:
-        url: prefix of every path.
-        headers: sent with every request; messages never repeat their values.
-        connections: maximum number open at once per loop.
     """
 
     def __init__(self, url: str, headers: Mapping[str, str] | None = None, connections: int = CONNECTIONS) -> None:

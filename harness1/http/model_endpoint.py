@@ -25,14 +25,10 @@ class Endpoint(Protocol):
 
 
 class ChatRoute:
-    """Asks for chat completions with the parameters that the server accepts: one that a refusal names is renamed
-    (OpenAI's reasoning models take `max_tokens` only under its new name), replaced or left out. This is remembered once
-    the server has answered, because a refusal may name a parameter that is not at fault.
-
-    Args:
-        free: parameters that may be dropped, each with the only value at which it may.
-        instead: replacements for some of them; the others are left out.
-    """
+    """Asks for chat completions with the parameters that the server accepts. One that a refusal names is renamed
+    (OpenAI's reasoning models take `max_tokens` only under its new name), or replaced or left out if it has its value
+    in `free`. This is remembered once the server has answered, because a refusal may name a parameter that is not at
+    fault."""
 
     def __init__(self, endpoint: Endpoint, free: Mapping[str, Any], instead: Mapping[str, Any] | None = None) -> None:
         self._endpoint, self._free, self._instead = endpoint, free, instead or {}
@@ -148,16 +144,10 @@ _ASKED_TOO_MUCH = re.compile(r"tokens'? is too large: (\d+).*?context length is 
 
 
 class ModelEndpoint:
-    """The server of a language model, usable from any event loop. Its `client` sends a request once, without retries.
-    Raise ConfigError if URL or key are not usable, or both hold a secret, and MissingExtra without httpx or openai.
-
-    Args:
-        url: address up to and including `/v1`, if it has one.
-        key: bearer token; empty for none.
-        timeout_s: limit of one try, to the last byte.
-        attempts: as in `retry`.
-        concurrency: requests in flight per event loop.
-    """
+    """The server of a language model, usable from any event loop: an address up to and including `/v1`, a bearer token,
+    and limits of the seconds of a try, of tries (as in `retry`), and of requests in flight per loop. Its `client` sends
+    a request once. Raise ConfigError if URL or key are not usable, or both hold a secret, and MissingExtra without
+    httpx or openai."""
 
     def __init__(
         self,

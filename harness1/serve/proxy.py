@@ -82,14 +82,9 @@ def proxy_limits(config: Config) -> ServiceLimits:
 
 
 class ProxyService:
-    """Answers the calls of all agents, and has each kept before its answer is sent; if that fails, all further calls
-    are refused.
-
-    Args:
-        keep: records a finished call; raises OSError if it cannot.
-        admit: entered for each call with the session that it names, None if it names none; what raises Refused there is
-            not recorded.
-    """
+    """Answers the calls of all agents. `keep` records each before its answer is sent; once it raises OSError, all
+    further calls are refused. `admit` is entered with the session that a call names; what raises Refused there is not
+    recorded."""
 
     def __init__(
         self,

@@ -155,15 +155,10 @@ def guard(
 
 
 class Access:
-    """Who may call a server: whoever knows its token, if it has one, by a host name that is its own. A web page can
-    send requests to servers on its reader's machine: the browser names its site in `Origin`; in `Host` too, if the page
-    made its own name resolve to this machine (DNS rebinding).
-
-    Args:
-        hosts: names by which clients may call it, beside those of this machine's loopback.
-        token: what every call must present as bearer token or `x-api-key`; empty: nothing.
-        addresses: accept any IP address as host, which no page can make its own; for servers of a network.
-    """
+    """Who may call a server: whoever knows its token, if it has one, as bearer token or `x-api-key`, and calls it by
+    this machine's loopback, one of `hosts`, or with `addresses` by any IP address, which no page can make its own. A
+    web page can send requests to servers on its reader's machine: the browser names its site in `Origin`; in `Host`
+    too, if the page made its own name resolve to this machine (DNS rebinding)."""
 
     def __init__(self, hosts: Iterable[str] = (), token: str = "", addresses: bool = False) -> None:
         self._hosts = frozenset((*LOCAL, *(host.lower().strip("[]").rstrip(".") for host in hosts))) - {""}

@@ -101,13 +101,9 @@ class TokenUpstream:
         return Asked(sampling, prompt_ids, past, tools, grammar, request.one_call)
 
     async def answer(self, asked: Asked, call_id: str) -> Answered:
-        """Execute a call; it can be cancelled. An output without a call is returned as text.
-
-        Raises:
-            InfrastructureFault: the upstream failed.
-            Refusal: it refuses this call permanently.
-            UsageError: it refuses every call, or the package refuses this one.
-        """
+        """Execute a call, which can be cancelled; an output without a call is returned as text. Raise
+        InfrastructureFault if the upstream failed, Refusal if it refuses this call, and UsageError if it refuses every
+        call, or we this one."""
         output = await self._model.generate(asked.prompt_ids, asked.sampling, asked.grammar)
         parsed = self._chat.parse(output.output_ids, asked.tools)
         actions = tuple(map(json_safe_call, parsed.actions if asked.tools else ()))
@@ -191,13 +187,8 @@ class _List(msgspec.Struct):
 
 
 class ChatUpstream:
-    """A server with OpenAI's `/chat/completions`, with the methods of a `TokenUpstream`; raises as `ModelEndpoint`.
-
-    Args:
-        url: address up to and including `/v1`.
-        model: replaces the model's name in every call; "" keeps the client's.
-        config: as in `TokenUpstream`; `machine` has retries and timeouts.
-    """
+    """A server with OpenAI's `/chat/completions` at an address up to and including `/v1`, with the methods of a
+    `TokenUpstream`; `model` replaces the model's name in every call, unless it is empty. Raises as `ModelEndpoint`."""
 
     def __init__(self, url: str, model: str, config: Config) -> None:
         machine = config.machine

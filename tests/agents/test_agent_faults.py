@@ -41,7 +41,6 @@ while time.time() < ends and not os.path.exists(stop):
         pass
 """
 LONG = "long " * 40_000
-IMPATIENT = msgspec.structs.replace(CONFIG, machine=msgspec.structs.replace(CONFIG.machine))
 
 
 def ended(words: list[str], folder: Path) -> Ended:
@@ -108,7 +107,7 @@ def test_an_agent_can_read_any_query_from_its_folder(odd: str, tmp_path: Path) -
 def test_a_fault_at_the_start_of_an_agent_is_tried_again_and_then_breaks_its_session(
     place: object, name: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    played = Played(tmp_path, config=IMPATIENT)
+    played = Played(tmp_path, config=CONFIG)
     real = getattr(place, name)
     monkeypatch.setattr(place, name, failing(real, number, 2))
     (tried_again,) = played.play(tasks_of("good"))
@@ -160,7 +159,7 @@ def test_nothing_is_left_among_temporary_files(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_session_that_broke_leaves_no_folder_beside_the_next(tmp_path: Path) -> None:
-    config = msgspec.structs.replace(IMPATIENT, machine=msgspec.structs.replace(IMPATIENT.machine, concurrency=1))
+    config = msgspec.structs.replace(CONFIG, machine=msgspec.structs.replace(CONFIG.machine, concurrency=1))
     played = Played(tmp_path, config=config)
     script = tmp_path / "agent.py"
     script.write_text(script.read_text() + "print('folders', len(os.listdir('..')))\n")

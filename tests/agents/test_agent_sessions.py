@@ -116,10 +116,8 @@ def test_a_session_becomes_an_episode_with_the_tokens_that_the_proxy_recorded(tm
     assert [len(turn.calls) for turn in episode.turns] == [1, 1]
     assert episode.reward is not None
     assert episode.reward.total == pytest.approx(2 / 3 + 1.0)
-    assert {name: term.value for name, term in episode.reward.terms.items()} == {
-        "f1": pytest.approx(2 / 3),
-        "calls": 1.0,
-    }
+    terms = {name: term.value for name, term in episode.reward.terms.items()}
+    assert terms == {"f1": pytest.approx(2 / 3), "calls": 1.0}
     recorded = list(read_calls(tmp_path / "sessions"))
     kept = list(calls_for_rows(episode))
     assert [call.prompt_ids for call in kept] == [call.prompt_ids for call in recorded]
@@ -129,13 +127,9 @@ def test_a_session_becomes_an_episode_with_the_tokens_that_the_proxy_recorded(tm
     (session,) = read_sessions(tmp_path / "sessions")  # what the viewer shows
     assert len(session["calls"]) == 2
     assert not played.seen[0].folder.exists()
+    drawn = {(each.temperature, each.top_p, each.top_k) for _, each, _ in played.model.calls}
+    assert drawn == {(1.0, 1.0, 0)}, "it samples from the policy itself"
     assert episode.task.gold is None
-
-
-def test_an_agent_in_training_samples_from_the_policy_itself(tmp_path: Path) -> None:
-    played = Played(tmp_path)
-    played.play(tasks_of("good"))
-    assert {(each.temperature, each.top_p, each.top_k) for _, each, _ in played.model.calls} == {(1.0, 1.0, 0)}
 
 
 @pytest.mark.parametrize("rows", ["turn", "epoch"])
@@ -193,24 +187,26 @@ def test_a_session_that_the_model_failed_is_begun_anew(tmp_path: Path) -> None:
     assert (broken.status, broken.error) == (Status.INFRA_ERROR, "a call failed: no memory (3 attempts)")
 
 
+LEAVING = """
+if manner == "leaving" and os.fork() == 0:
+    os.setsid()
+    for number in (0, 1, 2):
+        os.close(number)
+    time.sleep(1.5)
+    try:
+        ask("late")
+    except urllib.error.HTTPError as error:
+        open({late!r}, "w").write(str(error.code))
+    os._exit(0)
+if manner == "slow":
+    time.sleep(4)
+"""
+
+
 def test_calls_after_the_end_of_a_session_are_refused_and_not_recorded(tmp_path: Path) -> None:
     late = tmp_path / "late.txt"
-    script = (
-        "import os, sys, time, urllib.error, urllib.request\n"
-        "time.sleep(1.5)\n"
-        "sent = urllib.request.Request(os.environ['OPENAI_BASE_URL'] + '/chat/completions', b'{}',"
-        " {'Content-Type': 'application/json', 'Authorization': 'Bearer ' + os.environ['OPENAI_API_KEY']})\n"
-        "try:\n    urllib.request.urlopen(sent)\nexcept urllib.error.HTTPError as error:\n"
-        f"    open({str(late)!r}, 'w').write(str(error.code))\n"
-    )
-    (tmp_path / "child.py").write_text(script)
     played = Played(tmp_path)
-    (tmp_path / "agent.py").write_text(
-        AGENT + f"\nif manner == 'leaving':\n"
-        f"    subprocess.Popen([sys.executable, {str(tmp_path / 'child.py')!r}], start_new_session=True)"
-        "\n"
-        "if manner == 'slow':\n    time.sleep(4)\n"
-    )
+    (tmp_path / "agent.py").write_text(AGENT + LEAVING.format(late=str(late)))
     left, slow = played.play(tasks_of("leaving", "slow"))
     assert (len(left.turns), len(slow.turns)) == (1, 1)
     assert late.read_text() == "410"

@@ -64,17 +64,9 @@ def mutated(request: bytes, draw: random.Random) -> bytes:
     found = bytearray(request)
     for _ in range(draw.randint(1, 4)):
         at = draw.randrange(len(found) + 1)
-        match draw.randrange(5):
-            case 0:
-                found[at : at + 1] = draw.randbytes(1)
-            case 1:
-                del found[at : at + draw.randint(1, 20)]
-            case 2:
-                found[at:at] = draw.choice(JUNK)
-            case 3:
-                found += draw.choice(REQUESTS)
-            case _:
-                del found[at:]
+        size = draw.choice((0, 1, draw.randint(1, 20), len(found)))
+        found[at : at + size] = draw.choice((draw.randbytes(1), b"", draw.choice(JUNK)))
+        found += draw.choice(REQUESTS) if draw.random() < 0.2 else b""
     return bytes(found)
 
 

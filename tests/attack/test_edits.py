@@ -76,35 +76,27 @@ def replayed(folder: Path) -> str | None:
 
 
 def edited_bytes(data: bytes, chance: random.Random) -> bytes:
+    """Flip a bit, put a byte in, take some out, cut the end off, or repeat a piece."""
     at = chance.randrange(len(data))
-    match chance.randrange(5):
-        case 0:
-            return data[:at] + bytes([data[at] ^ 1 << chance.randrange(8)]) + data[at + 1 :]
-        case 1:
-            return data[:at] + bytes([chance.randrange(256)]) + data[at:]
-        case 2:
-            return data[:at] + data[at + chance.choice((1, 10, 1000)) :]
-        case 3:
-            return data[:at]
-        case _:
-            end = at + chance.randrange(1, 50)
-            return data[:end] + data[at:end] + data[end:]
+    end = at + chance.randrange(1, 50)
+    flipped, other = bytes([data[at] ^ 1 << chance.randrange(8)]), bytes([chance.randrange(256)])
+    taken = data[at + chance.choice((1, 10, 1000)) :]
+    return data[:at] + chance.choice(
+        (flipped + data[at + 1 :], other + data[at:], taken, b"", data[at:end] + data[at:])
+    )
 
 
 def edited_lines(data: bytes, chance: random.Random, foreign: bytes) -> bytes:
+    """Take a line out, repeat or swap it, or put a line of another run before it or in its place."""
     lines = data.splitlines(keepends=True)
-    at = chance.randrange(len(lines))
-    match chance.randrange(5):
+    at, other = chance.randrange(len(lines)), [chance.choice(foreign.splitlines(keepends=True))]
+    match chance.randrange(3):
         case 0:
-            del lines[at]
-        case 1:
             lines.insert(chance.randrange(len(lines) + 1), lines[at])
-        case 2:
+        case 1:
             lines[at], lines[at - 1] = lines[at - 1], lines[at]
-        case 3:
-            lines.insert(at, chance.choice(foreign.splitlines(keepends=True)))
         case _:
-            lines[at] = chance.choice(foreign.splitlines(keepends=True))
+            lines[at : at + 1] = chance.choice(([], other, [*other, lines[at]]))
     return b"".join(lines)
 
 
@@ -153,15 +145,7 @@ def _other(value: Any, chance: random.Random) -> Any:
             return chance.choice((value + 1, -value, value / 3, 0, 2**70))
         case str():
             return chance.choice((value + "x", value[1:], value[::-1], "", "\u202e"))
-        case _:
-            return chance.choice((None, [], {}, "x", deep(40)))
-
-
-def deep(levels: int) -> Any:
-    value: Any = 1
-    for _ in range(levels):
-        value = [value]
-    return value
+    return chance.choice((None, [], {}, "x", json.loads("[" * 40 + "1" + "]" * 40)))
 
 
 def edited(name: str, data: bytes, chance: random.Random, foreign: bytes) -> bytes:

@@ -7,6 +7,7 @@ import gzip
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import reduce
 from ipaddress import IPv4Address
 from pathlib import Path
 
@@ -75,18 +76,11 @@ def changed(data: bytes, change: tuple) -> bytes:
             return (before + after[:size] * times + after[size:])[:LONGEST]
         case "insert", fragment:
             return before + fragment + after
-        case _:
-            return before
+    return before
 
 
 def mutated(data: bytes) -> st.SearchStrategy[bytes]:
-    def apply(found: list[tuple]) -> bytes:
-        result = data
-        for change in found:
-            result = changed(result, change)
-        return result
-
-    return changes.map(apply)
+    return changes.map(lambda found: reduce(changed, found, data))
 
 
 def read_all(place: str, *, leave_out: bool | None) -> Iterator[object]:
