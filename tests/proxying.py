@@ -21,7 +21,7 @@ from harness1.models.chat_format import ChatFormat, Parsed
 from harness1.plain import digest
 from harness1.policy.language_model import call_seed, retry_note
 from harness1.policy.policy import Decision
-from harness1.records import ModelCall, Sampling, Task, ToolCall
+from harness1.records import Sampling, Task, ToolCall
 from harness1.rows.calls import RecordedCall, read_records, recording
 from harness1.serve.proxy import ProxyService
 from harness1.serve.server import answering
@@ -145,33 +145,29 @@ def proxying(run: Path, upstream: Upstream, limits: ServiceLimits = LIMITS) -> I
 
 
 class Heard(NamedTuple):
-    """What a client got: words, calls as (id, name, arguments), whether it was cut, and the ids of the output where it
-    gives them."""
+    """What a client got: words, calls as (id, name, arguments), and whether it was cut."""
 
     text: str
     calls: list[tuple[str, str, dict[str, Any]]]
     cut: bool
-    ids: tuple[int, ...] = ()
 
 
 Client = Callable[[list[Message], list[dict[str, Any]], int, int, str], Awaitable[Heard]]
 """Asks with messages and tools in OpenAI's form, a seed, the most tokens, and a session."""
 
 
-def openai_client(url: str, stream: bool, ids: bool = False) -> Client:
+def openai_client(url: str, stream: bool) -> Client:
     from openai import AsyncOpenAI
 
     async def asks(messages: list[Message], tools: list[dict[str, Any]], seed: int, room: int, session: str) -> Heard:
         async with AsyncOpenAI(base_url=f"{url}/v1", api_key=session, max_retries=0) as client:
-            extra = {"return_token_ids": True} if ids else {}
             asked: dict[str, Any] = {"messages": messages, "tools": tools, "seed": seed, "max_completion_tokens": room}
-            made = await client.chat.completions.create(model="any", stream=stream, extra_body=extra, **asked)
+            made = await client.chat.completions.create(model="any", stream=stream, **asked)
             if not stream:
                 message = made.choices[0].message
                 found = [(each.id, each.function.name, each.function.arguments) for each in message.tool_calls or ()]
                 cut = made.choices[0].finish_reason == "length"
-                sampled = tuple(made.choices[0].token_ids) if ids else ()
-                return Heard(message.content or "", [(*head, json.loads(text)) for *head, text in found], cut, sampled)
+                return Heard(message.content or "", [(*head, json.loads(text)) for *head, text in found], cut)
             text, calls, cut = "", dict[int, list[str]](), False
             async for chunk in made:
                 for choice in chunk.choices:
@@ -189,21 +185,10 @@ def anthropic_client(url: str, stream: bool) -> Client:
     async def asks(messages: list[Message], tools: list[dict[str, Any]], seed: int, room: int, session: str) -> Heard:
         async with AsyncAnthropic(base_url=url, api_key=session, max_retries=0) as client:
             system, turns = as_anthropic(messages)
-            asked: dict[str, Any] = {
-                "model": "any",
-                "system": system,
-                "messages": turns,
-                "max_tokens": room,
-                "extra_body": {"seed": seed},
-                "tools": [
-                    {
-                        "name": tool["function"]["name"],
-                        "description": tool["function"]["description"],
-                        "input_schema": tool["function"]["parameters"],
-                    }
-                    for tool in tools
-                ],
-            }
+            functions = [dict(tool["function"]) for tool in tools]
+            given = [{"input_schema": each.pop("parameters"), **each} for each in functions]
+            asked: dict[str, Any] = {"model": "any", "system": system, "messages": turns, "tools": given}
+            asked |= {"max_tokens": room, "extra_body": {"seed": seed}}
             if stream:
                 async with client.messages.stream(**asked) as events:
                     made = await events.get_final_message()
@@ -282,5 +267,4 @@ class AgentSession:
         ]
         message = {"role": "assistant", "content": heard.text or None, "tool_calls": calls}
         self.said[self.turn] = Said(message, tuple(call_id for call_id, _, _ in heard.calls), executed)
-        asked = (ModelCall(f"{self.turn}", output_ids=heard.ids),) if heard.ids else ()
-        return Decision(actions, heard.text, asked)
+        return Decision(actions, heard.text)

@@ -68,8 +68,6 @@ def command_process(*words: str, files: int = 0, piped: bool = False) -> Iterato
     pipes: dict[str, Any] = dict.fromkeys(("stdout", "stderr", *(["stdin"] if piped else [])), subprocess.PIPE)
     process = subprocess.Popen(command, **pipes, text=True, preexec_fn=hear_interrupts)
     try:
-        assert process.stdout is not None
-        assert process.stderr is not None
         line = "" if piped else process.stdout.readline()
         assert line or piped, process.stderr.read()
         yield process, line
@@ -258,7 +256,6 @@ END = ToolCall("end_search", {"reasoning": "done"})
 
 def text_of(context: Context | None) -> str:
     """The whole prompt as a policy reads it."""
-    assert context is not None
     return "".join(piece.text for piece in context.pieces)
 
 

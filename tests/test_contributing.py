@@ -26,7 +26,6 @@ TEXT = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text()
 def example(heading: str) -> dict[str, Any]:
     """The names that the first code block under a heading defines."""
     block = re.search(rf"## {heading}\n.*?```python\n(.*?)```", TEXT, re.DOTALL)
-    assert block is not None
     names: dict[str, Any] = {}
     exec(block.group(1), names)
     return names
@@ -77,7 +76,6 @@ def test_the_example_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     readme = (Path(__file__).parent.parent / "README.md").read_text()
     block = re.search(r"```python\n(.*?)```", readme, re.DOTALL)
-    assert block is not None
     (tmp_path / "example.py").write_text(block.group(1))
     run = runpy.run_path(str(tmp_path / "example.py"), run_name="__main__")["run"]
     assert {each.status for each in run.episodes} == {"completed"}

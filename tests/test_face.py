@@ -18,34 +18,22 @@ ROOT = Path(__file__).parent.parent
 VALUES = ("TOOLS", "__version__", "reward")
 """What has no docstring of its own: values and a package."""
 NAMES = [name for name in harness1.__all__ if name not in VALUES]
-UNITS = {
+UNITS: dict[str, tuple[str, ...]] = dict.fromkeys(NAMES, ()) | {
     "Case": ("shares",),
-    "Config": (),
     "Context": ("tokens",),
-    "Dataset": (),
-    "Env": (),
     "Episode": ("natural logarithms",),
     "EpisodeStore": ("bytes", "int32", "float32"),
     "Gold": ("TREC grades",),
     "ScriptedPolicy": ("documents",),
     "SearchEnv": ("tokens", "seconds", "arXiv 2606.02373"),
-    "Task": (),
-    "ToolCall": (),
-    "ToolError": (),
     "build_index": ("sizes in tokens",),
     "evaluate": ("95 %", "episodes for each task"),
-    "load": (),
     "load_config": ("arXiv 2606.02373",),
     "load_run": ("units",),
-    "open_policy": (),
     "open_retriever": ("seconds",),
-    "open_source": (),
     "read_episodes": ("bytes",),
-    "replay_episode": (),
     "rollout": ("seconds",),
     "score": ("no unit", "arXiv 2606.02373"),
-    "tool": (),
-    "train": (),
 }
 """For each name the units of its numbers and the source of its formulas, as its docstring writes them."""
 SAFE = ("Case", "Context", "Episode", "Gold", "ScriptedPolicy", "Task", "ToolCall", "ToolError")

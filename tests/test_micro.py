@@ -45,7 +45,6 @@ def test_minimal_instructions_describe_nothing_and_count_turns(start: Start) -> 
     chat = format_at(start.folder / "model", start.config)
     env = SearchEnv(start.config.env, open_retriever(str(start.folder / "index"), start.config), counter=chat)
     context = asyncio.run(env.reset(start.tasks("dev")[0].public()))
-    assert context is not None
     assert context.pieces[0].text == "Curate the documents that answer the question.\n"
     assert context.pieces[-1].text == "Turn 0/5\n"
     assert context.view.budget.turns_left() == 5

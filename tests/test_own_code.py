@@ -152,7 +152,6 @@ def test_a_text_tool_answers_refuses_and_fails(mine: str) -> None:
     assert steps[0].observation.notes[0].data == {"text": "a\nb is a word"}  # type: ignore[union-attr]
     assert steps[1].observation.error.data == {"reason": "no odd words"}  # type: ignore[union-attr]
     context = env.state.context
-    assert context is not None
     shown = "\n".join(piece.text for piece in context.pieces)
     assert "It returned: a b is a word" in shown
     assert "Not done: no odd words" in shown
@@ -183,7 +182,6 @@ def test_numbers_of_numpy_are_numbers(value: Any, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(plugins.load_own(f"{mine}:few").__globals__["few"], "__code__", (lambda case: VALUE).__code__)
     monkeypatch.setitem(plugins.load_own(f"{mine}:few").__globals__, "VALUE", value)
     found = composite(Outcome(set_size=1), ended_episode(), load_config(rewards={f"{mine}:few": 2.0}))
-    assert found is not None
     assert found.total == 0.5
     assert type(found.terms["few"].value) is float
 
@@ -268,39 +266,32 @@ def test_a_model_is_trained_on_a_teacher_and_plays(tmp_path: Path) -> None:
         h.train(env, "world:60", "model", "out", method="ppo")  # type: ignore[arg-type]
 
 
-def wrong(name: str) -> Callable[[Path], object]:
-    return {
-        "no file": lambda path: load_config(tools=["nowhere.py:lookup"]),
-        "no name": lambda path: load_config(tools=[f"{path}:lookop"]),
-        "no import": lambda path: load_config(tools=[f"{path.with_name('bad.py')}:x"]),
-        "two": lambda path: load_config(tools=[f"{path}:lookup", f"{path.with_name('other.py')}:lookup"]),
-        "taken": lambda path: make_env(load_config(tools=[f"{path.with_name('taken.py')}:curate"]).env),
-        "no type": lambda path: make_env(load_config(tools=[f"{path}:search"]).env),
-        "no policy": lambda path: open_policy(f"{path}:MINE"),
-        "no action": lambda path: run(open_policy(f"{path}:few2").open(h.Task("t", "q"), 0).act(None)),  # type: ignore[arg-type]
-    }[name]
+WRONG: dict[str, Callable[[Path], object]] = {
+    "nowhere.py: no such file": lambda path: load_config(tools=["nowhere.py:lookup"]),
+    r"has no 'lookop'; did you mean lookup\?": lambda path: load_config(tools=[f"{path}:lookop"]),
+    "bad.py cannot be imported: ZeroDivisionError": lambda path: load_config(tools=[f"{path.with_name('bad.py')}:x"]),
+    "env.plugins names a tool twice": lambda path: load_config(
+        tools=[f"{path}:lookup", f"{path.with_name('other.py')}:lookup"]
+    ),
+    "curate has the name of a tool of harness1": lambda path: make_env(
+        load_config(tools=[f"{path.with_name('taken.py')}:curate"]).env
+    ),
+    "the tool search has no docstring": lambda path: make_env(load_config(tools=[f"{path}:search"]).env),
+    "is no policy: give a function of a context, or a class with": lambda path: open_policy(f"{path}:MINE"),
+    r"returned 3: return ToolCall\(NAME, ARGUMENTS\)": lambda path: run(
+        open_policy(f"{path}:few2").open(h.Task("t", "q"), 0).act(None)  # type: ignore[arg-type]
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("what", "why"),
-    [
-        ("no file", "nowhere.py: no such file"),
-        ("no name", r"has no 'lookop'; did you mean lookup\?"),
-        ("no import", "bad.py cannot be imported: ZeroDivisionError"),
-        ("two", "env.plugins names a tool twice"),
-        ("taken", "curate has the name of a tool of harness1"),
-        ("no type", "the tool search has no docstring"),
-        ("no policy", "is no policy: give a function of a context, or a class with a method act"),
-        ("no action", r"returned 3: return ToolCall\(NAME, ARGUMENTS\)"),
-    ],
-)
-def test_a_wrong_name_or_thing_is_refused_in_one_line(what: str, why: str, mine: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("why", WRONG)
+def test_a_wrong_name_or_thing_is_refused_in_one_line(why: str, mine: str, tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("1 / 0")
     (tmp_path / "other.py").write_text(MINE)
     (tmp_path / "taken.py").write_text("def curate(word: str) -> str:\n    'Curate.'\n    return word\n")
     Path(mine).write_text(f"{MINE}\nMINE = 3\n\ndef few2(context):\n    return 3\n")
     with pytest.raises(UsageError, match=why):
-        wrong(what)(Path(mine))
+        WRONG[why](Path(mine))
 
 
 @pytest.mark.parametrize(
@@ -359,7 +350,6 @@ def test_a_file_that_was_edited_is_imported_anew_under_its_new_hash(mine: str, m
     def played() -> tuple[float, str]:
         config = load_config(rewards={f"{mine}:few": 1.0})
         found = composite(Outcome(), ended_episode(), config)
-        assert found is not None
         return found.total, config.reward_hash
 
     Path(mine).write_text(f"{MINE}\ndef few(case):\n    return 1.0\n")
@@ -495,6 +485,5 @@ def test_a_tool_whose_parameter_has_no_schema_is_refused() -> None:
 
 def test_a_refusal_may_hold_any_text(mine: str) -> None:
     Path(mine).write_text(MINE.replace("no odd words", "no \\ud800 words"))
-    env = load_config(tools=[f"{mine}:lookup"]).env
-    (step,) = play(make_env(env), h.ToolCall("lookup", {"word": "odd"}))
+    (step,) = play(make_env(load_config(tools=[f"{mine}:lookup"]).env), h.ToolCall("lookup", {"word": "odd"}))
     assert msgspec.json.encode(step.observation)

@@ -122,7 +122,6 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 def outcome_with(config: Config) -> dict[str, float]:
     """The contribution of each term to the reward of some episode."""
     found = composite(Outcome(set_size=3, precision=0.5, recall=0.5), ended_episode(), config)
-    assert found is not None
     return {name: term.weight * term.value for name, term in found.terms.items()}
 
 
@@ -149,10 +148,8 @@ def test_a_tool_that_is_named_is_in_the_schemas_the_hash_the_prompt_and_the_memo
     assert available_tools(config.env) == available_tools(Config().env) + 1
     env = make_env(config.env)
     steps = play(env, search("Ada Lovelace"), call("shout", word="where"))
-    assert steps[-1].observation is not None
     assert steps[-1].observation.notes[0] == Note("said", {"text": "WHERE {0}!"})
     context = env.state.context
-    assert context is not None
     assert context.tools[-1].description == "Say a word aloud."
     assert "WHERE {0}!" in "\n".join(piece.text for piece in context.pieces)
 
@@ -205,18 +202,17 @@ def test_a_name_that_is_built_in_is_refused_with_both_owners(install: Install, t
         "engines": {"tinker": "loud:x"},
     }
     install("loud-pack", taken, "loud", "curate = outcome = x = len")
-    both = "^harness1 and loud-pack 1.0 each have the "
-    with pytest.raises(UsageError, match=f"{both}tool 'curate'"):
-        Toolbox.of(load_config(None, ['env.plugins=["curate"]']).env)
-    for spec, name in (("scripted", "scripted"), ("hf:student", "hf")):
-        with pytest.raises(UsageError, match=f"{both}policy '{name}'"):
-            open_policy(spec)
-    with pytest.raises(UsageError, match=f"{both}retriever 'milvus'"):
-        open_retriever("milvus:x")
-    with pytest.raises(UsageError, match=f"{both}chat format 'hermes'"):
-        open_format("hermes", tokenizer("chatml"))
-    with pytest.raises(UsageError, match=f"{both}training engine 'tinker'"):
-        open_service("tinker:x", tmp_path, Config())
+    opened: dict[str, Callable[[], object]] = {
+        "tool 'curate'": lambda: Toolbox.of(load_config(None, ['env.plugins=["curate"]']).env),
+        "policy 'scripted'": lambda: open_policy("scripted"),
+        "policy 'hf'": lambda: open_policy("hf:student"),
+        "retriever 'milvus'": lambda: open_retriever("milvus:x"),
+        "chat format 'hermes'": lambda: open_format("hermes", tokenizer("chatml")),
+        "training engine 'tinker'": lambda: open_service("tinker:x", tmp_path, Config()),
+    }
+    for name, opens in opened.items():
+        with pytest.raises(UsageError, match=f"^harness1 and loud-pack 1.0 each have the {name}"):
+            opens()
 
 
 def test_a_name_of_two_packages_is_refused_with_both(install: Install) -> None:

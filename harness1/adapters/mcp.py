@@ -9,7 +9,7 @@ import signal
 import stat
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, cast
 
@@ -155,7 +155,9 @@ def serve_stdio(server: Server[Any], close: Close | None = None) -> None:
     """Answer the client that started this process, until it closes standard input, or until SIGTERM or Ctrl-C."""
     from mcp.server.stdio import stdio_server
 
-    async def until_closed() -> None:
+    async def until_ended() -> None:
+        if (task := asyncio.current_task()) is not None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
         try:
             # The package reads in a thread, which no signal ends.
             async with stdio_server(cast(Any, _lines(sys.stdin.fileno()))) as (read, write):
@@ -164,18 +166,8 @@ def serve_stdio(server: Server[Any], close: Close | None = None) -> None:
             if close is not None:
                 await close()
 
-    async def until_ended() -> None:
-        serving = asyncio.create_task(until_closed())
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, serving.cancel)
-        try:
-            await asyncio.wait([serving])
-        finally:
-            serving.cancel()
-            await asyncio.wait([serving])
-        if not serving.cancelled():
-            serving.result()
-
-    asyncio.run(until_ended())
+    with suppress(asyncio.CancelledError):
+        asyncio.run(until_ended())
 
 
 async def _lines(file: int) -> AsyncIterator[str]:

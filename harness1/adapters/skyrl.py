@@ -7,7 +7,7 @@ import argparse
 import asyncio
 import importlib
 import sys
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from math import isfinite
@@ -126,18 +126,12 @@ class TrajectoryId(NamedTuple):
     repetition_id: int
 
 
-class _Step(NamedTuple):
-    """One model call, with the names of SkyRL's columns. The reward of an episode is on the last token of its last
-    step, and 0 elsewhere; log probabilities are natural, as recorded when sampling."""
-
-    prompt_token_ids: list[int]
-    response_ids: list[int]
-    rewards: list[float]
-    loss_masks: list[int]
-    stop_reasons: str
-    rollout_logprobs: list[float]
-    trajectory_ids: TrajectoryId
-    is_last_step: bool
+COLUMNS = (
+    *("prompt_token_ids", "response_ids", "rewards", "loss_masks", "stop_reasons", "rollout_logprobs"),
+    *("trajectory_ids", "is_last_step"),
+)
+"""What SkyRL takes of each model call. The reward of an episode is on the last token of its last step, and 0 elsewhere;
+log probabilities are natural, as recorded when sampling."""
 
 
 def trajectory_of(episode: Episode) -> TrajectoryId:
@@ -171,7 +165,7 @@ def generator_output(episodes: Sequence[Episode], *, validates: bool = False) ->
     groups = [(name, list(each)) for name, each in groupby(episodes, lambda each: trajectory_of(each).instance_id)]
     _demand(len(set(names)) == len(names), "two trajectories have the same name")
     _demand(len({name for name, _ in groups}) == len(groups), "the trajectories of an instance are not adjacent")
-    steps: list[_Step] = []
+    steps: list[tuple[Any, ...]] = []
     sound: list[Episode] = []
     faulty = 0
     for name, group in groups:
@@ -181,7 +175,7 @@ def generator_output(episodes: Sequence[Episode], *, validates: bool = False) ->
             steps += [step for episode in group for step in _steps(episode)]
             sound += group
         else:
-            steps += [_Step([0], [0], [0.0], [0], FAULT, [0.0], trajectory_of(each), True) for each in group]
+            steps += [([0], [0], [0.0], [0], FAULT, [0.0], trajectory_of(each), True) for each in group]
             faulty += 1
     metrics = {"harness1/episodes": float(len(sound)), "harness1/faulty_instances": float(faulty)}
     if sound:
@@ -192,11 +186,11 @@ def generator_output(episodes: Sequence[Episode], *, validates: bool = False) ->
             "harness1/min_version": float(min(versions)),
             "harness1/max_version": float(max(versions)),
         }
-    columns = {name: list(column) for name, column in zip(_Step._fields, zip(*steps, strict=True), strict=True)}
+    columns = {name: list(column) for name, column in zip(COLUMNS, zip(*steps, strict=True), strict=True)}
     return {**columns, "rollout_metrics": metrics}
 
 
-def _steps(episode: Episode) -> Iterator[_Step]:
+def _steps(episode: Episode) -> Iterator[tuple[Any, ...]]:
     calls = list(calls_for_rows(episode))
     name = trajectory_of(episode)
     earned = 0.0 if episode.reward is None else episode.reward.total
@@ -206,7 +200,7 @@ def _steps(episode: Episode) -> Iterator[_Step]:
         _demand(bool(logprobs), f"step {place} of {name} has no log probabilities")
         rewards = [0.0] * (size - 1) + [earned if last else 0.0]
         ids, drawn = list(call.prompt_ids), list(call.output_ids)
-        yield _Step(ids, drawn, rewards, [1] * size, call.finish_reason, logprobs, name, last)
+        yield ids, drawn, rewards, [1] * size, call.finish_reason, logprobs, name, last
 
 
 def _demand(holds: bool, otherwise: str) -> None:
@@ -243,9 +237,15 @@ class HarnessGenerator:
         validates = told is not None and told.training_phase == EVALUATION
         settings = self._sampling(asked, validates)
         step = 0 if told is None else told.global_step
-        episodes = await _together(
-            self._play(name, self._tasks[each[TASK]], settings, step) for name, each in zip(names, extras, strict=True)
-        )
+        try:
+            async with asyncio.TaskGroup() as group:
+                played = [
+                    group.create_task(self._play(name, self._tasks[each[TASK]], settings, step))
+                    for name, each in zip(names, extras, strict=True)
+                ]
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        episodes = [each.result() for each in played]
         output = generator_output(episodes, validates=validates)
         theirs = {TrajectoryId(str(each.instance_id), int(each.repetition_id)): each for each in names}
         spent = {trajectory_of(each): each.stage_ms for each in episodes}
@@ -279,16 +279,6 @@ class HarnessGenerator:
             finally:
                 await backend.close()
         return score(episode, placed.task.gold, config)
-
-
-async def _together(plays: Iterable[Coroutine[Any, Any, Episode]]) -> list[Episode]:
-    """Return the episodes in order; the first error ends all and is raised by itself."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            played = [group.create_task(play) for play in plays]
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None
-    return [each.result() for each in played]
 
 
 class TaskDataset:

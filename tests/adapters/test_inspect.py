@@ -70,7 +70,6 @@ def test_recorded_episodes_replay_to_the_hash_and_have_the_scores(tmp_path: Path
         episode = episodes.pop(sample["id"])
         report = replay_episode(episode, config.env)
         assert (report.difference, report.equal) == (None, 3)
-        assert episode.reward is not None
         assert episode.reward.total == sample["scores"]["search_scores"]["value"]["reward"]
     assert not episodes
 

@@ -341,8 +341,6 @@ def play_over(process: subprocess.Popen[str]) -> None:
     """Play a whole search by lines of JSON, as a client that keeps its pipe open."""
 
     def call(number: int, method: str, **params: Any) -> dict[str, Any]:
-        assert process.stdin is not None
-        assert process.stdout is not None
         message = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
         process.stdin.write(json.dumps(message) + "\n")
         process.stdin.flush()
@@ -376,7 +374,6 @@ def test_clients_call_it_over_http_and_pages_of_other_sites_may_not(index: Path,
 def over_http(index: Path, plays: Callable[[str], Coroutine[Any, Any, None]]) -> None:
     with command_process("mcp", "--index", str(index), "--http", "--port", "0") as (process, line):
         found = re.search(r"http://\S+/mcp", line)
-        assert found is not None
         run(plays(found.group()))
         process.terminate()
         assert process.wait(20) == 0

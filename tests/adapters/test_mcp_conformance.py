@@ -46,7 +46,6 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     index = scratch_index(tmp_path_factory.mktemp("served"))
     with command_process("mcp", "--index", str(index), "--http", "--port", "0") as (_, line):
         found = re.search(r"http://\S+/mcp", line)
-        assert found is not None
         yield found.group()
 
 

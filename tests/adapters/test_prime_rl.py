@@ -114,7 +114,6 @@ def test_a_sequence_without_trained_tokens_has_a_loss_of_zero_to_go_back_from() 
     found = cispo_loss(inputs)
     found.loss.backward()
     assert found.loss.item() == 0.0
-    assert inputs.trainer_logprobs.grad is not None
     assert not inputs.trainer_logprobs.grad.any()
     assert all(bool(torch.isfinite(each)) for each in found.metrics.values())
 

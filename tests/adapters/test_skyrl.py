@@ -343,12 +343,8 @@ class Answering:
         self.weight_version += 1
         if isinstance(self.answer, Exception):
             raise self.answer
-        return {
-            "response_ids": [[4, STOP]],
-            "stop_reasons": ["stop"],
-            "response_logprobs": [[-1.0, -0.5]],
-            **self.answer,
-        }
+        found = {"response_ids": [[4, STOP]], "stop_reasons": ["stop"], "response_logprobs": [[-1.0, -0.5]]}
+        return found | self.answer
 
     async def finish_session(self, session_id: str) -> None:
         raise AssertionError
@@ -367,16 +363,10 @@ def test_an_output_names_the_weights_at_its_first_and_at_its_last_token() -> Non
 @pytest.mark.parametrize(
     "answer",
     [
-        {"response_logprobs": None},
-        {"response_logprobs": [[-1.0]]},
-        {"response_logprobs": [[-1.0, math.nan]]},
+        *({"response_logprobs": each} for each in (None, [[-1.0]], [[-1.0, math.nan]])),
         {"response_ids": [[]], "response_logprobs": [[]]},
-        {"response_ids": [[4, 6]]},
-        {"response_ids": [[4, STOP]] * 2},
-        {"stop_reasons": ["abort"]},
-        ClientConnectionError("gone"),
-        TimeoutError(),
-        error_of(503),
+        *({"response_ids": [[4, 6]]}, {"response_ids": [[4, STOP]] * 2}, {"stop_reasons": ["abort"]}),
+        *(ClientConnectionError("gone"), TimeoutError(), error_of(503)),
     ],
 )
 def test_what_the_engines_fail_to_give_is_a_fault(answer: Any) -> None:

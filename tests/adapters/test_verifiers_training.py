@@ -109,7 +109,6 @@ def test_prompts_are_what_the_renderer_makes_of_our_messages(trained: Trained, m
         twin = replay_env(episode, env)
         for turn, place in zip(episode.turns, sampled(trace), strict=True):
             context = twin.state.context
-            assert context is not None
             nodes = path(trace, place)
             messages = [node["message"] for node in nodes[:-1]]
             assert told(messages) == told(messages_of(context.pieces, {}))

@@ -114,7 +114,6 @@ def test_a_session_becomes_an_episode_with_the_tokens_that_the_proxy_recorded(tm
     played = Played(tmp_path)
     (episode,) = played.play(tasks_of("good"))
     assert [len(turn.calls) for turn in episode.turns] == [1, 1]
-    assert episode.reward is not None
     assert episode.reward.total == pytest.approx(2 / 3 + 1.0)
     terms = {name: term.value for name, term in episode.reward.terms.items()}
     assert terms == {"f1": pytest.approx(2 / 3), "calls": 1.0}

@@ -75,7 +75,6 @@ def test_the_model_behind_an_agent_is_trained_and_a_training_resumes(harness1: C
     assert code == 2
     assert "command" in err
     stage = read_stage(tmp_path / "out")
-    assert stage is not None
     assert stage.inputs["evaluate"].startswith("even@")  # and the hash of its file
 
 

@@ -52,12 +52,7 @@ def test_a_body_is_sent_as_json_with_the_key() -> None:
 
 @pytest.mark.service
 def test_nothing_that_the_environment_says_of_other_servers_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    others = {
-        "API_KEY": "k",
-        "ORG_ID": "org-1",
-        "PROJECT_ID": "p",
-        "CUSTOM_HEADERS": "Authorization: Bearer k\nx-key: k",
-    }
+    others = {"API_KEY": "k", "ORG_ID": "org-1", "PROJECT_ID": "p", "CUSTOM_HEADERS": "Authorization: Bearer k\nx: k"}
     for name, value in others.items():
         monkeypatch.setenv(f"OPENAI_{name}", value)
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:1")

@@ -47,7 +47,6 @@ def rendered(chat: ChatFormat, *messages: ChatMessage, recall: Any = lambda *_: 
 @formats()
 def test_the_messages_of_a_context_have_the_ids_of_its_pieces(chat: ChatFormat) -> None:
     (step,) = play(make_env(counter=chat), search("poet"))[-1:]
-    assert step.context is not None
     spoken = ModelCall("1.0", output_ids=(*chat.text("Thi"), *chat.text("nk"), *chat.format_action("", search("poet"))))
     pieces = [voiced(each, spoken) if each.turn_ref is not None else each for each in step.context.pieces]
     asked = OPENAI.read({"messages": json.loads(json.dumps(messages_of(pieces, {})))})

@@ -62,10 +62,8 @@ def service(retriever: WordRetriever | None = None, limits: ServiceLimits = SMAL
 
 def test_search_r1_gets_passages_with_and_without_scores() -> None:
     first = {"id": "ada#0", "contents": f"Ada Lovelace\n{CORPUS[0].text}"}
-    scored = ask(
-        service(), "/retrieve", {"queries": ["lovelace daughter", "unheard"], "topk": 1, "return_scores": True}
-    )
-    assert scored == (200, {"result": [[{"document": first, "score": 2.0}], []]})
+    queries = {"queries": ["lovelace daughter", "unheard"], "topk": 1, "return_scores": True}
+    assert ask(service(), "/retrieve", queries) == (200, {"result": [[{"document": first, "score": 2.0}], []]})
     assert ask(service(), "/retrieve", {"queries": ["lovelace daughter"], "topk": 1}) == (200, {"result": [[first]]})
 
 
@@ -130,25 +128,17 @@ def test_a_client_that_counts_on_another_index_or_ranking_is_refused() -> None:
     status, found = ask(service(), "/search", {**request, "retrieval": {**ranking, "mode": "dense"}})
     assert status == 409
     assert "env.retrieval" in found["error"]
-    for path, call in (
-        ("/search", request),
-        ("/grep", {"pattern": "a", "limit": 1}),
-        ("/read", {"doc_id": "a"}),
-        ("/get", {"chunk_ids": []}),
-    ):
+    others = (("/grep", {"pattern": "a", "limit": 1}), ("/read", {"doc_id": "a"}), ("/get", {"chunk_ids": []}))
+    for path, call in (("/search", request), *others):
         assert ask(service(), path, {**call, "index_hash": "other"})[0] == 409
 
 
 @pytest.mark.parametrize(
     ("path", "value", "says"),
     [
-        ("/retrieve", b"{", "truncated"),
-        ("/retrieve", b"\xff\xfe", "malformed"),
-        ("/retrieve", b"[" * 1500, "RetrieveCall"),
-        ("/retrieve", [], "object"),
-        ("/retrieve", {}, "queries"),
-        ("/retrieve", {"queries": "ada"}, "array"),
-        ("/retrieve", {"queries": [None]}, "str"),
+        *(("/retrieve", b"{", "truncated"), ("/retrieve", b"\xff\xfe", "malformed")),
+        *(("/retrieve", b"[" * 1500, "RetrieveCall"), ("/retrieve", [], "object"), ("/retrieve", {}, "queries")),
+        *(("/retrieve", {"queries": "ada"}, "array"), ("/retrieve", {"queries": [None]}, "str")),
         ("/retrieve", {"queries": ["a"], "topk": -1}, ">= 0"),
         ("/retrieve", {"queries": ["a"], "topk": "3"}, "int"),
         ("/retrieve", {"queries": ["a"], "top_k": 3}, "top_k"),
@@ -263,9 +253,8 @@ def test_an_engine_that_ignores_its_deadline_is_a_fault(monkeypatch: pytest.Monk
     async def scene() -> tuple[bytes, float]:
         served = RetrievalService(Held(), Config(), SMALL)
         begin = time.monotonic()
-        reply = await asking(
-            served.app, "POST", "/search", body({"requests": [{"query": "a", "k": 1, "deadline": -9.0}] * 2})
-        )
+        asked = body({"requests": [{"query": "a", "k": 1, "deadline": -9.0}] * 2})
+        reply = await asking(served.app, "POST", "/search", asked)
         return reply.body, time.monotonic() - begin
 
     answered, spent = run(scene())
