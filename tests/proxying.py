@@ -117,11 +117,7 @@ async def ask(
 ) -> Reply:
     """One request without a socket."""
     sent = body if isinstance(body, bytes) else msgspec.json.encode(body)
-
-    async def read() -> bytes:
-        return sent
-
-    return await asking(service.app, method, path, read, headers, query)
+    return await asking(service.app, method, path, sent, headers, query)
 
 
 def recorded(run: Path, upstream: Upstream, scene: Callable[[ProxyService], Awaitable[object]]) -> list[RecordedCall]:

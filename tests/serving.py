@@ -38,24 +38,24 @@ async def asking(
     app: ASGIApp,
     method: str,
     path: str,
-    read: Callable[[], Awaitable[bytes]],
+    sent: bytes | Callable[[], Awaitable[bytes]],
     headers: Mapping[str, str] = {},
     query: Mapping[str, str] = {},
 ) -> Reply:
     """Carry out one request without a socket, of JSON to this machine unless the headers say otherwise."""
-    sent: list[Any] = []
+    answered: list[Any] = []
     headers = {"host": HOST, "content-type": "application/json", **{name.lower(): headers[name] for name in headers}}
 
     async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": await read()}
+        return {"type": "http.request", "body": sent if isinstance(sent, bytes) else await sent()}
 
     async def send(message: Any) -> None:
-        sent.append(message)
+        answered.append(message)
 
     named = [(name.encode(), value.encode()) for name, value in headers.items()]
     about = {"type": "http", "method": method, "path": path, "headers": named, "server": (HOST, 80)}
     await app({**about, "query_string": urlencode(query).encode()}, receive, send)
-    head, *parts = sent
+    head, *parts = answered
     found = dict(Headers(raw=head["headers"]))
     body = b"".join(part["body"] for part in parts)
     assert int(found.pop("content-length")) == len(body)

@@ -286,6 +286,12 @@ def test_what_the_trainer_would_refuse_or_mistake_is_no_batch(batch: list[Episod
         generator_output(batch)
 
 
+def test_a_batch_of_faults_alone_is_still_a_batch() -> None:
+    output = generator_output([played("b", at, None, status=Status.INFRA_ERROR) for at in (0, 1)])
+    assert output["rollout_metrics"] == {"harness1/episodes": 0.0, "harness1/faulty_instances": 1.0}
+    assert advantages_of(output) == [0.0, 0.0]
+
+
 def test_a_step_without_log_probabilities_is_no_part_of_a_batch() -> None:
     with pytest.raises(ValueError, match="has no log probabilities"):
         generator_output([with_call(played("a", 0, 1.0), output_logprobs=())], validates=True)

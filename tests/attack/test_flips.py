@@ -110,40 +110,27 @@ def in_child(work: Callable[[], Any]) -> tuple[str, Any]:
     return pickle.loads(data) if data else ("died", status)
 
 
-def flip(data: bytearray, rng: random.Random) -> None:
-    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+HARM = ("flip", "flip", "flip", "flip some", "cut", "lengthen", "blank", "swap")
 
 
-def flip_some(data: bytearray, rng: random.Random) -> None:
-    for _ in range(rng.randint(2, 20)):
-        flip(data, rng)
-
-
-def cut(data: bytearray, rng: random.Random) -> None:
-    del data[rng.choice((0, len(data) - 1, rng.randrange(len(data)), rng.randrange(len(data)))) :]
-
-
-def lengthen(data: bytearray, rng: random.Random) -> None:
-    data += rng.randbytes(rng.choice((1, 8, 4096)))
-
-
-def blank(data: bytearray, rng: random.Random) -> None:
-    start = rng.randrange(len(data))
-    stop = min(len(data), start + rng.choice((1, 16, 512, 4096, 1 << 16)))
-    data[start:stop] = rng.choice((b"\0", b"\xff")) * (stop - start)
-
-
-def swap(data: bytearray, rng: random.Random) -> None:
-    """Exchange two stretches, or overwrite one with another."""
-    size = rng.choice((1, 4, 8, 512, 4096))
-    one, other = (rng.randrange(max(1, len(data) - size)) for _ in range(2))
-    taken = data[one : one + size], data[other : other + size]
-    data[other : other + len(taken[0])] = taken[0]
-    if rng.random() < 0.5:
-        data[one : one + len(taken[1])] = taken[1]
-
-
-HARM = (flip, flip, flip, flip_some, cut, lengthen, blank, swap)
+def harm(kind: str, data: bytearray, rng: random.Random) -> None:
+    place, size = rng.randrange(len(data)), rng.choice((1, 8, 16, 512, 4096, 1 << 16))
+    match kind:
+        case "flip" | "flip some":
+            for _ in range(1 if kind == "flip" else rng.randint(2, 20)):
+                data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        case "cut":
+            del data[rng.choice((0, len(data) - 1, place)) :]
+        case "lengthen":
+            data += rng.randbytes(size)
+        case "blank":
+            data[place : place + size] = rng.choice((b"\0", b"\xff")) * min(size, len(data) - place)
+        case _:  # exchange two stretches, or overwrite one with another
+            one, other = (rng.randrange(max(1, len(data) - size)) for _ in range(2))
+            taken = data[one : one + size], data[other : other + size]
+            data[other : other + len(taken[0])] = taken[0]
+            if rng.random() < 0.5:
+                data[one : one + len(taken[1])] = taken[1]
 
 
 @contextmanager
@@ -161,9 +148,9 @@ def damaged(path: Path, files: list[Path], rng: random.Random) -> Iterator[str]:
             yield f"replaced by {other.name}"
         else:
             data = bytearray(before)
-            HARM[choice](data, rng)
+            harm(HARM[choice], data, rng)
             path.write_bytes(data)
-            yield HARM[choice].__name__
+            yield HARM[choice]
     finally:
         path.write_bytes(before)
 

@@ -173,28 +173,26 @@ def test_a_mutated_benchmark_is_read_or_refused(attack: Attack, tmp_path: Path, 
     attack.report(f"inputs {benchmark.name}", **trial.ends)
 
 
-def test_a_mutated_configuration_is_read_or_refused(attack: Attack, tmp_path: Path) -> None:
-    trial, path = Trial(), tmp_path / "c.toml"
-
-    def survives(drawn: tuple[bytes, bytes]) -> None:
-        path.write_bytes(drawn[0])
-        trial.run(lambda: iter([load_config(path, None)]))
-        override = drawn[1].decode("utf-8", "surrogateescape")
-        trial.run(lambda: iter([load_config(None, [override])]))
-
-    attack.try_all(st.tuples(mutated(TOML), mutated(b"env.compression.sentences=5")), survives, 1_000)
-    attack.report("inputs configuration", **trial.ends)
+FILES: dict[str, tuple[bytes, Callable[[Path], Iterator[object]]]] = {
+    "configuration": (TOML, lambda path: iter([load_config(path, None)])),
+    "overrides": (
+        b"env.compression.sentences=5",
+        lambda path: iter([load_config(None, [path.read_bytes().decode("utf-8", "surrogateescape")])]),
+    ),
+    "run file": (b"q Q0 a 1 0.5 tag\nq Q0 b 2 0.25 tag\n", lambda path: iter(trec.read_run(path))),
+}
 
 
-def test_a_mutated_run_file_is_read_or_refused(attack: Attack, tmp_path: Path) -> None:
-    trial, path = Trial(), tmp_path / "run.trec"
+@pytest.mark.parametrize("name", FILES)
+def test_a_mutated_file_is_read_or_refused(attack: Attack, tmp_path: Path, name: str) -> None:
+    (data, read), trial, path = FILES[name], Trial(), tmp_path / "file.toml"
 
-    def survives(data: bytes) -> None:
-        path.write_bytes(data)
-        trial.run(lambda: iter(trec.read_run(path)))
+    def survives(changed_data: bytes) -> None:
+        path.write_bytes(changed_data)
+        trial.run(lambda: read(path))
 
-    attack.try_all(mutated(b"q Q0 a 1 0.5 tag\nq Q0 b 2 0.25 tag\n"), survives, 1_000)
-    attack.report("inputs run file", **trial.ends)
+    attack.try_all(mutated(data), survives, 1_000)
+    attack.report(f"inputs {name}", **trial.ends)
 
 
 def test_a_mutated_answer_of_the_web_is_read_or_a_fault(attack: Attack, tmp_path: Path) -> None:

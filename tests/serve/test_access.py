@@ -29,13 +29,12 @@ TOKEN = "a-token-of-sixteen-or-more"
 WORDS = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5}
 
 
-async def search() -> bytes:
-    return b'{"queries":["poet"],"topk":1}'
+SEARCH = b'{"queries":["poet"],"topk":1}'
 
 
 def status(headers: dict[str, str], access: Access | None = None, path: str = "/retrieve") -> int:
     service = RetrievalService(WordRetriever(CORPUS), Config(), access=access)
-    reply = run(asking(service.app, "GET" if path in ("/info", "/health") else "POST", path, search, headers))
+    reply = run(asking(service.app, "GET" if path in ("/info", "/health") else "POST", path, SEARCH, headers))
     assert reply.kind == "application/json"
     assert reply.status == 200 or list(json.loads(reply.body)) == ["error"]
     return reply.status

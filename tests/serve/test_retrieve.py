@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -43,11 +43,8 @@ class Held(WordRetriever):
         return await super().search(requests)
 
 
-def body(value: Any) -> Callable[[], Any]:
-    async def read() -> bytes:
-        return value if isinstance(value, bytes) else msgspec.json.encode(value)
-
-    return read
+def body(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else msgspec.json.encode(value)
 
 
 def ask(service: RetrievalService, path: str, value: Any = None, method: str = "POST") -> tuple[int, Any]:

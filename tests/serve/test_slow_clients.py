@@ -91,9 +91,6 @@ async def turns_during(service: RetrievalService, body: bytes) -> tuple[int, int
     """The status of the answer to a compressed body, and how often the event loop ran other work meanwhile."""
     turns = 0
 
-    async def read() -> bytes:
-        return body
-
     async def other() -> None:
         nonlocal turns
         while True:
@@ -102,7 +99,7 @@ async def turns_during(service: RetrievalService, body: bytes) -> tuple[int, int
 
     working = asyncio.create_task(other())
     await asyncio.sleep(0)
-    reply = await asking(service.app, "POST", "/retrieve", read, {"content-encoding": "gzip"})
+    reply = await asking(service.app, "POST", "/retrieve", body, {"content-encoding": "gzip"})
     working.cancel()
     return reply.status, turns
 
@@ -125,11 +122,8 @@ def test_a_body_is_inflated_in_small_steps_and_never_beyond_its_limit(size: int)
     ],
 )
 def test_only_whole_bodies_in_known_encodings_are_read(body: bytes, coding: str, status: int) -> None:
-    async def read() -> bytes:
-        return body
-
     service = RetrievalService(WordRetriever(CORPUS), Config())
-    assert run(asking(service.app, "POST", "/retrieve", read, {"content-encoding": coding})).status == status
+    assert run(asking(service.app, "POST", "/retrieve", body, {"content-encoding": coding})).status == status
 
 
 def test_a_slow_sender_keeps_nobody_else_waiting() -> None:
@@ -170,10 +164,8 @@ def test_large_calls_leave_places_to_the_others() -> None:
         service = RetrievalService(retriever, Config(), ServiceLimits(running=8, waiting=50, hits=5000))
 
         def asked(k: int) -> Any:
-            async def read() -> bytes:
-                return msgspec.json.encode({"requests": [{"query": "ada", "k": k}]})
-
-            return asyncio.create_task(asking(service.app, "POST", "/search", read))
+            body = msgspec.json.encode({"requests": [{"query": "ada", "k": k}]})
+            return asyncio.create_task(asking(service.app, "POST", "/search", body))
 
         large = [asked(LARGE_LIST + 1) for _ in range(20)]
         await asyncio.sleep(0.01)
@@ -200,8 +192,6 @@ LONG = ServiceLimits(query_characters=100, id_characters=50, excluded=5)
     ],
 )
 def test_queries_patterns_and_ids_are_bounded(path: str, call: Any, says: str) -> None:
-    async def read() -> bytes:
-        return msgspec.json.encode(call)
-
-    reply = run(asking(RetrievalService(WordRetriever(CORPUS), Config(), LONG).app, "POST", path, read))
+    service = RetrievalService(WordRetriever(CORPUS), Config(), LONG)
+    reply = run(asking(service.app, "POST", path, msgspec.json.encode(call)))
     assert (reply.status, says in json.loads(reply.body)["error"]) == (400, True)
