@@ -117,24 +117,6 @@ def test_the_other_mechanisms_stay(ablation: Ablation) -> None:
             assert re.search(other.words, text), other.switch
 
 
-def test_what_is_off_leaves_no_trace_in_the_memory() -> None:
-    off = {ablation.switch: played(ablation.env)[0].state.memory for ablation in ABLATIONS}
-    full = FULL[0].state.memory
-    assert full.pool.aliases
-    assert not off["dedup.on"].pool.aliases
-    assert not off["dedup.on"].fingerprints.buckets
-    assert full.evidence.entities
-    assert not off["evidence.on"].evidence.entities
-    assert full.history
-    assert not off["history.on"].history
-    assert full.verification.verdicts
-    assert not off["verification.on"].verification.verdicts
-    assert full.auto_populated
-    assert not off["auto_populate.on"].auto_populated
-    assert set(full.curated.tags.values()) == {"fair", "high"}
-    assert set(off["curation.tags"].curated.tags.values()) == {"fair"}
-
-
 def test_all_off_is_a_searcher_with_a_set() -> None:
     tree = {ablation.switch.split(".")[0]: {"on": False} for ablation in ABLATIONS if ablation.switch.endswith(".on")}
     env = make_env(msgspec.convert({**tree, "curation": {"tags": False}, "guidance": "none"}, Env), WORLD)

@@ -1,5 +1,5 @@
 """The public reference of this method has known defects. Each is a requirement here, the other way round; the number
-in a docstring is that of the defect."""
+in a docstring is that of the defect. Tests of tools, memory and retrieval hold 9, 12, 13, 15 and 17 to 19."""
 
 from __future__ import annotations
 
@@ -7,19 +7,13 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from harness1.config import (
     AutoPopulate,
     Compression,
     Config,
-    Curation,
     Env,
-    Index,
-    Rerank,
-    Retrieval,
     Review,
     Verification,
 )
@@ -28,14 +22,9 @@ from harness1.episodes.rollout import rollout
 from harness1.memory.sentences import compress
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Chunk, DocId, Episode, Gold, Hit, Status, StopReason, Task, UnitId
-from harness1.retrieval.build import build_index
-from harness1.retrieval.corpus import Document
-from harness1.retrieval.index import open_index
-from harness1.retrieval.protocol import RetrievalFault, SearchRequest, SearchResult, rrf
-from harness1.retrieval.retriever import EmbeddedRetriever
+from harness1.retrieval.protocol import RetrievalFault, SearchRequest, SearchResult
 from harness1.reward import score
 from harness1.reward.measures import measure_outcome
-from harness1.tools.documents import END_SEARCH
 from tests.support import (
     CORPUS,
     END,
@@ -113,21 +102,12 @@ def test_what_is_read_enters_store_graph_and_pool() -> None:
 def test_ids_with_underscores_and_slashes_stay_whole(doc_id: str) -> None:
     """6: tools cut ids at the first or the last underscore, each in its own way."""
     env = make_env(chunks=[chunk(doc_id, "Ada Lovelace wrote."), chunk("under", "Ada Ada.")])
-    for reference in (doc_id, env_handle(env, doc_id)):
-        actions = (
-            call("read_document", doc_id=reference),
-            call("review_docs", doc_ids=[reference]),
-            call("verify", doc_ids=[reference], claim="Ada wrote."),
-            curate(add_ids=[reference], importance={reference: "high"}),
-        )
-        for step in play(env, search("Ada Lovelace"), *actions)[1:]:
-            assert step.observation.error is None
-            assert step.observation.resolved == {reference: doc_id}
+    for name in (doc_id, memory_after(env, search("Ada Lovelace")).pool.entries[UnitId(doc_id)].handle):
+        named = [call("review_docs", doc_ids=[name]), call("verify", doc_ids=[name], claim="Ada wrote.")]
+        curated = curate(add_ids=[name], importance={name: "high"})
+        for step in play(env, search("Ada Lovelace"), call("read_document", doc_id=name), *named, curated)[1:]:
+            assert (step.observation.error, step.observation.resolved) == (None, {name: doc_id})
         assert env.state.memory.curated.tags[UnitId(doc_id)] == "high"
-
-
-def env_handle(env: SearchEnv, doc_id: str) -> str:
-    return memory_after(env, search("Ada Lovelace")).pool.entries[UnitId(doc_id)].handle
 
 
 def test_the_memory_of_an_episode_is_made_once() -> None:
@@ -137,16 +117,6 @@ def test_the_memory_of_an_episode_is_made_once() -> None:
     memory = env.state.memory
     run(env.step([search("Ada")]))
     assert env.state.memory is memory
-
-
-@pytest.mark.parametrize("tool", ["grep_corpus", "read_document"])
-def test_grep_and_read_exclude_what_they_found_from_later_searches(tool: str) -> None:
-    """9: only searches updated the list of seen chunks."""
-    chunks = [*CORPUS, chunk("byron", "Byron wrote Don Juan.", "Lord Byron", 1)]
-    arguments = {"pattern": "Don Juan"} if tool == "grep_corpus" else {"doc_id": "byron"}
-    steps = play(make_env(chunks=chunks), search("Lord"), call(tool, **arguments), search("Don Juan"))
-    assert "byron#1" in {found.chunk_id for found in steps[1].observation.hits}
-    assert steps[2].observation.hits == ()
 
 
 def test_teacher_and_policy_share_one_executor() -> None:
@@ -178,20 +148,6 @@ def test_verdicts_are_remembered_and_shown_after_the_turns_are_gone() -> None:
     assert "D2 yes: Lord Byron was a poet." in text_of(context)
 
 
-def test_a_full_set_without_tags_gives_up_its_oldest_entry_where_fifo_is_asked_for() -> None:
-    """12: first-in-first-out eviction was described, and the set refused instead."""
-    env = make_env(Env(curation=Curation(cap=2, tags=False, eviction="fifo"), auto_populate=AutoPopulate(by="first")))
-    memory = memory_after(env, search("Ada Byron"), curate(add_ids=["D3"]))
-    assert list(memory.curated.tags) == ["babbage", "byron"]
-
-
-def test_an_id_outside_the_pool_is_refused_and_told() -> None:
-    """13: invented ids entered the set and counted against its precision."""
-    step = play(make_env(), search("Ada"), curate(add_ids=["miss", "D77", "invented"]))[1]
-    assert step.observation.delta.added == {}
-    assert "Unknown: miss, D77, invented (3)." in text_of(step.context)
-
-
 def test_a_hidden_duplicate_counts_as_seen() -> None:
     """14: a near duplicate that was hidden could hide gold from trajectory recall."""
     chunks = [chunk("first", LONG, "T"), chunk("second", LONG, "T")]
@@ -199,14 +155,6 @@ def test_a_hidden_duplicate_counts_as_seen() -> None:
     episode = run(rollout(make_env(chunks=chunks), Script(search("Sentence"), END), Task("t", "q")))
     assert episode.aliases == {"second": "first"}
     assert measure_outcome(episode, gold).trajectory_recall == 1.0
-
-
-def test_end_search_beside_a_curation_does_not_lose_it() -> None:
-    """15: end_search in an action with several calls discarded the others."""
-    for actions in ([END, curate(add_ids=["D2"], importance={"D2": "high"})], [curate(importance={"D2": "high"}), END]):
-        episode = run(rollout(make_env(), Script(search("Ada"), actions, END), Task("t", "q")))
-        assert episode.curated[0].tag == "high"
-        assert [turn.action and turn.action.name for turn in episode.turns] == ["search_corpus", "curate", END_SEARCH]
 
 
 def test_budget_marker_survives_long_observations() -> None:
@@ -231,53 +179,6 @@ def test_no_document_is_pooled_without_being_shown() -> None:
         assert {document.unit_id for document in step.context.view.documents.values()} == set(
             env.state.memory.pool.entries
         )
-
-
-def test_a_verification_returns_no_documents() -> None:
-    """17: the summary read verdicts as search results."""
-    step = play(make_env(), search("Ada"), call("verify", doc_ids=["D1"], claim="Ada wrote programs."))[1]
-    assert "Returned" not in "".join(
-        piece.text for piece in (step.context.pieces if step.context else ()) if piece.key.startswith("turn/2")
-    )
-    assert (step.observation.hits, step.observation.delta.new) == ((), ())
-
-
-def test_rrf_gives_nothing_for_a_missing_document() -> None:
-    """18: a document that a list did not hold counted as its rank 20, better than those really ranked 21 to 25."""
-    names = [chunk(f"d{n:02}", "x").chunk_id for n in range(30)]
-    scores = dict(rrf([names[:25], names[25:]], 60))
-    assert scores[names[24]] == pytest.approx(1 / 85)
-    assert scores[names[25]] == pytest.approx(1 / 61)
-    assert rrf([names, []], 60) == rrf([names], 60)
-
-
-class Shortest:
-    """A reranker that likes short texts."""
-
-    hash = "shortest"
-
-    def score(self, pairs: Sequence[tuple[str, str]]) -> NDArray[np.float32]:
-        return np.array([1 / len(text) for _, text in pairs], dtype=np.float32)
-
-
-def test_what_each_query_ranked_is_recorded_before_fusion_and_reranking(tmp_path: Path) -> None:
-    """19: the ids before reranking were never recorded."""
-    step = play(make_env(), call("fan_out_search", queries=["Byron", "town"]))[0]
-    assert [(ranking.query, len(ranking.chunk_ids)) for ranking in step.observation.rankings] == [
-        ("Byron", 2),
-        ("town", 2),
-    ]
-    documents = [Document(made.doc_id, made.title, made.text) for made in CORPUS]
-    build_index(documents, tmp_path, Index())
-    settings = Retrieval(mode="bm25", rerank=Rerank(on=True))
-    reranked = EmbeddedRetriever(open_index(tmp_path), settings, scorer=Shortest())
-    (plain, again) = (
-        play(make_env(retriever=retriever), search("Lord Byron town"))[0].observation
-        for retriever in (EmbeddedRetriever(open_index(tmp_path)), reranked)
-    )
-    ((before,), (after,)) = plain.rankings, again.rankings
-    assert (before.chunk_ids, before.pre_rerank_ids) == (("byron", "ada", "noise", "miss"), ())
-    assert (after.chunk_ids, after.pre_rerank_ids) == (("noise", "byron", "miss", "ada"), before.chunk_ids)
 
 
 def test_a_tool_that_is_off_is_no_stub() -> None:

@@ -17,7 +17,7 @@ from harness1.retrieval.sharing import CachingRetriever
 from harness1.serve import retrieve
 from harness1.serve.retrieve import RetrievalService
 from harness1.serve.service import Refused, ServiceLimits, application
-from tests.serving import asking
+from tests.serving import Reply, asking
 from tests.support import CORPUS, WordRetriever, chunk, run
 
 SMALL = ServiceLimits(body_bytes=2000, queries=3, hits=40, running=2, waiting=2, wait_s=5.0, deadline_s=5.0)
@@ -51,6 +51,12 @@ def ask(service: RetrievalService, path: str, value: Any = None, method: str = "
     reply = run(asking(service.app, method, path, body(value)))
     assert reply.kind == "application/json"
     return reply.status, json.loads(reply.body)
+
+
+def begin(served: RetrievalService, query: str = "ada") -> asyncio.Task[Reply]:
+    """Begin to search."""
+    call = body({"requests": [{"query": query, "k": 1}]})
+    return asyncio.create_task(asking(served.app, "POST", "/search", call))
 
 
 def service(retriever: WordRetriever | None = None, limits: ServiceLimits = SMALL, config: Config | None = None):
@@ -172,15 +178,14 @@ def test_calls_beyond_the_running_wait_and_those_beyond_the_waiting_are_told_to_
     async def scene() -> tuple[list[int], int]:
         retriever = Held()
         served = RetrievalService(retriever, Config(), SMALL)
-        call = {"requests": [{"query": "ada", "k": 1}]}
-        calls = [asyncio.create_task(asking(served.app, "POST", "/search", body(call))) for _ in range(6)]
+        calls = [begin(served) for _ in range(6)]
         await asyncio.sleep(0.05)
         assert [task.done() for task in calls] == [False] * 4 + [True] * 2
         assert calls[5].result().headers == {"retry-after": "1"}
         assert (await asking(served.app, "GET", "/health", body(None))).status == 200
         retriever.gate.set()
         statuses = [(await task).status for task in calls]
-        assert (await asking(served.app, "POST", "/search", body(call))).status == 200
+        assert (await begin(served)).status == 200
         return statuses, retriever.most
 
     assert run(scene()) == ([200] * 4 + [503] * 2, 2)
@@ -190,18 +195,17 @@ def test_a_place_in_line_is_given_back_by_a_client_that_leaves_and_by_one_that_w
     async def scene() -> list[int]:
         retriever = Held()
         served = RetrievalService(retriever, Config(), msgspec.structs.replace(SMALL, running=1, waiting=1, wait_s=0.1))
-        call = {"requests": [{"query": "ada", "k": 1}]}
-        running = asyncio.create_task(asking(served.app, "POST", "/search", body(call)))
+        running = begin(served)
         await asyncio.sleep(0)
-        left = asyncio.create_task(asking(served.app, "POST", "/search", body(call)))
+        left = begin(served)
         await asyncio.sleep(0.01)
         left.cancel()
         await asyncio.gather(left, return_exceptions=True)
-        tired = await asking(served.app, "POST", "/search", body(call))
+        tired = await begin(served)
         assert b"no turn came" in tired.body
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        calls = [asyncio.create_task(asking(served.app, "POST", "/search", body(call))) for _ in range(3)]
+        calls = [begin(served) for _ in range(3)]
         await asyncio.sleep(0.01)
         retriever.gate.set()
         after = await asyncio.gather(*calls)
@@ -216,8 +220,7 @@ def test_clients_that_leave_take_their_searches_with_them_also_behind_a_cache(ca
         retriever = Held()
         served = RetrievalService(CachingRetriever(retriever, 10, "") if cached else retriever, Config(), SMALL)
         for number in range(20):
-            call = {"requests": [{"query": f"ada {number}", "k": 1}]}
-            client = asyncio.create_task(asking(served.app, "POST", "/search", body(call)))
+            client = begin(served, f"ada {number}")
             await asyncio.sleep(0.001)
             client.cancel()
             await asyncio.gather(client, return_exceptions=True)
