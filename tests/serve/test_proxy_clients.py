@@ -45,7 +45,7 @@ from tests.support import command_process, make_env, replying
 pytestmark = pytest.mark.service
 
 ENV = Env(max_turns=12)
-QUICK = Machine(attempts=2, model=Model(timeout_s=5.0))
+QUICK = Machine(attempts=2)
 CLIENTS: dict[str, Callable[[str], Client]] = {
     "openai": lambda url: openai_client(url, stream=False),
     "openai streamed": lambda url: openai_client(url, stream=True),
