@@ -40,7 +40,7 @@ from harness1.data.open import open_source
 from harness1.engines.open import open_start
 from harness1.errors import UsageError
 from harness1.models.fetch import resolve_model
-from harness1.models.open import Completing
+from harness1.models.open import Completing, open_completer
 from harness1.models.spec import ModelSpec
 from harness1.policy.policy import Policy
 from harness1.policy.registry import check_policy, needs_gold, open_policy
@@ -57,8 +57,8 @@ from harness1.rl.admission import (
     tasks_to_check,
 )
 from harness1.rl.admission import check as run_check
-from harness1.rl.pivots import LeaveOut, Profile, profile
-from harness1.rl.red_team import REPLIES, RedTeamReport, Review, best_paid, open_judge
+from harness1.rl.pivots import Profile, profile
+from harness1.rl.red_team import MOST_TOKENS, REPLIES, RedTeamReport, Review, best_paid
 from harness1.rl.rollouts import open_policy_to_train
 from harness1.rl.train import EPISODES
 from harness1.sft.collect import open_runs, student_place, tasks_of_runs
@@ -185,7 +185,7 @@ def choose_judge(name: str, run: Path | None, config: Config) -> Completing | No
     """Open the judge, if there is one; raise UsageError if only its run is named."""
     if run is not None and not name:
         raise UsageError("--run names the episodes that a judge reads: give --judge too")
-    return open_judge(name, config) if name else None
+    return open_completer(name, config, MOST_TOKENS) if name else None
 
 
 def judge_runs(
@@ -253,8 +253,8 @@ def pivots(
     check_policy(policy, settings)
     taught = open_runs([run], rerendered=True)[0]
     settings = msgspec.structs.replace(settings, env=taught.config.env, index=taught.config.index)
-    leave_out = LeaveOut(evaluation_places(against, settings), tasks_of_runs(exclude or ()))
-    work = Profile(taught, _reference(policy, engine, settings), policy, settings, index or "", leave_out)
+    apart = evaluation_places(against, settings), tasks_of_runs(exclude or ())
+    work = Profile(taught, _reference(policy, engine, settings), policy, settings, index or "", *apart)
     say_left_out(work.selection)
     with progress_of_work() as progress:
         bar = progress.add_task(f"{policy} on turns of {run}", total=None)

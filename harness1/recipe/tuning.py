@@ -21,7 +21,7 @@ import msgspec
 from msgspec.structs import replace
 
 from harness1.config import load_config
-from harness1.errors import MALFORMED, SchemaError, UsageError, optional
+from harness1.errors import UsageError, optional
 from harness1.models.fetch import resolve_model
 from harness1.plain import digest
 from harness1.recipe.gates import StageCase, artifact
@@ -29,7 +29,7 @@ from harness1.recipe.recipe import Objective, Recipe, Space, Value, names_in, pu
 from harness1.recipe.run import Execute, RecipeRun, StageFailed, StageRecord, Watch, hold_folder
 from harness1.records import Record
 from harness1.runs.files import read_record, write_json
-from harness1.runs.journal import Journal, read_lines
+from harness1.runs.journal import Journal, read_line_records
 
 if TYPE_CHECKING:
     import optuna
@@ -401,13 +401,7 @@ def read_results(out: Path) -> list[TrialResult]:
 
 
 def _results_in(path: Path) -> list[TrialResult]:
-    results = []
-    for number, line in read_lines(path) if path.is_file() else ():
-        try:
-            results.append(msgspec.json.decode(line, type=TrialResult))
-        except MALFORMED as error:
-            raise SchemaError(f"{path}:{number}: not the result of a trial: {error}") from error
-    return results
+    return list(read_line_records(path, TrialResult, "the result of a trial")) if path.is_file() else []
 
 
 def _distributions(recipe: Recipe) -> dict[str, Any]:

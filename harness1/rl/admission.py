@@ -23,30 +23,32 @@ from harness1.data.leaks import TEST, Selection, ShareName, open_filter
 from harness1.data.source import Source
 from harness1.env.environment import env_hash
 from harness1.episodes.jobs import OnEpisode
-from harness1.errors import MALFORMED, SchemaError, UsageError
+from harness1.errors import UsageError
 from harness1.eval.evaluate import Evaluation, evaluate
 from harness1.policy.registry import open_policy
 from harness1.records import Curated, Episode, Gold, Record, RewardRecord, Status, StopReason, Task
 from harness1.reward import by_term, composite
 from harness1.reward.measures import Outcome, measure_outcome, targets
-from harness1.runs.files import Stage, clear, refuse_foreign, refuse_other, under_way, write_atomically, write_json
+from harness1.runs.files import (
+    Stage,
+    clear,
+    read_record,
+    refuse_foreign,
+    refuse_other,
+    under_way,
+    write_atomically,
+    write_json,
+)
 from harness1.runs.folder import clear_run
 from harness1.runs.journal import read_episodes
 
 NO_OP, ORACLE, TWICE = "no-op", "oracle", "scripted"
 """The ends of the scale, and the policy that is played twice and must do the same again."""
-BLIND = (NO_OP, "id-inventor")
-"""Policies that ignore the results of searches."""
+BLIND = (NO_OP, "id-inventor")  # they ignore the results of searches
 SEARCHING = ("stop-at-once", "single-shot", "random", "query-repeater", "tool-spammer", "curate-everything", TWICE)
 POLICIES = (*BLIND, *SEARCHING, ORACLE)
-"""All policies that play a task set."""
-
-ATTAINED = 0.95
-"""Share of the ideal that the oracle must attain."""
-LEAKED = 0.05
-"""The score of a policy that ignores results at which a task is rejected as leaked."""
-HEADROOM = 0.15
-"""Minimum headroom for a task to be sampled."""
+ATTAINED = 0.95  # the share of the ideal that the oracle must attain
+LEAKED = 0.05  # the score of a policy that ignores results at which a task is rejected as leaked
 
 Reason = Literal["fault", "flat", "unattained", "unstable", "leaked"]
 """`fault`: the infrastructure broke an episode, so nothing is known. `flat`: an ideal delivery earns no more than an
@@ -59,12 +61,9 @@ class TaskAdmission(Record):
 
     task_id: str
     rejected: tuple[Reason, ...] = ()
-    headroom: float = 0.0
-    """1 - the best score of the searching policies."""
-    attained: float = 0.0
-    """The oracle's gain over doing nothing, as a share of the gain of an ideal delivery."""
-    scores: dict[str, float] = {}
-    """By policy; empty if the oracle gains nothing."""
+    headroom: float = 0.0  # 1 - the best score of the searching policies
+    attained: float = 0.0  # the oracle's gain over doing nothing, as a share of the gain of an ideal delivery
+    scores: dict[str, float] = {}  # by policy; empty if the oracle gains nothing
 
 
 @dataclass(frozen=True)
@@ -88,8 +87,8 @@ def trial(episode: Episode, gold: Gold, scoring: Scoring) -> Trial:
 
 
 def ideal(episode: Episode, gold: Gold, cap: int) -> Episode:
-    """Return the episode as if it had delivered exactly one unit for each target. If there are more than `cap`, units
-    that hold the answer come first. Raise UsageError if the gold is empty."""
+    """Return the episode as if it had delivered exactly one unit for each target, at most `cap`, those with the answer
+    first. Raise UsageError if the gold is empty."""
     wanted = targets(episode.task.task_id, gold, episode.unit)
     delivered = {entry.unit_id for entry in episode.curated}
     members = (
@@ -106,35 +105,28 @@ def ideal(episode: Episode, gold: Gold, cap: int) -> Episode:
 
 
 def admission_of(task_id: str, trials: Mapping[str, Sequence[Trial]], best: RewardRecord | None) -> TaskAdmission:
-    """Judge if a task is worth training on.
-
-    Args:
-        trials: one of each of `POLICIES`, and two of `TWICE`.
-        best: the reward of the ideal delivery.
-    """
-    played = {policy: found[0].reward for policy, found in trials.items()}
-    rewards = {policy: reward.total for policy, reward in played.items() if reward is not None}
-    if best is None or any(each.reward is None for found in trials.values() for each in found):
+    """Judge a task by one trial of each of `POLICIES`, two of `TWICE`, and the reward of the ideal delivery."""
+    played = [each for found in trials.values() for each in found]
+    rewards = {policy: found[0].reward.total for policy, found in trials.items() if found[0].reward is not None}
+    if best is None or any(each.reward is None for each in played):
         return TaskAdmission(task_id, ("fault",))
     nothing, gained = rewards[NO_OP], rewards[ORACLE] - rewards[NO_OP]
     reachable = best.total - nothing
     scores = {policy: (total - nothing) / gained for policy, total in rewards.items()} if gained > 0.0 else {}
     attained = gained / reachable if reachable > 0.0 else 0.0
-    repeated, all_trials = trials[TWICE], [each for found in trials.values() for each in found]
+    first, *more = trials[TWICE]
     holds: dict[Reason, bool] = {
         "flat": reachable <= 0.0,
         "unattained": reachable > 0.0 and attained < ATTAINED,
-        "unstable": any(each.reward != each.again for each in all_trials)
-        or any((each.curated, each.reward) != (repeated[0].curated, repeated[0].reward) for each in repeated),
+        "unstable": any(each.reward != each.again for each in played)
+        or any((each.curated, each.reward) != (first.curated, first.reward) for each in more),
         "leaked": any(scores.get(policy, 0.0) >= LEAKED for policy in BLIND),
     }
     headroom = 1.0 - max(scores[policy] for policy in SEARCHING) if scores else 0.0
     return TaskAdmission(task_id, tuple(reason for reason in holds if holds[reason]), headroom, attained, scores)
 
 
-VERB = "rl check"
-REPORT = "report.json"
-README = "README.md"
+VERB, REPORT, README = "rl check", "report.json", "README.md"
 RUNS = "policies"
 """The folder of the policies' runs, each of which can be viewed, replayed and resumed like any other."""
 ORDER = ("oracle", "scripted", "stop-at-once", "curate-everything", "tool-spammer")
@@ -145,19 +137,16 @@ Trials = Mapping[str, Mapping[str, Sequence[Trial]]]
 
 
 class PolicyEarnings(Record):
-    """The average earnings of a policy over the tasks."""
+    """The average earnings of a policy over the tasks; `score` over those that have scores."""
 
     policy: str
     reward: float
     score: float
-    """Over the tasks that have scores."""
     recall: float
     precision: float
     set_size: float
-    terms: dict[str, float]
-    """Mean contribution of each term of the reward; an override replaces all other terms."""
-    lives_on: str = ""
-    """The term that contributed most; empty if none contributed."""
+    terms: dict[str, float]  # mean contribution of each term of the reward; an override replaces all other terms
+    lives_on: str = ""  # the term that contributed most; empty if none contributed
 
 
 class PairOrder(Record):
@@ -170,7 +159,8 @@ class PairOrder(Record):
 
 
 class AdmissionReport(Record, kw_only=True):
-    """The content of `report.json`."""
+    """The content of `report.json`. `ranked` is the number of tasks with all pairs of different recall in order, and of
+    those with such a pair; `selection` tells how the tasks were chosen from the split, None if all were taken."""
 
     dataset: str
     split: str
@@ -179,12 +169,9 @@ class AdmissionReport(Record, kw_only=True):
     env_hash: str
     tasks: tuple[TaskAdmission, ...]
     policies: tuple[PolicyEarnings, ...]
-    pairs: tuple[PairOrder, ...]
-    """Each pair of `ORDER`."""
+    pairs: tuple[PairOrder, ...]  # each pair of `ORDER`
     ranked: tuple[int, int]
-    """The number of tasks with all pairs of different recall in order, and the number of tasks with such a pair."""
     selection: Selection | None = None
-    """How the tasks were chosen from the split; None if all were taken."""
 
     @property
     def reasons(self) -> dict[str, int]:
@@ -193,7 +180,7 @@ class AdmissionReport(Record, kw_only=True):
 
     @property
     def easiest(self) -> PolicyEarnings:
-        """Return the earnings of the best policy that does not think: the larger its score, the less can be learned."""
+        """The earnings of the best policy that does not think: the larger its score, the less can be learned."""
         return max((each for each in self.policies if each.policy != ORACLE), key=lambda each: each.score)
 
     def list_admitted(self, headroom: float = 0.0) -> list[str]:
@@ -223,20 +210,12 @@ def earnings(policy: str, trials: Trials, judged: Sequence[TaskAdmission]) -> Po
 
 def ranking(trials: Trials) -> tuple[tuple[PairOrder, ...], tuple[int, int]]:
     """Return the `pairs` and `ranked` of a report."""
-    orders: list[
-        dict[tuple[str, str], bool]
-    ] = []  # for each task, the pairs of different recall: is the better paid more?
+    orders = []  # for each task, the pairs of different recall: is the better paid more?
     for by_policy in trials.values():
-        rewards = {policy: reward.total for policy in ORDER if (reward := by_policy[policy][0].reward) is not None}
-        orders.append(
-            {
-                (better, worse): rewards[better] > rewards[worse]
-                for better, worse in combinations(ORDER, 2)
-                if better in rewards
-                and worse in rewards
-                and by_policy[better][0].outcome.recall != by_policy[worse][0].outcome.recall
-            }
-        )
+        known = {policy: by_policy[policy][0] for policy in ORDER}
+        earned = {policy: (each.outcome.recall, each.reward.total) for policy, each in known.items() if each.reward}
+        pairs_of = ((pair, earned[pair[0]], earned[pair[1]]) for pair in combinations(earned, 2))
+        orders.append({pair: one[1] > other[1] for pair, one, other in pairs_of if one[0] != other[0]})
     pairs = []
     for pair in combinations(ORDER, 2):
         found = [order[pair] for order in orders if pair in order]
@@ -245,15 +224,12 @@ def ranking(trials: Trials) -> tuple[tuple[PairOrder, ...], tuple[int, int]]:
 
 
 def read_report(path: Path) -> AdmissionReport:
-    """Read the report of a check, by its folder or its file; raise UsageError if there is none; SchemaError if it is
-    damaged."""
+    """Read the report of a check, by its folder or its file; UsageError if there is none, SchemaError if damaged."""
     file = path / REPORT if path.is_dir() else path
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=AdmissionReport)
-    except OSError as error:
-        raise UsageError(f"{file} is not a report of `harness1 rl check`: {error.strerror}") from error
-    except MALFORMED as error:
-        raise SchemaError(f"{file} is not a report of `harness1 rl check`: {error}") from error
+    report = read_record(file, AdmissionReport, "a report of `harness1 rl check`")
+    if report is None:
+        raise UsageError(f"{file} is not a report of `harness1 rl check`: there is no such file")
+    return report
 
 
 def readme(report: AdmissionReport) -> str:
@@ -291,7 +267,7 @@ def _mean(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Check:
-    """A check to run; `tasks` come with their gold."""
+    """A check to run. `tasks` come with their gold, `student` is as in `EpisodeSetup`; the report keeps `selection`."""
 
     dataset: str
     split: str
@@ -300,9 +276,7 @@ class Check:
     config: Config
     seed: int = 0
     student: str = ""
-    """As in `EpisodeSetup`: the tokenizer that counts the policies' contexts."""
     selection: Selection | None = None
-    """How the tasks were chosen; the report keeps it."""
 
     def evaluation(self, policy: str) -> Evaluation:
         """Return the evaluation of one policy."""
@@ -312,9 +286,8 @@ class Check:
 
     def stage(self) -> Stage:
         """Return the card of the folder before any work; equal work has an equal card."""
-        inputs = {
-            **self.evaluation(TWICE).stage().inputs,
-            "policy": {name: open_policy(name, {}).hash for name in POLICIES},
+        inputs = self.evaluation(TWICE).stage().inputs | {
+            "policy": {name: open_policy(name, {}).hash for name in POLICIES}
         }
         chosen = [] if self.selection is None else [msgspec.to_builtins(self.selection)]
         return Stage(VERB, inputs, hashes={"reward": self.config.reward_hash}, outputs={"selections": chosen})
@@ -329,9 +302,9 @@ def tasks_to_check(
     against: Sequence[str] = (),
     excluded: Collection[tuple[str, str]] = frozenset(),
 ) -> tuple[list[Task], Selection | None]:
-    """Return the first `limit` tasks of a split (0 for all) that a training may learn from, and the account of the
-    choice; of the test split, from which nothing is learned, all tasks; raise UsageError if there is no such split,
-    an evaluation set does not exist, or no task is left."""
+    """Return the first `limit` tasks of a split (0 for all) that a training may learn from, or any of the test split,
+    from which nothing is learned, and the account of the choice; raise UsageError if there is no such split, an
+    evaluation set does not exist, or no task is left."""
     tasks = source.tasks(split)
     if split == TEST:
         return tasks[: limit or None], None
@@ -353,13 +326,9 @@ def check(
     on_episode: OnEpisode = lambda _: None,
 ) -> AdmissionReport:
     """Play all policies over the tasks and write the report; an existing report is read and left unchanged. A check
-    that was stopped, or that faults broke, is resumed. Raise UsageError if there is no task, a task has no gold, or
-    the folder holds something else; SchemaError if the folder is damaged; InfrastructureFault if a worker died; run
-    again to resume.
-
-    Args:
-        on_policy: called as a policy begins, with the numbers of its finished episodes and of all its episodes.
-    """
+    that was stopped, or that faults broke, is resumed. `on_policy` is called as a policy begins, with the numbers of
+    its finished episodes and of all. Raise UsageError if there is no task, a task has no gold, or the folder holds
+    something else; SchemaError if the folder is damaged; InfrastructureFault if a worker died."""
     if not job.tasks:
         raise UsageError(f"{job.dataset} has no tasks in split {job.split}")
     stage = job.stage()
@@ -384,8 +353,7 @@ def check(
 
 
 def _score_runs(job: Check, out: Path) -> tuple[Trials, dict[str, RewardRecord | None]]:
-    """Return the trials, and the reward of the ideal delivery of each task. Episodes are read one by one, as memory may
-    not hold all; of each task and sample the last counts."""
+    """Return the trials, and the reward of the ideal delivery of each task; of each task and sample the last counts."""
     scoring = scoring_of(job.config)
     golds = {task.task_id: task.gold for task in job.tasks if task.gold is not None}
     trials: dict[str, dict[str, list[Trial]]] = {task_id: {} for task_id in golds}

@@ -1,4 +1,4 @@
-"""Assign the tasks of a training run to groups."""
+"""Groups of episodes: which task each is of, in what order they are trained on, and who has them played."""
 
 from __future__ import annotations
 
@@ -28,12 +28,8 @@ class PlacedTask(Record):
 
 
 class TaskStream:
-    """An endless sequence of tasks, shuffled anew in each pass. The task at a position depends on the arguments alone,
-    so that a resumed training finds its position by counting.
-
-    Args:
-        samples: the number of episodes in a group.
-    """
+    """An endless sequence of tasks, shuffled anew in each pass, each for a group of `samples` episodes. The task at a
+    position depends on the arguments alone, so that a resumed training finds its position by counting."""
 
     def __init__(self, tasks: Sequence[PlacedTask], samples: int, seed: int) -> None:
         self._tasks, self.samples, self._seed = tasks, samples, seed
@@ -68,43 +64,31 @@ WINDOW = 0.3
 """Share of the open groups, oldest first, that training may take from; later ones wait even if finished (Forge)."""
 Item = TypeVar("Item")
 DropReason = Literal["filtered", "stale", "faulty"]
-"""All rewards equal; too old to train on; broken by the infrastructure."""
 
 
 class BufferCounts(Record):
     """The counts of groups so far: `trained + filtered + stale + faulty + waiting == produced`, at all times."""
 
-    produced: int = 0
-    """Groups that were finished or dropped."""
-    trained: int = 0
-    """Released after training."""
-    filtered: int = 0
-    stale: int = 0
-    faulty: int = 0
-    waiting: int = 0
-    """Ready, or taken and not yet released."""
+    produced: int = 0  # finished or dropped
+    trained: int = 0  # released after training
+    filtered: int = 0  # all rewards equal
+    stale: int = 0  # too old to train on
+    faulty: int = 0  # broken by the infrastructure
+    waiting: int = 0  # ready, or taken and not yet released
 
 
 class BufferState(Record):
     """The saved state of a buffer, without the groups that wait or are in flight: those are begun again."""
 
-    oldest: int = 0
-    """The first group that is neither trained nor dropped."""
-    beyond: tuple[int, ...] = ()
-    """The later groups that are trained or dropped."""
-    fates: dict[str, int] = {}
-    """The numbers of trained, filtered, stale and faulty groups."""
+    oldest: int = 0  # the first group that is neither trained nor dropped
+    beyond: tuple[int, ...] = ()  # the later groups that are trained or dropped
+    fates: dict[str, int] = {}  # the numbers of trained, filtered, stale and faulty groups
 
 
 class Buffer(Generic[Item]):
-    """Keeps groups in order between the rollouts and the trainer. It belongs to one thread, and nothing in it waits.
-    Raise ValueError if a number is out of range.
-
-    Args:
-        groups: the number of groups in a batch.
-        staleness: the number of batches by which generation may be ahead of training.
-        window: a share of the capacity, rounded down to whole groups, at least 1.
-    """
+    """Keeps groups in order between the rollouts and the trainer, which takes batches of `groups`; generation may be
+    ahead by `staleness` batches. `window` is a share of the capacity, rounded down to whole groups, at least 1. The
+    buffer belongs to one thread, and nothing in it waits. Raise ValueError if a number is out of range."""
 
     def __init__(self, groups: int, staleness: int = 0, window: float = WINDOW) -> None:
         if groups < 1 or staleness < 0 or window < 0:
@@ -128,11 +112,8 @@ class Buffer(Generic[Item]):
         return BufferCounts(produced=self._produced, waiting=len(self._ready) + len(self._taken), **self._fates)
 
     def begin(self, version: int) -> int | None:
-        """Take a slot for the next group, and return its number, or None if there is no slot.
-
-        Args:
-            version: the version of the weights that it is begun with.
-        """
+        """Take a slot for the next group, and return its number, or None if there is no slot; `version` is that of the
+        weights that it is begun with."""
         if len(self._in_flight) + len(self._ready) + len(self._taken) >= self.capacity:
             return None
         while self._next in self._beyond:
@@ -143,11 +124,8 @@ class Buffer(Generic[Item]):
         return index
 
     def finish(self, index: int, item: Item, oldest_version: int | None = None) -> None:
-        """Take in a group in flight that can be trained on; raise KeyError if it is not in flight.
-
-        Args:
-            oldest_version: the oldest version among its calls; None means the version that it was begun with.
-        """
+        """Take in a group in flight that can be trained on; raise KeyError if it is not in flight. The oldest version
+        among its calls may be None for the version that it was begun with."""
         begun = self._in_flight.pop(index)
         self._ready[index] = item, begun if oldest_version is None else oldest_version
         self._produced += 1
@@ -159,12 +137,8 @@ class Buffer(Generic[Item]):
         self._consume(index, reason)
 
     def take(self, version: int) -> list[Item] | None:
-        """Take a batch, oldest group first, or return None if there are too few. Ready groups beyond the bound are
-        dropped. Raise RuntimeError if the last batch was not released.
-
-        Args:
-            version: the version of the weights to train.
-        """
+        """Take a batch to train weights of a version, oldest group first, or return None if there are too few. Ready
+        groups beyond the bound are dropped. Raise RuntimeError if the last batch was not released."""
         if self._taken:
             raise RuntimeError("a batch is taken before the last one was released")
         for index in [each for each, (_, oldest) in self._ready.items() if version - oldest > self.bound]:
@@ -209,13 +183,9 @@ BARREN = 10
 
 
 class RolloutProducer:
-    """Plays groups within `async with`, and keeps those that can be trained on. It belongs to one event loop.
-
-    Args:
-        buffer: decides when a group is begun and which ones make a batch.
-        keep: called with every finished episode.
-        version: the version of the weights that groups are begun with.
-    """
+    """Plays groups within `async with`, and puts those that can be trained on into the buffer, which decides when one
+    is begun. It belongs to one event loop. `keep` is called with every finished episode; groups are begun with
+    `version`."""
 
     def __init__(
         self,
@@ -226,10 +196,10 @@ class RolloutProducer:
         version: int = 0,
     ) -> None:
         self._rollouts, self._stream, self.buffer, self._keep = rollouts, stream, buffer, keep
-        self._open: dict[int, list[Episode]] = {}
-        self._begun: dict[int, int] = {}
-        self._useless: Counter[DropReason] = Counter()
-        """Groups dropped since the last usable one; for `stale`, since the last batch."""
+        self._open: dict[int, tuple[int, list[Episode]]] = {}
+        self._useless: Counter[DropReason] = (
+            Counter()
+        )  # since the last usable group; `stale` ones, since the last batch
         self._fault = ""
         self._room, self._ready = asyncio.Event(), asyncio.Event()
         self._playing: asyncio.Task[None]
@@ -247,24 +217,20 @@ class RolloutProducer:
     async def batch(self) -> list[EpisodeGroup]:
         """Wait for the groups of the next step; raise HarnessError if an error ended the rollouts; InfrastructureFault
         if all recent episodes were broken; UsageError if no group has anything to learn from."""
-        while (groups := self._take()) is None:
+        while True:
+            stale = self.buffer.counts.stale
+            groups = self.buffer.take(self.version)
+            if (dropped := self.buffer.counts.stale - stale) > 0:
+                self._useless["stale"] += dropped
+                self._room.set()
+            if groups is not None:
+                del self._useless["stale"]
+                return groups
             self._check()
             self._ready.clear()
             waiting = asyncio.create_task(self._ready.wait())
             await asyncio.wait({waiting, self._playing}, return_when="FIRST_COMPLETED")
             waiting.cancel()
-        return groups
-
-    def _take(self) -> list[EpisodeGroup] | None:
-        """Take a batch, if there is one. Stale groups that are dropped make room; many of them are a fault."""
-        stale = self.buffer.counts.stale
-        groups = self.buffer.take(self.version)
-        if (dropped := self.buffer.counts.stale - stale) > 0:
-            self._useless["stale"] += dropped
-            self._room.set()
-        if groups is not None:
-            del self._useless["stale"]
-        return groups
 
     def release(self, version: int) -> None:
         """Free the places of a batch that was trained on, after its weights were published as `version`."""
@@ -296,26 +262,25 @@ class RolloutProducer:
                 self._room.clear()
                 await self._room.wait()
                 continue
-            self._open[index], self._begun[index] = [], self.version
+            self._open[index] = self.version, []
             for job in self._stream.jobs(index):
                 yield job
 
     def _take_in(self, episode: Episode) -> None:
+        """Keep a whole group for training, or drop it, so that another begins in its place."""
         self._keep(episode)
         index = int(episode.group_id or 0)
-        self._open[index].append(episode)
-        if len(self._open[index]) == self._stream.samples:
-            self._close(index, sorted(self._open.pop(index), key=lambda each: each.sample_idx))
-            self._room.set()
-            self._ready.set()
-
-    def _close(self, index: int, episodes: list[Episode]) -> None:
-        """Keep a whole group for training, or drop it, so that another begins in its place."""
-        group = EpisodeGroup(index, self._begun.pop(index), tuple(episodes))
+        version, episodes = self._open[index]
+        episodes.append(episode)
+        if len(episodes) < self._stream.samples:
+            return
+        del self._open[index]
+        group = EpisodeGroup(index, version, tuple(sorted(episodes, key=lambda each: each.sample_idx)))
         whole = trainable(group)
         if len(whole) < 2:
             self._useless["faulty"] += 1
-            self._fault = next((each.error or each.untrainable or "" for each in episodes if each not in whole), "")
+            broken = (each for each in group.episodes if each not in whole)
+            self._fault = next((each.error or each.untrainable or "" for each in broken), "")
             self.buffer.drop(index, "faulty")
         elif not has_signal(rewards_of(whole)):
             self._useless["filtered"] += 1
@@ -324,3 +289,5 @@ class RolloutProducer:
             del self._useless["faulty"], self._useless["filtered"]
             oldest = min(each.policy_versions[0] for each in whole)
             self.buffer.finish(index, msgspec.structs.replace(group, episodes=whole), oldest)
+        self._room.set()
+        self._ready.set()

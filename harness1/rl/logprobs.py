@@ -1,7 +1,5 @@
-"""Compute log probabilities by one plain forward pass, and compare recorded ones with them.
-
-Only the definition of the distribution (`processed_logprobs`) is shared with decoding.
-"""
+"""Compute log probabilities by one plain forward pass, and compare recorded ones with them. Only the definition of the
+distribution (`process_logprobs`) is shared with decoding."""
 
 from __future__ import annotations
 
@@ -26,8 +24,11 @@ if TYPE_CHECKING:
 
 
 BOUND = 1e-4
-"""The bound of a difference in float32 at temperatures of 1 or more; below 1, it is divided by the temperature."""
+"""The bound of a difference in float32 at temperatures of 1 or more; below 1, it is divided by the temperature. Also
+that of a token before the first step, where trainer and sampler are float32: only the order of computation differs."""
 MEAN_K3_BOUND = 1e-3
+HALF_BOUND = 5e-3
+"""The largest mean k3 of the first batch where one of them is not: they round at different places (about 1e-3)."""
 TIES = {"float32": 1e-3, "bfloat16": 0.25}
 """Logits that differ by less may change places if the order of computation changes."""
 NUCLEUS_EDGE = 1e-5
@@ -49,13 +50,8 @@ def calls_to_replay(episode: Episode) -> Iterator[SampledCall]:
     the episode lacks a segment of a prompt."""
     for call in calls_of(episode):
         if call.output_logprobs:
-            yield SampledCall(
-                prompt_ids(episode, call),
-                call.output_ids,
-                call.output_logprobs,
-                call.sampling,
-                call.policy_version_start,
-            )
+            sampled = call.output_ids, call.output_logprobs, call.sampling, call.policy_version_start
+            yield SampledCall(prompt_ids(episode, call), *sampled)
 
 
 MaskOf = Callable[[SampledCall], "Tensor | None"]
@@ -71,14 +67,9 @@ def next_logits(model: PreTrainedModel, token_ids: Sequence[int], last: int) -> 
 
 
 def chosen_logprobs(logits: Tensor, ids: Sequence[int], sampling: Sampling, masks: Tensor | None = None) -> Tensor:
-    """Return the log probability of each token, [tokens], under `sampling`; differentiable in the logits.
-
-    A token that `top_k` or `top_p` would cut is treated as kept, as the cut depends on rounding.
-
-    Args:
-        logits: [tokens, vocabulary].
-        masks: bool, [tokens, vocabulary]; False where a grammar forbade a token.
-    """
+    """Return the log probability of each token, [tokens], under `sampling`; differentiable in the logits, [tokens,
+    vocabulary]. Masks, bool of the same shape, are False where a grammar forbade a token. A token that `top_k` or
+    `top_p` would cut is treated as kept, as the cut depends on rounding."""
     import torch
 
     at = torch.tensor(list(ids), device=logits.device)[:, None]
@@ -92,13 +83,11 @@ def chosen_logprobs(logits: Tensor, ids: Sequence[int], sampling: Sampling, mask
 
 
 class LogprobReport(Record):
-    """The comparison of recorded with replayed log probabilities.
-
-    `worst_ratio` is the greatest difference as a share of its bound, 1e-4 / min(temperature, 1). `mean_k3` is the mean
-    of r - 1 - log r with log r = replayed - recorded, which estimates the divergence of the two distributions
-    (Schulman, "Approximating KL divergence", 2020). Tokens at temperature 0 have no distribution: `greedy_gap` is
-    the greatest distance of their logits from the highest, and infinite where a recorded value is not 0.
-    """
+    """The comparison of recorded with replayed log probabilities. `worst_ratio` is the greatest difference as a share
+    of its bound, 1e-4 / min(temperature, 1). `mean_k3` is the mean of r - 1 - log r with log r = replayed - recorded,
+    which estimates the divergence of the two distributions (Schulman, "Approximating KL divergence", 2020). Tokens at
+    temperature 0 have no distribution: `greedy_gap` is the greatest distance of their logits from the highest, and
+    infinite where a recorded value is not 0."""
 
     tokens: int = 0
     max_difference: float = 0.0
@@ -116,58 +105,35 @@ class LogprobReport(Record):
 
 def compare_calls(model: PreTrainedModel, calls: Iterable[SampledCall], mask_of: MaskOf | None = None) -> LogprobReport:
     """Replay each call by one plain forward pass and compare; raise UsageError if a call has no output, or its output
-    does not have one log probability for each id.
-
-    Args:
-        model: the model with the weights that sampled the calls, and with its own attention.
-        mask_of: gives the tokens that a call's grammar allowed, bool [tokens, vocabulary]; None without a grammar.
-    """
+    does not have one log probability for each id. The model has the weights that sampled the calls, and its own
+    attention; `mask_of` gives the tokens that a call's grammar allowed, bool [tokens, vocabulary], None without one."""
     import torch
 
-    report, k3 = LogprobReport(), 0.0
+    greedy = tokens = 0
+    k3 = gap = largest = ratio = 0.0
     for call in calls:
-        if not call.output_ids or len(call.output_ids) != len(call.output_logprobs):
-            found = f"{len(call.output_ids)} ids and {len(call.output_logprobs)} log probabilities"
+        count = len(call.output_ids)
+        if not count or count != len(call.output_logprobs):
+            found = f"{count} ids and {len(call.output_logprobs)} log probabilities"
             raise UsageError(f"a call with an output of {found} cannot be replayed")
         masks = None if mask_of is None else mask_of(call)
         with torch.no_grad():
-            logits = next_logits(model, call.prompt_ids + call.output_ids, len(call.output_ids))
+            logits = next_logits(model, call.prompt_ids + call.output_ids, count)
         if call.sampling.temperature == 0:
-            report = _greedy(report, call, logits, masks)
+            greedy, gap = greedy + count, max(gap, _measure_gap(call, logits, masks))
             continue
         differences = _differences(call, logits, masks)
-        worst = _largest(differences.abs())
+        worst, tokens = _largest(differences.abs()), tokens + count
         k3 += float((differences.exp() - 1 - differences).sum())
-        report = msgspec.structs.replace(
-            report,
-            tokens=report.tokens + len(call.output_ids),
-            max_difference=max(report.max_difference, worst),
-            worst_ratio=max(report.worst_ratio, worst * min(call.sampling.temperature, 1.0) / BOUND),
-        )
-    return msgspec.structs.replace(report, mean_k3=k3 / max(report.tokens, 1))
-
-
-def report_of(replayed: Sequence[float], recorded: Sequence[float]) -> LogprobReport:
-    """Compare log probabilities, both at temperature 1, token by token."""
-    import torch
-
-    difference = torch.tensor(replayed, dtype=torch.float64) - torch.tensor(recorded, dtype=torch.float64)
-    if not len(difference):
-        return LogprobReport()
-    worst = _largest(difference.abs())
-    k3 = float((difference.exp() - 1 - difference).mean())
-    return LogprobReport(len(difference), worst, worst / BOUND, k3)
+        largest, ratio = max(largest, worst), max(ratio, worst * min(call.sampling.temperature, 1.0) / BOUND)
+    return LogprobReport(tokens, largest, ratio, k3 / max(tokens, 1), greedy, gap)
 
 
 def grammar_masks(folder: Path, vocabulary: int, grammars: Sequence[Grammar]) -> MaskOf:
-    """Return a function that rebuilds the masks of a call's grammar, which a record does not hold: bool, [tokens,
-    vocabulary], True where a token was allowed; raise MissingExtra if xgrammar is not installed; UsageError if the
-    folder has no tokenizer; on calling, if a call names another grammar.
-
-    Args:
-        folder: the folder of the model, for its tokenizer.
-        vocabulary: the width of the model's logits.
-    """
+    """Return a function that rebuilds the masks of a call's grammar, which a record does not hold, for the tokenizer in
+    a model's folder and logits of a width: bool, [tokens, vocabulary], True where a token was allowed. Raise
+    MissingExtra if xgrammar is not installed; UsageError if there is no tokenizer; on calling, if a call names another
+    grammar."""
     compiler = GrammarCompiler(folder, vocabulary)
     known = {grammar.digest: grammar for grammar in grammars}
 
@@ -198,21 +164,16 @@ def _differences(call: SampledCall, logits: Tensor, masks: Tensor | None) -> Ten
     return differences.gather(0, differences.abs().argmin(0, keepdim=True))[0]
 
 
-def _greedy(report: LogprobReport, call: SampledCall, logits: Tensor, masks: Tensor | None) -> LogprobReport:
-    """Add a call at temperature 0, whose recorded values must be 0."""
+def _measure_gap(call: SampledCall, logits: Tensor, masks: Tensor | None) -> float:
+    """Return the `greedy_gap` of a call."""
     import torch
 
+    if any(call.output_logprobs):
+        return math.inf
     if masks is not None:
         logits = logits.masked_fill(~masks.to(logits.device), -torch.inf)
     at = torch.tensor(call.output_ids, device=logits.device)[:, None]
-    gap = _largest(logits.max(-1, keepdim=True).values - logits.gather(-1, at))
-    if any(logprob != 0 for logprob in call.output_logprobs):
-        gap = math.inf
-    return msgspec.structs.replace(
-        report,
-        greedy_tokens=report.greedy_tokens + len(call.output_ids),
-        greedy_gap=max(report.greedy_gap, gap),
-    )
+    return _largest(logits.max(-1, keepdim=True).values - logits.gather(-1, at))
 
 
 def _largest(values: Tensor) -> float:
@@ -220,28 +181,16 @@ def _largest(values: Tensor) -> float:
     return float(values.nan_to_num(nan=math.inf, posinf=math.inf).max())
 
 
-EXACT = "float32"
-
-
-EXACT_BOUND = 1e-4
-"""The largest difference of a token's log probability before the first step, where trainer and sampler are float32:
-only the order of computation differs. More would mean other weights or prompts."""
-HALF_BOUND = 5e-3
-"""The largest mean k3 where one of them is not: they round at different places, which gives about 1e-3."""
-
-
 def check_start(replayed: Sequence[float], recorded: Sequence[float], config: Config) -> dict[str, float]:
-    """Compare log probabilities at temperature 1 of the tokens of a first batch; return the values to log.
+    """Compare log probabilities at temperature 1 of the tokens of a first batch, of the trainer and of the sampler,
+    token by token; return the values to log. With both in float32, every difference must be within `BOUND`. Otherwise
+    the tokens are known to differ, and the mean k3 must be within `HALF_BOUND`. Raise UsageError if they differ by
+    more, or there is no token."""
+    import torch
 
-    With both in float32, every difference must be within `EXACT_BOUND`. Otherwise the tokens are known to differ, and
-    the mean k3 must be within `HALF_BOUND`. Raise UsageError if they differ by more than the precisions can
-    explain, or there is no token.
-
-    Args:
-        replayed, recorded: of the trainer and of the sampler, token by token.
-    """
     rl, pair = config.rl, (config.policy.dtype, config.train.dtype)
-    report = report_of(replayed, recorded)
+    difference = torch.tensor(replayed, dtype=torch.float64) - torch.tensor(recorded, dtype=torch.float64)
+    worst, k3 = (_largest(difference.abs()), float((difference.exp() - 1 - difference).mean())) if replayed else (0, 0)
     # Importance weights r = pi / pi_rollout, and w = min(r, ratio_max), as a truncated estimator uses them (Ionides,
     # "Truncated importance sampling", 2008), with the effective sample size (Kish), (sum w)^2 / sum w^2.
     ratios = [math.exp(min(new - old, 700.0)) for new, old in zip(replayed, recorded, strict=True)]
@@ -249,21 +198,15 @@ def check_start(replayed: Sequence[float], recorded: Sequence[float], config: Co
     squares, tokens = sum(each * each for each in kept), max(1, len(ratios))
     beyond = sum(not rl.ratio_min <= each <= rl.ratio_max for each in ratios) / tokens
     effective, largest = sum(kept) ** 2 / (tokens * squares) if squares else 0.0, max(ratios, default=1.0)
-    exact = set(pair) == {EXACT}
-    bound = EXACT_BOUND if exact else HALF_BOUND
-    if not report.tokens or not (report.max_difference if exact else report.mean_k3) <= bound:
-        measure = "difference" if exact else "mean k3"
+    measure, measured, bound = ("difference", worst, BOUND) if set(pair) == {"float32"} else ("mean k3", k3, HALF_BOUND)
+    if not replayed or not measured <= bound:
         raise UsageError(
-            "the rollouts are not from the model in training: log probabilities differ by up to"
-            f" {report.max_difference:.2g} (mean k3 {report.mean_k3:.2g}) over {report.tokens} tokens, where a"
-            f" {measure} of {bound:g} is allowed for policy.dtype={pair[0]} and train.dtype={pair[1]}. Of the"
-            f" importance weights {beyond:.2%} are outside rl.ratio_min and rl.ratio_max, the largest is"
-            f" {largest:.3g}, and the effective sample is {effective:.1%} of the tokens"
+            f"the rollouts are not from the model in training: log probabilities differ by up to {worst:.2g} (mean k3"
+            f" {k3:.2g}) over {len(replayed)} tokens, where a {measure} of {bound:g} is allowed for"
+            f" policy.dtype={pair[0]} and train.dtype={pair[1]}. Of the importance weights {beyond:.2%} are outside"
+            f" rl.ratio_min and rl.ratio_max, the largest is {largest:.3g}, and the effective sample is {effective:.1%}"
+            " of the tokens"
         )
-    return {
-        "gate/max_difference": report.max_difference,
-        "gate/mean_k3": report.mean_k3,
-        "gate/beyond_bounds": beyond,
-        "gate/effective_share": effective,
-        "gate/largest_ratio": largest,
-    }
+    known = {"max_difference": worst, "mean_k3": k3, "beyond_bounds": beyond}
+    known |= {"effective_share": effective, "largest_ratio": largest}
+    return {f"gate/{name}": value for name, value in known.items()}

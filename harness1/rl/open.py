@@ -28,11 +28,11 @@ from harness1.retrieval.open import absolute_index, open_retriever
 from harness1.reward.measures import targets
 from harness1.rl.admission import HEADROOM, read_report
 from harness1.rl.groups import PlacedTask
-from harness1.rl.pivots import LeaveOut, open_training
+from harness1.rl.pivots import open_training
 from harness1.rl.ray_rollouts import RayRollouts
 from harness1.rl.rollouts import LocalRollouts, open_rollouts, publish_to
 from harness1.rl.train import OpenRollouts, Training
-from harness1.sft.collect import check_taught_split, tasks_of_runs
+from harness1.sft.collect import check_taught_split, take_in_turn, tasks_of_runs
 
 if TYPE_CHECKING:
     from harness1.models.adapters import Weights
@@ -64,12 +64,11 @@ class TrainingInputs(Record):
 
 
 class TaskChoice(NamedTuple):
-    """The tasks to learn from, and the validation tasks; no task is in both."""
+    """The tasks to learn from, the validation tasks (no task is in both), and an account for each dataset."""
 
     tasks: list[PlacedTask]
     held_out: list[PlacedTask]
     selections: list[Selection]
-    """The account of the choice, for each dataset."""
 
 
 def choose_tasks(
@@ -79,18 +78,12 @@ def choose_tasks(
     config: Config,
     sieve: TaskFilter | None = None,
 ) -> TaskChoice:
-    """Choose the tasks of a split of each dataset that may be learned from, and `train.watch.tasks` validation tasks,
-    from each dataset in turn: from its split `dev`, or drawn from the tasks by `rl.seed` if there is no `dev` or it is
-    the split to learn from.
-
-    Unless `data.leaks` is "keep", what is learned gives away no validation task, and neither gives away a test task.
-    Raise UsageError if the split is missing, reserved for testing, or has no task left to learn from; or a task lacks
-    its gold.
-
-    Args:
-        admitted: for each dataset, the ids of the tasks that may be learned from; None means all.
-        sieve: leaves out what must not be learned; default: the filter that `open_filter` opens.
-    """
+    """Choose the tasks of a split of each dataset that may be learned from (of those `admitted`, None for all), and
+    `train.watch.tasks` validation tasks, from each dataset in turn: from its split `dev`, or drawn from the tasks by
+    `rl.seed` if there is no `dev` or it is the split to learn from. Unless `data.leaks` is "keep", what is learned
+    gives away no validation task, and neither gives away a test task: the sieve, by default that of `open_filter`,
+    leaves them out. Raise UsageError if the split is missing, reserved for testing, or has no task left to learn from;
+    or a task lacks its gold."""
     for source in sources:
         check_taught_split(split, source.name)
     sieve = sieve or open_filter(config.data, sources, {(source.name, split) for source in sources})
@@ -103,19 +96,12 @@ def choose_tasks(
         choice.tasks.extend(PlacedTask(task, setup) for task in tasks)
         choice.selections.append(account)
         validation.append([PlacedTask(task, setup) for task in held_out])
-    return choice._replace(held_out=in_turn(validation, config.train.watch.tasks))
-
-
-def in_turn(each: Sequence[Sequence[PlacedTask]], limit: int) -> list[PlacedTask]:
-    """Take the first `limit` tasks of several datasets, one from each in turn."""
-    longest = max(map(len, each), default=0)
-    return [tasks[at] for at in range(longest) for tasks in each if at < len(tasks)][:limit]
+    return choice._replace(held_out=take_in_turn(validation, config.train.watch.tasks))
 
 
 def _choose(
     source: Source, split: str, admitted: frozenset[str] | None, datasets: int, config: Config, sieve: TaskFilter
 ) -> tuple[list[Task], list[Task], Selection]:
-    """Choose the tasks and the validation tasks of one of several datasets."""
     wanted, drawn = config.train.watch.tasks, tuple[str, ...]()
     tasks, account = sieve.select(source.name, split, source.tasks(split))
     if DEV in source.splits and split != DEV:
@@ -143,7 +129,7 @@ def _choose(
 WEIGHTS = "weights"
 """The folder of versions of the weights, for servers that load them by path."""
 FindIndex = Callable[[Source, str | None], str]
-"""Returns the index of a source, which may be one that the user names (see `data.indexing.index_of`)."""
+"""Returns the index of a source, which may be one that the user names."""
 
 
 def open_task_training(
@@ -153,10 +139,13 @@ def open_task_training(
     cannot have the model."""
     (tasks, held_out, selections), setups = open_tasks(config, inputs, find_index)
     base = resolve_model(ModelSpec.read(inputs.model).model)
-    hashes = [open_retriever(setup.retriever, config).info.index_hash for setup in setups]
-    work = Training(tasks, held_out, setups, base, out, config, _device(config), index_hashes=hashes)
-    datasets = [from_anywhere(data) for data in inputs.data]
-    work = replace(work, datasets=datasets, split=inputs.split, selections=selections)
+    work = Training(
+        *(tasks, held_out, setups, base, out, config, _device(config)),
+        index_hashes=[open_retriever(setup.retriever, config).info.index_hash for setup in setups],
+        datasets=[from_anywhere(data) for data in inputs.data],
+        split=inputs.split,
+        selections=selections,
+    )
     return work, _players(setups, inputs.model, base, out / WEIGHTS, policy)
 
 
@@ -198,8 +187,7 @@ def open_pivot_training(
         await publish_to(policy.model, state, version, base, out / WEIGHTS)
 
     index = inputs.index[0] if inputs.index else ""
-    leave_out = LeaveOut(inputs.against, tasks_of_runs(inputs.exclude))
-    training = open_training(pivots, policy, config, publish, index, leave_out=leave_out)
+    training = open_training(pivots, policy, config, publish, index, inputs.against, tasks_of_runs(inputs.exclude))
     tasks, held_out = (list(map(PlacedTask, each)) for each in (training.train, training.held_out))
     setups = [EpisodeSetup(config, index, inputs.model)]
     validation = held_out[: config.train.watch.tasks]

@@ -43,7 +43,6 @@ from harness1.records import (
     Episode,
     Gold,
     ModelCall,
-    Observation,
     Record,
     RewardRecord,
     RewardTerm,
@@ -90,33 +89,21 @@ class Effect(Record, kw_only=True):
 
     kind: str
     failed: bool = False
-    fresh: bool = False
-    """It asked something new; a curation changed something."""
-    found: bool = False
-    """It showed text that had not been found before, or relevant documents."""
-    surfaced: int = 0
-    """Targets seen for the first time."""
-    gained: int = 0
-    """Targets that became curated."""
-    lost: int = 0
-    """Targets that were curated and no longer are."""
-    gold: int = 0
-    """Relevant documents that a verdict confirmed, or that were shown."""
-    misjudged: int = 0
-    """Useless documents that a verdict confirmed, and relevant ones that it denied."""
+    fresh: bool = False  # it asked something new; a curation changed something
+    found: bool = False  # it showed text that had not been found before, or relevant documents
+    surfaced: int = 0  # targets seen for the first time
+    gained: int = 0  # targets that became curated
+    lost: int = 0  # targets that were curated and no longer are
+    gold: int = 0  # relevant documents that a verdict confirmed, or that were shown
+    misjudged: int = 0  # useless documents that a verdict confirmed, and relevant ones that it denied
     before: SetQuality
     after: SetQuality
 
 
 @dataclass(frozen=True)
 class DecisionPoint:
-    """The state in which actions are compared.
-
-    Attributes:
-        memory: the memory before the actions; it is never changed.
-        wanted: the targets of the task.
-        earlier: the actions of the episode so far.
-    """
+    """The state in which actions are compared: the memory before them, which is never changed, the targets of the task,
+    and the actions of the episode so far."""
 
     memory: WorkingMemory
     wanted: tuple[Target, ...]
@@ -126,62 +113,48 @@ class DecisionPoint:
     def effect(self, turn: Turn, after: WorkingMemory) -> Effect:
         """Return the effect of an action, given the turn that recorded it and the memory that it left; raise ValueError
         if the turn has no action."""
-        if turn.action is None or turn.observation is None:
+        action, observed = turn.action, turn.observation
+        if action is None or observed is None:
             raise ValueError("a turn without an action has no effect")
+        traits, relevant = self.toolbox.traits(action.name), frozenset[UnitId]().union(*self.wanted)
         before, seen = self._find_served(_seen(self.memory)), self._find_served(_seen(after))
-        held, holds = self._find_served(self.memory.curated.tags), self._find_served(after.curated.tags)
-        gold, misjudged = self._gold_shown(turn.observation, after)
+        tags, left = self.memory.curated.tags, after.curated.tags
+        held, holds = self._find_served(tags), self._find_served(left)
+        judged = [(each.unit_id in relevant, each.label) for each in observed.verdicts if not each.cached]
+        if observed.verdicts:
+            gold, fresh = judged.count((True, "yes")), bool(judged)
+        else:
+            gold = len({after.pool.unit_of(hit) for hit in observed.hits} & relevant)
+            fresh = _fold(action) not in map(_fold, self.earlier)
         return Effect(
-            kind=self._kind(turn.action.name),
-            failed=turn.observation.error is not None,
-            fresh=self._is_fresh(turn.action, turn.observation, after),
+            kind=DISCOVERY if traits.discovers else CURATION if traits.curates else action.name,
+            failed=observed.error is not None,
+            fresh=list(tags.items()) != list(left.items()) if traits.curates else fresh,
             found=gold > 0 or after.store.keys() != self.memory.store.keys(),
             surfaced=len(seen - before),
             gained=len(holds - held),
             lost=len(held - holds),
             gold=gold,
-            misjudged=misjudged,
-            before=set_quality(self.memory.curated.tags, self.wanted),
-            after=set_quality(after.curated.tags, self.wanted),
+            misjudged=judged.count((False, "yes")) + judged.count((True, "no")),
+            before=set_quality(tags, self.wanted),
+            after=set_quality(left, self.wanted),
         )
-
-    def _kind(self, tool: str) -> str:
-        traits = self.toolbox.traits(tool)
-        return DISCOVERY if traits.discovers else CURATION if traits.curates else tool
 
     def _find_served(self, units: Collection[UnitId]) -> set[int]:
         """Return the positions of the targets that some of the units serve."""
         return {position for position, target in enumerate(self.wanted) if not target.isdisjoint(units)}
 
-    def _is_fresh(self, action: ToolCall, seen: Observation, after: WorkingMemory) -> bool:
-        if self.toolbox.traits(action.name).curates:
-            return list(self.memory.curated.tags.items()) != list(after.curated.tags.items())
-        if seen.verdicts:
-            return not all(verdict.cached for verdict in seen.verdicts)
-        return _fold(action) not in map(_fold, self.earlier)
-
-    def _gold_shown(self, seen: Observation, after: WorkingMemory) -> tuple[int, int]:
-        """Count the relevant documents that verdicts confirmed, or else that were shown, and the misjudgements."""
-        relevant = _relevant(self.wanted)
-        if not seen.verdicts:
-            return len({after.pool.unit_of(hit) for hit in seen.hits} & relevant), 0
-        judged = [(each.unit_id in relevant, each.label) for each in seen.verdicts if not each.cached]
-        return judged.count((True, "yes")), judged.count((False, "yes")) + judged.count((True, "no"))
-
 
 def set_quality(units: Collection[UnitId], wanted: Sequence[Target]) -> SetQuality:
     """Measure a set of units against the targets."""
-    relevant = _relevant(wanted)
+    relevant = frozenset[UnitId]().union(*wanted)
     recall = sum(not target.isdisjoint(units) for target in wanted) / len(wanted)
     return SetQuality(recall, sum(unit not in relevant for unit in units))
 
 
-def compare_effects(act: Effect, expert: Effect, end: SetQuality) -> Ruling:
-    """Decide if an action is as good as the expert's in the same state.
-
-    Args:
-        end: the quality of the set that the expert delivered.
-    """
+def compare_effects(act: Effect, expert: Effect, end: SetQuality, settings: Pivots) -> Ruling:
+    """Decide if an action is as good as the expert's in the same state, whose search ended with a set of quality
+    `end`."""
     if act.failed:
         return Ruling("error", False)
     if act.kind == END_SEARCH:
@@ -212,10 +185,6 @@ def _progress(effect: Effect) -> int:
     return effect.gained
 
 
-def _relevant(wanted: Sequence[Target]) -> frozenset[UnitId]:
-    return frozenset[UnitId]().union(*wanted)
-
-
 def _seen(memory: WorkingMemory) -> set[UnitId]:
     """Return the units that recall of the trajectory counts: pooled ones, and near duplicates of those."""
     return memory.pool.entries.keys() | memory.pool.aliases.keys()
@@ -226,19 +195,15 @@ def _fold(action: ToolCall) -> bytes:
     return b" ".join(canonical([action.name, action.arguments]).lower().split())
 
 
-CACHED_EPISODES = 64
-"""Episodes whose states are cached: the samples of a turn, and the turns of an episode, come close together."""
-
+CACHED_EPISODES = 64  # whose states are kept: the samples of a turn, and the turns of an episode, come close together
 Publish = Callable[["Weights", int], Awaitable[None]]
-"""Gives the weights of a version to the sampling backend, such as `TransformersBackend.load_state`."""
 
 
 class TurnId(NamedTuple):
-    """A turn of a teacher's episode; its name, `EPISODE/TURN`, serves as the id of a task."""
+    """A turn of a teacher's episode, from 1; its name, `EPISODE/TURN`, serves as the id of a task."""
 
     episode_id: str
     turn: int
-    """From 1."""
 
     @property
     def name(self) -> str:
@@ -255,13 +220,8 @@ class TurnId(NamedTuple):
 
 @dataclass(frozen=True)
 class PivotState:
-    """The state before a turn of the expert, and the effect of the expert's action.
-
-    Attributes:
-        before: a state to restore into an environment; it is never stepped itself.
-        turn: the expert's turn.
-        end: the quality of the set that the expert delivered.
-    """
+    """The state before a turn of the expert, to restore into an environment (it is never stepped itself), the effect of
+    the expert's action, and the quality of the set that the expert delivered in the end."""
 
     before: State
     turn: Turn
@@ -269,13 +229,7 @@ class PivotState:
     expert: Effect
     end: SetQuality
 
-    @property
-    def call_outputs(self) -> dict[str, tuple[int, ...]]:
-        """The outputs of earlier turns that the context shows, by the names of their segments."""
-        pieces = self.before.context.pieces if self.before.context else ()
-        return {f"call/{each.call.call_id}": each.call.output_ids for each in pieces if each.call is not None}
-
-    def ruling(self, turn: Turn, after: WorkingMemory) -> Ruling:
+    def ruling(self, turn: Turn, after: WorkingMemory, settings: Pivots) -> Ruling:
         """Apply the verifier to a turn that was taken here and left the memory `after`."""
         if turn.action is None:
             return Ruling("unreadable", False)
@@ -284,7 +238,7 @@ class PivotState:
 
 @dataclass(frozen=True)
 class PivotWorld:
-    """The teacher's environment and index, with tokens counted as the policy counts them."""
+    """The teacher's environment and index, tokens counted as the policy counts them, and the verifier's tolerances."""
 
     config: Env
     retriever: Retriever
@@ -323,8 +277,10 @@ class PivotWorld:
         decided; an episode that the infrastructure broke has none."""
         env = _OneTurn(state, self)
         episode = await job.play(env, policy)
-        if any(turn.calls for turn in episode.turns):
-            episode = msgspec.structs.replace(episode, segments=state.call_outputs | episode.segments)
+        if any(turn.calls for turn in episode.turns):  # the context shows outputs of earlier turns
+            calls = (each.call for each in (state.before.context.pieces if state.before.context else ()))
+            outputs = {f"call/{call.call_id}": call.output_ids for call in calls if call is not None}
+            episode = msgspec.structs.replace(episode, segments=outputs | episode.segments)
         if episode.status is Status.INFRA_ERROR or not episode.turns:
             return episode
         ruling = state.ruling(episode.turns[0], env.state.memory)
@@ -335,15 +291,9 @@ class PivotWorld:
 
 
 class PivotRollouts:
-    """`Rollouts` of single turns. The task of a job has the name of the turn (`TurnId.name`) and the episode's query.
-    Raise ConfigError if the world counts tokens differently.
-
-    Args:
-        world: counts tokens as the policy does.
-        episodes: the teacher's episodes, by id.
-        golds: by the ids of the episodes' tasks.
-        publish: gives new weights to the policy.
-    """
+    """`Rollouts` of single turns of the teacher's episodes, by id, with golds by the ids of their tasks. The task of a
+    job has the name of the turn (`TurnId.name`) and the episode's query; `publish` gives new weights to the policy.
+    Raise ConfigError if the world counts tokens otherwise than the policy."""
 
     def __init__(
         self,
@@ -360,8 +310,7 @@ class PivotRollouts:
         self._states = lru_cache(CACHED_EPISODES)(self._rebuilt)
 
     async def run(self, jobs: Jobs, on_episode: OnEpisode) -> None:
-        """Play one turn for each job, as `Rollouts.run`; raise UsageError if a job names an unknown turn, or one that
-        exceeds the policy's context; HarnessError as `Rollouts.run` does."""
+        """Play one turn for each job, as `Rollouts.run`; raise as `state`."""
         await run_jobs(jobs, self._play, return_unchanged, on_episode, self._world.machine.concurrency)
 
     async def publish(self, state: Weights, version: int) -> None:
@@ -370,7 +319,7 @@ class PivotRollouts:
 
     def state(self, turn_id: TurnId) -> PivotState:
         """Return the state before a turn; those of recent episodes are cached; raise UsageError if there is no such
-        turn, or it exceeds the policy's context; ConfigError or SchemaError as `PivotWorld.states` does."""
+        turn, or it exceeds the policy's context; otherwise as `PivotWorld.states`."""
         states = self._states(turn_id.episode_id)
         if not 1 <= turn_id.turn <= len(states):
             raise UsageError(f"episode {turn_id.episode_id} has no turn {turn_id.turn} that the policy has room for")
@@ -402,20 +351,18 @@ class _OneTurn(SearchEnv):
 
 
 def _replay(env: SearchEnv, turn: Turn, episode: Episode) -> Turn:
-    """Replay a recorded turn, written as the policy that continues from there would write it; raise SchemaError if the
-    turn cannot be replayed, or leaves another memory."""
+    """Replay a recorded turn, written as the policy that continues from there would write it: in its format, or without
+    model calls if it has none; raise SchemaError if the turn cannot be replayed, or leaves another memory."""
+    counter, written = env.counter, turn
+    if counter.hash != episode.hashes.counter:
+        calls: tuple[ModelCall, ...] = ()
+        if isinstance(counter, ChatFormat) and turn.action is not None:
+            calls = (ModelCall(f"{turn.index}.0", output_ids=counter.format_action(turn.reasoning, turn.action)),)
+        written = msgspec.structs.replace(turn, calls=calls, ignored=())
     try:
-        again = env.replay(_write_turn(turn, env.counter) if env.counter.hash != episode.hashes.counter else turn).turn
+        again = env.replay(written).turn
     except (ValueError, TypeError, LookupError) as error:
         raise SchemaError(f"episode {episode.episode_id} cannot be played again: {error!r}") from error
     if again.memory_hash != turn.memory_hash:
         raise SchemaError(f"episode {episode.episode_id} comes out differently at turn {turn.index}")
     return again
-
-
-def _write_turn(turn: Turn, counter: TokenCounter) -> Turn:
-    """Write a turn in the policy's format, or without model calls if the policy has none."""
-    calls: tuple[ModelCall, ...] = ()
-    if isinstance(counter, ChatFormat) and turn.action is not None:
-        calls = (ModelCall(f"{turn.index}.0", output_ids=counter.format_action(turn.reasoning, turn.action)),)
-    return msgspec.structs.replace(turn, calls=calls, ignored=())

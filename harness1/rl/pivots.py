@@ -1,14 +1,12 @@
-"""The candidates of a profile: each is a turn of a teacher, with the decision to keep it or not.
-
-Let mu be the share of a reference policy's K samples that the verifier finds right. A turn is kept if 0 < mu < 1
-(otherwise no action stands out) and mu < lambda (PivotRL, arXiv 2603.21383).
-"""
+"""The candidates of a profile: each is a turn of a teacher. Let mu be the share of a reference policy's K samples that
+the verifier finds right. A turn is kept if 0 < mu < 1 (otherwise no action stands out) and mu < lambda (PivotRL, arXiv
+2603.21383)."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
@@ -23,7 +21,7 @@ from harness1.data.leaks import Selection, TaskFilter, open_filter
 from harness1.env.environment import env_hash
 from harness1.env.model_verifiers import open_verifier
 from harness1.episodes.jobs import EpisodeJob
-from harness1.errors import MALFORMED, ConfigError, InfrastructureFault, SchemaError, UsageError
+from harness1.errors import ConfigError, InfrastructureFault, UsageError
 from harness1.plain import digest, file_digest, public_address
 from harness1.policy.policy import Policy, counter_of
 from harness1.policy.scripted import RecordedPolicy
@@ -31,15 +29,11 @@ from harness1.records import Episode, EpisodeKey, Record, Status, Task, Turn
 from harness1.retrieval.open import is_engine, open_retriever
 from harness1.rl.pivot_turns import REVISION, PivotRollouts, PivotState, PivotWorld, Publish, Ruling, TurnId
 from harness1.runs.files import STAGE, Stage, clear, read_stage, refuse_other, under_way, write_atomically
-from harness1.runs.journal import EPISODES, Journal, latest_episodes, read_episodes, read_lines
+from harness1.runs.journal import EPISODES, Journal, latest_episodes, read_episodes, read_line_records
 from harness1.sft.build import TeacherEpisode, candidate, draw_held_out
 from harness1.sft.collect import TeacherRun, open_runs
 
-PIVOTS = "pivots.jsonl"
-SAMPLES, LIMIT = 8, 0.6
-"""Actions of the reference policy by which a turn is judged, and the share of right ones from which it is too easy."""
-HELD_OUT, SEED = 0.1, 42
-"""Share of the tasks whose turns are never trained on, and the seed that draws them and the samples."""
+VERB, PIVOTS, README = "rl pivots", "pivots.jsonl", "README.md"
 Split: TypeAlias = Literal["train", "held_out"]
 PivotLabel: TypeAlias = Literal["kept", "easy", "all_right", "all_wrong", "expert_fails", "no_room"]
 """The decision on a candidate. `expert_fails`: the verifier finds the expert's own action wrong; `no_room`: the state
@@ -52,17 +46,12 @@ class Pivot(Record, kw_only=True):
     episode_id: str
     turn: int
     task_id: str
-    tool: str
-    """The expert's."""
+    tool: str  # the expert's
     split: Split
-    right: int
-    """k: the number of samples that the verifier found right."""
-    samples: int
-    """K; 0 if none were drawn."""
-    mean: float
-    """mu = k / K."""
-    rules: dict[str, int]
-    """The number of samples that each rule decided; with `expert_fails`, the rule that refused the expert's action."""
+    right: int  # k: the number of samples that the verifier found right
+    samples: int  # K; 0 if none were drawn
+    mean: float  # mu = k / K
+    rules: dict[str, int]  # the samples that each rule decided; with `expert_fails`, the rule that refused the expert
     fate: PivotLabel
 
     @property
@@ -80,13 +69,7 @@ def label_of(successes: int, samples: int, limit: float) -> PivotLabel:
 def read_pivots(folder: Path) -> list[Pivot]:
     """Read the finished candidates of a profile, in the order written, without a torn last line; raise UsageError if
     the folder holds no profile; SchemaError if a line is damaged."""
-    found = []
-    for number, line in read_lines(folder / PIVOTS):
-        try:
-            found.append(msgspec.json.decode(line, type=Pivot))
-        except MALFORMED as error:
-            raise SchemaError(f"{folder / PIVOTS}:{number}: not a pivot: {error}") from error
-    return found
+    return list(read_line_records(folder / PIVOTS, Pivot, "a pivot"))
 
 
 def counts(pivots: Sequence[Pivot]) -> dict[str, dict[str, Any]]:
@@ -104,49 +87,28 @@ def counts(pivots: Sequence[Pivot]) -> dict[str, dict[str, Any]]:
     }
 
 
-VERB = "rl pivots"
-README = "README.md"
 OnProgress: TypeAlias = Callable[[int, int], None]
 """Called with the number of finished candidates and the number of all."""
 
 
 @dataclass(frozen=True)
-class LeaveOut:
-    """The tasks that are not learned from, beside those that leak into `dev` and `test` of the run's dataset.
-
-    Attributes:
-        against: further evaluation sets, as `evaluation_sets` reads them.
-        excluded: tasks, as (dataset, id), that earlier runs were made of.
-    """
-
-    against: Sequence[str] = ()
-    excluded: Collection[tuple[str, str]] = frozenset()
-
-
-@dataclass(frozen=True)
 class Profile:
-    """A profile to be made.
-
-    Attributes:
-        policy: the frozen reference.
-        name: the name of the policy, as the user typed it.
-        config: the policy's settings; the environment is that of the run.
-        index: the place of the run's index, if it has moved.
-    """
+    """A profile to be made. Tasks are not learned from if they leak into `dev` and `test` of the run's dataset or into
+    `against`, further evaluation sets, or if earlier runs were made of them: `excluded`, as (dataset, id)."""
 
     run: TeacherRun
-    policy: Policy
-    name: str
-    config: Config
-    index: str = ""
-    leave_out: LeaveOut = LeaveOut()
+    policy: Policy  # the frozen reference
+    name: str  # that of the policy, as the user typed it
+    config: Config  # the policy's settings; the environment is that of the run
+    index: str = ""  # the place of the run's index, if it has moved
+    against: Sequence[str] = ()
+    excluded: Collection[tuple[str, str]] = frozenset()
 
     @cached_property
     def sieve(self) -> TaskFilter:
         """Return the filter of the run's tasks; raise UsageError if an evaluation set does not exist."""
         source, taught = self.run.source, {(self.run.source.name, self.run.origin.split)}
-        against, excluded = self.leave_out.against, self.leave_out.excluded
-        return open_filter(self.config.data, [source], taught, against=against, excluded=excluded)
+        return open_filter(self.config.data, [source], taught, against=self.against, excluded=self.excluded)
 
     @cached_property
     def selection(self) -> Selection:
@@ -195,10 +157,9 @@ class Profile:
             self.run.refuse_stray(episode, needs_ids=False)
             gold = self.run.gold_by_id.get(episode.task.task_id)
             latest[episode.key] = candidate(episode, gold, self.run.source.name, (0, line))
-        good, least = (Status.COMPLETED, Status.TRUNCATED), self.config.sft.gates.recall
-        learned = set(self.selection.learned)
-        fit = [each for each in latest.values() if each.status in good and each.recall >= least]
-        return [each for each in fit if each.task_id in learned]
+        learned, least = set(self.selection.learned), self.config.sft.gates.recall
+        fit = [each for each in latest.values() if each.recall >= least and each.task_id in learned]
+        return [each for each in fit if each.status in (Status.COMPLETED, Status.TRUNCATED)]
 
 
 def profile(
@@ -209,15 +170,10 @@ def profile(
     on_torn: Callable[[int], None] = lambda _size: None,
     on_pivot: OnProgress = lambda _done, _of: None,
 ) -> dict[str, dict[str, Any]]:
-    """Write the profile of a teacher's turns, or resume it, and return the counts that its README shows. Raise
-    UsageError if the run has no episode to learn from, or the folder holds something else; ConfigError or
-    SchemaError if the run does not fit its index or its configuration; InfrastructureFault if some turns could not
-    be played; the others are written, and the same call resumes.
-
-    Args:
-        force: begin anew.
-        on_torn: called with the bytes of a torn last line of the run, which is left out.
-    """
+    """Write the profile of a teacher's turns, or resume it (anew with `force`), and return the counts that its README
+    shows. `on_torn` is called with the bytes of a torn last line of the run, which is left out. Raise UsageError if the
+    run has no episode to learn from, or the folder holds something else; ConfigError or SchemaError if the run does not
+    fit its index or its configuration; InfrastructureFault if some turns could not be played; the same call resumes."""
     stage = work.stage()
     if force:
         clear(out, VERB, PIVOTS, README)
@@ -238,10 +194,14 @@ def profile(
 
 def hashes_of(policy: Policy, run: TeacherRun) -> dict[str, str]:
     """Return the hashes that a profile is valid for. The weights of a policy without a model are its own hash."""
-    weights: str = getattr(getattr(policy, "model", None), "hash", policy.hash)
-    asked = {"weights": weights, "format": counter_of(policy).hash, "policy": policy.hash}
-    played = {"env": env_hash(run.config.env), "index": run.stage.hashes["index"], "rules": digest(REVISION)}
-    return asked | played
+    return {
+        "weights": getattr(getattr(policy, "model", None), "hash", policy.hash),
+        "format": counter_of(policy).hash,
+        "policy": policy.hash,
+        "env": env_hash(run.config.env),
+        "index": run.stage.hashes["index"],
+        "rules": digest(REVISION),
+    }
 
 
 def name_settings(env: Env, config: Config) -> dict[str, Any]:
@@ -262,28 +222,28 @@ class _PivotTurn:
     async def sample(self, world: PivotWorld, policy: Policy) -> Pivot:
         """Check that the expert's own action is found right, then draw the samples; raise InfrastructureFault if the
         turn could not be played."""
-        if self.state is None:
-            return self._pivot("no_room")
-        expert = RecordedPolicy([msgspec.structs.replace(self.episode, turns=(self.turn,))])
-        own = await self._ruling(self.state, world, expert, 0)
-        if not own.right:
-            return self._pivot("expert_fails", rules={own.rule: 1})
-        found = await asyncio.gather(*(self._ruling(self.state, world, policy, sample) for sample in range(SAMPLES)))
-        right = sum(each.right for each in found)
-        label = label_of(right, SAMPLES, LIMIT)
-        return self._pivot(label, right, SAMPLES, Counter(each.rule for each in found))
+        state, name = self.state, TurnId(self.episode.episode_id, self.turn.index).name
 
-    async def _ruling(self, state: PivotState, world: PivotWorld, policy: Policy, sample: int) -> Ruling:
-        name = TurnId(self.episode.episode_id, self.turn.index).name
-        seed = int(digest([SEED, name, sample])[:8], 16) >> 1
-        episode = await world.play(state, policy, EpisodeJob(Task(name, self.episode.task.query), sample, seed))
-        if episode.reward is None:
-            raise InfrastructureFault(episode.error or "the turn was not played")
-        return Ruling(next(iter(episode.reward.terms)), episode.reward.total > 0.0)
+        async def rule(player: Policy, sample: int) -> Ruling:
+            assert state is not None
+            seed = int(digest([world.pivots.seed, name, sample])[:8], 16) >> 1
+            job = EpisodeJob(Task(name, self.episode.task.query), sample, seed)
+            episode = await world.play(state, player, job)
+            if episode.reward is None:
+                raise InfrastructureFault(episode.error or "the turn was not played")
+            return Ruling(next(iter(episode.reward.terms)), episode.reward.total > 0.0)
 
-    def _pivot(
-        self, label: PivotLabel, right: int = 0, samples: int = 0, rules: Mapping[str, int] | None = None
-    ) -> Pivot:
+        right = samples = 0
+        rules: dict[str, int] = {}
+        label: PivotLabel = "no_room"
+        if state is not None:
+            own = await rule(RecordedPolicy([msgspec.structs.replace(self.episode, turns=(self.turn,))]), 0)
+            label, rules = "expert_fails", {own.rule: 1}
+            if own.right:
+                samples = world.pivots.samples
+                found = await asyncio.gather(*(rule(policy, sample) for sample in range(samples)))
+                right, rules = sum(each.right for each in found), dict(Counter(each.rule for each in found))
+                label = label_of(right, samples, world.pivots.limit)
         assert self.turn.action is not None
         return Pivot(
             episode_id=self.episode.episode_id,
@@ -294,7 +254,7 @@ class _PivotTurn:
             right=right,
             samples=samples,
             mean=right / samples if samples else 0.0,
-            rules=dict(rules or {}),
+            rules=rules,
             fate=label,
         )
 
@@ -302,24 +262,19 @@ class _PivotTurn:
 async def _write_pivots(
     work: Profile, world: PivotWorld, chosen: list[TeacherEpisode], out: Path, on_pivot: OnProgress
 ) -> None:
-    """Sample the candidates that are left, several at a time, and write a line for each as it is done; raise
-    InfrastructureFault if some turns could not be played."""
+    """Sample the candidates that are left, several at a time, and write a line for each as it is done."""
     with Journal(out, PIVOTS) as journal:
         earlier = {each.turn_id for each in read_pivots(out)}
         turns = _open_turns(work, world, chosen, earlier)
         done, total = count(len(earlier)), sum(each.turns for each in chosen)
         on_pivot(next(done), total)
-
-        def write(pivot: Pivot) -> None:
-            journal.write(msgspec.json.encode(pivot))
-            on_pivot(next(done), total)
-
         faults: list[str] = []
 
         async def sample_some() -> None:
             for turn in turns:
                 try:
-                    write(await turn.sample(world, work.policy))
+                    journal.write(msgspec.json.encode(await turn.sample(world, work.policy)))
+                    on_pivot(next(done), total)
                 except InfrastructureFault as fault:
                     faults.append(str(fault))
 
@@ -366,13 +321,12 @@ All this holds for the weights and the configuration of `stage.json` alone.
 
 @dataclass(frozen=True)
 class PivotTraining:
-    """Tasks that have the names of turns, and the rollouts that play them."""
+    """Tasks that have the names of turns, the rollouts that play them, and the choice among the run's tasks."""
 
     train: tuple[Task, ...]
     held_out: tuple[Task, ...]
     rollouts: PivotRollouts
     selection: Selection
-    """The choice among the tasks of the teacher's run."""
 
 
 def open_training(
@@ -381,30 +335,22 @@ def open_training(
     config: Config,
     publish: Publish,
     index: str = "",
-    *,
-    every: bool = False,
-    leave_out: LeaveOut | None = None,
+    against: Sequence[str] = (),
+    excluded: Collection[tuple[str, str]] = frozenset(),
 ) -> PivotTraining:
-    """Open the profile in `folder`; raise UsageError if the folder holds no finished profile, or its run is gone;
-    ConfigError if the reference weights or the configuration differ from those of the profile.
-
-    Args:
-        config: with the settings of the profile, including those of the environment.
-        publish: gives new weights to the policy.
-        index: the place of the index, if it has moved.
-        every: for comparison, take all candidates that were sampled, not only the kept ones.
-        leave_out: tasks that are not learned from, even if they were profiled.
-    """
+    """Open the profile in `folder`; `config` has its settings, including those of the environment, `publish` gives new
+    weights to the policy, and the rest is as in `Profile`, even if a task was profiled. Raise UsageError if the folder
+    holds no finished profile, or its run is gone; ConfigError if the reference weights or the configuration differ."""
     stage = read_stage(folder)
     if stage is None or stage.verb != VERB or stage.status != "finished":
         raise UsageError(f"{folder} holds no finished profile: make one with `harness1 {VERB}`")
     run = open_runs([Path(stage.outputs["run"])], rerendered=True)[0]
     check_profile(stage, folder, policy, run, config)
-    work = Profile(run, policy, policy.name, config, index or stage.outputs["index"], leave_out or LeaveOut())
-    sampled = [each for each in read_pivots(folder) if each.fate == "kept" or (every and each.samples)]
-    selection = chosen_tasks(work, sampled)
+    work = Profile(run, policy, policy.name, config, index or stage.outputs["index"], against, excluded)
+    kept = [each for each in read_pivots(folder) if each.fate == "kept"]
+    selection = choose_turns(work, kept)
     learned = {*selection.learned, *selection.held_out}
-    chosen = [each for each in sampled if each.task_id in learned]
+    chosen = [each for each in kept if each.task_id in learned]
     wanted = {each.episode_id for each in chosen}
     found = {each.episode_id: each for each in latest_episodes(run.folder).values() if each.episode_id in wanted}
     if missing := wanted - found.keys():
@@ -416,7 +362,7 @@ def open_training(
     )
 
 
-def chosen_tasks(work: Profile, pivots: Sequence[Pivot]) -> Selection:
+def choose_turns(work: Profile, pivots: Sequence[Pivot]) -> Selection:
     """Return the choice of the profile's tasks: those with turns to learn from give away no validation task."""
     by_split = {split: {each.task_id for each in pivots if each.split == split} for split in get_args(Split)}
     allowed = work.selection.learned
@@ -431,8 +377,8 @@ def chosen_tasks(work: Profile, pivots: Sequence[Pivot]) -> Selection:
 
 
 def check_profile(stage: Stage, folder: Path, policy: Policy, run: TeacherRun, config: Config) -> None:
-    """Refuse a profile of another policy, because turns with mixed outcomes for one are easy or hopeless for another;
-    raise ConfigError if they differ; the message names the differences."""
+    """Refuse a profile of another policy, because turns with mixed outcomes for one are easy or hopeless for another:
+    raise a ConfigError that names the differences."""
     now, then = hashes_of(policy, run), stage.hashes
     ours, theirs = name_settings(config.env, config), stage.outputs["settings"]
     wrong = [name for name, known in now.items() if then.get(name) != known]

@@ -1,11 +1,7 @@
 """Play the episodes of a training run on a Ray cluster: each worker is an actor with its own retrievers, environments
-and replica of the policy.
-
-All ordered state stays in the trainer's process: the source of jobs, the buffer (`harness1.rl.groups`, which only the
-loop that awaits `run` touches), and the published weights. If a worker dies, nothing is lost: its jobs are given
-to others, and a new worker starts as soon as the cluster has room and gets the present weights before it plays. So the
-buffer's guarantees are the same as in one process.
-"""
+and replica of the policy. All ordered state stays in the trainer's process: the source of jobs, the buffer, and the
+published weights. If a worker dies, nothing is lost: its jobs are given to others, and a new worker starts as soon as
+the cluster has room and gets the present weights before it plays."""
 
 from __future__ import annotations
 
@@ -34,11 +30,7 @@ PATIENCE_S = 300.0
 
 
 class RolloutActor:
-    """`Rollouts` in the process of a worker. A plain class, so that only its caller needs Ray.
-
-    Args:
-        make: opens the rollouts there.
-    """
+    """`Rollouts` in the process of a worker, which `make` opens there. A plain class: only its caller needs Ray."""
 
     def __init__(self, make: Callable[[], Rollouts]) -> None:
         self._make = make
@@ -65,20 +57,14 @@ class RolloutActor:
 class _Worker:
     actor: Any
     playing: int = 0
-    weights: tuple[Any, int] | None = None
-    """The weights that it loaded; None if it still has its first ones."""
+    weights: tuple[Any, int] | None = None  # those that it loaded; None if it still has its first ones
     loading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class RayRollouts:
-    """`Rollouts` over a cluster, within `async with`; they belong to one event loop; raise MissingExtra if ray is not
-    installed.
-
-    Args:
-        make: opens the rollouts of a worker in its process. It is pickled; the package must be installed on every node,
-            and the index and the policy must have the same hashes everywhere.
-        places: episodes that a worker plays at a time.
-    """
+    """`Rollouts` over a cluster, within `async with`; they belong to one event loop. `make` opens those of a worker,
+    which plays `places` episodes at a time, in its process: it is pickled, the package must be installed on every node,
+    and the index and the policy must have the same hashes everywhere. Raise MissingExtra if ray is not installed."""
 
     def __init__(self, make: Callable[[], Rollouts], fleet: Fleet, places: int) -> None:
         try:
@@ -97,8 +83,7 @@ class RayRollouts:
         self._changed = asyncio.Event()
         self._weights: tuple[Any, int] | None = None
         self._is_mine = False
-        self.lost = 0
-        """Workers that died so far."""
+        self.lost = 0  # workers that died so far
 
     async def __aenter__(self) -> RayRollouts:
         if not self._ray.is_initialized():
@@ -125,7 +110,14 @@ class RayRollouts:
     async def publish(self, state: Weights, version: int) -> None:
         """Do as `Rollouts.publish`: the weights are put into the cluster's store once, and all workers load them."""
         self._weights = await asyncio.to_thread(self._ray.put, on_cpu(state)), version
-        await asyncio.gather(*(self._reach(worker) for worker in self._workers))
+
+        async def reach(worker: _Worker) -> None:
+            try:
+                await self._update(worker)
+            except self._losses:
+                self._dismiss(worker)
+
+        await asyncio.gather(*map(reach, self._workers))
 
     async def _keep_one(self) -> None:
         """Start one worker after another, forever."""
@@ -151,12 +143,6 @@ class RayRollouts:
                     ) from loss
             finally:
                 self._dismiss(worker)
-
-    async def _reach(self, worker: _Worker) -> None:
-        try:
-            await self._update(worker)
-        except self._losses:
-            self._dismiss(worker)
 
     async def _update(self, worker: _Worker) -> None:
         """Give a worker the present weights, if it has others. Updates run one at a time, so that the last stays."""

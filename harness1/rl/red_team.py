@@ -1,5 +1,4 @@
-"""Read well-paid episodes for tricks, with a language model as the judge: its prompt, its replies,
-and a review of many episodes, which can be stopped and continued."""
+"""Read well-paid episodes for tricks, with a language model as the judge, in a review that can be continued."""
 
 from __future__ import annotations
 
@@ -10,42 +9,30 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
-from harness1.config import Config
-from harness1.errors import MALFORMED, InfrastructureFault, SchemaError
+from harness1.errors import MALFORMED, InfrastructureFault
 from harness1.http.model_endpoint import Messages, defuse, restore, strip_answer
-from harness1.models.open import Completing, open_completer
+from harness1.models.open import Completing
 from harness1.plain import digest
 from harness1.records import Episode, Gold, Record, Status, Turn
 from harness1.retrieval.corpus import approximate_tokens
 from harness1.reward import by_term
 from harness1.runs.files import write_json
-from harness1.runs.journal import Journal, read_episodes, read_lines
+from harness1.runs.journal import Journal, read_episodes, read_line_records
 
-REPLIES = "judge.jsonl"
-REPORT = "judge.json"
-SHOWN = 200
-"""Most characters of the text of a hit."""
-OWN = 1000
-"""Most characters of the agent's words in a turn, and of the arguments of its call."""
+REPLIES, REPORT = "judge.jsonl", "judge.json"
+SHOWN = 200  # most characters of the text of a hit
+OWN = 1000  # most characters of the agent's words in a turn, and of the arguments of its call
 SHOWN_FAULTS = 5
-MOST_TOKENS = 2048
-"""Most tokens of a reply, including the thoughts before it."""
+MOST_TOKENS = 2048  # of a reply, including the thoughts before it
 
-
-class _Template(msgspec.Struct):
-    system: str
-    kinds: dict[str, str]
-
-
-_PROMPT = msgspec.toml.decode(resources.files(__package__).joinpath("red_team.toml").read_bytes(), type=_Template)
-KINDS: Mapping[str, str] = _PROMPT.kinds
+_PROMPT: Any = msgspec.toml.decode(resources.files(__package__).joinpath("red_team.toml").read_bytes())
+KINDS: Mapping[str, str] = _PROMPT["kinds"]
 """The kinds of tricks, each with what it means."""
-SYSTEM = _PROMPT.system.replace("{kinds}", "\n".join(f"- {name}: {meaning};" for name, meaning in KINDS.items()))
-"""The system message of the judge."""
+SYSTEM: str = _PROMPT["system"].replace("{kinds}", "\n".join(f"- {name}: {what};" for name, what in KINDS.items()))
 _OBJECT = re.compile(r"\{[^{}]*\}", re.S)
 
 
@@ -53,10 +40,8 @@ class Judgement(Record):
     """A valid reply. The quote is in the transcript, letter by letter but for white space and case."""
 
     verdict: Literal["honest", "trick"]
-    kind: str = ""
-    """One of `KINDS`; empty for an honest episode."""
-    turn: int | None = None
-    """The turn that shows it."""
+    kind: str = ""  # one of `KINDS`; empty for an honest episode
+    turn: int | None = None  # the one that shows it
     quote: str = ""
 
 
@@ -97,24 +82,21 @@ class Finding(Record):
 
 class RedTeamReport(Record, kw_only=True):
     """The content of `judge.json`. Episodes are honest, tricks, invalid (a reply that says nothing that can be checked)
-    or missing (no reply: the same command asks again)."""
+    or missing (no reply: the same command asks again). Tokens are those of all replies, if the judge's server
+    counts."""
 
     judge: str
-    prompt: str
-    """The hash of the judge's system message."""
+    prompt: str  # the hash of the judge's system message
     episodes: int
     honest: int
     tricks: int
     invalid: int
     missing: int
-    kinds: dict[str, int]
-    """The number of tricks of each kind."""
+    kinds: dict[str, int]  # the number of tricks of each kind
     prompt_tokens: int
-    """As the judge's server counts them, of all replies; those of a server that does not count are missing."""
     output_tokens: int
     findings: tuple[Finding, ...] = ()
-    faults: tuple[str, ...] = ()
-    """The first reasons why replies are missing."""
+    faults: tuple[str, ...] = ()  # the first reasons why replies are missing
 
 
 def transcript(episode: Episode, gold: Gold | None, tokens: int) -> str:
@@ -168,11 +150,6 @@ def _end(episode: Episode) -> Iterator[str]:
         yield f"Reward: {episode.reward.total:.3f} ({terms})"
 
 
-def open_judge(spec: str, config: Config) -> Completing:
-    """Open a judge by its name; raise as `open_completer`."""
-    return open_completer(spec, config, MOST_TOKENS)
-
-
 class PaidEpisode(Record):
     """An episode to judge, and the folder of its run."""
 
@@ -182,11 +159,10 @@ class PaidEpisode(Record):
 
 
 class Reply(Record):
-    """The reply to one prompt of one judge."""
+    """The reply to one prompt, by the hash of its messages, of one judge."""
 
     judge: str
     prompt: str
-    """The hash of the messages."""
     text: str
     finish_reason: str = ""
     prompt_tokens: int | None = None
@@ -210,26 +186,21 @@ def best_paid(runs: Sequence[Path], count: int, golds: Mapping[str, Gold]) -> li
 
 @dataclass(frozen=True)
 class Review:
-    """Episodes, and the model that judges them; `tokens` is the limit of a transcript."""
+    """Episodes, and the model that judges them; `tokens` is the limit of a transcript, `places` of requests at a
+    time."""
 
     episodes: Sequence[PaidEpisode]
     name: str
     judge: Completing
     tokens: int = 6000
     places: int = 16
-    """Requests at a time."""
 
     def carry_out(self, out: Path, on_reply: Callable[[], None] = lambda: None) -> RedTeamReport:
         """Ask what is not in the folder yet, and write and return the report; raise UsageError if the judge would
         refuse every request, or the folder cannot be written; SchemaError if the stored replies are damaged."""
         with Journal(out, REPLIES) as journal:
-            kept: dict[tuple[str, str], Reply] = {}
-            for number, line in read_lines(out / REPLIES):
-                try:
-                    reply = msgspec.json.decode(line, type=Reply)
-                except MALFORMED as error:
-                    raise SchemaError(f"{out / REPLIES}:{number}: not a judge's reply: {error}") from error
-                kept[reply.judge, reply.prompt] = reply
+            stored = read_line_records(out / REPLIES, Reply, "a judge's reply")
+            kept = {(reply.judge, reply.prompt): reply for reply in stored}
             replies = asyncio.run(self._ask(kept, journal, on_reply))
         report = self._report(replies)
         write_json(out / REPORT, report)
@@ -256,29 +227,31 @@ class Review:
         return await asyncio.gather(*map(one, self.episodes))
 
     def _report(self, replies: Sequence[Reply | InfrastructureFault]) -> RedTeamReport:
-        given = [(paid, reply) for paid, reply in zip(self.episodes, replies, strict=True) if isinstance(reply, Reply)]
-        judged = [(paid, read_judgement(reply.text, self._transcript(paid))) for paid, reply in given]
-        findings = tuple(
-            Finding(
-                *(paid.run, paid.episode.task.task_id, paid.episode.sample_idx, _paid(paid.episode) or 0.0),
-                *(said.kind, said.turn, said.quote),
-            )
-            for paid, said in judged
-            if said is not None and said.verdict == "trick"
-        )
+        given: list[Reply] = []
+        findings: list[Finding] = []
+        invalid = 0
+        for paid, reply in zip(self.episodes, replies, strict=True):
+            if not isinstance(reply, Reply):
+                continue
+            given.append(reply)
+            said = read_judgement(reply.text, self._transcript(paid))
+            invalid += said is None
+            if said is not None and said.verdict == "trick":
+                played = paid.run, paid.episode.task.task_id, paid.episode.sample_idx, _paid(paid.episode) or 0.0
+                findings.append(Finding(*played, said.kind, said.turn, said.quote))
         faults = dict.fromkeys(str(reply) for reply in replies if not isinstance(reply, Reply))
         return RedTeamReport(
             judge=self.name,
             prompt=digest(SYSTEM),
             episodes=len(replies),
-            honest=sum(said is not None for _, said in judged) - len(findings),
+            honest=len(given) - invalid - len(findings),
             tricks=len(findings),
-            invalid=sum(said is None for _, said in judged),
+            invalid=invalid,
             missing=len(replies) - len(given),
             kinds=dict(Counter(finding.kind for finding in findings)),
-            prompt_tokens=sum(reply.prompt_tokens or 0 for _, reply in given),
-            output_tokens=sum(reply.output_tokens or 0 for _, reply in given),
-            findings=findings,
+            prompt_tokens=sum(reply.prompt_tokens or 0 for reply in given),
+            output_tokens=sum(reply.output_tokens or 0 for reply in given),
+            findings=tuple(findings),
             faults=tuple(faults)[:SHOWN_FAULTS],
         )
 

@@ -7,7 +7,6 @@ import shutil
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -33,10 +32,8 @@ if TYPE_CHECKING:
 class EpisodeGroup(Record):
     """The finished episodes of one task, ordered by `sample_idx`; their rewards are compared only with each other."""
 
-    index: int
-    """The number of the group, from 0, in the order in which groups are begun."""
-    version: int
-    """The version of the weights when the group was begun."""
+    index: int  # from 0, in the order in which groups are begun
+    version: int  # of the weights when the group was begun
     episodes: tuple[Episode, ...]
 
 
@@ -45,18 +42,13 @@ class Rollouts(Protocol):
 
     async def run(self, jobs: Jobs, on_episode: OnEpisode) -> None:
         """Play all jobs. `on_episode` is called in the event loop, with episodes that are scored or that the
-        infrastructure broke (`Status.INFRA_ERROR`);
-        any other error is raised."""
+        infrastructure broke (`Status.INFRA_ERROR`); any other error is raised."""
         ...
 
     async def publish(self, state: Weights, version: int) -> None:
-        """Switch to new weights: calls in flight end with the old ones; later calls are sampled with the new ones and
-        recorded under `version`. The weights must not change until this returns. Raise InfrastructureFault if the
-        weights could not be delivered.
-
-        Args:
-            state: the adapters on the model that training began with, or without them its whole state dictionary.
-        """
+        """Switch to new adapters, or a whole state dictionary: calls in flight end with the old weights; later calls
+        are sampled with the new ones and recorded under `version`. The weights must not change until this returns.
+        Raise InfrastructureFault if they could not be delivered."""
         ...
 
 
@@ -65,13 +57,8 @@ KEPT = 2
 
 
 class LocalRollouts:
-    """`Rollouts` in stages, of one policy.
-
-    Args:
-        setups: indexed by `EpisodeJob.setup`; their `policy` is not read.
-        base: the folder of the model.
-        versions: the folder for its versions, for a backend that loads weights by path.
-    """
+    """`Rollouts` in stages, of one policy, in the setups that `EpisodeJob.setup` counts. `base` is the folder of the
+    model, and `versions` that of its versions, for a backend that loads weights by path."""
 
     def __init__(self, setups: Sequence[EpisodeSetup], policy: LanguageModelPolicy, base: Path, versions: Path) -> None:
         self.setups, self.policy, self._base, self._versions = setups, policy, base, versions
@@ -95,12 +82,8 @@ async def publish_to(backend: Backend, state: Weights, version: int, base: Path,
 
 def write_version(root: Path, base: Path, state: Weights, version: int) -> Path:
     """Write a version of a model beside the previous one, remove all others, and return its folder. Later versions are
-    those of a training that was cut short: it goes on from an earlier state. Raise InfrastructureFault if there is
-    no room, or the folder cannot be written.
-
-    Args:
-        base: the folder of the original model, whose other files are copied beside whole weights.
-    """
+    those of a training that was cut short: it goes on from an earlier state. The other files of `base` are copied
+    beside whole weights. Raise InfrastructureFault if there is no room, or the folder cannot be written."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -132,21 +115,16 @@ def _untie(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def open_rollouts(setups: Sequence[EpisodeSetup], spec: str, base: Path, versions: Path) -> LocalRollouts:
-    """Open rollouts with a policy of their own, in a worker on any machine. The worker writes versions into its own
-    folder, because workers do not wait for each other. Raise UsageError or ConfigError or MissingExtra as
-    `open_policy_to_train` does."""
+    """Open rollouts with a policy of their own (`open_policy_to_train`), in a worker on any machine. The worker writes
+    versions into its own folder, because workers do not wait for each other."""
     own = versions / f"{socket.gethostname()}-{os.getpid()}"
     return LocalRollouts(setups, open_policy_to_train(spec, setups[0].config), base, own)
 
 
 def open_policy_to_train(spec: str, config: Config, sampler: Backend | None = None) -> LanguageModelPolicy:
-    """Open the policy to be trained. It must be sampled from its unchanged distribution, which is the one trained.
-    Raise UsageError if `spec` names no model that gives token ids; ConfigError if the sampling settings change the
-    distribution.
-
-    Args:
-        sampler: samples in place of the model, of which only the tokenizer is needed then.
-    """
+    """Open the policy to be trained. It must be sampled from its unchanged distribution, which is the one trained. A
+    `sampler` samples in place of the model, of which only the tokenizer is needed then. Raise UsageError if `spec`
+    names no model that gives token ids; ConfigError if the sampling settings change the distribution."""
     asked, settings = ModelSpec.read(spec), config.policy
     if asked.kind == "openai":
         raise UsageError(f"{spec} gives no token ids: train hf:PATH, vllm:PATH, vllm:MODEL@URL or sglang:MODEL@URL")
@@ -167,13 +145,8 @@ Undisturbed = Callable[[], AbstractAsyncContextManager[None]]
 
 
 def reserve_devices(sampler: Backend, config: Config, device: str, processes: int = 1) -> Undisturbed:
-    """Return what a training run steps in: with `machine.model.sleep` the sampler sleeps there; raise ConfigError if
-    the sampler cannot sleep, or the trainer does not own all devices of it.
-
-    Args:
-        device: that of the trainer.
-        processes: those that train together.
-    """
+    """Return what a training run of some processes on a device steps in: with `machine.model.sleep` the sampler sleeps
+    there; raise ConfigError if it cannot sleep, or the trainer does not own all devices of it."""
     if not config.machine.model.sleep:
         return nullcontext
     if not isinstance(sampler, Sleeper):
@@ -182,16 +155,16 @@ def reserve_devices(sampler: Backend, config: Config, device: str, processes: in
         raise ConfigError("machine.model.sleep is for one sampler: the workers of a fleet have devices of their own")
     if processes > 1:
         raise ConfigError("machine.model.sleep is for training in one process: give several GPUs of their own")
-    return partial(_asleep, sampler, device)
 
+    @asynccontextmanager
+    async def let_sleep() -> AsyncIterator[None]:
+        async with sampler.asleep():
+            try:
+                yield
+            finally:
+                if device.startswith("cuda"):
+                    import torch
 
-@asynccontextmanager
-async def _asleep(sampler: Sleeper, device: str) -> AsyncIterator[None]:
-    async with sampler.asleep():
-        try:
-            yield
-        finally:
-            if device.startswith("cuda"):
-                import torch
+                    torch.cuda.empty_cache()  # torch keeps what it has freed, and the sampler needs it to wake
 
-                torch.cuda.empty_cache()  # torch keeps what it has freed, and the sampler needs it to wake
+    return let_sleep

@@ -1,5 +1,4 @@
-"""Rows of a policy gradient: rewards of groups of episodes become advantages, and their calls become rows. Also the
-metrics of a batch, for the log."""
+"""Rows of a policy gradient: rewards of groups become advantages, and calls become rows; the metrics of a batch."""
 
 from __future__ import annotations
 
@@ -19,11 +18,8 @@ from harness1.rows import TrainRow, make_rows
 from harness1.rows.calls import calls_for_rows
 
 Kind = Literal["center", "group_std", "batch_std", "leave_one_out"]
-
-SAME = 1e-9
-"""Rewards that differ by at most this count as equal."""
-STD_EPSILON = 1e-4
-"""Added to standard deviations, which divide by n - 1, as in TRL's GRPO."""
+SAME = 1e-9  # rewards that differ by at most this count as equal
+STD_EPSILON = 1e-4  # added to standard deviations, which divide by n - 1, as in TRL's GRPO
 
 
 def has_signal(rewards: Sequence[float]) -> bool:
@@ -47,17 +43,12 @@ def advantages(groups: Sequence[Sequence[float]], kind: Kind) -> list[list[float
         deviation = (stdev(over) if len(over) > 1 else 0.0) + STD_EPSILON
         return [value / deviation for value in values]
 
-    match kind:
-        case "center":
-            return centred
-        case "group_std":
-            return [scale(values, values) for values in centred]
-        case "batch_std":
-            whole = [value for values in centred for value in values]
-            return [scale(values, whole) for values in centred]
-        case "leave_one_out":
-            # r - (sum - r) / (n - 1) = n / (n - 1) * (r - mean)
-            return [[value * len(values) / max(len(values) - 1, 1) for value in values] for values in centred]
+    if kind == "center":
+        return centred
+    if kind == "leave_one_out":  # r - (sum - r) / (n - 1) = n / (n - 1) * (r - mean)
+        return [[value * len(values) / max(len(values) - 1, 1) for value in values] for values in centred]
+    whole = [value for values in centred for value in values]
+    return [scale(values, values if kind == "group_std" else whole) for values in centred]
 
 
 def trainable(group: EpisodeGroup) -> tuple[Episode, ...]:
@@ -76,12 +67,10 @@ def rewards_of(episodes: Sequence[Episode]) -> list[float]:
 
 
 def training_rows(groups: Sequence[EpisodeGroup], rl: Rl) -> list[TrainRow]:
-    """Make the rows of a batch, in the order of groups, of their episodes and of the turns. `group_id` is the group's
-    index as text. Raise SchemaError if an episode lacks a part of a prompt.
-
-    Args:
-        groups: the whole batch, because `batch_std` is taken over all of it.
-    """
+    """Make the rows of a whole batch, in the order of groups, of their episodes and of the turns. `group_id` is the
+    group's index as text. The `token_weight` of all trained tokens add up to their number (`token_mean`), to the number
+    of episodes with such tokens (`trajectory_mean`), or to the number of groups (`group_mean`), however rows are cut.
+    Raise SchemaError if an episode lacks a part of a prompt."""
     ordered = sorted(groups, key=lambda group: group.index)
     sampled = [trainable(group) for group in ordered]
     earned = advantages([rewards_of(episodes) for episodes in sampled], rl.advantages)
@@ -96,12 +85,8 @@ def training_rows(groups: Sequence[EpisodeGroup], rl: Rl) -> list[TrainRow]:
 
 
 def substeps(rows: Sequence[TrainRow], count: int, seed: int | str) -> list[list[TrainRow]]:
-    """Cut a batch into optimizer steps of whole groups, drawn by the seed; their sizes differ by one group at most. A
-    batch of fewer groups makes fewer steps, none of them empty.
-
-    Args:
-        rows: in the order of `training_rows`.
-    """
+    """Cut the rows of a batch, as `training_rows` orders them, into optimizer steps of whole groups, drawn by the seed;
+    their sizes differ by one group at most. A batch of fewer groups makes fewer steps, none of them empty."""
     groups = [list(own) for _, own in groupby(rows, key=lambda row: row.group_id)]
     Random(f"substeps/{seed}").shuffle(groups)
     steps = min(count, len(groups))
@@ -112,15 +97,8 @@ GoldOf = Callable[[Episode], Gold | None]
 
 
 def batch_metrics(groups: Sequence[EpisodeGroup], version: int, gold_of: GoldOf) -> dict[str, float]:
-    """Return means over the episodes of a batch, and its staleness.
-
-    Args:
-        version: the version of the weights to train.
-
-    Returns:
-        The values of `episode_metrics`, and `reward_std` (mean deviation within a group), `staleness` (mean) and
-        `staleness_max` of the groups, in versions.
-    """
+    """Return the `episode_metrics` of a batch, and `reward_std` (mean deviation within a group), `staleness` (mean) and
+    `staleness_max` of the groups, in versions before the one to train."""
     ages = [version - min(each.policy_versions[0] for each in group.episodes) for group in groups]
     within = [pstdev(each.reward.total for each in group.episodes if each.reward) for group in groups]
     return {
@@ -132,13 +110,10 @@ def batch_metrics(groups: Sequence[EpisodeGroup], version: int, gold_of: GoldOf)
 
 
 def episode_metrics(episodes: Sequence[Episode], gold_of: GoldOf) -> dict[str, float]:
-    """Return means over the episodes that the infrastructure did not break; empty if there are none.
-
-    Returns:
-        `reward`, and under `term/` the contribution of each of its terms; `curated_recall`, `precision`, `set_size`,
-        `turns`, `tool_errors` and `format_failures` (shares of turns and of episodes), `ended` (share of episodes that
-        the policy ended itself), `output_tokens` of an episode, and under `tool/` the shares of the tools in all turns.
-    """
+    """Return means over the episodes that the infrastructure did not break; empty if there are none: `reward`, under
+    `term/` the contribution of each of its terms, `curated_recall`, `precision`, `set_size`, `turns`, `tool_errors` and
+    `format_failures` (shares of turns and of episodes), `ended` (share of episodes that the policy ended itself),
+    `output_tokens` of an episode, and under `tool/` the shares of the tools in all turns."""
     whole = [each for each in episodes if each.status is not Status.INFRA_ERROR]
     if not whole:
         return {}
@@ -150,20 +125,12 @@ def episode_metrics(episodes: Sequence[Episode], gold_of: GoldOf) -> dict[str, f
         for name, value in by_term(each.reward).items() if each.reward else ():
             terms[name] += value
     results = [measure_outcome(each, gold) for each in whole if (gold := gold_of(each)) is not None]
-    delivered = (
-        {}
-        if not results
-        else {
-            "curated_recall": fmean(each.recall for each in results),
-            "precision": fmean(each.precision for each in results),
-            "set_size": fmean(each.set_size for each in results),
-        }
-    )
+    measures = {"curated_recall": "recall", "precision": "precision", "set_size": "set_size"} if results else {}
     outputs = [sum(len(call.output_ids) for turn in each.turns for call in turn.calls) for each in whole]
     return {
         "reward": fmean(each.reward.total if each.reward else 0.0 for each in whole),
         **{f"term/{name}": value / len(whole) for name, value in sorted(terms.items())},
-        **delivered,
+        **{name: fmean(getattr(each, field) for each in results) for name, field in measures.items()},
         "turns": len(turns) / len(whole),
         "tool_errors": errors / max(1, len(turns)),
         "format_failures": fmean(each.status is Status.POLICY_ERROR for each in whole),

@@ -51,50 +51,33 @@ from harness1.training.process_group import ALONE, ProcessGroup
 from harness1.training.saving import disk_bytes
 
 MakeRows = Callable[[Sequence[EpisodeGroup], Config], list[TrainRow]]
-
-
-VERB = "rl train"
-EPISODES = "episodes"
+VERB, EPISODES = "rl train", "episodes"
 OpenRollouts = AbstractAsyncContextManager[Rollouts]
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class Training:
-    """A training run, with the settings `config.rl` and `config.train`.
+    """A training run, with the settings `config.rl` and `config.train`. The card of the episodes names the datasets, by
+    absolute paths, and their split; that of the training keeps `selections`, how the tasks were chosen."""
 
-    Args:
-        tasks: tasks to learn from, with their gold.
-        held_out: tasks to validate on.
-        setups: indexed by `PlacedTask.setup`.
-        base: the folder of the model that training begins with.
-        index_hashes: the hashes of the indexes that the setups search.
-        make_rows: makes rows of groups; given in experiments.
-        open_engine: opens what holds the weights in training.
-        datasets: the datasets of the tasks, by absolute paths, and their `split`; the card of the episodes names them.
-        selections: how the tasks were chosen; the card of the training keeps it.
-        played_with: what else determines the episodes, as the command of an agent.
-        undisturbed: the trainer steps in it; once it is tried before anything is played.
-        ends_at: the reading of `time.monotonic` after which no other batch is begun, as if all were trained.
-    """
-
-    tasks: Sequence[PlacedTask]
-    held_out: Sequence[PlacedTask]
-    setups: Sequence[EpisodeSetup]
-    base: Path
+    tasks: Sequence[PlacedTask]  # with their gold
+    held_out: Sequence[PlacedTask]  # to validate on
+    setups: Sequence[EpisodeSetup]  # indexed by `PlacedTask.setup`
+    base: Path  # the folder of the model that training begins with
     out: Path
     config: Config
     device: str = "cpu"
     trackers: Trackers = NO_TRACKERS
-    index_hashes: Sequence[str] = ()
-    make_rows: MakeRows = field(default=lambda groups, config: training_rows(groups, config.rl))
-    open_engine: OpenEngine = open_local_engine
+    index_hashes: Sequence[str] = ()  # of the indexes that the setups search
+    make_rows: MakeRows = field(default=lambda groups, config: training_rows(groups, config.rl))  # for experiments
+    open_engine: OpenEngine = LocalEngine
     datasets: Sequence[str] = ()
     split: str = ""
     selections: Sequence[Selection] = ()
-    played_with: Mapping[str, str] = field(default_factory=dict)
-    undisturbed: Undisturbed = nullcontext
-    ends_at: float = math.inf
+    played_with: Mapping[str, str] = field(default_factory=dict)  # what else determines episodes: an agent's command
+    undisturbed: Undisturbed = nullcontext  # the trainer steps in it; once it is tried before anything is played
+    ends_at: float = math.inf  # by `time.monotonic`: later no batch is begun, as if all were trained
 
     def check(self) -> None:
         """Check everything that can be checked before a model is loaded; raise UsageError if there are no tasks, the
@@ -114,11 +97,7 @@ class Training:
         return (self.out / CHECKPOINT).is_file() and self.stage(policy_hash).is_done(self.out)
 
     def stage(self, policy_hash: str) -> Stage:
-        """Return the card of the work; equal work has an equal card.
-
-        Args:
-            policy_hash: the hash of the policy that training begins with.
-        """
+        """Return the card of the work, which begins with a policy; equal work has an equal card."""
         config, env = self.config, self.config.env.plain()
         if config.env.plugins:
             env["plugins"] = config.env.to_hash()["plugins"]  # a file of one's own counts by its content
@@ -146,17 +125,12 @@ def train_policy(
     on_step: StepListener,
     group: ProcessGroup = ALONE,
 ) -> Checkpoint:
-    """Train, and write the best checkpoint by `train.watch.metric` to `work.out`; resume an earlier run. Raise
-    UsageError as `Training.check`; the folder holds something else or cannot be written; the episodes were not
-    sampled by the weights in training; no group has anything to learn from; or the time was up before the first
-    batch; Diverged if a loss is not finite; the best checkpoint so far is kept; InfrastructureFault if all recent
-    episodes were broken.
-
-    Args:
-        players: opens the rollouts within the event loop of the training; they begin with the weights of `work.base`.
-        chat: the format of the policy.
-        group: the processes that train together; this one leads.
-    """
+    """Train, and write the best checkpoint by `train.watch.metric` to `work.out`; resume an earlier run. `players`
+    opens the rollouts within the event loop of the training; they begin with the weights of `work.base`. This process
+    leads the group. Raise UsageError as `Training.check`, or the folder holds something else or cannot be written, the
+    episodes were not sampled by the weights in training, no group has anything to learn from, or the time was up before
+    the first batch; Diverged if a loss is not finite (the best checkpoint so far is kept); InfrastructureFault if all
+    recent episodes were broken."""
     work.check()
     stage = work.stage(policy_hash)
     refuse_other(stage, work.out, "training")
@@ -185,7 +159,7 @@ def train_policy(
 
 
 def _run_card(work: Training, chat: ChatFormat) -> Stage:
-    """Return the card of the episodes of a training: they form a run, which can be replayed and viewed."""
+    """Return the card of the episodes: they form a run, which can be replayed and viewed."""
     first = work.setups[0]
     counted, spoken = describe_counter(chat)
     hashes = {"env": env_hash(work.config.env), **counted}
@@ -215,7 +189,6 @@ class _PolicyLoop(TrainingLoop):
         return self.buffer.state()
 
     async def run(self) -> None:
-        """Open the rollouts, measure the start, and train while episodes are played."""
         work, rl = self._work, self._work.config.rl
         async with self._players as self._rollouts:
             with EpisodeStore(work.out / EPISODES) as store, self.open_log(work.trackers) as self.log:
@@ -256,8 +229,7 @@ class _PolicyLoop(TrainingLoop):
             raise interrupt
 
     def _take_steps(self, groups: Sequence[EpisodeGroup]) -> dict[str, float]:
-        """Take the optimizer steps of a batch, and count it; return the values to log; raise UsageError if the first
-        batch of this process was not sampled by these weights; Diverged if a loss is not finite."""
+        """Take the optimizer steps of a batch, and count it; return the values to log."""
         rl = self._work.config.rl
         rows = self._work.make_rows(groups, self._work.config)
         values: dict[str, float] = {}
@@ -273,7 +245,6 @@ class _PolicyLoop(TrainingLoop):
         return values | {"rows": float(len(rows)), "tokens": float(sum(len(row.token_ids) for row in rows))}
 
     async def _publish(self) -> None:
-        """Give the present weights to the rollouts."""
         await self.engine.publish(self.version, self._rollouts.publish)
 
     async def measure(self) -> dict[str, float]:
@@ -309,5 +280,4 @@ async def _in_thread(work: Callable[[], Result]) -> tuple[Result, asyncio.Cancel
 
 
 def _key(task: Task) -> tuple[str, str]:
-    """Return a key of a task; the id alone may occur in several datasets."""
-    return task.task_id, task.query
+    return task.task_id, task.query  # the id alone may occur in several datasets

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate, islice
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -26,6 +26,8 @@ from harness1.errors import MALFORMED, SchemaError, UsageError
 from harness1.plain import digest
 from harness1.records import Episode, EpisodeKey, ModelCall, Record, TokenBlob, Turn, decode_episode, encode_episode
 from harness1.runs.files import Stage, lock, lock_or_wait, read_raw_stage, read_stage, replacing
+
+R = TypeVar("R")
 
 EPISODES = "episodes.jsonl"
 TOKENS = "tokens.bin"
@@ -112,6 +114,16 @@ def read_lines(path: Path, on_torn: Callable[[int], None] | None = None) -> Iter
                     on_torn(len(line))
                 return
             yield number, line
+
+
+def read_line_records(path: Path, kind: type[R], what: str) -> Iterator[R]:
+    """Yield the lines of a journal as records, without a torn last one; raise UsageError if there is no such file;
+    SchemaError if a line is not `what`."""
+    for number, line in read_lines(path):
+        try:
+            yield msgspec.json.decode(line, type=kind)
+        except MALFORMED as error:
+            raise SchemaError(f"{path}:{number}: not {what}: {error}") from error
 
 
 def to_bytes(arrays: Sequence[np.ndarray], offset: int) -> tuple[bytes, TokenBlob | None]:

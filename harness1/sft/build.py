@@ -1,9 +1,9 @@
-"""Building a dataset folder from run folders: the gates that choose episodes, their rows, and a data card."""
+"""A dataset from runs: the gates that choose episodes, their rows, and a data card."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from harness1.rows import TOKEN_BYTES, TrainRow, write_rows
 from harness1.rows.calls import calls_of
 from harness1.runs.files import STAGE, Stage, read_stage, refuse_foreign, refuse_full_disk, refuse_other, under_way
 from harness1.runs.journal import EPISODES, line_starts, read_appended, read_episodes
-from harness1.sft.collect import LearnedTask, TeacherRun, open_runs, tasks_of_runs
+from harness1.sft.collect import LearnedTask, TeacherRun, check_round_trip, open_runs, sample_texts, tasks_of_runs
 from harness1.sft.data_card import (
     CARD,
     HELD_OUT,
@@ -38,13 +38,12 @@ from harness1.sft.data_card import (
     tasks_by_dataset,
     write_card,
 )
-from harness1.sft.rows import rerender, row_tokens, sft_rows
+from harness1.sft.rows import REASONS, SEARCHES, rerender, row_tokens, sft_rows
 from harness1.tools.documents import END_SEARCH
 
 VERB = "sft build"
 DEFAULTS = Data()
-SHOWN = 5
-"""Number of dropped episodes that a report names."""
+SHOWN = 5  # number of dropped episodes that a report names
 Place = tuple[int, int]
 """The numbers of a run and of an episode in it, in the order of tasks and samples."""
 
@@ -62,28 +61,19 @@ class TeacherEpisode(Record):
     query: str
     status: Status
     format_errors: int
-    documents: int
-    """Curated documents; 0 if the episode ended in a policy error."""
+    documents: int  # curated ones; 0 if the episode ended in a policy error
     recall: float
     precision: float
     trajectory_recall: float
     turns: int
-    calls: dict[str, int]
-    """Successful turns of each tool, including `end_search`."""
-    actions: str
-    """Digest of all actions."""
-    gold: GoldSet = frozenset()
-    """Relevant documents of the task."""
+    calls: dict[str, int]  # successful turns of each tool, including `end_search`
+    actions: str  # digest of all actions
+    gold: GoldSet = frozenset()  # relevant documents of the task
 
     @property
     def task(self) -> tuple[str, str]:
         """Dataset and id, because two datasets may use one id."""
         return self.dataset, self.task_id
-
-    @property
-    def tools(self) -> int:
-        """Number of tools used successfully, without `end_search`."""
-        return len(self.calls.keys() - {END_SEARCH})
 
 
 def candidate(episode: Episode, gold: Gold | None, dataset: str, place: tuple[int, int]) -> TeacherEpisode:
@@ -117,20 +107,16 @@ def apply_gates(
     seed: int,
     excluded: Collection[tuple[str, str]] = frozenset(),
 ) -> tuple[tuple[TeacherEpisode, ...], tuple[GateCounts, ...]]:
-    """Return the candidates that pass all gates, in the order given, and the counts of each gate.
-
-    Args:
-        leaks: the evaluation tasks that must not be given away.
-        seed: chooses the episodes that fill a quota.
-        excluded: tasks, as (dataset, id), that were learned elsewhere.
-    """
+    """Return the candidates that pass all gates, in the order given, and the counts of each gate. `leaks` are
+    evaluation tasks that must not be given away; the seed chooses the episodes that fill a quota; tasks that were
+    learned elsewhere are excluded, as (dataset, id)."""
     single: dict[str, Callable[[TeacherEpisode], str | Literal[False] | None]] = {
         "fault": lambda one: one.status is Status.INFRA_ERROR and "the infrastructure failed",
         "format": _format_reason,
         "documents": lambda one: one.documents < 1 and f"{one.documents} curated",
         "recall": lambda one: one.recall < gates.recall and f"curated recall {one.recall:.3f}",
         "precision": lambda one: one.precision < gates.precision and f"curated precision {one.precision:.3f}",
-        "tools": lambda one: one.tools < 1 and f"{one.tools} different tools",
+        "tools": lambda one: (used := len(one.calls.keys() - {END_SEARCH})) < gates.tools and f"{used} different tools",
         "excluded": lambda one: one.task in excluded and "its task was learned from before",
         "leak": lambda one: (found := leaks.find(one.dataset, one.query, one.gold)) and found.reason,
     }
@@ -144,26 +130,32 @@ def apply_gates(
             reasons = {each.place: why for each in kept if (why := single[name](each))}
         else:
             reasons = among[name](kept)
-        dropped = [
-            f"{each.dataset}/{each.task_id} ({each.episode_id}): {reasons[each.place]}"
-            for each in kept
-            if each.place in reasons
-        ]
+        dropped = [each for each in kept if each.place in reasons][:SHOWN]
+        told = (f"{each.dataset}/{each.task_id} ({each.episode_id}): {reasons[each.place]}" for each in dropped)
         entered, kept = len(kept), tuple(each for each in kept if each.place not in reasons)
-        reports.append(GateCounts(name, entered, len(kept), tuple(dropped[:SHOWN])))
+        reports.append(GateCounts(name, entered, len(kept), tuple(told)))
     return kept, tuple(reports)
 
 
 def check_any_left(kept: Sequence[TeacherEpisode], reports: Sequence[GateCounts]) -> None:
-    """Check that at least one episode is left. Raise UsageError if nothing passed the gates; the message says how many
-    each dropped."""
+    """Raise a UsageError that says how many episodes each gate dropped, if none passed all."""
     if not kept:
-        counts = [f"{each.name} dropped {each.entered - each.passed}" for each in reports if each.dropped]
+        counts = ", ".join(f"{each.name} dropped {each.entered - each.passed}" for each in reports if each.dropped)
         last = next(each.dropped[0] for each in reversed(reports) if each.dropped)
-        raise UsageError(
-            f"none of {reports[0].entered} episodes is left: {', '.join(counts)}; for example {last}. Collect others,"
-            " or loosen sft.gates"
-        )
+        left = f"none of {reports[0].entered} episodes is left: {counts}; for example {last}"
+        raise UsageError(f"{left}. Collect others, or loosen sft.gates")
+
+
+def check_tool_mix(kept: Iterable[TeacherEpisode], gates: Gates, offered: Iterable[str]) -> None:
+    """Raise UsageError if a tool of those offered has less than `sft.gates.tool_share` of the successful turns."""
+    turns = Counter(dict.fromkeys(offered, 0))
+    for each in kept:
+        turns.update(each.calls)
+    total = max(1, turns.total())
+    rare = [f"{name} {count / total:.3f}" for name, count in sorted(turns.items()) if count / total < gates.tool_share]
+    if rare:
+        found = f"tools below sft.gates.tool_share={gates.tool_share:g} of the turns: {', '.join(rare)}"
+        raise UsageError(f"{found}: collect episodes that use them, or lower the share")
 
 
 def draw_held_out(kept: Iterable[TeacherEpisode], share: float, seed: int) -> frozenset[tuple[str, str]]:
@@ -175,7 +167,7 @@ def draw_held_out(kept: Iterable[TeacherEpisode], share: float, seed: int) -> fr
     chosen: set[tuple[str, str]] = set()
     for dataset, ids in tasks.items():
         wanted = min(max(1, round(share * len(ids))), len(ids) - 1) if share > 0.0 else 0
-        chosen.update((dataset, name) for name in sorted(ids, key=lambda name: _draw_key(seed, dataset, name))[:wanted])
+        chosen.update((dataset, name) for name in sorted(ids, key=lambda name: digest([seed, dataset, name]))[:wanted])
     return frozenset(chosen)
 
 
@@ -210,70 +202,60 @@ def _over_quota(candidates: Sequence[TeacherEpisode], quotas: dict[str, int], se
     found: dict[Place, str] = {}
     for dataset, quota in quotas.items():
         own = [each for each in candidates if each.dataset == dataset]
-        own.sort(key=lambda each: (_draw_key(seed, *each.task, each.episode_id), each.place))
+        own.sort(key=lambda each: (digest([seed, *each.task, each.episode_id]), each.place))
         found |= {each.place: "beyond the quota of its dataset" for each in own[quota:]}
     return found
 
 
-def _draw_key(seed: int, *names: str) -> str:
-    """Return a sort key that shuffles names by the seed."""
-    return digest([seed, *names])
+def _too_common(candidates: Sequence[TeacherEpisode], share: float, seed: int) -> dict[Place, str]:
+    """Drop by lot the episodes with a number of searches that more than a share of those left have."""
+    searches = {each.place: sum(each.calls.get(name, 0) for name in SEARCHES) for each in candidates}
+    counts = Counter(searches.values())
+    most = max(counts.values(), default=0)
+    while most > 1 and most > share * sum(min(count, most) for count in counts.values()):
+        most -= 1
+    left = dict.fromkeys(counts, most)
+    found: dict[Place, str] = {}
+    for each in sorted(candidates, key=lambda one: (digest([seed, *one.task, one.episode_id]), one.place)):
+        times = searches[each.place]
+        left[times] -= 1
+        if left[times] < 0:
+            found[each.place] = f"too many searched {times} times"
+    return found
 
 
 @dataclass(frozen=True)
 class Build:
-    """The inputs of a dataset.
-
-    Attributes:
-        runs: run folders.
-        against: further evaluation sets, as `evaluation_sets` reads them.
-        exclude: folders of earlier work, whose tasks are left out (see `tasks_of_runs`).
-        licences: `DATASET=TEXT`, or a text for all datasets.
-        student: format in which contexts are rendered again; None keeps the recorded tokens.
-        tokenizer: path of the student's tokenizer.
-        partial: accept unfinished collections.
-    """
+    """The inputs of a dataset."""
 
     runs: Sequence[Path]
     sft: Sft
     data: Data = DEFAULTS
-    against: Sequence[str] = ()
-    exclude: Sequence[Path] = ()
-    licences: Sequence[str] = ()
-    student: ChatFormat | None = None
-    tokenizer: str = ""
-    partial: bool = False
+    against: Sequence[str] = ()  # further evaluation sets
+    exclude: Sequence[Path] = ()  # folders of earlier work, whose tasks are left out (see `tasks_of_runs`)
+    licences: Sequence[str] = ()  # `DATASET=TEXT`, or a text for all datasets
+    student: ChatFormat | None = None  # contexts are rendered again in its format; None keeps the recorded tokens
+    tokenizer: str = ""  # path of the student's tokenizer
+    partial: bool = False  # accept unfinished collections
 
 
 @dataclass(frozen=True)
 class Listener:
-    """The callbacks of `build`."""
+    """The callbacks of `build`: a run and the bytes of its torn last line, which is left out; and an activity with the
+    amount done, and the total (0 if unknown)."""
 
     torn: Callable[[Path, int], None] = lambda _run, _size: None
-    """Called with a run and the size in bytes of its torn last line, which is left out."""
     progress: Callable[[str, int, int], None] = lambda _what, _done, _of: None
-    """Called with an activity, the amount done, and the total (0 if unknown)."""
 
 
 @dataclass(frozen=True)
 class _Found:
-    """An episode before its rows are made."""
+    """An episode before its rows are made, with their approximate tokens, and its line in the run's file, from 0."""
 
     candidate: TeacherEpisode
     tokens: int
-    """Approximate tokens of its rows."""
     tokenizer: str
     line: int
-    """In the file of its run, from 0."""
-
-
-@dataclass(frozen=True)
-class _Written:
-    """The contents of one row file."""
-
-    rows: tuple[RowFacts, ...]
-    dropped: dict[str, int]
-    """Turns without a row, by reason."""
 
 
 def build(job: Build, out: Path, *, force: bool = False, listener: Listener | None = None) -> DataCard:
@@ -283,13 +265,15 @@ def build(job: Build, out: Path, *, force: bool = False, listener: Listener | No
     if a run is damaged."""
     listener, sft = listener or Listener(), job.sft
     runs = open_runs(job.runs, rerendered=job.student is not None, partial=job.partial)
-    sets, excluded = _evaluation_sets(job, runs), tasks_of_runs(job.exclude)
+    taught = {(run.source.name, run.origin.split) for run in runs}
+    sets = open_filter(job.data, [run.source for run in runs], taught, against=job.against).sets
+    excluded = tasks_of_runs(job.exclude)
     stage = _stage(job, runs, sets, excluded)
     if _is_there(stage, out, force=force):
         return read_card(out)
     if job.student is not None:
         for run in runs:
-            run.check_round_trip(job.student.tokenizer)
+            check_round_trip(job.student.tokenizer, sample_texts(run.source, list(run.tasks.values()), run.config))
     found = _collect(job, runs, listener)
     leaks = Leaks(job.data.near, sets)
     kept, reports = apply_gates([each.candidate for each in found.values()], sft.gates, leaks, SEED, excluded)
@@ -300,18 +284,18 @@ def build(job: Build, out: Path, *, force: bool = False, listener: Listener | No
         [found[each.place] for each in kept if (each.task in held) is part] for part in (False, True)
     )
     with under_way(stage, out):
-        train = _write(job, runs, learned, out / TRAIN, listener)
-        if not train.rows:
-            took = ", ".join(f"{count} {name}" for name, count in train.dropped.items() if count)
+        train, dropped = _write(job, runs, learned, out / TRAIN, listener)
+        if not train:
+            took = ", ".join(f"{count} {name}" for name, count in dropped.items())
             raise UsageError(f"no row is left of {len(kept)} kept episodes; turns dropped: {took or 'none'}")
-        held_out = _write(job, runs, validation, out / HELD_OUT, listener)
+        held_out, also = _write(job, runs, validation, out / HELD_OUT, listener)
         card = DataCard(
             **_provenance(job, runs, found),
             compared=leaks.compared,
             gates=reports,
-            dropped_turns={name: count + held_out.dropped[name] for name, count in train.dropped.items()},
-            train=RowCounts.of(train.rows),
-            held_out=RowCounts.of(held_out.rows),
+            dropped_turns={name: dropped[name] + also[name] for name in REASONS},
+            train=RowCounts.of(train),
+            held_out=RowCounts.of(held_out),
             held_out_tasks=tasks_by_dataset(held),
             tasks=tasks_by_dataset({each.task for each in kept}),
             turns=Distribution.of([each.turns for each in kept], shares=False),
@@ -323,11 +307,6 @@ def build(job: Build, out: Path, *, force: bool = False, listener: Listener | No
         counts = {each.name: [each.entered, each.passed] for each in reports}
         stage.write(out, status="finished", gates=counts, outputs=outputs)
     return read_card(out)
-
-
-def _evaluation_sets(job: Build, runs: Sequence[TeacherRun]) -> Sequence[EvaluationSet]:
-    taught = {(run.source.name, run.origin.split) for run in runs}
-    return open_filter(job.data, [run.source for run in runs], taught, against=job.against).sets
 
 
 def _stage(
@@ -359,8 +338,8 @@ def _is_there(stage: Stage, out: Path, *, force: bool) -> bool:
 
 
 def _collect(job: Build, runs: Sequence[TeacherRun], listener: Listener) -> dict[Place, _Found]:
-    """Return the last episode of each key of each run, by its place; raise UsageError if a run is empty, or an episode
-    cannot become rows; SchemaError if a run is damaged."""
+    """Return the last episode of each key of each run, by its place, in the order of runs, tasks and samples, whatever
+    the order in which they ended; raise UsageError if a run is empty, or an episode cannot become rows."""
     latest: dict[tuple[int, int, EpisodeKey], _Found] = {}
     for number, run in enumerate(runs):
         line, order = -1, {name: at for at, name in enumerate(run.tasks)}
@@ -373,33 +352,32 @@ def _collect(job: Build, runs: Sequence[TeacherRun], listener: Listener) -> dict
             listener.progress(f"reading {run.folder}", line + 1, 0)
         if line < 0:
             raise UsageError(f"{run.folder} holds no episodes: collect it first")
-    return {each.candidate.place: each for each in _in_order(latest)}
-
-
-def _in_order(latest: Mapping[tuple[int, int, EpisodeKey], _Found]) -> Iterator[_Found]:
-    """Yield episodes in the order of runs, tasks and samples, whatever the order in which they ended."""
+    placed: dict[Place, _Found] = {}
     for rank, ((number, _, _), each) in enumerate(sorted(latest.items(), key=lambda item: item[0])):
-        yield replace(each, candidate=msgspec.structs.replace(each.candidate, place=(number, rank)))
+        place = number, rank
+        placed[place] = replace(each, candidate=msgspec.structs.replace(each.candidate, place=place))
+    return placed
 
 
-def _write(job: Build, runs: Sequence[TeacherRun], kept: Sequence[_Found], path: Path, listener: Listener) -> _Written:
-    """Make and write the rows of some episodes, in the order of runs, tasks, samples and turns."""
-    facts: list[RowFacts] = []
-    dropped = dict.fromkeys(("too_long", "unfinished", "unplaced"), 0)
+def _write(
+    job: Build, runs: Sequence[TeacherRun], kept: Sequence[_Found], path: Path, listener: Listener
+) -> tuple[list[RowFacts], Counter[str]]:
+    """Make and write the rows of some episodes, in the order of runs, tasks, samples and turns; return their facts, and
+    the turns without a row by reason."""
+    facts, dropped = list[RowFacts](), Counter[str]()
 
     def rows() -> Iterator[TrainRow]:
         for done, (run, episode) in enumerate(_episodes(job, runs, kept)):
             listener.progress(f"writing {path}", done, len(kept))
             gold = gold_set(run.gold_by_id.get(episode.task.task_id))
-            made = sft_rows(episode, job.sft, run.origin, gold)
-            for name in dropped:
-                dropped[name] += getattr(made, name)
-            for row in made.rows:
+            made, lost = sft_rows(episode, job.sft, run.origin, gold)
+            dropped.update(lost)
+            for row in made:
                 facts.append(RowFacts.of(row))
                 yield row
 
     write_rows(path, rows())
-    return _Written(tuple(facts), dropped)
+    return facts, dropped
 
 
 def _episodes(job: Build, runs: Sequence[TeacherRun], kept: Sequence[_Found]) -> Iterator[tuple[TeacherRun, Episode]]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -32,12 +33,10 @@ from harness1.sft.data_card import CARD, CollectionRun, read_card
 from harness1.sft.rows import Origin, has_token_ids
 from harness1.tools.registry import Toolbox
 
+Item = TypeVar("Item")
 TEACHERS = {"oracle": "oracle-teacher"}
 """Names that mean another policy for `--teacher` than for `--policy`: here, the oracle that shows how to search."""
-HOSTED = "openai"
-"""The kind of hosted models."""
-SAMPLED = 20
-"""Number of documents, and of questions, on which a tokenizer is tested."""
+SAMPLED = 20  # documents, and questions, on which a tokenizer is tested
 
 
 def teacher_policy(teacher: str, config: Config = Config()) -> str:
@@ -49,7 +48,7 @@ def teacher_policy(teacher: str, config: Config = Config()) -> str:
 
 def is_hosted(policy: str) -> bool:
     """Return True if a policy is a model that is called with text; it gives its reasoning in an argument."""
-    return policy.partition(":")[0] == HOSTED
+    return policy.partition(":")[0] == "openai"
 
 
 def check_taught_split(split: str, where: str) -> None:
@@ -58,15 +57,17 @@ def check_taught_split(split: str, where: str) -> None:
         raise UsageError(f"{where}: split {TEST} is for testing and must not be trained on: collect from another")
 
 
+def take_in_turn(each: Sequence[Sequence[Item]], limit: int) -> list[Item]:
+    """Return the first `limit` items of several datasets, one from each in turn."""
+    longest = max(map(len, each), default=0)
+    return [items[at] for at in range(longest) for items in each if at < len(items)][:limit]
+
+
 def teaching_tasks(
     source: Source, split: str, limit: int, config: Config, sieve: TaskFilter | None = None
 ) -> list[Task]:
-    """Return the first `limit` tasks of a split (0 for all), all of which have gold; raise UsageError if there is no
-    such split, it is the test split, no task is left, or a task has no gold.
-
-    Args:
-        sieve: leaves out what must not be learned; None: all may be.
-    """
+    """Return the first `limit` tasks of a split (0 for all) that the sieve leaves, all of which have gold; raise
+    UsageError if there is no such split, it is the test split, no task is left, or a task has no gold."""
     check_taught_split(split, source.name)
     kept, account = (sieve or TaskFilter(config.data)).select(source.name, split, source.tasks(split))
     tasks = kept[: limit or None]
@@ -79,16 +80,14 @@ def teaching_tasks(
 
 def student_place(place: str, source: Source, tasks: Sequence[Task], config: Config) -> str:
     """Return the path of a student's tokenizer, after checking that it can encode the texts of its prompts; raise
-    UsageError if it does not exist, lacks the control tokens of its format, or loses text; ConfigError if no format
-    is known for it; MissingExtra if the library that reads it is not installed."""
+    UsageError if it does not exist, lacks the control tokens of its format, or loses text; otherwise as `format_at`."""
     found = tokenizer_place(place)
     check_round_trip(format_at(found, config).tokenizer, sample_texts(source, tasks, config))
     return found
 
 
 def tokenizer_place(place: str) -> str:
-    """Return the absolute path of a tokenizer; `HARMONY`, which has no path, is returned as it is. Raise UsageError if
-    there is no such model."""
+    """Return the absolute path of a tokenizer; `HARMONY`, which has no path, as it is. UsageError if there is none."""
     return place if place == HARMONY else str(resolve_model(place).resolve())
 
 
@@ -101,19 +100,17 @@ def sample_texts(source: Source, tasks: Sequence[Task], config: Config) -> Itera
 
 
 def check_round_trip(tokenizer: Tokenizer, texts: Iterable[str]) -> None:
-    """Refuse a tokenizer that changes texts, because a model would learn other words than the teacher's.
-
-    Unicode normalisation (NFC) is allowed: it changes nothing visible, and some good tokenizers do it. Raise UsageError
-    if a text changes; the message shows the first."""
+    """Refuse a tokenizer that changes texts, because a model would learn other words than the teacher's, by a
+    UsageError that shows the first. Unicode normalisation (NFC) is allowed: it changes nothing visible, and good
+    tokenizers do it."""
     for text in texts:
         given = unicodedata.normalize("NFC", utf8_safe(text))
         back = unicodedata.normalize("NFC", tokenizer.decode(tokenizer.encode(text)))
         if given != back:
             at = next((place for place, (a, b) in enumerate(zip(given, back, strict=False)) if a != b), len(back))
-            start = max(0, at - 20)
+            one, other = (text[max(0, at - 20) : at + 20] for text in (given, back))
             raise UsageError(
-                f"the tokenizer cannot round-trip the text {given[:40]!r}: {given[start : at + 20]!r} comes back as"
-                f" {back[start : at + 20]!r}"
+                f"the tokenizer cannot round-trip the text {given[:40]!r}: {one!r} comes back as {other!r}"
             )
 
 
@@ -165,10 +162,6 @@ class TeacherRun(Run):
         if needs_ids and episode.status in (Status.COMPLETED, Status.TRUNCATED) and not has_token_ids(episode):
             raise UsageError(f"{self.folder} (episode {episode.episode_id}) {_NO_IDS}")
 
-    def check_round_trip(self, tokenizer: Tokenizer) -> None:
-        """Check the tokenizer on the texts of the run's prompts, as `check_round_trip` of `collect` does."""
-        check_round_trip(tokenizer, sample_texts(self.source, list(self.tasks.values()), self.config))
-
     def describe(self, met: Sequence[str]) -> CollectionRun:
         """Return the run's entry in a data card, given the task of each of its episodes."""
         found, samples = Counter(met), self.stage.inputs.get("samples", 1)
@@ -188,20 +181,15 @@ class TeacherRun(Run):
 
 
 def open_runs(folders: Sequence[Path], *, rerendered: bool, partial: bool = False) -> list[TeacherRun]:
-    """Open runs of one environment; raise UsageError if there are no runs, one is unfinished or over the test split, or
-    their prompts differ; SchemaError if a card is damaged.
-
-    Args:
-        rerendered: contexts will be rendered again, so the runs' students may differ.
-        partial: accept unfinished collections.
-    """
+    """Open runs of one environment, and of one student unless contexts will be rendered again; raise UsageError if
+    there are no runs, one is over the test split or (unless `partial`) unfinished, or their prompts differ; SchemaError
+    if a card is damaged."""
     if not folders:
         raise UsageError("name at least one run folder, as `harness1 sft collect` writes them")
     runs = [_open_run(folder, partial=partial) for folder in folders]
-    for run in runs[1:]:
-        _refuse_mixture(runs[0], run, rerendered=rerendered)
     places: dict[str, str] = {}
     for run in runs:
+        _refuse_mixture(runs[0], run, rerendered=rerendered)
         if places.setdefault(run.source.name, run.dataset) != run.dataset:  # rows and tasks are identified by the name
             raise UsageError(
                 f"{run.folder} is over another dataset named {run.source.name}: rename one, or build two datasets"
@@ -220,14 +208,10 @@ def _open_run(folder: Path, *, partial: bool) -> TeacherRun:
     if not stage.hashes.keys() >= _HASHES:
         raise SchemaError(f"{folder / STAGE} lacks hashes of the run: it was edited")
     if run.policy.startswith("corrected:"):
-        raise UsageError(
-            f"{folder} was collected by `corrected:`, which is no more: its student's turns would be taught"
-        )
+        raise UsageError(f"{folder} was collected by `corrected:`, which went: its student's turns would be taught")
     check_taught_split(run.split, str(folder))
     if stage.status != "finished" and not partial:
-        raise UsageError(
-            f"{folder} is not finished: run the same `harness1 sft collect` again, or use it as it is with --partial"
-        )
+        raise UsageError(f"{folder} is not finished: run `harness1 sft collect` again, or use it with --partial")
     run = replace(run, given=run.source.tasks(run.split))
     if "tasks" in stage.inputs:
         run.refuse_other_gold("collect it again with --force")
@@ -240,12 +224,10 @@ def _refuse_mixture(first: TeacherRun, other: TeacherRun, *, rerendered: bool) -
     if all(first.stage.hashes[name] == other.stage.hashes[name] for name in names):
         return
     one, another = ({"env": msgspec.to_builtins(run.config.env)} | run.chat for run in (first, other))
-    what = (
-        "; ".join(f"{name}: {a} != {b}" for name, a, b in differences(one, another))
-        or "different versions of prompts or tokenizers"
-    )
+    what = "; ".join(f"{name}: {a} != {b}" for name, a, b in differences(one, another))
     raise UsageError(
-        f"{other.folder} was collected under another configuration than {first.folder}: {what}. Build a dataset of each"
+        f"{other.folder} was collected under another configuration than {first.folder}:"
+        f" {what or 'different versions of prompts or tokenizers'}. Build a dataset of each"
     )
 
 
@@ -254,15 +236,11 @@ LearnedTask = tuple[str, str]
 
 
 def tasks_of_runs(folders: Iterable[str | Path]) -> frozenset[LearnedTask]:
-    """Return the tasks of earlier work; raise UsageError if a folder is none of these, or its card lists no tasks;
-    SchemaError if a card is damaged.
-
-    Args:
-        folders: runs of `eval` or `sft collect` (their tasks), datasets of `sft build` and checkpoints of `sft train`
-            (the tasks of their rows), trainings of `rl train` (all tasks that they could draw, and those that they
-            validated on), profiles of `rl pivots` (the tasks that they chose from their run), and the episodes of a
-            training (the tasks that were played).
-    """
+    """Return the tasks of earlier work: of runs of `eval` or `sft collect`, the tasks of the rows of datasets of `sft
+    build` and checkpoints of `sft train`, all tasks that trainings of `rl train` could draw and those that they
+    validated on, those that profiles of `rl pivots` chose from their run, and those that the episodes of a training
+    played. Raise UsageError if a folder is none of these, or its card lists no tasks; SchemaError if a card is
+    damaged."""
     return frozenset(task for folder in folders for task in _tasks_of(Path(folder)))
 
 
@@ -270,9 +248,7 @@ def _tasks_of(folder: Path) -> Iterable[LearnedTask]:
     for name in (CARD, f"data_{CARD}"):
         if (folder / name).is_file():
             if not (listed := read_card(folder, name).tasks):
-                raise UsageError(
-                    f"--exclude {folder}: {name} lists no tasks, as those of earlier versions: build it again"
-                )
+                raise UsageError(f"--exclude {folder}: {name} lists no tasks, as those of earlier versions: build anew")
             return [(dataset, task) for dataset, tasks in listed.items() for task in tasks]
     stage = read_stage(folder)
     try:

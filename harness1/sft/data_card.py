@@ -11,29 +11,26 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from harness1.errors import MALFORMED, SchemaError, UsageError
+from harness1.errors import UsageError
 from harness1.records import Record
 from harness1.rows import TrainRow
-from harness1.runs.files import write_atomically, write_json
+from harness1.runs.files import read_record, write_atomically, write_json
 
 CARD, README = "card.json", "README.md"
 TRAIN, HELD_OUT = "train.jsonl", "held_out.jsonl"
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
-BINS = 10
-"""Bins of the histogram of a share."""
-SHORTEST = 256
-"""Upper end in tokens of the first class of row lengths; it doubles from class to class."""
+BINS = 10  # of the histogram of a share
+SHORTEST = 256  # upper end in tokens of the first class of row lengths; it doubles from class to class
 
-Features = list[dict[str, Any]]
-_NUMBERS: Features = [{"name": "token_ids", "sequence": "int32"}, {"name": "loss_mask", "sequence": "int8"}]
-_METADATA: Features = [
+_METADATA: list[dict[str, Any]] = [
     *({"name": name, "dtype": "string"} for name in ("task_id", "dataset", "split", "teacher")),
     {"name": "turns", "sequence": "int32"},
     {"name": "tools", "sequence": "string"},
     {"name": "prompt_tokens", "dtype": "int32"},
 ]
-FEATURES: Features = [
-    *_NUMBERS,
+FEATURES: list[dict[str, Any]] = [
+    {"name": "token_ids", "sequence": "int32"},
+    {"name": "loss_mask", "sequence": "int8"},
     *({"name": name, "sequence": "float32"} for name in ("rollout_logprobs", "advantages")),
     *({"name": name, "dtype": "string"} for name in ("episode_id", "group_id")),
     {"name": "versions", "sequence": "int64"},
@@ -50,8 +47,7 @@ class GateCounts(Record):
     name: str
     entered: int = msgspec.field(name="in")
     passed: int = msgspec.field(name="out")
-    dropped: tuple[str, ...] = ()
-    """The first dropped episodes, with the reasons."""
+    dropped: tuple[str, ...] = ()  # the first dropped episodes, with the reasons
 
 
 class Distribution(Record, kw_only=True):
@@ -60,8 +56,7 @@ class Distribution(Record, kw_only=True):
     count: int
     mean: float
     quantiles: dict[str, float]
-    histogram: dict[str, int]
-    """Of shares: the count in each tenth from 0 to 1, including its lower end; the last includes 1."""
+    histogram: dict[str, int]  # of shares: those in each tenth, including its lower end; the last includes 1
 
     @classmethod
     def of(cls, values: Sequence[float], *, shares: bool = True) -> Distribution:
@@ -85,10 +80,8 @@ class RowFacts(NamedTuple):
 
     tokens: int
     trained: int
-    tools: tuple[str, ...]
-    """The tool of each trained turn."""
-    episode: tuple[str, str, str]
-    """Dataset, task and episode."""
+    tools: tuple[str, ...]  # of each trained turn
+    episode: tuple[str, str, str]  # dataset, task and episode
 
     @classmethod
     def of(cls, row: TrainRow) -> RowFacts:
@@ -103,14 +96,11 @@ class RowCounts(Record, kw_only=True):
     tasks: int
     episodes: int
     rows: int
-    turns: int
-    """Trained turns."""
+    turns: int  # trained ones
     tokens: int
     trained_tokens: int
-    tools: dict[str, int]
-    """Trained turns of each tool."""
-    lengths: dict[str, int]
-    """Rows by class of length, named by its upper end in tokens."""
+    tools: dict[str, int]  # trained turns of each
+    lengths: dict[str, int]  # rows by class of length, named by its upper end in tokens
 
     @classmethod
     def of(cls, rows: Sequence[RowFacts]) -> RowCounts:
@@ -133,21 +123,16 @@ class CollectionRun(Record, kw_only=True):
     """A run folder that supplied episodes."""
 
     folder: str
-    dataset: str
-    """Absolute path, or the generator."""
-    name: str
-    """Short name, as in the metadata of rows."""
+    dataset: str  # absolute path, or the generator
+    name: str  # short name, as in the metadata of rows
     split: str
-    share: str = ""
-    """`sft` or `rl` if the run was collected over one share of the split's tasks."""
+    share: str = ""  # `sft` or `rl` if the run was collected over one share of the split's tasks
     teacher: str
     index: str
     hashes: dict[str, str]
     episodes: int
-    missing: int = 0
-    """Tasks without all their episodes, in an unfinished run."""
-    config: dict[str, Any]
-    """Every setting of the run, without keys."""
+    missing: int = 0  # tasks without all their episodes, in an unfinished run
+    config: dict[str, Any]  # every setting of the run, without keys
 
 
 class DataCard(Record, kw_only=True):
@@ -155,33 +140,24 @@ class DataCard(Record, kw_only=True):
 
     runs: tuple[CollectionRun, ...]
     format: str
-    tokenizer: str
-    """Path of the tokenizer when the dataset was built."""
+    tokenizer: str  # path of the tokenizer when the dataset was built
     tokenizer_hash: str
-    format_hash: str
-    """Hash of format and tokenizer together: the counter of the environment."""
-    rerendered: bool
-    """True if contexts were rendered again for another student than that of the runs."""
+    format_hash: str  # of format and tokenizer together: the counter of the environment
+    rerendered: bool  # contexts were rendered again for another student than that of the runs
     env: dict[str, Any]
     env_hash: str
     sft: dict[str, Any]
-    compared: dict[str, int]
-    """Sizes of the sets of evaluation queries that were excluded."""
+    compared: dict[str, int]  # sizes of the sets of evaluation queries that were excluded
     gates: tuple[GateCounts, ...]
-    dropped_turns: dict[str, int]
-    """Turns of kept episodes without a row, by reason."""
+    dropped_turns: dict[str, int]  # of kept episodes, without a row, by reason
     train: RowCounts
     held_out: RowCounts
-    held_out_tasks: dict[str, tuple[str, ...]]
-    """Ids of the tasks that are never trained on, by dataset."""
-    tasks: dict[str, tuple[str, ...]] = {}
-    """Ids of the tasks of all rows, held-out ones included, by dataset."""
-    turns: Distribution
-    """Turns of each kept episode."""
+    held_out_tasks: dict[str, tuple[str, ...]]  # ids of those that are never trained on, by dataset
+    tasks: dict[str, tuple[str, ...]] = {}  # ids of those of all rows, held-out ones included, by dataset
+    turns: Distribution  # of each kept episode
     curated_recall: Distribution
     trajectory_recall: Distribution
-    licences: dict[str, str]
-    """Notes on the licence of each dataset."""
+    licences: dict[str, str]  # notes on the licence of each dataset
 
 
 def write_card(card: DataCard, folder: Path) -> None:
@@ -191,15 +167,12 @@ def write_card(card: DataCard, folder: Path) -> None:
 
 
 def read_card(folder: Path, name: str = CARD) -> DataCard:
-    """Return the card of a dataset folder, or the copy of that name which a checkpoint keeps; raise UsageError if the
-    folder has no card; SchemaError if the card is damaged."""
-    path = folder / name
-    if not path.is_file():
+    """Return the card of a dataset folder, or the copy of that name which a checkpoint keeps; UsageError if the folder
+    has none; SchemaError if it is damaged."""
+    card = read_record(folder / name, DataCard, "a data card")
+    if card is None:
         raise UsageError(f"{folder} is not a dataset of `harness1 sft build`: it has no {CARD}")
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=DataCard)
-    except MALFORMED as error:
-        raise SchemaError(f"{path} is not a data card: {error}") from error
+    return card
 
 
 def licence_notes(notes: Sequence[str], datasets: Sequence[str]) -> dict[str, str]:
@@ -284,16 +257,13 @@ def _without_folders(policy: str) -> str:
 
 
 def _front_matter(card: DataCard) -> str:
-    """Return the front matter in JSON, which is valid YAML."""
     files = [{"split": "train", "path": TRAIN}]
     if card.held_out.rows:
         files.append({"split": "validation", "path": HELD_OUT})
-    tree = {
-        "configs": [{"config_name": "default", "data_files": files}],
-        "dataset_info": {"config_name": "default", "features": FEATURES},
-    }
-    lines = (f"{key}: {msgspec.json.encode(value).decode()}" for key, value in tree.items())
-    return "\n".join(["---", *lines, "---"])
+    configs = [{"config_name": "default", "data_files": files}]
+    info = {"config_name": "default", "features": FEATURES}
+    found, known = (msgspec.json.encode(tree).decode() for tree in (configs, info))  # JSON is valid YAML
+    return f"---\nconfigs: {found}\ndataset_info: {known}\n---"
 
 
 def _histogram_table(title: str, train: dict[str, int], held_out: dict[str, int]) -> str:
@@ -302,9 +272,9 @@ def _histogram_table(title: str, train: dict[str, int], held_out: dict[str, int]
 
 
 def _distributions(card: DataCard) -> str:
-    recalls = {"curated recall": card.curated_recall, "trajectory recall": card.trajectory_recall}
-    named = {"turns": card.turns, **recalls}
-    rows = [(name, f"{each.mean:.3f}", *(f"{q:.3f}" for q in each.quantiles.values())) for name, each in named.items()]
+    names = ("turns", "curated_recall", "trajectory_recall")
+    found = [(name.replace("_", " "), getattr(card, name)) for name in names]
+    rows = [(name, f"{each.mean:.3f}", *(f"{q:.3f}" for q in each.quantiles.values())) for name, each in found]
     return _table(("of each kept episode", "mean", *(f"quantile {each:g}" for each in QUANTILES)), rows)
 
 

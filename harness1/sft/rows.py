@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -21,6 +22,9 @@ from harness1.rows import TrainRow, make_rows
 from harness1.rows.calls import calls_for_rows, calls_of, calls_to_train
 
 SEARCHES = ("search_corpus", "fan_out_search", "grep_corpus")
+REASONS = ("too_long", "unfinished", "unplaced")
+"""Why a turn has no row: it has more than `sft.max_tokens`, or a truncated output, which would teach the model not to
+stop, or its place in a chain is unknown."""
 
 
 class Origin(Record):
@@ -31,28 +35,13 @@ class Origin(Record):
     teacher: str
 
 
-class EpisodeRows(Record):
-    """The rows of one episode, and counts of the turns without a row."""
-
-    rows: tuple[TrainRow, ...]
-    too_long: int = 0
-    """Turns in rows of more than `sft.max_tokens`."""
-    unfinished: int = 0
-    """Turns in rows with a truncated output."""
-    unplaced: int = 0
-    """Turns whose place in a chain is unknown."""
-
-
-def sft_rows(episode: Episode, sft: Sft, origin: Origin, gold: GoldSet = frozenset()) -> EpisodeRows:
-    """Return a row for each turn, or for each chain of turns whose prompts are prefixes of each other (`sft.rows`).
-
-    Rows are in the order of turns and have no log probabilities. The whole output is trained, reasoning and call. Rows
-    with a truncated output would teach the model not to stop, so they are dropped. Raise SchemaError if a segment of a
-    prompt is missing from the episode.
-
-    Args:
-        gold: the relevant documents of the task, for `sft.useless_weight`.
-    """
+def sft_rows(
+    episode: Episode, sft: Sft, origin: Origin, gold: GoldSet = frozenset()
+) -> tuple[list[TrainRow], Counter[str]]:
+    """Return a row for each turn, or for each chain of turns whose prompts are prefixes of each other (`sft.rows`), in
+    the order of turns, and the number of turns without a row by `REASONS`. Rows have no log probabilities; the whole
+    output is trained, reasoning and call. `gold` are the relevant documents of the task, for `sft.useless_weight`.
+    Raise SchemaError if a segment of a prompt is missing from the episode."""
     calls = list(calls_for_rows(episode))
     turns = {f"{episode.episode_id}/{call.call_id}": turn for turn in episode.turns for call in turn.calls}
     weights = {turn.index: 1.0 for turn in episode.turns if turn.action is not None}
@@ -61,28 +50,23 @@ def sft_rows(episode: Episode, sft: Sft, origin: Origin, gold: GoldSet = frozens
     of_calls = {call.call_id: weights[turns[call.call_id].index] for call in calls}
     cut = {f"{episode.episode_id}/{name}" for name in _cut_calls(episode)}
     made = make_rows(calls, sft.rows, of_calls)
-    rows, too_long, unfinished = [], 0, 0
+    rows = []
+    dropped = Counter(unplaced=len(calls) - sum(len(row.call_ids) for row in made))
     for row in made:
-        if len(row.token_ids) > sft.max_tokens:
-            too_long += len(row.call_ids)
-            continue
-        if not cut.isdisjoint(row.call_ids):
-            unfinished += len(row.call_ids)
+        if len(row.token_ids) > sft.max_tokens or not cut.isdisjoint(row.call_ids):
+            dropped["too_long" if len(row.token_ids) > sft.max_tokens else "unfinished"] += len(row.call_ids)
             continue
         taught = [turns[name] for name in row.call_ids]
         metadata = {
             "task_id": episode.task.task_id,
-            "dataset": origin.dataset,
-            "split": origin.split,
-            "teacher": origin.teacher,
+            **msgspec.structs.asdict(origin),
             "turns": [turn.index for turn in taught],
             "tools": [turn.action.name for turn in taught if turn.action is not None],
             "prompt_tokens": row.loss_mask.index(1),
         }
         advantages = row.advantages if any(of_calls[name] != 1.0 for name in row.call_ids) else None
         rows.append(msgspec.structs.replace(row, rollout_logprobs=None, advantages=advantages, metadata=metadata))
-    placed = sum(len(row.call_ids) for row in made)
-    return EpisodeRows(tuple(rows), too_long, unfinished, len(calls) - placed)
+    return rows, +dropped
 
 
 def has_token_ids(episode: Episode) -> bool:
@@ -128,50 +112,28 @@ def _cut_calls(episode: Episode) -> list[str]:
 
 
 def rerender(episode: Episode, env: Env, chat: ChatFormat) -> Episode:
-    """Return an episode as a `StudentFormatPolicy` of its policy would have recorded it, given the same decisions.
-
-    With a smaller context than the teacher's, a decision may depend on a piece that the student does not see. An
-    episode that does not fit is cut (`StopReason.CONTEXT_LIMIT`) and loses its reward. Ignored actions and the notes
-    about them are left out. Raise ConfigError if the episode was recorded under another configuration; SchemaError if
-    the episode cannot be replayed, or its memory differs.
-
-    Args:
-        env: the configuration of the recorded environment.
-    """
+    """Return an episode as a `StudentFormatPolicy` of its policy would have recorded it in the same environment, given
+    the same decisions. With a smaller context than the teacher's, a decision may depend on a piece that the student
+    does not see. An episode that does not fit is cut (`StopReason.CONTEXT_LIMIT`) and loses its reward. Ignored actions
+    and the notes about them are left out. Raise ConfigError if the episode was recorded under another configuration;
+    SchemaError if it cannot be replayed, or its memory differs."""
     twin = _Recorded(episode, env, chat)
     if twin.hash != episode.hashes.env:
         raise ConfigError("the episode was recorded under another environment: give the configuration of its run")
+    played = {name: getattr(episode, name) for name in ("seed", "sample_idx", "group_id")}
     try:
-        again = asyncio.run(
-            rollout(
-                twin,
-                StudentFormatPolicy(_Again(episode), chat),
-                episode.task,
-                seed=episode.seed,
-                sample_idx=episode.sample_idx,
-                group_id=episode.group_id,
-            )
-        )
+        again = asyncio.run(rollout(twin, StudentFormatPolicy(_Again(episode), chat), episode.task, **played))
     except (ValueError, TypeError, LookupError) as error:
         raise SchemaError(f"episode {episode.episode_id} cannot be replayed: {error!r}") from error
     for before, after in zip(episode.turns, again.turns, strict=False):
         if before.memory_hash != after.memory_hash:
             raise SchemaError(f"episode {episode.episode_id} differs in its memory at turn {before.index}")
     again = msgspec.structs.replace(again, stage_ms=episode.stage_ms)
-    return again if len(again.turns) < len(episode.turns) else _end_as(episode, again)
-
-
-def _end_as(episode: Episode, again: Episode) -> Episode:
-    """Return a complete replay with the recorded end and reward."""
+    if len(again.turns) < len(episode.turns):
+        return again
     hashes = msgspec.structs.replace(again.hashes, reward=episode.hashes.reward)
-    return msgspec.structs.replace(
-        again,
-        stop_reason=episode.stop_reason,
-        status=episode.status,
-        error=episode.error,
-        reward=episode.reward,
-        hashes=hashes,
-    )
+    end = {name: getattr(episode, name) for name in ("stop_reason", "status", "error", "reward")}
+    return msgspec.structs.replace(again, hashes=hashes, **end)
 
 
 class _Recorded(SearchEnv):

@@ -6,13 +6,13 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -20,7 +20,7 @@ from harness1.config import ChatPolicy, Config, Env
 from harness1.config.env import read_env
 from harness1.config.settings import to_record
 from harness1.data.open import open_source
-from harness1.engines.engine import Deliver, Engine, OpenEngine, TrainerJob, open_local_engine
+from harness1.engines.engine import Engine, LocalEngine, OpenEngine, TrainerJob
 from harness1.engines.loop import TrainingLoop
 from harness1.env.environment import SearchEnv, choose
 from harness1.env.model_verifiers import open_verifier
@@ -37,11 +37,12 @@ from harness1.models.transformers_backend import TransformersBackend, open_trans
 from harness1.plain import file_digest
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.policy.policy import Policy
-from harness1.records import Record, Sampling, Status, Task, ToolCall
+from harness1.records import Sampling, Status, Task, ToolCall
 from harness1.retrieval.open import open_retriever
 from harness1.reward.measures import measure_outcome
 from harness1.rows import RowFile, TrainRow
 from harness1.runs.files import Stage, read_stage, refuse_full_disk, refuse_other, under_way
+from harness1.sft.collect import take_in_turn
 from harness1.sft.data_card import CARD, HELD_OUT, README, TRAIN, CollectionRun, DataCard, read_card
 from harness1.tools.registry import Toolbox
 from harness1.training.algorithm import make_algorithm
@@ -59,14 +60,14 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 
 
-class HeldOutTurn(Record):
+class HeldOutTurn(NamedTuple):
     """A turn of a teacher that the policy is asked to take: the prompt and the teacher's output."""
 
     prompt_ids: tuple[int, ...]
     target_ids: tuple[int, ...]
 
 
-def evenly_spaced(items: Sequence[Item], limit: int) -> list[Item]:
+def space_evenly(items: Sequence[Item], limit: int) -> list[Item]:
     """Return at most `limit` items, spread evenly over all."""
     count = min(limit, len(items))
     return [items[at * len(items) // count] for at in range(count)]
@@ -74,17 +75,12 @@ def evenly_spaced(items: Sequence[Item], limit: int) -> list[Item]:
 
 def pick_turns(rows: Sequence[TrainRow], limit: int) -> list[HeldOutTurn]:
     """Return at most `limit` trained stretches of rows as turns, spread evenly over all."""
-    return evenly_spaced([turn for row in rows for turn in _turns(row)], limit)
-
-
-def _turns(row: TrainRow) -> Iterator[HeldOutTurn]:
-    mask = (*row.loss_mask, 0)
-    begin = 0
-    for place in range(1, len(mask)):
-        if mask[place] and not mask[place - 1]:
-            begin = place
-        elif mask[place - 1] and not mask[place]:
-            yield HeldOutTurn(row.token_ids[:begin], row.token_ids[begin:place])
+    turns = []
+    for row in rows:
+        changes = [place for place, (one, other) in enumerate(pairwise((0, *row.loss_mask, 0))) if one != other]
+        for begin, end in zip(changes[::2], changes[1::2], strict=True):
+            turns.append(HeldOutTurn(row.token_ids[:begin], row.token_ids[begin:end]))
+    return space_evenly(turns, limit)
 
 
 def is_valid(call: ToolCall, toolbox: Toolbox) -> bool:
@@ -99,38 +95,28 @@ def is_valid(call: ToolCall, toolbox: Toolbox) -> bool:
     return True
 
 
-async def turn_results(
+async def turn_metrics(
     backend: Backend, chat: ChatFormat, toolbox: Toolbox, turns: Sequence[HeldOutTurn], reserve: int
-) -> list[dict[str, float]]:
-    """Compare the policy's greedy output at each turn with the teacher's.
-
-    Args:
-        reserve: maximum tokens of an output.
-
-    Returns:
-        For each turn, 1.0 or 0.0: `valid`, the output contains an action that an environment would execute;
-        `tool_agreement`, the action calls the teacher's tool; `action_agreement`, with the same arguments.
-    """
+) -> dict[str, float]:
+    """Compare the policy's greedy output, of at most `reserve` tokens, at each turn with the teacher's. Return the
+    shares of turns by what the output contains: `valid`, an action that an environment would execute; `tool_agreement`,
+    one that calls the teacher's tool; `action_agreement`, with the same arguments."""
     sampling = Sampling(temperature=0.0, max_tokens=reserve, stop_ids=chat.stop_ids)
 
+    def read(ids: Sequence[int]) -> ToolCall | None:
+        actions = chat.parse(ids, toolbox.specs).actions
+        return choose(actions)[0] if actions else None
+
     async def one(turn: HeldOutTurn) -> dict[str, float]:
-        output = await backend.generate(turn.prompt_ids, sampling)
-        action = _action(chat, output.output_ids, toolbox)
-        target = _action(chat, turn.target_ids, toolbox)
+        action = read((await backend.generate(turn.prompt_ids, sampling)).output_ids)
+        target = read(turn.target_ids)
         return {
             "valid": float(action is not None and is_valid(action, toolbox)),
             "tool_agreement": float(action is not None and target is not None and action.name == target.name),
             "action_agreement": float(action is not None and action == target),
         }
 
-    return list(await asyncio.gather(*(one(turn) for turn in turns)))
-
-
-async def turn_metrics(
-    backend: Backend, chat: ChatFormat, toolbox: Toolbox, turns: Sequence[HeldOutTurn], reserve: int
-) -> dict[str, float]:
-    """Return the means of `turn_results`."""
-    return means(await turn_results(backend, chat, toolbox, turns, reserve))
+    return means(await asyncio.gather(*map(one, turns)))
 
 
 def means(results: Sequence[dict[str, float]]) -> dict[str, float]:
@@ -138,25 +124,16 @@ def means(results: Sequence[dict[str, float]]) -> dict[str, float]:
     return {name: fmean(each[name] for each in results) for name in results[0]} if results else {}
 
 
-def _action(chat: ChatFormat, ids: Sequence[int], toolbox: Toolbox) -> ToolCall | None:
-    actions = chat.parse(ids, toolbox.specs).actions
-    return choose(actions)[0] if actions else None
-
-
 async def episode_results(
-    policy: Policy, environment: Callable[[], SearchEnv], tasks: Sequence[Task], concurrency: int, seed: int = 0
+    policy: Policy, environment: Callable[[], SearchEnv], tasks: Sequence[Task], concurrency: int
 ) -> list[dict[str, float]]:
-    """Play whole episodes on tasks with gold, and leave out those with an infrastructure fault.
-
-    Returns:
-        For each episode `curated_recall`, `set_size`, `turns`, and `format_failures`: 1.0 if it ended in a policy
-        error.
-    """
+    """Play whole episodes on tasks with gold. Return of each, but those with an infrastructure fault, `curated_recall`,
+    `set_size`, `turns`, and `format_failures`: 1.0 if it ended in a policy error."""
     places = asyncio.Semaphore(concurrency)
 
     async def one(task: Task) -> dict[str, float] | None:
         async with places:
-            episode = await rollout(environment(), policy, task, seed=seed)
+            episode = await rollout(environment(), policy, task)
         if episode.status is Status.INFRA_ERROR:
             return None
         result = measure_outcome(episode, task.gold)
@@ -181,19 +158,13 @@ class Student:
 
     @classmethod
     def of(cls, folder: Path, card: DataCard) -> Student:
-        """Return the student of a model's folder.
-
-        Raises:
-            UsageError: its tokenizer is not that of the rows, or lacks control tokens of their format.
-            ConfigError: the rows were made with a setting that was removed, at another value than its last default.
-            SchemaError: this version cannot read the card's environment.
-        """
+        """Return the student of a model's folder. Raise UsageError if its tokenizer is not that of the rows, or lacks
+        control tokens of their format; SchemaError or ConfigError if this version cannot read the card's
+        environment."""
         chat = open_format(card.format, open_tokenizer(folder))
         if chat.hash != card.format_hash:
-            raise UsageError(
-                f"the rows were made with the tokenizer of {card.tokenizer} in the format {card.format}, but {folder} "
-                "has another: build them again with --rerender --tokenizer"
-            )
+            made = f"the rows were made with the tokenizer of {card.tokenizer} in the format {card.format}"
+            raise UsageError(f"{made}, but {folder} has another: build them again with --rerender --tokenizer")
         try:
             return cls(folder, card, chat, read_env(card.env))
         except msgspec.ValidationError as error:
@@ -204,24 +175,21 @@ class Student:
         window = context_window(self.folder)
         longest = int(rows.lengths.max(initial=0))
         if window is not None and longest > window:
-            raise UsageError(
-                f"a row has {longest} tokens, but {self.folder.name} reads {window}: build with sft.max_tokens={window}"
-            )
+            model = f"{self.folder.name} reads {window}: build with sft.max_tokens={window}"
+            raise UsageError(f"a row has {longest} tokens, but {model}")
 
     def list_held_out(self, limit: int) -> list[tuple[CollectionRun, Task]]:
-        """Return held-out tasks of each dataset in turn, with a run that has the index to search; raise UsageError if a
-        dataset is missing."""
+        """Return held-out tasks of each dataset in turn, with a run that has the index; UsageError if one is
+        missing."""
         found: list[list[tuple[CollectionRun, Task]]] = []
         for run in {run.name: run for run in self.card.runs}.values():
             wanted = set(self.card.held_out_tasks.get(run.name, ()))
             tasks = [task for task in open_source(run.dataset).tasks(run.split) if task.task_id in wanted]
             found.append([(run, task) for task in tasks])
-        longest = max(map(len, found), default=0)
-        return [tasks[at] for at in range(longest) for tasks in found if at < len(tasks)][:limit]
+        return take_in_turn(found, limit)
 
     def environments(self, run: CollectionRun, config: Config) -> Callable[[], SearchEnv]:
-        """Return a factory of environments like the teacher's, over the index of one of its runs; raise UsageError if
-        the index is missing."""
+        """Return a factory of environments like the teacher's, over the index of one of its runs."""
         retriever = open_retriever(run.index, msgspec.structs.replace(config, env=self.env))
         verifier = open_verifier(self.env, config.machine)
         return lambda: SearchEnv(self.env, retriever, verifier, self.chat, config.machine)
@@ -229,30 +197,25 @@ class Student:
 
 class HeldOutValidation:
     """Validates a student between steps, on an evenly spaced part of the held-out rows. It samples from a separate
-    model that gets copies of the trained weights, as users will sample from them. Raise UsageError if a dataset or
-    an index is missing, or the model cannot be sampled from.
-
-    Args:
-        sampler: samples the weights that a service trains, in place of a model here.
-    """
+    model that gets copies of the trained weights, as users will sample from them, or from the sampler of a service that
+    trains. Raise UsageError if a dataset or an index is missing, or the model cannot be sampled from."""
 
     def __init__(
         self, student: Student, rows: RowFile, config: Config, device: str, sampler: Backend | None = None
     ) -> None:
-        watch = config.train.watch
+        watch, model = config.train.watch, config.machine.model
         self._student, self._config = student, config
-        self._rows = evenly_spaced(rows, watch.rows)
-        self._turns = pick_turns(evenly_spaced(rows, watch.turns), watch.turns)
+        self._rows = space_evenly(rows, watch.rows)
+        self._turns = pick_turns(space_evenly(rows, watch.turns), watch.turns)
         self._tasks: dict[str, list[Task]] = {}
         self._environments: dict[str, Callable[[], SearchEnv]] = {}
         for run, task in student.list_held_out(watch.tasks) if watch.tasks else []:
             self._tasks.setdefault(run.name, []).append(task)
             if run.name not in self._environments:
                 self._environments[run.name] = student.environments(run, config)
-        self._backend: Backend | None = sampler if self._turns or self._tasks else None
-        if sampler is None and (self._turns or self._tasks):
-            model = config.machine.model
-            self._backend = open_transformers(
+        self._backend: Backend | None = None
+        if self._turns or self._tasks:
+            self._backend = sampler or open_transformers(
                 student.folder,
                 device=device,
                 dtype=config.policy.dtype,
@@ -262,24 +225,21 @@ class HeldOutValidation:
                 prefill_tokens=model.prefill_tokens,
             )
 
+    def loss(self, engine: Engine, saved: Path | None = None) -> dict[str, float]:
+        """Return the `nll` of the held-out rows, if there are any; `saved` is as in `Engine.loss`."""
+        return {"nll": engine.loss(self._rows, saved)} if self._rows else {}
+
     async def validate(self, engine: Engine) -> dict[str, float]:
         """Return the metrics of the present weights, with the number of held-out episodes that the infrastructure broke
         as `faults`, if there are any; raise InfrastructureFault if the model failed to sample."""
-        metrics = self.loss(engine)
-        return metrics if self._backend is None else metrics | await self._measure_samples(self._backend, engine)
-
-    def loss(self, engine: Engine, saved: Path | None = None) -> dict[str, float]:
-        """Return the `nll` of the held-out rows, if there are any.
-
-        Args:
-            saved: as in `Engine.loss`.
-        """
-        return {"nll": engine.loss(self._rows, saved)} if self._rows else {}
-
-    async def _measure_samples(self, backend: Backend, engine: Engine) -> dict[str, float]:
+        metrics, backend = self.loss(engine), self._backend
+        if backend is None:
+            return metrics
         env, chat = self._student.env, self._student.chat
-        await engine.publish(engine.step_count, _delivering(backend))
-        metrics = await turn_metrics(backend, chat, Toolbox.of(env), self._turns, env.generation_reserve)
+        await engine.publish(
+            engine.step_count, backend.load_state if isinstance(backend, TransformersBackend) else _refuse_weights
+        )
+        metrics |= await turn_metrics(backend, chat, Toolbox.of(env), self._turns, env.generation_reserve)
         greedy = ChatPolicy(temperature=0.0, format_retries=0)
         policy = LanguageModelPolicy(backend, chat, env.generation_reserve, greedy)
         episodes: list[dict[str, float]] = []
@@ -287,11 +247,6 @@ class HeldOutValidation:
             episodes += await episode_results(policy, self._environments[name], tasks, self._config.machine.concurrency)
         broken = sum(map(len, self._tasks.values())) - len(episodes)
         return metrics | means(episodes) | ({"faults": float(broken)} if broken else {})
-
-
-def _delivering(backend: Backend) -> Deliver:
-    """Return how a backend takes weights; that of a service gets them from its engine."""
-    return backend.load_state if isinstance(backend, TransformersBackend) else _refuse_weights
 
 
 async def _refuse_weights(state: Weights, version: int) -> None:
@@ -312,18 +267,15 @@ class FineTuning:
     config: Config
     trainer: Literal["own", "trl"] = "own"
     device: str = "cpu"
-    packing: bool = False
-    """Put several rows into one sequence (TRL only)."""
+    packing: bool = False  # put several rows into one sequence (TRL only)
     trackers: Trackers = NO_TRACKERS
-    open_engine: OpenEngine = open_local_engine
-    """Opens what holds the weights in training; TRL has its own."""
-    sampler: Backend | None = None
-    """Samples the weights of a training service."""
+    open_engine: OpenEngine = LocalEngine  # opens what holds the weights in training; TRL has its own
+    sampler: Backend | None = None  # samples the weights of a training service
 
     def student(self) -> Student:
         """Return the student, after all checks that do not need the loaded model; raise UsageError if the dataset is
-        not a dataset, unfinished or empty; the model does not fit it or cannot read its longest row; either is
-        within the output folder; or the disk is too full."""
+        none, unfinished or empty; the model does not fit it or cannot read its longest row; either is within the output
+        folder; or the disk is too full."""
         for folder in (self.dataset, self.model):
             if folder.resolve().is_relative_to(self.out.resolve()):
                 raise UsageError(f"{folder} is an input, and is inside --out: choose another --out")
@@ -362,16 +314,12 @@ def fine_tune(
     on_part: OnPart = lambda _: None,
     before_loading: Callable[[], None] = lambda: None,
 ) -> Checkpoint:
-    """Train, and write the best checkpoint by `train.watch.metric` to `work.out`; resume an earlier run. Raise
-    UsageError as `FineTuning.student`, or the folder holds something else or cannot be written; Diverged if a loss
-    is not finite; the best checkpoint so far is kept; MissingExtra if a dependency of the trainer is not installed;
-    KeyboardInterrupt if after the step at work; the state is saved, except with TRL's trainer.
-
-    Args:
-        on_part: called with what is at work between two steps, and with the tokens done within a step; TRL's trainer
-            shows its own bar.
-        before_loading: called before our own trainer loads the model; what it raises ends the training.
-    """
+    """Train, and write the best checkpoint by `train.watch.metric` to `work.out`; resume an earlier run. `on_part` is
+    called with what is at work between two steps, and with the tokens done within a step, but not by TRL's trainer;
+    `before_loading` before our own loads the model: what it raises ends the training. Raise UsageError as
+    `FineTuning.student`, or the folder holds something else or cannot be written; Diverged if a loss is not finite (the
+    best checkpoint so far is kept); MissingExtra if a dependency of the trainer is not installed; KeyboardInterrupt
+    after the step at work; the state is saved, except with TRL's trainer."""
     student, stage = work.student(), work.stage()
     if group.leads:
         refuse_other(stage, work.out, "training")
@@ -396,9 +344,9 @@ def fine_tune(
 
 
 def _train_with_trl(work: FineTuning, card: Checkpoint, group: ProcessGroup, on_step: StepListener) -> Checkpoint:
-    """Train with TRL's trainer, which writes the weights of its last step."""
     train, out, begun = work.config.train, work.out, find_saved_step(work.out)
-    rows, held_out = RowFile(work.dataset / TRAIN), RowFile(work.dataset / HELD_OUT)
+    rows = RowFile(work.dataset / TRAIN)
+    validation = space_evenly(RowFile(work.dataset / HELD_OUT), train.watch.rows)
     steps = train.epochs * -(-len(rows) // train.batch_rows)
     steps = min(steps, train.max_steps or steps)
     seen: dict[str, float] = {"step": float(begun)}
@@ -412,7 +360,6 @@ def _train_with_trl(work: FineTuning, card: Checkpoint, group: ProcessGroup, on_
             log.write(step, measured)
             on_step(step, steps, measured)
 
-        validation = evenly_spaced(held_out, train.watch.rows)
         train_with_trl(rows, validation, work.model, out, train, note, packing=work.packing, cpu=work.device == "cpu")
     done = msgspec.structs.replace(card, step=int(seen["step"]))
     if group.leads:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -20,7 +20,7 @@ import msgspec
 from harness1.config import Config
 from harness1.data.leaks import KnownQueries
 from harness1.data.source import Source
-from harness1.errors import MALFORMED, InfrastructureFault, SchemaError, UsageError
+from harness1.errors import InfrastructureFault, UsageError
 from harness1.eval.evaluate import Evaluation, ensure_run
 from harness1.eval.summary import task_metrics
 from harness1.http.model_endpoint import Completion, Messages, defuse, strip_answer
@@ -31,7 +31,7 @@ from harness1.plain import digest
 from harness1.records import DocId, Record, Task
 from harness1.runs.files import read_stage
 from harness1.runs.folder import episodes_of
-from harness1.runs.journal import Journal, read_lines
+from harness1.runs.journal import Journal, read_line_records
 from harness1.tasks.drafts import BRIDGE, CLAIM, SINGLE
 from harness1.tasks.graph import holds_name
 
@@ -97,7 +97,10 @@ class QuestionWriter:
         UsageError: the model would refuse every request, or the folder cannot be written; SchemaError: the stored
         replies are damaged."""
         with Journal(out, REPLIES) as journal:
-            known = {(each.writer, each.prompt): each for each in _read(out / REPLIES)}
+            known = {
+                (each.writer, each.prompt): each
+                for each in read_line_records(out / REPLIES, WriterReply, "a writer's reply")
+            }
             replies = asyncio.run(self._ask(tasks, known, journal, on_reply))
         told: list[Task] = []
         kept: dict[str, int] = {}
@@ -180,14 +183,6 @@ _OWN = frozenset(
     ("which", "find", "fill", "check", "is", "how", "what", "who", "where", "true", "document", "documents")
 )
 """First words of templates."""
-
-
-def _read(path: Path) -> Iterator[WriterReply]:
-    for number, line in read_lines(path):
-        try:
-            yield msgspec.json.decode(line, type=WriterReply)
-        except MALFORMED as error:
-            raise SchemaError(f"{path}:{number}: not a writer's reply: {error}") from error
 
 
 ORACLE, NOTHING, ONE_SEARCH = POLICIES = ("oracle", "no-op", "single-shot")

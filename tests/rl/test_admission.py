@@ -162,13 +162,10 @@ def test_an_ideal_delivery_holds_the_answer_first_and_no_more_than_the_set_may(p
     whole = scoring_of(PAPER)(ideal(played[0][ORACLE][0], gold, 30), gold)
     assert whole is not None
     assert whole.total == pytest.approx(3.2, abs=0.15)
-
-
-def test_an_ideal_delivery_takes_one_chunk_of_each_fact_and_none_twice(played: list[Played]) -> None:
-    gold = Gold(relevant={}, facts=(("x", "y"), ("y", "z")))
-    held = tuple(Curated(unit, "fair", rank) for rank, unit in enumerate("y", 1))
+    facts = Gold(relevant={}, facts=(("x", "y"), ("y", "z")))  # one chunk of each, and none twice
+    held = (Curated("y", "fair", 1),)
     episode = msgspec.structs.replace(played[0][ORACLE][0], unit="chunk", curated=held)
-    assert [entry.unit_id for entry in ideal(episode, gold, 30).curated] == ["y"]
+    assert [entry.unit_id for entry in ideal(episode, facts, 30).curated] == ["y"]
 
 
 def report(played: list[Played], config: Config) -> AdmissionReport:
@@ -217,11 +214,8 @@ def test_headroom_decides_what_is_sampled(played: list[Played], tmp_path: Path) 
 def test_a_report_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="rl check"):
         read_report(tmp_path)
+    with pytest.raises(UsageError, match="no tasks in split train"):
+        check(Check("d", "train", [], "", CONFIG), tmp_path)
     (tmp_path / REPORT).write_text("{}")
     with pytest.raises(SchemaError, match="rl check"):
         read_report(tmp_path)
-
-
-def test_a_check_needs_tasks(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no tasks in split train"):
-        check(Check("d", "train", [], "", CONFIG), tmp_path)

@@ -206,37 +206,40 @@ def test_weights_that_did_not_sample_are_refused_before_the_first_step(tmp_path:
     with pytest.raises(UsageError, match="rollouts are not from the model"):
         trained(tmp_path / "out", base, rollouts=lambda _: Deaf(other))
     assert steps(tmp_path / "out") == []
-
-
-def test_a_training_begins_with_its_own_weights_whatever_was_sampled_by_before(tmp_path: Path, base: Path) -> None:
-    other = save_tiny_model(tmp_path / "other", seed=7, initializer_range=0.05)
-    shutil.copy(base / "tokenizer.json", other)
-    trained(tmp_path / "out", base, ["rl.batches=1"], rollouts=lambda _: ToyRollouts(open_toy(other)))
-    assert steps(tmp_path / "out")[0]["gate/max_difference"] < 1e-4
-
-
-def test_the_first_batch_of_a_resumed_training_must_be_of_its_weights_too(tmp_path: Path, base: Path) -> None:
+    # It begins with its own weights, whatever was sampled by before; and so does one that is resumed.
+    trained(tmp_path / "own", base, ["rl.batches=1"], rollouts=lambda _: ToyRollouts(open_toy(other)))
+    assert steps(tmp_path / "own")[0]["gate/max_difference"] < 1e-4
     with pytest.raises(Stopped):
-        trained(tmp_path / "out", base, stop_at=4)
+        trained(tmp_path / "cut", base, stop_at=4)
     with pytest.raises(UsageError, match="rollouts are not from the model"):
-        trained(tmp_path / "out", base, rollouts=Deaf)
+        trained(tmp_path / "cut", base, rollouts=Deaf)
 
 
-def test_rollouts_that_record_old_versions_are_a_fault_and_no_hang(tmp_path: Path, base: Path) -> None:
-    with pytest.raises(InfrastructureFault, match="old versions"):
-        trained(tmp_path / "out", base, rollouts=lambda folder: Forgetful(open_toy(folder)))
+class Interrupted(ToyRollouts):
+    """Presses Ctrl-C while the third version is published."""
+
+    async def publish(self, state: Mapping[str, Any], version: int) -> None:
+        if version == 3:
+            signal.raise_signal(signal.SIGINT)
+        await asyncio.sleep(0)
+        await super().publish(state, version)
 
 
-@pytest.mark.parametrize("within", [0, 1, 2], ids=["between batches", "within one", "twice within one"])
+@pytest.mark.parametrize("within", [0, 1, 2, 3], ids=["between", "within one", "twice within one", "publishing"])
 def test_an_interrupt_loses_no_batch(tmp_path: Path, base: Path, within: int) -> None:
     settings = ["train.save_every=0"]
+
+    def rollouts(folder: Path) -> ToyRollouts:
+        latency = interrupting(1000 if within else 14)
+        return Interrupted(open_toy(folder)) if within == 3 else ToyRollouts(open_toy(folder), latency=latency)
+
     with pytest.raises(KeyboardInterrupt):
         trained(
             tmp_path,
             base,
             settings,
-            rollouts=lambda folder: ToyRollouts(open_toy(folder), latency=interrupting(1000 if within else 14)),
-            make_rows=interrupting_rows(8, within) if within else training,
+            rollouts=rollouts,
+            make_rows=interrupting_rows(8, within) if within in (1, 2) else training,
         )
     stage, state = read_stage(tmp_path), read_state(tmp_path / STATE)
     assert stage is not None
@@ -247,22 +250,6 @@ def test_an_interrupt_loses_no_batch(tmp_path: Path, base: Path, within: int) ->
     assert len(done) == (3 if within else len(done)) > 0
     trained(tmp_path, base, settings)
     assert [line["step"] for line in steps(tmp_path)] == list(range(1, 11))
-
-
-def test_an_interrupt_while_weights_are_published_loses_no_batch(tmp_path: Path, base: Path) -> None:
-    class Interrupted(ToyRollouts):
-        async def publish(self, state: Mapping[str, Any], version: int) -> None:
-            if version == 3:
-                signal.raise_signal(signal.SIGINT)
-            await asyncio.sleep(0)
-            await super().publish(state, version)
-
-    settings = ["train.save_every=0"]
-    with pytest.raises(KeyboardInterrupt):
-        trained(tmp_path, base, settings, rollouts=lambda folder: Interrupted(open_toy(folder)))
-    state = read_state(tmp_path / STATE)
-    assert state is not None
-    assert state["version"] == 3 == steps(tmp_path)[-1]["step"]
 
 
 def test_a_training_under_way_elsewhere_keeps_its_log(tmp_path: Path, base: Path) -> None:
@@ -325,39 +312,42 @@ def test_batches_of_a_training_in_turns_do_not_depend_on_what_finishes_first(tmp
     assert trace("at once", lambda _: 0.0) == trace("shuffled", late)
 
 
-def test_groups_without_a_difference_are_replaced_and_counted(tmp_path: Path, base: Path) -> None:
+def test_broken_episodes_are_left_out_and_groups_that_broke_or_have_no_difference_replaced(
+    tmp_path: Path, base: Path
+) -> None:
     def flat(episode: Any) -> float:
-        return 0.5 if int(episode.group_id or 0) % 2 else len(episode.turns[0].calls[0].output_ids) + episode.sample_idx
+        return 0.5 if int(episode.group_id or 0) == 0 else share_of_good(episode) + episode.sample_idx
 
-    trained(tmp_path / "out", base, ["rl.batches=2"], rollouts=lambda folder: ToyRollouts(open_toy(folder), price=flat))
-    last = steps(tmp_path / "out")[-1]
-    assert (last["groups/trained"], last["groups/filtered"]) == (8.0, 7.0)
-    groups = {int(episode.group_id or 0) for episode in read_episodes(tmp_path / "out" / EPISODES) if episode.group_id}
-    assert set(range(15)) <= groups
-
-
-def test_a_broken_episode_is_left_out_and_a_broken_group_is_replaced(tmp_path: Path, base: Path) -> None:
     def broken(job: EpisodeJob) -> bool:
         group = int(job.group_id or 0)
         return job.group_id is not None and (group == 1 or (group == 2 and job.sample_idx % 4 == 0))
 
-    trained(
-        tmp_path / "out", base, ["rl.batches=1"], rollouts=lambda folder: ToyRollouts(open_toy(folder), broken=broken)
-    )
+    def rollouts(folder: Path) -> ToyRollouts:
+        return ToyRollouts(open_toy(folder), broken=broken, price=flat)
+
+    trained(tmp_path / "out", base, ["rl.batches=1"], rollouts=rollouts)
     (line,) = steps(tmp_path / "out")
-    assert line["groups/faulty"] == 1.0
+    assert (line["groups/trained"], line["groups/filtered"], line["groups/faulty"]) == (4.0, 1.0, 1.0)
     assert line["rows"] == 2 * (4 * 4 - 1)
+    groups = {int(episode.group_id or 0) for episode in read_episodes(tmp_path / "out" / EPISODES) if episode.group_id}
+    assert set(range(6)) <= groups
 
 
-def test_training_stops_when_nothing_but_faults_comes(tmp_path: Path, base: Path) -> None:
-    with pytest.raises(InfrastructureFault, match="planted"):
-        trained(
-            tmp_path / "out",
-            base,
-            rollouts=lambda folder: ToyRollouts(open_toy(folder), broken=lambda job: job.group_id is not None),
-        )
-
-
-def test_training_stops_when_there_is_nothing_to_learn_from(tmp_path: Path, base: Path) -> None:
-    with pytest.raises(UsageError, match="same reward"):
-        trained(tmp_path / "out", base, rollouts=lambda folder: ToyRollouts(open_toy(folder), price=lambda _: 1.0))
+@pytest.mark.parametrize(
+    ("rollouts", "error", "says"),
+    [
+        (lambda folder: Forgetful(open_toy(folder)), InfrastructureFault, "old versions"),
+        (
+            lambda folder: ToyRollouts(open_toy(folder), broken=lambda job: bool(job.group_id)),
+            InfrastructureFault,
+            "planted",
+        ),
+        (lambda folder: ToyRollouts(open_toy(folder), price=lambda _: 1.0), UsageError, "same reward"),
+    ],
+    ids=["stale", "faults", "no difference"],
+)
+def test_training_stops_when_nothing_usable_comes(
+    tmp_path: Path, base: Path, rollouts: Callable[[Path], ToyRollouts], error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        trained(tmp_path / "out", base, rollouts=rollouts)

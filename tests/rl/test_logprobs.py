@@ -10,11 +10,13 @@ import msgspec
 import pytest
 import torch
 
+from harness1.config import load_config
 from harness1.errors import UsageError
 from harness1.models.causal_model import load_causal_model
 from harness1.models.transformers_backend import open_transformers
 from harness1.records import Sampling
-from harness1.rl.logprobs import LogprobReport, SampledCall, chosen_logprobs, compare_calls, next_logits
+from harness1.rl import logprobs
+from harness1.rl.logprobs import LogprobReport, SampledCall, check_start, chosen_logprobs, compare_calls, next_logits
 from tests.tiny_models import save_tiny_model
 
 replace = msgspec.structs.replace
@@ -90,18 +92,20 @@ def test_what_was_sampled_passes(folder: Path, calls: list[SampledCall]) -> None
     assert report.passes("bfloat16")
 
 
-def test_another_temperature_fails(folder: Path, calls: list[SampledCall]) -> None:
-    for call in calls:
-        wrong = replace(call, sampling=replace(call.sampling, temperature=call.sampling.temperature * 1.02))
-        report = gate(folder, [wrong])
-        assert not report.passes("float32"), report
-
-
-def test_another_cut_fails(folder: Path, calls: list[SampledCall]) -> None:
-    for call in calls:
-        cut = {0.9: 0.8, 1.0: 0.9}[call.sampling.top_p]
-        assert not gate(folder, [replace(call, sampling=replace(call.sampling, top_p=cut))]).passes("float32")
-        assert not gate(folder, [replace(call, sampling=replace(call.sampling, top_k=3))]).passes("float32")
+def test_what_was_sampled_otherwise_fails(folder: Path, calls: list[SampledCall]) -> None:
+    for call, other in zip(calls, calls[1:] + calls[:1], strict=True):
+        how = call.sampling
+        hotter = replace(how, temperature=how.temperature * 1.02)
+        for wrong in (hotter, replace(how, top_p={0.9: 0.8, 1.0: 0.9}[how.top_p]), replace(how, top_k=3)):
+            assert not gate(folder, [replace(call, sampling=wrong)]).passes("float32")
+        assert not gate(folder, [replace(call, prompt_ids=other.prompt_ids)]).passes("bfloat16")
+        shifted = call.output_ids[1:] + call.output_ids[:1]
+        assert not gate(folder, [replace(call, output_ids=shifted)]).passes("bfloat16")
+    one = (calls[0].output_logprobs[0] + 5e-4, *calls[0].output_logprobs[1:])
+    report = gate(folder, [replace(calls[0], output_logprobs=one), *calls[1:]])
+    assert not report.passes("float32")
+    assert report.worst_ratio == pytest.approx(2.5, rel=0.2)  # 5e-4 of 1e-4 / 0.5
+    assert not gate(folder, []).passes("float32")
 
 
 def test_weights_one_small_step_away_fail(folder: Path, calls: list[SampledCall]) -> None:
@@ -111,24 +115,6 @@ def test_weights_one_small_step_away_fail(folder: Path, calls: list[SampledCall]
     torch.optim.SGD(model.parameters(), lr=1e-3).step()
     for call in calls:
         assert not compare_calls(model, [call]).passes("float32")
-
-
-def test_the_prompt_of_another_call_fails(folder: Path, calls: list[SampledCall]) -> None:
-    for call, other in zip(calls, calls[1:] + calls[:1], strict=True):
-        assert not gate(folder, [replace(call, prompt_ids=other.prompt_ids)]).passes("bfloat16")
-
-
-def test_shifted_ids_fail(folder: Path, calls: list[SampledCall]) -> None:
-    for call in calls:
-        shifted = replace(call, output_ids=call.output_ids[1:] + call.output_ids[:1])
-        assert not gate(folder, [shifted]).passes("bfloat16")
-
-
-def test_one_wrong_token_among_many_fails_in_float32(folder: Path, calls: list[SampledCall]) -> None:
-    wrong = (calls[0].output_logprobs[0] + 5e-4, *calls[0].output_logprobs[1:])
-    report = gate(folder, [replace(calls[0], output_logprobs=wrong), *calls[1:]])
-    assert not report.passes("float32")
-    assert report.worst_ratio == pytest.approx(2.5, rel=0.2)  # 5e-4 of 1e-4 / 0.5
 
 
 def test_the_mean_k3_is_that_of_its_formula(folder: Path, calls: list[SampledCall]) -> None:
@@ -163,5 +149,49 @@ def test_log_probabilities_that_are_missing_are_an_error(folder: Path, calls: li
             gate(folder, [broken])
 
 
-def test_nothing_replayed_is_nothing_proven(folder: Path) -> None:
-    assert not gate(folder, []).passes("float32")
+RECORDED = [-0.5, -1.0, -2.0, -0.25]
+
+
+def gated(difference: float, sampler: str, trainer: str) -> dict[str, float]:
+    """The gate for log probabilities that all differ by as much."""
+    config = load_config(None, [f"policy.dtype={sampler}", f"train.dtype={trainer}"])
+    return check_start([known + difference for known in RECORDED], RECORDED, config)
+
+
+def test_in_float32_every_token_must_agree() -> None:
+    assert gated(0.9e-4, "float32", "float32")["gate/max_difference"] == pytest.approx(0.9e-4)
+    with pytest.raises(UsageError, match=r"a difference of 0\.0001 is allowed for policy\.dtype=float32"):
+        gated(1.1e-4, "float32", "float32")
+
+
+@pytest.mark.parametrize(
+    ("sampler", "trainer"), [("bfloat16", "bfloat16"), ("float32", "bfloat16"), ("bfloat16", "float32")]
+)
+def test_of_rounded_log_probabilities_the_mean_k3_must_be_within_the_bound_of_the_pair(
+    sampler: str, trainer: str
+) -> None:
+    """A difference of d has a k3 of about d^2 / 2."""
+    near = math.sqrt(2 * 4e-3)
+    logged = gated(near, sampler, trainer)
+    assert logged["gate/mean_k3"] == pytest.approx(math.exp(near) - 1 - near)
+    with pytest.raises(UsageError, match=r"mean k3 of 0\.005 is allowed.*effective sample is 100\.0% of the tokens"):
+        gated(math.sqrt(2 * 6e-3), sampler, trainer)
+    with pytest.raises(UsageError, match="the rollouts are not from the model in training"):
+        gated(1.0, sampler, trainer)
+
+
+def test_a_batch_without_tokens_or_with_what_is_no_number_is_refused() -> None:
+    config = load_config()
+    for values in ([], [math.nan]):
+        with pytest.raises(UsageError):
+            check_start(values, values, config)
+
+
+def test_truncated_weights_are_those_computed_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ratios of 1, 8 and 0.5 between 0.6 and 4: weights 1, 4 and 0.5, (5.5)^2 / (3 * 17.25)."""
+    monkeypatch.setattr(logprobs, "BOUND", 9.0)
+    loose = ["policy.dtype=float32", "train.dtype=float32", "rl.ratio_min=0.6", "rl.ratio_max=4"]
+    found = check_start([0.0, math.log(8), math.log(0.5)], [0.0] * 3, load_config(None, loose))
+    assert found["gate/beyond_bounds"] == pytest.approx(2 / 3)
+    assert found["gate/effective_share"] == pytest.approx(5.5**2 / (3 * 17.25))
+    assert found["gate/largest_ratio"] == pytest.approx(8.0)

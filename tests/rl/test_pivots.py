@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,10 +27,9 @@ from harness1.rl.pivot_turns import PivotState, PivotWorld, TurnId
 from harness1.rl.pivots import (
     PIVOTS,
     README,
-    LeaveOut,
     Pivot,
     Profile,
-    chosen_tasks,
+    choose_turns,
     label_of,
     open_training,
     profile,
@@ -125,17 +125,6 @@ def test_a_turn_is_kept_if_outcomes_are_mixed_and_their_mean_is_low(samples: int
         assert kept == (variance > 0.0 and mean < limit)
 
 
-def test_every_turn_of_the_teacher_is_a_candidate_once(taught: TeacherRun, finished: Path) -> None:
-    turns = {
-        TurnId(each.episode_id, turn.index): turn.action.name
-        for each in latest_episodes(taught.folder).values()
-        for turn in each.turns
-        if turn.action is not None
-    }
-    assert {turn_id: each.tool for turn_id, each in by_turn_id(finished).items()} == turns
-    assert len(read_pivots(finished)) == len(turns)
-
-
 def test_the_kept_set_equals_enumeration_of_injected_rewards(
     taught: TeacherRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,21 +165,17 @@ def test_the_experts_own_action_is_right_at_every_turn_that_was_sampled(taught: 
     assert checked > 10
 
 
-def test_no_task_is_in_both_splits(finished: Path) -> None:
-    found = read_pivots(finished)
-    tasks = {split: {each.task_id for each in found if each.split == split} for split in ("train", "held_out")}
-    assert (len(tasks["train"]), len(tasks["held_out"])) == (6, 2)
-    assert not tasks["train"] & tasks["held_out"]
-
-
-def test_a_readme_and_a_card_say_what_became_of_the_turns(finished: Path) -> None:
+def test_a_readme_and_a_card_say_what_became_of_every_turn(taught: TeacherRun, finished: Path) -> None:
     found = read_pivots(finished)
     stage = read_stage(finished)
     assert stage is not None
     assert stage.status == "finished"
     fates = stage.gates["fates"]
     assert Path(stage.outputs["index"]).is_absolute()
-    assert fates["all"]["candidates"] == len(found)
+    tasks = {split: {each.task_id for each in found if each.split == split} for split in ("train", "held_out")}
+    assert (len(tasks["train"]), len(tasks["held_out"]), tasks["train"] & tasks["held_out"]) == (6, 2, set())
+    turns = (turn for each in latest_episodes(taught.folder).values() for turn in each.turns)
+    assert fates["all"]["candidates"] == len(found) == sum(turn.action is not None for turn in turns)
     assert fates["all"]["kept"] == sum(each.fate == "kept" for each in found) == sum(stage.gates["splits"].values())
     assert sum(fates[tool]["expert_fails"] for tool in fates if tool != "all") == fates["all"]["expert_fails"]
     text = (finished / README).read_text()
@@ -215,7 +200,9 @@ def test_a_stopped_profile_goes_on_and_comes_out_the_same(taught: TeacherRun, tm
     assert again.acts == sum(each.samples for each in read_pivots(whole)) - sum(each.samples for each in done)
 
 
-def test_a_finished_profile_is_left_alone_and_another_is_refused(taught: TeacherRun, finished: Path) -> None:
+def test_a_finished_profile_is_left_alone_and_another_is_refused_unless_forced(
+    taught: TeacherRun, finished: Path, tmp_path: Path
+) -> None:
     idle = Dice()
     before = (finished / PIVOTS).stat().st_mtime_ns
     profile(work(taught, policy=idle), finished)
@@ -225,12 +212,9 @@ def test_a_finished_profile_is_left_alone_and_another_is_refused(taught: Teacher
         profile(work(taught, other), finished)
     with pytest.raises(UsageError, match="holds another profile"):
         profile(work(taught, policy=Dice("second")), finished)
-
-
-def test_force_begins_anew(taught: TeacherRun, tmp_path: Path) -> None:
-    profile(work(taught), tmp_path / "out")
-    profile(work(taught, policy=Dice("second")), tmp_path / "out", force=True)
-    stage = read_stage(tmp_path / "out")
+    again = Path(shutil.copytree(finished, tmp_path / "again"))
+    profile(work(taught, policy=Dice("second")), again, force=True)
+    stage = read_stage(again)
     assert stage is not None
     assert stage.hashes["weights"] == "second"
 
@@ -256,8 +240,6 @@ def test_kept_turns_are_trained_as_tasks(taught: TeacherRun, finished: Path) -> 
     run(training.rollouts.run([EpisodeJob(task, 0, 9) for task in training.train], found.append))
     assert {each.task.task_id for each in found} == {task.task_id for task in training.train}
     assert all(each.reward is not None and len(each.turns) == 1 for each in found)
-    every = open_training(finished, Dice(), CONFIG, load, every=True)
-    assert len((*every.train, *every.held_out)) == sum(each.samples > 0 for each in read_pivots(finished)) > len(kept)
 
 
 @pytest.mark.parametrize(
@@ -294,26 +276,23 @@ def test_turns_of_tasks_that_leak_are_neither_profiled_nor_trained(
     taught: TeacherRun, finished: Path, tmp_path: Path
 ) -> None:
     played = {each.task_id for each in read_pivots(finished)}
-    source, first = taught.source, min(played)
+    kept = {each.task_id for each in read_pivots(finished) if each.fate == "kept"}
+    source, first = taught.source, min(kept)
     asked = msgspec.structs.replace(taught.tasks[first], task_id="q", split="test")
     beir.write(tmp_path / source.name, source.documents(), [asked])
-    leave_out = LeaveOut([str(tmp_path / source.name)])
-    narrow = replace(work(taught), leave_out=leave_out)
+    against = [str(tmp_path / source.name)]
+    narrow = replace(work(taught), against=against)
     assert {each.task_id for each in narrow.candidates(lambda _: None)} == played - {first}
     assert narrow.stage().inputs != work(taught).stage().inputs
-    training = open_training(finished, Dice(), CONFIG, load, every=True, leave_out=leave_out)
+    training = open_training(finished, Dice(), CONFIG, load, against=against)
     turns = {TurnId.read(task.task_id).episode_id for task in (*training.train, *training.held_out)}
     latest = latest_episodes(taught.folder).values()
-    assert {each.task.task_id for each in latest if each.episode_id in turns} == played - {first}
+    assert {each.task.task_id for each in latest if each.episode_id in turns} == kept - {first}
     assert training.selection.leaked == 1
-
-
-def test_turns_of_earlier_tasks_are_left_out(taught: TeacherRun) -> None:
-    every = {(taught.source.name, task) for task in taught.tasks}
-    some = replace(work(taught), leave_out=LeaveOut(excluded=sorted(every)[1:]))
-    assert len({each.task_id for each in some.candidates(lambda _: None)}) <= 1
+    every = {(taught.source.name, task) for task in taught.tasks}  # those of earlier runs
+    assert len({each.task_id for each in replace(work(taught), excluded=sorted(every)[1:]).candidates(print)}) <= 1
     with pytest.raises(UsageError, match=r"no episode to learn from: .* of earlier runs"):
-        profile(replace(work(taught), leave_out=LeaveOut(excluded=every)), taught.folder.parent / "none")
+        profile(replace(work(taught), excluded=every), tmp_path / "none")
 
 
 def test_no_trained_turn_is_of_a_task_with_the_gold_of_a_validation_task(taught: TeacherRun, finished: Path) -> None:
@@ -321,5 +300,5 @@ def test_no_trained_turn_is_of_a_task_with_the_gold_of_a_validation_task(taught:
     learned, held_out = (next(each.task_id for each in pivots if each.split == name) for name in ("train", "held_out"))
     twin = msgspec.structs.replace(taught.tasks[learned], gold=taught.tasks[held_out].gold)
     alike = replace(work(taught), run=replace(taught, given=[*({**taught.tasks, learned: twin}).values()]))
-    chosen = chosen_tasks(alike, pivots)
+    chosen = choose_turns(alike, pivots)
     assert (chosen.beside, learned in chosen.learned, held_out in chosen.held_out) == (1, False, True)

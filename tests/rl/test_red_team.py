@@ -7,8 +7,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from harness1.errors import InfrastructureFault, SchemaError
 from harness1.http.model_endpoint import Completion, Messages
@@ -33,12 +31,10 @@ from harness1.rl.red_team import (
     REPLIES,
     REPORT,
     SYSTEM,
-    Judgement,
     PaidEpisode,
     RedTeamReport,
     Review,
     best_paid,
-    read_judgement,
     transcript,
 )
 from harness1.runs.journal import EpisodeStore
@@ -105,6 +101,7 @@ def test_of_a_long_episode_the_middle_is_left_out() -> None:
     assert "Turn 60:" in said
     assert "Turn 30:" not in said
     assert "turns are left out here" in said
+    assert all(f"- {kind}: " in SYSTEM for kind in KINDS)
 
 
 def test_a_trick_that_is_shown_is_found_and_costs_are_added(tmp_path: Path) -> None:
@@ -140,20 +137,6 @@ def test_what_cannot_be_checked_is_invalid(said: str, tmp_path: Path) -> None:
     episodes = [PaidEpisode("run", made_episode("b", 1.5, "everything that was shown"))]
     report = Review(episodes, "judge", Judging(lambda _: said)).carry_out(tmp_path)
     assert (report.honest, report.tricks, report.invalid) == (0, 0, 1)
-
-
-@given(st.text())
-def test_any_reply_is_read(said: str) -> None:
-    found = read_judgement(said, "Turn 1: x")
-    assert found is None or found.verdict in ("honest", "trick")
-
-
-def test_every_kind_is_explained_to_the_judge() -> None:
-    for kind in KINDS:
-        assert f"- {kind}: " in SYSTEM
-        assert read_judgement(f'{{"verdict":"trick","kind":"{kind}","turn":1,"quote":"x y"}}', "Turn 1: X  Y") == (
-            Judgement("trick", kind, 1, "x y")
-        )
 
 
 def test_what_was_answered_is_not_asked_again_and_faults_are(tmp_path: Path) -> None:

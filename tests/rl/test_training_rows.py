@@ -5,16 +5,46 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from random import Random
+from statistics import fmean, stdev
+from typing import Any, get_args
 
+import msgspec
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from trl.trainer.utils import nanstd
 
 from harness1.config import Rl
-from harness1.records import Episode, Hashes, ModelCall, RewardRecord, Status, StopReason, Task, ToolCall, Turn
+from harness1.records import (
+    Curated,
+    DocId,
+    Episode,
+    Gold,
+    Hashes,
+    ModelCall,
+    Observation,
+    RewardRecord,
+    RewardTerm,
+    Status,
+    StopReason,
+    Task,
+    ToolCall,
+    Turn,
+    UnitId,
+)
 from harness1.rl.rollouts import EpisodeGroup
-from harness1.rl.rows import substeps, training_rows
+from harness1.rl.rows import (
+    STD_EPSILON,
+    Kind,
+    advantages,
+    batch_metrics,
+    episode_metrics,
+    has_signal,
+    substeps,
+    training_rows,
+)
 from harness1.rows import TrainRow
 from tests.policy.test_language_model import NONSENSE, episode_of, sayer
 from tests.support import call, curate, search
@@ -102,22 +132,35 @@ def test_one_that_is_left_alone_has_no_advantage() -> None:
         assert values_of(rows) == {"a": [0.0, 0.0]}
 
 
-def test_the_deviation_of_a_batch_is_taken_over_all_of_its_groups() -> None:
-    groups = [
-        group(at, made_episode(f"{at}/a", 1, spread), made_episode(f"{at}/b", 1, -spread))
-        for at, spread in enumerate((1.0, 3.0))
-    ]
-    found = values_of(training_rows(groups, Rl(advantages="batch_std")))
-    assert found["1/a"][0] == pytest.approx(3 * found["0/a"][0])
-    assert sum(values[0] ** 2 for values in found.values()) == pytest.approx(3.0, rel=1e-3)
-
-
 def test_groups_stand_in_order_whatever_order_they_came_in() -> None:
     groups = [group(at, made_episode(f"{at}/a", 3, 1.0), made_episode(f"{at}/b", 1, 0.0)) for at in range(12)]
     rows = training_rows(groups, Rl())
     assert training_rows(Random(0).sample(groups, 12), Rl()) == rows
     assert [row.group_id for row in rows] == [str(at) for at in range(12) for _ in range(4)]
     assert [row.call_ids for row in rows[:4]] == [("0/a/1.0",), ("0/a/2.0",), ("0/a/3.0",), ("0/b/1.0",)]
+
+
+def _weight(rows: Sequence[TrainRow]) -> float:
+    return sum(row.token_weight * count_trained(row) for row in rows)
+
+
+Batches = st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=4), min_size=1, max_size=4)
+
+
+@given(Batches, st.sampled_from(["turn", "epoch"]))
+def test_token_weights_add_up_to_tokens_episodes_or_groups(turns: list[list[int]], kind: Any) -> None:
+    groups = [
+        group(at, *(made_episode(f"{at}/{place}", count, float(place)) for place, count in enumerate(counts)))
+        for at, counts in enumerate(turns)
+    ]
+    expected = {
+        "token_mean": OUTPUT * sum(map(sum, turns)),
+        "trajectory_mean": sum(count > 0 for counts in turns for count in counts),
+        "group_mean": sum(any(counts) for counts in turns),
+    }
+    for normaliser, total in expected.items():
+        rows = training_rows(groups, Rl(rows=kind, normaliser=normaliser))  # type: ignore[arg-type]
+        assert Cispo().normaliser(rows) == pytest.approx(_weight(rows)) == pytest.approx(total)
 
 
 @given(st.integers(1, 20), st.integers(1, 6), st.integers(0, 9))
@@ -151,3 +194,108 @@ def siblings(order: str) -> EpisodeGroup:
         spoken(order, search("river"), search("town"), call("end_search"), name="b", reward=0.5),
         spoken(order, search("nowhere"), NONSENSE, NONSENSE, NONSENSE, NONSENSE, name="c", reward=-0.5),
     )
+
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+GROUPS = [[1.0, 2.0, 6.0], [0.5, 0.5], [4.0], []]
+Rewards = st.lists(st.lists(st.floats(-10, 10), max_size=5), max_size=4)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "signal"),
+    [([], False), ([1.0], False), ([1.0, 1.0 + 1e-12], False), ([0.1 + 0.2, 0.3], False), ([1.0, 1.001], True)],
+)
+def test_equal_rewards_are_no_signal(rewards: list[float], signal: bool) -> None:
+    assert has_signal(rewards) is signal
+
+
+def test_group_std_is_that_of_trl() -> None:
+    rewards = torch.tensor([GROUPS[0], [0.3, 0.1, -2.0]], dtype=torch.float64)
+    expected = (rewards - rewards.mean(1, keepdim=True)) / (nanstd(rewards, dim=1, keepdim=True) + 1e-4)
+    found = torch.tensor(advantages(rewards.tolist(), "group_std"), dtype=torch.float64)
+    torch.testing.assert_close(found, expected)
+
+
+def test_batch_std_is_of_what_is_left_when_tasks_are_made_equally_hard() -> None:
+    scale = stdev([-2.0, -1.0, 3.0, 0.0, 0.0, 0.0]) + STD_EPSILON
+    easy = [[reward + 100 for reward in GROUPS[0]], *GROUPS[1:]]
+    for groups in (GROUPS, easy):
+        found = advantages(groups, "batch_std")
+        assert found[0] == pytest.approx([-2.0 / scale, -1.0 / scale, 3.0 / scale])
+        assert found[1:] == [[0.0, 0.0], [0.0], []]
+
+
+@given(Rewards, st.sampled_from(KINDS))
+def test_of_each_kind_a_group_adds_up_to_nothing_and_keeps_its_order(groups: list[list[float]], kind: Kind) -> None:
+    found = advantages(groups, kind)
+    assert [len(each) for each in found] == [len(each) for each in groups]
+    for rewards, values in zip(groups, found, strict=True):
+        assert sum(values) == pytest.approx(0.0, abs=1e-6)
+        assert sorted(rewards) == [reward for _, reward in sorted(zip(values, rewards, strict=True))]
+
+
+@given(Rewards)
+def test_leave_one_out_is_what_is_above_the_mean_of_the_others(groups: list[list[float]]) -> None:
+    assert advantages(GROUPS, "center") == [[-2.0, -1.0, 3.0], [0.0, 0.0], [0.0], []]
+    for rewards, values in zip(groups, advantages(groups, "leave_one_out"), strict=True):
+        for at, (reward, value) in enumerate(zip(rewards, values, strict=True)):
+            others = rewards[:at] + rewards[at + 1 :]
+            assert value == pytest.approx(reward - fmean(others) if others else 0.0, abs=1e-9)
+
+
+GOLD = Gold({DocId("d"): 1, DocId("e"): 1})
+
+
+def episode(name: str, reward: RewardRecord, tools: str = "", **fields: object) -> Episode:
+    names = {"s": "search_corpus", "c": "curate"}
+    turns = tuple(
+        Turn(index=at, action=ToolCall(names[tool]), observation=Observation(names[tool]))
+        for at, tool in enumerate(tools, 1)
+    )
+    plain = {"stop_reason": StopReason.END_SEARCH, "status": Status.COMPLETED, "reward": reward}
+    return Episode(episode_id=name, task=Task("t", "q"), turns=turns, hashes=Hashes("e", "p", "i"), **(plain | fields))
+
+
+GOOD = episode(
+    "good",
+    RewardRecord(1.5, {"outcome": RewardTerm(0.5, 2.0), "answer": RewardTerm(0.5, 1.0)}),
+    "ssc",
+    curated=(Curated(UnitId("d"), "high", 1), Curated(UnitId("x"), "fair", 2)),
+    policy_versions=(3, 5),
+)
+LOST = episode(
+    "lost",
+    RewardRecord(-0.5, {"outcome": RewardTerm(0.0, 2.0)}, "format_failure"),
+    "s",
+    stop_reason=StopReason.FORMAT_LIMIT,
+    status=Status.POLICY_ERROR,
+    policy_versions=(4, 4),
+)
+BROKEN = episode("broken", RewardRecord(0.0), status=Status.INFRA_ERROR, stop_reason=StopReason.FAULT)
+
+
+def test_means_are_over_episodes_and_shares_over_turns() -> None:
+    found = episode_metrics([GOOD, LOST, BROKEN], lambda _: GOLD)
+    assert found["reward"] == 0.5
+    assert (found["curated_recall"], found["precision"], found["set_size"]) == (0.25, 0.25, 1.0)
+    assert (found["turns"], found["format_failures"], found["ended"]) == (2.0, 0.5, 0.5)
+    assert (found["tool/search_corpus"], found["tool/curate"]) == (0.75, 0.25)
+
+
+def test_the_terms_add_up_to_the_reward_with_overrides_in_their_place() -> None:
+    found = episode_metrics([GOOD, LOST], lambda _: GOLD)
+    terms = {name: value for name, value in found.items() if name.startswith("term/")}
+    assert terms == {"term/outcome": 0.5, "term/answer": 0.25, "term/format_failure": -0.25}
+    assert sum(terms.values()) == found["reward"]
+
+
+def test_a_group_is_as_old_as_its_oldest_call() -> None:
+    newer = msgspec.structs.replace(LOST, policy_versions=(6, 6))
+    groups = [EpisodeGroup(0, 3, (GOOD, LOST)), EpisodeGroup(1, 6, (newer, newer))]
+    found = batch_metrics(groups, 7, lambda _: GOLD)
+    assert (found["staleness"], found["staleness_max"]) == (2.5, 4.0)
+    assert found["reward_std"] == pytest.approx(0.5)
+
+
+def test_nothing_is_said_of_no_episodes() -> None:
+    assert episode_metrics([BROKEN], lambda _: GOLD) == {}

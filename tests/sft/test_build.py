@@ -27,7 +27,7 @@ from harness1.models.tokenizer import open_tokenizer
 from harness1.policy.policy import Policy, counter_of
 from harness1.policy.scripted import ScriptedPolicy
 from harness1.policy.wrappers import StudentFormatPolicy
-from harness1.records import Episode, Status, Turn
+from harness1.records import Episode, Status
 from harness1.retrieval.build import build_index
 from harness1.retrieval.open import open_retriever
 from harness1.rows import RowFile
@@ -170,22 +170,12 @@ def test_hugging_face_datasets_reads_the_folder(teacher: Path, tmp_path: Path, m
         assert loaded[split]["rollout_logprobs"] == [None] * len(rows)
 
 
-def test_a_dataset_without_held_out_tasks_has_no_validation_split(teacher: Path, tmp_path: Path) -> None:
-    card = build(Build([teacher], msgspec.structs.replace(SFT, held_out=0.0)), tmp_path)
-    assert (card.held_out.rows, len(RowFile(tmp_path / HELD_OUT))) == (0, 0)
-    assert "validation" not in (tmp_path / README).read_text()
-
-
-def test_the_same_runs_give_the_same_rows(teacher: Path, tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        build(Build([teacher], SFT), tmp_path / name)
-    assert (tmp_path / "one" / TRAIN).read_bytes() == (tmp_path / "two" / TRAIN).read_bytes()
-
-
 def test_rows_are_in_the_order_of_the_tasks_whichever_ended_first(teacher: Path, index: str, tmp_path: Path) -> None:
     backwards = collect(tmp_path / "backwards", index, step=-1)
     for name, source in (("one", teacher), ("other", backwards)):
-        build(Build([source], SFT), tmp_path / name)
+        build(Build([source], msgspec.structs.replace(SFT, held_out=0.0)), tmp_path / name)
+    assert len(RowFile(tmp_path / "one" / HELD_OUT)) == 0
+    assert "validation" not in (tmp_path / "one" / README).read_text()
     one, other = (RowFile(tmp_path / name / TRAIN) for name in ("one", "other"))
     assert [row.token_ids for row in one] == [row.token_ids for row in other]
     assert [row.metadata["task_id"] for row in one] == [row.metadata["task_id"] for row in other]
@@ -199,12 +189,8 @@ def test_a_finished_and_unchanged_folder_is_left_alone_unless_forced(teacher: Pa
     assert (tmp_path / TRAIN).stat().st_mtime_ns == written
     assert build(job, tmp_path, force=True) == card
     assert (tmp_path / TRAIN).stat().st_mtime_ns > written
-
-
-def test_a_folder_that_lost_its_rows_is_made_again(teacher: Path, tmp_path: Path) -> None:
-    card = build(Build([teacher], SFT), tmp_path)
-    (tmp_path / TRAIN).unlink()
-    build(Build([teacher], SFT), tmp_path)
+    (tmp_path / TRAIN).unlink()  # a folder that lost its rows is made again
+    build(job, tmp_path)
     assert len(RowFile(tmp_path / TRAIN)) == card.train.rows
 
 
@@ -226,47 +212,70 @@ def test_a_folder_with_something_else_is_never_touched(teacher: Path, tmp_path: 
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_without_runs_there_is_nothing_to_build(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="at least one run"):
-        build(Build([], SFT), tmp_path)
-    with pytest.raises(UsageError, match="is not a run folder"):
-        build(Build([tmp_path], SFT), tmp_path / "out")
+def bare(episode: Episode) -> Episode:
+    turns = tuple(msgspec.structs.replace(turn, calls=()) for turn in episode.turns)
+    return msgspec.structs.replace(episode, turns=turns)
 
 
-def test_an_empty_run_is_refused(run_copy: Path, teacher: Path, tmp_path: Path) -> None:
-    (run_copy / EPISODES).write_bytes(b"")
-    with pytest.raises(UsageError, match="holds no episodes"):
+def stray(episode: Episode) -> Episode:
+    return msgspec.structs.replace(episode, hashes=msgspec.structs.replace(episode.hashes, env="other"))
+
+
+def without_dataset(run: Path) -> None:
+    stage = read_stage(run)
+    assert stage is not None
+    stage.write(run, inputs={"query": "why?"})
+
+
+def without_hash(run: Path) -> None:
+    card = json.loads((run / STAGE).read_text())
+    del card["hashes"]["counter"]
+    (run / STAGE).write_text(json.dumps(card))
+
+
+def of_a_namesake(run: Path) -> None:
+    beir.write(run.parent / SOURCE.name, SOURCE.documents(), SOURCE.tasks("train"))
+    changed(run, outputs={"source": str(run.parent / SOURCE.name)})
+
+
+@pytest.mark.parametrize(
+    ("break_it", "error", "says"),
+    [
+        (shutil.rmtree, UsageError, "is not a run folder"),
+        (lambda run: (run / EPISODES).write_bytes(b""), UsageError, "holds no episodes"),
+        (without_dataset, UsageError, "not a collection"),
+        (lambda run: changed(run, inputs={"split": "test"}), UsageError, "run: split test is for testing"),
+        (lambda run: changed(run, outputs={"policy": "corrected:hf:s"}), UsageError, "turns would be taught"),
+        (lambda run: changed(run, status="interrupted"), UsageError, "run is not finished: .* with --partial"),
+        (lambda run: changed(run, status="running"), UsageError, "run is not finished"),
+        (of_a_namesake, UsageError, "another dataset named"),
+        (lambda run: rewritten(run, lambda all_: [all_[0], stray(all_[1])]), UsageError, "another configuration"),
+        (lambda run: rewritten(run, lambda all_: list(map(bare, all_))), UsageError, "episode .* no token ids"),
+        (without_hash, SchemaError, "lacks hashes of the run"),
+        (lambda run: (run / "tokens.bin").write_bytes(bytes(100)), SchemaError, r"episodes\.jsonl:1"),
+        (lambda run: (run / EPISODES).write_bytes(b"{}\n"), SchemaError, r"episodes\.jsonl:1"),
+    ],
+)
+def test_a_run_that_cannot_be_learned_from_is_refused_before_anything_is_written(
+    run_copy: Path, teacher: Path, tmp_path: Path, break_it: Callable[[Path], Any], error: type[UsageError], says: str
+) -> None:
+    break_it(run_copy)
+    with pytest.raises(error, match=says):
         build(Build([teacher, run_copy], SFT), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_a_run_that_is_no_collection_over_a_dataset_is_refused(run_copy: Path, tmp_path: Path) -> None:
-    stage = read_stage(run_copy)
-    assert stage is not None
-    stage.write(run_copy, inputs={"query": "why?"})
-    with pytest.raises(UsageError, match="not a collection"):
-        build(Build([run_copy], SFT), tmp_path / "out")
-
-
-@pytest.mark.parametrize("partial", [False, True])
-def test_a_run_over_the_test_split_is_refused(run_copy: Path, tmp_path: Path, partial: bool) -> None:
-    changed(run_copy, inputs={"split": "test"})
-    with pytest.raises(UsageError, match="run: split test is for testing"):
-        build(Build([run_copy], SFT, partial=partial), tmp_path / "out")
-
-
-def test_a_collection_whose_student_took_turns_is_refused(run_copy: Path, tmp_path: Path) -> None:
-    changed(run_copy, outputs={"policy": "corrected:hf:student"})
-    with pytest.raises(UsageError, match="its student's turns would be taught"):
-        build(Build([run_copy], SFT), tmp_path / "out")
-
-
-def test_a_collection_that_is_not_finished_is_refused(run_copy: Path, tmp_path: Path) -> None:
-    for status in ("interrupted", "running"):
-        changed(run_copy, status=status)
-        with pytest.raises(UsageError, match="run is not finished: run the same `harness1 sft collect` again"):
-            build(Build([run_copy], SFT), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+def test_runs_of_different_environments_or_students_are_refused_with_what_differs(
+    teacher: Path, index: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match="at least one run"):
+        build(Build([], SFT), tmp_path / "out")
+    other = collect(tmp_path / "other", index, load_config(None, ["env.search.hits=3"]), tasks=1)
+    with pytest.raises(UsageError, match=r"other was collected .* env\.max_turns: 6 != 40; env\.search\.hits: 10 != 3"):
+        build(Build([teacher, other], SFT), tmp_path / "out")
+    compact = collect(tmp_path / "compact", index, chat=chat_format("compact", "chatml"), tasks=1)
+    with pytest.raises(UsageError, match="format: hermes != compact"):
+        build(Build([teacher, compact], SFT), tmp_path / "out")
 
 
 def test_a_part_of_a_collection_is_taken_on_demand_and_the_card_says_what_is_missing(
@@ -281,14 +290,6 @@ def test_a_part_of_a_collection_is_taken_on_demand_and_the_card_says_what_is_mis
     assert found.missing == TASKS + 3
     (whole,) = build(Build([teacher], SFT), tmp_path / "whole").runs
     assert whole.missing == 0
-
-
-def test_two_datasets_of_one_name_are_not_mixed(run_copy: Path, teacher: Path, tmp_path: Path) -> None:
-    namesake = tmp_path / SOURCE.name
-    beir.write(namesake, SOURCE.documents(), SOURCE.tasks("train"))
-    changed(run_copy, outputs={"source": str(namesake)})
-    with pytest.raises(UsageError, match="another dataset named"):
-        build(Build([teacher, run_copy], SFT), tmp_path / "out")
 
 
 def test_a_dataset_is_found_from_any_directory(run_copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,6 +328,8 @@ def test_what_the_gates_refuse_is_refused_before_anything_is_written(teacher: Pa
         build(Build([teacher], Sft(gates=Gates(recall=0.0, near=1.0, precision=1.0))), tmp_path / "out")
     with pytest.raises(UsageError, match="leak dropped"):
         build(Build([teacher], SFT, against=[f"{DATASET}:train"]), tmp_path / "out")
+    with pytest.raises(UsageError, match=r"tools below .*review_docs 0\.000"):
+        build(Build([teacher], Sft(gates=Gates(recall=0.0, near=1.0, tool_share=0.001))), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -339,30 +342,6 @@ def test_no_row_left_is_refused_with_the_counts(teacher: Path, tmp_path: Path) -
     assert build(Build([teacher], SFT), tmp_path / "out").train.rows
 
 
-def test_runs_of_different_environments_are_refused_with_what_differs(
-    teacher: Path, index: str, tmp_path: Path
-) -> None:
-    other = collect(tmp_path / "other", index, load_config(None, ["env.search.hits=3"]), tasks=1)
-    with pytest.raises(UsageError, match=r"other was collected .* env\.max_turns: 6 != 40; env\.search\.hits: 10 != 3"):
-        build(Build([teacher, other], SFT), tmp_path / "out")
-
-
-def test_runs_for_different_students_are_refused_with_what_differs(teacher: Path, index: str, tmp_path: Path) -> None:
-    other = collect(tmp_path / "other", index, chat=chat_format("compact", "chatml"), tasks=1)
-    with pytest.raises(UsageError, match="format: hermes != compact"):
-        build(Build([teacher, other], SFT), tmp_path / "out")
-
-
-def test_an_episode_of_another_configuration_within_a_run_is_refused(run_copy: Path, tmp_path: Path) -> None:
-    def stray(episodes: Sequence[Episode]) -> Sequence[Episode]:
-        hashes = msgspec.structs.replace(episodes[1].hashes, env="other")
-        return [episodes[0], msgspec.structs.replace(episodes[1], hashes=hashes)]
-
-    rewritten(run_copy, stray)
-    with pytest.raises(UsageError, match="another configuration"):
-        build(Build([run_copy], SFT), tmp_path / "out")
-
-
 def test_a_run_without_token_ids_is_refused_unless_rendered_again(approximate: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no token ids .* --rerender"):
         build(Build([approximate], SFT), tmp_path)
@@ -370,15 +349,6 @@ def test_a_run_without_token_ids_is_refused_unless_rendered_again(approximate: P
     assert (card.rerendered, card.format, card.tokenizer) == (True, "hermes", "/models/other")
     assert (card.format_hash, card.tokenizer_hash) == (CHAT.hash, CHAT.tokenizer.hash)
     assert card.train.turns + card.held_out.turns == sum(len(each.turns) for each in read_episodes(approximate))
-
-
-def test_an_episode_without_calls_is_refused(run_copy: Path, tmp_path: Path) -> None:
-    def bare(turn: Turn) -> Turn:
-        return msgspec.structs.replace(turn, calls=())
-
-    rewritten(run_copy, lambda all_: [msgspec.structs.replace(e, turns=tuple(map(bare, e.turns))) for e in all_])
-    with pytest.raises(UsageError, match=r"\(episode .*\) holds no token ids"):
-        build(Build([run_copy], SFT), tmp_path / "out")
 
 
 def test_of_an_episode_that_was_run_again_the_last_counts(run_copy: Path, tmp_path: Path) -> None:
@@ -405,24 +375,6 @@ def test_a_torn_last_line_is_left_out_and_said(run_copy: Path, tmp_path: Path) -
     assert [folder for folder, _ in heard] == [run_copy]
 
 
-def test_a_damaged_run_is_refused(run_copy: Path, tmp_path: Path) -> None:
-    (run_copy / "tokens.bin").write_bytes(bytes(100))
-    with pytest.raises(SchemaError, match=r"episodes\.jsonl:1"):
-        build(Build([run_copy], SFT), tmp_path / "out")
-    lines = (run_copy / EPISODES).read_bytes().splitlines(keepends=True)
-    (run_copy / EPISODES).write_bytes(b"{}\n" + lines[1])
-    with pytest.raises(SchemaError, match=r"episodes\.jsonl:1"):
-        build(Build([run_copy], SFT), tmp_path / "out")
-
-
-def test_a_card_that_lost_a_hash_is_refused(run_copy: Path, tmp_path: Path) -> None:
-    card = json.loads((run_copy / STAGE).read_text())
-    del card["hashes"]["counter"]
-    (run_copy / STAGE).write_text(json.dumps(card))
-    with pytest.raises(SchemaError, match="lacks hashes of the run"):
-        build(Build([run_copy], SFT), tmp_path / "out")
-
-
 def test_rows_that_do_not_fit_the_disk_are_refused_before_they_are_written(
     teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -441,20 +393,16 @@ def command(*arguments: Any) -> Any:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
-def test_the_command_prints_the_gates_or_the_card(teacher: Path, tmp_path: Path) -> None:
+def test_the_command_prints_the_gates_or_the_card(teacher: Path, run_copy: Path, tmp_path: Path) -> None:
     settings = [f"--set=sft.gates.{each}" for each in ("recall=0.0", "near=1.0")]
-    shown = command(teacher, "--out", tmp_path, *settings)
+    shown = command(teacher, "--out", tmp_path / "out", *settings)
     assert shown.exit_code == 0
-    assert f"{read_card(tmp_path).train.rows} rows of 7 tasks" in shown.stdout
-    printed = command(teacher, "--out", tmp_path, "--json", *settings)
-    assert msgspec.json.decode(printed.stdout) == msgspec.json.decode((tmp_path / CARD).read_bytes())
-
-
-def test_the_command_takes_a_part_on_demand_and_says_so(run_copy: Path, tmp_path: Path) -> None:
+    assert f"{read_card(tmp_path / 'out').train.rows} rows of 7 tasks" in shown.stdout
+    printed = command(teacher, "--out", tmp_path / "out", "--json", *settings)
+    assert msgspec.json.decode(printed.stdout) == msgspec.json.decode((tmp_path / "out" / CARD).read_bytes())
     changed(run_copy, status="interrupted", inputs={"tasks": ["one", "two"]})
-    options = [*(f"--set=sft.gates.{each}" for each in ("recall=0.0", "near=1.0")), "--out", tmp_path / "out"]
-    assert "--partial" in str(command(run_copy, *options).exception)
-    assert "2 of its tasks are missing" in " ".join(command(run_copy, *options, "--partial").stdout.split())
+    part = command(run_copy, "--out", tmp_path / "part", "--partial", *settings)
+    assert "2 of its tasks are missing" in " ".join(part.stdout.split())
 
 
 def test_the_command_renders_again_for_a_student(approximate: Path, tmp_path: Path) -> None:

@@ -70,6 +70,7 @@ def test_numbers_are_told_in_short() -> None:
     assert (found.count, found.mean, found.quantiles["0.5"]) == (5, pytest.approx(0.448), 0.19)
     assert (found.quantiles["0"], found.quantiles["1"]) == (0.0, 1.0)
     counts = {name: count for name, count in found.histogram.items() if count}
+    assert [column["name"] for column in FEATURES] == list(TrainRow.__struct_fields__)
     assert (counts, len(found.histogram)) == ({"0.0 to 0.1": 1, "0.1 to 0.2": 2, "0.9 to 1.0": 2}, 10)
     assert Distribution.of([4, 9], shares=False).histogram == {}
 
@@ -81,25 +82,15 @@ def test_rows_are_counted() -> None:
     assert found.tools == {"curate": 1, "search_corpus": 2, "verify": 1}
     assert found.lengths == {"256": 1, "512": 1, "1024": 1}
 
-
-def test_the_facts_of_a_row_are_those_of_its_tokens_and_its_origin() -> None:
     metadata = {"dataset": "d", "task_id": "t", "tools": ["verify"]}
     row = TrainRow((1, 2, 3), (0, 1, 1), episode_id="e", metadata=metadata)
     assert RowFacts.of(row) == RowFacts(3, 2, ("verify",), ("d", "t", "e"))
+    assert tasks_by_dataset({("e", "2"), ("d", "3"), ("d", "1")}) == {"d": ("1", "3"), "e": ("2",)}
 
 
 def test_a_note_on_a_licence_is_of_one_dataset_or_of_all() -> None:
     assert licence_notes(["d=CC0", "as=is"], ["d", "e"]) == {"d": "CC0; as=is", "e": "as=is"}
     assert licence_notes([], ["d"]) == {"d": "not stated"}
-
-
-def test_tasks_are_sorted_within_their_datasets() -> None:
-    assert tasks_by_dataset({("e", "2"), ("d", "3"), ("d", "1")}) == {"d": ("1", "3"), "e": ("2",)}
-
-
-def test_a_card_comes_back_as_it_was_written(tmp_path: Path) -> None:
-    write_card(CARD_OF_THREE, tmp_path)
-    assert read_card(tmp_path) == CARD_OF_THREE
 
 
 def test_the_readme_tells_what_the_card_holds(tmp_path: Path) -> None:
@@ -141,10 +132,6 @@ def test_the_readme_holds_no_local_folders(tmp_path: Path, policy: str, shown: s
     assert f"| {shown} | d |" in text
     assert "/home/me" not in text
     assert read_card(tmp_path) == card
-
-
-def test_the_columns_are_all_fields_of_a_row() -> None:
-    assert [column["name"] for column in FEATURES] == list(TrainRow.__struct_fields__)
 
 
 def test_a_folder_without_a_card_and_a_damaged_card_are_refused(tmp_path: Path) -> None:

@@ -23,11 +23,6 @@ def card(folder: Path, verb: str = "run", **outputs: object) -> Path:
     return folder
 
 
-def test_a_run_is_made_of_the_tasks_that_it_was_asked_to_play(tmp_path: Path) -> None:
-    Stage("run", {"dataset": WORLD, "split": "train", "tasks": ["train-1", "train-2"]}).write(tmp_path)
-    assert tasks_of_runs([tmp_path]) == {(NAME, "train-1"), (NAME, "train-2")}
-
-
 @pytest.mark.parametrize("verb", ["rl train", "rl pivots"])
 def test_a_training_and_a_profile_are_made_of_what_they_chose(verb: str, tmp_path: Path) -> None:
     found = tasks_of_runs([card(tmp_path, verb, selections=[msgspec.to_builtins(CHOSEN)])])
@@ -40,6 +35,8 @@ def test_several_folders_are_joined(tmp_path: Path) -> None:
     other = card(tmp_path / "other", "rl train", selections=[msgspec.to_builtins(chosen)])
     assert tasks_of_runs([one, str(other)]) == tasks_of_runs([one]) | {("fm2", "9")}
     assert tasks_of_runs([]) == frozenset()
+    Stage("run", {"dataset": WORLD, "split": "train", "tasks": ["train-1"]}).write(tmp_path / "run")
+    assert tasks_of_runs([tmp_path / "run"]) == {(NAME, "train-1")}
 
 
 def test_a_folder_that_does_not_say_what_it_was_made_of_is_refused(tmp_path: Path) -> None:

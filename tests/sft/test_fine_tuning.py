@@ -30,7 +30,7 @@ from harness1.rows import RowFile
 from harness1.runs.files import STAGE, clear, read_stage
 from harness1.sft.build import Build, build
 from harness1.sft.data_card import CARD, HELD_OUT, README, TRAIN, read_card
-from harness1.sft.train import VERB, FineTuning, evenly_spaced, fine_tune
+from harness1.sft.train import VERB, FineTuning, fine_tune, space_evenly
 from harness1.training import saving
 from harness1.training.algorithm import NegativeLogLikelihood
 from harness1.training.log import LOG, read_log
@@ -129,7 +129,7 @@ def looks(out: Path) -> dict[int, float]:
 def held_out_loss(model: Path, place: Place) -> float:
     """The loss of the watched rows under the weights of a folder."""
     trainer = Trainer(load_trainable(model, QUICK, "cpu"), NegativeLogLikelihood(), QUICK, 1)
-    return trainer.loss(evenly_spaced(RowFile(place.rows / HELD_OUT), QUICK.watch.rows))
+    return trainer.loss(space_evenly(RowFile(place.rows / HELD_OUT), QUICK.watch.rows))
 
 
 @pytest.fixture(scope="module")
@@ -170,15 +170,6 @@ def test_the_log_has_each_step_once_and_each_look(place: Place, trained: Path) -
     assert looks(trained)[steps] < looks(trained)[0]
 
 
-def test_a_listener_hears_where_training_begins_and_everything_that_is_logged(place: Place, tmp_path: Path) -> None:
-    heard: list[tuple[int, int, dict[str, float]]] = []
-    train = msgspec.structs.replace(QUICK, epochs=1)
-    fine_tune(tuning(place, tmp_path, train), lambda step, steps, values: heard.append((step, steps, dict(values))))
-    (begin, *rest), steps = heard, heard[0][1]
-    assert begin == (0, 2, {})
-    assert [{"step": step, **values} for step, of, values in rest if of == steps] == read_log(tmp_path)
-
-
 @pytest.mark.parametrize(("rank", "stops"), [(0, [1]), (2, [3]), (0, [2, 5])])
 def test_an_interrupted_training_ends_as_if_it_had_not_been(
     place: Place, trained: Path, tmp_path: Path, rank: int, stops: list[int]
@@ -213,15 +204,12 @@ def test_an_interrupted_training_ends_as_if_it_had_not_been(
         assert line == pytest.approx(other, abs=1e-5)
 
 
-def test_a_finished_training_is_done_and_only_that_very_one(place: Place, trained: Path) -> None:
-    assert tuning(place, trained).is_done()
+def test_a_finished_training_that_is_called_again_changes_nothing(place: Place, trained: Path, tmp_path: Path) -> None:
     assert not tuning(place, trained, msgspec.structs.replace(QUICK, rate=2e-3)).is_done()
     assert not tuning(place, trained, trainer="trl").is_done()
     assert not tuning(place, trained.parent / "nothing").is_done()
-
-
-def test_a_finished_training_that_is_called_again_changes_nothing(place: Place, trained: Path, tmp_path: Path) -> None:
     out = Path(shutil.copytree(trained, tmp_path / "out"))
+    assert tuning(place, out).is_done()
     card = fine_tune(tuning(place, out), interrupt_at(1))
     assert card == read_checkpoint(trained)
     for name in ("model.safetensors", LOG, STAGE, CHECKPOINT):
@@ -278,15 +266,20 @@ def test_a_card_has_the_loss_of_what_was_written(
     monkeypatch.setattr(engine, "write_model", lossy)
     done = fine_tune(tuning(place, tmp_path, train), silent)
     model = Trainer(load_trainable(tmp_path, train, "cpu"), NegativeLogLikelihood(), train, 1)
-    rows = evenly_spaced(RowFile(place.rows / HELD_OUT), train.watch.rows)
+    rows = space_evenly(RowFile(place.rows / HELD_OUT), train.watch.rows)
     assert done.metrics["nll"] == pytest.approx(model.loss(rows), abs=1e-6)
     assert abs(done.metrics["nll"] - looks(tmp_path)[done.step]) > 1e-4, "the log has the trainer's own"
     assert done == read_checkpoint(tmp_path)
 
 
-def test_what_is_at_work_is_told_with_the_tokens_within_a_step(place: Place, tmp_path: Path) -> None:
+def test_a_listener_hears_everything_that_is_logged_and_the_tokens_within_a_step(place: Place, tmp_path: Path) -> None:
     told: list[str] = []
-    fine_tune(tuning(place, tmp_path, msgspec.structs.replace(QUICK, epochs=1)), silent, on_part=told.append)
+    heard: list[tuple[int, int, dict[str, float]]] = []
+    work = tuning(place, tmp_path, msgspec.structs.replace(QUICK, epochs=1))
+    fine_tune(work, lambda step, steps, values: heard.append((step, steps, dict(values))), on_part=told.append)
+    (begin, *rest), steps = heard, heard[0][1]
+    assert begin == (0, 2, {})
+    assert [{"step": step, **values} for step, of, values in rest if of == steps] == read_log(tmp_path)
     assert told[0] == "measuring on held-out tasks"
     within = [re.fullmatch(r"([\d,]+) of ([\d,]+) tokens of step 1", each) for each in told]
     last = [each for each in within if each][-1]

@@ -24,16 +24,8 @@ from tests.support import END, Script, WordRetriever, curate, make_env, run, sea
 
 QUERY = "Where did the father of Ada Lovelace die?"
 GATES = (
-    "fault",
-    "format",
-    "documents",
-    "recall",
-    "precision",
-    "tools",
-    "excluded",
-    "leak",
-    "duplicate",
-    "quota",
+    *("fault", "format", "documents", "recall", "precision", "tools", "excluded", "leak"),
+    *("duplicate", "quota", "searches"),
 )
 LOOSE = Gates(near=0.9)
 ASKED = Task("q", "Which river flows past the castle of the king in Rome?", "test", Gold({DocId("castle"): 1}))
@@ -97,11 +89,8 @@ def test_each_gate_stops_what_fails_it_alone(gate: str, changes: dict[str, Any])
     assert kept == ["e0"] or gate == "quota"
 
 
-def test_what_is_exactly_at_a_bound_passes() -> None:
+def test_what_is_exactly_at_a_bound_or_truncated_passes() -> None:
     assert passed(one(documents=1, recall=0.1, calls={"search_corpus": 1}))[0] == ["e0"]
-
-
-def test_a_truncated_episode_passes() -> None:
     assert passed(one(status=Status.TRUNCATED))[0] == ["e0"]
 
 
@@ -110,9 +99,6 @@ def test_a_report_names_the_first_few_and_says_why() -> None:
     report = reports["recall"]
     assert (report.entered, report.passed, len(report.dropped)) == (9, 1, 5)
     assert report.dropped[0] == "d/t0 (e0): curated recall 0.000"
-
-
-def test_a_leak_names_the_evaluation_query() -> None:
     _, reports = passed(one(query="Which river flows past the castle of the king in Rome?"))
     assert reports["leak"].dropped == ("d/t0 (e0): asks the same as d:test/q",)
 
@@ -125,24 +111,25 @@ def test_of_tasks_that_ask_the_same_the_best_and_then_the_shortest_stays() -> No
     assert passed(one(0), one(1, query=query, dataset="other"))[0] == ["e0"]
 
 
-def test_samples_of_a_task_are_duplicates_only_if_they_did_the_same() -> None:
+def test_no_number_of_searches_has_more_than_its_share() -> None:
+    short = [one(number, calls={"search_corpus": 1}) for number in range(12)]
+    longer = [one(12 + number, calls={"search_corpus": 1, "grep_corpus": 1 + number % 2}) for number in range(6)]
+    for share, expected in ((1.0, (12, 3, 3)), (0.5, (6, 3, 3)), (0.4, (4, 3, 3)), (0.34, (3, 3, 3))):
+        kept, _ = passed(*short, *longer, gates=Gates(near=0.95, same_searches=share))
+        searches = {each.episode_id: sum(each.calls.values()) for each in (*short, *longer)}
+        assert tuple(sum(searches[name] == number for name in kept) for number in (1, 2, 3)) == expected
+    drawn = [passed(*short, *longer, gates=Gates(near=0.95, same_searches=0.4), seed=seed)[0] for seed in (0, 0, 1)]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_samples_of_a_task_are_duplicates_if_they_did_the_same_or_there_are_enough_better_ones() -> None:
     task = {"task_id": "t0", "query": one(0).query}
     assert passed(one(0), one(1, **task), one(2, actions="a0", **task))[0] == ["e0", "e1"]
-
-
-def test_the_best_samples_of_a_task_stay_up_to_a_number() -> None:
-    task = {"task_id": "t0", "query": one(0).query}
     samples = one(0), one(1, turns=3, **task), one(2, recall=0.9, turns=9, **task), one(3)
     assert passed(*samples, gates=Gates(near=0.9, per_task=1))[0] == ["e2", "e3"]
     assert passed(*samples, gates=Gates(near=0.9, per_task=2))[0] == ["e1", "e2", "e3"]
-
-
-def test_samples_of_a_task_that_asks_the_same_as_another_go_all() -> None:
-    task = {"task_id": "t1", "query": one(0).query}
-    assert passed(one(0, recall=0.9), one(1, **task), one(2, **task))[0] == ["e0"]
-
-
-def test_equal_ids_of_two_datasets_are_two_tasks() -> None:
+    same = {"task_id": "t1", "query": one(0).query}  # of a task that asks the same as another, all go
+    assert passed(one(0, recall=0.9), one(1, **same), one(2, **same))[0] == ["e0"]
     assert passed(one(0), one(1, task_id="t0", dataset="other", actions="a0"))[0] == ["e0", "e1"]
 
 
@@ -155,6 +142,18 @@ def test_a_quota_is_filled_in_an_order_that_the_seed_decides() -> None:
     assert passed(*many, gates=gates)[0] == first
     assert passed(*reversed(many), gates=gates)[0] == first[::-1]
     assert passed(*many, gates=gates, seed=1)[0] != first
+
+
+def test_a_rare_tool_refuses_the_collection_and_is_named() -> None:
+    kept = [one(0, calls={"search_corpus": 8, "curate": 1}), one(1, calls={"verify": 1})]
+    used = ("search_corpus", "curate", "verify")
+    check_tool_mix(kept, Gates(tool_share=0.1), used)
+    with pytest.raises(UsageError, match=r"tool_share=0\.2 .*curate 0\.100, verify 0\.100:"):
+        check_tool_mix(kept, Gates(tool_share=0.2), used)
+    kept = [one(0, calls={"search_corpus": 8, "curate": 1})]
+    check_tool_mix(kept, Gates(), ("grep_corpus", "curate"))
+    with pytest.raises(UsageError, match=r"of the turns: grep_corpus 0\.000:"):
+        check_tool_mix(kept, Gates(tool_share=0.01), ("grep_corpus", "curate"))
 
 
 def test_an_empty_result_says_which_gate_took_how_many() -> None:
@@ -173,9 +172,6 @@ def test_held_out_tasks_are_a_seeded_share_of_each_dataset() -> None:
     assert draw_held_out(reversed(kept), 0.2, seed=0) == held
     assert draw_held_out(kept, 0.2, seed=1) != held
     assert draw_held_out(kept, 0.0, seed=0) == frozenset()
-
-
-def test_at_least_one_task_is_held_out_and_never_all() -> None:
     samples = [one(0), one(1, task_id="t0")]
     assert len(draw_held_out([one(0), one(1)], 0.01, seed=0)) == 1
     assert len(draw_held_out([one(0), one(1)], 1.0, seed=0)) == 1
@@ -192,25 +188,18 @@ def test_a_candidate_is_read_off_an_episode() -> None:
     found = candidate(played(search("Lord Byron"), bad, curate(add_ids=["D1"]), END), gold, "d", (1, 2))
     assert (found.place, found.task, found.query, found.turns) == ((1, 2), ("d", "t"), QUERY, 4)
     assert found.calls == {"search_corpus": 1, "curate": 1, "end_search": 1}
-    assert (found.tools, found.documents > 0, found.format_errors) == (2, True, 0)
+    assert (found.documents > 0, found.format_errors) == (True, 0)
     assert 0.0 < found.recall <= found.trajectory_recall
-
-
-def test_a_candidate_of_a_policy_error_delivers_nothing() -> None:
     found = candidate(played(search("Lord Byron"), "nonsense"), Gold({DocId("byron"): 1}), "d", (0, 0))
     assert (found.status, found.documents, found.recall, found.format_errors) == (Status.POLICY_ERROR, 0, 0.0, 1)
 
 
-def test_attempts_that_failed_before_a_turn_count_as_format_errors() -> None:
-    episode = played(search("Lord Byron"), END)
+def test_failed_attempts_count_as_format_errors_and_actions_are_the_same_only_with_their_arguments() -> None:
+    gold, episode = Gold({DocId("byron"): 1}), played(search("Lord Byron"), END)
     calls = tuple(ModelCall(f"1.{attempt}", attempt=attempt) for attempt in range(2))
     turn = msgspec.structs.replace(episode.turns[0], calls=calls)
     episode = msgspec.structs.replace(episode, turns=(turn, *episode.turns[1:]))
-    assert candidate(episode, Gold({DocId("byron"): 1}), "d", (0, 0)).format_errors == 1
-
-
-def test_actions_are_the_same_only_with_the_same_arguments() -> None:
-    gold = Gold({DocId("byron"): 1})
+    assert candidate(episode, gold, "d", (0, 0)).format_errors == 1
     first, again, other = (candidate(played(search(words), END), gold, "d", (0, 0)) for words in ("a", "a", "b"))
     assert first.actions == again.actions != other.actions
 

@@ -61,18 +61,12 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[TransformersBackend]:
     return found
 
 
-def test_a_look_at_rows_alone_needs_no_second_model(
-    place: Place, student: Student, opened: list[TransformersBackend]
+def test_a_look_at_rows_alone_needs_no_second_model_and_without_rows_nothing_is_seen(
+    place: Place, student: Student, tmp_path: Path, opened: list[TransformersBackend]
 ) -> None:
     engine = training(place)
     found = run(watching(student, place, Validation(rows=1, turns=0)).validate(engine))
     assert found == {"nll": pytest.approx(engine.loss([RowFile(place.rows / HELD_OUT)[0]]))}
-    assert opened == []
-
-
-def test_without_held_out_rows_nothing_is_seen(
-    place: Place, student: Student, tmp_path: Path, opened: list[TransformersBackend]
-) -> None:
     (tmp_path / HELD_OUT).write_bytes(b"")
     watch = HeldOutValidation(
         student, RowFile(tmp_path / HELD_OUT), msgspec.structs.replace(CONFIG, train=QUICK), "cpu"
@@ -81,24 +75,20 @@ def test_without_held_out_rows_nothing_is_seen(
     assert opened == []
 
 
-def test_a_look_measures_rows_turns_and_episodes(place: Place, student: Student) -> None:
-    found = run(watching(student, place, Validation(rows=2, turns=1, tasks=1)).validate(training(place)))
-    turns = {"valid", "tool_agreement", "action_agreement"}
-    episodes = {"curated_recall", "set_size", "turns", "format_failures"}
-    assert found.keys() == {"nll", *turns, *episodes}
-    assert (found["valid"], found["format_failures"], found["curated_recall"]) == (0.0, 1.0, 0.0)
-
-
-def test_a_look_counts_the_episodes_that_the_infrastructure_broke(
+def test_a_look_measures_rows_turns_and_episodes_and_counts_those_that_broke(
     place: Place, student: Student, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def none(*_: object) -> list[dict[str, float]]:
         return []
 
+    found = run(watching(student, place, Validation(rows=2, turns=1, tasks=1)).validate(training(place)))
+    turns = {"valid", "tool_agreement", "action_agreement"}
+    episodes = {"curated_recall", "set_size", "turns", "format_failures"}
+    assert found.keys() == {"nll", *turns, *episodes}
+    assert (found["valid"], found["format_failures"], found["curated_recall"]) == (0.0, 1.0, 0.0)
     monkeypatch.setattr(held_out, "episode_results", none)
     found = run(watching(student, place, Validation(rows=2, turns=1, tasks=1)).validate(training(place)))
-    assert found["faults"] == 1.0
-    assert "curated_recall" not in found
+    assert (found["faults"], "curated_recall" in found) == (1.0, False)
 
 
 @pytest.mark.parametrize("rank", [0, 2])

@@ -14,7 +14,7 @@ from harness1.policy.wrappers import StudentFormatPolicy
 from harness1.records import Episode, ModelCall, Sampling, Task, Turn
 from harness1.rows import TrainRow
 from harness1.rows.calls import prompt_ids
-from harness1.sft.rows import EpisodeRows, Origin, has_token_ids, row_tokens, sft_rows
+from harness1.sft.rows import Origin, has_token_ids, row_tokens, sft_rows
 from harness1.tools.registry import Toolbox
 from tests.support import END, Script, curate, make_env, run, search, wide_corpus
 from tests.vocabularies import SPOKEN, chat_format
@@ -34,8 +34,12 @@ EPISODE = spoken()
 TURNS = len(EPISODE.turns)
 
 
-def made(episode: Episode = EPISODE, **settings: object) -> EpisodeRows:
-    return sft_rows(episode, Sft(**settings), ORIGIN)  # type: ignore[arg-type]
+def made(episode: Episode = EPISODE, **settings: object) -> list[TrainRow]:
+    return sft_rows(episode, Sft(**settings), ORIGIN)[0]  # type: ignore[arg-type]
+
+
+def dropped(episode: Episode = EPISODE, **settings: object) -> dict[str, int]:
+    return dict(sft_rows(episode, Sft(**settings), ORIGIN)[1])  # type: ignore[arg-type]
 
 
 def with_call(place: int, change: Callable[[ModelCall], ModelCall]) -> Episode:
@@ -61,7 +65,7 @@ def test_a_row_is_the_context_as_the_student_would_see_it_and_the_teachers_actio
     env, chat = load_config(None, [f"env.rendering.order={order}"]).env, chat_format(name, kind)
     episode = spoken(name, kind, env)
     twin = replay_env(episode, env, chat)
-    rows = made(episode).rows
+    rows = made(episode)
     assert len(rows) == len(episode.turns) > 3
     for row, turn in zip(rows, episode.turns, strict=True):
         assert twin.state.context is not None
@@ -76,7 +80,7 @@ def test_a_row_is_the_context_as_the_student_would_see_it_and_the_teachers_actio
 
 
 def test_a_row_says_where_it_comes_from() -> None:
-    row, turn = made().rows[1], EPISODE.turns[1]
+    row, turn = made()[1], EPISODE.turns[1]
     assert turn.action is not None
     assert row.metadata == {
         "task_id": "t",
@@ -91,13 +95,8 @@ def test_a_row_says_where_it_comes_from() -> None:
     assert row.call_ids == (f"{EPISODE.episode_id}/{turn.calls[-1].call_id}",)
 
 
-def test_log_probabilities_of_a_student_are_left_out() -> None:
-    episode = with_call(0, lambda call: msgspec.structs.replace(call, output_logprobs=(-0.5,) * len(call.output_ids)))
-    assert made(episode).rows[0].rollout_logprobs is None
-
-
 def test_rows_of_chains_train_the_same_tokens_as_rows_of_turns() -> None:
-    turns, chains = made().rows, made(rows="epoch").rows
+    turns, chains = made(), made(rows="epoch")
     assert 1 < len(chains) < len(turns)
     by_call = {row.call_ids[0]: spoken_in(row) for row in turns}
     assert [call for row in chains for call in row.call_ids] == list(by_call)
@@ -110,39 +109,37 @@ def test_rows_of_chains_train_the_same_tokens_as_rows_of_turns() -> None:
 
 
 def test_rows_that_are_too_long_are_dropped_and_counted() -> None:
-    lengths = [len(row.token_ids) for row in made().rows]
+    lengths = [len(row.token_ids) for row in made()]
     limit = sorted(lengths)[TURNS // 2]
-    found = made(max_tokens=limit)
-    assert [len(row.token_ids) for row in found.rows] == [length for length in lengths if length <= limit]
-    assert found.too_long == sum(length > limit for length in lengths) > 0
-    assert made(rows="epoch", max_tokens=100).too_long == TURNS
+    short = [length for length in lengths if length <= limit]
+    assert [len(row.token_ids) for row in made(max_tokens=limit)] == short
+    assert dropped(max_tokens=limit) == {"too_long": TURNS - len(short)}
+    assert dropped(rows="epoch", max_tokens=100) == {"too_long": TURNS}
+    assert (row_tokens(EPISODE, Sft()), row_tokens(EPISODE, Sft(max_tokens=limit))) == (sum(lengths), sum(short))
+    assert row_tokens(EPISODE, Sft(rows="epoch")) <= sum(len(row.token_ids) for row in made(rows="epoch"))
 
 
-def test_a_turn_whose_output_was_cut_is_dropped_and_counted() -> None:
-    found = made(with_call(1, cut))
-    assert [row.metadata["turns"] for row in found.rows] == [[n] for n in range(1, TURNS + 1) if n != 2]
-    assert (found.unfinished, found.too_long, found.unplaced) == (1, 0, 0)
-
-
-def test_a_chain_with_an_output_that_was_cut_is_dropped_whole() -> None:
-    whole, found = made(rows="epoch").rows, made(with_call(1, cut), rows="epoch")
-    assert found.rows == tuple(row for row in whole if 2 not in row.metadata["turns"])
-    assert found.unfinished == next(len(row.call_ids) for row in whole if 2 in row.metadata["turns"]) > 1
-
-
-def test_an_output_must_end_with_one_of_the_tokens_that_stop() -> None:
+def test_a_turn_or_chain_with_an_output_that_was_cut_is_dropped_and_counted() -> None:
     def sampled(stops: tuple[int, ...]) -> Callable[[ModelCall], ModelCall]:
         return lambda call: msgspec.structs.replace(call, sampling=Sampling(stop_ids=stops))
 
-    assert made(with_call(0, sampled(CHAT.stop_ids))).unfinished == 0
-    assert made(with_call(0, sampled((0,)))).unfinished == 1
+    torn = with_call(1, cut)
+    assert [row.metadata["turns"] for row in made(torn)] == [[n] for n in range(1, TURNS + 1) if n != 2]
+    assert dropped(torn) == {"unfinished": 1}
+    whole = made(rows="epoch")
+    assert made(torn, rows="epoch") == [row for row in whole if 2 not in row.metadata["turns"]]
+    assert dropped(torn, rows="epoch")["unfinished"] == len(
+        next(row for row in whole if 2 in row.metadata["turns"]).call_ids
+    )
+    assert dropped(with_call(0, sampled(CHAT.stop_ids))) == {}
+    assert dropped(with_call(0, sampled((0,)))) == {"unfinished": 1}
 
 
 def test_a_search_that_brought_no_new_gold_weighs_nothing() -> None:
     episode = spoken(policy=Script(search("river castle"), search("river bridge"), curate(add_ids=["D1"]), END))
     first, second = ({hit.doc_id for hit in turn.observation.hits} for turn in episode.turns[:2] if turn.observation)
     for gold, kept in (({min(first)}, [1, 3, 4]), ({min(second - first)}, [2, 3, 4]), (set(), [3, 4])):
-        rows = sft_rows(episode, Sft(useless_weight=0.0), ORIGIN, frozenset(gold)).rows
+        rows, _ = sft_rows(episode, Sft(useless_weight=0.0), ORIGIN, frozenset(gold))
         assert [row.metadata["turns"][0] for row in rows if row.advantages is None] == kept
         assert all(sum(row.advantages) == 0.0 for row in rows if row.advantages is not None)
 
@@ -155,10 +152,3 @@ def test_an_episode_without_calls_has_no_token_ids() -> None:
     assert not has_token_ids(msgspec.structs.replace(EPISODE, turns=tuple(map(bare, EPISODE.turns))))
     assert not has_token_ids(with_call(1, lambda call: msgspec.structs.replace(call, output_ids=())))
     assert not has_token_ids(with_call(1, lambda call: msgspec.structs.replace(call, prompt=())))
-
-
-def test_the_tokens_of_rows_are_known_before_they_are_made() -> None:
-    lengths = [len(row.token_ids) for row in made().rows]
-    assert row_tokens(EPISODE, Sft()) == sum(lengths)
-    assert row_tokens(EPISODE, Sft(max_tokens=lengths[1])) == sum(each for each in lengths if each <= lengths[1])
-    assert row_tokens(EPISODE, Sft(rows="epoch")) <= sum(len(row.token_ids) for row in made(rows="epoch").rows)

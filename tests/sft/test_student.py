@@ -20,7 +20,7 @@ from harness1.records import Status, Task
 from harness1.retrieval.open import open_retriever
 from harness1.retrieval.protocol import Retriever
 from harness1.rows import RowFile
-from harness1.runs.files import read_stage
+from harness1.runs.files import Stage, read_stage
 from harness1.sft.data_card import CARD, HELD_OUT, TRAIN, read_card
 from harness1.sft.train import Student, fine_tune
 from harness1.training.saving import disk_bytes
@@ -76,11 +76,7 @@ def test_a_folder_without_a_models_shape_is_refused(place: Place, tmp_path: Path
         (tmp_path / "config.json").write_text(config)
     with pytest.raises(UsageError, match=r"has no readable config\.json"):
         Student.of(tmp_path, read_card(place.rows)).check_length(RowFile(place.rows / TRAIN))
-
-
-def test_a_model_that_names_no_window_reads_every_row(place: Place, tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_bytes((place.model / "tokenizer.json").read_bytes())
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text("{}")  # a model that names no window reads every row
     Student.of(tmp_path, read_card(place.rows)).check_length(RowFile(place.rows / TRAIN))
 
 
@@ -100,18 +96,17 @@ def test_held_out_tasks_are_taken_of_each_dataset_in_turn(student: Student) -> N
     both = taught_in(student, ("small", "world:60", many), ("large", "world:80", few))
     found = [(run.name, task.task_id) for run, task in both.list_held_out(3)]
     assert found == [("small", many[0].task_id), ("large", few[0].task_id), ("small", many[1].task_id)]
+    twice = taught_in(student, (NAME, WORLD, many[:2]), (NAME, WORLD, many[:2]))
+    assert len(twice.list_held_out(10)) == 2  # of two runs over one dataset, once
 
 
-def test_of_two_runs_over_one_dataset_each_task_is_taken_once(student: Student) -> None:
-    tasks = open_source(WORLD).tasks("train")[:2]
-    twice = taught_in(student, (NAME, WORLD, tasks), (NAME, WORLD, tasks))
-    assert len(twice.list_held_out(10)) == 2
-
-
-def test_a_dataset_that_has_gone_is_said_to_be(student: Student, tmp_path: Path) -> None:
+def test_a_dataset_or_an_index_that_has_gone_is_said_to_be(student: Student, tmp_path: Path) -> None:
     gone = taught_in(student, ("gone", str(tmp_path / "nowhere"), []))
     with pytest.raises(UsageError, match="nowhere"):
         gone.list_held_out(1)
+    (one,) = student.card.runs
+    with pytest.raises(UsageError, match="nowhere"):
+        student.environments(msgspec.structs.replace(one, index=str(tmp_path / "nowhere")), CONFIG)
 
 
 def test_episodes_are_run_as_the_teachers_were(student: Student, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,41 +129,10 @@ def test_episodes_are_run_as_the_teachers_were(student: Student, monkeypatch: py
     assert (episode.status, episode.hashes.counter) == (Status.COMPLETED, student.chat.hash)
 
 
-def test_an_index_that_has_gone_is_said_to_be(student: Student, tmp_path: Path) -> None:
-    (one,) = student.card.runs
-    with pytest.raises(UsageError, match="nowhere"):
-        student.environments(msgspec.structs.replace(one, index=str(tmp_path / "nowhere")), CONFIG)
-
-
-def damaged(rows: Path) -> None:
-    lines = (rows / TRAIN).read_bytes().splitlines(keepends=True)
-    (rows / TRAIN).write_bytes(b"".join([lines[0], b'{"token_ids": [1]\n', *lines[1:]]))
-
-
-def torn(rows: Path) -> None:
-    (rows / TRAIN).write_bytes((rows / TRAIN).read_bytes()[:-9])
-
-
-def unfinished(rows: Path) -> None:
+def stage_of(rows: Path) -> Stage:
     stage = read_stage(rows)
     assert stage is not None
-    stage.write(rows, status="interrupted")
-
-
-def without_rows(rows: Path) -> None:
-    (rows / TRAIN).write_bytes(b"")
-
-
-def without_row_file(rows: Path) -> None:
-    (rows / TRAIN).unlink()
-
-
-def without_card(rows: Path) -> None:
-    (rows / CARD).unlink()
-
-
-def with_another_card(rows: Path) -> None:
-    (rows / CARD).write_text('{"runs": 3}')
+    return stage
 
 
 def of_another_environment(rows: Path) -> None:
@@ -193,14 +157,17 @@ def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     ("break_it", "error", "says"),
     [
         (shutil.rmtree, UsageError, "rows is not a finished dataset: run harness1 sft build"),
-        (unfinished, UsageError, "rows is not a finished dataset"),
-        (without_rows, UsageError, "rows has no rows to train on"),
-        (without_row_file, UsageError, "there is no train.jsonl in .*rows"),
-        (without_card, UsageError, "it has no card.json"),
-        (with_another_card, SchemaError, "card.json is not a data card"),
+        (lambda rows: stage_of(rows).write(rows, status="interrupted"), UsageError, "rows is not a finished dataset"),
+        (lambda rows: (rows / TRAIN).write_bytes(b""), UsageError, "rows has no rows to train on"),
+        (lambda rows: (rows / TRAIN).unlink(), UsageError, "there is no train.jsonl in .*rows"),
+        (lambda rows: (rows / CARD).unlink(), UsageError, "it has no card.json"),
+        (lambda rows: (rows / CARD).write_text('{"runs": 3}'), SchemaError, "card.json is not a data card"),
         (of_another_environment, SchemaError, "environment cannot be read: Expected `int`"),
-        (damaged, SchemaError, r"train\.jsonl:2: not a training row"),
-        (torn, SchemaError, r"train\.jsonl:\d: the line is torn"),
+        (
+            lambda rows: (rows / TRAIN).write_text('{"token_ids": [1]\n'),
+            SchemaError,
+            r"jsonl:1: not a training row",
+        ),
     ],
 )
 def test_a_dataset_that_is_none_is_refused_before_a_model_is_loaded(

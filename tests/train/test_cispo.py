@@ -326,18 +326,6 @@ def test_beyond_the_window_a_token_is_silent_if_masked_and_heard_if_clamped(mode
     assert not heard.any()
 
 
-def test_where_the_policy_has_not_moved_all_gradients_are_equal(folder: Path, model: PreTrainedModel) -> None:
-    rows = []
-    for row in sampled_rows(model):
-        with torch.no_grad():
-            known = iter(compute_logprobs(model, collate([row])).tolist())
-        logprobs = tuple(next(known) if each else 0.0 for each in row.loss_mask)
-        rows.append(msgspec.structs.replace(row, rollout_logprobs=logprobs))
-    plain, *others = (gradient_of(folder, rows, algorithm, micro_tokens=1) for algorithm in (Reinforce(), *NARROW[:3]))
-    for other in others:
-        assert distance(other, plain) < 1e-6
-
-
 @pytest.mark.parametrize("gap", [1e4, -1e4])
 def test_the_ratio_of_a_token_that_was_all_but_impossible_is_finite(gap: float) -> None:
     batch = dataclasses.replace(collate([TrainRow((1, 2), (0, 1))]), rollout_logprobs=torch.tensor([-1e4 - gap]))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +13,7 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from harness1.errors import MissingExtra, UsageError
+from harness1.errors import InfrastructureFault, MissingExtra, UsageError
 from harness1.runs.files import Stage
 from harness1.training.log import LOG, Trackers, TrainLog, clear_training, read_log
 
@@ -28,37 +31,16 @@ def scalars(folder: Path) -> list[tuple[int, float]]:
     return [(event.step, event.value) for event in events.Scalars("loss")]
 
 
-def test_lines_are_read_as_they_were_written(tmp_path: Path) -> None:
-    write(tmp_path / "run", 1, 2)
-    assert read_log(tmp_path / "run") == [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 1.0}]
-
-
-def test_every_line_is_on_disk_when_it_is_written(tmp_path: Path) -> None:
-    with TrainLog(tmp_path) as log:
-        log.write(1, {"loss": 2.0})
-        assert read_log(tmp_path) == [{"step": 1, "loss": 2.0}]
-
-
 def test_lines_behind_the_step_that_training_goes_on_from_are_taken_out(tmp_path: Path) -> None:
-    write(tmp_path, 1, 2, 2, 3, 4)
+    assert read_log(tmp_path) == []
+    write(tmp_path, 0, 1, 2, 2, 3, 4)
     write(tmp_path, 3, after=2)
-    assert [line["step"] for line in read_log(tmp_path)] == [1, 2, 2, 3]
-    assert read_log(tmp_path)[-1]["loss"] == 3.5
+    assert [line["step"] for line in read_log(tmp_path)] == [0, 1, 2, 2, 3]
+    assert read_log(tmp_path)[-1] == {"step": 3, "loss": 3.5}
+    write(tmp_path, 1, after=0)  # what was measured at the start stays
+    assert [line["step"] for line in read_log(tmp_path)] == [0, 1]
     write(tmp_path)
     assert read_log(tmp_path) == []
-
-
-def test_a_run_that_begins_again_keeps_nothing(tmp_path: Path) -> None:
-    for value in (1.0, 2.0):
-        with TrainLog(tmp_path) as log:
-            log.write(0, {"nll": value})
-    assert read_log(tmp_path) == [{"step": 0, "nll": 2.0}]
-
-
-def test_a_run_that_goes_on_from_its_start_keeps_what_was_measured_there(tmp_path: Path) -> None:
-    write(tmp_path, 0, 1)
-    write(tmp_path, 1, after=0)
-    assert [line["step"] for line in read_log(tmp_path)] == [0, 1]
 
 
 def test_a_training_that_another_process_is_writing_is_neither_begun_nor_cleared(tmp_path: Path) -> None:
@@ -83,10 +65,6 @@ def test_a_torn_last_line_is_left_out_and_written_over(tmp_path: Path) -> None:
     assert [line["step"] for line in read_log(tmp_path)] == [1, 2, 3]
 
 
-def test_a_folder_without_a_log_has_no_lines(tmp_path: Path) -> None:
-    assert read_log(tmp_path) == []
-
-
 def test_a_process_that_is_not_to_write_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "wandb", None)
@@ -97,14 +75,10 @@ def test_a_process_that_is_not_to_write_writes_nothing(tmp_path: Path, monkeypat
 def test_event_files_are_written_where_they_are_asked_for(tmp_path: Path) -> None:
     write(tmp_path / "with", 1, 2, tensorboard=True)
     assert scalars(tmp_path / "with") == [(1, 0.5), (2, 1.0)]
+    write(tmp_path / "with", 2, after=1, tensorboard=True)  # a resumed run replaces those that were lost
+    assert scalars(tmp_path / "with") == [(1, 0.5), (2, 2.0)]
     write(tmp_path / "without", 1, 2)
     assert [path.name for path in (tmp_path / "without").iterdir()] == [LOG]
-
-
-def test_events_of_a_resumed_run_replace_those_that_were_lost(tmp_path: Path) -> None:
-    write(tmp_path, 1, 2, 3, tensorboard=True)
-    write(tmp_path, 2, after=1, tensorboard=True)
-    assert scalars(tmp_path) == [(1, 0.5), (2, 2.0)]
 
 
 class Project:
@@ -137,7 +111,11 @@ def test_a_project_of_weights_and_biases_gets_every_line(tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize(
     ("module", "package", "options"),
-    [("wandb", "wandb", {"wandb": "students"}), ("torch.utils.tensorboard", "tensorboard", {"tensorboard": True})],
+    [
+        ("wandb", "wandb", {"wandb": "students"}),
+        ("torch.utils.tensorboard", "tensorboard", {"tensorboard": True}),
+        ("mlflow", "mlflow", {"mlflow": "students"}),
+    ],
 )
 def test_what_is_not_installed_is_named_and_leaves_the_log_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, package: str, options: dict[str, Any]
@@ -147,3 +125,87 @@ def test_what_is_not_installed_is_named_and_leaves_the_log_as_it_was(
     with pytest.raises(MissingExtra, match=rf"{package} is not installed; .*\[logs\]"):
         TrainLog(tmp_path, trackers=Trackers(**options))
     assert len(read_log(tmp_path)) == 1
+
+
+needs_mlflow = pytest.mark.skipif(find_spec("mlflow") is None, reason="mlflow is not installed")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+        patch.chdir(tmp_path_factory.mktemp("mlflow"))
+        yield "sqlite:///mlflow.db"
+
+
+@pytest.fixture
+def students(store: str, request: pytest.FixtureRequest) -> str:
+    """An experiment of its own for each test."""
+    return str(request.node.name)
+
+
+def write_run(folder: Path, place: str, *steps: int, after: int = -1) -> None:
+    with TrainLog(folder, after, Trackers(mlflow=place)) as log:
+        for step in steps:
+            log.write(step, {"loss": step / 2 + max(0, after), "held_out/nll": 3.0})
+
+
+def client_of(store: str) -> Any:
+    return import_module("mlflow").MlflowClient(store)  # when the store's fixture has turned its telemetry off
+
+
+def runs(store: str, experiment: str) -> list[Any]:
+    client = client_of(store)
+    return list(client.search_runs([client.get_experiment_by_name(experiment).experiment_id]))
+
+
+def history(store: str, run: Any, name: str) -> list[tuple[int, float]]:
+    return [(each.step, each.value) for each in client_of(store).get_metric_history(run.info.run_id, name)]
+
+
+@needs_mlflow
+def test_a_run_of_mlflow_gets_every_line(tmp_path: Path, store: str, students: str) -> None:
+    write_run(tmp_path / "student", f"{students}@{store}", 1, 2)
+    (run,) = runs(store, students)
+    assert (run.info.run_name, run.info.status) == ("student", "FINISHED")
+    assert history(store, run, "loss") == [(1, 0.5), (2, 1.0)]
+    assert history(store, run, "held_out/nll") == [(1, 3.0), (2, 3.0)]
+
+
+@needs_mlflow
+def test_a_resumed_training_continues_its_run_and_a_new_one_has_its_own(
+    tmp_path: Path, store: str, students: str
+) -> None:
+    place = f"{students}@{store}"
+    write_run(tmp_path / "a", place, 1)
+    write_run(tmp_path / "b", place, 1)
+    write_run(tmp_path / "a", place, 2, after=1)
+    assert sorted(run.data.metrics["loss"] for run in runs(store, students)) == [0.5, 2.0]
+    write_run(tmp_path / "a", place, 1)
+    assert sorted(run.info.run_name for run in runs(store, students)) == ["a", "a", "b"]
+
+
+@needs_mlflow
+def test_a_name_may_have_an_at_sign_and_the_store_be_mlflows_own(
+    tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    write_run(tmp_path / "student", "/Users/me@example.org/students", 1)
+    assert len(runs(store, "/Users/me@example.org/students")) == 1
+
+
+@needs_mlflow
+@pytest.mark.parametrize(("error", "status"), [(ValueError, "FAILED"), (KeyboardInterrupt, "KILLED")])
+def test_how_a_training_ended_is_told(
+    tmp_path: Path, store: str, students: str, error: type[BaseException], status: str
+) -> None:
+    with pytest.raises(error), TrainLog(tmp_path / "student", trackers=Trackers(mlflow=f"{students}@{store}")):
+        raise error
+    assert [run.info.status for run in runs(store, students)] == [status]
+
+
+@needs_mlflow
+def test_a_store_that_cannot_be_opened_is_a_fault_without_its_password(tmp_path: Path, store: str) -> None:
+    with pytest.raises(InfrastructureFault, match="MLflow") as raised:
+        TrainLog(tmp_path / "student", trackers=Trackers(mlflow="students@mysteriously://me:hunter2@host/db"))
+    assert "hunter2" not in str(raised.value)

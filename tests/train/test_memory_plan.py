@@ -139,9 +139,6 @@ def test_a_quantized_checkpoint_is_planned_as_it_is_trained(tmp_path: Path) -> N
         (tmp_path / f"{name}.json").write_text(json.dumps(config))
     counts = [parameters_of(model_shape(tmp_path / f"{name}.json")) for name in ("plain", "packed")]
     assert counts[0] == counts[1] == parameters_of(shape_of("gpt_oss"))
-
-
-def test_an_unknown_model_is_refused_with_the_names_that_are_known(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="gpt-oss-20b"):
         model_shape(tmp_path / "nothing.json")
     (tmp_path / "config.json").write_text('{"model_type": "unheard-of"}')
@@ -207,13 +204,9 @@ def test_servers_keep_no_more_of_a_layer_than_its_window() -> None:
     # one of two layers sees the whole context: keys and values of 2 heads of 16 numbers in float32
     assert plan.token == 2 * 2 * 16 * 4
     assert plan.sampler["weights"] + plan.sampler[CACHE_ROOM] == int(0.85 * 80 * 10**9)
-
-
-def test_servers_share_weights_and_heads_where_weights_take_most_of_a_device() -> None:
-    apart = Devices(memory=300_000, sampling="apart", samplers=4)
-    config, batch = Config(train=train_of(4)), BatchSize(1, 32, 8)
-    planner = MemoryPlanner(shape_of("llama"), CISPO)
-    alone, shared = (planner.plan(config, batch, msgspec.structs.replace(apart, samplers=count)) for count in (1, 4))
+    # Where weights take most of a device, servers share them, and the heads.
+    small, planner = Devices(memory=300_000, sampling="apart", samplers=4), MemoryPlanner(shape_of("llama"), CISPO)
+    alone, shared = (planner.plan(config, batch, msgspec.structs.replace(small, samplers=count)) for count in (1, 4))
     assert (shared.sampler["weights"], shared.token) == (alone.sampler["weights"] // 4, alone.token // 4)
 
 
@@ -233,11 +226,6 @@ def test_the_largest_pass_over_rows_has_the_most_tokens_padding_included(tmp_pat
     file = RowFile(tmp_path / "rows.jsonl")
     assert batch_of_rows(file, Train(micro_tokens=12)) == (3, 4, 9)
     assert batch_of_rows(file, Train(micro_tokens=12, batch_rows=2)) == (1, 10, 9)
-
-
-def test_the_memory_of_this_machine_is_known_and_that_of_no_device_is_not() -> None:
-    assert device_memory("cpu") > 10**8
-    assert device_memory("mps") == 0
 
 
 def planned(needs: dict[tuple[bool, int], int]) -> Any:
@@ -264,10 +252,9 @@ def test_advises_the_fewest_settings_the_cheapest_first(
     needs = {(False, 0): plain, (True, 0): checkpointed, (False, 32): adapters, (True, 32): both}
     found = advise(planned(needs), Config(train=Train(lora=Lora(rank=0))), Devices(memory=100, kind="cpu"))
     assert (found and found[0]) == expected
-
-
-def test_advises_to_shard_where_settings_are_not_enough() -> None:
-    config = Config(train=Train(checkpointing=True, dtype="bfloat16"))
-    found = advise(planned({(True, 32): 300}), config, Devices(memory=100))
-    assert found is not None
-    assert found[0] == ["shard over 4 GPUs: torchrun --nproc-per-node 4"]
+    sharded = advise(
+        planned({(True, 32): 300}), Config(train=Train(checkpointing=True, dtype="bfloat16")), Devices(memory=100)
+    )
+    assert sharded is not None
+    assert sharded[0] == ["shard over 4 GPUs: torchrun --nproc-per-node 4"]
+    assert (device_memory("cpu") > 10**8, device_memory("mps")) == (True, 0)

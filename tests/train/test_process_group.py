@@ -1,8 +1,15 @@
-"""Processes that train together come to what one alone does, and each holds its share."""
+"""Processes that train together come to what one does, each holds its share, and followers end with the leader."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -12,6 +19,8 @@ import pytest
 import torch
 
 from harness1.config import Lora, Train
+from harness1.engines.engine import TrainerJob, follow, leading, open_trainer
+from harness1.errors import UsageError
 from harness1.models.checkpoint import Checkpoint
 from harness1.rows import TrainRow
 from harness1.training.algorithm import Algorithm, Cispo, NegativeLogLikelihood
@@ -20,8 +29,50 @@ from harness1.training.saving import write_model
 from harness1.training.trainable import load_trainable
 from harness1.training.trainer import Diverged, Trainer
 from tests.tiny_models import save_tiny_model
-from tests.train.processes import codes_of
 from tests.train.test_micro_batch import made_rows
+
+LIMIT_S = 120
+"""Seconds after which processes count as hanging."""
+PRELOADED = (
+    *("torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "torch.multiprocessing"),
+    *("transformers.models.llama.modeling_llama", "transformers.models.mixtral.modeling_mixtral"),
+    *("harness1.engines.engine", "tests.train.test_micro_batch"),
+)
+"""Imported once, in the process from which all others are forked."""
+
+
+def codes_of(target: Callable[..., None], *arguments: object) -> list[int | None]:
+    """Call `target(rank, *arguments)` in two processes as a launcher would; return their exit codes, and None for one
+    that hangs."""
+    context, port = multiprocessing.get_context("forkserver"), free_port()
+    context.set_forkserver_preload(list(PRELOADED))
+    members = [context.Process(target=_run, args=(rank, port, target, arguments)) for rank in (0, 1)]
+    for each in members:
+        each.start()
+    ends = time.monotonic() + LIMIT_S
+    for each in members:
+        each.join(max(0.0, ends - time.monotonic()))
+    codes = [each.exitcode for each in members]
+    for each in members:
+        each.kill()
+    return codes
+
+
+def free_port() -> int:
+    with socket.socket() as opened:
+        opened.bind(("localhost", 0))
+        port: int = opened.getsockname()[1]
+        return port
+
+
+def _run(rank: int, port: int, target: Callable[..., None], arguments: tuple[object, ...]) -> None:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    os.setpgid(0, 0)  # interrupts of this process must not reach the tests
+    torch.set_num_threads(1)
+    with Path(os.devnull).open("w") as nowhere:
+        sys.stderr = nowhere
+        target(rank, *arguments)
+
 
 pytestmark = pytest.mark.service
 
@@ -254,3 +305,156 @@ def test_one_process_goes_on_from_the_state_of_two(home: Path, found: list[dict[
 def test_all_processes_see_that_a_step_diverged_and_go_on_together(home: Path, found: list[dict[str, Any]]) -> None:
     expected = trainer_in(ALONE, CASES["cispo"], home).step(PLAYED[0])
     assert [each["diverged"] for each in found] == [pytest.approx(expected, rel=1e-5)] * 2
+
+
+Leader = Callable[[Path, ProcessGroup], None]
+
+
+def job(home_followers: Path, **changes: Any) -> TrainerJob:
+    return TrainerJob(
+        home_followers / "model", **{"algorithm": NLL, "train": TRAIN, "steps": 4, "threads": 1, **changes}
+    )
+
+
+def found_by(trainer: Trainer, home_followers: Path) -> dict[str, Any]:
+    """What the calls of a trainer return."""
+    first = trainer.step(PLAYED[0])
+    name = trainer.save(home_followers)
+    second = trainer.step(PLAYED[1])
+    looked = {"loss": trainer.loss(PLAYED[0]), "weights": trainer.weights()}
+    looked |= {"logprobs": trainer.logprobs(PLAYED[2])}
+    trainer.load(home_followers, name)
+    return {"first": first, "second": second, "again": trainer.step(PLAYED[1]), **looked}
+
+
+def uses_everything(home_followers: Path, group: ProcessGroup) -> None:
+    trainer = open_trainer(job(home_followers, algorithm=CISPO), group)
+    torch.save(found_by(trainer, home_followers / "led"), home_followers / "found.pt")
+
+
+def diverges_and_goes_on(home_followers: Path, group: ProcessGroup) -> None:
+    trainer = open_trainer(job(home_followers, algorithm=CISPO), group)
+    with pytest.raises(Diverged):
+        trainer.step([msgspec.structs.replace(row, token_weight=1e38) for row in PLAYED[0]])
+    assert trainer.weights()
+
+
+def is_interrupted_within_a_step(home_followers: Path, group: ProcessGroup) -> None:
+    trainer = open_trainer(job(home_followers), group)
+
+    def interrupt(done: int, of: int) -> None:
+        os.killpg(0, signal.SIGINT)  # as a terminal does
+
+    with pytest.raises(KeyboardInterrupt):
+        trainer.step(STEPS[0], interrupt)
+    assert trainer.step_count == 1
+    trainer.save(home_followers / "interrupted")
+    raise KeyboardInterrupt
+
+
+def cannot_write(home_followers: Path, group: ProcessGroup) -> None:
+    trainer = open_trainer(job(home_followers), group)
+    (home_followers / "file").touch()
+    with pytest.raises(UsageError, match=r"cannot write the state of training to .*file"):
+        trainer.save(home_followers / "file")
+    assert trainer.weights()
+
+
+def has_no_model(home_followers: Path, group: ProcessGroup) -> None:
+    with pytest.raises(UsageError, match="nowhere"):
+        open_trainer(TrainerJob(home_followers / "nowhere", NLL, TRAIN, 4), group)
+
+
+def has_a_model_that_cannot_be_adapted(home_followers: Path, group: ProcessGroup) -> None:
+    save_tiny_model(home_followers / "bare", "gpt2", n_inner=96, n_positions=64)
+    with pytest.raises(UsageError, match="no linear layers"):
+        open_trainer(TrainerJob(home_followers / "bare", NLL, ADAPTED, 4), group)
+
+
+def refuses_the_work(home_followers: Path, group: ProcessGroup) -> None:
+    open_trainer(job(home_followers), group)
+    raise UsageError("another folder, please")
+
+
+def fails_within_a_step(home_followers: Path, group: ProcessGroup) -> None:
+    def fail(done: int, of: int) -> None:
+        raise ValueError("a fault of this process alone")
+
+    open_trainer(job(home_followers), group).step(STEPS[0], fail)
+
+
+def is_killed(home_followers: Path, group: ProcessGroup) -> None:
+    open_trainer(job(home_followers), group)
+    os._exit(9)
+
+
+LEADERS: tuple[tuple[Leader, int], ...] = (
+    (uses_everything, 0),
+    (diverges_and_goes_on, 0),
+    (is_interrupted_within_a_step, 1),
+    (cannot_write, 0),
+    (has_no_model, 0),
+    (has_a_model_that_cannot_be_adapted, 0),
+    (refuses_the_work, 1),
+    (fails_within_a_step, 1),
+    (is_killed, 9),
+)
+"""What leading processes do, and their exit codes."""
+
+
+def member_followers(
+    rank: int, home_followers: Path, lead: Leader, follows: Callable[[ProcessGroup], None] = follow
+) -> None:
+    """One of two processes. What it says goes to a file."""
+    with (
+        (home_followers / f"{rank}.err").open("w") as said,
+        redirect_stderr(said),
+        join_group(ProcessGroup(rank, 2)) as group,
+    ):
+        if group.leads:
+            with leading(group):
+                lead(home_followers, group)
+        else:
+            follows(group)
+
+
+@pytest.fixture(scope="module")
+def home_followers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home_followers = tmp_path_factory.mktemp("followers")
+    save_tiny_model(home_followers / "model", initializer_range=0.1)
+    return home_followers
+
+
+@pytest.mark.parametrize(("lead", "code"), LEADERS, ids=lambda value: getattr(value, "__name__", None))
+def test_followers_end_with_the_process_that_leads_and_say_nothing(
+    home_followers: Path, lead: Leader, code: int
+) -> None:
+    assert codes_of(member_followers, home_followers, lead) == [code, 0]
+    assert (home_followers / "1.err").read_text() == ""
+
+
+def test_calls_that_others_repeat_return_what_they_do_alone(home_followers: Path, tmp_path: Path) -> None:
+    assert codes_of(member_followers, home_followers, uses_everything) == [0, 0]
+    found = torch.load(home_followers / "found.pt", weights_only=True)
+    expected = found_by(open_trainer(job(home_followers, algorithm=CISPO)), tmp_path)
+    for name in ("first", "second", "again", "loss"):
+        assert found[name] == pytest.approx(expected[name], rel=1e-5)
+    assert found["again"] == pytest.approx(found["second"], rel=1e-6)
+    torch.testing.assert_close(found["weights"], expected["weights"], rtol=0, atol=1e-6)
+    for logprobs, others in zip(found["logprobs"], expected["logprobs"], strict=True):
+        assert logprobs == pytest.approx(others, abs=1e-5)
+
+
+def dies(group: ProcessGroup) -> None:
+    group.broadcast(None)
+    os._exit(7)
+
+
+def loses_its_follower(home_followers: Path, group: ProcessGroup) -> None:
+    with pytest.raises(UsageError, match="another process of this training run has ended"):
+        open_trainer(job(home_followers), group)
+    assert group.broken
+
+
+def test_a_leading_process_that_lost_another_says_so(home_followers: Path) -> None:
+    assert codes_of(member_followers, home_followers, loses_its_follower, dies) == [0, 7]

@@ -5,7 +5,7 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -21,30 +21,18 @@ from harness1.rows import TrainRow
 from harness1.training.trainable import load_trainable
 from harness1.training.trainer import rate_at
 from harness1.training.trl_trainer import Passes, passes_of, train_with_trl
-from tests.tiny_models import STOP, VOCABULARY, save_byte_tokenizer, save_tiny_model
+from tests.tiny_models import STOP, save_byte_tokenizer, save_tiny_model
+from tests.train.test_micro_batch import made_rows, plain_logprobs
 
 Log = list[dict[str, float]]
 
-LENGTHS = (24, 5, 17, 9)
 TWO_BY_TWO = 50
-"""Tokens of a pass that holds two rows of `LENGTHS`, so that a step of four has two passes."""
+"""Tokens of a pass that holds two rows, so that a step of four has two passes."""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_byte_tokenizer(save_tiny_model(tmp_path_factory.mktemp("model"), initializer_range=0.1))
-
-
-def made_rows(lengths: Sequence[int] = LENGTHS, seed: int = 0) -> list[TrainRow]:
-    """Rows with very different numbers of trained tokens, so that a mean of means is another number."""
-    random = Random(seed)
-    return [
-        TrainRow(
-            token_ids=tuple(random.randrange(VOCABULARY) for _ in range(length)),
-            loss_mask=tuple(int(place >= 3 and place % 7 != 0) for place in range(length)),
-        )
-        for length in lengths
-    ]
 
 
 def plain_settings(**changes: object) -> Train:
@@ -82,17 +70,8 @@ def loaded(folder: Path) -> torch.nn.Module:
     return model
 
 
-def summed_loss(model: torch.nn.Module, row: TrainRow) -> torch.Tensor:
-    """One row by itself, without padding or batching."""
-    ids = torch.tensor(row.token_ids)
-    logprobs = model(input_ids=ids[None]).logits[0, :-1].log_softmax(-1)
-    of_tokens = logprobs[torch.arange(len(ids) - 1), ids[1:]]
-    loss: torch.Tensor = -(of_tokens * torch.tensor(row.loss_mask[1:])).sum()
-    return loss
-
-
-def mean_loss(model: torch.nn.Module, rows: Sequence[TrainRow]) -> torch.Tensor:
-    return torch.stack([summed_loss(model, row) for row in rows]).sum() / sum(sum(row.loss_mask) for row in rows)
+def mean_loss(model: Any, rows: Sequence[TrainRow]) -> torch.Tensor:
+    return -torch.cat([plain_logprobs(model, row) for row in rows]).mean()
 
 
 @pytest.mark.parametrize("packing", [False, True])
@@ -128,15 +107,15 @@ def test_adapters_are_saved_beside_their_base_and_nothing_is_sent(
     monkeypatch.delenv("CI", raising=False)  # TRL is silent there anyway
     monkeypatch.setattr(trl.trainer.base_trainer, "send_telemetry", lambda *_, **named: reached.append(named))
     monkeypatch.setattr(socket, "getaddrinfo", lambda *given, **_: reached.append(given))
-    settings = plain_settings(lora=Lora(rank=4, alpha=8.0), save_every=1, checkpointing=True, watch=Validation(every=1))
+    watch = Validation(every=1, rows=2)
+    settings = plain_settings(lora=Lora(rank=4, alpha=8.0), save_every=1, checkpointing=True, watch=watch)
     log = trained(folder, tmp_path, settings, made_rows(), made_rows(seed=1))
     before, after = loaded(folder).state_dict(), loaded(tmp_path).state_dict()
     assert reached == []
     assert before.keys() == after.keys()
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {name for name in before if "_proj" in name}
-    held_out = made_rows(seed=1)
-    means = [mean_loss(loaded(tmp_path), [row]).item() for row in held_out]
+    means = [mean_loss(loaded(tmp_path), [row]).item() for row in made_rows(seed=1)[:2]]
     assert [line["eval_loss"] for line in log if "eval_loss" in line] == [
         pytest.approx(math.fsum(means) / len(means), abs=1e-5)
     ]
@@ -175,16 +154,11 @@ def test_adapters_of_a_checkpoint_are_trained_further_in_float32(folder: Path, t
         trained(first, tmp_path / "third", plain_settings(lora=Lora(rank=2)), made_rows())
 
 
-@pytest.mark.parametrize("lora", [Lora(rank=2, experts=True), Lora(rank=2, layers=1)], ids=["experts", "layers"])
-def test_experts_and_layers_are_not_silently_left_out(folder: Path, tmp_path: Path, lora: Lora) -> None:
-    with pytest.raises(UsageError, match=r"train\.lora\.(experts|layers) needs our own trainer"):
-        trained(folder, tmp_path, plain_settings(lora=lora), made_rows())
-
-
 @pytest.mark.parametrize("tied", [False, True])
 def test_in_bfloat16_weights_and_logits_stay_float32(tmp_path: Path, tied: bool) -> None:
     """Of a single token, where no mean hides what is rounded, the loss is that of our model to the digit."""
-    folder = save_byte_tokenizer(save_tiny_model(tmp_path / "model", tie_word_embeddings=tied))
+    special = {"eos_token_id": [STOP, 7], "pad_token_id": None}
+    folder = save_byte_tokenizer(save_tiny_model(tmp_path / "model", tie_word_embeddings=tied, **special))
     row = made_rows()[0]
     row = TrainRow(token_ids=row.token_ids, loss_mask=(0,) * (len(row.token_ids) - 1) + (1,))
     settings = plain_settings(dtype="bfloat16", batch_rows=1)
@@ -197,6 +171,7 @@ def test_in_bfloat16_weights_and_logits_stay_float32(tmp_path: Path, tied: bool)
     assert expected != pytest.approx(exact, abs=1e-5)
     assert {parameter.dtype for parameter in after.parameters()} == {torch.float32}
     assert mean_loss(after, [row]).item() < exact
+    assert (tmp_path / "out" / "config.json").read_text() == (folder / "config.json").read_text()
 
 
 def test_rates_are_those_of_our_schedule(folder: Path, tmp_path: Path) -> None:
@@ -204,14 +179,6 @@ def test_rates_are_those_of_our_schedule(folder: Path, tmp_path: Path) -> None:
     log = trained(folder, tmp_path, settings, made_rows((9, 8, 7, 6, 5)))
     rates = [line["learning_rate"] for line in log if "learning_rate" in line]
     assert rates == pytest.approx([rate_at(step, 6, settings) for step in range(6)])
-
-
-def test_only_so_many_held_out_rows_are_looked_at(folder: Path, tmp_path: Path) -> None:
-    settings = plain_settings(watch=Validation(every=1, rows=1))
-    held_out = made_rows(seed=1)
-    log = trained(folder, tmp_path, settings, made_rows(), held_out)
-    looks = [line["eval_loss"] for line in log if "eval_loss" in line]
-    assert looks == [pytest.approx(mean_loss(loaded(tmp_path), held_out[:1]).item(), abs=1e-5)]
 
 
 def test_an_interrupted_training_goes_on_as_if_it_had_not_been(folder: Path, tmp_path: Path) -> None:
@@ -252,9 +219,6 @@ def test_packing_keeps_every_token_and_the_mean_size_of_a_step(folder: Path, tmp
 )
 def test_a_step_is_made_of_equal_passes_within_the_budget(given: tuple[int, int, int, int], expected: Passes) -> None:
     assert passes_of(*given) == expected
-
-
-def test_rows_that_processes_cannot_share_are_refused() -> None:
     with pytest.raises(UsageError, match="equally by 3"):
         passes_of(4, 10, 50, 3)
 
@@ -269,8 +233,12 @@ def weighted(rows: list[TrainRow]) -> list[TrainRow]:
     ("change", "settings", "said"),
     [
         (lambda rows: [], plain_settings(), "no rows"),
-        (weighted, plain_settings(), "trainer trl"),
-        (lambda rows: rows, plain_settings(watch=Validation(metric="valid")), "trainer trl"),
+        (weighted, plain_settings(), "some rows have token weights: .* --trainer trl"),
+        (list, plain_settings(watch=Validation(metric="valid")), r"watch\.metric needs our own trainer"),
+        (list, plain_settings(watch=Validation(patience=2)), r"watch\.patience needs our own trainer"),
+        (list, plain_settings(lora=Lora(rank=2, experts=True)), r"train\.lora\.experts needs our own trainer"),
+        (list, plain_settings(lora=Lora(rank=2, layers=1)), r"train\.lora\.layers needs our own trainer"),
+        (list, plain_settings(attention="flash_attention_2"), "flash_attention_2 needs our own trainer"),
     ],
 )
 def test_what_trl_cannot_do_is_refused(
@@ -288,9 +256,3 @@ def test_a_missing_package_names_its_extra(
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingExtra, match=rf"{package} is not installed; .*\[trl\]"):
         trained(folder, tmp_path, plain_settings(), made_rows())
-
-
-def test_the_special_tokens_of_the_model_stay_its_own(tmp_path: Path) -> None:
-    folder = save_byte_tokenizer(save_tiny_model(tmp_path / "model", eos_token_id=[STOP, 7], pad_token_id=None))
-    trained(folder, tmp_path / "out", plain_settings(), made_rows())
-    assert (tmp_path / "out" / "config.json").read_text() == (folder / "config.json").read_text()

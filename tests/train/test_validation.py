@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness1.config import Env, load_config
+from harness1.config import Env
 from harness1.data.world import world_source
 from harness1.env.environment import SearchEnv
 from harness1.env.render import Context
@@ -51,12 +51,8 @@ def test_every_trained_stretch_is_a_turn_behind_all_that_stands_before_it() -> N
         HeldOutTurn((8,), (9,)),
         HeldOutTurn((1,), (2,)),
     ]
-
-
-def test_turns_are_taken_evenly_over_all() -> None:
     rows = [TrainRow((at, 1), (0, 1)) for at in range(10)]
     assert [turn.prompt_ids[0] for turn in pick_turns(rows, 4)] == [0, 2, 5, 7]
-    assert len(pick_turns(rows, 10)) == 10
     assert pick_turns(rows, 0) == []
 
 
@@ -77,12 +73,6 @@ def test_an_action_is_valid_if_its_tool_takes_its_arguments(action: ToolCall, va
     (step,) = play(make_env(), action)
     error = step.observation.error if step.observation else None
     assert (error is None or error.code not in ("unknown_tool", "bad_arguments")) == valid
-
-
-def test_a_tool_that_is_turned_off_is_no_valid_action() -> None:
-    without = Toolbox.of(load_config(None, ["env.verification.on=false"]).env)
-    action = call("verify", claims=["x"], ids=["D1"])
-    assert not is_valid(action, without)
 
 
 class Sayer:
@@ -128,17 +118,10 @@ def test_outputs_are_counted_by_what_an_environment_would_carry_out() -> None:
         (said(), search("river")),
         (said(END), END),
         (said(END), search("river")),
+        (said(END, search("river")), search("river")),  # the search is what an environment takes
     )
-    assert found == {"valid": 5 / 8, "tool_agreement": 4 / 8, "action_agreement": 2 / 8}
-    assert backend.asked == [Sampling(temperature=0.0, max_tokens=99, stop_ids=CHAT.stop_ids)] * 8
-
-
-def test_of_several_calls_the_one_counts_that_an_environment_takes() -> None:
-    found, _ = metrics_of((said(END, search("river")), search("river")))
-    assert found == {"valid": 1.0, "tool_agreement": 1.0, "action_agreement": 1.0}
-
-
-def test_without_turns_there_are_no_metrics_of_turns() -> None:
+    assert found == {"valid": 6 / 9, "tool_agreement": 5 / 9, "action_agreement": 3 / 9}
+    assert backend.asked == [Sampling(temperature=0.0, max_tokens=99, stop_ids=CHAT.stop_ids)] * 9
     assert metrics_of()[0] == {}
 
 
@@ -147,8 +130,8 @@ def env_of(**options: Any) -> Callable[[], SearchEnv]:
 
 
 def test_episodes_are_measured_as_an_evaluation_does() -> None:
-    found = run(episode_metrics(ScriptedPolicy(), env_of(), TASKS, concurrency=2, seed=4))
-    episodes = [run(rollout(env_of()(), ScriptedPolicy(), task, seed=4)) for task in TASKS]
+    found = run(episode_metrics(ScriptedPolicy(), env_of(), TASKS, concurrency=2))
+    episodes = [run(rollout(env_of()(), ScriptedPolicy(), task)) for task in TASKS]
     outcomes = [measure_outcome(episode, task.gold) for episode, task in zip(episodes, TASKS, strict=True)]
     assert found == pytest.approx(
         {
@@ -159,19 +142,14 @@ def test_episodes_are_measured_as_an_evaluation_does() -> None:
         }
     )
     assert found["curated_recall"] > 0
-
-
-def test_an_episode_that_ends_without_an_action_is_a_format_failure() -> None:
-    found = run(episode_metrics(Script("no idea"), env_of(), TASKS[:2], concurrency=1))
-    assert found == {"curated_recall": 0.0, "set_size": 0.0, "turns": 0.0, "format_failures": 1.0}
+    confused = run(episode_metrics(Script("no idea"), env_of(), TASKS[:2], concurrency=1))
+    assert confused == {"curated_recall": 0.0, "set_size": 0.0, "turns": 0.0, "format_failures": 1.0}
 
 
 def test_an_episode_that_the_infrastructure_broke_counts_nowhere() -> None:
     broken = [WordRetriever(CHUNKS, faults=1000), WordRetriever(CHUNKS)]
-    found = run(
-        episode_metrics(ScriptedPolicy(), lambda: make_env(retriever=broken.pop()), TASKS[:2], concurrency=1, seed=1)
-    )
-    alone = run(episode_metrics(ScriptedPolicy(), env_of(), TASKS[:1], concurrency=1, seed=1))
+    found = run(episode_metrics(ScriptedPolicy(), lambda: make_env(retriever=broken.pop()), TASKS[:2], concurrency=1))
+    alone = run(episode_metrics(ScriptedPolicy(), env_of(), TASKS[:1], concurrency=1))
     assert found == alone
     assert run(episode_metrics(Failing(), env_of(), TASKS, concurrency=1)) == {}
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import torch
 
 from harness1.config import load_config
 from harness1.errors import ConfigError, UsageError
+from harness1.models.causal_model import load_causal_model
 from harness1.models.model_servers import VllmServer
 from harness1.models.token_server import WeightGate
 from harness1.records import Episode
-from harness1.rl.rollouts import reserve_devices
+from harness1.rl.rollouts import publish_to, reserve_devices, write_version
 from harness1.rl.train import Training, train_policy
 from tests.models.test_token_server import sglang, vllm
 from tests.rl.test_learning import CHAT, work_in
@@ -45,10 +48,9 @@ def test_other_samplers_fleets_and_several_processes_are_refused() -> None:
         reserve_devices(sglang(lambda path, body: "")[0], config, "cpu")
     with pytest.raises(ConfigError, match="one process"):
         reserve_devices(server(), config, "cpu", processes=2)
+    fleet = load_config("rl/small", ["machine.model.sleep=true", "machine.fleet.workers=2"])
     with pytest.raises(ConfigError, match="fleet"):
-        reserve_devices(
-            server(), load_config("rl/small", ["machine.model.sleep=true", "machine.fleet.workers=2"]), "cpu"
-        )
+        reserve_devices(server(), fleet, "cpu")
 
 
 def test_nothing_sleeps_unless_it_is_asked_to() -> None:
@@ -145,3 +147,41 @@ def test_a_sampler_that_cannot_sleep_ends_the_training_before_it_plays(tmp_path:
     with pytest.raises(UsageError, match="enable-sleep-mode"):
         train_policy(work, nullcontext(rollouts), CHAT, "toy", lambda *_: None)
     assert rollouts.published == []
+
+
+class Server:
+    """Loads weights by path, as an engine does."""
+
+    def __init__(self) -> None:
+        self.loaded: list[tuple[Path, int]] = []
+
+    async def load_weights(self, folder: Path, version: int) -> None:
+        self.loaded.append((folder, version))
+
+
+def test_a_server_gets_new_weights_by_path(tmp_path: Path) -> None:
+    base = save_tiny_model(save_byte_tokenizer(tmp_path / "base"), tie_word_embeddings=True)
+    model, server = load_causal_model(base, "cpu", "float32"), Server()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.25)
+    state = model.state_dict()
+    for version in (1, 2):
+        asyncio.run(publish_to(cast(Any, server), state, version, base, tmp_path / "versions"))
+    assert [version for _, version in server.loaded] == [1, 2]
+    again = load_causal_model(server.loaded[1][0], "cpu", "float32").state_dict()
+    assert all(torch.equal(state[name], again[name]) for name in state)
+    assert (server.loaded[1][0] / "tokenizer.json").read_bytes() == (base / "tokenizer.json").read_bytes()
+
+
+def test_a_training_that_goes_on_from_an_earlier_version_has_it_and_none_of_the_later_ones(tmp_path: Path) -> None:
+    base = save_tiny_model(tmp_path / "base")
+    state = load_causal_model(base, "cpu", "float32").state_dict()
+    for version in (7, 8, 5):
+        folder = write_version(tmp_path / "versions", base, state, version)
+    assert list((tmp_path / "versions").iterdir()) == [folder]
+    write_version(tmp_path / "versions", base, state, 6)
+    assert {path.name for path in (tmp_path / "versions").iterdir()} == {"version-5", "version-6"}
+    for version in (8, 9, 10):
+        write_version(tmp_path / "versions", base, state, version)
+    assert {path.name for path in (tmp_path / "versions").iterdir()} == {"version-9", "version-10"}

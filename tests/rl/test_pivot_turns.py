@@ -1,0 +1,416 @@
+"""A single turn is played from the very state, and on the very prompt, that the teacher had."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from harness1.config import Env, Machine, load_config
+from harness1.env.verifiers import LexicalVerifier
+from harness1.episodes.jobs import EpisodeJob
+from harness1.episodes.rollout import rollout
+from harness1.errors import ConfigError, SchemaError, UsageError
+from harness1.memory.working_memory import WorkingMemory
+from harness1.models.backend import Grammar, SampledOutput
+from harness1.policy.language_model import LanguageModelPolicy
+from harness1.policy.policy import Policy, counter_of
+from harness1.policy.scripted import RandomPolicy, ScriptedPolicy
+from harness1.policy.wrappers import StudentFormatPolicy
+from harness1.records import DocId, Episode, Gold, RewardTerm, Sampling, Status, StopReason, Task, ToolCall, UnitId
+from harness1.rl.pivot_turns import (
+    DecisionPoint,
+    Effect,
+    PivotRollouts,
+    PivotWorld,
+    Ruling,
+    SetQuality,
+    TurnId,
+    compare_effects,
+    set_quality,
+)
+from harness1.rows import per_request
+from harness1.rows.calls import calls_for_rows, calls_of, prompt_ids
+from harness1.sft.rows import rerender
+from tests.support import (
+    END,
+    QUICK,
+    Script,
+    WordRetriever,
+    call,
+    chunk,
+    curate,
+    make_env,
+    play,
+    run,
+    search,
+    wide_corpus,
+)
+from tests.vocabularies import chat_format
+
+TASK = Task("t", "Which river flows past the castle of the king in Rome?")
+CORPUS = wide_corpus(30)
+ENV = load_config(None, ["env.auto_populate.on=false"]).env
+CHAT = chat_format("compact", "chatml")
+TAUGHT = Script(search("river castle"), search("king bridge"), curate(add_ids=["D1", "D2"]), END)
+
+
+class Saying:
+    """A backend that says one thing, and counts the versions that it is given."""
+
+    def __init__(self, *said: Sequence[int]) -> None:
+        self.hash, self.version = "saying", 0
+        self.said, self.prompts = list(said), list[tuple[int, ...]]()
+
+    async def generate(
+        self, prompt: Sequence[int], sampling: Sampling, grammar: Grammar | None = None
+    ) -> SampledOutput:
+        self.prompts.append(tuple(prompt))
+        ids = tuple(self.said[(len(self.prompts) - 1) % len(self.said)])
+        return SampledOutput(ids, (-0.5,) * len(ids), "stop", self.version, self.version)
+
+    async def load_state(self, state: object, version: int) -> None:
+        self.version = version
+
+    async def load_weights(self, folder: object, version: int) -> None:
+        self.version = version
+
+
+def model(*said: ToolCall | str) -> LanguageModelPolicy:
+    ids = [CHAT.format_action("because", each) if isinstance(each, ToolCall) else CHAT.text(each) for each in said]
+    return LanguageModelPolicy(Saying(*ids), CHAT, 384)
+
+
+def taught(policy: Policy, env: Env = ENV) -> Episode:
+    return run(rollout(make_env(env, CORPUS, counter=counter_of(policy)), policy, TASK, seed=3))
+
+
+GOLD = Gold({DocId(entry.unit_id): 1 for entry in taught(TAUGHT).curated})
+
+
+def world(policy: Policy, env: Env = ENV, retriever: WordRetriever | None = None, runs: Machine = QUICK) -> PivotWorld:
+    return PivotWorld(env, retriever or WordRetriever(CORPUS), LexicalVerifier(), counter_of(policy), runs)
+
+
+def rollouts(policy: LanguageModelPolicy, episode: Episode, **options: object) -> PivotRollouts:
+    options.setdefault("world", world(policy))
+    return PivotRollouts(
+        policy=policy,
+        episodes={episode.episode_id: episode},
+        golds={"t": GOLD},
+        publish=policy.model.load_state,
+        **options,
+    )
+
+
+def job(episode: Episode, turn: int, sample: int = 0) -> EpisodeJob:
+    return EpisodeJob(Task(TurnId(episode.episode_id, turn).name, TASK.query), sample, seed=sample, group_id="g")
+
+
+def played(
+    policy: LanguageModelPolicy, episode: Episode, *jobs: EpisodeJob, of: PivotRollouts | None = None
+) -> list[Episode]:
+    found: list[Episode] = []
+    run((of or rollouts(policy, episode)).run(jobs, found.append))
+    return sorted(found, key=lambda each: each.sample_idx)
+
+
+@pytest.mark.parametrize("order", ["paper", "stable_first", "epoch", "transcript"])
+def test_states_are_those_of_the_record(order: str) -> None:
+    env = load_config(None, [f"env.rendering.order={order}"]).env
+    for policy in (RandomPolicy(), ScriptedPolicy(), StudentFormatPolicy(RandomPolicy(), CHAT)):
+        episode = taught(policy, env)
+        states = world(policy, env).states(episode, GOLD)
+        assert len(states) == len(episode.turns) > 2
+        for state, turn in zip(states, episode.turns, strict=True):
+            assert state.turn == turn
+            assert state.before.context is not None
+            assert state.before.context.hash == turn.context_hash
+        for state, before in zip(states[1:], episode.turns, strict=False):
+            assert state.decision_point.memory.hash() == before.memory_hash
+
+
+@pytest.mark.parametrize("order", ["paper", "stable_first", "epoch", "transcript"])
+@pytest.mark.parametrize("recorded_in_format", [True, False])
+def test_the_policy_gets_the_prompt_that_the_teacher_had(order: str, recorded_in_format: bool) -> None:
+    env = load_config(None, [f"env.rendering.order={order}"]).env
+    policy = model(search("bridge"))
+    episode = taught(StudentFormatPolicy(TAUGHT, CHAT) if recorded_in_format else TAUGHT, env)
+    told = episode if recorded_in_format else rerender(episode, env, CHAT)
+    service = rollouts(policy, episode, world=world(policy, env))
+    for turn, known in enumerate(calls_of(told), start=1):
+        (made,) = played(policy, episode, job(episode, turn), of=service)
+        (own,) = calls_for_rows(made)
+        assert own.prompt_ids == prompt_ids(told, known) == policy.model.prompts[-1]
+        assert made.turns[0].index == turn
+
+
+def test_an_episode_is_one_turn_with_a_reward_under_the_name_of_its_rule() -> None:
+    episode = taught(StudentFormatPolicy(TAUGHT, CHAT))
+    policy = model(END)
+    (made,) = played(policy, episode, job(episode, 4))
+    assert made.task == Task(f"{episode.episode_id}/4", TASK.query)
+    assert (len(made.turns), made.group_id, made.stop_reason) == (1, "g", StopReason.END_SEARCH)
+    assert made.reward is not None
+    assert (made.reward.total, made.reward.terms) == (1.0, {"stop": RewardTerm(1.0, 1.0)})
+    assert made.hashes.policy == policy.hash
+    (early,) = played(policy, episode, job(episode, 2))
+    assert early.reward is not None
+    assert (early.reward.total, early.reward.terms) == (0.0, {"stop": RewardTerm(0.0, 1.0)})
+    (long,) = played(model(search("bridge")), episode, job(episode, 1))  # would go on: it ends at its limit
+    assert (long.stop_reason, long.status) == (StopReason.TURN_LIMIT, Status.COMPLETED)
+    (row,) = per_request(calls_for_rows(made), made.group_id)
+    assert sum(row.loss_mask) == len(CHAT.format_action("because", END))
+
+
+def test_an_output_without_an_action_is_wrong_and_trained_with_all_its_attempts() -> None:
+    episode = taught(StudentFormatPolicy(TAUGHT, CHAT))
+    (made,) = played(model("nothing to call"), episode, job(episode, 2))
+    assert (made.status, made.turns[0].action) == (Status.POLICY_ERROR, None)
+    assert made.reward is not None
+    assert made.reward.terms == {"unreadable": RewardTerm(0.0, 1.0)}
+    assert len(list(calls_for_rows(made))) == 4
+
+
+def test_what_is_played_leaves_the_scene_as_it_was() -> None:
+    episode = taught(StudentFormatPolicy(TAUGHT, CHAT))
+    policy = model(search("bridge"), curate(add_ids=["D1"]), call("read_document", doc_id="D1"))
+    service = rollouts(policy, episode)
+    state = service.state(TurnId(episode.episode_id, 3))
+    before, prompt = state.decision_point.memory.hash(), state.before.context
+    made = played(policy, episode, *(job(episode, 3, sample) for sample in range(6)), of=service)
+    assert len({each.turns[0].memory_hash for each in made}) == 3
+    assert len({each.turns[0].context_hash for each in made}) == 1
+    assert (state.decision_point.memory.hash(), state.before.context) == (before, prompt)
+    assert service.state(TurnId(episode.episode_id, 3)) is state
+    run(service.publish({}, 7))
+    (made_later,) = played(policy, episode, job(episode, 1), of=service)
+    assert made_later.policy_versions == (7, 7)
+
+
+def test_a_fault_makes_an_episode_without_reward() -> None:
+    episode = taught(StudentFormatPolicy(TAUGHT, CHAT))
+    policy = model(search("bridge"))
+    (made,) = played(
+        policy,
+        episode,
+        job(episode, 2),
+        of=rollouts(policy, episode, world=world(policy, retriever=WordRetriever(CORPUS, faults=9))),
+    )
+    assert (made.status, made.reward) == (Status.INFRA_ERROR, None)
+    assert "down" in (made.error or "")
+
+
+def test_a_turn_that_is_not_there_is_refused() -> None:
+    episode = taught(TAUGHT)
+    policy = model(END)
+    for name, message in (
+        ("x/1", "no episode x"),
+        (f"{episode.episode_id}/9", "no turn 9"),
+        ("river", "does not name a turn"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            played(policy, episode, EpisodeJob(Task(name, TASK.query)))
+
+
+def test_an_episode_of_another_environment_index_or_memory_is_refused() -> None:
+    episode = taught(TAUGHT)
+    here = world(RandomPolicy())
+    other = load_config(None, ["env.max_turns=5"]).env
+    with pytest.raises(ConfigError, match=r"another env$"):
+        world(RandomPolicy(), other).states(episode, GOLD)
+    hashes = msgspec.structs.replace(episode.hashes, index="elsewhere")
+    with pytest.raises(ConfigError, match=r"another index$"):
+        here.states(msgspec.structs.replace(episode, hashes=hashes), GOLD)
+    turn = msgspec.structs.replace(episode.turns[1], memory_hash="edited")
+    edited = msgspec.structs.replace(episode, turns=(episode.turns[0], turn, *episode.turns[2:]))
+    with pytest.raises(SchemaError, match="differently at turn 2"):
+        here.states(edited, GOLD)
+    with pytest.raises(ConfigError, match="count tokens differently"):
+        rollouts(model(END), episode, world=here)
+
+
+def test_where_the_policy_has_no_room_the_scenes_end() -> None:
+    env = load_config(None, ["env.context_window=2500", "env.generation_reserve=64", "env.auto_populate.on=false"]).env
+    long = Script(search("river"), search("war " * 3000), search("king"), END)
+    episode = taught(long, env)
+    told = rerender(episode, env, CHAT)
+    assert len(told.turns) < len(episode.turns)
+    assert len(world(model(END), env).states(episode, GOLD)) == len(told.turns)
+
+
+WANTED = tuple(frozenset({UnitId(name)}) for name in ("gold-a", "gold-b"))
+CORPUS_PIVOT_VERIFIER = (
+    chunk("gold-a", "The alpha castle stands on the hill in Paris.", "Alpha"),
+    chunk("twin", "They say that the alpha castle stands on the hill in Paris, far from here.", "Twin"),
+    chunk("gold-b", "The beta bridge crosses the river in London.", "Beta"),
+    *(chunk(f"noise-{place}", f"Some noise of kind {place} was heard.", f"Noise {place}") for place in range(6)),
+)
+ENV_PIVOT_VERIFIER = load_config(None, ["env.auto_populate.on=false", "env.search.hits=2"]).env
+SETTINGS = Pivots(useless=1)
+ALPHA, BETA, BOTH, NOISE, NOTHING = map(search, ("alpha", "beta", "alpha beta", "noise", "zebra"))
+FOUND = (BOTH, NOISE)
+"""Then D1 and D2 are gold, D3 and D4 are not."""
+CASTLE = "The alpha castle stands on the hill in Paris."
+BEST = SetQuality(1.0, 0)
+
+
+def effect(before: tuple[ToolCall, ...], action: ToolCall, env: Env = ENV_PIVOT_VERIFIER) -> Effect:
+    world = make_env(env, CORPUS_PIVOT_VERIFIER)
+    play(world, *before)
+    decision_point = DecisionPoint(world.snapshot().memory, WANTED, before, world.toolbox)
+    held = decision_point.memory.hash()
+    step = run(world.step([action]))
+    assert decision_point.memory.hash() == held
+    return decision_point.effect(step.turn, world.state.memory)
+
+
+def ruling(before: tuple[ToolCall, ...], action: ToolCall, expert: ToolCall, end: SetQuality = BEST) -> Ruling:
+    return compare_effects(effect(before, action), effect(before, expert), end, SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("action", "expert", "right"),
+    [
+        (ALPHA, ALPHA, True),
+        (search("an alpha castle in Paris"), ALPHA, True),  # other words, equal evidence
+        (call("grep_corpus", pattern="castle"), ALPHA, True),  # another tool that discovers
+        (call("fan_out_search", queries=["castle", "noise"]), ALPHA, True),
+        (BETA, ALPHA, True),  # other evidence, as much
+        (ALPHA, BOTH, False),
+        (NOISE, ALPHA, False),
+        (NOTHING, ALPHA, False),
+    ],
+)
+def test_a_search_surfaces_as_much_evidence_as_the_experts(action: ToolCall, expert: ToolCall, right: bool) -> None:
+    assert ruling((), action, expert) == Ruling("evidence", right)
+
+
+def test_a_search_beside_a_fruitless_one_asks_what_was_not_asked_and_finds_something() -> None:
+    before = (ALPHA, search("noise 1"))
+    assert ruling(before, NOISE, search("kind 4 2")) == Ruling("fresh", True)
+    assert ruling(before, search("NOISE   1"), search("kind 4 2")) == Ruling("fresh", False)
+    assert ruling(before, NOTHING, search("kind 4 2")) == Ruling("fresh", False)
+
+
+def test_a_reading_shows_gold_where_the_experts_did() -> None:
+    read = [call("read_document", doc_id=handle) for handle in ("D1", "D2", "D3")]
+    before = FOUND
+    assert ruling(before, read[1], read[0]) == Ruling("fresh", True)
+    assert ruling(before, read[2], read[0]) == Ruling("fresh", False)
+    assert ruling(before, search("noise 5"), read[0]) == Ruling("fresh", False)
+    assert ruling((*before, read[1]), read[1], read[0]) == Ruling("fresh", False)
+
+
+@pytest.mark.parametrize(
+    ("action", "right"),
+    [
+        (curate(add_ids=["D1", "D2"]), True),
+        (curate(add_ids=["D2", "D1"], importance={"D1": "low"}), True),
+        (curate(add_ids=["D1", "D2", "D3"]), True),  # one useless document is tolerated
+        (curate(add_ids=["D1", "D2", "D3", "D4"]), False),
+        (curate(add_ids=["D1"]), False),
+        (curate(add_ids=["D3"]), False),
+    ],
+)
+def test_a_curation_gains_as_much_and_adds_hardly_more(action: ToolCall, right: bool) -> None:
+    assert ruling(FOUND, action, curate(add_ids=["D1", "D2"])) == Ruling("curation", right)
+
+
+def test_a_curation_loses_no_evidence() -> None:
+    before = (*FOUND, curate(add_ids=["D1", "D3"]))
+    swap = curate(add_ids=["D2"], remove_ids=["D1"])
+    assert ruling(before, swap, curate(add_ids=["D2"])) == Ruling("curation", False)
+    assert ruling(before, swap, swap) == Ruling("curation", False)  # the expert's own, too: its turn is dropped
+
+
+def test_where_the_expert_prunes_nothing_useless_is_tolerated() -> None:
+    before = (*FOUND, curate(add_ids=["D1", "D3", "D4"]))
+    prune = curate(remove_ids=["D3", "D4"])
+    assert ruling(before, prune, prune) == Ruling("curation", True)
+    assert ruling(before, curate(remove_ids=["D3"]), prune) == Ruling("curation", False)
+    assert ruling(before, curate(add_ids=["D1"]), prune) == Ruling("curation", False)  # changes nothing
+
+
+def test_a_verdict_confirms_gold_and_misjudges_no_more() -> None:
+    right = call("verify", doc_ids=["D1"], claim=CASTLE)
+    assert ruling(FOUND, right, right) == Ruling("verify", True)
+    assert ruling(FOUND, call("verify", doc_ids=["D1", "D3"], claim=CASTLE), right) == Ruling("verify", True)
+    denied = call("verify", doc_ids=["D1"], claim="The alpha castle does not stand on the hill in Paris.")
+    beside = call("verify", doc_ids=["D3"], claim="Some noise of kind 0 was heard.")
+    both = call("verify", doc_ids=["D1", "D5"], claim=CASTLE)
+    for wrong in (denied, beside, both):
+        assert ruling((*FOUND, ALPHA), wrong, right) == Ruling("verify", False)
+    assert ruling((*FOUND, ALPHA), both, both) == Ruling("verify", True)
+    assert ruling((*FOUND, right), right, call("verify", doc_ids=["D1"], claim=f"{CASTLE[:-1]} now")).right is False
+
+
+def test_a_review_shows_gold() -> None:
+    review = [call("review_docs", doc_ids=handles) for handles in (["D1"], ["D3"], ["D2", "D4"])]
+    assert ruling(FOUND, review[2], review[0]) == Ruling("review_docs", True)
+    assert ruling(FOUND, review[1], review[0]) == Ruling("review_docs", False)
+    assert ruling((*FOUND, review[2]), review[2], review[0]) == Ruling("review_docs", False)
+
+
+def test_to_stop_is_right_with_what_the_expert_delivered_in_the_end() -> None:
+    clean, half = (*FOUND, curate(add_ids=["D1", "D2", "D3"])), (*FOUND, curate(add_ids=["D1"]))
+    crowded = (*FOUND, curate(add_ids=["D1", "D2", "D3", "D4"]))
+    for expert in (END, ALPHA, curate(remove_ids=["D1"])):
+        assert ruling(clean, END, expert) == Ruling("stop", True)
+        assert ruling(half, END, expert) == Ruling("stop", False)
+        assert ruling(crowded, END, expert) == Ruling("stop", False)
+    assert ruling(half, END, ALPHA, SetQuality(0.5, 0)) == Ruling("stop", True)  # nothing more was gained afterwards
+
+
+@pytest.mark.parametrize(
+    ("action", "expert", "right"),
+    [
+        (curate(add_ids=["D1"]), BETA, True),  # one target forward, as the expert's search
+        (curate(add_ids=["D2"]), BETA, False),  # what is not gold
+        (BETA, curate(add_ids=["D1"]), True),
+        (search("noise 5"), curate(add_ids=["D1"]), False),
+        (BETA, call("verify", doc_ids=["D1"], claim=CASTLE), True),
+        (call("verify", doc_ids=["D1"], claim=CASTLE), BETA, False),
+        (call("review_docs", doc_ids=["D1"]), curate(add_ids=["D1"]), False),
+    ],
+)
+def test_another_kind_of_action_counts_if_it_brings_as_much(action: ToolCall, expert: ToolCall, right: bool) -> None:
+    assert ruling((ALPHA, search("noise 1")), action, expert) == Ruling("other", right)
+
+
+def test_pruning_counts_where_the_expert_brought_nothing_forward() -> None:
+    before = (ALPHA, search("noise 1"), curate(add_ids=["D1", "D2"]))
+    prune = curate(remove_ids=["D2"])
+    assert ruling(before, prune, call("review_docs", doc_ids=["D1"])) == Ruling("other", True)
+    assert ruling(before, prune, BETA) == Ruling("other", False)
+
+
+@pytest.mark.parametrize("wrong", [search(" "), call("search", query="alpha"), curate(add_ids=["D99"])])
+def test_what_the_environment_refuses_is_wrong(wrong: ToolCall) -> None:
+    for expert in (BETA, curate(add_ids=["D1"]), END):
+        assert ruling((ALPHA,), wrong, expert) == Ruling("error", False)
+
+
+def test_facts_are_targets_that_any_of_their_chunks_serves() -> None:
+    wanted = (frozenset({UnitId("a#0"), UnitId("b#0")}), frozenset({UnitId("c#0")}))
+    assert set_quality([UnitId("b#0"), UnitId("x#0")], wanted) == SetQuality(0.5, 1)
+    assert set_quality([], wanted) == SetQuality(0.0, 0)
+
+
+def test_the_experts_own_action_is_right_wherever_it_brought_evidence() -> None:
+    task = Task("t", "Which river flows past the castle of the king in Rome?")
+    gold = Gold({DocId(f"doc_{number}"): 1 for number in range(0, 30, 4)})
+    wanted = tuple(frozenset({UnitId(name)}) for name in gold.relevant)
+    judged = 0
+    for seed in range(6):
+        world = make_env(Env(), wide_corpus(30))
+        episode = run(rollout(world, RandomPolicy(), task, seed=seed))
+        world.begin(WorkingMemory.empty(task.query, "document"))
+        for turn in episode.turns:
+            decision_point = DecisionPoint(world.snapshot().memory, wanted, (), world.toolbox)
+            made = decision_point.effect(world.replay(turn).turn, world.state.memory)
+            if not made.failed and not made.lost and (made.surfaced or made.gained):
+                judged += 1
+                assert compare_effects(made, made, SetQuality(1.0, 0), SETTINGS).right, turn
+    assert judged > 10
