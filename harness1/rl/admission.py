@@ -49,6 +49,7 @@ SEARCHING = ("stop-at-once", "single-shot", "random", "query-repeater", "tool-sp
 POLICIES = (*BLIND, *SEARCHING, ORACLE)
 ATTAINED = 0.95  # the share of the ideal that the oracle must attain
 LEAKED = 0.05  # the score of a policy that ignores results at which a task is rejected as leaked
+HEADROOM = 0.15  # at least, for a task to be sampled
 
 Reason = Literal["fault", "flat", "unattained", "unstable", "leaked"]
 """`fault`: the infrastructure broke an episode, so nothing is known. `flat`: an ideal delivery earns no more than an

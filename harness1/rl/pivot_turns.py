@@ -152,7 +152,7 @@ def set_quality(units: Collection[UnitId], wanted: Sequence[Target]) -> SetQuali
     return SetQuality(recall, sum(unit not in relevant for unit in units))
 
 
-def compare_effects(act: Effect, expert: Effect, end: SetQuality, settings: Pivots) -> Ruling:
+def compare_effects(act: Effect, expert: Effect, end: SetQuality) -> Ruling:
     """Decide if an action is as good as the expert's in the same state, whose search ended with a set of quality
     `end`."""
     if act.failed:
@@ -229,7 +229,7 @@ class PivotState:
     expert: Effect
     end: SetQuality
 
-    def ruling(self, turn: Turn, after: WorkingMemory, settings: Pivots) -> Ruling:
+    def ruling(self, turn: Turn, after: WorkingMemory) -> Ruling:
         """Apply the verifier to a turn that was taken here and left the memory `after`."""
         if turn.action is None:
             return Ruling("unreadable", False)

@@ -34,6 +34,10 @@ from harness1.sft.build import TeacherEpisode, candidate, draw_held_out
 from harness1.sft.collect import TeacherRun, open_runs
 
 VERB, PIVOTS, README = "rl pivots", "pivots.jsonl", "README.md"
+SAMPLES, LIMIT = 8, 0.6
+"""Actions of the reference policy by which a turn is judged, and the share of right ones from which it is too easy."""
+HELD_OUT, SEED = 0.1, 42
+"""Share of the tasks whose turns are never trained on, and the seed that draws them and the samples."""
 Split: TypeAlias = Literal["train", "held_out"]
 PivotLabel: TypeAlias = Literal["kept", "easy", "all_right", "all_wrong", "expert_fails", "no_room"]
 """The decision on a candidate. `expert_fails`: the verifier finds the expert's own action wrong; `no_room`: the state
@@ -226,7 +230,7 @@ class _PivotTurn:
 
         async def rule(player: Policy, sample: int) -> Ruling:
             assert state is not None
-            seed = int(digest([world.pivots.seed, name, sample])[:8], 16) >> 1
+            seed = int(digest([SEED, name, sample])[:8], 16) >> 1
             job = EpisodeJob(Task(name, self.episode.task.query), sample, seed)
             episode = await world.play(state, player, job)
             if episode.reward is None:
@@ -240,10 +244,10 @@ class _PivotTurn:
             own = await rule(RecordedPolicy([msgspec.structs.replace(self.episode, turns=(self.turn,))]), 0)
             label, rules = "expert_fails", {own.rule: 1}
             if own.right:
-                samples = world.pivots.samples
+                samples = SAMPLES
                 found = await asyncio.gather(*(rule(policy, sample) for sample in range(samples)))
                 right, rules = sum(each.right for each in found), dict(Counter(each.rule for each in found))
-                label = label_of(right, samples, world.pivots.limit)
+                label = label_of(right, samples, LIMIT)
         assert self.turn.action is not None
         return Pivot(
             episode_id=self.episode.episode_id,

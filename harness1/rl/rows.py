@@ -68,9 +68,7 @@ def rewards_of(episodes: Sequence[Episode]) -> list[float]:
 
 def training_rows(groups: Sequence[EpisodeGroup], rl: Rl) -> list[TrainRow]:
     """Make the rows of a whole batch, in the order of groups, of their episodes and of the turns. `group_id` is the
-    group's index as text. The `token_weight` of all trained tokens add up to their number (`token_mean`), to the number
-    of episodes with such tokens (`trajectory_mean`), or to the number of groups (`group_mean`), however rows are cut.
-    Raise SchemaError if an episode lacks a part of a prompt."""
+    group's index as text. Raise SchemaError if an episode lacks a part of a prompt."""
     ordered = sorted(groups, key=lambda group: group.index)
     sampled = [trainable(group) for group in ordered]
     earned = advantages([rewards_of(episodes) for episodes in sampled], rl.advantages)

@@ -38,7 +38,7 @@ from harness1.sft.data_card import (
     tasks_by_dataset,
     write_card,
 )
-from harness1.sft.rows import REASONS, SEARCHES, rerender, row_tokens, sft_rows
+from harness1.sft.rows import REASONS, rerender, row_tokens, sft_rows
 from harness1.tools.documents import END_SEARCH
 
 VERB = "sft build"
@@ -116,7 +116,7 @@ def apply_gates(
         "documents": lambda one: one.documents < 1 and f"{one.documents} curated",
         "recall": lambda one: one.recall < gates.recall and f"curated recall {one.recall:.3f}",
         "precision": lambda one: one.precision < gates.precision and f"curated precision {one.precision:.3f}",
-        "tools": lambda one: (used := len(one.calls.keys() - {END_SEARCH})) < gates.tools and f"{used} different tools",
+        "tools": lambda one: not one.calls.keys() - {END_SEARCH} and "0 different tools",
         "excluded": lambda one: one.task in excluded and "its task was learned from before",
         "leak": lambda one: (found := leaks.find(one.dataset, one.query, one.gold)) and found.reason,
     }
@@ -144,18 +144,6 @@ def check_any_left(kept: Sequence[TeacherEpisode], reports: Sequence[GateCounts]
         last = next(each.dropped[0] for each in reversed(reports) if each.dropped)
         left = f"none of {reports[0].entered} episodes is left: {counts}; for example {last}"
         raise UsageError(f"{left}. Collect others, or loosen sft.gates")
-
-
-def check_tool_mix(kept: Iterable[TeacherEpisode], gates: Gates, offered: Iterable[str]) -> None:
-    """Raise UsageError if a tool of those offered has less than `sft.gates.tool_share` of the successful turns."""
-    turns = Counter(dict.fromkeys(offered, 0))
-    for each in kept:
-        turns.update(each.calls)
-    total = max(1, turns.total())
-    rare = [f"{name} {count / total:.3f}" for name, count in sorted(turns.items()) if count / total < gates.tool_share]
-    if rare:
-        found = f"tools below sft.gates.tool_share={gates.tool_share:g} of the turns: {', '.join(rare)}"
-        raise UsageError(f"{found}: collect episodes that use them, or lower the share")
 
 
 def draw_held_out(kept: Iterable[TeacherEpisode], share: float, seed: int) -> frozenset[tuple[str, str]]:
@@ -204,23 +192,6 @@ def _over_quota(candidates: Sequence[TeacherEpisode], quotas: dict[str, int], se
         own = [each for each in candidates if each.dataset == dataset]
         own.sort(key=lambda each: (digest([seed, *each.task, each.episode_id]), each.place))
         found |= {each.place: "beyond the quota of its dataset" for each in own[quota:]}
-    return found
-
-
-def _too_common(candidates: Sequence[TeacherEpisode], share: float, seed: int) -> dict[Place, str]:
-    """Drop by lot the episodes with a number of searches that more than a share of those left have."""
-    searches = {each.place: sum(each.calls.get(name, 0) for name in SEARCHES) for each in candidates}
-    counts = Counter(searches.values())
-    most = max(counts.values(), default=0)
-    while most > 1 and most > share * sum(min(count, most) for count in counts.values()):
-        most -= 1
-    left = dict.fromkeys(counts, most)
-    found: dict[Place, str] = {}
-    for each in sorted(candidates, key=lambda one: (digest([seed, *one.task, one.episode_id]), one.place)):
-        times = searches[each.place]
-        left[times] -= 1
-        if left[times] < 0:
-            found[each.place] = f"too many searched {times} times"
     return found
 
 

@@ -262,7 +262,7 @@ def test_a_node_that_is_lost_is_survived(cluster: Cluster, tmp_path: Path) -> No
 
 def test_a_policy_learns_over_a_cluster_that_loses_a_worker(tmp_path: Path) -> None:
     base = save_tiny_model(save_byte_tokenizer(tmp_path / "base"), initializer_range=0.05)
-    tasks, config = toy_tasks(12), toy_config(["rl.staleness=1", "rl.window=0.0", "rl.batches=20"])
+    tasks, config = toy_tasks(12), toy_config(["rl.staleness=1", "rl.batches=20"])
     work = Training(tasks[:8], tasks[8:], [EpisodeSetup(config, "", "hf:toy")], base, tmp_path / "out", config)
     players = RayRollouts(partial(Mortal, base, tmp_path), Fleet(workers=2), 8)
     train_policy(work, players, chat_format("compact", "chatml"), "toy", lambda _batch, _batches, _values: None)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from random import Random
 from statistics import fmean, stdev
-from typing import Any, get_args
+from typing import get_args
 
 import msgspec
 import pytest
@@ -138,29 +138,6 @@ def test_groups_stand_in_order_whatever_order_they_came_in() -> None:
     assert training_rows(Random(0).sample(groups, 12), Rl()) == rows
     assert [row.group_id for row in rows] == [str(at) for at in range(12) for _ in range(4)]
     assert [row.call_ids for row in rows[:4]] == [("0/a/1.0",), ("0/a/2.0",), ("0/a/3.0",), ("0/b/1.0",)]
-
-
-def _weight(rows: Sequence[TrainRow]) -> float:
-    return sum(row.token_weight * count_trained(row) for row in rows)
-
-
-Batches = st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=4), min_size=1, max_size=4)
-
-
-@given(Batches, st.sampled_from(["turn", "epoch"]))
-def test_token_weights_add_up_to_tokens_episodes_or_groups(turns: list[list[int]], kind: Any) -> None:
-    groups = [
-        group(at, *(made_episode(f"{at}/{place}", count, float(place)) for place, count in enumerate(counts)))
-        for at, counts in enumerate(turns)
-    ]
-    expected = {
-        "token_mean": OUTPUT * sum(map(sum, turns)),
-        "trajectory_mean": sum(count > 0 for counts in turns for count in counts),
-        "group_mean": sum(any(counts) for counts in turns),
-    }
-    for normaliser, total in expected.items():
-        rows = training_rows(groups, Rl(rows=kind, normaliser=normaliser))  # type: ignore[arg-type]
-        assert Cispo().normaliser(rows) == pytest.approx(_weight(rows)) == pytest.approx(total)
 
 
 @given(st.integers(1, 20), st.integers(1, 6), st.integers(0, 9))

@@ -25,7 +25,7 @@ from tests.support import END, Script, WordRetriever, curate, make_env, run, sea
 QUERY = "Where did the father of Ada Lovelace die?"
 GATES = (
     *("fault", "format", "documents", "recall", "precision", "tools", "excluded", "leak"),
-    *("duplicate", "quota", "searches"),
+    *("duplicate", "quota"),
 )
 LOOSE = Gates(near=0.9)
 ASKED = Task("q", "Which river flows past the castle of the king in Rome?", "test", Gold({DocId("castle"): 1}))
@@ -111,17 +111,6 @@ def test_of_tasks_that_ask_the_same_the_best_and_then_the_shortest_stays() -> No
     assert passed(one(0), one(1, query=query, dataset="other"))[0] == ["e0"]
 
 
-def test_no_number_of_searches_has_more_than_its_share() -> None:
-    short = [one(number, calls={"search_corpus": 1}) for number in range(12)]
-    longer = [one(12 + number, calls={"search_corpus": 1, "grep_corpus": 1 + number % 2}) for number in range(6)]
-    for share, expected in ((1.0, (12, 3, 3)), (0.5, (6, 3, 3)), (0.4, (4, 3, 3)), (0.34, (3, 3, 3))):
-        kept, _ = passed(*short, *longer, gates=Gates(near=0.95, same_searches=share))
-        searches = {each.episode_id: sum(each.calls.values()) for each in (*short, *longer)}
-        assert tuple(sum(searches[name] == number for name in kept) for number in (1, 2, 3)) == expected
-    drawn = [passed(*short, *longer, gates=Gates(near=0.95, same_searches=0.4), seed=seed)[0] for seed in (0, 0, 1)]
-    assert drawn[0] == drawn[1] != drawn[2]
-
-
 def test_samples_of_a_task_are_duplicates_if_they_did_the_same_or_there_are_enough_better_ones() -> None:
     task = {"task_id": "t0", "query": one(0).query}
     assert passed(one(0), one(1, **task), one(2, actions="a0", **task))[0] == ["e0", "e1"]
@@ -142,18 +131,6 @@ def test_a_quota_is_filled_in_an_order_that_the_seed_decides() -> None:
     assert passed(*many, gates=gates)[0] == first
     assert passed(*reversed(many), gates=gates)[0] == first[::-1]
     assert passed(*many, gates=gates, seed=1)[0] != first
-
-
-def test_a_rare_tool_refuses_the_collection_and_is_named() -> None:
-    kept = [one(0, calls={"search_corpus": 8, "curate": 1}), one(1, calls={"verify": 1})]
-    used = ("search_corpus", "curate", "verify")
-    check_tool_mix(kept, Gates(tool_share=0.1), used)
-    with pytest.raises(UsageError, match=r"tool_share=0\.2 .*curate 0\.100, verify 0\.100:"):
-        check_tool_mix(kept, Gates(tool_share=0.2), used)
-    kept = [one(0, calls={"search_corpus": 8, "curate": 1})]
-    check_tool_mix(kept, Gates(), ("grep_corpus", "curate"))
-    with pytest.raises(UsageError, match=r"of the turns: grep_corpus 0\.000:"):
-        check_tool_mix(kept, Gates(tool_share=0.01), ("grep_corpus", "curate"))
 
 
 def test_an_empty_result_says_which_gate_took_how_many() -> None:

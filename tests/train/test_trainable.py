@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 from torch import Tensor
@@ -170,7 +169,7 @@ def test_the_merged_model_is_a_plain_one_that_computes_the_same(tmp_path: Path, 
     base = save_tiny_model(tmp_path / "base", kind, **KINDS_OF_MIXTURES.get(kind, {}))
     model = save_adapters(tmp_path / "adapters", base, lora)
     card = Checkpoint(format="f", counter="c", env={}, env_hash="e", base="b", step=7)
-    write_json(tmp_path / "adapters" / CHECKPOINT, msgspec.structs.replace(card, adapter_base="a"))
+    write_json(tmp_path / "adapters" / CHECKPOINT, card)
     lost = merge(tmp_path / "adapters", tmp_path / "merged", "float32")
     assert lost.total < 1e-5
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")

@@ -22,7 +22,8 @@ from harness1.training.trainable import load_trainable
 from harness1.training.trainer import rate_at
 from harness1.training.trl_trainer import Passes, passes_of, train_with_trl
 from tests.tiny_models import STOP, save_byte_tokenizer, save_tiny_model
-from tests.train.test_micro_batch import made_rows, plain_logprobs
+from tests.train import test_micro_batch
+from tests.train.test_micro_batch import plain_logprobs
 
 Log = list[dict[str, float]]
 
@@ -33,6 +34,10 @@ TWO_BY_TWO = 50
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_byte_tokenizer(save_tiny_model(tmp_path_factory.mktemp("model"), initializer_range=0.1))
+
+
+def made_rows(lengths: Sequence[int] = (24, 5, 17, 9), seed: int = 0) -> list[TrainRow]:
+    return test_micro_batch.made_rows(lengths, seed)
 
 
 def plain_settings(**changes: object) -> Train:
@@ -235,7 +240,6 @@ def weighted(rows: list[TrainRow]) -> list[TrainRow]:
         (lambda rows: [], plain_settings(), "no rows"),
         (weighted, plain_settings(), "some rows have token weights: .* --trainer trl"),
         (list, plain_settings(watch=Validation(metric="valid")), r"watch\.metric needs our own trainer"),
-        (list, plain_settings(watch=Validation(patience=2)), r"watch\.patience needs our own trainer"),
         (list, plain_settings(lora=Lora(rank=2, experts=True)), r"train\.lora\.experts needs our own trainer"),
         (list, plain_settings(lora=Lora(rank=2, layers=1)), r"train\.lora\.layers needs our own trainer"),
         (list, plain_settings(attention="flash_attention_2"), "flash_attention_2 needs our own trainer"),
