@@ -71,7 +71,7 @@ class Training:
     trackers: Trackers = NO_TRACKERS
     index_hashes: Sequence[str] = ()  # of the indexes that the setups search
     make_rows: MakeRows = field(default=lambda groups, config: training_rows(groups, config.rl))  # for experiments
-    open_engine: OpenEngine = LocalEngine
+    open_engine: OpenEngine = open_local_engine
     datasets: Sequence[str] = ()
     split: str = ""
     selections: Sequence[Selection] = ()

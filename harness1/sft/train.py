@@ -20,7 +20,7 @@ from harness1.config import ChatPolicy, Config, Env
 from harness1.config.env import read_env
 from harness1.config.settings import to_record
 from harness1.data.open import open_source
-from harness1.engines.engine import Engine, LocalEngine, OpenEngine, TrainerJob
+from harness1.engines.engine import Engine, OpenEngine, TrainerJob, open_local_engine
 from harness1.engines.loop import TrainingLoop
 from harness1.env.environment import SearchEnv, choose
 from harness1.env.model_verifiers import open_verifier
@@ -269,7 +269,7 @@ class FineTuning:
     device: str = "cpu"
     packing: bool = False  # put several rows into one sequence (TRL only)
     trackers: Trackers = NO_TRACKERS
-    open_engine: OpenEngine = LocalEngine  # opens what holds the weights in training; TRL has its own
+    open_engine: OpenEngine = open_local_engine  # opens what holds the weights in training; TRL has its own
     sampler: Backend | None = None  # samples the weights of a training service
 
     def student(self) -> Student:

@@ -37,9 +37,10 @@ OWN = {"gradient", "memory"}
 
 
 @pytest.fixture(autouse=True)
-def _epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a smaller one, Adam makes much of the rounding of gradients that are next to 0."""
-    monkeypatch.setattr("harness1.training.trainer.EPSILON", 1e-4)
+def large_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a smaller epsilon, Adam makes much of the rounding of gradients that are next to 0."""
+    for module in ("engines.tinker", "training.trainer"):
+        monkeypatch.setattr(f"harness1.{module}.EPSILON", 1e-4)
 
 
 def on_service(place: Place, out: Path, sdk: FakeTinker, kept: list[Any] | None = None) -> FineTuning:

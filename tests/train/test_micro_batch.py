@@ -159,8 +159,6 @@ def test_a_micro_batch_lists_the_trained_tokens_of_its_rows_in_order() -> None:
     assert batch.rollout_logprobs is not None
     assert batch.rollout_logprobs.tolist() == [-0.5, -2.0, -1.0]
     assert batch.weights.dtype == batch.rollout_logprobs.dtype == torch.float32
-    plain = collate([TrainRow((1, 2), (0, 1), rollout_logprobs=(0.0, -1.0)), TrainRow((3, 4), (0, 1))])
-    assert (plain.attention, plain.rollout_logprobs) == (None, None)
 
 
 @pytest.mark.parametrize("mask", [(0, 0, 0), (1, 0, 1)], ids=["nothing", "the first token"])

@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from pathlib import Path
 from random import Random
@@ -19,10 +19,11 @@ import pytest
 import torch
 
 from harness1.config import Lora, Train
-from harness1.engines.engine import TrainerJob, follow, leading, open_trainer
+from harness1.engines.engine import TrainerJob, follow, leading, open_local_engine
 from harness1.errors import UsageError
 from harness1.models.checkpoint import Checkpoint
 from harness1.rows import TrainRow
+from harness1.training import trainer
 from harness1.training.algorithm import Algorithm, Cispo, NegativeLogLikelihood
 from harness1.training.process_group import ALONE, ProcessGroup, gather_state, join_group
 from harness1.training.saving import write_model
@@ -71,16 +72,7 @@ def _run(rank: int, port: int, target: Callable[..., None], arguments: tuple[obj
     torch.set_num_threads(1)
     with Path(os.devnull).open("w") as nowhere:
         sys.stderr = nowhere
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("harness1.training.trainer.EPSILON", EPSILON)
-            target(rank, *arguments)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _epsilon() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("harness1.training.trainer.EPSILON", EPSILON)
-        yield
+        target(rank, *arguments)
 
 
 pytestmark = pytest.mark.service
@@ -110,9 +102,14 @@ PLAYED = [sampled(rows, seed) for seed, rows in enumerate(STEPS)]
 CARD = Checkpoint(format="hermes", counter="", env={}, env_hash="", base="")
 HALF = 3
 """Steps before the state is saved."""
-TRAIN = Train(rate=1e-2, lora=Lora(rank=0), dtype="float32", micro_tokens=30, clip=0.5, weight_decay=0.1)
-EPSILON = 1e-4
-"""With a smaller one, Adam makes much of the rounding of gradients that are next to 0."""
+TRAIN = Train(
+    rate=1e-2,
+    lora=Lora(rank=0),
+    dtype="float32",
+    micro_tokens=30,
+    clip=0.5,
+    weight_decay=0.1,
+)
 ADAPTED = msgspec.structs.replace(TRAIN, lora=Lora(rank=4, alpha=8.0))
 NLL, CISPO = NegativeLogLikelihood(), Cispo()
 
@@ -311,6 +308,8 @@ def test_all_processes_see_that_a_step_diverged_and_go_on_together(home: Path, f
     assert [each["diverged"] for each in found] == [pytest.approx(expected, rel=1e-5)] * 2
 
 
+EPSILON = 1e-4
+"""With a smaller one, Adam makes much of the rounding of gradients that are next to 0."""
 Leader = Callable[[Path, ProcessGroup], None]
 
 
@@ -320,63 +319,63 @@ def job(home_followers: Path, **changes: Any) -> TrainerJob:
     )
 
 
-def found_by(trainer: Trainer, home_followers: Path) -> dict[str, Any]:
+def found_by(engine: Trainer, home_followers: Path) -> dict[str, Any]:
     """What the calls of a trainer return."""
-    first = trainer.step(PLAYED[0])
-    name = trainer.save(home_followers)
-    second = trainer.step(PLAYED[1])
-    looked = {"loss": trainer.loss(PLAYED[0]), "weights": trainer.weights()}
-    looked |= {"logprobs": trainer.logprobs(PLAYED[2])}
-    trainer.load(home_followers, name)
-    return {"first": first, "second": second, "again": trainer.step(PLAYED[1]), **looked}
+    first = engine.step(PLAYED[0])
+    name = engine.save(home_followers)
+    second = engine.step(PLAYED[1])
+    looked = {"loss": engine.loss(PLAYED[0]), "weights": engine.weights()}
+    looked |= {"logprobs": engine.logprobs(PLAYED[2])}
+    engine.load(home_followers, name)
+    return {"first": first, "second": second, "again": engine.step(PLAYED[1]), **looked}
 
 
 def uses_everything(home_followers: Path, group: ProcessGroup) -> None:
-    trainer = open_trainer(job(home_followers, algorithm=CISPO), group)
-    torch.save(found_by(trainer, home_followers / "led"), home_followers / "found.pt")
+    engine = open_local_engine(job(home_followers, algorithm=CISPO), group)
+    torch.save(found_by(engine, home_followers / "led"), home_followers / "found.pt")
 
 
 def diverges_and_goes_on(home_followers: Path, group: ProcessGroup) -> None:
-    trainer = open_trainer(job(home_followers, algorithm=CISPO), group)
+    engine = open_local_engine(job(home_followers, algorithm=CISPO), group)
     with pytest.raises(Diverged):
-        trainer.step([msgspec.structs.replace(row, token_weight=1e38) for row in PLAYED[0]])
-    assert trainer.weights()
+        engine.step([msgspec.structs.replace(row, token_weight=1e38) for row in PLAYED[0]])
+    assert engine.weights()
 
 
 def is_interrupted_within_a_step(home_followers: Path, group: ProcessGroup) -> None:
-    trainer = open_trainer(job(home_followers), group)
+    engine = open_local_engine(job(home_followers), group)
 
     def interrupt(done: int, of: int) -> None:
         os.killpg(0, signal.SIGINT)  # as a terminal does
 
     with pytest.raises(KeyboardInterrupt):
-        trainer.step(STEPS[0], interrupt)
-    assert trainer.step_count == 1
-    trainer.save(home_followers / "interrupted")
+        engine.step(STEPS[0], interrupt)
+    assert engine.step_count == 1
+    engine.save(home_followers / "interrupted")
     raise KeyboardInterrupt
 
 
 def cannot_write(home_followers: Path, group: ProcessGroup) -> None:
-    trainer = open_trainer(job(home_followers), group)
+    engine = open_local_engine(job(home_followers), group)
     (home_followers / "file").touch()
     with pytest.raises(UsageError, match=r"cannot write the state of training to .*file"):
-        trainer.save(home_followers / "file")
-    assert trainer.weights()
+        engine.save(home_followers / "file")
+    assert engine.weights()
 
 
 def has_no_model(home_followers: Path, group: ProcessGroup) -> None:
     with pytest.raises(UsageError, match="nowhere"):
-        open_trainer(TrainerJob(home_followers / "nowhere", NLL, TRAIN, 4), group)
+        open_local_engine(TrainerJob(home_followers / "nowhere", NLL, TRAIN, 4), group)
 
 
 def has_a_model_that_cannot_be_adapted(home_followers: Path, group: ProcessGroup) -> None:
     save_tiny_model(home_followers / "bare", "gpt2", n_inner=96, n_positions=64)
     with pytest.raises(UsageError, match="no linear layers"):
-        open_trainer(TrainerJob(home_followers / "bare", NLL, ADAPTED, 4), group)
+        open_local_engine(TrainerJob(home_followers / "bare", NLL, ADAPTED, 4), group)
 
 
 def refuses_the_work(home_followers: Path, group: ProcessGroup) -> None:
-    open_trainer(job(home_followers), group)
+    open_local_engine(job(home_followers), group)
     raise UsageError("another folder, please")
 
 
@@ -384,11 +383,11 @@ def fails_within_a_step(home_followers: Path, group: ProcessGroup) -> None:
     def fail(done: int, of: int) -> None:
         raise ValueError("a fault of this process alone")
 
-    open_trainer(job(home_followers), group).step(STEPS[0], fail)
+    open_local_engine(job(home_followers), group).step(STEPS[0], fail)
 
 
 def is_killed(home_followers: Path, group: ProcessGroup) -> None:
-    open_trainer(job(home_followers), group)
+    open_local_engine(job(home_followers), group)
     os._exit(9)
 
 
@@ -410,6 +409,7 @@ def member_followers(
     rank: int, home_followers: Path, lead: Leader, follows: Callable[[ProcessGroup], None] = follow
 ) -> None:
     """One of two processes. What it says goes to a file."""
+    trainer.EPSILON = EPSILON
     with (
         (home_followers / f"{rank}.err").open("w") as said,
         redirect_stderr(said),
@@ -437,10 +437,13 @@ def test_followers_end_with_the_process_that_leads_and_say_nothing(
     assert (home_followers / "1.err").read_text() == ""
 
 
-def test_calls_that_others_repeat_return_what_they_do_alone(home_followers: Path, tmp_path: Path) -> None:
+def test_calls_that_others_repeat_return_what_they_do_alone(
+    home_followers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer, "EPSILON", EPSILON)
     assert codes_of(member_followers, home_followers, uses_everything) == [0, 0]
     found = torch.load(home_followers / "found.pt", weights_only=True)
-    expected = found_by(open_trainer(job(home_followers, algorithm=CISPO)), tmp_path)
+    expected = found_by(open_local_engine(job(home_followers, algorithm=CISPO)), tmp_path)
     for name in ("first", "second", "again", "loss"):
         assert found[name] == pytest.approx(expected[name], rel=1e-5)
     assert found["again"] == pytest.approx(found["second"], rel=1e-6)
@@ -456,7 +459,7 @@ def dies(group: ProcessGroup) -> None:
 
 def loses_its_follower(home_followers: Path, group: ProcessGroup) -> None:
     with pytest.raises(UsageError, match="another process of this training run has ended"):
-        open_trainer(job(home_followers), group)
+        open_local_engine(job(home_followers), group)
     assert group.broken
 
 
