@@ -23,10 +23,12 @@ from harness1.recipe.recipe import Recipe, load_recipe, shipped_recipes
 from harness1.recipe.run import (
     JOURNAL,
     LOGS,
+    Event,
     RecipeRun,
     RecipeState,
     StageFailed,
     StageRecord,
+    Watch,
     is_at_work,
     on_cluster,
     put_in_words,
@@ -51,33 +53,23 @@ from harness1.viewer.work import PAGE, write_page
 NEGATIVE = 1
 
 
-class StagesNotice:
-    """Tells the user on standard error how a recipe goes on.
+def _tell_stages(recipe: Recipe, names: Sequence[str], work: Path) -> Watch:
+    """Return what tells the user on standard error how a recipe goes on in a folder."""
 
-    Args:
-        stages: how many there are.
-        work: the folder of the recipe.
-    """
-
-    def __init__(self, stages: int, work: Path) -> None:
-        self.stages, self.work, self.at = stages, work, 0
-
-    def begins(self, stage: str, says: str) -> None:
-        """Say which stage begins, and what it does."""
-        self.at += 1
-        say(f"stage {self.at} of {self.stages}, {stage}{': ' if says else ''}{says}")
-
-    def skipped(self, stage: str, record: StageRecord) -> None:
-        """Say that a stage had passed before."""
-        self.at += 1
-        say(f"stage {self.at} of {self.stages}, {stage}: passed before")
-
-    def ended(self, stage: str, record: StageRecord) -> None:
-        """Say what the gates of a stage found."""
+    def tell(event: Event, stage: str, record: StageRecord) -> None:
+        at, says = names.index(stage) + 1, recipe.stages[stage].says
+        where = f"stage {at} of {len(names)}, {stage}"
+        if event == "begins":
+            return say(f"{where}{': ' if says else ''}{says}")
+        if event == "had passed":
+            return say(f"{where}: passed before")
         for finding in record.findings:
             say(f"{'passed' if finding.passed else 'FAILED'}, {put_in_words(finding)}")
-        if record.status == "passed" and self.at < self.stages and (left := _time_left(read_recipe_state(self.work))):
+        if record.status == "passed" and at < len(names) and (left := _time_left(read_recipe_state(work))):
             say(left)
+        return None
+
+    return tell
 
 
 def run(
@@ -103,7 +95,7 @@ def run(
     expected = sum(asked.stages[name].takes for name in names)
     say(f"{counted(len(names), 'stage')}{f', {_minutes(expected)} on two cores' * bool(expected)}")
     say(f"to watch: {program()} view {out} --serve; what is to come: {program()} recipe status {out}")
-    work = RecipeRun(asked, out, partial(run_verb, quiet=as_json), StagesNotice(len(names), out))
+    work = RecipeRun(asked, out, partial(run_verb, quiet=as_json), _tell_stages(asked, names, out))
     try:
         journal = work.run(start_from, until)
     except StageFailed as error:
@@ -126,7 +118,7 @@ def status(
     if journal is None:
         raise UsageError(f"{work} holds no recipe: it has no {JOURNAL}")
     if as_json:
-        print_json(msgspec.to_builtins(journal) | {"left": journal.left(time.time()), "at_work": is_at_work(work)})
+        print_json(msgspec.to_builtins(journal) | {"left": journal.time_left(time.time()), "at_work": is_at_work(work)})
     else:
         _print_recipe(journal, work)
 
@@ -158,7 +150,7 @@ def _print_recipe(journal: RecipeState, work: Path) -> None:
         status = record.status_now(at_work)
         seconds = record.seconds + (time.time() - record.began if status == "running" else 0.0)
         table.add_row(name, status, f"{seconds:,.1f}", gates, record.artifact[:12] or _step(work / name))
-    for name, seconds in journal.expected().items():
+    for name, seconds in journal.times().items():
         if name not in journal.stages:
             table.add_row(name, "to come", f"about {seconds:,.0f}" if seconds else "", "", "")
     Terminal().print(table)
@@ -176,7 +168,7 @@ def _print_recipe(journal: RecipeState, work: Path) -> None:
 
 def _time_left(journal: RecipeState | None) -> str:
     """Return how much time is left in words, or an empty string where nothing is known or nothing is left."""
-    left = journal.left(time.time()) if journal is not None else None
+    left = journal.time_left(time.time()) if journal is not None else None
     return f"about {_minutes(left)} left" if left else ""
 
 
@@ -223,21 +215,10 @@ def _parse(words: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-class TrialsNotice:
-    """Tells the user on standard error how a trial, or what all share, goes on."""
-
-    def __init__(self, trial: int | None) -> None:
-        self.name = "shared" if trial is None else f"trial {trial}"
-
-    def begins(self, stage: str, says: str) -> None:
-        """Say which stage begins."""
-        say(f"{self.name}: {stage}")
-
-    def skipped(self, stage: str, record: StageRecord) -> None:
-        """Say nothing: the stage had passed before."""
-
-    def ended(self, stage: str, record: StageRecord) -> None:
-        """Say nothing: what stops a trial is said at its end."""
+def _tell_trial(trial: int | None) -> Watch:
+    """Return what tells the user on standard error which stage of a trial, or of what all share, begins."""
+    name = "shared" if trial is None else f"trial {trial}"
+    return lambda event, stage, record: say(f"{name}: {stage}") if event == "begins" else None
 
 
 def tune(
@@ -276,7 +257,7 @@ def tune(
         asked,
         out.resolve(),
         on_cluster(ray) if ray else partial(run_verb, quiet=True),
-        TrialsNotice,
+        _tell_trial,
         seed,
         None if forget else lambda shared: Experience(folder, tuning_subject(asked, shared)),
         say_result,

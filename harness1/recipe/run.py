@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -51,7 +51,7 @@ class StageRecord(Record, kw_only=True):
     """When its command was last started, in seconds since 1970."""
 
     def status_now(self, at_work: bool) -> str:
-        """Return the status; `stopped` where no process is at work on a stage that began and did not end."""
+        """Return the status; `stopped` where no process is at work on a stage that did not end."""
         return "stopped" if self.status == "running" and not at_work else self.status
 
 
@@ -75,19 +75,17 @@ class RecipeState(Record, kw_only=True):
     plan: dict[str, StagePlan] = {}
     """Every stage of the last run, in order."""
 
-    def expected(self) -> dict[str, float]:
-        """Return the seconds that each stage of the plan takes that has not passed, at the pace of those that have;
-        0: not known."""
+    def times(self) -> dict[str, float]:
+        """Return the seconds that each stage to come takes, at the pace of those that have passed; 0: not known."""
         passed = {name: record for name, record in self.stages.items() if record.status == "passed"}
         known = [name for name in passed if name in self.plan and self.plan[name].takes]
         planned = sum(self.plan[name].takes for name in known)
         pace = sum(passed[name].seconds for name in known) / planned if planned else 1.0
         return {name: stage.takes * pace for name, stage in self.plan.items() if name not in passed}
 
-    def left(self, now: float) -> float | None:
-        """Return the seconds that are left, or None if nothing is known of the stages to come. `now`: the time, in
-        seconds since 1970."""
-        rest = self.expected()
+    def time_left(self, now: float) -> float | None:
+        """Return the seconds that are left at a time, or None if nothing is known of the stages to come."""
+        rest = self.times()
         if rest and not any(rest.values()):
             return None
         for name, record in self.stages.items():
@@ -141,17 +139,9 @@ FAULTY = 3
 INTERRUPTED = 130
 
 
-class Watch(Protocol):
-    """Is told how a recipe goes on."""
-
-    def begins(self, stage: str, says: str) -> None:
-        """A stage's command is about to run."""
-
-    def skipped(self, stage: str, record: StageRecord) -> None:
-        """A stage had passed before."""
-
-    def ended(self, stage: str, record: StageRecord) -> None:
-        """A stage has passed or failed."""
+Event = Literal["begins", "had passed", "ends"]
+Watch = Callable[[Event, str, StageRecord], None]
+"""Called with what becomes of a stage, its name, and its record."""
 
 
 class StageFailed(HarnessError):
@@ -186,7 +176,11 @@ class RecipeRun:
             self.state = replace(self._begin(), plan=plan)
             write_json(self.work / JOURNAL, self.state)
             if again:
-                self._forget(again)
+                kept = {name: record for name, record in self.state.stages.items() if name not in again}
+                self._write(kept)
+            for name in again:
+                place = self.work / name
+                shutil.rmtree(place) if place.is_dir() else place.unlink(missing_ok=True)
             for name in names:
                 self._pass_stage(name)
             return self.state
@@ -202,14 +196,6 @@ class RecipeRun:
                 f"{self.work} was begun with other inputs ({', '.join(changed)}): restore them, or choose another --out"
             )
         return replace(state, recipe=self.recipe.hash, inputs={**inputs, **state.inputs})
-
-    def _forget(self, names: Sequence[str]) -> None:
-        kept = {name: record for name, record in self.state.stages.items() if name not in names}
-        self.state = replace(self.state, stages=kept)
-        write_json(self.work / JOURNAL, self.state)
-        for name in names:
-            place = self.work / name
-            shutil.rmtree(place) if place.is_dir() else place.unlink(missing_ok=True)
 
     def _pass_stage(self, name: str) -> None:
         stage, words, before = self.recipe.stages[name], self.recipe.words(name, self.work), self.state.stages.get(name)
@@ -229,13 +215,13 @@ class RecipeRun:
         if changes := self._changes(own | needs):
             self._keep(name, replace(record, findings=changes, status="failed"))
         elif before == record and before.status == "passed":
-            self.watch.skipped(name, before)
+            self.watch("had passed", name, before)
         else:
             self._run_stage(name, replace(record, status="running", findings=(), began=time.time()))
 
     def _run_stage(self, name: str, record: StageRecord) -> None:
-        self._write(name, record)
-        self.watch.begins(name, self.recipe.stages[name].says)
+        self._write({**self.state.stages, name: record})
+        self.watch("begins", name, record)
         began, place = time.monotonic(), self.work / name
         try:
             code = self.execute(record.words, self.work / LOGS / f"{name}.log", self.recipe.stages[name].processes)
@@ -256,25 +242,20 @@ class RecipeRun:
         self._keep(name, record)
 
     def _keep(self, name: str, record: StageRecord) -> None:
-        self._write(name, record)
-        self.watch.ended(name, record)
+        self._write({**self.state.stages, name: record})
+        self.watch("ends", name, record)
         if record.status != "passed":
             raise StageFailed(name, record)
 
-    def _write(self, name: str, record: StageRecord) -> None:
-        self.state = replace(self.state, stages={**self.state.stages, name: record})
+    def _write(self, stages: dict[str, StageRecord]) -> None:
+        self.state = replace(self.state, stages=stages)
         write_json(self.work / JOURNAL, self.state)
 
     def _changes(self, expected: Mapping[str, str]) -> tuple[GateRuling, ...]:
-        look = "harness1 recipe run ... --from {}"
-        return tuple(
-            GateRuling(
-                *("unchanged", 1.0, 0.0, False, f"changes to {each}"),
-                look.format(each) if each in self.recipe.stages else "",
-            )
-            for each, known in expected.items()
-            if self._hash(each) != known
-        )
+        changed = [each for each, known in expected.items() if self._hash(each) != known]
+        looks = [f"harness1 recipe run ... --from {each}" if each in self.recipe.stages else "" for each in changed]
+        says = [f"changes to {each}" for each in changed]
+        return tuple(GateRuling("unchanged", 1.0, 0.0, False, *each) for each in zip(says, looks, strict=True))
 
     def _hash(self, name: str) -> str:
         """Return the hash of what a stage made, or of an input; of an input that is no file, its name."""
@@ -315,10 +296,10 @@ def put_in_words(finding: GateRuling) -> str:
 
 
 def on_cluster(address: str, cores: float = 1.0) -> Execute:
-    """Return what runs a command on some node. Folders must be absolute paths that all nodes have. `address`: of the
-    cluster; "auto": the one that this machine belongs to; "local": a new one on this machine. `cores`: that each
-    process of a command takes. Raises MissingExtra: Ray is not installed; InfrastructureFault: there is no cluster at
-    the address; when a command runs: its node was lost."""
+    """Return what runs a command on some node; folders must be absolute paths that all nodes have. `address`: of the
+    cluster; "auto": that of this machine; "local": a new one on this machine. `cores`: of each process of a command.
+    Raises MissingExtra: Ray is not installed; InfrastructureFault: there is no cluster, or a command's node was lost.
+    """
     with optional("ray"):
         import ray
     try:

@@ -12,6 +12,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -26,7 +27,7 @@ from harness1.models.fetch import resolve_model
 from harness1.plain import digest
 from harness1.recipe.gates import StageCase, artifact
 from harness1.recipe.recipe import Objective, Recipe, Space, Value, names_in, put_setting, recipe_of
-from harness1.recipe.run import Execute, RecipeRun, StageFailed, StageRecord, Watch, hold_folder
+from harness1.recipe.run import Event, Execute, RecipeRun, StageFailed, StageRecord, Watch, hold_folder
 from harness1.records import Record
 from harness1.runs.files import read_record, write_json
 from harness1.runs.journal import Journal, read_line_records
@@ -123,25 +124,18 @@ def trial_recipe(recipe: Recipe, settings: Mapping[str, Value], shared: Path) ->
 def is_near(one: Mapping[str, Value], other: Mapping[str, Value], search: Mapping[str, Space]) -> bool:
     """Return whether two trials have nearly the same settings: equal choices, and numbers that differ by less than
     `NEAR` of their range, on the scale on which they are drawn."""
-
-    def is_close(a: Value, b: Value, space: Space) -> bool:
-        if space.choices or isinstance(a, str) or isinstance(b, str) or space.low is None or space.high is None:
-            return a == b
-        low, high, x, y = (math.log(each) if space.log else float(each) for each in (space.low, space.high, a, b))
-        return abs(x - y) < NEAR * (high - low)
-
-    return all(name in one and name in other and is_close(one[name], other[name], search[name]) for name in search)
-
-
-def is_within(settings: Mapping[str, Value], search: Mapping[str, Space]) -> bool:
-    """Return whether settings give every searched one a value that trials may draw."""
-
-    def is_drawn(value: Value, space: Space) -> bool:
-        if space.choices or isinstance(value, str) or space.low is None or space.high is None:
-            return value in space.choices
-        return space.low <= value <= space.high
-
-    return settings.keys() == search.keys() and all(is_drawn(settings[name], search[name]) for name in search)
+    if not search.keys() <= one.keys() & other.keys():
+        return False
+    for name, space in search.items():
+        a, b = one[name], other[name]
+        if isinstance(a, str) or isinstance(b, str) or space.low is None or space.high is None:
+            is_close = a == b
+        else:
+            low, high, x, y = (math.log(each) if space.log else float(each) for each in (space.low, space.high, a, b))
+            is_close = abs(x - y) < NEAR * (high - low)
+        if not is_close:
+            return False
+    return True
 
 
 def best_of(results: Sequence[TrialResult], *, maximize: bool) -> TrialResult | None:
@@ -188,7 +182,7 @@ class Experience:
 
     def results(self) -> list[TrialResult]:
         """Return what earlier trials left, oldest first; raise SchemaError for a line that is damaged."""
-        return _results_in(self.folder / self.file)
+        return read_results(self.folder, self.file)
 
     def keep(self, result: TrialResult) -> None:
         """Append the result of a trial."""
@@ -323,15 +317,15 @@ class Tuning:
         )
         if known is None or study.get_trials():
             return study
-        learned = [
-            each for each in known.results() if is_within(each.settings, self.recipe.search) and each.value is not None
-        ]
-        learned.sort(key=lambda each: (each.value or 0.0) * (-1 if maximize else 1))
-        for each in learned:
-            ranges = _distributions(self.recipe)
-            study.add_trial(optuna.trial.create_trial(params=each.settings, distributions=ranges, value=each.value))
+        ranges, learned = _distributions(self.recipe), list[optuna.trial.FrozenTrial]()
+        for each in known.results():
+            with suppress(ValueError):  # it was stopped, or its settings cannot be drawn here
+                made = optuna.trial.create_trial(params=each.settings, distributions=ranges, value=each.value)
+                learned.append(made)
+        learned.sort(key=lambda each: each.value or 0.0, reverse=maximize)
+        study.add_trials(learned)
         if learned:
-            study.enqueue_trial(learned[0].settings)
+            study.enqueue_trial(learned[0].params)
         return study
 
     def _describe(self, subject: str = "") -> None:
@@ -354,39 +348,32 @@ class _Pruned(Exception):
     """A trial that looks worse than others at the same stage."""
 
 
+@dataclass
 class _Looks:
     """Watches a trial, adds its time up, and stops it at a look."""
 
-    def __init__(self, watch: Watch, looks: dict[str, str], trial: optuna.Trial, lock: threading.Lock) -> None:
-        self.watch, self.looks, self.trial, self.lock = watch, looks, trial, lock
-        self.seen: dict[str, float] = {}
-        self.seconds = 0.0
+    watch: Watch
+    looks: dict[str, str]
+    trial: optuna.Trial
+    lock: threading.Lock
+    seen: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
 
-    def begins(self, stage: str, says: str) -> None:
-        self.watch.begins(stage, says)
-
-    def skipped(self, stage: str, record: StageRecord) -> None:
-        self.watch.skipped(stage, record)
-        self._see(stage, record)
-
-    def ended(self, stage: str, record: StageRecord) -> None:
-        self.watch.ended(stage, record)
-        value = self._see(stage, record)
-        if value is None:
+    def __call__(self, event: Event, stage: str, record: StageRecord) -> None:
+        self.watch(event, stage, record)
+        if event == "begins":
             return
-        with self.lock:
-            self.trial.report(value, [*self.looks].index(stage))
-            worse = self.trial.should_prune()
-        if worse:
-            raise _Pruned(f"{self.looks[stage]} of {stage} was {value:.4g}, worse than the median")
-
-    def _see(self, stage: str, record: StageRecord) -> float | None:
         self.seconds += record.seconds
         value = record.metrics.get(self.looks.get(stage, ""))
         if value is None or record.status != "passed":
-            return None
+            return
         self.seen[stage] = value
-        return value
+        if event == "ends":
+            with self.lock:
+                self.trial.report(value, [*self.looks].index(stage))
+                is_worse = self.trial.should_prune()
+            if is_worse:
+                raise _Pruned(f"{self.looks[stage]} of {stage} was {value:.4g}, worse than the median")
 
 
 def read_tuning(out: Path) -> TuningCard | None:
@@ -394,13 +381,9 @@ def read_tuning(out: Path) -> TuningCard | None:
     return read_record(out / TUNING, TuningCard, "the card of a tuning")
 
 
-def read_results(out: Path) -> list[TrialResult]:
-    """Return the results in a tuning's folder in the order in which trials ended; raise SchemaError if one is
-    damaged."""
-    return _results_in(out / RESULTS)
-
-
-def _results_in(path: Path) -> list[TrialResult]:
+def read_results(out: Path, file: str = RESULTS) -> list[TrialResult]:
+    """Return the results of trials in the order in which they ended; raise SchemaError if one is damaged."""
+    path = out / file
     return list(read_line_records(path, TrialResult, "the result of a trial")) if path.is_file() else []
 
 

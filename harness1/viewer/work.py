@@ -193,7 +193,7 @@ def recipe_card(folder: Path) -> dict[str, Any]:
     """Return a recipe as JSON data. Times are in seconds; `expected` is 0 where nothing is known. Raises UsageError,
     SchemaError: as `recipe_parts`."""
     journal, at_work = _recipe_state(folder), is_at_work(folder)
-    expected = journal.expected()
+    expected = journal.times()
     stages = []
     for name in dict.fromkeys([*journal.plan, *journal.stages]):
         card: dict[str, Any] = {"name": name, "folder": str(folder / name), "status": "to come", "findings": []}

@@ -88,14 +88,8 @@ class Quiet:
     def __init__(self) -> None:
         self.told: list[tuple[str, str]] = []
 
-    def begins(self, stage: str, says: str) -> None:
-        self.told.append(("begins", stage))
-
-    def skipped(self, stage: str, record: StageRecord) -> None:
-        self.told.append(("skipped", stage))
-
-    def ended(self, stage: str, record: StageRecord) -> None:
-        self.told.append(("ended", stage))
+    def __call__(self, event: str, stage: str, record: StageRecord) -> None:
+        self.told.append((event, stage))
 
 
 @pytest.fixture
@@ -243,7 +237,7 @@ def test_stages_run_in_order_and_nothing_is_done_twice(notes: Path) -> None:
     again = work_of(notes, commands)
     assert again.run() == journal
     assert len(commands.ran) == 4
-    assert again.watch.told == [("skipped", name) for name in CHAIN["stages"]]  # type: ignore[attr-defined]
+    assert again.watch.told == [("had passed", name) for name in CHAIN["stages"]]  # type: ignore[attr-defined]
 
 
 def test_a_command_that_fails_stops_there_and_is_run_again(notes: Path) -> None:
@@ -405,20 +399,20 @@ def test_the_time_left_is_what_the_recipe_expects_at_the_pace_so_far(notes: Path
     stages = {name: {**CHAIN["stages"][name], "takes": seconds} for name, seconds in expected.items()}
     journal = work_of(notes, Commands(), **stages).run(until="first")
     assert journal.plan == {"first": StagePlan("", 10.0)}
-    assert journal.left(0.0) == 0.0
+    assert journal.time_left(0.0) == 0.0
 
     def at(first: float, **more: Any) -> RecipeState:
         passed = msgspec.structs.replace(journal.stages["first"], seconds=first)
         plan = {name: StagePlan(takes=seconds) for name, seconds in expected.items()}
         return msgspec.structs.replace(journal, plan=plan, stages={"first": passed, **more})
 
-    assert at(10.0).left(0.0) == 25.0
-    assert at(30.0).left(0.0) == 75.0  # a slower machine
+    assert at(10.0).time_left(0.0) == 25.0
+    assert at(30.0).time_left(0.0) == 75.0  # a slower machine
     running = msgspec.structs.replace(journal.stages["first"], status="running", began=100.0, seconds=3.0)
-    assert at(10.0, second=running).left(104.0) == 13.0 + 5.0
-    assert at(10.0, second=running).left(500.0) == 5.0  # it takes longer than expected
+    assert at(10.0, second=running).time_left(104.0) == 13.0 + 5.0
+    assert at(10.0, second=running).time_left(500.0) == 5.0  # it takes longer than expected
     unknown = msgspec.structs.replace(at(10.0), plan=dict.fromkeys(expected, StagePlan()))
-    assert unknown.left(0.0) is None
+    assert unknown.time_left(0.0) is None
 
 
 def test_the_commands_print_what_is_done_and_what_failed(
