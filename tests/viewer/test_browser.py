@@ -283,7 +283,12 @@ def test_a_prompt_is_shown_as_it_was_sent(opened: Open, files: Path) -> None:
 
 
 def test_memory_is_shown_as_a_difference_and_gold_is_marked(opened: Open, files: Path) -> None:
-    page = opened(f"#0/{ids(files, 'first')[0]}/5")
+    page = opened(f"#0/{ids(files, 'first')[0]}/4")
+    page.locator("section.record summary").click()
+    assert "memory hash" in page.locator("section.record dl").inner_text()
+    page.keyboard.press("j")
+    page.wait_for_selector("#turn-title:has-text('Turn 5 of')")
+    assert page.locator("section.record dl:visible").count() == 1  # a section stays open from turn to turn
     change = page.locator("section.change")
     change.wait_for()
     assert "tagged anew (1)" in change.inner_text()
@@ -293,13 +298,6 @@ def test_memory_is_shown_as_a_difference_and_gold_is_marked(opened: Open, files:
     assert page.locator(".gold-list li").count() == 3
     assert page.locator(".fate-lost").inner_text().endswith("never seen")
     assert "total" in page.locator(".reward").inner_text()
-
-
-def test_text_of_documents_is_never_markup(opened: Open, files: Path) -> None:
-    page = opened(f"#0/{ids(files, 'first')[0]}/2")
-    page.wait_for_selector(".hits")
-    assert page.locator("img").count() == 0
-    assert "</script><img src=x" in page.locator(".hits").text_content()
 
 
 def test_two_runs_stand_side_by_side(opened: Open, files: Path) -> None:
@@ -349,6 +347,8 @@ def test_the_chain_leads_from_the_question_to_documents(opened: Open, files: Pat
     page.locator(".by-query > summary").first.focus()
     page.keyboard.press("Enter")
     assert page.locator(".hit:visible").count() > 0
+    assert page.locator("img").count() == 0  # texts of documents are never markup
+    assert "</script><img src=x" in page.locator(".hits").text_content()
     assert chain.locator(".question").inner_text().endswith("Ada Lovelace")
     assert "named in D1" in chain.locator(".node.now").first.inner_text()
     assert "no search found" in chain.locator(".node.lost").inner_text()
@@ -365,17 +365,6 @@ def test_the_chain_leads_from_the_question_to_documents(opened: Open, files: Pat
     assert "Weather" not in chain.locator(".found .doc-title").all_inner_texts()
     chain.get_by_label("all searches and documents").check()
     assert {"Ada Lovelace", "Weather"} <= set(chain.locator(".found .doc-title").all_inner_texts())
-
-
-def test_a_section_stays_open_from_turn_to_turn(opened: Open, files: Path) -> None:
-    page = opened(f"#0/{ids(files, 'first')[0]}/2")
-    page.wait_for_selector("section.record")
-    assert page.locator("section.record dl:visible").count() == 0
-    page.locator("section.record summary").click()
-    assert "memory hash" in page.locator("section.record dl").inner_text()
-    page.keyboard.press("j")
-    page.wait_for_selector("#turn-title:has-text('Turn 3 of')")
-    assert page.locator("section.record dl:visible").count() == 1
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -34,9 +34,6 @@ class Spy:
         self.seen.append(context)
         return await self.session.act(context)
 
-    def fork(self) -> Spy:
-        raise AssertionError
-
 
 def played(policy: Policy, env: Env | None = None) -> Episode:
     counter = getattr(policy, "counter", None)
