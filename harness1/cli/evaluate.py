@@ -230,8 +230,8 @@ def answer(
 ) -> None:
     """Let a frozen model answer the questions of a run: closed book, from one search, and from the curated sets.
 
-    The answerer's key, deadline and concurrency are those of machine.model, the judge's those of machine.verifier. Exit
-    code 3 if an answer or a verdict is missing; the same command asks for it again.
+    The answerer's key is machine.model.key, the judge's machine.verifier.key; machine.concurrency are asked at once.
+    Exit code 3 if an answer or a verdict is missing; the same command asks for it again.
 
     Example: harness1 answer runs/world --answerer openai:gpt-4o-mini@https://api.openai.com/v1
     """
