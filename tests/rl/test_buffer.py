@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from harness1.rl.groups import Buffer, BufferCounts, BufferState
 
@@ -122,44 +119,6 @@ def test_random_schedules_equal_the_reference() -> None:
         assert max(largest[number :: len(SETTINGS)]) == Buffer[Played](*settings).bound
 
 
-def oldest_trained(buffer: Buffer[Played], late: int) -> tuple[int, int]:
-    """Everything finishes at once but one group, which does when nothing goes on without it: the largest staleness that
-    is trained on, and how many versions went by until then."""
-    version, largest, waits = 0, 0, True
-    born: dict[int, int] = {}
-
-    def fill() -> None:
-        while (number := buffer.begin(version)) is not None:
-            born[number] = version
-            if number != late or not waits:
-                buffer.finish(number, (number, version))
-
-    fill()
-    while waits or version < 3 * buffer.bound + 3:
-        batch = buffer.take(version)
-        if batch is None:
-            assert waits, "a deadlock"
-            waits = False
-            buffer.finish(late, (late, born[late]))
-            continue
-        largest = max([largest, *(version - oldest for _, oldest in batch)])
-        fill()  # generation goes on while the batch is trained
-        version += 1
-        buffer.release()
-        fill()
-    return largest, version
-
-
-WIDE = [(groups, ahead, window) for groups in (1, 2, 3, 5) for ahead in (0, 1, 2, 4) for window in (0.0, 0.3, 0.7, 1.0)]
-
-
-@pytest.mark.parametrize("settings", WIDE, ids=str)
-def test_the_bound_is_reached_and_not_exceeded(settings: tuple[int, int, float]) -> None:
-    groups, ahead, _ = settings
-    bound = Buffer[Played](*settings).bound
-    assert max(oldest_trained(Buffer(*settings), late)[0] for late in range(3 * groups * (ahead + 1))) == bound
-
-
 def test_the_bound_is_the_asked_staleness_and_what_the_window_adds() -> None:
     assert [Buffer[int](8, ahead, 0.0).bound for ahead in range(5)] == [0, 1, 2, 3, 4]
     assert Buffer[int](8, 0, 1.0).bound == 0
@@ -177,43 +136,6 @@ def test_a_group_beyond_the_bound_is_dropped_as_stale() -> None:
     assert buffer.take(5) is None
     assert buffer.counts == BufferCounts(produced=2, trained=1, stale=1)
     assert buffer.begin(5) == 2
-
-
-@given(
-    filtered=st.sets(st.integers(0, 40)),
-    order=st.randoms(use_true_random=False),
-    groups=st.integers(1, 5),
-    window=st.floats(0, 1),
-)
-def test_without_staleness_batches_equal_those_of_a_plain_loop(
-    filtered: set[int], order: random.Random, groups: int, window: float
-) -> None:
-    batches = 6
-    expected = [msgspec.json.encode(batch) for batch in synchronous(groups, filtered.__contains__, batches)]
-    buffer, found, version, flying = Buffer[Played](groups, 0, window), list[bytes](), 0, list[int]()
-    while version < batches:
-        while order.random() < 0.8 and (number := buffer.begin(version)) is not None:
-            flying.append(number)
-        if flying and order.random() < 0.7:
-            number = flying.pop(order.randrange(len(flying)))
-            buffer.drop(number, "filtered") if number in filtered else buffer.finish(number, (number, version))
-        elif batch := buffer.take(version):
-            assert buffer.begin(version) is None, "generation and training are to take turns"
-            found.append(msgspec.json.encode(batch))
-            version += 1
-            buffer.release()
-    assert found == expected
-
-
-def synchronous(groups: int, filtered: Callable[[int], bool], batches: int) -> Iterator[list[Played]]:
-    number = 0
-    for version in range(batches):
-        batch: list[Played] = []
-        while len(batch) < groups:
-            if not filtered(number):
-                batch.append((number, version))
-            number += 1
-        yield batch
 
 
 @pytest.mark.parametrize("seed", range(20))

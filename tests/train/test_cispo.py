@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,6 @@ from harness1.rows import TrainRow, per_request, prefix_merging
 from harness1.rows.calls import CapturedCall
 from harness1.training.algorithm import (
     LOG_RATIO_LIMIT,
-    Algorithm,
     Cispo,
     DoubleSided,
     Interaction,
@@ -145,55 +144,6 @@ def test_losses_of_three_tokens_by_hand() -> None:
     assert found["cispo"] == pytest.approx([5.0, -2.0, 0.3])
     assert found["double_sided"] == pytest.approx([0.0, -2.0, 0.0])
     assert found["reinforce"] == pytest.approx([1.0, -1.0, 0.6])
-
-
-Weigh = Callable[[Tensor], Tensor]
-
-
-def offsets(low: float, high: float) -> Weigh:
-    """Bounds as distances from 1."""
-    return lambda ratio: torch.clamp(ratio, 1 - low, 1 + high)
-
-
-def absolute(low: float | None, high: float) -> Weigh:
-    return lambda ratio: torch.clamp(ratio, low, high)
-
-
-def masked(low: float, high: float) -> Weigh:
-    return lambda ratio: torch.where((ratio > 1 - low) & (ratio < 1 + high), ratio, 0.0)
-
-
-CONVENTIONS: dict[str, tuple[Weigh, Algorithm]] = {
-    "TRL epsilon_high=5": (absolute(None, 5.0), Cispo(0.0, 5.0)),
-    "TRL default": (absolute(None, 0.2), Cispo(0.0, 0.2)),
-    "tinker, Harness-1": (absolute(0.0, 5.0), Cispo(0.0, 5.0)),
-    "tinker default": (absolute(0.0, 4.0), Cispo(0.0, 4.0)),
-    "SkyRL": (offsets(1.0, 4.0), Cispo(0.0, 5.0)),
-    "SkyRL before": (offsets(0.0, 5.0), Cispo(1.0, 6.0)),
-    "NeMo-RL": (offsets(1.0, 5.0), Cispo(0.0, 6.0)),
-    "slime": (offsets(1.0, 4.0), Cispo(0.0, 5.0)),
-    "verl": (offsets(10.0, 0.2), Cispo(0.0, 1.2)),
-    "GLM-5, SkyRL rollout_is": (masked(0.2, 0.28), DoubleSided(0.8, 1.28)),
-    "the settings' default": (absolute(0.0, 5.0), make_algorithm("cispo")),
-}
-
-
-@pytest.mark.parametrize("name", CONVENTIONS)
-def test_bounds_mean_what_they_mean_in_other_libraries(name: str) -> None:
-    weigh, algorithm = CONVENTIONS[name]
-    random = Random(0)
-    ratios = [random.choice((0.5, 1.0, 4.0)) * random.uniform(0.02, 2.0) for _ in range(200)]
-    advantages = [random.gauss(0, 1) for _ in ratios]
-    known = torch.tensor([random.uniform(-5, -0.01) for _ in ratios], dtype=torch.float64)
-    ours, theirs = (known.clone().requires_grad_() for _ in range(2))
-    batch = batch_of(ratios, advantages, known)
-    losses = algorithm.token_losses(ours, batch)
-    assert batch.rollout_logprobs is not None
-    expected = -weigh((theirs - batch.rollout_logprobs).exp()).detach() * batch.weights * theirs
-    for made in (losses, expected):
-        made.sum().backward()  # type: ignore[no-untyped-call]
-    torch.testing.assert_close(losses, expected)
-    torch.testing.assert_close(ours.grad, theirs.grad)
 
 
 def trl_trainer(epsilon_high: float) -> Any:
