@@ -23,7 +23,7 @@ WITHIN = {
     "retrieval": "* | bm25 grep | cross_encoder | dense | generations | index | build retriever | engines | open",
     "data": "source world_facts | jsonl world | tables trec folder | beir | corpora | benchmarks | open"
     " | leaks fetch | copying check indexing dataset_cache",
-    "env": "view | pieces | memory_pieces | render verifiers | world model_verifiers | environment",
+    "env": "view | pieces | memory_pieces | render verifiers | model_verifiers | environment",
     "models": "* | gguf convert fetch | chat_format formats | adapters block_attention causal_model slots decoding"
     " | token_server model_servers vllm_engine transformers_backend | checkpoint | open",
     "policy": "policy | wrappers scripted language_model | oracles | oracle_teacher | registry",

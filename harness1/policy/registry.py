@@ -87,7 +87,7 @@ def open_policy(spec: str, golds: Golds | None = None, config: Config = Config()
         ConfigError: the settings do not fit its model.
     """
     if is_own(spec):
-        return open_own_policy(spec)
+        return policy_of(load_own(spec), spec)
     kind, colon, argument = spec.partition(":")
     ours = {*PLAIN, *RULES, *ORACLES, *SERVED, *list_released(), "mixed", "silent", "replay"}
     added: PluginOpener | None = find_plugin("policies", kind, ours)
@@ -151,17 +151,12 @@ def _import(name: str) -> Any:
     return getattr(import_module(f"harness1.policy.{module}"), thing)
 
 
-def open_own_policy(name: str) -> Policy:
-    """Open what `FILE.py:NAME` names: a function of a `Context`, or a class, made without arguments, with a method
-    `act` of a `Context`. Either returns a `ToolCall`, or a `Decision`. A class with the methods of `Policy` is taken as
-    it is. Raises UsageError: it is neither, or cannot be found."""
-    return policy_of(load_own(name), name)
-
-
 def policy_of(thing: Any, name: str = "") -> Policy:
-    """Return a function, a class or an object of one's own as a policy (see `open_own_policy`). An object is copied for
-    each episode; one that cannot be copied, such as one that holds the connection of a server, plays them all. Without
-    a `name` it is called as it is found in this process. Raises UsageError: it decides nothing."""
+    """Return a function, a class or an object of one's own as a policy: a function of a `Context`, or a class, made
+    without arguments, or an object with a method `act` of a `Context`. Either returns a `ToolCall`, or a `Decision`.
+    What has the methods of `Policy` is taken as it is. An object is copied for each episode; one that cannot be copied,
+    such as one that holds the connection of a server, plays them all. Without a `name` it is called as it is found in
+    this process. Raises UsageError: it decides nothing."""
     make = thing if inspect.isclass(thing) else None
     example = make() if make else thing
     if hasattr(example, "open") and hasattr(example, "hash") and hasattr(example, "name"):

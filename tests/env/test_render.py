@@ -374,21 +374,6 @@ def test_fitting_drops_whole_blocks_in_order(drawn: list[tuple[list[tuple[Role, 
     assert all(set(block.pieces) <= set(kept) for block in left)
 
 
-def test_a_piece_is_counted_once() -> None:
-    class Counting(ApproximateCounter):
-        calls = 0
-
-        def piece(self, piece: Piece) -> int:
-            self.calls += 1
-            return super().piece(piece)
-
-    counter = Counting()
-    measure = CachedCounter(counter)
-    shared = piece("p", "user", "text")
-    assert measure.total([shared, shared]) == measure.total([shared, shared])
-    assert counter.calls == 1
-
-
 @pytest.mark.parametrize(
     ("share", "level"), [(0.5, ""), (0.6, "over halfway"), (0.75, "finish soon"), (0.9, "critical: end_search now")]
 )
