@@ -128,13 +128,11 @@ def admission_of(task_id: str, trials: Mapping[str, Sequence[Trial]], best: Rewa
 
 
 VERB, REPORT, README = "rl check", "report.json", "README.md"
-RUNS = "policies"
-"""The folder of the policies' runs, each of which can be viewed, replayed and resumed like any other."""
+RUNS = "policies"  # the folder of the policies' runs, each of which can be viewed, replayed and resumed like any other
 ORDER = ("oracle", "scripted", "stop-at-once", "curate-everything", "tool-spammer")
 """The order in which a reward should rank policies, best first."""
 
-Trials = Mapping[str, Mapping[str, Sequence[Trial]]]
-"""By task, then by policy."""
+Trials = Mapping[str, Mapping[str, Sequence[Trial]]]  # by task, then by policy
 
 
 class PolicyEarnings(Record):

@@ -178,8 +178,7 @@ class Buffer(Generic[Item]):
             self._oldest += 1
 
 
-BARREN = 10
-"""Training stops after this many batches' worth of groups without a usable one."""
+BARREN = 10  # training stops after this many batches' worth of groups without a usable one
 
 
 class RolloutProducer:

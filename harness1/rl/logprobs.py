@@ -31,8 +31,7 @@ HALF_BOUND = 5e-3
 """The largest mean k3 of the first batch where one of them is not: they round at different places (about 1e-3)."""
 TIES = {"float32": 1e-3, "bfloat16": 0.25}
 """Logits that differ by less may change places if the order of computation changes."""
-NUCLEUS_EDGE = 1e-5
-"""A token whose cumulative probability is this near to `top_p` may fall on either side of it."""
+NUCLEUS_EDGE = 1e-5  # a token whose cumulative probability is this near to `top_p` may fall on either side of it
 
 
 class SampledCall(Record):

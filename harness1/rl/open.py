@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from harness1.models.adapters import Weights
 
 
-DEV = "dev"
-"""The split for validation, if a dataset has it."""
+DEV = "dev"  # the split for validation, if a dataset has it
 
 
 class TrainingInputs(Record):
@@ -47,20 +46,16 @@ class TrainingInputs(Record):
 
     data: tuple[str, ...] = ()
     """Datasets. Those with a `dev` split are validated on it; some tasks of the others are held out."""
-    model: str = ""
-    """The starting weights: hf:PATH, or vllm:MODEL@URL with the same weights on this machine."""
-    split: str = "train"
-    """The split of each dataset that tasks are taken from."""
-    index: tuple[str, ...] = ()
-    """An existing index for each dataset; empty: build one for each."""
+    model: str = ""  # the starting weights: hf:PATH, or vllm:MODEL@URL with the same weights on this machine
+    split: str = "train"  # the split of each dataset that tasks are taken from
+    index: tuple[str, ...] = ()  # an existing index for each dataset; empty: build one for each
     admission: tuple[str, ...] = ()
     """A report of `rl check` for each dataset; only its admitted tasks are sampled. Empty: all tasks."""
     share: ShareName = ""
     """Learn only from the tasks that `data.sft_share` gives to fine-tuning, or only from the others; empty: all."""
     against: tuple[str, ...] = ()
     """Evaluation sets beside `dev` and `test` of the datasets, as DATASET or DATASET:SPLIT; see `data.leaks`."""
-    exclude: tuple[str, ...] = ()
-    """Folders of runs, SFT datasets or checkpoints, whose tasks are not learned from."""
+    exclude: tuple[str, ...] = ()  # folders of runs, SFT datasets or checkpoints, whose tasks are not learned from
 
 
 class TaskChoice(NamedTuple):
@@ -126,10 +121,8 @@ def _choose(
     return left, held_out, account
 
 
-WEIGHTS = "weights"
-"""The folder of versions of the weights, for servers that load them by path."""
-FindIndex = Callable[[Source, str | None], str]
-"""Returns the index of a source, which may be one that the user names."""
+WEIGHTS = "weights"  # the folder of versions of the weights, for servers that load them by path
+FindIndex = Callable[[Source, str | None], str]  # returns the index of a source, which may be one that the user names
 
 
 def open_task_training(

@@ -62,12 +62,9 @@ if TYPE_CHECKING:
     from harness1.models.adapters import Weights
 
 
-USELESS = 2
-"""Useless documents that an action may leave in the curated set beyond those that the teacher leaves there."""
-REVISION = 1
-"""Raised whenever a rule decides differently: profiles made under another revision are refused."""
-DISCOVERY, CURATION = "discovery", "curation"
-"""Kinds of actions; every other tool is a kind of its own."""
+USELESS = 2  # useless documents that an action may leave in the curated set beyond those that the teacher leaves there
+REVISION = 1  # raised whenever a rule decides differently: profiles made under another revision are refused
+DISCOVERY, CURATION = "discovery", "curation"  # kinds of actions; every other tool is a kind of its own
 
 
 class Ruling(Record):

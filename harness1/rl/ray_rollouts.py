@@ -21,12 +21,9 @@ if TYPE_CHECKING:
     from harness1.models.adapters import Weights
 
 
-CPUS = 1
-"""CPUs that Ray reserves for each worker."""
-ATTEMPTS = 3
-"""Workers that may be lost playing an episode before it counts as broken."""
-PATIENCE_S = 300.0
-"""Time without any worker before giving up."""
+CPUS = 1  # CPUs that Ray reserves for each worker
+ATTEMPTS = 3  # workers that may be lost playing an episode before it counts as broken
+PATIENCE_S = 300.0  # time without any worker before giving up
 
 
 class RolloutActor:

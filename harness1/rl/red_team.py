@@ -30,8 +30,7 @@ SHOWN_FAULTS = 5
 MOST_TOKENS = 2048  # of a reply, including the thoughts before it
 
 _PROMPT: Any = msgspec.toml.decode(resources.files(__package__).joinpath("red_team.toml").read_bytes())
-KINDS: Mapping[str, str] = _PROMPT["kinds"]
-"""The kinds of tricks, each with what it means."""
+KINDS: Mapping[str, str] = _PROMPT["kinds"]  # the kinds of tricks, each with what it means
 SYSTEM: str = _PROMPT["system"].replace("{kinds}", "\n".join(f"- {name}: {what};" for name, what in KINDS.items()))
 _OBJECT = re.compile(r"\{[^{}]*\}", re.S)
 

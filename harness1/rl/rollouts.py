@@ -52,8 +52,7 @@ class Rollouts(Protocol):
         ...
 
 
-KEPT = 2
-"""Versions kept on disk, the last ones: an engine may still be reading the one before."""
+KEPT = 2  # versions kept on disk, the last ones: an engine may still be reading the one before
 
 
 class LocalRollouts:

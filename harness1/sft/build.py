@@ -44,11 +44,9 @@ from harness1.tools.documents import END_SEARCH
 VERB = "sft build"
 DEFAULTS = Data()
 SHOWN = 5  # number of dropped episodes that a report names
-Place = tuple[int, int]
-"""The numbers of a run and of an episode in it, in the order of tasks and samples."""
+Place = tuple[int, int]  # the numbers of a run and of an episode in it, in the order of tasks and samples
 
-SEED = 42
-"""Seed that draws the held-out tasks and the episodes that fill a quota."""
+SEED = 42  # seed that draws the held-out tasks and the episodes that fill a quota
 
 
 class TeacherEpisode(Record):

@@ -231,8 +231,7 @@ def _refuse_mixture(first: TeacherRun, other: TeacherRun, *, rerendered: bool) -
     )
 
 
-LearnedTask = tuple[str, str]
-"""The name of a dataset, and the id of a task in it."""
+LearnedTask = tuple[str, str]  # the name of a dataset, and the id of a task in it
 
 
 def tasks_of_runs(folders: Iterable[str | Path]) -> frozenset[LearnedTask]:

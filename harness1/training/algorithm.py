@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-LOG_RATIO_LIMIT = 20.0
-"""Log ratios are clipped to this magnitude before they are exponentiated."""
+LOG_RATIO_LIMIT = 20.0  # log ratios are clipped to this magnitude before they are exponentiated
 
 
 @dataclass(frozen=True)
@@ -179,10 +178,8 @@ MEANS = ("entropy", "k3", "log_ratio_mean", "ratio_above_2", "ratio_below_half",
 """Means over trained tokens, with r = pi / pi_rollout: the entropy of pi in nats; r - 1 - log r, which estimates
 KL(pi_rollout || pi) (Schulman, "Approximating KL divergence", 2020); |log r|; and the shares of tokens with r > 2, with
 r < 1/2, and with a ratio beyond the bounds of the algorithm: their own, or that of their call."""
-MAXIMUM = "log_ratio_max"
-"""The greatest |log r|, after clipping."""
-PIECE = 256
-"""Tokens whose entropy is computed at once, to save memory."""
+MAXIMUM = "log_ratio_max"  # the greatest |log r|, after clipping
+PIECE = 256  # tokens whose entropy is computed at once, to save memory
 
 
 class OffPolicyMetrics:

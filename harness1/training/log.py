@@ -16,8 +16,7 @@ from harness1.plain import secrets_of, text_digest, without_secrets
 from harness1.runs.files import clear, write_atomically
 from harness1.runs.journal import Journal, hold
 
-FOLDER_TAG = "harness1.folder"
-"""Tag of a run, by which a resumed training finds it: the digest of its folder's path."""
+FOLDER_TAG = "harness1.folder"  # tag of a run, by which a resumed training finds it: the digest of its folder's path
 
 
 class MlflowRun:

@@ -24,10 +24,8 @@ from harness1.runs.files import Stage, clear, read_stage, refuse_other, under_wa
 from harness1.runs.journal import read_episodes
 
 VERB, TRAIN = "models new", "train"
-HEARD = 300
-"""Number of episodes whose texts, with the documents, train the vocabulary."""
-WIDE = 16384
-"""A context window for a vocabulary of bytes."""
+HEARD = 300  # number of episodes whose texts, with the documents, train the vocabulary
+WIDE = 16384  # a context window for a vocabulary of bytes
 ALONE = 30
 """Number of times that the tokenizer is trained on each single word of the questions, because queries use them."""
 _WORK = ".heard"

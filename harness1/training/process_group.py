@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-LONGEST_SILENCE_H = 6
-"""Hours that processes wait for the leading one, while it plays and measures."""
+LONGEST_SILENCE_H = 6  # hours that processes wait for the leading one, while it plays and measures
 
 
 class Unanimous(UsageError):

@@ -144,8 +144,7 @@ def count_trained(row: TrainRow) -> int:
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """AdamW's running means of a weight's gradient and of its square, as torch names them."""
-IDLE = TrainRow((0, 0), (0, 1))
-"""The row of a pass that counts for nothing."""
+IDLE = TrainRow((0, 0), (0, 1))  # the row of a pass that counts for nothing
 
 
 class Diverged(Unanimous):

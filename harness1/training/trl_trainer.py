@@ -22,10 +22,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
     from trl.trainer.sft_config import SFTConfig
 
-STATES = "states"
-"""Folder within a checkpoint that holds the states to resume from until training ends."""
-NO_LOSS = -100
-"""Label of a token that is not trained."""
+STATES = "states"  # folder within a checkpoint that holds the states to resume from until training ends
+NO_LOSS = -100  # label of a token that is not trained
 
 
 class Passes(NamedTuple):
