@@ -87,7 +87,7 @@ def objective_of(recipe: Recipe) -> Objective:
     return recipe.objective
 
 
-def varied_stages(recipe: Recipe) -> frozenset[str]:
+def list_varied_stages(recipe: Recipe) -> frozenset[str]:
     """Return the stages that a searched setting reaches, directly or through a stage before."""
     own = {key.partition(".")[0] for key in recipe.search if key not in recipe.values}
     values = {key for key in recipe.search if key in recipe.values}
@@ -95,7 +95,7 @@ def varied_stages(recipe: Recipe) -> frozenset[str]:
     return frozenset(name for name in recipe.stages if name in own or own & recipe.upstream(name))
 
 
-def needed_stages(recipe: Recipe) -> tuple[str, ...]:
+def list_needed_stages(recipe: Recipe) -> tuple[str, ...]:
     """Return the stages that the objective and its looks need, in order."""
     objective = objective_of(recipe)
     ends = [objective.stage, *objective.looks]
@@ -103,21 +103,21 @@ def needed_stages(recipe: Recipe) -> tuple[str, ...]:
     return tuple(name for name in recipe.stages if name in needed)
 
 
-def shared_recipe(recipe: Recipe) -> Recipe:
+def cut_shared_recipe(recipe: Recipe) -> Recipe:
     """Return the recipe of the stages that all trials have in common."""
-    varied = varied_stages(recipe)
-    kept = {name: recipe.stages[name] for name in needed_stages(recipe) if name not in varied}
+    varied = list_varied_stages(recipe)
+    kept = {name: recipe.stages[name] for name in list_needed_stages(recipe) if name not in varied}
     return replace(recipe, stages=kept, search={}, objective=None)
 
 
 def trial_recipe(recipe: Recipe, settings: Mapping[str, Value], shared: Path) -> Recipe:
     """Return the recipe of one trial: the stages that its settings reach, over the folders of the shared ones."""
-    varied = varied_stages(recipe)
+    varied = list_varied_stages(recipe)
     tree = msgspec.to_builtins(recipe)
     for key, value in settings.items():
         put_setting(tree, key, value)
-    tree["inputs"] |= {name: str(shared / name) for name in shared_recipe(recipe).stages}
-    tree["stages"] = {name: tree["stages"][name] for name in needed_stages(recipe) if name in varied}
+    tree["inputs"] |= {name: str(shared / name) for name in cut_shared_recipe(recipe).stages}
+    tree["stages"] = {name: tree["stages"][name] for name in list_needed_stages(recipe) if name in varied}
     return recipe_of(tree | {"search": {}, "objective": None}, recipe.title)
 
 
@@ -218,7 +218,7 @@ class Tuning:
         with hold_folder(self.out, TUNING):
             self.results = read_results(self.out)
             self._describe()
-            RecipeRun(shared_recipe(self.recipe), self.out / SHARED, self.execute, self.watch(None)).run()
+            RecipeRun(cut_shared_recipe(self.recipe), self.out / SHARED, self.execute, self.watch(None)).run()
             known = self.experience(self.out / SHARED) if self.experience else None
             self._describe(known.subject if known else "")
             optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -183,7 +183,7 @@ def lead_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
             break
 
 
-def shared_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
+def pair_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
     """Yield pairs of names that only one sentence of the corpus holds together."""
     for place, sentence, number in quotable(graph, rng):
         subject = graph.passages[place].subject
@@ -216,13 +216,14 @@ def aspect_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
         places = graph.holders[key]
         name = next(name for each in graph.passages[places[0]].names for name in each if entity_key(name) == key)
         if _is_distinct(graph, name, SOME) and _is_told_of(graph, name, places):
-            called = f"the {name}" if _has_article(graph, name, places) else name
+            with_article = sum(f"the {name}" in graph.passages[place].text for place in places)
+            called = f"the {name}" if 2 * with_article > len(places) else name
             question = f"Which documents mention {called}, and what does each of them say there?"
             needs = tuple(Need(place, (name,)) for place in places)
             yield Draft(kind=ASPECT, form="name", question=question, needs=needs, answer=name)
 
 
-def described_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
+def description_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
     """Yield the first sentences of documents, which tell what the document is about, as descriptions of its subject."""
     order = [place for place, passage in enumerate(graph.passages) if passage.subject and passage.sentences]
     rng.shuffle(order)
@@ -234,22 +235,17 @@ def described_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
         if len(passage.sentences) > 1 and opening.partition("(")[0].strip() == passage.subject:
             opening = passage.sentences[1]  # the first is a heading or a signature
         told = _SHORT.sub("", opening.replace(passage.subject, GAP))
-        if SHORTEST * 2 // 3 <= len(opening) <= LONGEST and _describes(told, passage.subject):
+        is_piece = told[0].islower() or told[-1] not in ".!" or leans(told) or points_elsewhere(told)
+        is_enough = len(set(_LONG_WORD.findall(told.lower()))) >= LEAST_WORDS
+        if is_piece or not is_enough or _shares_words(told, passage.subject):
+            continue
+        if SHORTEST * 2 // 3 <= len(opening) <= LONGEST and is_prose(f"This is {told.replace(GAP, 'it')}"):
             needs = (Need(place, quoted=opening),)
             question = f"What is described like this? “{told}”"
             yield Draft(kind=SINGLE, form=DESCRIPTION, question=question, needs=needs, answer=passage.subject)
 
 
-def _describes(told: str, subject: str) -> bool:
-    if told[0].islower() or told[-1] not in ".!" or leans(told) or points_elsewhere(told):
-        return False
-    if _shares_words(told, subject):
-        return False
-    is_enough = len(set(_LONG_WORD.findall(told.lower()))) >= LEAST_WORDS
-    return is_enough and is_prose(f"This is {told.replace(GAP, 'it')}")
-
-
-def changed_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
+def change_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
     """Yield sentences as claims: half of them as they stand, half with a figure or a rare name changed. A name is
     changed into one of the same sort that stood behind the same word."""
     earlier: dict[Slot, list[str]] = defaultdict(list)
@@ -342,10 +338,6 @@ def _is_own(graph: CorpusGraph, name: str) -> bool:
     return any(word.lower() not in graph.small for word in name.split() if word[0].isupper())
 
 
-def _has_article(graph: CorpusGraph, name: str, places: Sequence[int]) -> bool:
-    return 2 * sum(f"the {name}" in graph.passages[place].text for place in places) > len(places)
-
-
 def _is_rare(graph: CorpusGraph, name: str, most: int) -> bool:
     written = _RARE_NAME.fullmatch(name) or IDENTIFIER.fullmatch(name)
     return len(graph.holders[entity_key(name)]) <= most and len(name) > 3 and written is not None
@@ -361,11 +353,9 @@ def _is_told_of(graph: CorpusGraph, name: str, places: Sequence[int]) -> bool:
     tables and of sections are repeated, or stand alone."""
     saying = [next((each for each in graph.passages[place].sentences if name in each), "") for place in places]
     within = [each for each in saying if not each.startswith(name) and len(each) > len(name) + SHORTEST * 2 // 3]
-    return (
-        len(set(saying)) == len(saying)
-        and 2 * len(within) > len(saying)
-        and all(is_prose(each) and is_whole_name(*each.split(name, 1)) for each in saying)
-    )
+    if len(set(saying)) < len(saying) or 2 * len(within) <= len(saying):
+        return False
+    return all(is_prose(each) and is_whole_name(*each.split(name, 1)) for each in saying)
 
 
 def _other(figure: str, rng: random.Random) -> str:
@@ -413,7 +403,7 @@ def chain_drafts(facts: Facts, rng: random.Random) -> Iterator[Draft]:
         )
 
 
-def quoted_chain_drafts(facts: Facts, rng: random.Random) -> Iterator[Draft]:
+def quote_chain_drafts(facts: Facts, rng: random.Random) -> Iterator[Draft]:
     """Yield questions about a passage whose subject is a gap in a sentence of another passage."""
     for place, sentence, number in quotable(facts.graph, rng):
         for name in facts.graph.passages[place].names[number]:
@@ -479,11 +469,8 @@ def _statements_of(facts: Facts, rng: random.Random) -> list[tuple[int, Statemen
 
 
 def _leads(facts: Facts, chain: Sequence[int], asked: Relation) -> list[tuple[int, str]]:
-    return [
-        (source, name)
-        for source, name in facts.leading.get(chain[0], ())
-        if source not in chain and set(RELATIONS[name].names) & set(asked.of)
-    ]
+    others = [lead for lead in facts.leading.get(chain[0], ()) if lead[0] not in chain]
+    return [(source, name) for source, name in others if set(RELATIONS[name].names) & set(asked.of)]
 
 
 def _is_said_before(facts: Facts, chain: Sequence[int], answer: str) -> bool:

@@ -29,21 +29,17 @@ _APART = re.compile(rf"[-*•·#>=~+]|\d+[.)] |\(?[a-z]\) |\.\. |.*(?:{_TABLE.pa
 
 def join_lines(text: str) -> str:
     """Return a text with the lines of each paragraph joined: sentences would end at their borders. Lines of lists,
-    tables, code and headings stay apart."""
-    return "\n".join(_paragraphs(text.splitlines()))
-
-
-def _paragraphs(lines: list[str]) -> Iterator[str]:
-    joined, last = "", ""
-    for line in lines:
-        if joined and _continues(last, line):
-            joined += " " + line.strip()
+    tables, code and headings stay apart, blank ones go."""
+    paragraphs, last = [""], ""
+    for line in text.splitlines():
+        if paragraphs[-1] and _continues(last, line):
+            paragraphs[-1] += " " + line.strip()
+        elif paragraphs[-1]:
+            paragraphs.append(line.strip())
         else:
-            if joined:
-                yield joined
-            joined = line.strip()
+            paragraphs[-1] = line.strip()
         last = line
-    yield joined
+    return "\n".join(paragraphs)
 
 
 def _continues(last: str, line: str) -> bool:
@@ -100,7 +96,7 @@ class CorpusGraph:
         cut = sentences.split(text)
         self.small.update(_SMALL.findall(text))
         known = {name for name in extract(text, READ) if not NUMBER.fullmatch(name)}
-        names = tuple((*(name for name in extract(each, READ) if name in known), *identifiers(each)) for each in cut)
+        names = tuple((*(name for name in extract(each, READ) if name in known), *_find_code(each)) for each in cut)
         place = len(self.passages)
         is_section = _SECTION.search(document.title) is not None
         passage = Passage(document.doc_id, subject_of(document.title), cut, names, whole, is_section)
@@ -116,8 +112,7 @@ class CorpusGraph:
         return found[0] if len(found) == 1 else None
 
 
-def identifiers(sentence: str) -> list[str]:
-    """Return the names of things in code that a sentence holds, each once."""
+def _find_code(sentence: str) -> list[str]:
     return list(dict.fromkeys(IDENTIFIER.findall(sentence))) if "_" in sentence or "." in sentence[:-1] else []
 
 

@@ -227,16 +227,16 @@ def drafts_of(graph: CorpusGraph, seed: int) -> Mapping[str, Iterator[Draft]]:
         SINGLE: _in_turn(
             forms.single_drafts(said, rng("single")),
             forms.gap_drafts(graph, rng("gap")),
-            forms.described_drafts(graph, rng("described")),
+            forms.description_drafts(graph, rng("described")),
         ),
         BRIDGE: _in_turn(
             forms.chain_drafts(said, rng("chain")),
-            forms.quoted_chain_drafts(said, rng("quoted")),
+            forms.quote_chain_drafts(said, rng("quoted")),
             forms.lead_drafts(graph, rng("lead")),
         ),
         COMPARISON: forms.comparison_drafts(said, rng("comparison")),
-        INTERSECTION: forms.shared_drafts(graph, rng("shared")),
-        CLAIM: _in_turn(forms.claim_drafts(said, rng("claim")), forms.changed_drafts(graph, rng("changed"))),
+        INTERSECTION: forms.pair_drafts(graph, rng("shared")),
+        CLAIM: _in_turn(forms.claim_drafts(said, rng("claim")), forms.change_drafts(graph, rng("changed"))),
         ASPECT: forms.aspect_drafts(graph, rng("aspect")),
     }
 
@@ -320,14 +320,12 @@ def write_tasks(
     on_reply: Callable[[int, int, int], None] = lambda done, of, tokens: None,
     on_task: Callable[[int, int], None] = lambda done, of: None,
 ) -> dict[str, Any]:
-    """Make tasks over a corpus and write them, with the corpus, as a BEIR folder, if that is not done yet. `index`:
-    what `open_retriever` opens: an index of the corpus. `writer`: a model that writes the questions anew; None leaves
-    those of the templates. `on_reply`: as in `Writer.rewrite`. `on_task`: called with the number of tasks that hold so
-    far, and the number looked for. Return the numbers of documents and tasks, of tasks in each split and of each kind,
-    and of tasks whose gold one search finds; and what a writer wrote and cost. Raises UsageError: the folder holds
-    something else or cannot be written, the documents are on the web, or the writer would refuse every request;
-    CorpusError: the corpus cannot be read, or gives no task; InfrastructureFault: the index or the writer does not
-    answer; the same call goes on."""
+    """Make tasks over a corpus and write both as a BEIR folder, if that is not done yet; return counts
+    of documents and tasks, and what a writer wrote and cost. `index`: of the corpus, as `open_retriever` takes it.
+    `writer`: a model that writes the questions anew; None leaves those of the templates. `on_reply`: as in `rewrite`.
+    `on_task`: as in `make_tasks`. Raises UsageError: the folder holds something else or cannot be written, the
+    documents are on the web, or the writer would refuse every request; CorpusError: the corpus cannot be read, or gives
+    no task; InfrastructureFault: the index or the writer does not answer; the same call goes on."""
     if not source.has_documents:
         raise UsageError(f"{source.name} has its documents on the web: tasks are made from documents that are here")
     inputs = {"source": source.name, "corpus": source.fingerprint, "count": count, "seed": seed, "format": FORMAT}

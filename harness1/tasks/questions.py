@@ -125,7 +125,10 @@ class QuestionWriter:
         turns, got = asyncio.Semaphore(self.places), list[WriterReply]()
 
         async def one(task: Task) -> WriterReply | InfrastructureFault:
-            messages = request_for(task)
+            messages: Messages = [
+                {"role": "system", "content": SYSTEM},
+                {"role": "user", "content": defuse(task.query)},
+            ]
             prompt = digest(messages)
             if (reply := known.get((self.name, prompt))) is None:
                 try:
@@ -146,11 +149,6 @@ class QuestionWriter:
                 f"the same command asks them again: {faults[0]}"
             )
         return [each for each in replies if isinstance(each, WriterReply)]
-
-
-def request_for(task: Task) -> Messages:
-    """Return the request for one question."""
-    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": defuse(task.query)}]
 
 
 def fault_of(question: str, task: Task, titles: Mapping[DocId, str]) -> str:
@@ -245,19 +243,10 @@ def check_tasks(
     on_policy: Callable[[str], None] = lambda name: None,
 ) -> TaskCheck:
     """Check all questions, and let three policies play a sample of the tasks: the oracle, one that does nothing, and
-    one that searches once.
-
-    Args:
-        dataset: what `source` was opened by.
-        out: the folder of the runs; the same call resumes.
-        sample: tasks that are played.
-        ignored: kinds of findings to leave out.
-        on_policy: called with the name of each policy before it plays.
-
-    Raises:
-        UsageError: there are no tasks, a kind does not exist, or as `evaluate`.
-        InfrastructureFault: as `evaluate`.
-    """
+    one that searches once. `dataset`: what `source` was opened by. `out`: the folder of the runs; the same call
+    resumes. `sample`: tasks that are played. `ignored`: kinds of findings to leave out. `on_policy`: called with the
+    name of each policy before it plays. Raises UsageError: there are no tasks, a kind does not exist, or as `evaluate`;
+    InfrastructureFault: as `evaluate`."""
     if unknown := sorted(set(ignored) - set(FINDINGS)):
         raise UsageError(f"no kind of finding is called {unknown[0]!r}; there are: {', '.join(FINDINGS)}")
     tasks = [task for split in source.splits for task in source.tasks(split)]
@@ -272,7 +261,15 @@ def check_tasks(
         recalls[name] = _recalls(out / name, chosen, config)
     played = tuple(_by_kind(chosen, recalls))
     titles = {document.doc_id: document.title for document in source.documents()}
-    found = [*question_findings(tasks, titles), *_played_findings(chosen, recalls)]
+    mean = sum(recalls[ORACLE].values()) / len(chosen)
+    unreached = [task for task in chosen if recalls[ORACLE][task.task_id] < 1]
+    easy = chosen if all(recalls[ONE_SEARCH][task.task_id] == 1 for task in chosen) else ()
+    found = [
+        *question_findings(tasks, titles),
+        _finding("not_answerable", unreached if mean < REACHED else ()),
+        _finding("answered_by_nothing", (task for task in chosen if recalls[NOTHING][task.task_id] > 0)),
+        _finding("answered_by_one_search", easy),
+    ]
     counts = {split: sum(task.split == split for task in tasks) for split in source.splits}
     told = tuple(finding for finding in found if finding.count and finding.name not in ignored)
     return TaskCheck(counts, played, told)
@@ -339,18 +336,6 @@ def _by_kind(tasks: Sequence[Task], recalls: Mapping[str, Mapping[str, float]]) 
         oracle, nothing, one = (sum(recalls[name][each] for each in ids) / len(ids) for name in POLICIES)
         more = sum(recalls[ONE_SEARCH][each] < 1 for each in ids) / len(ids)
         yield KindOfTask(kind, len(ids), oracle, nothing, one, more)
-
-
-def _played_findings(tasks: Sequence[Task], recalls: Mapping[str, Mapping[str, float]]) -> list[TaskFault]:
-    mean = sum(recalls[ORACLE].values()) / len(tasks)
-    unreached = [task for task in tasks if recalls[ORACLE][task.task_id] < 1]
-    free = [task for task in tasks if recalls[NOTHING][task.task_id] > 0]
-    easy = tasks if all(recalls[ONE_SEARCH][task.task_id] == 1 for task in tasks) else ()
-    return [
-        _finding("not_answerable", unreached if mean < REACHED else ()),
-        _finding("answered_by_nothing", free),
-        _finding("answered_by_one_search", easy),
-    ]
 
 
 def _finding(name: str, tasks: Iterable[Task]) -> TaskFault:

@@ -33,6 +33,7 @@ from harness1.memory.dedup import signature
 from harness1.records import DocId, Gold, Task
 from tests.support import similarity
 
+LONG = "In which year did the engineer who designed the bridge over the river found a company"
 WORDS = [f"word{number}" for number in range(400)]
 
 
@@ -49,17 +50,17 @@ def test_normalising_leaves_the_words() -> None:
     assert normalise("STRASSE") == normalise("straße")
 
 
-def test_equal_words_are_the_same_whatever_the_threshold() -> None:
-    known = KnownQueries(1.0, [("a", "Who wrote Ulysses?")])
-    assert known.match("who wrote ulysses") == "a"
-    assert known.match("Who wrote Dubliners?") is None
-
-
-def test_nearly_equal_words_are_the_same() -> None:
-    query = "In which year did the engineer who designed the bridge over the river found a company in the old town"
-    known = KnownQueries(0.8, [("a", query)])
-    assert known.match(query.replace("old", "new")) == "a"
-    assert known.match(query.replace("engineer who designed the bridge", "painter who sold a house")) is None
+@pytest.mark.parametrize(
+    ("near", "query", "same", "other"),
+    [
+        (1.0, "Who wrote Ulysses?", "who wrote ulysses", "Who wrote Dubliners?"),
+        (0.8, f"{LONG} in the old town", f"{LONG} in the new town", "A painter sold a house in the old town"),
+    ],
+)
+def test_equal_words_and_nearly_equal_ones_are_the_same(near: float, query: str, same: str, other: str) -> None:
+    known = KnownQueries(near, [("a", query)])
+    assert known.match(same) == "a"
+    assert known.match(other) is None
 
 
 def test_the_most_similar_query_is_named() -> None:
@@ -166,16 +167,10 @@ def test_evaluation_sets_are_the_dev_and_test_tasks_of_the_datasets() -> None:
     assert found[1].tasks == source.tasks("test")
 
 
-def test_the_split_that_was_taught_is_none_of_its_own_dataset() -> None:
+@pytest.mark.parametrize("taught", [("dev",), ("dev", "test")])
+def test_a_taught_split_is_none_of_its_own_dataset_but_for_the_test_split(taught: tuple[str, ...]) -> None:
     source = open_source("world:60")
-    assert "dev" in source.splits
-    found = evaluation_sets([source], [], {(source.name, "dev")})
-    assert names(found) == [f"{source.name}:test"]
-
-
-def test_the_test_split_counts_whatever_was_taught() -> None:
-    source = open_source("world:60")
-    found = evaluation_sets([source], [], {(source.name, "dev"), (source.name, "test")})
+    found = evaluation_sets([source], [], {(source.name, split) for split in taught})
     assert names(found) == [f"{source.name}:test"]
 
 
@@ -236,6 +231,7 @@ def test_each_step_of_the_choice_is_counted_and_said_in_one_line() -> None:
     sieve = TaskFilter(Data(), [EvaluationSet("set", "test", tested)], "", {("set", "train-0"), ("other", "train-3")})
     kept, account = sieve.select("set", "train", tasks)
     assert ids(kept) == ["train-3"]
+    assert TaskFilter(Data()).select("set", "train", tasks)[1].line == ""
     assert account == Selection(
         dataset="set",
         split="train",
@@ -251,11 +247,6 @@ def test_each_step_of_the_choice_is_counted_and_said_in_one_line() -> None:
         "set train: left out 1 task of earlier runs, 1 task near a test query and 1 that share a gold set with one (2"
         " in all); 1 of 4 tasks are taken"
     )
-
-
-def test_nothing_is_said_where_nothing_is_left_out() -> None:
-    kept, account = TaskFilter(Data()).select("set", "train", made("a", "b"))
-    assert (ids(kept), account.line) == (["train-0", "train-1"], "")
 
 
 def test_leaks_are_kept_where_the_settings_say_so_and_nothing_is_compared_then() -> None:

@@ -22,14 +22,14 @@ from harness1.recipe.tuning import (
     TrialResult,
     Tuning,
     best_of,
+    cut_shared_recipe,
     is_near,
-    needed_stages,
+    list_needed_stages,
+    list_varied_stages,
     read_results,
     read_tuning,
-    shared_recipe,
     trial_recipe,
     tuning_subject,
-    varied_stages,
 )
 from harness1.runs.files import write_json
 from harness1.viewer.work import write_page
@@ -95,9 +95,9 @@ def tuning(out: Path, execute: Any, recipe: Recipe | None = None, kept: Path | N
 
 def test_what_no_setting_reaches_is_shared_and_the_rest_is_each_trials_own() -> None:
     recipe = load_recipe("tiny")
-    assert needed_stages(recipe) == ("world", "index", "model", "teacher", "rows", "sft", "rl")
-    assert varied_stages(recipe) >= {"sft", "admission", "rl", "eval-rl"}
-    assert [*shared_recipe(recipe).stages] == ["world", "index", "model", "teacher", "rows"]
+    assert list_needed_stages(recipe) == ("world", "index", "model", "teacher", "rows", "sft", "rl")
+    assert list_varied_stages(recipe) >= {"sft", "admission", "rl", "eval-rl"}
+    assert [*cut_shared_recipe(recipe).stages] == ["world", "index", "model", "teacher", "rows"]
     trial = trial_recipe(recipe, {"sft.train.rate": 0.005, "rl.rl.samples": 4}, Path("/t/shared"))
     assert [*trial.stages] == ["sft", "rl"]
     words = trial.words("sft", Path("/t/trial-0000"))
@@ -111,8 +111,8 @@ def test_a_varied_value_reaches_the_stages_that_use_it() -> None:
     tree = {"title": "t", "stages": {}, "values": recipe.values}
     stages = {name: {"run": stage.run, "set": stage.set} for name, stage in recipe.stages.items()}
     varied = recipe_of(tree | {"stages": stages, "search": {"samples": {"choices": [1, 2]}}}, "t")
-    assert "teacher" in varied_stages(varied)
-    assert "world" not in varied_stages(varied)
+    assert "teacher" in list_varied_stages(varied)
+    assert "world" not in list_varied_stages(varied)
 
 
 @pytest.mark.parametrize(

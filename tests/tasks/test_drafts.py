@@ -8,8 +8,7 @@ import pytest
 
 from harness1.records import DocId
 from harness1.retrieval.corpus import Document
-from harness1.tasks import drafts as facts
-from harness1.tasks import drafts as names
+from harness1.tasks import drafts as forms
 from harness1.tasks.graph import (
     GAP,
     CorpusGraph,
@@ -79,7 +78,7 @@ def test_what_is_said_in_two_ways_is_not_said() -> None:
 
 
 def test_a_chain_asks_for_the_end_by_what_the_others_say() -> None:
-    drafts = list(facts.chain_drafts(facts_of(FILMS), random.Random(1)))
+    drafts = list(forms.chain_drafts(facts_of(FILMS), random.Random(1)))
     found = {draft.question: draft for draft in drafts}
     asked = found.get("In which year was the director of The Quiet Bay born?") or found.get(
         "Where was the director of The Quiet Bay born?"
@@ -103,11 +102,11 @@ def test_a_chain_never_asks_of_a_person_what_only_works_have() -> None:
         ("Low Tide", "Low Tide is a song by Marble."),
         ("Marble", "Marble is a 1999 album."),
     )
-    assert list(facts.chain_drafts(facts_of(graph), random.Random(0))) == []
+    assert list(forms.chain_drafts(facts_of(graph), random.Random(0))) == []
 
 
 def test_a_comparison_is_answered_by_the_smaller_year() -> None:
-    [draft] = [draft for draft in facts.comparison_drafts(facts_of(FILMS), random.Random(0)) if draft.form == "birth"]
+    [draft] = [draft for draft in forms.comparison_drafts(facts_of(FILMS), random.Random(0)) if draft.form == "birth"]
     assert draft.question in (
         "Who was born first, Ada Fenwick or Tom Arkwright?",
         "Who was born first, Tom Arkwright or Ada Fenwick?",
@@ -116,7 +115,7 @@ def test_a_comparison_is_answered_by_the_smaller_year() -> None:
 
 
 def test_a_refuted_answer_differs_from_what_the_document_says() -> None:
-    drafts = [draft for seed in range(8) for draft in facts.claim_drafts(facts_of(FILMS), random.Random(seed))]
+    drafts = [draft for seed in range(8) for draft in forms.claim_drafts(facts_of(FILMS), random.Random(seed))]
     assert {draft.answer for draft in drafts} == {"supported", "refuted"}
     for draft in drafts:
         told = draft.question.rpartition("Check this answer: ")[2].rstrip(".")
@@ -196,7 +195,7 @@ def test_a_name_is_changed_only_into_one_that_stood_behind_the_same_word() -> No
         ("", "The broken lighthouse near Port Ellen was built by Tom Arkwright in wood."),
         ("", "Some of what Dan Marsh knew was told to Bea Carver of the harbour by the sailors."),
     )
-    claims = {draft.question for seed in range(20) for draft in names.changed_drafts(graph, random.Random(seed))}
+    claims = {draft.question for seed in range(20) for draft in forms.change_drafts(graph, random.Random(seed))}
     told = {each for each in claims if "stone" in each}
     assert "Is this true? The oldest lighthouse near Grimsby was built by Tom Arkwright in stone." in told
     assert not any("Carver" in each for each in told)
@@ -207,7 +206,7 @@ def test_a_place_is_never_refuted_by_another_that_may_lie_in_it() -> None:
         ("Ann Lee", "Ann Lee is a singer, born in Oslo."),
         ("Bo Ek", "Bo Ek is a painter, born in Norway."),
     )
-    drafts = [draft for seed in range(8) for draft in facts.claim_drafts(facts_of(graph), random.Random(seed))]
+    drafts = [draft for seed in range(8) for draft in forms.claim_drafts(facts_of(graph), random.Random(seed))]
     assert {draft.answer for draft in drafts} == {"supported"}
 
 
@@ -217,7 +216,7 @@ def test_a_name_of_common_words_is_no_name() -> None:
         ("", "He saw a national gallery by the sea with all its harbour paintings."),
         *[("", text.format(f"{each} hall near the National Gallery")) for each in ("old", "small", "white")],
     )
-    drafts = list(names.aspect_drafts(graph, random.Random(0)))
+    drafts = list(forms.aspect_drafts(graph, random.Random(0)))
     assert {draft.answer for draft in drafts} == {"Ada Fenwick"}
 
 
@@ -232,7 +231,7 @@ def test_labels_days_and_single_digits_are_no_figures() -> None:
 
 def test_a_figure_is_changed_into_another_of_the_same_look() -> None:
     graph = corpus(("", "The harbour of Grimsby was closed in 1951 for all the larger ships."))
-    told = {draft.question for seed in range(30) for draft in names.changed_drafts(graph, random.Random(seed))}
+    told = {draft.question for seed in range(30) for draft in forms.change_drafts(graph, random.Random(seed))}
     assert "Is this true? The harbour of Grimsby was closed in 1951 for all the larger ships." in told
     assert {each[: -len("1 for all the larger ships.")] for each in told} == {
         "Is this true? The harbour of Grimsby was closed in 195"
@@ -245,7 +244,7 @@ def test_a_lead_hides_a_rare_name_and_needs_every_document_that_holds_it() -> No
         ("", "The medal of the society was given to Ada Fenwick in 1951 for her late work on tides."),
         ("", "Nobody else is told of in the books of the harbour of the town."),
     )
-    drafts = list(names.lead_drafts(graph, random.Random(0)))
+    drafts = list(forms.lead_drafts(graph, random.Random(0)))
     assert {draft.answer for draft in drafts} == {"Ada Fenwick"}
     for draft in drafts:
         assert "Ada Fenwick" not in draft.question
@@ -256,7 +255,7 @@ def test_a_lead_hides_a_rare_name_and_needs_every_document_that_holds_it() -> No
 def test_headings_are_not_told_of() -> None:
     menu = "Permissions Site Map. The rest of this page tells of harbours and of their ships."
     graph = corpus(*[("", f"{menu} Part {number}.") for number in range(3)])
-    assert list(names.aspect_drafts(graph, random.Random(0))) == []
+    assert list(forms.aspect_drafts(graph, random.Random(0))) == []
 
 
 def test_a_description_gives_no_word_of_the_name_away() -> None:
@@ -267,7 +266,7 @@ def test_a_description_gives_no_word_of_the_name_away() -> None:
             "shutil.rmtree(path)\nAs rmtree does, delete a directory with all in it.",
         ),
     )
-    [draft] = names.described_drafts(graph, random.Random(0))
+    [draft] = forms.description_drafts(graph, random.Random(0))
     assert (draft.question, draft.answer) == (
         "What is described like this? “Put two or more pathnames together with separators.”",
         "os.path.join",
@@ -281,7 +280,7 @@ RUN_ON = (
 
 
 def excerpts(*texts: str) -> list[tuple[str, str]]:
-    drafts = names.excerpt_drafts(corpus(*(("", text) for text in texts)), random.Random(2))
+    drafts = forms.excerpt_drafts(corpus(*(("", text) for text in texts)), random.Random(2))
     return [(draft.question, draft.answer) for draft in drafts]
 
 
@@ -309,7 +308,7 @@ def test_an_excerpt_needs_prose_and_a_second_name(text: str) -> None:
 def test_a_short_sentence_with_a_gap_needs_another_name_or_a_figure() -> None:
     told = "The medal of the society was given to Ada Fenwick for her late work."
     other = ("", "The oldest lighthouse near Grimsby was built by Ada Fenwick in stone.")
-    leading = {draft.needs[0].passage for draft in names.lead_drafts(corpus(("", told), other), random.Random(0))}
+    leading = {draft.needs[0].passage for draft in forms.lead_drafts(corpus(("", told), other), random.Random(0))}
     assert leading == {1}
 
 
@@ -325,14 +324,14 @@ def test_a_short_sentence_with_a_gap_needs_another_name_or_a_figure() -> None:
     ],
 )
 def test_a_claim_says_what_it_is_about_and_changes_no_piece_of_a_figure(claim: str, fit: bool) -> None:
-    drafts = [draft for seed in range(9) for draft in names.changed_drafts(corpus(("", claim)), random.Random(seed))]
+    drafts = [draft for seed in range(9) for draft in forms.change_drafts(corpus(("", claim)), random.Random(seed))]
     assert any(draft.form == "figure" for draft in drafts) is fit
 
 
 def test_a_description_does_not_point_out_of_itself() -> None:
     said = "publishes today a research article of great interest about the tides of the northern coast."
     for opening, fit in ((f"The journal {said}", False), (f"The journal {said.replace('today ', '')}", True)):
-        drafts = names.described_drafts(corpus(("Harbour Review", opening)), random.Random(0))
+        drafts = forms.description_drafts(corpus(("Harbour Review", opening)), random.Random(0))
         assert any(True for _ in drafts) is fit
 
 
@@ -342,7 +341,7 @@ def test_a_name_is_changed_only_into_one_of_its_sort() -> None:
         ("", "Ada Fenwick of Hull played the viola with the Arkwright Institute in Leith in the war."),
         ("", "The orchestra of the palace and the institute of the harbour are told of here."),
     )
-    claims = {draft.question for seed in range(20) for draft in names.changed_drafts(graph, random.Random(seed))}
+    claims = {draft.question for seed in range(20) for draft in forms.change_drafts(graph, random.Random(seed))}
     assert not any("Ada" in each and "Orchestra" in each for each in claims)
     assert not any("Tom" in each and "Institute" in each for each in claims)
 
@@ -350,9 +349,7 @@ def test_a_name_is_changed_only_into_one_of_its_sort() -> None:
 def test_what_code_does_is_no_claim() -> None:
     said = "Harbour Review of Grimsby gives back 44 lines of the tide table to whoever asks for them."
     for title, fit in (("tides.lines", False), ("Harbour Review", True)):
-        drafts = [
-            each for seed in range(9) for each in names.changed_drafts(corpus((title, said)), random.Random(seed))
-        ]
+        drafts = [each for seed in range(9) for each in forms.change_drafts(corpus((title, said)), random.Random(seed))]
         assert bool(drafts) is fit
 
 
@@ -361,7 +358,7 @@ def test_a_word_that_only_opens_a_sentence_is_no_part_of_a_name() -> None:
         ("", "Loss of Fenwickin was followed by repairs of the northern harbour wall by Tom Arkwright and Bo Ekman."),
         ("", "A loss was large, and the wall of Grimsby has been built anew by Ada Fenwick and Mia Holt since then."),
     )
-    asked = {draft.answer for seed in range(20) for draft in names.gap_drafts(graph, random.Random(seed))}
+    asked = {draft.answer for seed in range(20) for draft in forms.gap_drafts(graph, random.Random(seed))}
     assert "Tom Arkwright" in asked
     assert not any("Loss" in answer for answer in asked)
 
@@ -369,7 +366,7 @@ def test_a_word_that_only_opens_a_sentence_is_no_part_of_a_name() -> None:
 @pytest.mark.parametrize("name", ["Cdk1-activating", "Grimsby-based", "DICER-dependent"])
 def test_what_a_hyphen_makes_an_adjective_is_no_name(name: str) -> None:
     graph = corpus(("", f"Proteins of Grimsby have declined in response to {name} repairs by Tom Arkwright."))
-    asked = {draft.answer for seed in range(20) for draft in names.gap_drafts(graph, random.Random(seed))}
+    asked = {draft.answer for seed in range(20) for draft in forms.gap_drafts(graph, random.Random(seed))}
     assert "Tom Arkwright" in asked
     assert name not in asked
 
@@ -377,7 +374,7 @@ def test_what_a_hyphen_makes_an_adjective_is_no_name(name: str) -> None:
 @pytest.mark.parametrize(("pronoun", "fit"), [("he and", False), ("her friend", False), ("Tom", True)])
 def test_what_somebody_did_is_no_claim(pronoun: str, fit: bool) -> None:
     claim = f"In Grimsby with Ada Fenwick of Hull {pronoun} Marsh counted 44 lines of the tide table for whoever asked."
-    drafts = [each for seed in range(9) for each in names.changed_drafts(corpus(("", claim)), random.Random(seed))]
+    drafts = [each for seed in range(9) for each in forms.change_drafts(corpus(("", claim)), random.Random(seed))]
     assert bool(drafts) is fit
 
 
@@ -387,7 +384,7 @@ def test_words_of_two_sentences_are_no_name_in_an_excerpt() -> None:
 
     def answers(*texts: str) -> set[str]:
         graph = corpus(*(("", text) for text in texts), small)
-        return {draft.answer for seed in range(8) for draft in names.excerpt_drafts(graph, random.Random(seed))}
+        return {draft.answer for seed in range(8) for draft in forms.excerpt_drafts(graph, random.Random(seed))}
 
     assert "Hassan Company" not in answers(ran_on)
     assert "Hassan Company" in answers(ran_on, RUN_ON.replace("Demi Hassan the company", "Hassan Company whose name"))
