@@ -1,12 +1,11 @@
-"""BM25 over the segments of an index.
-
-The score of a chunk is the sum over the terms of the query, each as often as it occurs there, of
+"""BM25 over the segments of an index. The score of a chunk is the sum over the terms of the query, as often as each
+occurs there, of
 
     ln(1 + (N - n + 0.5) / (n + 0.5)) * f / (f + k1 * (1 - b + b * length / mean length))
 
 with N chunks in all, n of them with the term, and f occurrences in this one: Lucene's variant, exact lengths
-(Kamphuis et al., "Which BM25 do you mean?", ECIR 2020). N, n and the mean length count all segments together and leave
-out deleted chunks, so scores are the same, bit for bit, however the corpus is divided into segments.
+(Kamphuis et al., "Which BM25 do you mean?", ECIR 2020). N, n and the mean length count all segments together without
+deleted chunks, so scores are the same, bit for bit, however the corpus is divided into segments.
 
 The postings of a segment are written in sorted runs of bounded memory that are merged at the end (Heinz and Zobel,
 "Efficient single-pass index construction for text databases", JASIST 2003), then memory-mapped:
@@ -14,8 +13,7 @@ The postings of a segment are written in sorted runs of bounded memory that are 
     terms.*                 the terms (`harness1.retrieval.files.Keys`)
     postings.starts.npy     [terms + 1] where the postings of each term begin
     postings.chunks.npy     the chunks of each term, ascending
-    postings.codes.npy      for each posting its pair (occurrences of the term, length of the chunk): a row of
-    postings.pairs.npy      [pairs, 2]
+    postings.codes.npy      for each posting its pair (occurrences, length of the chunk): a row of postings.pairs.npy
     postings.lengths.npy    [chunks] length of each chunk in terms
 """
 
@@ -38,8 +36,6 @@ from harness1.retrieval.protocol import STEP, best_first
 
 RUN_WORDS = 1 << 23
 """Words inverted at a time, in memory."""
-NARROW_CODES = 1 << 16
-"""The number of pairs that codes of 16 bits can tell apart."""
 NONE = np.empty(0, np.uint32)
 
 
@@ -96,7 +92,7 @@ class PostingsWriter:
             starts[1 : len(run_starts)] += np.diff(run_starts)
         starts = np.cumsum(starts)
         np.save(self._folder / "postings.starts.npy", starts)
-        codes = np.uint16 if len(pairs) <= NARROW_CODES else np.uint32
+        codes = np.uint16 if len(pairs) <= 1 << 16 else np.uint32
         for name, kind in (("chunks", np.uint32), ("codes", codes)):
             ends, out = starts[:-1].copy(), _new_array(self._folder / f"postings.{name}.npy", kind, int(starts[-1]))
             for run, run_starts in zip(self._runs, runs, strict=True):
@@ -121,12 +117,8 @@ def _new_array(path: Path, kind: Any, size: int) -> NDArray[Any]:
 
 
 class Postings:
-    """The memory-mapped postings of one segment.
-
-    Args:
-        dead: sorted chunks of the segment that were deleted.
-        dead_counts: for each term, by number, in how many deleted chunks it occurs.
-    """
+    """The memory-mapped postings of one segment. `dead` are its deleted chunks, sorted; `dead_counts` says in how many
+    of them each term occurs."""
 
     def __init__(self, files: Files, dead: NDArray[np.uint32], dead_counts: NDArray[np.int32] | None) -> None:
         self._terms = Keys(files, "terms")
@@ -142,15 +134,15 @@ class Postings:
     @cached_property
     def lists(self) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[Any]]:
         """Where the postings of each term begin and the last ones end, and the chunk and the code of every posting.
-        Raises DamagedFile: they are not as they were written, or do not fit together; compiled loops trust them."""
+        Raises DamagedFile: they do not fit together; compiled loops trust them."""
         starts, chunks, codes = self._starts.array, self._chunks.array, self._codes.array
         if starts[0] or starts[-1] != min(len(chunks), len(codes)) or np.any(starts[1:] < starts[:-1]):
             raise DamagedFile("postings.starts.npy is damaged: it does not fit the postings")
         return starts, chunks, codes
 
     def find(self, terms: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return where the postings of each term begin and end, shape [terms, 2], both 0 for a term that no chunk has;
-        and in how many living chunks each occurs."""
+        """Return where the postings of each term begin and end, [terms, 2], both 0 if no chunk has it, and in how many
+        living chunks each occurs."""
         numbers = np.array(self._terms.find(terms), np.int64)
         starts = self.lists[0]
         spans = np.empty((len(numbers), 2), np.int64)
@@ -170,14 +162,8 @@ class Postings:
 
 
 class BM25:
-    """Searches all segments as one.
-
-    Args:
-        segments: in corpus order; positions are numbered through all of them.
-        chunks: the number of chunks that are not deleted.
-        length: their total length, in terms.
-        ranks: for each position, the place of its id among all ids in lexicographic order; it breaks ties.
-    """
+    """Searches all segments, in corpus order, as one. `chunks` and `length` (in terms) count what is not deleted;
+    `ranks` has the place of each position's id among all ids, which breaks ties."""
 
     def __init__(
         self,
@@ -199,12 +185,8 @@ class BM25:
             self._tables.append((counts / (counts + k1 * (1 - b + b * lengths / mean))).astype(np.float32))
 
     def search(self, query: str, k: int, exclude: NDArray[np.int64] | None = None) -> list[tuple[int, float]]:
-        """Return the positions of the best `k` chunks with their scores, in the total order
-        (`harness1.retrieval.protocol`).
-
-        Chunks without a term of the query are left out. So are excluded chunks (by position), which do not count for
-        the top score either, to which the order is relative.
-        """
+        """Return the positions of the best `k` chunks with their scores, in the total order. Chunks without a term of
+        the query are left out, and so are excluded positions, before the order is made."""
         return self.search_terms(self._analyser.terms(query), k, exclude)
 
     def search_terms(

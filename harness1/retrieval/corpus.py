@@ -33,7 +33,7 @@ class Document(Record):
     """The document's chunks, if the gold of its benchmark names chunks; if empty, indexing cuts the document."""
 
 
-def searched_text(chunk: Chunk) -> str:
+def join_text(chunk: Chunk) -> str:
     """Return what a search by terms reads of a chunk."""
     return f"{chunk.title} {chunk.text}"
 
@@ -44,13 +44,9 @@ def approximate_tokens(text: str) -> int:
 
 
 def chunk(document: Document, max_tokens: int) -> list[Chunk]:
-    """Cut a document into chunks of at most `max_tokens` approximate tokens; a document that fits stays whole.
-
-    A cut is made at the last sentence border that fits (white space between `.`, `!` or `?` and an upper-case letter or
-    a digit, or a line break), else at the last white space, else where the limit is reached. Only white space at the
-    cuts is dropped. A document's only chunk has the document's id; others have `doc_id#index`. A document that comes
-    with chunks keeps them and their ids, whatever their size.
-    """
+    """Cut a document into chunks of at most `max_tokens` approximate tokens: at the last sentence border that fits,
+    else at white space, else anywhere; only white space is dropped. One that fits stays whole, under its own id; others
+    have `doc_id#index`. A document that comes with chunks keeps them."""
     return [
         Chunk(chunk_id=chunk_id, doc_id=document.doc_id, index=index, title=document.title, text=text)
         for index, (chunk_id, text) in enumerate(_pieces(document, max_tokens))
@@ -70,27 +66,19 @@ def _pieces(document: Document, max_tokens: int) -> list[tuple[ChunkId, str]]:
 
 def _cut(text: str, limit: int) -> Iterator[str]:
     """Yield stretches of 1 to `limit` characters, without white space at their ends."""
-    ends = [border.start() for border in _BORDER.finditer(text) if _starts_sentence(border.group(1))]
+    found = _BORDER.finditer(text)
+    ends = [border.start() for border in found if border[1] is None or border[1].isupper() or border[1].isdigit()]
     start, stop = _skip_space(text, 0), len(text.rstrip())
     while start < stop:
-        end = _next_cut(text, start, stop, limit, ends)
+        end = min(start + limit, stop)
+        if end < stop:
+            last = bisect_right(ends, end) - 1
+            if last >= 0 and ends[last] > start:
+                end = ends[last]
+            else:
+                end = next((at for at in range(end, start, -1) if text[at].isspace()), end)
         yield text[start:end].rstrip()
         start = _skip_space(text, end)
-
-
-def _next_cut(text: str, start: int, stop: int, limit: int, ends: list[int]) -> int:
-    """Return the end of the chunk that begins at `start`: after it, by at most `limit` characters."""
-    furthest = start + limit
-    if stop <= furthest:
-        return stop
-    last = bisect_right(ends, furthest) - 1
-    if last >= 0 and ends[last] > start:
-        return ends[last]
-    return next((at for at in range(furthest, start, -1) if text[at].isspace()), furthest)
-
-
-def _starts_sentence(first: str | None) -> bool:
-    return first is None or first.isupper() or first.isdigit()
 
 
 def _skip_space(text: str, at: int) -> int:
@@ -110,12 +98,9 @@ _SINGLE = frozenset(chr(code) for code in range(128))
 
 
 class Analyser:
-    """Turns a text into terms.
-
-    Args:
-        language: of Snowball, `none` or `auto`; it decides the stems, and all scripts are read (`harness1.words`).
-            Empty: English, and runs of unspaced scripts stay whole, as in indexes made before there was a choice.
-    """
+    """Turns a text into terms. `language`: of Snowball, `none` or `auto` decides the stems, and all scripts are read
+    (`harness1.words`); empty: English, with runs of unspaced scripts whole, as in indexes made before there was a
+    choice."""
 
     def __init__(self, language: str = "") -> None:
         self._stem = stemmer(language or "english")
@@ -137,14 +122,14 @@ class Analyser:
 
 
 def reads_by_script(foreign: int, chunks: int) -> bool:
-    """Return what `auto` means for a corpus of so many chunks, `foreign` of them mostly in another script than Latin:
-    True if all are stemmed by script, from 1 % on; False if a few exceptions are read as English like the rest."""
+    """Return what `auto` means for a corpus of which `foreign` chunks are mostly in another script than Latin: True if
+    all are stemmed by script, False if a few exceptions are read as English."""
     return foreign > 0 and FOREIGN_SHARE * chunks <= foreign
 
 
 class Vocabulary(dict[str, int]):
-    """Numbers terms in order of appearance, and remembers the number of every word; words without a term have
-    `NO_TERM`."""
+    """Numbers terms in order of appearance, and remembers the number of every word (`NO_TERM` for one without a
+    term)."""
 
     def __init__(self, analyser: Analyser) -> None:
         super().__init__()

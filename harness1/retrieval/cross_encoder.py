@@ -1,8 +1,7 @@
 """Cross-encoders: models that read two texts together, for reranking and for verifying claims.
 
-The score of a pair is the same, bit for bit, in any batch, because batching must not change an order. Products of
-different shapes round differently, so a pair is scored alone, or with a fixed number of others padded to one length.
-"""
+The score of a pair is the same, bit for bit, in any batch. Products of different shapes round differently, so a pair is
+scored alone, or with a fixed number of others padded to one length."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from collections.abc import Container, Sequence
 from functools import lru_cache
 from itertools import chain
 from threading import Lock
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,46 +38,18 @@ SMALLEST, LARGEST = 1e-30, 1.0 - 2.0**-24
 """The range of probabilities whose log odds are finite and distinct as 32-bit numbers."""
 
 Pair = tuple[str, str]
-"""A query or claim, and the text that may answer or support it."""
 
 
-class PairScorer(Protocol):
-    """Scores how well a text answers a query. Implementations are safe to share between threads."""
-
-    @property
-    def hash(self) -> str:
-        """The sha256 of the model's files, whatever their folder."""
-        ...
-
-    def score(self, pairs: Sequence[Pair]) -> NDArray[np.float32]:
-        """Return one probability for each pair, independent of the other pairs."""
-        ...
-
-
-class StanceScorer(PairScorer, Protocol):
-    """Also scores how much a text contradicts a claim."""
-
-    def stances(self, pairs: Sequence[Pair]) -> NDArray[np.float32]:
-        """Return the probabilities that the text supports and that it contradicts the claim, shape [n, 2]; 0 where the
-        model has no such label."""
-        ...
-
-
-def open_cross_encoder(machine: config.Machine) -> StanceScorer:
-    """Open the cross-encoder at `machine.reranker` on `machine.device`. The last one stays loaded and is shared.
-
-    Raises:
-        ConfigError: `machine.reranker` is not set.
-        MissingExtra: sentence-transformers is not installed.
-        UsageError: the model does not exist, does not load, or has no label for support.
-    """
+def open_cross_encoder(machine: config.Machine) -> TransformerScorer:
+    """Open the cross-encoder at `machine.reranker` on `machine.device`; the last one stays loaded and is shared. Raises
+    ConfigError: none is named; MissingExtra; UsageError: it does not load, or has no label for support."""
     if not machine.reranker:
         raise ConfigError("a cross-encoder is needed: give its name or folder with --set machine.reranker=NAME")
     return _load(machine.reranker, machine.device, machine.threads)
 
 
 @lru_cache(maxsize=1)
-def _load(spec: str, device: str, threads: int) -> StanceScorer:
+def _load(spec: str, device: str, threads: int) -> TransformerScorer:
     folder = model_folder(spec)
     with loading(folder, "cross-encoder", config.Machine(device=device, threads=threads)):
         from sentence_transformers import CrossEncoder
@@ -89,16 +60,8 @@ def _load(spec: str, device: str, threads: int) -> StanceScorer:
 
 
 class TransformerScorer:
-    """A `CrossEncoder` of sentence-transformers. Only one pass runs at a time, in any thread.
-
-    Args:
-        model: loaded, on its device. If a pair is too long for it, the longer text is cut.
-        identity: names the model's files.
-        rows: pairs in a pass; smaller passes are filled up.
-        step: a pass is padded to a multiple of this many tokens.
-
-    Raises UsageError: the model has more than three labels, or several and none of them means support.
-    """
+    """A `CrossEncoder` of sentence-transformers, one pass at a time in any thread. A pass has `rows` pairs, padded to a
+    multiple of `step` tokens. Raises UsageError: the model has more than three labels, or none that means support."""
 
     def __init__(self, model: CrossEncoder, identity: str, rows: int, step: int) -> None:
         self.hash = identity
@@ -107,23 +70,27 @@ class TransformerScorer:
         self._supports, self._contradicts, self._text_first = _labels(model)
 
     def score(self, pairs: Sequence[Pair]) -> NDArray[np.float32]:
+        """Return the probability of each pair that the text answers or supports, independent of the other pairs."""
         return self.stances(pairs)[:, 0]
 
     def stances(self, pairs: Sequence[Pair]) -> NDArray[np.float32]:
-        """Return both labels of an entailment model, which reads the text first, or else the one of relevance.
-
-        Raises:
-            ValueError: the model gives scores that are not numbers.
-            RuntimeError: torch failed, for example because memory ran out.
-        """
+        """Return both labels of an entailment model, which reads the text first, or else the one of relevance. Raises
+        ValueError: the scores are not numbers; RuntimeError: torch failed."""
         found = np.zeros((len(pairs), 2), dtype=np.float32)
         read = [(utf8_safe(one), utf8_safe(other)) for one, other in pairs]
         if self._text_first:
             read = [(text, claim) for claim, text in read]
+        members: dict[int, list[int]] = defaultdict(list)
+        """Pairs by the number of tokens to which they are padded."""
         with self._lock:
-            for length, members in self._by_length(read).items():
-                for start in range(0, len(members), self._rows):
-                    part = members[start : start + self._rows]
+            longest = self._model.max_seq_length
+            lengths = self._model.preprocess(read)["attention_mask"].sum(dim=1).tolist() if read else []
+            for at, tokens in enumerate(lengths):
+                padded = -(-tokens // self._step) * self._step
+                members[min(padded, longest) if longest else padded].append(at)
+            for length, alike in members.items():
+                for start in range(0, len(alike), self._rows):
+                    part = alike[start : start + self._rows]
                     full = part + part[-1:] * (self._rows - len(part))
                     chances = self._forward([read[at] for at in full], length)[: len(part)]
                     found[part, 0] = chances[:, self._supports]
@@ -131,28 +98,12 @@ class TransformerScorer:
                         found[part, 1] = chances[:, self._contradicts]
         return found
 
-    def _by_length(self, pairs: list[Pair]) -> dict[int, list[int]]:
-        """Group pairs by the number of tokens to which they are padded."""
-        members: dict[int, list[int]] = defaultdict(list)
-        longest = self._model.max_seq_length
-        lengths = self._model.preprocess(pairs)["attention_mask"].sum(dim=1).tolist() if pairs else []
-        for at, tokens in enumerate(lengths):
-            padded = -(-tokens // self._step) * self._step
-            members[min(padded, longest) if longest else padded].append(at)
-        return members
-
     def _forward(self, pairs: list[Pair], length: int) -> NDArray[np.float32]:
-        """Run one pass, and return the probability of every label, shape [pairs, labels]."""
         from torch.nn import Identity
 
         text = {"padding": "max_length", "max_length": length}
-        outputs = self._model.predict(
-            pairs,
-            batch_size=len(pairs),
-            show_progress_bar=False,
-            activation_fn=Identity(),
-            processing_kwargs={"text": text},
-        )
+        shape: Any = {"batch_size": len(pairs), "processing_kwargs": {"text": text}}
+        outputs = self._model.predict(pairs, show_progress_bar=False, activation_fn=Identity(), **shape)
         logits = np.asarray(outputs, dtype=np.float64).reshape(len(pairs), -1)
         if not np.isfinite(logits).all():
             raise ValueError("the cross-encoder gives scores that are not numbers")
@@ -164,7 +115,7 @@ class TransformerScorer:
 
 
 def _labels(model: CrossEncoder) -> tuple[int, int | None, bool]:
-    """Return the label of support, that of contradiction if there is one, and whether the model reads the text
+    """Return the labels of support and, if there is one, of contradiction, and whether the model reads the text
     first."""
     count = model.num_labels
     if count == 1:
@@ -179,25 +130,17 @@ def _labels(model: CrossEncoder) -> tuple[int, int | None, bool]:
     supports = place(AFFIRMATION if count == 2 else {"yes"})
     supports = supports if entails is None else entails
     if count > MOST_LABELS or supports is None:
-        raise UsageError(
-            "machine.reranker: a cross-encoder must have one label, or two or three with one called entailment or "
-            f"yes; this one has {count}: {', '.join(names)}"
-        )
+        need = "a cross-encoder must have one label, or two or three with one called entailment or yes"
+        raise UsageError(f"machine.reranker: {need}; this one has {count}: {', '.join(names)}")
     return supports, place(CONTRADICTION), entails is not None
 
 
 def rerank(
-    queries: Sequence[str], rankings: Sequence[Sequence[Chunk]], scorer: PairScorer, candidates: int
+    queries: Sequence[str], rankings: Sequence[Sequence[Chunk]], scorer: TransformerScorer, candidates: int
 ) -> list[list[Scored]]:
-    """Return all chunks of each query's ranking, rescored, best first, in the total order.
-
-    The scorer reads the first `candidates` of each as title, line break and text, all in one call, and equal pairs
-    once. Their scores are the log odds of its probabilities, which keep values near 0 and near 1 distinct. The other
-    chunks follow in their earlier order, with scores that fall by 1 each from the lowest.
-
-    Args:
-        rankings: for each query its chunks, best first, each once.
-    """
+    """Return all chunks of each query's ranking, rescored, best first, in the total order. The first `candidates` are
+    scored by title, line break and text, all in one call, equal pairs once: by log odds, which keep values near 0 and 1
+    distinct. The others follow in their earlier order, each 1 below the one before."""
     read = [
         [(query, f"{chunk.title}\n{chunk.text}") for chunk in chunks[:candidates]]
         for query, chunks in zip(queries, rankings, strict=True)

@@ -1,9 +1,7 @@
 """Search by embeddings: the best chunks by cosine, in the total order, independent of the batch.
 
-Candidates are found fast and roughly: by products in single precision, on a GPU too, or by graphs (HNSW) or lists (IVF)
-of faiss that skip most rows. Their cosines are then computed in double precision, row by row, so that neither the batch
-nor the machine affects the order.
-"""
+Candidates are found roughly: by products in single precision, on a GPU too, or by graphs (HNSW) or lists (IVF) of
+faiss. Their cosines are then computed row by row in double precision, so that neither batch nor machine matters."""
 
 from __future__ import annotations
 
@@ -33,11 +31,11 @@ SAMPLED = 40
 GROWTH = 2
 """The factor by which an index may grow before it is rebuilt, because its lists were trained on its first rows."""
 GPU_MOST = 2048
-"""The most rows that faiss returns from a GPU."""
 GPU_ROUNDING = 2.0**-9
 """The largest joint error of two products of vectors of length 1 on a GPU that cuts fractions to 10 bits (TF32)."""
-NO_SLOTS, NO_SCORES = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
 
+Floats = NDArray[np.float32]
+Halves = NDArray[np.float16]
 Integers = NDArray[np.integer[Any]]
 
 HNSW_LINKS, HNSW_BUILD, HNSW_SEARCH = 32, 200, 128
@@ -47,24 +45,17 @@ IVF_PROBES = 32
 
 
 class RowSearcher(Protocol):
-    """Finds the slots where the best rows may be. A slot is the place of a row among those in use (`used_rows`)."""
+    """Finds the slots where the best rows may be. A slot is the place of a row among `find_used_rows`."""
 
-    @property
-    def size(self) -> int:
-        """The number of slots."""
-        ...
+    size: int
 
-    def find(self, queries: NDArray[np.float32], ks: Sequence[int], dead: Sequence[Integers]) -> list[Integers]:
-        """Return for each query the slots of its best `k` rows, of all that may equal them, and possibly of others.
-
-        Args:
-            queries: [b, d], of length 1.
-            dead: for each query, the slots to leave out, ascending.
-        """
+    def find(self, queries: Floats, ks: Sequence[int], dead: Sequence[Integers]) -> list[Integers]:
+        """Return for each query [d], of length 1, the slots of its best `k` rows, of all that may equal them, and
+        possibly of others, without its dead slots (ascending)."""
         ...
 
 
-def used_rows(rows: Integers) -> Integers:
+def find_used_rows(rows: Integers) -> Integers:
     """Return the distinct rows of chunks, ascending; a negative number means that a chunk has no row."""
     used = np.zeros(rows.max(initial=-1) + 1, dtype=bool)
     used[rows[rows >= 0]] = True
@@ -72,34 +63,21 @@ def used_rows(rows: Integers) -> Integers:
 
 
 class DenseIndex:
-    """The embeddings of the chunks of a corpus.
-
-    Args:
-        vectors: [rows, d], half precision, of length 1 or 0.
-        rows: for each position, the row of its chunk, which others may share; negative if it is never found.
-        ranks: for each position, the place of its id among all ids in lexicographic order; it breaks ties.
-        candidates: an approximate index over `used_rows(rows)`, or a faster exact one; None to multiply every row.
-
-    Raises CorpusError: the approximate index was built from other vectors, or a row does not exist.
-    """
+    """The embeddings of a corpus: `vectors` [rows, d] of length 1 or 0; for each position its row, negative if it is
+    never found, and the rank of its id, which breaks ties. `candidates` searches `find_used_rows`; None multiplies
+    every row. Raises CorpusError: the approximate index was built from other vectors, or a row does not exist."""
 
     def __init__(
-        self,
-        vectors: NDArray[np.float16],
-        rows: Integers,
-        ranks: NDArray[np.int32],
-        candidates: RowSearcher | None = None,
+        self, vectors: Halves, rows: Integers, ranks: NDArray[np.int32], candidates: RowSearcher | None = None
     ) -> None:
         if rows.max(initial=-1) >= len(vectors):
             raise CorpusError(f"a chunk has the embedding {rows.max()} of {len(vectors)}; build the index again")
         self._vectors, self._ranks = vectors, ranks
-        self._used = used_rows(rows)
+        self._used = find_used_rows(rows)
         self._candidates = candidates or Scan(vectors, self._used)
         if self._candidates.size != len(self._used):
-            raise CorpusError(
-                f"the approximate index has {self._candidates.size} vectors, and the corpus {len(self._used)}; "
-                "build the index again"
-            )
+            had = f"the approximate index has {self._candidates.size} vectors, and the corpus {len(self._used)}"
+            raise CorpusError(f"{had}; build the index again")
         slots = np.zeros(len(vectors) + 1, dtype=np.int32)  # the last is for -1, where there are no vectors
         slots[self._used] = np.arange(len(self._used))
         self._slots = np.where(rows >= 0, slots[np.maximum(rows, -1)], -1).astype(np.int32)
@@ -108,21 +86,23 @@ class DenseIndex:
         self._counts = np.bincount(self._slots[self._positions], minlength=len(self._used)).astype(np.int32)
         self._ends = np.cumsum(self._counts, dtype=np.int32)
 
-    def search(
-        self, queries: NDArray[np.float32], ks: Sequence[int], excludes: Sequence[Integers]
-    ) -> list[list[tuple[int, float]]]:
-        """Return for each query the positions of its best `k` chunks with their cosines, in the total order.
+    def search(self, queries: Floats, ks: Sequence[int], excludes: Sequence[Integers]) -> list[list[tuple[int, float]]]:
+        """Return for each query [d], of length 1, the positions of its best `k` chunks with their cosines, in the total
+        order. Excluded positions are left out, also from the top score, to which the order is relative."""
+        best = []
+        candidates = self._candidates.find(queries, ks, [self._dead(exclude) for exclude in excludes])
+        for query, slots, k, exclude in zip(queries, candidates, ks, excludes, strict=True):
+            counts = self._counts[slots]
+            firsts = np.repeat(self._ends[slots] - np.cumsum(counts), counts)
+            positions = self._positions[firsts + np.arange(len(firsts))]
+            scores = np.repeat(_cosines(query, self._vectors, self._used[slots]), counts)
+            kept = ~np.isin(positions, exclude)
+            positions, scores = positions[kept], scores[kept]
+            order = best_first(scores, self._ranks[positions], k)
+            best.append(list(zip(positions[order].tolist(), scores[order].tolist(), strict=True)))
+        return best
 
-        Excluded chunks (by position, each once) are left out, also from the top score, to which the order is relative.
-
-        Args:
-            queries: [b, d], of length 1.
-        """
-        dead = [self._dead(exclude) for exclude in excludes]
-        found = self._candidates.find(queries, ks, dead)
-        return [self._best(*each) for each in zip(queries, found, ks, excludes, strict=True)]
-
-    def cosines(self, query: NDArray[np.float32], positions: Integers) -> NDArray[np.float64]:
+    def cosines(self, query: Floats, positions: Integers) -> NDArray[np.float64]:
         """Return the cosine of a query of length 1 with the chunk at each position; 0 for a chunk without a row."""
         slots = self._slots[positions]
         found = np.zeros(len(positions))
@@ -135,41 +115,28 @@ class DenseIndex:
         dead: Integers = slots[(slots >= 0) & (counts == self._counts[slots])] if len(self._used) else slots[:0]
         return dead
 
-    def _best(self, query: NDArray[np.float32], slots: Integers, k: int, exclude: Integers) -> list[tuple[int, float]]:
-        """Order the chunks at candidate slots."""
-        counts = self._counts[slots]
-        firsts = np.repeat(self._ends[slots] - np.cumsum(counts), counts)
-        positions = self._positions[firsts + np.arange(len(firsts))]
-        scores = np.repeat(_cosines(query, self._vectors, self._used[slots]), counts)
-        kept = ~np.isin(positions, exclude)
-        positions, scores = positions[kept], scores[kept]
-        order = best_first(scores, self._ranks[positions], k)
-        return list(zip(positions[order].tolist(), scores[order].tolist(), strict=True))
-
 
 class Scan:
     """Exact search: multiplies every row in use, block by block."""
 
-    def __init__(self, vectors: NDArray[np.float16], used: Integers) -> None:
+    def __init__(self, vectors: Halves, used: Integers) -> None:
         self._vectors, self._used = vectors.view(np.int16), used
         self.size = len(used)
 
-    def find(self, queries: NDArray[np.float32], ks: Sequence[int], dead: Sequence[Integers]) -> list[Integers]:
+    def find(self, queries: Floats, ks: Sequence[int], dead: Sequence[Integers]) -> list[Integers]:
         """Return all slots whose product may be among the `k` best or share the level of the last of them."""
-        margin = 2 * STEP + rounding(queries.shape[1])
+        # Two products of vectors of about length 1 err by 2^-24 for each dimension at most (Higham, "Accuracy and
+        # stability of numerical algorithms", 3.1), doubled for "about".
+        margin = 2 * STEP + 4 * queries.shape[1] * 2.0**-24
         best = [_Best(k, margin, slots) for k, slots in zip(ks, dead, strict=True)]
         wide = np.empty((min(BLOCK, self.size), queries.shape[1]), dtype=np.float32)
         for start in range(0, self.size, BLOCK):
-            halves = self._rows(start)
+            rows = self._used[start : start + BLOCK]
+            first, last = int(rows[0]), int(rows[-1])  # no copy if all between them are in use
+            halves = self._vectors[first : last + 1] if last - first < len(rows) else self._vectors[rows]
             for one, scores in zip(best, _products(halves, queries, wide), strict=True):
                 one.add(start, scores)
         return [one.slots() for one in best]
-
-    def _rows(self, start: int) -> NDArray[np.int16]:
-        """Return the bits of a block of rows, without a copy if all between the first and the last are in use."""
-        rows = self._used[start : start + BLOCK]
-        first, last = int(rows[0]), int(rows[-1])
-        return self._vectors[first : last + 1] if last - first < len(rows) else self._vectors[rows]
 
 
 class _Best:
@@ -177,12 +144,12 @@ class _Best:
 
     def __init__(self, k: int, margin: float, dead: Integers) -> None:
         self._k, self._margin, self._dead = k, margin, dead
-        self._slots: list[Integers] = []
-        self._scores: list[NDArray[np.float32]] = []
+        self._slots: list[Integers] = [np.empty(0, dtype=np.int64)]
+        self._scores: list[Floats] = [np.empty(0, dtype=np.float32)]
         self._floor = -np.inf if k > 0 else np.inf
         self._room = 0
 
-    def add(self, start: int, scores: NDArray[np.float32]) -> None:
+    def add(self, start: int, scores: Floats) -> None:
         """Take the scores of the slots from `start` on; those of dead slots are overwritten."""
         if len(self._dead):
             dead = slice(*np.searchsorted(self._dead, (start, start + len(scores))))
@@ -197,7 +164,7 @@ class _Best:
 
     def slots(self) -> Integers:
         """Return the slots kept so far, and raise the floor for later ones."""
-        slots, scores = np.concatenate([NO_SLOTS, *self._slots]), np.concatenate([NO_SCORES, *self._scores])
+        slots, scores = np.concatenate(self._slots), np.concatenate(self._scores)
         if len(scores) >= self._k > 0:
             self._floor = float(np.partition(scores, -self._k)[-self._k]) - self._margin
             kept = scores > self._floor
@@ -206,16 +173,7 @@ class _Best:
         return slots
 
 
-def rounding(dimensions: int) -> float:
-    """Return the largest joint error of two products of vectors of about length 1, in single precision: 2^-24 for each
-    dimension (Higham, "Accuracy and stability of numerical algorithms", 3.1), doubled for "about"."""
-    return 4 * dimensions * 2.0**-24
-
-
-def _products(
-    halves: NDArray[np.int16], queries: NDArray[np.float32], wide: NDArray[np.float32]
-) -> NDArray[np.float32]:
-    """Return the products [b, n] of queries and rows; `wide` is a buffer for the rows in single precision."""
+def _products(halves: NDArray[np.int16], queries: Floats, wide: Floats) -> Floats:
     from harness1.retrieval.kernels import dots, widen
 
     if len(queries) <= FEW:
@@ -227,7 +185,7 @@ def _products(
     return np.ascontiguousarray((wide[: len(halves)] @ queries.T).T)
 
 
-def _cosines(query: NDArray[np.float32], vectors: NDArray[np.float16], rows: Integers) -> NDArray[np.float64]:
+def _cosines(query: Floats, vectors: Halves, rows: Integers) -> NDArray[np.float64]:
     """Return products with rows in double precision, each summed by itself: a matrix product may round by shape."""
     cosines = np.empty(len(rows), dtype=np.float64)
     wide = query.astype(np.float64)
@@ -237,18 +195,9 @@ def _cosines(query: NDArray[np.float32], vectors: NDArray[np.float16], rows: Int
     return cosines
 
 
-def build_approximate(vectors: NDArray[np.float16], used: Integers, settings: config.Dense, path: Path) -> None:
-    """Write an index over the used rows, in half precision, for the inner product. One thread and fixed seeds make
-    equal input give equal bytes.
-
-    Args:
-        used: as `used_rows` gives them.
-        settings: `search` is `hnsw` or `ivf`.
-
-    Raises:
-        MissingExtra: faiss is not installed.
-        CorpusError: the file cannot be written.
-    """
+def build_approximate(vectors: Halves, used: Integers, settings: config.Dense, path: Path) -> None:
+    """Write an HNSW or IVF index (`settings.search`) over the used rows, in half precision, for the inner product. One
+    thread and fixed seeds make equal bytes. Raises MissingExtra; CorpusError: the file cannot be written."""
     faiss = _faiss()
     dimensions, metric = vectors.shape[1], faiss.METRIC_INNER_PRODUCT
     with _one_thread(faiss):
@@ -258,28 +207,19 @@ def build_approximate(vectors: NDArray[np.float16], used: Integers, settings: co
             index.train(np.zeros((1, dimensions), dtype=np.float32))
         else:
             count = max(1, min(int(4 * len(used) ** 0.5), len(used)))
-            index = faiss.IndexIVFScalarQuantizer(
-                faiss.IndexFlatIP(dimensions), dimensions, count, faiss.ScalarQuantizer.QT_fp16, metric, False
-            )
+            flat, half = faiss.IndexFlatIP(dimensions), faiss.ScalarQuantizer.QT_fp16
+            index = faiss.IndexIVFScalarQuantizer(flat, dimensions, count, half, metric, False)
             index.cp.spherical = True
             index.cp.min_points_per_centroid = 1  # faiss writes warnings to stderr about small corpora
             evenly = used[:: max(1, len(used) // (SAMPLED * count))]
             index.train(vectors[evenly].astype(np.float32))
         _add(index, vectors, used)
-    with _as_fault(f"write {path}"):
-        faiss.write_index(index, str(path))
+    _write(faiss, index, path)
 
 
-def extend_approximate(
-    before: Path, before_used: Integers, vectors: NDArray[np.float16], used: Integers, path: Path
-) -> bool:
-    """Write an earlier index with the rows added since; return False if a row was removed or rows more than doubled.
-
-    Args:
-        before_used: the used rows of the index at `before`.
-
-    Raises MissingExtra, CorpusError: as `build_approximate`, or the earlier index is not there.
-    """
+def extend_approximate(before: Path, before_used: Integers, vectors: Halves, used: Integers, path: Path) -> bool:
+    """Write an earlier index, over `before_used`, with the rows added since; return False if a row was removed or rows
+    more than doubled. Raises MissingExtra; CorpusError: a file cannot be read or written."""
     size = len(before_used)
     if not np.array_equal(used[:size], before_used) or len(used) > GROWTH * size:
         return False
@@ -288,18 +228,12 @@ def extend_approximate(
         index = faiss.read_index(str(before))
     with _one_thread(faiss):
         _add(index, vectors, used[size:])
-    with _as_fault(f"write {path}"):
-        faiss.write_index(index, str(path))
+    _write(faiss, index, path)
     return True
 
 
 def open_approximate(path: Path, settings: config.Dense) -> Approximate:
-    """Map what `build_approximate` wrote.
-
-    Raises:
-        MissingExtra: faiss is not installed.
-        CorpusError: the file is not there or is damaged.
-    """
+    """Map what `build_approximate` wrote. Raises MissingExtra; CorpusError: the file is missing or damaged."""
     faiss = _faiss()
     flag = faiss.IO_FLAG_MMAP_IFC if settings.search == "hnsw" else faiss.IO_FLAG_MMAP
     with _as_fault(f"read {path}"):
@@ -313,10 +247,10 @@ class Approximate:
         self._faiss, self._index, self._settings = faiss, index, settings
         self.size: int = index.ntotal
 
-    def find(self, queries: NDArray[np.float32], ks: Sequence[int], dead: Sequence[Integers]) -> list[Integers]:
+    def find(self, queries: Floats, ks: Sequence[int], dead: Sequence[Integers]) -> list[Integers]:
         return [self._find(*each) for each in zip(queries, ks, dead, strict=True)]
 
-    def _find(self, query: NDArray[np.float32], k: int, dead: Integers) -> Integers:
+    def _find(self, query: Floats, k: int, dead: Integers) -> Integers:
         if k < 1:
             return np.empty(0, dtype=np.int64)
         count = min(2 * k + SPARE, self.size)
@@ -331,40 +265,33 @@ class Approximate:
         return slots[slots >= 0]
 
 
-def open_gpu(vectors: NDArray[np.float16], rows: Integers) -> GpuScan | None:
+def open_gpu(vectors: Halves, rows: Integers) -> GpuScan | None:
     """Return exact search on the first GPU, or None if faiss is not installed for GPUs or sees none."""
     if find_spec("faiss") is None:
         return None
     faiss = _faiss()
     if not getattr(faiss, "get_num_gpus", int)():
         return None
-    used = used_rows(rows)
+    used = find_used_rows(rows)
     index = faiss.GpuIndexFlatIP(faiss.StandardGpuResources(), vectors.shape[1])
     _add(index, vectors, used)
     return GpuScan(index, Scan(vectors, used))
 
 
 class GpuScan:
-    """`RowSearcher` of a flat index on a GPU. It is exact: a query with more near ties than a GPU returns is scanned.
-
-    Args:
-        index: a faiss index. It cannot exclude rows, so many more are fetched.
-    """
+    """`RowSearcher` of a flat faiss index on a GPU, which cannot exclude rows, so many more are fetched. It is exact: a
+    query with more near ties than a GPU returns is scanned."""
 
     def __init__(self, index: Any, scan: Scan) -> None:
         self._index, self._scan = index, scan
         self.size = scan.size
 
-    def find(self, queries: NDArray[np.float32], ks: Sequence[int], dead: Sequence[Integers]) -> list[Integers]:
+    def find(self, queries: Floats, ks: Sequence[int], dead: Sequence[Integers]) -> list[Integers]:
         wanted = 2 * max(k + len(slots) for k, slots in zip(ks, dead, strict=True)) + SPARE
         scores, slots = self._index.search(queries, min(wanted, GPU_MOST, self.size))
         return [self._verify(*each) for each in zip(queries, ks, dead, scores, slots, strict=True)]
 
-    def _verify(
-        self, query: NDArray[np.float32], k: int, dead: Integers, scores: NDArray[np.float32], slots: Integers
-    ) -> Integers:
-        """Return the slots found by the GPU, or scan if its last score is so close to the k-th that an equal one may be
-        missing."""
+    def _verify(self, query: Floats, k: int, dead: Integers, scores: Floats, slots: Integers) -> Integers:
         live = ~np.isin(slots, dead)
         enough = np.count_nonzero(live) >= k >= 1 and scores[live][k - 1] - scores[-1] > 2 * STEP + GPU_ROUNDING
         if enough or len(slots) == self.size:
@@ -372,7 +299,7 @@ class GpuScan:
         return self._scan.find(query[None], [k], [dead])[0]
 
 
-def _add(index: Any, vectors: NDArray[np.float16], rows: Integers) -> None:
+def _add(index: Any, vectors: Halves, rows: Integers) -> None:
     for start in range(0, len(rows), BLOCK):
         index.add(vectors[rows[start : start + BLOCK]].astype(np.float32))
 
@@ -381,6 +308,11 @@ def _faiss() -> Any:
     with optional("dense"):
         import faiss
     return faiss
+
+
+def _write(faiss: Any, index: Any, path: Path) -> None:
+    with _as_fault(f"write {path}"):
+        faiss.write_index(index, str(path))
 
 
 @contextmanager

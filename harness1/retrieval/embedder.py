@@ -1,8 +1,7 @@
 """Embeds texts, by a model of sentence-transformers or by hashed words without a model, and stores the embeddings.
 
-A query has the same vector, bit for bit, alone and among any others: batching must not change an order. Products of
-different shapes round differently, so queries go through a transformer in a few fixed shapes.
-"""
+A query has the same vector, bit for bit, alone and among others. Products of different shapes round differently, so
+queries go through a transformer in a few fixed shapes."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,12 +50,8 @@ Progress = Callable[[int, int], None]
 
 @contextmanager
 def loading(folder: Path, kind: str, machine: config.Machine) -> Iterator[None]:
-    """Load a model within this context quietly, on a set number of threads, and report failures in one line.
-
-    Raises:
-        UsageError: the folder is not such a model, or torch lacks the device.
-        MissingExtra: sentence-transformers is not installed.
-    """
+    """Load a model within this context quietly, on a set number of threads. Raises UsageError: the folder is not such a
+    model, or torch lacks the device; MissingExtra."""
     with optional("dense", "sentence-transformers"):
         import torch
 
@@ -77,17 +72,13 @@ def loading(folder: Path, kind: str, machine: config.Machine) -> Iterator[None]:
 class Embedder(Protocol):
     """Turns texts into vectors of length 1 (0 for a text without anything to embed), so that products are cosines."""
 
-    @property
-    def hash(self) -> str:
-        """Identifies what decides the vectors: weights, tokenizer and prefixes, whatever their folder."""
-        ...
-
-    @property
-    def dimensions(self) -> int: ...
+    hash: str
+    """Identifies what decides the vectors: weights, tokenizer and prefixes, whatever their folder."""
+    dimensions: int
 
     def embed_documents(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Return one row for each text. Other texts of the call may change its last digits. Raises ModelError: the
-        model gives values that are not finite."""
+        """Return one row for each text; others of the call may change its last digits. Raises ModelError: it is not
+        finite."""
         ...
 
     def embed_queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
@@ -96,12 +87,8 @@ class Embedder(Protocol):
 
 
 def open_embedder(settings: config.Dense, machine: config.Machine) -> Embedder:
-    """Open the embedder that `settings.model` names, from `machine.embedder` if that is set.
-
-    Raises:
-        UsageError: the model does not exist or does not load, or torch has no such device.
-        MissingExtra: sentence-transformers is not installed.
-    """
+    """Open the embedder that `settings.model` names, from `machine.embedder` if that is set. Raises UsageError: it does
+    not exist or load, or torch has no such device; MissingExtra."""
     if settings.model.startswith(HASHED):
         size = settings.model.removeprefix(HASHED)
         if not size.isdecimal() or int(size) < 1:
@@ -119,11 +106,9 @@ def open_embedder(settings: config.Dense, machine: config.Machine) -> Embedder:
 
 
 class HashEmbedder:
-    """Hashes terms, as BM25 sees them, to dimensions and signs, weighed by the square root of their counts.
-
-    From: Weinberger et al., "Feature hashing for large scale multitask learning", ICML 2009. It finds only shared
-    words; it is for tests and machines without a model.
-    """
+    """Hashes terms to dimensions and signs, weighed by the square root of their counts (Weinberger et al., "Feature
+    hashing for large scale multitask learning", ICML 2009). It finds only shared words: for machines without a
+    model."""
 
     def __init__(self, dimensions: int) -> None:
         self.dimensions = dimensions
@@ -144,13 +129,8 @@ class HashEmbedder:
 
 
 class EncodingEmbedder:
-    """A model of sentence-transformers of any kind, such as static embeddings. Queries are encoded one by one.
-
-    Args:
-        model: loaded, on its device.
-        name: the model's name in messages.
-        identity: names the model's files.
-    """
+    """A model of sentence-transformers of any kind, such as static embeddings, on its device; queries are encoded one
+    by one. `identity` names the model's files."""
 
     def __init__(
         self, model: SentenceTransformer, name: str, identity: str, query_prefix: str, document_prefix: str
@@ -174,8 +154,8 @@ class EncodingEmbedder:
 
 
 class TransformerEmbedder(EncodingEmbedder):
-    """A model whose first module is a transformer, which embeds the first `max_seq_length` tokens of a text. Only one
-    pass runs at a time, in any thread."""
+    """A model whose first module is a transformer, which reads the first `max_seq_length` tokens; one pass at a
+    time."""
 
     def embed_documents(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Embed texts of similar length in one pass, so that little is padded."""
@@ -223,7 +203,6 @@ class TransformerEmbedder(EncodingEmbedder):
         return ids
 
     def _forward(self, rows: Sequence[Sequence[int]], length: int) -> NDArray[np.float32]:
-        """Run one pass over token lists, padded to a length on the tokenizer's side."""
         import torch
 
         tokenizer, device = self._model.tokenizer, self._model.device
@@ -267,8 +246,8 @@ class CachedQueries:
 
 
 def _unit(vectors: NDArray[np.float32], model: str) -> NDArray[np.float32]:
-    """Scale rows to length 1, each by itself; rows of zeros stay. Raises ModelError: a row has no finite length.
-    Nothing would be near it, so a search would seem to find nothing."""
+    """Scale rows to length 1, each by itself; rows of zeros stay. Raises ModelError: a row has no finite length, so
+    that a search would seem to find nothing."""
     lengths = np.sqrt((vectors * vectors).sum(axis=1, keepdims=True))
     if not np.isfinite(lengths).all():
         raise ModelError(f"the embedding model {model} gives vectors that are not finite")
@@ -277,16 +256,9 @@ def _unit(vectors: NDArray[np.float32], model: str) -> NDArray[np.float32]:
 
 
 class VectorStore:
-    """A growing store of the embeddings of one embedder in a folder: `keys.bin` and `vectors.f16`, row for row.
-
-    Keys are the 16-byte blake2b digests of the embedded texts. Rows never move or change. Vectors reach the disk before
-    their keys do, and a row counts as soon as it is whole in both files. If a writer is killed, the earlier rows stay
-    valid, and the next writer cuts off the incomplete rest and continues.
-
-    Args:
-        folder: is made if needed.
-        dimensions: numbers in a row, of 2 bytes each.
-    """
+    """A growing store of the embeddings of one embedder in a folder: `keys.bin` (16-byte blake2b digests of the texts)
+    and `vectors.f16`, row for row. Rows never change. Vectors reach the disk before their keys, and a row counts once
+    it is whole in both files, so a killed writer leaves the earlier rows, and the next one cuts off the rest."""
 
     def __init__(self, folder: Path, dimensions: int) -> None:
         self._folder, self._widths = folder, row_widths(dimensions)
@@ -299,21 +271,40 @@ class VectorStore:
     def ensure(
         self, texts: Iterable[str], embedder: Embedder, progress: Progress | None = None, batch: int = BATCH
     ) -> NDArray[np.int32]:
-        """Return the row of each text, in order. Texts without a row are embedded, `batch` at a time; equal texts share
-        a row. The texts are read once and not kept.
-
-        Raises:
-            CorpusError: the disk is full or the folder cannot be written. What was written before is kept.
-            UsageError: another process is writing to the store.
-        """
+        """Return the row of each text, in order; new ones are embedded, `batch` at a time, and equal ones share a row.
+        Raises CorpusError: the folder cannot be written; UsageError: another process is writing to it."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with (self._folder / KEYS).open("a+b") as keys, (self._folder / VECTORS).open("ab") as vectors:
                 lock(keys, f"another process is writing embeddings to {self._folder}")
-                rows = len(self)
-                keys.truncate(rows * self._widths[KEYS])
-                vectors.truncate(rows * self._widths[VECTORS])
-                return _append(texts, embedder, progress, batch, keys, vectors)
+                whole = len(self)
+                keys.truncate(whole * self._widths[KEYS])
+                vectors.truncate(whole * self._widths[VECTORS])
+                keys.seek(0)
+                held, rows, waiting = keys.read(), array("i"), dict[bytes, str]()
+                known = {held[at : at + KEY_BYTES]: at // KEY_BYTES for at in range(0, len(held), KEY_BYTES)}
+
+                def write() -> None:
+                    if waiting:
+                        made = embedder.embed_documents(list(waiting.values())).astype(np.float16).tobytes()
+                        for file, data in ((vectors, made), (keys, b"".join(waiting))):
+                            file.write(data)
+                            file.flush()
+                            os.fsync(file.fileno())
+                        waiting.clear()
+                    if progress:
+                        progress(len(rows), len(known) - whole)
+
+                for text in texts:
+                    key = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=KEY_BYTES).digest()
+                    if key not in known:
+                        known[key] = len(known)
+                        waiting[key] = text
+                    rows.append(known[key])
+                    if len(waiting) == batch:
+                        write()
+                write()
+                return np.array(rows, dtype=np.int32)
         except OSError as error:
             raise CorpusError(f"cannot write embeddings to {self._folder}: {error}") from error
 
@@ -323,47 +314,8 @@ def row_widths(dimensions: int) -> dict[str, int]:
     return {KEYS: KEY_BYTES, VECTORS: 2 * dimensions}
 
 
-def _append(
-    texts: Iterable[str],
-    embedder: Embedder,
-    progress: Progress | None,
-    batch: int,
-    keys: BinaryIO,
-    vectors: BinaryIO,
-) -> NDArray[np.int32]:
-    """Return the row of each text, and append those that are new to both files."""
-    keys.seek(0)
-    held = keys.read()
-    known = {held[at : at + KEY_BYTES]: at // KEY_BYTES for at in range(0, len(held), KEY_BYTES)}
-    before, rows = len(known), array("i")
-    waiting: dict[bytes, str] = {}
-
-    def write() -> None:
-        if waiting:
-            made = embedder.embed_documents(list(waiting.values())).astype(np.float16).tobytes()
-            for file, data in ((vectors, made), (keys, b"".join(waiting))):
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            waiting.clear()
-        if progress:
-            progress(len(rows), len(known) - before)
-
-    for text in texts:
-        key = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=KEY_BYTES).digest()
-        if key not in known:
-            known[key] = len(known)
-            waiting[key] = text
-        rows.append(known[key])
-        if len(waiting) == batch:
-            write()
-    write()
-    return np.array(rows, dtype=np.int32)
-
-
 def open_vectors(files: Files, dimensions: int, rows: int) -> NDArray[np.float16]:
-    """Map the first rows of a store, read-only, [rows, dimensions], as they are while more are appended. Raises
-    CorpusError: the store has fewer rows, or they are damaged."""
+    """Map the first rows of a store, [rows, dimensions]. Raises CorpusError: it has fewer, or they are damaged."""
     if len(store := VectorStore(files.folder, dimensions)) < rows:
         raise CorpusError(f"{files.folder} holds {len(store)} embeddings of {rows}; build the index again")
     if not rows:

@@ -1,8 +1,4 @@
-"""Files of an index, which are verified before their bytes are used, and lists of strings in such files.
-
-A small file is verified when it is opened, another one as a whole when it is first used; later uses cost nothing.
-An index of 300,000 chunks (0.6 GB) adds 0.6 s to the first search of a process on one shared core.
-"""
+"""Files of an index, which are verified before their bytes are used, and lists of strings in such files."""
 
 from __future__ import annotations
 
@@ -28,8 +24,8 @@ open file, and a process may have only a few."""
 
 
 class DamagedFile(CorpusError, ValueError):
-    """A file whose bytes are not those that were written. When an index is opened or changed this is the user's error;
-    in a search it is a fault, like any other `ValueError` from an engine."""
+    """A file whose bytes are not those that were written: the user's error when an index is opened or changed, and a
+    fault in a search, like any other `ValueError`."""
 
 
 class Sums(Record):
@@ -46,19 +42,12 @@ class Sums(Record):
 
 
 class CheckedFile:
-    """The bytes of a file, of which one copy in memory serves all processes.
-
-    Args:
-        sums: None for a file that has no checksum; it is believed.
-        grows: it may have become longer since; only the bytes that have a checksum are used.
-
-    Raises:
-        DamagedFile: the size is wrong, or the file is small and damaged.
-        OSError: there is no such file.
-    """
+    """The bytes of a file, mapped if large, so that one copy serves all processes. A small file is verified when it is
+    opened, a block of another when it is first used. Without `sums` it is believed; one that `grows` may be longer than
+    its sums. Raises DamagedFile: the size is wrong, or it is small and damaged; OSError."""
 
     def __init__(self, path: Path, sums: Sums | None = None, *, grows: bool = False) -> None:
-        self._path, self._sums = path, sums
+        self._path = path
         with path.open("rb") as file:
             self.size = file.seek(0, io.SEEK_END)
             if sums and grows:
@@ -70,18 +59,25 @@ class CheckedFile:
                 self._data = memoryview(file.read(self.size))
         if sums and self.size != sums.size:
             raise DamagedFile(f"{path} is damaged: it has {self.size} bytes instead of {sums.size}")
+        self._sums = memoryview(sums.blocks if sums else b"").cast("I")
+        self._unverified = set(range(len(self._sums)))
         if self.size <= BLOCK:
-            _ = self.bytes
+            self.part(0, self.size)
 
     @cached_property
     def bytes(self) -> memoryview:
         """All bytes. Raises DamagedFile: they are not as they were written."""
-        if self._sums and Sums.of(self._data) != self._sums:
-            raise DamagedFile(
-                f"{self._path} is damaged: see `harness1 index check`, and build the index again with "
-                "`harness1 index --force`"
-            )
-        return self._data
+        return self.part(0, self.size)
+
+    def part(self, start: int, stop: int) -> memoryview:
+        """Return some of the bytes; only the blocks that hold them are verified, once. Raises DamagedFile."""
+        for block in range(start // BLOCK, -(-stop // BLOCK)):
+            if block in self._unverified:
+                if zlib.crc32(self._data[block * BLOCK : (block + 1) * BLOCK]) != self._sums[block]:
+                    advice = "see `harness1 index check`, and build the index again with `harness1 index --force`"
+                    raise DamagedFile(f"{self._path} is damaged: {advice}")
+                self._unverified.discard(block)
+        return self._data[start:stop]
 
     @cached_property
     def array(self) -> NDArray[Any]:
@@ -98,11 +94,7 @@ class CheckedFile:
 
 
 class Files:
-    """The files of a folder.
-
-    Args:
-        sums: their checksums, by paths in the folder; files that it does not name are believed.
-    """
+    """The files of a folder, with their checksums by paths in it; files without any are believed."""
 
     def __init__(self, folder: Path, sums: Mapping[str, Sums] | None = None) -> None:
         self.folder = folder
@@ -146,7 +138,7 @@ class StringWriter:
 
 class Strings:
     """A list of UTF-8 strings: all bytes one after the other in `NAME.bin`, and where each begins and the last one ends
-    in `NAME.ends.npy`, [strings + 1]. Raises DamagedFile: the files do not fit together."""
+    in `NAME.ends.npy`, [strings + 1]. Raises DamagedFile: they do not fit together."""
 
     def __init__(self, files: Files, name: str) -> None:
         self._file = files.file(f"{name}.bin")
@@ -163,8 +155,8 @@ class Strings:
         return self._file.bytes
 
     def view(self, position: int) -> memoryview:
-        """Return the bytes of one string without copying them."""
-        return self._file.bytes[self.ends[position] : self.ends[position + 1]]
+        """Return the bytes of one string without copying them; only their part of the file is verified."""
+        return self._file.part(int(self.ends[position]), int(self.ends[position + 1]))
 
     def __getitem__(self, position: int) -> str:
         return str(self.view(position), "utf-8")
@@ -184,8 +176,8 @@ def write_keys(folder: Path, name: str, values: Sequence[str]) -> None:
 
 
 class Keys(Strings):
-    """A list of distinct strings that can be looked up by value: with the CRC-32 of every string, sorted, in
-    `NAME.sums.npy`, and the positions of the strings in that order in `NAME.slots.npy`."""
+    """Distinct strings that can be looked up by value: with the CRC-32 of every string, sorted, in `NAME.sums.npy`, and
+    the positions of the strings in that order in `NAME.slots.npy`."""
 
     def __init__(self, files: Files, name: str) -> None:
         super().__init__(files, name)
@@ -209,7 +201,6 @@ class Keys(Strings):
         ]
 
     def _match(self, value: bytes, at: int) -> int:
-        """Compare with all strings that share a sum, from the first on."""
         sums, slots = self._sums.array, self._slots.array
         while at < len(sums) and sums[at] == zlib.crc32(value):
             position = int(slots[at])

@@ -2,17 +2,12 @@
 
     DIR/CURRENT                the name of the generation that readers open, and the CRC-32 of that name
     DIR/gen-000001/            one whole generation
-    DIR/gen-000001/checksums   of every file in it, and of the embeddings that it uses
+    DIR/gen-000001/checksums   of every file in it and of the embeddings that it uses, and of these checksums (4 bytes)
     DIR/vectors/               embeddings, which all generations share
     DIR/.build-*/              a running build, or the remains of an interrupted one
 
-A generation is written in full, then renamed into place, then CURRENT is replaced. A reader that opens the folder sees
-the earlier generation or the new one, never part of one. A reader that has an older generation mapped keeps it, even
-when a later build deletes its files.
-
-The checksums end with the CRC-32 of all that stands before, in 4 bytes. An index built before there were checksums is
-believed, until something is added to it or deleted.
-"""
+A generation is written in full, then renamed into place, then CURRENT is replaced, so a reader never sees part of one,
+and keeps the one that it has mapped. An index built before there were checksums is believed until it is changed."""
 
 from __future__ import annotations
 
@@ -34,11 +29,9 @@ from harness1.runs.files import lock, lock_or_wait
 
 CURRENT, CHECKSUMS, MANIFEST, VECTORS = "CURRENT", "checksums", "index.json", "vectors"
 LOCK = ".lock"
-"""The file that a build holds locked; it stays."""
 KEPT = 2
 """Generations that a build keeps: its own, and the one that readers may be about to open."""
 TAIL = 4
-"""Bytes at the end of the checksums, for their own."""
 
 
 def current_generation(path: Path) -> Path:
@@ -51,15 +44,9 @@ def current_generation(path: Path) -> Path:
 
 @contextmanager
 def building(out: Path, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
-    """Keep all other builds out of a folder, which is made if needed, until the context ends.
-
-    Args:
-        on_wait: is called before waiting for another build that is at work; None: do not wait.
-
-    Raises:
-        CorpusError: the folder cannot be written.
-        UsageError: another build is at work in the folder.
-    """
+    """Keep all other builds out of a folder, which is made if needed, until the context ends. `on_wait` is called
+    before waiting for another build; None: do not wait. Raises CorpusError: the folder cannot be written;
+    UsageError."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         file = (out / LOCK).open("w")
@@ -76,8 +63,7 @@ def building(out: Path, on_wait: Callable[[], None] | None = None) -> Iterator[N
 @contextmanager
 def new_generation(out: Path) -> Iterator[Path]:
     """Yield an empty folder for the next generation, which becomes current when the context ends without an error. The
-    caller keeps other builds out (`building`). Raises CorpusError: the disk is full or the folder cannot be written.
-    The earlier generation stays as it was."""
+    caller keeps other builds out (`building`). Raises CorpusError: the folder cannot be written."""
     try:
         number = _current_number(out) + 1
         for left in (*out.glob(".build-*"), out / _name(number)):  # by interrupted builds
@@ -100,7 +86,6 @@ def _name(number: int) -> str:
 
 
 def _pointer(number: int) -> str:
-    """Return what CURRENT says. With the sum, a damaged name cannot be taken for the name of another generation."""
     name = _name(number)
     return f"{name} {zlib.crc32(name.encode()):08x}\n"
 
@@ -122,7 +107,7 @@ def _current_number(path: Path) -> int:
 
 
 def _publish(out: Path, work: Path, number: int) -> None:
-    """Make a complete work folder the current generation. Every step is on the disk before the next begins."""
+    """Make a complete work folder the current generation; every step is on the disk before the next begins."""
     for path in (*work.rglob("*"), work):
         _sync(path)
     work.chmod(0o755)
@@ -166,11 +151,7 @@ def store_of(embedder: str) -> str:
 
 def read_checksums(generation: Path) -> dict[str, Sums]:
     """Return the checksums of a generation, by paths in it and, for embeddings, in the index; none if it has none.
-
-    Raises:
-        DamagedFile: they are damaged themselves.
-        OSError: they cannot be read.
-    """
+    Raises DamagedFile: they are damaged themselves; OSError."""
     path = generation / CHECKSUMS
     if not path.exists():
         return {}
@@ -182,11 +163,8 @@ def read_checksums(generation: Path) -> dict[str, Sums]:
 
 
 def write_checksums(generation: Path, known: Mapping[str, Sums]) -> None:
-    """Write the checksums of a generation that is otherwise complete.
-
-    Args:
-        known: those of files that were there before, and of files outside the generation.
-    """
+    """Write the checksums of a generation that is otherwise complete; `known` are those of files that were there
+    before."""
     paths = {path.relative_to(generation).as_posix(): path for path in generation.rglob("*") if path.is_file()}
     new = {name: Sums.of(CheckedFile(path).bytes) for name, path in paths.items() if name not in known}
     encoded = msgspec.msgpack.encode(dict(sorted({**known, **new}.items())))
@@ -194,8 +172,8 @@ def write_checksums(generation: Path, known: Mapping[str, Sums]) -> None:
 
 
 def check_index(path: Path) -> IndexCheck:
-    """Read all of the current generation of an index, and return what is not as it was written. Raises CorpusError: the
-    folder is no index, or has no checksums, or they are damaged."""
+    """Read all of the current generation, and return what is not as it was written. Raises CorpusError: the folder is
+    no index, or has no checksums, or they are damaged."""
     generation = current_generation(path)
     sums = read_checksums(generation)
     if not sums:

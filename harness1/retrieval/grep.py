@@ -8,21 +8,17 @@ Moffat, "Inverted Files for Text Search Engines", ACM Computing Surveys 2006, on
     trigrams.starts.npy  [buckets + 1] where the list of each bucket begins and the last one ends, in bytes
     trigrams.lists.npy   the lists: gaps of 1 to 5 bytes, or one bit for each block where that takes no more
 
-A list whose bytes number the blocks divided by 8, rounded up, is a list of bits.
-
-RE2 takes linear time for every pattern, which can still be long. It depends on how many states of the automaton each
-byte visits, and on how much of the corpus the trigrams rule out. A pattern that needs more work than `MOST_WORK` is
-refused. The work is estimated, not timed, so that a pattern is refused on every machine or on none.
-"""
+RE2 takes linear time, which can still be long. A pattern that needs more work than `MOST_WORK` is refused; the work is
+estimated, not timed, so that a pattern is refused on every machine or on none."""
 
 from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import re2
@@ -32,6 +28,9 @@ from harness1.retrieval.files import DamagedFile, Files, Strings
 from harness1.retrieval.pattern import ANYTHING, All, Analysis, Query, analyse
 from harness1.retrieval.protocol import BadPattern, RetrievalFault
 
+if TYPE_CHECKING:
+    from harness1.retrieval.index import Segment
+
 BLOCK_BYTES = 1024
 """The size of a block. Smaller ones select better and take more space."""
 STRETCH = 1 << 14
@@ -39,7 +38,6 @@ STRETCH = 1 << 14
 FEW = 4
 """Bytes, of 8 blocks each, with candidates. If no more are left, reading them costs no more than further lists."""
 LONGEST_PATTERN = 1000
-"""The longest pattern, in characters."""
 MEMORY = 2 << 20
 """Bytes that a compiled pattern may take. If matching needs more, RE2 gets slower instead."""
 MOST_WORK = 8 << 20
@@ -70,12 +68,8 @@ Matches = list[tuple[int, int]]
 
 
 def write_trigrams(folder: Path, contents: memoryview | bytes, ends: NDArray[np.int64]) -> None:
-    """Index the chunks of a segment. The index is built in memory, in about a third of the size of the text.
-
-    Args:
-        contents: the UTF-8 of all chunks, one after the other.
-        ends: [chunks + 1] where each chunk begins and the last one ends, in bytes.
-    """
+    """Index the chunks of a segment, in memory of about a third of their text. `contents` is the UTF-8 of all chunks;
+    `ends`, [chunks + 1], says where each begins and the last one ends, in bytes."""
     from harness1.retrieval import kernels
 
     text = np.frombuffer(contents, np.uint8)
@@ -109,10 +103,8 @@ class Trigrams:
         self._lists = files.file("trigrams.lists.npy")
 
     def candidates(self, query: Query) -> NDArray[np.int64] | None:
-        """Return the chunks that may satisfy a query, as ranges [ranges, 2] from start to before stop, in order.
-
-        None stands for all chunks. No chunk that satisfies the query is left out.
-        """
+        """Return all chunks that may satisfy a query, as ranges [ranges, 2] from start to before stop, in order; None
+        stands for all chunks."""
         if query == ANYTHING:
             return None
         bits = self._blocks_of(query)
@@ -163,27 +155,11 @@ class Trigrams:
         return int(self._starts[bucket]), int(self._starts[bucket + 1])
 
 
-class GrepSegment(Protocol):
-    """The parts of a segment that grep reads. `dead` are the sorted positions of deleted chunks."""
-
-    @property
-    def trigrams(self) -> Trigrams: ...
-    @property
-    def contents(self) -> Strings: ...
-    @property
-    def dead(self) -> NDArray[np.integer]: ...
-
-
 def grep_segments(
-    segments: Sequence[GrepSegment], pattern: str, limit: int, deadline: float
+    segments: Sequence[Segment], pattern: str, limit: int, deadline: float
 ) -> Generator[None, None, Matches | BadPattern | RetrievalFault]:
-    """Find the first `limit` chunks, in the order of the segments, that hold a match of an RE2 pattern.
-
-    The generator yields control every 2 ms of work, and returns (segment, position in it) for each chunk found.
-
-    Args:
-        deadline: seconds from the first step. After it, no matches are returned, as in `grep`.
-    """
+    """Find the first `limit` chunks, in the order of the segments, that hold a match of an RE2 pattern. The generator
+    yields every 2 ms of work, and returns (segment, position in it) for each; nothing after `deadline` seconds."""
     end = time.monotonic() + deadline
     compiled = compile_pattern(pattern)
     if isinstance(compiled, BadPattern):
@@ -195,10 +171,8 @@ def grep_segments(
     for cost, number, position in steps if limit > 0 else ():
         work += cost
         if work > MOST_WORK:
-            return BadPattern(
-                f"too broad: gave up after {read} chunks with {len(found)} matches; "
-                "add a word that every match has, or shorten what may repeat"
-            )
+            broad = f"too broad: gave up after {read} chunks with {len(found)} matches"
+            return BadPattern(f"{broad}; add a word that every match has, or shorten what may repeat")
         now = time.monotonic()
         if now > end:
             return RetrievalFault("deadline")
@@ -215,34 +189,10 @@ def grep_segments(
     return found
 
 
-def grep(
-    texts: Iterable[bytes | memoryview], pattern: str, limit: int, deadline: float
-) -> list[int] | BadPattern | RetrievalFault:
-    """Return the positions of the first `limit` texts, in their order, that hold a match of an RE2 pattern.
-
-    Args:
-        texts: UTF-8. `^` and `$` stand for the ends of a whole text; `(?m)` makes them those of a line.
-        deadline: seconds from now. After it, no matches are returned, because texts that were not searched would seem
-            to have none.
-    """
-    compiled = compile_pattern(pattern)
-    if isinstance(compiled, BadPattern):
-        return compiled
-    end = time.monotonic() + deadline
-    found: list[int] = []
-    numbered = enumerate(texts)
-    while len(found) < limit and (item := next(numbered, None)):
-        if time.monotonic() > end:
-            return RetrievalFault(message="deadline")
-        if compiled.search(item[1]):
-            found.append(item[0])
-    return found
-
-
 def compile_pattern(pattern: str, longest: int | None = LONGEST_PATTERN) -> re2._Regexp | BadPattern:
     """Compile a pattern of at most `longest` characters, or say in a few words what is wrong with it."""
     if longest is not None and len(pattern) > longest:
-        return BadPattern(reason=f"longer than {longest} characters")
+        return BadPattern(f"longer than {longest} characters")
     options = re2.Options()
     options.max_mem = MEMORY
     options.log_errors = False
@@ -251,22 +201,19 @@ def compile_pattern(pattern: str, longest: int | None = LONGEST_PATTERN) -> re2.
         return re2.compile(pattern, options)
     except re2.error as error:
         reason = error.args[0] if error.args else "invalid"
-        return BadPattern(reason=reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason))
+        return BadPattern(reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason))
     except UnicodeEncodeError:
-        return BadPattern(reason="not valid Unicode")
+        return BadPattern("not valid Unicode")
 
 
 def work_per_byte(analysis: Analysis, program: int) -> int:
-    """Return the largest cost of reading a byte, in multiples of the cost for a plain word.
-
-    Args:
-        program: instructions of the compiled pattern. Following all of them at every byte is the worst case.
-    """
+    """Return the largest cost of reading a byte, in multiples of the cost for a plain word. At worst all instructions
+    of the compiled `program` are followed at every byte."""
     free: int = 4 ** max(0, min(analysis.free, 64) - FREE_CHOICES)
     return min(program, free + analysis.held // HELD_CHOICES)
 
 
-def _steps(segments: Sequence[GrepSegment], analysis: Analysis, weight: int) -> Iterator[tuple[int, int, int]]:
+def _steps(segments: Sequence[Segment], analysis: Analysis, weight: int) -> Iterator[tuple[int, int, int]]:
     """Yield the work in order: its cost, the segment, and the chunk to match, or `NO_CHUNK` for other work."""
     needle = compile_pattern(analysis.needle, longest=None) if analysis.needle else None
     for number, segment in enumerate(segments):
@@ -284,7 +231,7 @@ def _steps(segments: Sequence[GrepSegment], analysis: Analysis, weight: int) -> 
                 yield CHUNK_WORK + (size * weight if weight > 1 else size // PLAIN_SPEED), number, chunk
 
 
-def _batches(segment: GrepSegment, query: Query) -> Iterator[NDArray[np.int64]]:
+def _batches(segment: Segment, query: Query) -> Iterator[NDArray[np.int64]]:
     """Yield the positions of the living chunks that may satisfy a query, in order."""
     all_ranges = segment.trigrams.candidates(query)
     if all_ranges is None:

@@ -30,7 +30,7 @@ from functools import cached_property, lru_cache
 from itertools import accumulate
 from operator import add, sub
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -39,11 +39,11 @@ from numpy.typing import NDArray
 
 from harness1 import config
 from harness1.config.env import read_index_description
-from harness1.errors import MALFORMED, CorpusError, SchemaError
+from harness1.errors import MALFORMED, ConfigError, CorpusError, SchemaError
 from harness1.plain import canonical, digest
 from harness1.records import Chunk, ChunkId, DocId, Record
 from harness1.retrieval.bm25 import BM25, NONE, Postings, PostingsWriter
-from harness1.retrieval.corpus import ANALYSER, Analyser, Document, searched_text
+from harness1.retrieval.corpus import ANALYSER, Analyser, Document, join_text
 from harness1.retrieval.files import DamagedFile, Files, Keys, Strings, StringWriter, write_keys
 from harness1.retrieval.generations import MANIFEST, current_generation, read_checksums, store_of
 from harness1.retrieval.grep import Trigrams, write_trigrams
@@ -66,7 +66,6 @@ class SegmentSize(Record):
     documents: int
     chunks: int
     length: int
-    """The total length of all chunks, in terms."""
     foreign: int = 0
     """The number of chunks that are mostly in another script than Latin."""
 
@@ -110,8 +109,25 @@ class Manifest(Record):
     """`index.language`; empty in indexes made before there was such a setting, which stay as they are."""
 
 
+T = TypeVar("T")
+
+
 class _Format(msgspec.Struct):
     format: int
+
+
+def read_description(encoded: bytes | str | memoryview, kind: type[T], newest: int, name: str) -> T:
+    """Decode the JSON that describes the index of this name. Raises SchemaError: its format is newer than `newest`;
+    CorpusError: it is older, or the index was built with settings that are no longer there; one of MALFORMED."""
+    found = msgspec.json.decode(encoded, type=_Format).format
+    if found > newest:
+        raise SchemaError(f"{name} is an index of format {found}; this harness1 reads up to {newest}: upgrade it")
+    if found < newest:
+        raise CorpusError(f"{name} is an index of the earlier format {found}: build it again with harness1 index")
+    try:
+        return read_index_description(encoded, kind)
+    except ConfigError as error:
+        raise CorpusError(f"{name} must be built again, with harness1 index --force: {error}") from error
 
 
 def document_sum(document: Document) -> bytes:
@@ -125,8 +141,8 @@ def build_hash(settings: config.Index) -> str:
 
 
 def index_hash(content_sum: int, settings: config.Index, embedder: str, language: str = "") -> str:
-    """Return a hash that is equal for equal documents in any order, because sums do not depend on it. The embedder
-    enters by its own hash, and the language only if the analyser was made for one, so that earlier hashes stay."""
+    """Return a hash that is equal for equal documents in any order. The embedder enters by its own hash, and the
+    language only if the analyser was made for one, so that earlier hashes stay."""
     named = settings.to_hash() | ({"language": language} if language else {})
     named["dense"]["model"] = embedder
     return digest({"documents": f"{content_sum % 2**256:064x}", "analyser": ANALYSER, "settings": named})
@@ -155,7 +171,7 @@ class SegmentWriter:
             self._contents.add(title + b"\n" + chunk.text.encode())
             self._title_bytes.append(len(title))
             self.chunk_ids.append(chunk.chunk_id)
-            text = searched_text(chunk)
+            text = join_text(chunk)
             self._postings.add(text)
             self._foreign += is_foreign(text)
         self.doc_ids.append(doc_id)
@@ -182,12 +198,7 @@ class SegmentWriter:
 
 
 class Segment:
-    """One memory-mapped segment, as a generation of an index sees it.
-
-    Args:
-        dead: sorted chunks that were deleted.
-        dead_counts: for each term, by number, in how many deleted chunks it occurs.
-    """
+    """One memory-mapped segment, as a generation of an index sees it; `dead` and `dead_counts` as in `Postings`."""
 
     def __init__(self, files: Files, dead: NDArray[np.uint32], dead_counts: NDArray[np.int32] | None) -> None:
         self._files = files
@@ -198,25 +209,15 @@ class Segment:
         self.postings = Postings(files, dead, dead_counts)
         self.trigrams = Trigrams(files)
         self.first_chunks: NDArray[np.int32] = files.load("first_chunks.npy")
-        """Where the chunks of each document begin and the last ones end."""
         self._title_bytes: NDArray[np.int32] = files.load("title_bytes.npy")
-        self._doc_sums = files.file("doc_sums.npy")
+        self.doc_sums = files.file("doc_sums.npy")
 
     def __len__(self) -> int:
         return len(self.contents)
 
-    @property
-    def doc_sums(self) -> NDArray[np.uint8]:
-        """The hash of every document."""
-        return self._doc_sums.array
-
     def rows(self) -> NDArray[np.int32]:
-        """Return the row of each chunk's embedding in the store of the index, -1 where the chunk was deleted.
-
-        Raises:
-            DamagedFile: they are not as they were written.
-            OSError: the index has no embeddings.
-        """
+        """Return the row of each chunk's embedding in the store of the index, -1 where the chunk was deleted. Raises
+        DamagedFile; OSError: the index has no embeddings."""
         rows: NDArray[np.int32] = np.array(self._files.load(ROWS))
         if rows.shape != (len(self),):
             raise DamagedFile(f"{ROWS} is damaged: it has {len(rows)} rows for {len(self)} chunks")
@@ -258,12 +259,9 @@ class Segment:
 
 
 def open_index(path: Path) -> EmbeddedIndex:
-    """Open the current generation of an index folder; its data is mapped, and read when it is first needed.
-
-    Raises:
-        CorpusError: the folder is not an index, or is damaged.
-        SchemaError: it was built by a newer version of the package.
-    """
+    """Open the current generation of an index folder; its data is mapped, and read when first needed. Raises
+    CorpusError: the folder is not an index, or is damaged; SchemaError: it was built by a newer version of the
+    package."""
     while True:
         generation = current_generation(path)
         try:
@@ -273,46 +271,34 @@ def open_index(path: Path) -> EmbeddedIndex:
             if current_generation(path) != generation:
                 continue  # two builds finished since, and the second one deleted it
             if isinstance(error, OSError) and error.errno == errno.EMFILE:
-                raise CorpusError(
-                    f"{path}: too many open files in this process; raise its limit (ulimit -n)"
-                ) from error
-            raise _damaged(path, error) from error
+                raise CorpusError(f"{path}: too many open files in this process; raise `ulimit -n`") from error
+            raise _say_damage(path, error) from error
 
 
 def read_manifest(files: Files, path: Path) -> Manifest:
-    """Read `index.json` of a generation; `path` is the index as the user named it.
-
-    Raises:
-        CorpusError: it is damaged, or of an earlier format.
-        SchemaError: it was written by a newer version of the package.
-    """
+    """Read `index.json` of a generation; `path` is the index as the user named it. Raises CorpusError: it is damaged,
+    or of an earlier format; SchemaError: of a newer one."""
     try:
-        encoded = (files.folder / MANIFEST).read_bytes()
-        newest = msgspec.json.decode(encoded, type=_Format).format
-        if newest > FORMAT:
-            raise SchemaError(f"{path} is an index of format {newest}; this harness1 reads up to {FORMAT}: upgrade it")
-        if newest < FORMAT:
-            raise CorpusError(f"{path} is an index of the earlier format {newest}: build it again with harness1 index")
-        return read_index_description(files.file(MANIFEST).bytes, Manifest)
+        manifest = read_description((files.folder / MANIFEST).read_bytes(), Manifest, FORMAT, str(path))
+        _ = files.file(MANIFEST).bytes  # verified last, because a newer version may write other checksums
+        return manifest
     except MALFORMED as error:
-        raise _damaged(path, error) from error
+        raise _say_damage(path, error) from error
 
 
-def _damaged(path: Path, error: Exception) -> CorpusError:
+def _say_damage(path: Path, error: Exception) -> CorpusError:
     return CorpusError(f"the index {path} is damaged ({error}); build it again with: harness1 index --force")
 
 
 def dead_marks(files: Files, entry: SegmentEntry) -> tuple[NDArray[np.uint32], NDArray[np.int32] | None]:
-    """Return the deleted chunks of a segment, and in how many of them each of its terms occurs. Raises DamagedFile,
-    OSError: they are damaged or missing."""
+    """Return the deleted chunks of a segment, and in how many of them each of its terms occurs."""
     if not entry.dead.chunks:
         return NONE, None
     return files.load(f"{entry.name}.dead.npy"), files.load(f"{entry.name}.dead_counts.npy")
 
 
 def live_rows(segments: Sequence[Segment]) -> NDArray[np.int32]:
-    """Return the row of each position's embedding, -1 where the chunk was deleted. Raises DamagedFile, OSError: they
-    are damaged or missing."""
+    """Return the row of each position's embedding, -1 where the chunk was deleted."""
     return np.concatenate([segment.rows() for segment in segments])
 
 
@@ -324,7 +310,7 @@ class EmbeddedIndex:
         self.info, self.settings, self.vectors = manifest.info, manifest.settings, manifest.vectors
         self._path, self._files = path, files
         self.segments = [Segment(files.below(each.name), *dead_marks(files, each)) for each in manifest.segments]
-        self._firsts = list(accumulate(map(len, self.segments), initial=0))
+        self.firsts = list(accumulate(map(len, self.segments), initial=0))
         self._ranks = files.load("ranks.npy")
         if len(self._ranks) != len(self):
             raise DamagedFile(f"ranks.npy is damaged: it has {len(self._ranks)} ranks for {len(self)} chunks")
@@ -339,12 +325,12 @@ class EmbeddedIndex:
 
     def __len__(self) -> int:
         """Return the number of positions, those of deleted chunks included."""
-        return self._firsts[-1]
+        return self.firsts[-1]
 
     @cached_property
     def dense(self) -> DenseIndex | None:
-        """Search by embeddings, if the index has them; they are read and verified. Raises CorpusError: the embeddings
-        are damaged, truncated or missing."""
+        """Search by embeddings, if the index has them; they are read and verified. Raises CorpusError, OSError:
+        damaged."""
         if self.vectors is None:
             return None
         from harness1.retrieval.dense import DenseIndex, open_approximate, open_gpu
@@ -366,31 +352,27 @@ class EmbeddedIndex:
             return places
         known = {chunk_id: self._places.get(chunk_id) for chunk_id in wanted}
         unknown = [chunk_id for chunk_id, place in known.items() if place is None]
-        for segment, first in zip(self.segments, self._firsts, strict=False):
+        for segment, first in zip(self.segments, self.firsts, strict=False):
             found = zip(unknown, segment.find_chunks(unknown), strict=True)
             known |= {chunk_id: first + number for chunk_id, number in found if number >= 0}
         return [place for chunk_id in wanted if (place := known[chunk_id]) is not None]
 
     def positions_of(self, doc_id: DocId) -> range:
         """Return the positions of a document's chunks; none if the corpus lacks it."""
-        for segment, first in zip(self.segments, self._firsts, strict=False):
+        for segment, first in zip(self.segments, self.firsts, strict=False):
             (document,) = segment.find_documents([doc_id])
             if document >= 0:
                 chunks = segment.chunks_of(document)
                 return range(first + chunks.start, first + chunks.stop)
         return range(0)
 
-    def position(self, segment: int, number: int) -> int:
-        """Return the position of a chunk of a segment, both by number."""
-        return self._firsts[segment] + number
-
     def chunk_ids(self, positions: Iterable[int]) -> list[ChunkId]:
         """Return the ids of chunks, without their texts."""
         return [self._named(position) for position in positions]
 
     def _locate(self, position: int) -> tuple[Segment, int]:
-        at = bisect_right(self._firsts, position) - 1
-        return self.segments[at], position - self._firsts[at]
+        at = bisect_right(self.firsts, position) - 1
+        return self.segments[at], position - self.firsts[at]
 
     def _name(self, position: int) -> ChunkId:
         """Return the id at a position, and remember its position, because later searches often exclude it."""

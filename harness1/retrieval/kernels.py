@@ -1,10 +1,8 @@
-"""The compiled inner loops of retrieval: the postings of BM25 and their scores, the trigram index, and exact search by
-embeddings. Compiled by numba on the first call and cached beside this file; they run without the interpreter lock.
+"""The compiled inner loops of retrieval: postings of BM25 and their scores, the trigram index, and exact search by
+embeddings. numba compiles them on the first call and caches them beside this file; they run without the GIL.
 
-A posting is a chunk and a code. A code stands for a pair (occurrences of the term, length of the chunk). A corpus has
-few pairs, so the part of BM25 that depends on them is looked up in a table that stays in the processor's cache. The
-table is made anew for each generation, because it depends on the mean length of all chunks.
-"""
+A posting is a chunk and a code, which stands for a pair (occurrences of the term, length of the chunk). There are few
+pairs, so the part of BM25 that depends on them is a table, made anew for each generation."""
 
 from __future__ import annotations
 
@@ -19,6 +17,7 @@ Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
 Words = NDArray[np.uint32]
+Codes = NDArray[Any]
 
 BLOCK = 1 << 15
 """Chunks scored at a time; their sums (128 KiB) stay in the second-level cache."""
@@ -38,17 +37,9 @@ SCALE = np.float32(2.0**112)
 
 @njit(cache=True, nogil=True)
 def count_terms(numbers: Ints, sizes: Ints, last: Ints, slots: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-    """Count each term in each chunk.
-
-    Args:
-        numbers: the term of every word of all chunks, -1 for none.
-        sizes: words of each chunk.
-        last, slots: scratch, one place for each term; `last` filled with -1.
-
-    Returns:
-        term and count of every distinct term of the chunks, one chunk after the other; distinct terms of each chunk;
-        length of each chunk in terms.
-    """
+    """Count each term in each chunk. `numbers` has the term of every word, -1 for none; `sizes` the words of each
+    chunk; `last` (filled with -1) and `slots` are scratch, one place for each term. Returns term and count of every
+    distinct term, chunk after chunk; distinct terms of each chunk; length of each chunk in terms."""
     terms = np.empty(len(numbers), np.int32)
     counts = np.empty(len(numbers), np.int32)
     distinct = np.zeros(len(sizes), np.int32)
@@ -111,7 +102,7 @@ def append_run(ends: Longs, out: NDArray[Any], starts: Longs, values: Words) -> 
 @njit(cache=True, nogil=True)
 def best(
     chunks: Words,
-    codes: NDArray[Any],
+    codes: Codes,
     spans: Longs,
     weights: Floats,
     table: Floats,
@@ -121,15 +112,9 @@ def best(
     k: int,
     margin: float,
 ) -> tuple[Words, Floats]:
-    """Return the chunks whose score is above 0 and above that of the k-th best less `margin`, with their scores,
-    unordered.
-
-    Args:
-        spans: [terms, 2] where the postings of each term of the query begin and end.
-        weights: [terms] of the query; a weight times a share from the table is a score.
-        size: chunks in all.
-        dead, exclude: sorted chunks to leave out.
-    """
+    """Return the chunks, of `size`, whose score is above 0 and above that of the k-th best less `margin`, with their
+    scores, unordered. `spans` [terms, 2] says where the postings of each term begin and end; a weight times a share
+    from the table is a score; `dead` and `exclude` are sorted chunks to leave out."""
     sums = np.zeros(BLOCK, np.float32)
     bits = sums.view(np.int32)
     peak_bits = np.zeros(BLOCK // TEETH, np.int32)
@@ -162,10 +147,8 @@ def best(
 
 @njit(cache=True, nogil=True)
 def _peaks(sums: Ints, peaks: Ints) -> None:
-    """Write the highest sum of every comb to `peaks`. The places in a comb are `len(peaks)` apart.
-
-    Sums are not negative, so their bits, read as integers, have the same order. Integers compare in vectors.
-    """
+    """Write the highest sum of every comb (its places are `len(peaks)` apart) to `peaks`. Sums are not negative, so
+    their bits have the same order as integers, which compare in vectors."""
     peaks[:] = 0
     for first in range(0, len(sums), len(peaks)):
         row = sums[first : first + len(peaks)]
@@ -176,15 +159,7 @@ def _peaks(sums: Ints, peaks: Ints) -> None:
 
 @njit(cache=True, nogil=True)
 def _add(
-    sums: Floats,
-    chunks: Words,
-    codes: NDArray[Any],
-    cursor: int,
-    end: int,
-    weight: float,
-    table: Floats,
-    low: int,
-    high: int,
+    sums: Floats, chunks: Words, codes: Codes, cursor: int, end: int, weight: float, table: Floats, low: int, high: int
 ) -> int:
     """Add the postings of one term to the sums of one block, and return where the postings continue."""
     if cursor == end or chunks[cursor] >= high:
@@ -239,14 +214,9 @@ def bucket_of(trigram: Any) -> Any:
 
 @njit(cache=True, nogil=True)
 def list_sizes(text: Bytes, ends: Longs, blocks: Ints, first: int, stop: int, last: Ints, sizes: Longs) -> None:
-    """Add up the bytes that the blocks from `first` to before `stop` take in the lists of their buckets.
-
-    Args:
-        ends: [chunks + 1] where each chunk begins and the last one ends, in bytes.
-        blocks: [blocks + 1] the same for blocks, in chunks.
-        last: for each bucket its latest block, -1 before any; updated in place.
-        sizes: for each bucket, the bytes of its list; updated in place.
-    """
+    """Add up the bytes that the blocks from `first` to before `stop` take in the lists of their buckets. `ends` [chunks
+    + 1] and `blocks` [blocks + 1] say where each begins and the last one ends, in bytes and in chunks. Updated in
+    place, for each bucket: `last`, its latest block, -1 before any, and `sizes`, the bytes of its list."""
     seen = np.full(1 << BUCKET_BITS, -1, np.int32)
     room = _longest(ends, blocks, first, stop)
     folded, buckets = np.empty(room, np.uint8), np.empty(room, np.uint16)
@@ -270,14 +240,10 @@ def write_lists(
     dense: NDArray[np.bool_],
     lists: Bytes,
 ) -> None:
-    """Append the blocks from `first` to before `stop` to the lists of their buckets; arguments as in `list_sizes`.
-
-    A list holds the gaps between its blocks, minus one, in 7-bit groups, the lowest first; a set high bit means that
-    another group follows. A dense list has one bit for each block, the lowest first.
-
-    Args:
-        places: for each bucket, where its list continues, updated in place; for a dense list, where it begins.
-    """
+    """Append blocks to the lists of their buckets; arguments as in `list_sizes`, and `places`, updated in place: where
+    each list continues, or a dense one begins. A list holds the gaps between its blocks, minus one, in 7-bit groups,
+    the lowest first; a set high bit means that another follows. A dense list has one bit for each block, the lowest
+    first."""
     seen = np.full(1 << BUCKET_BITS, -1, np.int32)
     room = _longest(ends, blocks, first, stop)
     folded, buckets = np.empty(room, np.uint8), np.empty(room, np.uint16)
@@ -327,12 +293,8 @@ def _longest(ends: Longs, blocks: Ints, first: int, stop: int) -> Any:
 def _distinct(
     text: Bytes, ends: Longs, blocks: Ints, block: int, seen: Ints, folded: Bytes, buckets: NDArray[np.uint16]
 ) -> Any:
-    """Write the buckets of a block's trigrams, each once, and return their number. No trigram spans two chunks.
-
-    Args:
-        seen: for each bucket the latest block that had it, -1 before any; updated in place.
-        folded: scratch.
-    """
+    """Write the buckets of a block's trigrams, each once, and return their number. No trigram spans two chunks. `seen`
+    has the latest block of each bucket, -1 before any, updated in place; `folded` is scratch."""
     count = 0
     for chunk in range(blocks[block], blocks[block + 1]):
         length = _fold(text, ends[chunk], ends[chunk + 1], folded)
@@ -368,8 +330,8 @@ def _fold(text: Bytes, start: int, stop: int, folded: Bytes) -> Any:
 
 @njit(cache=True, nogil=True)
 def widen(halves: NDArray[np.int16], out: Floats) -> None:
-    """Convert the bits of half precision numbers, [n, d], to single precision, exactly, four times faster than numpy:
-    as fast as reading a copy in single precision would be, where blocks stay in the cache for a matrix product."""
+    """Convert the bits of half precision numbers, [n, d], to single precision, exactly, four times faster than
+    numpy."""
     for row in range(halves.shape[0]):
         for column in range(halves.shape[1]):
             bits = (np.int32(halves[row, column]) << np.int32(13)) & HALF
@@ -378,10 +340,8 @@ def widen(halves: NDArray[np.int16], out: Floats) -> None:
 
 @njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
 def dots(halves: NDArray[np.int16], query: Floats, out: Floats) -> None:
-    """Write the products of one vector, [d], with half precision rows, given as bits, [n, d].
-
-    The vector is scaled, because products of unscaled halves would be too small for single precision.
-    """
+    """Write the products of one vector, [d], with half precision rows, given as bits, [n, d]. The vector is scaled,
+    because products of unscaled halves would be too small for single precision."""
     scaled = query * SCALE
     for row in range(halves.shape[0]):
         total = np.float32(0.0)

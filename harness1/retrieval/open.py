@@ -17,32 +17,20 @@ from harness1.plain import digest, is_redacted, without_password
 from harness1.plugins import find_plugin, identity, is_own, load_own, plugin_names, whole_name
 from harness1.records import Chunk, ChunkId, DocId
 from harness1.retrieval.corpus import Document
-from harness1.retrieval.protocol import IndexInfo, RetrievalFault, Retriever, Scored, SearchRequest, SearchResult
+from harness1.retrieval.protocol import Found, IndexInfo, RetrievalFault, Retriever, Scored, SearchRequest, SearchResult
 from harness1.retrieval.sharing import CACHED_SEARCHES, CachingRetriever
 
 ENGINES = frozenset({"http", "https", "milvus", "chroma", "web"})
-"""Prefixes of specs that name no folder."""
 Opener = Callable[[str, Config], Retriever]
-"""Opens the engine of another package by what follows its prefix."""
 _NO_GREP = "a function has no regular expressions: --set env.grep.on=false"
 
 
 def open_retriever(spec: str, config: Config = Config()) -> Retriever:
-    """Open an index folder, an engine by `PREFIX:REST` for one of `ENGINES` or of another package, such as
-    `http://HOST:8000`, or a function or class of one's own as `FILE.py:NAME`.
-
-    Equal searches are answered from a cache of `CACHED_SEARCHES` results. Deadlines are in seconds; scores are
-    the engine's own.
-
-    Raises:
-        UsageError: the address is one that was recorded without its secrets, or the engine is another package's, and
-            has the name of another or cannot be imported.
-        CorpusError: the folder is not an index.
-        SchemaError: the index was made by a newer version of the package.
-        ConfigError: the settings ask for a feature that the engine lacks.
-        MissingExtra: a package that the engine needs is not installed.
-        InfrastructureFault: the engine is a server that does not answer.
-    """
+    """Open an index folder, an engine by `PREFIX:REST` (of `ENGINES` or another package) or one's own `FILE.py:NAME`.
+    Equal searches are answered from a cache of `CACHED_SEARCHES` results. Raises UsageError: the address was
+    recorded without its secrets, or another package's engine cannot be imported; CorpusError: the folder is not an
+    index; SchemaError: a newer version made it; ConfigError: the engine lacks a feature; MissingExtra;
+    InfrastructureFault: a server does not answer."""
     prefix, rest = split_engine(spec)
     if prefix is not None and is_redacted(spec):
         raise UsageError(f"{spec} was recorded without its password or key: give the whole address with --index")
@@ -81,8 +69,7 @@ def _open(prefix: str | None, rest: str, config: Config) -> Retriever:
 def build_engine(
     spec: str, documents: Iterable[Document], settings: configs.Index, machine: configs.Machine
 ) -> IndexInfo:
-    """Build an index of a corpus in the engine at `ENGINE:ADDRESS`. Raises UsageError: there is no such engine; see
-    also `build_milvus` and `build_chroma`."""
+    """Build an index in the engine at `ENGINE:ADDRESS`, as `build_milvus` and `build_chroma` do. Raises UsageError."""
     from harness1.retrieval.engines.chroma import build_chroma
     from harness1.retrieval.engines.milvus import build_milvus
 
@@ -106,8 +93,8 @@ def is_exclusive(spec: str) -> bool:
 
 
 def split_engine(spec: str) -> tuple[str | None, str]:
-    """Return the prefix of an engine and what follows it; None and the whole spec if it is the path of a folder. One's
-    own `FILE.py:NAME` is all prefix."""
+    """Return the prefix of an engine and what follows it; None and the spec for a folder. One's own `FILE.py:NAME` is
+    all prefix."""
     if is_own(spec):
         return spec, ""
     prefix, colon, rest = spec.partition(":")
@@ -116,20 +103,14 @@ def split_engine(spec: str) -> tuple[str | None, str]:
 
 
 def absolute_index(index: str) -> str:
-    """Return an index folder by its whole path, so that the run can be replayed from anywhere; an engine stays as
-    named."""
+    """Return an index folder by its whole path, so that the run can be replayed from anywhere; an engine as named."""
     return whole_name(index) if is_engine(index) else str(Path(index).resolve())
 
 
 def open_own(name: str, config: Config) -> Retriever:
-    """Open what `FILE.py:NAME` names. A class is made without arguments, and has the methods of `Retriever`; a function
-    takes a query and a number, and returns that many documents at most, the best first, as mappings with an `id`, a
-    `text`, and perhaps a `title` and a `score`.
-
-    Raises:
-        UsageError: it is neither.
-        ConfigError: it is a function, and `env.grep.on` is set.
-    """
+    """Open what `FILE.py:NAME` names: a class, made without arguments, with the methods of `Retriever`; or a function
+    of a query and a number, which returns as many documents at most, best first, as mappings with an `id`, a `text`,
+    and perhaps a `title` and a `score`. Raises UsageError: neither; ConfigError: a function, and `env.grep.on`."""
     found = load_own(name)
     if inspect.isclass(found):
         retriever: Any = found()
@@ -152,7 +133,7 @@ class FunctionRetriever:
         self._function = function
         self._known: dict[DocId, Chunk] = {}
 
-    async def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult | RetrievalFault]:
+    async def search(self, requests: Sequence[SearchRequest]) -> list[Found]:
         return [await self._search(request) for request in requests]
 
     async def grep(self, pattern: str, limit: int, deadline: float) -> RetrievalFault:

@@ -1,12 +1,8 @@
 r"""Derives from an RE2 pattern (https://github.com/google/re2/wiki/Syntax) what every matching text must contain.
 
-A text that matches `born.{1,50}Paris` holds the trigrams `bor orn par ari ris` (Russ Cox, "Regular Expression Matching
-with a Trigram Index", 2012). A part that is not understood counts as "anything", so a lookup in the index may return
-too much but never too little.
-
-Python's own parser, `re._parser`, accepts another language: it refuses `\Q..\E`, `\pL`, `\z`, `[[:alpha:]]`, `(?U)` and
-flags inside a pattern, accepts `(?=...)` and `\1`, which RE2 refuses, and is private.
-"""
+A text that matches `born.{1,50}Paris` holds the trigrams `bor orn par ari ris` (Cox, "Regular Expression Matching with
+a Trigram Index", 2012). What is not understood counts as "anything": a lookup may return too much, never too little.
+Python's own parser, `re._parser`, is private and accepts another language: no `\pL` or `[[:alpha:]]`, but `(?=...)`."""
 
 from __future__ import annotations
 
@@ -17,15 +13,11 @@ from itertools import takewhile
 from typing import NamedTuple
 
 LARGEST_CLASS = 4
-"""The most members of a class that are listed."""
 DEEPEST = 50
-"""The deepest nesting of groups that is read."""
 LARGEST_SET = 32
 """Strings that a part of a pattern may stand for before it counts as anything."""
 MOST_COPIES = 16
-"""The most parts that a repeat is expanded to."""
 UNKNOWN_CHOICES = 1000
-"""Choices assumed for a pattern that is not understood."""
 UNBOUNDED = -1
 SPECIAL = frozenset("\\%_\"'")
 """Characters with a special meaning in the filters of some engine; literals exclude them."""
@@ -88,16 +80,11 @@ class Part(NamedTuple):
 
 
 class Analysis(NamedTuple):
-    """Facts about a pattern, found without running it.
-
-    Attributes:
-        query: what a matching text must contain.
-        free: places where a match can go on in several ways (a class, a dot, an optional part, an alternation), up to
-            the first literal of 3 bytes. An automaton that follows all ways at once has up to 2 ** free states.
-        held: the number of such places after that literal, times the forms that the literal may take.
-        needle: the longest literal, or a few alternatives of one, as a pattern of its own that matches wherever the
-            whole one does. If it equals the whole pattern, nothing is left to check. None if no literal has 3 bytes.
-    """
+    """Facts about a pattern, found without running it: the `query` that a matching text satisfies; `free`, the places
+    up to the first literal of 3 bytes where a match can go on in several ways, so that an automaton has up to 2 ** free
+    states; `held`, those after it, times the forms of the literal; `needle`, a pattern of the longest literal or a few
+    alternatives, which matches wherever the whole one does (equal to it: nothing is left to check; None: no literal has
+    3 bytes)."""
 
     query: Query
     free: int
@@ -122,7 +109,7 @@ def analyse(pattern: str) -> Analysis:
     return Analysis(_query(parts), _choices(before), held, needle)
 
 
-def required_literal(pattern: str) -> str:
+def find_literal(pattern: str) -> str:
     """Return the longest run of plain characters that every match of a valid RE2 pattern surely holds, or ""."""
     try:
         sets = [sorted(part.strings) for part in parse(pattern) if part.strings and not part.any_case]
@@ -142,8 +129,8 @@ def _common_start(strings: Sequence[str]) -> str:
 
 
 def fold(text: str) -> bytes:
-    """Return UTF-8 without the distinctions that `(?i)` ignores around ASCII: A to Z, and the two other letters that
-    fold to one of them, U+212A KELVIN SIGN and U+017F LATIN SMALL LETTER LONG S."""
+    """Return UTF-8 without the distinctions that `(?i)` ignores around ASCII: A to Z, U+212A KELVIN SIGN, U+017F LONG
+    S."""
     return text.replace("\u212a", "k").replace("\u017f", "s").encode().lower()
 
 
@@ -155,8 +142,8 @@ def trigrams(text: str) -> Query:
 
 
 def parse(pattern: str) -> list[Part]:
-    """Return the stretches that make up a match of a pattern that RE2 has accepted. Raises NotUnderstood: a rare
-    escape, or groups that are nested too deeply."""
+    """Return the stretches that make up a match of a valid RE2 pattern. Raises NotUnderstood: a rare escape, or deep
+    nesting."""
     parser = _Parser(pattern)
     parts = _join(parser.either())
     if parser.kind:
@@ -251,7 +238,6 @@ class _Parser:
         return [Part(frozenset(strings), ANYTHING, int(len(strings) > 1), self._any_case)]
 
     def _take(self) -> re.Match[str]:
-        """Return the next token, and advance past it."""
         token = self._token
         if token is None:
             raise NotUnderstood
@@ -264,7 +250,6 @@ class _Parser:
 
 
 def _decode(one: str) -> str:
-    """Return the character that a plain or an escaped one stands for."""
     if not one.startswith("\\"):
         return one
     if one[1] == "x" and len(one) > 2:
@@ -278,7 +263,6 @@ def _decode(one: str) -> str:
 
 
 def _bounds(repeat: re.Match[str]) -> tuple[int, int]:
-    """Return the least and the largest number of repeats."""
     if repeat["least"] is None:
         return {"*": (0, UNBOUNDED), "+": (1, UNBOUNDED), "?": (0, 1)}[repeat[0][0]]
     least = int(repeat["least"])
@@ -308,7 +292,6 @@ def _query(parts: Sequence[Part]) -> Query:
 
 
 def _all(queries: Iterable[Query]) -> Query:
-    """Return the conjunction, flat and without repetition."""
     flat: dict[Query, None] = {}
     for query in queries:
         flat.update(dict.fromkeys(query.of if isinstance(query, All) else (query,)))

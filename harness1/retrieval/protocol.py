@@ -33,7 +33,7 @@ class Scored(Record):
 
 
 class SearchResult(Record):
-    """The chunks that one query found, best first: ordered by score rounded to 1e-4 of the top score, then by chunk
+    """The chunks that one query found, best first, in the total order: by score rounded to 1e-4 of the top, then by
     id."""
 
     hits: tuple[Scored, ...] = ()
@@ -50,7 +50,6 @@ class RetrievalFault(Record):
 
 
 Found = SearchResult | RetrievalFault
-"""The answer to one search."""
 
 
 class BadPattern(Record):
@@ -76,7 +75,7 @@ class Retriever(Protocol):
     @property
     def info(self) -> IndexInfo: ...
 
-    async def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult | RetrievalFault]:
+    async def search(self, requests: Sequence[SearchRequest]) -> list[Found]:
         """Answer each request in order; a failing request does not fail the others."""
         ...
 
@@ -104,11 +103,7 @@ def score_levels(scores: NDArray[np.floating], top: float) -> NDArray[np.float64
 
 
 def total_order(scored: Iterable[tuple[ChunkId, float]], k: int | None = None) -> list[tuple[ChunkId, float]]:
-    """Return the best `k` pairs of id and score, or all of them, best first.
-
-    Args:
-        scored: ids, each once, with any finite scores; higher is better.
-    """
+    """Return the best `k` pairs, or all, of distinct ids and finite scores (higher is better), best first."""
     pairs = list(scored)
     if not pairs:
         return []
@@ -119,12 +114,8 @@ def total_order(scored: Iterable[tuple[ChunkId, float]], k: int | None = None) -
 
 
 def best_first(scores: NDArray[np.floating], ranks: NDArray[np.integer], k: int | None = None) -> NDArray[np.intp]:
-    """Return the places of the best `k` scores, or of all of them, in the total order.
-
-    Args:
-        scores: any finite scores of chunks; higher is better.
-        ranks: for each of the chunks, the place of its id among all ids in lexicographic order.
-    """
+    """Return the places of the best `k` scores of chunks, or of all, in the total order; `ranks` are the places of
+    their ids among all ids in lexicographic order."""
     order: NDArray[np.intp] = np.lexsort((ranks, -score_levels(scores, float(scores.max(initial=-np.inf)))))
     return order[:k]
 
@@ -138,11 +129,9 @@ BM25_DEPTH, DENSE_DEPTH = 25, 25
 def rrf(
     rankings: Sequence[Sequence[ChunkId]], k: float = RRF_K, weights: Sequence[float] | None = None
 ) -> list[tuple[ChunkId, float]]:
-    """Return every id of the rankings with the sum of `weight / (k + rank)`, best first, in the total order.
-
-    Ranks count from 1; a ranking that lacks an id gives it nothing. An id that occurs twice in a ranking counts at its
-    first place. From: Cormack, Clarke, Buettcher, "Reciprocal rank fusion outperforms Condorcet and individual rank
-    learning methods", SIGIR 2009. Raises ValueError: there are not as many weights as rankings."""
+    """Return every id of the rankings with the sum of `weight / (k + rank)`, best first, in the total order. Ranks
+    count from 1; an id counts at its first place in each ranking. From: Cormack, Clarke, Buettcher, "Reciprocal rank
+    fusion outperforms Condorcet and individual rank learning methods", SIGIR 2009."""
     scores: dict[ChunkId, float] = {}
     for ranking, weight in zip(rankings, weights or [1.0] * len(rankings), strict=True):
         for rank, chunk_id in enumerate(dict.fromkeys(ranking), start=1):

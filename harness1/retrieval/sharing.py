@@ -9,12 +9,13 @@ import hashlib
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, InvalidStateError
-from contextlib import ExitStack, suppress
+from concurrent.futures import Future
+from contextlib import ExitStack
+from itertools import chain, repeat
 from threading import Condition, Thread
 from typing import Generic, TypeVar
 
-from harness1.retrieval.protocol import Found, IndexInfo, RetrievalFault, Retriever, SearchRequest, SearchResult
+from harness1.retrieval.protocol import Found, RetrievalFault, Retriever, SearchRequest, SearchResult
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -34,22 +35,15 @@ CLOSING_S = 10.0
 
 
 class Batcher(Generic[Item, Result]):
-    """Gathers the items of concurrent calls and hands them to `work` together, in one thread, a batch at a time.
-
-    The first item after an idle time opens a window. The batch starts when the window closes, when it is full, or when
-    as many calls wait as the last batch had, so a lone caller does not wait. Items that arrive while a batch runs form
-    the next one, which starts at once. A batcher is not tied to an event loop, and its thread does not keep the process
-    from exiting.
-
-    Args:
-        work: returns one result for each item, in order. Its exceptions go to the callers of that batch only.
-        window_s: seconds that the first item waits for others.
-        size: most items in a batch; a larger call is split.
-    """
+    """Gathers the items of concurrent calls and hands them to `work`, which returns one result each, in one thread, at
+    most `size` at a time. The first item after an idle time waits `window_s` seconds for others, unless the batch is
+    full or as many calls wait as the last batch had; items that arrive while a batch runs form the next one. Exceptions
+    go to the callers of their batch. Not tied to an event loop; the thread does not keep the process from exiting."""
 
     def __init__(self, work: Callable[[list[Item]], Sequence[Result]], window_s: float, size: int) -> None:
         self._work, self._window_s, self._size = work, window_s, size
-        self._waiting: deque[tuple[_Call[Item, Result], int]] = deque()
+        self._waiting: deque[tuple[Item, Future[Result], bool]] = deque()
+        """Items, their results, and whether they are the first of their calls."""
         self._changed = Condition()
         self._thread: Thread | None = None
         self._usual = size
@@ -57,12 +51,13 @@ class Batcher(Generic[Item, Result]):
 
     async def submit(self, items: Sequence[Item]) -> list[Result]:
         """Return the results of the items, in their order. Cancelling withdraws items that no batch has taken yet.
-        Raises ValueError: `work` left a result out. Any exception of `work` is raised here as well."""
-        if not items:
+        Raises what `work` raises, and ValueError: it left a result out."""
+        futures: list[Future[Result]] = [Future() for _ in items]
+        if not futures:
             return []
-        call: _Call[Item, Result] = _Call(items)
         with self._changed:
-            self._waiting.extend((call, at) for at in range(len(items)))
+            firsts = chain([True], repeat(False))
+            self._waiting.extend(zip(items, futures, firsts, strict=False))
             if self._thread is None:
                 self._thread = Thread(target=self._run, name="batcher", daemon=True)
                 self._thread.start()
@@ -70,35 +65,34 @@ class Batcher(Generic[Item, Result]):
                 atexit.register(self._close)
             self._changed.notify()
         try:
-            return await asyncio.wrap_future(call.future)
-        except asyncio.CancelledError:
+            return await asyncio.gather(*map(asyncio.wrap_future, futures))
+        except BaseException:
+            for future in futures:
+                future.cancel()
             with self._changed:
-                self._waiting = deque(entry for entry in self._waiting if entry[0] is not call)
+                self._waiting = deque(entry for entry in self._waiting if not entry[1].cancelled())
             raise
 
     def _run(self) -> None:
         rested = True
         while self._collect(rested):
-            batch: list[tuple[_Call[Item, Result], int]] = []
+            batch: list[tuple[Item, Future[Result], bool]] = []
             with self._changed:
                 while self._waiting and len(batch) < self._size:
-                    call, at = self._waiting.popleft()
-                    if not call.future.done():  # still wanted
-                        batch.append((call, at))
+                    entry = self._waiting.popleft()
+                    if entry[1].set_running_or_notify_cancel():
+                        batch.append(entry)
             if batch:
-                self._carry_out(batch)
+                self._usual = max(1, sum(is_first for *_, is_first in batch))
+                futures = [future for _, future, _ in batch]
+                with ExitStack() as stack:
+                    stack.push(lambda _kind, error, _trace, futures=futures: _pass_on(error, futures))
+                    results = self._work([item for item, *_ in batch])
+                    if len(results) != len(batch):
+                        raise ValueError(f"{len(results)} results for {len(batch)} items")
+                    for future, result in zip(futures, results, strict=True):
+                        future.set_result(result)
             rested = not self._waiting
-
-    def _carry_out(self, batch: list[tuple[_Call[Item, Result], int]]) -> None:
-        calls = list(dict.fromkeys(call for call, _ in batch))
-        self._usual = len(calls)
-        with ExitStack() as stack:
-            stack.push(lambda _kind, error, _trace: _pass_on(error, calls))
-            results = self._work([call.items[at] for call, at in batch])
-            if len(results) != len(batch):
-                raise ValueError(f"{len(results)} results for {len(batch)} items")
-            for (call, at), result in zip(batch, results, strict=True):
-                call.put(at, result)
 
     def _collect(self, rested: bool) -> bool:
         """Wait until a batch should start; return False after a long idle time."""
@@ -109,11 +103,11 @@ class Batcher(Generic[Item, Result]):
                 atexit.unregister(self._close)
                 return False
             if rested:
-                self._changed.wait_for(
-                    lambda: len(self._waiting) >= self._size or sum(at == 0 for _, at in self._waiting) >= self._usual,
-                    self._window_s,
-                )
+                self._changed.wait_for(self._is_enough, self._window_s)
             return True
+
+    def _is_enough(self) -> bool:
+        return len(self._waiting) >= self._size or sum(entry[2] for entry in self._waiting) >= self._usual
 
     def _close(self) -> None:
         """Let the running batch end when the process exits, and start no other."""
@@ -124,58 +118,25 @@ class Batcher(Generic[Item, Result]):
             thread.join(CLOSING_S)
 
 
-class _Call(Generic[Item, Result]):
-    """The items of one caller, and their results so far."""
-
-    def __init__(self, items: Sequence[Item]) -> None:
-        self.items = items
-        self.future: Future[list[Result]] = Future()
-        self._results: dict[int, Result] = {}
-
-    def put(self, at: int, result: Result) -> None:
-        self._results[at] = result
-        if len(self._results) == len(self.items):
-            with suppress(InvalidStateError):  # the caller may have been cancelled meanwhile
-                self.future.set_result([self._results[place] for place in range(len(self.items))])
-
-
-def _pass_on(error: BaseException | None, calls: Sequence[_Call[Item, Result]]) -> bool:
-    """Pass an exception, if any, on to the calls, because the thread must not die while callers wait for it."""
-    for call in calls if error is not None else ():
-        with suppress(InvalidStateError):  # complete, or cancelled
-            call.future.set_exception(error)
+def _pass_on(error: BaseException | None, futures: Sequence[Future[Result]]) -> bool:
+    """Pass an exception, if any, on to the callers, because the thread must not die while they wait for it."""
+    for future in futures if error is not None else ():
+        future.set_exception(error)
     return True
 
 
 class CachingRetriever:
-    """`Retriever` that remembers searches by query, k, excluded chunks and settings. Faults are never kept; a caller
-    whose search failed as part of another's asks again.
-
-    A caller waits for an equal search as long as its own deadline allows. A search goes on while anyone waits for it,
-    and is cancelled when the last caller leaves. Instances may be used from several event loops, one after the other.
-
-    Args:
-        inner: answers what is not kept, and grep, read and get.
-        size: how many ordinary results are kept, or fewer long ones.
-        settings: everything else that decides a result, compared by `repr`.
-
-    Attributes:
-        hits: searches answered from memory.
-        misses: searches passed to the inner retriever.
-        waits: searches that waited for an equal one.
-    """
+    """`Retriever` that remembers `size` ordinary results, or fewer long ones, by query, k, excluded chunks and settings
+    (their `repr`). Faults are never kept; a caller whose search failed as part of another's asks again. A search goes
+    on while anyone waits for it, each as long as its own deadline allows. Usable from several event loops, one after
+    the other."""
 
     def __init__(self, inner: Retriever, size: int, settings: object) -> None:
-        self._inner = inner
+        self._inner, self.info = inner, inner.info
         self.grep, self.read, self.get = inner.grep, inner.read, inner.get
         self._settings = repr(settings)
         self._kept = _Kept(size)
         self._flights: dict[bytes, _Flight] = {}
-        self.hits = self.misses = self.waits = 0
-
-    @property
-    def info(self) -> IndexInfo:
-        return self._inner.info
 
     async def search(self, requests: Sequence[SearchRequest]) -> list[Found]:
         """Answer what is kept at once, join what is under way, and ask for the rest together."""
@@ -187,8 +148,6 @@ class CachingRetriever:
         own = {key: request for key, request in missing.items() if key not in flights}
         if own:
             flights |= dict.fromkeys(own, self._launch(own))
-        waiting = kept.count(None) - len(own)
-        self.hits, self.waits = self.hits + len(keys) - kept.count(None), self.waits + waiting
         answers: list[Found] = []
         with ExitStack() as held:
             for flight in set(flights.values()):
@@ -212,7 +171,6 @@ class CachingRetriever:
 
     def _launch(self, requests: dict[bytes, SearchRequest]) -> _Flight:
         """Ask the inner retriever in a task of its own, so that the search can outlive its caller."""
-        self.misses += len(requests)
         flight = _Flight(asyncio.create_task(self._ask(dict(requests))), requests)
         self._flights |= dict.fromkeys(requests, flight)
         flight.task.add_done_callback(lambda _: self._forget(flight))

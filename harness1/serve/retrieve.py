@@ -7,12 +7,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
 
-from harness1.config import Config, Retrieval
+from harness1.config import Config
+from harness1.errors import ConfigError
 from harness1.records import Chunk, Record
 from harness1.retrieval.engines.remote import (
     About,
@@ -27,6 +28,7 @@ from harness1.retrieval.engines.remote import (
     SearchAnswer,
     SearchAnswers,
     SearchCall,
+    ranking_of,
 )
 from harness1.retrieval.protocol import BadPattern, RetrievalFault, Retriever, SearchRequest, SearchResult
 from harness1.serve.service import (
@@ -85,7 +87,7 @@ class RetrievalService:
         return endpoint
 
     async def _info(self, request: Request) -> Json:
-        return Json(About(self._retriever.info, self._ranking))
+        return Json(About(self._retriever.info, msgspec.to_builtins(self._ranking)))
 
     async def _retrieve(self, call: RetrieveCall, waited: float) -> RetrieveAnswer:
         """Answer as Search-R1 does, also without queries, which its trainer sends if no sample of a batch searches."""
@@ -149,12 +151,18 @@ class RetrievalService:
     def _bound_ids(self, ids: Iterable[str]) -> None:
         _bound(max(map(len, ids), default=0), self.limits.id_characters, "characters of an id")
 
-    def _expect(self, index_hash: str | None, ranking: Retrieval | None = None) -> None:
+    def _expect(self, index_hash: str | None, ranking: dict[str, Any] | None = None) -> None:
         """Refuse a client that expects another index or other ranking settings."""
         mine = self._retriever.info.index_hash
         if index_hash is not None and index_hash != mine:
             raise Refused(409, f"the index served here is {mine[:12]}, not {index_hash[:12]}")
-        if ranking is not None and ranking != self._ranking:
+        try:
+            is_mine = ranking is None or ranking_of(ranking) == self._ranking
+        except msgspec.ValidationError as error:
+            raise Refused(400, f"not ranking settings: {error}") from error
+        except ConfigError:  # of a setting that was removed
+            is_mine = False
+        if not is_mine:
             raise Refused(409, f"this server ranks by {msgspec.json.encode(self._ranking).decode()} (env.retrieval)")
 
 

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from hypothesis import strategies as st
 
-from harness1.config import Config, Retrieval, load_config
+from harness1.config import Config, load_config
 from harness1.errors import HarnessError
 from harness1.http import client as http_client
 from harness1.http.client import HttpClient
@@ -241,7 +241,7 @@ LIES: dict[str, Callable[[socket.socket], None]] = {
 }
 
 QUICK = load_config(None, ["machine.attempts=1", "machine.call_deadline_s=0.6", "env.grep.on=false"])
-ABOUT = About(IndexInfo("word-index", "document", 5, 5), Retrieval())
+ABOUT = About(IndexInfo("word-index", "document", 5, 5), {})
 
 
 async def all_calls(url: str) -> int:

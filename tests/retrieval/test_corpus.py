@@ -46,28 +46,18 @@ def test_chunks_fit_and_lose_only_white_space_between_them(text: str, max_tokens
         assert not text[at:found].strip()
         at = found + len(piece)
     assert not text[at:].strip()
-
-
-@given(TEXTS, st.integers(1, 60))
-def test_a_document_that_fits_stays_as_it_is(text: str, max_tokens: int) -> None:
     if approximate_tokens(text) <= max_tokens:
-        assert texts(text, max_tokens) == [text]
+        assert pieces == [text]
     else:
-        assert all(piece and piece == piece.strip() for piece in texts(text, max_tokens)) or not text.strip()
+        assert all(piece and piece == piece.strip() for piece in pieces) or not text.strip()
 
 
-def test_a_cut_lies_at_the_last_sentence_border_that_fits() -> None:
+def test_a_cut_lies_at_a_sentence_border_or_white_space_or_anywhere() -> None:
     assert texts("One two. Three four. Five six.", 6) == ["One two. Three four.", "Five six."]
     assert texts("Is it? 7 are. Yes it is!", 4) == ["Is it? 7 are.", "Yes it is!"]
     assert texts("one two\nthree four five", 4) == ["one two", "three four five"]
-
-
-def test_a_point_before_a_small_letter_is_no_border() -> None:
     assert texts("See e.g. this one. Next is here.", 5) == ["See e.g. this one.", "Next is here."]
     assert texts("It is e.g. this and that one", 4) == ["It is e.g. this", "and that one"]
-
-
-def test_a_long_sentence_is_cut_at_white_space_and_a_long_word_anywhere() -> None:
     assert texts("alpha beta gamma delta", 3) == ["alpha beta", "gamma delta"]
     assert texts("ab cdefg hijk", 2) == ["ab cdefg", "hijk"]
     assert texts("x" * 10, 1) == ["xxxx", "xxxx", "xx"]
@@ -80,11 +70,8 @@ def test_the_only_chunk_has_the_id_of_its_document_and_others_are_numbered() -> 
     assert {(piece.doc_id, piece.title) for piece in pieces} == {("X_10K#p1", "Title")}
 
 
-def test_nothing_but_white_space_is_one_empty_chunk() -> None:
+def test_white_space_is_one_empty_chunk_and_much_of_it_is_cut_quickly() -> None:
     assert texts(" " * 100, 2) == [""]
-
-
-def test_hostile_white_space_is_cut_quickly() -> None:
     assert texts(" " * 400_000 + "\n" * 400_000 + "end.", 2) == ["end."]
 
 
@@ -123,32 +110,18 @@ def found(path: Path, query: str) -> list[str]:
     return list(index.chunk_ids(at for at, _ in index.bm25.search(query, 3)))
 
 
-@pytest.mark.parametrize(
-    ("query", "name"),
-    [
-        ("中国的首都", "zh"),
-        ("長城 长城", "zh"),
-        ("대한민국 수도", "ko"),
-        ("한강은", "ko"),
-        ("เมืองหลวง", "th"),
-        ("книгами", "ru"),
-        ("مكتبة", "ar"),
-        ("Αθήνας", "el"),
-        ("မြန်မာ", "my"),
-        ("កម្ពុជា", "km"),
-        ("ນະຄອນຫຼວງ", "lo"),
-        ("written books", "en"),
-    ],
-)
-def test_a_question_finds_the_document_in_its_language(tmp_path, query: str, name: str) -> None:
+def test_a_question_finds_the_document_in_its_language(tmp_path) -> None:
     build(tmp_path, OTHERS)
-    assert found(tmp_path, query)[0] == name
+    queries = "zh=中国的首都 zh=長城_长城 ko=대한민국_수도 ko=한강은 th=เมืองหลวง ru=книгами ar=مكتبة el=Αθήνας"
+    for asked in f"{queries} my=မြန်မာ km=កម្ពុជា lo=ນະຄອນຫຼວງ en=written_books".split():
+        name, _, query = asked.partition("=")
+        assert found(tmp_path, query.replace("_", " "))[0] == name, query
 
 
 def test_japanese_is_found_inside_sentences_and_in_either_width(tmp_path) -> None:
     info = build(tmp_path, JAPANESE)
     assert info.language == open_index(tmp_path).info.language == "auto"
-    sums = open_index(tmp_path).segments[0].doc_sums
+    sums = open_index(tmp_path).segments[0].doc_sums.array
     content = sum(int.from_bytes(each.tobytes(), "big") for each in sums)
     assert info.index_hash != index_hash(content, config.Index(), ""), "as if it were read as before"
     assert found(tmp_path, "東京タワーの設計者は誰")[0] == "tower"
@@ -174,7 +147,7 @@ NAMES = ("none", "english", "auto")
 
 def test_latin_text_is_read_and_hashed_as_before_there_was_a_choice(tmp_path) -> None:
     info = build(tmp_path, ENGLISH)
-    sums = sum(int.from_bytes(open_index(tmp_path).segments[0].doc_sums[at].tobytes(), "big") for at in range(3))
+    sums = sum(int.from_bytes(open_index(tmp_path).segments[0].doc_sums.array[at].tobytes(), "big") for at in range(3))
     before = to_record(config.Index(), "index.")
     del before["language"]
     analyser = "words of 2 or more letters, lower case, Lucene's English stop words, Snowball English stemmer"

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from harness1.config import Machine
 from harness1.errors import ConfigError, MissingExtra, UsageError
 from harness1.records import Chunk
-from harness1.retrieval.cross_encoder import Pair, StanceScorer, TransformerScorer, open_cross_encoder, rerank
+from harness1.retrieval.cross_encoder import Pair, TransformerScorer, open_cross_encoder, rerank
 from harness1.retrieval.protocol import Scored, total_order
 from tests.support import chunk
 
@@ -73,7 +73,7 @@ def nli(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_pair_model(tmp_path_factory.mktemp("nli"), NLI, scale=4.0)
 
 
-def opened(folder: Path) -> StanceScorer:
+def opened(folder: Path) -> TransformerScorer:
     return open_cross_encoder(Machine(reranker=str(folder), device="cpu"))
 
 
@@ -96,7 +96,7 @@ def outputs(folder: Path, first: str, second: str) -> list[float]:
     return (torch.sigmoid(logits) if len(logits) == 1 else torch.softmax(logits, 0)).tolist()
 
 
-def is_independent(scorer: StanceScorer) -> bool:
+def is_independent(scorer: TransformerScorer) -> bool:
     """Whether scores are equal in all bits, however the pairs are ordered and divided."""
     pairs = some_pairs()
     whole = scorer.stances(pairs)
@@ -176,10 +176,7 @@ def test_the_hash_names_the_files_and_not_where_they_lie(folder: Path, tmp_path:
     assert opened(copy).hash == opened(folder).hash
     assert opened(other).hash != opened(folder).hash
     assert len(opened(folder).hash) == 64
-
-
-def test_the_last_one_stays_loaded(folder: Path) -> None:
-    assert opened(folder) is opened(folder)
+    assert opened(folder) is opened(folder), "the last one stays loaded"
 
 
 def test_what_cannot_be_opened_is_the_users_mistake(folder: Path, tmp_path: Path) -> None:
@@ -238,6 +235,8 @@ def test_the_model_reads_title_and_text_of_the_candidates_alone() -> None:
 
 def test_several_rankings_are_read_in_one_call_and_equal_pairs_once() -> None:
     scorer = Scores(a=0.5, b=0.9, c=0.2, d=0.6, e=0.1)
+    assert rerank([], [], scorer, 5) == []
+    assert scorer.calls == []
     rankings = [CHUNKS[:3], [], CHUNKS[:3], CHUNKS[2:0:-1], CHUNKS[3:]]
     found = rerank(["one", "two", "two", "one", "two"], rankings, scorer, 2)
     assert [names(ranked) for ranked in found] == [["d", "e", "c"], [], ["d", "e", "c"], ["d", "c"], ["b", "a"]]
@@ -259,10 +258,3 @@ def test_the_scores_say_the_order(low: float, candidates: int) -> None:
 
 def test_what_is_nearly_certain_or_nearly_excluded_is_still_told_apart() -> None:
     assert order(Scores(e=3e-5, d=1e-5, c=0.99999, b=0.99997, a=0.5), 5) == ["c", "b", "a", "e", "d"]
-
-
-def test_nothing_to_rerank_is_nothing_read() -> None:
-    scorer = Scores()
-    assert rerank(["one", "two"], [[], []], scorer, 5) == [[], []]
-    assert rerank([], [], scorer, 5) == []
-    assert scorer.calls == []

@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from harness1 import config
-from harness1.errors import CorpusError, MissingExtra, ModelError, UsageError
+from harness1.errors import CorpusError, ModelError, UsageError
 from harness1.retrieval.embedder import (
     CachedQueries,
     Embedder,
@@ -69,52 +69,25 @@ def queries(count: int) -> list[str]:
     return [" ".join(draw.choices(WORDS, k=draw.choice([1, 3, 8, 9, 13, 20, 40]))) for _ in range(count)]
 
 
-def test_hashed_words_are_near_where_words_are_shared() -> None:
-    embedder = opened("hash:256")
-    documents = embedder.embed_documents(["Two cats sat on a mat.", "The treaty was signed in 1932.", "the of and", ""])
-    assert documents.shape == (4, 256)
-    assert documents.dtype == np.float32
-    assert lengths(documents).tolist() == pytest.approx([1, 1, 0, 0])
-    scores = embedder.embed_queries(["a cat"]) @ documents.T
-    assert scores[0].argmax() == 0
-    assert scores[0, 0] > 0.3
-
-
 def test_hashed_words_are_the_same_everywhere() -> None:
-    (vector,) = HashEmbedder(16).embed_documents(["The treaty, a treaty of rivers"])
+    vector, nothing = HashEmbedder(16).embed_documents(["The treaty, a treaty of rivers", "the of and"])
     expected = np.zeros(16, dtype=np.float32)
     expected[[3, 11]] = (2 / 3) ** 0.5, (1 / 3) ** 0.5
     assert vector.tolist() == pytest.approx(expected.tolist())
-
-
-@pytest.mark.parametrize("model", ["hash:", "hash:0", "hash:-4", "hash:many"])
-def test_hashing_needs_a_number_of_dimensions(model: str) -> None:
-    with pytest.raises(UsageError, match="hash:256"):
-        opened(model)
-
-
-def test_the_hash_of_hashed_words_names_their_dimensions_alone() -> None:
-    assert opened("hash:64").hash == opened("hash:64", embedder="/elsewhere", device="cuda").hash
-    assert opened("hash:64").hash != opened("hash:65").hash
+    assert not nothing.any()
 
 
 @pytest.mark.parametrize(
-    "model", ["/no/such/folder", "./models/none", "a/b/c", "package:no_such_module", "package:json"]
+    ("model", "told"),
+    [
+        *((model, "hash:256") for model in ("hash:", "hash:0", "hash:-4", "hash:many")),
+        *((model, model) for model in ("/no/such/folder", "./models/none", "a/b/c")),
+        *((f"package:{name}", name) for name in ("no_such_module", "json")),
+    ],
 )
-def test_a_model_that_is_not_there_is_named(model: str) -> None:
-    with pytest.raises(UsageError, match=model.removeprefix("package:")):
+def test_a_model_that_is_not_there_is_named(model: str, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
         opened(model)
-
-
-def test_a_folder_that_holds_no_model_is_named(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(UsageError, match=tmp_path.name):
-        opened(str(tmp_path))
-
-
-def test_a_device_that_torch_lacks_is_named() -> None:
-    with pytest.raises(UsageError, match="banana"):
-        opened(MINILM, device="banana")
 
 
 def test_a_model_uses_as_many_threads_as_it_is_given() -> None:
@@ -126,12 +99,6 @@ def test_a_model_uses_as_many_threads_as_it_is_given() -> None:
         assert torch.get_num_threads() == before + 1
     finally:
         torch.set_num_threads(before)
-
-
-def test_the_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
-    with pytest.raises(MissingExtra, match=r"\[dense\]"):
-        opened(MINILM)
 
 
 def test_a_query_has_one_vector_in_every_company(minilm: Embedder) -> None:
@@ -242,13 +209,10 @@ def test_equal_queries_are_embedded_once_while_they_are_remembered() -> None:
         asked.extend(texts)
         return hashed.embed_queries(texts)
 
-    plain = SimpleNamespace(
-        hash="h", dimensions=32, embed_documents=hashed.embed_documents, embed_queries=embed_queries
-    )
+    plain = SimpleNamespace(hash="h", dimensions=32, embed_documents=None, embed_queries=embed_queries)
     cached = CachedQueries(plain, 2)
-    assert np.array_equal(
-        cached.embed_queries(["king", "river", "king"]), hashed.embed_queries(["king", "river", "king"])
-    )
+    texts = ["king", "river", "king"]
+    assert np.array_equal(cached.embed_queries(texts), hashed.embed_queries(texts))
     assert np.array_equal(cached.embed_queries(["king"]), hashed.embed_queries(["king"]))
     assert asked == ["king", "river"]
     cached.embed_queries(["island"])
@@ -257,11 +221,7 @@ def test_equal_queries_are_embedded_once_while_they_are_remembered() -> None:
     cached.embed_queries(["river"])
     assert asked == ["king", "river", "island", "river"]
     assert cached.embed_queries([]).shape == (0, 32)
-
-
-def test_a_cache_without_room_remembers_nothing() -> None:
-    cached = CachedQueries(HashEmbedder(8), 0)
-    assert np.array_equal(cached.embed_queries(["king", "river"]), HashEmbedder(8).embed_queries(["king", "river"]))
+    assert np.array_equal(CachedQueries(hashed, 0).embed_queries(["king"]), hashed.embed_queries(["king"]))
 
 
 SIZE = 32
@@ -292,20 +252,14 @@ def assert_holds(folder: Path, texts: Sequence[str], rows: NDArray[np.int32]) ->
 
 def test_every_text_gets_the_row_of_its_vector_and_equal_texts_share_one(tmp_path: Path) -> None:
     embedder, texts = Counting(), [*TEXTS, *TEXTS[5:10], "another"]
-    rows = VectorStore(tmp_path / "new", SIZE).ensure(texts, embedder, batch=6)
+    reports: list[tuple[int, int]] = []
+    rows = VectorStore(tmp_path / "new", SIZE).ensure(texts, embedder, lambda *each: reports.append(each), batch=6)
+    assert reports == [(6, 6), (12, 12), (18, 18), (26, 21)]
     assert rows.dtype == np.int32
     assert rows.tolist() == [*range(20), *range(5, 10), 20]
     assert [len(batch) for batch in embedder.batches] == [6, 6, 6, 3]
     assert len(VectorStore(tmp_path / "new", SIZE)) == 21
     assert_holds(tmp_path / "new", texts, rows)
-
-
-def test_only_new_texts_are_embedded(tmp_path: Path) -> None:
-    VectorStore(tmp_path, SIZE).ensure(TEXTS[:12], Counting())
-    embedder = Counting()
-    rows = VectorStore(tmp_path, SIZE).ensure(reversed(TEXTS), embedder)
-    assert embedder.batches == [TEXTS[:11:-1]]
-    assert_holds(tmp_path, TEXTS[::-1], rows)
 
 
 def test_texts_are_read_as_they_are_needed(tmp_path: Path) -> None:
@@ -318,14 +272,6 @@ def test_texts_are_read_as_they_are_needed(tmp_path: Path) -> None:
 
     VectorStore(tmp_path, SIZE).ensure(texts(), embedder, batch=4)
     assert len(embedder.batches) == 5
-
-
-def test_progress_counts_texts_and_what_was_embedded(tmp_path: Path) -> None:
-    reports: list[tuple[int, int]] = []
-    store = VectorStore(tmp_path, SIZE)
-    store.ensure(TEXTS[:3], Counting(), lambda done, fresh: reports.append((done, fresh)), batch=2)
-    store.ensure([*TEXTS[:8], *TEXTS[:2]], Counting(), lambda done, fresh: reports.append((done, fresh)), batch=4)
-    assert reports == [(2, 2), (3, 3), (7, 4), (10, 5)]
 
 
 @pytest.mark.parametrize("lost", [1, 7, 15, 16, 17, 40])
@@ -385,16 +331,6 @@ def test_a_failing_embedder_loses_only_its_batch(tmp_path: Path) -> None:
     embedder = Counting()
     assert_holds(tmp_path, TEXTS, VectorStore(tmp_path, SIZE).ensure(TEXTS, embedder))
     assert embedder.batches == [TEXTS[10:]]
-
-
-def test_an_open_reader_keeps_its_rows_while_the_store_grows(tmp_path: Path) -> None:
-    store = VectorStore(tmp_path, SIZE)
-    store.ensure(TEXTS[:5], Counting())
-    held = open_vectors(Files(tmp_path), SIZE, 5)
-    store.ensure(TEXTS, Counting())
-    assert held.shape == (5, SIZE)
-    assert np.array_equal(held, expected(TEXTS[:5]))
-    assert not held.flags.writeable
 
 
 def test_an_empty_store_can_be_opened_and_a_short_one_is_refused(tmp_path: Path) -> None:

@@ -3,25 +3,29 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import pytest
 
 from harness1 import config
 from harness1.config import Machine
-from harness1.errors import CorpusError, SchemaError
+from harness1.errors import CorpusError, InfrastructureFault, SchemaError, UsageError
 from harness1.records import Chunk, ChunkId, DocId
 from harness1.retrieval.corpus import Document
+from harness1.retrieval.engines import chroma, milvus
 from harness1.retrieval.engines.engine import (
     FIRST_STRETCH,
     FORMAT,
+    Address,
     ChunkStream,
     EngineIndex,
     EngineRetriever,
     ScoredChunks,
+    reporting,
 )
 from harness1.retrieval.protocol import IndexInfo, RetrievalFault, SearchRequest, SearchResult
+from tests.retrieval.contract import ids
 
 
 class ListEngine:
@@ -70,26 +74,13 @@ class ListEngine:
             raise self.failure
 
 
-def ids(answer: object) -> list[str]:
-    assert isinstance(answer, SearchResult), answer
-    return [hit.chunk.chunk_id for hit in answer.hits]
-
-
-def test_queries_that_differ_in_nothing_else_are_one_call() -> None:
+def test_queries_that_differ_in_nothing_else_are_one_call_and_ids_decide_among_equals() -> None:
     engine = ListEngine()
     requests = [SearchRequest("ab", 3), SearchRequest("abc", 2), SearchRequest("a", 3)]
     answers = asyncio.run(EngineRetriever(engine, Machine()).search(requests))
     assert sorted(asked[1] for asked in engine.asked) == [("ab", "a"), ("abc",)]
-    assert [ids(answer) for answer in answers] == [
-        ["c0000", "c0001", "c0002"],
-        ["c0000", "c0001"],
-        ["c0000", "c0001", "c0002"],
-    ]
-
-
-def test_ids_decide_among_equals_although_the_engine_has_another_order() -> None:
-    (answer,) = asyncio.run(EngineRetriever(ListEngine(), Machine()).search([SearchRequest("", 2)]))
-    assert ids(answer) == ["c0000", "c0001"]
+    three = ["c0000", "c0001", "c0002"]
+    assert [ids(answer) for answer in answers] == [three, three[:2], three]
 
 
 def test_half_a_surrogate_pair_never_reaches_the_engine() -> None:
@@ -129,6 +120,8 @@ def test_a_slow_engine_is_a_fault_in_time_and_waiting_for_a_thread_counts() -> N
     assert time.monotonic() - begin < 0.25
     time.sleep(0.35)
     assert len(engine.asked) == 1
+    assert asyncio.run(EngineRetriever(engine, Machine()).grep("text", 5, 0.1)) == RetrievalFault("deadline")
+    time.sleep(0.35)
 
 
 def test_errors_of_the_engine_are_faults_and_mistakes_in_the_code_are_not() -> None:
@@ -166,10 +159,8 @@ def test_grep_asks_for_longer_and_longer_stretches_and_stops_at_its_limit() -> N
     found = asyncio.run(retriever.grep("text .*00$", 3, 5.0))
     assert isinstance(found, tuple)
     assert [chunk.index for chunk in found] == [100, 200, 300]
-    assert engine.asked == [
-        ("stretch", 0, FIRST_STRETCH, "text "),
-        ("stretch", FIRST_STRETCH, 3 * FIRST_STRETCH, "text "),
-    ]
+    first, second = ("stretch", 0, FIRST_STRETCH, "text "), ("stretch", FIRST_STRETCH, 3 * FIRST_STRETCH, "text ")
+    assert engine.asked == [first, second]
     assert len(asyncio.run(retriever.grep("text", 10_000, 5.0))) == 4 * FIRST_STRETCH
     assert asyncio.run(retriever.grep("text", 0, 5.0)) == ()
 
@@ -194,8 +185,8 @@ def test_chunks_come_in_corpus_order_in_batches_and_are_counted() -> None:
     placed = [item for batch in batches for item in batch]
     assert [len(batch) for batch in batches[:-1]] == [2] * (len(batches) - 1)
     assert [position for position, _ in placed] == list(range(len(placed)))
-    assert placed[0].chunk.chunk_id == "a#0"
-    assert placed[-1].chunk.chunk_id == "b"
+    assert placed[0][1].chunk_id == "a#0"
+    assert placed[-1][1].chunk_id == "b"
     info = stream.finish("engine", "").info
     assert (info.documents, info.chunks) == (2, len(placed))
 
@@ -211,13 +202,8 @@ def test_the_hash_names_documents_settings_engine_and_embedder_in_any_order() ->
         passed(documents).finish("engine", "model"),
     ]
     assert len({base, *(other.info.index_hash for other in others)}) == 5
-
-
-def test_the_hash_does_not_depend_on_where_the_model_lies() -> None:
-    here, there = (config.Index(dense=config.Dense(model=path)) for path in ("/here/minilm", "/there/minilm"))
-    documents = [document("a")]
-    hashes = [passed(documents, settings).finish("engine", "model").info.index_hash for settings in (here, there)]
-    assert hashes[0] == hashes[1]
+    moved = [config.Index(chunk_tokens=4, dense=config.Dense(model=path)) for path in ("/here/minilm", "/there/minilm")]
+    assert {passed(documents, each).finish("engine", "model").info for each in moved} == {others[-1].info}
 
 
 def test_a_corpus_must_have_documents_with_ids_of_their_own() -> None:
@@ -236,3 +222,29 @@ def test_an_index_of_another_format_is_refused() -> None:
         EngineIndex.read(msgspec.json.encode(EngineIndex(FORMAT + 1, info, SETTINGS)).decode(), "x")
     with pytest.raises(CorpusError, match="build it again"):
         EngineIndex.read(msgspec.json.encode(EngineIndex(FORMAT - 1, info, SETTINGS)).decode(), "x")
+    removed = msgspec.to_builtins(EngineIndex(FORMAT, info, SETTINGS))
+    removed["settings"]["dense"]["ivf_probes"] = 7
+    with pytest.raises(CorpusError, match=r"x must be built again.*ivf_probes was removed"):
+        EngineIndex.read(msgspec.json.encode(removed).decode(), "x")
+
+
+@pytest.mark.parametrize(
+    ("parse", "specs"),
+    [
+        (chroma.parse_address, ["http://user:secret@host", "http://host/path", "http://host#a", "http://host# b c"]),
+        (milvus.parse_address, ["a.db#bad name", "a.db#9"]),
+    ],
+)
+def test_wrong_addresses_are_told_apart(parse: Callable[[str], object], specs: list[str]) -> None:
+    for spec in ("folder", "ftp://user:secret@host", *specs):
+        with pytest.raises(UsageError) as error:
+            parse(spec)
+        assert "secret" not in str(error.value)
+
+
+def test_a_failure_of_an_engine_is_told_without_the_password_of_its_address() -> None:
+    where = Address("milvus", "http://user:secret@host:1", "x")
+    told = pytest.raises(InfrastructureFault, match=r"milvus:http://.*#x: ConnectionError: ")
+    with told as error, reporting(where, (ConnectionError,)):
+        raise ConnectionError(f"no answer from {where.uri}")
+    assert "secret" not in str(error.value)

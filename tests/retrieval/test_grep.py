@@ -22,8 +22,6 @@ from harness1.retrieval.grep import (
     MOST_WORK,
     PLAIN_SPEED,
     Trigrams,
-    compile_pattern,
-    grep,
     grep_segments,
     write_trigrams,
 )
@@ -126,20 +124,7 @@ def test_a_build_in_stretches_is_the_build_in_one(tmp_path: Path, monkeypatch: p
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "other" / name).read_bytes()
 
 
-def test_an_empty_segment_is_indexed(tmp_path: Path) -> None:
-    assert chunks(index(tmp_path, []), trigrams("abc")) == set()
-    assert chunks(index(tmp_path, ["", "", "a"]), trigrams("abc")) == set()
-
-
-def test_the_index_is_smaller_than_half_of_the_text(tmp_path: Path) -> None:
-    rng = random.Random(2)
-    words = ["".join(rng.choices("etaoinshrdlu", k=rng.randint(2, 9))) for _ in range(3000)]
-    texts = [" ".join(rng.choices(words, weights=range(3000, 0, -1), k=160)) for _ in range(2500)]
-    index(tmp_path, texts)
-    assert (tmp_path / "trigrams.lists.npy").stat().st_size < 0.5 * sum(map(len, texts))
-
-
-TEXTS = [text.encode() for text in ("Title\nred fox", "Fox\nblue", "green", "red Ärger", "a redfox")]
+TEXTS = ["Title\nred fox", "Fox\nblue", "green", "red Ärger", "a redfox"]
 
 
 class Segment(NamedTuple):
@@ -185,20 +170,6 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Segment:
     return segment(tmp_path_factory.mktemp("large"), english(700) * 18)
 
 
-def test_positions_come_in_order_and_stop_at_the_limit() -> None:
-    assert grep(TEXTS, "red", 10, 5.0) == [0, 3, 4]
-    assert grep(TEXTS, "red", 2, 5.0) == [0, 3]
-    assert grep(TEXTS, "red", 0, 5.0) == []
-
-
-def test_nothing_is_read_past_the_limit() -> None:
-    def texts():
-        yield b"hit"
-        raise AssertionError("read on after the limit")
-
-    assert grep(texts(), "hit", 1, 5.0) == [0]
-
-
 def test_patterns_know_case_letters_and_lines(tmp_path: Path) -> None:
     expected = {
         "(?i)FOX": [0, 1, 4],
@@ -211,43 +182,29 @@ def test_patterns_know_case_letters_and_lines(tmp_path: Path) -> None:
         "greenred": [],
         r"(?s)d.*\z": [0, 3, 4],
     }
-    part = segment(tmp_path, [text.decode() for text in TEXTS])
+    part = segment(tmp_path, TEXTS)
     for pattern, positions in expected.items():
-        assert grep(TEXTS, pattern, 10, 5.0) == positions, pattern
         assert answer([part], pattern) == [(0, position) for position in positions], pattern
 
 
 @pytest.mark.parametrize("pattern", ["(", "[", "a**", "(?=look)", r"(a)\1", "x{1001}", "(a{100}){100}", "\ud800"])
 def test_what_re2_refuses_is_a_bad_pattern_with_a_reason(pattern: str) -> None:
-    for bad in (grep(TEXTS, pattern, 5, 5.0), answer([], pattern)):
-        assert isinstance(bad, BadPattern)
-        assert 3 < len(bad.reason) < 200
+    bad = answer([], pattern)
+    assert isinstance(bad, BadPattern)
+    assert 3 < len(bad.reason) < 200
 
 
 def test_ten_thousand_alternatives_and_huge_programs_are_refused_quickly() -> None:
     start = time.perf_counter()
-    assert isinstance(grep(TEXTS, "|".join(f"word{number}" for number in range(10_000)), 5, 5.0), BadPattern)
-    assert isinstance(grep(TEXTS, r"(\pL{1,50}){1,20}", 5, 5.0), BadPattern)
+    assert isinstance(answer([], "|".join(f"word{number}" for number in range(10_000))), BadPattern)
+    assert isinstance(answer([], r"(\pL{1,50}){1,20}"), BadPattern)
     assert time.perf_counter() - start < 1.0
 
 
-@pytest.mark.parametrize("pattern", ["(a+)+$", "(a|a)*b", r"([a-z]+)*\d", r"(\w+\s?)*$^", "(.*)*x"])
-def test_patterns_that_hang_backtracking_engines_are_linear(pattern: str) -> None:
-    start = time.perf_counter()
-    assert grep([b"a" * 20_000 + b"!"] * 20, pattern, 5, 30.0) == []
-    assert time.perf_counter() - start < 2.0
-
-
 def test_past_the_deadline_nothing_passes_for_evidence(tmp_path: Path) -> None:
-    def slow():
-        for _ in range(100):
-            time.sleep(0.005)
-            yield b"red"
-
-    assert grep(slow(), "red", 1000, 0.02) == RetrievalFault(message="deadline")
     part = segment(tmp_path, ["red"] * 3000)
-    assert answer([part], "red|d$", 3000, 1.0, pause=1.1) == RetrievalFault(message="deadline")
-    assert answer([part], "red|d$", 3000, 0.0) == RetrievalFault(message="deadline")
+    for deadline, pause in ((1.0, 1.1), (0.0, 0.0)):
+        assert answer([part], "red|d$", 3000, deadline, pause) == RetrievalFault("deadline")
     assert len(answer([part], "red|d$", 3000)) == 3000
 
 
@@ -279,9 +236,8 @@ def test_the_answer_is_that_of_a_plain_scan(mixed: tuple[list[str], list[Segment
     if compiled(pattern) is None:
         assert isinstance(found, BadPattern)
         return
-    positions = grep([text.encode() for text in texts], pattern, 10**9, 60.0)
-    assert isinstance(positions, list)
-    assert found == [divmod(position, BATCH) for position in positions]
+    scanned = [at for at, text in enumerate(texts) if compiled(pattern).search(text)]
+    assert found == [divmod(position, BATCH) for position in scanned]
     assert first == found[:3]
 
 
@@ -326,15 +282,14 @@ def test_a_pattern_is_refused_by_its_work_not_by_the_clock(large: Segment, monke
     assert "a word that every match has" in many.reason
 
 
-def test_many_short_chunks_are_work_too(tmp_path: Path) -> None:
+def test_many_short_chunks_are_work_too_and_matches_before_a_refusal_are_counted(
+    large: Segment, tmp_path: Path
+) -> None:
     part = segment(tmp_path, (f"x{number}" for number in range(12_000)))
     refusal = answer([part], r"\x01")
     assert isinstance(refusal, BadPattern)
     assert "after 119" in refusal.reason
     assert len(answer([part], r"x\d", 100)) == 100
-
-
-def test_matches_found_before_a_refusal_are_counted(large: Segment) -> None:
     refusal = answer([large], r"18\d5|\d{7}", 10**9)
     assert isinstance(refusal, BadPattern)
     assert int(refusal.reason.partition(" chunks with ")[2].partition(" ")[0]) > 5
@@ -365,9 +320,3 @@ def test_the_event_loop_gets_its_turn(large: Segment) -> None:
         last = time.perf_counter()
     assert len(gaps) >= 5
     assert sorted(gaps)[len(gaps) // 2] < 0.02
-
-
-def test_compiled_patterns_hold_no_groups() -> None:
-    regexp = compile_pattern("(a)(b)")
-    assert not isinstance(regexp, BadPattern)
-    assert regexp.search(b"xab").span() == (1, 3)

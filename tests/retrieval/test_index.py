@@ -39,11 +39,10 @@ def test_chunks_come_back_as_they_were(tmp_path) -> None:
     ]
     info = build_index(documents, tmp_path, SETTINGS)
     assert (info.documents, info.chunks, info.unit) == (3, 5, "document")
+    pieces = ("The first sentence is here.", "The second one is there.", "The third is last.")
     assert contents(tmp_path) == [
         ("a", "a", "Ä\ntitle", 0, "short – ok"),
-        ("b#1#0", "b#1", "", 0, "The first sentence is here."),
-        ("b#1#1", "b#1", "", 1, "The second one is there."),
-        ("b#1#2", "b#1", "", 2, "The third is last."),
+        *((f"b#1#{at}", "b#1", "", at, text) for at, text in enumerate(pieces)),
         ("c", "c", "only a title", 0, ""),
     ]
     index = open_index(tmp_path)
@@ -118,18 +117,6 @@ def test_too_many_open_files_are_not_called_damage(tmp_path, monkeypatch) -> Non
     monkeypatch.setattr(index_module.Files, "load", refuse)
     with pytest.raises(CorpusError, match="ulimit -n"):
         open_index(tmp_path)
-
-
-def test_a_disk_without_room_is_an_error_and_the_earlier_index_stays(tmp_path, monkeypatch) -> None:
-    build_index(corpus("sun"), tmp_path, SETTINGS)
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(CorpusError, match="No space left"):
-        build_index(corpus("moon"), tmp_path, SETTINGS)
-    assert open_index(tmp_path).chunk(0).text == "About sun."
 
 
 def test_a_reader_keeps_its_generation_while_later_ones_replace_it(tmp_path) -> None:
@@ -213,14 +200,17 @@ def test_ids_that_would_collide_are_refused(tmp_path) -> None:
         build_index([], tmp_path, SETTINGS)
 
 
-def test_a_full_disk_is_a_clear_error(tmp_path, monkeypatch) -> None:
-    def full(_: int) -> None:
+@pytest.mark.parametrize("step", ["fsync", "posix_fallocate"])
+def test_a_full_disk_is_a_clear_error_and_the_earlier_index_stays(tmp_path, monkeypatch, step: str) -> None:
+    def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "fsync", full)
+    build_index(corpus("sun"), tmp_path, SETTINGS)
+    monkeypatch.setattr(os, step, full)
     with pytest.raises(CorpusError, match=r"cannot build an index at .*No space left on device"):
-        build_index(corpus("sun"), tmp_path / "index", SETTINGS)
-    assert {path.name for path in (tmp_path / "index").iterdir()} == {".lock"}
+        build_index(corpus("moon"), tmp_path, SETTINGS)
+    assert {path.name for path in tmp_path.iterdir()} == {".lock", "CURRENT", "gen-000001"}
+    assert open_index(tmp_path).chunk(0).text == "About sun."
 
 
 def test_a_path_that_cannot_be_a_folder_is_a_clear_error(tmp_path) -> None:
@@ -228,13 +218,18 @@ def test_a_path_that_cannot_be_a_folder_is_a_clear_error(tmp_path) -> None:
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(CorpusError, match="cannot build an index"):
             build_index(corpus("sun"), path, SETTINGS)
-        with pytest.raises(CorpusError, match="is not an index; one is built"):
+        with pytest.raises(CorpusError, match="is not an index; one is built there by: harness1 index SOURCE --out"):
             open_index(path)
 
 
-def test_what_is_no_index_says_what_to_run(tmp_path) -> None:
-    with pytest.raises(CorpusError, match=r"is not an index; one is built there by: harness1 index SOURCE --out"):
-        open_index(tmp_path / "absent")
+def test_an_index_built_with_another_value_of_a_removed_setting_says_what_to_run(tmp_path) -> None:
+    build_index(corpus("sun"), tmp_path, SETTINGS)
+    manifest = tmp_path / "gen-000001" / "index.json"
+    fields = json.loads(manifest.read_text())
+    fields["settings"]["dense"]["hnsw_links"] = 7
+    manifest.write_text(json.dumps(fields))
+    with pytest.raises(CorpusError, match=rf"{tmp_path} must be built again, with .*--force.*hnsw_links was removed"):
+        open_index(tmp_path)
 
 
 def test_a_newer_index_and_a_damaged_one_are_told_apart(tmp_path) -> None:

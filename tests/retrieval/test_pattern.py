@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import re
-
 import pytest
 import re2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness1.retrieval.pattern import ANYTHING, All, Query, Some, analyse, fold, required_literal, trigrams
+from harness1.retrieval.pattern import ANYTHING, All, Query, Some, analyse, find_literal, fold, trigrams
 
 LETTERS = "abkKsS.-é\u212a\u017f\n"
 
@@ -180,21 +178,11 @@ def test_long_and_nested_repeats_are_read_at_once() -> None:
     ],
 )
 def test_a_literal_is_taken_where_it_is_safe(pattern: str, literal: str) -> None:
-    assert required_literal(pattern) == literal
+    assert find_literal(pattern) == literal
 
 
 @given(st.text(alphabet="ab.|()[]{}*+?^$\\,-12:", max_size=14), st.text(alphabet="ab.()[]{}*,-12:", max_size=20))
 def test_no_match_lacks_the_literal(pattern: str, text: str) -> None:
-    options = re2.Options()
-    options.log_errors = False
-    try:
-        compiled = re2.compile(pattern, options)
-    except re2.error:
-        return
-    if compiled.search(text):
-        assert required_literal(pattern) in text
-
-
-@given(st.text(max_size=30))
-def test_an_escaped_text_is_found_by_a_part_of_itself(text: str) -> None:
-    assert required_literal(re.escape(text)) in text
+    regexp = compiled(pattern)
+    if regexp is not None and regexp.search(text):
+        assert find_literal(pattern) in text

@@ -26,8 +26,8 @@ def test_the_cut_at_k_keeps_the_smallest_ids_of_a_tie() -> None:
 
 
 def test_negative_and_zero_scores_are_ordered_too() -> None:
-    assert [name for name, _ in total_order([(ChunkId("a"), -2.0), (ChunkId("b"), -1.0)])] == ["b", "a"]
-    assert [name for name, _ in total_order([(ChunkId("a"), -2.0), (ChunkId("b"), 0.0)])] == ["b", "a"]
+    for high in (-1.0, 0.0):
+        assert [name for name, _ in total_order([(ChunkId("a"), -2.0), (ChunkId("b"), high)])] == ["b", "a"]
     assert total_order([]) == []
 
 
@@ -48,12 +48,6 @@ def test_fusion_adds_reciprocal_ranks_and_nothing_for_a_missing_id() -> None:
     fused = dict(rrf([ids("a", "b"), ids("b")], k=60))
     assert fused == {"a": 1 / 61, "b": 1 / 62 + 1 / 61}
     assert [name for name, _ in rrf([ids("a", "b"), ids("b")])] == ["b", "a"]
-
-
-def test_an_id_found_last_by_one_list_never_beats_one_found_earlier_by_it() -> None:
-    first = ids(*(f"d{number:02d}" for number in range(25)))
-    order = [name for name, _ in rrf([first, ids("x")])]
-    assert [name for name in order if name != "x"] == first
 
 
 def test_fusion_breaks_ties_by_id_whatever_the_order_of_the_lists() -> None:

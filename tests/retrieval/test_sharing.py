@@ -13,7 +13,7 @@ import pytest
 
 from harness1.records import ChunkId, DocId
 from harness1.retrieval import sharing as batching
-from harness1.retrieval.protocol import BadPattern, RetrievalFault, SearchRequest, SearchResult
+from harness1.retrieval.protocol import RetrievalFault, SearchRequest, SearchResult
 from harness1.retrieval.sharing import LARGEST, ORDINARY, Batcher, CachingRetriever
 from tests.support import CORPUS, WordRetriever, chunk
 
@@ -50,10 +50,7 @@ def test_concurrent_calls_make_up_one_batch_and_each_gets_its_own_results_in_ord
     batcher = Batcher(work, LONG, 6)
 
     async def callers() -> list[list[int]]:
-        return await asyncio.gather(batcher.submit([3, 1]), batcher.submit([]), batcher.submit([2]), *three())
-
-    def three() -> list[object]:
-        return [batcher.submit([number]) for number in (7, 8, 9)]
+        return await asyncio.gather(*map(batcher.submit, ([3, 1], [], [2], [7], [8], [9])))
 
     assert asyncio.run(callers()) == [[6, 2], [], [4], [14], [16], [18]]
     assert work.batches == [[3, 1, 2, 7, 8, 9]]
@@ -81,10 +78,7 @@ def test_what_comes_while_a_batch_is_at_work_is_the_next_batch_and_waits_no_long
         first = asyncio.gather(batcher.submit([1]), batcher.submit([2]))
         await begun(work)
         second = asyncio.create_task(batcher.submit([3]))
-        ticks = 0
-        while ticks < 5:  # the loop goes on
-            await asyncio.sleep(0.001)
-            ticks += 1
+        await asyncio.sleep(0.005)  # the loop goes on
         work.gate.set()
         assert await asyncio.wait_for(first, 5) == [[2], [4]]
         assert await asyncio.wait_for(second, 5) == [6]
@@ -120,9 +114,6 @@ def test_an_exception_reaches_the_callers_of_its_batch_alone() -> None:
     assert isinstance(first, KeyError)
     assert isinstance(second, KeyError)
     assert others == [[12], [14]]
-
-
-def test_a_missing_result_is_an_error_and_no_shift() -> None:
     with pytest.raises(ValueError, match="1 results for 2 items"):
         asyncio.run(Batcher(lambda items: items[:1], 0.0, 2).submit([1, 2]))
 
@@ -139,7 +130,8 @@ def test_a_cancelled_caller_disturbs_nobody_and_his_items_are_withdrawn() -> Non
         await asyncio.sleep(0)
         at_work.cancel()
         waiting.cancel()
-        await asyncio.sleep(0)
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert len(batcher._waiting) == 1, "what is withdrawn is let go while a batch is at work"
         work.gate.set()
         assert await asyncio.wait_for(third, 5) == [6]
         assert at_work.cancelled()
@@ -147,26 +139,6 @@ def test_a_cancelled_caller_disturbs_nobody_and_his_items_are_withdrawn() -> Non
 
     asyncio.run(callers())
     assert work.batches == [[1], [3]]
-
-
-def test_what_is_withdrawn_is_let_go_while_a_batch_is_still_at_work() -> None:
-    work = Work()
-    batcher = Batcher(work, LONG, 1)
-
-    async def callers() -> None:
-        work.gate.clear()
-        at_work = asyncio.create_task(batcher.submit([1]))
-        await begun(work)
-        kept, *leaving = (asyncio.create_task(batcher.submit([number, number])) for number in range(2, 12))
-        await asyncio.sleep(0)
-        for each in leaving:
-            each.cancel()
-        await asyncio.gather(*leaving, return_exceptions=True)
-        assert len(batcher._waiting) == 2
-        work.gate.set()
-        assert await asyncio.wait_for(asyncio.gather(at_work, kept), 5) == [[2], [4, 4]]
-
-    asyncio.run(callers())
 
 
 def test_one_batcher_serves_one_event_loop_after_another_and_several_at_once() -> None:
@@ -246,10 +218,6 @@ def cached(inner: WordRetriever | None = None, size: int = 100) -> CachingRetrie
     return CachingRetriever(inner or Slow(), size, "settings")
 
 
-def counts(retriever: CachingRetriever) -> tuple[int, int, int]:
-    return retriever.hits, retriever.misses, retriever.waits
-
-
 def ask(retriever: CachingRetriever, *requests: SearchRequest) -> list[SearchResult | RetrievalFault]:
     return asyncio.run(retriever.search(requests))
 
@@ -263,7 +231,6 @@ def test_an_equal_search_is_answered_from_memory_with_the_same_objects() -> None
     assert first[0].hits
     assert again[0] is first[0]
     assert inner.asked == [["Ada"]]
-    assert counts(retriever) == (1, 1, 0)
 
 
 def test_query_k_exclusions_and_settings_make_a_search() -> None:
@@ -271,11 +238,12 @@ def test_query_k_exclusions_and_settings_make_a_search() -> None:
     odd = SearchRequest("Ada\ud800", 5, frozenset([ChunkId("\udfff")]))
     excluding = [SearchRequest("Ada", 5, frozenset([made])) for made in ids[:2]]
     different = [ADA, SearchRequest("ada", 5), SearchRequest("Ada", 4), *excluding, odd]
-    retriever = cached()
+    inner = Slow()
+    retriever = cached(inner)
     assert ask(retriever, *different) == asyncio.run(WordRetriever(CORPUS).search(different))
-    assert counts(retriever) == (0, 6, 0)
+    assert [len(asked) for asked in inner.asked] == [6]
     ask(retriever, SearchRequest("Ada", 5, frozenset(ids)), SearchRequest("Ada", 5, frozenset(ids[::-1])))
-    assert counts(retriever) == (0, 7, 1)
+    assert [len(asked) for asked in inner.asked] == [6, 1]
     assert retriever._key(ADA) != CachingRetriever(Slow(), 9, "other settings")._key(ADA)
 
 
@@ -286,7 +254,6 @@ def test_known_and_new_searches_of_one_call_keep_their_order_and_new_ones_go_tog
     requests = [SearchRequest(query, 5) for query in ("Byron", "Ada", "town", "Byron")]
     assert ask(retriever, *requests) == asyncio.run(WordRetriever(CORPUS).search(requests))
     assert inner.asked == [["Ada"], ["Byron", "town"]]
-    assert counts(retriever) == (1, 3, 1)
 
 
 def test_equal_searches_under_way_are_one() -> None:
@@ -298,25 +265,6 @@ def test_equal_searches_under_way_are_one() -> None:
 
     found = asyncio.run(siblings())
     assert all(result[0] is found[0][0] for result in found)
-    assert inner.asked == [["Ada"]]
-    assert counts(retriever) == (0, 1, 7)
-
-
-def test_cancelling_the_first_who_asked_does_not_fail_the_others() -> None:
-    inner = Slow()
-    retriever = cached(inner)
-
-    async def siblings() -> SearchResult | RetrievalFault:
-        first = asyncio.create_task(retriever.search([ADA]))
-        await asyncio.sleep(0)
-        second = asyncio.create_task(retriever.search([ADA]))
-        await asyncio.sleep(0)
-        first.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await first
-        return (await second)[0]
-
-    assert isinstance(asyncio.run(siblings()), SearchResult)
     assert inner.asked == [["Ada"]]
 
 
@@ -350,26 +298,6 @@ def test_a_search_is_cancelled_with_the_last_who_waits_for_it_and_can_be_asked_a
     assert kept is first
     assert inner.cancelled == [["Ada"]]
     assert inner.asked == [["Ada"], ["Ada"]]
-
-
-def test_a_search_ends_with_the_deadline_of_the_last_who_waits_for_it() -> None:
-    inner = Slow(delay=10.0)
-    retriever = cached(inner)
-
-    async def callers() -> None:
-        await asyncio.gather(*(retriever.search([SearchRequest("Ada", 5, deadline=s)]) for s in (20.0, 0.02, 0.03)))
-
-    async def leave() -> None:
-        first = asyncio.create_task(callers())
-        await asyncio.sleep(0.06)
-        assert inner.cancelled == []
-        first.cancel()
-        await asyncio.gather(first, return_exceptions=True)
-        await asyncio.sleep(0.01)
-        assert inner.cancelled == [["Ada"]]
-        assert retriever._flights == {}
-
-    asyncio.run(leave())
 
 
 def test_a_call_holds_all_its_searches_while_it_waits_for_the_first() -> None:
@@ -414,19 +342,15 @@ def test_everyone_has_his_own_deadline() -> None:
     inner = Slow(delay=0.1)
     retriever = cached(inner)
 
-    async def hurried_waits_for_patient() -> list[list[SearchResult | RetrievalFault]]:
-        return await asyncio.gather(retriever.search([ADA]), retriever.search([SearchRequest("Ada", 5, deadline=0.01)]))
+    async def both(*requests: SearchRequest) -> list[list[SearchResult | RetrievalFault]]:
+        return await asyncio.gather(*(retriever.search([request]) for request in requests))
 
-    patient, hurried = asyncio.run(hurried_waits_for_patient())
+    hasty = SearchRequest("Ada", 5, deadline=0.01)
+    patient, hurried = asyncio.run(both(ADA, hasty))
     assert isinstance(patient[0], SearchResult)
     assert hurried == [RetrievalFault("deadline")]
-
     retriever = cached(inner)
-
-    async def patient_waits_for_hurried() -> list[list[SearchResult | RetrievalFault]]:
-        return await asyncio.gather(retriever.search([SearchRequest("Ada", 5, deadline=0.01)]), retriever.search([ADA]))
-
-    hurried, patient = asyncio.run(patient_waits_for_hurried())
+    hurried, patient = asyncio.run(both(hasty, ADA))
     assert isinstance(hurried[0], RetrievalFault)
     assert isinstance(patient[0], SearchResult)
 
@@ -456,10 +380,7 @@ def test_long_results_are_kept_in_the_place_of_several() -> None:
     assert lengths_kept(4, room - 20, 18, 3) == [18, 3]
     assert lengths_kept(4, 5, room) == [room]
     assert lengths_kept(4, 5, room, 6) == [6]
-
-
-def test_a_huge_result_is_not_kept_and_drives_nothing_out() -> None:
-    assert lengths_kept(100, 5, LARGEST, LARGEST + 1) == [5, LARGEST]
+    assert lengths_kept(100, 5, LARGEST, LARGEST + 1) == [5, LARGEST], "a huge one drives nothing out"
 
 
 def test_a_search_that_a_closed_event_loop_left_behind_is_asked_anew() -> None:
@@ -505,11 +426,6 @@ def test_everything_else_passes_through() -> None:
     inner = WordRetriever(CORPUS)
     retriever = cached(inner)
     assert retriever.info is inner.info
-
-    async def others() -> None:
-        assert await retriever.grep("Byron", 1, 1.0) == CORPUS[:1]
-        assert isinstance(await retriever.grep("(", 1, 1.0), BadPattern)
-        assert await retriever.read(DocId("miss")) == (CORPUS[3],)
-        assert await retriever.get([CORPUS[1].chunk_id]) == (CORPUS[1],)
-
-    asyncio.run(others())
+    assert asyncio.run(retriever.grep("Byron", 1, 1.0)) == CORPUS[:1]
+    assert asyncio.run(retriever.read(DocId("miss"))) == (CORPUS[3],)
+    assert asyncio.run(retriever.get([CORPUS[1].chunk_id])) == (CORPUS[1],)

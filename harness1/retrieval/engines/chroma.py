@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import msgspec
 
 from harness1 import config
-from harness1.errors import ConfigError, CorpusError, InfrastructureFault, MissingExtra, UsageError
-from harness1.plain import without_password
+from harness1.errors import ConfigError, CorpusError, MissingExtra
 from harness1.records import Chunk, ChunkId, DocId
 from harness1.retrieval.corpus import Document
 from harness1.retrieval.dense import HNSW_BUILD, HNSW_LINKS, HNSW_SEARCH
 from harness1.retrieval.embedder import Embedder, open_embedder
-from harness1.retrieval.engines.engine import ChunkStream, EngineIndex, EngineRetriever, ScoredChunks
+from harness1.retrieval.engines import engine
+from harness1.retrieval.engines.engine import (
+    Address,
+    ChunkStream,
+    EngineIndex,
+    EngineRetriever,
+    ScoredChunks,
+    reporting,
+)
 from harness1.retrieval.protocol import IndexInfo, Retriever
 
 if TYPE_CHECKING:
@@ -26,7 +31,6 @@ if TYPE_CHECKING:
     from chromadb.api import ClientAPI
 
 
-DEFAULT_COLLECTION = "harness1"
 INDEX = "harness1.index"
 """Metadata key of a finished collection: `EngineIndex` as JSON."""
 NOT_FOUND = 404
@@ -34,29 +38,11 @@ BATCH = 256
 """Chunks in one insertion; servers refuse more than a few thousand."""
 
 
-class Address(NamedTuple):
-    """The address of a server, and the name of an index in it."""
-
-    url: str
-    collection: str
-
-    def __str__(self) -> str:
-        return f"chroma:{self.url}#{self.collection}"
-
-    @property
-    def building(self) -> str:
-        """Name of the collection until it is finished."""
-        return f"{self.collection}-building"
-
-
 def parse_address(spec: str) -> Address:
     """Parse `http://HOST:PORT`, with or without `#COLLECTION`; raise UsageError for anything else."""
-    url, _, collection = spec.partition("#")
-    if not re.fullmatch(r"https?://[^/@?\s]+/?", url):
-        raise UsageError(f"chroma:{without_password(spec)}: give the address of a server, http://HOST:8000")
-    if collection and not re.fullmatch(r"[A-Za-z0-9][\w.-]{1,200}[A-Za-z0-9]", collection, re.ASCII):
-        raise UsageError(f"{collection!r} cannot name a collection: use 3 or more letters, digits and ._-")
-    return Address(url.rstrip("/"), collection or DEFAULT_COLLECTION)
+    names = r"[A-Za-z0-9][\w.-]{1,200}[A-Za-z0-9]"
+    advice = "the address of a server, http://HOST:8000"
+    return engine.parse_address("chroma", spec, r"https?://[^/@?\s]+/?", names, advice)
 
 
 def chroma_errors() -> tuple[type[Exception], ...]:
@@ -69,37 +55,20 @@ def chroma_errors() -> tuple[type[Exception], ...]:
     return (ChromaError, httpx.HTTPError, ValueError)
 
 
-@contextmanager
-def reporting(where: Address) -> Iterator[None]:
-    """Turn failures of Chroma into InfrastructureFault, while an index is opened or built."""
-    try:
-        yield
-    except chroma_errors() as error:
-        raise InfrastructureFault(f"{where}: {type(error).__name__}: {error}") from error
-
-
 def connect(where: Address, timeout: float) -> ClientAPI:
-    """Return a thread-safe client whose calls wait at most `timeout` seconds for each part of an answer.
-
-    Raises:
-        MissingExtra: chromadb is not installed.
-        InfrastructureFault: no Chroma server answers.
-    """
-    with reporting(where):
+    """Return a thread-safe client whose calls wait at most `timeout` seconds for each part of an answer. Raises
+    MissingExtra; InfrastructureFault: no Chroma server answers."""
+    with reporting(where, chroma_errors()):
         import chromadb
         import httpx
         from chromadb.config import Settings
 
         # The constructor calls the server without a time limit, so a call with one goes first.
-        httpx.get(f"{where.url}/api/v2/heartbeat", timeout=timeout).raise_for_status()
-        parts = urlsplit(where.url)
-        secure = parts.scheme == "https"
-        client: Any = chromadb.HttpClient(
-            host=str(parts.hostname),
-            port=parts.port or (443 if secure else 8000),
-            ssl=secure,
-            settings=Settings(anonymized_telemetry=False),
-        )
+        httpx.get(where.uri.rstrip("/") + "/api/v2/heartbeat", timeout=timeout).raise_for_status()
+        parts = urlsplit(where.uri)
+        secure, quiet = parts.scheme == "https", Settings(anonymized_telemetry=False)
+        port = parts.port or (443 if secure else 8000)
+        client: Any = chromadb.HttpClient(host=str(parts.hostname), port=port, ssl=secure, settings=quiet)
 
         def raise_for_status(response: Any) -> None:
             if response.is_error:
@@ -114,11 +83,15 @@ def connect(where: Address, timeout: float) -> ClientAPI:
     return made
 
 
+def _name_unfinished(where: Address) -> str:
+    return f"{where.collection}-building"
+
+
 def find_index(client: ClientAPI, where: Address) -> Collection | None:
     """Return the collection with the name, or else a finished one that was not renamed yet."""
     if (named := _find(client, where.collection)) is not None:
         return named
-    left = _find(client, where.building)
+    left = _find(client, _name_unfinished(where))
     return left if left is not None and INDEX in (left.metadata or {}) else None
 
 
@@ -126,62 +99,44 @@ def _find(client: ClientAPI, name: str) -> Collection | None:
     try:
         return client.get_collection(name, embedding_function=None)
     except chroma_errors() as error:
-        if is_not_found(error):
+        if _is_missing(error):
             return None
         raise
 
 
-def is_not_found(error: Exception) -> bool:
+def _is_missing(error: Exception) -> bool:
     """Return True if the error says that a collection does not exist."""
     return getattr(getattr(error, "response", None), "status_code", None) == NOT_FOUND
 
 
 def to_stored(chunk: Chunk, position: int) -> tuple[str, dict[str, str | int]]:
-    """Return a chunk as a document of Chroma (title, line break, text) and its metadata.
-
-    Chroma's full text filter stops at U+0000, so such a text is also stored unchanged in the metadata.
-    """
+    """Return a chunk as a document of Chroma (title, line break, text) and its metadata. Chroma's text filter stops at
+    U+0000, so such a text is also stored unchanged in the metadata."""
     content = f"{chunk.title}\n{chunk.text}"
     document = content.replace("\0", " ")
-    metadata: dict[str, str | int] = {
-        "chunk_id": chunk.chunk_id,
-        "doc_id": chunk.doc_id,
-        "number": chunk.index,
-        "position": position,
-        "title_length": len(chunk.title),
-    }
+    metadata: dict[str, str | int] = {"chunk_id": chunk.chunk_id, "doc_id": chunk.doc_id, "number": chunk.index}
+    metadata |= {"position": position, "title_length": len(chunk.title)}
     return document, metadata if document == content else {**metadata, "content": content}
 
 
 def chunk_of(document: str, metadata: Mapping[str, Any]) -> Chunk:
     """Return the chunk that was `to_stored`."""
     content, border = metadata.get("content", document), int(metadata["title_length"])
-    return Chunk(
-        chunk_id=ChunkId(metadata["chunk_id"]),
-        doc_id=DocId(metadata["doc_id"]),
-        index=int(metadata["number"]),
-        title=content[:border],
-        text=content[border + 1 :],
-    )
+    ids = ChunkId(metadata["chunk_id"]), DocId(metadata["doc_id"])
+    return Chunk(*ids, int(metadata["number"]), content[:border], content[border + 1 :])
 
 
 def open_chroma(url: str, config: config.Config) -> Retriever:
-    """Open the index at `http://HOST:PORT`, with or without `#COLLECTION`.
-
-    Raises:
-        ConfigError: Chroma lacks the ranking of `env.retrieval`.
-        CorpusError: there is no finished index with this name, or it lacks chunks.
-        SchemaError: it was built by a newer version of the package.
-        InfrastructureFault: the server failed or cannot be reached.
-        MissingExtra: a package is not installed.
-    """
+    """Open the index at `http://HOST:PORT`, with or without `#COLLECTION`. Raises ConfigError: Chroma lacks the
+    ranking; CorpusError: there is no finished index, or it lacks chunks; SchemaError: a newer version built it;
+    InfrastructureFault: the server failed; MissingExtra."""
     where, retrieval = parse_address(url), config.env.retrieval
     if retrieval.mode in ("bm25", "hybrid"):
         raise ConfigError(f"chroma has no BM25: set env.retrieval.mode to auto or dense, not {retrieval.mode}")
     if retrieval.rerank.on:
         raise ConfigError("env.retrieval.rerank is not available over chroma: set env.retrieval.rerank.on=false")
     client = connect(where, config.machine.call_deadline_s)
-    with reporting(where):
+    with reporting(where, chroma_errors()):
         collection = find_index(client, where)
         if collection is None:
             raise CorpusError(f"{where}: there is no finished index of this name: build it with --engine")
@@ -192,10 +147,7 @@ def open_chroma(url: str, config: config.Config) -> Retriever:
 
 
 class ChromaEngine:
-    """An `SearchEngine` over one collection, which Chroma identifies by a unique id.
-
-    Calls have the time limit of the connection (`connect`); the caller gives up on later answers.
-    """
+    """A `SearchEngine` over one collection. Calls have the time limit of the connection (`connect`)."""
 
     name = "chroma"
 
@@ -210,20 +162,11 @@ class ChromaEngine:
         if time.monotonic() > end:
             raise TimeoutError
         others: Any = {"chunk_id": {"$nin": list(exclude)}} if exclude else None
-        found = self._collection.query(
-            query_embeddings=vectors,
-            n_results=min(k, self.info.chunks),
-            where=others,
-            include=["documents", "metadatas", "distances"],
-        )
-        lists = zip(found["documents"] or [], found["metadatas"] or [], found["distances"] or [], strict=True)
-        return [
-            [
-                (chunk_of(document, metadata), 1.0 - distance)
-                for document, metadata, distance in zip(*columns, strict=True)
-            ]
-            for columns in lists
-        ]
+        wanted: list[Any] = ["documents", "metadatas", "distances"]
+        most = min(k, self.info.chunks)
+        found: Any = self._collection.query(query_embeddings=vectors, n_results=most, where=others, include=wanted)
+        lists = zip(*(found[name] or [] for name in wanted), strict=True)
+        return [[(chunk_of(*row), 1.0 - distance) for *row, distance in zip(*each, strict=True)] for each in lists]
 
     def stretch(self, start: int, stop: int, literal: str, timeout: float) -> list[Chunk]:
         within = {"$and": [{"position": {"$gte": start}}, {"position": {"$lt": stop}}]}
@@ -237,27 +180,16 @@ class ChromaEngine:
         return [chunk_of(*row) for row in self._rows(ids=list(chunk_ids))]
 
     def _rows(self, **which: Any) -> list[tuple[str, Any]]:
-        """Return documents with their metadata."""
         found = self._collection.get(**which, include=["documents", "metadatas"])
         return list(zip(found["documents"] or [], found["metadatas"] or [], strict=True))
 
 
 def build_chroma(documents: Iterable[Document], url: str, settings: config.Index, machine: config.Machine) -> IndexInfo:
-    """Build an index of a corpus in a Chroma server, replacing an earlier index of that name.
-
-    The earlier index answers until the end; after that, its open readers get faults. An interrupted build leaves a
-    collection with another name. The next build removes it, or keeps it as the index if it is finished and the earlier
-    one is gone.
-
-    Args:
-        url: `http://HOST:PORT`, with or without `#COLLECTION`.
-
-    Raises:
-        ConfigError: the settings name no embedding model, or another search than HNSW.
-        CorpusError: there are no documents, ids are not unique, or a foreign collection has the name.
-        InfrastructureFault: the server failed or cannot be reached.
-        MissingExtra: a package is not installed.
-    """
+    """Build an index of a corpus at `http://HOST:PORT`, with or without `#COLLECTION`, replacing an earlier one, which
+    answers until the end. An interrupted build leaves a collection of another name, which the next one removes, or
+    keeps if it is finished. Raises ConfigError: the settings name no model, or another search than HNSW; CorpusError:
+    no documents, ids that are not unique, or a foreign collection; InfrastructureFault: the server failed;
+    MissingExtra."""
     where = parse_address(url)
     if not settings.dense.model:
         raise ConfigError("chroma has no BM25 and needs embeddings: set index.dense.model")
@@ -265,21 +197,17 @@ def build_chroma(documents: Iterable[Document], url: str, settings: config.Index
         raise ConfigError(f"chroma searches by HNSW, not {settings.dense.search}: set index.dense.search=hnsw")
     client = connect(where, machine.call_deadline_s)
     embedder = open_embedder(settings.dense, machine)
-    with reporting(where):
+    with reporting(where, chroma_errors()):
         earlier = find_index(client, where)
         if earlier is not None and INDEX not in (earlier.metadata or {}):
             raise CorpusError(f"{where.collection!r} exists and is not an index of harness1; name another #COLLECTION")
-        if earlier is not None and earlier.name == where.building:
+        if earlier is not None and earlier.name == _name_unfinished(where):
             earlier.modify(name=where.collection)
         else:
-            _drop(client, where.building)
-        graph: Any = {
-            "space": "cosine",
-            "max_neighbors": HNSW_LINKS,
-            "ef_construction": HNSW_BUILD,
-            "ef_search": HNSW_SEARCH,
-        }
-        collection = client.create_collection(where.building, configuration={"hnsw": graph}, embedding_function=None)
+            _drop(client, _name_unfinished(where))
+        graph: Any = {"space": "cosine", "max_neighbors": HNSW_LINKS, "ef_search": HNSW_SEARCH}
+        graph = {"hnsw": graph | {"ef_construction": HNSW_BUILD}}
+        collection = client.create_collection(_name_unfinished(where), configuration=graph, embedding_function=None)
         stream = ChunkStream(documents, settings)
         for batch in stream.batches(BATCH):
             pieces = [to_stored(piece, position) for position, piece in batch]
@@ -301,5 +229,5 @@ def _drop(client: ClientAPI, name: str) -> None:
     try:
         client.delete_collection(name)
     except chroma_errors() as error:
-        if not is_not_found(error):
+        if not _is_missing(error):
             raise

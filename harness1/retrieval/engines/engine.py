@@ -4,9 +4,11 @@ over blocking calls that adds threads, deadlines, faults, grep, and the order of
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import islice
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -14,17 +16,17 @@ from msgspec.structs import replace
 
 from harness1 import config
 from harness1.config import Machine
-from harness1.config.env import read_index_description
-from harness1.errors import MALFORMED, CorpusError, SchemaError
-from harness1.plain import digest, utf8_safe, without_secrets
+from harness1.errors import MALFORMED, CorpusError, InfrastructureFault, UsageError
+from harness1.plain import digest, secrets_of, utf8_safe, without_password, without_secrets
 from harness1.records import Chunk, ChunkId, DocId, Record
 from harness1.retrieval.corpus import Document, chunk
 from harness1.retrieval.embedder import CachedQueries, open_embedder
-from harness1.retrieval.grep import compile_pattern, grep
-from harness1.retrieval.index import document_sum, index_hash
-from harness1.retrieval.pattern import required_literal
+from harness1.retrieval.grep import compile_pattern
+from harness1.retrieval.index import document_sum, index_hash, read_description
+from harness1.retrieval.pattern import find_literal
 from harness1.retrieval.protocol import (
     BadPattern,
+    Found,
     IndexInfo,
     RetrievalFault,
     Scored,
@@ -40,13 +42,46 @@ TIES = 10
 FIRST_STRETCH, LONGEST_STRETCH = 256, 8192
 """Positions that grep requests at a time, doubled after each stretch."""
 MODEL_ERRORS = (RuntimeError, ValueError, OSError)
-"""Errors of the model that embeds queries."""
 LONGEST_MESSAGE = 300
-"""Characters of an engine's error that a fault repeats."""
+
+DEFAULT_COLLECTION = "harness1"
 
 T = TypeVar("T")
+Placed = tuple[int, Chunk]
+"""A chunk behind its position in corpus order."""
 ScoredChunks = list[tuple[Chunk, float]]
 """Chunks with scores, higher is better, in any order."""
+
+
+class Address(NamedTuple):
+    """The address of a server, or a file, and the name of an index in it."""
+
+    engine: str
+    uri: str
+    collection: str
+
+    def __str__(self) -> str:
+        return f"{self.engine}:{without_password(self.uri)}#{self.collection}"
+
+
+def parse_address(engine: str, spec: str, uris: str, names: str, advice: str) -> Address:
+    """Parse `URI` or `URI#COLLECTION`, both by patterns. Raises UsageError: it is something else."""
+    uri, _, collection = spec.partition("#")
+    if not re.fullmatch(uris, uri):
+        raise UsageError(f"{engine}:{without_password(spec)}: give {advice}")
+    if collection and not re.fullmatch(names, collection, re.ASCII):
+        raise UsageError(f"{collection!r} cannot name a collection of {engine}: it must match {names}")
+    return Address(engine, uri, collection or DEFAULT_COLLECTION)
+
+
+@contextmanager
+def reporting(where: Address, errors: tuple[type[Exception], ...]) -> Iterator[None]:
+    """Turn failures of an engine into InfrastructureFault, while an index is opened or built."""
+    try:
+        yield
+    except errors as error:
+        shown = without_secrets(str(error), secrets_of(where.uri))  # which may repeat the whole address
+        raise InfrastructureFault(f"{where}: {type(error).__name__}: {shown}") from error
 
 
 class EngineIndex(Record):
@@ -60,21 +95,12 @@ class EngineIndex(Record):
 
     @classmethod
     def read(cls, text: object, name: str) -> EngineIndex:
-        """Read the description that an engine stored as JSON.
-
-        Raises:
-            CorpusError: it is not such a description, or one of an older format.
-            SchemaError: it has a newer format.
-        """
+        """Read the description that an engine stored as JSON. Raises CorpusError: it is none, or one of an older
+        format; SchemaError: it has a newer one."""
         try:
-            index = read_index_description(str(text), cls)
+            return read_description(str(text), cls, FORMAT, name)
         except MALFORMED as error:
             raise CorpusError(f"{name} is not an index of harness1: choose another name") from error
-        if index.format > FORMAT:
-            raise SchemaError(f"{name} has format {index.format}; this harness1 reads up to {FORMAT}: upgrade it")
-        if index.format < FORMAT:
-            raise CorpusError(f"{name} has the earlier format {index.format}: build it again with harness1 index")
-        return index
 
     def check_count(self, name: str, held: int) -> None:
         """Raise CorpusError if an engine does not hold all chunks."""
@@ -89,13 +115,6 @@ class EngineIndex(Record):
         return CachedQueries(embedder, CACHED_SEARCHES)
 
 
-class Placed(NamedTuple):
-    """A chunk and its position in corpus order."""
-
-    position: int
-    chunk: Chunk
-
-
 class ChunkStream:
     """Splits documents into chunks on demand; after the last one, `finish` describes the index."""
 
@@ -105,26 +124,21 @@ class ChunkStream:
         self._read, self._chunks, self._content_sum = 0, 0, 0
 
     def batches(self, size: int) -> Iterator[list[Placed]]:
-        """Yield the chunks in corpus order, `size` at a time; raise CorpusError if two documents share an id, or a
-        chunk has the id of another document."""
-        placed = self._placed()
+        """Yield the chunks in corpus order, `size` at a time; raise CorpusError if ids are not unique."""
+        placed = self._place_chunks()
         while batch := list(islice(placed, size)):
             yield batch
 
     def finish(self, engine: str, embedder: str, language: str = "") -> EngineIndex:
-        """Return the description of the index, after the last batch. The order of documents does not affect its hash.
-        Raise CorpusError if there were no documents.
-
-        Args:
-            language: of the analyser, as in `IndexInfo`.
-        """
+        """Return the description of the index, after the last batch; raise CorpusError if there were no documents. The
+        order of documents does not affect its hash. `language` is that of the analyser."""
         if not self._read:
             raise CorpusError("the corpus holds no documents")
         name = digest([engine, index_hash(self._content_sum, self._settings, embedder, language)])
         info = IndexInfo(name, self._settings.unit, self._read, self._chunks, language)
         return EngineIndex(FORMAT, info, self._settings, embedder)
 
-    def _placed(self) -> Iterator[Placed]:
+    def _place_chunks(self) -> Iterator[Placed]:
         for document in self._documents:
             pieces = chunk(document, self._settings.chunk_tokens)
             for name in dict.fromkeys((document.doc_id, *(piece.chunk_id for piece in pieces))):
@@ -134,15 +148,13 @@ class ChunkStream:
             self._content_sum += int.from_bytes(document_sum(document), "big")
             self._read += 1
             for piece in pieces:
-                yield Placed(self._chunks, piece)
+                yield self._chunks, piece
                 self._chunks += 1
 
 
 class SearchEngine(Protocol):
-    """Blocking calls that take at most `timeout` seconds and fail with one of `errors` or TimeoutError.
-
-    All texts that they get are valid Unicode.
-    """
+    """Blocking calls that take at most `timeout` seconds and fail with one of `errors` or TimeoutError; texts are valid
+    Unicode."""
 
     name: str
     info: IndexInfo
@@ -153,8 +165,8 @@ class SearchEngine(Protocol):
         ...
 
     def stretch(self, start: int, stop: int, literal: str, timeout: float) -> list[Chunk]:
-        """Return the chunks at positions `start` to before `stop`, in order; those without `literal` in title or text
-        may be left out."""
+        """Return the chunks at positions `start` to before `stop`, in order; those without `literal` may be left
+        out."""
         ...
 
     def document(self, doc_id: str, timeout: float) -> list[Chunk]:
@@ -167,28 +179,20 @@ class SearchEngine(Protocol):
 
 
 class EngineRetriever:
-    """A `Retriever` over an engine, usable from any event loop.
-
-    Args:
-        machine: `concurrency` bounds the calls in flight; `call_deadline_s` is the default deadline.
-        secrets: what messages must not repeat.
-    """
+    """A `Retriever` over an engine, usable from any event loop, with at most `machine.concurrency` calls in flight.
+    Messages do not repeat `secrets`."""
 
     def __init__(self, engine: SearchEngine, machine: Machine, secrets: Sequence[str] = ()) -> None:
         self._engine, self._run, self._secrets = engine, machine, secrets
+        self.info = engine.info
         self._threads = ThreadPoolExecutor(machine.concurrency, thread_name_prefix=engine.name)
 
-    @property
-    def info(self) -> IndexInfo:
-        return self._engine.info
-
-    async def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult | RetrievalFault]:
+    async def search(self, requests: Sequence[SearchRequest]) -> list[Found]:
         """Search in one call of the engine for all requests that differ only in the query."""
         groups: dict[SearchRequest, list[int]] = {}
         for place, request in enumerate(requests):
-            alike = replace(request, query="", about="")
-            groups.setdefault(alike, []).append(place)
-        answers: dict[int, SearchResult | RetrievalFault] = {}
+            groups.setdefault(replace(request, query="", about=""), []).append(place)
+        answers: dict[int, Found] = {}
         calls = (self._search(alike, [requests[place].query for place in places]) for alike, places in groups.items())
         for places, results in zip(groups.values(), await asyncio.gather(*calls), strict=True):
             answers |= zip(places, results, strict=True)
@@ -200,17 +204,19 @@ class EngineRetriever:
         if isinstance(compiled, BadPattern):
             return compiled
         end = time.monotonic() + deadline
-        literal = required_literal(pattern)
+        literal = find_literal(pattern)
         found: list[Chunk] = []
         start, length = 0, FIRST_STRETCH
         while start < self.info.chunks and len(found) < limit:
 
-            def matches(timeout: float, start: int = start, stop: int = start + length) -> list[Chunk] | RetrievalFault:
-                chunks = self._engine.stretch(start, stop, literal, timeout)
-                texts = (f"{chunk.title}\n{chunk.text}".encode() for chunk in chunks)
-                places = grep(texts, pattern, limit, timeout)
-                # The pattern was compiled before, so it is valid.
-                return [chunks[at] for at in places] if isinstance(places, list) else RetrievalFault("deadline")
+            def matches(timeout: float, start: int = start, stop: int = start + length) -> list[Chunk]:
+                matching: list[Chunk] = []
+                for piece in self._engine.stretch(start, stop, literal, timeout):
+                    if time.monotonic() > end:  # texts that were not searched would seem to have no match
+                        raise TimeoutError
+                    if compiled.search(f"{piece.title}\n{piece.text}".encode()):
+                        matching.append(piece)
+                return matching
 
             more = await self._call(matches, end - time.monotonic())
             if isinstance(more, RetrievalFault):
@@ -235,22 +241,21 @@ class EngineRetriever:
         by_id = {chunk.chunk_id: chunk for chunk in found}
         return tuple(by_id[name] for name in chunk_ids if name in by_id)
 
-    async def _search(self, alike: SearchRequest, queries: list[str]) -> Sequence[SearchResult | RetrievalFault]:
+    async def _search(self, alike: SearchRequest, queries: list[str]) -> Sequence[Found]:
         if alike.k < 1:
             return [SearchResult()] * len(queries)
         clean = [utf8_safe(query) for query in queries]
         exclude = sorted(filter(is_unicode, alike.exclude))
         begin = time.perf_counter()
         try:
-            found = await self._call(
-                lambda timeout: self._engine.search(clean, alike.k + TIES, exclude, timeout), alike.deadline
-            )
+            most = alike.k + TIES
+            found = await self._call(lambda left: self._engine.search(clean, most, exclude, left), alike.deadline)
         except MODEL_ERRORS as error:
             if len(queries) == 1:
                 return [self._fault(error)]
             # A text that the model cannot embed must not fail the others.
-            left = replace(alike, deadline=alike.deadline - (time.perf_counter() - begin))
-            alone = await asyncio.gather(*(self._search(left, [query]) for query in queries))
+            late = replace(alike, deadline=alike.deadline - (time.perf_counter() - begin))
+            alone = await asyncio.gather(*(self._search(late, [query]) for query in queries))
             return [answer for (answer,) in alone]
         if isinstance(found, RetrievalFault):
             return [found] * len(queries)
@@ -286,8 +291,4 @@ class EngineRetriever:
 
 def is_unicode(name: str) -> bool:
     """Return True if a name is valid Unicode. Policies can emit lone surrogates, which cannot be sent or stored."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return utf8_safe(name) == name

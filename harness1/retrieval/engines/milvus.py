@@ -1,32 +1,38 @@
 """An index in Milvus, on a server or in a file, searched by BM25, embeddings, or both with Milvus' fusion.
 
-The analysed field holds the terms of a chunk from our own analyser, separated by spaces, so that terms are the same in
-every version of Milvus and in the embedded index. Milvus only counts and scores them.
-"""
+The analysed field holds the terms of our own analyser, so that they are the same in every version of Milvus."""
 
 from __future__ import annotations
 
 import logging
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from math import isqrt
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
 
 import msgspec
 
 from harness1 import config
-from harness1.errors import ConfigError, CorpusError, InfrastructureFault, MissingExtra, UsageError
-from harness1.plain import secrets_of, without_password, without_secrets
+from harness1.errors import ConfigError, CorpusError, MissingExtra, UsageError
+from harness1.plain import secrets_of
 from harness1.records import Chunk, ChunkId, DocId
-from harness1.retrieval.corpus import Analyser, Document, reads_by_script, searched_text
+from harness1.retrieval.corpus import Analyser, Document, join_text, reads_by_script
 from harness1.retrieval.dense import HNSW_BUILD, HNSW_LINKS, HNSW_SEARCH, IVF_PROBES
 from harness1.retrieval.embedder import Embedder, open_embedder
-from harness1.retrieval.engines.engine import ChunkStream, EngineIndex, EngineRetriever, Placed, ScoredChunks
+from harness1.retrieval.engines import engine
+from harness1.retrieval.engines.engine import (
+    Address,
+    ChunkStream,
+    EngineIndex,
+    EngineRetriever,
+    Placed,
+    ScoredChunks,
+    reporting,
+)
 from harness1.retrieval.protocol import BM25_DEPTH, DENSE_DEPTH, RRF_K, IndexInfo, Retriever
 from harness1.words import AUTO, is_foreign
 
@@ -35,50 +41,25 @@ if TYPE_CHECKING:
     from pymilvus.milvus_client.index import IndexParams
 
 
-DEFAULT_COLLECTION = "harness1"
 PROPERTY = "harness1.index"
-"""Property of a finished collection: `EngineIndex` as JSON."""
 ANALYSED, SPARSE, DENSE = "terms", "bm25", "embedding"
-STORED = ["chunk_id", "doc_id", "number", "title", "text"]
-"""The fields of a chunk."""
+TEXTS = ("chunk_id", "doc_id", "title", "text")
+STORED = [*TEXTS, "number"]
 MOST = 16_384
 """Limit of Milvus on the hits of a query."""
 LONGEST = 65_535
 """Limit of a VARCHAR field in bytes."""
 BATCH = 256
-"""Chunks in one insertion."""
 NO_TERM = "0"
 """Search term of a query without terms. Terms of ASCII have at least two characters, so it matches nothing."""
 
 Mode = Literal["bm25", "dense", "hybrid"]
 
 
-class Address(NamedTuple):
-    """A file of Milvus Lite or the address of a cluster, and the name of an index in it."""
-
-    uri: str
-    collection: str
-
-    @property
-    def local(self) -> bool:
-        return self.uri.endswith(".db")
-
-    def __str__(self) -> str:
-        return f"milvus:{without_password(self.uri)}#{self.collection}"
-
-    def fault(self, error: Exception) -> InfrastructureFault:
-        """Return a failure of this Milvus, whose words may repeat its whole address."""
-        return InfrastructureFault(f"{self}: {without_secrets(str(error), secrets_of(self.uri))}")
-
-
 def parse_address(spec: str) -> Address:
     """Parse `PATH.db` or `http://HOST:PORT`, with or without `#COLLECTION`; raise UsageError for anything else."""
-    uri, _, collection = spec.partition("#")
-    if not (uri.endswith(".db") or re.match(r"https?://.", uri)):
-        raise UsageError(f"milvus:{without_password(spec)}: give a file PATH.db, or an address http://HOST:19530")
-    if collection and not re.fullmatch(r"[A-Za-z_]\w{0,199}", collection, re.ASCII):
-        raise UsageError(f"{collection!r} cannot name a collection: use letters, digits and _")
-    return Address(uri, collection or DEFAULT_COLLECTION)
+    advice = "a file PATH.db, or an address http://HOST:19530"
+    return engine.parse_address("milvus", spec, r".*\.db|https?://.+", r"[A-Za-z_]\w{0,199}", advice)
 
 
 def milvus_errors() -> tuple[type[Exception], ...]:
@@ -91,27 +72,13 @@ def milvus_errors() -> tuple[type[Exception], ...]:
     return (MilvusException, grpc.RpcError)
 
 
-@contextmanager
-def reporting(where: Address) -> Iterator[None]:
-    """Turn failures of Milvus into InfrastructureFault, while an index is opened or built."""
-    try:
-        yield
-    except milvus_errors() as error:
-        raise where.fault(error) from error
-
-
 def connect(where: Address, timeout: float) -> MilvusClient:
-    """Return a thread-safe client.
-
-    Raises:
-        MissingExtra: pymilvus, or for a file milvus-lite, is not installed.
-        UsageError: the file cannot be opened; another process may have it open.
-        InfrastructureFault: no server answers within `timeout` seconds.
-    """
-    errors = milvus_errors()
+    """Return a thread-safe client. Raises MissingExtra; UsageError: the file cannot be opened, perhaps because another
+    process has it open; InfrastructureFault: no server answers within `timeout` seconds."""
+    errors, is_file = milvus_errors(), where.uri.endswith(".db")
     from pymilvus import MilvusClient
 
-    if where.local:
+    if is_file:
         try:
             import milvus_lite  # noqa: F401  (pymilvus starts it)
         except ImportError as error:
@@ -119,12 +86,13 @@ def connect(where: Address, timeout: float) -> MilvusClient:
         Path(where.uri).parent.mkdir(parents=True, exist_ok=True)
     # Failures are raised; pymilvus would also log a traceback for each.
     logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
-    try:
-        return MilvusClient(uri=where.uri, timeout=timeout)
-    except errors as error:
-        if where.local:
-            raise UsageError(f"{where.uri} cannot be opened; one process at a time may have it open") from error
-        raise where.fault(error) from error
+    with reporting(where, errors):
+        try:
+            return MilvusClient(uri=where.uri, timeout=timeout)
+        except errors as error:
+            if is_file:
+                raise UsageError(f"{where.uri} cannot be opened; one process at a time may have it open") from error
+            raise
 
 
 def quote(text: str) -> str:
@@ -144,8 +112,8 @@ def chunk_of(row: dict[str, Any]) -> Chunk:
 
 
 def join_terms(text: str, analyser: Analyser) -> str:
-    """Return the terms of a text as Milvus gets them: separated by spaces. In an index with a language, those beyond
-    ASCII are written in hexadecimal, because the tokenizer of Milvus would cut pairs of characters into single ones."""
+    """Return the terms of a text, separated by spaces. With a language, those beyond ASCII are hexadecimal, because the
+    tokenizer of Milvus would cut pairs of characters into single ones."""
     terms = analyser.terms(text)
     if analyser.language:
         terms = [term if term.isascii() else f"u{term.encode('utf-8', 'surrogatepass').hex()}" for term in terms]
@@ -153,25 +121,17 @@ def join_terms(text: str, analyser: Analyser) -> str:
 
 
 def open_milvus(uri: str, config: config.Config) -> Retriever:
-    """Open the index at `PATH.db` or `http://HOST:PORT`, with or without `#COLLECTION`.
-
-    Raises:
-        ConfigError: the index or Milvus lacks the ranking of `env.retrieval`.
-        CorpusError: there is no finished index with this name, or it lacks chunks.
-        SchemaError: it was built by a newer version of the package.
-        InfrastructureFault: Milvus failed or cannot be reached.
-        UsageError: the file is open in another process.
-        MissingExtra: a package is not installed.
-    """
+    """Open the index at `PATH.db` or `http://HOST:PORT`, with or without `#COLLECTION`. Raises ConfigError: the index
+    or Milvus lacks the ranking; CorpusError: there is no finished index, or it lacks chunks; SchemaError: a newer
+    version built it; InfrastructureFault: Milvus failed; UsageError: the file is open in another process;
+    MissingExtra."""
     where, timeout = parse_address(uri), config.machine.call_deadline_s
-    if where.local and not Path(where.uri).exists():
+    if where.uri.endswith(".db") and not Path(where.uri).exists():
         raise CorpusError(f"{where.uri} does not exist")
     client = connect(where, timeout)
-    with reporting(where):
+    with reporting(where, milvus_errors()):
         if where.collection not in client.list_aliases(timeout=timeout)["aliases"]:
-            raise CorpusError(
-                f"{where}: there is no finished index of this name; build it with harness1 index --engine"
-            )
+            raise CorpusError(f"{where}: there is no finished index of this name: build it with --engine")
         collection = str(client.describe_alias(where.collection, timeout=timeout)["collection_name"])
         described = client.describe_collection(collection, timeout=timeout)
         index = EngineIndex.read((described.get("properties") or {}).get(PROPERTY), str(where))
@@ -181,40 +141,31 @@ def open_milvus(uri: str, config: config.Config) -> Retriever:
     index.check_count(str(where), count[0]["count(*)"])
     mode = _mode(config.env.retrieval, index)
     queries = None if mode == "bm25" else index.open_queries(str(where), config.machine)
-    engine = MilvusEngine(client, collection, index, mode, config.env.retrieval, queries)
-    return EngineRetriever(engine, config.machine, secrets_of(where.uri))
+    opened = MilvusEngine(client, collection, index, mode, queries)
+    return EngineRetriever(opened, config.machine, secrets_of(where.uri))
 
 
 def _mode(retrieval: config.Retrieval, index: EngineIndex) -> Mode:
-    """Return the ranking, after checking that the index and Milvus support it."""
     if retrieval.rerank.on:
         raise ConfigError("env.retrieval.rerank is not available over milvus: set env.retrieval.rerank.on=false")
-    if retrieval.mode != "auto":
-        mode: Mode = retrieval.mode
-    else:
-        mode = "hybrid" if index.embedder else "bm25"
+    best: Mode = "hybrid" if index.embedder else "bm25"
+    mode: Mode = best if retrieval.mode == "auto" else retrieval.mode
     if mode != "bm25" and not index.embedder:
         raise ConfigError(f"env.retrieval.mode = {mode}, but the index was built without index.dense.model")
     return mode
 
 
 class MilvusEngine:
-    """An `SearchEngine` over one collection of Milvus."""
+    """A `SearchEngine` over one collection of Milvus."""
 
     name = "milvus"
 
     def __init__(
-        self,
-        client: MilvusClient,
-        collection: str,
-        index: EngineIndex,
-        mode: Mode,
-        retrieval: config.Retrieval,
-        embedder: Embedder | None,
+        self, client: MilvusClient, collection: str, index: EngineIndex, mode: Mode, embedder: Embedder | None
     ) -> None:
         self.info, self.errors = index.info, milvus_errors()
         self._client, self._collection, self._mode = client, collection, mode
-        self._dense, self._retrieval, self._embedder = index.settings.dense, retrieval, embedder
+        self._dense, self._embedder = index.settings.dense, embedder
         self._analyser = Analyser(index.info.language)
 
     def search(self, queries: Sequence[str], k: int, exclude: Sequence[str], timeout: float) -> list[ScoredChunks]:
@@ -227,19 +178,19 @@ class MilvusEngine:
         options: dict[str, Any] = {"limit": limit, "output_fields": STORED, "timeout": left}
         if len(lists) == 1:
             (only,) = lists
-            found = self._client.search(
-                self._collection,
-                data=only.data,
-                anns_field=only.anns_field,
-                search_params=only.param,
-                filter=only.expr or "",
-                **options,
-            )
+            options |= {"anns_field": only.anns_field, "search_params": only.param, "filter": only.expr or ""}
+            found = self._client.search(self._collection, data=only.data, **options)
         else:
             from pymilvus import RRFRanker
 
             found = self._client.hybrid_search(self._collection, lists, RRFRanker(RRF_K), **options)
-        return [_scored(hits) for hits in found]
+        scored = []
+        for hits in found:
+            # Milvus returns distances or similarities of either sign, of which only the way from the best counts.
+            best = float(hits[0]["distance"]) if hits else 0.0
+            ways = [abs(float(hit["distance"]) - best) / (abs(best) or 1.0) for hit in hits]
+            scored.append([(chunk_of(hit["entity"]), 1.0 - way) for hit, way in zip(hits, ways, strict=True)])
+        return scored
 
     def stretch(self, start: int, stop: int, literal: str, timeout: float) -> list[Chunk]:
         """Return a stretch of the corpus, sorted here because Milvus returns rows in any order."""
@@ -277,43 +228,19 @@ class MilvusEngine:
         return lists
 
     def _query(self, condition: str, timeout: float) -> list[dict[str, Any]]:
-        rows = self._client.query(self._collection, condition, [*STORED, "position"], timeout=timeout)
-        return list(rows)
-
-
-def _scored(hits: Sequence[dict[str, Any]]) -> ScoredChunks:
-    """Return chunks with scores relative to the best hit, which has 1.
-
-    Milvus returns distances or similarities, with either sign for BM25. Scores use only the fact that they move away
-    from the first value as ranks fall.
-    """
-    if not hits:
-        return []
-    best = float(hits[0]["distance"])
-    scale = abs(best) or 1.0
-    return [(chunk_of(hit["entity"]), 1.0 - abs(float(hit["distance"]) - best) / scale) for hit in hits]
+        return list(self._client.query(self._collection, condition, [*STORED, "position"], timeout=timeout))
 
 
 def build_milvus(documents: Iterable[Document], uri: str, settings: config.Index, machine: config.Machine) -> IndexInfo:
-    """Build an index of a corpus in Milvus, replacing an earlier index of that name.
-
-    The earlier index answers until the last step; after that, its open readers get faults. An interrupted build is
-    never opened, and the next build removes it.
-
-    Args:
-        uri: `PATH.db` or `http://HOST:PORT`, with or without `#COLLECTION`.
-
-    Raises:
-        CorpusError: there are no documents, ids are not unique, or a chunk is too long for Milvus.
-        UsageError: the name belongs to a foreign collection, or the file cannot be opened.
-        InfrastructureFault: Milvus failed or cannot be reached.
-        MissingExtra: a package is not installed.
-    """
+    """Build an index of a corpus at `PATH.db` or `http://HOST:PORT`, with or without `#COLLECTION`, replacing an
+    earlier one, which answers until the last step. The next build removes what an interrupted one left. Raises
+    CorpusError: no documents, ids that are not unique, or a chunk too long for Milvus; UsageError: a foreign collection
+    has the name, or the file cannot be opened; InfrastructureFault: Milvus failed; MissingExtra."""
     where = parse_address(uri)
     embedder = open_embedder(settings.dense, machine) if settings.dense.model else None
     client = connect(where, machine.call_deadline_s)
     try:
-        with reporting(where):
+        with reporting(where, milvus_errors()):
             earlier = _earlier(client, where)
             fresh, stream = f"{where.collection}__{uuid4().hex[:12]}", ChunkStream(documents, settings)
             client.create_collection(fresh, schema=_schema(embedder))
@@ -321,7 +248,7 @@ def build_milvus(documents: Iterable[Document], uri: str, settings: config.Index
             first = next(batches, [])
             language = settings.language
             if language == AUTO:  # decided by the first batch, because an engine cannot change its mind
-                foreign = sum(is_foreign(searched_text(piece)) for _, piece in first)
+                foreign = sum(is_foreign(join_text(piece)) for _, piece in first)
                 language = AUTO if reads_by_script(foreign, len(first)) else ""
             analyser = Analyser(language)
             for batch in chain([first], batches):
@@ -358,17 +285,12 @@ def _schema(embedder: Embedder | None) -> CollectionSchema:
     from pymilvus import DataType, Function, FunctionType, MilvusClient
 
     schema = MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
-    for name in ("chunk_id", "doc_id", "title", "text"):
+    for name in TEXTS:
         schema.add_field(name, DataType.VARCHAR, max_length=LONGEST, is_primary=name == "chunk_id")
     schema.add_field("number", DataType.INT64)
     schema.add_field("position", DataType.INT64)
-    schema.add_field(
-        ANALYSED,
-        DataType.VARCHAR,
-        max_length=LONGEST,
-        enable_analyzer=True,
-        analyzer_params={"tokenizer": "standard"},
-    )
+    words: Any = {"enable_analyzer": True, "analyzer_params": {"tokenizer": "standard"}}
+    schema.add_field(ANALYSED, DataType.VARCHAR, max_length=LONGEST, **words)
     schema.add_field(SPARSE, DataType.SPARSE_FLOAT_VECTOR)
     schema.add_function(Function(SPARSE, FunctionType.BM25, [ANALYSED], [SPARSE]))
     if embedder:
@@ -394,19 +316,12 @@ def _index_params(client: MilvusClient, settings: config.Index, chunks: int) -> 
 def _rows(batch: Sequence[Placed], analyser: Analyser, embedder: Embedder | None) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for position, piece in batch:
-        texts = {
-            "chunk_id": piece.chunk_id,
-            "doc_id": piece.doc_id,
-            "title": piece.title,
-            "text": piece.text,
-            ANALYSED: join_terms(searched_text(piece), analyser),
-        }
+        texts = {name: str(getattr(piece, name)) for name in TEXTS}
+        texts[ANALYSED] = join_terms(join_text(piece), analyser)
         for field, value in texts.items():
             if len(value.encode()) > LONGEST:
-                raise CorpusError(
-                    f"chunk {piece.chunk_id[:80]!r}: its {field} exceeds the limit of Milvus, {LONGEST} bytes; "
-                    "lower index.chunk_tokens"
-                )
+                said = f"chunk {piece.chunk_id[:80]!r}: its {field} exceeds the limit of Milvus, {LONGEST} bytes"
+                raise CorpusError(f"{said}; lower index.chunk_tokens")
         rows.append({**texts, "number": piece.index, "position": position})
     if embedder:
         vectors = embedder.embed_documents([f"{piece.title}\n{piece.text}" for _, piece in batch])

@@ -1,12 +1,9 @@
 """Retrieval over HTTP: the messages, our own server (`harness1 serve retrieve`), and any with Search-R1's `/retrieve`.
 
 Every native call may name the index and the ranking settings that the client counts on; a server that has others
-refuses it (409), so that no client silently gets the rankings of another index.
-
-The protocol of Search-R1 has only queries and passages. A passage is a document of one chunk; its id is the server's,
-or else a hash of its contents. `index_hash` identifies the protocol, not the corpus, and the counts of `IndexInfo` are
-0. `read` and `get` return passages from earlier searches; an unknown or forgotten one is a fault. There is no grep.
-"""
+refuses it (409). The protocol of Search-R1 has only queries and passages: documents of one chunk, whose id is the
+server's or a hash of the contents. There `index_hash` identifies the protocol, `read` and `get` return passages from
+earlier searches (an unknown or forgotten one is a fault), and there is no grep."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ import asyncio
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, TypeVar
 
@@ -22,7 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from harness1.config import Config, Machine, Retrieval
-from harness1.config.settings import Count, differences
+from harness1.config.settings import Count, differences, present
 from harness1.errors import MALFORMED, ConfigError, InfrastructureFault
 from harness1.http.client import HttpClient, HttpFault, Transient, bearer, is_address, retry
 from harness1.plain import digest, text_digest, utf8_safe, without_password
@@ -30,6 +27,7 @@ from harness1.records import Chunk, ChunkId, DocId, Record
 from harness1.retrieval.engines.engine import is_unicode
 from harness1.retrieval.protocol import (
     BadPattern,
+    Found,
     IndexInfo,
     RetrievalFault,
     Retriever,
@@ -42,12 +40,10 @@ from harness1.retrieval.protocol import (
 GRACE_S = 2.0
 """Extra time for an answer to arrive after a deadline, which the server enforces."""
 LATEST_S = 86_400.0
-"""Longest deadline that is sent."""
 ASTRAY = "the server returns what was not asked for"
 KNOWN = 50_000
 """Passages of Search-R1 kept for `read` and `get`, least recently used dropped: about 50 MB at a hundred words each."""
 NOT_PASSAGES = (msgspec.ValidationError, TypeError, ValueError, OverflowError)
-"""Errors from reading a malformed answer."""
 
 T = TypeVar("T")
 
@@ -56,7 +52,8 @@ class About(Record):
     """`GET /info`: the index that is served, and how it ranks."""
 
     index: IndexInfo
-    retrieval: Retrieval
+    retrieval: dict[str, Any]
+    """`env.retrieval` as the server's version has it."""
 
 
 class Failure(Record):
@@ -65,11 +62,18 @@ class Failure(Record):
     error: str
 
 
+def ranking_of(told: Mapping[str, Any]) -> Retrieval:
+    """Return ranking settings as this version has them; the peer's may have some that were removed since. Raises
+    ConfigError: with another value than their last default; ValueError: they are none."""
+    return msgspec.convert(present(told, "env.retrieval."), Retrieval)
+
+
 class SearchCall(Record, kw_only=True):
     """`POST /search`; the deadlines count from the moment the call arrives."""
 
     requests: Annotated[tuple[SearchRequest, ...], Meta(min_length=1)]
-    retrieval: Retrieval | None = None
+    retrieval: dict[str, Any] | None = None
+    """`About.retrieval` as the server told it."""
     index_hash: str | None = None
 
 
@@ -146,12 +150,7 @@ class RetrieveAnswer(Record):
 
 
 class SearchR1Retriever:
-    """A `Retriever` over `/retrieve` at a base URL.
-
-    Raises:
-        ConfigError: `env.grep` is on.
-        MissingExtra: httpx is not installed.
-    """
+    """A `Retriever` over `/retrieve` at a base URL. Raises ConfigError: `env.grep` is on; MissingExtra."""
 
     def __init__(self, url: str, config: Config) -> None:
         if config.env.grep.on:
@@ -161,7 +160,7 @@ class SearchR1Retriever:
         self._client = HttpClient(url, bearer(config.machine.token_file))
         self._known: OrderedDict[ChunkId, Chunk] = OrderedDict()
 
-    async def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult | RetrievalFault]:
+    async def search(self, requests: Sequence[SearchRequest]) -> list[Found]:
         """Search for all queries in one call, with extra passages in place of excluded ones, which are dropped here."""
         if not requests:
             return []
@@ -194,11 +193,9 @@ class SearchR1Retriever:
             self._known.move_to_end(chunk_id)
         return tuple(self._known[chunk_id] for chunk_id in chunk_ids)
 
-    def _result(
-        self, request: SearchRequest, passages: list[dict[str, Any]], spent: float
-    ) -> SearchResult | RetrievalFault:
+    def _result(self, request: SearchRequest, passages: list[dict[str, Any]], spent: float) -> Found:
         try:
-            found = [_scored(passage, rank) for rank, passage in enumerate(passages)]
+            found = [_read_passage(passage, rank) for rank, passage in enumerate(passages)]
         except NOT_PASSAGES as error:
             return RetrievalFault(f"not a passage of Search-R1: {error}")
         chunks: dict[ChunkId, Scored] = {}
@@ -225,7 +222,7 @@ class _Document(msgspec.Struct):
     id: str | int | None = None
 
 
-def _scored(passage: dict[str, Any], rank: int) -> Scored:
+def _read_passage(passage: dict[str, Any], rank: int) -> Scored:
     """Return a passage with its score (higher is better), or with one by its rank if it has none."""
     document = msgspec.convert(passage.get("document", passage), _Document)
     score = passage.get("score")
@@ -245,26 +242,13 @@ class RemoteRetriever:
 
     def __init__(self, url: str, about: About, machine: Machine) -> None:
         self._client = HttpClient(url, bearer(machine.token_file))
-        self._about, self._run = about, machine
+        self.info, self._ranking, self._run = about.index, about.retrieval, machine
 
-    @property
-    def info(self) -> IndexInfo:
-        return self._about.index
-
-    async def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult | RetrievalFault]:
+    async def search(self, requests: Sequence[SearchRequest]) -> list[Found]:
         if not requests:
             return []
-        queries = tuple(
-            SearchRequest(  # invalid Unicode is in no text, so replacing it changes no result
-                utf8_safe(each.query),
-                max(each.k, 0),
-                frozenset(filter(is_unicode, each.exclude)),
-                min(each.deadline, LATEST_S),
-                utf8_safe(each.about),
-            )
-            for each in requests
-        )
-        call = SearchCall(requests=queries, retrieval=self._about.retrieval, index_hash=self.info.index_hash)
+        queries = tuple(map(_clean, requests))
+        call = SearchCall(requests=queries, retrieval=self._ranking, index_hash=self.info.index_hash)
         found = await self._post("/search", call, SearchAnswers, max(query.deadline for query in queries))
         if isinstance(found, SearchAnswers) and len(found.answers) != len(requests):
             found = RetrievalFault(f"{len(found.answers)} answers to {len(requests)} queries")
@@ -301,18 +285,11 @@ class RemoteRetriever:
 
 
 def open_http(url: str, config: Config) -> Retriever:
-    """Open the retriever at a URL: one of ours if it has `/info`, else one with Search-R1's `/retrieve`.
-
-    Raises:
-        InfrastructureFault: the server cannot be reached, or fails.
-        ConfigError: our server ranks with other settings, Search-R1's protocol lacks a feature, or the URL contains a
-            password.
-        MissingExtra: httpx is not installed.
-    """
+    """Open the retriever at a URL: one of ours if it has `/info`, else one with Search-R1's `/retrieve`. Raises
+    InfrastructureFault: the server cannot be reached, or fails; ConfigError: it ranks with other settings or lacks a
+    feature, or the URL contains a password; MissingExtra."""
     if url != (shown := without_password(url)):
-        raise ConfigError(
-            f"{shown}: a user name, a password and parameters cannot be sent to a retriever: leave them out"
-        )
+        raise ConfigError(f"{shown}: leave out user name, password and parameters, which a retriever cannot be sent")
     base = url.rstrip("/").removesuffix("/retrieve").rstrip("/")
     if not is_address(base):
         raise ConfigError(f"{base} is not the address of a retriever: give http://HOST:PORT")
@@ -320,7 +297,10 @@ def open_http(url: str, config: Config) -> Retriever:
         about = thread.submit(asyncio.run, ask_about(base, config.machine)).result()
     if about is None:
         return SearchR1Retriever(base, config)
-    mine, theirs = msgspec.to_builtins(config.env.retrieval), msgspec.to_builtins(about.retrieval)
+    try:
+        mine, theirs = (msgspec.to_builtins(each) for each in (config.env.retrieval, ranking_of(about.retrieval)))
+    except (ConfigError, msgspec.ValidationError) as error:
+        raise ConfigError(f"{base} ranks with settings that this version lacks: {error}") from error
     if wrong := list(differences(mine, theirs, "env.retrieval.")):
         values = {name: msgspec.json.encode(value).decode().strip('"') for name, _, value in wrong}
         options = " ".join(f"--set {name}={value}" for name, value in values.items())
@@ -329,8 +309,8 @@ def open_http(url: str, config: Config) -> Retriever:
 
 
 async def ask_about(base: str, machine: Machine) -> About | None:
-    """Return a server's `/info`; None if it has no such page, or one that is not JSON. Raise InfrastructureFault if it
-    cannot be reached or fails, `machine.attempts` times, or describes something else."""
+    """Return a server's `/info`; None if it has no such page, or one that is not JSON. Raises InfrastructureFault: it
+    fails `machine.attempts` times, or describes something else."""
     client = HttpClient(base, bearer(machine.token_file))
 
     async def once() -> msgspec.Raw | None:
@@ -348,7 +328,13 @@ async def ask_about(base: str, machine: Machine) -> About | None:
         raise InfrastructureFault(f"{base}/info does not describe an index of harness1: {error}") from error
 
 
-def _search_answer(query: SearchRequest, answer: SearchAnswer) -> SearchResult | RetrievalFault:
+def _clean(asked: SearchRequest) -> SearchRequest:
+    """Return a request that can be sent. Invalid Unicode is in no text, so replacing it changes no result."""
+    exclude, deadline = frozenset(filter(is_unicode, asked.exclude)), min(asked.deadline, LATEST_S)
+    return SearchRequest(utf8_safe(asked.query), max(asked.k, 0), exclude, deadline, utf8_safe(asked.about))
+
+
+def _search_answer(query: SearchRequest, answer: SearchAnswer) -> Found:
     if answer.result is None:
         return RetrievalFault(answer.fault or "neither a result nor a fault")
     found = [hit.chunk.chunk_id for hit in answer.result.hits]

@@ -5,14 +5,8 @@ The search API works like Serper's: `POST {"q", "num"}` with the key in `X-API-K
 as bearer token, returns the text of the page. Redirects are faults.
 
 A document is a page under its normalised address. A search finds its snippet, the chunk `ADDRESS#snippet`; reading
-returns the page, split into chunks as in an index (`harness1.retrieval.corpus`). Normalised addresses have no
-fragment, so chunk ids are unique.
-
-    CACHE/3f/3fa0...e1.json    a request and its answer, named by the digest of the request
-
-Processes may share a cache, because files are written under a temporary name and renamed. Files that cannot be read
-count as absent.
-"""
+returns the page in chunks. `CACHE/3f/3fa0...e1.json` holds a request and its answer, named by the request's digest.
+Processes may share a cache, because files are renamed into place; unreadable ones count as absent."""
 
 from __future__ import annotations
 
@@ -71,8 +65,7 @@ async def is_public(host: str, resolve: Resolve) -> bool:
 
 
 def is_public_address(text: str) -> bool:
-    """Return True for the address of a host on the internet; IPv6 addresses that stand for one of IPv4 are judged as
-    that one."""
+    """Return True for an address on the internet; IPv6 addresses that stand for one of IPv4 are judged as that one."""
     try:
         address = ip_address(text.partition("%")[0])
     except ValueError:
@@ -89,6 +82,7 @@ def is_public_address(text: str) -> bool:
 
 HOST = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*|[0-9a-f.]*:[0-9a-f:.]*")
 """A host: a name or IPv4 address in ASCII, or an IPv6 address without brackets."""
+MOST_RESULTS = 100
 RESULTS = 10
 """Results requested from the search API beyond those that an episode has seen."""
 PAGE_BYTES = 2_000_000
@@ -96,11 +90,7 @@ PAGE_BYTES = 2_000_000
 TIMEOUT_S = 20.0
 """Time for one request, from connecting to the last byte."""
 CONNECTIONS = 16
-"""Requests in flight in one process."""
-MOST_RESULTS = 100
-"""Limit of results of a search API for one query."""
 PORTS = {"http": 80, "https": 443}
-"""Default ports by scheme."""
 _IN_ADDRESS = "/?%:@!$&'()*+,;=~-._[]|"
 """Characters of an address that are not escaped, besides letters and digits."""
 _LOCAL = frozenset({
@@ -111,11 +101,9 @@ _LOCAL = frozenset({
 
 
 def page_url(text: str) -> str | None:
-    """Return the normalised form of an address in ASCII, or None if it is not a web address.
-
-    Scheme and host are in lower case; the default port, the fragment and parameters `utm_*` are left out. Addresses on
-    which programs differ are refused: those with a user name, invalid hosts or dot segments.
-    """
+    """Return the normalised form of an address in ASCII: scheme and host in lower case, without default port, fragment
+    and parameters `utm_*`. None for what is not a web address, or where programs differ: user names, invalid hosts, dot
+    segments."""
     try:
         parts = urlsplit(text.strip())
         host = (parts.hostname or "").rstrip(".").encode("idna").decode().lower()
@@ -133,11 +121,8 @@ def page_url(text: str) -> str | None:
 
 
 def may_read(url: str, hosts: Sequence[str]) -> bool:
-    """Return True if a normalised address may be read: its host or a parent domain is listed, or the list is empty.
-
-    IP addresses in any notation, names without a dot and names of local networks must be listed themselves. What other
-    names resolve to is judged before a page is read (`public_hosts.is_public`).
-    """
+    """Return True if a normalised address may be read: its host or a parent domain is listed, or the list is empty. IP
+    addresses in any notation, names without a dot and names of local networks must be listed themselves."""
     host = urlsplit(url).hostname or ""
     listed = {name.lower() for name in hosts}
     last = host.rpartition(".")[2]
@@ -147,39 +132,30 @@ def may_read(url: str, hosts: Sequence[str]) -> bool:
 
 
 class WebRequest(Record):
-    """A web request without keys; equal requests have the same answer.
-
-    `search`: a query and the number of results. `page`: an address and the maximum bytes to read. `snippet`: an
-    address; the answer is the page as a search first showed it.
-    """
+    """A web request without keys; equal requests have the same answer. `search`: a query and the number of results.
+    `page`: an address and the maximum bytes. `snippet`: an address; the answer is the page as a search first showed
+    it."""
 
     kind: Literal["search", "page", "snippet"]
     endpoint: str
-    """Digest of the endpoint's address."""
     subject: str
-    """The query, or the address of the page."""
     limit: int = 0
 
 
 def search_question(query: str, seen: int, web: Web) -> WebRequest:
-    """Return the request of a search on the listed hosts, with extra results to replace `seen` pages.
-
-    The number of results is a multiple of `RESULTS`, so that sibling episodes share more answers.
-    """
+    """Return the request of a search on the listed hosts, with extra results to replace `seen` pages. Their number is a
+    multiple of `RESULTS`, so that sibling episodes share more answers."""
     sites = " OR ".join(f"site:{host}" for host in sorted({host.lower() for host in web.hosts}))
     text = f"{query.strip()} ({sites})" if sites else query.strip()
     number = min(RESULTS * (1 + -(-seen // RESULTS)), MOST_RESULTS)
-    return WebRequest(kind="search", endpoint=_endpoint(web.search_url), subject=utf8_safe(text), limit=number)
+    return WebRequest("search", _endpoint(web.search_url), utf8_safe(text), number)
 
 
-def page_question(url: str, web: Web) -> WebRequest:
-    """Return the request of the page at a normalised address."""
-    return WebRequest(kind="page", endpoint=_endpoint(web.read_url), subject=url, limit=PAGE_BYTES)
-
-
-def snippet_question(url: str, web: Web) -> WebRequest:
-    """Return the cache entry of the snippet with which a search first showed a page."""
-    return WebRequest(kind="snippet", endpoint=_endpoint(web.search_url), subject=url)
+def page_question(url: str, web: Web, is_snippet: bool = False) -> WebRequest:
+    """Return the request of the page at a normalised address, or of the snippet with which a search first showed it."""
+    if is_snippet:
+        return WebRequest("snippet", _endpoint(web.search_url), url)
+    return WebRequest("page", _endpoint(web.read_url), url, PAGE_BYTES)
 
 
 def _endpoint(url: str) -> str:
@@ -239,17 +215,9 @@ _WARNING = re.compile(r"^Warning: Target URL returned error (\d{3})\b", re.MULTI
 
 
 def open_web(cache: str, config: Config, resolve: Resolve = resolve) -> WebRetriever:
-    """Open the web through the endpoints of `config.machine.web`, with its cache in a folder.
-
-    Args:
-        resolve: finds the addresses of a page's host.
-
-    Raises:
-        UsageError: no folder is given.
-        ConfigError: a setting of `machine.web` is missing or unusable, or `env.grep.on` is set.
-        CorpusError: the folder cannot be made, or is missing in offline mode.
-        MissingExtra: httpx is not installed.
-    """
+    """Open the web through the endpoints of `config.machine.web`, with its cache in a folder; `resolve` finds the
+    addresses of hosts. Raises UsageError: no folder is given; ConfigError: a setting of `machine.web` is unusable, or
+    `env.grep.on` is set; CorpusError: the folder cannot be made, or is missing offline; MissingExtra."""
     web = config.machine.web
     if not cache:
         raise UsageError("the web retriever needs a folder for its cache: --index web:CACHE_FOLDER")
@@ -284,11 +252,8 @@ def _check_endpoint(kind: str, url: str, key: str) -> None:
 
 
 class WebRetriever:
-    """A `Retriever` over a search API and a page reader, made by `open_web`. Requests are answered from the cache, else
-    by the endpoints; simultaneous equal requests are sent once."""
-
-    info: IndexInfo
-    """The hash covers how the web is searched, not the endpoints. Both counts are 0, because they are unknown."""
+    """A `Retriever` over a search API and a page reader. Requests are answered from the cache, else by the endpoints;
+    simultaneous equal requests are sent once."""
 
     def __init__(self, cache: PageCache, config: Config, resolve: Resolve) -> None:
         self._web, self._chunk_tokens = config.machine.web, config.index.chunk_tokens
@@ -297,20 +262,21 @@ class WebRetriever:
         self._flights: dict[tuple[asyncio.AbstractEventLoop, WebRequest], asyncio.Task[Pages]] = {}
         self._listed = {host.lower() for host in self._web.hosts}
         settings = ["search and read", RESULTS, sorted(self._listed), PAGE_BYTES, self._chunk_tokens]
-        self.info = IndexInfo(index_hash=digest(settings), unit="document", documents=0, chunks=0)
+        # How the web is searched, not by which endpoints; both counts are unknown.
+        self.info = IndexInfo(digest(settings), "document", 0, 0)
 
     async def search(self, requests: Sequence[SearchRequest]) -> list[Found]:
         return list(await asyncio.gather(*map(self._search, requests)))
 
     async def grep(self, pattern: str, limit: int, deadline: float) -> RetrievalFault:
-        return RetrievalFault(message=_NO_GREP)
+        return RetrievalFault(_NO_GREP)
 
     async def read(self, doc_id: DocId) -> tuple[Chunk, ...] | RetrievalFault:
         url = page_url(doc_id)
         if url is None or not may_read(url, self._web.hosts):
             return ()
         if not self._web.read_url:
-            return RetrievalFault(message="machine.web.read_url is not set")
+            return RetrievalFault("machine.web.read_url is not set")
         pages = await self._answer(page_question(url, self._web))
         return pages if isinstance(pages, RetrievalFault) else self._chunks(pages)
 
@@ -323,7 +289,7 @@ class WebRetriever:
             if url is None or not may_read(url, self._web.hosts):
                 continue
             is_snippet = chunk_id.endswith(SNIPPET)
-            question = snippet_question(url, self._web) if is_snippet else page_question(url, self._web)
+            question = page_question(url, self._web, is_snippet)
             if question not in known:
                 pages = self._cache.get(question) or ()
                 known[question] = {each.chunk_id: each for each in (_snippets if is_snippet else self._chunks)(pages)}
@@ -331,10 +297,9 @@ class WebRetriever:
         return tuple(each for each in found if each is not None)
 
     async def _search(self, request: SearchRequest) -> Found:
-        """Return the snippets of the pages found, in the order of the search API, without excluded ones."""
         begin = time.perf_counter()
         if request.deadline <= 0:
-            return RetrievalFault(message="deadline")
+            return RetrievalFault("deadline")
         if not request.query.strip():
             return SearchResult()
         seen = sum(chunk_id.endswith(SNIPPET) for chunk_id in request.exclude)
@@ -342,15 +307,15 @@ class WebRetriever:
             async with asyncio.timeout(request.deadline):
                 pages = await self._answer(search_question(request.query, seen, self._web))
         except TimeoutError:
-            return RetrievalFault(message="deadline")
+            return RetrievalFault("deadline")
         if isinstance(pages, RetrievalFault):
             return pages
         hits = [
-            Scored(chunk=snippet, score=1 / rank)
+            Scored(snippet, 1 / rank)
             for rank, snippet in enumerate(_snippets(pages), start=1)
             if snippet.chunk_id not in request.exclude and may_read(snippet.doc_id, self._web.hosts)
         ]
-        return SearchResult(hits=tuple(hits[: request.k]), stage_ms={"web": (time.perf_counter() - begin) * 1000})
+        return SearchResult(tuple(hits[: request.k]), stage_ms={"web": (time.perf_counter() - begin) * 1000})
 
     def _chunks(self, pages: Sequence[Page]) -> tuple[Chunk, ...]:
         documents = (Document(doc_id=DocId(page.url), title=page.title, text=page.text) for page in pages)
@@ -362,7 +327,7 @@ class WebRetriever:
         if known is not None:
             return known
         if self._client is None:
-            return RetrievalFault(message=f"offline, and the cache has no answer to this {question.kind}")
+            return RetrievalFault(f"offline, and the cache has no answer to this {question.kind}")
         key = (asyncio.get_running_loop(), question)
         flight = self._flights.get(key)
         if flight is None:
@@ -371,7 +336,6 @@ class WebRetriever:
         return await asyncio.shield(flight)
 
     async def _ask(self, client: HttpClient, question: WebRequest) -> Pages:
-        """Ask the endpoint, and cache its answer unless it is a fault."""
         ask = self._find if question.kind == "search" else self._fetch
         try:
             async with await client.turn(), asyncio.timeout(TIMEOUT_S):
@@ -388,22 +352,22 @@ class WebRetriever:
             return answer
         try:
             for page in answer if question.kind == "search" else ():
-                shown = snippet_question(page.url, self._web)
+                shown = page_question(page.url, self._web, is_snippet=True)
                 if self._cache.get(shown) is None:
                     self._cache.put(shown, (page,))
             self._cache.put(question, answer)
         except OSError as error:
-            return RetrievalFault(message=f"the cache of the web cannot be written: {error.strerror}")
+            return RetrievalFault(f"the cache of the web cannot be written: {error.strerror}")
         return answer
 
     async def _judge(self, question: WebRequest) -> Pages | None:
-        """Return the answer for a page whose host is not public, None if the page may be read. The reader may stand in
-        a network of its own with this machine, whose hosts no policy may reach through it."""
+        """Return the answer for a page whose host is not public, else None. The reader may stand in a network of its
+        own, whose hosts no policy may reach through it."""
         host = urlsplit(question.subject).hostname or ""
         try:
             return None if host in self._listed or await is_public(host, self._resolve) else ()
         except OSError:
-            return RetrievalFault(message=f"the host {host} cannot be resolved now")
+            return RetrievalFault(f"the host {host} cannot be resolved now")
 
     async def _find(self, client: HttpClient, question: WebRequest) -> Pages:
         headers = {"X-API-KEY": self._web.search_key} if self._web.search_key else {}
@@ -426,7 +390,7 @@ class WebRetriever:
 
     async def _fetch(self, client: HttpClient, question: WebRequest) -> Pages:
         """Read a page. The answer may have a head: `Title: ...`, other lines, `Markdown Content:`. A warning in the
-        head means an error of the site: () if the page does not exist, else a fault."""
+        head is an error of the site: () if the page does not exist, else a fault."""
         key = {"Authorization": "Bearer " + self._web.read_key} if self._web.read_key else {}
         headers, url = {"Accept": "text/plain"} | key, self._web.read_url + question.subject
         status, _, encoded = await client.exchange(url, None, question.limit, headers)
@@ -457,10 +421,7 @@ class _Results(msgspec.Struct):
 
 
 def _snippets(pages: Sequence[Page]) -> tuple[Chunk, ...]:
-    return tuple(
-        Chunk(chunk_id=ChunkId(page.url + SNIPPET), doc_id=DocId(page.url), index=0, title=page.title, text=page.text)
-        for page in pages
-    )
+    return tuple(Chunk(ChunkId(page.url + SNIPPET), DocId(page.url), 0, page.title, page.text) for page in pages)
 
 
 def _refusal(question: WebRequest, status: int) -> RetrievalFault:
@@ -470,4 +431,4 @@ def _refusal(question: WebRequest, status: int) -> RetrievalFault:
 
 def _fault(question: WebRequest, what: str) -> RetrievalFault:
     name = "search API" if question.kind == "search" else "page reader"
-    return RetrievalFault(message=f"the {name} {what}")
+    return RetrievalFault(f"the {name} {what}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
+import threading
 import time
 import zlib
 from collections.abc import Sequence
@@ -16,16 +18,20 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from harness1.config import Config, Dense, Env, Index, Machine, Rerank, Retrieval
-from harness1.errors import ConfigError
+from harness1 import config
+from harness1.config import Config, Dense, Env, Index, Rerank, Retrieval, load_config
+from harness1.errors import ConfigError, CorpusError
 from harness1.records import ChunkId, DocId
-from harness1.retrieval.build import build_index
+from harness1.retrieval.build import add_documents, build_index
 from harness1.retrieval.corpus import Document
 from harness1.retrieval.cross_encoder import Pair
 from harness1.retrieval.embedder import EncodingEmbedder, HashEmbedder
 from harness1.retrieval.index import open_index
-from harness1.retrieval.protocol import RetrievalFault, SearchRequest, SearchResult
+from harness1.retrieval.protocol import RetrievalFault, Retriever, Scored, SearchRequest, SearchResult
 from harness1.retrieval.retriever import EmbeddedRetriever, open_embedded
+from harness1.retrieval.sharing import CachingRetriever
+from tests.retrieval.contract import ids as found
+from tests.retrieval.contract import search as look
 from tests.support import WORDS
 
 SIZE = 64
@@ -68,9 +74,9 @@ class Scorer:
         return (1 + zlib.crc32(f"{query}|{text}".encode()) % 998) / 1000
 
 
-def reranking(folder: Path, scorer: Scorer, machine: Machine = Machine()) -> EmbeddedRetriever:
+def reranking(folder: Path, scorer: Scorer) -> EmbeddedRetriever:
     settings = Retrieval(rerank=Rerank(on=True))
-    return EmbeddedRetriever(open_index(folder), settings, machine, HashEmbedder(SIZE), scorer)
+    return EmbeddedRetriever(open_index(folder), settings, HashEmbedder(SIZE), scorer)
 
 
 def requests(count: int) -> list[SearchRequest]:
@@ -118,8 +124,9 @@ def fused(lists: Sequence[Sequence[ChunkId]], weights: Sequence[float], k: float
 
 
 @pytest.mark.parametrize("query", QUERIES)
-@pytest.mark.parametrize("k", [3, 10, 40])
-@pytest.mark.parametrize(("rrf_k", "depths"), [(60, (25, 25)), (5, (25, 25)), (60, (4, 30)), (1, (12, 2))])
+@pytest.mark.parametrize(
+    ("k", "rrf_k", "depths"), [(3, 60, (25, 25)), (40, 5, (25, 25)), (10, 60, (4, 30)), (3, 1, (12, 2))]
+)
 def test_a_hybrid_ranking_is_the_fusion_of_the_two_lists(
     folder: Path, monkeypatch: pytest.MonkeyPatch, query: str, k: int, rrf_k: int, depths: tuple[int, int]
 ) -> None:
@@ -155,7 +162,7 @@ def test_vectors_that_are_not_finite_are_a_fault_and_not_an_empty_answer(folder:
         get_embedding_dimension=lambda: SIZE, encode_query=lambda *_, **__: np.full(SIZE, np.nan)
     )
     embedder = EncodingEmbedder(broken, "some/model", "", "", "")
-    retriever = EmbeddedRetriever(open_index(folder), Retrieval(mode="dense"), Machine(), embedder)
+    retriever = EmbeddedRetriever(open_index(folder), Retrieval(mode="dense"), embedder)
     (answer,) = asyncio.run(retriever.search([SearchRequest("river", 3)]))
     assert isinstance(answer, RetrievalFault)
     assert "some/model" in answer.message
@@ -205,7 +212,7 @@ def test_concurrent_searches_share_one_call_of_the_scorer(folder: Path, monkeypa
     monkeypatch.setattr("harness1.retrieval.retriever.BATCH_SIZE", 16)
     scorer = Scorer()
     # The batch starts when all have come; the time only bounds a failure.
-    retriever = reranking(folder, scorer, Machine())
+    retriever = reranking(folder, scorer)
 
     async def concurrently() -> None:
         await asyncio.gather(*(retriever.search([request]) for request in requests(16)))
@@ -224,3 +231,142 @@ def test_each_answer_tells_the_time_of_its_whole_batch_once(folder: Path) -> Non
     assert all(each.stage_ms == stages for each in found)
     assert stages["rerank"] >= 20
     assert sum(stages.values()) <= elapsed
+
+
+ABOUT = "the poet of the castle"
+
+
+def hits(folder: Path, request: SearchRequest, **settings: Any) -> Sequence[Scored]:
+    (found,) = answers(open_embedded(folder, Config(env=Env(retrieval=Retrieval(**settings)))), [request])
+    return found.hits
+
+
+@pytest.mark.parametrize("mode", ["hybrid", "dense"])
+def test_a_result_has_the_cosine_of_its_text_with_the_text_that_is_asked_about(folder: Path, mode: str) -> None:
+    plain = hits(folder, SearchRequest("rain castle king", 5), mode=mode)
+    compared = hits(folder, SearchRequest("rain castle king", 5, about=ABOUT), mode=mode)
+    embedder = HashEmbedder(SIZE)
+    (about,) = embedder.embed_queries([ABOUT])
+    texts = embedder.embed_documents([f"{each.chunk.title}\n{each.chunk.text}" for each in compared])
+    assert [each.likeness for each in compared] == pytest.approx((texts @ about).tolist(), abs=2e-3)
+    assert [(each.chunk, each.score) for each in plain] == [(each.chunk, each.score) for each in compared]
+    assert all(each.likeness is None for each in plain)
+
+
+def test_a_search_by_terms_compares_nothing(folder: Path) -> None:
+    found = hits(folder, SearchRequest("castle", 5, about=ABOUT), mode="bm25")
+    assert [each.likeness for each in found] == [None] * 5
+
+
+def test_an_equal_search_about_another_text_is_another_search(folder: Path) -> None:
+    inner = EmbeddedRetriever(open_index(folder), Retrieval(mode="hybrid"), embedder=HashEmbedder(SIZE))
+    retriever = CachingRetriever(inner, 10, "")
+    asked = [SearchRequest("castle", 3, about=ABOUT), SearchRequest("castle", 3, about="rain")]
+    first, second = (asyncio.run(retriever.search([request]))[0] for request in asked)
+    assert [each.likeness for each in first.hits] != [each.likeness for each in second.hits]
+
+
+DOCUMENTS = [
+    Document(doc_id=DocId("b"), title="River", text="The river has a bridge."),
+    Document(doc_id=DocId("a"), title="River", text="The river has a bridge."),
+    Document(doc_id=DocId("c"), title="Castle", text="The castle is old. It has a deep moat. A river fills it."),
+    Document(doc_id=DocId("d"), title="Market", text="Fish and bread."),
+]
+
+
+@pytest.fixture(scope="module")
+def retriever(tmp_path_factory) -> Retriever:
+    folder = tmp_path_factory.mktemp("index")
+    build_index(DOCUMENTS, folder, config.Index(chunk_tokens=8))
+    return EmbeddedRetriever(open_index(folder))
+
+
+def test_the_same_chunk_is_the_same_object(retriever) -> None:
+    (chunk,) = asyncio.run(retriever.read(DocId("a")))
+    assert look(retriever, "river").hits[0].chunk is chunk
+
+
+def test_a_failing_engine_is_a_fault_of_its_request_alone(retriever, tmp_path, monkeypatch) -> None:
+    build_index(DOCUMENTS, tmp_path, config.Index())
+    index = open_index(tmp_path)
+    real = index.bm25.search
+
+    def failing(query: str, *rest):
+        if query == "castle":
+            raise OSError("stale file handle")
+        return real(query, *rest)
+
+    monkeypatch.setattr(index.bm25, "search", failing)
+    requests = [SearchRequest(query="castle", k=1), SearchRequest(query="river", k=1)]
+    first, second = asyncio.run(EmbeddedRetriever(index).search(requests))
+    assert first == RetrievalFault(message="OSError: stale file handle")
+    assert found(second) == ["a"]
+
+
+def built(folder: Path) -> Path:
+    """An index with embeddings."""
+    build_index(DOCUMENTS, folder, config.Index(dense=Dense(model="hash:64")))
+    return folder
+
+
+def test_an_open_reader_keeps_its_embeddings_while_newer_generations_come(tmp_path) -> None:
+    retriever = open_embedded(built(tmp_path), Config())
+    for name in ("e", "f"):
+        add_documents([Document(doc_id=DocId(name), title="River", text="One more river.")], tmp_path)
+    assert found(look(retriever, "river bridge", 2)) == ["a", "b"]
+    assert {"e", "f"} <= set(found(look(open_embedded(tmp_path, Config()), "river", 10)))
+
+
+def test_an_index_whose_embeddings_are_gone_opens_for_terms_alone(tmp_path) -> None:
+    (rows,) = built(tmp_path / "rows").rglob("rows.npy")
+    rows.unlink()
+    shutil.rmtree(built(tmp_path / "vectors") / "vectors")
+    for name in ("rows", "vectors"):
+        with pytest.raises(CorpusError, match="build"):
+            open_embedded(tmp_path / name, Config())
+        retriever = open_embedded(tmp_path / name, load_config(None, ["env.retrieval.mode=bm25"]))
+        assert found(look(retriever, "bridge")) == ["a", "b"]
+
+
+class Stuck(HashEmbedder):
+    """Embeds no query before `gate` is set."""
+
+    def __init__(self) -> None:
+        super().__init__(64)
+        self.gate = threading.Event()
+
+    def embed_queries(self, texts) -> NDArray[np.float32]:
+        assert self.gate.wait(10)
+        return super().embed_queries(texts)
+
+
+def test_a_deadline_is_kept_while_a_model_works(tmp_path) -> None:
+    embedder = Stuck()
+    retriever = EmbeddedRetriever(open_index(built(tmp_path)), Retrieval(), embedder)
+    begin = time.monotonic()
+    requests = [SearchRequest("river", 1, deadline=0.05), SearchRequest("castle", 1, deadline=0.1)]
+    assert asyncio.run(retriever.search(requests)) == [RetrievalFault(message="deadline")] * 2
+    assert 0.1 <= time.monotonic() - begin < 2.0
+    embedder.gate.set()
+    assert found(look(retriever, "castle", 1)) == ["c"]
+
+
+def test_long_queries_and_long_lists_are_searched_beside_the_event_loop(retriever: EmbeddedRetriever) -> None:
+    threads: list[bool] = []
+    answer, words = retriever._answer, "river castle market bridge "
+
+    def noted(asked: Sequence[Any]) -> list[Any]:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return answer(asked)
+
+    retriever._beside._work, retriever._answer = noted, noted
+    try:
+        short, long = (SearchRequest(words, k=10), SearchRequest(words, k=5000)), SearchRequest(words * 200, k=10)
+        found = asyncio.run(retriever.search([*short, long]))
+        late = asyncio.run(retriever.search([SearchRequest(words, k=5000, deadline=-1.0)]))
+    finally:
+        retriever._beside._work, retriever._answer = answer, answer
+    assert threads[:3] == [True, False, False]
+    assert [hit.chunk for hit in found[0].hits] == [hit.chunk for hit in found[1].hits]
+    assert len(found[2].hits) == len(found[0].hits)
+    assert late == [RetrievalFault("deadline")]

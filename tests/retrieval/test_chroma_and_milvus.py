@@ -1,0 +1,398 @@
+"""Builds that end early, and damage, trouble and limits of indexes in Chroma and in Milvus."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness1.config import Config, Dense, Env, Index, Machine, Rerank, Retrieval
+from harness1.errors import ConfigError, CorpusError, InfrastructureFault, UsageError
+from harness1.records import ChunkId, DocId
+from harness1.retrieval.corpus import Document
+from harness1.retrieval.engines import chroma, milvus
+from harness1.retrieval.open import build_engine, open_retriever
+from harness1.retrieval.protocol import IndexInfo, RetrievalFault, Retriever, SearchRequest, SearchResult
+from tests.retrieval.contract import ChromaServer, stop_milvus
+
+pytestmark = pytest.mark.service
+
+DOCUMENTS = [Document(DocId(f"d{n}"), f"Title {n}", f"Common words and alpha{n} beta{n}.") for n in range(60)]
+HASHED = Index(dense=Dense(model="hash:256"))
+GRAPH = Index(dense=Dense(model="hash:256", search="hnsw"))
+
+
+def settings(**retrieval: Any) -> Config:
+    return Config(env=Env(retrieval=Retrieval(**retrieval)))
+
+
+def found(retriever: Retriever, query: str, k: int = 5) -> list[str]:
+    (answer,) = asyncio.run(retriever.search([SearchRequest(query, k)]))
+    assert isinstance(answer, SearchResult), answer
+    return [hit.chunk.doc_id for hit in answer.hits]
+
+
+def interrupted() -> Iterator[Document]:
+    yield from DOCUMENTS
+    raise KeyboardInterrupt
+
+
+class ChromaPlace:
+    """A Chroma server in which indexes have names."""
+
+    name, settings, method = "chroma", GRAPH, "get"
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def build(self, documents: Iterable[Document], name: str, settings: Index | None = None) -> IndexInfo:
+        return build_engine(f"{self.name}:{self.url}#{name}", documents, settings or self.settings, Machine())
+
+    def open(self, name: str, config: Config = Config()) -> Retriever:
+        return open_retriever(f"{self.name}:{self.url}#{name}", config)
+
+    @property
+    def client(self) -> Any:
+        return chroma.connect(chroma.parse_address(self.url), 5.0)
+
+    @property
+    def patched(self) -> Any:
+        from chromadb import Collection
+
+        return Collection
+
+    def backwards(self, answer: Any) -> Any:
+        return answer | {name: answer[name][::-1] for name in ("ids", "documents", "metadatas")}
+
+    def collections(self, name: str) -> list[str]:
+        return [each.name for each in self.client.list_collections() if each.name.startswith(name)]
+
+    def lose(self, name: str, chunk: str) -> None:
+        self.client.get_collection(name, embedding_function=None).delete(ids=[chunk])
+
+    def make_foreign(self, name: str) -> None:
+        self.client.create_collection(name, embedding_function=None)
+
+
+class MilvusPlace(ChromaPlace):
+    """A file of Milvus Lite."""
+
+    name, settings, method = "milvus", Index(), "query"
+
+    @property
+    def client(self) -> Any:
+        return milvus.connect(milvus.parse_address(self.url), 5.0)
+
+    @property
+    def patched(self) -> Any:
+        from pymilvus import MilvusClient
+
+        return MilvusClient
+
+    def backwards(self, answer: Any) -> Any:
+        return answer[::-1]
+
+    def collections(self, name: str) -> list[str]:
+        return [each for each in self.client.list_collections() if each.startswith(name)]
+
+    def lose(self, name: str, chunk: str) -> None:
+        self.client.delete(*self.collections(name), ids=[chunk])
+
+    def make_foreign(self, name: str) -> None:
+        self.client.create_collection(name, dimension=4)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory) -> Iterator[ChromaServer]:
+    made = ChromaServer(tmp_path_factory.mktemp("chroma"))
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def file(tmp_path) -> Iterator[MilvusPlace]:
+    yield MilvusPlace(str(tmp_path / "lite.db"))
+    stop_milvus(tmp_path / "lite.db")
+
+
+@pytest.fixture(params=["chroma", "milvus"])
+def place(request) -> ChromaPlace:
+    if request.param == "chroma":
+        return ChromaPlace(request.getfixturevalue("server").url)
+    made: MilvusPlace = request.getfixturevalue("file")
+    return made
+
+
+def test_an_interrupted_build_leaves_the_earlier_index_and_the_next_one_cleans_up(place) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        place.build(interrupted(), "interrupted")
+    with pytest.raises(CorpusError, match="no finished index"):
+        place.open("interrupted")
+    info = place.build(DOCUMENTS[:50], "interrupted")
+    with pytest.raises(KeyboardInterrupt):
+        place.build(interrupted(), "interrupted")
+    assert len(place.collections("interrupted")) == 2
+    retriever = place.open("interrupted")
+    assert retriever.info == info
+    assert found(retriever, "alpha7 beta7")[0] == "d7"
+    place.build(DOCUMENTS[:50], "interrupted")
+    assert len(place.collections("interrupted")) == 1
+
+
+def test_an_open_reader_never_sees_another_index(place) -> None:
+    place.build(DOCUMENTS, "replaced")
+    retriever = place.open("replaced")
+    place.build(DOCUMENTS[10:], "replaced", GRAPH)
+    (answer,) = asyncio.run(retriever.search([SearchRequest("alpha7", 5, deadline=5.0)]))
+    assert isinstance(answer, RetrievalFault)
+    assert found(place.open("replaced"), "alpha17 beta17")[0] == "d17"
+
+
+def test_an_index_that_lost_chunks_or_is_none_is_not_opened_and_what_is_foreign_is_left_alone(place) -> None:
+    place.build(DOCUMENTS, "damaged")
+    place.lose("damaged", "d3")
+    with pytest.raises(CorpusError, match="59 chunks instead of 60"):
+        place.open("damaged")
+    place.make_foreign("foreign")
+    with pytest.raises(CorpusError, match=r"not an index of harness1|no finished index"):
+        place.open("foreign")
+    with pytest.raises(UsageError, match=r"name another #COLLECTION|not made by harness1"):
+        place.build(DOCUMENTS, "foreign")
+    assert place.collections("foreign") == ["foreign"]
+
+
+def test_grep_is_narrowed_by_the_server_and_put_in_corpus_order_here(place, monkeypatch) -> None:
+    place.build(DOCUMENTS[::-1], "grep")
+    retriever = place.open("grep")
+    answer, sent = getattr(place.patched, place.method), []
+
+    def backwards(*arguments: Any, **options: Any) -> Any:
+        rows = place.backwards(answer(*arguments, **options))
+        sent.append(len(rows["ids"] if isinstance(rows, dict) else rows))
+        return rows
+
+    monkeypatch.setattr(place.patched, place.method, backwards)
+    chunks = asyncio.run(retriever.grep(r"alpha5\d beta5[12]", 5, 5.0))
+    assert isinstance(chunks, tuple)
+    assert [chunk.doc_id for chunk in chunks] == ["d52", "d51"]
+    assert sent == [11]
+
+
+def test_what_an_engine_cannot_do_is_refused(place, server) -> None:
+    place.build(DOCUMENTS, "plain")
+    for mode in ("hybrid", "bm25" if place.name == "chroma" else "dense"):
+        with pytest.raises(ConfigError, match=r"no BM25|index\.dense\.model"):
+            place.open("plain", settings(mode=mode))
+    with pytest.raises(ConfigError, match="rerank"):
+        place.open("plain", settings(rerank=Rerank(on=True)))
+    with pytest.raises(ConfigError, match=r"index\.dense\.model"):
+        chroma.build_chroma(DOCUMENTS, server.url, Index(), Machine())
+    with pytest.raises(ConfigError, match="HNSW, not exact"):
+        chroma.build_chroma(DOCUMENTS, server.url, HASHED, Machine())
+
+
+def test_an_engine_that_is_not_there_is_named(tmp_path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        for prefix in ("chroma", "milvus"):
+            url = f"{prefix}:http://127.0.0.1:{free.getsockname()[1]}"
+            with pytest.raises(InfrastructureFault):
+                open_retriever(url, Config(machine=Machine(call_deadline_s=1.0)))
+    with pytest.raises(CorpusError, match="does not exist"):
+        open_retriever(f"milvus:{tmp_path}/absent.db", Config())
+    assert not (tmp_path / "absent.db").exists()
+    assert "secret" not in str(milvus.parse_address("http://user:my@secret@host:19530#x"))
+    for spec in ("qdrant:http://user:secret@host", "milvus", str(tmp_path)):
+        with pytest.raises(UsageError, match="milvus:PATH") as error:
+            build_engine(spec, DOCUMENTS, Index(), Machine())
+        assert "secret" not in str(error.value)
+
+
+def test_a_build_that_ends_before_the_new_index_has_its_name_loses_nothing(server, monkeypatch) -> None:
+    from chromadb import Collection
+
+    def killed(*arguments: object, name: str | None = None, **options: object) -> None:
+        if name is not None:
+            raise KeyboardInterrupt
+        modify(*arguments, **options)
+
+    place, modify = ChromaPlace(server.url), Collection.modify
+    place.build(DOCUMENTS[:30], "unnamed")
+    with monkeypatch.context() as patch:
+        patch.setattr(Collection, "modify", killed)
+        with pytest.raises(KeyboardInterrupt):
+            place.build(DOCUMENTS, "unnamed")
+    retriever = place.open("unnamed")
+    assert retriever.info.documents == len(DOCUMENTS)
+    with pytest.raises(KeyboardInterrupt):
+        place.build(interrupted(), "unnamed")
+    assert place.open("unnamed").info == retriever.info
+    assert found(retriever, "alpha47 beta47")[0] == "d47"
+    assert place.build(DOCUMENTS[:30], "unnamed") == place.open("unnamed").info
+
+
+def test_thousands_of_exclusions_are_answered(server) -> None:
+    place = ChromaPlace(server.url)
+    place.build(DOCUMENTS, "many")
+    excluded = frozenset(ChunkId(f"d{n}") for n in range(5000) if n != 50)
+    (answer,) = asyncio.run(place.open("many").search([SearchRequest("common", 5, excluded)]))
+    assert isinstance(answer, SearchResult)
+    assert [hit.chunk.chunk_id for hit in answer.hits] == ["d50"]
+
+
+SILENCE_S = 3.0
+
+
+class Proxy:
+    """Stands between client and server; `mode` makes it pass on, answer nonsense, fail, or say nothing."""
+
+    def __init__(self, target: str) -> None:
+        proxy = self
+        self.mode = "pass"
+
+        class Handler(BaseHTTPRequestHandler):
+            def do(self) -> None:
+                import httpx
+
+                body = self.rfile.read(int(self.headers.get("content-length") or 0))
+                status, answer = 200, b"<html>nonsense"
+                if proxy.mode == "pass":
+                    passed = httpx.request(
+                        self.command, target + self.path, content=body, headers={"content-type": "application/json"}
+                    )
+                    status, answer = passed.status_code, passed.content
+                elif proxy.mode == "silent":
+                    time.sleep(SILENCE_S)
+                elif proxy.mode != "nonsense":
+                    status = int(proxy.mode)
+                with suppress(OSError):  # whoever asked may have given up
+                    self.send_response(status)
+                    self.send_header("content-length", str(len(answer)))
+                    self.end_headers()
+                    self.wfile.write(answer)
+
+            do_GET = do_POST = do  # noqa: N815
+
+            def log_message(self, *arguments: object) -> None:
+                pass
+
+        # The threads are daemons, so that closing does not wait for a silent one.
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@pytest.mark.parametrize("mode", ["500", "502", "404", "429", "nonsense", "silent"])
+def test_whatever_goes_wrong_on_the_way_is_a_fault(server, mode: str) -> None:
+    proxy = Proxy(server.url)
+    ChromaPlace(server.url).build(DOCUMENTS, "proxied")
+    retriever = chroma.open_chroma(f"{proxy.url}#proxied", Config(machine=Machine(call_deadline_s=1.0)))
+    assert found(retriever, "alpha7 beta7")[0] == "d7"
+    proxy.mode = mode
+    begin = time.monotonic()
+    answers = [
+        *asyncio.run(retriever.search([SearchRequest("alpha7", 5, deadline=0.5)])),
+        asyncio.run(retriever.grep("alpha7", 5, 0.5)),
+        asyncio.run(retriever.read(DocId("d7"))),
+    ]
+    assert [type(answer) for answer in answers] == [RetrievalFault] * 3
+    assert time.monotonic() - begin < 3.0
+    with pytest.raises(InfrastructureFault):
+        chroma.open_chroma(f"{proxy.url}#proxied", Config(machine=Machine(call_deadline_s=1.0)))
+    proxy.close()
+
+
+def test_a_silent_server_does_not_hold_the_threads(server) -> None:
+    proxy = Proxy(server.url)
+    ChromaPlace(server.url).build(DOCUMENTS, "silent")
+    retriever = chroma.open_chroma(f"{proxy.url}#silent", Config(machine=Machine(call_deadline_s=1.0, concurrency=1)))
+    proxy.mode = "silent"
+    assert isinstance(asyncio.run(retriever.read(DocId("d7"))), RetrievalFault)
+    proxy.mode = "pass"
+    (answer,) = asyncio.run(retriever.search([SearchRequest("alpha7 beta7", 1, deadline=SILENCE_S - 1.0)]))
+    assert isinstance(answer, SearchResult)
+    proxy.close()
+
+
+def test_two_indexes_share_a_file(file) -> None:
+    file.build(DOCUMENTS[:30], "one")
+    file.build(DOCUMENTS[30:], "two")
+    file.make_foreign("one__mine")
+    file.build(DOCUMENTS[:20], "one")
+    assert "one__mine" in file.collections("one")
+    assert found(file.open("two"), "alpha40") == ["d40"]
+    assert found(file.open("one"), "alpha25") == []
+
+
+@pytest.mark.parametrize("search", ["exact", "hnsw", "ivf"])
+def test_dense_indexes_of_every_kind_find_near_texts(file, search: str) -> None:
+    file.build(DOCUMENTS, "dense", Index(dense=Dense(model="hash:256", search=search)))
+    for mode in ("dense", "hybrid", "auto"):
+        assert found(file.open("dense", settings(mode=mode)), "alpha7 beta7")[0] == "d7"
+
+
+def test_the_mode_decides_whether_words_or_neighbours_are_found(file, monkeypatch) -> None:
+    file.build(DOCUMENTS, "x", HASHED)
+    assert found(file.open("x", settings(mode="bm25")), "alpha7") == ["d7"]
+    assert len(found(file.open("x", settings(mode="dense")), "alpha7")) == 5
+    both = found(file.open("x"), "common words alpha7", 40)
+    assert len(both) == 40
+    monkeypatch.setattr("harness1.retrieval.engines.milvus.BM25_DEPTH", 1)
+    monkeypatch.setattr("harness1.retrieval.engines.milvus.DENSE_DEPTH", 1)
+    assert found(file.open("x"), "common words alpha7", 40) == both, "the depth of a list never falls below k"
+
+
+def test_an_index_without_its_description_is_not_opened(file) -> None:
+    file.build(DOCUMENTS, "bare")
+    file.client.drop_collection_properties(*file.collections("bare"), ["harness1.index"])
+    with pytest.raises(CorpusError, match="not an index of harness1"):
+        file.open("bare")
+
+
+def test_a_chunk_too_long_for_milvus_is_named(file) -> None:
+    long = Document(DocId("long"), "Title", "word " * 20_000)
+    with pytest.raises(CorpusError, match=r"'long'.*index\.chunk_tokens"):
+        file.build([long], "x", Index(chunk_tokens=50_000))
+
+
+def test_a_file_that_another_process_has_open_is_refused(file) -> None:
+    file.build(DOCUMENTS, "x")
+    stop_milvus(Path(file.url))
+    hold = (
+        "import sys; from milvus_lite.db import MilvusLite; db = MilvusLite(sys.argv[1]); print(1, flush=True); input()"
+    )
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", hold, file.url], stdin=pipe, stdout=pipe) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        with pytest.raises(UsageError, match="one process at a time"):
+            file.open("x")
+        holder.kill()
+    assert file.open("x").info.chunks == 60
+
+
+def test_pairs_of_characters_are_terms_and_a_language_is_stemmed_as_in_an_index_folder(file) -> None:
+    texts = {"東京タワー": "1958年に完成した。設計者は内藤多仲である。", "京都": "古い都である。"}
+    info = file.build([Document(DocId(title), title, text) for title, text in texts.items()], "japanese")
+    retriever = file.open("japanese")
+    assert retriever.info == info
+    assert info.language == "auto"
+    assert found(retriever, "設計者は誰") == ["東京タワー"]
+    assert found(retriever, "京") == [], "東京 and 京都 hold it, and are terms of their own"
+    german = [Document(DocId("a"), "", "Die Häuser der Stadt"), Document(DocId("b"), "", "Ein Buch")]
+    assert file.build(german, "german", Index(language="german")).language == "german"
+    assert found(file.open("german"), "Haus") == ["a"]
