@@ -21,7 +21,7 @@ from harness1.retrieval.engines.engine import (
     ChunkStream,
     EngineIndex,
     EngineRetriever,
-    ScoredChunks,
+    Hits,
     reporting,
 )
 from harness1.retrieval.protocol import IndexInfo, RetrievalFault, SearchRequest, SearchResult
@@ -43,7 +43,7 @@ class ListEngine:
         self.failure: Exception | None = None
         self.lock = threading.Lock()
 
-    def search(self, queries: Sequence[str], k: int, exclude: Sequence[str], timeout: float) -> list[ScoredChunks]:
+    def search(self, queries: Sequence[str], k: int, exclude: Sequence[str], timeout: float) -> list[Hits]:
         self._work("search", tuple(queries), k)
         if "unembeddable" in queries:
             raise RuntimeError("out of memory")

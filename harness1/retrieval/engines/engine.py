@@ -49,7 +49,7 @@ DEFAULT_COLLECTION = "harness1"
 T = TypeVar("T")
 Placed = tuple[int, Chunk]
 """A chunk behind its position in corpus order."""
-ScoredChunks = list[tuple[Chunk, float]]
+Hits = list[tuple[Chunk, float]]
 """Chunks with scores, higher is better, in any order."""
 
 
@@ -160,7 +160,7 @@ class SearchEngine(Protocol):
     info: IndexInfo
     errors: tuple[type[Exception], ...]
 
-    def search(self, queries: Sequence[str], k: int, exclude: Sequence[str], timeout: float) -> list[ScoredChunks]:
+    def search(self, queries: Sequence[str], k: int, exclude: Sequence[str], timeout: float) -> list[Hits]:
         """Return up to `k` best chunks for each query, without those in `exclude`."""
         ...
 
