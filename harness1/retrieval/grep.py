@@ -18,7 +18,7 @@ from bisect import bisect_right
 from collections.abc import Generator, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import re2
@@ -27,9 +27,6 @@ from numpy.typing import NDArray
 from harness1.retrieval.files import DamagedFile, Files, Strings
 from harness1.retrieval.pattern import ANYTHING, All, Analysis, Query, analyse
 from harness1.retrieval.protocol import BadPattern, RetrievalFault
-
-if TYPE_CHECKING:
-    from harness1.retrieval.index import Segment
 
 BLOCK_BYTES = 1024
 """The size of a block. Smaller ones select better and take more space."""
@@ -155,8 +152,16 @@ class Trigrams:
         return int(self._starts[bucket]), int(self._starts[bucket + 1])
 
 
+class GrepSegment(Protocol):
+    """The parts of a segment that grep reads; `dead` are its deleted chunks, sorted."""
+
+    trigrams: Trigrams
+    contents: Strings
+    dead: NDArray[np.uint32]
+
+
 def grep_segments(
-    segments: Sequence[Segment], pattern: str, limit: int, deadline: float
+    segments: Sequence[GrepSegment], pattern: str, limit: int, deadline: float
 ) -> Generator[None, None, Matches | BadPattern | RetrievalFault]:
     """Find the first `limit` chunks, in the order of the segments, that hold a match of an RE2 pattern. The generator
     yields every 2 ms of work, and returns (segment, position in it) for each; nothing after `deadline` seconds."""
@@ -213,7 +218,7 @@ def work_per_byte(analysis: Analysis, program: int) -> int:
     return min(program, free + analysis.held // HELD_CHOICES)
 
 
-def _steps(segments: Sequence[Segment], analysis: Analysis, weight: int) -> Iterator[tuple[int, int, int]]:
+def _steps(segments: Sequence[GrepSegment], analysis: Analysis, weight: int) -> Iterator[tuple[int, int, int]]:
     """Yield the work in order: its cost, the segment, and the chunk to match, or `NO_CHUNK` for other work."""
     needle = compile_pattern(analysis.needle, longest=None) if analysis.needle else None
     for number, segment in enumerate(segments):
@@ -231,7 +236,7 @@ def _steps(segments: Sequence[Segment], analysis: Analysis, weight: int) -> Iter
                 yield CHUNK_WORK + (size * weight if weight > 1 else size // PLAIN_SPEED), number, chunk
 
 
-def _batches(segment: Segment, query: Query) -> Iterator[NDArray[np.int64]]:
+def _batches(segment: GrepSegment, query: Query) -> Iterator[NDArray[np.int64]]:
     """Yield the positions of the living chunks that may satisfy a query, in order."""
     all_ranges = segment.trigrams.candidates(query)
     if all_ranges is None:
