@@ -51,16 +51,17 @@ def factor_shapes(layer: Any, rank: int) -> list[tuple[tuple[int, int], tuple[in
     return shapes
 
 
-def adapt(layer: nn.Module, rank: int, alpha: float) -> nn.Module:
-    """Return a layer with adapters of zeros; experts get one for each parameter, each around the one before. `target`
-    names the parameter, and `update()` returns what the adapter adds to that, in float32."""
-    shapes = factor_shapes(layer, rank)
-    if not is_mixture(layer):
-        return _adapt_linear(layer, rank, alpha, *shapes[0])
-    around = layer
-    for name, pair in zip(EXPERTS, shapes, strict=True):
-        around = _adapt_parameter(around, layer, name, rank, alpha, *pair)
-    return around
+def _adapt(model: PreTrainedModel, name: str, lora: Lora) -> None:
+    """Give a layer adapters of zeros; experts get one for each parameter, each around the one before. `target` names
+    the parameter, and `update()` returns what the adapter adds to that, in float32."""
+    layer = around = model.get_submodule(name)
+    shapes = factor_shapes(layer, lora.rank)
+    if is_mixture(layer):
+        for parameter, pair in zip(EXPERTS, shapes, strict=True):
+            around = _adapt_parameter(around, layer, parameter, lora.rank, lora.alpha, *pair)
+    else:
+        around = _adapt_linear(layer, lora.rank, lora.alpha, *shapes[0])
+    model.set_submodule(name, around)
 
 
 def _adapt_linear(layer: Any, rank: int, alpha: float, down: tuple[int, int], up: tuple[int, int]) -> nn.Module:
@@ -218,7 +219,7 @@ def add_adapters(model: PreTrainedModel, lora: Lora, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for name in linear + mixtures:
         if layer_of(name) >= first:
-            _wrap(model, name, lora)
+            _adapt(model, name, lora)
     for _, layer in list_adapters(model):
         drawn = torch.rand(layer.lora_A.weight.shape, generator=generator)
         with torch.no_grad():
@@ -271,7 +272,7 @@ def put_adapters(model: PreTrainedModel, adapters: Adapters) -> None:
         model.requires_grad_(False)
         for name in _layer_names(adapters):
             if not name.endswith(f".{BASE}"):
-                _wrap(model, name, adapters.lora)
+                _adapt(model, name, adapters.lora)
     own = model.state_dict()
     for name, value in adapters.tensors.items():
         own[name.removeprefix(PEFT)].copy_(value)
@@ -308,10 +309,9 @@ def drop_adapters(model: PreTrainedModel) -> None:
             model.set_submodule(name, layer)
 
 
-def plain_state(model: PreTrainedModel, state: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+def plain_state(model: PreTrainedModel) -> dict[str, Tensor]:
     """Return the state dictionary of the model without its adapters, which shares memory with it."""
-    own = model.state_dict() if state is None else state
-    return {_plain(name): value for name, value in own.items() if not _is_part(name)}
+    return {_plain(name): value for name, value in model.state_dict().items() if not _is_part(name)}
 
 
 def merge_state(model: PreTrainedModel, dtype: str | None = None) -> dict[str, Tensor]:
@@ -339,10 +339,6 @@ def merge_adapters(model: PreTrainedModel) -> None:
     merged = merge_state(model)
     drop_adapters(model)
     model.load_state_dict(merged, strict=False)
-
-
-def _wrap(model: PreTrainedModel, name: str, lora: Lora) -> None:
-    model.set_submodule(name, adapt(model.get_submodule(name), lora.rank, lora.alpha))
 
 
 def _is_part(name: str) -> bool:

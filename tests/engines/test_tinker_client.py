@@ -16,7 +16,7 @@ import pytest
 
 from harness1.config import Lora, Machine, Train
 from harness1.engines.tinker import EngineName, Service, TinkerBackend, TinkerEngine, connect
-from harness1.errors import InfrastructureFault, UsageError
+from harness1.errors import UsageError
 from harness1.records import Sampling
 from harness1.rows import TrainRow
 from harness1.training.algorithm import Algorithm, Cispo, NegativeLogLikelihood, Reinforce
@@ -177,17 +177,6 @@ def test_a_pending_sample_leaves_the_event_loop_to_others(there: Standing) -> No
         return (await asked).output_ids
 
     assert asyncio.run(play()) == (8, 9)
-
-
-def test_errors_of_the_package_are_infrastructure_faults(there: Standing) -> None:
-    engine, backend = engine_of(there, Cispo())
-    there.training.forward_backward.side_effect = tinker.TinkerError("planted")
-    with pytest.raises(InfrastructureFault, match="TinkerError: planted"):
-        engine.step(ROWS)
-    asyncio.run(engine.publish(0, nowhere))
-    there.sampler.sample.side_effect = tinker.TinkerError("planted")
-    with pytest.raises(InfrastructureFault, match="TinkerError: planted"):
-        asyncio.run(backend.generate((1, 2), Sampling(max_tokens=2)))
 
 
 def test_the_hosted_service_is_not_reached_without_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
