@@ -250,8 +250,8 @@ CASTLES = (
 TWO_HITS = load_config(None, ["env.auto_populate.on=false", "env.search.hits=2"]).env
 
 
-@pytest.fixture
-def one_useless(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def _one_useless(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tolerated beside the expert's."""
     monkeypatch.setattr("harness1.rl.pivot_turns.USELESS", 1)
 
@@ -277,7 +277,6 @@ def ruling(before: tuple[ToolCall, ...], action: ToolCall, expert: ToolCall, end
     return compare_effects(effect(before, action), effect(before, expert), end)
 
 
-@pytest.mark.usefixtures("one_useless")
 @pytest.mark.parametrize(
     ("action", "expert", "right"),
     [
@@ -295,7 +294,6 @@ def test_a_search_surfaces_as_much_evidence_as_the_experts(action: ToolCall, exp
     assert ruling((), action, expert) == Ruling("evidence", right)
 
 
-@pytest.mark.usefixtures("one_useless")
 def test_a_search_beside_a_fruitless_one_asks_what_was_not_asked_and_finds_something() -> None:
     before = (ALPHA, search("noise 1"))
     assert ruling(before, NOISE, search("kind 4 2")) == Ruling("fresh", True)
@@ -303,7 +301,6 @@ def test_a_search_beside_a_fruitless_one_asks_what_was_not_asked_and_finds_somet
     assert ruling(before, NOTHING, search("kind 4 2")) == Ruling("fresh", False)
 
 
-@pytest.mark.usefixtures("one_useless")
 def test_a_reading_shows_gold_where_the_experts_did() -> None:
     read = [call("read_document", doc_id=handle) for handle in ("D1", "D2", "D3")]
     before = FOUND
@@ -313,7 +310,6 @@ def test_a_reading_shows_gold_where_the_experts_did() -> None:
     assert ruling((*before, read[1]), read[1], read[0]) == Ruling("fresh", False)
 
 
-@pytest.mark.usefixtures("one_useless")
 @pytest.mark.parametrize(
     ("action", "right"),
     [
@@ -329,7 +325,6 @@ def test_a_curation_gains_as_much_and_adds_hardly_more(action: ToolCall, right: 
     assert ruling(FOUND, action, curate(add_ids=["D1", "D2"])) == Ruling("curation", right)
 
 
-@pytest.mark.usefixtures("one_useless")
 def test_a_curation_loses_no_evidence() -> None:
     before = (*FOUND, curate(add_ids=["D1", "D3"]))
     swap = curate(add_ids=["D2"], remove_ids=["D1"])
@@ -337,7 +332,6 @@ def test_a_curation_loses_no_evidence() -> None:
     assert ruling(before, swap, swap) == Ruling("curation", False)  # the expert's own, too: its turn is dropped
 
 
-@pytest.mark.usefixtures("one_useless")
 def test_where_the_expert_prunes_nothing_useless_is_tolerated() -> None:
     before = (*FOUND, curate(add_ids=["D1", "D3", "D4"]))
     prune = curate(remove_ids=["D3", "D4"])
@@ -346,7 +340,6 @@ def test_where_the_expert_prunes_nothing_useless_is_tolerated() -> None:
     assert ruling(before, curate(add_ids=["D1"]), prune) == Ruling("curation", False)  # changes nothing
 
 
-@pytest.mark.usefixtures("one_useless")
 def test_a_verdict_confirms_gold_and_misjudges_no_more() -> None:
     right = call("verify", doc_ids=["D1"], claim=CASTLE)
     assert ruling(FOUND, right, right) == Ruling("verify", True)
@@ -360,7 +353,6 @@ def test_a_verdict_confirms_gold_and_misjudges_no_more() -> None:
     assert ruling((*FOUND, right), right, call("verify", doc_ids=["D1"], claim=f"{CASTLE[:-1]} now")).right is False
 
 
-@pytest.mark.usefixtures("one_useless")
 def test_a_review_shows_gold() -> None:
     review = [call("review_docs", doc_ids=handles) for handles in (["D1"], ["D3"], ["D2", "D4"])]
     assert ruling(FOUND, review[2], review[0]) == Ruling("review_docs", True)
@@ -368,7 +360,6 @@ def test_a_review_shows_gold() -> None:
     assert ruling((*FOUND, review[2]), review[2], review[0]) == Ruling("review_docs", False)
 
 
-@pytest.mark.usefixtures("one_useless")
 def test_to_stop_is_right_with_what_the_expert_delivered_in_the_end() -> None:
     clean, half = (*FOUND, curate(add_ids=["D1", "D2", "D3"])), (*FOUND, curate(add_ids=["D1"]))
     crowded = (*FOUND, curate(add_ids=["D1", "D2", "D3", "D4"]))
@@ -379,7 +370,6 @@ def test_to_stop_is_right_with_what_the_expert_delivered_in_the_end() -> None:
     assert ruling(half, END, ALPHA, SetQuality(0.5, 0)) == Ruling("stop", True)  # nothing more was gained afterwards
 
 
-@pytest.mark.usefixtures("one_useless")
 @pytest.mark.parametrize(
     ("action", "expert", "right"),
     [
@@ -396,7 +386,6 @@ def test_another_kind_of_action_counts_if_it_brings_as_much(action: ToolCall, ex
     assert ruling((ALPHA, search("noise 1")), action, expert) == Ruling("other", right)
 
 
-@pytest.mark.usefixtures("one_useless")
 def test_pruning_counts_where_the_expert_brought_nothing_forward() -> None:
     before = (ALPHA, search("noise 1"), curate(add_ids=["D1", "D2"]))
     prune = curate(remove_ids=["D2"])
@@ -404,21 +393,18 @@ def test_pruning_counts_where_the_expert_brought_nothing_forward() -> None:
     assert ruling(before, prune, BETA) == Ruling("other", False)
 
 
-@pytest.mark.usefixtures("one_useless")
 @pytest.mark.parametrize("wrong", [search(" "), call("search", query="alpha"), curate(add_ids=["D99"])])
 def test_what_the_environment_refuses_is_wrong(wrong: ToolCall) -> None:
     for expert in (BETA, curate(add_ids=["D1"]), END):
         assert ruling((ALPHA,), wrong, expert) == Ruling("error", False)
 
 
-@pytest.mark.usefixtures("one_useless")
 def test_facts_are_targets_that_any_of_their_chunks_serves() -> None:
     wanted = (frozenset({UnitId("a#0"), UnitId("b#0")}), frozenset({UnitId("c#0")}))
     assert set_quality([UnitId("b#0"), UnitId("x#0")], wanted) == SetQuality(0.5, 1)
     assert set_quality([], wanted) == SetQuality(0.0, 0)
 
 
-@pytest.mark.usefixtures("one_useless")
 def test_the_experts_own_action_is_right_wherever_it_brought_evidence() -> None:
     task = Task("t", "Which river flows past the castle of the king in Rome?")
     gold = Gold({DocId(f"doc_{number}"): 1 for number in range(0, 30, 4)})

@@ -31,7 +31,6 @@ from harness1.models.slots import KvSlots, SlotModel, SlotPass
 from harness1.models.transformers_backend import open_transformers
 from harness1.records import Sampling
 from harness1.rows import TrainRow
-from harness1.runs.files import refuse_full_disk
 from harness1.training.algorithm import NegativeLogLikelihood
 from harness1.training.saving import (
     disk_bytes,
@@ -257,13 +256,6 @@ def test_a_damaged_state_says_what_to_do(tmp_path: Path) -> None:
         path.write_bytes(broken)
         with pytest.raises(UsageError, match="damaged: begin again with --force"):
             read_state(path)
-
-
-def test_a_disk_without_room_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    refuse_full_disk(tmp_path / "not" / "yet", 1)
-    with pytest.raises(UsageError, match=r"no space left for .* 1,000,000,000 MB of"):
-        refuse_full_disk(tmp_path / "not" / "yet", 10**15)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_parameters_are_counted_by_the_headers_of_the_weights(tmp_path: Path) -> None:
