@@ -186,6 +186,10 @@ class RecordedRun:
     """The last episode of each task and sample, in that order."""
 
     @property
+    def folder(self) -> Path:
+        return self.run.folder
+
+    @property
     def metrics(self) -> dict[str, Any]:
         """Every metric with its mean and the bounds of its 95 % interval, as in `metrics.json`; empty where nothing was
         scored."""
