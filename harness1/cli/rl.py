@@ -107,9 +107,9 @@ def train(
         settings = resolve(config, overrides, model, tools=tools, rewards=rewards)
         if bool(data) == (pivots is not None):
             raise UsageError("give either --data or --pivots")
-        inputs = _inputs(settings, data or (), model, split, share, against, exclude, index or (), admission or ())
         service = _service(engine, model, settings, group)
         policy = open_policy_to_train(model, settings, service and service.sampler)
+        inputs = _inputs(settings, data or (), model, split, share, against, exclude, index or (), admission or ())
         if pivots is None:
             find_index = partial(index_of, cache=cache, config=settings, read=read_aloud, say=say)
             work, players = open_task_training(settings, inputs, out, policy, find_index)

@@ -18,7 +18,7 @@ from tests.support import hear_interrupts
 TOLD = "harness1: stopping; what is at work is ended first\n"
 CODE = """
 import asyncio, time
-from harness1.cli.main import answered_interrupts
+from harness1.cli.main import answer_interrupts
 
 async def work():
     try:
@@ -26,7 +26,7 @@ async def work():
     finally:
         time.sleep({tail})
 
-with answered_interrupts():
+with answer_interrupts():
     print("ready", flush=True)
     try:
         asyncio.run(work())
@@ -36,9 +36,9 @@ with answered_interrupts():
 
 ONE_LONG_CALL = """
 import hashlib
-from harness1.cli.main import answered_interrupts
+from harness1.cli.main import answer_interrupts
 
-with answered_interrupts():
+with answer_interrupts():
     print("ready", flush=True)
     hashlib.pbkdf2_hmac("sha256", b"", b"", 200_000_000)
 """
@@ -68,8 +68,8 @@ def ignore_interrupts() -> None:
 def test_sigterm_ends_work_as_an_interrupt_does_also_where_interrupts_are_ignored(
     begin: Callable[[], None], told: str
 ) -> None:
-    code = CODE.replace("import answered_interrupts", "import answered_interrupts, interrupted_by_sigterm")
-    code = code.replace("with answered_interrupts()", "with answered_interrupts(), interrupted_by_sigterm()")
+    code = CODE.replace("import answer_interrupts", "import answer_interrupts, interrupt_by_sigterm")
+    code = code.replace("with answer_interrupts()", "with answer_interrupts(), interrupt_by_sigterm()")
     with interrupted(code.format(tail=1.2), signal.SIGTERM, begin) as process:
         out, err = process.communicate(timeout=30)
     assert (process.returncode, out, err) == (0, "ended\n", told)
