@@ -261,6 +261,14 @@ def test_the_order_and_the_leads_are_those_of_the_memory_at_each_turn() -> None:
         assert [lead.name for lead in step.context.view.leads] == [lead.name for lead in found.leads]
 
 
+def test_without_ranking_or_evidence_nothing_of_it_is_shown_or_kept() -> None:
+    for evidence in (Evidence(rank=False), Evidence(on=False)):
+        env = make_env(Env(rendering=EPOCH, evidence=evidence))
+        steps = play(env, *ACTIONS_EPOCH_EVIDENCE)
+        assert all("ranked" not in kinds(step) and "leads" not in kinds(step) for step in steps)
+        assert bool(env.state.memory.evidence.entities) == evidence.on
+
+
 def test_a_closed_lead_is_taken_back() -> None:
     chunks = [chunk("a", "Rain fell for days.", "Rain"), chunk("b", "A poem.", "The lady of the lake")]
     env = make_env(Env(rendering=EPOCH), chunks)
