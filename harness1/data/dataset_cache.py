@@ -52,6 +52,8 @@ SUMS = "sums.json"
 LAYOUT = ("corpus.jsonl*", "queries.jsonl*", "qrels/*.tsv*")
 """The files of a dataset in BEIR layout."""
 MOST_FILES = 10_000
+MIRROR = "https://public.ukp.informatik.tu-darmstadt.de/thakur/BEIR/datasets"
+"""The address below which BEIR's archives are, `NAME.zip`."""
 WAITS_S = (1.0, 2.0, 4.0, 8.0)
 """The waits before a server that failed is asked again; the hub's client itself goes on after a lost connection."""
 Count = Callable[[int, int], None]
@@ -105,10 +107,6 @@ def beir_set(name: str) -> BeirSet | None:
         names = ", ".join(f"{first}/{each}" for each in found.parts)
         raise UsageError(f"{first} holds several datasets; name one: {names}")
     return found
-
-
-MIRROR = "https://public.ukp.informatik.tu-darmstadt.de/thakur/BEIR/datasets"
-"""The address below which BEIR's archives are, `NAME.zip`."""
 
 
 @dataclass(frozen=True)

@@ -146,8 +146,8 @@ def _oracle_recall(case: StageCase) -> float | None:
 
 
 def _count_wrong_masks(case: StageCase) -> float:
-    """Return the number of rows that train nothing or everything, and of files whose masks do not add up to the trained
-    tokens on the data card, or that were changed."""
+    """Count rows that train nothing or everything, and files that were changed or whose masks do not add up to the
+    card's trained tokens."""
     card, stage, wrong = read_card(case.folder), _card(case.folder), 0
     for name, counts in ((TRAIN, card.train), (HELD_OUT, card.held_out)):
         file = RowFile(case.folder / name)
@@ -185,8 +185,7 @@ def _count_foreign_origins(case: StageCase) -> float:
 
 
 def _gain(case: StageCase) -> float | None:
-    """Return by how much the held-out metric of the checkpoint is better than at the start; None if it was not
-    measured at both."""
+    """Return the gain of the checkpoint over the start in the held-out metric; None if it was not measured at both."""
     card = read_checkpoint(case.folder)
     looks = [line for line in read_log(case.folder) if any(name.startswith(VALIDATION_PREFIX) for name in line)]
     metric = str(_card(case.folder).inputs.get("train", {}).get("watch", {}).get("metric", ""))
@@ -304,9 +303,8 @@ class Guard:
             return None
         value = float(measured)
         passed = value >= bound if self.at_least else value <= bound
-        return GateRuling(
-            name, value if math.isfinite(value) else None, bound, passed, self.says, "" if passed else look
-        )
+        shown = value if math.isfinite(value) else None
+        return GateRuling(name, shown, bound, passed, self.says, "" if passed else look)
 
 
 GATES: Mapping[str, Guard] = {

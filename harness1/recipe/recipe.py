@@ -105,9 +105,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
                 raise ConfigError(f"{name} cannot be the name of a stage: it is taken, or not lower case")
             for each in names_in(stage):
                 if each not in known:
-                    raise ConfigError(
-                        f"stage {name} uses {{{each}}}, which is no value, no input and no stage before it"
-                    )
+                    raise ConfigError(f"stage {name} uses {{{each}}}, which is no value, no input and no stage before")
             for gate in stage.gates:
                 if gate not in GATES:
                     raise ConfigError(f"stage {name} has a gate {gate}; there are {', '.join(GATES)}")
@@ -144,9 +142,8 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
 
     def needs(self, name: str) -> tuple[str, ...]:
         """Return the stages and inputs that a stage names, each once."""
-        return tuple(
-            dict.fromkeys(each for each in names_in(self.stages[name]) if each in {*self.stages, *self.inputs})
-        )
+        known = {*self.stages, *self.inputs}
+        return tuple(dict.fromkeys(each for each in names_in(self.stages[name]) if each in known))
 
     def from_stage(self, name: str) -> tuple[str, ...]:
         """Return a stage and those after it that use its result, directly or not; raise UsageError if there is none."""
@@ -182,8 +179,7 @@ def shipped_recipes() -> dict[str, Path]:
 
 
 def recipe_file(named: str) -> Path:
-    """Return the file of a recipe: that path, or else one that comes with the package, such as `tiny` or
-    `recipes/tiny.toml`."""
+    """Return the file of a recipe: that path, or one of the package, such as `tiny` or `recipes/tiny.toml`."""
     path = Path(named)
     ours = shipped_recipes().get(path.stem) if path.suffix in {"", ".toml"} else None
     return ours if ours is not None and not path.is_file() and path.parts[:-1] in {(), ("recipes",)} else path

@@ -1,9 +1,8 @@
 """Tries settings of a recipe in parallel trials, by Optuna: its storage, sampler and pruner, our stages and gates.
 
-The stages that no searched setting reaches are run once, in `shared`. A trial is the rest of the recipe in a folder of
-its own; it is stopped by a gate, or where it looks worse than the median of the trials before. A stopped tuning goes on
-with the same command, and each trial at work with its recipe. What trials found is kept for later tunings of the same
-corpus, reward and size of model.
+The stages that no searched setting reaches are run once, in `shared`; a trial is the rest of the recipe in a folder of
+its own, stopped by a gate, or where it looks worse than the median. What trials found is kept for later tunings of the
+same corpus, reward and size of model.
 """
 
 from __future__ import annotations
