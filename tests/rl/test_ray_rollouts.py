@@ -186,7 +186,7 @@ def test_no_job_is_played_with_weights_older_than_those_published_before(cluster
 
     async def main() -> None:
         nonlocal version
-        async with RayRollouts(partial(Fake, tmp_path), FLEET) as rollouts:
+        async with RayRollouts(partial(Fake, tmp_path), FLEET, PLACES) as rollouts:
 
             async def source(begin: int) -> AsyncIterator[EpisodeJob]:
                 for job in jobs(begin + 60, *[f"fatal {n}" if n % 50 == 20 else "plain" for n in range(100)])[begin:]:
@@ -211,7 +211,7 @@ def test_cancelling_a_run_leaves_the_workers_to_the_next(cluster: Cluster, tmp_p
     found: list[Episode] = []
 
     async def main() -> None:
-        async with RayRollouts(partial(Fake, tmp_path), FLEET) as rollouts:
+        async with RayRollouts(partial(Fake, tmp_path), FLEET, PLACES) as rollouts:
             first_run = asyncio.create_task(rollouts.run(jobs(1000), found.append))
             while len(found) < 10 and not first_run.done():
                 await asyncio.sleep(0.01)
