@@ -61,8 +61,10 @@ def open_source(
             folder of texts are left out, and broken lines go to `fault`. Tasks and benchmarks always go to `fault`.
         follow_links: read links that lead out of a folder of texts.
 
-    Raises UsageError: nothing of that name exists, or its kind cannot be read; CorpusError: it is broken, for faults
-    within documents when they are read."""
+    Raises:
+        UsageError: nothing of that name exists, or its kind cannot be read.
+        CorpusError: it exists and is broken; for faults within documents, raised while they are read.
+    """
     source = _open(spec, fault, leave_out, follow_links)
     if leave_out is not False:
         return source

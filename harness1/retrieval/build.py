@@ -49,10 +49,23 @@ def build_index(
     *,
     alone: bool = False,
 ) -> IndexInfo:
-    """Build the next generation of an index folder, which is made if needed. Embeddings of an earlier build are used
-    again. `progress` gets the number of texts done and of those embedded anew; `alone` means that the caller keeps
-    other builds out. Raises CorpusError: no documents, ids that are not unique, or the folder cannot be written (the
-    earlier generation stays); UsageError: another build is at work."""
+    """Build the next generation of an index folder from a corpus; the folder is made if needed.
+
+    Embeddings from an interrupted or earlier build are used again where the text is the same.
+
+    Args:
+        documents: with unique ids, such as `open_source(...).documents()`.
+        out: the folder that `open_retriever` opens.
+        settings: decide the chunks (sizes in tokens), the scored unit and the embeddings.
+        progress: is called with the number of texts done, and how many of them had to be embedded.
+        machine: names devices and threads for the embedding model.
+        alone: the caller keeps other builds out of the folder.
+
+    Raises:
+        CorpusError: there are no documents, two share an id, or the id of a chunk is also that of another document;
+            or the folder cannot be written. The earlier generation stays as it was.
+        UsageError: another build is at work in the folder.
+    """
     with _next_generation(out, alone) as work:
         draft = _Draft(out, work, settings, progress, machine)
         draft.append(documents)

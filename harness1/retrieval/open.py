@@ -26,11 +26,21 @@ _NO_GREP = "a function has no regular expressions: --set env.grep.on=false"
 
 
 def open_retriever(spec: str, config: Config = Config()) -> Retriever:
-    """Open an index folder, an engine by `PREFIX:REST` (of `ENGINES` or another package) or one's own `FILE.py:NAME`.
-    Equal searches are answered from a cache of `CACHED_SEARCHES` results. Raises UsageError: the address was
-    recorded without its secrets, or another package's engine cannot be imported; CorpusError: the folder is not an
-    index; SchemaError: a newer version made it; ConfigError: the engine lacks a feature; MissingExtra;
-    InfrastructureFault: a server does not answer."""
+    """Open an index folder, an engine by `PREFIX:REST` for one of `ENGINES` or of another package, such as
+    `http://HOST:8000`, or a function or class of one's own as `FILE.py:NAME`.
+
+    Equal searches are answered from a cache of `CACHED_SEARCHES` results. Deadlines are in seconds; scores are
+    the engine's own.
+
+    Raises:
+        UsageError: the address is one that was recorded without its secrets, or the engine is another package's, and
+            has the name of another or cannot be imported.
+        CorpusError: the folder is not an index.
+        SchemaError: the index was made by a newer version of the package.
+        ConfigError: the settings ask for a feature that the engine lacks.
+        MissingExtra: a package that the engine needs is not installed.
+        InfrastructureFault: the engine is a server that does not answer.
+    """
     prefix, rest = split_engine(spec)
     if prefix is not None and is_redacted(spec):
         raise UsageError(f"{spec} was recorded without its password or key: give the whole address with --index")

@@ -13,7 +13,7 @@ from harness1.config import load_config
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.models.spec import ModelSpec
 from harness1.plain import Secret, public_address, secrets_of, without_password
-from harness1.retrieval.engines.milvus import parse_address
+from harness1.retrieval.engines.engine import Address, reporting
 from harness1.retrieval.open import is_engine, open_retriever
 from harness1.runs.folder import public_config, run_stage, toml_lines
 
@@ -105,10 +105,10 @@ def test_a_card_names_an_engine_without_its_password_and_says_so_when_it_is_open
 
 
 def test_no_error_repeats_a_secret() -> None:
-    where = parse_address(f"http://u:{SECRET}@host:1?token={SECRET}#a")
-    fault = where.fault(ValueError(f"cannot reach u:{SECRET}@host"))
-    assert isinstance(fault, InfrastructureFault)
-    assert SECRET not in f"{fault} {where}"
+    where = Address("milvus", f"http://u:{SECRET}@host:1?token={SECRET}", "a")
+    with pytest.raises(InfrastructureFault) as fault, reporting(where, (ValueError,)):
+        raise ValueError(f"cannot reach u:{SECRET}@host")
+    assert SECRET not in f"{fault.value} {where}"
     models = ("openai:gpt@ftp://u:{}@host", "gpt@https://host/?key={}", "openai:gpt@http://u:{}@h/v1")
     indexes = ("milvus:ftp://u:{}@host", "chroma:http://u:{}@host", "http://u:{}@h", "http://{}@:x")
     for spec, open_spec in [(each, ModelSpec.read) for each in models] + [(each, open_retriever) for each in indexes]:
