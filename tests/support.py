@@ -23,19 +23,7 @@ from harness1.env.environment import SearchEnv, Step
 from harness1.env.render import Context
 from harness1.plain import text_digest
 from harness1.policy.policy import Decision
-from harness1.records import (
-    Chunk,
-    ChunkId,
-    DocId,
-    Episode,
-    Hashes,
-    Hit,
-    Status,
-    StopReason,
-    Task,
-    ToolCall,
-    Unit,
-)
+from harness1.records import Chunk, ChunkId, DocId, Episode, Hashes, Hit, Status, StopReason, Task, ToolCall, Unit
 from harness1.retrieval.protocol import BadPattern, IndexInfo, RetrievalFault, Scored, SearchRequest, SearchResult
 
 Result = TypeVar("Result")

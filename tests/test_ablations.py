@@ -48,7 +48,7 @@ class Ablation:
         node = tree
         for group in groups:
             node[group] = {}
-            node = node[group]  # type: ignore[assignment]
+            node = node[group]
         node[name] = False if self.value == "false" else self.value
         return msgspec.convert(tree, Env)
 

@@ -96,8 +96,7 @@ def test_the_architecture_names_files_that_exist() -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "most"),
-    [("README.md", 5), ("ARCHITECTURE.md", 14), ("docs/concepts.md", 8), ("docs/results.md", 16)],
+    ("page", "most"), [("README.md", 5), ("ARCHITECTURE.md", 14), ("docs/concepts.md", 8), ("docs/results.md", 16)]
 )
 def test_pages_for_newcomers_stay_short(page: str, most: int) -> None:
     """In thousands of bytes; what does not fit belongs into the notebook or into a guide."""

@@ -21,11 +21,7 @@ from harness1.rows.calls import calls_of, prompt_ids
 from harness1.sft.data_card import TRAIN
 
 MICRO = "micro"
-SMALL = (
-    "machine.workers=1",
-    "machine.threads=1",
-    "machine.bootstrap=50",
-)
+SMALL = ("machine.workers=1", "machine.threads=1", "machine.bootstrap=50")
 PROMPT, CALL = 384, 16
 
 
@@ -90,6 +86,6 @@ def test_phrases_and_handles_are_single_tokens(tmp_path: Path) -> None:
         *("Ada", " was the son of", " Byron", " (", "E2", "), a poet.\n"),
     ]
     assert [tokenizer.decode([token]) for token in tokenizer.encode(texts[1])] == [
-        *("search_corpus {", '"query": "', "E1", " son", '"}', "\n"),
+        *("search_corpus {", '"query": "', "E1", " son", '"}', "\n")
     ]
     assert tokenizer.decode(tokenizer.encode("Çelik 12.5 ﬁ <|im_end|>")) == "Çelik 12.5 ﬁ <|im_end|>"

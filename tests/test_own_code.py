@@ -109,7 +109,7 @@ def test_the_examples_play_together_in_one_process_and_alike_in_two_workers() ->
     two = h.evaluate(env, data, policy=policy, samples=4, workers=2)
     assert [each.reward for each in one.episodes] == [each.reward for each in two.episodes]
     assert one.metrics == two.metrics
-    terms = one.episodes[0].reward.terms  # type: ignore[union-attr]
+    terms = one.episodes[0].reward.terms
     assert (terms["recall"].value, terms["brevity"].weight) == (1.0, 0.2)
     assert terms["brevity"].value == -len(one.episodes[0].curated) / 30
     assert "lookup_price" in {spec.name for spec in make_env(env.config.env).toolbox.specs}
@@ -123,8 +123,8 @@ def test_names_of_a_file_are_taken_by_the_commands_and_its_hash_is_kept(
     ended = harness1("eval", "world:60", "--policy", f"{mine}:Looker", *options, "--limit", "2", "--out", out)
     assert ended.code == 0, ended.err
     episode = h.load_run(out).episodes[0]
-    assert episode.turns[1].observation.notes[0].data == {"text": "punched is a word"}  # type: ignore[union-attr]
-    assert set(episode.reward.terms) == {"recall", "few"}  # type: ignore[union-attr]
+    assert episode.turns[1].observation.notes[0].data == {"text": "punched is a word"}
+    assert set(episode.reward.terms) == {"recall", "few"}
     assert harness1("replay", out).code == 0
     Path(mine).write_text(MINE + "\n")
     changed = harness1("replay", out)
@@ -149,8 +149,8 @@ def test_a_file_decides_hashes_by_what_it_holds_and_not_by_where_it_lies(tmp_pat
 def test_a_text_tool_answers_refuses_and_fails(mine: str) -> None:
     env = make_env(load_config(None, ["machine.attempts=1"], tools=[f"{mine}:lookup"]).env)
     steps = play(env, *(h.ToolCall("lookup", {"word": word}) for word in ("a\nb", "odd")))
-    assert steps[0].observation.notes[0].data == {"text": "a\nb is a word"}  # type: ignore[union-attr]
-    assert steps[1].observation.error.data == {"reason": "no odd words"}  # type: ignore[union-attr]
+    assert steps[0].observation.notes[0].data == {"text": "a\nb is a word"}
+    assert steps[1].observation.error.data == {"reason": "no odd words"}
     context = env.state.context
     shown = "\n".join(piece.text for piece in context.pieces)
     assert "It returned: a b is a word" in shown
@@ -191,7 +191,7 @@ VALUE = 0.0
 
 def test_the_sum_of_terms_has_no_floor_and_no_reward_of_its_own_for_nothing(mine: str) -> None:
     config = load_config(rewards={"recall": 1.0, f"{mine}:few": 3.0})
-    assert composite(Outcome(), ended_episode(), config).total == 0.0  # type: ignore[union-attr]
+    assert composite(Outcome(), ended_episode(), config).total == 0.0
     assert sum_of({"recall": 2.0}).weights["outcome"] == 0.0
     assert h.Env(reward=[h.reward.recall, (h.reward.clutter, 0.5)]).config.reward == sum_of(
         {"recall": 1, "clutter": 0.5}
@@ -237,7 +237,7 @@ def test_what_was_typed_into_a_session_plays_in_its_process_alone(monkeypatch: p
     exec("def typed(case): return 1.0", vars(session))
     monkeypatch.setitem(sys.modules, "__main__", session)
     env = h.Env(reward=[vars(session)["typed"]])
-    assert composite(Outcome(), ended_episode(), env.config).total == 1.0  # type: ignore[union-attr]
+    assert composite(Outcome(), ended_episode(), env.config).total == 1.0
     with pytest.raises(UsageError, match="typed was typed into this session, where worker processes cannot find it"):
         refuse_session_names(EpisodeSetup(env.config, "index", "scripted"))
     exec("def typed(case): return 2.0", vars(session))
@@ -248,7 +248,7 @@ def test_what_was_typed_into_a_session_plays_in_its_process_alone(monkeypatch: p
 def test_a_function_finds_documents_that_can_be_read(mine: str) -> None:
     retriever = open_retriever(f"{mine}:search", load_config(None, ["env.grep.on=false"]))
     found = run(retriever.search([SearchRequest("bees", 2)]))[0]
-    assert [hit.chunk.text for hit in found.hits] == ["about bees", "more"]  # type: ignore[union-attr]
+    assert [hit.chunk.text for hit in found.hits] == ["about bees", "more"]
     with pytest.raises(ConfigError, match=r"--set env.grep.on=false"):
         open_retriever(f"{mine}:search")
 
@@ -263,7 +263,7 @@ def test_a_model_is_trained_on_a_teacher_and_plays(tmp_path: Path) -> None:
     run = h.evaluate(env, "world:60", policy=f"hf:{student}", limit=1)
     assert len(run.episodes) == 1
     with pytest.raises(UsageError, match="there is no method 'ppo'"):
-        h.train(env, "world:60", "model", "out", method="ppo")  # type: ignore[arg-type]
+        h.train(env, "world:60", "model", "out", method="ppo")
 
 
 WRONG: dict[str, Callable[[Path], object]] = {
@@ -279,7 +279,7 @@ WRONG: dict[str, Callable[[Path], object]] = {
     "the tool search has no docstring": lambda path: make_env(load_config(tools=[f"{path}:search"]).env),
     "is no policy: give a function of a context, or a class with": lambda path: open_policy(f"{path}:MINE"),
     r"returned 3: return ToolCall\(NAME, ARGUMENTS\)": lambda path: run(
-        open_policy(f"{path}:few2").open(h.Task("t", "q"), 0).act(None)  # type: ignore[arg-type]
+        open_policy(f"{path}:few2").open(h.Task("t", "q"), 0).act(None)
     ),
 }
 
@@ -333,7 +333,7 @@ def test_a_weight_that_is_no_finite_number_is_refused(weight: str, harness1: Com
     with pytest.raises(ConfigError, match="finite"):
         h.Env(reward=[(h.reward.recall, float(weight))])
     with pytest.raises(ConfigError, match="float"):
-        h.Env(reward=[(h.reward.recall, "0.2")])  # type: ignore[list-item]
+        h.Env(reward=[(h.reward.recall, "0.2")])
 
 
 def test_a_whole_reward_stands_alone_and_a_term_once(harness1: Command) -> None:
@@ -387,7 +387,7 @@ def test_a_run_is_scored_again_with_a_reward_that_was_edited(mine: str, tmp_path
     refused = harness1("replay", str(tmp_path / "run"))
     assert (refused.code, "few as it was" in refused.err) == (2, True)
     assert harness1(*words, "--rescore").code == 0
-    assert h.load_run(tmp_path / "run").episodes[0].reward.total == 5.0  # type: ignore[union-attr]
+    assert h.load_run(tmp_path / "run").episodes[0].reward.total == 5.0
 
 
 @pytest.mark.parametrize(("kind", "why"), [("reward", "the reward term 'fails' failed for task"), ("policy", "failed")])

@@ -9,14 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness1.config import (
-    AutoPopulate,
-    Compression,
-    Config,
-    Env,
-    Review,
-    Verification,
-)
+from harness1.config import AutoPopulate, Compression, Config, Env, Review, Verification
 from harness1.env.environment import SearchEnv
 from harness1.episodes.rollout import rollout
 from harness1.memory.sentences import compress
@@ -49,7 +42,7 @@ NEEDLE = "Lord Byron died in Missolonghi of a fever in April 1824."
 
 
 def memory_after(env: SearchEnv, *actions: object) -> WorkingMemory:
-    play(env, *actions)  # type: ignore[arg-type]
+    play(env, *actions)
     return env.state.memory
 
 
@@ -130,7 +123,7 @@ def test_teacher_and_policy_share_one_executor() -> None:
 @pytest.mark.parametrize("order", ["paper", "stable_first", "epoch"])
 def test_the_memory_that_is_shown_is_the_live_one(order: str) -> None:
     """10: the memory shown was five turns old, and none at all was shown in the first turns."""
-    config = Env(rendering=Env().rendering.__class__(order=order))  # type: ignore[arg-type]
+    config = Env(rendering=Env().rendering.__class__(order=order))
     env = make_env(config, wide_corpus(20))
     for turn, tag in enumerate(("high", "low", "very_high", "fair", "high", "low", "fair"), start=2):
         actions = [search("river castle"), *[curate(importance={"D1": tag})] * (turn - 1)]
@@ -206,7 +199,7 @@ def test_every_failure_of_a_policy_is_scored_and_none_of_the_infrastructure() ->
     gold = Gold({DocId("ada"): 1})
 
     def scored(env: SearchEnv, *script: object) -> Episode:
-        return score(run(rollout(env, Script(*script), Task("t", "q"))), gold, Config())  # type: ignore[arg-type]
+        return score(run(rollout(env, Script(*script), Task("t", "q"))), gold, Config())
 
     truncated = scored(make_env(Env(context_window=2050, generation_reserve=300)), call("unknown", text="x" * 20_000))
     assert (truncated.stop_reason, truncated.reward is not None) == (StopReason.CONTEXT_LIMIT, True)

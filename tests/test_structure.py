@@ -126,10 +126,7 @@ def test_the_core_needs_few_packages() -> None:
     assert len(project["dependencies"]) <= DEPENDENCIES
 
 
-@pytest.mark.parametrize(
-    "module",
-    ["harness1.env.environment", "harness1.episodes.rollout", "harness1.runs.journal"],
-)
+@pytest.mark.parametrize("module", ["harness1.env.environment", "harness1.episodes.rollout", "harness1.runs.journal"])
 def test_importing_the_core_loads_nothing_heavy(module: str) -> None:
     code = f"import sys, {module}; print(*sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)

@@ -49,7 +49,7 @@ sys.addaudithook(listen)
 
 def called(*command: object, **more: object) -> str:
     """Run a program, and return what it prints."""
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, **more)  # type: ignore[call-overload]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, **more)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return str(done.stdout)
 

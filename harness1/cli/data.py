@@ -121,12 +121,7 @@ def import_(
     left: list[CorpusError] = []
     with count_of_documents(f"importing {name}") as advance:
         counts = import_benchmark(
-            benchmark,
-            path,
-            out,
-            fault=left.append if leave_out else refuse,
-            force=force,
-            on_document=advance,
+            benchmark, path, out, fault=left.append if leave_out else refuse, force=force, on_document=advance
         )
     for line in dict.fromkeys(map(str, left)):
         say(f"left out: {line}")

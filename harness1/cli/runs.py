@@ -251,8 +251,7 @@ def _gate_lines(gate: LogprobReport) -> Iterator[str]:
 
 def view(
     folders: Annotated[
-        list[Path],
-        Argument(help="Folders of runs, trainings, recipes and of `serve proxy --record`.", metavar="RUN"),
+        list[Path], Argument(help="Folders of runs, trainings, recipes and of `serve proxy --record`.", metavar="RUN")
     ],
     out: Annotated[Path, Option(help="The file to write.", metavar="FILE")] = Path("view.html"),
     max_mb: Annotated[

@@ -349,10 +349,7 @@ def index(
         put(f"{where}: {size}, index {info.index_hash[:12]}{read}{lost}")
 
 
-def check(
-    folder: Annotated[Path, Argument(help="The index.", metavar="DIR")],
-    as_json: Json = False,
-) -> None:
+def check(folder: Annotated[Path, Argument(help="The index.", metavar="DIR")], as_json: Json = False) -> None:
     """Read a whole index and compare every file with its checksum: exit code 2 if one differs."""
     found = check_index(folder)
     print_result(found, as_json, _in_words, folder)

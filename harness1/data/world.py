@@ -17,17 +17,7 @@ from itertools import islice
 import msgspec
 
 from harness1.data.source import Source
-from harness1.data.world_facts import (
-    Casting,
-    Entity,
-    Kind,
-    below,
-    coprime,
-    deal,
-    kind_ranges,
-    link_entities,
-    pick,
-)
+from harness1.data.world_facts import Casting, Entity, Kind, below, coprime, deal, kind_ranges, link_entities, pick
 from harness1.errors import UsageError
 from harness1.records import DocId, Gold, Record, Task
 from harness1.retrieval.corpus import Document

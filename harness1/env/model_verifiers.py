@@ -135,11 +135,7 @@ class CrossEncoderVerifier:
     """
 
     def __init__(
-        self,
-        scorer: TransformerScorer,
-        characters: int = 6000,
-        support: float = 0.5,
-        conflict: float = 0.8,
+        self, scorer: TransformerScorer, characters: int = 6000, support: float = 0.5, conflict: float = 0.8
     ) -> None:
         self.characters, self.support, self.conflict = characters, support, conflict
         self._scorer = scorer

@@ -155,11 +155,7 @@ def marker(env: Env, used: int, turn: int) -> Piece:
     else:
         limit = env.prompt_limit
         share = used / max(1, limit)
-        levels = {
-            "critical: end_search now": CRITICAL,
-            "finish soon": WARNING,
-            "over halfway": HALFWAY,
-        }
+        levels = {"critical: end_search now": CRITICAL, "finish soon": WARNING, "over halfway": HALFWAY}
         level = next((words for words, bound in levels.items() if share >= bound), "")
         text = f"Budget: {used} of {limit} tokens ({share:.0%}), turn {turn} of {env.max_turns}."
         text += f" {level}." if level else ""

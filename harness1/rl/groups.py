@@ -187,12 +187,7 @@ class RolloutProducer:
     `version`."""
 
     def __init__(
-        self,
-        rollouts: Rollouts,
-        stream: TaskStream,
-        buffer: Buffer[EpisodeGroup],
-        keep: OnEpisode,
-        version: int = 0,
+        self, rollouts: Rollouts, stream: TaskStream, buffer: Buffer[EpisodeGroup], keep: OnEpisode, version: int = 0
     ) -> None:
         self._rollouts, self._stream, self.buffer, self._keep = rollouts, stream, buffer, keep
         self._open: dict[int, tuple[int, list[Episode]]] = {}

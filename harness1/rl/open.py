@@ -216,9 +216,7 @@ def _players(
         whole = f"{ModelSpec.read(spec).kind}:{base.resolve()}"
         found = [replace(each, retriever=absolute_index(each.retriever), policy=whole) for each in setups]
         return RayRollouts(
-            partial(open_rollouts, found, whole, base.resolve(), versions.resolve()),
-            fleet,
-            machine.concurrency,
+            partial(open_rollouts, found, whole, base.resolve(), versions.resolve()), fleet, machine.concurrency
         )
     return nullcontext(LocalRollouts(setups, policy, base, versions))
 

@@ -94,7 +94,7 @@ def test_closing_leaves_nothing_running_however_often_and_whenever() -> None:
 
 def test_a_driver_that_is_cancelled_in_a_step_closes_it() -> None:
     class Slow(WordRetriever):
-        async def search(self, requests):  # type: ignore[no-untyped-def]
+        async def search(self, requests):
             await asyncio.sleep(60)
             return await super().search(requests)
 

@@ -16,15 +16,7 @@ from harness1.episodes.rollout import replay_env
 from harness1.models.calls import messages_of, tools_of
 from harness1.records import Episode
 from harness1.runs.journal import read_episodes
-from tests.adapters.peers import (
-    THOUGHT,
-    Sampled,
-    branches,
-    generate_server,
-    path,
-    scratch_index,
-    traces,
-)
+from tests.adapters.peers import THOUGHT, Sampled, branches, generate_server, path, scratch_index, traces
 from tests.vocabularies import tokenizer, vocabulary
 
 SEARCHES, TURNS, EPOCH_TURNS = 3, 5, 3

@@ -175,9 +175,9 @@ def test_a_session_that_the_model_failed_is_begun_anew(tmp_path: Path) -> None:
     async def failing(*arguments: object) -> object:
         if failures:
             raise failures.pop()
-        return await generate(*arguments)  # type: ignore[arg-type]
+        return await generate(*arguments)
 
-    played.model.generate = failing  # type: ignore[assignment, method-assign]
+    played.model.generate = failing
     (episode,) = played.play(tasks_of("good"))
     assert (episode.status, len(episode.turns)) == (Status.COMPLETED, 2)
     failures.extend([InfrastructureFault("no memory")] * 9)

@@ -283,7 +283,7 @@ def test_no_answer_of_a_server_breaks_our_clients(attack: Attack, monkeypatch: p
             sent[0] += len(data)
 
     began = time.monotonic()
-    with lying(lambda peer: answer(Counting(peer))) as url:  # type: ignore[arg-type]
+    with lying(lambda peer: answer(Counting(peer))) as url:
         faults = run(all_calls(url))
     assert faults >= 5, "none of these is an answer to all"
     assert time.monotonic() - began < 30

@@ -156,10 +156,7 @@ def test_ablations_say_where_the_faults_are(evaluated: Callable[..., Any], tmp_p
 
 
 def test_a_comparison_says_how_many_pairs_fell_out_and_why(
-    evaluated: Callable[..., Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    evaluated: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, fails, more in (("one", fine, ()), ("two", faulty, ()), ("zero", faulty, ("--faults", "zero"))):
         evaluated(fails, tmp_path / name, *more)
@@ -192,10 +189,7 @@ def test_a_viewer_file_pairs_runs_as_a_comparison_does(
     ids=" ".join,
 )
 def test_a_server_that_is_not_there_is_an_error_alone(
-    words: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     run = command_in_process(monkeypatch, capsys)
     places = ["--out", str(tmp_path / "run"), "--cache", str(tmp_path)]

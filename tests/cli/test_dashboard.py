@@ -206,10 +206,7 @@ def test_what_is_at_work_within_a_step_is_shown() -> None:
         assert any("now" in line and "2,000 of 4,000 tokens" in line for line in drawn(board, console))
         board.listen(1, 3, {"loss": 2.0})
     lines = file.getvalue().splitlines()
-    assert lines == [
-        "sft: step 0 of 3; 2,000 of 4,000 tokens of step 1",
-        "sft: step 1 of 3; loss 2",
-    ]
+    assert lines == ["sft: step 0 of 3; 2,000 of 4,000 tokens of step 1", "sft: step 1 of 3; loss 2"]
 
 
 def test_validations_are_said_in_lines_that_stay() -> None:

@@ -89,7 +89,6 @@ def test_secret_answers_are_in_no_copy(harness1: Command) -> None:
     assert harness1("data", "copy", "browsecomp_plus:bcp", "--out", "copied").code == 0
     assert SECRET.encode() not in Path("copied/queries.jsonl").read_bytes()
     stage = read_stage(Path("copied"))
-    assert stage is not None
     assert stage.inputs["benchmark"] == "browsecomp_plus"
 
 

@@ -113,7 +113,6 @@ def test_a_search_by_a_local_model_is_viewed_as_it_was_sent(harness1: Command, s
     ended = harness1("view", "run", "--out", "run.html")
     assert ended.code == 0, ended.err
     source = RunSource.open(searched)
-    assert source.tokenizer is not None
     assert not any("tokenizer" in note for note in source.notes)
     (episode,) = read_episodes(searched)
     shown = EpisodeView(episode, source.config.env, None, source.tokenizer).as_json(None)

@@ -79,7 +79,6 @@ def test_a_running_mean_stays_exact_over_many_samples() -> None:
         mean.add(task, value)
     means = [statistics.fmean(each) for each in values.values()]
     found = mean.interval()
-    assert found
     assert found[0] == pytest.approx(statistics.fmean(means))
     assert found[2] - found[0] == pytest.approx(1.959964 * statistics.stdev(means) / len(means) ** 0.5)
 

@@ -54,7 +54,6 @@ def test_a_check_writes_a_report_once(harness1: Command, tmp_path: Path) -> None
     assert (report.split, report.recipe) == ("train", "paper")
     assert "curate-everything" in (folder / README).read_text()
     stage = read_stage(folder)
-    assert stage is not None
     assert (stage.verb, stage.status) == ("rl check", "finished")
 
     before = (folder / REPORT).stat().st_mtime_ns
@@ -85,7 +84,6 @@ def test_a_stopped_check_goes_on(harness1: Command, tmp_path: Path) -> None:
     assert harness1(*CHECK).code == 0
     folder = tmp_path / "checked"
     stage, report = read_stage(folder), read_report(folder)
-    assert stage is not None
     stage.write(folder, status="interrupted")
     kept, lost = (folder / RUNS / policy / EPISODES for policy in ("oracle", "scripted"))
     lines, before = lost.read_bytes().splitlines(keepends=True), kept.read_bytes()
@@ -123,7 +121,6 @@ def test_tasks_that_a_training_would_leave_out_are_not_judged(harness1: Command,
     done = harness1(*CHECK, "--against", "set:train", "--share", "rl")
     assert done.code == 0, done.err
     report = read_report(tmp_path / "checked")
-    assert report.selection is not None
     assert (report.selection.share, report.selection.near) == ("rl", 2)
     assert report.selection.learned == tuple(task.task_id for task in report.tasks)
     assert not {each.task_id for each in report.tasks} & {task.task_id for task in SOURCE.tasks("train")[:2]}

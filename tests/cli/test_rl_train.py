@@ -76,7 +76,6 @@ def test_a_policy_that_never_acts_has_nothing_to_learn_from(harness1: Command, h
     assert "world-60-0 train: left out 18 tasks of the other share" in ended.err
     assert "all episodes had the same reward" in ended.err
     stage = read_stage(home / "hopeless")
-    assert stage is not None
     assert stage.status == "interrupted"
     (chosen,) = stage.outputs["selections"]
     assert (chosen["share"], chosen["tasks"], len(chosen["learned"])) == ("rl", 60, 42)
@@ -102,7 +101,6 @@ def test_no_batch_is_begun_when_the_time_is_up_and_nothing_untrained_is_a_checkp
     assert ended.code == 2
     assert "the time was up before the first batch" in ended.err
     stage = read_stage(home / "late")
-    assert stage is not None
     assert stage.status != "finished"
 
 

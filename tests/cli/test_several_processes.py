@@ -57,8 +57,6 @@ def test_two_processes_fine_tune_as_one_does_and_print_one_object(home: Path) ->
     code, out, err = run(home, *train("shared", "--json"))
     assert code == 0, err
     card, alone = read_checkpoint(home / "shared"), read_checkpoint(home / "student")
-    assert card is not None
-    assert alone is not None
     assert json.loads(out)["step"] == card.step == alone.step
     losses = [[line["loss"] for line in read_log(home / each) if "loss" in line] for each in ("shared", "student")]
     assert losses[0] == pytest.approx(losses[1], rel=1e-2)
@@ -82,7 +80,6 @@ def test_an_interrupt_ends_all_processes_and_one_alone_goes_on(home: Path) -> No
     process.send_signal(signal.SIGINT)
     err = process.communicate(timeout=LIMIT_S)[1]
     stage = read_stage(home / "cut")
-    assert stage is not None
     assert stage.status == "interrupted", err
     assert err.count("harness1: interrupted") == 1, err
     done = len(read_log(home / "cut"))
@@ -106,7 +103,6 @@ def test_two_processes_learn_from_the_episodes_of_the_first(start: Path) -> None
     assert code == 0, err
     assert json.loads(out)["batch"] == 2
     found = read_checkpoint(start / "better")
-    assert found is not None
     assert found.step == 2
     assert load_file(weights_in(start / "better"))
     lines = [line for line in read_log(start / "better") if "loss" in line]

@@ -106,7 +106,6 @@ def test_a_finished_training_prints_its_checkpoint_and_loads_no_model_again(
     ended = harness1(*train("student", "--json"))
     assert ended.code == 0, ended.err
     found, card = json.loads(ended.out), read_checkpoint(home / "student")
-    assert card is not None
     assert found == {"checkpoint": "student", "step": card.step, "metrics": card.metrics, "start": found["start"]}
     assert found["start"] == validation_values(read_log(home / "student")[0])
     assert found["metrics"].keys() == {"nll", "valid", "tool_agreement", "action_agreement"}
@@ -156,7 +155,6 @@ def test_another_training_needs_force_and_force_begins_anew(harness1: Command, h
     assert read_checkpoint(home / "mine") == read_checkpoint(home / "student")
     assert harness1(*train("mine", *longer, "--force")).code == 0
     card = read_checkpoint(home / "mine")
-    assert card is not None
     assert card.train["epochs"] == 1
     assert max(line["step"] for line in read_log(home / "mine")) == 2
 
@@ -253,7 +251,6 @@ def test_a_student_plays_in_the_environment_that_it_was_trained_in(harness1: Com
     assert played.code == 0, played.err
     assert "harness1: env of student: env.max_turns=4, " in played.err
     card = read_checkpoint(home / "student")
-    assert card is not None
     assert next(read_episodes(home / "carried")).hashes.env == card.env_hash
     index = str(next((home / "cache").iterdir()))
     asked = harness1("search", "Who founded it?", "--index", index, "--policy", "hf:student", "--out", "asked")

@@ -36,7 +36,6 @@ def out(tmp_path: Path) -> Path:
 
 def documents_of_the_card(out: Path) -> int:
     card = read_stage(out)
-    assert card is not None
     assert card.status == "finished"
     return int(card.outputs["documents"])
 

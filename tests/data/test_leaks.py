@@ -134,7 +134,6 @@ def test_a_leak_is_named_with_the_task_that_it_gives_away() -> None:
     assert leaks.find("d", QUERY.upper(), gold_set(gold("a"))) == Leak("d:test/q", "")
     assert leaks.find("d", "Who?", gold_set(gold("b", "a"))) == Leak("", "d:test/q")
     both = leaks.find("d", QUERY, gold_set(gold("a", "b")))
-    assert both is not None
     assert both.reason == "asks the same as d:test/q and has the gold set of d:test/q"
 
 

@@ -202,7 +202,6 @@ def test_states_of_earlier_versions_are_resumed(tmp_path: Path, kind: str) -> No
     loop.validated, loop.version, cast(Any, loop.engine).step_count = 4, 4, 4
     loop.save()
     state = read_state(tmp_path / STATE)
-    assert state is not None
     if kind == "fine-tuning":
         kept = {name: state[name] for name in ("trainer", "best", "card", "validated")}
     else:

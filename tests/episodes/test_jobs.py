@@ -20,14 +20,7 @@ from harness1.config import Config, load_config
 from harness1.data.open import open_source
 from harness1.env.render import Context
 from harness1.episodes import jobs as runner
-from harness1.episodes.jobs import (
-    Depths,
-    EpisodeJob,
-    EpisodeSetup,
-    _hand_over,
-    play_in_loop,
-    run_episodes,
-)
+from harness1.episodes.jobs import Depths, EpisodeJob, EpisodeSetup, _hand_over, play_in_loop, run_episodes
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.policy.policy import Decision, Policy
 from harness1.records import Episode, Status, Task, encode_episode

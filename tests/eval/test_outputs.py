@@ -269,7 +269,7 @@ def test_a_training_is_read_by_its_folder(folder: Path, tmp_path: Path) -> None:
 def test_a_missing_library_names_the_extra(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = harness1.load_run(folder)
     with pytest.raises(UsageError, match="pandas or polars"):
-        run.tasks("numpy")  # type: ignore[arg-type]
+        run.tasks("numpy")
     original = importlib.util.find_spec
     monkeypatch.setattr("harness1.eval.outputs.find_spec", lambda name: None if name == "pandas" else original(name))
     assert isinstance(run.tasks(), pl.DataFrame)

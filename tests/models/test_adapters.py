@@ -367,4 +367,4 @@ def test_damaged_files_are_refused(tmp_path: Path, base: Path) -> None:
     (tmp_path / "out" / ADAPTER_CONFIG).write_text("{")
     for read in (read_adapters, base_folder, folder_hash):
         with pytest.raises(UsageError, match="not a configuration of adapters"):
-            read(tmp_path / "out")  # type: ignore[operator]
+            read(tmp_path / "out")

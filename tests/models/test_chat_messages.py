@@ -20,7 +20,7 @@ ORDERS = ("paper", "stable_first", "epoch", "transcript")
 
 def contexts(order: str, *actions: Any) -> list[Context]:
     """What a policy sees after each action."""
-    env = make_env(Env(rendering=Rendering(order=order)))  # type: ignore[arg-type]
+    env = make_env(Env(rendering=Rendering(order=order)))
     shown = [step.context for step in play(env, *(actions or ACTIONS))]
     return [context for context in shown if context is not None]
 

@@ -69,19 +69,11 @@ EARLIER = {name: value for name, value in learned().env.plain().items() if name 
 @pytest.mark.parametrize(
     ("changes", "settings", "says"),
     [
-        (
-            {},
-            ["env.max_turns=9", "env.grep.on=true"],
-            r"max_turns=9 \(trained: 6\), env\.grep\.on=True \(trained: F",
-        ),
+        ({}, ["env.max_turns=9", "env.grep.on=true"], r"max_turns=9 \(trained: 6\), env\.grep\.on=True \(trained: F"),
         ({}, ["policy.format=hermes"], r"differs in policy\.format=hermes \(trained: compact\)\."),
         ({}, ["policy.format=hermes", "env.max_turns=7", *SWITCHES], r"env\.read\.on=False .* and 2 more\. Without"),
         ({"env_hash": "of other words"}, [], "differs in the wording of the prompt or of a tool"),
-        (
-            {"env": EARLIER, "env_hash": "of that version"},
-            [],
-            r"max_turns=6 \(trained: None\), env\.luck=None \(t",
-        ),
+        ({"env": EARLIER, "env_hash": "of that version"}, [], r"max_turns=6 \(trained: None\), env\.luck=None \(t"),
     ],
 )
 def test_another_environment_or_format_is_refused_with_each_difference(

@@ -69,7 +69,7 @@ def tensors_in(folder: Path) -> dict[str, torch.Tensor]:
 def test_every_byte_at_every_scale_is_the_number_that_transformers_reads(dtype: torch.dtype) -> None:
     blocks = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(1, 255, 16, 16).contiguous()
     scales = torch.arange(255, dtype=torch.uint8).view(1, 255, 1).expand(1, 255, 16).contiguous()
-    expected = convert_moe_packed_tensors(blocks, scales, dtype=dtype)[0]  # type: ignore[no-untyped-call]
+    expected = convert_moe_packed_tensors(blocks, scales, dtype=dtype)[0]
     assert torch.equal(dequantize(blocks[0], scales[0], dtype).view(torch.uint8), expected.view(torch.uint8))
 
 

@@ -99,7 +99,6 @@ def test_a_model_is_fetched_once_with_all_that_lies_beside_its_weights(tmp_path:
     assert files == {"model.safetensors", "config.json", "1_Pooling/config.json", "stage.json"}
     assert visible(tmp_path) == ["tiny"]
     stage = read_stage(folder)
-    assert stage is not None
     assert stage.inputs == {"package": "tiny-model", "version": "1.0", "sha256": MODEL.sha256}
     assert stage.outputs == {"model.safetensors": MODEL.sha256}
     assert len(said) == 2

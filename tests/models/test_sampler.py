@@ -58,7 +58,6 @@ def test_grammar_temperature_top_k_and_top_p_come_in_this_order() -> None:
 def test_what_is_kept_can_be_differentiated() -> None:
     logits = LOGITS.clone().requires_grad_()
     process_logprobs(logits, Sampling(temperature=0.7, top_k=3, top_p=0.9))[0, 0].backward()
-    assert logits.grad is not None
     assert logits.grad.isfinite().all()
 
 

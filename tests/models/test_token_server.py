@@ -84,12 +84,12 @@ def generated(**changed: Any) -> dict[str, Any]:
 
 def vllm(reply: Reply) -> tuple[VllmServer, FakeEndpoint]:
     endpoint = FakeEndpoint(reply)
-    return VllmServer(endpoint, "smol"), endpoint  # type: ignore[arg-type]
+    return VllmServer(endpoint, "smol"), endpoint
 
 
 def sglang(reply: Reply) -> tuple[SglangServer, FakeEndpoint]:
     endpoint = FakeEndpoint(reply)
-    return SglangServer(endpoint, "smol"), endpoint  # type: ignore[arg-type]
+    return SglangServer(endpoint, "smol"), endpoint
 
 
 @pytest.fixture
@@ -299,8 +299,7 @@ def test_a_server_whose_weights_could_not_be_changed_is_not_left_paused(weights:
 
 
 @pytest.mark.parametrize(
-    ("error", "advice"),
-    [(Refusal("400 shapes"), "400 shapes"), (Unreachable("404", 404), "VLLM_SERVER_DEV_MODE=1")],
+    ("error", "advice"), [(Refusal("400 shapes"), "400 shapes"), (Unreachable("404", 404), "VLLM_SERVER_DEV_MODE=1")]
 )
 def test_a_server_that_refuses_weights_goes_on_with_what_it_has(weights: Path, error: Exception, advice: str) -> None:
     server, _ = vllm(lambda path, body: completion() if "completions" in path else error)

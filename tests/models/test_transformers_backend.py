@@ -632,7 +632,7 @@ def test_outputs_and_gradients_are_those_of_torch(
     groups = HEADS // KV_HEADS
     grouped = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     expected = scaled_dot_product_attention(query, *grouped, seen, scale=0.3)
-    found = BlockAttention.apply(query, key, value, seen if padded else None, 0.3)  # type: ignore[no-untyped-call]
+    found = BlockAttention.apply(query, key, value, seen if padded else None, 0.3)
     torch.testing.assert_close(found, expected)
     given = torch.randn(expected.shape, generator=torch.Generator().manual_seed(3))
     for own, theirs in zip(

@@ -87,7 +87,7 @@ def server(smollm2: Path) -> Iterator[VllmServer]:
 
 @pytest.fixture(params=["in_process", "server"])
 def backend(request: pytest.FixtureRequest) -> Backend:
-    return request.getfixturevalue(request.param)  # type: ignore[no-any-return]
+    return request.getfixturevalue(request.param)
 
 
 class TestVllm:

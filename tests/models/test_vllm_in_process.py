@@ -82,10 +82,7 @@ def package(monkeypatch: pytest.MonkeyPatch) -> None:
         "vllm.inputs": {"tokens_input": list},
         "vllm.lora": {},
         "vllm.lora.request": {"LoRARequest": record},
-        "vllm.sampling_params": {
-            "RequestOutputKind": SimpleNamespace(FINAL_ONLY=2),
-            "StructuredOutputsParams": record,
-        },
+        "vllm.sampling_params": {"RequestOutputKind": SimpleNamespace(FINAL_ONLY=2), "StructuredOutputsParams": record},
     }
     for name, values in parts.items():
         module = ModuleType(name)
@@ -109,7 +106,7 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 def backend(engine: FakeEngine, folders: tuple[Path, Path]) -> Iterator[VllmBackend]:
-    made = VllmBackend(engine, LoopThread(), {}, "name", folders[0], WeightGate())  # type: ignore[arg-type]
+    made = VllmBackend(engine, LoopThread(), {}, "name", folders[0], WeightGate())
     yield made
     made.close()
 
@@ -197,7 +194,7 @@ def test_an_engine_that_cannot_sleep_goes_on(backend: VllmBackend, engine: FakeE
             async with backend.asleep():
                 raise AssertionError("it does not sleep")
 
-    engine.sleep = refused  # type: ignore[method-assign]
+    engine.sleep = refused
     run(work())
 
 

@@ -191,7 +191,7 @@ def test_calls_in_flight_end_on_their_version_which_is_unloaded_when_no_call_use
 
 def test_a_vllm_that_was_not_started_for_adapters_is_refused_with_what_to_do(adapters: Path) -> None:
     for error in (Unreachable("404 Not Found", 404), Refusal("400 rank too large")):
-        server, _ = vllm(lambda path, body, error=error: error if "lora" in path else completion())  # type: ignore[misc]
+        server, _ = vllm(lambda path, body, error=error: error if "lora" in path else completion())
         with pytest.raises(UsageError, match=r"VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, --enable-lora, --max-lora-rank"):
             run(server.load_adapter(adapters, 1))
         assert sample(server).version_end == 0

@@ -107,9 +107,7 @@ def episodes(world: tuple[list[Chunk], list[Task]]) -> Found:
     return found
 
 
-def test_every_content_word_of_an_action_was_asked_or_shown_before(
-    episodes: Found,
-) -> None:
+def test_every_content_word_of_an_action_was_asked_or_shown_before(episodes: Found) -> None:
     for task, _, turns in episodes:
         shown = words(task.query)
         for text, decision in turns:
@@ -135,9 +133,7 @@ def test_no_title_id_or_answer_of_gold_is_said_before_it_was_shown(
                     assert not inside or secret.lower() in shown, said
 
 
-def test_lines_are_short_varied_and_never_speak_of_gold(
-    episodes: Found,
-) -> None:
+def test_lines_are_short_varied_and_never_speak_of_gold(episodes: Found) -> None:
     said = [decision.reasoning for _, _, turns in episodes for _, decision in turns]
     assert all(0 < len(reasoning.split()) < 40 for reasoning in said)
     assert not any("{" in reasoning for reasoning in said)
@@ -145,17 +141,13 @@ def test_lines_are_short_varied_and_never_speak_of_gold(
     assert not OWN_WORDS & {"gold", "oracle", "answer", "relevant"}
 
 
-def test_all_tools_are_used_on_a_collection_and_none_wrongly(
-    episodes: Found,
-) -> None:
+def test_all_tools_are_used_on_a_collection_and_none_wrongly(episodes: Found) -> None:
     used = {call.name for _, episode, _ in episodes for call in calls(episode)}
     assert used == {spec.name for spec in make_env().toolbox.specs}
     assert all(is_clean(episode) for _, episode, _ in episodes)
 
 
-def test_it_curates_all_gold_that_it_saw_marks_it_highest_and_stops(
-    episodes: Found,
-) -> None:
+def test_it_curates_all_gold_that_it_saw_marks_it_highest_and_stops(episodes: Found) -> None:
     results: list[Outcome] = []
     for task, episode, _ in episodes:
         assert episode.stop_reason is StopReason.END_SEARCH

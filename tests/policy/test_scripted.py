@@ -7,14 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from harness1.config import (
-    AutoPopulate,
-    Curation,
-    Env,
-    Evidence,
-    Search,
-    load_config,
-)
+from harness1.config import AutoPopulate, Curation, Env, Evidence, Search, load_config
 from harness1.episodes.rollout import replay_episode, rollout
 from harness1.errors import UsageError
 from harness1.policy.registry import open_policy

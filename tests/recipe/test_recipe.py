@@ -237,7 +237,7 @@ def test_stages_run_in_order_and_nothing_is_done_twice(notes: Path) -> None:
     again = work_of(notes, commands)
     assert again.run() == journal
     assert len(commands.ran) == 4
-    assert again.watch.told == [("had passed", name) for name in CHAIN["stages"]]  # type: ignore[attr-defined]
+    assert again.watch.told == [("had passed", name) for name in CHAIN["stages"]]
 
 
 def test_a_command_that_fails_stops_there_and_is_run_again(notes: Path) -> None:
@@ -299,7 +299,6 @@ def test_after_an_interrupt_the_stage_at_work_goes_on(notes: Path) -> None:
         work_of(notes, commands).run()
     assert ended.value.__notes__ == ["the same command goes on from here"]
     journal = read_recipe_state(notes.parent / "work")
-    assert journal is not None
     assert journal.stages["second"].status == "running"
     commands.before = lambda name: None
     work_of(notes, commands).run()
@@ -433,7 +432,6 @@ def test_the_commands_print_what_is_done_and_what_failed(
     assert "2 of 2" in shown.out
     assert json.loads(harness1("recipe", "status", "work", "--json").out)["left"] == 0
     journal = read_recipe_state(Path("work"))
-    assert journal is not None
     planned = msgspec.structs.replace(journal, plan={"index": StagePlan(), "longer": StagePlan("more", 600.0)})
     write_json(Path("work") / JOURNAL, planned)
     under_way = harness1("recipe", "status", "work").out

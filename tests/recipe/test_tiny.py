@@ -83,7 +83,7 @@ def test_the_recipe_goes_the_whole_way_and_does_nothing_twice(finished: Path) ->
     assert len(list(read_episodes(finished / "rl" / OWN))) >= 2 * 16 * 8
     assert {len(list(read_episodes(finished / name))) for name in ("eval-sft", "eval-rl")} == {20}
     assert {len(list(read_episodes(finished / name))) for name in played} == {10}
-    windows = {read_stage(finished / name).hashes["tokenizer"] for name in (*played, "eval-rl")}  # type: ignore[union-attr]
+    windows = {read_stage(finished / name).hashes["tokenizer"] for name in (*played, "eval-rl")}
     assert len(windows) == 1
     made = {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.name in (CHECKPOINT, EPISODES)}
     again = tiny(finished)
@@ -99,7 +99,6 @@ def test_without_a_fault_no_gate_fails(finished: Path) -> None:
 
 def card(folder: Path, **changes: object) -> None:
     stage = read_stage(folder)
-    assert stage is not None
     stage.write(folder, **changes)
 
 
@@ -112,13 +111,11 @@ def rewrite(folder: Path, change: Callable[[Episode], Episode]) -> None:
         each.pop("digest", None)
     (folder / EPISODES).write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in plain))
     stage = read_stage(folder)
-    assert stage is not None
     stage.write(folder, outputs={key: value for key, value in stage.outputs.items() if key != LINES})
 
 
 def with_reward(total: float | None) -> Callable[[Episode], Episode]:
     def change(episode: Episode) -> Episode:
-        assert episode.reward is not None
         reward = RewardRecord(episode.reward.total + 0.01 if total is None else total, episode.reward.terms)
         return msgspec.structs.replace(episode, reward=reward)
 
@@ -139,7 +136,6 @@ def logged(folder: Path, **values: float) -> None:
 
 def empty_index(folder: Path) -> None:
     stage = read_stage(folder)
-    assert stage is not None
     card(folder, outputs=stage.outputs | {"documents": 0})
 
 
@@ -199,7 +195,6 @@ def nothing_admitted(folder: Path) -> None:
 
 def broken_by_infrastructure(folder: Path) -> None:
     stage = read_stage(folder)
-    assert stage is not None
     card(folder, gates=stage.gates | {"failures": {"infra_error": 1}})
 
 

@@ -130,7 +130,7 @@ def test_settings_are_near_on_the_scale_on_which_they_are_drawn(other: dict[str,
 
 def test_the_best_trial_is_the_first_with_the_best_value() -> None:
     results = [TrialResult(number=at, settings={}, value=value) for at, value in enumerate([1.0, None, 3.0, 3.0, 0.5])]
-    assert [best_of(results, maximize=most).number for most in (True, False)] == [2, 4]  # type: ignore[union-attr]
+    assert [best_of(results, maximize=most).number for most in (True, False)] == [2, 4]
     assert best_of(results[1:2], maximize=True) is None
 
 
@@ -201,7 +201,6 @@ def test_what_was_learned_comes_first_where_it_can_be_drawn(tmp_path: Path) -> N
         Experience(tmp_path / "kept", "subject").keep(TrialResult(number=99, settings=settings, value=9.0))
     second = tuning(tmp_path / "b", Simulation(), kept=tmp_path / "kept", seed=9).run(trials=2, parallel=1)
     best = best_of(first, maximize=True)
-    assert best is not None
     assert second[0].settings == best.settings
     assert second[1].settings != best.settings
     alone = tuning(tmp_path / "c", Simulation(), seed=9).run(trials=1, parallel=1)
@@ -252,7 +251,6 @@ def test_the_table_and_the_page_show_every_trial(
     assert [each["number"] for each in found["trials"]] == list(range(8))
     page = Path(found["page"]).read_text()
     best = best_of(results, maximize=True)
-    assert best is not None
     assert page.count("<circle") == 8 * 4
     assert page.count('class="best"') == 4
     assert f"trial {best.number}" in page

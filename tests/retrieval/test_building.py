@@ -212,7 +212,6 @@ def test_deleting_and_merging_need_no_model(tmp_path, monkeypatch) -> None:
     delete(tmp_path, "id-moon", "id-star")
     index, embedder = open_index(tmp_path), HashEmbedder(32)
     assert [len(segment.dead) for segment in index.segments] == [0]
-    assert index.dense is not None
     ((best, score),) = index.dense.search(embedder.embed_queries(["Dust\nAbout dust."]), [1], [np.array([], int)])[0]
     assert (index.chunk_ids([best]), round(score, 2)) == (["id-dust"], 1.0)
 
@@ -225,13 +224,11 @@ def test_an_approximate_index_grows_by_what_is_added(tmp_path, monkeypatch, sear
         patch.setattr(embeddings, "build_approximate", None)
         add_documents(named("star", "comet"), tmp_path)
     index, embedder = open_index(tmp_path), HashEmbedder(256)
-    assert index.dense is not None
     queries = embedder.embed_queries(["Star\nAbout star.", "Word9\nAbout word9."])
     found = index.dense.search(queries, [1, 1], [np.array([], int)] * 2)
     assert [index.chunk_ids([best]) for ((best, _),) in found] == [["id-star"], ["id-word9"]]
     add_documents(named(*(f"more{number}" for number in range(90))), tmp_path)
     grown = open_index(tmp_path)
-    assert grown.dense is not None
     (((best, _),),) = grown.dense.search(embedder.embed_queries(["More5\nAbout more5."]), [1], [np.array([], int)])
     assert grown.chunk_ids([best]) == ["id-more5"]
 
@@ -249,7 +246,6 @@ def test_only_new_texts_are_embedded(tmp_path, monkeypatch) -> None:
     assert sum(fresh) == 3
     index = open_index(tmp_path)
     assert index.dense is not None
-    assert index.vectors is not None
     (store,) = (tmp_path / "vectors").iterdir()
     assert len(VectorStore(store, 32)) == index.vectors.rows == 3
 
@@ -260,7 +256,6 @@ def test_embeddings_find_what_is_there_and_not_what_was_deleted(tmp_path, search
     build_index(named(*WORDS), tmp_path, config.Index(dense=dense))
     delete(tmp_path, "id-word7")
     index, embedder = open_index(tmp_path), open_embedder(dense, config.Machine())
-    assert index.dense is not None
     (found, again) = index.dense.search(
         embedder.embed_queries(["word7", "word8"]), [60, 1], [np.array([], np.int64)] * 2
     )

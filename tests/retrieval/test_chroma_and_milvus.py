@@ -377,7 +377,6 @@ def test_a_file_that_another_process_has_open_is_refused(file) -> None:
     )
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", hold, file.url], stdin=pipe, stdout=pipe) as holder:
-        assert holder.stdout is not None
         holder.stdout.readline()
         with pytest.raises(UsageError, match="one process at a time"):
             file.open("x")

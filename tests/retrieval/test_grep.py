@@ -51,7 +51,6 @@ def index(folder: Path, texts: Sequence[str]) -> Trigrams:
 
 def chunks(found: Trigrams, query: Query) -> set[int]:
     ranges = found.candidates(query)
-    assert ranges is not None
     assert ranges.shape[1:] == (2,)
     assert ranges.dtype == np.int64
     assert np.all(np.diff(ranges.ravel()) >= 0)

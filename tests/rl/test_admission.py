@@ -94,7 +94,6 @@ def drifting() -> Scoring:
 
     def scoring(episode: Episode, gold: Gold) -> RewardRecord:
         found = scoring_of(CONFIG)(episode, gold)
-        assert found is not None
         return RewardRecord(found.total + 1e-6 * next(ticks))
 
     return scoring
@@ -111,7 +110,6 @@ def test_clean_tasks_are_admitted(played: list[Played], config: Config) -> None:
 
 
 def test_gold_that_is_not_in_the_index_is_rejected(index: str) -> None:
-    assert TASKS[0].gold is not None
     gold = Gold(relevant={**TASKS[0].gold.relevant, "absent": 1})
     task = msgspec.structs.replace(TASKS[0], gold=gold)
     found = judged(task, *play(index, [task]))
@@ -125,7 +123,6 @@ def test_gold_that_is_not_in_the_index_is_rejected(index: str) -> None:
 def test_gold_that_the_question_gives_away_is_rejected(index: str, played: list[Played]) -> None:
     at = next(at for at, each in enumerate(played) if recall(TASKS[at], each["stop-at-once"][0]) > 0.0)
     gold = TASKS[at].gold
-    assert gold is not None
     task = msgspec.structs.replace(TASKS[at], query=f"{TASKS[at].query} ({', '.join(gold.relevant)})")
     found = judged(task, *play(index, [task]))
     assert found.rejected == ("leaked",)
@@ -160,7 +157,6 @@ def test_an_ideal_delivery_holds_the_answer_first_and_no_more_than_the_set_may(p
     best = ideal(played[0][NO_OP][0], gold, 2)
     assert [entry.unit_id for entry in best.curated] == ["c", "a"]
     whole = scoring_of(PAPER)(ideal(played[0][ORACLE][0], gold, 30), gold)
-    assert whole is not None
     assert whole.total == pytest.approx(3.2, abs=0.15)
     facts = Gold(relevant={}, facts=(("x", "y"), ("y", "z")))  # one chunk of each, and none twice
     held = (Curated("y", "fair", 1),)

@@ -89,7 +89,7 @@ def compare(seed: int) -> int:
             number = flying[0] if draw.random() < patience else draw.choice(flying[1:] or flying)
             if draw.random() < 0.2:
                 reason = draw.choice(["filtered", "faulty"])
-                buffer.drop(number, reason)  # type: ignore[arg-type]
+                buffer.drop(number, reason)
                 line.drop(number, reason)
             else:
                 oldest = line.line[number]["oldest"] - draw.randint(0, lag)

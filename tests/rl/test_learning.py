@@ -179,7 +179,6 @@ def test_a_resumed_training_equals_the_uninterrupted_one(tmp_path: Path, base: P
         trained(tmp_path / "cut", base, stop_at=4, rollouts=one_by_one)
     trained(tmp_path / "cut", base, rollouts=one_by_one)
     stage = read_stage(tmp_path / "whole")
-    assert stage is not None
     assert stage.inputs["rl"]["anchors"] == stage.inputs["rl"]["kl"] == 0.0  # so that older records resume
     whole, cut = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "cut"))
     assert all(torch.equal(whole[name], cut[name]) for name in whole)
@@ -242,8 +241,6 @@ def test_an_interrupt_loses_no_batch(tmp_path: Path, base: Path, within: int) ->
             make_rows=interrupting_rows(8, within) if within in (1, 2) else training,
         )
     stage, state = read_stage(tmp_path), read_state(tmp_path / STATE)
-    assert stage is not None
-    assert state is not None
     assert stage.status == "interrupted"
     done = [line["step"] for line in steps(tmp_path)]
     assert done == list(range(1, state["version"] + 1))

@@ -125,7 +125,6 @@ def test_states_are_those_of_the_record(order: str) -> None:
         assert len(states) == len(episode.turns) > 2
         for state, turn in zip(states, episode.turns, strict=True):
             assert state.turn == turn
-            assert state.before.context is not None
             assert state.before.context.hash == turn.context_hash
         for state, before in zip(states[1:], episode.turns, strict=False):
             assert state.decision_point.memory.hash() == before.memory_hash
@@ -152,11 +151,9 @@ def test_an_episode_is_one_turn_with_a_reward_under_the_name_of_its_rule() -> No
     (made,) = played(policy, episode, job(episode, 4))
     assert made.task == Task(f"{episode.episode_id}/4", TASK.query)
     assert (len(made.turns), made.group_id, made.stop_reason) == (1, "g", StopReason.END_SEARCH)
-    assert made.reward is not None
     assert (made.reward.total, made.reward.terms) == (1.0, {"stop": RewardTerm(1.0, 1.0)})
     assert made.hashes.policy == policy.hash
     (early,) = played(policy, episode, job(episode, 2))
-    assert early.reward is not None
     assert (early.reward.total, early.reward.terms) == (0.0, {"stop": RewardTerm(0.0, 1.0)})
     (long,) = played(model(search("bridge")), episode, job(episode, 1))  # would go on: it ends at its limit
     assert (long.stop_reason, long.status) == (StopReason.TURN_LIMIT, Status.COMPLETED)
@@ -168,7 +165,6 @@ def test_an_output_without_an_action_is_wrong_and_trained_with_all_its_attempts(
     episode = taught(StudentFormatPolicy(TAUGHT, CHAT))
     (made,) = played(model("nothing to call"), episode, job(episode, 2))
     assert (made.status, made.turns[0].action) == (Status.POLICY_ERROR, None)
-    assert made.reward is not None
     assert made.reward.terms == {"unreadable": RewardTerm(0.0, 1.0)}
     assert len(list(calls_for_rows(made))) == 4
 

@@ -195,7 +195,7 @@ def test_no_job_is_played_with_weights_older_than_those_published_before(cluster
 
             runs = [asyncio.create_task(rollouts.run(source(begin), found.append)) for begin in (0, 100)]
             while not all(task.done() for task in runs):
-                await rollouts.publish({"w": Weight(version + 1)}, version + 1)  # type: ignore[dict-item]
+                await rollouts.publish({"w": Weight(version + 1)}, version + 1)
                 version += 1
                 await asyncio.sleep(0.02)
             await asyncio.gather(*runs)
@@ -233,7 +233,7 @@ def test_a_node_that_is_lost_is_survived(cluster: Cluster, tmp_path: Path) -> No
 
     async def main() -> None:
         async with RayRollouts(partial(Fake, tmp_path), Fleet(workers=4), PLACES) as rollouts:
-            await rollouts.publish({"w": Weight(1)}, 1)  # type: ignore[dict-item]
+            await rollouts.publish({"w": Weight(1)}, 1)
 
             async def source() -> AsyncIterator[EpisodeJob]:
                 for job in jobs(400):

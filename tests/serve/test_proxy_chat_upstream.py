@@ -34,7 +34,7 @@ class Server:
         self.asked: list[Body] = []
         self.answer = answer
         self.upstream = ChatUpstream("http://127.0.0.1:9/v1", "", config or Config())
-        self.upstream._endpoint.post = self._post  # type: ignore[method-assign, assignment]
+        self.upstream._endpoint.post = self._post
 
     async def _post(self, path: str, body: Body, kind: type[Any]) -> Any:
         self.asked.append(body)

@@ -105,7 +105,6 @@ def changed(
 ) -> None:
     """Write the card of a run anew, with some inputs and outputs in place of others."""
     stage = read_stage(folder)
-    assert stage is not None
     merged = {"inputs": {**stage.inputs, **(inputs or {})}, "outputs": {**stage.outputs, **(outputs or {})}}
     stage.write(folder, **merged, **more)
 
@@ -223,7 +222,6 @@ def stray(episode: Episode) -> Episode:
 
 def without_dataset(run: Path) -> None:
     stage = read_stage(run)
-    assert stage is not None
     stage.write(run, inputs={"query": "why?"})
 
 
@@ -335,7 +333,6 @@ def test_no_row_left_is_refused_with_the_counts(teacher: Path, tmp_path: Path) -
     with pytest.raises(UsageError, match=r"no row is left of 8 kept episodes; turns dropped: \d+ too_long"):
         build(Build([teacher], msgspec.structs.replace(SFT, max_tokens=10)), tmp_path / "out")
     stage = read_stage(tmp_path / "out")
-    assert stage is not None
     assert stage.status == "interrupted"
     assert build(Build([teacher], SFT), tmp_path / "out").train.rows
 

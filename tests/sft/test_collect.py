@@ -80,7 +80,6 @@ def test_prompts_are_what_the_student_would_be_given(index: str, tmp_path: Path)
         twin = replay_env(episode, config.env, chat)
         for turn in episode.turns:
             context = twin.state.context
-            assert context is not None
             assert turn.action is not None
             assert turn.context_hash == context.hash
             prompt = [*chat.segments(context), chat.prompt_end()]
@@ -98,7 +97,6 @@ def test_the_card_names_tokenizer_format_and_where_a_dataset_lies(
     monkeypatch.chdir(tmp_path)
     run_of(tmp_path / "run", index, "--limit", "1", "--format", "compact", "--tokenizer", "student")
     stage = read_stage(tmp_path / "run")
-    assert stage is not None
     assert (stage.verb, stage.status, stage.outputs["policy"]) == ("run", "finished", "scripted")
     assert (stage.outputs["format"], stage.outputs["tokenizer"]) == ("compact", student)
     assert (stage.inputs["dataset"], stage.outputs["source"]) == (WORLD, WORLD)
@@ -107,7 +105,6 @@ def test_the_card_names_tokenizer_format_and_where_a_dataset_lies(
     beir.write(tmp_path / "set", SOURCE.documents(), SOURCE.tasks("train")[:1])
     collected("--teacher", "scripted", "--data", "set", "--index", index, "--out", "bare")
     stage = read_stage(tmp_path / "bare")
-    assert stage is not None
     assert (stage.inputs["dataset"], stage.outputs["source"]) == ("set", str(tmp_path / "set"))
     assert stage.hashes["counter"] == "characters/4"  # without a student, it counted approximately
     assert not stage.outputs.keys() & {"tokenizer", "format"}

@@ -146,8 +146,6 @@ def test_a_checkpoint_is_complete_and_says_what_it_is(place: Place, trained: Pat
         *(CHECKPOINT, f"data_{CARD}", f"data_{README}", LOG, STAGE, "state"),
     }
     card, found, stage = read_card(place.rows), read_checkpoint(trained), read_stage(trained)
-    assert found is not None
-    assert stage is not None
     assert (found.format, found.counter, found.env, found.env_hash) == (
         *("compact", card.format_hash, card.env, card.env_hash),
     )
@@ -184,7 +182,6 @@ def test_an_interrupted_training_ends_as_if_it_had_not_been(
         with pytest.raises(KeyboardInterrupt):
             fine_tune(work, interrupt_at(stop))
         stage = read_stage(work.out)
-        assert stage is not None
         assert stage.status == "interrupted"
         assert not work.is_done()
     begun: list[int] = []
@@ -196,7 +193,6 @@ def test_an_interrupted_training_ends_as_if_it_had_not_been(
     torch.testing.assert_close(weights, wanted, rtol=0, atol=1e-5)
     assert done == read_checkpoint(work.out)
     card = read_checkpoint(whole)
-    assert card is not None
     assert done.step == card.step
     assert done.metrics == pytest.approx(card.metrics, abs=1e-5)
     assert len(timeless(work.out)) == len(timeless(whole))
@@ -245,7 +241,6 @@ def test_without_held_out_rows_the_last_weights_are_the_checkpoint(place: Place,
     done = fine_tune(tuning(place, tmp_path / "out", train, dataset=rows), silent)
     assert (done.step, done.metrics, len(read_log(tmp_path / "out"))) == (2, {}, 2)
     state = read_state(tmp_path / "out" / STATE)
-    assert state is not None
     last = Trainer(load_trainable(place.model, QUICK, "cpu"), NegativeLogLikelihood(), QUICK, 2)
     last.load((tmp_path / "out" / STATE).parent, state["trainer"])
     written = load_file(tmp_path / "out" / "model.safetensors")

@@ -122,7 +122,6 @@ def test_the_command_trains_on_the_service_once(
     ended = harness1(*words, "--engine", ADDRESS, "--config", SMALL, *settings, "--json")
     assert ended.code == 0, ended.err
     card, found = read_checkpoint(tmp_path / "student"), json.loads(ended.out)
-    assert card is not None
     assert card.remote in sdk.states
     assert {"nll", "valid"} <= found["metrics"].keys()
     sent = len(sdk.sent)

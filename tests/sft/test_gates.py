@@ -12,21 +12,11 @@ from harness1.data.leaks import EvaluationSet, Leaks
 from harness1.episodes.rollout import rollout
 from harness1.errors import UsageError
 from harness1.records import DocId, Episode, Gold, ModelCall, Status, Task
-from harness1.sft.build import (
-    GateCounts,
-    TeacherEpisode,
-    apply_gates,
-    candidate,
-    check_any_left,
-    draw_held_out,
-)
+from harness1.sft.build import GateCounts, TeacherEpisode, apply_gates, candidate, check_any_left, draw_held_out
 from tests.support import END, Script, WordRetriever, curate, make_env, run, search
 
 QUERY = "Where did the father of Ada Lovelace die?"
-GATES = (
-    *("fault", "format", "documents", "recall", "precision", "tools", "excluded", "leak"),
-    *("duplicate", "quota"),
-)
+GATES = (*("fault", "format", "documents", "recall", "precision", "tools", "excluded", "leak"), *("duplicate", "quota"))
 LOOSE = Gates(near=0.9)
 ASKED = Task("q", "Which river flows past the castle of the king in Rome?", "test", Gold({DocId("castle"): 1}))
 LEAKS = Leaks(0.9, [EvaluationSet("d", "test", [ASKED])])

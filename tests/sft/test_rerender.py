@@ -80,7 +80,6 @@ def test_what_was_scored_stays_scored() -> None:
 def test_actions_that_were_ignored_are_not_spoken_of() -> None:
     again = rerender(recorded(Script([search("river"), search("war")], END), Env()), Env(), CHAT)
     assert again.turns[0].ignored == ()
-    assert again.turns[0].observation is not None
     assert "not_executed" not in [note.code for note in again.turns[0].observation.notes]
 
 
@@ -96,15 +95,15 @@ def test_an_episode_that_a_fault_ended_stays_one() -> None:
     failing = WordRetriever(CORPUS)
 
     class Failing(Script):
-        def open(self, task: Task, seed: int):  # type: ignore[no-untyped-def]
+        def open(self, task: Task, seed: int):
             session = super().open(task, seed)
             act = session.act
 
-            async def counted(context):  # type: ignore[no-untyped-def]
+            async def counted(context):
                 failing.faults = 99 if context.turn == 2 else 0
                 return await act(context)
 
-            session.act = counted  # type: ignore[method-assign]
+            session.act = counted
             return session
 
     episode = recorded(Failing(search("river"), search("war"), END), Env(), retriever=failing)

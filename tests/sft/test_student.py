@@ -163,11 +163,7 @@ def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda rows: (rows / CARD).unlink(), UsageError, "it has no card.json"),
         (lambda rows: (rows / CARD).write_text('{"runs": 3}'), SchemaError, "card.json is not a data card"),
         (of_another_environment, SchemaError, "environment cannot be read: Expected `int`"),
-        (
-            lambda rows: (rows / TRAIN).write_text('{"token_ids": [1]\n'),
-            SchemaError,
-            r"jsonl:1: not a training row",
-        ),
+        (lambda rows: (rows / TRAIN).write_text('{"token_ids": [1]\n'), SchemaError, r"jsonl:1: not a training row"),
     ],
 )
 def test_a_dataset_that_is_none_is_refused_before_a_model_is_loaded(

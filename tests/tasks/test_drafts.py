@@ -98,10 +98,7 @@ def test_a_chain_asks_for_the_end_by_what_the_others_say() -> None:
 
 
 def test_a_chain_never_asks_of_a_person_what_only_works_have() -> None:
-    graph = corpus(
-        ("Low Tide", "Low Tide is a song by Marble."),
-        ("Marble", "Marble is a 1999 album."),
-    )
+    graph = corpus(("Low Tide", "Low Tide is a song by Marble."), ("Marble", "Marble is a 1999 album."))
     assert list(forms.chain_drafts(facts_of(graph), random.Random(0))) == []
 
 
@@ -202,10 +199,7 @@ def test_a_name_is_changed_only_into_one_that_stood_behind_the_same_word() -> No
 
 
 def test_a_place_is_never_refuted_by_another_that_may_lie_in_it() -> None:
-    graph = corpus(
-        ("Ann Lee", "Ann Lee is a singer, born in Oslo."),
-        ("Bo Ek", "Bo Ek is a painter, born in Norway."),
-    )
+    graph = corpus(("Ann Lee", "Ann Lee is a singer, born in Oslo."), ("Bo Ek", "Bo Ek is a painter, born in Norway."))
     drafts = [draft for seed in range(8) for draft in forms.claim_drafts(facts_of(graph), random.Random(seed))]
     assert {draft.answer for draft in drafts} == {"supported"}
 
@@ -261,10 +255,7 @@ def test_headings_are_not_told_of() -> None:
 def test_a_description_gives_no_word_of_the_name_away() -> None:
     graph = corpus(
         ("os.path.join (function)", "os.path.join(a, *p)\nPut two or more pathnames together with separators."),
-        (
-            "shutil.rmtree (function)",
-            "shutil.rmtree(path)\nAs rmtree does, delete a directory with all in it.",
-        ),
+        ("shutil.rmtree (function)", "shutil.rmtree(path)\nAs rmtree does, delete a directory with all in it."),
     )
     [draft] = forms.description_drafts(graph, random.Random(0))
     assert (draft.question, draft.answer) == (

@@ -37,7 +37,7 @@ def searcher(corpus: list[Document]) -> WordRetriever:
 
 
 def born(**need: object) -> Draft:
-    evidence = Need(0, names=("Ada Fenwick", "Grimsby")) if not need else Need(0, **need)  # type: ignore[arg-type]
+    evidence = Need(0, names=("Ada Fenwick", "Grimsby")) if not need else Need(0, **need)
     return Draft(kind=SINGLE, form="x", question="Where was Ada Fenwick born?", needs=(evidence,), answer="Grimsby")
 
 

@@ -30,11 +30,7 @@ def test_hits_that_do_not_fit_are_left_whole_for_a_later_search() -> None:
 
 
 def test_a_hit_that_fits_follows_one_that_does_not_and_the_first_always_stays() -> None:
-    chunks = [
-        chunk("a", "common " + "long " * 900),
-        chunk("b", "common " + "long " * 700),
-        chunk("c", "common short"),
-    ]
+    chunks = [chunk("a", "common " + "long " * 900), chunk("b", "common " + "long " * 700), chunk("c", "common short")]
     env = make_env(Env(search=Search(tokens=1000), compression=WHOLE), chunks)
     assert [hit.doc_id for hit in play(env, search("common"))[0].observation.hits] == ["a"]
     env = make_env(Env(search=Search(tokens=1300), compression=WHOLE), chunks)

@@ -40,7 +40,7 @@ def made_rows(lengths: Sequence[int] = LENGTHS, seed: int = 0, **fields: object)
         TrainRow(
             token_ids=tuple(random.randrange(VOCABULARY) for _ in range(length)),
             loss_mask=tuple(int(place >= 3 and place % 7 != 0) for place in range(length)),
-            **fields,  # type: ignore[arg-type]
+            **fields,
         )
         for length in lengths
     ]
@@ -55,7 +55,7 @@ def hidden_gradients(model: PreTrainedModel, rows: Sequence[TrainRow], algorithm
         seen.append(given[0])
 
     hook, batch = model.get_output_embeddings().register_forward_pre_hook(keep), collate(rows)
-    algorithm.token_losses(compute_logprobs(model, batch), batch).sum().backward()  # type: ignore[no-untyped-call]
+    algorithm.token_losses(compute_logprobs(model, batch), batch).sum().backward()
     hook.remove()
     assert seen[0].grad is not None
     return seen[0].grad
@@ -121,10 +121,7 @@ def test_log_probabilities_are_those_of_each_row_by_itself(model: PreTrainedMode
 
 
 def test_logits_are_computed_for_each_trained_token_and_nowhere_else(model: PreTrainedModel) -> None:
-    rows = [
-        TrainRow((5, 6, 7, 8, 9), (0, 0, 1, 0, 1)),
-        TrainRow((5, 6, 7), (0, 1, 1)),
-    ]
+    rows = [TrainRow((5, 6, 7, 8, 9), (0, 0, 1, 0, 1)), TrainRow((5, 6, 7), (0, 1, 1))]
     shapes: list[torch.Size] = []
     hook = model.get_output_embeddings().register_forward_hook(lambda _, given, out: shapes.append(out.shape))
     with torch.no_grad():
@@ -156,7 +153,6 @@ def test_a_micro_batch_lists_the_trained_tokens_of_its_rows_in_order() -> None:
     assert batch.column.tolist() == [0, 2, 0]
     assert batch.targets.tolist() == [6, 8, 4]
     assert batch.weights.tolist() == [0.5, 2.0, 1.0]
-    assert batch.rollout_logprobs is not None
     assert batch.rollout_logprobs.tolist() == [-0.5, -2.0, -1.0]
     assert batch.weights.dtype == batch.rollout_logprobs.dtype == torch.float32
 

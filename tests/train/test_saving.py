@@ -103,8 +103,6 @@ def test_adapters_are_saved_alone_and_in_float32(tmp_path: Path) -> None:
     write_model(out, trainer.model, trainer.weights(), base, card_of(base))
     assert not (out / "model.safetensors").exists()
     card, saved, kept = read_checkpoint(out), read_adapters(out), adapters_of(trainer.model)
-    assert card is not None
-    assert kept is not None
     assert card.adapter_base == folder_hash(base)
     assert (saved.rank, saved.alpha) == (4, 8.0)
     assert saved.tensors.keys() == kept.tensors.keys()
@@ -169,7 +167,6 @@ def test_training_goes_on_with_the_adapters_of_a_checkpoint_on_their_base(tmp_pa
     again = trained(first, 4)
     write_model(second, again.model, again.weights(), first, card_of(first))
     card, rows = read_checkpoint(second), made_rows((12, 12))
-    assert card is not None
     assert (card.base, card.adapter_base) == (folder_hash(first), folder_hash(base))
     assert again.loss(rows) < trainer.loss(rows)
     ready, plain = (load_causal_model(folder, "cpu", "float32") for folder in (second, base))
@@ -242,7 +239,6 @@ def test_a_state_is_read_as_it_was_written_and_replaced_whole(tmp_path: Path) ->
     write_state(path, {"step": 1, "weights": [torch.ones(3)]})
     write_state(path, {"step": 2, "weights": [torch.zeros(3)], "nested": {"best": 0.5}})
     found = read_state(path)
-    assert found is not None
     assert torch.equal(found.pop("weights")[0], torch.zeros(3))
     assert found == {"step": 2, "nested": {"best": 0.5}}
     assert [each.name for each in path.parent.iterdir()] == ["state.pt"]

@@ -47,7 +47,7 @@ def gradient(trainer: Trainer, rows: Sequence[TrainRow]) -> Tensor:
     found: list[Tensor] = []
 
     def note(*_: object) -> None:
-        found.append(torch.cat([parameter.grad.flatten() for parameter in trainer.parameters]))  # type: ignore[union-attr]
+        found.append(torch.cat([parameter.grad.flatten() for parameter in trainer.parameters]))
 
     hook = trainer.optimizer.register_step_pre_hook(note)
     trainer.step(rows)
@@ -81,7 +81,7 @@ def test_steps_are_those_of_plain_adamw_on_the_mean_over_trained_tokens(folder: 
     for step in range(4):
         rows = made_rows(seed=step)
         loss = mean_loss(model, rows)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip or 1e9)
         optimizer.param_groups[0]["lr"] = rate_at(step, 4, train)
         optimizer.step()
@@ -164,7 +164,7 @@ class Exploding(NegativeLogLikelihood):
         object.__setattr__(self, "loss", loss)
 
     def token_losses(self, logprobs: Tensor, batch: MicroBatch) -> Tensor:
-        if self.loss:  # type: ignore[attr-defined]
+        if self.loss:
             return logprobs * torch.inf
         return (logprobs - logprobs.detach()).abs().sqrt()
 
@@ -223,7 +223,7 @@ def test_checkpointing_computes_layers_twice_and_the_same_gradient(folder: Path,
         trainer = make_trainer(folder, plain_train(lora=lora, checkpointing=checkpointing))
         passed: list[object] = []
         layer: Any = trainer.model.model.layers[0]
-        layer.mlp.register_forward_pre_hook(lambda *_, passed=passed: passed.append(_))  # type: ignore[misc]
+        layer.mlp.register_forward_pre_hook(lambda *_, passed=passed: passed.append(_))
         found.append(gradient(trainer, made_rows()))
         calls.append(len(passed))
     assert calls == [1, 2]
@@ -257,7 +257,7 @@ SCHEDULES = ("constant", "linear", "cosine")
 
 def rates(steps: int, schedule: str, warmup: float = 0.0) -> list[float]:
     """The rates of all steps, and of the one that would follow."""
-    train = Train(rate=2.0, schedule=schedule, warmup=warmup)  # type: ignore[arg-type]
+    train = Train(rate=2.0, schedule=schedule, warmup=warmup)
     return [rate_at(step, steps, train) for step in range(steps + 1)]
 
 

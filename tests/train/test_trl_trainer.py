@@ -51,7 +51,7 @@ def plain_settings(**changes: object) -> Train:
         "save_every": 0,
         "watch": Validation(every=0),
     }
-    return Train(**{**settings, **changes})  # type: ignore[arg-type]
+    return Train(**{**settings, **changes})
 
 
 def trained(
@@ -100,7 +100,7 @@ def test_a_step_is_one_of_plain_adamw(
     log = trained(folder, tmp_path, settings, rows, packing=packing)
     model = loaded(folder)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2, (0.9, 0.95), 1e-3, weight_decay=0.1)
-    mean_loss(model, rows).backward()  # type: ignore[no-untyped-call]
+    mean_loss(model, rows).backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
     optimizer.step()
     assert norm > 0.5

@@ -20,14 +20,7 @@ from harness1.policy.scripted import ScriptedPolicy
 from harness1.records import Sampling, Task, ToolCall
 from harness1.reward.measures import measure_outcome
 from harness1.rows import TrainRow
-from harness1.sft.train import (
-    HeldOutTurn,
-    episode_results,
-    is_valid,
-    means,
-    pick_turns,
-    turn_metrics,
-)
+from harness1.sft.train import HeldOutTurn, episode_results, is_valid, means, pick_turns, turn_metrics
 from harness1.tools.registry import Toolbox
 from tests.support import END, Script, WordRetriever, call, chunk, curate, make_env, play, run, search
 from tests.vocabularies import chat_format
@@ -105,7 +98,7 @@ def metrics_of(*pairs: tuple[tuple[int, ...], ToolCall]) -> tuple[dict[str, floa
     """Of outputs, each beside the teacher's action."""
     backend = Sayer({(at,): output for at, (output, _) in enumerate(pairs)})
     turns = [HeldOutTurn((at,), CHAT.format_action("So.", meant)) for at, (_, meant) in enumerate(pairs)]
-    return run(turn_metrics(backend, CHAT, TOOLBOX, turns, 99)), backend  # type: ignore[arg-type]
+    return run(turn_metrics(backend, CHAT, TOOLBOX, turns, 99)), backend
 
 
 def test_outputs_are_counted_by_what_an_environment_would_carry_out() -> None:

@@ -176,7 +176,7 @@ ALL = dict(SOURCES)
 
 def together(parts: object) -> str:
     passages = [ALL.get(number, ADA) for number in range(10)]
-    return joined(parts, passages)  # type: ignore[arg-type]
+    return joined(parts, passages)
 
 
 def test_a_piece_that_quotes_a_passage_stores_only_what_it_adds() -> None:

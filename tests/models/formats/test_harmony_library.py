@@ -90,7 +90,7 @@ def conversation_of(context: Context, encoding: library.HarmonyEncoding) -> libr
             said = group[0].call.output_ids
             messages += encoding.parse_messages_from_completion_tokens(said, library.Role.ASSISTANT)
         else:
-            name = group[0].shows.tool  # type: ignore[union-attr]
+            name = group[0].shows.tool
             author = library.Author.new(library.Role.TOOL, f"functions.{name}")
             answer = library.Message.from_author_and_content(author, text)
             messages.append(answer.with_channel("commentary").with_recipient("assistant"))
@@ -114,7 +114,6 @@ def test_our_prompts_are_those_of_the_library(chat: Harmony, encoding: library.H
 
     keep = library.RenderConversationConfig(auto_drop_analysis=False)
     for context in run(contexts()):
-        assert context is not None
         theirs = encoding.render_conversation_for_completion(
             conversation_of(context, encoding), library.Role.ASSISTANT, keep
         )
@@ -143,8 +142,8 @@ def test_our_reading_is_that_of_the_library(
     found = chat.parse(ids, SPECS)
     *thoughts, said = encoding.parse_messages_from_completion_tokens(ids, library.Role.ASSISTANT)
     assert said.recipient == f"functions.{found.actions[0].name}"
-    assert msgspec.json.decode(said.content[0].text) == found.actions[0].arguments  # type: ignore[union-attr]
-    assert [each.content[0].text for each in thoughts] == ([found.reasoning] if thoughts else [])  # type: ignore[union-attr]
+    assert msgspec.json.decode(said.content[0].text) == found.actions[0].arguments
+    assert [each.content[0].text for each in thoughts] == ([found.reasoning] if thoughts else [])
     assert len(found.actions) == 1
 
 

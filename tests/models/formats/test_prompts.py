@@ -68,12 +68,9 @@ def worlds(draw: st.DrawFn) -> World:
 
 def tight_env(chat: ChatFormat, world: World) -> SearchEnv:
     """An environment whose window is so small that pieces are dropped now and then."""
-    rendering = Rendering(order=world.order)  # type: ignore[arg-type]
+    rendering = Rendering(order=world.order)
     config = Env(
-        context_window=60_000,
-        generation_reserve=300,
-        rendering=rendering,
-        budget_marker=BudgetMarker(on=world.marker),
+        context_window=60_000, generation_reserve=300, rendering=rendering, budget_marker=BudgetMarker(on=world.marker)
     )
     needed = make_env(config, counter=chat).renderer.smallest_window()
     window = needed + world.dice.choice([200, 1000, 4000])
@@ -170,7 +167,7 @@ def test_prompts_are_exact_in_every_way(name: str, kind: str, world: World) -> N
 def test_compact_without_tools_is_what_the_template_of_a_chatml_model_writes(kind: str, order: str) -> None:
     chat = chat_format("compact", kind)
     whole = Tokenizer.from_buffer(vocabulary(kind))
-    env = make_env(Env(rendering=Rendering(order=order)), CORPUS, counter=chat)  # type: ignore[arg-type]
+    env = make_env(Env(rendering=Rendering(order=order)), CORPUS, counter=chat)
 
     async def contexts() -> list[Context | None]:
         found = [await env.reset(Task("t", "Where did Byron die?"))]
@@ -180,7 +177,6 @@ def test_compact_without_tools_is_what_the_template_of_a_chatml_model_writes(kin
         return found
 
     for context in run(contexts()):
-        assert context is not None
         messages = []
         for group in group_messages(context.pieces):
             role = {"tool": "user"}.get(group[0].role, group[0].role)
@@ -202,7 +198,6 @@ def test_harmony_answers_for_a_tool_that_was_made_up_without_its_name(tool: str)
         return (await env.step([ToolCall(tool)])).context
 
     context = run(last())
-    assert context is not None
     head = next(each for each in context.pieces if each.key.startswith("turn/1"))
     assert chat.opening(head).startswith("<|start|>functions.unknown to=assistant")
     assert isinstance(chat, Harmony)
@@ -237,7 +232,6 @@ def test_declarations_are_encoded_once_for_the_same_tools(
 ) -> None:
     chat, env = chat_format(name, kind), make_env()
     context = run(env.reset(Task("t", "Who?")))
-    assert context is not None
     made = []
     encode = type(chat).declarations
     monkeypatch.setattr(type(chat), "declarations", lambda self, specs: made.append(specs) or encode(self, specs))
