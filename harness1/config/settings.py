@@ -117,7 +117,7 @@ def without_removed(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]
     kept = {}
     for name, value in tree.items():
         path = f"{prefix}{name}"
-        if isinstance(value, dict) and (value or path in _PARENTS):
+        if isinstance(value, dict) and path in _PARENTS:
             if (group := without_removed(value, f"{path}.")) or "." not in path:  # else all of the group was removed
                 kept[name] = group
         elif path not in REMOVED:
@@ -140,7 +140,7 @@ def lost(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, 
             yield path, value, f"{path} was removed: {REMOVED[path].reason}"
         if isinstance(value, str) and (path, value) in REMOVED_VALUES:
             yield path, value, f"{path}={value} was removed: {REMOVED_VALUES[path, value]}"
-        if isinstance(value, dict):
+        if isinstance(value, dict) and path in _PARENTS:
             yield from lost(value, f"{path}.")
 
 

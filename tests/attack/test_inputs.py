@@ -27,6 +27,7 @@ from tests.attack.attack import Attack
 from tests.data import hostile
 from tests.data.benchmarks import official
 from tests.retrieval.test_web import FakeWeb, answering, on_the_web, settings
+from tests.serving import in_thread
 
 LONGEST = 200_000
 """Bytes of a mutated file: enough to show a quadratic reader, and little enough to try thousands."""
@@ -197,12 +198,11 @@ def test_a_mutated_file_is_read_or_refused(attack: Attack, tmp_path: Path, name:
 
 def test_a_mutated_answer_of_the_web_is_read_or_a_fault(attack: Attack, tmp_path: Path) -> None:
     ends, server = Counter[str](), FakeWeb()
-    config = settings(server.url)
 
     def survives(drawn: tuple[bytes, bytes]) -> None:
         ends["inputs"] += 2
         server.search_answer, server.read_answer = (answering(body=body) for body in drawn)
-        web = open_web(str(tmp_path / str(ends["inputs"])), config, on_the_web)
+        web = open_web(str(tmp_path / str(ends["inputs"])), settings(server.url), on_the_web)
 
         async def ask() -> None:
             (found,) = await web.search([SearchRequest(query="x", k=3)])
@@ -214,10 +214,8 @@ def test_a_mutated_answer_of_the_web_is_read_or_a_fault(attack: Attack, tmp_path
         with hostile.ends():
             asyncio.run(ask())
 
-    try:
+    with in_thread(server.listening) as server.url:
         attack.try_all(st.tuples(mutated(FOUND), mutated(PAGE)), survives, 500)
-    finally:
-        server.stop()
     attack.report("inputs web", **ends)
 
 

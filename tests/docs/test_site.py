@@ -124,7 +124,7 @@ def verbs(group: Verbs, name: str) -> Iterator[str]:
 
 def leaves(tree: dict[str, Any]) -> Iterator[Any]:
     for name, value in tree.items():
-        yield from leaves(value) if isinstance(value, dict) and name not in ("quotas", "plugins") else [value]
+        yield from leaves(value) if isinstance(value, dict) and name not in ("quotas", "weights") else [value]
 
 
 @pytest.fixture(scope="module")
