@@ -231,6 +231,8 @@ class Status(StrEnum):
     INFRA_ERROR = "infra_error"
 
 
+Faults = Literal["exclude", "zero"]
+"""How an episode that the infrastructure broke counts in means: not at all, or as one that found nothing."""
 STATUS_OF = {
     StopReason.END_SEARCH: Status.COMPLETED,
     StopReason.TURN_LIMIT: Status.COMPLETED,

@@ -19,11 +19,11 @@ from harness1.config.settings import differences, notes
 from harness1.config.training import RECIPES
 from harness1.data.leaks import ShareName
 from harness1.errors import UsageError
-from harness1.eval import Faults
 from harness1.models.spec import policy_config
 from harness1.plain import digest
 from harness1.plugins import KINDS, installed_plugins
 from harness1.policy.registry import NAMES
+from harness1.records import Faults
 from harness1.runs.folder import public_config, toml_lines
 
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ from harness1.data.open import from_anywhere
 from harness1.env.pieces import static_piece
 from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, OnDepths, describe_counter, ignore_depths, run_episodes
 from harness1.errors import UsageError
-from harness1.eval import Faults
 from harness1.eval.metrics import fault_count
 from harness1.eval.outputs import output_names, write_outputs
 from harness1.eval.run import SCORE_AGAIN, SCORING, Run, task_hashes
@@ -23,7 +22,7 @@ from harness1.eval.summary import summarise
 from harness1.plain import digest, file_digest
 from harness1.policy.policy import Policy
 from harness1.policy.registry import needs_gold
-from harness1.records import ChunkId, DocId, Episode, Status, Task
+from harness1.records import ChunkId, DocId, Episode, Faults, Status, Task
 from harness1.retrieval.index import open_index
 from harness1.retrieval.open import absolute_index, is_engine, open_retriever
 from harness1.reward import score

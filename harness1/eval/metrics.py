@@ -11,8 +11,7 @@ import numpy as np
 
 from harness1.config import Env
 from harness1.errors import UsageError
-from harness1.eval import Faults
-from harness1.records import ChunkId, DocId, Episode, Gold, Record, StopReason, UnitId
+from harness1.records import ChunkId, DocId, Episode, Faults, Gold, Record, StopReason, UnitId
 from harness1.retrieval.corpus import approximate_tokens
 from harness1.reward.measures import MEASURES, Outcome, targets
 from harness1.rows import prefix_merging

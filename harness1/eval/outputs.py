@@ -20,12 +20,11 @@ import msgspec
 from harness1.config import Config
 from harness1.data.trec import write_qrels, write_run
 from harness1.errors import MissingExtra, UsageError
-from harness1.eval import Faults
 from harness1.eval.metrics import documents_of_hits, failure_class
 from harness1.eval.run import Run
 from harness1.eval.summary import measure_episode, resources, task_metrics
 from harness1.plain import text_digest
-from harness1.records import TAGS, ChunkId, DocId, Episode, Gold, Status, Task, Turn, UnitId
+from harness1.records import TAGS, ChunkId, DocId, Episode, Faults, Gold, Status, Task, Turn, UnitId
 from harness1.reward.measures import Outcome, delivery, measure_outcome, targets
 from harness1.rows.calls import calls_of
 from harness1.runs.files import read_json, read_stage, write_atomically, write_json

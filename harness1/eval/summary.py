@@ -13,10 +13,9 @@ import numpy as np
 
 from harness1.config import Config
 from harness1.errors import UsageError
-from harness1.eval import Faults
 from harness1.eval.metrics import Tokens, broken, measure, metric_names, model_use, tokens_of
 from harness1.eval.statistics import bootstrap_mean, bootstrap_means, finite_or_null, task_means, variance_components
-from harness1.records import STATUS_OF, Episode, Gold, Hashes, Status, StopReason, Task
+from harness1.records import STATUS_OF, Episode, Faults, Gold, Hashes, Status, StopReason, Task
 from harness1.reward import composite
 from harness1.reward.measures import Outcome, measure_outcome
 from harness1.rows.calls import calls_of

@@ -15,7 +15,15 @@ from harness1.records import Chunk, ChunkId, DocId
 from harness1.retrieval.corpus import Document
 from harness1.retrieval.dense import HNSW_BUILD, HNSW_LINKS, HNSW_SEARCH
 from harness1.retrieval.embedder import Embedder, open_embedder
-from harness1.retrieval.engines import engine
+from harness1.retrieval.engines.engine import (
+    Address,
+    ChunkStream,
+    EngineIndex,
+    EngineRetriever,
+    Hits,
+    match_address,
+    reporting,
+)
 from harness1.retrieval.protocol import IndexInfo, Retriever
 
 if TYPE_CHECKING:
@@ -30,11 +38,11 @@ BATCH = 256
 """Chunks in one insertion; servers refuse more than a few thousand."""
 
 
-def parse_address(spec: str) -> engine.Address:
+def parse_address(spec: str) -> Address:
     """Parse `http://HOST:PORT`, with or without `#COLLECTION`; raise UsageError for anything else."""
     names = r"[A-Za-z0-9][\w.-]{1,200}[A-Za-z0-9]"
     advice = "the address of a server, http://HOST:8000"
-    return engine.parse_address("chroma", spec, r"https?://[^/@?\s]+/?", names, advice)
+    return match_address("chroma", spec, r"https?://[^/@?\s]+/?", names, advice)
 
 
 def chroma_errors() -> tuple[type[Exception], ...]:
@@ -47,10 +55,10 @@ def chroma_errors() -> tuple[type[Exception], ...]:
     return (ChromaError, httpx.HTTPError, ValueError)
 
 
-def connect(where: engine.Address, timeout: float) -> ClientAPI:
+def connect(where: Address, timeout: float) -> ClientAPI:
     """Return a thread-safe client whose calls wait at most `timeout` seconds for each part of an answer. Raises
     MissingExtra; InfrastructureFault: no Chroma server answers."""
-    with engine.reporting(where, chroma_errors()):
+    with reporting(where, chroma_errors()):
         import chromadb
         import httpx
         from chromadb.config import Settings
@@ -75,11 +83,11 @@ def connect(where: engine.Address, timeout: float) -> ClientAPI:
     return made
 
 
-def _name_unfinished(where: engine.Address) -> str:
+def _name_unfinished(where: Address) -> str:
     return f"{where.collection}-building"
 
 
-def find_index(client: ClientAPI, where: engine.Address) -> Collection | None:
+def find_index(client: ClientAPI, where: Address) -> Collection | None:
     """Return the collection with the name, or else a finished one that was not renamed yet."""
     if (named := _find(client, where.collection)) is not None:
         return named
@@ -128,14 +136,14 @@ def open_chroma(url: str, config: config.Config) -> Retriever:
     if retrieval.rerank.on:
         raise ConfigError("env.retrieval.rerank is not available over chroma: set env.retrieval.rerank.on=false")
     client = connect(where, config.machine.call_deadline_s)
-    with engine.reporting(where, chroma_errors()):
+    with reporting(where, chroma_errors()):
         collection = find_index(client, where)
         if collection is None:
             raise CorpusError(f"{where}: there is no finished index of this name: build it with --engine")
-        index = engine.EngineIndex.read((collection.metadata or {}).get(INDEX), str(where))
+        index = EngineIndex.read((collection.metadata or {}).get(INDEX), str(where))
         index.check_count(str(where), collection.count())
     queries = index.open_queries(str(where), config.machine)
-    return engine.EngineRetriever(ChromaEngine(collection, index, queries), config.machine)
+    return EngineRetriever(ChromaEngine(collection, index, queries), config.machine)
 
 
 class ChromaEngine:
@@ -143,11 +151,11 @@ class ChromaEngine:
 
     name = "chroma"
 
-    def __init__(self, collection: Collection, index: engine.EngineIndex, embedder: Embedder) -> None:
+    def __init__(self, collection: Collection, index: EngineIndex, embedder: Embedder) -> None:
         self.info, self.errors = index.info, chroma_errors()
         self._collection, self._embedder = collection, embedder
 
-    def search(self, queries: Sequence[str], k: int, exclude: Sequence[str], timeout: float) -> list[engine.Hits]:
+    def search(self, queries: Sequence[str], k: int, exclude: Sequence[str], timeout: float) -> list[Hits]:
         """Rank by cosine similarity."""
         end = time.monotonic() + timeout
         vectors = self._embedder.embed_queries(queries)
@@ -189,7 +197,7 @@ def build_chroma(documents: Iterable[Document], url: str, settings: config.Index
         raise ConfigError(f"chroma searches by HNSW, not {settings.dense.search}: set index.dense.search=hnsw")
     client = connect(where, machine.call_deadline_s)
     embedder = open_embedder(settings.dense, machine)
-    with engine.reporting(where, chroma_errors()):
+    with reporting(where, chroma_errors()):
         earlier = find_index(client, where)
         if earlier is not None and INDEX not in (earlier.metadata or {}):
             raise CorpusError(f"{where.collection!r} exists and is not an index of harness1; name another #COLLECTION")
@@ -200,7 +208,7 @@ def build_chroma(documents: Iterable[Document], url: str, settings: config.Index
         graph: Any = {"space": "cosine", "max_neighbors": HNSW_LINKS, "ef_search": HNSW_SEARCH}
         graph = {"hnsw": graph | {"ef_construction": HNSW_BUILD}}
         collection = client.create_collection(_name_unfinished(where), configuration=graph, embedding_function=None)
-        stream = engine.ChunkStream(documents, settings)
+        stream = ChunkStream(documents, settings)
         for batch in stream.batches(BATCH):
             pieces = [to_stored(piece, position) for position, piece in batch]
             collection.add(

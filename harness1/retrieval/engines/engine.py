@@ -64,7 +64,7 @@ class Address(NamedTuple):
         return f"{self.engine}:{without_password(self.uri)}#{self.collection}"
 
 
-def parse_address(engine: str, spec: str, uris: str, names: str, advice: str) -> Address:
+def match_address(engine: str, spec: str, uris: str, names: str, advice: str) -> Address:
     """Parse `URI` or `URI#COLLECTION`, both by patterns. Raises UsageError: it is something else."""
     uri, _, collection = spec.partition("#")
     if not re.fullmatch(uris, uri):

@@ -23,7 +23,16 @@ from harness1.records import Chunk, ChunkId, DocId
 from harness1.retrieval.corpus import Analyser, Document, join_text, reads_by_script
 from harness1.retrieval.dense import HNSW_BUILD, HNSW_LINKS, HNSW_SEARCH, IVF_PROBES
 from harness1.retrieval.embedder import Embedder, open_embedder
-from harness1.retrieval.engines import engine
+from harness1.retrieval.engines.engine import (
+    Address,
+    ChunkStream,
+    EngineIndex,
+    EngineRetriever,
+    Hits,
+    Placed,
+    match_address,
+    reporting,
+)
 from harness1.retrieval.protocol import BM25_DEPTH, DENSE_DEPTH, RRF_K, IndexInfo, Retriever
 from harness1.words import AUTO, is_foreign
 
@@ -47,10 +56,10 @@ NO_TERM = "0"
 Mode = Literal["bm25", "dense", "hybrid"]
 
 
-def parse_address(spec: str) -> engine.Address:
+def parse_address(spec: str) -> Address:
     """Parse `PATH.db` or `http://HOST:PORT`, with or without `#COLLECTION`; raise UsageError for anything else."""
     advice = "a file PATH.db, or an address http://HOST:19530"
-    return engine.parse_address("milvus", spec, r".*\.db|https?://.+", r"[A-Za-z_]\w{0,199}", advice)
+    return match_address("milvus", spec, r".*\.db|https?://.+", r"[A-Za-z_]\w{0,199}", advice)
 
 
 def milvus_errors() -> tuple[type[Exception], ...]:
@@ -63,7 +72,7 @@ def milvus_errors() -> tuple[type[Exception], ...]:
     return (MilvusException, grpc.RpcError)
 
 
-def connect(where: engine.Address, timeout: float) -> MilvusClient:
+def connect(where: Address, timeout: float) -> MilvusClient:
     """Return a thread-safe client. Raises MissingExtra; UsageError: the file cannot be opened, perhaps because another
     process has it open; InfrastructureFault: no server answers within `timeout` seconds."""
     errors, is_file = milvus_errors(), where.uri.endswith(".db")
@@ -77,7 +86,7 @@ def connect(where: engine.Address, timeout: float) -> MilvusClient:
         Path(where.uri).parent.mkdir(parents=True, exist_ok=True)
     # Failures are raised; pymilvus would also log a traceback for each.
     logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
-    with engine.reporting(where, errors):
+    with reporting(where, errors):
         try:
             return MilvusClient(uri=where.uri, timeout=timeout)
         except errors as error:
@@ -120,12 +129,12 @@ def open_milvus(uri: str, config: config.Config) -> Retriever:
     if where.uri.endswith(".db") and not Path(where.uri).exists():
         raise CorpusError(f"{where.uri} does not exist")
     client = connect(where, timeout)
-    with engine.reporting(where, milvus_errors()):
+    with reporting(where, milvus_errors()):
         if where.collection not in client.list_aliases(timeout=timeout)["aliases"]:
             raise CorpusError(f"{where}: there is no finished index of this name: build it with --engine")
         collection = str(client.describe_alias(where.collection, timeout=timeout)["collection_name"])
         described = client.describe_collection(collection, timeout=timeout)
-        index = engine.EngineIndex.read((described.get("properties") or {}).get(PROPERTY), str(where))
+        index = EngineIndex.read((described.get("properties") or {}).get(PROPERTY), str(where))
         client.load_collection(collection, timeout=timeout)
         # With Strong consistency, later answers include everything that was inserted.
         count = client.query(collection, output_fields=["count(*)"], consistency_level="Strong", timeout=timeout)
@@ -133,10 +142,10 @@ def open_milvus(uri: str, config: config.Config) -> Retriever:
     mode = _mode(config.env.retrieval, index)
     queries = None if mode == "bm25" else index.open_queries(str(where), config.machine)
     opened = MilvusEngine(client, collection, index, mode, queries)
-    return engine.EngineRetriever(opened, config.machine, secrets_of(where.uri))
+    return EngineRetriever(opened, config.machine, secrets_of(where.uri))
 
 
-def _mode(retrieval: config.Retrieval, index: engine.EngineIndex) -> Mode:
+def _mode(retrieval: config.Retrieval, index: EngineIndex) -> Mode:
     if retrieval.rerank.on:
         raise ConfigError("env.retrieval.rerank is not available over milvus: set env.retrieval.rerank.on=false")
     best: Mode = "hybrid" if index.embedder else "bm25"
@@ -152,14 +161,14 @@ class MilvusEngine:
     name = "milvus"
 
     def __init__(
-        self, client: MilvusClient, collection: str, index: engine.EngineIndex, mode: Mode, embedder: Embedder | None
+        self, client: MilvusClient, collection: str, index: EngineIndex, mode: Mode, embedder: Embedder | None
     ) -> None:
         self.info, self.errors = index.info, milvus_errors()
         self._client, self._collection, self._mode = client, collection, mode
         self._dense, self._embedder = index.settings.dense, embedder
         self._analyser = Analyser(index.info.language)
 
-    def search(self, queries: Sequence[str], k: int, exclude: Sequence[str], timeout: float) -> list[engine.Hits]:
+    def search(self, queries: Sequence[str], k: int, exclude: Sequence[str], timeout: float) -> list[Hits]:
         """Search for all queries in one call; the server fuses the lists of a hybrid search."""
         end = time.monotonic() + timeout
         limit = min(k, MOST)
@@ -231,9 +240,9 @@ def build_milvus(documents: Iterable[Document], uri: str, settings: config.Index
     embedder = open_embedder(settings.dense, machine) if settings.dense.model else None
     client = connect(where, machine.call_deadline_s)
     try:
-        with engine.reporting(where, milvus_errors()):
+        with reporting(where, milvus_errors()):
             earlier = _earlier(client, where)
-            fresh, stream = f"{where.collection}__{uuid4().hex[:12]}", engine.ChunkStream(documents, settings)
+            fresh, stream = f"{where.collection}__{uuid4().hex[:12]}", ChunkStream(documents, settings)
             client.create_collection(fresh, schema=_schema(embedder))
             batches = stream.batches(BATCH)
             first = next(batches, [])
@@ -259,7 +268,7 @@ def build_milvus(documents: Iterable[Document], uri: str, settings: config.Index
     return index.info
 
 
-def _earlier(client: MilvusClient, where: engine.Address) -> str | None:
+def _earlier(client: MilvusClient, where: Address) -> str | None:
     """Drop the collections of unfinished builds, and return the present index, if any."""
     aliases = client.list_aliases()["aliases"]
     current = client.describe_alias(where.collection)["collection_name"] if where.collection in aliases else None
@@ -304,7 +313,7 @@ def _index_params(client: MilvusClient, settings: config.Index, chunks: int) -> 
     return params
 
 
-def _rows(batch: Sequence[engine.Placed], analyser: Analyser, embedder: Embedder | None) -> list[dict[str, Any]]:
+def _rows(batch: Sequence[Placed], analyser: Analyser, embedder: Embedder | None) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for position, piece in batch:
         texts = {name: str(getattr(piece, name)) for name in TEXTS}
