@@ -14,7 +14,7 @@ from harness1.cli.options import config_hashes
 from harness1.config import LONGEST, Config, Env, Index, configurations, load_config, present_tree
 from harness1.config.env import read_index_description
 from harness1.config.settings import REMOVED, Settings, notes, to_record, without_removed
-from harness1.config.training import TERMS
+from harness1.config.training import TERMS, Reward
 from harness1.env import environment
 from harness1.env.environment import env_hash
 from harness1.errors import ConfigError
@@ -307,3 +307,32 @@ def test_the_description_of_an_index_is_read_without_removed_settings() -> None:
     assert read_index_description(msgspec.json.encode(recorded_by_an_earlier_version), Description).settings == Index()
     with pytest.raises(ConfigError, match=r"index\.dense\.ivf_probes was removed"):
         read_index_description('{"settings": {"dense": {"ivf_probes": 9}}}', Description)
+
+
+def test_an_override_of_a_reward_term_prevails_over_a_file_in_either_spelling(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    for text in ("[reward]\noutcome = 0.7\n", "[reward.weights]\noutcome = 0.7\n"):
+        file.write_text(text)
+        for name in ("reward.outcome", "reward.weights.outcome"):
+            assert load_config(file, [f"{name}=0.5"]).reward.weights["outcome"] == 0.5
+
+
+def test_a_recorded_reward_keeps_the_weights_that_it_was_made_with() -> None:
+    config = Config(reward=Reward(weights={"outcome": 1.0}))
+    found = msgspec.convert(present_tree(msgspec.to_builtins(config)), Config)
+    assert found.reward_hash == config.reward_hash
+
+
+def test_recorded_prices_of_before_are_read() -> None:
+    recorded = {"run": {"price": {"prompt": 2.0, "cached": 0.5, "output": 8.0}}}
+    assert present_tree(recorded)["machine"]["price"] == [2.0, 0.5, 8.0]
+
+
+def test_an_infinite_price_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"machine\.price\.0 must be a finite number"):
+        load_config(None, ["machine.price=[inf, 0, 0]"])
+
+
+def test_a_mistyped_reward_term_is_guessed() -> None:
+    with pytest.raises(ConfigError, match=r"did you mean reward\.outcome\?"):
+        load_config(None, ["reward.outcom=1"])

@@ -48,6 +48,7 @@ from harness1.config.training import (
     AUTO,
     FORMATS,
     RECIPES,
+    TERMS,
     ChatPolicy,
     Data,
     Gates,
@@ -173,7 +174,7 @@ def load_config(
     if any(override.partition("=")[0].strip() == "reward.recipe" for override in overrides or []):
         tree.pop("reward", None)
     for override in overrides or []:
-        _overlay(tree, override)
+        _overlay(tree, _to_weight(override))
     tree = present(tree, "")
     if isinstance(tree.get("reward"), dict):
         tree["reward"] = with_recipe(tree["reward"])
@@ -215,18 +216,20 @@ def present_tree(tree: dict[str, Any]) -> dict[str, Any]:
     """Return a recorded configuration with its sections under their current names, and with the mechanisms that it was
     recorded without switched off."""
     present = {"machine" if name == FORMER else name: section for name, section in tree.items()}
+    if isinstance(machine := present.get("machine"), dict) and isinstance(prices := machine.get("price"), dict):
+        present["machine"] = machine | {"price": [prices.get(name, 0.0) for name in ("prompt", "cached", "output")]}
     if isinstance(present.get("env"), dict):
         present["env"] = read_recorded(present["env"])
-    if isinstance(present.get("reward"), dict):
-        present["reward"] = with_weights(present["reward"])
+    if isinstance(reward := present.get("reward"), dict) and "weights" not in reward:
+        present["reward"] = with_weights(reward)
     return without_removed(present)
 
 
-def _refuse_infinite(tree: Mapping[str, Any], prefix: str = "") -> None:
+def _refuse_infinite(tree: Mapping[Any, Any], prefix: str = "") -> None:
     """Refuse numbers that TOML has and a card, which is JSON, has not."""
     for name, value in tree.items():
-        if isinstance(value, dict):
-            _refuse_infinite(value, f"{prefix}{name}.")
+        if isinstance(value, dict | list | tuple):
+            _refuse_infinite(value if isinstance(value, dict) else dict(enumerate(value)), f"{prefix}{name}.")
         elif isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"configuration: {prefix}{name} must be a finite number, not {value}")
 
@@ -245,6 +248,8 @@ def _guess(error: str) -> str:
         return ""
     names = [each.rpartition(".") for each in _names(msgspec.to_builtins(Config()))]
     group = {name: f"{above}{dot}{name}" for above, dot, name in names if above == (found[2] or "")}
+    if found[2] == "reward":
+        group |= {name: f"reward.{name}" for name in TERMS}
     elsewhere = [f"{above}.{name}" for above, _, name in names if above and name == found[1]]
     near = [group[name] for name in get_close_matches(found[1], group, 1)] or elsewhere
     return f"; did you mean {' or '.join(near)}?" if 0 < len(near) <= MOST_MEANT else ""
@@ -268,6 +273,14 @@ def _refuse_former(tree: dict[str, Any], path: Path | str | None, overrides: lis
             raise ConfigError(
                 f"configuration: {FORMER}.{name} is called machine.{name} now: --set machine.{rest.strip()}"
             )
+
+
+def _to_weight(override: str) -> str:
+    """Return an override with a reward term where it is now, in `reward.weights`: it prevails over a file's."""
+    path, sign, value = override.partition("=")
+    name = path.strip().removeprefix("reward.").removeprefix("plugins.")
+    moved = path.strip() in (f"reward.plugins.{name}", *(f"reward.{term}" for term in TERMS))
+    return f"reward.weights.{name}{sign}{value}" if moved else override
 
 
 def _overlay(tree: dict[str, Any], override: str) -> None:
