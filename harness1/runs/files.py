@@ -68,13 +68,16 @@ def find_json(path: Path) -> dict[str, Any] | None:
 
 
 def read_record(path: Path, kind: type[T], what: str) -> T | None:
-    """Return the record in a file of JSON, or None if there is no file. Raises SchemaError: it is not `what`."""
+    """Return the record in a file of JSON, or None if there is no file. Raises SchemaError: it is not `what`;
+    UsageError: it cannot be read."""
     if not path.is_file():
         return None
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except MALFORMED as error:
         raise SchemaError(f"{path} is not {what}: {error}") from error
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
 
 
 @contextmanager

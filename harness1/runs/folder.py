@@ -136,11 +136,12 @@ def run_config(folder: Path, stage: Stage | None = None) -> tuple[Config, str]:
 
 def lost_settings(folder: Path) -> str:
     """Return what a run was recorded with that this version has no more, such as `env.dedup.threshold=0.9`, with the
-    reasons; empty if it can be played on. Settings of the machine decide nothing."""
+    reasons; empty if it can be played on. Those of training and of the machine decide nothing in a run."""
     stage = read_raw_stage(folder)
     config = stage.outputs.get("config") if stage else None
     found = lost(config) if isinstance(config, dict) else ()
-    return "; ".join(f"{path}={value} ({why})" for path, value, why in found if not path.startswith("machine."))
+    played = tuple(f"{section}." for section in ("env", "index", "policy", "reward"))
+    return "; ".join(f"{path}={value} ({why})" for path, value, why in found if path.startswith(played))
 
 
 def refuse_lost_settings(folder: Path) -> None:

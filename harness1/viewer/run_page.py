@@ -47,7 +47,7 @@ def gold_titles(run: Run) -> dict[str, str]:
             wanted.update(*targets(task_id, gold, run.config.index.unit).relevant)
     titles: dict[str, str] = {}
     with suppress(UsageError, OSError):
-        sources = (source for source in run.sources if wanted and source.has_documents)
+        sources = (source for source in (run.sources if wanted else ()) if source.has_documents)
         for document in chain.from_iterable(islice(source.documents(), MOST_READ) for source in sources):
             if document.title:
                 names = {document.doc_id, *(each.chunk_id for each in document.chunks)} & wanted
