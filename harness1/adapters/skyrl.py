@@ -350,7 +350,7 @@ def settings(config: Config) -> list[str]:
     return [f"{name}={value}" for name, value in found.items()]
 
 
-def experiment(config: Config, data: Sequence[str]) -> type:
+def experiment(config: Config, inputs: TrainingInputs) -> type:
     """Return the experiment for SkyRL's entry points, a subclass of its `BasePPOExp` with the tasks of datasets and our
     generator; raise UsageError if SkyRL is not installed."""
     try:
@@ -363,7 +363,7 @@ def experiment(config: Config, data: Sequence[str]) -> type:
     class Experiment(base):  # type: ignore[misc]
         def __init__(self, cfg: Any) -> None:
             find_index = partial(index_of, cache=None, config=config)
-            self._choice, self._setups = open_tasks(config, TrainingInputs(tuple(data)), find_index)
+            self._choice, self._setups = open_tasks(config, inputs, find_index)
             super().__init__(cfg)
 
         def get_train_dataset(self) -> TaskDataset:
@@ -390,9 +390,9 @@ def experiment(config: Config, data: Sequence[str]) -> type:
     return Experiment
 
 
-def train(config: Config, data: Sequence[str], overrides: Sequence[str]) -> None:
+def train(config: Config, inputs: TrainingInputs, overrides: Sequence[str]) -> None:
     """Train with SkyRL on a Ray cluster, which it starts; its own settings (`KEY=VALUE`) prevail over `settings`."""
-    chosen = experiment(config, data)
+    chosen = experiment(config, inputs)
     import ray
     from skyrl.train.config import SkyRLTrainConfig
     from skyrl.train.utils import validate_cfg
@@ -411,11 +411,18 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m harness1.adapters.skyrl", allow_abbrev=False)
     parser.add_argument("--config", metavar="FILE|NAME")
     parser.add_argument("--data", action="append", required=True, metavar="DATASET")
+    for name in ("index", "admission", "against", "exclude"):
+        parser.add_argument(f"--{name}", action="append", default=[], help="as of harness1 rl train")
+    parser.add_argument("--split", default="train")
+    parser.add_argument("--share", default="", choices=("sft", "rl"))
     parser.add_argument("--set", action="append", metavar="A.B=VALUE", dest="overrides")
     parser.add_argument("skyrl", nargs="*", metavar="KEY=VALUE", help="SkyRL's own settings")
     given = parser.parse_args(arguments)
+    names = ("data", "index", "admission", "against", "exclude")
+    lists: dict[str, Any] = {name: tuple(getattr(given, name)) for name in names}
+    inputs = TrainingInputs(split=given.split, share=given.share, **lists)
     try:
-        train(load_config(given.config, given.overrides), given.data, given.skyrl)
+        train(load_config(given.config, given.overrides), inputs, given.skyrl)
     except HarnessError as error:
         parser.exit(2, f"{error}\n")
 

@@ -437,7 +437,7 @@ def test_generation_runs_ahead_of_training_as_far_as_ours_does() -> None:
 @pytest.mark.skipif(importlib.util.find_spec("skyrl") is not None, reason="SkyRL is installed")
 def test_without_skyrl_the_error_says_how_to_install_it() -> None:
     with pytest.raises(UsageError, match=r"pip install .skyrl.*Python 3\.12"):
-        experiment(Config(), [])
+        experiment(Config(), TrainingInputs())
 
 
 def test_with_skyrl_its_own_checks_take_the_settings() -> None:
@@ -448,7 +448,9 @@ def test_with_skyrl_its_own_checks_take_the_settings() -> None:
     assert cfg.trainer.algorithm.off_policy_correction.tis_ratio_type is None
     assert cfg.generator.inference_engine.engine_init_kwargs["max_model_len"] == 32768
     assert list(cfg.trainer.policy.optimizer_config.adam_betas) == [0.9, 0.95]
-    assert issubclass(experiment(config, []), importlib.import_module("skyrl.train.entrypoints.main_base").BasePPOExp)
+    assert issubclass(
+        experiment(config, TrainingInputs()), importlib.import_module("skyrl.train.entrypoints.main_base").BasePPOExp
+    )
 
 
 def test_with_skyrl_its_loss_under_the_settings_has_the_gradient_of_our_own() -> None:
