@@ -92,6 +92,8 @@ class Model(Keyed):
     """Accept a model that was trained here for another environment or format."""
     key: str = ""
     """Key for a model behind a server."""
+    timeout_s: Seconds = 300.0
+    """Seconds for one request to a server; one without a GPU may need more."""
 
 
 class Fleet(Keyed):

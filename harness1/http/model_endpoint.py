@@ -125,8 +125,6 @@ def restore(text: str) -> str:
     return text.translate(_OPENED)
 
 
-POLICY_TIMEOUT_S = 600.0
-"""Time for one request to the model of a policy: a server under load answers late."""
 LEAST_REQUESTS = 64
 """Requests to the model of a policy in flight in one process; more where more episodes are."""
 REFUSALS = frozenset(range(300, 500)) - {408, 409, 429}
@@ -218,7 +216,7 @@ class ModelEndpoint:
 def policy_endpoint(url: str, machine: Machine, kind: type[HttpClient] = HostedClient) -> ModelEndpoint:
     """Return the endpoint of a policy's model from the machine settings; raise as `ModelEndpoint` does."""
     at_once = max(LEAST_REQUESTS, machine.concurrency)
-    return ModelEndpoint(url, machine.model.key, POLICY_TIMEOUT_S, machine.attempts, at_once, kind)
+    return ModelEndpoint(url, machine.model.key, machine.model.timeout_s, machine.attempts, at_once, kind)
 
 
 def verifier_endpoint(url: str, machine: Machine) -> ModelEndpoint:

@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from harness1.config import Config
 from harness1.errors import InfrastructureFault, Refusal, UsageError, is_unconnected
-from harness1.http.model_endpoint import LEAST_REQUESTS, POLICY_TIMEOUT_S
+from harness1.http.model_endpoint import LEAST_REQUESTS
 from harness1.plain import text_digest, without_secrets
 from harness1.retrieval.sharing import Batcher
 from harness1.rows.calls import ABANDONED, RecordedCall
@@ -76,7 +76,7 @@ EVENTS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 
 def proxy_limits(config: Config) -> ServiceLimits:
     """Return the limits of a proxy: the concurrency and the timeout of its upstream."""
-    at_once, seconds = max(LEAST_REQUESTS, config.machine.concurrency), POLICY_TIMEOUT_S
+    at_once, seconds = max(LEAST_REQUESTS, config.machine.concurrency), config.machine.model.timeout_s
     sizes = {"body_bytes": 32 << 20, "bodies_bytes": 512 << 20}
     return ServiceLimits(**sizes, body_s=30.0, running=at_once, wait_s=seconds, deadline_s=seconds)
 
