@@ -64,14 +64,16 @@ def optional(extra: str, package: str | None = None) -> Iterator[None]:
     """Turn a failed import inside this context into a `MissingExtra` for `extra`.
 
     Args:
-        package: the package that the message names; None: the missing module.
+        package: the package that the message names, also where its version lacks a name; None: the missing module.
 
     Raises:
         MissingExtra: an import inside the context failed.
     """
     try:
         yield
-    except ModuleNotFoundError as error:
+    except ImportError as error:
+        if package is None and not isinstance(error, ModuleNotFoundError):
+            raise
         raise MissingExtra(package or error.name or extra, extra) from error
 
 

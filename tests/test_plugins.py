@@ -15,7 +15,7 @@ from harness1.config import Config, load_config
 from harness1.config import training as policy_settings
 from harness1.engines.open import open_service
 from harness1.env.environment import env_hash
-from harness1.errors import ConfigError, UsageError
+from harness1.errors import ConfigError, MissingExtra, UsageError, optional
 from harness1.models.formats import FORMATS, open_format
 from harness1.plugins import installed_plugins
 from harness1.policy.registry import check_policy, open_policy
@@ -280,3 +280,9 @@ def test_neither_the_import_nor_the_list_of_verbs_looks_at_what_is_installed(cod
 def test_settings_of_plugins_are_read_as_they_were_written() -> None:
     config = msgspec.convert({"env": {"plugins": ["shout"]}, "reward": {"weights": {"pool": 0.5}}}, Config)
     assert msgspec.json.decode(msgspec.json.encode(config), type=Config) == config
+
+
+def test_a_package_of_an_older_version_is_a_missing_extra_where_it_is_named() -> None:
+    for name, refused in (("inspect_ai", MissingExtra), (None, ImportError)):
+        with pytest.raises(refused), optional("inspect", name):
+            raise ImportError("cannot import name 'solver'")

@@ -135,8 +135,7 @@ class TrainingLoop(ABC):
         return TrainLog(self.out, self.version if self.validated >= 0 else -1, trackers)
 
     async def run(self) -> None:
-        """Validate and update to the last update, for the time given, or until validations stop improving. An interrupt
-        has the state saved."""
+        """Validate and update to the last update, or for the time given. An interrupt has the state saved."""
         watch = self.settings.watch
         try:
             while True:

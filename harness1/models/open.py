@@ -102,7 +102,7 @@ class Completing(Protocol):
 
 
 def open_completer(spec: str, config: Config, most_tokens: int) -> Completing:
-    """Open a model by its name: `openai:MODEL@URL`, with key and limits of `machine.verifier`, or as a policy is named,
+    """Open a model by its name: `openai:MODEL@URL`, with the key of `machine.verifier`, or as a policy is named,
     such as `hf:PATH`. A reply, with the thoughts before it, has at most so many tokens. Raise as `open_backend`."""
     asked = ModelSpec.read(spec)
     if asked.kind == "openai" and asked.url is not None:

@@ -94,7 +94,10 @@ def number_of(name: str, given: Any, task: Task) -> float:
 def component(
     name: str, ceiling: float = 1.0, *, cost: bool = False, process: bool = False
 ) -> Callable[[Callable[[Case], float]], Component]:
-    """Turn the function that computes a value into a component; `cost`: what it earns is taken off."""
+    """Turn the function that computes a value into a component; `cost`: what it earns is taken off. Raise UsageError
+    if the ceiling is not a number."""
+    if not isinstance(ceiling, Real):
+        raise UsageError(f"the ceiling of the reward term {name!r} must be a number, not {ceiling!r}")
     return lambda value: Component(name, name, ceiling, value, process, cost)
 
 

@@ -351,12 +351,12 @@ def _replay(env: SearchEnv, turn: Turn, episode: Episode) -> Turn:
     """Replay a recorded turn, written as the policy that continues from there would write it: in its format, or without
     model calls if it has none; raise SchemaError if the turn cannot be replayed, or leaves another memory."""
     counter, written = env.counter, turn
-    if counter.hash != episode.hashes.counter:
-        calls: tuple[ModelCall, ...] = ()
-        if isinstance(counter, ChatFormat) and turn.action is not None:
-            calls = (ModelCall(f"{turn.index}.0", output_ids=counter.format_action(turn.reasoning, turn.action)),)
-        written = msgspec.structs.replace(turn, calls=calls, ignored=())
     try:
+        if counter.hash != episode.hashes.counter:
+            calls: tuple[ModelCall, ...] = ()
+            if isinstance(counter, ChatFormat) and turn.action is not None:
+                calls = (ModelCall(f"{turn.index}.0", output_ids=counter.format_action(turn.reasoning, turn.action)),)
+            written = msgspec.structs.replace(turn, calls=calls, ignored=())
         again = env.replay(written).turn
     except (ValueError, TypeError, LookupError) as error:
         raise SchemaError(f"episode {episode.episode_id} cannot be played again: {error!r}") from error

@@ -128,6 +128,11 @@ def test_a_component_that_runs_away_is_capped() -> None:
     assert (value(wild, turns=99), value(wild, turns=-99), value(wild, turns=2)) == (3.0, 0.0, 2.0)
 
 
+def test_a_ceiling_that_is_no_number_is_refused_where_it_is_given() -> None:
+    with pytest.raises(UsageError, match="ceiling of the reward term 'wild' must be a number"):
+        component("wild", ceiling=lambda settings: 3.0)  # as it was once
+
+
 SHAPELESS = load_config(overrides=["reward.diversity=0.0", "reward.turn_penalty=0.0"])
 GOLD = Gold(relevant={"a": 1, "b": 1}, answer_docs=("a",))
 SHARE = st.floats(0.0, 1.0)
