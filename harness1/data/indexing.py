@@ -10,7 +10,7 @@ import msgspec
 
 from harness1.config import Config
 from harness1.data.source import Source
-from harness1.errors import CorpusError, SchemaError, UsageError
+from harness1.errors import ConfigError, CorpusError, SchemaError, UsageError
 from harness1.plain import digest, utf8_safe
 from harness1.records import DocId
 from harness1.retrieval.build import add_documents, build_index, delete_documents
@@ -171,8 +171,11 @@ def _refuse_loss(source: Source, out: Path, config: Config) -> None:
     if (other := corpus_of(out)) not in (None, _corpus(source)):
         raise UsageError(f"{out} is the index of {other}: --force replaces it, --add adds to it")
     has_embeddings = False
-    with suppress(CorpusError, SchemaError):  # it is damaged, or there is none
+    try:
         has_embeddings = bool(open_index(out).vectors)
+    except (CorpusError, SchemaError) as error:  # it is damaged, or there is none
+        if isinstance(error.__cause__, ConfigError):  # it is whole, and of an earlier version
+            raise
     if has_embeddings and not config.index.dense.model:
         raise UsageError(
             f"{out} has embeddings: --set index.dense.model=NAME builds it with some, --force without, and loses them"

@@ -85,8 +85,10 @@ def open_tokenizer(folder: Path) -> FastTokenizer:
         return FastTokenizer(path.read_bytes())
     except OSError as error:
         raise UsageError(f"{folder} has no {TOKENIZER}: {error.strerror}") from error
+    except MissingExtra:
+        raise
     except UsageError as error:
-        raise error if isinstance(error, MissingExtra) else UsageError(f"{path}: {error}") from error
+        raise UsageError(f"{path}: {error}") from error
 
 
 def split_at_control(text: str, control: Mapping[str, int]) -> list[str | int]:

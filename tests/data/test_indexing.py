@@ -163,6 +163,17 @@ def test_embeddings_are_lost_only_by_force(out: Path) -> None:
     assert not open_index(out).vectors
 
 
+def test_an_index_of_removed_settings_is_replaced_only_by_force(out: Path) -> None:
+    ensure_index(SMALL, out, load_config(None, ["index.dense.model=hash:32"]))
+    manifest = out / "gen-000001" / "index.json"
+    fields = json.loads(manifest.read_text())
+    fields["settings"]["dense"]["hnsw_links"] = 7
+    manifest.write_text(json.dumps(fields))
+    with pytest.raises(CorpusError, match=r"must be built again, with .*--force.*hnsw_links was removed"):
+        ensure_index(SMALL, out, CONFIG)
+    ensure_index(SMALL, out, CONFIG, force=True)
+
+
 def test_an_index_that_was_changed_remembers_its_corpus(corpora: tuple[Source, Source], out: Path) -> None:
     ours, theirs = corpora
     ensure_index(ours, out, CONFIG)

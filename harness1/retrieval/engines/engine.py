@@ -209,13 +209,17 @@ class EngineRetriever:
         start, length = 0, FIRST_STRETCH
         while start < self.info.chunks and len(found) < limit:
 
-            def matches(timeout: float, start: int = start, stop: int = start + length) -> list[Chunk]:
+            def matches(
+                timeout: float, start: int = start, stop: int = start + length, most: int = limit - len(found)
+            ) -> list[Chunk]:
                 matching: list[Chunk] = []
                 for piece in self._engine.stretch(start, stop, literal, timeout):
                     if time.monotonic() > end:  # texts that were not searched would seem to have no match
                         raise TimeoutError
                     if compiled.search(f"{piece.title}\n{piece.text}".encode()):
                         matching.append(piece)
+                    if len(matching) >= most:
+                        break
                 return matching
 
             more = await self._call(matches, end - time.monotonic())
