@@ -113,8 +113,6 @@ def convert_model(
             folder holds something else, is the source, or has too little room.
         MissingExtra: a package that the conversion needs is not installed.
     """
-    if dtype not in KINDS:
-        raise UsageError(f"weights are converted to {', '.join(KINDS)}, not to {dtype}")
     if source.resolve() == out.resolve():
         raise UsageError(f"{out} is the model itself: choose another --out")
     with optional("train"):
