@@ -23,7 +23,7 @@ from harness1.models.tokenizer import TOKENIZER
 from harness1.plain import digest, file_digest
 from harness1.records import Record
 from harness1.retrieval.generations import check_index
-from harness1.reward import FORMAT_FAILURE, total_of
+from harness1.reward import total_of
 from harness1.rl.admission import read_report
 from harness1.rows import RowFile
 from harness1.runs.files import STAGE, Stage, read_json, read_raw_stage, read_stage
@@ -126,11 +126,9 @@ def _count_wrong_rewards(case: StageCase) -> float:
     own = case.folder / EPISODES
     run = own if own.is_dir() else case.folder
     settings = run_config(run)[0].reward
-    overrides = {"format_failure": FORMAT_FAILURE, "empty": settings.empty}
     wrong = 0
     for reward in filter(None, (episode.reward for episode in read_episodes(run))):
-        given = math.nan if reward.override is None else overrides.get(reward.override, math.nan)
-        expected = total_of(reward.terms.values(), settings) if reward.override is None else given
+        expected = total_of(reward.terms, reward.override, settings)
         wrong += not abs(reward.total - expected) <= EXACT  # also NaN
     return wrong
 

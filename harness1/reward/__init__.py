@@ -11,7 +11,7 @@ plugin names its component in `harness1.rewards`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
@@ -263,15 +263,19 @@ def composite(result: Outcome, episode: Episode, config: Config, gold: Gold | No
     process = contributions(terms[part.name] for part in parts if part.process and part.name in terms)
     if (excess := abs(process) - PROCESS_CAP) > 0.0:
         terms[BEYOND_CAP] = RewardTerm(excess, -math.copysign(1.0, process))
-    if (override := _override(result, episode, config.reward)) is not None:
-        name, total = override
-        return RewardRecord(total, terms, name)
-    return RewardRecord(total_of(terms.values(), config.reward), terms)
+    override = None
+    if episode.stop_reason is StopReason.FORMAT_LIMIT:
+        override = "format_failure"
+    elif result.set_size == 0 and config.reward.recipe != SUM:
+        override = "empty"
+    return RewardRecord(total_of(terms, override, config.reward), terms, override)
 
 
-def total_of(terms: Iterable[RewardTerm], settings: Reward) -> float:
-    """Return the reward that terms add up to, where nothing overrides them."""
-    total = contributions(terms)
+def total_of(terms: Mapping[str, RewardTerm], override: str | None, settings: Reward) -> float:
+    """Return the reward that terms add up to, or that of what overrides them; NaN if nothing has that name."""
+    if override is not None:
+        return {"format_failure": FORMAT_FAILURE, "empty": settings.empty}.get(override, math.nan)
+    total = contributions(terms.values())
     return total if settings.recipe == SUM else max(settings.floor, total)
 
 
@@ -299,11 +303,3 @@ def score(episode: Episode, gold: Gold | None, config: Config) -> Episode:
     reward = composite(measure_outcome(episode, gold), episode, config, gold)
     hashes = msgspec.structs.replace(episode.hashes, reward=config.reward_hash)
     return msgspec.structs.replace(episode, reward=reward, hashes=hashes)
-
-
-def _override(result: Outcome, episode: Episode, settings: Reward) -> tuple[str, float] | None:
-    if episode.stop_reason is StopReason.FORMAT_LIMIT:
-        return "format_failure", FORMAT_FAILURE
-    if result.set_size == 0 and settings.recipe != SUM:
-        return "empty", settings.empty
-    return None
