@@ -264,7 +264,7 @@ def load_finished_metrics(evaluation: Evaluation, out: Path) -> dict[str, Any] |
     stage, machine = read_stage(out) if whole else None, evaluation.config.machine
     if stage is None or not is_unchanged(out / EPISODES):
         return None
-    before = {"price": [0.0, 0.0, 0.0], **stage.outputs.get("config", {}).get("machine", {})}  # older cards have none
+    before = stage.outputs.get("config", {}).get("machine", {})
     now = {"price": list(machine.price), "bootstrap": machine.bootstrap}
     closed = {"episode_bytes": (out / EPISODES).stat().st_size, "metrics": file_digest(out / METRICS)}
     if now != {name: before.get(name) for name in now} or not closed.items() <= stage.outputs.items():
