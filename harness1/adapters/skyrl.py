@@ -411,16 +411,16 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m harness1.adapters.skyrl", allow_abbrev=False)
     parser.add_argument("--config", metavar="FILE|NAME")
     parser.add_argument("--data", action="append", required=True, metavar="DATASET")
-    for name in ("index", "admission", "against", "exclude"):
+    lists = ("index", "admission", "against", "exclude")
+    for name in lists:
         parser.add_argument(f"--{name}", action="append", default=[], help="as of harness1 rl train")
     parser.add_argument("--split", default="train")
     parser.add_argument("--share", default="", choices=("sft", "rl"))
     parser.add_argument("--set", action="append", metavar="A.B=VALUE", dest="overrides")
     parser.add_argument("skyrl", nargs="*", metavar="KEY=VALUE", help="SkyRL's own settings")
     given = parser.parse_args(arguments)
-    names = ("data", "index", "admission", "against", "exclude")
-    lists: dict[str, Any] = {name: tuple(getattr(given, name)) for name in names}
-    inputs = TrainingInputs(split=given.split, share=given.share, **lists)
+    listed: dict[str, Any] = {name: tuple(getattr(given, name)) for name in ("data", *lists)}
+    inputs = TrainingInputs(split=given.split, share=given.share, **listed)
     try:
         train(load_config(given.config, given.overrides), inputs, given.skyrl)
     except HarnessError as error:
