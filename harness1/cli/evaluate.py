@@ -39,7 +39,7 @@ from harness1.data.indexing import index_of
 from harness1.data.open import open_source
 from harness1.data.source import Source
 from harness1.errors import InfrastructureFault, UsageError
-from harness1.eval.ablations import ABLATIONS, COLUMNS, LEGEND, AblationTable, ablate, cells, conditions, title
+from harness1.eval.ablations import ABLATIONS, COLUMNS, LEGEND, AblationTable, ablate, cells, conditions
 from harness1.eval.answer_run import METRICS, AnswerRun, open_answers
 from harness1.eval.answers import CONDITIONS
 from harness1.eval.evaluate import Evaluation, Play, rescore
@@ -186,7 +186,7 @@ def print_ablations(table: AblationTable, out: Path) -> None:
     console = Terminal()
     # Numbers are never cut off: if the table is wider than the terminal, its lines wrap.
     width = console.measure(shown, options=console.options.update(width=WIDEST)).maximum
-    console.print(title(table), soft_wrap=True)
+    console.print(table.title, soft_wrap=True)
     Terminal(width=max(console.width, width)).print(shown)
     for text in filter(None, (LEGEND, table.verdict, table.remarks)):
         console.print(text)

@@ -96,12 +96,10 @@ def _write(out: Path, parts: list[Block]) -> None:
 
 def _print(console: Console, part: Block) -> None:
     """Print a block and an empty line; on a terminal tables are ruled, in a pipe they are plain."""
-    from harness1.eval.compare import Links
-
     if isinstance(part, str):
         console.print(part, soft_wrap=not console.is_terminal)
-    elif isinstance(part, Links):
-        for name, address in part.places:
+    elif isinstance(part, tuple):
+        for name, address in part:
             console.print(f"{name}: {address}", soft_wrap=True)
     else:
         table, width = _table(part, console.is_terminal, console.width)

@@ -34,7 +34,7 @@ from harness1.records import Record
 from harness1.runs.files import (
     STAGE,
     Stage,
-    lock_or_wait,
+    lock,
     read_json,
     read_stage,
     refuse_foreign,
@@ -260,7 +260,7 @@ class DatasetCache:
         known = beir_set(name)
         lock = self._work(known.own_name if known else name).with_suffix(".lock")
         with lock.open("w") as file:
-            lock_or_wait(file, lambda: self.say(f"waiting for another process that fetches {name}"))
+            lock(file, "", lambda: self.say(f"waiting for another process that fetches {name}"))
             yield
 
 

@@ -1,7 +1,5 @@
 """Ablations: the same policy on the same tasks and seeds, with one mechanism of the environment removed at a time, and
-their table: one line per removed mechanism, compared task by task with the base.
-
-A removed mechanism is in no prompt, tool schema, memory or metric. See also table 3 of Harness-1 (arXiv 2606.02373)."""
+their table: one line per removed mechanism, compared task by task with the base (table 3 of arXiv 2606.02373)."""
 
 from __future__ import annotations
 
@@ -17,10 +15,11 @@ import msgspec
 from harness1.config import Config, Env
 from harness1.env.environment import env_hash
 from harness1.errors import UsageError
+from harness1.eval.compare import differences_of
 from harness1.eval.evaluate import Evaluation, Play, ensure_run, refuse_changed_tasks, rescore
 from harness1.eval.metrics import fault_count
-from harness1.eval.run import SCORING
-from harness1.eval.statistics import Interval, holm, paired_difference, probability, randomisation_test
+from harness1.eval.run import SCORING, PerTask
+from harness1.eval.statistics import Interval, holm, probability
 from harness1.eval.summary import task_metrics
 from harness1.plain import meant
 from harness1.records import Record
@@ -48,15 +47,11 @@ LEGEND = (
     " hard: tasks where the base found something and the ablation nothing; search: share of all calls; set: documents."
 )
 
-Rows = Mapping[str, Mapping[str, float]]
-
 
 class Condition(Record, kw_only=True):
-    """One line of the table. Changes are against the base, over the tasks scored in both; None without such tasks.
-    `change`: of the recall: the mean paired difference. `p`: of the change of the recall by chance
-    (`randomisation_test`), Holm-corrected for all ablations. `paired`: tasks scored in both. `base_recall`: the base's
-    recall over the tasks scored in both; changes are a percentage of it. `broken`: episodes broken by the
-    infrastructure."""
+    """One line of the table. `change`: of the recall against the base, over the `paired` tasks, which are scored in
+    both, where the base has `base_recall`; None without such tasks. `p`: of that change by chance, Holm-corrected for
+    all ablations. `broken`: episodes broken by the infrastructure."""
 
     name: str
     recall: float | None
@@ -87,9 +82,13 @@ class AblationTable(Record, kw_only=True):
     skipped: tuple[str, ...] = ()
 
     @property
+    def title(self) -> str:
+        samples = f" x {self.samples}" if self.samples > 1 else ""
+        return f"{self.policy} on {self.dataset}/{self.split}, {self.tasks} tasks{samples}, seed {self.seed}"
+
+    @property
     def verdict(self) -> str:
-        """A sentence on which mechanisms help, do not help, or hurt by their intervals, and which effects remain
-        significant after the correction."""
+        """A sentence on which mechanisms help by their intervals, and which effects remain after the correction."""
         found = [each for each in self.conditions[1:] if each.name != ALL_OFF]
         changes = [(each.name, each.change) for each in found if each.change is not None]
         sure = [each.name for each in found if each.p is not None and each.p < SIGNIFICANT]
@@ -111,7 +110,7 @@ class AblationTable(Record, kw_only=True):
 
     @property
     def remarks(self) -> str:
-        """Remarks for the reader: ablations that changed nothing or were skipped, tasks that were not compared."""
+        """Ablations that changed nothing or were skipped, and tasks that were not compared."""
         broken = [f"{each.broken} in {each.name}" for each in self.conditions if each.broken]
         partial = [each.name for each in self.conditions if each.paired < self.tasks]
         remarks = {
@@ -124,23 +123,23 @@ class AblationTable(Record, kw_only=True):
 
 
 def compare_condition(
-    name: str, metrics: Mapping[str, Any], base: Rows, rows: Rows, resamples: int, seed: int
+    name: str, metrics: Mapping[str, Any], base: PerTask, rows: PerTask, resamples: int, seed: int
 ) -> Condition:
     """Return a line of the table, its `p` not yet corrected, from a condition's `metrics.json` and its `rows`."""
-    tasks = sorted(base.keys() & rows.keys())
-    before, after = ({task: each[task][RECALL] for task in tasks} for each in (base, rows))
-    base_answers, answers = ({task: each[task][ANSWER_RECALL] for task in tasks} for each in (base, rows))
+    found = differences_of(base, rows, (RECALL, ANSWER_RECALL), resamples, seed)
+    recall, answers = found.get(RECALL), found.get(ANSWER_RECALL)
+    both = base.keys() & rows.keys()
     return Condition(
         name=name,
         recall=metrics[RECALL]["mean"],
         answer_recall=metrics[ANSWER_RECALL]["mean"],
-        change=paired_difference(after, before, resamples, seed) if tasks else None,
-        answer_change=paired_difference(answers, base_answers, resamples, seed) if tasks else None,
-        p=randomisation_test(after, before, resamples, seed) if tasks else None,
-        paired=len(tasks),
-        hard_failures=sum(before[task] > 0.0 and after[task] == 0.0 for task in tasks),
-        base_recall=sum(before.values()) / max(len(tasks), 1),
-        base_answer_recall=sum(base_answers.values()) / max(len(tasks), 1),
+        change=recall and recall.difference,
+        answer_change=answers and answers.difference,
+        p=recall and recall.p,
+        paired=len(both),
+        hard_failures=sum(base[task][RECALL] > 0.0 and rows[task][RECALL] == 0.0 for task in both),
+        base_recall=recall.first if recall else 0.0,
+        base_answer_recall=answers.first if answers else 0.0,
         search_share=sum(metrics["tool_mix"].get(tool, 0.0) for tool in SEARCHES),
         turns=metrics["turns"]["mean"],
         set_size=metrics["set_size"]["mean"],
@@ -149,17 +148,14 @@ def compare_condition(
 
 
 def cells(table: AblationTable) -> Iterator[tuple[str, ...]]:
-    """Yield the lines of the table as texts, in the order of `COLUMNS`; the base has no changes. Ablations that changed
-    nothing have no lines."""
+    """Yield the lines of the table as texts, in the order of `COLUMNS`, without ablations that changed nothing."""
 
     def number(value: float | None, form: str) -> str:
         return "" if value is None else format(value, form)
 
     unchanged = set(table.unchanged)
-    for each in table.conditions:
+    for each in (each for each in table.conditions if each.name not in unchanged):
         base = each is table.conditions[0]
-        if each.name in unchanged:
-            continue
         percent = None if base else percent_of(each.change, each.base_recall)
         answer = None if base else percent_of(each.answer_change, each.base_answer_recall)
         yield (
@@ -177,17 +173,11 @@ def cells(table: AblationTable) -> Iterator[tuple[str, ...]]:
         )
 
 
-def title(table: AblationTable) -> str:
-    """Return the table's title: policy, dataset, tasks and seed."""
-    samples = f" x {table.samples}" if table.samples > 1 else ""
-    return f"{table.policy} on {table.dataset}/{table.split}, {table.tasks} tasks{samples}, seed {table.seed}"
-
-
 def markdown(table: AblationTable) -> str:
     """Return the table with its verdict, as in `ablations.md`."""
     lines = [COLUMNS, tuple("---" for _ in COLUMNS), *cells(table)]
     rows = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return "\n\n".join(filter(None, [f"# {title(table)}", rows, LEGEND, table.verdict, table.remarks])) + "\n"
+    return "\n\n".join(filter(None, [f"# {table.title}", rows, LEGEND, table.verdict, table.remarks])) + "\n"
 
 
 def percent_of(change: Interval | None, of: float) -> Interval | None:
@@ -216,6 +206,7 @@ def _with(**groups: Any) -> Ablation:
 
 _MECHANISMS: Mapping[str, Ablation] = MappingProxyType(
     {
+        # no prompt, tool schema, memory or metric has a mechanism that was removed
         "importance_tags": _with(curation={"tags": False, "eviction": "fifo"}),
         "compression": _with(compression={"on": False}),
         "auto_populate": _with(auto_populate={"on": False}),
@@ -244,8 +235,8 @@ ABLATIONS: Mapping[str, Ablation] = MappingProxyType(
 
 
 def ablate_config(config: Config, name: str) -> Config:
-    """Return the configuration without a mechanism. A model that was trained with the mechanism is accepted. Raises
-    UsageError: there is no such mechanism."""
+    """Return the configuration without a mechanism, which accepts a model that was trained with it. Raises UsageError:
+    there is no such mechanism."""
     if name not in ABLATIONS:
         raise UsageError(f"unknown ablation {name!r}; choose from: all, {', '.join(ABLATIONS)}{meant(name, ABLATIONS)}")
     machine = config.machine
@@ -254,8 +245,7 @@ def ablate_config(config: Config, name: str) -> Config:
 
 
 def conditions(evaluation: Evaluation, names: Sequence[str]) -> dict[str, Evaluation]:
-    """Return the evaluations to play, in order: the base, and the ablations of mechanisms that are not already off.
-    Raises UsageError: a name is not an ablation."""
+    """Return the evaluations to play, in order: the base, and the ablations of mechanisms that are not already off."""
     variants = {name: replace(evaluation, config=ablate_config(evaluation.config, name)) for name in names}
     changed = {name: each for name, each in variants.items() if each.config.env != evaluation.config.env}
     return {BASE: evaluation, **changed}
@@ -272,10 +262,9 @@ def ablate(
 ) -> AblationTable:
     """Play an evaluation and its ablations into run folders below `out`, and write `ablations.json` and `ablations.md`
     there, or return the existing table unchanged. Interrupted runs continue; episodes broken by faults are run again.
-    `names`: from `ABLATIONS`; those whose mechanism is already off are skipped, which the table notes. `force`: start
-    over. `rescored`: first score the recorded episodes again, with changed gold or another reward (`evaluate.rescore`).
-    Raises UsageError: a name is not an ablation, there is no task, a task has no gold, or the folder holds something
-    else; SchemaError: the folder is damaged; InfrastructureFault: a worker died; run again to continue."""
+    `names`: from `ABLATIONS`. `force`: start over. `rescored`: first score the recorded episodes again
+    (`evaluate.rescore`). Raises UsageError: a name is not an ablation, there is no task, a task has no gold, or the
+    folder holds something else; SchemaError: the folder is damaged; InfrastructureFault: a worker died."""
     evaluation.check()
     played = conditions(evaluation, names)
     skipped = tuple(name for name in dict.fromkeys(names) if name not in played)
@@ -317,13 +306,6 @@ def _compare_conditions(
         rows[name] = task_metrics(episodes, tasks, each.config, faults=each.faults)
     raw = [compare_condition(name, metrics[name], rows[BASE], rows[name], resamples, base.seed) for name in played]
     p = holm({each.name: each.p for each in raw if each.name != BASE and each.p is not None})
-    return AblationTable(
-        dataset=base.dataset,
-        split=base.split,
-        policy=base.policy,
-        tasks=len(base.tasks),
-        samples=base.samples,
-        seed=base.seed,
-        conditions=tuple(msgspec.structs.replace(each, p=p.get(each.name)) for each in raw),
-        skipped=skipped,
-    )
+    told = {name: getattr(base, name) for name in ("dataset", "split", "policy", "samples", "seed")}
+    lines = tuple(msgspec.structs.replace(each, p=p.get(each.name)) for each in raw)
+    return AblationTable(tasks=len(base.tasks), conditions=lines, skipped=skipped, **told)

@@ -9,7 +9,7 @@ import re
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -29,7 +29,6 @@ from harness1.eval.answers import (
     Condition,
     DocumentReader,
     NamedModel,
-    Questions,
     ReplyStore,
     answer_all,
     questions_of,
@@ -86,19 +85,34 @@ def token_f1(answer: str, golds: Sequence[str]) -> float:
 
 METRICS: tuple[str, ...] = ("exact_match", "f1", "judge")
 SHOWN_FAULTS = 5
-Scores = Mapping[Condition, Mapping[str, Mapping[str, float]]]
-"""For each condition and metric, the mean over samples of each task that has one."""
+Scored = dict[Condition, tuple[list[Answered], dict[str, dict[str, float]]]]
+"""Each condition's answers in order, and for each metric the mean over samples of every task that has one."""
 
 
-def score_answers(answered: Sequence[Answered]) -> dict[Condition, dict[str, dict[str, float]]]:
-    """Return the scores of all answers; a missing answer has none, one without a valid verdict lacks `judge`."""
-    found: dict[Condition, dict[str, dict[str, float]]] = {}
-    for condition, rows in _by_condition(answered).items():
-        found[condition] = {}
-        for metric in METRICS:
-            values = ((each.question.task_id, _score(each, metric)) for each in rows)
-            found[condition][metric] = task_means((task, value) for task, value in values if value is not None)
+def score_answers(answered: Sequence[Answered]) -> Scored:
+    """Sort answers, and score them by condition; a missing answer has no score, one without a valid verdict lacks
+    `judge`."""
+    # A mean of floats depends on the order of its terms, and an interval on that of the tasks.
+    ordered = sorted(answered, key=lambda each: (each.question.task_id, each.question.sample_idx, each.condition))
+    found: Scored = {}
+    for condition in CONDITIONS:
+        if rows := [each for each in ordered if each.condition == condition]:
+            values = [(each.question.task_id, _scores_of(each)) for each in rows]
+            by_metric = {
+                metric: task_means((task, scores[metric]) for task, scores in values if metric in scores)
+                for metric in METRICS
+            }
+            found[condition] = rows, by_metric
     return found
+
+
+def _scores_of(each: Answered) -> dict[str, float]:
+    if each.answer is None:
+        return {}
+    text, golds = each.text, each.question.golds
+    verdict = None if each.verdict is None else read_verdict(each.verdict.text)
+    judged = {} if verdict is None else {"judge": float(verdict)}
+    return {"exact_match": exact_match(text, golds), "f1": token_f1(text, golds), **judged}
 
 
 def summarise_answers(answered: Sequence[Answered], resamples: int, seed: int = 0) -> dict[str, Any]:
@@ -106,56 +120,46 @@ def summarise_answers(answered: Sequence[Answered], resamples: int, seed: int = 
     `faults`. Each condition has its metrics as `{mean, low, high}` (null if undefined) and the counts of `_counts`. A
     pair is `a` minus `b` over the tasks that both have, with the p of a paired randomisation test, and `p_holm`,
     corrected for all pairs of its metric."""
-    ordered = _sort(answered)
-    scores = score_answers(ordered)
-    missing = sum(each.answer is None for each in ordered)
-    unjudged = sum(each.answer is not None and each.verdict is None and bool(each.fault) for each in ordered)
-    conditions = {}
-    for condition, rows in _by_condition(ordered).items():
-        means = {name: bootstrap_mean(list(of.values()), resamples, seed) for name, of in scores[condition].items()}
+    scored, conditions, pairs = score_answers(answered), dict[str, Any](), list[dict[str, Any]]()
+    for condition, (rows, scores) in scored.items():
+        means = {name: bootstrap_mean(list(of.values()), resamples, seed) for name, of in scores.items()}
         conditions[condition] = {name: finite_or_null(mean) for name, mean in means.items()} | _counts(rows)
+    for metric in METRICS:
+        found: list[dict[str, Any]] = []
+        for earlier, later in combinations(scored, 2):
+            both = [scored[side][1][metric] for side in (later, earlier)]
+            if common := sorted(both[0].keys() & both[1].keys()):
+                a, b = ({task: side[task] for task in common} for side in both)
+                difference = finite_or_null(paired_difference(a, b, resamples, seed))
+                p = randomisation_test(a, b, resamples, seed)
+                pair = {"a": later, "b": earlier, "metric": metric, "tasks": len(common)}
+                found.append({**pair, "difference": difference, "p": p})
+        corrected = holm({at: pair["p"] for at, pair in enumerate(found)})
+        pairs += [pair | {"p_holm": corrected[at]} for at, pair in enumerate(found)]
+    faults = [each.fault for rows, _ in scored.values() for each in rows if each.fault]
     return {
-        "missing": missing,
-        "missing_verdicts": unjudged,
-        "faults": [each.fault for each in ordered if each.fault][:SHOWN_FAULTS],
+        "missing": sum(each.answer is None for each in answered),
+        "missing_verdicts": sum(bool(each.answer and not each.verdict and each.fault) for each in answered),
+        "faults": faults[:SHOWN_FAULTS],
         "conditions": conditions,
-        "pairs": [pair for metric in METRICS for pair in _pairs(scores, metric, resamples, seed)],
+        "pairs": pairs,
     }
 
 
 def as_csv(answered: Sequence[Answered], *, secret: bool = False) -> str:
     """Return a table with a line per task and condition: scores, the answers of all samples and, unless secret, the
     right answers."""
-    scores, lines = score_answers(_sort(answered)), []
-    for condition, rows in _by_condition(_sort(answered)).items():
+    lines = []
+    for condition, (rows, scores) in score_answers(answered).items():
         replies: dict[str, list[str]] = {}
         right = {each.question.task_id: "" if secret else " | ".join(each.question.golds) for each in rows}
         for each in rows:
             if each.answer is not None:
                 replies.setdefault(each.question.task_id, []).append(each.text)
         for task_id, texts in replies.items():
-            values = (scores[condition][metric].get(task_id, "") for metric in METRICS)
+            values = (scores[metric].get(task_id, "") for metric in METRICS)
             lines.append((task_id, condition, len(texts), *values, " | ".join(texts), right[task_id]))
     return csv_table(("task_id", "condition", "answers", *METRICS, "answer", "right"), lines)
-
-
-def _sort(answered: Sequence[Answered]) -> list[Answered]:
-    """Sort answers: a mean of floats depends on the order of its terms, and an interval on that of the tasks."""
-    return sorted(answered, key=lambda each: (each.question.task_id, each.question.sample_idx, each.condition))
-
-
-def _by_condition(answered: Sequence[Answered]) -> dict[Condition, list[Answered]]:
-    present = [condition for condition in CONDITIONS if any(each.condition == condition for each in answered)]
-    return {condition: [each for each in answered if each.condition == condition] for condition in present}
-
-
-def _score(each: Answered, metric: str) -> float | None:
-    if each.answer is None:
-        return None
-    if metric == "judge":
-        verdict = None if each.verdict is None else read_verdict(each.verdict.text)
-        return None if verdict is None else float(verdict)
-    return (exact_match if metric == "exact_match" else token_f1)(each.text, each.question.golds)
 
 
 def _counts(rows: Sequence[Answered]) -> dict[str, Any]:
@@ -163,7 +167,6 @@ def _counts(rows: Sequence[Answered]) -> dict[str, Any]:
     `unparseable` verdicts, the mean number of `documents` in a prompt, how many were `left_out` for lack of room, and
     the tokens used, if the server reports them."""
     replies = [each.answer for each in rows if each.answer is not None]
-    verdicts = [each.verdict for each in rows if each.verdict is not None]
 
     def add_up(counts: Iterable[int | None]) -> int | None:
         known = [count for count in counts if count is not None]
@@ -175,27 +178,12 @@ def _counts(rows: Sequence[Answered]) -> dict[str, Any]:
         "missing": len(rows) - len(replies),
         "empty": sum(each.answer is not None and not each.text for each in rows),
         "cut": sum(reply.finish_reason == "length" for reply in replies),
-        "unparseable": sum(read_verdict(verdict.text) is None for verdict in verdicts),
+        "unparseable": sum(each.verdict is not None and read_verdict(each.verdict.text) is None for each in rows),
         "documents": fmean(len(reply.documents) for reply in replies) if replies else None,
         "left_out": sum(reply.left_out for reply in replies),
         "prompt_tokens": add_up(reply.prompt_tokens for reply in replies),
         "output_tokens": add_up(reply.output_tokens for reply in replies),
     }
-
-
-def _pairs(scores: Scores, metric: str, resamples: int, seed: int) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    for earlier, later in combinations(scores, 2):
-        common = sorted(scores[earlier][metric].keys() & scores[later][metric].keys())
-        if common:
-            a, b = ({task: scores[side][metric][task] for task in common} for side in (later, earlier))
-            difference = finite_or_null(paired_difference(a, b, resamples, seed))
-            p = randomisation_test(a, b, resamples, seed)
-            found.append(
-                {"a": later, "b": earlier, "metric": metric, "tasks": len(common), "difference": difference, "p": p}
-            )
-    corrected = holm({at: pair["p"] for at, pair in enumerate(found)})
-    return [pair | {"p_holm": corrected[at]} for at, pair in enumerate(found)]
 
 
 VERB = "answer"
@@ -205,10 +193,11 @@ TABLE = "answers.csv"
 
 @dataclass(frozen=True)
 class AnswerRun:
-    """The answers to the questions of a run. `out`: the output folder. `places`: questions in progress at a time."""
+    """The answers to the questions of a run. `counts`: of its tasks, as `questions_of` counts them. `places`: questions
+    in progress at a time."""
 
     run: Run
-    questions: Questions
+    counts: dict[str, int]
     work: Answering
     out: Path
     places: int = 16
@@ -219,9 +208,8 @@ class AnswerRun:
         inputs = {
             "run": digest([self.run.stage.inputs, self.run.stage.hashes]),
             "episodes": file_digest(self.run.folder / EPISODES),
-            "questions": digest(self.questions.asked),
-            "answerer": _describe(work.answerer),
-            "judge": _describe(work.judge),
+            "questions": digest(work.questions),
+            **self._models,
             "conditions": list(work.conditions),
             "single_size": work.single_size,
             "documents": work.documents,
@@ -229,6 +217,15 @@ class AnswerRun:
             "prompts": digest(dict(PROMPTS)),
         }
         return Stage(VERB, inputs, outputs={"run": str(self.run.folder.resolve())})
+
+    @property
+    def _models(self) -> dict[str, Any]:
+        named = {"answerer": self.work.answerer, "judge": self.work.judge}
+        return {
+            role: model
+            and {"model": model.name, "settings": {"temperature": 0, "max_tokens": model.completer.most_tokens}}
+            for role, model in named.items()
+        }
 
     def clear(self) -> None:
         """Remove earlier answers, and nothing else. Raises UsageError: the folder holds something else."""
@@ -262,15 +259,12 @@ class AnswerRun:
                 "dataset": self.run.dataset,
                 "split": self.run.split,
                 "policy": self.run.policy,
-                "answerer": _describe(self.work.answerer),
-                "judge": _describe(self.work.judge),
+                **self._models,
                 "prompts": {name: {"text": text, "hash": digest(text)} for name, text in PROMPTS.items()},
                 "single_size": self.work.single_size or "as delivered",
                 "documents": self.work.documents,
                 "tokens": self.work.tokens,
-                "tasks": self.questions.tasks,
-                "without_answers": self.questions.without_answers,
-                "broken_episodes": self.questions.broken,
+                **self.counts,
                 **summarise_answers(answered, self.run.config.machine.bootstrap),
             }
             write_atomically(self.out / TABLE, as_csv(answered, secret=self.run.secret_answers).encode())
@@ -298,7 +292,7 @@ def open_answers(
     `CONDITIONS`, separated by commas. `answer_tokens`: most tokens of an answer or a verdict with its thoughts.
     `index`: the current location of the run's index, if it was moved. `limit`: as in `questions_of`. `limits`: the
     numbers of `Answering`. Raises UsageError: a model or a condition is invalid, or the run has nothing to ask."""
-    questions, named = questions_of(run, limit), {name.strip() for name in conditions.split(",")}
+    (questions, counts), named = questions_of(run, limit), {name.strip() for name in conditions.split(",")}
     if unknown := named - set(CONDITIONS):
         raise UsageError(f"--conditions takes some of {', '.join(CONDITIONS)}, not {', '.join(sorted(unknown))!r}")
     # The run's settings with this machine's web services, whose keys are not recorded.
@@ -306,7 +300,7 @@ def open_answers(
     recorded = msgspec.structs.replace(run.config.machine, web=web)
     config = msgspec.structs.replace(run.config, machine=recorded)
     work = Answering(
-        questions=questions.asked,
+        questions=questions,
         texts=DocumentReader(open_retriever(index or run.index, config), recorded),
         answerer=_model(answerer, "--answerer", answer_tokens, policy_endpoint, machine),
         judge=_model(judge, "--judge", answer_tokens, verifier_endpoint, machine) if judge else None,
@@ -314,7 +308,7 @@ def open_answers(
         **limits,
     )
     out = out or run.folder / "answers" / re.sub(r"[^\w.-]", "-", ModelSpec.read(answerer).model)
-    return AnswerRun(run, questions, work, out, machine.concurrency)
+    return AnswerRun(run, counts, work, out, machine.concurrency)
 
 
 def _model(
@@ -324,9 +318,3 @@ def _model(
     if asked.kind != "openai" or asked.url is None:
         raise UsageError(f"{option} takes openai:MODEL@URL, not {spec!r}")
     return NamedModel(spec, Completer(endpoint(asked.url, machine), asked.model, most_tokens))
-
-
-def _describe(model: NamedModel | None) -> dict[str, Any] | None:
-    if model is None:
-        return None
-    return {"model": model.name, "settings": {"temperature": 0, "max_tokens": model.completer.most_tokens}}

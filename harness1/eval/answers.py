@@ -16,7 +16,7 @@ import msgspec
 
 from harness1.config import Machine
 from harness1.env.environment import call_engine
-from harness1.errors import MALFORMED, InfrastructureFault, SchemaError, UsageError
+from harness1.errors import InfrastructureFault, SchemaError, UsageError
 from harness1.eval.run import Run
 from harness1.http.model_endpoint import Completer, Messages, defuse, restore, strip_answer
 from harness1.plain import digest
@@ -24,39 +24,18 @@ from harness1.records import Chunk, ChunkId, DocId, Record, Status, UnitId
 from harness1.retrieval.corpus import approximate_tokens
 from harness1.retrieval.protocol import RetrievalFault, Retriever, SearchRequest, SearchResult
 from harness1.reward.measures import delivery
-from harness1.runs.journal import Journal, read_lines
+from harness1.runs.journal import Journal, read_line_records
 
 PROMPTS: Mapping[str, str] = MappingProxyType(
     msgspec.toml.decode(resources.files("harness1.eval").joinpath("answers.toml").read_bytes(), type=dict[str, str])
 )
 
 
-class QuotedDocument(Record):
-    """A document in an answerer's prompt: its title and its whole text."""
-
-    unit_id: UnitId
-    title: str
-    text: str
-
-
-def ask_closed(query: str) -> Messages:
-    """Return the messages that ask a question without documents."""
-    return _ask("closed", _tag("question", query))
-
-
-def ask_open(query: str, sources: Sequence[QuotedDocument]) -> Messages:
-    """Return the messages that ask a question about documents, in their order, without their ids and tags."""
-    texts = (f"{source.title}\n{source.text}" if source.title else source.text for source in sources)
-    return _ask("open", *(_tag("document", text) for text in texts), _tag("question", query))
-
-
-def ask_judge(query: str, golds: Sequence[str], answer: str) -> Messages:
-    """Return the messages that ask whether an answer is right."""
-    return _ask("judge", _tag("question", query), _tag("correct", "\n".join(golds)), _tag("answer", answer))
-
-
-def _ask(kind: str, *parts: str) -> Messages:
-    return [{"role": "system", "content": PROMPTS[kind]}, {"role": "user", "content": "\n".join(parts)}]
+def write_prompt(kind: str, *parts: tuple[str, str]) -> Messages:
+    """Return the messages that ask for an answer (`closed`, `open`) or a verdict (`judge`): the instructions of
+    `PROMPTS`, then each text between tags of its name, which it cannot end."""
+    told = "\n".join(f"<{name}>\n{defuse(text)}\n</{name}>" for name, text in parts)
+    return [{"role": "system", "content": PROMPTS[kind]}, {"role": "user", "content": told}]
 
 
 _LABEL = re.compile(r"^(?:the\s+)?answer\s*(?:is\s*:|:)\s*", re.I)
@@ -74,8 +53,16 @@ def read_verdict(said: str) -> bool | None:
     return {"correct": True, "incorrect": False}.get(strip_answer(said).removesuffix(".").strip("*` ").casefold())
 
 
-def _tag(name: str, text: str) -> str:
-    return f"<{name}>\n{defuse(text)}\n</{name}>"
+class QuotedDocument(Record):
+    """A document in an answerer's prompt, where its id is not shown."""
+
+    unit_id: UnitId
+    title: str
+    text: str
+
+    @property
+    def shown(self) -> str:
+        return f"{self.title}\n{self.text}" if self.title else self.text
 
 
 def within_budget(sources: Sequence[QuotedDocument], documents: int, tokens: int) -> tuple[QuotedDocument, ...]:
@@ -92,32 +79,31 @@ def within_budget(sources: Sequence[QuotedDocument], documents: int, tokens: int
 
 
 class DocumentReader:
-    """A reader of full texts from a retriever, with `machine.attempts` attempts per request."""
+    """A reader of full texts from a retriever, with `machine.attempts` attempts per request. Its methods raise
+    InfrastructureFault: the index failed, or lacks a unit."""
 
     def __init__(self, retriever: Retriever, machine: Machine) -> None:
-        self._retriever, self._run = retriever, machine
-
-    @property
-    def index_hash(self) -> str:
-        return self._retriever.info.index_hash
+        self._retriever, self._machine = retriever, machine
+        self.index_hash = retriever.info.index_hash
+        self._by_chunk = retriever.info.unit == "chunk"
 
     async def sources(self, units: Sequence[UnitId]) -> list[QuotedDocument]:
-        """Return the documents, or the chunks if the corpus is scored by chunks, in the order requested. Raises
-        InfrastructureFault: the index failed, or lacks one of the units."""
+        """Return the documents, or the chunks if the corpus is scored by chunks, in the order requested."""
         return list(await asyncio.gather(*map(self._source, units)))
 
     async def single_shot(self, query: str, size: int) -> list[UnitId]:
         """Return the first `size` units that a single search finds, best first. Several chunks of one document are one
-        unit: the search is deepened until there are enough. Raises InfrastructureFault: the index failed."""
-        depth, units, by_chunk = size, list[UnitId](), self._retriever.info.unit == "chunk"
+        unit: the search is deepened until there are enough."""
+        depth, units = size, list[UnitId]()
 
         async def search() -> SearchResult | RetrievalFault:
-            (found,) = await self._retriever.search([SearchRequest(query, depth, deadline=self._run.call_deadline_s)])
+            request = SearchRequest(query, depth, deadline=self._machine.call_deadline_s)
+            (found,) = await self._retriever.search([request])
             return found
 
         while len(units) < size:
-            hits = (await call_engine(search, self._run)).hits
-            names = (scored.chunk.chunk_id if by_chunk else scored.chunk.doc_id for scored in hits)
+            hits = (await call_engine(search, self._machine)).hits
+            names = (scored.chunk.chunk_id if self._by_chunk else scored.chunk.doc_id for scored in hits)
             units = list(dict.fromkeys(map(UnitId, names)))
             if len(hits) < depth:
                 break
@@ -126,11 +112,9 @@ class DocumentReader:
 
     async def _source(self, unit: UnitId) -> QuotedDocument:
         def ask() -> Awaitable[tuple[Chunk, ...] | RetrievalFault]:
-            if self._retriever.info.unit == "chunk":
-                return self._retriever.get([ChunkId(unit)])
-            return self._retriever.read(DocId(unit))
+            return self._retriever.get([ChunkId(unit)]) if self._by_chunk else self._retriever.read(DocId(unit))
 
-        chunks = await call_engine(ask, self._run)
+        chunks = await call_engine(ask, self._machine)
         if not chunks:
             raise InfrastructureFault(f"the index no longer has {unit!r}")
         # Chunks are cut at white space, which is lost: replace it by a line break.
@@ -170,20 +154,16 @@ class Reply(Record, kw_only=True):
 
 
 class ReplyStore(Journal):
-    """The replies stored in a folder, which one process at a time can hold. `kept`: the last one of each key. Raises
-    UsageError: another process is writing to the folder, or it cannot be written; SchemaError: a line is not a
-    reply."""
+    """The replies stored in a folder, held and refused as a `Journal`. `kept`: the last one of each key. Raises
+    SchemaError: a line is not a reply."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, ANSWERS)
-        self.kept: dict[ReplyKey, Reply] = {}
-        for number, line in read_lines(folder / ANSWERS):
-            try:
-                reply = msgspec.json.decode(line, type=Reply)
-            except MALFORMED as error:
-                self.close()
-                raise SchemaError(f"{folder / ANSWERS}:{number}: not an answer: {error}") from error
-            self.kept[reply.key] = reply
+        try:
+            self.kept = {reply.key: reply for reply in read_line_records(folder / ANSWERS, Reply, "an answer")}
+        except SchemaError:
+            self.close()
+            raise
 
     def append(self, reply: Reply) -> None:
         """Write one reply; when this returns, the operating system has it."""
@@ -199,15 +179,6 @@ class AnswerItem(Record):
     query: str
     golds: tuple[str, ...]
     delivered: tuple[UnitId, ...]
-
-
-class Questions(Record):
-    """The questions of a run, the number of its tasks that have a right answer, and counts of what cannot be asked."""
-
-    asked: tuple[AnswerItem, ...]
-    tasks: int
-    without_answers: int
-    broken: int
 
 
 AnswerJob = tuple[AnswerItem, Condition]
@@ -264,7 +235,7 @@ class Answering:
         refuse every request."""
         question, condition = job
         answer = verdict = None
-        fault = ""
+        fault, asked = "", ("question", question.query)
 
         async def ask(role: Role, model: NamedModel, messages: Messages, **shown: Any) -> Reply:
             prompt = digest([messages, {"temperature": 0, "most_tokens": model.completer.most_tokens}])
@@ -283,34 +254,36 @@ class Answering:
                 units = await self.texts.single_shot(question.query, self.single_size or len(question.delivered))
             shown = within_budget(await self.texts.sources(units[: self.documents]), self.documents, self.tokens)
             given = tuple(source.unit_id for source in shown)
-            messages = ask_closed(question.query) if condition == "closed" else ask_open(question.query, shown)
+            kind = "closed" if condition == "closed" else "open"
+            messages = write_prompt(kind, *(("document", source.shown) for source in shown), asked)
             answer = await ask("answer", self.answerer, messages, documents=given, left_out=len(units) - len(given))
             if self.judge is not None:
-                judged = ask_judge(question.query, question.golds, read_answer(answer.text))
-                verdict = await ask("verdict", self.judge, judged)
+                said = ("correct", "\n".join(question.golds)), ("answer", read_answer(answer.text))
+                verdict = await ask("verdict", self.judge, write_prompt("judge", asked, *said))
         except InfrastructureFault as error:
             fault = str(error)
         return Answered(question, condition, answer, verdict, fault)
 
 
-def questions_of(run: Run, limit: int = 0) -> Questions:
-    """Return the questions of a run, in order of its tasks and samples. `limit`: use only the first `limit` tasks; 0:
-    all. Raises UsageError: the run is not finished, or none of its tasks has a right answer and an episode."""
+def questions_of(run: Run, limit: int = 0) -> tuple[list[AnswerItem], dict[str, int]]:
+    """Return the questions of a run, in order of its tasks and samples, and the counts of `tasks` with a right answer,
+    of those `without_answers`, and of `broken_episodes`. `limit`: use only the first `limit` tasks; 0: all. Raises
+    UsageError: the run is not finished, or none of its tasks has a right answer and an episode."""
     if run.stage.status != "finished":
         raise UsageError(f"{run.folder} is not finished: run the same `harness1 eval` again first")
     tasks = list(run.tasks.values())[: limit or None]
     golds = {task.task_id: task.gold.answers for task in tasks if task.gold and task.gold.answers}
     whole = [episode for task in golds for episode in run.samples.get(task, ())]
-    asked = tuple(
+    asked = [
         AnswerItem(each.task.task_id, each.sample_idx, each.task.query, golds[each.task.task_id], delivery(each))
         for each in whole
         if each.status is not Status.INFRA_ERROR
-    )
+    ]
+    lacking, broken = len(tasks) - len(golds), len(whole) - len(asked)
     if not asked:
-        lacking = f"{len(tasks) - len(golds)} of its {len(tasks)} tasks have no right answer in {run.dataset}"
-        others = f"{len(whole)} episodes of the others are broken"
-        raise UsageError(f"{run.folder} cannot be answered: {lacking}, and {others}")
-    return Questions(asked, len(golds), len(tasks) - len(golds), len(whole) - len(asked))
+        why = f"{lacking} of its {len(tasks)} tasks have no right answer in {run.dataset}"
+        raise UsageError(f"{run.folder} cannot be answered: {why}, and {broken} episodes of the others are broken")
+    return asked, {"tasks": len(golds), "without_answers": lacking, "broken_episodes": broken}
 
 
 async def answer_all(

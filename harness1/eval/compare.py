@@ -25,9 +25,8 @@ from harness1.runs.folder import public_config
 
 
 class Difference(Record):
-    """A metric over the common tasks: the means of both runs, and the mean of the second minus the first. `p`:
-    two-sided p-value of a paired randomisation test. `tasks`: tasks for which both runs define it. `p_holm`: if several
-    runs are compared with the first: p corrected for their number (Holm 1979)."""
+    """A metric over the tasks for which both runs define it: both means, and the mean of the second minus the first.
+    `p`: of a paired randomisation test. `p_holm`: p corrected for several runs compared with the first (Holm 1979)."""
 
     first: float
     second: float
@@ -37,9 +36,10 @@ class Difference(Record):
     p_holm: float | None = None
 
 
-def differences_of(first: PerTask, second: PerTask, names: Iterable[str], resamples: int) -> dict[str, Difference]:
-    """Return the difference in each named metric that some task has in both runs. Raises UsageError: `resamples` is
-    below 1."""
+def differences_of(
+    first: PerTask, second: PerTask, names: Iterable[str], resamples: int, seed: int = 0
+) -> dict[str, Difference]:
+    """Return the difference in each named metric that some task has in both runs."""
     found: dict[str, Difference] = {}
     for name in names:
         both = sorted(task for task in first if name in first[task] and name in second.get(task, ()))
@@ -48,16 +48,15 @@ def differences_of(first: PerTask, second: PerTask, names: Iterable[str], resamp
             found[name] = Difference(
                 first=math.fsum(a.values()) / len(both),
                 second=math.fsum(b.values()) / len(both),
-                difference=paired_difference(b, a, resamples),
-                p=randomisation_test(b, a, resamples),
+                difference=paired_difference(b, a, resamples, seed),
+                p=randomisation_test(b, a, resamples, seed),
                 tasks=len(both),
             )
     return found
 
 
 def correct_p_values(family: Sequence[Mapping[str, Difference]]) -> list[dict[str, Difference]]:
-    """Correct the p-values of several runs compared with the same run, one family for each metric; those of a single
-    run stay as they are."""
+    """Correct the p-values of several runs compared with the same run, one family for each metric."""
     metrics = [dict(each) for each in family]
     for name in {name for found in metrics for name in found} if len(metrics) > 1 else ():
         values = {number: found[name].p for number, found in enumerate(metrics) if name in found}
@@ -67,13 +66,11 @@ def correct_p_values(family: Sequence[Mapping[str, Difference]]) -> list[dict[st
 
 
 TIE_BREAKERS = ("trajectory_recall", "reward")  # metrics that order tasks with an equal change in the chosen metric
-
 EQUAL = 1e-9  # two means over samples are equal if they differ by less than this
 
 
 class Side(Record):
-    """One of the runs. `tasks`: all tasks of the run, scored or not. `broken`: episodes that the infrastructure broke,
-    which count in the run's means as `faults` says."""
+    """One of the runs. `broken`: episodes that the infrastructure broke, which count in its means as `faults` says."""
 
     folder: str
     policy: str
@@ -95,10 +92,9 @@ class Change(Record):
 
 
 class Pairing(Record):
-    """One run compared with the first. `tasks`: common tasks, scored in both. `left_out`: numbers of other tasks of the
-    first, and of the second. `fell_out`: numbers of these tasks by what they lack in a run, such as `first: not played`
-    (see `FELL_OUT`). `wins`: tasks on which the second has the higher value of the chosen metric. `changed`: the
-    largest change of the chosen metric first."""
+    """One run compared with the first. `tasks`: scored in both; `left_out`: other tasks of the first, and of the
+    second, which `fell_out` counts by what they lack in a run, such as `first: not played` (see `FELL_OUT`). `wins`:
+    tasks on which the second has the higher value of the chosen metric. `changed`: the largest change first."""
 
     second: Side
     tasks: int
@@ -123,9 +119,9 @@ class Comparison(Record):
 
 
 def compare(runs: Sequence[Run], metric: str = "curated_recall", top: int = 10, equal_size: bool = False) -> Comparison:
-    """Compare every further run with the first. `metric`: by which tasks are won, lost or changed. `top`: most changed
-    tasks to keep. `equal_size`: see `at_equal_size`. Raises UsageError: there are fewer than two runs, their tasks
-    differ, or one has no such metric."""
+    """Compare every further run with the first, by `metric` task by task. `top`: most changed tasks to keep.
+    `equal_size`: see `at_equal_size`. Raises UsageError: there are fewer than two runs, their tasks differ, or one has
+    no such metric."""
     if len(runs) < 2:
         raise UsageError("a comparison needs at least two runs")
     first = runs[0]
@@ -135,7 +131,7 @@ def compare(runs: Sequence[Run], metric: str = "curated_recall", top: int = 10, 
     ]
     corrected = zip(pairs, correct_p_values([pair.metrics for pair in pairs]), strict=True)
     others = tuple(msgspec.structs.replace(pair, metrics=found) for pair, found in corrected)
-    return Comparison(metric, equal_size, _side(first), others)
+    return Comparison(metric, equal_size, _describe(first)[0], others)
 
 
 def at_equal_size(first: Run, second: Run) -> tuple[Run, Run]:
@@ -187,13 +183,14 @@ def _pair_runs(first: Run, second: Run, metric: str, top: int, number: int) -> P
             why = "not played" if task not in run.samples else "infrastructure"
             fell_out[f"{name}: {why if task in run.tasks else 'no such task'}"] += 1
     settings = differences(public_config(first.config), public_config(second.config))
+    (_, card), (side, other) = map(_describe, (first, second))
     return Pairing(
-        second=_side(second),
+        second=side,
         tasks=len(tasks),
         left_out=(len(first.tasks) - len(tasks), len(second.tasks) - len(tasks)),
         fell_out=dict(sorted(fell_out.items())),
         metrics=metrics,
-        cards={name: (a, b) for name, a, b in differences(_card(first), _card(second))},
+        cards={name: (a, b) for name, a, b in differences(card, other)},
         settings={name: (a, b) for name, a, b in sorted(settings)},
         wins=wins,
         losses=losses,
@@ -213,14 +210,10 @@ def _refuse_other_dataset(first: Run, second: Run) -> None:
             raise UsageError(f"task {task_id!r} of {first.folder} is a different task in {second.folder}")
 
 
-def _side(run: Run) -> Side:
-    broken = sum(episode.status is Status.INFRA_ERROR for episode in run.episodes.values())
-    return Side(str(run.folder), run.policy, len(run.tasks), broken, run.faults)
-
-
-def _card(run: Run) -> dict[str, Any]:
+def _describe(run: Run) -> tuple[Side, dict[str, Any]]:
     inputs, outputs = run.stage.inputs, run.stage.outputs
-    return {
+    broken = sum(episode.status is Status.INFRA_ERROR for episode in run.episodes.values())
+    return Side(str(run.folder), run.policy, len(run.tasks), broken, run.faults), {
         "policy": run.policy,
         "policy hash": str(inputs.get("policy", ""))[:12],
         "format": outputs.get("format"),
@@ -232,11 +225,9 @@ def _card(run: Run) -> dict[str, Any]:
 
 
 NAMES = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
-ADDRESS = "/:#,%.~-_"
-"""Characters that are not escaped in an address."""
+ADDRESS = "/:#,%.~-_"  # characters that are not escaped in an address
 LONGEST = 12  # characters of the longest folder that names a column
 FELL_OUT = {"infrastructure": "broken by the infrastructure", "not played": "not played", "no such task": "not"}
-"""Why tasks are left out, in words."""
 COUNTED = ("set_size", "turns", "prompt_tokens", "prefill_tokens")  # metrics that are amounts, shown with one decimal
 
 
@@ -250,19 +241,13 @@ class Grid:
     flexible: int | None = None
 
 
-@dataclass(frozen=True)
-class Links:
-    """Named addresses."""
-
-    places: tuple[tuple[str, str], ...]
-
-
+Links = tuple[tuple[str, str], ...]
+"""Names with their addresses."""
 Block = str | Grid | Links
 
 
 def blocks(comparison: Comparison, viewer: str = "") -> Iterator[Block]:
-    """Yield the comparison from top to bottom. `viewer`: the viewer file that the changed tasks link to; empty: no
-    links."""
+    """Yield the comparison from top to bottom. `viewer`: the viewer file that the changed tasks link to, if any."""
     sides = [comparison.first, *(pair.second for pair in comparison.others)]
     first, *others = names = labels([side.folder for side in sides])
     rows = []
@@ -288,8 +273,8 @@ def markdown(parts: Sequence[Block]) -> str:
     def block(part: Block) -> str:
         if isinstance(part, str):
             return _cell(part)
-        if isinstance(part, Links):
-            return "\n".join(f"- [{_cell(name)}](<{quote(address, safe=ADDRESS)}>)" for name, address in part.places)
+        if isinstance(part, tuple):
+            return "\n".join(f"- [{_cell(name)}](<{quote(address, safe=ADDRESS)}>)" for name, address in part)
         rule = ["---:" if column in part.numbers else "---" for column in range(len(part.columns))]
         rows = [part.columns, tuple(rule), *(tuple(map(_cell, row)) for row in part.rows)]
         return "\n".join(f"| {' | '.join(row)} |" for row in rows)
@@ -329,7 +314,7 @@ def _pair(comparison: Comparison, pair: Pairing, first: str, name: str, viewer: 
         columns = ("task", first, name, "change", "query")
         yield Grid(columns, tuple(changed), frozenset({1, 2, 3}), flexible=4) if changed else "None changed."
     if pair.changed and viewer:
-        yield Links(tuple((one_line(each.task_id), f"{viewer}{each.address}") for each in pair.changed))
+        yield tuple((one_line(each.task_id), f"{viewer}{each.address}") for each in pair.changed)
 
 
 def _row(metric: str, row: Difference) -> tuple[str, ...]:

@@ -49,17 +49,16 @@ from harness1.tools.registry import Toolbox
 Progress = Callable[[Episode], None]
 OnStart = Callable[[int, int], None]
 PLAY_AGAIN = "--force plays the run again, and another --out keeps both"
-LOOKED_UP = 20  # number of tasks whose gold is looked up in an index, to check that the index is of their corpus
+LOOKED_UP = 20  # tasks whose gold is looked up in an index, to check that the index is of their corpus
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A policy to be played on the tasks of a dataset. `dataset`: what `open_source` opened; the card of the run
-    records it. `tasks`: of its split, with their gold. `index`: the folder or engine that `open_retriever` opens.
-    `policy`: a name that `open_policy` accepts. `samples`: episodes for each task; sample `i` is played with `seed +
-    i`. `student`: as in `EpisodeSetup`, with `reasoned`: how a teacher is asked, and in whose format its episodes are
-    recorded. `share`: the share of the split that the tasks are from, for the card; "" for the whole. `faults`: how
-    episodes that the infrastructure broke count in the means. `own`: as in `EpisodeSetup`."""
+    """A policy to be played on the tasks of a dataset. `dataset`: what `open_source` opened. `tasks`: of its split,
+    with their gold. `index`: as `open_retriever` takes it; `policy`: as `open_policy`. `samples`: episodes for each
+    task; sample `i` is played with `seed + i`. `reasoned`, `student`, `own`: as in `EpisodeSetup`. `share`: the share
+    of the split that the tasks are from, for the card; "" for the whole. `faults`: how episodes that the infrastructure
+    broke count in the means."""
 
     dataset: str
     split: str
@@ -84,12 +83,11 @@ class Evaluation:
 
     @property
     def episodes(self) -> int:
-        """Number of episodes in all."""
         return self.samples * len(self.tasks)
 
     def check(self) -> None:
         """Check that there is something to run, to score and to find. Raises UsageError: there is no task, a task has
-        no gold, or the index is of another corpus; CorpusError: the index is missing or damaged."""
+        no gold, or the index is of another corpus."""
         if not self.tasks:
             raise UsageError(f"{self.dataset} has no tasks in split {self.split}")
         unit = self.config.index.unit
@@ -103,10 +101,10 @@ class Evaluation:
         else:
             found = any(index.positions_of(DocId(name)) for name in units)
         if not found:
-            other, corpus = "it is an index of another corpus", corpus_of(Path(self.index))
+            corpus = corpus_of(Path(self.index))
             why = f"qrels name documents that the corpus lacks (harness1 data check {self.dataset})"
             if corpus not in (from_anywhere(self.dataset), self.dataset):
-                why = f"{other}, {corpus or f'or {why}'}"
+                why = f"it is an index of another corpus, {corpus or f'or {why}'}"
             raise UsageError(f"{self.index} holds no gold document of the first tasks of {self.dataset}: {why}")
 
     def stage(self) -> Stage:
@@ -132,9 +130,8 @@ class Evaluation:
         return msgspec.structs.replace(card, outputs={**card.outputs, **told})
 
     def facts(self, stage: Stage) -> dict[str, Any]:
-        """Return the run's part of its provenance, the same on every machine: names, sizes, and the hashes of
-        everything that decides its episodes. `config` covers all settings but `machine`, `data` the tasks with their
-        gold."""
+        """Return the run's part of its provenance, the same on every machine; the hash `config` covers all settings but
+        `machine`, `data` the tasks with their gold."""
         env = self.config.env
         hashes = {
             **stage.hashes,
@@ -153,9 +150,8 @@ Play = Callable[[Evaluation, Path], Mapping[str, Any]]
 def ensure_run(
     evaluation: Evaluation, out: Path, play: Play | None = None, *, force: bool = False
 ) -> Mapping[str, Any]:
-    """Return the metrics of a run folder, after playing the episodes that are still missing. `play`: completes it;
-    None: `evaluate`, without reporting progress. `force`: begin again, whatever the folder holds of earlier runs.
-    Raises UsageError, InfrastructureFault, KeyboardInterrupt: as `evaluate`."""
+    """Return the metrics of a run folder, after playing the episodes that are still missing, by `play` or `evaluate`,
+    whose errors are raised. `force`: begin again, whatever the folder holds of earlier runs."""
     if force:
         clear_run(out)
     return load_finished_metrics(evaluation, out) or (play or evaluate)(evaluation, out)
@@ -172,13 +168,12 @@ def evaluate(
 ) -> dict[str, Any]:
     """Play the episodes that `out` does not hold yet, then write and return the metrics, shares of 1 unless a name says
     otherwise, with the bounds of 95 % bootstrap intervals over tasks; ranked metrics are defined as in trec_eval. The
-    same call resumes an interrupted evaluation. `on_start`: called once with the number of finished episodes and that
-    of all. `on_episode`: called with each episode as it finishes. `on_torn`: called with the bytes of a torn last line,
-    left by a crash, that was cut off. `on_depths`: as in `run_episodes`. `on_earlier`: called after `on_start`, if
-    there is something to run, with each episode that was already finished. Raises UsageError: there is no task, a task
-    has no gold, the index is of another corpus, or the folder holds a different run, is written by another process, or
-    cannot be written; InfrastructureFault: a worker died; run again to continue; KeyboardInterrupt: with a note that
-    the same command continues the run."""
+    same call resumes an interrupted evaluation. `on_start`: called with the number of finished episodes and that of
+    all; then, if there is something to run, `on_earlier` with each finished one, and `on_episode` with each as it
+    finishes. `on_torn`: called with the bytes of a torn last line that was cut off. `on_depths`: as in `run_episodes`.
+    Raises UsageError: as `Evaluation.check`, or the folder holds a different run, is written by another process, or
+    cannot be written; InfrastructureFault: a worker died; KeyboardInterrupt: with a note that the same command
+    continues the run."""
     evaluation.check()
     refuse_changed_tasks(evaluation, out)
     stage = refuse_other_run(evaluation.stage(), out)
@@ -212,8 +207,8 @@ def evaluate(
 
 def rescore(evaluation: Evaluation, out: Path) -> None:
     """Score the recorded episodes of a run again, with the gold and the reward of an evaluation; `evaluate` then writes
-    everything that is made of them. Raises UsageError: the policy sees the gold, so its episodes depend on it; or the
-    folder holds no run or another one, its questions have changed, or it is written by another process."""
+    everything that is made of them. Raises UsageError: the policy sees the gold; or the folder holds no run or another
+    one, its questions have changed, or it is written by another process."""
     evaluation.check()
     if needs_gold(evaluation.policy):
         raise UsageError(f"{evaluation.policy} sees the gold, and its episodes depend on it: {PLAY_AGAIN}")
@@ -234,9 +229,8 @@ def rescore(evaluation: Evaluation, out: Path) -> None:
 
 
 def refuse_changed_tasks(evaluation: Evaluation, out: Path, besides: Sequence[str] = ()) -> None:
-    """Refuse to go on with a run whose tasks have changed in the dataset since it was made. `besides`: may be
-    `SCORING`, where the gold may have changed. Raises UsageError: a question, or the gold, has changed, and how to go
-    on."""
+    """Raise UsageError, with how to go on, if a question or the gold of a run has changed in the dataset since it was
+    made. `besides`: `SCORING` where the gold may have changed."""
     found, tasks = read_stage(out), [task.task_id for task in evaluation.tasks]
     if found is None or found.inputs.get("tasks") != tasks or not (out / EPISODES).is_file():
         return
@@ -258,7 +252,7 @@ def refuse_changed_tasks(evaluation: Evaluation, out: Path, besides: Sequence[st
 
 def load_finished_metrics(evaluation: Evaluation, out: Path) -> dict[str, Any] | None:
     """Return the metrics of a run that is complete and unchanged, with all its outputs; None if there is something to
-    do, such as broken or lost episodes, or a price that was set since."""
+    do, be it only a price that was set since."""
     names = output_names([task.task_id for task in evaluation.tasks], evaluation.samples)
     whole = all((out / name).is_file() for name in (EPISODES, *names)) and evaluation.stage().is_done(out)
     stage, machine = read_stage(out) if whole else None, evaluation.config.machine

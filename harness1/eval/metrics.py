@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from enum import StrEnum
 from typing import Any
 
 import msgspec
@@ -19,8 +18,7 @@ from harness1.rows.calls import calls_for_rows, calls_of, prompt_ids
 
 
 def rerank_recall(episode: Episode, gold: Gold | None) -> float | None:
-    """Return the share of the gold in an episode's reranker inputs that its outputs keep; None without any. Raises
-    UsageError: the gold is missing or names nothing to find."""
+    """Return the share of the gold in an episode's reranker inputs that its outputs keep; None without any."""
     reranked = [each for observation in episode.observations for each in observation.rankings if each.pre_rerank_ids]
     given = _units((name for ranking in reranked for name in ranking.pre_rerank_ids), episode)
     kept = _units((name for ranking in reranked for name in ranking.chunk_ids), episode)
@@ -35,8 +33,8 @@ def documents_of_hits(episode: Episode) -> dict[ChunkId, DocId]:
 
 
 def _units(chunk_ids: Iterable[ChunkId], episode: Episode) -> set[UnitId]:
-    """Return the units of chunks. The record has no document for a chunk that was never shown: such a chunk counts for
-    the documents with its own id and with its id up to the last `#` (see `chunking.chunk`)."""
+    # The record has no document for a chunk that was never shown: such a chunk counts for the documents with its own id
+    # and with its id up to the last `#` (see `chunking.chunk`).
     if episode.unit == "chunk":
         return {UnitId(name) for name in chunk_ids}
     shown = documents_of_hits(episode)
@@ -74,8 +72,8 @@ def metric_names(env: Env) -> tuple[str, ...]:
 
 
 def measure(outcome: Outcome, episode: Episode, env: Env, gold: Gold | None = None) -> dict[str, float]:
-    """Return all metrics of one scored episode, with `tool_<name>`, the number of successful calls of each tool that it
-    used, and with gold `rerank_recall`, if defined. Raises UsageError: the episode has not been scored."""
+    """Return all metrics of a scored episode, with `tool_<name>`, the number of successful calls of each tool that it
+    used, and with gold `rerank_recall`, if defined. Raises UsageError: it has not been scored."""
     if episode.reward is None:
         raise UsageError(f"episode {episode.episode_id!r} has no reward: score it first")
     populated = {unit for observation in episode.observations for unit in observation.delta.auto_populated}
@@ -108,7 +106,7 @@ def tokens_of(episode: Episode) -> Tokens | None:
     """Return the tokens of an episode; for a policy without a model, those that its contexts would have cost; None if
     no turn records the size of its context. A hosted model returns no ids: each attempt of a turn is assumed to get the
     turn's context, of which the server caches that of the previous attempt, and to be as long as the last one,
-    estimated by its characters. Raises SchemaError: the episode lacks a segment of a prompt."""
+    estimated by its characters."""
     calls = list(calls_of(episode))
     if calls and all(call.output_ids for call in calls):
         prompts = [prompt_ids(episode, call) for call in calls]
@@ -122,10 +120,10 @@ def tokens_of(episode: Episode) -> Tokens | None:
         return Tokens(prompt, prompt - reused, sum(len(call.output_ids) for call in calls), exact=True)
     if not any(turn.prompt_tokens for turn in episode.turns):
         return None
-    prompt = sum(max(1, len(turn.calls)) * turn.prompt_tokens for turn in episode.turns)
-    prefill = sum(turn.prefill_tokens for turn in episode.turns)
-    output = 0
+    prompt = prefill = output = 0
     for turn in episode.turns:
+        prompt += max(1, len(turn.calls)) * turn.prompt_tokens
+        prefill += turn.prefill_tokens
         action = msgspec.json.encode(turn.action).decode() if turn.action is not None else ""
         output += len(turn.calls) * approximate_tokens(turn.reasoning + action)
     return Tokens(prompt, prefill, output, exact=not calls)
@@ -134,7 +132,7 @@ def tokens_of(episode: Episode) -> Tokens | None:
 def model_use(episode: Episode) -> dict[str, float]:
     """Return the tokens of the contexts, if known; for a model also its calls, failed attempts included, and its output
     tokens if their ids were recorded. `merge_ratio` is the number of trained calls per training row: 1.0 if no prompt
-    continues the one before. Raises SchemaError: the episode lacks a segment of a prompt."""
+    continues the one before."""
     calls, tokens = list(calls_of(episode)), tokens_of(episode)
     used = {}
     if tokens is not None:
@@ -158,55 +156,42 @@ BROKEN = {
 SHOWN_REASONS = 3
 
 
-class FailureClass(StrEnum):
-    """Reasons in order of precedence; the first that applies counts."""
-
-    FAULT = "fault"
-    FORMAT = "format"
-    CONTEXT = "context"
-    UNSCORED = "unscored"
-    COMPLETE = "complete"
-    EMPTY = "empty"
-    SEARCH = "search"
-    SELECTION = "selection"
-
-
 MEANINGS = {
-    FailureClass.FAULT: "the infrastructure failed",
-    FailureClass.FORMAT: "no action could be read",
-    FailureClass.CONTEXT: "the context was full, or longer than the model reads",
-    FailureClass.UNSCORED: "no gold to compare with",
-    FailureClass.COMPLETE: "all gold was delivered",
-    FailureClass.EMPTY: "nothing was delivered",
-    FailureClass.SEARCH: "most of what is missing was never seen",
-    FailureClass.SELECTION: "most of what is missing was seen and not delivered",
+    "fault": "the infrastructure failed",
+    "format": "no action could be read",
+    "context": "the context was full, or longer than the model reads",
+    "unscored": "no gold to compare with",
+    "complete": "all gold was delivered",
+    "empty": "nothing was delivered",
+    "search": "most of what is missing was never seen",
+    "selection": "most of what is missing was seen and not delivered",
 }
+"""The classes of episodes in order of precedence; the first that applies counts."""
 _BY_STOP = {
-    StopReason.FAULT: FailureClass.FAULT,
-    StopReason.FORMAT_LIMIT: FailureClass.FORMAT,
-    StopReason.CONTEXT_LIMIT: FailureClass.CONTEXT,
-    StopReason.CONTEXT_OVERFLOW: FailureClass.CONTEXT,
+    StopReason.FAULT: "fault",
+    StopReason.FORMAT_LIMIT: "format",
+    StopReason.CONTEXT_LIMIT: "context",
+    StopReason.CONTEXT_OVERFLOW: "context",
 }
 
 
-def failure_class(stop: StopReason, outcome: Outcome | None) -> FailureClass:
-    """Return the class of an episode by its end and outcome; without an outcome it is unscored."""
+def failure_class(stop: StopReason, outcome: Outcome | None) -> str:
+    """Return the class of an episode by its end and outcome, one of `MEANINGS`."""
     if stop in _BY_STOP:
         return _BY_STOP[stop]
     if outcome is None:
-        return FailureClass.UNSCORED
+        return "unscored"
     if outcome.recall >= 1.0:
-        return FailureClass.COMPLETE
+        return "complete"
     if outcome.set_size == 0:
-        return FailureClass.EMPTY
+        return "empty"
     unseen, unselected = 1.0 - outcome.trajectory_recall, outcome.trajectory_recall - outcome.recall
-    return FailureClass.SEARCH if unseen >= unselected else FailureClass.SELECTION
+    return "search" if unseen >= unselected else "selection"
 
 
 def broken(ended: Mapping[StopReason, int], said: Mapping[str, int], faults: Faults) -> dict[str, Any]:
     """Return the account of broken episodes for `metrics.json`: by the word for each end (`BROKEN`), their number, how
-    they are `counted` in the means, and the infrastructure's most frequent messages. `ended`: episodes by their end.
-    `said`: episodes that the infrastructure broke, by its message."""
+    they are `counted` in the means, and the infrastructure's most frequent messages (`said`, with their episodes)."""
     found: dict[str, Any] = {
         word: {"episodes": ended[stop], "counted": "zero"} for stop, word in BROKEN.items() if ended.get(stop)
     }
@@ -217,7 +202,7 @@ def broken(ended: Mapping[StopReason, int], said: Mapping[str, int], faults: Fau
 
 
 def broken_lines(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the account of broken episodes for a reader: how many of all, and why with how they count."""
+    """Yield how many episodes of all are broken, and why with how they count."""
     for word, each in metrics.get("broken", {}).items():
         counted = "counted as 0" if each["counted"] == "zero" else "left out of the means"
         yield f"{each['episodes']:,} of {metrics['episodes']:,}", f"{word}, {counted}"

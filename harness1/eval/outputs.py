@@ -1,6 +1,5 @@
-"""Files made from a run's episodes for people and other programs: tables, TREC runs, a BrowseComp-Plus submission; and
-the frames of a recorded run for pandas or polars.
-Equal episodes give equal bytes, in whatever order they finished."""
+"""Files made from a run's episodes: tables, TREC runs, a BrowseComp-Plus submission; equal episodes give equal bytes,
+in whatever order they finished. And the frames of a recorded run for pandas or polars."""
 
 from __future__ import annotations
 
@@ -53,7 +52,7 @@ LONGEST_NAME = 150  # characters of a task id in a file name; file systems allow
 
 
 def output_names(task_ids: Sequence[str], samples: int) -> Iterator[str]:
-    """Yield the paths, within its folder, of all files made from a run's episodes except the report."""
+    """Yield the names of all files made from a run's episodes except the report."""
     yield from (METRICS, RESOURCES, TASKS, CONFIG, PROVENANCE)
     for sample in range(samples):
         yield from (of_sample(CURATED, sample), of_sample(POOL, sample))
@@ -64,7 +63,7 @@ def write_outputs(
     out: Path, episodes: Sequence[Episode], tasks: Mapping[str, Task], config: Config, metrics: Mapping[str, Any]
 ) -> bool:
     """Write all files except the provenance and the report; return whether ids had to be encoded in the TREC runs.
-    `episodes`: the last one of each task and sample, in their order. `metrics`: the content of `metrics.json`."""
+    `episodes`: the last one of each task and sample, in their order."""
     write_json(out / METRICS, metrics)
     write_json(out / RESOURCES, resources(episodes, config, wall_seconds(read_provenance(out))))
     write_atomically(out / TASKS, task_table(episodes, tasks, config, faults=metrics["faults"]).encode())
@@ -101,17 +100,16 @@ def write_outputs(
 def task_table(
     episodes: Sequence[Episode], tasks: Mapping[str, Task], config: Config, faults: Faults = "exclude"
 ) -> str:
-    """Return a table (`csv_table`) with a line for each task: its id, its query, the number of its scored samples, and
-    the mean of each metric over these, if it has any. `faults`: as in `summarise`."""
+    """Return a table with a line for each task: its id, its query, the number of its scored samples, and the mean of
+    each metric over these, if it has any."""
     rows = task_metrics(episodes, tasks, config, finished=True, faults=faults)
     names = list(dict.fromkeys(name for row in rows.values() for name in row))
-    scored = Counter(
-        each.task.task_id for each in episodes if faults == "zero" or each.status is not Status.INFRA_ERROR
+    counted = (each for each in episodes if faults == "zero" or each.status is not Status.INFRA_ERROR)
+    scored = Counter(each.task.task_id for each in counted)
+    lines = (
+        (name, tasks[name].query, scored[name], *(rows.get(name, {}).get(metric, "") for metric in names))
+        for name in sorted(tasks)
     )
-    lines = []
-    for task_id in sorted(tasks):
-        values = (rows.get(task_id, {}).get(name, "") for name in names)
-        lines.append((task_id, tasks[task_id].query, scored[task_id], *values))
     return csv_table(("task_id", "query", "samples", *names), lines)
 
 
@@ -121,8 +119,8 @@ def seen_units(episode: Episode) -> tuple[UnitId, ...]:
 
 
 def submission(episode: Episode) -> dict[str, Any]:
-    """Return what BrowseComp-Plus evaluates for one query (`scripts_evaluation/evaluate_run.py`): the documents that
-    the tools returned, calls of each tool, and an answer, which a search agent leaves empty."""
+    """Return what BrowseComp-Plus evaluates for one query (`scripts_evaluation/evaluate_run.py`); a search agent leaves
+    the answer empty."""
     failed = episode.status in (Status.POLICY_ERROR, Status.INFRA_ERROR)
     actions = [turn.action.name for turn in episode.turns if turn.action is not None]
     calls = Counter(OFFICIAL.get(name, name) for name in actions if name != "end_search")
@@ -160,19 +158,18 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "
 def csv_table(columns: Sequence[str], rows: Iterable[Iterable[str | float]]) -> str:
     """Return rows under their headings as comma-separated values (RFC 4180). A text that a spreadsheet would evaluate
     is prefixed with an apostrophe."""
+
+    def escape(cell: str | float) -> str | float:
+        return f"'{cell}" if isinstance(cell, str) and cell.lstrip("' ").startswith(FORMULA) else cell
+
     text = io.StringIO(newline="")
-    writer = csv.writer(text)
-    for row in (columns, *rows):
-        writer.writerow(
-            [f"'{cell}" if isinstance(cell, str) and cell.lstrip("' ").startswith(FORMULA) else cell for cell in row]
-        )
+    csv.writer(text).writerows(map(escape, row) for row in (columns, *rows))
     return text.getvalue()
 
 
 Library = Literal["", "pandas", "polars"]
 LIBRARIES = ("pandas", "polars")
 SUMMARY = 200  # characters of the arguments of an action in a row
-
 Row = dict[str, Any]
 
 
@@ -190,8 +187,7 @@ class RecordedRun:
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """Every metric with its mean and the bounds of its 95 % interval, as in `metrics.json`; empty where nothing was
-        scored."""
+        """What `metrics.json` holds; empty where nothing was scored."""
         path = self.run.folder / METRICS
         return read_json(path) if path.is_file() else {}
 
@@ -217,18 +213,16 @@ class RecordedRun:
                 wanted = None
             seen: set[UnitId] = set()
             for turn in episode.turns:
-                hits = () if turn.observation is None else turn.observation.hits
+                row, hits = _describe_turn(episode, turn), turn.observation.hits if turn.observation else ()
                 seen |= {UnitId(hit.doc_id if episode.unit == "document" else hit.chunk_id) for hit in hits}
-                found = None if wanted is None else sum(not target.isdisjoint(seen) for target in wanted)
-                row = {"found": found, "targets": None if wanted is None else len(wanted)}
-                rows.append(_describe_turn(episode, turn) | row)
+                row["found"] = None if wanted is None else sum(not target.isdisjoint(seen) for target in wanted)
+                rows.append(row | {"targets": None if wanted is None else len(wanted)})
         return _frame(rows, library)
 
     def _task(self, episode: Episode) -> Row:
         gold = self.run.gold_of(episode.task)
         result = outcome_if_known(episode, gold)
-        tags = Counter(entry.tag for entry in episode.curated)
-        called = list(calls_of(episode))
+        tags, called = Counter(entry.tag for entry in episode.curated), list(calls_of(episode))
         metrics = {} if result is None else measure_episode(result, episode, gold, self.run.config)
         row: Row = {
             "task": episode.task.task_id,
@@ -240,7 +234,7 @@ class RecordedRun:
             "group": episode.group_id,
             "status": episode.status.value,
             "stop": episode.stop_reason.value,
-            "class": failure_class(episode.stop_reason, result).value,
+            "class": failure_class(episode.stop_reason, result),
             "delivered": len(episode.curated),
             **{tag: tags[tag] for tag in TAGS},
             "turns": len(episode.turns),
@@ -264,8 +258,7 @@ def load_run(folder: Path | str) -> RecordedRun:
     place = Path(folder)
     card = read_stage(place)
     run = Run.open(place / "episodes" if card is not None and card.verb == "rl train" else place)
-    found = sorted(latest_episodes(run.folder).items())
-    return RecordedRun(run, tuple(episode for _, episode in found))
+    return RecordedRun(run, tuple(episode for _, episode in sorted(latest_episodes(run.folder).items())))
 
 
 def _describe_turn(episode: Episode, turn: Turn) -> Row:

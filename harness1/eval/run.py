@@ -24,8 +24,7 @@ from harness1.runs.journal import read_episodes
 SCORING = ("gold", "reward")
 """Inputs of a run that decide its scores, and not its episodes unless its policy sees the gold."""
 SCORE_AGAIN = "`harness1 eval` with --rescore scores its episodes again without playing"
-UNFUSED = frozenset({"reward", "auto_populated_kept"})
-"""Metrics of single turns. A fused run lacks them: its episodes have no turns, and they do not add up over rollouts."""
+UNFUSED = ("reward", "auto_populated_kept")  # a fused run lacks them: they do not add up over rollouts
 SHOWN = 60  # characters of a question that a message shows
 
 PerTask = Mapping[str, Mapping[str, float]]  # the mean of every metric over the samples of each scored task
@@ -35,8 +34,8 @@ TaskKey = tuple[str, str]  # id and question of a task; several datasets may use
 @dataclass(eq=False)
 class Run:
     """A run folder. Datasets and episodes are read when they are first asked for; a worker process gets the gold, and
-    not the rest. `stage`: its card. `moved`: the current location of its dataset; "": the recorded one. `given`: its
-    tasks with gold, if the caller has them. `played`: its episodes, if the caller has them."""
+    not the rest. `moved`: the current location of its dataset; "": the recorded one. `given`: its tasks with gold, and
+    `played`: its episodes, if the caller has them."""
 
     folder: Path
     stage: Stage
@@ -46,9 +45,8 @@ class Run:
 
     @classmethod
     def open(cls, folder: Path, moved: str = "", given: Sequence[Task] | None = None) -> Self:
-        """Open the folder of any run: of an evaluation, a collection, a search or a training. Raises UsageError: the
-        folder holds no run, or one that was made with a plugin that is not installed; SchemaError: its card is
-        damaged."""
+        """Open the folder of any run: of an evaluation, a collection, a search or a training; raises as
+        `read_run_card`."""
         stage = read_run_card(folder)
         run_config(folder, stage)
         return cls(folder, stage, moved, given)
@@ -63,7 +61,6 @@ class Run:
 
     @property
     def index(self) -> str:
-        """The index that answered, by its absolute path."""
         return str(self.stage.outputs["index"])
 
     @property
@@ -116,8 +113,8 @@ class Run:
 
     @cached_property
     def tasks(self) -> Mapping[str, Task]:
-        """The tasks that its card names, or all of its split, by id and with gold, whether or not they have an episode.
-        Raises UsageError: the dataset has moved, or lacks a task of the run."""
+        """The tasks that its card names, or all of its split, by id and with gold. Raises UsageError: the dataset has
+        moved, or lacks a task of the run."""
         if self.given is not None or "tasks" not in self.stage.inputs:
             return self.split_tasks
         try:
@@ -132,16 +129,15 @@ class Run:
 
     @property
     def task_names(self) -> list[tuple[str, str]]:
-        """The name of a dataset and the id of a task in it, for each task that the run was asked to play, or of a
-        training's episodes for those that were played; each counts for all datasets of a mixture. Raises UsageError: a
-        dataset cannot be opened."""
+        """The dataset and the id of each task that the run was asked to play, or of those that a training played; each
+        counts for all datasets of a mixture."""
         if (asked := self.stage.inputs.get("tasks")) is None:
             asked = sorted({episode.task.task_id for episode in read_episodes(self.folder)})
         return [(source.name, str(task)) for source in self.sources for task in asked]
 
     @cached_property
     def episodes(self) -> Mapping[EpisodeKey, Episode]:
-        """The last episode of each key, of those that its card describes. Raises SchemaError: an episode is damaged."""
+        """The last episode of each key, of those that its card describes."""
         if self.played is not None:
             return self.played
         return {each.key: each for each in episodes_of(self.stage, self.folder)}
@@ -156,15 +152,13 @@ class Run:
 
     @cached_property
     def per_task(self) -> PerTask:
-        """The metrics of each scored task (see `summary.task_metrics`). Raises UsageError: an episode cannot be
-        scored."""
+        """The metrics of each scored task (see `summary.task_metrics`)."""
         episodes, finished = self.episodes.values(), self.is_finished
         found = task_metrics(episodes, self.tasks, self.config, finished=finished, faults=self.faults)
         return self.with_rollout_costs(found)
 
     def with_rollout_costs(self, found: PerTask) -> PerTask:
-        """Return metrics with the costs of its rollouts from the card of a fused run; those of any other run as they
-        are."""
+        """Return metrics as they are, or with the costs of its rollouts from the card of a fused run."""
         if (taken := self.stage.outputs.get("taken")) is None:
             return found
         kept = {task_id: {name: row[name] for name in row if name not in UNFUSED} for task_id, row in found.items()}
@@ -201,7 +195,7 @@ class Run:
 
     def refuse_other_queries(self, way_out: str) -> None:
         """Accept only the questions that the run asked, by the hash in its card and by its episodes. `way_out`: what
-        the user can do, in words. Raises UsageError: a question has changed; the message names the first such task."""
+        the user can do. Raises UsageError: a question has changed; the message names the first such task."""
         recorded = self.stage.inputs.get("queries")
         if recorded is not None and recorded == self._hash("queries", self.tasks):
             return
@@ -214,8 +208,7 @@ class Run:
             raise UsageError(f"questions of tasks that {self.folder} has not played have changed: {way_out}")
 
     def refuse_other_gold(self, way_out: str) -> None:
-        """Accept only the gold that the run was scored with, or any if its card, of an earlier version, does not tell.
-        Raises UsageError: the gold has changed."""
+        """Raise UsageError if the gold is not what the run was scored with, as far as its card tells."""
         if self._has_other_gold(self.split_tasks):
             raise UsageError(f"{self.folder} was scored with other gold than its dataset has now: {way_out}")
 
@@ -228,9 +221,8 @@ class Run:
 
 def read_run(folder: Path, dataset: str | None = None, tasks: Iterable[Task] | None = None) -> Run:
     """Read the run folder of an evaluation, finished or not, as a whole, and check it. `dataset`, `tasks`: see `moved`
-    and `given` of `Run`. Raises UsageError: the folder is not an evaluation, its dataset has moved or lacks a task of
-    the run, questions or gold have changed since, or an episode cannot be scored; SchemaError: its card or an episode
-    is damaged."""
+    and `given` of `Run`. Raises UsageError: it is not an evaluation, its dataset has moved or has changed since, or an
+    episode cannot be scored; SchemaError: its card or an episode is damaged."""
     run = Run.open(folder, dataset or "", None if tasks is None else list(tasks))
     if not {"dataset", "split", "tasks"} <= run.stage.inputs.keys():
         raise UsageError(f"{folder} is not an evaluation: its card names no dataset with tasks")

@@ -19,32 +19,23 @@ from harness1.records import Record
 Name = TypeVar("Name")
 
 
-class VarianceComponents(Record):
-    """Standard deviations of a metric, in its own unit. `between`: between the true means of tasks; NaN if there is
-    only one task. `within`: between the samples of one task. `repeats`: most samples of a task."""
-
-    between: float
-    within: float
-    repeats: int
-
-
-def variance_components(samples: Mapping[str, Sequence[float]]) -> VarianceComponents:
+def variance_components(samples: Mapping[str, Sequence[float]]) -> dict[str, float | None]:
     """Fit the one-way random-effects model (Searle, Casella and McCulloch 1992): a sample is the mean of its task plus
-    an error. The variance between is that of the task means less the part due to errors (within / n, averaged over
-    tasks if n differs), at least 0. A task with one sample says nothing about the variance within. Raises UsageError:
-    no task has two samples, or one has none."""
+    an error. Return the standard deviations, in the metric's unit, `between` the true means of tasks (None for one
+    task) and `within` the samples of one task, and `repeats`, the most samples of a task. The variance between is that
+    of the task means less the part due to errors (within / n, averaged over tasks if n differs), at least 0. Raises
+    UsageError: no task has two samples, or one has none."""
     groups = list(samples.values())
     if not all(groups) or not any(len(group) > 1 for group in groups):
         raise UsageError("the spread between repeats needs a task with two samples, and no task without samples")
     within = fmean(variance(group) for group in groups if len(group) > 1)
     noise = fmean(within / len(group) for group in groups)
     means = [fmean(group) for group in groups]
-    between = max(0.0, variance(means) - noise) if len(means) > 1 else math.nan
-    return VarianceComponents(math.sqrt(between), math.sqrt(within), max(map(len, groups)))
+    between = math.sqrt(max(0.0, variance(means) - noise)) if len(means) > 1 else None
+    return {"between": between, "within": math.sqrt(within), "repeats": max(map(len, groups))}
 
 
 LEVEL = 0.95
-
 _CELLS = 1 << 20  # draws held in memory at once, whatever the number of tasks and resamples
 
 
@@ -67,24 +58,30 @@ def bootstrap_mean(values: Sequence[float] | NDArray[np.float64], resamples: int
 
 
 def bootstrap_means(values: ArrayLike, resamples: int, seed: int = 0) -> list[Interval]:
-    """Return the means of the columns of `values` (tasks, columns), all from the same resamples of the tasks. Raises
-    UsageError: `resamples` is below 1."""
+    """Return the means of the columns of `values` (tasks, columns), all from the same resamples of the tasks."""
     if resamples < 1:
         raise UsageError(f"a bootstrap needs at least one resample, not {resamples}")
     table = np.asarray(values, dtype=np.float64)
     if len(table) == 0:
         return [Interval(np.nan, np.nan, np.nan)] * table.shape[1]
     # Relative to the first task a constant column stays exact: its interval has no width.
-    origin = table[0]
+    origin, tasks = table[0], len(table)
     shifted = table - origin
-    drawn = _resample_means(shifted, resamples, seed)
+    rng, means = np.random.default_rng(seed), []
+    block = max(1, _CELLS // tasks)
+    for start in range(0, resamples, block):
+        size = min(block, resamples - start)
+        draws = rng.integers(tasks, size=(size, tasks)) + tasks * np.arange(size)[:, None]
+        # How often each resample draws each task, times the values: one matrix product for all columns.
+        counts = np.bincount(draws.ravel(), minlength=size * tasks).reshape(size, tasks)
+        means.append(counts.astype(np.float64) @ shifted / tasks)
+    drawn = np.concatenate(means)
     bounds = [shifted.mean(axis=0), *np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)]
     return [Interval(*map(float, row)) for row in np.stack(bounds, axis=1) + origin[:, None]]
 
 
 def paired_difference(a: Mapping[str, float], b: Mapping[str, float], resamples: int, seed: int = 0) -> Interval:
-    """Return the mean of `a[task] - b[task]`; the variance between tasks cancels. Raises UsageError: the two runs are
-    not of the same tasks."""
+    """Return the mean of `a[task] - b[task]`, in which the variance between tasks cancels."""
     return bootstrap_mean(_differences(a, b), resamples, seed)
 
 
@@ -92,7 +89,7 @@ def randomisation_test(a: Mapping[str, float], b: Mapping[str, float], resamples
     """Return the two-sided p-value of a difference between two runs (Fisher's randomisation test; Smucker, Allan and
     Carterette 2007): how often the mean of `a[task] - b[task]` is at least as far from 0 when the sign of each
     difference is drawn at random. Over all signs, and so exact, if there are at most `resamples` of them; else (count +
-    1) / (resamples + 1). Raises UsageError: the runs are not of the same tasks, or `resamples` is below 1."""
+    1) / (resamples + 1). Raises UsageError: the runs are not of the same tasks."""
     if resamples < 1:
         raise UsageError(f"a randomisation test needs at least one resample, not {resamples}")
     differences = _differences(a, b)
@@ -136,18 +133,6 @@ def _differences(a: Mapping[str, float], b: Mapping[str, float]) -> NDArray[np.f
         shown = ", ".join(unpaired[:5]) + (", ..." if len(unpaired) > 5 else "")
         raise UsageError(f"a paired comparison needs the same tasks on both sides; {len(unpaired)} differ: {shown}")
     return np.array([a[task] - b[task] for task in sorted(a)], dtype=np.float64)
-
-
-def _resample_means(values: NDArray[np.float64], resamples: int, seed: int) -> NDArray[np.float64]:
-    """Multiply how often each resample draws each task by the values: one matrix product for all columns."""
-    rng, tasks, found = np.random.default_rng(seed), len(values), []
-    block = max(1, _CELLS // tasks)
-    for start in range(0, resamples, block):
-        size = min(block, resamples - start)
-        draws = rng.integers(tasks, size=(size, tasks)) + tasks * np.arange(size)[:, None]
-        counts = np.bincount(draws.ravel(), minlength=size * tasks).reshape(size, tasks)
-        found.append(counts.astype(np.float64) @ values / tasks)
-    return np.concatenate(found)
 
 
 def probability(p: float) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 
 from harness1.config import Config
 from harness1.errors import UsageError
-from harness1.eval.metrics import Tokens, broken, measure, metric_names, model_use, tokens_of
+from harness1.eval.metrics import broken, measure, metric_names, model_use, tokens_of
 from harness1.eval.statistics import bootstrap_mean, bootstrap_means, finite_or_null, task_means, variance_components
 from harness1.records import STATUS_OF, Episode, Faults, Gold, Hashes, Status, StopReason, Task
 from harness1.reward import composite
@@ -36,26 +36,20 @@ def summarise(
     `scored` tasks, of whose samples it is averaged first (null if no task was scored). `spread` has, for metrics with
     several samples of a task, `variance_components`. A policy's failure is scored like any episode, with nothing
     delivered; an infrastructure fault is left out of the metrics, or counts as 0 (`faults`). `failures` counts episodes
-    by status, and `broken` says why and how they count (`metrics.broken`). Rewards are computed with `config`, whatever
-    the episodes recorded. `tool_mix` is the share of each tool in all successful calls. `missing` tasks have no episode
-    at all. `finished`: no more episodes will come. A task without one was dropped and is scored as an episode in which
-    nothing was done, found or delivered: no run gains by leaving a hard task out. Raises UsageError: an episode belongs
-    to none of the tasks, or a task cannot be scored."""
+    by status, and `broken` says why and how they count. Rewards are computed with `config`, whatever the episodes
+    recorded. `tool_mix` is the share of each tool in all successful calls. `missing` tasks have no episode at all; if
+    the run is `finished`, they are scored as an episode in which nothing was done, found or delivered: no run gains by
+    leaving a hard task out. Raises UsageError: an episode is of none of the tasks, or a task cannot be scored."""
     run = _read(episodes, tasks, config, finished, faults)
-    samples = run.by_metric(config)
-    statuses = {status: run.statuses[status] for status in Status if status is not Status.COMPLETED}
-    calls = run.calls.total()
+    samples, calls = run.by_metric(config), run.calls.total()
+    repeated = {name: of for name, of in samples.items() if any(len(values) > 1 for values in of.values())}
     return _intervals(samples, len(run.samples), config, seed) | {
-        "spread": {
-            name: finite_or_null(variance_components(of))
-            for name, of in samples.items()
-            if any(len(values) > 1 for values in of.values())
-        },
+        "spread": {name: variance_components(of) for name, of in repeated.items()},
         "tasks": len(tasks),
         "scored": len(run.samples),
         "missing": len(tasks.keys() - run.met),
         "episodes": run.statuses.total(),
-        "failures": {status.value: count for status, count in statuses.items()},
+        "failures": {status.value: run.statuses[status] for status in Status if status is not Status.COMPLETED},
         "faults": faults,
         "broken": broken(run.stop_reasons, run.faults, faults),
         "stop_reasons": {reason.value: run.stop_reasons[reason] for reason in StopReason},
@@ -71,8 +65,8 @@ def task_metrics(
     finished: bool = False,
     faults: Faults = "exclude",
 ) -> dict[str, dict[str, float]]:
-    """Return, for every scored task in order of its id, the mean of each metric over its samples, by which runs are
-    paired task by task. Arguments and errors are those of `summarise`."""
+    """Return, for every scored task in order of its id, the mean of each metric over its samples; otherwise as
+    `summarise`."""
     run = _read(episodes, tasks, config, finished, faults)
     samples = run.by_metric(config)
     return {
@@ -82,11 +76,8 @@ def task_metrics(
 
 
 def cut(episode: Episode, size: int) -> Episode:
-    """Return the episode as if only the first `size` units of its ranked curated set had been delivered, for
-    comparisons at equal size, without its reward, which was for the whole set. Raises UsageError: the size is
-    negative."""
-    if size < 0:
-        raise UsageError(f"a curated set cannot be cut to {size} units")
+    """Return the episode as if only the first `size` units of its ranked curated set had been delivered, without its
+    reward, which was for the whole set."""
     kept = tuple(sorted(episode.curated, key=lambda entry: entry.rank)[:size])
     hashes = msgspec.structs.replace(episode.hashes, reward="")
     return msgspec.structs.replace(episode, curated=kept, reward=None, hashes=hashes)
@@ -102,8 +93,7 @@ class _Run:
     calls: Counter[str] = field(default_factory=Counter)
 
     def by_metric(self, config: Config) -> Samples:
-        """Return the samples of each metric. A tool that an episode did not use counts as 0 calls; any other metric has
-        only the samples that define it."""
+        # A tool that an episode did not use counts as 0 calls; any other metric has only the samples that define it.
         scored = sorted(self.samples.items())
         names = [*metric_names(config.env), *(f"tool_{name}" for name in sorted(self.calls))]
         found = {name: {task_id: [row.get(name, 0.0) for row in rows] for task_id, rows in scored} for name in names}
@@ -151,7 +141,7 @@ def metrics_of_nothing(task: Task, config: Config) -> dict[str, float]:
 
 
 def _intervals(samples: Samples, scored: int, config: Config, seed: int) -> dict[str, Any]:
-    """Return intervals from the same resamples; for a metric that some tasks lack, over the other tasks."""
+    # All are from the same resamples; for a metric that some tasks lack, over the other tasks.
     means = {name: [sum(values) / len(values) for values in of.values()] for name, of in samples.items()}
     everywhere = [name for name, column in means.items() if len(column) == scored]
     table = np.array([means[name] for name in everywhere]).reshape(len(everywhere), scored).T
@@ -166,22 +156,24 @@ def resources(episodes: Iterable[Episode], config: Config, wall_seconds: float |
     `episode_seconds` are those of each stage and their `total`, which is larger, since episodes run side by side.
     `tokens` are `metrics.Tokens`; `exact` says that none was estimated, `episodes` for how many they are known. `cost`,
     in dollars, is present if `machine.price` is set. `per_episode` has the `seconds` and the `cost` of one episode as
-    `{mean, low, high}`, samples of a task averaged first, without broken episodes and unknown costs. Raises
-    SchemaError: an episode lacks a segment of a prompt."""
-    count, known, price = 0, list[Tokens](), config.machine.price
+    `{mean, low, high}`, samples of a task averaged first, without broken episodes and unknown costs."""
+    price = config.machine.price
     stages: defaultdict[str, list[float]] = defaultdict(list)
     of_whole: dict[str, list[tuple[str, float]]] = {"seconds": []}
     of_whole |= {"cost": []} if any(price) else {}
-    cost = 0.0
+    tokens: dict[str, Any] = {"prompt": 0, "prefill": 0, "output": 0, "exact": True, "episodes": 0}
+    count, cost = 0, 0.0
     for episode in episodes:
         count += 1
         spent = {stage: took / 1000 for stage, took in episode.stage_ms.items()}
         for stage, seconds in spent.items():
             stages[stage].append(seconds)
-        dollars, tokens = None, tokens_of(episode)
-        if tokens is not None:
-            known.append(tokens)
-            of_each = zip(price, (tokens.prefill, tokens.prompt - tokens.prefill, tokens.output), strict=True)
+        dollars, used = None, tokens_of(episode)
+        if used is not None:
+            for name in ("prompt", "prefill", "output"):
+                tokens[name] += getattr(used, name)
+            tokens |= {"exact": tokens["exact"] and used.exact, "episodes": tokens["episodes"] + 1}
+            of_each = zip(price, (used.prefill, used.prompt - used.prefill, used.output), strict=True)
             dollars = sum(cost_of_one * number for cost_of_one, number in of_each) / 1e6
             dollars *= any(calls_of(episode))  # without a model it costs nothing
             cost += dollars
@@ -189,18 +181,13 @@ def resources(episodes: Iterable[Episode], config: Config, wall_seconds: float |
             of_whole["seconds"].append((episode.task.task_id, sum(spent.values())))
             if dollars is not None and "cost" in of_whole:
                 of_whole["cost"].append((episode.task.task_id, dollars))
-    totals = {stage: sum(stages[stage]) for stage in sorted(stages)}
+    seconds_of = {stage: sum(stages[stage]) for stage in sorted(stages)}
+    seconds_of["total"] = sum(seconds_of.values())
     found: dict[str, Any] = {} if wall_seconds is None else {"wall_seconds": round(wall_seconds, 3)}
     found |= {
         "episodes": count,
-        "episode_seconds": {name: round(spent, 3) for name, spent in {**totals, "total": sum(totals.values())}.items()},
-        "tokens": {
-            "prompt": sum(tokens.prompt for tokens in known),
-            "prefill": sum(tokens.prefill for tokens in known),
-            "output": sum(tokens.output for tokens in known),
-            "exact": all(tokens.exact for tokens in known),
-            "episodes": len(known),
-        },
+        "episode_seconds": {name: round(spent, 3) for name, spent in seconds_of.items()},
+        "tokens": tokens,
         "per_episode": {
             name: finite_or_null(bootstrap_mean(list(task_means(pairs).values()), config.machine.bootstrap))
             for name, pairs in of_whole.items()

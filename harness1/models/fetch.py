@@ -22,7 +22,7 @@ from harness1.models.convert import convert_model
 from harness1.models.gguf import check_installed, convert_gguf
 from harness1.plain import meant
 from harness1.records import Record
-from harness1.runs.files import Stage, lock_or_wait, refuse_foreign
+from harness1.runs.files import Stage, lock, refuse_foreign
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -105,7 +105,7 @@ def get_model(model: Bundled, cache: Path | None = None, *, force: bool = False,
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with folder.with_name(f".{folder.name}.lock").open("w") as file:
-            lock_or_wait(file, lambda: say(f"waiting for another process that fetches {folder.name}"))
+            lock(file, "", lambda: say(f"waiting for another process that fetches {folder.name}"))
             # Another process may have fetched it while this one waited.
             if force or not stage.is_done(folder):
                 _install(model, folder, whole, say)

@@ -25,7 +25,7 @@ import msgspec
 from harness1.errors import CorpusError
 from harness1.records import Record
 from harness1.retrieval.files import CheckedFile, DamagedFile, Sums
-from harness1.runs.files import lock, lock_or_wait
+from harness1.runs.files import lock
 
 CURRENT, CHECKSUMS, MANIFEST, VECTORS = "CURRENT", "checksums", "index.json", "vectors"
 LOCK = ".lock"
@@ -53,10 +53,7 @@ def building(out: Path, on_wait: Callable[[], None] | None = None) -> Iterator[N
     except OSError as error:
         raise CorpusError(f"cannot build an index at {out}: {error}") from error
     with file:
-        if on_wait:
-            lock_or_wait(file, on_wait)
-        else:
-            lock(file, f"another build is at work in {out}")
+        lock(file, f"another build is at work in {out}", on_wait)
         yield
 
 

@@ -1,7 +1,5 @@
 """Write files whole or not at all, lock them, turn the errors of folders and disks into words, and keep `stage.json`,
-the card of a folder: what a verb wrote there, from what, and whether it finished.
-
-The system frees a lock on an open file when the file is closed or its process dies, however it dies."""
+the card of a folder: what a verb wrote there, from what, and whether it finished."""
 
 from __future__ import annotations
 
@@ -47,7 +45,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Replace a file with a value as indented JSON, in one step."""
+    """Replace a file, as `write_atomically` does, with a value as indented JSON."""
     write_atomically(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
 
 
@@ -94,20 +92,15 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         temporary.unlink(missing_ok=True)
 
 
-def lock(file: IO[Any], refusal: str) -> None:
-    """Lock a file against all other processes. Raises UsageError, with the words of `refusal`: another process holds
-    it."""
+def lock(file: IO[Any], refusal: str, on_wait: Callable[[], None] | None = None) -> None:
+    """Lock a file against all other processes. The system frees the lock when the file is closed or its process dies,
+    however it dies. If another process holds it, wait for it after calling `on_wait`, or else raise UsageError with the
+    words of `refusal`."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise UsageError(refusal) from error
-
-
-def lock_or_wait(file: IO[Any], on_wait: Callable[[], None]) -> None:
-    """Lock a file against all other processes; call `on_wait` before waiting for one that holds the lock."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        if on_wait is None:
+            raise UsageError(refusal) from error
         on_wait()
         fcntl.flock(file, fcntl.LOCK_EX)
 
@@ -132,7 +125,7 @@ class Stage(msgspec.Struct, frozen=True, omit_defaults=True):
         return found is not None and (found.verb, found.inputs, found.status) == wanted
 
     def write(self, folder: Path, **changes: Any) -> Stage:
-        """Write the card, with changes, in one atomic step; return it as written."""
+        """Write the card with changes, in one step, and return it."""
         stage = msgspec.structs.replace(self, **changes)
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / STAGE, stage)
@@ -143,8 +136,7 @@ def read_stage(folder: Path) -> Stage | None:
     """Return the card of a folder, with its configuration as this version spells it, or None if it has none. Raises
     SchemaError: the card cannot be read."""
     stage = read_raw_stage(folder)
-    config = {} if stage is None else stage.outputs.get("config")
-    if stage is None or not isinstance(config, dict):
+    if stage is None or not isinstance(config := stage.outputs.get("config"), dict):
         return stage
     return msgspec.structs.replace(stage, outputs={**stage.outputs, "config": present_tree(config)})
 
@@ -169,10 +161,9 @@ def under_way(stage: Stage, folder: Path) -> Iterator[None]:
 
 
 def refuse_foreign(folder: Path, verb: str, what: str = "", mark: str = STAGE, option: str = "--out") -> None:
-    """Accept only a folder that is new, empty, or was written by the same verb. `what`: what a foreign folder lacks; by
-    default, the work of `harness1 VERB`. `mark`: a file that shows which verb a folder belongs to before it has a card.
-    `option`: names the folder on the command line. Raises UsageError: the folder holds something else, or is no
-    folder."""
+    """Raise UsageError unless a folder is new, empty, or was written by the same verb. `what`: what a foreign folder
+    holds, in words. `mark`: a file that shows which verb a folder belongs to before it has a card. `option`: names the
+    folder on the command line."""
     try:
         # A process that was killed while it wrote its card left the card's temporary file.
         empty = not folder.exists() or all(each.name.startswith(f".{STAGE}.") for each in folder.iterdir())
@@ -187,9 +178,8 @@ def refuse_foreign(folder: Path, verb: str, what: str = "", mark: str = STAGE, o
 def refuse_changed(
     stage: Stage, folder: Path, noun: str, choice: str = "--out, or --force", besides: Collection[str] = ()
 ) -> None:
-    """Accept only a folder without a card, or with one of equal inputs; hashes of tasks that the card of an earlier
-    version lacks are accepted. `noun`: names what the folder holds. `choice`: the options to change. `besides`: inputs
-    that may differ. Raises UsageError: the card has other inputs; the message names them."""
+    """Raise UsageError if a folder has a card of other inputs, which it names; an earlier version's lacks the hashes of
+    tasks. `noun`: names what the folder holds. `choice`: the options to change. `besides`: inputs that may differ."""
     found = read_stage(folder)
     if found is None or found.inputs == stage.inputs:
         return
@@ -201,23 +191,20 @@ def refuse_changed(
 
 
 def refuse_other(stage: Stage, folder: Path, noun: str) -> None:
-    """Accept only a folder that is new, empty, or was made by the same work, which `noun` names. Raises UsageError: the
-    folder holds something else, or is no folder."""
+    """Raise UsageError unless a folder is new, empty, or was made by the same work, which `noun` names."""
     refuse_foreign(folder, stage.verb)
     refuse_changed(stage, folder, noun)
 
 
 def clear(folder: Path, verb: str, *patterns: str, keep_card: bool = False) -> None:
-    """Remove what a verb wrote into a folder, as `remove` does. Raises UsageError: the folder holds something else, or
-    cannot be cleared."""
+    """Remove what a verb wrote into a folder, as `remove` does. Raises UsageError: the folder holds something else."""
     refuse_foreign(folder, verb)
     remove(folder, *patterns, keep_card=keep_card)
 
 
 def remove(folder: Path, *patterns: str, keep_card: bool = False) -> None:
     """Remove the files and folders that match, and the card last: without it, the rest of a clearing that was cut short
-    would belong to nobody. `keep_card`: leave it, because folders with cards of their own stay beside it. Raises
-    UsageError: the folder cannot be cleared."""
+    would belong to nobody. Raises UsageError: the folder cannot be cleared."""
     try:
         for path in [path for pattern in patterns for path in folder.glob(pattern) if path.name != STAGE]:
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()

@@ -52,8 +52,10 @@ PROVENANCE = "provenance.json"
 REPORT = "report.html"
 VIEW = "view.html"
 
-_OF_SAMPLES = ("curated.sample*.trec", "pool.sample*.trec")
-_DERIVED = (METRICS, RESOURCES, TASKS, CURATED, POOL, ENCODED_QRELS, CONFIG, PROVENANCE, REPORT, VIEW, *_OF_SAMPLES)
+_DERIVED = (
+    *(METRICS, RESOURCES, TASKS, CURATED, POOL, ENCODED_QRELS, CONFIG, PROVENANCE, REPORT, VIEW),
+    *("curated.sample*.trec", "pool.sample*.trec"),
+)
 _SUBMISSIONS = (SUBMISSION, f"{SUBMISSION}.sample*")  # patterns of the files that are made from a run's episodes
 
 
@@ -66,9 +68,8 @@ def run_stage(
     chat: Mapping[str, str] = MappingProxyType({}),
 ) -> Stage:
     """Return the card of a run folder. Its configuration is enough to replay it offline, its index to replay it live.
-    `index`: the name of an engine, or the absolute path of a folder (`retrieval.open.absolute_index`); a password in it
-    is not written. `chat`: the chat `format` of its policy, if it has one, and the location of its student's
-    `tokenizer`."""
+    `index`: as `retrieval.open.absolute_index` returns it; a password in it is not written. `chat`: the chat `format`
+    of its policy, if it has one, and the location of its student's `tokenizer`."""
     lines = Lines(digest([inputs, hashes]), 0)
     outputs = {"policy": policy, "config": public_config(config), "index": public_address(index), **chat}
     outputs[LINES] = msgspec.to_builtins(lines)
@@ -86,8 +87,8 @@ def public_config(config: Config) -> dict[str, Any]:
 
 
 def toml_lines(tree: dict[str, Any], notes: Mapping[str, str] | None = None, prefix: str = "") -> list[str]:
-    """Return nested settings as lines of TOML: scalars first, then one table for each group. `notes`: by dotted name,
-    what a comment says of a group or a setting."""
+    """Return nested settings as lines of TOML: scalars first, then one table for each group. `notes`: comments by
+    dotted name."""
     notes, lines = notes or {}, list[str]()
 
     def comment(key: str) -> list[str]:
@@ -112,8 +113,8 @@ def of_sample(name: str, sample: int) -> str:
 
 def read_run_card(folder: Path, *, scored_again: bool = False) -> Stage:
     """Return the card of a run folder. `scored_again`: reward terms may have changed since. Raises UsageError: the
-    folder holds no run, or one that was made with a tool or a reward term that is not installed; SchemaError: its card
-    is damaged."""
+    folder holds no run, or one made with a tool or a reward term that is not installed; SchemaError: its card is
+    damaged."""
     stage = read_stage(folder)
     if stage is None or stage.verb != "run":
         why = "it has no stage.json of a run" if folder.exists() else "there is no such folder"
@@ -125,8 +126,8 @@ def read_run_card(folder: Path, *, scored_again: bool = False) -> Stage:
 
 
 def run_config(folder: Path, stage: Stage | None = None) -> tuple[Config, str]:
-    """Return the configuration and the index path of a run folder. `stage`: its card, if the caller has read it. Raises
-    UsageError, SchemaError: as `read_run_card` does, or the card does not say them."""
+    """Return the configuration and the index path of a run folder. `stage`: its card, if the caller has read it; raises
+    as `read_run_card` does, and SchemaError: the card does not say them."""
     stage = stage or read_run_card(folder)
     try:
         return msgspec.convert(stage.outputs["config"], Config), str(stage.outputs["index"])
@@ -136,7 +137,7 @@ def run_config(folder: Path, stage: Stage | None = None) -> tuple[Config, str]:
 
 def lost_settings(folder: Path) -> str:
     """Return what a run was recorded with that this version has no more, such as `env.dedup.threshold=0.9`, with the
-    reasons; empty if it can be played on. Those of training and of the machine decide nothing in a run."""
+    reasons; empty if it can be played on."""
     stage = read_raw_stage(folder)
     config = stage.outputs.get("config") if stage else None
     found = lost(config) if isinstance(config, dict) else ()
@@ -147,21 +148,19 @@ def lost_settings(folder: Path) -> str:
 def refuse_lost_settings(folder: Path) -> None:
     """Raise UsageError if a run was recorded with settings that this version has no more: it would play another."""
     if found := lost_settings(folder):
-        raise UsageError(
-            f"{folder} was recorded with {found}: replay it, or go on with it, by the version that made it"
-        )
+        way_out = "replay it, or go on with it, by the version that made it"
+        raise UsageError(f"{folder} was recorded with {found}: {way_out}")
 
 
 def episodes_of(stage: Stage, folder: Path) -> list[Episode]:
-    """Return the last episode of each task and sample of the run that a card describes, sorted, because the mean of
-    floats depends on their order."""
+    """Return the last episode of each task and sample of the run that a card describes, sorted."""
     made_with = tuple(stage.inputs.get(name) for name in ("env", "policy", "index"))
     return [episode for key, episode in sorted(latest_episodes(folder).items()) if key[2:] == made_with]
 
 
 def clear_run(out: Path) -> None:
-    """Remove an earlier run, and nothing else. Raises UsageError: the folder holds something that is not a run, may not
-    be written, or is being written by another process."""
+    """Remove an earlier run, and nothing else. Raises UsageError: the folder holds something else, may not be written,
+    or is being written by another process."""
     refuse_foreign(out, "run", "no run", EPISODES)
     with hold(out, EPISODES):
         with writing(out):
@@ -183,8 +182,8 @@ def drop_leftovers(out: Path) -> None:
 
 
 def refuse_other_run(stage: Stage, out: Path) -> Stage:
-    """Accept only a folder that is new or empty, or holds the same run; return the card with which it goes on. Raises
-    UsageError: the folder holds another run, or something that is not a run."""
+    """Return the card with which a run goes on in a folder. Raises UsageError: the folder holds another run, or
+    something that is not a run."""
     refuse_foreign(out, "run", "no run", EPISODES)
     refuse_lost_settings(out)
     refuse_changed(stage, out, "run")
@@ -198,15 +197,15 @@ SESSION = ("version", "commit", "dirty", "python", "libraries", "machine", "star
 
 
 def begin_provenance(out: Path, facts: dict[str, Any], *, runs: bool) -> None:
-    """Write `provenance.json` for a process that begins to work in a run folder. One that runs episodes is recorded at
-    the top level, and those before it under `earlier`; one that only makes files from episodes leaves the record alone.
-    Without a record both times are null. `facts`: what is known of the run itself, by name."""
+    """Write `provenance.json` for a process that begins to work in a run folder, with `facts` of the run itself. One
+    that runs episodes is recorded at the top level, and those before it under `earlier`; one that only makes files from
+    episodes leaves the record alone. Without a record both times are null."""
     before = read_provenance(out)
     if before is not None and not runs:
         return
     earlier = [*before.get("earlier", []), {name: before.get(name) for name in SESSION}] if before else []
     times = {"started": _now() if runs else None, "ended": None}
-    write_json(out / PROVENANCE, {**facts, **describe_process(), **times, "earlier": earlier})
+    write_json(out / PROVENANCE, {**facts, **_describe_process(), **times, "earlier": earlier})
 
 
 def restate_provenance(out: Path, facts: dict[str, Any]) -> None:
@@ -240,10 +239,7 @@ def read_provenance(out: Path) -> dict[str, Any] | None:
     return found if found and found.keys() >= {*SESSION} else None
 
 
-def describe_process() -> dict[str, Any]:
-    """Describe the code and the machine of this process: the package's version, its commit and whether its files differ
-    from it (null outside of a checkout), the versions of Python and of the installed libraries that it names, the
-    operating system, the model and number of processor cores, and the memory in bytes."""
+def _describe_process() -> dict[str, Any]:
     commit, dirty = checkout(Path(harness1.__file__).parent)
     version, libraries, cpu = None, dict[str, str](), None
     with suppress(metadata.PackageNotFoundError):  # the package may run without being installed
@@ -260,12 +256,12 @@ def describe_process() -> dict[str, Any]:
         "commit": commit,
         "dirty": dirty,
         "python": platform.python_version(),
-        "libraries": libraries,
+        "libraries": libraries,  # those that the package names and the machine has
         "machine": {
             "platform": platform.platform(),
             "cpu": cpu[1] if cpu else platform.processor() or platform.machine(),
             "cores": os.cpu_count(),
-            "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+            "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),  # bytes
         },
     }
 
@@ -280,14 +276,11 @@ def checkout(package: Path) -> tuple[str | None, bool | None]:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """Return what git prints; None if it fails, or is not installed."""
     try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=GIT_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        command = ["git", "-C", str(folder), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=GIT_S, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def _now() -> str:

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from harness1.errors import MALFORMED, SchemaError, UsageError
 from harness1.plain import digest
 from harness1.records import Episode, EpisodeKey, ModelCall, Record, TokenBlob, Turn, decode_episode, encode_episode
-from harness1.runs.files import Stage, lock, lock_or_wait, read_raw_stage, read_stage, replacing
+from harness1.runs.files import Stage, lock, read_raw_stage, read_stage, replacing
 
 R = TypeVar("R")
 
@@ -40,10 +40,10 @@ _TAIL = len(_MARK) + _DIGITS + len(b'"}')
 
 
 class Journal:
-    """Appends to the two files of a folder; one process at a time holds them. The context closes them. `numbers`: the
-    name of the binary file; empty where lines have no numbers. `wait`: for a process that is writing to the folder.
-    `torn`: bytes of a torn last line that were cut off on opening. Raises UsageError: another process is writing to the
-    folder, or this one cannot."""
+    """Appends to the two files of a folder; one process at a time holds them, until it closes them. `numbers`: the name
+    of the binary file, if lines have numbers. `wait`: for a process that is writing to the folder. `torn`: bytes of a
+    torn last line that were cut off on opening. Raises UsageError: another process is writing to the folder, or this
+    one cannot."""
 
     def __init__(self, folder: Path, lines: str, numbers: str = "", *, wait: bool = False) -> None:
         try:
@@ -53,7 +53,7 @@ class Journal:
             raise UsageError(f"cannot write to {folder}: {error.strerror}") from error
         refusal = f"{folder} is being written by another process"
         try:
-            lock_or_wait(self._lines, lambda: None) if wait else lock(self._lines, refusal)
+            lock(self._lines, refusal, on_wait=(lambda: None) if wait else None)
             if os.fstat(self._lines.fileno()).st_ino != (folder / lines).stat().st_ino:  # it has just been replaced
                 raise UsageError(refusal)
         except (UsageError, FileNotFoundError) as error:
@@ -73,7 +73,7 @@ class Journal:
 
     @property
     def offset(self) -> int:
-        """Return where the next numbers will begin, in bytes."""
+        """Where the next numbers will begin, in bytes."""
         return self._numbers.tell() if self._numbers else 0
 
     def write(self, line: bytes, numbers: bytes = b"") -> None:
@@ -97,14 +97,13 @@ class Journal:
 
 
 def hold(folder: Path, lines: str) -> AbstractContextManager[object]:
-    """Return a context that keeps other processes away from a folder's journal, if there is one. Raises UsageError: as
-    `Journal`."""
+    """Return a context that keeps other processes away from a folder's journal, if there is one."""
     return Journal(folder, lines) if (folder / lines).is_file() else nullcontext()
 
 
 def read_lines(path: Path, on_torn: Callable[[int], None] | None = None) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of a journal with their numbers, from 1. `on_torn`: called with its size in bytes if the last
-    line is torn; it is left out. Raises UsageError: there is no such file."""
+    """Yield the lines of a journal with their numbers, from 1. A torn last line is left out, and `on_torn` called with
+    its size in bytes. Raises UsageError: there is no such file."""
     if not path.is_file():
         raise UsageError(f"{path.parent} holds no {path.name}")
     with path.open("rb") as lines:
@@ -117,8 +116,7 @@ def read_lines(path: Path, on_torn: Callable[[int], None] | None = None) -> Iter
 
 
 def read_line_records(path: Path, kind: type[R], what: str) -> Iterator[R]:
-    """Yield the lines of a journal as records, without a torn last one; raise UsageError if there is no such file;
-    SchemaError if a line is not `what`."""
+    """Yield the lines of a journal as records, without a torn last one. Raises SchemaError: a line is not `what`."""
     for number, line in read_lines(path):
         try:
             yield msgspec.json.decode(line, type=kind)
@@ -135,8 +133,8 @@ def to_bytes(arrays: Sequence[np.ndarray], offset: int) -> tuple[bytes, TokenBlo
 
 
 def unpack(path: Path, place: TokenBlob, of: str) -> Iterator[np.ndarray]:
-    """Yield the arrays again, as untyped words of four bytes. `of`: names what they belong to, in the error. Raises
-    SchemaError: the file is missing, or not what was written."""
+    """Yield the arrays again, as untyped words of four bytes. Raises SchemaError: the file is missing, or what it holds
+    `of` something is not what was written."""
     if not path.is_file():
         raise SchemaError(f"{path.name}, which holds its tokens, is missing")
     with path.open("rb") as numbers:
@@ -151,16 +149,13 @@ def unpack(path: Path, place: TokenBlob, of: str) -> Iterator[np.ndarray]:
 
 
 class Lines(Record):
-    """What the card of a run says about its lines. `key`: seeds their digests. `undigested`: number of lines without a
-    digest, which earlier versions wrote; None: any number. `size`: bytes of all lines when the run ended. `digest`:
-    digest of all lines in their order, and of the card; empty while the run goes on. `fold`: digest of all lines in
-    their order, from which a further line continues."""
+    """What the card of a run says about its lines; the last three are empty while it goes on."""
 
-    key: str = ""
-    undigested: int | None = None
-    size: int = 0
-    digest: str = ""
-    fold: str = ""
+    key: str = ""  # seeds the digests of lines
+    undigested: int | None = None  # lines without a digest, which earlier versions wrote; None: any number
+    size: int = 0  # bytes of all lines when the run ended
+    digest: str = ""  # of all lines in their order, and of the card
+    fold: str = ""  # of all lines in their order, from which a further line continues
 
 
 def with_digest(line: bytes, key: str = "") -> bytes:
@@ -177,8 +172,7 @@ def without_digest(line: bytes) -> tuple[bytes, bytes]:
 
 
 def lines_of(stage: Stage | None) -> Lines:
-    """Return what a card says about its lines; nothing for that of an earlier version, and for none. Raises
-    SchemaError: the card is damaged."""
+    """Return what a card says about its lines; nothing for that of an earlier version, and for none."""
     found = {} if stage is None or stage.verb != "run" else stage.outputs.get(LINES, {})
     try:
         return msgspec.convert(found, Lines)
@@ -187,9 +181,9 @@ def lines_of(stage: Stage | None) -> Lines:
 
 
 def check_lines(path: Path, lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-    """Yield the numbered lines of a record without their digests, after comparing these. `path`: the file of the lines,
-    beside the card of its run. Raises SchemaError: a line was changed, comes from another run, or lacks its digest; or,
-    at the end, lines of a finished run were lost, added or moved, or its card was changed."""
+    """Yield the numbered lines of a record without their digests, after comparing these. Raises SchemaError: a line was
+    changed, comes from another run, or lacks its digest; or, at the end, lines of a finished run were lost, added or
+    moved, or its card was changed."""
     stage = read_raw_stage(path.parent)
     said = lines_of(stage)
     fold, plain = "", 0
@@ -207,7 +201,7 @@ def check_lines(path: Path, lines: Iterator[tuple[int, bytes]]) -> Iterator[tupl
 
 
 def check_line(line: bytes, key: str, place: str) -> tuple[bytes, bytes]:
-    """Return a line without its digest, and the digest. Raises SchemaError, which names the place: they differ."""
+    """Return a line without its digest, and the digest. Raises SchemaError: they differ."""
     body, found = without_digest(line.removesuffix(b"\n"))
     if found and found != _digest_of(body, key):
         raise SchemaError(f"{place}: this line was changed, or was recorded in another run")
@@ -220,8 +214,7 @@ def count_undigested(path: Path) -> int:
 
 
 def continue_lines(stage: Stage, path: Path) -> Stage:
-    """Return the card of a run for writing further lines: it keeps the key of those that are there. Raises SchemaError:
-    the card in the folder is damaged."""
+    """Return the card of a run for writing further lines: it keeps the key of those that are there."""
     before, there = lines_of(read_raw_stage(path.parent)), path.is_file() and path.stat().st_size > 0
     now = Lines(lines_of(stage).key, 0)
     if there and before.undigested is not None:
@@ -234,12 +227,10 @@ def continue_lines(stage: Stage, path: Path) -> Stage:
 
 
 def finish(stage: Stage, path: Path, earlier: Lines | None = None, **changes: Any) -> Stage:
-    """Write the card of a run that has ended, with the digest of its lines; return it as written. `earlier`: what the
-    card said before lines were added, if nothing else has happened to them: only these are read. `changes`: of the
-    card."""
+    """Write the card of a run that has ended, with changes and the digest of its lines; return it as written.
+    `earlier`: what the card said before lines were added, if nothing else has happened to them: only these are read."""
     stage = replace(stage, status="finished", **changes)
-    begin = earlier.size if earlier is not None and earlier.digest else 0
-    fold = earlier.fold if earlier is not None and begin else ""
+    begin, fold = (earlier.size, earlier.fold) if earlier is not None and earlier.digest else (0, "")
     with path.open("rb") as file:
         file.seek(begin)
         for line in file:
@@ -275,8 +266,8 @@ def _seal(stage: Stage, said: Lines) -> str:
 
 class EpisodeStore(Journal):
     """Append finished episodes to a run folder, made if need be; used and locked as a `Journal`. A line of
-    `episodes.jsonl` is an episode; `tokens.bin` holds token ids (int32) and log probabilities (float32). `torn` is the
-    size in bytes of a torn last line, which opening the store cuts off.
+    `episodes.jsonl` is an episode; `tokens.bin` holds token ids (int32) and log probabilities (float32). `torn`: bytes
+    of a torn last line, which opening the store cuts off.
 
     Raises:
         UsageError: another process is writing to the folder, or it cannot be written.
@@ -324,8 +315,8 @@ def read_episodes(folder: Path, on_torn: Callable[[int], None] | None = None) ->
 
 def read_appended(folder: Path, start: int, most: int) -> Iterator[tuple[int, int, Episode]]:
     """Yield at most `most` episodes of a run that is under way from a byte on: where each begins and ends, and the
-    episode. A last line that is not whole yet is left for later. Raises SchemaError: a line is not an episode, or was
-    changed after it was recorded."""
+    episode. A last line that is not whole yet is left for later. Raises SchemaError: a line is not what was
+    recorded."""
     path, key = folder / EPISODES, lines_of(read_raw_stage(folder)).key
     with path.open("rb") as lines:
         lines.seek(start)
@@ -345,8 +336,7 @@ def line_starts(folder: Path) -> Sequence[int]:
 
 def rewrite_episodes(folder: Path, scored: Callable[[Episode], Episode]) -> None:
     """Replace the reward of every episode of a run, and the hash of its weights, by those that `scored` gives; only
-    while holding the folder's `EpisodeStore`, which then cannot be used further. Raises SchemaError: as
-    `read_episodes`."""
+    while holding the folder's `EpisodeStore`, which then cannot be used further."""
     path, key = folder / EPISODES, lines_of(read_stage(folder)).key
     with replacing(path) as file:
         for _, line in check_lines(path, read_lines(path)):

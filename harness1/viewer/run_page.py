@@ -180,7 +180,7 @@ def row_of(episode: Episode, run: int, result: Scored, tools: list[str], problem
         query=" ".join(episode.task.query.split())[:QUERY_CHARACTERS],
         status=episode.status.value,
         stop=episode.stop_reason.value,
-        failure=failure_class(episode.stop_reason, found).value,
+        failure=failure_class(episode.stop_reason, found),
         recall=None if found is None else round(found.recall, 4),
         trajectory=None if found is None else round(found.trajectory_recall, 4),
         precision=None if found is None else round(found.precision, 4),

@@ -16,7 +16,7 @@ from harness1.config import Config, Rendering, load_config
 from harness1.config.settings import differences
 from harness1.data.open import open_source
 from harness1.errors import SchemaError, UsageError
-from harness1.eval import ablations as ablation_table
+from harness1.eval import compare
 from harness1.eval.ablations import (
     ABLATIONS,
     AblationTable,
@@ -136,7 +136,7 @@ def test_finished_ablations_are_left_alone_and_broken_ones_go_on(index: str, tmp
 def test_looking_at_several_ablations_makes_each_less_certain(
     index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ablation_table, "randomisation_test", lambda *_: 0.03)
+    monkeypatch.setattr(compare, "randomisation_test", lambda *_: 0.03)
     table = ablate(evaluation(index, 1), tmp_path, NAMES)
     assert [each.p for each in table.conditions] == [None, 0.06, 0.06]
 

@@ -18,7 +18,7 @@ from harness1.config import ChatPolicy, Config, Env
 from harness1.data.open import open_source
 from harness1.episodes.rollout import replay_episode, rollout
 from harness1.errors import InfrastructureFault, Overflow, Refusal, Unreachable
-from harness1.eval.metrics import FailureClass, failure_class
+from harness1.eval.metrics import failure_class
 from harness1.http.model_endpoint import ModelEndpoint
 from harness1.models.calls import NOT_EXECUTED
 from harness1.policy.language_model import INSTRUCTION, ChatCompletionsPolicy
@@ -271,7 +271,7 @@ def test_a_prompt_longer_than_the_models_context_is_the_policys_failure_and_scor
     assert (result.recall, result.set_size, result.trajectory_recall) == (0.0, 0, 1.0)
     scored = score(episode, gold, Config())
     assert scored.reward.total == Config().reward.empty
-    assert failure_class(episode.stop_reason, result) is FailureClass.CONTEXT
+    assert failure_class(episode.stop_reason, result) == "context"
     assert replay_episode(episode, Env(generation_reserve=RESERVE)).difference is None
 
 

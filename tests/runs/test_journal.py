@@ -30,7 +30,7 @@ from harness1.records import (
     Turn,
     encode_episode,
 )
-from harness1.runs.files import STAGE, Stage, lock, lock_or_wait, read_stage
+from harness1.runs.files import STAGE, Stage, lock, read_stage
 from harness1.runs.journal import (
     BLOCK,
     EPISODES,
@@ -149,7 +149,7 @@ def test_a_journal_that_is_gone_once_it_is_locked_is_refused(
 ) -> None:
     path = tmp_path / EPISODES
 
-    def lock_late(_file: object, _refusal: str) -> None:
+    def lock_late(*_: object, **__: object) -> None:
         path.rename(tmp_path / "old")  # keeps its inode from being used again
         if change == "replaced":
             path.touch()
@@ -359,7 +359,7 @@ def test_who_waits_says_so_first_and_gets_the_lock_of_a_killed_process(tmp_path:
 
     def wait() -> None:
         with (tmp_path / "lock").open("w") as file:
-            lock_or_wait(file, said.set)
+            lock(file, "", said.set)
             got.set()
 
     waiting = threading.Thread(target=wait)
