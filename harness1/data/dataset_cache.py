@@ -258,8 +258,8 @@ class DatasetCache:
     def _alone(self, name: str) -> Iterator[None]:
         self.folder.mkdir(parents=True, exist_ok=True)
         known = beir_set(name)
-        lock = self._work(known.own_name if known else name).with_suffix(".lock")
-        with lock.open("w") as file:
+        path = self._work(known.own_name if known else name).with_suffix(".lock")
+        with path.open("w") as file:
             lock(file, "", lambda: self.say(f"waiting for another process that fetches {name}"))
             yield
 
