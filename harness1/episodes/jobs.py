@@ -1,9 +1,4 @@
-"""Play many episodes: a job for each, the setup in which they are played, and how they share a machine.
-
-`run_episodes` plays the jobs of a language model in one event loop, which the model shares with its episodes, and those
-of any other policy over worker processes: an episode is Python work, and processes share the memory-mapped index.
-Whoever plays otherwise (on a cluster, by an agent) gives `run_jobs` what to do with a job.
-"""
+"""Play many episodes: a job for each, the setup in which they are played, and how they share a machine."""
 
 from __future__ import annotations
 
@@ -38,14 +33,12 @@ from harness1.retrieval.protocol import Retriever
 from harness1.reward import score
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future, ProcessPoolExecutor
+    from concurrent.futures import Future
 
     from harness1.models.chat_format import ChatFormat
 
-POLL_S = 2.0
-"""Seconds without a result after which the workers are counted."""
-FEW = 4
-"""Number of episodes that is too small to justify starting another worker process."""
+POLL_S = 2.0  # seconds without a result after which the workers are counted
+FEW = 4  # episodes that are too few to justify starting another worker process
 
 Depths = Callable[[], Mapping[str, int]]
 """Counts the jobs in each queue at the moment of the call, which any thread may make."""
@@ -69,8 +62,7 @@ class EpisodeJob(Record):
     sample_idx: int = 0
     seed: int = 0
     group_id: str | None = None
-    setup: int = 0
-    """The position of its setup, if there are several."""
+    setup: int = 0  # the position of its setup, if there are several
 
     async def play(self, env: SearchEnv, policy: Policy) -> Episode:
         """Play the episode; it is not scored."""
@@ -78,17 +70,11 @@ class EpisodeJob(Record):
 
     def broken(self, hashes: Hashes, error: str) -> Episode:
         """Make the record of the episode if a fault ended it outside its turns."""
-        return Episode(
-            episode_id=digest([self.task.public(), self.sample_idx, self.seed, hashes])[:16],
-            task=self.task.public(),
-            sample_idx=self.sample_idx,
-            group_id=self.group_id,
-            seed=self.seed,
-            stop_reason=StopReason.FAULT,
-            status=Status.INFRA_ERROR,
-            hashes=hashes,
-            error=error,
-        )
+        task = self.task.public()
+        name = digest([task, self.sample_idx, self.seed, hashes])[:16]
+        fault: dict[str, Any] = {"stop_reason": StopReason.FAULT, "status": Status.INFRA_ERROR, "error": error}
+        fault |= {"sample_idx": self.sample_idx, "group_id": self.group_id, "seed": self.seed}
+        return Episode(episode_id=name, task=task, hashes=hashes, **fault)
 
 
 Jobs = Iterable[EpisodeJob] | AsyncIterable[EpisodeJob]
@@ -102,11 +88,9 @@ class EpisodeSetup:
     config: Config
     retriever: str
     policy: str
-    reasoned: bool = False
-    """Ask the policy for a reason with every call."""
+    reasoned: bool = False  # ask the policy for a reason with every call
     student: str = ""
-    """The tokenizer folder of the student, the model that learns from the episodes; they are recorded in its format
-    (`policy.format`). Empty: no student."""
+    """The tokenizer folder of the student that learns from the episodes, which are recorded in its `policy.format`."""
     own: Policy | None = None
     """The policy itself, where it is an object of this process; `policy` is its name then."""
 
@@ -188,8 +172,8 @@ async def run_jobs(
     """Play jobs, `places` at a time, and finish (mostly: score) as many at a time. A job that waits to be finished
     takes the place of a playing one only if as many wait already, and a job is taken from the source when there is a
     place for it, so that a slow consumer slows the source down (as POLAR's dispatcher, arXiv 2605.24220, and
-    SkyRL-Agent's, arXiv 2511.16108). Cancelling this cancels all jobs. Raises Exception: from the source, after the
-    jobs taken from it have ended; or from a job or `on_result`, after all other jobs at work were cancelled."""
+    SkyRL-Agent's, arXiv 2511.16108). Cancelling this cancels all jobs. An error of the source is raised after the jobs
+    taken from it have ended, one of a job or `on_result` after all other jobs at work were cancelled."""
     playing, waiting, finishing = (asyncio.Semaphore(places) for _ in range(3))
     depths = Counter(dict.fromkeys(("playing", "waiting to be scored", "being scored"), 0))
     on_depths(lambda: depths)
@@ -262,9 +246,9 @@ async def play_in_loop(
     on_episode: OnEpisode,
     on_depths: OnDepths = ignore_depths,
 ) -> None:
-    """Play jobs in this event loop, and hand over each scored episode as it finishes. An infrastructure fault breaks
-    only its episode, whose record says so; any other error of a policy, an environment or a score ends all. The limits
-    are those of the first of the `setups`, which `EpisodeJob.setup` indexes."""
+    """Play jobs in this event loop, which a model shares with its episodes, and hand over each scored episode as it
+    finishes. An infrastructure fault breaks only its episode, whose record says so; any other error ends all. The
+    limits are those of the first of the `setups`, which `EpisodeJob.setup` indexes."""
     retrievers = [setup.open_retriever() for setup in setups]
 
     async def play(job: EpisodeJob) -> tuple[EpisodeJob, Episode, float]:
@@ -295,9 +279,9 @@ async def play_in_loop(
 def run_episodes(
     setup: EpisodeSetup, jobs: Sequence[EpisodeJob], on_episode: OnEpisode, on_depths: OnDepths = ignore_depths
 ) -> None:
-    """Play all jobs; `on_episode` receives each scored episode as it finishes. Raises InfrastructureFault: a worker
-    process died; finished episodes were handed over, and a resumed run continues. KeyboardInterrupt is passed on after
-    the running chunks were handed over."""
+    """Play all jobs, those of a policy that is no language model over worker processes, which share the memory-mapped
+    index; `on_episode` receives each scored episode as it finishes. Raises InfrastructureFault: a worker process died;
+    finished episodes were handed over. KeyboardInterrupt is passed on after the running chunks were handed over."""
     machine = setup.config.machine
     if is_model(setup.policy):
         asyncio.run(play_in_loop([setup], setup.policy_for(jobs), jobs, on_episode, on_depths))
@@ -336,10 +320,8 @@ def refuse_session_names(setup: EpisodeSetup) -> None:
     """Raise UsageError if a setup names what was typed into this process, which others do not have."""
     for name in (*setup.config.env.plugins, *setup.config.reward.others, setup.policy):
         if is_of_session(name):
-            raise UsageError(
-                f"{short_name(name)} was typed into this session, where worker processes cannot find it: put it in a"
-                " file, or play with machine.workers=1"
-            )
+            why = f"{short_name(name)} was typed into this session, where worker processes cannot find it"
+            raise UsageError(f"{why}: put it in a file, or play with machine.workers=1")
 
 
 def _run_in_processes(
@@ -361,8 +343,14 @@ def _run_in_processes(
         try:
             while running:
                 done = wait(running, POLL_S, return_when=FIRST_COMPLETED).done
-                if not done and len(multiprocessing.active_children()) < workers:
-                    _break(pool)
+                children = multiprocessing.active_children()
+                if not done and len(children) < workers:
+                    # A worker died while it was sending a result: it held the lock of the queue, and the pool notices
+                    # only when no writing end of the pipe is open.
+                    for child in children:
+                        child.kill()
+                    queue: Any = pool._result_queue
+                    queue._writer.close()
                 _hand_over(done, running, on_episode)
                 running |= submit(len(done))
         except KeyboardInterrupt:
@@ -373,17 +361,6 @@ def _run_in_processes(
             raise InfrastructureFault("a worker process died; run the same command again to go on") from error
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _break(pool: ProcessPoolExecutor) -> None:
-    """End a pool whose worker died while it was sending a result: it held the lock of the queue, and the pool notices
-    only when no writing end of the pipe is open."""
-    from multiprocessing import active_children
-
-    for child in active_children():
-        child.kill()
-    queue: Any = pool._result_queue
-    queue._writer.close()
 
 
 def _hand_over(done: set[Future[list[bytes]]], running: set[Future[list[bytes]]], on_episode: OnEpisode) -> None:

@@ -1,9 +1,6 @@
-"""One episode: play it, or replay it from its record.
-
-`rollout` is the only loop in which a policy acts in an environment. A replay takes a recorded episode through the pure
-core again, where every hash must come out equal: offline, with the recorded answers in place of the world, or live,
-against an index. The first difference is reported.
-"""
+"""One episode: play it (`rollout` is the only loop in which a policy acts in an environment), or replay it from its
+record through the pure core, where every hash must come out equal: offline, with the recorded answers in place of the
+world, or live, against an index."""
 
 from __future__ import annotations
 
@@ -25,7 +22,6 @@ from harness1.records import (
     STATUS_OF,
     Chunk,
     ChunkId,
-    DocId,
     Episode,
     Hashes,
     ModelCall,
@@ -73,8 +69,7 @@ async def rollout(
     hashes = Hashes(env.hash, policy.hash, env.retriever.info.index_hash, env.counter.hash)
     record = _Record(env, on_step)
     stop, error = await record.play(policy, public, seed)
-    turns, segments = record.turns, record.segments
-    memory = env.state.memory
+    memory, turns, segments = env.state.memory, record.turns, record.segments
     calls = [call for turn in turns for call in turn.calls]
     counts = {} if isinstance(env.counter, ApproximateCounter) else env.renderer.counts.known
     return Episode(
@@ -101,8 +96,6 @@ async def rollout(
 
 
 class _Record:
-    """What an episode leaves while it is played: finished turns, token ids, and times."""
-
     def __init__(self, env: SearchEnv, on_step: OnStep | None) -> None:
         self._env, self._on_step = env, on_step
         self.turns: list[Turn] = []
@@ -111,7 +104,7 @@ class _Record:
         self._last = time.perf_counter()
 
     async def play(self, policy: Policy, task: Task, seed: int) -> tuple[StopReason, str | None]:
-        """Play within the deadline; return what ended the episode and, if something outside did, what it said."""
+        # Return what ended the episode and, if something outside did, what it said.
         env, session, stop = self._env, None, StopReason.FAULT
         seconds = env.world.machine.episode_deadline_s
         deadline = asyncio.timeout(seconds)
@@ -158,17 +151,17 @@ class _Record:
 
 def record_failure(env: SearchEnv, decision: Decision) -> Turn:
     """Record a turn that produced no action, with the attempts that were made."""
-    context = env.state.context
-    return Turn(
+    turn = Turn(
         index=env.state.memory.turn + 1,
         calls=decision.calls,
         reasoning=utf8_safe(decision.reasoning),
         parse_error=utf8_safe(decision.parse_error or "no action"),
         memory_hash=env.state.memory.hash(),
-        context_hash=context.hash if context is not None else "",
-        prompt_tokens=context.budget.used if context is not None else 0,
-        prefill_tokens=context.fresh if context is not None else 0,
     )
+    if (context := env.state.context) is None:
+        return turn
+    counts = {"prompt_tokens": context.budget.used, "prefill_tokens": context.fresh}
+    return msgspec.structs.replace(turn, context_hash=context.hash, **counts)
 
 
 def episode_id(task: Task, sample_idx: int, seed: int, hashes: Hashes) -> str:
@@ -208,22 +201,18 @@ class Nowhere:
     async def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult | RetrievalFault]:
         return [_ABSENT for _ in requests]
 
-    async def grep(self, pattern: str, limit: int, deadline: float) -> tuple[Chunk, ...] | RetrievalFault:
+    async def get(self, *_: object, **__: object) -> tuple[Chunk, ...] | RetrievalFault:
         return _ABSENT
 
-    async def read(self, doc_id: DocId) -> tuple[Chunk, ...] | RetrievalFault:
-        return _ABSENT
-
-    async def get(self, chunk_ids: Sequence[ChunkId]) -> tuple[Chunk, ...] | RetrievalFault:
-        return _ABSENT
+    grep = read = get
 
 
 _ABSENT = RetrievalFault("a replay has no index")
 
 
 def replay_env(episode: Episode, env: Env, counter: TokenCounter | None = None) -> SearchEnv:
-    """Return an environment at the start of a recorded episode, ready for `env.replay(turn)`. Raises ConfigError: it
-    was recorded under another environment; SchemaError: it lacks a count that its first context was measured with."""
+    """Return an environment at the start of a recorded episode, ready for `env.replay(turn)`; raises as
+    `replay_episode`."""
     _same_environment(env, episode)
     counter = counter or counter_of_record(episode)
     try:
@@ -252,12 +241,8 @@ def replay_episode(episode: Episode, env: Env, counter: TokenCounter | None = No
 
 
 async def replay_live(episode: Episode, env: Env, retriever: Retriever, machine: Machine | None = None) -> ReplayReport:
-    """Carry out the recorded actions against an index and compare as `replay_episode` does.
-
-    Raises:
-        ConfigError: the index or the configuration is not the one that the episode was recorded with.
-        InfrastructureFault: the index failed.
-    """
+    """Carry out the recorded actions against an index and compare as `replay_episode` does. Raises ConfigError: the
+    index or the configuration is another; InfrastructureFault: the index failed."""
     from harness1.env.model_verifiers import open_verifier
 
     if retriever.info.index_hash != episode.hashes.index:
@@ -275,7 +260,7 @@ async def replay_live(episode: Episode, env: Env, retriever: Retriever, machine:
 
 
 def counter_of_record(episode: Episode) -> TokenCounter:
-    """Return what counted an episode's tokens, or, if that was a model's tokenizer, its recorded counts."""
+    """Return what counted an episode's tokens, or its recorded counts if that was a model's tokenizer."""
     approximate = ApproximateCounter()
     return approximate if episode.hashes.counter == approximate.hash else RecordedCounter(episode)
 
@@ -286,7 +271,6 @@ def _same_environment(env: Env, episode: Episode) -> None:
 
 
 async def _compare(episode: Episode, twin: SearchEnv, again: Callable[[Turn], Awaitable[Step]]) -> ReplayReport:
-    """Play the recorded turns and report the first difference; stop at a turn that cannot be played."""
     contexts = twin.counter.hash == episode.hashes.counter
     done = None if twin.state.context else StopReason.CONTEXT_LIMIT
     equal, difference = 0, None
@@ -356,8 +340,7 @@ def _answer_difference(recorded: Observation | None, again: Observation | None) 
     for name in Observation.__struct_fields__:
         before, after = getattr(recorded, name), getattr(again, name)
         if name == "hits":
-            before = [msgspec.structs.replace(hit, score=0.0) for hit in before]
-            after = [msgspec.structs.replace(hit, score=0.0) for hit in after]
+            before, after = ([msgspec.structs.replace(hit, score=0.0) for hit in hits] for hits in (before, after))
         if before != after:
             return f"{name} of the observation differ"
     places: dict[ChunkId, int] = {}

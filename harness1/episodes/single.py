@@ -39,15 +39,14 @@ class _Line(msgspec.Struct):
 
 
 class Samples:
-    """Counts the samples of each task. It reads each line of a folder once, however often it catches up."""
+    """Counts the samples of each task, and reads each line of a folder once."""
 
     def __init__(self) -> None:
         self._read = 0
         self._next: Counter[str] = Counter()
 
     def catch_up(self, folder: Path) -> None:
-        """Read the lines that were added since the last time; call it while the folder is locked. Raises SchemaError: a
-        line is no episode."""
+        """Read the lines that were added since the last time; call it while the folder is locked."""
         path = folder / EPISODES
         size = path.stat().st_size if path.is_file() else 0
         if size < self._read:  # the run was made anew
@@ -99,16 +98,10 @@ def play_one(
     watch: Watch,
     on_torn: Callable[[Path, int], None],
 ) -> Played:
-    """Play one episode, score it if there is gold, and append it to a run folder.
-
-    Args:
-        out: the run folder; None: one that all searches under the same configuration, policy and index share.
-        dataset: of the task; empty: somebody asked its question.
-        on_torn: called with the run folder, and the bytes of a torn last line that was cut off.
-
-    Raises:
-        UsageError: the folder holds another run or something else, or is written by another process.
-    """
+    """Play one episode, score it if there is gold, and append it to a run folder; errors are those of `open_run`.
+    `out`: None: the folder that all searches under the same configuration, policy and index share. `dataset`: of the
+    task; empty: somebody asked its question. `on_torn`: called with the folder, and the bytes of a torn last line that
+    was cut off."""
     config = setup.config
     policy = setup.policy_for([EpisodeJob(task)])
     env = setup.environment(open_retriever(setup.retriever, config), policy)
@@ -137,17 +130,11 @@ def open_run(
 ) -> Iterator[Callable[[Episode], Episode]]:
     """Yield the function that appends an episode to a run folder, and returns it as it was written: as the next sample
     of its task, with the id that follows. The folder is locked, and its card is written with the first episode.
-
-    Args:
-        names: hashes by `env`, `policy` and `index`, which all episodes of a run share.
-        counted: what `describe_counter` says of the counter of tokens; None: it is approximate.
-        dataset: of the tasks, as for `open_source`; empty: they have none, and `harness1 push` refuses the run.
-        samples: what a process that opens the folder often knows of its lines, so that it reads none twice.
-
-    Raises:
-        UsageError: the folder holds another run or something else, or is written by another process.
-        SchemaError: its card or a line is damaged.
-    """
+    `names`: hashes by `env`, `policy` and `index`, which all episodes of a run share. `counted`: what
+    `describe_counter` says; None: the counter is approximate. `dataset`: of the tasks; empty: they have none, and
+    `harness1 push` refuses the run. `samples`: what a process that opens the folder often knows of its lines. Raises
+    UsageError: the folder holds another run or something else, or is written by another process; SchemaError: its card
+    or a line is damaged."""
     hashes, chat = counted or ({}, {})
     inputs = {"dataset": from_anywhere(dataset), **names} if dataset else dict(names)
     stage = run_stage(config, policy, inputs, absolute_index(index), {**names, **hashes}, chat)
@@ -179,8 +166,7 @@ def open_run(
 def append(
     episode: Episode, out: Path, config: Config, policy: str, index: str, dataset: str, samples: Samples
 ) -> Episode:
-    """Append an episode to a run folder that is opened for it alone, and return it as it was written; arguments and
-    errors are those of `open_run`."""
+    """Append an episode to a run folder that is opened for it alone; otherwise as `open_run`."""
     names = {"env": episode.hashes.env, "policy": episode.hashes.policy, "index": episode.hashes.index}
     with open_run(out, config, policy, index, names, dataset=dataset, samples=samples) as keep:
         return keep(episode)
