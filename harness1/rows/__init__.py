@@ -20,10 +20,9 @@ from harness1.runs.files import replacing
 
 class TrainRow(Record):
     """One sequence for a trainer, with an entry per token in all tuples of numbers; ValueError if they cannot be one.
-
     Log probabilities are natural logarithms as recorded when sampling, 0.0 where the mask is 0, None if some are
-    unknown; `token_weight` is that of each trained token in a policy gradient's mean: 1, unless a
-    `make_rows` of one's own sets it."""
+    unknown; `token_weight` is that of each trained token in a policy gradient's mean: 1, unless a `make_rows` of one's
+    own sets it."""
 
     token_ids: tuple[int, ...]
     loss_mask: tuple[int, ...]  # 1: the policy sampled this token, and it is trained
@@ -56,7 +55,6 @@ def make_rows(
     group_id: str | None = None,
 ) -> list[TrainRow]:
     """Return the rows of an episode's calls, in the order of the calls: one of each, or one of each chain (`epoch`).
-
     `advantages` are those of the outputs, by the ids of the calls; the tokens between outputs have 0."""
     known = {call.call_id: call for call in calls}
     rows = per_request(known.values(), group_id) if kind == "turn" else prefix_merging(known.values(), group_id).rows
@@ -101,13 +99,11 @@ def chain_row(chain: Sequence[CapturedCall], group_id: str | None = None) -> Tra
 
 
 class Merged(Record):
-    """Training rows, and the fate of every call: trained in one row, or in one of the lists of ids. Of the calls that
-    are not trained because their place is unknown, `ambiguous` ones, or an ancestor, could have either of two calls of
-    equal tokens as their parent; of `unresolved` ones, nothing shows which of several outputs for a prompt was used."""
+    """Training rows, and the fate of every call: trained in one row, or in one of the lists of ids."""
 
     rows: tuple[TrainRow, ...]
-    ambiguous: tuple[str, ...]
-    unresolved: tuple[str, ...]
+    ambiguous: tuple[str, ...]  # they, or an ancestor, could have either of two calls of equal tokens as their parent
+    unresolved: tuple[str, ...]  # nothing shows which of several outputs for a prompt was used
     superseded: tuple[str, ...]  # another output for the same prompt was used
     empty: tuple[str, ...]  # no output
 
@@ -147,15 +143,13 @@ class _Node:
 
 
 def prefix_merging(calls: Iterable[CapturedCall], group_id: str | None = None) -> Merged:
-    """Merge the calls of each session and agent into rows, by their tokens alone; raise ValueError if two calls have
-    the same id. The order of the calls has no effect, and no clock matters.
-
-    The parent of a call is the call whose prompt and output together are the longest token prefix of its own prompt:
-    NeMo-Gym's rule, stricter than POLAR's (arXiv 2605.24220), so that a merged row is exactly what the model saw. If
-    several calls continue one, the first in lexicographic order continues its row, and each of the others begins a row
-    of its own with its whole prompt as context: every output is trained once. Of several outputs for one prompt, those
-    that another call continues were used, or else that of the last `attempt`, if it is one call; the unused earned
-    nothing, and are not trained."""
+    """Merge the calls of each session and agent into rows, by their tokens alone, whatever their order; raise
+    ValueError if two have the same id. The parent of a call is the call whose prompt and output together are the
+    longest token prefix of its own prompt: NeMo-Gym's rule, stricter than POLAR's (arXiv 2605.24220), so that a merged
+    row is exactly what the model saw. If several calls continue one, the first in lexicographic order continues its
+    row, and each of the others begins a row of its own with its whole prompt as context: every output is trained once.
+    Of several outputs for one prompt, those that another call continues were used, or else that of the last `attempt`,
+    if it is one call; the unused earned nothing, and are not trained."""
     given = sorted(
         calls,
         key=lambda call: (
@@ -255,9 +249,8 @@ def write_rows(path: Path, rows: Iterable[TrainRow]) -> int:
 
 
 class RowFile(Sequence[TrainRow]):
-    """The rows of a file: their offsets, and `lengths` and `trained` tokens of each, int64 of shape (rows,). Every row
-    is checked once, when the file is opened; UsageError if there is none; SchemaError if a line is torn or not a
-    row."""
+    """The rows of a file: their offsets, and `lengths` and `trained` tokens of each, int64 of shape (rows,). All are
+    checked once, on opening; UsageError if there is no file; SchemaError if a line is torn or not a row."""
 
     def __init__(self, path: Path) -> None:
         if not path.is_file():

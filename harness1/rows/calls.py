@@ -44,8 +44,7 @@ def calls_to_train(episode: Episode) -> Iterator[ModelCall]:
 
 class CapturedCall(Record):
     """A prompt and the output sampled from it, as token ids that were never re-tokenised; raises ValueError if there is
-    no prompt, or not one finite log probability for each output id. Agent and attempt are known if the client says
-    so."""
+    no prompt, or not one finite log probability for each output id."""
 
     call_id: str
     prompt_ids: tuple[int, ...]
@@ -67,8 +66,7 @@ class CapturedCall(Record):
 
 
 def calls_for_rows(episode: Episode) -> Iterator[CapturedCall]:
-    """Yield the calls that are trained on, as the row builders need them; raise SchemaError if the episode lacks a
-    segment of a prompt."""
+    """Yield the calls that are trained on, as the row builders need them."""
     failed = {call.call_id for turn in episode.turns if turn.action is None for call in turn.calls}
     for call in calls_to_train(episode):
         if call.output_ids:
@@ -146,9 +144,9 @@ class Recorder(Journal):
 
 @contextmanager
 def recording(folder: Path, inputs: dict[str, Any]) -> Iterator[Recorder]:
-    """Open the recorder of a folder, and write at the end in its card (`stage.json`) if the end was a clean one; raise
-    UsageError if the folder holds something else, another process writes to it, or it is not writable. `inputs` are all
-    that determines the answers: a folder accepts only further calls with the same ones."""
+    """Open the recorder of a folder, and write at the end in its card (`stage.json`) if the end was a clean one. Raises
+    UsageError: the folder holds something else, or calls with other `inputs`, which determine the answers; or as
+    `Journal`."""
     stage = Stage(VERB, msgspec.to_builtins(inputs))
     refuse_foreign(folder, VERB, "no record of a proxy", CALLS, "--record")
     refuse_changed(stage, folder, "record of a proxy", "--record")
@@ -163,9 +161,8 @@ def recording(folder: Path, inputs: dict[str, Any]) -> Iterator[Recorder]:
 
 
 def read_records(run: Path, on_torn: Callable[[int], None] | None = None) -> Iterator[RecordedCall]:
-    """Yield every call of a folder, including failed ones, in the order in which they ended; raise UsageError if the
-    folder holds no calls; SchemaError if a line is not a call, or was changed, or its tokens are damaged. `on_torn` is
-    called with the size in bytes of a torn last line, which is left out."""
+    """Yield every call of a folder, including failed ones, in the order in which they ended; `on_torn` as in
+    `read_lines`. Raises SchemaError: a line is not a call, or was changed, or its tokens are damaged."""
     path = run / CALLS
     for number, line in check_lines(path, read_lines(path, on_torn)):
         try:
@@ -186,5 +183,4 @@ def read_records(run: Path, on_torn: Callable[[int], None] | None = None) -> Ite
 
 def read_calls(run: Path) -> Iterator[CapturedCall]:
     """Yield the calls for training rows (`per_request`, `prefix_merging`); raise as `read_records` does."""
-    captured = (call.as_call() for call in read_records(run))
-    return (call for call in captured if call is not None)
+    return (found for call in read_records(run) if (found := call.as_call()) is not None)

@@ -98,7 +98,7 @@ def test_whatever_agents_do_rows_are_exact_and_every_output_is_trained_once_or_a
     known = {call.call_id: call for call in calls}
     assert list(merged.rows) == [chain_row([known[name] for name in row.call_ids]) for row in merged.rows]
     named = [call_id for row in merged.rows for call_id in row.call_ids]
-    aside = [*merged.quarantine, *merged.superseded, *merged.empty]
+    aside = [*merged.ambiguous, *merged.unresolved, *merged.superseded, *merged.empty]
     assert sorted(named + aside) == sorted(call.call_id for call in calls)
     assert sum(sum(row.loss_mask) for row in merged.rows) == sum(len(known[name].output_ids) for name in named)
     assert set(merged.ambiguous) == plainly_ambiguous(calls)
