@@ -56,7 +56,7 @@ from harness1.models.checkpoint import Checkpoint, read_checkpoint
 from harness1.models.fetch import resolve_model
 from harness1.models.open import choose_device, format_at
 from harness1.runs.folder import run_config
-from harness1.sft.build import Build, Listener
+from harness1.sft.build import Build
 from harness1.sft.build import build as build_dataset
 from harness1.sft.collect import (
     is_hosted,
@@ -162,7 +162,8 @@ def build(
     place = tokenizer_place(tokenizer) if student else ""
     given = settings.sft, settings.data, evaluation_places(against, settings), exclude or (), licence or ()
     job = Build(runs, *given, student, place, partial)
-    card = _built(job, out, force=force)
+    with progress_of_parts() as show:
+        card = build_dataset(job, out, force=force, on_torn=say_torn, on_progress=show)
     print_result(card, as_json, print_card, out)
 
 
@@ -200,11 +201,6 @@ def _student(
     policy = msgspec.structs.replace(config.policy, format=chat_format or config.policy.format)
     env = run_config(runs[0])[0].env
     return format_at(tokenizer, msgspec.structs.replace(config, policy=policy, env=env))
-
-
-def _built(job: Build, out: Path, *, force: bool) -> DataCard:
-    with progress_of_parts() as show:
-        return build_dataset(job, out, force=force, listener=Listener(say_torn, show))
 
 
 SHOWN = ("loss", "nll", "valid", "tool_agreement", "action_agreement", "curated_recall")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -45,7 +45,8 @@ VERB = "sft build"
 DEFAULTS = Data()
 SHOWN = 5  # number of dropped episodes that a report names
 Place = tuple[int, int]  # the numbers of a run and of an episode in it, in the order of tasks and samples
-
+OnProgress = Callable[[str, int, int], None]
+"""Called with an activity, the amount done, and the total (0 if unknown)."""
 SEED = 42  # seed that draws the held-out tasks and the episodes that fill a quota
 
 
@@ -67,14 +68,16 @@ class TeacherEpisode(Record):
     calls: dict[str, int]  # successful turns of each tool, including `end_search`
     actions: str  # digest of all actions
     gold: GoldSet = frozenset()  # relevant documents of the task
+    line: int = 0  # of the run's file, from 0
+    tokens: int = 0  # of its rows, approximately
+    tokenizer: str = ""  # hash of the tokenizer of its calls
 
     @property
-    def task(self) -> tuple[str, str]:
-        """Dataset and id, because two datasets may use one id."""
+    def task(self) -> LearnedTask:
         return self.dataset, self.task_id
 
 
-def candidate(episode: Episode, gold: Gold | None, dataset: str, place: tuple[int, int]) -> TeacherEpisode:
+def candidate(episode: Episode, gold: Gold | None, dataset: str, place: Place) -> TeacherEpisode:
     """Return an episode as the gates see it; raise UsageError if the task has no gold, or nothing to find."""
     scored = measure_outcome(episode, gold)
     acted = [turn for turn in episode.turns if turn.action is not None]
@@ -103,14 +106,17 @@ def apply_gates(
     gates: Gates,
     leaks: Leaks,
     seed: int,
-    excluded: Collection[tuple[str, str]] = frozenset(),
+    excluded: Collection[LearnedTask] = frozenset(),
 ) -> tuple[tuple[TeacherEpisode, ...], tuple[GateCounts, ...]]:
     """Return the candidates that pass all gates, in the order given, and the counts of each gate. `leaks` are
     evaluation tasks that must not be given away; the seed chooses the episodes that fill a quota; tasks that were
-    learned elsewhere are excluded, as (dataset, id)."""
+    learned elsewhere are excluded."""
     single: dict[str, Callable[[TeacherEpisode], str | Literal[False] | None]] = {
         "fault": lambda one: one.status is Status.INFRA_ERROR and "the infrastructure failed",
-        "format": _format_reason,
+        "format": lambda one: (
+            (one.status is Status.POLICY_ERROR and "it ended in a policy error")
+            or (one.format_errors > 0 and f"{one.format_errors} outputs without a readable call")
+        ),
         "documents": lambda one: one.documents < 1 and f"{one.documents} curated",
         "recall": lambda one: one.recall < gates.recall and f"curated recall {one.recall:.3f}",
         "precision": lambda one: one.precision < gates.precision and f"curated precision {one.precision:.3f}",
@@ -144,31 +150,24 @@ def check_any_left(kept: Sequence[TeacherEpisode], reports: Sequence[GateCounts]
         raise UsageError(f"{left}. Collect others, or loosen sft.gates")
 
 
-def draw_held_out(kept: Iterable[TeacherEpisode], share: float, seed: int) -> frozenset[tuple[str, str]]:
-    """Return the tasks, as (dataset, id), that are never trained on: a share of each dataset, but at least one if the
-    share is above 0 and there are two tasks, and never all."""
+def draw_held_out(kept: Iterable[TeacherEpisode], share: float, seed: int) -> frozenset[LearnedTask]:
+    """Return the tasks that are never trained on: a share of each dataset, but at least one if the share is above 0 and
+    there are two tasks, and never all."""
     tasks: dict[str, set[str]] = {}
     for each in kept:
         tasks.setdefault(each.dataset, set()).add(each.task_id)
-    chosen: set[tuple[str, str]] = set()
+    chosen: set[LearnedTask] = set()
     for dataset, ids in tasks.items():
         wanted = min(max(1, round(share * len(ids))), len(ids) - 1) if share > 0.0 else 0
         chosen.update((dataset, name) for name in sorted(ids, key=lambda name: digest([seed, dataset, name]))[:wanted])
     return frozenset(chosen)
 
 
-def _format_reason(each: TeacherEpisode) -> str | None:
-    if each.status is Status.POLICY_ERROR:
-        return "it ended in a policy error"
-    return f"{each.format_errors} outputs without a readable call" if each.format_errors else None
-
-
 def _duplicates(candidates: Sequence[TeacherEpisode], gates: Gates) -> dict[Place, str]:
     """Keep the best of the episodes with the same question: highest recall, then fewest turns. Samples of one task are
     duplicates only if their actions are equal, or `per_task` better ones are kept."""
     asked = KnownQueries(gates.near)
-    tasks = Counter[tuple[str, str]]()
-    done: set[tuple[tuple[str, str], str]] = set()
+    tasks, done = Counter[LearnedTask](), set[tuple[LearnedTask, str]]()
     found: dict[Place, str] = {}
     for each in sorted(candidates, key=lambda one: (-one.recall, one.turns, one.place)):
         if (each.task, each.actions) in done:
@@ -208,56 +207,45 @@ class Build:
     partial: bool = False  # accept unfinished collections
 
 
-@dataclass(frozen=True)
-class Listener:
-    """The callbacks of `build`: a run and the bytes of its torn last line, which is left out; and an activity with the
-    amount done, and the total (0 if unknown)."""
-
-    torn: Callable[[Path, int], None] = lambda _run, _size: None
-    progress: Callable[[str, int, int], None] = lambda _what, _done, _of: None
-
-
-@dataclass(frozen=True)
-class _Found:
-    """An episode before its rows are made, with their approximate tokens, and its line in the run's file, from 0."""
-
-    candidate: TeacherEpisode
-    tokens: int
-    tokenizer: str
-    line: int
-
-
-def build(job: Build, out: Path, *, force: bool = False, listener: Listener | None = None) -> DataCard:
+def build(
+    job: Build,
+    out: Path,
+    *,
+    force: bool = False,
+    on_torn: Callable[[Path, int], None] = lambda _run, _size: None,
+    on_progress: OnProgress = lambda _what, _done, _of: None,
+) -> DataCard:
     """Make a dataset folder, or return the card of the same dataset if it exists. Nothing is written before the checks.
-    Raise UsageError if there are no runs, a run is unfinished, runs do not match, episodes lack token ids, the
-    student's tokenizer loses text, no row is left, the folder holds something else, or the disk is full; SchemaError
-    if a run is damaged."""
-    listener, sft = listener or Listener(), job.sft
-    runs = open_runs(job.runs, rerendered=job.student is not None, partial=job.partial)
+    `on_torn`: called with a run and the bytes of its torn last line, which is left out. Raise UsageError if there are
+    no runs, a run is unfinished, runs do not match, episodes lack token ids, the student's tokenizer loses text, no row
+    is left, the folder holds something else, or the disk is full; SchemaError if a run is damaged."""
+    sft, runs = job.sft, open_runs(job.runs, rerendered=job.student is not None, partial=job.partial)
     taught = {(run.source.name, run.origin.split) for run in runs}
     sets = open_filter(job.data, [run.source for run in runs], taught, against=job.against).sets
     excluded = tasks_of_runs(job.exclude)
     stage = _stage(job, runs, sets, excluded)
-    if _is_there(stage, out, force=force):
-        return read_card(out)
+    refuse_foreign(out, VERB)
+    before = read_stage(out)
+    if before is not None and before.status == "finished" and not force:
+        refuse_other(stage, out, "dataset")
+        if all((out / name).is_file() for name in (CARD, TRAIN, HELD_OUT)):
+            return read_card(out)
     if job.student is not None:
         for run in runs:
             check_round_trip(job.student.tokenizer, sample_texts(run.source, list(run.tasks.values()), run.config))
-    found = _collect(job, runs, listener)
+    found = _collect(job, runs, on_torn, on_progress)
     leaks = Leaks(job.data.near, sets)
-    kept, reports = apply_gates([each.candidate for each in found.values()], sft.gates, leaks, SEED, excluded)
+    kept, reports = apply_gates(found, sft.gates, leaks, SEED, excluded)
     check_any_left(kept, reports)
-    refuse_full_disk(out, TOKEN_BYTES * sum(found[each.place].tokens for each in kept))
+    refuse_full_disk(out, TOKEN_BYTES * sum(each.tokens for each in kept))
     held = draw_held_out(kept, sft.held_out, SEED)
-    learned, validation = (
-        [found[each.place] for each in kept if (each.task in held) is part] for part in (False, True)
-    )
+    learned, validation = ([each for each in kept if (each.task in held) is part] for part in (False, True))
     with under_way(stage, out):
-        train, dropped = _write(job, runs, learned, out / TRAIN, listener)
+        train, dropped = _write(job, runs, learned, out / TRAIN, on_progress)
         if not train:
             took = ", ".join(f"{count} {name}" for name, count in dropped.items())
             raise UsageError(f"no row is left of {len(kept)} kept episodes; turns dropped: {took or 'none'}")
-        held_out, also = _write(job, runs, validation, out / HELD_OUT, listener)
+        held_out, also = _write(job, runs, validation, out / HELD_OUT, on_progress)
         card = DataCard(
             **_provenance(job, runs, found),
             compared=leaks.compared,
@@ -281,7 +269,6 @@ def build(job: Build, out: Path, *, force: bool = False, listener: Listener | No
 def _stage(
     job: Build, runs: Sequence[TeacherRun], sets: Sequence[EvaluationSet], excluded: Collection[LearnedTask]
 ) -> Stage:
-    """Return the card of the job; equal jobs have equal cards."""
     inputs = {
         "runs": [[file_digest(run.folder / name) for name in (STAGE, EPISODES)] for run in runs],
         "golds": digest([run.gold_by_id for run in runs]),
@@ -295,83 +282,67 @@ def _stage(
     return Stage(VERB, inputs, hashes={"env": runs[0].stage.hashes["env"]})
 
 
-def _is_there(stage: Stage, out: Path, *, force: bool) -> bool:
-    """Return True if the folder holds this dataset, finished, and `force` is not set; raise UsageError if it holds
-    something else."""
-    refuse_foreign(out, VERB)
-    found = read_stage(out)
-    if found is None or force or found.status != "finished":
-        return False
-    refuse_other(stage, out, "dataset")
-    return all((out / name).is_file() for name in (CARD, TRAIN, HELD_OUT))
-
-
-def _collect(job: Build, runs: Sequence[TeacherRun], listener: Listener) -> dict[Place, _Found]:
-    """Return the last episode of each key of each run, by its place, in the order of runs, tasks and samples, whatever
-    the order in which they ended; raise UsageError if a run is empty, or an episode cannot become rows."""
-    latest: dict[tuple[int, int, EpisodeKey], _Found] = {}
+def _collect(
+    job: Build, runs: Sequence[TeacherRun], on_torn: Callable[[Path, int], None], on_progress: OnProgress
+) -> list[TeacherEpisode]:
+    """Return the last episode of each key of each run, in the order of runs, tasks and samples, whatever the order in
+    which they ended; raise UsageError if a run is empty, or an episode cannot become rows."""
+    latest: dict[tuple[int, int, EpisodeKey], TeacherEpisode] = {}
     for number, run in enumerate(runs):
         line, order = -1, {name: at for at, name in enumerate(run.tasks)}
-        for line, episode in enumerate(read_episodes(run.folder, partial(listener.torn, run.folder))):
+        for line, episode in enumerate(read_episodes(run.folder, partial(on_torn, run.folder))):
             run.refuse_stray(episode, needs_ids=job.student is None)
             one = candidate(episode, run.gold_by_id.get(episode.task.task_id), run.source.name, (number, line))
             tokenizer = next((call.tokenizer_hash for call in calls_of(episode)), "")
-            key = (number, order[episode.task.task_id], episode.key)
-            latest[key] = _Found(one, row_tokens(episode, job.sft), tokenizer, line)
-            listener.progress(f"reading {run.folder}", line + 1, 0)
+            one = msgspec.structs.replace(one, line=line, tokens=row_tokens(episode, job.sft), tokenizer=tokenizer)
+            latest[number, order[episode.task.task_id], episode.key] = one
+            on_progress(f"reading {run.folder}", line + 1, 0)
         if line < 0:
             raise UsageError(f"{run.folder} holds no episodes: collect it first")
-    placed: dict[Place, _Found] = {}
-    for rank, ((number, _, _), each) in enumerate(sorted(latest.items(), key=lambda item: item[0])):
-        place = number, rank
-        placed[place] = replace(each, candidate=msgspec.structs.replace(each.candidate, place=place))
-    return placed
+    places = ((key[0], rank) for rank, key in enumerate(sorted(latest)))
+    ordered = (latest[key] for key in sorted(latest))
+    return [msgspec.structs.replace(each, place=place) for each, place in zip(ordered, places, strict=True)]
 
 
 def _write(
-    job: Build, runs: Sequence[TeacherRun], kept: Sequence[_Found], path: Path, listener: Listener
+    job: Build, runs: Sequence[TeacherRun], kept: Sequence[TeacherEpisode], path: Path, on_progress: OnProgress
 ) -> tuple[list[RowFacts], Counter[str]]:
     """Make and write the rows of some episodes, in the order of runs, tasks, samples and turns; return their facts, and
-    the turns without a row by reason."""
+    the turns without a row by reason. Episodes are read again one by one, because they may not all fit into memory."""
     facts, dropped = list[RowFacts](), Counter[str]()
 
     def rows() -> Iterator[TrainRow]:
-        for done, (run, episode) in enumerate(_episodes(job, runs, kept)):
-            listener.progress(f"writing {path}", done, len(kept))
-            gold = gold_set(run.gold_by_id.get(episode.task.task_id))
-            made, lost = sft_rows(episode, job.sft, run.origin, gold)
-            dropped.update(lost)
-            for row in made:
-                facts.append(RowFacts.of(row))
-                yield row
+        done = 0
+        for number, run in enumerate(runs):
+            own = [each for each in kept if each.place[0] == number]
+            starts = line_starts(run.folder) if own else ()
+            for each in own:
+                on_progress(f"writing {path}", done, len(kept))
+                done += 1
+                _, _, episode = next(read_appended(run.folder, starts[each.line], 1))
+                if job.student is not None:
+                    episode = rerender(episode, run.config.env, job.student)
+                made, lost = sft_rows(episode, job.sft, run.origin, each.gold)
+                dropped.update(lost)
+                for row in made:
+                    facts.append(RowFacts.of(row))
+                    yield row
 
     write_rows(path, rows())
     return facts, dropped
 
 
-def _episodes(job: Build, runs: Sequence[TeacherRun], kept: Sequence[_Found]) -> Iterator[tuple[TeacherRun, Episode]]:
-    """Yield some episodes, read again one by one because they may not all fit into memory."""
-    for number, run in enumerate(runs):
-        own = [each.line for each in kept if each.candidate.place[0] == number]
-        starts = line_starts(run.folder) if own else ()
-        for line in own:
-            _, _, episode = next(read_appended(run.folder, starts[line], 1))
-            yield run, episode if job.student is None else rerender(episode, run.config.env, job.student)
-
-
-def _provenance(job: Build, runs: Sequence[TeacherRun], found: dict[Place, _Found]) -> dict[str, Any]:
-    """Return the fields of the data card that describe the origin of the episodes."""
+def _provenance(job: Build, runs: Sequence[TeacherRun], found: Sequence[TeacherEpisode]) -> dict[str, Any]:
+    # The fields of the data card that describe the origin of the episodes.
     hashes, student = runs[0].stage.hashes, job.student
+    recorded = next((each.tokenizer for each in found if each.tokenizer), "")
     chat = runs[0].chat if student is None else {"format": student.name, "tokenizer": job.tokenizer}
     return {
         "runs": tuple(
-            run.describe([each.candidate.task_id for place, each in found.items() if place[0] == number])
-            for number, run in enumerate(runs)
+            run.describe([each.task_id for each in found if each.place[0] == number]) for number, run in enumerate(runs)
         ),
         **chat,
-        "tokenizer_hash": next((each.tokenizer for each in found.values() if each.tokenizer), "")
-        if student is None
-        else student.tokenizer.hash,
+        "tokenizer_hash": recorded if student is None else student.tokenizer.hash,
         "format_hash": hashes["counter"] if student is None else student.hash,
         "rerendered": student is not None,
         "env": runs[0].config.env.plain(),

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import TypeVar
 
@@ -59,15 +59,14 @@ def check_taught_split(split: str, where: str) -> None:
 
 def take_in_turn(each: Sequence[Sequence[Item]], limit: int) -> list[Item]:
     """Return the first `limit` items of several datasets, one from each in turn."""
-    longest = max(map(len, each), default=0)
-    return [items[at] for at in range(longest) for items in each if at < len(items)][:limit]
+    return [item for items in zip_longest(*each) for item in items if item is not None][:limit]
 
 
 def teaching_tasks(
     source: Source, split: str, limit: int, config: Config, sieve: TaskFilter | None = None
 ) -> list[Task]:
-    """Return the first `limit` tasks of a split (0 for all) that the sieve leaves, all of which have gold; raise
-    UsageError if there is no such split, it is the test split, no task is left, or a task has no gold."""
+    """Return the first `limit` tasks of a split (0 for all) that the sieve leaves; raise UsageError if there is no such
+    split, it is the test split, no task is left, or a task has no gold."""
     check_taught_split(split, source.name)
     kept, account = (sieve or TaskFilter(config.data)).select(source.name, split, source.tasks(split))
     tasks = kept[: limit or None]
@@ -79,8 +78,8 @@ def teaching_tasks(
 
 
 def student_place(place: str, source: Source, tasks: Sequence[Task], config: Config) -> str:
-    """Return the path of a student's tokenizer, after checking that it can encode the texts of its prompts; raise
-    UsageError if it does not exist, lacks the control tokens of its format, or loses text; otherwise as `format_at`."""
+    """Return the path of a student's tokenizer; raise UsageError if it does not exist, lacks the control tokens of its
+    format, or loses text of its prompts."""
     found = tokenizer_place(place)
     check_round_trip(format_at(found, config).tokenizer, sample_texts(source, tasks, config))
     return found
@@ -101,24 +100,20 @@ def sample_texts(source: Source, tasks: Sequence[Task], config: Config) -> Itera
 
 def check_round_trip(tokenizer: Tokenizer, texts: Iterable[str]) -> None:
     """Refuse a tokenizer that changes texts, because a model would learn other words than the teacher's, by a
-    UsageError that shows the first. Unicode normalisation (NFC) is allowed: it changes nothing visible, and good
-    tokenizers do it."""
+    UsageError that shows the first. Unicode normalisation (NFC) is allowed: good tokenizers do it."""
     for text in texts:
         given = unicodedata.normalize("NFC", utf8_safe(text))
         back = unicodedata.normalize("NFC", tokenizer.decode(tokenizer.encode(text)))
         if given != back:
             at = next((place for place, (a, b) in enumerate(zip(given, back, strict=False)) if a != b), len(back))
             one, other = (text[max(0, at - 20) : at + 20] for text in (given, back))
-            raise UsageError(
-                f"the tokenizer cannot round-trip the text {given[:40]!r}: {one!r} comes back as {other!r}"
-            )
+            why = f"the tokenizer cannot round-trip the text {given[:40]!r}"
+            raise UsageError(f"{why}: {one!r} comes back as {other!r}")
 
 
 _HASHES = {"env", "policy", "index", "counter"}
-_NO_IDS = (
-    "holds no token ids of a student: collect it again with --format and --tokenizer, or build with --rerender,"
-    " --format and --tokenizer"
-)
+_OPTIONS = "--format and --tokenizer"
+_NO_IDS = f"holds no token ids of a student: collect it again with {_OPTIONS}, or build with --rerender, {_OPTIONS}"
 
 
 @dataclass
@@ -139,7 +134,6 @@ class TeacherRun(Run):
 
     @property
     def dataset(self) -> str:
-        """Absolute path or generator of its tasks."""
         return str(self.source.root or self.stage.inputs["dataset"])
 
     @property
@@ -148,17 +142,16 @@ class TeacherRun(Run):
         return {name: str(self.stage.outputs.get(name, "")) for name in ("format", "tokenizer")}
 
     def refuse_stray(self, episode: Episode, *, needs_ids: bool) -> None:
-        """Refuse an episode that does not belong to the run; raise UsageError if the episode has another configuration,
-        asks another question than the dataset, or lacks token ids."""
-        hashes = self.stage.hashes
+        """Raise UsageError if an episode has another configuration, asks another question than the dataset, or lacks
+        token ids."""
+        hashes, asked = self.stage.hashes, episode.task
         if (episode.hashes.env, episode.hashes.counter) != (hashes["env"], hashes["counter"]):
             raise UsageError(f"{self.folder}: episode {episode.episode_id} was collected under another configuration")
-        task = self.tasks.get(episode.task.task_id)
-        if task is None or task.query != episode.task.query:
-            raise UsageError(
-                f"{self.folder}: {self.dataset} has no task {episode.task.task_id!r} in split {self.origin.split} that"
-                f" asks {episode.task.query!r}: it is not the dataset that the episodes were collected over"
-            )
+        task = self.tasks.get(asked.task_id)
+        if task is None or task.query != asked.query:
+            lacking = f"no task {asked.task_id!r} in split {self.split} that asks {asked.query!r}"
+            why = "it is not the dataset that the episodes were collected over"
+            raise UsageError(f"{self.folder}: {self.dataset} has {lacking}: {why}")
         if needs_ids and episode.status in (Status.COMPLETED, Status.TRUNCATED) and not has_token_ids(episode):
             raise UsageError(f"{self.folder} (episode {episode.episode_id}) {_NO_IDS}")
 
@@ -187,14 +180,20 @@ def open_runs(folders: Sequence[Path], *, rerendered: bool, partial: bool = Fals
     if not folders:
         raise UsageError("name at least one run folder, as `harness1 sft collect` writes them")
     runs = [_open_run(folder, partial=partial) for folder in folders]
-    places: dict[str, str] = {}
+    first, places = runs[0], dict[str, str]()
     for run in runs:
-        _refuse_mixture(runs[0], run, rerendered=rerendered)
-        if places.setdefault(run.source.name, run.dataset) != run.dataset:  # rows and tasks are identified by the name
+        hashes, names = run.stage.hashes, ("env",) if rerendered else ("env", "counter")
+        if any(first.stage.hashes[name] != hashes[name] for name in names):
+            one, another = ({"env": msgspec.to_builtins(each.config.env)} | each.chat for each in (first, run))
+            what = "; ".join(f"{name}: {a} != {b}" for name, a, b in differences(one, another))
+            other = f"{run.folder} was collected under another configuration than {first.folder}"
             raise UsageError(
-                f"{run.folder} is over another dataset named {run.source.name}: rename one, or build two datasets"
+                f"{other}: {what or 'different versions of prompts or tokenizers'}. Build a dataset of each"
             )
-        if not rerendered and run.stage.hashes["counter"] == ApproximateCounter.hash:
+        if places.setdefault(run.source.name, run.dataset) != run.dataset:  # rows and tasks are identified by the name
+            other = f"{run.folder} is over another dataset named {run.source.name}"
+            raise UsageError(f"{other}: rename one, or build two datasets")
+        if not rerendered and hashes["counter"] == ApproximateCounter.hash:
             raise UsageError(f"{run.folder} {_NO_IDS}")
     return runs
 
@@ -218,27 +217,13 @@ def _open_run(folder: Path, *, partial: bool) -> TeacherRun:
     return run
 
 
-def _refuse_mixture(first: TeacherRun, other: TeacherRun, *, rerendered: bool) -> None:
-    """Refuse two runs of different environments or for different students."""
-    names = ("env",) if rerendered else ("env", "counter")
-    if all(first.stage.hashes[name] == other.stage.hashes[name] for name in names):
-        return
-    one, another = ({"env": msgspec.to_builtins(run.config.env)} | run.chat for run in (first, other))
-    what = "; ".join(f"{name}: {a} != {b}" for name, a, b in differences(one, another))
-    raise UsageError(
-        f"{other.folder} was collected under another configuration than {first.folder}:"
-        f" {what or 'different versions of prompts or tokenizers'}. Build a dataset of each"
-    )
-
-
 LearnedTask = tuple[str, str]  # the name of a dataset, and the id of a task in it
 
 
 def tasks_of_runs(folders: Iterable[str | Path]) -> frozenset[LearnedTask]:
-    """Return the tasks of earlier work: of runs of `eval` or `sft collect`, the tasks of the rows of datasets of `sft
-    build` and checkpoints of `sft train`, all tasks that trainings of `rl train` could draw and those that they
-    validated on, those that profiles of `rl pivots` chose from their run, and those that the episodes of a training
-    played. Raise UsageError if a folder is none of these, or its card lists no tasks; SchemaError if a card is
+    """Return the tasks of earlier work: those of runs, of the rows of datasets of `sft build` and of checkpoints of
+    `sft train`, all that trainings of `rl train` could draw or validated on or played, and those that profiles of `rl
+    pivots` chose. Raise UsageError if a folder is none of these, or its card lists no tasks; SchemaError if a card is
     damaged."""
     return frozenset(task for folder in folders for task in _tasks_of(Path(folder)))
 
@@ -260,7 +245,5 @@ def _tasks_of(folder: Path) -> Iterable[LearnedTask]:
             return Run(folder, stage).task_names
     except (KeyError, TypeError, msgspec.ValidationError) as error:
         raise SchemaError(f"{folder / STAGE} does not say which tasks it was made of: {error!r}") from error
-    raise UsageError(
-        f"--exclude {folder}: no card there says which tasks it was made of; give a run, a dataset of `harness1 sft"
-        " build`, a checkpoint or a profile"
-    )
+    known = "give a run, a dataset of `harness1 sft build`, a checkpoint or a profile"
+    raise UsageError(f"--exclude {folder}: no card there says which tasks it was made of; {known}")

@@ -50,7 +50,7 @@ class GateCounts(Record):
     dropped: tuple[str, ...] = ()  # the first dropped episodes, with the reasons
 
 
-class Distribution(Record, kw_only=True):
+class Distribution(Record):
     """A summary of some numbers."""
 
     count: int
@@ -62,17 +62,11 @@ class Distribution(Record, kw_only=True):
     def of(cls, values: Sequence[float], *, shares: bool = True) -> Distribution:
         """Summarise at least one number, with a histogram for shares (between 0 and 1)."""
         numbers = np.asarray(values, np.float64)
-        histogram: dict[str, int] = {}
-        if shares:
-            counts, edges = np.histogram(numbers, BINS, (0.0, 1.0))
-            names = (f"{low:.1f} to {high:.1f}" for low, high in pairwise(edges))
-            histogram = dict(zip(names, counts.tolist(), strict=True))
-        return cls(
-            count=len(numbers),
-            mean=float(numbers.mean()),
-            quantiles={f"{each:g}": float(np.quantile(numbers, each)) for each in QUANTILES},
-            histogram=histogram,
-        )
+        quantiles = {f"{each:g}": float(np.quantile(numbers, each)) for each in QUANTILES}
+        counts, edges = np.histogram(numbers, BINS, (0.0, 1.0))
+        names = (f"{low:.1f} to {high:.1f}" for low, high in pairwise(edges))
+        histogram = dict(zip(names, counts.tolist(), strict=True)) if shares else {}
+        return cls(len(numbers), float(numbers.mean()), quantiles, histogram)
 
 
 class RowFacts(NamedTuple):
@@ -85,9 +79,8 @@ class RowFacts(NamedTuple):
 
     @classmethod
     def of(cls, row: TrainRow) -> RowFacts:
-        data = row.metadata
-        episode = (data["dataset"], data["task_id"], row.episode_id)
-        return cls(len(row.token_ids), sum(row.loss_mask), tuple(data["tools"]), episode)
+        data, size = row.metadata, (len(row.token_ids), sum(row.loss_mask))
+        return cls(*size, tuple(data["tools"]), (data["dataset"], data["task_id"], row.episode_id))
 
 
 class RowCounts(Record, kw_only=True):
@@ -167,8 +160,8 @@ def write_card(card: DataCard, folder: Path) -> None:
 
 
 def read_card(folder: Path, name: str = CARD) -> DataCard:
-    """Return the card of a dataset folder, or the copy of that name which a checkpoint keeps; UsageError if the folder
-    has none; SchemaError if it is damaged."""
+    """Return the card of a dataset folder, or the copy of that name which a checkpoint keeps; UsageError if there is
+    none; SchemaError if it is damaged."""
     card = read_record(folder / name, DataCard, "a data card")
     if card is None:
         raise UsageError(f"{folder} is not a dataset of `harness1 sft build`: it has no {CARD}")
@@ -194,8 +187,16 @@ def tasks_by_dataset(tasks: Collection[tuple[str, str]]) -> dict[str, tuple[str,
 def readme(card: DataCard) -> str:
     """Return the card as Markdown, with front matter for `datasets.load_dataset`. It may be published, so it shows only
     the last part of local paths."""
+    files = [{"split": "train", "path": TRAIN}]
+    files += [{"split": "validation", "path": HELD_OUT}] if card.held_out.rows else []
+    configs = [{"config_name": "default", "data_files": files}]
+    info = {"config_name": "default", "features": FEATURES}
+    found, known = (msgspec.json.encode(tree).decode() for tree in (configs, info))  # JSON is valid YAML
+    counted = ("tasks", "episodes", "rows", "turns", "tokens", "trained_tokens")
+    measured = [(name, getattr(card, name)) for name in ("turns", "curated_recall", "trajectory_recall")]
+    recalls = card.curated_recall.histogram, card.trajectory_recall.histogram
     parts = [
-        _front_matter(card),
+        f"---\nconfigs: {found}\ndataset_info: {known}\n---",
         "# Supervised fine-tuning rows of search episodes",
         f"{card.train.rows} training rows and {card.held_out.rows} held-out rows in the format `{card.format}`, for the"
         f" tokenizer `{Path(card.tokenizer).name}`. Only tokens of actions (reasoning and call) are trained.",
@@ -222,22 +223,16 @@ def readme(card: DataCard) -> str:
         "## Rows",
         _table(
             ("", "train", "held out"),
-            [
-                (name.replace("_", " "), getattr(card.train, name), getattr(card.held_out, name))
-                for name in ("tasks", "episodes", "rows", "turns", "tokens", "trained_tokens")
-            ],
+            [(_words(name), getattr(card.train, name), getattr(card.held_out, name)) for name in counted],
         ),
-        _histogram_table("trained turns of", card.train.tools, card.held_out.tools),
-        _histogram_table("row tokens up to", card.train.lengths, card.held_out.lengths),
+        _counts(("trained turns of", "train", "held out"), card.train.tools, card.held_out.tools),
+        _counts(("row tokens up to", "train", "held out"), card.train.lengths, card.held_out.lengths),
         "## Episodes",
-        _distributions(card),
         _table(
-            ("recall", "curated", "trajectory"),
-            [
-                (name, count, card.trajectory_recall.histogram[name])
-                for name, count in card.curated_recall.histogram.items()
-            ],
+            ("of each kept episode", "mean", *(f"quantile {each:g}" for each in QUANTILES)),
+            [(_words(name), *(f"{q:.3f}" for q in (of.mean, *of.quantiles.values()))) for name, of in measured],
         ),
+        _counts(("recall", "curated", "trajectory"), *recalls),
         "## Licences",
         _table(("dataset", "licence"), sorted(card.licences.items())),
         "## Held-out tasks",
@@ -256,30 +251,17 @@ def _without_folders(policy: str) -> str:
     return f"{kind}{colon}{Path(model).name if local else model}{at}{url}"
 
 
-def _front_matter(card: DataCard) -> str:
-    files = [{"split": "train", "path": TRAIN}]
-    if card.held_out.rows:
-        files.append({"split": "validation", "path": HELD_OUT})
-    configs = [{"config_name": "default", "data_files": files}]
-    info = {"config_name": "default", "features": FEATURES}
-    found, known = (msgspec.json.encode(tree).decode() for tree in (configs, info))  # JSON is valid YAML
-    return f"---\nconfigs: {found}\ndataset_info: {known}\n---"
-
-
-def _histogram_table(title: str, train: dict[str, int], held_out: dict[str, int]) -> str:
-    names = sorted(train.keys() | held_out.keys(), key=lambda name: (int(name) if name.isdecimal() else 0, name))
-    return _table((title, "train", "held out"), [(name, train.get(name, 0), held_out.get(name, 0)) for name in names])
-
-
-def _distributions(card: DataCard) -> str:
-    names = ("turns", "curated_recall", "trajectory_recall")
-    found = [(name.replace("_", " "), getattr(card, name)) for name in names]
-    rows = [(name, f"{each.mean:.3f}", *(f"{q:.3f}" for q in each.quantiles.values())) for name, each in found]
-    return _table(("of each kept episode", "mean", *(f"quantile {each:g}" for each in QUANTILES)), rows)
+def _counts(head: Sequence[str], one: dict[str, int], other: dict[str, int]) -> str:
+    names = sorted(one.keys() | other.keys(), key=lambda name: (int(name) if name.isdecimal() else 0, name))
+    return _table(head, [(name, one.get(name, 0), other.get(name, 0)) for name in names])
 
 
 def _list_counts(counts: dict[str, int]) -> str:
-    return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items()) or "none"
+    return ", ".join(f"{count} {_words(name)}" for name, count in counts.items()) or "none"
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -40,15 +40,20 @@ def sft_rows(
 ) -> tuple[list[TrainRow], Counter[str]]:
     """Return a row for each turn, or for each chain of turns whose prompts are prefixes of each other (`sft.rows`), in
     the order of turns, and the number of turns without a row by `REASONS`. Rows have no log probabilities; the whole
-    output is trained, reasoning and call. `gold` are the relevant documents of the task, for `sft.useless_weight`.
-    Raise SchemaError if a segment of a prompt is missing from the episode."""
+    output is trained, reasoning and call. `gold` are the relevant documents of the task, for `sft.useless_weight`."""
     calls = list(calls_for_rows(episode))
     turns = {f"{episode.episode_id}/{call.call_id}": turn for turn in episode.turns for call in turn.calls}
     weights = {turn.index: 1.0 for turn in episode.turns if turn.action is not None}
     if sft.useless_weight < 1.0:
         weights |= dict.fromkeys(_useless(episode.turns, gold), sft.useless_weight)
     of_calls = {call.call_id: weights[turns[call.call_id].index] for call in calls}
-    cut = {f"{episode.episode_id}/{name}" for name in _cut_calls(episode)}
+    cut = {
+        f"{episode.episode_id}/{call.call_id}"
+        for call in calls_to_train(episode)
+        # The sampler gives another reason than a stop, or the last token is none of the recorded stop tokens.
+        if call.finish_reason != "stop"
+        or (call.sampling.stop_ids and not set(call.output_ids[-1:]) <= set(call.sampling.stop_ids))
+    }
     made = make_rows(calls, sft.rows, of_calls)
     rows = []
     dropped = Counter(unplaced=len(calls) - sum(len(row.call_ids) for row in made))
@@ -71,11 +76,8 @@ def sft_rows(
 
 def has_token_ids(episode: Episode) -> bool:
     """Return True if every turn with an action has its prompt and output tokens."""
-    return all(
-        turn.calls and turn.calls[-1].prompt and turn.calls[-1].output_ids
-        for turn in episode.turns
-        if turn.action is not None
-    )
+    acted = (turn.calls for turn in episode.turns if turn.action is not None)
+    return all(calls and calls[-1].prompt and calls[-1].output_ids for calls in acted)
 
 
 def row_tokens(episode: Episode, sft: Sft) -> int:
@@ -98,17 +100,6 @@ def _useless(turns: Sequence[Turn], gold: GoldSet) -> Iterator[int]:
         if turn.action.name in SEARCHES and brought <= seen:
             yield turn.index
         seen |= brought
-
-
-def _cut_calls(episode: Episode) -> list[str]:
-    """Return the calls with a truncated output: the sampler reports another reason than a stop, or the last token is
-    not one of the recorded stop tokens, if there are any."""
-    return [
-        call.call_id
-        for call in calls_to_train(episode)
-        if call.finish_reason != "stop"
-        or (call.sampling.stop_ids and not set(call.output_ids[-1:]) <= set(call.sampling.stop_ids))
-    ]
 
 
 def rerender(episode: Episode, env: Env, chat: ChatFormat) -> Episode:
@@ -137,8 +128,6 @@ def rerender(episode: Episode, env: Env, chat: ChatFormat) -> Episode:
 
 
 class _Recorded(SearchEnv):
-    """An environment that replays the recorded turns."""
-
     def __init__(self, episode: Episode, env: Env, chat: ChatFormat) -> None:
         super().__init__(env, Nowhere(episode.hashes.index, episode.unit), counter=chat)
         self._recorded = episode.turns
@@ -152,17 +141,16 @@ class _Again:
     """A policy that repeats the recorded decisions. It is its own session: the context has the number of the turn."""
 
     def __init__(self, episode: Episode) -> None:
-        self._episode = episode
+        self._turns = episode.turns
         self.name, self.hash = "recorded", episode.hashes.policy
 
     def open(self, task: Task, seed: int) -> _Again:
         return self
 
     async def act(self, context: Context) -> Decision:
-        turns = self._episode.turns
-        if context.turn > len(turns):
+        if context.turn > len(self._turns):
             raise InfrastructureFault("the record ends here")
-        turn = turns[context.turn - 1]
+        turn = self._turns[context.turn - 1]
         if turn.action is None:
             return Decision(reasoning=turn.reasoning, parse_error=turn.parse_error or "no action")
         return Decision((turn.action,), turn.reasoning)

@@ -1,5 +1,4 @@
-"""Supervised fine-tuning: a dataset and a model in, a checkpoint out. Validation compares held-out turns with those of
-the teacher, and plays whole episodes."""
+"""Supervised fine-tuning: a dataset and a model in, a checkpoint out."""
 
 from __future__ import annotations
 
@@ -85,12 +84,9 @@ def pick_turns(rows: Sequence[TrainRow], limit: int) -> list[HeldOutTurn]:
 
 def is_valid(call: ToolCall, toolbox: Toolbox) -> bool:
     """Return True if an environment would execute a call: the tool exists, and the arguments match its schema."""
-    tool = toolbox.tools.get(call.name)
-    if tool is None:
-        return False
     try:
-        msgspec.convert(call.arguments, tool.arguments)
-    except msgspec.ValidationError:
+        msgspec.convert(call.arguments, toolbox.tools[call.name].arguments)
+    except (KeyError, msgspec.ValidationError):
         return False
     return True
 
@@ -159,8 +155,7 @@ class Student:
     @classmethod
     def of(cls, folder: Path, card: DataCard) -> Student:
         """Return the student of a model's folder. Raise UsageError if its tokenizer is not that of the rows, or lacks
-        control tokens of their format; SchemaError or ConfigError if this version cannot read the card's
-        environment."""
+        control tokens of their format; SchemaError if this version cannot read the card's environment."""
         chat = open_format(card.format, open_tokenizer(folder))
         if chat.hash != card.format_hash:
             made = f"the rows were made with the tokenizer of {card.tokenizer} in the format {card.format}"
@@ -172,15 +167,13 @@ class Student:
 
     def check_length(self, rows: RowFile) -> None:
         """Refuse rows that are longer than the model's context window, with a UsageError."""
-        window = context_window(self.folder)
-        longest = int(rows.lengths.max(initial=0))
+        window, longest = context_window(self.folder), int(rows.lengths.max(initial=0))
         if window is not None and longest > window:
             model = f"{self.folder.name} reads {window}: build with sft.max_tokens={window}"
             raise UsageError(f"a row has {longest} tokens, but {model}")
 
     def list_held_out(self, limit: int) -> list[tuple[CollectionRun, Task]]:
-        """Return held-out tasks of each dataset in turn, with a run that has the index; UsageError if one is
-        missing."""
+        """Return held-out tasks of each dataset in turn, with a run that has the index."""
         found: list[list[tuple[CollectionRun, Task]]] = []
         for run in {run.name: run for run in self.card.runs}.values():
             wanted = set(self.card.held_out_tasks.get(run.name, ()))
@@ -196,14 +189,14 @@ class Student:
 
 
 class HeldOutValidation:
-    """Validates a student between steps, on an evenly spaced part of the held-out rows. It samples from a separate
-    model that gets copies of the trained weights, as users will sample from them, or from the sampler of a service that
-    trains. Raise UsageError if a dataset or an index is missing, or the model cannot be sampled from."""
+    """Validates a student between steps, on an evenly spaced part of the held-out rows: compares turns with those of
+    the teacher, and plays whole episodes. It samples from a separate model that gets copies of the trained weights, as
+    users will sample from them, or from the sampler of a service that trains."""
 
     def __init__(
         self, student: Student, rows: RowFile, config: Config, device: str, sampler: Backend | None = None
     ) -> None:
-        watch, model = config.train.watch, config.machine.model
+        watch, machine = config.train.watch, config.machine
         self._student, self._config = student, config
         self._rows = space_evenly(rows, watch.rows)
         self._turns = pick_turns(space_evenly(rows, watch.turns), watch.turns)
@@ -219,10 +212,10 @@ class HeldOutValidation:
                 student.folder,
                 device=device,
                 dtype=config.policy.dtype,
-                threads=config.machine.threads,
-                rows=model.rows,
-                cache_tokens=model.cache_tokens,
-                prefill_tokens=model.prefill_tokens,
+                threads=machine.threads,
+                rows=machine.model.rows,
+                cache_tokens=machine.model.cache_tokens,
+                prefill_tokens=machine.model.prefill_tokens,
             )
 
     def loss(self, engine: Engine, saved: Path | None = None) -> dict[str, float]:
@@ -231,14 +224,13 @@ class HeldOutValidation:
 
     async def validate(self, engine: Engine) -> dict[str, float]:
         """Return the metrics of the present weights, with the number of held-out episodes that the infrastructure broke
-        as `faults`, if there are any; raise InfrastructureFault if the model failed to sample."""
+        as `faults`, if there are any."""
         metrics, backend = self.loss(engine), self._backend
         if backend is None:
             return metrics
         env, chat = self._student.env, self._student.chat
-        await engine.publish(
-            engine.step_count, backend.load_state if isinstance(backend, TransformersBackend) else _refuse_weights
-        )
+        load = backend.load_state if isinstance(backend, TransformersBackend) else _refuse_weights
+        await engine.publish(engine.step_count, load)
         metrics |= await turn_metrics(backend, chat, Toolbox.of(env), self._turns, env.generation_reserve)
         greedy = ChatPolicy(temperature=0.0, format_retries=0)
         policy = LanguageModelPolicy(backend, chat, env.generation_reserve, greedy)
@@ -273,9 +265,8 @@ class FineTuning:
     sampler: Backend | None = None  # samples the weights of a training service
 
     def student(self) -> Student:
-        """Return the student, after all checks that do not need the loaded model; raise UsageError if the dataset is
-        none, unfinished or empty; the model does not fit it or cannot read its longest row; either is within the output
-        folder; or the disk is too full."""
+        """Return the student, after all checks that do not need the loaded model. Raise UsageError: the dataset is
+        none, unfinished or empty; the model does not fit it; either is within the output folder; the disk is full."""
         for folder in (self.dataset, self.model):
             if folder.resolve().is_relative_to(self.out.resolve()):
                 raise UsageError(f"{folder} is an input, and is inside --out: choose another --out")
@@ -316,10 +307,9 @@ def fine_tune(
 ) -> Checkpoint:
     """Train, and write the best checkpoint by `train.watch.metric` to `work.out`; resume an earlier run. `on_part` is
     called with what is at work between two steps, and with the tokens done within a step, but not by TRL's trainer;
-    `before_loading` before our own loads the model: what it raises ends the training. Raise UsageError as
-    `FineTuning.student`, or the folder holds something else or cannot be written; Diverged if a loss is not finite (the
-    best checkpoint so far is kept); MissingExtra if a dependency of the trainer is not installed; KeyboardInterrupt
-    after the step at work; the state is saved, except with TRL's trainer."""
+    `before_loading` before our own loads the model. Raise UsageError as `FineTuning.student`, or the folder holds
+    something else or cannot be written; Diverged if a loss is not finite (the best checkpoint so far is kept);
+    KeyboardInterrupt after the step at work; the state is saved, except with TRL's trainer."""
     student, stage = work.student(), work.stage()
     if group.leads:
         refuse_other(stage, work.out, "training")
@@ -379,8 +369,6 @@ def _copy_data_card(work: FineTuning) -> None:
 
 
 class _RowsLoop(TrainingLoop):
-    """A training whose updates are optimizer steps on rows of a file."""
-
     def __init__(
         self,
         work: FineTuning,
@@ -406,24 +394,24 @@ class _RowsLoop(TrainingLoop):
             await super().run()
 
     async def update(self) -> None:
+        def tell(done: int, of: int) -> None:
+            self._on_part(f"{done:,} of {of:,} tokens of step {self.version + 1}")
+
         with delay_interrupt():
             places, began = self._order[self.version], time.perf_counter()
-            values = self.engine.step([self._rows[place] for place in places], self._on_tokens)
+            values = self.engine.step([self._rows[place] for place in places], tell)
             self.version += 1
             values["seconds"] = time.perf_counter() - began
             values["tokens"] = float(sum(self._rows.lengths[place] for place in places))
             self.report(values)
         await asyncio.sleep(0)  # where an interrupt that was put off is raised
 
-    def _on_tokens(self, done: int, of: int) -> None:
-        self._on_part(f"{done:,} of {of:,} tokens of step {self.version + 1}")
-
     async def measure(self) -> dict[str, float]:
         self._on_part("measuring on held-out tasks")
         return await self._validation.validate(self.engine)
 
     def write(self, metrics: dict[str, float]) -> None:
-        """Write a checkpoint; its card has the metrics of what was written, loaded again."""
+        # The card has the metrics of what was written, loaded again.
         _copy_data_card(self._work)
         super().write({})
         if metrics:
