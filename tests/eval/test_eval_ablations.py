@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from harness1.eval.ablations import (
     markdown,
     percent_of,
 )
-from harness1.eval.evaluate import Evaluation, ensure_run
+from harness1.eval.evaluate import Evaluation, Play, ensure_run
 from harness1.eval.statistics import Interval
 from harness1.retrieval.build import build_index
 from harness1.runs.files import read_stage
@@ -89,20 +88,20 @@ def evaluation(index: str, tasks: int = 3, config: Config = CONFIG, samples: int
     return Evaluation("world:100", "train", SOURCE.tasks("train")[:tasks], index, "scripted", config, samples, seed=3)
 
 
-@dataclass
-class Counting:
-    """Plays as usual, and remembers what; `broken` are conditions that the infrastructure breaks."""
+def counted(played: list[str], *broken: str) -> Play:
+    """A function that plays as usual, and lists what; the infrastructure breaks some conditions."""
 
-    broken: tuple[str, ...] = ()
-    played: list[str] = field(default_factory=list)
-
-    def __call__(self, job: Evaluation, folder: Path) -> dict[str, Any]:
-        self.played.append(folder.name)
+    def play(job: Evaluation, folder: Path) -> dict[str, Any]:
+        played.append(folder.name)
         metrics = dict(ensure_run(job, folder))
-        return metrics | {"failures": {"infra_error": 1}} if folder.name in self.broken else metrics
+        return metrics | {"failures": {"infra_error": 1}} if folder.name in broken else metrics
+
+    return play
 
 
-def test_every_condition_is_a_run_of_the_same_tasks_and_seeds(index: str, tmp_path: Path) -> None:
+def test_every_condition_is_a_run_of_the_same_tasks_and_seeds_and_the_table_is_written(
+    index: str, tmp_path: Path
+) -> None:
     table = ablate(evaluation(index, samples=2), tmp_path, NAMES)
     assert [each.name for each in table.conditions] == ["base", *NAMES]
     runs = {name: list(read_episodes(tmp_path / name)) for name in ("base", *NAMES)}
@@ -110,27 +109,26 @@ def test_every_condition_is_a_run_of_the_same_tasks_and_seeds(index: str, tmp_pa
     assert work[0] == work[1] == work[2]
     assert len(work[0]) == 6
     assert len({run[0].hashes.env for run in runs.values()}) == 3
-    assert not any((tmp_path / name / "report.html").exists() for name in runs)
-
-
-def test_the_table_is_written_for_people_and_programs_and_stands_in_the_reports(index: str, tmp_path: Path) -> None:
-    table = ablate(evaluation(index), tmp_path, NAMES)
     assert msgspec.json.decode((tmp_path / "ablations.json").read_bytes(), type=AblationTable) == table
     assert (tmp_path / "ablations.md").read_text() == markdown(table)
-    for name in ("base", *NAMES):
+    for name in runs:
+        assert not (tmp_path / name / "report.html").exists()
         ensure_report(tmp_path / name)
-    assert all(escape(table.verdict) in (tmp_path / name / "report.html").read_text() for name in ("base", *NAMES))
+        assert escape(table.verdict) in (tmp_path / name / "report.html").read_text()
 
 
 def test_finished_ablations_are_left_alone_and_broken_ones_go_on(index: str, tmp_path: Path) -> None:
-    broken, again, last = Counting(("dedup",)), Counting(), Counting()
-    assert ablate(evaluation(index), tmp_path, NAMES, play=broken).conditions[-1].broken == 1
-    table = ablate(evaluation(index), tmp_path, NAMES, play=again)
-    assert ablate(evaluation(index), tmp_path, NAMES, play=last) == table
-    assert (again.played, last.played) == (["base", *NAMES], [])
+    again, last = list[str](), list[str]()
+    assert ablate(evaluation(index), tmp_path, NAMES, play=counted([], "dedup")).conditions[-1].broken == 1
+    table = ablate(evaluation(index), tmp_path, NAMES, play=counted(again))
+    assert ablate(evaluation(index), tmp_path, NAMES, play=counted(last)) == table
+    assert (again, last) == (["base", *NAMES], [])
     (tmp_path / "ablations.md").unlink()
     assert ablate(evaluation(index), tmp_path, NAMES) == table
     assert (tmp_path / "ablations.md").is_file()
+    (tmp_path / "ablations.json").write_text("{}")
+    with pytest.raises(SchemaError, match=r"ablations\.json"):
+        ablate(evaluation(index), tmp_path, NAMES)
 
 
 def test_looking_at_several_ablations_makes_each_less_certain(
@@ -165,17 +163,12 @@ def test_a_folder_holds_one_ablation_unless_forced(index: str, tmp_path: Path) -
             ablate(evaluation(index), tmp_path / "run", NAMES, force=force)
 
 
-def test_a_damaged_table_and_tasks_that_cannot_be_scored_are_told(index: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no tasks"):
-        ablate(evaluation(index, 0), tmp_path / "none", NAMES)
+def test_tasks_that_cannot_be_scored_are_refused_before_anything_is_written(index: str, tmp_path: Path) -> None:
     blind = [msgspec.structs.replace(task, gold=None) for task in evaluation(index).tasks]
-    with pytest.raises(UsageError, match="has no gold"):
-        ablate(replace(evaluation(index), tasks=blind), tmp_path / "none", NAMES)
+    for tasks, why in (([], "no tasks"), (blind, "has no gold")):
+        with pytest.raises(UsageError, match=why):
+            ablate(replace(evaluation(index), tasks=tasks), tmp_path / "none", NAMES)
     assert not (tmp_path / "none").exists()
-    ablate(evaluation(index, 1), tmp_path, NAMES)
-    (tmp_path / "ablations.json").write_text("{}")
-    with pytest.raises(SchemaError, match=r"ablations\.json"):
-        ablate(evaluation(index, 1), tmp_path, NAMES)
 
 
 def test_ablations_that_are_killed_while_they_write_are_completed(index: str, tmp_path: Path) -> None:
@@ -227,22 +220,27 @@ def test_a_line_by_hand() -> None:
     assert (line.change, line.p, percent_of(line.change, 0.5), line.paired) == (None, None, None, 0)
 
 
-def conditions() -> Iterator[Condition]:
-    shared = {"recall": 0.5, "answer_recall": 0.5, "search_share": 0.5, "turns": 1.0, "set_size": 1.0, "paired": 9}
-    for name, low, high, p in (
-        ("base", 0.0, 0.0, None),
-        ("useful", -0.3, -0.1, 0.01),
-        ("idle", -0.1, 0.1, 0.9),
-        ("edge", 0.0, 0.2, 0.2),
-        ("harmful", 0.1, 0.3, 0.07),
-        ("all_off", -0.9, -0.8, 0.001),
-    ):
-        yield Condition(name=name, change=Interval((low + high) / 2, low, high), p=p, base_recall=0.5, **shared)
+def table_of(*lines: Condition, tasks: int = 10) -> AblationTable:
+    return AblationTable(dataset="d", split="test", policy="p", tasks=tasks, samples=2, seed=0, conditions=lines)
+
+
+SHARED = {"recall": 0.5, "answer_recall": 0.5, "search_share": 0.5, "turns": 1.0, "set_size": 1.0, "paired": 9}
 
 
 def test_the_verdict_names_what_helps_what_does_not_and_what_hurts() -> None:
-    shared = {"dataset": "d", "split": "test", "policy": "p", "samples": 2, "seed": 0}
-    table = AblationTable(conditions=tuple(conditions()), tasks=10, **shared)
+    changes = {
+        "base": (0.0, 0.0, None),
+        "useful": (-0.3, -0.1, 0.01),
+        "idle": (-0.1, 0.1, 0.9),
+        "edge": (0.0, 0.2, 0.2),
+        "harmful": (0.1, 0.3, 0.07),
+        "all_off": (-0.9, -0.8, 0.001),
+    }
+    lines = [
+        Condition(name=name, change=Interval((low + high) / 2, low, high), p=p, base_recall=0.5, **SHARED)
+        for name, (low, high, p) in changes.items()
+    ]
+    table = table_of(*lines)
     assert table.verdict == (
         "Here helps: useful; does not help (the interval contains 0): idle, edge; hurts: harmful;"
         " corrected p < 0.05: useful."
@@ -257,12 +255,9 @@ def test_the_verdict_names_what_helps_what_does_not_and_what_hurts() -> None:
 def test_ablations_that_change_nothing_share_one_line() -> None:
     none = Interval(0.0, 0.0, 0.0)
     lines = [
-        Condition(name=name, recall=0.5, answer_recall=0.5, search_share=0.5, turns=turns, set_size=9.0)
+        Condition(**{**SHARED, "name": name, "turns": turns}, change=none, answer_change=none, p=1.0)
         for name, turns in (("base", 4.0), ("idle", 4.0), ("idler", 4.0), ("slower", 5.0))
     ]
-    same = [msgspec.structs.replace(line, change=none, answer_change=none, p=1.0) for line in lines[1:]]
-    table = AblationTable(
-        dataset="d", split="test", policy="p", tasks=1, samples=1, seed=0, conditions=(lines[0], *same)
-    )
+    table = table_of(*lines, tasks=9)
     assert [line[0] for line in cells(table)] == ["base", "slower"]
     assert "Nothing changes without: idle, idler." in markdown(table)

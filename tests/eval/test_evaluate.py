@@ -7,6 +7,7 @@ import random
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -23,7 +24,7 @@ from harness1.retrieval.build import build_index
 from harness1.retrieval.corpus import Document, GivenChunk
 from harness1.runs.files import read_stage
 from harness1.runs.folder import METRICS, RESOURCES, read_provenance, run_config
-from harness1.runs.journal import EpisodeStore, read_episodes
+from harness1.runs.journal import EPISODES, EpisodeStore, read_episodes
 from tests.run_folders import repeatable
 from tests.support import die_at_fsync
 from tests.viewer.making import write_episodes
@@ -43,56 +44,56 @@ def evaluation(index: str, tasks: int = 4, policy: str = "oracle", samples: int 
     return Evaluation("world:100", "train", SOURCE.tasks("train")[:tasks], index, policy, CONFIG, samples)
 
 
-def test_a_run_folder_says_what_was_run_and_how_it_ended(index: str, tmp_path: Path) -> None:
-    metrics = evaluate(evaluation(index), tmp_path)
-    assert msgspec.json.decode((tmp_path / METRICS).read_bytes()) == metrics
+def test_a_run_folder_says_what_was_run_and_how_it_ended_and_is_left_alone(index: str, tmp_path: Path) -> None:
+    job = evaluation(index)
+    assert load_finished_metrics(job, tmp_path) is None
+    metrics = evaluate(job, tmp_path)
+    assert msgspec.json.decode((tmp_path / METRICS).read_bytes()) == metrics == load_finished_metrics(job, tmp_path)
     stage = read_stage(tmp_path)
     assert (stage.status, stage.inputs["policy"]) == ("finished", stage.hashes["policy"])
     assert set(stage.hashes) == {"env", "policy", "index", "counter"}
     assert run_config(tmp_path) == (CONFIG, str(Path(index).resolve()))
+    assert load_finished_metrics(evaluation(index, 3), tmp_path) is None
+    (tmp_path / METRICS).write_text("torn")
+    assert load_finished_metrics(job, tmp_path) is None
 
 
 def test_the_oracle_reaches_recall_one_and_one_search_does_not(index: str, tmp_path: Path) -> None:
-    tasks = 60
-    oracle = evaluate(evaluation(index, tasks), tmp_path / "oracle")
-    single = evaluate(evaluation(index, tasks, "single-shot"), tmp_path / "single")
-    assert oracle["curated_recall"]["mean"] == 1.0
-    assert oracle["curated_precision"]["mean"] == 1.0
+    oracle, single = (evaluate(evaluation(index, 60, name), tmp_path / name) for name in ("oracle", "single-shot"))
+    assert oracle["curated_recall"]["mean"] == oracle["curated_precision"]["mean"] == 1.0
     assert single["curated_recall"]["high"] < 1.0
 
 
-def test_only_what_is_missing_is_run_again(index: str, tmp_path: Path) -> None:
-    evaluate(evaluation(index), tmp_path)
-    lines = (tmp_path / "episodes.jsonl").read_bytes().splitlines(keepends=True)
-    (tmp_path / "episodes.jsonl").write_bytes(b"".join(lines[:2]) + lines[2][:50])
-    started: list[tuple[int, int]] = []
-    ran: list[Episode] = []
-    metrics = evaluate(evaluation(index), tmp_path, lambda *counts: started.append(counts), ran.append)
-    assert started == [(2, 4)]
-    assert len(ran) == 2
-    assert metrics["tasks"] == metrics["scored"] == 4
+def test_only_what_was_lost_or_torn_is_played_again(index: str, tmp_path: Path) -> None:
+    job = evaluation(index)
+    first = evaluate(job, tmp_path)
+    lines = (tmp_path / EPISODES).read_bytes().splitlines(keepends=True)
+    (tmp_path / EPISODES).write_bytes(b"".join(lines[1:3]) + lines[3][:50])
+    assert load_finished_metrics(job, tmp_path) is None
+    started, ran = list[tuple[int, int]](), list[Episode]()
+    assert evaluate(job, tmp_path, lambda *counts: started.append(counts), ran.append) == first
+    assert (started, len(ran)) == ([(2, 4)], 2)
+    assert load_finished_metrics(job, tmp_path) == first
+    (tmp_path / EPISODES).unlink()
+    assert load_finished_metrics(job, tmp_path) is None
 
 
 def test_a_resumed_run_tells_what_had_finished_and_one_with_nothing_to_run_does_not(index: str, tmp_path: Path) -> None:
     evaluate(evaluation(index), tmp_path)
     first, *rest = read_episodes(tmp_path)
-    (tmp_path / "episodes.jsonl").unlink()
+    (tmp_path / EPISODES).unlink()
     write_episodes(tmp_path, [msgspec.structs.replace(first, status=Status.INFRA_ERROR), *rest])
-    told: list[str | tuple[int, ...]] = []
+    for wanted in ([(3, 4), *sorted(each.task.task_id for each in rest)], [(4, 4)]):
+        told: list[Any] = []
 
-    def resume() -> None:
-        told.clear()
-        evaluate(
-            evaluation(index),
-            tmp_path,
-            lambda *counts: told.append(counts),
-            on_earlier=lambda episode: told.append(episode.task.task_id),
-        )
+        def begin(*counts: int, told: list[Any] = told) -> None:
+            told.append(counts)
 
-    resume()
-    assert told == [(3, 4), *sorted(each.task.task_id for each in rest)]
-    resume()
-    assert told == [(4, 4)]
+        def earlier(episode: Episode, told: list[Any] = told) -> None:
+            told.append(episode.task.task_id)
+
+        evaluate(evaluation(index), tmp_path, begin, on_earlier=earlier)
+        assert told == wanted
 
 
 def test_an_interrupt_says_that_the_same_command_goes_on(index: str, tmp_path: Path) -> None:
@@ -161,29 +162,6 @@ def names(task: Evaluation) -> list[str]:
     return list(output_names([each.task_id for each in task.tasks], task.samples))
 
 
-def test_a_finished_run_is_left_alone(index: str, tmp_path: Path) -> None:
-    job = evaluation(index, 2)
-    assert load_finished_metrics(job, tmp_path) is None
-    assert evaluate(job, tmp_path) == load_finished_metrics(job, tmp_path)
-    assert load_finished_metrics(evaluation(index, 3), tmp_path) is None
-    (tmp_path / METRICS).write_text("torn")
-    assert load_finished_metrics(job, tmp_path) is None
-
-
-def test_a_finished_run_that_lost_episodes_is_not_finished(index: str, tmp_path: Path) -> None:
-    job = evaluation(index)
-    first = evaluate(job, tmp_path)
-    lines = (tmp_path / "episodes.jsonl").read_bytes().splitlines(keepends=True)
-    (tmp_path / "episodes.jsonl").write_bytes(b"".join(lines[1:]))
-    assert load_finished_metrics(job, tmp_path) is None
-    ran: list[Episode] = []
-    assert evaluate(job, tmp_path, on_episode=ran.append) == first
-    assert len(ran) == 1
-    assert load_finished_metrics(job, tmp_path) == first
-    (tmp_path / "episodes.jsonl").unlink()
-    assert load_finished_metrics(job, tmp_path) is None
-
-
 @pytest.mark.parametrize("setting", ["machine.price=[2, 0, 0]", "machine.bootstrap=200"])
 def test_what_is_made_of_the_episodes_by_other_settings_is_made_again(index: str, tmp_path: Path, setting: str) -> None:
     job = evaluation(index, 3, "random")
@@ -207,17 +185,16 @@ def test_what_is_missing_of_the_outputs_is_made_again_without_an_episode(index: 
     job = evaluation(index, 2, "random", samples=2)
     evaluate(job, tmp_path)
     first, provenance = repeatable(tmp_path), (tmp_path / "provenance.json").read_bytes()
+    ran: list[Episode] = []
     for name in names(job):
         (tmp_path / name).unlink()
         assert load_finished_metrics(job, tmp_path) is None, name
-        ran: list[Episode] = []
         evaluate(job, tmp_path, on_episode=ran.append)
-        assert not ran
         assert load_finished_metrics(job, tmp_path) is not None, name
-        if name != "provenance.json":
-            assert (tmp_path / "provenance.json").read_bytes() == provenance
-        else:
-            provenance = (tmp_path / name).read_bytes()
+        now = (tmp_path / "provenance.json").read_bytes()
+        assert name == "provenance.json" or now == provenance
+        provenance = now
+    assert not ran
     assert set(repeatable(tmp_path)) == set(first)
 
 
@@ -226,9 +203,9 @@ def test_outputs_do_not_depend_on_the_order_in_which_episodes_finished(index: st
     evaluate(job, tmp_path)
     first = repeatable(tmp_path)  # with a report
     assert set(names(job)) - set(first) == {"provenance.json", "resources.json"}
-    lines = (tmp_path / "episodes.jsonl").read_bytes().splitlines(keepends=True)
+    lines = (tmp_path / EPISODES).read_bytes().splitlines(keepends=True)
     random.Random(1).shuffle(lines)
-    (tmp_path / "episodes.jsonl").write_bytes(b"".join(lines))
+    (tmp_path / EPISODES).write_bytes(b"".join(lines))
     (tmp_path / METRICS).unlink()
     evaluate(job, tmp_path)
     assert not (tmp_path / "report.html").exists()  # it was made of other files
@@ -265,16 +242,13 @@ def test_a_full_disk_is_one_clear_line(index: str, tmp_path: Path, monkeypatch: 
     assert evaluate(evaluation(index), tmp_path)["scored"] == 4
 
 
-def test_a_place_that_cannot_hold_a_run_is_told(index: str, tmp_path: Path) -> None:
+def test_a_place_that_cannot_hold_a_run_or_is_written_by_another_process_is_told(index: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for out in (tmp_path / "file", tmp_path / "file" / "run", Path("/proc/run")):
         with pytest.raises(UsageError, match=str(out)):
             evaluate(evaluation(index, 1), out)
-
-
-def test_a_folder_that_another_process_writes_keeps_its_card(index: str, tmp_path: Path) -> None:
-    evaluate(evaluation(index, 1), tmp_path)
-    card = (tmp_path / "stage.json").read_bytes()
-    with EpisodeStore(tmp_path), pytest.raises(UsageError, match="another process"):
-        evaluate(evaluation(index, 1), tmp_path)
-    assert (tmp_path / "stage.json").read_bytes() == card
+    evaluate(evaluation(index, 1), tmp_path / "run")
+    card = (tmp_path / "run" / "stage.json").read_bytes()
+    with EpisodeStore(tmp_path / "run"), pytest.raises(UsageError, match="another process"):
+        evaluate(evaluation(index, 1), tmp_path / "run")
+    assert (tmp_path / "run" / "stage.json").read_bytes() == card

@@ -72,10 +72,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_there_is_every_promised_file_and_no_other(tmp_path: Path) -> None:
-    both = [*RUN, *(finished(name, sample=1) for name in ("t2", "t3", "t4"))]
-    written(tmp_path, both)
-    elsewhere = {"provenance.json", "report.html"}
-    assert set(contents(tmp_path)) == set(output_names(NAMES, 2)) - elsewhere
+    written(tmp_path, [*RUN, *(finished(name, sample=1) for name in ("t2", "t3", "t4"))])
+    assert set(contents(tmp_path)) == set(output_names(NAMES, 2)) - {"provenance.json"}
 
 
 def test_deliveries_and_pools_are_runs_that_others_can_score(tmp_path: Path) -> None:
@@ -141,9 +139,7 @@ def test_a_submission_is_what_the_benchmark_evaluates() -> None:
         "result": [{"type": "output_text", "output": ""}],
     }
     assert submission(RUN[3])["status"] == submission(RUN[4])["status"] == "incomplete"
-
-
-def test_chunks_are_submitted_as_their_documents() -> None:
+    # Chunks are submitted as their documents.
     hits = (Hit("c1", "doc", 0, "", "", 1.0, 0, 1), Hit("c2", "doc", 1, "", "", 1.0, 1, 1))
     turn = Turn(0, action=ToolCall("search_corpus"), observation=Observation("search_corpus", hits=hits))
     episode = finished("7", "", ("c1", "c2", "other#3", "whole"), turns=(turn,), unit="chunk")
@@ -160,7 +156,7 @@ def test_any_id_is_a_safe_file_name(name: str, tmp_path: Path) -> None:
     assert submission_name(name) != submission_name(f"{name}x" * 9)
 
 
-def test_clearing_removes_all_of_a_run_and_nothing_else(tmp_path: Path) -> None:
+def test_clearing_removes_all_of_a_run_and_nothing_else_and_not_while_another_process_writes(tmp_path: Path) -> None:
     Stage("run", {}).write(tmp_path)
     for name in ("episodes.jsonl", "tokens.bin"):
         (tmp_path / name).write_text("")
@@ -171,21 +167,13 @@ def test_clearing_removes_all_of_a_run_and_nothing_else(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(data)
     for name in ("report.html", "provenance.json", ".metrics.json.123", "browsecomp_plus/.run_x.json.7"):
         (tmp_path / name).write_text("")
+    before = contents(tmp_path)
+    with EpisodeStore(tmp_path), pytest.raises(UsageError, match="is being written by another process"):
+        clear_run(tmp_path)
+    assert contents(tmp_path) == before
     clear_run(tmp_path)
     assert contents(tmp_path) == kept
     assert not (tmp_path / "browsecomp_plus").exists()
-
-
-def test_a_run_that_another_process_is_writing_is_not_cleared(tmp_path: Path) -> None:
-    Stage("run", {}).write(tmp_path)
-    with EpisodeStore(tmp_path):
-        (tmp_path / "report.html").write_text("")
-        before = contents(tmp_path)
-        with pytest.raises(UsageError, match="is being written by another process"):
-            clear_run(tmp_path)
-        assert contents(tmp_path) == before
-    clear_run(tmp_path)
-    assert contents(tmp_path) == {}
 
 
 def cells(table: str) -> list[list[str]]:
@@ -199,11 +187,8 @@ def test_a_text_is_never_a_formula_and_different_texts_stay_different(prefix: st
     assert (cell, escaped) == (f"'{text}", f"''{text}")
 
 
-def test_numbers_stay_numbers() -> None:
+def test_numbers_stay_numbers_and_answers_are_inert() -> None:
     assert cells(csv_table(["-a"], [[-0.5, -3, "-3"]])) == [["'-a"], ["-0.5", "-3", "'-3"]]
-
-
-def test_answers_and_right_answers_are_inert() -> None:
     question = AnswerItem("=id", 0, "?", ("@right",), ())
     reply = Reply(task_id="=id", condition="closed", model="m", prompt="p", text="=1+1")
     _, row = cells(as_csv([Answered(question, "closed", reply)]))
@@ -251,16 +236,13 @@ def test_each_turn_is_a_row_with_what_was_found_so_far(folder: Path, library: An
     assert columns(frame, ["task", "error"])[8] == ("task-1", "parse_error")
 
 
-def test_without_gold_scores_are_missing_and_costs_are_not(tmp_path: Path) -> None:
+def test_without_gold_scores_are_missing_and_a_training_is_read_by_its_folder(folder: Path, tmp_path: Path) -> None:
     write_run(tmp_path / "run", [script()], some_tasks(1), None)
     run = harness1.load_run(tmp_path / "run")
     frame = run.tasks("pandas")
     assert "curated_recall" not in frame
     assert columns(frame, ["class", "turns"]) == [("unscored", 7)]
     assert columns(run.turns("polars"), ["found", "targets"])[0] == (None, None)
-
-
-def test_a_training_is_read_by_its_folder(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "stage.json").write_bytes(msgspec.json.encode({"verb": "rl train", "inputs": {}}))
     (tmp_path / "episodes").symlink_to(folder)
     assert len(harness1.load_run(tmp_path).tasks("pandas")) == 4

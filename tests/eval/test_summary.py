@@ -44,20 +44,14 @@ def test_samples_are_averaged_then_tasks_failures_are_zero_and_faults_are_left_o
     assert summary["curated_precision"]["mean"] == pytest.approx((0.5 + 0.0 + 0.5) / 3)
     assert summary["trajectory_recall"]["mean"] == pytest.approx((0.5 + 1.0 + 0.5) / 3)
     assert summary["curated_recall"]["low"] < summary["curated_recall"]["mean"] < summary["curated_recall"]["high"]
-
-
-def test_every_task_and_episode_is_accounted_for() -> None:
-    summary = summarise(RUN, TASKS, CONFIG)
     assert (summary["tasks"], summary["scored"], summary["missing"], summary["episodes"]) == (5, 3, 1, 5)
     assert summary["failures"] == {"policy_error": 1, "infra_error": 1, "truncated": 1}
-    assert summary["stop_reasons"] == {
-        "end_search": 2,
-        "turn_limit": 0,
-        "context_limit": 1,
-        "context_overflow": 0,
-        "format_limit": 1,
-        "fault": 1,
-    }
+    ends = {"end_search": 2, "context_limit": 1, "format_limit": 1, "fault": 1}
+    assert summary["stop_reasons"] == {reason.value: ends.get(reason.value, 0) for reason in StopReason}
+    # Tools are calls per episode, and the mix is their share.
+    assert summary["tool_search_corpus"]["mean"] == pytest.approx((1.0 + 1.0 + 0.0) / 3)
+    assert summary["tool_curate"]["mean"] == pytest.approx(0.5 / 3)
+    assert summary["tool_mix"] == {"curate": 0.25, "search_corpus": 0.75}
 
 
 def test_a_task_that_a_finished_run_dropped_counts_as_one_that_nothing_was_done_for() -> None:
@@ -96,13 +90,6 @@ def test_what_only_some_tasks_define_is_averaged_over_these() -> None:
     assert summary["prefill_tokens"]["mean"] == 0.0
 
 
-def test_tools_are_calls_per_episode_and_the_mix_is_their_share() -> None:
-    summary = summarise(RUN, TASKS, CONFIG)
-    assert summary["tool_search_corpus"]["mean"] == pytest.approx((1.0 + 1.0 + 0.0) / 3)
-    assert summary["tool_curate"]["mean"] == pytest.approx(0.5 / 3)
-    assert summary["tool_mix"] == {"curate": 0.25, "search_corpus": 0.75}
-
-
 def test_rewards_are_those_of_the_given_configuration() -> None:
     dear = load_config(overrides=["machine.bootstrap=10", "reward.outcome=9"])
     assert summarise(RUN, TASKS, dear)["reward"]["mean"] > summarise(RUN, TASKS, CONFIG)["reward"]["mean"]
@@ -115,12 +102,8 @@ def test_the_summary_is_json_and_depends_on_no_order() -> None:
     first, second = (json.dumps(summarise(iter(run), TASKS, CONFIG), allow_nan=False) for run in (RUN, shuffled))
     assert first == second
     assert first != json.dumps(summarise(RUN, TASKS, CONFIG, seed=1))
-
-
-def test_a_run_of_faults_alone_has_null_means() -> None:
-    summary = summarise([RUN[3]], TASKS, CONFIG)
-    assert summary["curated_recall"] == {"mean": None, "low": None, "high": None}
-    assert summary["scored"] == 0
+    faults = summarise([RUN[3]], TASKS, CONFIG)
+    assert (faults["curated_recall"], faults["scored"]) == ({"mean": None, "low": None, "high": None}, 0)
     assert summarise([], {}, CONFIG)["tool_mix"] == {}
 
 
@@ -139,8 +122,6 @@ def test_cutting_keeps_the_best_ranked_and_drops_the_reward_of_the_whole() -> No
     assert (episode.reward, episode.hashes.reward) == (None, "")
     assert measure_outcome(episode, TASKS["t1"].gold).precision == 1.0
     assert cut(episode, 30).curated == episode.curated
-    with pytest.raises(UsageError, match="-1"):
-        cut(episode, -1)
 
 
 PRICED = load_config(None, ["machine.price=[2, 0.5, 8]"])

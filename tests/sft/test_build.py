@@ -35,7 +35,7 @@ from harness1.rows.calls import calls_of, prompt_ids
 from harness1.runs.files import STAGE, read_stage
 from harness1.runs.folder import run_stage
 from harness1.runs.journal import EPISODES, EpisodeStore, read_episodes
-from harness1.sft.build import Build, Listener, build
+from harness1.sft.build import Build, build
 from harness1.sft.collect import tasks_of_runs
 from harness1.sft.data_card import CARD, HELD_OUT, README, TRAIN, read_card
 from tests.support import run
@@ -109,13 +109,6 @@ def changed(
     stage.write(folder, **merged, **more)
 
 
-def student_folder(folder: Path, tokenizer: bytes) -> Path:
-    """A folder with a tokenizer."""
-    folder.mkdir()
-    (folder / "tokenizer.json").write_bytes(tokenizer)
-    return folder
-
-
 def test_a_dataset_holds_the_rows_of_every_turn_and_its_card(teacher: Path, tmp_path: Path) -> None:
     card = build(Build([teacher], SFT), tmp_path / "out")
     train, held_out = RowFile(tmp_path / "out" / TRAIN), RowFile(tmp_path / "out" / HELD_OUT)
@@ -180,7 +173,9 @@ def test_rows_are_in_the_order_of_the_tasks_whichever_ended_first(teacher: Path,
     assert [row.metadata["task_id"] for row in one] == [row.metadata["task_id"] for row in other]
 
 
-def test_a_finished_and_unchanged_folder_is_left_alone_unless_forced(teacher: Path, tmp_path: Path) -> None:
+def test_a_finished_and_unchanged_folder_is_left_alone_and_another_not_overwritten_unless_forced(
+    teacher: Path, tmp_path: Path
+) -> None:
     job = Build([teacher], SFT)
     card = build(job, tmp_path)
     written = (tmp_path / TRAIN).stat().st_mtime_ns
@@ -191,10 +186,6 @@ def test_a_finished_and_unchanged_folder_is_left_alone_unless_forced(teacher: Pa
     (tmp_path / TRAIN).unlink()  # a folder that lost its rows is made again
     build(job, tmp_path)
     assert len(RowFile(tmp_path / TRAIN)) == card.train.rows
-
-
-def test_another_dataset_is_not_overwritten_unless_forced(teacher: Path, tmp_path: Path) -> None:
-    build(Build([teacher], SFT), tmp_path)
     other = Build([teacher], msgspec.structs.replace(SFT, rows="epoch"), licences=["x"])
     with pytest.raises(UsageError, match="differs in settings, licences"):
         build(other, tmp_path)
@@ -204,10 +195,9 @@ def test_another_dataset_is_not_overwritten_unless_forced(teacher: Path, tmp_pat
 @pytest.mark.parametrize("force", [False, True])
 def test_a_folder_with_something_else_is_never_touched(teacher: Path, tmp_path: Path, force: bool) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(UsageError, match="holds nothing of `harness1 sft build`"):
-        build(Build([teacher], SFT), tmp_path, force=force)
-    with pytest.raises(UsageError, match="holds nothing of `harness1 sft build`"):
-        build(Build([teacher], SFT), teacher, force=force)
+    for out in (tmp_path, teacher):
+        with pytest.raises(UsageError, match="holds nothing of `harness1 sft build`"):
+            build(Build([teacher], SFT), out, force=force)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
@@ -220,20 +210,18 @@ def stray(episode: Episode) -> Episode:
     return msgspec.structs.replace(episode, hashes=msgspec.structs.replace(episode.hashes, env="other"))
 
 
-def without_dataset(run: Path) -> None:
-    stage = read_stage(run)
-    stage.write(run, inputs={"query": "why?"})
-
-
 def without_hash(run: Path) -> None:
     card = json.loads((run / STAGE).read_text())
     del card["hashes"]["counter"]
     (run / STAGE).write_text(json.dumps(card))
 
 
-def of_a_namesake(run: Path) -> None:
-    beir.write(run.parent / SOURCE.name, SOURCE.documents(), SOURCE.tasks("train"))
-    changed(run, outputs={"source": str(run.parent / SOURCE.name)})
+def over(run: Path, name: str, *fields: str) -> None:
+    """Put another dataset in the place of the run's: of another name, or with other tasks."""
+    taught = SOURCE.tasks("train")
+    tasks = [msgspec.structs.replace(task, **dict.fromkeys(fields, f"other {task.task_id}")) for task in taught]
+    beir.write(run.parent / name, SOURCE.documents(), tasks)
+    changed(run, outputs={"source": str(run.parent / name)})
 
 
 @pytest.mark.parametrize(
@@ -241,12 +229,14 @@ def of_a_namesake(run: Path) -> None:
     [
         (shutil.rmtree, UsageError, "is not a run folder"),
         (lambda run: (run / EPISODES).write_bytes(b""), UsageError, "holds no episodes"),
-        (without_dataset, UsageError, "not a collection"),
+        (lambda run: read_stage(run).write(run, inputs={"query": "why?"}), UsageError, "not a collection"),
         (lambda run: changed(run, inputs={"split": "test"}), UsageError, "run: split test is for testing"),
         (lambda run: changed(run, outputs={"policy": "corrected:hf:s"}), UsageError, "turns would be taught"),
         (lambda run: changed(run, status="interrupted"), UsageError, "run is not finished: .* with --partial"),
         (lambda run: changed(run, status="running"), UsageError, "run is not finished"),
-        (of_a_namesake, UsageError, "another dataset named"),
+        (lambda run: over(run, SOURCE.name), UsageError, "another dataset named"),
+        (lambda run: over(run, "set", "task_id"), UsageError, "set has no task .*it is not the dataset"),
+        (lambda run: over(run, "set", "query"), UsageError, "set has .* that asks .*it is not the dataset"),
         (lambda run: rewritten(run, lambda all_: [all_[0], stray(all_[1])]), UsageError, "another configuration"),
         (lambda run: rewritten(run, lambda all_: list(map(bare, all_))), UsageError, "episode .* no token ids"),
         (without_hash, SchemaError, "lacks hashes of the run"),
@@ -302,19 +292,10 @@ def test_a_dataset_is_found_from_any_directory(run_copy: Path, tmp_path: Path, m
     assert older.dataset == found.dataset == str(tmp_path / "set")
 
 
-@pytest.mark.parametrize(("field", "says"), [("task_id", "no task"), ("query", "that asks")])
-def test_another_dataset_than_the_collections_is_refused(run_copy: Path, tmp_path: Path, field: str, says: str) -> None:
-    """One of the same name, where the other was, with other tasks."""
-    tasks = [msgspec.structs.replace(task, **{field: f"other {task.task_id}"}) for task in SOURCE.tasks("train")]
-    beir.write(tmp_path / "set", SOURCE.documents(), tasks)
-    changed(run_copy, outputs={"source": str(tmp_path / "set")})
-    with pytest.raises(UsageError, match=f"set has .*{says} .*it is not the dataset"):
-        build(Build([run_copy], SFT), tmp_path / "out")
-
-
 def test_a_tokenizer_that_loses_text_is_refused_before_any_gate(approximate: Path, tmp_path: Path) -> None:
     lossy = json.loads(vocabulary("chatml")) | {"normalizer": {"type": "Lowercase"}}
-    student_folder(tmp_path / "lossy", json.dumps(lossy).encode())
+    (tmp_path / "lossy").mkdir()
+    (tmp_path / "lossy" / "tokenizer.json").write_text(json.dumps(lossy))
     student = open_format("hermes", open_tokenizer(tmp_path / "lossy"))
     with pytest.raises(UsageError, match="cannot round-trip"):
         build(Build([approximate], Sft(gates=Gates(precision=1.0)), student=student), tmp_path / "out")
@@ -346,28 +327,20 @@ def test_a_run_without_token_ids_is_refused_unless_rendered_again(approximate: P
     assert card.train.turns + card.held_out.turns == sum(len(each.turns) for each in read_episodes(approximate))
 
 
-def test_of_an_episode_that_was_run_again_the_last_counts(run_copy: Path, tmp_path: Path) -> None:
+def test_an_episode_counts_once_as_it_ended_last_and_a_torn_line_not_at_all(
+    teacher: Path, run_copy: Path, tmp_path: Path
+) -> None:
     def again(episodes: Sequence[Episode]) -> Sequence[Episode]:
         return [msgspec.structs.replace(episodes[0], status=Status.INFRA_ERROR), *episodes]
 
-    card = build(Build([rewritten(run_copy, again)], SFT), tmp_path / "out")
-    assert (card.gates[0].entered, card.gates[0].passed) == (TASKS, TASKS)
-
-
-def test_a_run_named_twice_is_taken_once(teacher: Path, run_copy: Path, tmp_path: Path) -> None:
-    card = build(Build([teacher, run_copy], SFT), tmp_path / "out")
+    card = build(Build([teacher, rewritten(run_copy, again)], SFT), tmp_path / "out")
     gates = {gate.name: (gate.entered, gate.passed) for gate in card.gates}
     assert (gates["fault"], gates["duplicate"]) == ((2 * TASKS, 2 * TASKS), (2 * TASKS, TASKS))
     assert card.train.rows == build(Build([teacher], SFT), tmp_path / "one").train.rows
-
-
-def test_a_torn_last_line_is_left_out_and_said(run_copy: Path, tmp_path: Path) -> None:
-    lines = (run_copy / EPISODES).read_bytes()
-    (run_copy / EPISODES).write_bytes(lines[:-20])
-    heard: list[tuple[Path, int]] = []
-    card = build(Build([run_copy], SFT), tmp_path / "out", listener=Listener(torn=lambda *torn: heard.append(torn)))
-    assert card.gates[0].entered == TASKS - 1
-    assert [folder for folder, _ in heard] == [run_copy]
+    (run_copy / EPISODES).write_bytes((run_copy / EPISODES).read_bytes()[:-20])
+    heard: list[Path] = []
+    card = build(Build([run_copy], SFT), tmp_path / "torn", on_torn=lambda folder, _: heard.append(folder))
+    assert (card.gates[0].entered, heard) == (TASKS - 1, [run_copy])
 
 
 def test_rows_that_do_not_fit_the_disk_are_refused_before_they_are_written(
@@ -400,34 +373,28 @@ def test_the_command_prints_the_gates_or_the_card(teacher: Path, run_copy: Path,
     assert "2 of its tasks are missing" in " ".join(part.stdout.split())
 
 
-def test_the_command_renders_again_for_a_student(approximate: Path, tmp_path: Path) -> None:
-    student_folder(tmp_path / "student", vocabulary("chatml"))
-    options = ["--set=sft.gates.recall=0.0", "--out", tmp_path / "out", "--tokenizer", tmp_path / "student"]
-    assert "--rerender" in str(command(approximate, *options).exception)
-    assert "--tokenizer" in str(command(approximate, "--out", tmp_path / "out", "--rerender").exception)
-    assert command(approximate, *options, "--rerender", "--format", "compact").exit_code == 0
-    assert read_card(tmp_path / "out").format == "compact"
-    assert (tmp_path / "out" / STAGE).is_file()
-
-
-def test_a_checkpoint_may_be_the_student_in_the_environment_of_the_runs(
+def test_the_command_renders_again_for_a_checkpoint_in_the_environment_of_the_runs(
     approximate: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the configuration of the moment is: rows are made in that of the runs."""
-    folder = student_folder(tmp_path / "student", vocabulary("chatml"))
+    folder = tmp_path / "student"
+    folder.mkdir()
+    (folder / "tokenizer.json").write_bytes(vocabulary("chatml"))
     env = CONFIG.env.plain()
     card = Checkpoint(format="compact", counter="c", env=env, env_hash=env_hash(CONFIG.env), base="b")
     (folder / CHECKPOINT).write_bytes(msgspec.json.encode(card))
     monkeypatch.chdir(tmp_path)
     gates = [f"--set=sft.gates.{each}" for each in ("recall=0.0", "near=1.0")]
-    options = (*gates, "--out", "out", "--rerender", "--tokenizer", "./student")
-    done = command(approximate, *options)
+    options = (*gates, "--out", "out", "--tokenizer", "./student")
+    assert "--rerender" in str(command(approximate, *options).exception)
+    assert "--tokenizer" in str(command(approximate, "--out", "out", "--rerender").exception)
+    done = command(approximate, *options, "--rerender")
     assert done.exit_code == 0, done.exception
     made = read_card(tmp_path / "out")
     assert (made.format, made.tokenizer) == ("compact", str(folder))
     stranger = msgspec.structs.replace(card, env={**env, "max_turns": 7}, env_hash="other")
     (folder / CHECKPOINT).write_bytes(msgspec.json.encode(stranger))
-    assert "env.max_turns=6 (trained: 7)" in str(command(approximate, *options).exception)
+    assert "env.max_turns=6 (trained: 7)" in str(command(approximate, *options, "--rerender").exception)
 
 
 def test_tasks_of_earlier_work_are_left_out(teacher: Path, run_copy: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from harness1.episodes.jobs import FEW, EpisodeJob, EpisodeSetup, run_episodes
 from harness1.episodes.rollout import replay_env, replay_episode
 from harness1.errors import UsageError
 from harness1.models.formats import open_format
-from harness1.models.tokenizer import FastTokenizer
+from harness1.models.tokenizer import open_tokenizer
 from harness1.records import Episode, Status
 from harness1.retrieval.build import build_index
 from harness1.rows.calls import prompt_ids
@@ -47,10 +47,10 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def saved(folder: Path, kind: str = "chatml") -> str:
-    """A folder with the tokenizer of a kind."""
+def saved(folder: Path, kind: str = "chatml", **changes: object) -> str:
+    """A folder with the tokenizer of a kind, with changes."""
     folder.mkdir(exist_ok=True)
-    (folder / "tokenizer.json").write_bytes(vocabulary(kind))
+    (folder / "tokenizer.json").write_text(json.dumps(json.loads(vocabulary(kind)) | changes))
     return str(folder)
 
 
@@ -163,9 +163,7 @@ def test_what_cannot_work_is_said_before_any_index_is_built(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     saved(tmp_path / "other", "harmony")
-    lossy = json.loads(vocabulary("chatml")) | {"normalizer": {"type": "Lowercase"}}
-    (tmp_path / "lossy").mkdir()
-    (tmp_path / "lossy" / "tokenizer.json").write_text(json.dumps(lossy))
+    saved(tmp_path / "lossy", normalizer={"type": "Lowercase"})
     given = ["--data", WORLD, "--teacher", "scripted", "--out", "run", "--cache", "cache", *options]
     with pytest.raises(UsageError) as refused:
         collected(*given)
@@ -188,23 +186,18 @@ def test_tasks_without_gold_and_splits_without_tasks_are_refused() -> None:
 
 def test_a_tokenizer_may_compose_characters_and_nothing_else(tmp_path: Path) -> None:
     check_round_trip(tokenizer("qwen"), ["Bjo\u0308rk said <|im_end|> at 3\u00a0% \ud800", ""])
-    half = json.loads(vocabulary("chatml"))
-    half["normalizer"] = {"type": "Replace", "pattern": {"String": "7"}, "content": "1"}
+    half = saved(tmp_path, normalizer={"type": "Replace", "pattern": {"String": "7"}, "content": "1"})
     with pytest.raises(UsageError, match="'born in 1957': 'born in 1957' comes back as 'born in 1951'"):
-        check_round_trip(FastTokenizer(json.dumps(half).encode()), ["born in 1852", "born in 1957", "born in 1971"])
+        check_round_trip(open_tokenizer(Path(half)), ["born in 1852", "born in 1957", "born in 1971"])
 
 
 def test_a_tokenizer_is_tried_on_the_texts_of_the_corpus(tmp_path: Path) -> None:
-    tasks = SOURCE.tasks("train")
-    config = load_config(None, ["policy.format=compact"])
+    tasks, config = SOURCE.tasks("train"), load_config(None, ["policy.format=compact"])
     assert student_place(saved(tmp_path / "good"), SOURCE, tasks, config) == str(tmp_path / "good")
     title = next(SOURCE.documents()).title
-    tree = json.loads(vocabulary("chatml"))
-    tree["normalizer"] = {"type": "Replace", "pattern": {"String": title}, "content": "x"}
-    (tmp_path / "bad").mkdir()
-    (tmp_path / "bad" / "tokenizer.json").write_text(json.dumps(tree))
+    bad = saved(tmp_path / "bad", normalizer={"type": "Replace", "pattern": {"String": title}, "content": "x"})
     with pytest.raises(UsageError, match=f"cannot round-trip .*{title}"):
-        student_place(str(tmp_path / "bad"), SOURCE, tasks, config)
+        student_place(bad, SOURCE, tasks, config)
 
 
 REASONS = ("Who founded it is not known yet.", "D1 looks right.", "It is found.")

@@ -70,25 +70,18 @@ def test_numbers_are_told_in_short() -> None:
     assert (found.count, found.mean, found.quantiles["0.5"]) == (5, pytest.approx(0.448), 0.19)
     assert (found.quantiles["0"], found.quantiles["1"]) == (0.0, 1.0)
     counts = {name: count for name, count in found.histogram.items() if count}
-    assert [column["name"] for column in FEATURES] == list(TrainRow.__struct_fields__)
     assert (counts, len(found.histogram)) == ({"0.0 to 0.1": 1, "0.1 to 0.2": 2, "0.9 to 1.0": 2}, 10)
     assert Distribution.of([4, 9], shares=False).histogram == {}
 
 
 def test_rows_are_counted() -> None:
-    found = RowCounts.of(FACTS)
-    assert (found.tasks, found.episodes, found.rows, found.turns) == (2, 3, 3, 4)
-    assert (found.tokens, found.trained_tokens) == (1513, 60)
-    assert found.tools == {"curate": 1, "search_corpus": 2, "verify": 1}
-    assert found.lengths == {"256": 1, "512": 1, "1024": 1}
-
-    metadata = {"dataset": "d", "task_id": "t", "tools": ["verify"]}
-    row = TrainRow((1, 2, 3), (0, 1, 1), episode_id="e", metadata=metadata)
+    tools, lengths = {"curate": 1, "search_corpus": 2, "verify": 1}, {"256": 1, "512": 1, "1024": 1}
+    counts = {"tasks": 2, "episodes": 3, "rows": 3, "turns": 4, "tokens": 1513, "trained_tokens": 60}
+    assert RowCounts.of(FACTS) == RowCounts(**counts, tools=tools, lengths=lengths)
+    row = TrainRow((1, 2, 3), (0, 1, 1), episode_id="e", metadata={"dataset": "d", "task_id": "t", "tools": ["verify"]})
     assert RowFacts.of(row) == RowFacts(3, 2, ("verify",), ("d", "t", "e"))
+    assert [column["name"] for column in FEATURES] == list(TrainRow.__struct_fields__)
     assert tasks_by_dataset({("e", "2"), ("d", "3"), ("d", "1")}) == {"d": ("1", "3"), "e": ("2",)}
-
-
-def test_a_note_on_a_licence_is_of_one_dataset_or_of_all() -> None:
     assert licence_notes(["d=CC0", "as=is"], ["d", "e"]) == {"d": "CC0; as=is", "e": "as=is"}
     assert licence_notes([], ["d"]) == {"d": "not stated"}
 

@@ -23,16 +23,13 @@ def card(folder: Path, verb: str = "run", **outputs: object) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("verb", ["rl train", "rl pivots"])
-def test_a_training_and_a_profile_are_made_of_what_they_chose(verb: str, tmp_path: Path) -> None:
-    found = tasks_of_runs([card(tmp_path, verb, selections=[msgspec.to_builtins(CHOSEN)])])
-    assert found == {("scifact", task) for task in ("1", "2", "3")}
-
-
-def test_several_folders_are_joined(tmp_path: Path) -> None:
-    one = card(tmp_path / "one", "rl train", selections=[msgspec.to_builtins(CHOSEN)])
-    chosen = msgspec.structs.replace(CHOSEN, dataset="fm2", learned=("9",), held_out=())
-    other = card(tmp_path / "other", "rl train", selections=[msgspec.to_builtins(chosen)])
+def test_tasks_are_those_that_runs_trainings_and_profiles_name_together(tmp_path: Path) -> None:
+    one, two = (
+        card(tmp_path / verb, verb, selections=[msgspec.to_builtins(CHOSEN)]) for verb in ("rl train", "rl pivots")
+    )
+    assert tasks_of_runs([one]) == tasks_of_runs([two]) == {("scifact", task) for task in ("1", "2", "3")}
+    more = msgspec.structs.replace(CHOSEN, dataset="fm2", learned=("9",), held_out=())
+    other = card(tmp_path / "other", "rl train", selections=[msgspec.to_builtins(more)])
     assert tasks_of_runs([one, str(other)]) == tasks_of_runs([one]) | {("fm2", "9")}
     assert tasks_of_runs([]) == frozenset()
     Stage("run", {"dataset": WORLD, "split": "train", "tasks": ["train-1"]}).write(tmp_path / "run")
@@ -40,12 +37,10 @@ def test_several_folders_are_joined(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_does_not_say_what_it_was_made_of_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no card there says"):
-        tasks_of_runs([tmp_path / "nothing"])
-    with pytest.raises(UsageError, match="no card there says"):
-        tasks_of_runs([card(tmp_path / "other", "rl train")])
-    for broken in ({"selections": [{"dataset": 1}]}, {"selections": "all"}):
+    for folder in (tmp_path / "nothing", card(tmp_path / "other", "rl train")):
+        with pytest.raises(UsageError, match="no card there says"):
+            tasks_of_runs([folder])
+    broken = ({"selections": [{"dataset": 1}]}, {"selections": "all"})
+    for folder in (*(card(tmp_path / str(at), "rl train", **each) for at, each in enumerate(broken)), card(tmp_path)):
         with pytest.raises(SchemaError, match="which tasks it was made of"):
-            tasks_of_runs([card(tmp_path / "broken", "rl train", **broken)])
-    with pytest.raises(SchemaError, match="which tasks it was made of"):
-        tasks_of_runs([card(tmp_path / "run")])
+            tasks_of_runs([folder])
