@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -22,7 +23,7 @@ from harness1.env.render import Context
 from harness1.episodes import jobs as runner
 from harness1.episodes.jobs import Depths, EpisodeJob, EpisodeSetup, _hand_over, play_in_loop, run_episodes
 from harness1.errors import InfrastructureFault, UsageError
-from harness1.policy.policy import Decision, Policy
+from harness1.policy.policy import Decision
 from harness1.records import Episode, Status, Task, encode_episode
 from harness1.retrieval.build import build_index
 from tests.support import Script
@@ -107,14 +108,10 @@ def test_what_is_done_is_handed_over_once_before_a_dead_workers_chunk_and_after_
 
 
 def test_the_chunks_that_wait_for_workers_are_known(index: str) -> None:
-    seen: list[dict[str, int]] = []
-    told: list[Depths] = []
+    seen, told = list[dict[str, int]](), list[Depths]()
     config = load_config(None, ["machine.workers=2", "machine.concurrency=2"])
-
-    def look(_: Episode) -> None:
-        seen.append(dict(told[0]()))
-
-    run_episodes(EpisodeSetup(config, index, "scripted"), jobs(16), look, told.append)
+    setup = EpisodeSetup(config, index, "scripted")
+    run_episodes(setup, jobs(16), lambda _: seen.append(dict(told[0]())), told.append)
     assert len(told) == 1
     assert seen[0]["chunks waiting"] == 4  # of eight; two for each worker are in flight
     assert dict(told[0]()) == {"chunks waiting": 0, "in flight": 0}
@@ -162,49 +159,35 @@ def test_a_killed_worker_is_an_infrastructure_fault_and_not_a_hang(index: str) -
     assert found
 
 
-class Staged(EpisodeSetup):
-    """A bench whose policy is given: a script in place of a language model."""
-
-    def policy_for(self, jobs: Sequence[EpisodeJob]) -> Policy:
-        return Failing()
-
-
 class Failing(Script):
     """Ends every episode at once; those of some seeds raise instead."""
 
     def open(self, task: Task, seed: int) -> Any:
-        return Raising(FAULTS[seed]) if seed in FAULTS else super().open(task, seed)
+        async def act(_: Context) -> Decision:
+            raise FAULTS[seed]
 
-
-class Raising:
-    def __init__(self, fault: Exception) -> None:
-        self.fault = fault
-
-    async def act(self, context: Context) -> Decision:
-        raise self.fault
+        return SimpleNamespace(act=act) if seed in FAULTS else super().open(task, seed)
 
 
 FAULTS: dict[int, Exception] = {3: InfrastructureFault("the model is gone"), 99: UsageError("a wrong key")}
 
 
-def staged(index: str, seeds: Sequence[int], **overrides: int) -> list[Episode]:
-    config = load_config(None, [f"{name}={value}" for name, value in overrides.items()])
+def staged(index: str, seeds: Sequence[int]) -> list[Episode]:
     found: list[Episode] = []
     work = [msgspec.structs.replace(job, seed=seed) for job, seed in zip(jobs(len(seeds)), seeds, strict=True)]
-    setup = Staged(config, index, "hf:script")
+    setup = EpisodeSetup(Config(), index, "hf:script", own=Failing())
     asyncio.run(play_in_loop([setup], setup.policy_for(work), work, found.append))
     return found
 
 
-def test_a_fault_of_one_episode_of_a_model_leaves_the_others_alone(index: str) -> None:
+def test_a_fault_of_one_episode_of_a_model_leaves_the_others_alone_and_what_the_user_must_mend_ends_all(
+    index: str,
+) -> None:
     found = staged(index, range(8))
     assert len(found) == 8
     broken = [episode for episode in found if episode.status is Status.INFRA_ERROR]
     assert [(episode.seed, episode.error) for episode in broken] == [(3, "the model is gone")]
     assert all(episode.reward is not None for episode in found if episode not in broken)
-
-
-def test_what_the_user_must_mend_ends_a_run_of_a_model(index: str) -> None:
     with pytest.raises(UsageError, match="a wrong key"):
         staged(index, [0, 1, 99, 2])
 
@@ -220,7 +203,6 @@ def test_a_fault_in_scoring_is_that_episodes_own(index: str, monkeypatch: pytest
     monkeypatch.setattr(runner, "score", score)
     found = {episode.seed: episode for episode in staged(index, range(4))}
     assert len(found) == 4
-    assert found[1].status is Status.INFRA_ERROR
-    assert found[1].error == "scoring: the judge is gone"
+    assert (found[1].status, found[1].error) == (Status.INFRA_ERROR, "scoring: the judge is gone")
     assert found[1].turns, "what it had done is kept"
     assert found[1].key[2:] == found[0].key[2:]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -79,14 +79,10 @@ def test_a_whole_episode_is_recorded() -> None:
     assert {"policy", "environment"} <= episode.stage_ms.keys()
 
 
-def test_the_turn_limit_ends_a_complete_episode() -> None:
+def test_the_turn_limit_completes_an_episode_and_a_full_context_truncates_it() -> None:
     episode = play_script(*[search("Ada")] * 5, env=make_env(Env(max_turns=3)))
-    assert ended(episode) == (StopReason.TURN_LIMIT, Status.COMPLETED)
-    assert len(episode.turns) == 3
+    assert (ended(episode), len(episode.turns)) == ((StopReason.TURN_LIMIT, Status.COMPLETED), 3)
     assert episode.curated
-
-
-def test_a_context_that_does_not_fit_truncates() -> None:
     env = make_env(Env(context_window=2050, generation_reserve=300))
     huge = call("unknown", text="x" * 20_000)
     assert ended(play_script(huge, env=env)) == (StopReason.CONTEXT_LIMIT, Status.TRUNCATED)
@@ -119,29 +115,34 @@ def test_a_fault_that_stays_breaks_the_episode_and_is_never_an_empty_result() ->
     assert b"nothing_found" not in encode_episode(episode)
 
 
+def plain(episode: Episode) -> bytes:
+    return encode_episode(replace(episode, stage_ms={}))
+
+
 @pytest.mark.parametrize("faults", [1, 2])
 def test_faults_that_are_retried_away_change_nothing(faults: int) -> None:
-    def plain(episode: Episode) -> Episode:
-        return msgspec.structs.replace(episode, stage_ms={})
-
     troubled = play_script(search("Ada"), END, env=make_env(retriever=WordRetriever(CORPUS, faults=faults)))
     assert plain(troubled) == plain(play_script(search("Ada"), END))
 
 
-class Sleeper(Script):
-    """A policy that never answers."""
+class Acting(Script):
+    """A policy that acts as its function says."""
+
+    def __init__(self, act: Callable[[Context], Awaitable[Decision]]) -> None:
+        super().__init__()
+        self.act = act
 
     def open(self, task: Task, seed: int) -> Any:
         return self
 
-    async def act(self, context: Context) -> Decision:
+
+def test_an_episode_that_takes_too_long_is_broken() -> None:
+    async def sleep(_: Context) -> Decision:
         await asyncio.sleep(60)
         raise AssertionError
 
-
-def test_an_episode_that_takes_too_long_is_broken() -> None:
     env = SearchEnv(Env(), WordRetriever(CORPUS), LexicalVerifier(), machine=Machine(episode_deadline_s=0.05))
-    episode = run(rollout(env, Sleeper(), TASK))
+    episode = run(rollout(env, Acting(sleep), TASK))
     assert ended(episode) == (StopReason.FAULT, Status.INFRA_ERROR)
     assert episode.error == "the episode took more than 0.05 s"
 
@@ -150,8 +151,7 @@ def test_an_episode_that_takes_too_long_is_broken() -> None:
 def test_equal_seeds_give_equal_bytes(order: str) -> None:
     def line(seed: int) -> bytes:
         config = msgspec.convert({"rendering": {"order": order}}, Env)
-        episode = run(rollout(make_env(config, wide_corpus(30)), RandomPolicy(), TASK, seed=seed))
-        return encode_episode(msgspec.structs.replace(episode, stage_ms={}))
+        return plain(run(rollout(make_env(config, wide_corpus(30)), RandomPolicy(), TASK, seed=seed)))
 
     assert line(1) == line(1)
     assert line(1) != line(2)
@@ -162,23 +162,14 @@ def test_samples_of_a_task_have_ids_of_their_own() -> None:
     assert len(ids) == 4
 
 
-class Versioned(Script):
-    """A policy whose weights change while it runs."""
-
-    def open(self, task: Task, seed: int) -> Any:
-        self.version = 3
-        return self
-
-    async def act(self, context: Context) -> Decision:
-        self.version += 2
-        calls = (ModelCall("c", policy_version_start=self.version, policy_version_end=self.version + 1),)
-        return Decision((END,) if self.version > 6 else (search("Ada"),), "", calls)
-
-
 def test_the_range_of_policy_versions_is_recorded() -> None:
-    episode = run(rollout(make_env(), Versioned(), TASK))
-    assert episode.policy_versions == (5, 8)
-    assert len(episode.turns[0].calls) == 1
+    async def learn(context: Context) -> Decision:
+        version = 3 + 2 * context.turn
+        calls = (ModelCall("c", policy_version_start=version, policy_version_end=version + 1),)
+        return Decision((END,) if context.turn == 2 else (search("Ada"),), "", calls)
+
+    episode = run(rollout(make_env(), Acting(learn), TASK))
+    assert (episode.policy_versions, len(episode.turns[0].calls)) == ((5, 8), 1)
 
 
 ORDERS = ("paper", "stable_first", "epoch", "transcript")
@@ -242,22 +233,15 @@ def test_every_hash_comes_out_equal(order: str, rank: bool, populated: str) -> N
 
 
 def test_the_contexts_come_out_equal_word_for_word() -> None:
-    env = make_env(configured(), WORLD)
-    live = run(rollout_texts(env))
+    steps: list[Step] = []
+    run(rollout(make_env(configured(), WORLD), Script(*PLAN), TASK_REPLAY, on_step=steps.append))
     twin = replay_env(EPISODE, configured())
     again = [twin.replay(turn).context for turn in EPISODE.turns]
-    assert [[piece.text for piece in context.pieces] for context in again if context] == live
-
-
-async def rollout_texts(env: object) -> list[list[str]]:
-    texts: list[list[str]] = []
-    await rollout(
-        env,
-        Script(*PLAN),
-        TASK_REPLAY,
-        on_step=lambda step: texts.append([piece.text for piece in step.context.pieces]) if step.context else None,
+    live, replayed = (
+        [[piece.text for piece in context.pieces] for context in contexts if context]
+        for contexts in ([step.context for step in steps], again)
     )
-    return texts
+    assert live == replayed
 
 
 def renamed(hit: Hit) -> Hit:
@@ -270,11 +254,6 @@ def first_hit_text(seen: Observation) -> Observation:
 
 def first_turn(episode: Episode, **changes: Any) -> Episode:
     return replace(episode, turns=(replace(episode.turns[0], **changes), *episode.turns[1:]))
-
-
-def test_a_changed_text_changes_the_context_and_not_the_memory() -> None:
-    report = replay_episode(tampered(1, observed(first_hit_text)), configured())
-    assert report.difference.startswith("turn 2: context hash")
 
 
 @pytest.mark.parametrize(
@@ -305,7 +284,8 @@ def test_contexts_are_compared_only_under_the_counter_of_the_record() -> None:
     class Other(ApproximateCounter):
         hash = "other"
 
-    broken = tampered(1, observed(first_hit_text))
+    broken = tampered(1, observed(first_hit_text))  # which changes the context and not the memory
+    assert replay_episode(broken, configured()).difference.startswith("turn 2: context hash")
     assert "context hash" not in str(replay_episode(broken, configured(), Other()).difference)
 
 
@@ -338,22 +318,14 @@ def live(chunks: list[Chunk], episode: Episode = EPISODE) -> str | None:
 
 
 def test_a_live_replay_agrees_with_an_unchanged_index_and_reports_the_first_difference_from_another() -> None:
-    assert live(WORLD) is None
+    rescored = observed(lambda seen: replace(seen, hits=tuple(replace(hit, score=hit.score / 3) for hit in seen.hits)))
+    assert live(WORLD) is live(WORLD, tampered(1, rescored)) is None
     with pytest.raises(ConfigError, match="index differs"):
         live(WORLD, replace(EPISODE, hashes=replace(EPISODE.hashes, index="other")))
-    found = EPISODE.turns[0].observation
-    changed = [
-        replace(each, text=each.text + " New.") if each.doc_id == found.hits[0].doc_id else each for each in WORLD
-    ]
+    first = EPISODE.turns[0].observation.hits[0].doc_id
+    changed = [replace(each, text=f"{each.text} New.") if each.doc_id == first else each for each in WORLD]
     assert live(changed) == "turn 1: hits of the observation differ"
     assert live([each for each in WORLD if each.doc_id != "miss"]) == "turn 7: hits of the observation differ"
-
-
-def test_scores_do_not_count_as_a_difference() -> None:
-    def rescored(seen: Observation) -> Observation:
-        return replace(seen, hits=tuple(replace(hit, score=hit.score / 3) for hit in seen.hits))
-
-    assert live(WORLD, tampered(1, observed(rescored))) is None
 
 
 @pytest.mark.parametrize(
@@ -375,17 +347,13 @@ def test_a_forged_episode_is_found_out(change: Callable[[Episode], Episode], wor
 
 
 def test_a_record_that_cannot_be_played_is_a_difference_and_no_crash() -> None:
-    first = EPISODE.turns[0]
-    assert first.observation is not None
-    broken = first_turn(EPISODE, observation=replace(first.observation, notes=(Note("continues"),)))
-    report = replay_episode(broken, configured())
-    assert "cannot be played again" in str(report.difference)
+    seen = EPISODE.turns[0].observation
+    broken = first_turn(EPISODE, observation=replace(seen, notes=(Note("continues"),)))
+    assert "cannot be played again" in str(replay_episode(broken, configured()).difference)
 
 
 @pytest.mark.parametrize("field", ["notes", "delta", "resolved"])
 def test_what_the_core_derived_is_derived_again_and_compared(field: str) -> None:
-    empty = Observation("")
-    turns = [
-        replace(turn, observation=replace(turn.observation, **{field: getattr(empty, field)})) for turn in EPISODE.turns
-    ]
+    forget = observed(lambda seen: replace(seen, **{field: getattr(Observation(""), field)}))
+    turns = map(forget, EPISODE.turns)
     assert field in str(replay_episode(replace(EPISODE, turns=tuple(turns)), configured()).difference)

@@ -66,13 +66,13 @@ def test_lines_that_were_read_are_not_read_again(tmp_path: Path) -> None:
 
 
 def test_searches_of_a_server_that_was_started_again_are_all_kept(tmp_path: Path) -> None:
-    async def serves() -> None:
+    async def serve() -> None:
         with open_run(tmp_path, CONFIG, "mcp", "index", {}) as append:
             searches = Searches(make_env, "mcp", append)
             for _ in range(2):
                 name, _ = await searches.start("Who was her father?")
                 await searches.act(name, ToolCall("end_search", {"reasoning": "done"}))
 
-    for _ in range(2):
-        run(serves())
+    run(serve())
+    run(serve())
     assert [sample for _, sample in numbers(tmp_path)] == [0, 1, 2, 3]

@@ -75,14 +75,9 @@ def test_no_failed_attempt_passes_for_a_retry_of_another(order: str, retries: in
     attempts = list(calls_for_rows(episode))[3:]  # those after the first have one prompt, and say the same
     assert len({(made.prompt_ids, made.output_ids) for made in attempts}) <= 1
     assert trained(episode) == {"1.0", "2.0", *[f"3.{attempt}" for attempt in range(retries + 1)]}
-    assert made.superseded == made.quarantine == made.empty == ()
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_every_trained_call_of_a_completed_episode_is_in_one_row(order: str) -> None:
-    made = merged(completed(order))
     assert trained(completed(order)) == {"1.0", "2.2", "3.0", "4.0"}
-    assert made.quarantine == made.superseded == ()
+    for each in (made, merged(completed(order))):
+        assert each.superseded == each.quarantine == each.empty == ()
 
 
 def test_calls_without_tokens_are_no_calls_and_those_without_log_probabilities_are_not_replayed() -> None:

@@ -201,14 +201,11 @@ def test_a_call_that_two_others_could_precede_is_quarantined_with_all_that_follo
     assert (twins.ambiguous, twins.unresolved) == (("c",), ("a", "b"))
 
 
-def test_empty_outputs_are_dropped_and_counted() -> None:
+def test_empty_outputs_are_dropped_and_counted_and_two_calls_of_one_id_refused() -> None:
     merged = prefix_merging([made("a", (1,), ()), made("b", (1,), (2,)), made("c", (1, 2, 3), ())])
     assert (chains(merged), merged.empty) == ([("b",)], ("a", "c"))
     assert prefix_merging([]) == Merged((), (), (), (), ())
     assert prefix_merging([]).merge_ratio == 0.0
-
-
-def test_two_calls_of_one_id_are_refused() -> None:
     with pytest.raises(ValueError, match="same id"):
         prefix_merging([made("a", (1,), (2,)), made("a", (3,), (4,))])
 

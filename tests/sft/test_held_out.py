@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,12 @@ import torch
 
 from harness1.config import Config, Lora, Validation
 from harness1.engines.engine import LocalEngine, TrainerJob, open_local_engine
-from harness1.models.backend import SampledOutput
 from harness1.models.transformers_backend import TransformersBackend, open_transformers
 from harness1.records import Sampling
 from harness1.rows import RowFile
 from harness1.sft import train as held_out
 from harness1.sft.data_card import HELD_OUT, TRAIN, read_card
-from harness1.sft.train import HeldOutTurn, HeldOutValidation, Student, pick_turns
+from harness1.sft.train import HeldOutValidation, Student, pick_turns
 from harness1.training.algorithm import NegativeLogLikelihood
 from harness1.training.trainable import load_trainable
 from tests.sft.test_fine_tuning import CONFIG, QUICK, Place, save_rows, save_student
@@ -51,10 +49,9 @@ def training(place: Place, rank: int = 0) -> LocalEngine:
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[TransformersBackend]:
     """The models that are sampled from, as they are opened."""
     found: list[TransformersBackend] = []
-    real: Callable[..., TransformersBackend] = open_transformers
 
     def opening(*arguments: Any, **options: Any) -> TransformersBackend:
-        found.append(real(*arguments, **options))
+        found.append(open_transformers(*arguments, **options))
         return found[-1]
 
     monkeypatch.setattr(held_out, "open_transformers", opening)
@@ -105,15 +102,12 @@ def test_each_look_samples_from_the_weights_of_that_step_and_changes_none(
     run(watch.validate(engine))
     (backend,) = opened
     said = asyncio.run(backend.generate(turn.prompt_ids, Sampling(max_tokens=1, seed=1)))
-    now, begun = (_logprob(model, turn, said) for model in (engine.model, load_trainable(place.model, QUICK, "cpu")))
-    assert said.output_logprobs[0] == pytest.approx(now, abs=1e-4)
-    assert abs(now - begun) > 1e-2
+
+    def logprob(model: Any) -> float:
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([turn.prompt_ids]), use_cache=False).logits[0, -1]
+        return float(logits.log_softmax(-1)[said.output_ids[0]])
+
+    assert said.output_logprobs[0] == pytest.approx(logprob(engine.model), abs=1e-4)
+    assert abs(logprob(engine.model) - logprob(load_trainable(place.model, QUICK, "cpu"))) > 1e-2
     assert (said.version_start, said.version_end) == (1, 1)
-
-
-def _logprob(model: Any, turn: HeldOutTurn, said: SampledOutput) -> float:
-    """Of the first token that was said, under a model as it is."""
-    with torch.no_grad():
-        logits = model(input_ids=torch.tensor([turn.prompt_ids]), use_cache=False).logits[0, -1]
-    logprob: float = logits.log_softmax(-1)[said.output_ids[0]].item()
-    return logprob

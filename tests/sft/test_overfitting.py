@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from harness1.config import Config, Gates, Lora, Sft, Train, Validation, load_config
+from harness1.config import Gates, Lora, Sft, Train, Validation, load_config
 from harness1.data.open import open_source
 from harness1.eval.evaluate import Evaluation, evaluate
 from harness1.models.tokenizer import FastTokenizer
@@ -32,14 +32,13 @@ pytestmark = pytest.mark.training
 
 WORLD = "world:60"
 SOURCE = open_source(WORLD)
-SMALL = "sft/small"
 SHORT = (
     *("env.max_turns=4", "env.context_window=1024", "env.generation_reserve=160", "env.compression.sentences=1"),
     *("env.search.hits=2", "env.auto_populate.documents=2"),
     *("machine.workers=1", "machine.threads=1", "machine.bootstrap=50"),
 )
 """Episodes of a few hundred tokens."""
-CONFIG = load_config(SMALL, [*SHORT, "policy.format_retries=0", "machine.device=cpu", "machine.threads=1"])
+CONFIG = load_config("sft/small", [*SHORT, "policy.format_retries=0", "machine.device=cpu", "machine.threads=1"])
 TASKS = 9
 ROWS = 32
 """At least so many turns does the teacher take in them."""
@@ -65,27 +64,12 @@ KNOWN = 0.01
 """Loss per token of a text that is known by heart: greedy sampling then says all of it."""
 
 
-def played(
-    policy: str, out: Path, index: Path, tasks: int, student: str = "", config: Config = CONFIG
-) -> list[Episode]:
+def played(policy: str, out: Path, index: Path, student: str = "") -> list[Episode]:
     """Episodes of the first training tasks, through the run folder that a user would get."""
-    chosen = SOURCE.tasks("train")[:tasks]
     evaluate(
-        Evaluation(WORLD, "train", chosen, str(index), policy, config, student=student),
-        out,
-        lambda _done, _all: None,
-        lambda _episode: None,
+        Evaluation(WORLD, "train", SOURCE.tasks("train")[:TASKS], str(index), policy, CONFIG, student=student), out
     )
     return sorted(read_episodes(out), key=lambda episode: episode.task.task_id)
-
-
-def spoken_texts(episodes: Iterable[Episode], tokenizer: FastTokenizer) -> list[str]:
-    """Every prompt of some episodes with what was said to it."""
-    return [
-        tokenizer.decode([*prompt_ids(episode, call), *call.output_ids])
-        for episode in episodes
-        for call in calls_of(episode)
-    ]
 
 
 def save_tokenizer(folder: Path, texts: Iterable[str]) -> int:
@@ -94,42 +78,37 @@ def save_tokenizer(folder: Path, texts: Iterable[str]) -> int:
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    made.train_from_iterator(
-        texts, trainers.BpeTrainer(vocab_size=WORDS, show_progress=False, initial_alphabet=alphabet)
-    )
+    trainer = trainers.BpeTrainer(vocab_size=WORDS, show_progress=False, initial_alphabet=alphabet)
+    made.train_from_iterator(texts, trainer)
     made.add_special_tokens(list(CHATML))
     folder.mkdir(parents=True)
     made.save(str(folder / "tokenizer.json"))
     return made.get_vocab_size()
 
 
-def save_hearer(home: Path, tasks: int, window: int) -> Path:
-    """A random model whose tokenizer learned the teacher's words on some tasks, in `home/model`, beside an index.
-
-    Args:
-        window: the most tokens it can be shown.
-    """
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working folder with an index, and a random model whose tokenizer learned the teacher's words."""
+    home = tmp_path_factory.mktemp("overfitting")
     build_index(SOURCE.documents(), home / "index", CONFIG.index)
     (home / "any").mkdir()
     (home / "any" / "tokenizer.json").write_bytes(vocabulary("chatml"))
-    heard = played("oracle-teacher", home / "heard", home / "index", tasks, str(home / "any"))
-    size = save_tokenizer(home / "model", spoken_texts(heard, FastTokenizer(vocabulary("chatml"))))
-    shape = {"num_key_value_heads": 4, "intermediate_size": 128, "max_position_embeddings": window}
-    return save_tiny_model(home / "model", vocab_size=size, initializer_range=0.2, **shape)
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working folder with an index and a random model."""
-    home = tmp_path_factory.mktemp("overfitting")
-    save_hearer(home, TASKS, CONFIG.env.context_window)
+    heard, tokenizer = played("oracle-teacher", home / "heard", home / "index", str(home / "any")), vocabulary("chatml")
+    texts = (
+        FastTokenizer(tokenizer).decode([*prompt_ids(episode, call), *call.output_ids])
+        for episode in heard
+        for call in calls_of(episode)
+    )
+    shape = {"num_key_value_heads": 4, "intermediate_size": 128, "max_position_embeddings": CONFIG.env.context_window}
+    size = save_tokenizer(home / "model", texts)
+    save_tiny_model(home / "model", vocab_size=size, initializer_range=0.2, **shape)
     return home
 
 
 @pytest.fixture(scope="module")
 def taught(home: Path) -> list[Episode]:
     """The teacher's episodes in the words of the student."""
-    return played("oracle-teacher", home / "taught", home / "index", TASKS, str(home / "model"))
+    return played("oracle-teacher", home / "taught", home / "index", str(home / "model"))
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +129,7 @@ def student(home: Path, taught: list[Episode]) -> Path:
 def test_a_model_that_knows_32_turns_by_heart_repeats_the_teachers_episodes(
     home: Path, student: Path, taught: list[Episode]
 ) -> None:
-    repeated = played(f"hf:{student}", home / "repeated", home / "index", TASKS)
+    repeated = played(f"hf:{student}", home / "repeated", home / "index")
     for episode, shown in zip(repeated, taught, strict=True):
         turns = [(turn.parse_error, turn.observation and turn.observation.error) for turn in episode.turns]
         assert turns == [(None, None)] * len(shown.turns)
@@ -160,21 +139,12 @@ def test_a_model_that_knows_32_turns_by_heart_repeats_the_teachers_episodes(
 
 
 def test_the_watch_saw_it_come(student: Path, taught: list[Episode]) -> None:
-    losses = [line["loss"] for line in read_log(student) if "loss" in line]
-    before, after = ({name: line.get(f"held_out/{name}") for name in SEEN} for line in _looks(student))
+    lines = read_log(student)
+    losses = [line["loss"] for line in lines if "loss" in line]
+    before, after = ([line.get(f"held_out/{name}") for name in SEEN] for line in lines if "loss" not in line)
     assert losses[0] > 5
     assert max(losses[-ROWS // BY_HEART.batch_rows :]) < KNOWN
-    recall, sizes = [fmean(values) for values in zip(*map(_found, taught[:WATCHED]), strict=True)]
-    assert list(before.values()) == [0.0, 0.0, 0.0, 1.0, 0.0, 0.0]
-    assert list(after.values()) == [1.0, 1.0, 1.0, 0.0, pytest.approx(recall), pytest.approx(sizes)]
-
-
-def _looks(student: Path) -> list[dict[str, float]]:
-    """Before the first step, and in the end."""
-    return [line for line in read_log(student) if "loss" not in line]
-
-
-def _found(episode: Episode) -> tuple[float, float]:
-    """Recall and size of the curated set."""
-    result = measure_outcome(episode, GOLDS[episode.task.task_id])
-    return result.recall, float(result.set_size)
+    results = [measure_outcome(episode, GOLDS[episode.task.task_id]) for episode in taught[:WATCHED]]
+    recall, size = fmean(each.recall for each in results), fmean(each.set_size for each in results)
+    assert before == [0.0, 0.0, 0.0, 1.0, 0.0, 0.0]
+    assert after == [1.0, 1.0, 1.0, 0.0, pytest.approx(recall), pytest.approx(size)]

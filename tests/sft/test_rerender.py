@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from harness1.config import Env, load_config
+from harness1.env.environment import Step
 from harness1.episodes.rollout import replay_episode, rollout
 from harness1.errors import ConfigError, SchemaError
 from harness1.policy.policy import Policy
@@ -22,9 +23,9 @@ CORPUS = wide_corpus(30)
 CHAT = chat_format("compact", "chatml")
 
 
-def recorded(policy: Policy, env: Env, **options: object) -> Episode:
+def recorded(policy: Policy, env: Env) -> Episode:
     """An episode of a policy that counted approximately."""
-    return run(rollout(make_env(env, CORPUS, **options), policy, TASK, seed=5, sample_idx=2, group_id="g"))
+    return run(rollout(make_env(env, CORPUS), policy, TASK, seed=5, sample_idx=2, group_id="g"))
 
 
 def spoken(policy: Policy, env: Env, name: str, kind: str) -> Episode:
@@ -77,15 +78,11 @@ def test_what_was_scored_stays_scored() -> None:
     assert again.hashes.policy == StudentFormatPolicy(Script(search("river"), curate(add_ids=["D1"])), CHAT).hash
 
 
-def test_actions_that_were_ignored_are_not_spoken_of() -> None:
+def test_ignored_actions_are_not_spoken_of_and_a_turn_without_one_stays_as_it_is() -> None:
     again = rerender(recorded(Script([search("river"), search("war")], END), Env()), Env(), CHAT)
     assert again.turns[0].ignored == ()
     assert "not_executed" not in [note.code for note in again.turns[0].observation.notes]
-
-
-def test_a_turn_without_an_action_stays_as_it_is() -> None:
-    episode = recorded(Script(search("river"), "no call"), Env())
-    again = rerender(episode, Env(), CHAT)
+    again = rerender(recorded(Script(search("river"), "no call"), Env()), Env(), CHAT)
     assert (again.stop_reason, again.status) == (StopReason.FORMAT_LIMIT, Status.POLICY_ERROR)
     assert (again.turns[1].parse_error, again.turns[1].reasoning, again.turns[1].calls) == ("no call", "confused", ())
     assert replay_episode(again, Env()).difference is None
@@ -94,19 +91,11 @@ def test_a_turn_without_an_action_stays_as_it_is() -> None:
 def test_an_episode_that_a_fault_ended_stays_one() -> None:
     failing = WordRetriever(CORPUS)
 
-    class Failing(Script):
-        def open(self, task: Task, seed: int):
-            session = super().open(task, seed)
-            act = session.act
+    def break_it(_: Step) -> None:
+        failing.faults = 99
 
-            async def counted(context):
-                failing.faults = 99 if context.turn == 2 else 0
-                return await act(context)
-
-            session.act = counted
-            return session
-
-    episode = recorded(Failing(search("river"), search("war"), END), Env(), retriever=failing)
+    env = make_env(Env(), CORPUS, retriever=failing)
+    episode = run(rollout(env, Script(search("river"), search("war"), END), TASK, on_step=break_it))
     assert (episode.status, len(episode.turns)) == (Status.INFRA_ERROR, 1)
     again = rerender(episode, Env(), CHAT)
     assert (again.status, again.error, len(again.turns)) == (Status.INFRA_ERROR, episode.error, 1)
@@ -117,9 +106,7 @@ def test_a_record_of_another_environment_or_a_damaged_one_is_refused() -> None:
     with pytest.raises(ConfigError, match="another environment"):
         rerender(episode, Env(max_turns=7), CHAT)
     first = episode.turns[0]
-    for damaged in (
-        msgspec.structs.replace(first, observation=None),
-        msgspec.structs.replace(first, memory_hash="0" * 64),
-    ):
+    for changes in ({"observation": None}, {"memory_hash": "0" * 64}):
+        damaged = msgspec.structs.replace(first, **changes), *episode.turns[1:]
         with pytest.raises(SchemaError, match=f"episode {episode.episode_id}"):
-            rerender(msgspec.structs.replace(episode, turns=(damaged, *episode.turns[1:])), Env(), CHAT)
+            rerender(msgspec.structs.replace(episode, turns=damaged), Env(), CHAT)

@@ -11,7 +11,7 @@ from harness1.config import Env, Sft, load_config
 from harness1.episodes.rollout import replay_env, rollout
 from harness1.policy.scripted import ScriptedPolicy
 from harness1.policy.wrappers import StudentFormatPolicy
-from harness1.records import Episode, ModelCall, Sampling, Task, Turn
+from harness1.records import Episode, ModelCall, Sampling, Task
 from harness1.rows import TrainRow
 from harness1.rows.calls import prompt_ids
 from harness1.sft.rows import Origin, has_token_ids, row_tokens, sft_rows
@@ -47,10 +47,6 @@ def with_call(place: int, change: Callable[[ModelCall], ModelCall]) -> Episode:
     turns = list(EPISODE.turns)
     turns[place] = msgspec.structs.replace(turns[place], calls=tuple(map(change, turns[place].calls)))
     return msgspec.structs.replace(EPISODE, turns=tuple(turns))
-
-
-def cut(call: ModelCall) -> ModelCall:
-    return msgspec.structs.replace(call, finish_reason="length")
 
 
 def spoken_in(row: TrainRow) -> tuple[int, ...]:
@@ -122,7 +118,7 @@ def test_a_turn_or_chain_with_an_output_that_was_cut_is_dropped_and_counted() ->
     def sampled(stops: tuple[int, ...]) -> Callable[[ModelCall], ModelCall]:
         return lambda call: msgspec.structs.replace(call, sampling=Sampling(stop_ids=stops))
 
-    torn = with_call(1, cut)
+    torn = with_call(1, lambda call: msgspec.structs.replace(call, finish_reason="length"))
     assert [row.metadata["turns"] for row in made(torn)] == [[n] for n in range(1, TURNS + 1) if n != 2]
     assert dropped(torn) == {"unfinished": 1}
     whole = made(rows="epoch")
@@ -144,10 +140,8 @@ def test_a_search_that_brought_no_new_gold_weighs_nothing() -> None:
 
 
 def test_an_episode_without_calls_has_no_token_ids() -> None:
-    def bare(turn: Turn) -> Turn:
-        return msgspec.structs.replace(turn, calls=())
-
+    bare = tuple(msgspec.structs.replace(turn, calls=()) for turn in EPISODE.turns)
     assert has_token_ids(EPISODE)
-    assert not has_token_ids(msgspec.structs.replace(EPISODE, turns=tuple(map(bare, EPISODE.turns))))
+    assert not has_token_ids(msgspec.structs.replace(EPISODE, turns=bare))
     assert not has_token_ids(with_call(1, lambda call: msgspec.structs.replace(call, output_ids=())))
     assert not has_token_ids(with_call(1, lambda call: msgspec.structs.replace(call, prompt=())))

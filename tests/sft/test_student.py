@@ -20,7 +20,7 @@ from harness1.records import Status, Task
 from harness1.retrieval.open import open_retriever
 from harness1.retrieval.protocol import Retriever
 from harness1.rows import RowFile
-from harness1.runs.files import Stage, read_stage
+from harness1.runs.files import read_stage
 from harness1.sft.data_card import CARD, HELD_OUT, TRAIN, read_card
 from harness1.sft.train import Student, fine_tune
 from harness1.training.saving import disk_bytes
@@ -50,23 +50,17 @@ def taught_in(student: Student, *tasks: tuple[str, str, list[Task]]) -> Student:
     return Student(student.folder, card, student.chat, student.env)
 
 
-def test_a_student_has_the_format_and_the_environment_of_its_dataset(place: Place, student: Student) -> None:
-    card = read_card(place.rows)
-    assert (student.chat.name, student.chat.hash) == (card.format, card.format_hash) == ("compact", card.format_hash)
-    assert student.env == CONFIG.env != Config().env
-
-
 def test_rows_may_be_as_long_as_the_model_reads_and_no_longer(place: Place, tmp_path: Path) -> None:
-    rows = RowFile(place.rows / TRAIN)
+    rows, card = RowFile(place.rows / TRAIN), read_card(place.rows)
     longest = int(rows.lengths.max())
-    for window, fits in ((longest, True), (longest - 1, False)):
-        model = save_student(tmp_path / str(window), max_position_embeddings=window)
-        student = Student.of(model, read_card(place.rows))
-        if fits:
-            student.check_length(rows)
-        else:
-            with pytest.raises(UsageError, match=f"a row has {longest} tokens, but {window} reads {window}: build"):
-                student.check_length(rows)
+    models = {
+        window: save_student(tmp_path / str(window), max_position_embeddings=window)
+        for window in (longest, longest - 1)
+    }
+    Student.of(models[longest], card).check_length(rows)
+    with pytest.raises(UsageError, match=f"a row has {longest} tokens, but {longest - 1} reads {longest - 1}: build"):
+        fine_tune(tuning(place, tmp_path / "out", model=models[longest - 1]), silent)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("config", [None, "{", '{"max_position_embeddings": "many"}'])
@@ -80,22 +74,19 @@ def test_a_folder_without_a_models_shape_is_refused(place: Place, tmp_path: Path
     Student.of(tmp_path, read_card(place.rows)).check_length(RowFile(place.rows / TRAIN))
 
 
-def test_held_out_tasks_are_those_that_no_row_is_trained_on(place: Place, student: Student) -> None:
+def test_held_out_tasks_are_those_that_no_row_is_trained_on_of_each_dataset_in_turn(
+    place: Place, student: Student
+) -> None:
     found = student.list_held_out(100)
     tasks = {task.task_id for _, task in found}
     assert tasks == {row.metadata["task_id"] for row in RowFile(place.rows / HELD_OUT)}
     assert not tasks & {row.metadata["task_id"] for row in RowFile(place.rows / TRAIN)}
     assert all(task.gold is not None for _, task in found)
-    assert student.list_held_out(1) == found[:1]
-    assert student.list_held_out(0) == []
-
-
-def test_held_out_tasks_are_taken_of_each_dataset_in_turn(student: Student) -> None:
-    worlds = {name: open_source(name).tasks("train") for name in ("world:60", "world:80")}
-    many, few = worlds["world:60"][3:6], worlds["world:80"][1:2]
+    assert (student.list_held_out(1), student.list_held_out(0)) == (found[:1], [])
+    many, few = open_source("world:60").tasks("train")[3:6], open_source("world:80").tasks("train")[1:2]
     both = taught_in(student, ("small", "world:60", many), ("large", "world:80", few))
-    found = [(run.name, task.task_id) for run, task in both.list_held_out(3)]
-    assert found == [("small", many[0].task_id), ("large", few[0].task_id), ("small", many[1].task_id)]
+    named = [(run.name, task.task_id) for run, task in both.list_held_out(3)]
+    assert named == [("small", many[0].task_id), ("large", few[0].task_id), ("small", many[1].task_id)]
     twice = taught_in(student, (NAME, WORLD, many[:2]), (NAME, WORLD, many[:2]))
     assert len(twice.list_held_out(10)) == 2  # of two runs over one dataset, once
 
@@ -123,16 +114,11 @@ def test_episodes_are_run_as_the_teachers_were(student: Student, monkeypatch: py
     env = make()
     assert env is not make()
     assert [config.env for config in asked] == [student.env]
+    assert student.env == CONFIG.env != Config().env
     assert (env.hash, env.counter.hash) == (student.card.env_hash, student.card.format_hash)
     assert env.retriever.info.index_hash == collected.hashes["index"]
     episode = run(rollout(env, StudentFormatPolicy(ScriptedPolicy(), student.chat), task))
     assert (episode.status, episode.hashes.counter) == (Status.COMPLETED, student.chat.hash)
-
-
-def stage_of(rows: Path) -> Stage:
-    stage = read_stage(rows)
-    assert stage is not None
-    return stage
 
 
 def of_another_environment(rows: Path) -> None:
@@ -157,7 +143,7 @@ def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     ("break_it", "error", "says"),
     [
         (shutil.rmtree, UsageError, "rows is not a finished dataset: run harness1 sft build"),
-        (lambda rows: stage_of(rows).write(rows, status="interrupted"), UsageError, "rows is not a finished dataset"),
+        (lambda rows: read_stage(rows).write(rows, status="interrupted"), UsageError, "rows is not a finished dataset"),
         (lambda rows: (rows / TRAIN).write_bytes(b""), UsageError, "rows has no rows to train on"),
         (lambda rows: (rows / TRAIN).unlink(), UsageError, "there is no train.jsonl in .*rows"),
         (lambda rows: (rows / CARD).unlink(), UsageError, "it has no card.json"),
@@ -178,23 +164,17 @@ def test_a_dataset_that_is_none_is_refused_before_a_model_is_loaded(
 
 @pytest.mark.usefixtures("unloaded")
 @pytest.mark.parametrize(
-    ("kind", "settings", "says"),
+    ("kind", "says"),
     [
-        ("qwen", {}, "made with the tokenizer of .*model in the format compact, but .* has another"),
-        ("harmony", {}, r"compact format needs a tokenizer with <\|im_start\|>"),
-        (
-            "chatml",
-            {"max_position_embeddings": 400},
-            r"a row has \d{3,4} tokens, but other reads 400: .*max_tokens=400",
-        ),
+        ("qwen", "made with the tokenizer of .*model in the format compact, but .* has another"),
+        ("harmony", r"compact format needs a tokenizer with <\|im_start\|>"),
     ],
 )
 def test_a_model_that_cannot_learn_the_rows_is_refused_before_it_is_loaded(
-    place: Place, tmp_path: Path, kind: str, settings: dict[str, int], says: str
+    place: Place, tmp_path: Path, kind: str, says: str
 ) -> None:
-    other = save_student(tmp_path / "other", kind, **settings)
     with pytest.raises(UsageError, match=says):
-        fine_tune(tuning(place, tmp_path / "out", model=other), silent)
+        fine_tune(tuning(place, tmp_path / "out", model=save_student(tmp_path / "other", kind)), silent)
     assert not (tmp_path / "out").exists()
 
 
