@@ -88,10 +88,7 @@ def test_deliveries_and_pools_are_runs_that_others_can_score(tmp_path: Path) -> 
 
 def test_the_runs_score_as_the_metrics_do(tmp_path: Path) -> None:
     rng = random.Random(0)
-    letters = "abcdefgh"
-    episodes = [
-        finished(name, rng.sample(letters, rng.randint(0, 5)), rng.sample(letters, rng.randint(0, 8))) for name in NAMES
-    ]
+    episodes = [finished(name, *(rng.sample("abcdefgh", rng.randint(0, most)) for most in (5, 8))) for name in NAMES]
     written(tmp_path, episodes)
     (tmp_path / "qrels").write_text("".join(f"{name} 0 {unit} 1\n" for name in NAMES for unit in GOLD.relevant))
     qrels = list(ir_measures.read_trec_qrels(str(tmp_path / "qrels")))

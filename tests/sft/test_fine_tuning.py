@@ -146,9 +146,8 @@ def test_a_checkpoint_is_complete_and_says_what_it_is(place: Place, trained: Pat
         *(CHECKPOINT, f"data_{CARD}", f"data_{README}", LOG, STAGE, "state"),
     }
     card, found, stage = read_card(place.rows), read_checkpoint(trained), read_stage(trained)
-    assert (found.format, found.counter, found.env, found.env_hash) == (
-        *("compact", card.format_hash, card.env, card.env_hash),
-    )
+    made_with = ("compact", card.format_hash, card.env, card.env_hash)
+    assert (found.format, found.counter, found.env, found.env_hash) == made_with
     assert (found.base, found.train["rate"]) == (folder_hash(place.model), QUICK.rate)
     assert (stage.verb, stage.status) == ("sft train", "finished")
     assert stage.outputs == {"step": found.step, "metrics": found.metrics}
@@ -181,9 +180,7 @@ def test_an_interrupted_training_ends_as_if_it_had_not_been(
     for stop in stops:
         with pytest.raises(KeyboardInterrupt):
             fine_tune(work, interrupt_at(stop))
-        stage = read_stage(work.out)
-        assert stage.status == "interrupted"
-        assert not work.is_done()
+        assert (read_stage(work.out).status, work.is_done()) == ("interrupted", False)
     begun: list[int] = []
     done = fine_tune(work, lambda step, _steps, _values: begun.append(step))
     assert begun[0] == stops[-1]
@@ -200,26 +197,22 @@ def test_an_interrupted_training_ends_as_if_it_had_not_been(
         assert line == pytest.approx(other, abs=1e-5)
 
 
-def test_a_finished_training_that_is_called_again_changes_nothing(place: Place, trained: Path, tmp_path: Path) -> None:
-    assert not tuning(place, trained, msgspec.structs.replace(QUICK, rate=2e-3)).is_done()
+def test_a_finished_training_is_left_alone_and_another_refused_until_the_folder_is_cleared(
+    place: Place, trained: Path, tmp_path: Path
+) -> None:
+    other = msgspec.structs.replace(QUICK, epochs=1)
+    assert not tuning(place, trained, other).is_done()
     assert not tuning(place, trained, trainer="trl").is_done()
     assert not tuning(place, trained.parent / "nothing").is_done()
     out = Path(shutil.copytree(trained, tmp_path / "out"))
     assert tuning(place, out).is_done()
-    card = fine_tune(tuning(place, out), interrupt_at(1))
-    assert card == read_checkpoint(trained)
+    assert fine_tune(tuning(place, out), interrupt_at(1)) == read_checkpoint(trained)
+    with pytest.raises(UsageError, match=r"another training .*differs in train.*--force"):
+        fine_tune(tuning(place, out, other), silent)
     for name in ("model.safetensors", LOG, STAGE, CHECKPOINT):
         assert (out / name).read_bytes() == (trained / name).read_bytes()
-
-
-def test_another_training_is_refused_until_the_folder_is_cleared(place: Place, trained: Path, tmp_path: Path) -> None:
-    out = Path(shutil.copytree(trained, tmp_path / "out"))
-    other = tuning(place, out, msgspec.structs.replace(QUICK, epochs=1))
-    with pytest.raises(UsageError, match=r"another training .*differs in train.*--force"):
-        fine_tune(other, silent)
-    assert read_checkpoint(out) == read_checkpoint(trained)
     clear(out, VERB, "*")
-    assert fine_tune(other, silent).train["epochs"] == 1
+    assert fine_tune(tuning(place, out, other), silent).train["epochs"] == 1
     assert max(looks(out)) == 2
 
 
@@ -315,16 +308,14 @@ def test_what_training_reads_is_never_written_over(place: Place, trained: Path) 
     for work in (tuning(place, trained, model=trained), tuning(place, place.rows), tuning(place, place.rows.parent)):
         with pytest.raises(UsageError, match="is an input, and is inside --out: choose another --out"):
             fine_tune(work, silent)
-    assert files == {path: path.read_bytes() for path in trained.iterdir() if path.is_file()}
+    assert files == {path: path.read_bytes() for path in files}
 
 
 def test_a_state_of_another_version_says_so(place: Place, tmp_path: Path) -> None:
     """One that holds the tensors of the trainer itself, as they once did."""
     with pytest.raises(KeyboardInterrupt):
         fine_tune(tuning(place, tmp_path), interrupt_at(3))
-    state = read_state(tmp_path / STATE)
-    assert state is not None
-    write_state(tmp_path / STATE, {**state, "trainer": {"step": 2}})
+    write_state(tmp_path / STATE, {**read_state(tmp_path / STATE), "trainer": {"step": 2}})
     with pytest.raises(UsageError, match=r"state\.pt was written by another version .*begin again with --force"):
         fine_tune(tuning(place, tmp_path), silent)
 
