@@ -297,7 +297,21 @@ async def _compare(episode: Episode, twin: SearchEnv, again: Callable[[Turn], Aw
         difference = difference or found
     if episode.stop_reason is StopReason.CONTEXT_OVERFLOW and done in (None, StopReason.FORMAT_LIMIT):
         done = episode.stop_reason  # a server's word, which nothing here can derive
-    return ReplayReport(len(episode.turns), equal, difference or _ending(episode, twin.state.memory, done))
+    calls, memory = [call for turn in episode.turns for call in turn.calls], twin.state.memory
+    ends: dict[str, tuple[object, object]] = {
+        "stop reason": (episode.stop_reason, done),
+        "status": (episode.status, STATUS_OF.get(episode.stop_reason)),
+        "curated set": (episode.curated, tuple(memory.curated.in_order())),
+        "pool": (episode.pool, tuple(memory.pool.entries)),
+        "aliases": (episode.aliases, memory.pool.aliases),
+        "unit": (episode.unit, memory.pool.unit),
+        "id": (episode.episode_id, episode_id(episode.task, episode.sample_idx, episode.seed, episode.hashes)),
+        "policy versions": (episode.policy_versions, policy_versions(calls)),
+        "reason against training": (episode.untrainable, untrainable(calls)),
+    }
+    wrong = [name for name, (recorded, rebuilt) in ends.items() if recorded != rebuilt]
+    ending = f"at the end: {', '.join(wrong)} differ" if wrong else None
+    return ReplayReport(len(episode.turns), equal, difference or ending)
 
 
 def difference_between(turn: Turn, again: Turn, *, contexts: bool) -> str | None:
@@ -315,23 +329,6 @@ def difference_between(turn: Turn, again: Turn, *, contexts: bool) -> str | None
         if recorded != rebuilt and turn.prompt_tokens:  # early versions recorded neither
             return f"turn {turn.index}: {name.replace('_', ' ')} {rebuilt}, recorded {recorded}"
     return None
-
-
-def _ending(episode: Episode, memory: WorkingMemory, done: StopReason | None) -> str | None:
-    calls = [call for turn in episode.turns for call in turn.calls]
-    ends: dict[str, tuple[object, object]] = {
-        "stop reason": (episode.stop_reason, done),
-        "status": (episode.status, STATUS_OF.get(episode.stop_reason)),
-        "curated set": (episode.curated, tuple(memory.curated.in_order())),
-        "pool": (episode.pool, tuple(memory.pool.entries)),
-        "aliases": (episode.aliases, memory.pool.aliases),
-        "unit": (episode.unit, memory.pool.unit),
-        "id": (episode.episode_id, episode_id(episode.task, episode.sample_idx, episode.seed, episode.hashes)),
-        "policy versions": (episode.policy_versions, policy_versions(calls)),
-        "reason against training": (episode.untrainable, untrainable(calls)),
-    }
-    wrong = [name for name, (recorded, rebuilt) in ends.items() if recorded != rebuilt]
-    return f"at the end: {', '.join(wrong)} differ" if wrong else None
 
 
 def _answer_difference(recorded: Observation | None, again: Observation | None) -> str | None:

@@ -27,14 +27,8 @@ from harness1.runs.folder import refuse_other_run, run_stage
 from harness1.runs.journal import EPISODES, EpisodeStore, finish, lines_of
 
 
-class _Task(msgspec.Struct):
-    task_id: str
-
-
 class _Line(msgspec.Struct):
-    """What is read of a recorded episode."""
-
-    task: _Task
+    task: Task
     sample_idx: int = 0
 
 

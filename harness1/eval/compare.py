@@ -153,13 +153,19 @@ def at_equal_size(first: Run, second: Run) -> tuple[Run, Run]:
 
 
 def _pair_runs(first: Run, second: Run, metric: str, top: int, number: int) -> Pairing:
-    _refuse_other_dataset(first, second)
+    # A dataset may have different locations, under the same name.
+    names = [f"{Path(run.dataset).name}/{run.split}" for run in (first, second)]
+    if names[0] != names[1]:
+        where = f"{first.folder} was run on {names[0]} and {second.folder} on {names[1]}"
+        raise UsageError(f"{where}: they have no tasks in common")
+    for task_id in first.tasks.keys() & second.tasks.keys():
+        if first.tasks[task_id] != second.tasks[task_id]:
+            raise UsageError(f"task {task_id!r} of {first.folder} is a different task in {second.folder}")
     ours, theirs = first.per_task, second.per_task
     tasks = sorted(ours.keys() & theirs.keys())
     if not tasks:
         raise UsageError(f"{first.folder} and {second.folder} have no scored task in common")
-    names = dict.fromkeys((*HEADLINE, metric))
-    metrics = differences_of(ours, theirs, names, first.config.machine.bootstrap)
+    metrics = differences_of(ours, theirs, dict.fromkeys((*HEADLINE, metric)), first.config.machine.bootstrap)
     if metric not in metrics:
         known = sorted({name for run in (ours, theirs) for row in run.values() for name in row})
         raise UsageError(f"no metric {metric!r} in both runs; choose from: {', '.join(known)}")
@@ -197,17 +203,6 @@ def _pair_runs(first: Run, second: Run, metric: str, top: int, number: int) -> P
         ties=len(moves) - wins - losses,
         changed=tuple(changed),
     )
-
-
-def _refuse_other_dataset(first: Run, second: Run) -> None:
-    """Refuse runs of different tasks. A dataset may have different locations, under the same name."""
-    names = [f"{Path(run.dataset).name}/{run.split}" for run in (first, second)]
-    if names[0] != names[1]:
-        where = f"{first.folder} was run on {names[0]} and {second.folder} on {names[1]}"
-        raise UsageError(f"{where}: they have no tasks in common")
-    for task_id in first.tasks.keys() & second.tasks.keys():
-        if first.tasks[task_id] != second.tasks[task_id]:
-            raise UsageError(f"task {task_id!r} of {first.folder} is a different task in {second.folder}")
 
 
 def _describe(run: Run) -> tuple[Side, dict[str, Any]]:

@@ -4,7 +4,7 @@ resources it used, which unlike metrics depend on the machine and on prices."""
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,8 +19,6 @@ from harness1.records import STATUS_OF, Episode, Faults, Gold, Hashes, Status, S
 from harness1.reward import composite
 from harness1.reward.measures import Outcome, measure_outcome
 from harness1.rows.calls import calls_of
-
-Samples = Mapping[str, Mapping[str, Sequence[float]]]
 
 
 def summarise(
@@ -43,7 +41,14 @@ def summarise(
     run = _read(episodes, tasks, config, finished, faults)
     samples, calls = run.by_metric(config), run.calls.total()
     repeated = {name: of for name, of in samples.items() if any(len(values) > 1 for values in of.values())}
-    return _intervals(samples, len(run.samples), config, seed) | {
+    means = {name: [sum(values) / len(values) for values in of.values()] for name, of in samples.items()}
+    # All intervals are from the same resamples; for a metric that some tasks lack, over the other tasks.
+    everywhere = [name for name, column in means.items() if len(column) == len(run.samples)]
+    table = np.array([means[name] for name in everywhere]).reshape(len(everywhere), len(run.samples)).T
+    found = dict(zip(everywhere, bootstrap_means(table, config.machine.bootstrap, seed), strict=True))
+    for name in means.keys() - found.keys():
+        found[name] = bootstrap_mean(means[name], config.machine.bootstrap, seed)
+    return {name: finite_or_null(found[name]) for name in means} | {
         "spread": {name: variance_components(of) for name, of in repeated.items()},
         "tasks": len(tasks),
         "scored": len(run.samples),
@@ -92,7 +97,7 @@ class _Run:
     faults: Counter[str] = field(default_factory=Counter)
     calls: Counter[str] = field(default_factory=Counter)
 
-    def by_metric(self, config: Config) -> Samples:
+    def by_metric(self, config: Config) -> dict[str, dict[str, list[float]]]:
         # A tool that an episode did not use counts as 0 calls; any other metric has only the samples that define it.
         scored = sorted(self.samples.items())
         names = [*metric_names(config.env), *(f"tool_{name}" for name in sorted(self.calls))]
@@ -138,17 +143,6 @@ def metrics_of_nothing(task: Task, config: Config) -> dict[str, float]:
     stop, by, unit = StopReason.CONTEXT_LIMIT, Hashes("", "", ""), config.index.unit
     nothing = Episode(episode_id="", task=task.public(), stop_reason=stop, status=STATUS_OF[stop], hashes=by, unit=unit)
     return measure_episode(measure_outcome(nothing, task.gold), nothing, task.gold, config)
-
-
-def _intervals(samples: Samples, scored: int, config: Config, seed: int) -> dict[str, Any]:
-    # All are from the same resamples; for a metric that some tasks lack, over the other tasks.
-    means = {name: [sum(values) / len(values) for values in of.values()] for name, of in samples.items()}
-    everywhere = [name for name, column in means.items() if len(column) == scored]
-    table = np.array([means[name] for name in everywhere]).reshape(len(everywhere), scored).T
-    found = dict(zip(everywhere, bootstrap_means(table, config.machine.bootstrap, seed), strict=True))
-    for name in means.keys() - found.keys():
-        found[name] = bootstrap_mean(means[name], config.machine.bootstrap, seed)
-    return {name: finite_or_null(found[name]) for name in means}
 
 
 def resources(episodes: Iterable[Episode], config: Config, wall_seconds: float | None = None) -> dict[str, Any]:
