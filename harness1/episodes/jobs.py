@@ -246,9 +246,8 @@ async def play_in_loop(
     on_episode: OnEpisode,
     on_depths: OnDepths = ignore_depths,
 ) -> None:
-    """Play jobs in this event loop, which a model shares with its episodes, and hand over each scored episode as it
-    finishes. An infrastructure fault breaks only its episode, whose record says so; any other error ends all. The
-    limits are those of the first of the `setups`, which `EpisodeJob.setup` indexes."""
+    """Play jobs in this event loop, which a model shares with its episodes, within the limits of the first setup, and
+    hand over each scored episode. An infrastructure fault breaks only its episode; any other error ends all."""
     retrievers = [setup.open_retriever() for setup in setups]
 
     async def play(job: EpisodeJob) -> tuple[EpisodeJob, Episode, float]:

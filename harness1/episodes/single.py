@@ -92,10 +92,9 @@ def play_one(
     watch: Watch,
     on_torn: Callable[[Path, int], None],
 ) -> Played:
-    """Play one episode, score it if there is gold, and append it to a run folder; errors are those of `open_run`.
-    `out`: None: the folder that all searches under the same configuration, policy and index share. `dataset`: of the
-    task; empty: somebody asked its question. `on_torn`: called with the folder, and the bytes of a torn last line that
-    was cut off."""
+    """Play one episode, score it if there is gold, and append it to a run folder, as `open_run` does. `out`: None: the
+    folder that all searches under the same configuration, policy and index share. `on_torn`: called with the folder,
+    and the bytes of a torn last line that was cut off."""
     config = setup.config
     policy = setup.policy_for([EpisodeJob(task)])
     env = setup.environment(open_retriever(setup.retriever, config), policy)

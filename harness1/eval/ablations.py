@@ -49,9 +49,8 @@ LEGEND = (
 
 
 class Condition(Record, kw_only=True):
-    """One line of the table. `change`: of the recall against the base, over the `paired` tasks, which are scored in
-    both, where the base has `base_recall`; None without such tasks. `p`: of that change by chance, Holm-corrected for
-    all ablations. `broken`: episodes broken by the infrastructure."""
+    """One line of the table. `change`: of the recall against the base, which has `base_recall` on the `paired` tasks,
+    those scored in both; None without any. `p`: of that change by chance, Holm-corrected for all ablations."""
 
     name: str
     recall: float | None

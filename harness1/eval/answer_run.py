@@ -1,6 +1,5 @@
-"""A folder of answers: a model's replies to the questions of a run, how they were obtained, and their scores: exact
-match and token F1 as in SQuAD (Rajpurkar et al. 2016, arXiv 1606.05250), for each condition with its interval, and for
-pairs of conditions on the same tasks."""
+"""A folder of answers: a model's replies to the questions of a run, how they were obtained, and their scores, exact
+match and token F1 as in SQuAD (Rajpurkar et al. 2016, arXiv 1606.05250)."""
 
 from __future__ import annotations
 
@@ -163,9 +162,7 @@ def as_csv(answered: Sequence[Answered], *, secret: bool = False) -> str:
 
 
 def _counts(rows: Sequence[Answered]) -> dict[str, Any]:
-    """Return the numbers of tasks and answers, of answers that are `missing`, `empty` or `cut` (by the token limit), of
-    `unparseable` verdicts, the mean number of `documents` in a prompt, how many were `left_out` for lack of room, and
-    the tokens used, if the server reports them."""
+    # `cut`: by the token limit; `documents`: the mean number in a prompt; `left_out`: for lack of room.
     replies = [each.answer for each in rows if each.answer is not None]
 
     def add_up(counts: Iterable[int | None]) -> int | None:

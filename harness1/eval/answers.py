@@ -67,8 +67,7 @@ class QuotedDocument(Record):
 
 def within_budget(sources: Sequence[QuotedDocument], documents: int, tokens: int) -> tuple[QuotedDocument, ...]:
     """Return as many whole documents as fit, at most `documents` with `tokens` (characters / 4), dropping the lowest
-    ranks first. A document larger than the whole budget is left out beforehand, since dropping others would not make
-    room for it."""
+    ranks first, but one larger than the whole budget before all."""
     kept, room = list[QuotedDocument](), tokens
     for source in sources[:documents]:
         size = approximate_tokens(source.title) + approximate_tokens(source.text)

@@ -119,9 +119,8 @@ class Comparison(Record):
 
 
 def compare(runs: Sequence[Run], metric: str = "curated_recall", top: int = 10, equal_size: bool = False) -> Comparison:
-    """Compare every further run with the first, by `metric` task by task. `top`: most changed tasks to keep.
-    `equal_size`: see `at_equal_size`. Raises UsageError: there are fewer than two runs, their tasks differ, or one has
-    no such metric."""
+    """Compare every further run with the first, by `metric` task by task, and keep the `top` most changed tasks. Raises
+    UsageError: there are fewer than two runs, their tasks differ, or one has no such metric."""
     if len(runs) < 2:
         raise UsageError("a comparison needs at least two runs")
     first = runs[0]

@@ -145,8 +145,7 @@ class Recorder(Journal):
 @contextmanager
 def recording(folder: Path, inputs: dict[str, Any]) -> Iterator[Recorder]:
     """Open the recorder of a folder, and write at the end in its card (`stage.json`) if the end was a clean one. Raises
-    UsageError: the folder holds something else, or calls with other `inputs`, which determine the answers; or as
-    `Journal`."""
+    UsageError: it holds something else, or calls with other `inputs`, which determine the answers; or as `Journal`."""
     stage = Stage(VERB, msgspec.to_builtins(inputs))
     refuse_foreign(folder, VERB, "no record of a proxy", CALLS, "--record")
     refuse_changed(stage, folder, "record of a proxy", "--record")

@@ -93,9 +93,8 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def lock(file: IO[Any], refusal: str, on_wait: Callable[[], None] | None = None) -> None:
-    """Lock a file against all other processes. The system frees the lock when the file is closed or its process dies,
-    however it dies. If another process holds it, wait for it after calling `on_wait`, or else raise UsageError with the
-    words of `refusal`."""
+    """Lock a file against all other processes until it is closed or this process dies, however it dies. If another one
+    holds it, wait for it after calling `on_wait`, or else raise UsageError with the words of `refusal`."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -161,9 +160,8 @@ def under_way(stage: Stage, folder: Path) -> Iterator[None]:
 
 
 def refuse_foreign(folder: Path, verb: str, what: str = "", mark: str = STAGE, option: str = "--out") -> None:
-    """Raise UsageError unless a folder is new, empty, or was written by the same verb. `what`: what a foreign folder
-    holds, in words. `mark`: a file that shows which verb a folder belongs to before it has a card. `option`: names the
-    folder on the command line."""
+    """Raise UsageError unless a folder, named by `option`, is new, empty, or was written by the same verb. `what`: a
+    foreign folder holds, in words. `mark`: a file that shows which verb a folder belongs to before it has a card."""
     try:
         # A process that was killed while it wrote its card left the card's temporary file.
         empty = not folder.exists() or all(each.name.startswith(f".{STAGE}.") for each in folder.iterdir())

@@ -112,9 +112,8 @@ def of_sample(name: str, sample: int) -> str:
 
 
 def read_run_card(folder: Path, *, scored_again: bool = False) -> Stage:
-    """Return the card of a run folder. `scored_again`: reward terms may have changed since. Raises UsageError: the
-    folder holds no run, or one made with a tool or a reward term that is not installed; SchemaError: its card is
-    damaged."""
+    """Return the card of a run folder. Raises UsageError: it holds no run, or one made with a tool or (unless it is
+    `scored_again`) a reward term that is not installed; SchemaError: its card is damaged."""
     stage = read_stage(folder)
     if stage is None or stage.verb != "run":
         why = "it has no stage.json of a run" if folder.exists() else "there is no such folder"

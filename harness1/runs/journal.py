@@ -40,10 +40,9 @@ _TAIL = len(_MARK) + _DIGITS + len(b'"}')
 
 
 class Journal:
-    """Appends to the two files of a folder; one process at a time holds them, until it closes them. `numbers`: the name
+    """Appends to the two files of a folder, which one process at a time holds until it closes them. `numbers`: the name
     of the binary file, if lines have numbers. `wait`: for a process that is writing to the folder. `torn`: bytes of a
-    torn last line that were cut off on opening. Raises UsageError: another process is writing to the folder, or this
-    one cannot."""
+    torn last line, cut off on opening. Raises UsageError: another process writes to the folder, or this one cannot."""
 
     def __init__(self, folder: Path, lines: str, numbers: str = "", *, wait: bool = False) -> None:
         try:
@@ -315,8 +314,7 @@ def read_episodes(folder: Path, on_torn: Callable[[int], None] | None = None) ->
 
 def read_appended(folder: Path, start: int, most: int) -> Iterator[tuple[int, int, Episode]]:
     """Yield at most `most` episodes of a run that is under way from a byte on: where each begins and ends, and the
-    episode. A last line that is not whole yet is left for later. Raises SchemaError: a line is not what was
-    recorded."""
+    episode. A last line that is not whole yet is left for later."""
     path, key = folder / EPISODES, lines_of(read_raw_stage(folder)).key
     with path.open("rb") as lines:
         lines.seek(start)

@@ -174,9 +174,8 @@ class TeacherRun(Run):
 
 
 def open_runs(folders: Sequence[Path], *, rerendered: bool, partial: bool = False) -> list[TeacherRun]:
-    """Open runs of one environment, and of one student unless contexts will be rendered again; raise UsageError if
-    there are no runs, one is over the test split or (unless `partial`) unfinished, or their prompts differ; SchemaError
-    if a card is damaged."""
+    """Open runs of one environment, and of one student unless contexts will be rendered again. Raise UsageError if
+    there are none, one is over the test split or (unless `partial`) unfinished, or their prompts differ."""
     if not folders:
         raise UsageError("name at least one run folder, as `harness1 sft collect` writes them")
     runs = [_open_run(folder, partial=partial) for folder in folders]
