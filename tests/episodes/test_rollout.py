@@ -126,8 +126,6 @@ def test_faults_that_are_retried_away_change_nothing(faults: int) -> None:
 
 
 class Acting(Script):
-    """A policy that acts as its function says."""
-
     def __init__(self, act: Callable[[Context], Awaitable[Decision]]) -> None:
         super().__init__()
         self.act = act

@@ -15,13 +15,10 @@ from harness1.episodes.jobs import Depths, return_unchanged, run_jobs
 from tests.virtual_time import run
 
 Plan = tuple[float, float]
-"""The seconds that playing and finishing a job take."""
 
 
 @dataclass
 class World:
-    """Stages that sleep as planned, and count the jobs within them."""
-
     places: int = 1
     within: Counter[str] = field(default_factory=Counter)
     most: Counter[str] = field(default_factory=Counter)

@@ -83,12 +83,7 @@ def run_folder(
     samples: int = 1,
     **inputs: Any,
 ) -> Path:
-    """A finished run folder with all that is made of its episodes.
-
-    Args:
-        tasks: of the run; default all of the dataset.
-        inputs: of its card, in place of the usual ones.
-    """
+    """A finished run folder with all that is made of its episodes; `inputs` are of its card, in place of the usual."""
     known = {task.task_id: task for task in open_source(str(data)).tasks(split)}
     chosen = [known[name] for name in (known if tasks is None else tasks)]
     card = {"dataset": str(data), "split": split, "tasks": [task.task_id for task in chosen], "samples": samples}

@@ -45,8 +45,6 @@ Says = Callable[[str, str], str | HarnessError]
 
 
 class Server:
-    """An endpoint that answers (system, user) by a function; it counts what it was asked."""
-
     def __init__(self, says: Says, usage: Mapping[str, int] | None = None) -> None:
         self.says, self.usage, self.asked = says, usage, list[str]()
         self.inside = self.most = 0
@@ -65,7 +63,6 @@ class Server:
 
 
 def reads(system: str, user: str) -> str:
-    """Says what its documents say, and nothing without them."""
     for word in ("Missolonghi", "Babbage"):
         if word in user.partition("<question>")[0]:
             return word

@@ -89,7 +89,6 @@ def evaluation(index: str, tasks: int = 3, config: Config = CONFIG, samples: int
 
 
 def counted(played: list[str], *broken: str) -> Play:
-    """A function that plays as usual, and lists what; the infrastructure breaks some conditions."""
 
     def play(job: Evaluation, folder: Path) -> dict[str, Any]:
         played.append(folder.name)

@@ -97,7 +97,6 @@ def test_a_mechanism_that_is_off_and_an_episode_without_a_reward_have_no_metric(
 
 
 def searched(*rankings: Ranking, unit: str = "document", hits: tuple[Hit, ...] = ()) -> Episode:
-    """An episode with one search for each ranking."""
     turns = tuple(
         Turn(at, action=SEARCH, observation=Observation("search_corpus", hits=hits, rankings=(ranking,)))
         for at, ranking in enumerate(rankings)

@@ -27,12 +27,10 @@ def whole(call: CapturedCall) -> Tokens:
 
 
 def after(name: str, parent: CapturedCall, seen: Tokens, output: Tokens, **fields: object) -> CapturedCall:
-    """A call whose prompt is what another saw and said, and more."""
     return made(name, whole(parent) + seen, output, **fields)
 
 
 def append_only(turns: int = 8, seed: int = 0, vocabulary: int = 64) -> list[CapturedCall]:
-    """A session in which every prompt continues the turn before."""
     draw = random.Random(seed)
 
     def some(most: int) -> Tokens:
@@ -74,7 +72,6 @@ def sessions(draw: st.DrawFn) -> list[CapturedCall]:
 
 
 def plainly_ambiguous(calls: Sequence[CapturedCall]) -> set[str]:
-    """Which calls are quarantined for their parents, by comparing every call with every other."""
     found: set[str] = set()
     for call in sorted(calls, key=lambda call: len(call.prompt_ids)):
         others = [other for other in calls if other.output_ids and other.agent_id == call.agent_id]

@@ -321,7 +321,6 @@ def test_a_run_that_grows_is_closed_by_its_new_lines_alone(tmp_path: Path) -> No
 
 @pytest.fixture
 def holder(tmp_path: Path) -> Iterator[int]:
-    """Another process that holds the lock of a file, until it is killed."""
     ready, locked = os.pipe()
     child = os.fork()
     if not child:

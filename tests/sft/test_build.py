@@ -34,11 +34,12 @@ from harness1.rows import RowFile
 from harness1.rows.calls import calls_of, prompt_ids
 from harness1.runs.files import STAGE, read_stage
 from harness1.runs.folder import run_stage
-from harness1.runs.journal import EPISODES, EpisodeStore, read_episodes
+from harness1.runs.journal import EPISODES, read_episodes
 from harness1.sft.build import Build, build
 from harness1.sft.collect import tasks_of_runs
 from harness1.sft.data_card import CARD, HELD_OUT, README, TRAIN, read_card
 from tests.support import run
+from tests.viewer.making import write_episodes
 from tests.vocabularies import chat_format, vocabulary
 
 DATASET = "world:100"
@@ -68,9 +69,7 @@ def collect(
     inputs = {"dataset": DATASET, "split": "train", **hashes}
     stage = run_stage(config, "scripted", inputs, index, {**hashes, "counter": env.counter.hash}, spoken)
     stage.write(folder, status="finished")
-    with EpisodeStore(folder) as store:
-        for task in SOURCE.tasks("train")[:tasks][::step]:
-            store.append(run(rollout(env, policy, task)))
+    write_episodes(folder, [run(rollout(env, policy, task)) for task in SOURCE.tasks("train")[:tasks][::step]])
     return folder
 
 
@@ -90,20 +89,16 @@ def run_copy(teacher: Path, tmp_path: Path) -> Path:
 
 
 def rewritten(folder: Path, change: Callable[[Sequence[Episode]], Sequence[Episode]]) -> Path:
-    """The run with other episodes."""
     episodes = change(list(read_episodes(folder)))
     for name in (EPISODES, "tokens.bin"):
         (folder / name).unlink()
-    with EpisodeStore(folder) as store:
-        for episode in episodes:
-            store.append(episode)
+    write_episodes(folder, episodes)
     return folder
 
 
 def changed(
     folder: Path, inputs: dict[str, Any] | None = None, outputs: dict[str, Any] | None = None, **more: Any
 ) -> None:
-    """Write the card of a run anew, with some inputs and outputs in place of others."""
     stage = read_stage(folder)
     merged = {"inputs": {**stage.inputs, **(inputs or {})}, "outputs": {**stage.outputs, **(outputs or {})}}
     stage.write(folder, **merged, **more)
@@ -376,7 +371,6 @@ def test_the_command_prints_the_gates_or_the_card(teacher: Path, run_copy: Path,
 def test_the_command_renders_again_for_a_checkpoint_in_the_environment_of_the_runs(
     approximate: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the configuration of the moment is: rows are made in that of the runs."""
     folder = tmp_path / "student"
     folder.mkdir()
     (folder / "tokenizer.json").write_bytes(vocabulary("chatml"))

@@ -48,14 +48,12 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def saved(folder: Path, kind: str = "chatml", **changes: object) -> str:
-    """A folder with the tokenizer of a kind, with changes."""
     folder.mkdir(exist_ok=True)
     (folder / "tokenizer.json").write_text(json.dumps(json.loads(vocabulary(kind)) | changes))
     return str(folder)
 
 
 def collected(*options: str) -> str:
-    """What `sft collect` prints with these options; what it raises is raised."""
     app = typer.Typer()
     app.command()(collect)
     done = CliRunner().invoke(app, [*options, *ONE, "--json"], standalone_mode=False)

@@ -64,8 +64,6 @@ NLL = "held_out/nll"
 
 
 class Place(NamedTuple):
-    """Folders that every test may read."""
-
     model: Path
     rows: Path
     indexed: Path
@@ -82,7 +80,6 @@ def save_student(folder: Path, kind: str = "chatml", **settings: Any) -> Path:
 
 
 def save_rows(home: Path, model: Path, tasks: int = 6) -> Place:
-    """A dataset of a teacher's episodes, for a model."""
     source = open_source(WORLD)
     build_index(source.documents(), home / "index", CONFIG.index)
     chosen = source.tasks("train")[:tasks]
@@ -122,19 +119,16 @@ def timeless(out: Path) -> list[dict[str, Any]]:
 
 
 def looks(out: Path) -> dict[int, float]:
-    """The held-out loss at each step that was looked at."""
     return {line["step"]: line[NLL] for line in read_log(out) if NLL in line}
 
 
 def held_out_loss(model: Path, place: Place) -> float:
-    """The loss of the watched rows under the weights of a folder."""
     trainer = Trainer(load_trainable(model, QUICK, "cpu"), NegativeLogLikelihood(), QUICK, 1)
     return trainer.loss(space_evenly(RowFile(place.rows / HELD_OUT), QUICK.watch.rows))
 
 
 @pytest.fixture(scope="module")
 def trained(place: Place, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of an uninterrupted training."""
     out = tmp_path_factory.mktemp("trained") / "out"
     fine_tune(tuning(place, out), silent)
     return out
@@ -303,7 +297,6 @@ def test_trl_trains_a_checkpoint_that_loads(place: Place, tmp_path: Path) -> Non
 
 
 def test_what_training_reads_is_never_written_over(place: Place, trained: Path) -> None:
-    """Not even if its stage were of this very work."""
     files = {path: path.read_bytes() for path in trained.iterdir() if path.is_file()}
     for work in (tuning(place, trained, model=trained), tuning(place, place.rows), tuning(place, place.rows.parent)):
         with pytest.raises(UsageError, match="is an input, and is inside --out: choose another --out"):

@@ -54,7 +54,6 @@ def on_service(place: Place, out: Path, sdk: FakeTinker, kept: list[Any] | None 
 
 
 def keeping(kept: list[Any], opened: OpenEngine) -> OpenEngine:
-    """The same, with the engine within reach."""
 
     def opens(job: TrainerJob, group: ProcessGroup) -> Engine:
         engine = opened(job, group)

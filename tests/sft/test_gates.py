@@ -24,7 +24,6 @@ EARLIER = {("d", "learned")}
 
 
 def one(number: int = 0, **changes: Any) -> TeacherEpisode:
-    """A candidate that passes everything."""
     base = TeacherEpisode(
         place=(0, number),
         episode_id=f"e{number}",

@@ -47,7 +47,6 @@ def training(place: Place, rank: int = 0) -> LocalEngine:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[TransformersBackend]:
-    """The models that are sampled from, as they are opened."""
     found: list[TransformersBackend] = []
 
     def opening(*arguments: Any, **options: Any) -> TransformersBackend:

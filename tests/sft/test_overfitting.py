@@ -37,7 +37,6 @@ SHORT = (
     *("env.search.hits=2", "env.auto_populate.documents=2"),
     *("machine.workers=1", "machine.threads=1", "machine.bootstrap=50"),
 )
-"""Episodes of a few hundred tokens."""
 CONFIG = load_config("sft/small", [*SHORT, "policy.format_retries=0", "machine.device=cpu", "machine.threads=1"])
 TASKS = 9
 ROWS = 32
@@ -107,13 +106,11 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def taught(home: Path) -> list[Episode]:
-    """The teacher's episodes in the words of the student."""
     return played("oracle-teacher", home / "taught", home / "index", str(home / "model"))
 
 
 @pytest.fixture(scope="module")
 def student(home: Path, taught: list[Episode]) -> Path:
-    """The checkpoint of a training that watched the very rows and tasks that it learned."""
     assert {episode.status for episode in taught} == {Status.COMPLETED}
     rows = home / "rows"
     card = build(Build([home / "taught"], Sft(gates=Gates(recall=0.0, near=1.0), held_out=0.0)), rows)

@@ -24,7 +24,6 @@ CHAT = chat_format("compact", "chatml")
 
 
 def recorded(policy: Policy, env: Env) -> Episode:
-    """An episode of a policy that counted approximately."""
     return run(rollout(make_env(env, CORPUS), policy, TASK, seed=5, sample_idx=2, group_id="g"))
 
 

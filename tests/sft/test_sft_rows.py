@@ -43,7 +43,6 @@ def dropped(episode: Episode = EPISODE, **settings: object) -> dict[str, int]:
 
 
 def with_call(place: int, change: Callable[[ModelCall], ModelCall]) -> Episode:
-    """The episode with the call of one turn changed."""
     turns = list(EPISODE.turns)
     turns[place] = msgspec.structs.replace(turns[place], calls=tuple(map(change, turns[place].calls)))
     return msgspec.structs.replace(EPISODE, turns=tuple(turns))

@@ -42,7 +42,6 @@ def student(place: Place) -> Student:
 
 
 def taught_in(student: Student, *tasks: tuple[str, str, list[Task]]) -> Student:
-    """The student of runs over several datasets: name, dataset and held-out tasks of each."""
     (one,) = student.card.runs
     runs = tuple(msgspec.structs.replace(one, name=name, dataset=dataset) for name, dataset, _ in tasks)
     held = {name: tuple(sorted(task.task_id for task in chosen)) for name, _, chosen in tasks}
@@ -101,7 +100,6 @@ def test_a_dataset_or_an_index_that_has_gone_is_said_to_be(student: Student, tmp
 
 
 def test_episodes_are_run_as_the_teachers_were(student: Student, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the environment of the configuration that training is given."""
     (collected, task), *_ = student.list_held_out(1)
     asked: list[Config] = []
 
@@ -128,7 +126,6 @@ def of_another_environment(rows: Path) -> None:
 
 @pytest.fixture
 def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of the test gets as far as a model's weights."""
 
     def load(*_: object, **__: object) -> None:
         pytest.fail("the model was loaded")
@@ -183,7 +180,6 @@ def test_a_model_that_cannot_learn_the_rows_is_refused_before_it_is_loaded(
 def test_a_full_disk_is_refused_before_a_model_is_loaded(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
 ) -> None:
-    """What a training writes is tested beside `disk_bytes`."""
     usage = shutil.disk_usage(tmp_path)
     work = tuning(place, tmp_path / "out", msgspec.structs.replace(QUICK, lora=Lora(rank=rank)))
     needed = disk_bytes(place.model, work.config.train)
