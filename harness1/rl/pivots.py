@@ -111,7 +111,7 @@ class Profile:
     @cached_property
     def sieve(self) -> TaskFilter:
         """Return the filter of the run's tasks; raise UsageError if an evaluation set does not exist."""
-        source, taught = self.run.source, {(self.run.source.name, self.run.origin.split)}
+        source, taught = self.run.source, {(self.run.source.name, self.run.split)}
         return open_filter(self.config.data, [source], taught, against=self.against, excluded=self.excluded)
 
     @cached_property
@@ -119,7 +119,7 @@ class Profile:
         """Return the choice among the tasks that the run was asked to play."""
         asked = self.run.stage.inputs.get("tasks", self.run.tasks)
         tasks = [task for name, task in self.run.tasks.items() if name in set(asked)]
-        return self.sieve.select(self.run.source.name, self.run.origin.split, tasks)[1]
+        return self.sieve.select(self.run.source.name, self.run.split, tasks)[1]
 
     def world(self) -> PivotWorld:
         """Open the world in which the turns are played; raise UsageError if the index is missing; ConfigError if it
@@ -306,12 +306,12 @@ def _open_turns(
 
 
 def _readme(work: Profile, found: dict[str, dict[str, Any]]) -> str:
-    origin = f"{work.run.source.name}/{work.run.origin.split}"
+    origin = f"{work.run.source.name}/{work.run.split}"
     lines = [f"| {name} | {' | '.join(map(str, fates.values()))} |" for name, fates in found["fates"].items()]
     splits = ", ".join(f"{count} {name}" for name, count in sorted(found["splits"].items())) or "none"
     return f"""# Pivots of {work.run.folder.name}
 
-Turns of {work.run.origin.teacher} over {origin}, each tried {SAMPLES} times by {work.name}.
+Turns of {work.run.policy} over {origin}, each tried {SAMPLES} times by {work.name}.
 Kept are those at which some of its actions are right, some are not, and less than {LIMIT:g} of them are.
 
 | expert's tool | {" | ".join(found["fates"]["all"])} |

@@ -38,7 +38,7 @@ from harness1.sft.data_card import (
     tasks_by_dataset,
     write_card,
 )
-from harness1.sft.rows import REASONS, rerender, row_tokens, sft_rows
+from harness1.sft.rows import REASONS, Origin, rerender, row_tokens, sft_rows
 from harness1.tools.documents import END_SEARCH
 
 VERB = "sft build"
@@ -220,7 +220,7 @@ def build(
     no runs, a run is unfinished, runs do not match, episodes lack token ids, the student's tokenizer loses text, no row
     is left, the folder holds something else, or the disk is full; SchemaError if a run is damaged."""
     sft, runs = job.sft, open_runs(job.runs, rerendered=job.student is not None, partial=job.partial)
-    taught = {(run.source.name, run.origin.split) for run in runs}
+    taught = {(run.source.name, run.split) for run in runs}
     sets = open_filter(job.data, [run.source for run in runs], taught, against=job.against).sets
     excluded = tasks_of_runs(job.exclude)
     stage = _stage(job, runs, sets, excluded)
@@ -292,7 +292,7 @@ def _collect(
         line, order = -1, {name: at for at, name in enumerate(run.tasks)}
         for line, episode in enumerate(read_episodes(run.folder, partial(on_torn, run.folder))):
             run.refuse_stray(episode, needs_ids=job.student is None)
-            one = candidate(episode, run.gold_by_id.get(episode.task.task_id), run.source.name, (number, line))
+            one = candidate(episode, run.tasks[episode.task.task_id].gold, run.source.name, (number, line))
             tokenizer = next((call.tokenizer_hash for call in calls_of(episode)), "")
             one = msgspec.structs.replace(one, line=line, tokens=row_tokens(episode, job.sft), tokenizer=tokenizer)
             latest[number, order[episode.task.task_id], episode.key] = one
@@ -314,6 +314,7 @@ def _write(
     def rows() -> Iterator[TrainRow]:
         done = 0
         for number, run in enumerate(runs):
+            origin = Origin(run.source.name, run.split, run.policy)
             own = [each for each in kept if each.place[0] == number]
             starts = line_starts(run.folder) if own else ()
             for each in own:
@@ -322,7 +323,7 @@ def _write(
                 _, _, episode = next(read_appended(run.folder, starts[each.line], 1))
                 if job.student is not None:
                     episode = rerender(episode, run.config.env, job.student)
-                made, lost = sft_rows(episode, job.sft, run.origin, each.gold)
+                made, lost = sft_rows(episode, job.sft, origin, each.gold)
                 dropped.update(lost)
                 for row in made:
                     facts.append(RowFacts.of(row))

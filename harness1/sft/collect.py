@@ -30,7 +30,7 @@ from harness1.reward.measures import targets
 from harness1.runs.files import STAGE, read_stage
 from harness1.runs.folder import refuse_lost_settings
 from harness1.sft.data_card import CARD, CollectionRun, read_card
-from harness1.sft.rows import Origin, has_token_ids
+from harness1.sft.rows import has_token_ids
 from harness1.tools.registry import Toolbox
 
 Item = TypeVar("Item")
@@ -129,10 +129,6 @@ class TeacherRun(Run):
         return {name: task.gold for name, task in self.tasks.items()}
 
     @property
-    def origin(self) -> Origin:
-        return Origin(self.source.name, self.split, self.policy)
-
-    @property
     def dataset(self) -> str:
         return str(self.source.root or self.stage.inputs["dataset"])
 
@@ -162,9 +158,9 @@ class TeacherRun(Run):
             folder=str(self.folder.resolve()),
             dataset=self.dataset,
             name=self.source.name,
-            split=self.origin.split,
+            split=self.split,
             share=str(self.stage.outputs.get("share", "")),
-            teacher=self.origin.teacher,
+            teacher=self.policy,
             index=self.index,
             hashes=self.stage.hashes,
             episodes=len(met),
