@@ -83,8 +83,14 @@ class DocumentReader:
 
     def __init__(self, retriever: Retriever, machine: Machine) -> None:
         self._retriever, self._machine = retriever, machine
-        self.index_hash = retriever.info.index_hash
-        self._by_chunk = retriever.info.unit == "chunk"
+
+    @property
+    def index_hash(self) -> str:
+        return self._retriever.info.index_hash
+
+    @property
+    def _by_chunk(self) -> bool:
+        return self._retriever.info.unit == "chunk"
 
     async def sources(self, units: Sequence[UnitId]) -> list[QuotedDocument]:
         """Return the documents, or the chunks if the corpus is scored by chunks, in the order requested."""
