@@ -15,20 +15,21 @@ from typer.testing import CliRunner
 from harness1.cli.sft import collect
 from harness1.config import Config, load_config
 from harness1.data import beir
+from harness1.data.leaks import Selection
 from harness1.data.open import open_source
 from harness1.data.source import Source
 from harness1.episodes.jobs import FEW, EpisodeJob, EpisodeSetup, run_episodes
 from harness1.episodes.rollout import replay_env, replay_episode
-from harness1.errors import UsageError
+from harness1.errors import SchemaError, UsageError
 from harness1.models.formats import open_format
 from harness1.models.tokenizer import open_tokenizer
 from harness1.records import Episode, Status
 from harness1.retrieval.build import build_index
 from harness1.rows.calls import prompt_ids
-from harness1.runs.files import read_stage
+from harness1.runs.files import Stage, read_stage
 from harness1.runs.folder import run_config
 from harness1.runs.journal import EpisodeStore, read_episodes
-from harness1.sft.collect import check_round_trip, student_place, teacher_policy, teaching_tasks
+from harness1.sft.collect import check_round_trip, student_place, tasks_of_runs, teacher_policy, teaching_tasks
 from tests.models.test_chat_messages import check
 from tests.policy.test_chat_completions import answer
 from tests.serving import imitating
@@ -243,3 +244,35 @@ def test_a_hosted_teacher_is_asked_for_reasons_and_speaks_the_format_of_its_stud
         assert turn.action is not None
         assert spoken.output_ids == chat.format_action(turn.reasoning, turn.action)
     assert replay_episode(episode, run_config(out)[0].env).difference is None
+
+
+NAME = open_source(WORLD).name
+CHOSEN = Selection(dataset="scifact", split="train", tasks=9, held_out=("3",), learned=("1", "2"))
+
+
+def card(folder: Path, verb: str = "run", **outputs: object) -> Path:
+    Stage(verb, {}, outputs=outputs).write(folder)
+    return folder
+
+
+def test_tasks_are_those_that_runs_trainings_and_profiles_name_together(tmp_path: Path) -> None:
+    one, two = (
+        card(tmp_path / verb, verb, selections=[msgspec.to_builtins(CHOSEN)]) for verb in ("rl train", "rl pivots")
+    )
+    assert tasks_of_runs([one]) == tasks_of_runs([two]) == {("scifact", task) for task in ("1", "2", "3")}
+    more = msgspec.structs.replace(CHOSEN, dataset="fm2", learned=("9",), held_out=())
+    other = card(tmp_path / "other", "rl train", selections=[msgspec.to_builtins(more)])
+    assert tasks_of_runs([one, str(other)]) == tasks_of_runs([one]) | {("fm2", "9")}
+    assert tasks_of_runs([]) == frozenset()
+    Stage("run", {"dataset": WORLD, "split": "train", "tasks": ["train-1"]}).write(tmp_path / "run")
+    assert tasks_of_runs([tmp_path / "run"]) == {(NAME, "train-1")}
+
+
+def test_a_folder_that_does_not_say_what_it_was_made_of_is_refused(tmp_path: Path) -> None:
+    for folder in (tmp_path / "nothing", card(tmp_path / "other", "rl train")):
+        with pytest.raises(UsageError, match="no card there says"):
+            tasks_of_runs([folder])
+    broken = ({"selections": [{"dataset": 1}]}, {"selections": "all"})
+    for folder in (*(card(tmp_path / str(at), "rl train", **each) for at, each in enumerate(broken)), card(tmp_path)):
+        with pytest.raises(SchemaError, match="which tasks it was made of"):
+            tasks_of_runs([folder])
