@@ -1,4 +1,4 @@
-"""The gold of a recorded run, found again by its card."""
+"""A recorded run is read by its card, and a dataset that was edited since is noticed; new gold scores old episodes."""
 
 from __future__ import annotations
 
