@@ -17,10 +17,9 @@ from harness1.env.environment import env_hash
 from harness1.errors import UsageError
 from harness1.eval.compare import differences_of
 from harness1.eval.evaluate import Evaluation, Play, ensure_run, refuse_changed_tasks, rescore
-from harness1.eval.metrics import fault_count
+from harness1.eval.metrics import fault_count, task_metrics
 from harness1.eval.run import SCORING, PerTask
 from harness1.eval.statistics import Interval, holm, probability
-from harness1.eval.summary import task_metrics
 from harness1.plain import meant
 from harness1.records import Record
 from harness1.runs.files import (

@@ -15,10 +15,9 @@ import msgspec
 
 from harness1.config.settings import differences
 from harness1.errors import UsageError
-from harness1.eval.metrics import HEADLINE
+from harness1.eval.metrics import HEADLINE, cut
 from harness1.eval.run import PerTask, Run
 from harness1.eval.statistics import Interval, holm, paired_difference, probability, randomisation_test
-from harness1.eval.summary import cut
 from harness1.records import Faults, Record, Status
 from harness1.reward.measures import delivery
 from harness1.runs.folder import public_config

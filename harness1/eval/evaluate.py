@@ -15,10 +15,9 @@ from harness1.data.open import from_anywhere
 from harness1.env.pieces import static_piece
 from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, OnDepths, describe_counter, ignore_depths, run_episodes
 from harness1.errors import UsageError
-from harness1.eval.metrics import fault_count
+from harness1.eval.metrics import fault_count, summarise
 from harness1.eval.outputs import output_names, write_outputs
 from harness1.eval.run import SCORE_AGAIN, SCORING, Run, task_hashes
-from harness1.eval.summary import summarise
 from harness1.plain import digest, file_digest
 from harness1.policy.policy import Policy
 from harness1.policy.registry import needs_gold

@@ -19,9 +19,8 @@ import msgspec
 from harness1.config import Config
 from harness1.data.trec import write_qrels, write_run
 from harness1.errors import MissingExtra, UsageError
-from harness1.eval.metrics import documents_of_hits, failure_class
+from harness1.eval.metrics import documents_of_hits, failure_class, measure_episode, resources, task_metrics
 from harness1.eval.run import Run
-from harness1.eval.summary import measure_episode, resources, task_metrics
 from harness1.plain import text_digest
 from harness1.records import TAGS, ChunkId, DocId, Episode, Faults, Gold, Status, Task, Turn, UnitId
 from harness1.reward.measures import Outcome, delivery, measure_outcome, targets

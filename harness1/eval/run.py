@@ -14,7 +14,7 @@ from harness1.config import Config
 from harness1.data.open import open_source
 from harness1.data.source import Source
 from harness1.errors import UsageError
-from harness1.eval.summary import task_metrics
+from harness1.eval.metrics import task_metrics
 from harness1.plain import digest
 from harness1.records import Episode, EpisodeKey, Faults, Gold, Task
 from harness1.runs.files import Stage

@@ -22,7 +22,7 @@ from harness1.data.leaks import KnownQueries
 from harness1.data.source import Source
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.eval.evaluate import Evaluation, ensure_run
-from harness1.eval.summary import task_metrics
+from harness1.eval.metrics import task_metrics
 from harness1.http.model_endpoint import Completion, Messages, defuse, strip_answer
 from harness1.memory.entities import extract
 from harness1.memory.question import head

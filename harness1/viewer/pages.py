@@ -15,8 +15,7 @@ from typing import Any
 import msgspec
 
 from harness1.errors import SchemaError, UsageError
-from harness1.eval.metrics import MEANINGS
-from harness1.eval.summary import measure_episode, metrics_of_nothing
+from harness1.eval.metrics import MEANINGS, measure_episode, metrics_of_nothing
 from harness1.records import TAGS, Episode, EpisodeKey, Status, Task
 from harness1.runs.files import replacing
 from harness1.runs.folder import VIEW

@@ -18,10 +18,9 @@ from harness1.config import Config
 from harness1.env.pieces import static_piece
 from harness1.errors import UsageError
 from harness1.eval.compare import correct_p_values, differences_of
-from harness1.eval.metrics import HEADLINE, failure_class
+from harness1.eval.metrics import HEADLINE, failure_class, task_metrics
 from harness1.eval.outputs import outcome_if_known
 from harness1.eval.run import PerTask, Run
-from harness1.eval.summary import task_metrics
 from harness1.models.fetch import resolve_model
 from harness1.models.open import HARMONY
 from harness1.models.spec import ModelSpec, is_model

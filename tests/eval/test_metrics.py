@@ -13,8 +13,19 @@ import pytest
 from harness1.config import Config, Env, load_config
 from harness1.episodes.rollout import rollout
 from harness1.errors import UsageError
-from harness1.eval.metrics import METRICS, Tokens, measure, metric_names, model_use, rerank_recall, tokens_of
-from harness1.eval.summary import cut, resources, summarise, task_metrics
+from harness1.eval.metrics import (
+    METRICS,
+    Tokens,
+    cut,
+    measure,
+    metric_names,
+    model_use,
+    rerank_recall,
+    resources,
+    summarise,
+    task_metrics,
+    tokens_of,
+)
 from harness1.policy.scripted import ScriptedPolicy
 from harness1.records import (
     Curated,

@@ -24,6 +24,7 @@ from harness1.data.trec import read_run
 from harness1.errors import MissingExtra, UsageError
 from harness1.eval.answer_run import as_csv
 from harness1.eval.answers import Answered, AnswerItem, Reply
+from harness1.eval.metrics import summarise
 from harness1.eval.outputs import (
     FORMULA,
     csv_table,
@@ -34,7 +35,6 @@ from harness1.eval.outputs import (
     task_table,
     write_outputs,
 )
-from harness1.eval.summary import summarise
 from harness1.records import DocId, Episode, Gold, Hit, Observation, StopReason, Task, ToolCall, Turn
 from harness1.runs.files import Stage
 from harness1.runs.folder import clear_run
