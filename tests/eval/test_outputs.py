@@ -6,17 +6,14 @@ import csv
 import importlib.util
 import io
 import json
-import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import ir_measures
 import msgspec
 import pandas as pd
 import polars as pl
 import pytest
-from ir_measures import SetP, SetR
 
 import harness1
 from harness1.config import load_config
@@ -84,22 +81,6 @@ def test_deliveries_and_pools_are_runs_that_others_can_score(tmp_path: Path) -> 
     assert [unit for unit, _ in pools["t1"]] == list("xbayz")
     assert pools["t2"] == [("x", 3.0), ("y", 2.0), ("c", 1.0)]
     assert "t4" not in pools
-
-
-def test_the_runs_score_as_the_metrics_do(tmp_path: Path) -> None:
-    rng = random.Random(0)
-    episodes = [finished(name, *(rng.sample("abcdefgh", rng.randint(0, most)) for most in (5, 8))) for name in NAMES]
-    written(tmp_path, episodes)
-    (tmp_path / "qrels").write_text("".join(f"{name} 0 {unit} 1\n" for name in NAMES for unit in GOLD.relevant))
-    qrels = list(ir_measures.read_trec_qrels(str(tmp_path / "qrels")))
-    metrics = json.loads((tmp_path / "metrics.json").read_text())
-    for file, measure, name in (
-        ("curated.trec", SetR, "curated_recall"),
-        ("curated.trec", SetP, "curated_precision"),
-        ("pool.trec", SetR, "trajectory_recall"),
-    ):
-        run = list(ir_measures.read_trec_run(str(tmp_path / file)))
-        assert ir_measures.calc_aggregate([measure], qrels, run)[measure] == pytest.approx(metrics[name]["mean"])
 
 
 def test_ids_that_hold_white_space_are_encoded_without_becoming_one(tmp_path: Path) -> None:

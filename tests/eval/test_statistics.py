@@ -1,12 +1,9 @@
 from __future__ import annotations
 
 import math
-from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec.structs import astuple
 
 from harness1.errors import UsageError
@@ -21,8 +18,6 @@ from harness1.eval.statistics import (
     variance_components,
 )
 
-VALUES = st.lists(st.floats(-5, 5), min_size=1, max_size=30)
-
 
 def test_the_interval_covers_the_true_mean_as_often_as_it_promises() -> None:
     rng = np.random.default_rng(7)
@@ -30,14 +25,6 @@ def test_the_interval_covers_the_true_mean_as_often_as_it_promises() -> None:
     intervals = [bootstrap_mean(values, 400, seed) for seed, values in enumerate(sets)]
     covered = sum(interval.low <= 0.5 / 1.2 <= interval.high for interval in intervals)
     assert 270 <= covered <= 297
-
-
-@given(VALUES, st.integers(0, 5))
-def test_an_interval_is_ordered_inside_the_data_and_repeatable(values: list[float], seed: int) -> None:
-    interval = bootstrap_mean(values, 50, seed)
-    assert min(values) - 1e-9 <= interval.low <= interval.high <= max(values) + 1e-9
-    assert interval.mean == pytest.approx(np.mean(values))
-    assert interval == bootstrap_mean(values, 50, seed)
 
 
 def test_no_task_one_task_and_equal_tasks_are_defined() -> None:
@@ -81,28 +68,11 @@ def by_task(values: list[float]) -> dict[str, float]:
     return {f"t{task}": value for task, value in enumerate(values)}
 
 
-def enumerated(differences: list[float]) -> float:
-    """The p value by all signs, one after the other."""
-    seen = abs(math.fsum(differences))
-    sums = [
-        abs(math.fsum(sign * value for sign, value in zip(signs, differences, strict=True)))
-        for signs in product((-1, 1), repeat=len(differences))
-    ]
-    return sum(value >= seen - 1e-9 for value in sums) / len(sums)
-
-
-@given(st.lists(st.integers(-6, 6).map(lambda tenths: tenths / 10), min_size=1, max_size=8))
-def test_few_pairs_are_tested_over_all_signs(differences: list[float]) -> None:
-    a = by_task([0.5 + value for value in differences])
-    p = randomisation_test(a, dict.fromkeys(a, 0.5), 256)
-    assert p == pytest.approx(enumerated(differences))
-    assert p == randomisation_test(dict.fromkeys(a, 0.5), dict(reversed(a.items())), 256, seed=3)
-
-
 def test_the_exact_test_by_hand() -> None:
     # Of the 8 sums of +-1 +-2 +-3, two are as large as 6; of those of +-1 +-2 -+3, all are at least 0.
     assert randomisation_test(by_task([1, 2, 3]), by_task([0, 0, 0]), 8) == 2 / 8
     assert randomisation_test(by_task([1, 2, -3]), by_task([0, 0, 0]), 8) == 1.0
+    assert randomisation_test(by_task([0, 0, 0]), by_task([1, 2, 3]), 8, seed=3) == 2 / 8
     # A task without a difference changes nothing, and 20 that agree are beyond what chance does in 2 of 2**20.
     assert randomisation_test(by_task([1, 2, 3, 7]), by_task([0, 0, 0, 7]), 8) == 2 / 8
     assert randomisation_test(by_task([0.1] * 20), by_task([0.0] * 20), 2**20) == 2 / 2**20

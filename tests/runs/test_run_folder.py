@@ -21,7 +21,6 @@ from harness1.runs.files import (
     refuse_foreign,
     refuse_other,
     under_way,
-    write_atomically,
 )
 from harness1.runs.folder import (
     SESSION,
@@ -62,14 +61,6 @@ def test_what_is_no_card_is_refused(tmp_path: Path) -> None:
         (tmp_path / STAGE).write_text(text)
         with pytest.raises(SchemaError, match="not a stage card"):
             read_stage(tmp_path)
-
-
-def test_a_file_is_replaced_whole_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    for data in (b"first", b"2"):
-        write_atomically(path, data)
-        assert path.read_bytes() == data
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_the_card_says_what_became_of_the_work(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from harness1.data import beir
 from harness1.data.leaks import Selection
 from harness1.data.open import open_source
 from harness1.data.source import Source
-from harness1.episodes.jobs import FEW, EpisodeJob, EpisodeSetup, run_episodes
 from harness1.episodes.rollout import replay_env, replay_episode
 from harness1.errors import SchemaError, UsageError
 from harness1.models.formats import open_format
@@ -125,20 +124,6 @@ def test_a_collection_is_resumed_and_then_left_alone(index: str, tmp_path: Path)
     assert (out / "episodes.jsonl").stat().st_mtime_ns == written
     with pytest.raises(UsageError, match="another run"):
         run_of(out, index, "--limit", "2", "--samples", "2")
-
-
-def test_worker_processes_speak_like_one_process(index: str, tmp_path: Path) -> None:
-    student = saved(tmp_path / "student")
-
-    def episodes(workers: int) -> list[bytes]:
-        found: list[Episode] = []
-        config = load_config(None, [f"machine.workers={workers}", "policy.format=compact", "env.max_turns=3"])
-        jobs = [EpisodeJob(task) for task in SOURCE.tasks("train")[: 2 * FEW]]
-        run_episodes(EpisodeSetup(config, index, "scripted", student=student), jobs, found.append)
-        plain = [msgspec.structs.replace(episode, stage_ms={}) for episode in found]
-        return [msgspec.json.encode(episode) for episode in sorted(plain, key=lambda each: each.key)]
-
-    assert episodes(2) == episodes(1)
 
 
 @pytest.mark.parametrize(
