@@ -133,7 +133,7 @@ class Ours:
 
     def search(self, terms: list[str], k: int, exclude: Sequence[Any]) -> list[ChunkId]:
         found = self._index.bm25.search_terms(terms, k, np.array(self._index.positions(exclude), np.int64))
-        return self._index.chunk_ids(position for position, _ in found)
+        return [self._index.chunk(position).chunk_id for position, _ in found]
 
 
 class BM25S:

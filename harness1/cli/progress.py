@@ -38,7 +38,7 @@ from harness1.plain import printable
 if TYPE_CHECKING:
     from harness1.data.source import Source
     from harness1.retrieval.corpus import Document
-    from harness1.retrieval.embedder import Progress as Embedded
+    from harness1.retrieval.models import Progress as Embedded
 
 
 class Terminal(Console):

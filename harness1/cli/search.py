@@ -30,7 +30,7 @@ from harness1.memory.parts import telling_argument
 from harness1.plain import counted, without_password
 from harness1.policy.registry import needs_gold
 from harness1.records import Delta, Episode, Observation, Status, StopReason, ToolCall, UnitId
-from harness1.retrieval.generations import IndexCheck, check_index
+from harness1.retrieval.files import IndexCheck, check_index
 from harness1.retrieval.open import build_engine
 from harness1.retrieval.protocol import IndexInfo
 from harness1.runs.folder import clear_run

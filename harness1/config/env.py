@@ -372,8 +372,8 @@ class Dense(Settings):
 
     model: str = ""
     """A name or local folder for sentence-transformers, or `hash:DIMENSIONS` (needs no model); empty: no embeddings."""
-    search: Literal["exact", "hnsw", "ivf"] = "exact"
-    """Exact search suits up to about a million chunks; the approximate graphs and lists of faiss, larger numbers."""
+    search: Literal["exact", "hnsw"] = "exact"
+    """Exact search suits up to about a million chunks; the approximate graphs of faiss, larger numbers."""
     query_prefix: str = ""
     """Text put before a query, if the model was trained that way (`query: `)."""
     document_prefix: str = ""

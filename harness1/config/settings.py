@@ -107,7 +107,10 @@ _PARENTS = {path.rsplit(".", depth)[0] for path in REMOVED for depth in range(1,
 RUN: Mapping[str, Any] = MappingProxyType(_TABLE["run"])
 """What hashes have in place of `[machine]`, once called `[run]`."""
 REMOVED_VALUES: Mapping[tuple[str, str], str] = MappingProxyType(
-    {("env.verification.judge", "fitted"): "it found contradictions hardly better than chance (notebook/removed.md)"}
+    {
+        ("env.verification.judge", "fitted"): "it found contradictions hardly better than chance (notebook/removed.md)",
+        ("index.dense.search", "ivf"): "nothing was shown to be better by it than by hnsw",
+    }
 )
 """Values of settings that stayed, and why these went."""
 

@@ -15,9 +15,9 @@ from harness1.plain import digest, utf8_safe
 from harness1.records import DocId
 from harness1.retrieval.build import add_documents, build_index, delete_documents
 from harness1.retrieval.corpus import Document
-from harness1.retrieval.embedder import Progress
-from harness1.retrieval.generations import LOCK, building
+from harness1.retrieval.files import LOCK, building
 from harness1.retrieval.index import build_hash, open_index
+from harness1.retrieval.models import Progress
 from harness1.retrieval.open import is_engine, open_retriever
 from harness1.retrieval.protocol import IndexInfo
 from harness1.runs.files import STAGE, Stage, read_stage, writing

@@ -19,7 +19,7 @@ from harness1.memory.sentences import split
 from harness1.plain import digest, utf8_safe
 from harness1.records import UnitId
 from harness1.retrieval.corpus import Analyser
-from harness1.retrieval.cross_encoder import Pair, TransformerScorer, open_cross_encoder
+from harness1.retrieval.models import Pair, TransformerScorer, open_cross_encoder
 from harness1.retrieval.sharing import BATCH_SIZE, WINDOW_S, Batcher
 from harness1.tools.documents import JUDGED_CHARACTERS
 from harness1.words import AUTO, is_foreign

@@ -22,7 +22,7 @@ from harness1.models.fetch import resolve_model
 from harness1.models.tokenizer import TOKENIZER
 from harness1.plain import digest, file_digest
 from harness1.records import Record
-from harness1.retrieval.generations import check_index
+from harness1.retrieval.files import check_index
 from harness1.reward import total_of
 from harness1.rl.admission import read_report
 from harness1.rows import RowFile

@@ -1,20 +1,19 @@
 """Search by embeddings: the best chunks by cosine, in the total order, independent of the batch.
 
-Candidates are found roughly: by products in single precision, on a GPU too, or by graphs (HNSW) or lists (IVF) of
-faiss. Their cosines are then computed row by row in double precision, so that neither batch nor machine matters."""
+Candidates are found roughly: by products in single precision, on a GPU too, or by a graph (HNSW) of faiss. Their
+cosines are then computed row by row in double precision, so that neither batch nor machine matters."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from harness1 import config
 from harness1.errors import CorpusError, optional
 from harness1.retrieval.protocol import STEP, best_first
 
@@ -22,37 +21,20 @@ BLOCK = 4096
 """Rows multiplied at a time: more would not fit in the cache, fewer would need more calls."""
 FEW = 2
 """Up to this many queries are multiplied one by one, at the speed of memory; more share a matrix product."""
-FILLED = 256
-"""The least number of candidates gathered before the worse ones are dropped."""
 SPARE = 16
 """Rows fetched beyond twice the requested `k`, because the nearest are then reordered in double precision."""
-SAMPLED = 40
-"""Rows for each list of an IVF on which its centres are trained."""
-GROWTH = 2
-"""The factor by which an index may grow before it is rebuilt, because its lists were trained on its first rows."""
 GPU_MOST = 2048
 GPU_ROUNDING = 2.0**-9
 """The largest joint error of two products of vectors of length 1 on a GPU that cuts fractions to 10 bits (TF32)."""
+HNSW_LINKS, HNSW_BUILD, HNSW_SEARCH = 32, 200, 128
+"""Links of each vector in a graph, and candidates compared while it is built and kept while it is searched."""
 
 Floats = NDArray[np.float32]
 Halves = NDArray[np.float16]
 Integers = NDArray[np.integer[Any]]
-
-HNSW_LINKS, HNSW_BUILD, HNSW_SEARCH = 32, 200, 128
-"""Links of each vector in a graph, and candidates compared while it is built and kept while it is searched."""
-IVF_PROBES = 32
-"""Lists that a search reads: more find more and take longer."""
-
-
-class RowSearcher(Protocol):
-    """Finds the slots where the best rows may be. A slot is the place of a row among `find_used_rows`."""
-
-    size: int
-
-    def find(self, queries: Floats, ks: Sequence[int], dead: Sequence[Integers]) -> list[Integers]:
-        """Return for each query [d], of length 1, the slots of its best `k` rows, of all that may equal them, and
-        possibly of others, without its dead slots (ascending)."""
-        ...
+Find = Callable[[Floats, Sequence[int], Sequence[Integers]], list[Integers]]
+"""Returns for each query [d], of length 1, the slots of its best `k` rows, of all that may equal them, and possibly of
+others, without its dead slots (ascending). A slot is the place of a row among `find_used_rows`."""
 
 
 def find_used_rows(rows: Integers) -> Integers:
@@ -64,20 +46,15 @@ def find_used_rows(rows: Integers) -> Integers:
 
 class DenseIndex:
     """The embeddings of a corpus: `vectors` [rows, d] of length 1 or 0; for each position its row, negative if it is
-    never found, and the rank of its id, which breaks ties. `candidates` searches `find_used_rows`; None multiplies
-    every row. Raises CorpusError: the approximate index was built from other vectors, or a row does not exist."""
+    never found, and the rank of its id, which breaks ties. `find` searches `find_used_rows`; None multiplies every row.
+    Raises CorpusError: a row does not exist."""
 
-    def __init__(
-        self, vectors: Halves, rows: Integers, ranks: NDArray[np.int32], candidates: RowSearcher | None = None
-    ) -> None:
+    def __init__(self, vectors: Halves, rows: Integers, ranks: NDArray[np.int32], find: Find | None = None) -> None:
         if rows.max(initial=-1) >= len(vectors):
             raise CorpusError(f"a chunk has the embedding {rows.max()} of {len(vectors)}; build the index again")
         self._vectors, self._ranks = vectors, ranks
         self._used = find_used_rows(rows)
-        self._candidates = candidates or Scan(vectors, self._used)
-        if self._candidates.size != len(self._used):
-            had = f"the approximate index has {self._candidates.size} vectors, and the corpus {len(self._used)}"
-            raise CorpusError(f"{had}; build the index again")
+        self._find = find or partial(scan, vectors, self._used)
         slots = np.zeros(len(vectors) + 1, dtype=np.int32)  # the last is for -1, where there are no vectors
         slots[self._used] = np.arange(len(self._used))
         self._slots = np.where(rows >= 0, slots[np.maximum(rows, -1)], -1).astype(np.int32)
@@ -90,7 +67,7 @@ class DenseIndex:
         """Return for each query [d], of length 1, the positions of its best `k` chunks with their cosines, in the total
         order. Excluded positions are left out, also from the top score, to which the order is relative."""
         best = []
-        candidates = self._candidates.find(queries, ks, [self._dead(exclude) for exclude in excludes])
+        candidates = self._find(queries, ks, [self._dead(exclude) for exclude in excludes])
         for query, slots, k, exclude in zip(queries, candidates, ks, excludes, strict=True):
             counts = self._counts[slots]
             firsts = np.repeat(self._ends[slots] - np.cumsum(counts), counts)
@@ -98,7 +75,7 @@ class DenseIndex:
             scores = np.repeat(_cosines(query, self._vectors, self._used[slots]), counts)
             kept = ~np.isin(positions, exclude)
             positions, scores = positions[kept], scores[kept]
-            order = best_first(scores, self._ranks[positions], k)
+            order = best_first(scores, self._ranks[positions], max(k, 0))
             best.append(list(zip(positions[order].tolist(), scores[order].tolist(), strict=True)))
         return best
 
@@ -116,61 +93,38 @@ class DenseIndex:
         return dead
 
 
-class Scan:
-    """Exact search: multiplies every row in use, block by block."""
+def scan(
+    vectors: Halves, used: Integers, queries: Floats, ks: Sequence[int], dead: Sequence[Integers]
+) -> list[Integers]:
+    """Multiply every used row, block by block, and return all slots whose product may be among the `k` best or share
+    the level of the last of them."""
+    # Two products of vectors of about length 1 err by 2^-24 for each dimension at most (Higham, "Accuracy and
+    # stability of numerical algorithms", 3.1), doubled for "about".
+    margin = 2 * STEP + 4 * queries.shape[1] * 2.0**-24
 
-    def __init__(self, vectors: Halves, used: Integers) -> None:
-        self._vectors, self._used = vectors.view(np.int16), used
-        self.size = len(used)
+    def floor(scores: Floats, k: int) -> float:
+        return float(np.partition(scores, -k)[-k]) - margin if len(scores) >= k else -np.inf
 
-    def find(self, queries: Floats, ks: Sequence[int], dead: Sequence[Integers]) -> list[Integers]:
-        """Return all slots whose product may be among the `k` best or share the level of the last of them."""
-        # Two products of vectors of about length 1 err by 2^-24 for each dimension at most (Higham, "Accuracy and
-        # stability of numerical algorithms", 3.1), doubled for "about".
-        margin = 2 * STEP + 4 * queries.shape[1] * 2.0**-24
-        best = [_Best(k, margin, slots) for k, slots in zip(ks, dead, strict=True)]
-        wide = np.empty((min(BLOCK, self.size), queries.shape[1]), dtype=np.float32)
-        for start in range(0, self.size, BLOCK):
-            rows = self._used[start : start + BLOCK]
-            first, last = int(rows[0]), int(rows[-1])  # no copy if all between them are in use
-            halves = self._vectors[first : last + 1] if last - first < len(rows) else self._vectors[rows]
-            for one, scores in zip(best, _products(halves, queries, wide), strict=True):
-                one.add(start, scores)
-        return [one.slots() for one in best]
-
-
-class _Best:
-    """The slots seen so far that score within a margin of the k-th best, or better."""
-
-    def __init__(self, k: int, margin: float, dead: Integers) -> None:
-        self._k, self._margin, self._dead = k, margin, dead
-        self._slots: list[Integers] = [np.empty(0, dtype=np.int64)]
-        self._scores: list[Floats] = [np.empty(0, dtype=np.float32)]
-        self._floor = -np.inf if k > 0 else np.inf
-        self._room = 0
-
-    def add(self, start: int, scores: Floats) -> None:
-        """Take the scores of the slots from `start` on; those of dead slots are overwritten."""
-        if len(self._dead):
-            dead = slice(*np.searchsorted(self._dead, (start, start + len(scores))))
-            scores[self._dead[dead] - start] = -np.inf
-        found = np.flatnonzero(scores > self._floor)
-        self._slots.append(found + start)
-        self._scores.append(scores[found])
-        self._room -= len(found)
-        if self._room < 0:
-            self.slots()
-            self._room = max(self._k, FILLED)
-
-    def slots(self) -> Integers:
-        """Return the slots kept so far, and raise the floor for later ones."""
-        slots, scores = np.concatenate(self._slots), np.concatenate(self._scores)
-        if len(scores) >= self._k > 0:
-            self._floor = float(np.partition(scores, -self._k)[-self._k]) - self._margin
-            kept = scores > self._floor
-            slots, scores = slots[kept], scores[kept]
-        self._slots, self._scores = [slots], [scores]
-        return slots
+    halves = vectors.view(np.int16)
+    wide = np.empty((min(BLOCK, len(used)), queries.shape[1]), dtype=np.float32)
+    floors = [-np.inf if k > 0 else np.inf for k in ks]
+    found = [[(np.empty(0, np.int64), np.empty(0, np.float32))] for _ in ks]
+    for start in range(0, len(used), BLOCK):
+        rows = used[start : start + BLOCK]
+        first, last = int(rows[0]), int(rows[-1])  # no copy if all between them are in use
+        block = halves[first : last + 1] if last - first < len(rows) else halves[rows]
+        for at, scores in enumerate(_products(block, queries, wide)):
+            low, high = np.searchsorted(dead[at], (start, start + len(rows)))
+            scores[dead[at][low:high] - start] = -np.inf
+            above = np.flatnonzero(scores > floors[at])
+            found[at].append((above + start, scores[above]))
+            if ks[at] > 0:
+                floors[at] = max(floors[at], floor(scores[above], ks[at]))
+    best = []
+    for at, parts in enumerate(found):
+        slots, scores = map(np.concatenate, zip(*parts, strict=True))
+        best.append(slots[scores > max(floors[at], floor(scores, ks[at]))] if ks[at] > 0 else slots)
+    return best
 
 
 def _products(halves: NDArray[np.int16], queries: Floats, wide: Floats) -> Floats:
@@ -195,77 +149,59 @@ def _cosines(query: Floats, vectors: Halves, rows: Integers) -> NDArray[np.float
     return cosines
 
 
-def build_approximate(vectors: Halves, used: Integers, settings: config.Dense, path: Path) -> None:
-    """Write an HNSW or IVF index (`settings.search`) over the used rows, in half precision, for the inner product. One
-    thread and fixed seeds make equal bytes. Raises MissingExtra; CorpusError: the file cannot be written."""
+def write_graph(path: Path, vectors: Halves, used: Integers, before: tuple[Path, Integers] | None = None) -> None:
+    """Write an HNSW graph over the used rows, in half precision, for the inner product. It extends the one `before`,
+    over these rows, if all of them come first. One thread and fixed seeds make equal bytes. Raises MissingExtra;
+    CorpusError: a file cannot be read or written."""
     faiss = _faiss()
-    dimensions, metric = vectors.shape[1], faiss.METRIC_INNER_PRODUCT
-    with _one_thread(faiss):
-        if settings.search == "hnsw":
-            index = faiss.IndexHNSWSQ(dimensions, faiss.ScalarQuantizer.QT_fp16, HNSW_LINKS, metric)
-            index.hnsw.efConstruction = HNSW_BUILD
-            index.train(np.zeros((1, dimensions), dtype=np.float32))
+    threads, dimensions = faiss.omp_get_max_threads(), vectors.shape[1]
+    faiss.omp_set_num_threads(1)
+    try:
+        if before and np.array_equal(used[: len(before[1])], before[1]):
+            graph = faiss.read_index(str(before[0]))
         else:
-            count = max(1, min(int(4 * len(used) ** 0.5), len(used)))
-            flat, half = faiss.IndexFlatIP(dimensions), faiss.ScalarQuantizer.QT_fp16
-            index = faiss.IndexIVFScalarQuantizer(flat, dimensions, count, half, metric, False)
-            index.cp.spherical = True
-            index.cp.min_points_per_centroid = 1  # faiss writes warnings to stderr about small corpora
-            evenly = used[:: max(1, len(used) // (SAMPLED * count))]
-            index.train(vectors[evenly].astype(np.float32))
-        _add(index, vectors, used)
-    _write(faiss, index, path)
+            half, metric = faiss.ScalarQuantizer.QT_fp16, faiss.METRIC_INNER_PRODUCT
+            graph = faiss.IndexHNSWSQ(dimensions, half, HNSW_LINKS, metric)
+            graph.hnsw.efConstruction = HNSW_BUILD
+            graph.train(np.zeros((1, dimensions), dtype=np.float32))
+        _add(graph, vectors, used[graph.ntotal :])
+        faiss.write_index(graph, str(path))
+    except RuntimeError as error:
+        raise CorpusError(f"cannot write {path}: {error}") from error
+    finally:
+        faiss.omp_set_num_threads(threads)
 
 
-def extend_approximate(before: Path, before_used: Integers, vectors: Halves, used: Integers, path: Path) -> bool:
-    """Write an earlier index, over `before_used`, with the rows added since; return False if a row was removed or rows
-    more than doubled. Raises MissingExtra; CorpusError: a file cannot be read or written."""
-    size = len(before_used)
-    if not np.array_equal(used[:size], before_used) or len(used) > GROWTH * size:
-        return False
+def open_graph(path: Path, size: int) -> Find:
+    """Map what `write_graph` wrote. Raises MissingExtra; CorpusError: it is missing, damaged, or not over `size`
+    rows."""
     faiss = _faiss()
-    with _as_fault(f"read {before}"):
-        index = faiss.read_index(str(before))
-    with _one_thread(faiss):
-        _add(index, vectors, used[size:])
-    _write(faiss, index, path)
-    return True
+    try:
+        graph = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
+    except RuntimeError as error:
+        raise CorpusError(f"cannot read {path}: {error}") from error
+    if graph.ntotal != size:
+        had = f"the approximate index has {graph.ntotal} vectors, and the corpus {size}"
+        raise CorpusError(f"{had}; build the index again")
+    return partial(_search_graph, faiss, graph)
 
 
-def open_approximate(path: Path, settings: config.Dense) -> Approximate:
-    """Map what `build_approximate` wrote. Raises MissingExtra; CorpusError: the file is missing or damaged."""
-    faiss = _faiss()
-    flag = faiss.IO_FLAG_MMAP_IFC if settings.search == "hnsw" else faiss.IO_FLAG_MMAP
-    with _as_fault(f"read {path}"):
-        return Approximate(faiss, faiss.read_index(str(path), flag), settings)
+def _search_graph(
+    faiss: Any, graph: Any, queries: Floats, ks: Sequence[int], dead: Sequence[Integers]
+) -> list[Integers]:
+    """Search for one query at a time, so that no result depends on the batch."""
+    found: list[Integers] = []
+    for query, k, gone in zip(queries, ks, dead, strict=True):
+        count = min(2 * k + SPARE, graph.ntotal)
+        chosen = {"sel": faiss.IDSelectorNot(faiss.IDSelectorBatch(gone.astype(np.int64)))} if len(gone) else {}
+        # The walk passes excluded rows, often the nearest.
+        parameters = faiss.SearchParametersHNSW(efSearch=max(HNSW_SEARCH, count) + len(gone), **chosen)
+        slots: NDArray[np.int64] = graph.search(query[None], count, params=parameters)[1][0]
+        found.append(slots[slots >= 0])
+    return found
 
 
-class Approximate:
-    """`RowSearcher` of an HNSW or IVF index. Queries are searched one at a time, so no result depends on the batch."""
-
-    def __init__(self, faiss: Any, index: Any, settings: config.Dense) -> None:
-        self._faiss, self._index, self._settings = faiss, index, settings
-        self.size: int = index.ntotal
-
-    def find(self, queries: Floats, ks: Sequence[int], dead: Sequence[Integers]) -> list[Integers]:
-        return [self._find(*each) for each in zip(queries, ks, dead, strict=True)]
-
-    def _find(self, query: Floats, k: int, dead: Integers) -> Integers:
-        if k < 1:
-            return np.empty(0, dtype=np.int64)
-        count = min(2 * k + SPARE, self.size)
-        faiss, settings = self._faiss, self._settings
-        chosen = {"sel": faiss.IDSelectorNot(faiss.IDSelectorBatch(dead.astype(np.int64)))} if len(dead) else {}
-        if settings.search == "hnsw":  # the walk passes excluded rows, often the nearest
-            walk = max(HNSW_SEARCH, count) + len(dead)
-            parameters = faiss.SearchParametersHNSW(efSearch=walk, **chosen)
-        else:
-            parameters = faiss.SearchParametersIVF(nprobe=IVF_PROBES, **chosen)
-        slots: NDArray[np.int64] = self._index.search(query[None], count, params=parameters)[1][0]
-        return slots[slots >= 0]
-
-
-def open_gpu(vectors: Halves, rows: Integers) -> GpuScan | None:
+def open_gpu(vectors: Halves, rows: Integers) -> Find | None:
     """Return exact search on the first GPU, or None if faiss is not installed for GPUs or sees none."""
     if find_spec("faiss") is None:
         return None
@@ -275,28 +211,25 @@ def open_gpu(vectors: Halves, rows: Integers) -> GpuScan | None:
     used = find_used_rows(rows)
     index = faiss.GpuIndexFlatIP(faiss.StandardGpuResources(), vectors.shape[1])
     _add(index, vectors, used)
-    return GpuScan(index, Scan(vectors, used))
+    return partial(search_gpu, index, vectors, used)
 
 
-class GpuScan:
-    """`RowSearcher` of a flat faiss index on a GPU, which cannot exclude rows, so many more are fetched. It is exact: a
-    query with more near ties than a GPU returns is scanned."""
-
-    def __init__(self, index: Any, scan: Scan) -> None:
-        self._index, self._scan = index, scan
-        self.size = scan.size
-
-    def find(self, queries: Floats, ks: Sequence[int], dead: Sequence[Integers]) -> list[Integers]:
-        wanted = 2 * max(k + len(slots) for k, slots in zip(ks, dead, strict=True)) + SPARE
-        scores, slots = self._index.search(queries, min(wanted, GPU_MOST, self.size))
-        return [self._verify(*each) for each in zip(queries, ks, dead, scores, slots, strict=True)]
-
-    def _verify(self, query: Floats, k: int, dead: Integers, scores: Floats, slots: Integers) -> Integers:
-        live = ~np.isin(slots, dead)
+def search_gpu(
+    index: Any, vectors: Halves, used: Integers, queries: Floats, ks: Sequence[int], dead: Sequence[Integers]
+) -> list[Integers]:
+    """Search a flat faiss index on a GPU, which cannot exclude rows, so many more are fetched. It is exact: a query
+    with more near ties than a GPU returns is scanned."""
+    wanted = 2 * max(k + len(slots) for k, slots in zip(ks, dead, strict=True)) + SPARE
+    found = []
+    nearest = zip(*index.search(queries, min(wanted, GPU_MOST, len(used))), strict=True)
+    for at, (scores, slots) in enumerate(nearest):
+        k, live = ks[at], ~np.isin(slots, dead[at])
         enough = np.count_nonzero(live) >= k >= 1 and scores[live][k - 1] - scores[-1] > 2 * STEP + GPU_ROUNDING
-        if enough or len(slots) == self.size:
-            return slots[live]
-        return self._scan.find(query[None], [k], [dead])[0]
+        if enough or len(slots) == len(used):
+            found.append(slots[live])
+        else:
+            found += scan(vectors, used, queries[[at]], [k], [dead[at]])
+    return found
 
 
 def _add(index: Any, vectors: Halves, rows: Integers) -> None:
@@ -308,26 +241,3 @@ def _faiss() -> Any:
     with optional("dense"):
         import faiss
     return faiss
-
-
-def _write(faiss: Any, index: Any, path: Path) -> None:
-    with _as_fault(f"write {path}"):
-        faiss.write_index(index, str(path))
-
-
-@contextmanager
-def _as_fault(task: str) -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        raise CorpusError(f"cannot {task}: {error}") from error
-
-
-@contextmanager
-def _one_thread(faiss: Any) -> Iterator[None]:
-    threads = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(1)
-    try:
-        yield
-    finally:
-        faiss.omp_set_num_threads(threads)

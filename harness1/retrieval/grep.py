@@ -74,15 +74,18 @@ def write_trigrams(folder: Path, contents: memoryview | bytes, ends: NDArray[np.
     blocks = np.append(np.flatnonzero(np.diff(kibs, prepend=-1)), len(kibs)).astype(np.int32)
     count, buckets = len(blocks) - 1, 1 << kernels.BUCKET_BITS
     stretches = [(first, min(first + STRETCH, count)) for first in range(0, count, STRETCH)]
-    last, sizes = np.full(buckets, -1, np.int32), np.zeros(buckets, np.int64)
-    for first, stop in stretches:
-        kernels.list_sizes(text, ends, blocks, first, stop, last, sizes)
-    dense = sizes >= _bitmap_bytes(count)
-    starts = np.concatenate(([0], np.cumsum(np.where(dense, _bitmap_bytes(count), sizes))))
+    dense, lists, places = np.zeros(buckets, np.bool_), np.empty(0, np.uint8), np.zeros(buckets, np.int64)
+
+    def write() -> None:
+        last = np.full(buckets, -1, np.int32)
+        for first, stop in stretches:
+            kernels.write_lists(text, ends, blocks, first, stop, last, places, dense, lists)
+
+    write()  # into nothing, which counts the bytes of each list
+    dense = places >= _bitmap_bytes(count)
+    starts = np.concatenate(([0], np.cumsum(np.where(dense, _bitmap_bytes(count), places))))
     lists, places = np.zeros(starts[-1], np.uint8), starts[:-1].copy()
-    last.fill(-1)
-    for first, stop in stretches:
-        kernels.write_lists(text, ends, blocks, first, stop, last, places, dense, lists)
+    write()
     for name, values in (("blocks", blocks), ("starts", starts), ("lists", lists)):
         np.save(folder / f"trigrams.{name}.npy", values)
 

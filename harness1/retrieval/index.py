@@ -2,7 +2,7 @@
 
     index.json                      what the index is, and its segments in corpus order
     ranks.npy                       the place of every chunk's id among all ids in lexicographic order
-    dense.faiss                     the approximate index over embeddings, if the settings ask for one
+    dense.faiss                     the graph over embeddings, if the settings ask for one
     segment-*.dead.npy              chunks of a segment that were deleted, and
     segment-*.dead_counts.npy       in how many of them each of its terms occurs
     segment-*/                      a segment: a stretch of the corpus with everything needed to search it, written once
@@ -44,8 +44,17 @@ from harness1.plain import canonical, digest
 from harness1.records import Chunk, ChunkId, DocId, Record
 from harness1.retrieval.bm25 import BM25, NONE, Postings, PostingsWriter
 from harness1.retrieval.corpus import ANALYSER, Analyser, Document, join_text
-from harness1.retrieval.files import DamagedFile, Files, Keys, Strings, StringWriter, write_keys
-from harness1.retrieval.generations import MANIFEST, current_generation, read_checksums, store_of
+from harness1.retrieval.files import (
+    MANIFEST,
+    DamagedFile,
+    Files,
+    Keys,
+    Strings,
+    current_generation,
+    read_checksums,
+    store_of,
+    write_keys,
+)
 from harness1.retrieval.grep import Trigrams, write_trigrams
 from harness1.retrieval.protocol import IndexInfo
 from harness1.words import is_foreign
@@ -55,9 +64,8 @@ if TYPE_CHECKING:
 
 FORMAT = 2
 ROWS, APPROXIMATE = "rows.npy", "dense.faiss"
-CACHED_CHUNKS = 4096
-CACHED_IDS = CACHED_PLACES = 1 << 17
-"""Ids and positions remembered in both directions, about 200 bytes each."""
+CACHED_CHUNKS, CACHED_PLACES = 4096, 1 << 17
+"""Chunks, and positions of ids (about 100 bytes each), that are remembered."""
 
 
 class SegmentSize(Record):
@@ -154,9 +162,9 @@ class SegmentWriter:
     def __init__(self, folder: Path, analyser: Analyser) -> None:
         folder.mkdir()
         self.folder = folder
-        self._contents = StringWriter(folder, "contents")
+        self._contents = (folder / "contents.bin").open("wb")
         self._postings = PostingsWriter(folder, analyser)
-        self._title_bytes, self._first_chunks = array("i"), array("i", [0])
+        self._ends, self._title_bytes, self._first_chunks = array("q", [0]), array("i"), array("i", [0])
         self._sums = bytearray()
         self._foreign = 0
         self.chunk_ids: list[ChunkId] = []
@@ -168,7 +176,8 @@ class SegmentWriter:
         """Append a document with its `document_sum` and its chunks, in order."""
         for chunk in chunks:
             title = chunk.title.encode()
-            self._contents.add(title + b"\n" + chunk.text.encode())
+            written = self._contents.write(title + b"\n" + chunk.text.encode())
+            self._ends.append(self._ends[-1] + written)
             self._title_bytes.append(len(title))
             self.chunk_ids.append(chunk.chunk_id)
             text = join_text(chunk)
@@ -182,13 +191,14 @@ class SegmentWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._contents.__exit__(kind)
+        self._contents.close()
         if kind is not None:
             return
         folder = self.folder
         length = self._postings.finish()
         write_keys(folder, "chunk_ids", self.chunk_ids)
         write_keys(folder, "doc_ids", self.doc_ids)
+        np.save(folder / "contents.ends.npy", np.array(self._ends, np.int64))
         np.save(folder / "title_bytes.npy", np.array(self._title_bytes, np.int32))
         np.save(folder / "first_chunks.npy", np.array(self._first_chunks, np.int32))
         np.save(folder / "doc_sums.npy", np.frombuffer(bytes(self._sums), np.uint8).reshape(-1, 32))
@@ -311,15 +321,15 @@ class EmbeddedIndex:
         self._path, self._files = path, files
         self.segments = [Segment(files.below(each.name), *dead_marks(files, each)) for each in manifest.segments]
         self.firsts = list(accumulate(map(len, self.segments), initial=0))
-        self._ranks = files.load("ranks.npy")
-        if len(self._ranks) != len(self):
-            raise DamagedFile(f"ranks.npy is damaged: it has {len(self._ranks)} ranks for {len(self)} chunks")
+        self.ranks = files.load("ranks.npy")
+        if len(self.ranks) != len(self):
+            raise DamagedFile(f"ranks.npy is damaged: it has {len(self.ranks)} ranks for {len(self)} chunks")
         length = sum(entry.live.length for entry in manifest.segments)
         postings = [segment.postings for segment in self.segments]
         weights, analyser = (manifest.settings.k1, manifest.settings.b), Analyser(self.info.language)
-        self.bm25 = BM25(postings, self.info.chunks, length, self._ranks, *weights, analyser)
+        self.bm25 = BM25(postings, self.info.chunks, length, self.ranks, *weights, analyser)
         self._places: dict[ChunkId, int] = {}
-        self._named = lru_cache(CACHED_IDS)(self._name)
+        """Later searches often exclude what earlier ones found."""
         self.chunk = lru_cache(CACHED_CHUNKS)(self._decode)
         """Return the chunk at a position; always the same object while it is cached."""
 
@@ -333,16 +343,17 @@ class EmbeddedIndex:
         damaged."""
         if self.vectors is None:
             return None
-        from harness1.retrieval.dense import DenseIndex, open_approximate, open_gpu
-        from harness1.retrieval.embedder import open_vectors
+        from harness1.retrieval.dense import DenseIndex, find_used_rows, open_gpu, open_graph
+        from harness1.retrieval.models import open_vectors
 
         store = Files(self._path, self._files.sums).below(store_of(self.vectors.embedder))
         vectors = open_vectors(store, self.vectors.dimensions, self.vectors.rows)
-        rows, settings = live_rows(self.segments), self.settings.dense
-        if settings.search == "exact":
-            return DenseIndex(vectors, rows, self._ranks, open_gpu(vectors, rows))
+        rows = live_rows(self.segments)
+        if self.settings.dense.search == "exact":
+            return DenseIndex(vectors, rows, self.ranks, open_gpu(vectors, rows))
         _ = self._files.file(APPROXIMATE).bytes
-        return DenseIndex(vectors, rows, self._ranks, open_approximate(self._files.folder / APPROXIMATE, settings))
+        graph = open_graph(self._files.folder / APPROXIMATE, len(find_used_rows(rows)))
+        return DenseIndex(vectors, rows, self.ranks, graph)
 
     def positions(self, chunk_ids: Iterable[ChunkId]) -> list[int]:
         """Return the positions of chunks, in the order asked; ids that the corpus lacks are left out."""
@@ -366,23 +377,9 @@ class EmbeddedIndex:
                 return range(first + chunks.start, first + chunks.stop)
         return range(0)
 
-    def chunk_ids(self, positions: Iterable[int]) -> list[ChunkId]:
-        """Return the ids of chunks, without their texts."""
-        return [self._named(position) for position in positions]
-
-    def _locate(self, position: int) -> tuple[Segment, int]:
-        at = bisect_right(self.firsts, position) - 1
-        return self.segments[at], position - self.firsts[at]
-
-    def _name(self, position: int) -> ChunkId:
-        """Return the id at a position, and remember its position, because later searches often exclude it."""
-        segment, number = self._locate(position)
-        chunk_id = ChunkId(segment.chunk_ids[number])
-        if len(self._places) < CACHED_PLACES:
-            self._places[chunk_id] = position
-        return chunk_id
-
     def _decode(self, position: int) -> Chunk:
-        self._named(position)
-        segment, number = self._locate(position)
-        return segment.chunk(number)
+        at = bisect_right(self.firsts, position) - 1
+        chunk = self.segments[at].chunk(position - self.firsts[at])
+        if len(self._places) < CACHED_PLACES:
+            self._places[chunk.chunk_id] = position
+        return chunk

@@ -18,6 +18,7 @@ Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
 Words = NDArray[np.uint32]
 Codes = NDArray[Any]
+Flags = NDArray[np.bool_]
 
 BLOCK = 1 << 15
 """Chunks scored at a time; their sums (128 KiB) stay in the second-level cache."""
@@ -107,14 +108,13 @@ def best(
     weights: Floats,
     table: Floats,
     size: int,
-    dead: Words,
-    exclude: Words,
+    gone: Words,
     k: int,
-    margin: float,
+    margin: Any,
 ) -> tuple[Words, Floats]:
     """Return the chunks, of `size`, whose score is above 0 and above that of the k-th best less `margin`, with their
     scores, unordered. `spans` [terms, 2] says where the postings of each term begin and end; a weight times a share
-    from the table is a score; `dead` and `exclude` are sorted chunks to leave out."""
+    from the table is a score; `gone` are sorted chunks to leave out."""
     sums = np.zeros(BLOCK, np.float32)
     bits = sums.view(np.int32)
     peak_bits = np.zeros(BLOCK // TEETH, np.int32)
@@ -122,14 +122,14 @@ def best(
     found = np.empty(BLOCK + 2 * k, np.uint32)
     scores = np.empty(len(found), np.float32)
     cursors = spans[:, 0].copy()
-    count, border = 0, 0.0
-    at_dead, at_exclude = 0, 0
+    count, border, at = 0, 0.0, 0
     for low in range(0, size, BLOCK):
         high = min(low + BLOCK, size)
         for term in range(len(weights)):
             cursors[term] = _add(sums, chunks, codes, cursors[term], spans[term, 1], weights[term], table, low, high)
-        at_dead = _clear(sums, dead, at_dead, low, high)
-        at_exclude = _clear(sums, exclude, at_exclude, low, high)
+        while at < len(gone) and gone[at] < high:
+            sums[gone[at] - low] = 0.0
+            at += 1
         _peaks(bits, peak_bits)
         if low == 0 and k < len(peaks):
             # In each of k combs a chunk reaches this, so the k-th best of all is no worse.
@@ -184,15 +184,6 @@ def _collect(sums: Floats, peaks: Floats, low: int, border: float, found: Words,
 
 
 @njit(cache=True, nogil=True)
-def _clear(sums: Floats, chunks: Words, at: int, low: int, high: int) -> int:
-    """Reset the sums of the listed chunks of a block, and return where the list continues."""
-    while at < len(chunks) and chunks[at] < high:
-        sums[chunks[at] - low] = 0.0
-        at += 1
-    return at
-
-
-@njit(cache=True, nogil=True)
 def _tighten(found: Words, scores: Floats, count: int, k: int, margin: float, border: float) -> tuple[int, float]:
     """Keep the chunks above the border, the k-th best score minus the margin; return their number and the border."""
     if count <= k:
@@ -213,39 +204,18 @@ def bucket_of(trigram: Any) -> Any:
 
 
 @njit(cache=True, nogil=True)
-def list_sizes(text: Bytes, ends: Longs, blocks: Ints, first: int, stop: int, last: Ints, sizes: Longs) -> None:
-    """Add up the bytes that the blocks from `first` to before `stop` take in the lists of their buckets. `ends` [chunks
-    + 1] and `blocks` [blocks + 1] say where each begins and the last one ends, in bytes and in chunks. Updated in
-    place, for each bucket: `last`, its latest block, -1 before any, and `sizes`, the bytes of its list."""
-    seen = np.full(1 << BUCKET_BITS, -1, np.int32)
-    room = _longest(ends, blocks, first, stop)
-    folded, buckets = np.empty(room, np.uint8), np.empty(room, np.uint16)
-    for block in range(first, stop):
-        for at in range(_distinct(text, ends, blocks, block, seen, folded, buckets)):
-            bucket = buckets[at]
-            gap = block - last[bucket] - 1
-            sizes[bucket] += 1 + (gap >= 1 << 7) + (gap >= 1 << 14) + (gap >= 1 << 21) + (gap >= 1 << 28)
-            last[bucket] = block
-
-
-@njit(cache=True, nogil=True)
 def write_lists(
-    text: Bytes,
-    ends: Longs,
-    blocks: Ints,
-    first: int,
-    stop: int,
-    last: Ints,
-    places: Longs,
-    dense: NDArray[np.bool_],
-    lists: Bytes,
+    text: Bytes, ends: Longs, blocks: Ints, first: int, stop: int, last: Ints, places: Longs, dense: Flags, lists: Bytes
 ) -> None:
-    """Append blocks to the lists of their buckets; arguments as in `list_sizes`, and `places`, updated in place: where
-    each list continues, or a dense one begins. A list holds the gaps between its blocks, minus one, in 7-bit groups,
-    the lowest first; a set high bit means that another follows. A dense list has one bit for each block, the lowest
-    first."""
+    """Append the blocks from `first` to before `stop` to the lists of their buckets; if `lists` is empty, only count
+    bytes. `ends` [chunks + 1] and `blocks` [blocks + 1] say where each begins and the last one ends, in bytes and in
+    chunks. Updated in place, for each bucket: `last`, its latest block, -1 before any, and `places`, where its list
+    continues, or a dense one begins. A list holds the gaps between its blocks, minus one, in 7-bit groups, the lowest
+    first; a set high bit means that another follows. A dense list has one bit for each block, the lowest first."""
     seen = np.full(1 << BUCKET_BITS, -1, np.int32)
-    room = _longest(ends, blocks, first, stop)
+    room = 1
+    for block in range(first, stop):
+        room = max(room, ends[blocks[block + 1]] - ends[blocks[block]])
     folded, buckets = np.empty(room, np.uint8), np.empty(room, np.uint16)
     for block in range(first, stop):
         for at in range(_distinct(text, ends, blocks, block, seen, folded, buckets)):
@@ -256,10 +226,12 @@ def write_lists(
             else:
                 gap = block - last[bucket] - 1
                 while gap >= 1 << 7:
-                    lists[place] = np.uint8(gap & 127 | 128)
+                    if len(lists):
+                        lists[place] = np.uint8(gap & 127 | 128)
                     gap >>= 7
                     place += 1
-                lists[place] = np.uint8(gap)
+                if len(lists):
+                    lists[place] = np.uint8(gap)
                 places[bucket] = place + 1
             last[bucket] = block
 
@@ -278,15 +250,6 @@ def read_list(encoded: Bytes, bits: Bytes) -> bool:
             bits[block >> 3] |= np.uint8(1 << (block & 7))
             gap, shift = 0, 0
     return True
-
-
-@njit(cache=True, nogil=True)
-def _longest(ends: Longs, blocks: Ints, first: int, stop: int) -> Any:
-    """Return the number of bytes in the largest block, plus one."""
-    longest = 0
-    for block in range(first, stop):
-        longest = max(longest, ends[blocks[block + 1]] - ends[blocks[block]])
-    return longest + 1
 
 
 @njit(cache=True, nogil=True)

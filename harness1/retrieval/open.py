@@ -1,5 +1,6 @@
-"""Opens a retriever, or builds an engine's index, by what a user typed. To add an engine, write one file, a prefix and
-a case here; a plugin names an `Opener` in `harness1.retrievers`; `FILE.py:NAME` is a function or class of one's own."""
+"""Opens a retriever, or builds an engine's index, by what a user typed. To add an engine, name its prefix here, and
+write a file of this name in `engines` with `open_` and the name, and `build_` and the name if it can be filled; a
+plugin names an `Opener` in `harness1.retrievers`; `FILE.py:NAME` is a function or class of one's own."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import asyncio
 import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -53,42 +55,29 @@ def _open(prefix: str | None, rest: str, config: Config) -> Retriever:
     added: Opener | None = find_plugin("retrievers", prefix, ENGINES) if prefix else None
     if added is not None:
         return added(rest, config)
-    match prefix:
-        case None:
-            from harness1.retrieval.retriever import open_embedded
+    if prefix is None:
+        from harness1.retrieval.retriever import open_embedded
 
-            return open_embedded(Path(rest), config)
-        case "milvus":
-            from harness1.retrieval.engines.milvus import open_milvus
+        return open_embedded(Path(rest), config)
+    if prefix in ("http", "https"):
+        from harness1.retrieval.engines.remote import open_http
 
-            return open_milvus(rest, config)
-        case "chroma":
-            from harness1.retrieval.engines.chroma import open_chroma
-
-            return open_chroma(rest, config)
-        case "web":
-            from harness1.retrieval.engines.web import open_web
-
-            return open_web(rest, config)
-        case _:
-            from harness1.retrieval.engines.remote import open_http
-
-            return open_http(f"{prefix}:{rest}", config)
+        return open_http(f"{prefix}:{rest}", config)
+    opener: Opener = getattr(import_module(f"harness1.retrieval.engines.{prefix}"), f"open_{prefix}")
+    return opener(rest, config)
 
 
 def build_engine(
     spec: str, documents: Iterable[Document], settings: configs.Index, machine: configs.Machine
 ) -> IndexInfo:
     """Build an index in the engine at `ENGINE:ADDRESS`, as `build_milvus` and `build_chroma` do. Raises UsageError."""
-    from harness1.retrieval.engines.chroma import build_chroma
-    from harness1.retrieval.engines.milvus import build_milvus
-
     name, colon, address = spec.partition(":")
-    build = {"milvus": build_milvus, "chroma": build_chroma}.get(name)
-    if not colon or build is None:
+    if not colon or name not in ("milvus", "chroma"):
         known = "milvus:PATH.db, milvus:http://HOST:19530, chroma:http://HOST:8000"
         raise UsageError(f"--engine {without_password(spec)}: give one of {known}, each with or without #COLLECTION")
-    return build(documents, address, settings, machine)
+    build = getattr(import_module(f"harness1.retrieval.engines.{name}"), f"build_{name}")
+    info: IndexInfo = build(documents, address, settings, machine)
+    return info
 
 
 def is_engine(spec: str) -> bool:

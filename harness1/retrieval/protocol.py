@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,6 +92,7 @@ class Retriever(Protocol):
         ...
 
 
+Id = TypeVar("Id", bound=str | int)
 STEP = 1e-4
 """Scores nearer than this share of the top score may count as equal."""
 
@@ -102,7 +103,7 @@ def score_levels(scores: NDArray[np.floating], top: float) -> NDArray[np.float64
     return rounded
 
 
-def total_order(scored: Iterable[tuple[ChunkId, float]], k: int | None = None) -> list[tuple[ChunkId, float]]:
+def total_order(scored: Iterable[tuple[Id, float]], k: int | None = None) -> list[tuple[Id, float]]:
     """Return the best `k` pairs, or all, of distinct ids and finite scores (higher is better), best first."""
     pairs = list(scored)
     if not pairs:
@@ -126,14 +127,12 @@ BM25_DEPTH, DENSE_DEPTH = 25, 25
 """Chunks of the lists by terms and by embeddings that take part in fusion; never fewer than requested."""
 
 
-def rrf(
-    rankings: Sequence[Sequence[ChunkId]], k: float = RRF_K, weights: Sequence[float] | None = None
-) -> list[tuple[ChunkId, float]]:
-    """Return every id of the rankings with the sum of `weight / (k + rank)`, best first, in the total order. Ranks
-    count from 1; an id counts at its first place in each ranking. From: Cormack, Clarke, Buettcher, "Reciprocal rank
-    fusion outperforms Condorcet and individual rank learning methods", SIGIR 2009."""
-    scores: dict[ChunkId, float] = {}
-    for ranking, weight in zip(rankings, weights or [1.0] * len(rankings), strict=True):
-        for rank, chunk_id in enumerate(dict.fromkeys(ranking), start=1):
-            scores[chunk_id] = scores.get(chunk_id, 0.0) + weight / (k + rank)
+def rrf(rankings: Iterable[Sequence[Id]], k: float = RRF_K) -> list[tuple[Id, float]]:
+    """Return every id of the rankings with the sum of `1 / (k + rank)`, best first, in the total order. Ranks count
+    from 1; an id counts at its first place in each ranking. From: Cormack, Clarke, Buettcher, "Reciprocal rank fusion
+    outperforms Condorcet and individual rank learning methods", SIGIR 2009."""
+    scores: dict[Id, float] = {}
+    for ranking in rankings:
+        for rank, name in enumerate(dict.fromkeys(ranking), start=1):
+            scores[name] = scores.get(name, 0.0) + 1 / (k + rank)
     return total_order(scores.items())

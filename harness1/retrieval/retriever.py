@@ -19,10 +19,16 @@ from harness1.config import Config, Retrieval
 from harness1.errors import ConfigError, CorpusError, UsageError
 from harness1.plain import digest
 from harness1.records import Chunk, ChunkId, DocId
-from harness1.retrieval.cross_encoder import TransformerScorer, open_cross_encoder, rerank
-from harness1.retrieval.embedder import CachedQueries, Embedder, open_embedder
 from harness1.retrieval.grep import grep_segments
 from harness1.retrieval.index import EmbeddedIndex, open_index
+from harness1.retrieval.models import (
+    CachedQueries,
+    Embedder,
+    TransformerScorer,
+    open_cross_encoder,
+    open_embedder,
+    rerank,
+)
 from harness1.retrieval.protocol import (
     BM25_DEPTH,
     DENSE_DEPTH,
@@ -187,10 +193,13 @@ class EmbeddedRetriever:
             least = DENSE_DEPTH if mode == "hybrid" else 0
             lists.append(dense.search(embedder.embed_queries(queries), [max(least, k) for k in depths], excludes))
             marks.append(("dense", time.perf_counter()))
-        ranked = [self._fuse([found[at] for found in lists], k) for at, k in enumerate(depths)]
         if len(lists) > 1:
+            lists = [[self._fuse(found) for found in zip(*lists, strict=True)]]
             marks.append(("fuse", time.perf_counter()))
-        hits = [[Scored(index.chunk(position), score) for position, score in each] for each in ranked]
+        hits = [
+            [Scored(index.chunk(position), score) for position, score in found[:k]]
+            for found, k in zip(lists[0], depths, strict=True)
+        ]
         before: list[tuple[ChunkId, ...]] = [()] * len(requests)
         if scorer:
             before = [tuple(hit.chunk.chunk_id for hit in each) for each in hits]
@@ -208,28 +217,23 @@ class EmbeddedRetriever:
             raise ValueError("no embeddings, or nothing to embed queries with")
         return self._index.dense, self._embedder
 
-    def _fuse(self, lists: Sequence[Positions], k: int) -> Positions:
-        if len(lists) == 1:
-            return lists[0][:k]
-        places = list(dict.fromkeys(position for found in lists for position, _ in found))
-        names = dict(zip(places, self._index.chunk_ids(places), strict=True))
-        positions = {name: position for position, name in names.items()}
-        fused = rrf([[names[position] for position, _ in found] for found in lists], RRF_K)
-        return [(positions[name], score) for name, score in fused[:k] if score > 0]
+    def _fuse(self, lists: Sequence[Positions]) -> Positions:
+        ranks = {position: int(self._index.ranks[position]) for found in lists for position, _ in found}
+        positions = {rank: position for position, rank in ranks.items()}
+        fused = rrf([[ranks[position] for position, _ in found] for found in lists], RRF_K)  # ranks are ordered as ids
+        return [(positions[rank], score) for rank, score in fused]
 
     def _compare(self, requests: Sequence[SearchRequest], hits: Sequence[list[Scored]]) -> list[list[Scored]]:
         """Return hits with their likeness to the texts that their requests are about."""
         dense, embedder = self._embeddings()
-        texts = list(dict.fromkeys(request.about for request in requests if request.about))
-        about = dict(zip(texts, embedder.embed_queries(texts), strict=True))
         compared = []
-        for request, found in zip(requests, hits, strict=True):
-            if request.about:
-                positions = self._index.positions([hit.chunk.chunk_id for hit in found])
-                cosines = dense.cosines(about[request.about], np.array(positions, np.int64)).tolist()
-                pairs = zip(found, cosines, strict=True)
-                found = [structs.replace(hit, likeness=round(cosine, 6)) for hit, cosine in pairs]
-            compared.append(found)
+        about = embedder.embed_queries([request.about for request in requests])
+        for request, vector, found in zip(requests, about, hits, strict=True):
+            positions = self._index.positions([hit.chunk.chunk_id for hit in found] if request.about else [])
+            cosines = dense.cosines(vector, np.array(positions, np.int64)).tolist()
+            likenesses = [round(cosine, 6) for cosine in cosines] or [None] * len(found)
+            pairs = zip(found, likenesses, strict=True)
+            compared.append([structs.replace(hit, likeness=likeness) for hit, likeness in pairs])
         return compared
 
 

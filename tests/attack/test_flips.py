@@ -19,7 +19,7 @@ from harness1.data.open import open_source
 from harness1.errors import CorpusError, HarnessError
 from harness1.records import ChunkId, DocId
 from harness1.retrieval.build import add_documents, build_index, delete_documents
-from harness1.retrieval.generations import CHECKSUMS, CURRENT, check_index, current_generation
+from harness1.retrieval.files import CHECKSUMS, CURRENT, check_index, current_generation
 from harness1.retrieval.protocol import RetrievalFault, SearchRequest
 from harness1.retrieval.retriever import open_embedded
 from tests.attack.attack import Attack

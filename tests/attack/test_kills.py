@@ -16,7 +16,7 @@ import pytest
 from harness1.config import Config, load_config
 from harness1.data.open import open_source
 from harness1.retrieval.build import add_documents, build_index, delete_documents
-from harness1.retrieval.generations import CURRENT, check_index
+from harness1.retrieval.files import CURRENT, check_index
 from harness1.retrieval.index import open_index
 from harness1.runs.files import read_stage
 from harness1.runs.folder import CONFIG

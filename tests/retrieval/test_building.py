@@ -14,7 +14,7 @@ from harness1.retrieval import build as embeddings
 from harness1.retrieval import build as merging
 from harness1.retrieval.build import add_documents, build_index, delete_documents
 from harness1.retrieval.corpus import Document
-from harness1.retrieval.embedder import HashEmbedder, VectorStore, open_embedder
+from harness1.retrieval.models import HashEmbedder, VectorStore, open_embedder
 from harness1.retrieval.index import EmbeddedIndex, SegmentEntry, SegmentSize, open_index
 from tests.support import die_at_fsync
 

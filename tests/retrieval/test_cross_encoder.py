@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from harness1.config import Machine
 from harness1.errors import ConfigError, MissingExtra, UsageError
 from harness1.records import Chunk
-from harness1.retrieval.cross_encoder import Pair, TransformerScorer, open_cross_encoder, rerank
+from harness1.retrieval.models import Pair, TransformerScorer, open_cross_encoder, rerank
 from harness1.retrieval.protocol import Scored, total_order
 from tests.support import chunk
 

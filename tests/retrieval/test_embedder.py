@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from harness1 import config
 from harness1.errors import CorpusError, ModelError, UsageError
-from harness1.retrieval.embedder import (
+from harness1.retrieval.models import (
     CachedQueries,
     Embedder,
     HashEmbedder,
@@ -294,8 +294,8 @@ KILLED = """
 import sys
 from pathlib import Path
 from harness1.retrieval.files import Files
-from harness1.retrieval.embedder import HashEmbedder
-from harness1.retrieval.embedder import VectorStore
+from harness1.retrieval.models import HashEmbedder
+from harness1.retrieval.models import VectorStore
 
 texts = (f"text {number}" for number in range(10**9))
 VectorStore(Path(sys.argv[1]), 32).ensure(texts, HashEmbedder(32), lambda *_: print(flush=True), batch=3)

@@ -28,7 +28,7 @@ from harness1.retrieval.files import (
     Sums,
     write_keys,
 )
-from harness1.retrieval.generations import CHECKSUMS, CURRENT, check_index, current_generation
+from harness1.retrieval.files import CHECKSUMS, CURRENT, check_index, current_generation
 from harness1.retrieval.index import open_index
 from harness1.retrieval.protocol import RetrievalFault, SearchRequest, SearchResult
 from harness1.retrieval.retriever import EmbeddedRetriever, open_embedded

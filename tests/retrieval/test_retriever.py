@@ -24,8 +24,8 @@ from harness1.errors import ConfigError, CorpusError
 from harness1.records import ChunkId, DocId
 from harness1.retrieval.build import add_documents, build_index
 from harness1.retrieval.corpus import Document
-from harness1.retrieval.cross_encoder import Pair
-from harness1.retrieval.embedder import EncodingEmbedder, HashEmbedder
+from harness1.retrieval.models import Pair
+from harness1.retrieval.models import EncodingEmbedder, HashEmbedder
 from harness1.retrieval.index import open_index
 from harness1.retrieval.protocol import RetrievalFault, Retriever, Scored, SearchRequest, SearchResult
 from harness1.retrieval.retriever import EmbeddedRetriever, open_embedded

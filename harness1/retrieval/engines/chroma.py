@@ -14,35 +14,29 @@ from harness1.errors import ConfigError, CorpusError, MissingExtra
 from harness1.records import Chunk, ChunkId, DocId
 from harness1.retrieval.corpus import Document
 from harness1.retrieval.dense import HNSW_BUILD, HNSW_LINKS, HNSW_SEARCH
-from harness1.retrieval.embedder import Embedder, open_embedder
 from harness1.retrieval.engines.engine import (
     Address,
     ChunkStream,
     EngineIndex,
     EngineRetriever,
     Hits,
-    match_address,
+    parse_address,
     reporting,
 )
+from harness1.retrieval.models import Embedder, open_embedder
 from harness1.retrieval.protocol import IndexInfo, Retriever
 
 if TYPE_CHECKING:
     from chromadb import Collection
     from chromadb.api import ClientAPI
 
-
 INDEX = "harness1.index"
 """Metadata key of a finished collection: `EngineIndex` as JSON."""
+UNFINISHED = "-building"
+"""Ends the name of a collection until it is finished."""
 NOT_FOUND = 404
 BATCH = 256
 """Chunks in one insertion; servers refuse more than a few thousand."""
-
-
-def parse_address(spec: str) -> Address:
-    """Parse `http://HOST:PORT`, with or without `#COLLECTION`; raise UsageError for anything else."""
-    names = r"[A-Za-z0-9][\w.-]{1,200}[A-Za-z0-9]"
-    advice = "the address of a server, http://HOST:8000"
-    return match_address("chroma", spec, r"https?://[^/@?\s]+/?", names, advice)
 
 
 def chroma_errors() -> tuple[type[Exception], ...]:
@@ -83,15 +77,11 @@ def connect(where: Address, timeout: float) -> ClientAPI:
     return made
 
 
-def _name_unfinished(where: Address) -> str:
-    return f"{where.collection}-building"
-
-
 def find_index(client: ClientAPI, where: Address) -> Collection | None:
     """Return the collection with the name, or else a finished one that was not renamed yet."""
     if (named := _find(client, where.collection)) is not None:
         return named
-    left = _find(client, _name_unfinished(where))
+    left = _find(client, where.collection + UNFINISHED)
     return left if left is not None and INDEX in (left.metadata or {}) else None
 
 
@@ -99,14 +89,9 @@ def _find(client: ClientAPI, name: str) -> Collection | None:
     try:
         return client.get_collection(name, embedding_function=None)
     except chroma_errors() as error:
-        if _is_missing(error):
+        if getattr(getattr(error, "response", None), "status_code", None) == NOT_FOUND:
             return None
         raise
-
-
-def _is_missing(error: Exception) -> bool:
-    """Return True if the error says that a collection does not exist."""
-    return getattr(getattr(error, "response", None), "status_code", None) == NOT_FOUND
 
 
 def to_stored(chunk: Chunk, position: int) -> tuple[str, dict[str, str | int]]:
@@ -130,7 +115,7 @@ def open_chroma(url: str, config: config.Config) -> Retriever:
     """Open the index at `http://HOST:PORT`, with or without `#COLLECTION`. Raises ConfigError: Chroma lacks the
     ranking; CorpusError: there is no finished index, or it lacks chunks; SchemaError: a newer version built it;
     InfrastructureFault: the server failed; MissingExtra."""
-    where, retrieval = parse_address(url), config.env.retrieval
+    where, retrieval = parse_address("chroma", url), config.env.retrieval
     if retrieval.mode in ("bm25", "hybrid"):
         raise ConfigError(f"chroma has no BM25: set env.retrieval.mode to auto or dense, not {retrieval.mode}")
     if retrieval.rerank.on:
@@ -140,8 +125,7 @@ def open_chroma(url: str, config: config.Config) -> Retriever:
         collection = find_index(client, where)
         if collection is None:
             raise CorpusError(f"{where}: there is no finished index of this name: build it with --engine")
-        index = EngineIndex.read((collection.metadata or {}).get(INDEX), str(where))
-        index.check_count(str(where), collection.count())
+        index = EngineIndex.read((collection.metadata or {}).get(INDEX), collection.count(), str(where))
     queries = index.open_queries(str(where), config.machine)
     return EngineRetriever(ChromaEngine(collection, index, queries), config.machine)
 
@@ -190,7 +174,7 @@ def build_chroma(documents: Iterable[Document], url: str, settings: config.Index
     keeps if it is finished. Raises ConfigError: the settings name no model, or another search than HNSW; CorpusError:
     no documents, ids that are not unique, or a foreign collection; InfrastructureFault: the server failed;
     MissingExtra."""
-    where = parse_address(url)
+    where = parse_address("chroma", url)
     if not settings.dense.model:
         raise ConfigError("chroma has no BM25 and needs embeddings: set index.dense.model")
     if settings.dense.search != "hnsw":
@@ -201,13 +185,14 @@ def build_chroma(documents: Iterable[Document], url: str, settings: config.Index
         earlier = find_index(client, where)
         if earlier is not None and INDEX not in (earlier.metadata or {}):
             raise CorpusError(f"{where.collection!r} exists and is not an index of harness1; name another #COLLECTION")
-        if earlier is not None and earlier.name == _name_unfinished(where):
+        fresh = where.collection + UNFINISHED
+        if earlier is not None and earlier.name == fresh:
             earlier.modify(name=where.collection)
-        else:
-            _drop(client, _name_unfinished(where))
+        elif _find(client, fresh) is not None:
+            client.delete_collection(fresh)
         graph: Any = {"space": "cosine", "max_neighbors": HNSW_LINKS, "ef_search": HNSW_SEARCH}
         graph = {"hnsw": graph | {"ef_construction": HNSW_BUILD}}
-        collection = client.create_collection(_name_unfinished(where), configuration=graph, embedding_function=None)
+        collection = client.create_collection(fresh, configuration=graph, embedding_function=None)
         stream = ChunkStream(documents, settings)
         for batch in stream.batches(BATCH):
             pieces = [to_stored(piece, position) for position, piece in batch]
@@ -220,14 +205,7 @@ def build_chroma(documents: Iterable[Document], url: str, settings: config.Index
         index = stream.finish("chroma", embedder.hash)
         # From here on it is an index, even if a later step fails.
         collection.modify(metadata={INDEX: msgspec.json.encode(index).decode()})
-        _drop(client, where.collection)
+        if earlier is not None:
+            client.delete_collection(where.collection)
         collection.modify(name=where.collection)
     return index.info
-
-
-def _drop(client: ClientAPI, name: str) -> None:
-    try:
-        client.delete_collection(name)
-    except chroma_errors() as error:
-        if not _is_missing(error):
-            raise

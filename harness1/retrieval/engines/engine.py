@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import islice
 from typing import NamedTuple, Protocol, TypeVar
 
 from msgspec.structs import replace
@@ -20,9 +19,9 @@ from harness1.errors import MALFORMED, CorpusError, InfrastructureFault, UsageEr
 from harness1.plain import digest, secrets_of, utf8_safe, without_password, without_secrets
 from harness1.records import Chunk, ChunkId, DocId, Record
 from harness1.retrieval.corpus import Document, chunk
-from harness1.retrieval.embedder import CachedQueries, open_embedder
 from harness1.retrieval.grep import compile_pattern
 from harness1.retrieval.index import document_sum, index_hash, read_description
+from harness1.retrieval.models import CachedQueries, open_embedder
 from harness1.retrieval.pattern import find_literal
 from harness1.retrieval.protocol import (
     BadPattern,
@@ -64,8 +63,16 @@ class Address(NamedTuple):
         return f"{self.engine}:{without_password(self.uri)}#{self.collection}"
 
 
-def match_address(engine: str, spec: str, uris: str, names: str, advice: str) -> Address:
-    """Parse `URI` or `URI#COLLECTION`, both by patterns. Raises UsageError: it is something else."""
+FORMS = {
+    "chroma": (r"https?://[^/@?\s]+/?", r"[A-Za-z0-9][\w.-]{1,200}[A-Za-z0-9]", "an address http://HOST:8000"),
+    "milvus": (r".*\.db|https?://.+", r"[A-Za-z_]\w{0,199}", "a file PATH.db, or an address http://HOST:19530"),
+}
+"""Patterns of an engine's addresses and of the names of its collections, and what to give."""
+
+
+def parse_address(engine: str, spec: str) -> Address:
+    """Parse `URI` or `URI#COLLECTION`. Raises UsageError: it is something else."""
+    uris, names, advice = FORMS[engine]
     uri, _, collection = spec.partition("#")
     if not re.fullmatch(uris, uri):
         raise UsageError(f"{engine}:{without_password(spec)}: give {advice}")
@@ -94,18 +101,16 @@ class EngineIndex(Record):
     """Hash of the embedder; empty without embeddings."""
 
     @classmethod
-    def read(cls, text: object, name: str) -> EngineIndex:
+    def read(cls, text: object, held: int, name: str) -> EngineIndex:
         """Read the description that an engine stored as JSON. Raises CorpusError: it is none, or one of an older
-        format; SchemaError: it has a newer one."""
+        format, or there are not as many chunks as it says; SchemaError: it has a newer one."""
         try:
-            return read_description(str(text), cls, FORMAT, name)
+            index = read_description(str(text), cls, FORMAT, name)
         except MALFORMED as error:
             raise CorpusError(f"{name} is not an index of harness1: choose another name") from error
-
-    def check_count(self, name: str, held: int) -> None:
-        """Raise CorpusError if an engine does not hold all chunks."""
-        if held != self.info.chunks:
-            raise CorpusError(f"{name} holds {held} chunks instead of {self.info.chunks}: build it again")
+        if held != index.info.chunks:
+            raise CorpusError(f"{name} holds {held} chunks instead of {index.info.chunks}: build it again")
+        return index
 
     def open_queries(self, name: str, machine: config.Machine) -> CachedQueries:
         """Open the embedder of the index; raise CorpusError if the configured model is another one."""
@@ -125,8 +130,21 @@ class ChunkStream:
 
     def batches(self, size: int) -> Iterator[list[Placed]]:
         """Yield the chunks in corpus order, `size` at a time; raise CorpusError if ids are not unique."""
-        placed = self._place_chunks()
-        while batch := list(islice(placed, size)):
+        batch: list[Placed] = []
+        for document in self._documents:
+            pieces = chunk(document, self._settings.chunk_tokens)
+            for name in dict.fromkeys((document.doc_id, *(piece.chunk_id for piece in pieces))):
+                if name in self._ids:
+                    raise CorpusError(f"two documents, or a document and a chunk of another, have the id {name!r}")
+                self._ids.add(name)
+            self._content_sum += int.from_bytes(document_sum(document), "big")
+            self._read += 1
+            batch += enumerate(pieces, self._chunks)
+            self._chunks += len(pieces)
+            while len(batch) >= size:
+                yield batch[:size]
+                del batch[:size]
+        if batch:
             yield batch
 
     def finish(self, engine: str, embedder: str, language: str = "") -> EngineIndex:
@@ -137,19 +155,6 @@ class ChunkStream:
         name = digest([engine, index_hash(self._content_sum, self._settings, embedder, language)])
         info = IndexInfo(name, self._settings.unit, self._read, self._chunks, language)
         return EngineIndex(FORMAT, info, self._settings, embedder)
-
-    def _place_chunks(self) -> Iterator[Placed]:
-        for document in self._documents:
-            pieces = chunk(document, self._settings.chunk_tokens)
-            for name in dict.fromkeys((document.doc_id, *(piece.chunk_id for piece in pieces))):
-                if name in self._ids:
-                    raise CorpusError(f"two documents, or a document and a chunk of another, have the id {name!r}")
-                self._ids.add(name)
-            self._content_sum += int.from_bytes(document_sum(document), "big")
-            self._read += 1
-            for piece in pieces:
-                yield self._chunks, piece
-                self._chunks += 1
 
 
 class SearchEngine(Protocol):
@@ -207,27 +212,19 @@ class EngineRetriever:
         literal = find_literal(pattern)
         found: list[Chunk] = []
         start, length = 0, FIRST_STRETCH
+
+        def search(timeout: float) -> None:
+            for piece in self._engine.stretch(start, start + length, literal, timeout):
+                if time.monotonic() > end:  # texts that were not searched would seem to have no match
+                    raise TimeoutError
+                if len(found) < limit and compiled.search(f"{piece.title}\n{piece.text}".encode()):
+                    found.append(piece)
+
         while start < self.info.chunks and len(found) < limit:
-
-            def matches(
-                timeout: float, start: int = start, stop: int = start + length, most: int = limit - len(found)
-            ) -> list[Chunk]:
-                matching: list[Chunk] = []
-                for piece in self._engine.stretch(start, stop, literal, timeout):
-                    if time.monotonic() > end:  # texts that were not searched would seem to have no match
-                        raise TimeoutError
-                    if compiled.search(f"{piece.title}\n{piece.text}".encode()):
-                        matching.append(piece)
-                    if len(matching) >= most:
-                        break
-                return matching
-
-            more = await self._call(matches, end - time.monotonic())
-            if isinstance(more, RetrievalFault):
-                return more
-            found += more
+            if fault := await self._call(search, end - time.monotonic()):
+                return fault
             start, length = start + length, min(2 * length, LONGEST_STRETCH)
-        return tuple(found[:limit])
+        return tuple(found)
 
     async def read(self, doc_id: DocId) -> tuple[Chunk, ...] | RetrievalFault:
         if not is_unicode(doc_id):

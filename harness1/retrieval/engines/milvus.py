@@ -9,7 +9,6 @@ import re
 import time
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from math import isqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
@@ -21,8 +20,7 @@ from harness1.errors import ConfigError, CorpusError, MissingExtra, UsageError
 from harness1.plain import secrets_of
 from harness1.records import Chunk, ChunkId, DocId
 from harness1.retrieval.corpus import Analyser, Document, join_text, reads_by_script
-from harness1.retrieval.dense import HNSW_BUILD, HNSW_LINKS, HNSW_SEARCH, IVF_PROBES
-from harness1.retrieval.embedder import Embedder, open_embedder
+from harness1.retrieval.dense import HNSW_BUILD, HNSW_LINKS, HNSW_SEARCH
 from harness1.retrieval.engines.engine import (
     Address,
     ChunkStream,
@@ -30,16 +28,15 @@ from harness1.retrieval.engines.engine import (
     EngineRetriever,
     Hits,
     Placed,
-    match_address,
+    parse_address,
     reporting,
 )
+from harness1.retrieval.models import Embedder, open_embedder
 from harness1.retrieval.protocol import BM25_DEPTH, DENSE_DEPTH, RRF_K, IndexInfo, Retriever
 from harness1.words import AUTO, is_foreign
 
 if TYPE_CHECKING:
     from pymilvus import AnnSearchRequest, CollectionSchema, MilvusClient
-    from pymilvus.milvus_client.index import IndexParams
-
 
 PROPERTY = "harness1.index"
 ANALYSED, SPARSE, DENSE = "terms", "bm25", "embedding"
@@ -54,12 +51,6 @@ NO_TERM = "0"
 """Search term of a query without terms. Terms of ASCII have at least two characters, so it matches nothing."""
 
 Mode = Literal["bm25", "dense", "hybrid"]
-
-
-def parse_address(spec: str) -> Address:
-    """Parse `PATH.db` or `http://HOST:PORT`, with or without `#COLLECTION`; raise UsageError for anything else."""
-    advice = "a file PATH.db, or an address http://HOST:19530"
-    return match_address("milvus", spec, r".*\.db|https?://.+", r"[A-Za-z_]\w{0,199}", advice)
 
 
 def milvus_errors() -> tuple[type[Exception], ...]:
@@ -101,11 +92,6 @@ def quote(text: str) -> str:
     return '"' + "".join(escapes.get(character, character) for character in text) + '"'
 
 
-def quote_all(texts: Sequence[str]) -> str:
-    """Return a list of string literals."""
-    return f"[{', '.join(map(quote, texts))}]"
-
-
 def chunk_of(row: dict[str, Any]) -> Chunk:
     """Return a chunk from its stored fields."""
     return Chunk(ChunkId(row["chunk_id"]), DocId(row["doc_id"]), int(row["number"]), row["title"], row["text"])
@@ -125,7 +111,7 @@ def open_milvus(uri: str, config: config.Config) -> Retriever:
     or Milvus lacks the ranking; CorpusError: there is no finished index, or it lacks chunks; SchemaError: a newer
     version built it; InfrastructureFault: Milvus failed; UsageError: the file is open in another process;
     MissingExtra."""
-    where, timeout = parse_address(uri), config.machine.call_deadline_s
+    where, timeout = parse_address("milvus", uri), config.machine.call_deadline_s
     if where.uri.endswith(".db") and not Path(where.uri).exists():
         raise CorpusError(f"{where.uri} does not exist")
     client = connect(where, timeout)
@@ -134,11 +120,11 @@ def open_milvus(uri: str, config: config.Config) -> Retriever:
             raise CorpusError(f"{where}: there is no finished index of this name: build it with --engine")
         collection = str(client.describe_alias(where.collection, timeout=timeout)["collection_name"])
         described = client.describe_collection(collection, timeout=timeout)
-        index = EngineIndex.read((described.get("properties") or {}).get(PROPERTY), str(where))
         client.load_collection(collection, timeout=timeout)
         # With Strong consistency, later answers include everything that was inserted.
         count = client.query(collection, output_fields=["count(*)"], consistency_level="Strong", timeout=timeout)
-    index.check_count(str(where), count[0]["count(*)"])
+        description = (described.get("properties") or {}).get(PROPERTY)
+        index = EngineIndex.read(description, count[0]["count(*)"], str(where))
     mode = _mode(config.env.retrieval, index)
     queries = None if mode == "bm25" else index.open_queries(str(where), config.machine)
     opened = MilvusEngine(client, collection, index, mode, queries)
@@ -165,7 +151,7 @@ class MilvusEngine:
     ) -> None:
         self.info, self.errors = index.info, milvus_errors()
         self._client, self._collection, self._mode = client, collection, mode
-        self._dense, self._embedder = index.settings.dense, embedder
+        self._search, self._embedder = index.settings.dense.search, embedder
         self._analyser = Analyser(index.info.language)
 
     def search(self, queries: Sequence[str], k: int, exclude: Sequence[str], timeout: float) -> list[Hits]:
@@ -205,13 +191,13 @@ class MilvusEngine:
         return list(map(chunk_of, self._query(f"doc_id == {quote(doc_id)}", timeout)))
 
     def chunks(self, chunk_ids: Sequence[str], timeout: float) -> list[Chunk]:
-        return list(map(chunk_of, self._query(f"chunk_id in {quote_all(chunk_ids)}", timeout)))
+        return list(map(chunk_of, self._query(f"chunk_id in [{', '.join(map(quote, chunk_ids))}]", timeout)))
 
     def _lists(self, queries: Sequence[str], limit: int, exclude: Sequence[str]) -> list[AnnSearchRequest]:
         """Return the searches of the mode; their depths matter only if two are fused."""
         from pymilvus import AnnSearchRequest
 
-        condition = f"chunk_id not in {quote_all(exclude)}" if exclude else ""
+        condition = f"chunk_id not in [{', '.join(map(quote, exclude))}]" if exclude else ""
         lists = []
         if self._mode != "dense":
             terms = [join_terms(query, self._analyser) or NO_TERM for query in queries]
@@ -221,8 +207,7 @@ class MilvusEngine:
             vectors = list(self._embedder.embed_queries(queries))
             depth = max(limit, DENSE_DEPTH)
             # Excluded chunks are usually near the query and use up candidates of HNSW.
-            hnsw = {"ef": min(max(HNSW_SEARCH, depth) + len(exclude), MOST)}
-            effort = {"exact": {}, "hnsw": hnsw, "ivf": {"nprobe": IVF_PROBES}}[self._dense.search]
+            effort = {"ef": min(max(HNSW_SEARCH, depth) + len(exclude), MOST)} if self._search == "hnsw" else {}
             param = {"metric_type": "IP", "params": effort}
             lists.append(AnnSearchRequest(vectors, DENSE, param, depth, expr=condition))
         return lists
@@ -236,7 +221,7 @@ def build_milvus(documents: Iterable[Document], uri: str, settings: config.Index
     earlier one, which answers until the last step. The next build removes what an interrupted one left. Raises
     CorpusError: no documents, ids that are not unique, or a chunk too long for Milvus; UsageError: a foreign collection
     has the name, or the file cannot be opened; InfrastructureFault: Milvus failed; MissingExtra."""
-    where = parse_address(uri)
+    where = parse_address("milvus", uri)
     embedder = open_embedder(settings.dense, machine) if settings.dense.model else None
     client = connect(where, machine.call_deadline_s)
     try:
@@ -255,7 +240,15 @@ def build_milvus(documents: Iterable[Document], uri: str, settings: config.Index
                 client.insert(fresh, _rows(batch, analyser, embedder), timeout=machine.call_deadline_s)
             index = stream.finish("milvus", embedder.hash if embedder else "", analyser.language)
             client.flush(fresh)
-            client.create_index(fresh, _index_params(client, settings, index.info.chunks))
+            params = client.prepare_index_params()
+            weights = {"bm25_k1": settings.k1, "bm25_b": settings.b}
+            params.add_index(SPARSE, index_type="SPARSE_INVERTED_INDEX", metric_type="BM25", params=weights)
+            if embedder:
+                kind, graph = ("HNSW", {"M": HNSW_LINKS, "efConstruction": HNSW_BUILD})
+                if settings.dense.search == "exact":
+                    kind, graph = ("FLAT", {})
+                params.add_index(DENSE, index_type=kind, metric_type="IP", params=graph)
+            client.create_index(fresh, params)
             client.load_collection(fresh)
             client.alter_collection_properties(fresh, {PROPERTY: msgspec.json.encode(index).decode()})
             if earlier is None:
@@ -296,21 +289,6 @@ def _schema(embedder: Embedder | None) -> CollectionSchema:
     if embedder:
         schema.add_field(DENSE, DataType.FLOAT_VECTOR, dim=embedder.dimensions)
     return schema
-
-
-def _index_params(client: MilvusClient, settings: config.Index, chunks: int) -> IndexParams:
-    params = client.prepare_index_params()
-    weights = {"bm25_k1": settings.k1, "bm25_b": settings.b}
-    params.add_index(SPARSE, index_type="SPARSE_INVERTED_INDEX", metric_type="BM25", params=weights)
-    dense = settings.dense
-    if dense.model:
-        kind, options = "FLAT", {}
-        if dense.search == "hnsw":
-            kind, options = "HNSW", {"M": HNSW_LINKS, "efConstruction": HNSW_BUILD}
-        elif dense.search == "ivf":
-            kind, options = "IVF_FLAT", {"nlist": max(1, min(4 * isqrt(chunks), chunks, LONGEST))}
-        params.add_index(DENSE, index_type=kind, metric_type="IP", params=options)
-    return params
 
 
 def _rows(batch: Sequence[Placed], analyser: Analyser, embedder: Embedder | None) -> list[dict[str, Any]]:

@@ -194,14 +194,13 @@ class SearchR1Retriever:
         return tuple(self._known[chunk_id] for chunk_id in chunk_ids)
 
     def _result(self, request: SearchRequest, passages: list[dict[str, Any]], spent: float) -> Found:
+        chunks: dict[ChunkId, Scored] = {}
         try:
-            found = [_read_passage(passage, rank) for rank, passage in enumerate(passages)]
+            for scored in map(_read_passage, passages, range(len(passages))):
+                if scored.chunk.chunk_id not in request.exclude:
+                    chunks.setdefault(scored.chunk.chunk_id, scored)
         except NOT_PASSAGES as error:
             return RetrievalFault(f"not a passage of Search-R1: {error}")
-        chunks: dict[ChunkId, Scored] = {}
-        for scored in found:
-            if scored.chunk.chunk_id not in request.exclude:
-                chunks.setdefault(scored.chunk.chunk_id, scored)
         order = total_order(((name, scored.score) for name, scored in chunks.items()), max(request.k, 0))
         for name, _ in order:
             self._known[name] = chunks[name].chunk
@@ -224,17 +223,13 @@ class _Document(msgspec.Struct):
 
 def _read_passage(passage: dict[str, Any], rank: int) -> Scored:
     """Return a passage with its score (higher is better), or with one by its rank if it has none."""
-    document = msgspec.convert(passage.get("document", passage), _Document)
-    score = passage.get("score")
-    title, line_end, text = document.contents.partition("\n")
-    if not line_end:
-        title, text = "", title
+    document, score = msgspec.convert(passage.get("document", passage), _Document), passage.get("score")
+    title, _, text = document.contents.partition("\n") if "\n" in document.contents else ("", "", document.contents)
     name = text_digest(document.contents) if document.id is None else str(document.id)
-    chunk = Chunk(ChunkId(name), DocId(name), 0, title.strip().strip('"'), text)
     value = 1.0 / (rank + 1) if score is None else float(score)
     if not math.isfinite(value):
         raise ValueError(f"a score of {score!r}")
-    return Scored(chunk, value)
+    return Scored(Chunk(ChunkId(name), DocId(name), 0, title.strip().strip('"'), text), value)
 
 
 class RemoteRetriever:
@@ -247,7 +242,16 @@ class RemoteRetriever:
     async def search(self, requests: Sequence[SearchRequest]) -> list[Found]:
         if not requests:
             return []
-        queries = tuple(map(_clean, requests))
+        queries = tuple(  # invalid Unicode is in no text, so replacing it changes no result
+            SearchRequest(
+                utf8_safe(asked.query),
+                max(asked.k, 0),
+                frozenset(filter(is_unicode, asked.exclude)),
+                min(asked.deadline, LATEST_S),
+                utf8_safe(asked.about),
+            )
+            for asked in requests
+        )
         call = SearchCall(requests=queries, retrieval=self._ranking, index_hash=self.info.index_hash)
         found = await self._post("/search", call, SearchAnswers, max(query.deadline for query in queries))
         if isinstance(found, SearchAnswers) and len(found.answers) != len(requests):
@@ -326,12 +330,6 @@ async def ask_about(base: str, machine: Machine) -> About | None:
         return msgspec.json.decode(page, type=About) if page else None
     except MALFORMED as error:
         raise InfrastructureFault(f"{base}/info does not describe an index of harness1: {error}") from error
-
-
-def _clean(asked: SearchRequest) -> SearchRequest:
-    """Return a request that can be sent. Invalid Unicode is in no text, so replacing it changes no result."""
-    exclude, deadline = frozenset(filter(is_unicode, asked.exclude)), min(asked.deadline, LATEST_S)
-    return SearchRequest(utf8_safe(asked.query), max(asked.k, 0), exclude, deadline, utf8_safe(asked.about))
 
 
 def _search_answer(query: SearchRequest, answer: SearchAnswer) -> Found:

@@ -58,12 +58,6 @@ async def resolve(host: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
-async def is_public(host: str, resolve: Resolve) -> bool:
-    """Return True if a host has addresses, and all of them are public. Raises OSError: the resolver cannot tell now."""
-    addresses = await resolve(host)
-    return bool(addresses) and all(map(is_public_address, addresses))
-
-
 def is_public_address(text: str) -> bool:
     """Return True for an address on the internet; IPv6 addresses that stand for one of IPv4 are judged as that one."""
     try:
@@ -140,15 +134,6 @@ class WebRequest(Record):
     endpoint: str
     subject: str
     limit: int = 0
-
-
-def search_question(query: str, seen: int, web: Web) -> WebRequest:
-    """Return the request of a search on the listed hosts, with extra results to replace `seen` pages. Their number is a
-    multiple of `RESULTS`, so that sibling episodes share more answers."""
-    sites = " OR ".join(f"site:{host}" for host in sorted({host.lower() for host in web.hosts}))
-    text = f"{query.strip()} ({sites})" if sites else query.strip()
-    number = min(RESULTS * (1 + -(-seen // RESULTS)), MOST_RESULTS)
-    return WebRequest("search", _endpoint(web.search_url), utf8_safe(text), number)
 
 
 def page_question(url: str, web: Web, is_snippet: bool = False) -> WebRequest:
@@ -303,9 +288,13 @@ class WebRetriever:
         if not request.query.strip():
             return SearchResult()
         seen = sum(chunk_id.endswith(SNIPPET) for chunk_id in request.exclude)
+        # Extra results replace seen pages: a multiple, so that sibling episodes share more answers.
+        number = min(RESULTS * (1 + -(-seen // RESULTS)), MOST_RESULTS)
+        sites = " OR ".join(f"site:{host}" for host in sorted(self._listed))
+        text = utf8_safe(f"{request.query.strip()} ({sites})" if sites else request.query.strip())
         try:
             async with asyncio.timeout(request.deadline):
-                pages = await self._answer(search_question(request.query, seen, self._web))
+                pages = await self._answer(WebRequest("search", _endpoint(self._web.search_url), text, number))
         except TimeoutError:
             return RetrievalFault("deadline")
         if isinstance(pages, RetrievalFault):
@@ -364,10 +353,13 @@ class WebRetriever:
         """Return the answer for a page whose host is not public, else None. The reader may stand in a network of its
         own, whose hosts no policy may reach through it."""
         host = urlsplit(question.subject).hostname or ""
+        if host in self._listed:
+            return None
         try:
-            return None if host in self._listed or await is_public(host, self._resolve) else ()
+            addresses = await self._resolve(host)
         except OSError:
             return RetrievalFault(f"the host {host} cannot be resolved now")
+        return None if addresses and all(map(is_public_address, addresses)) else ()
 
     async def _find(self, client: HttpClient, question: WebRequest) -> Pages:
         headers = {"X-API-KEY": self._web.search_key} if self._web.search_key else {}
