@@ -7,7 +7,7 @@ import asyncio
 import atexit
 import hashlib
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -15,6 +15,8 @@ from functools import partial
 from itertools import islice
 from threading import Condition, Thread
 from typing import Any, Generic, TypeVar
+
+from msgspec.structs import replace
 
 from harness1.retrieval.protocol import Found, RetrievalFault, Retriever, SearchRequest, SearchResult
 
@@ -129,8 +131,8 @@ def _pass_on(futures: Sequence[Future[Any]], _kind: object, error: BaseException
 class CachingRetriever:
     """`Retriever` that remembers the latest `size` results of at most `LONGEST` hits by query, k, excluded chunks and
     settings (their `repr`). Faults are never kept; a caller whose search failed as part of another's asks again. A
-    search goes on, and its result is kept, even if its callers are cancelled. Usable from several event loops, one
-    after the other."""
+    search goes on while anyone waits for it, each as long as its own deadline allows. Usable from several event loops,
+    one after the other."""
 
     def __init__(self, inner: Retriever, size: int, settings: object) -> None:
         self._inner, self.info = inner, inner.info
@@ -138,6 +140,7 @@ class CachingRetriever:
         self._size, self._settings = size, repr(settings)
         self._kept: OrderedDict[bytes, SearchResult] = OrderedDict()
         self._flights: dict[bytes, _Flight] = {}
+        self._waiting: Counter[_Flight] = Counter()
 
     async def search(self, requests: Sequence[SearchRequest]) -> list[Found]:
         """Answer what is kept at once, join what is under way, and ask for the rest together."""
@@ -150,10 +153,19 @@ class CachingRetriever:
         own = {key: request for key, request in asked if key not in kept and key not in flights}
         if own:
             flights |= dict.fromkeys(own, self._launch(own))
-        return [
-            kept.get(key) or await self._land(key, request, begin + request.deadline, flights[key], key in own)
-            for key, request in asked
-        ]
+        joined = set(flights.values())
+        self._waiting.update(joined)
+        try:
+            return [
+                kept.get(key) or await self._land(key, request, begin + request.deadline, flights[key], key in own)
+                for key, request in asked
+            ]
+        finally:
+            self._waiting.subtract(joined)
+            for flight in joined:
+                if not self._waiting[flight]:
+                    del self._waiting[flight]
+                    flight.cancel()
 
     def _key(self, request: SearchRequest) -> bytes:
         # A digest, because excluded ids would take more room than results; of a `repr`, which escapes lone surrogates.
@@ -161,14 +173,26 @@ class CachingRetriever:
         return hashlib.blake2b(parts.encode(), digest_size=16).digest()
 
     def _under_way(self, key: bytes) -> _Flight | None:
-        """Return the running search for a key, unless another event loop left it behind."""
+        """Return the running search for a key, unless a closed event loop left it behind."""
         flight = self._flights.get(key)
-        return flight if flight and flight.get_loop() is asyncio.get_running_loop() else None
+        if flight is None or flight.cancelling() or flight.get_loop() is not asyncio.get_running_loop():
+            return None
+        return flight
 
     def _launch(self, requests: dict[bytes, SearchRequest]) -> _Flight:
         """Ask the inner retriever in a task of its own, so that the search can outlive its caller."""
-        flight = asyncio.create_task(self._ask(requests))
-        self._flights |= dict.fromkeys(requests, flight)
+
+        async def ask() -> dict[bytes, Found]:
+            answers = await self._inner.search(list(requests.values()))
+            if len(answers) != len(requests):
+                answers = [RetrievalFault(f"{len(answers)} results for {len(requests)} queries")] * len(requests)
+            for key, answer in zip(requests, answers, strict=True):
+                if isinstance(answer, SearchResult) and len(answer.hits) <= LONGEST:
+                    self._kept[key] = answer
+                    self._kept.move_to_end(key)
+            while len(self._kept) > self._size:
+                self._kept.popitem(last=False)
+            return dict(zip(requests, answers, strict=True))
 
         def forget(flight: _Flight) -> None:
             for key in requests:
@@ -177,37 +201,18 @@ class CachingRetriever:
             if not flight.cancelled():
                 flight.exception()  # marks it as seen: every waiting caller may have been cancelled
 
+        flight = asyncio.create_task(ask())
+        self._flights |= dict.fromkeys(requests, flight)
         flight.add_done_callback(forget)
         return flight
 
-    async def _ask(self, requests: dict[bytes, SearchRequest]) -> dict[bytes, Found]:
-        try:
-            async with asyncio.timeout(max(request.deadline for request in requests.values())):
-                answers = await self._inner.search(list(requests.values()))
-        except TimeoutError:
-            answers = [RetrievalFault("deadline")] * len(requests)
-        if len(answers) != len(requests):
-            answers = [RetrievalFault(f"{len(answers)} results for {len(requests)} queries")] * len(requests)
-        for key, answer in zip(requests, answers, strict=True):
-            if isinstance(answer, SearchResult) and len(answer.hits) <= LONGEST:
-                self._kept[key] = answer
-                self._kept.move_to_end(key)
-        while len(self._kept) > self._size:
-            self._kept.popitem(last=False)
-        return dict(zip(requests, answers, strict=True))
-
     async def _land(self, key: bytes, request: SearchRequest, end: float, flight: _Flight, own: bool) -> Found:
         """Return the answer to a search; if it was another caller's and failed, ask again."""
-        while True:
-            try:
-                async with asyncio.timeout(end - time.monotonic()):
-                    answer = (await asyncio.shield(flight))[key]
-            except TimeoutError:
-                return RetrievalFault("deadline")
-            if own or isinstance(answer, SearchResult):
-                return answer
-            if key in self._kept:
-                return self._kept[key]
-            another = self._under_way(key)
-            own = another is None
-            flight = another or self._launch({key: request})
+        try:
+            async with asyncio.timeout(end - time.monotonic()):
+                answer = (await asyncio.shield(flight))[key]
+        except TimeoutError:
+            return RetrievalFault("deadline")
+        if not own and isinstance(answer, RetrievalFault):
+            (answer,) = await self.search([replace(request, deadline=end - time.monotonic())])
+        return answer

@@ -9,11 +9,11 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import pytest
 
 from harness1 import config
@@ -263,22 +263,17 @@ class ChromaServer:
         command, nowhere = [sys.executable, "-c", start, "run", *place], subprocess.DEVNULL
         self.process = subprocess.Popen(command, stdout=nowhere, stderr=nowhere)
         end = time.monotonic() + 30.0
-        while not self._answers():
-            if time.monotonic() > end or self.process.poll() is not None:
-                self.stop()
-                raise RuntimeError("the Chroma server does not start")
+        while time.monotonic() < end and self.process.poll() is None:
+            with suppress(httpx.HTTPError):
+                if httpx.get(f"{self.url}/api/v2/heartbeat", timeout=5.0).status_code == 200:
+                    return
             time.sleep(0.05)
+        self.stop()
+        raise RuntimeError("the Chroma server does not start")
 
     def stop(self) -> None:
         self.process.kill()
         self.process.wait()
-
-    def _answers(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"{self.url}/api/v2/heartbeat", timeout=5.0) as answer:
-                return bool(answer.status == 200)
-        except (urllib.error.URLError, OSError):
-            return False
 
 
 def stop_milvus(path: Path) -> None:

@@ -4,18 +4,18 @@ import os
 import random
 from functools import partial
 
+import faiss
 import numpy as np
 import pytest
 
 from harness1 import config
 from harness1.errors import CorpusError, UsageError
 from harness1.records import ChunkId, DocId
-from harness1.retrieval import build as embeddings
-from harness1.retrieval import build as merging
-from harness1.retrieval.build import add_documents, build_index, delete_documents
+from harness1.retrieval import build
+from harness1.retrieval.build import add_documents, build_index, delete_documents, to_merge
 from harness1.retrieval.corpus import Document
-from harness1.retrieval.models import HashEmbedder, VectorStore, open_embedder
 from harness1.retrieval.index import EmbeddedIndex, SegmentEntry, SegmentSize, open_index
+from harness1.retrieval.models import HashEmbedder, VectorStore
 from tests.support import die_at_fsync
 
 SETTINGS = config.Index(chunk_tokens=20)
@@ -45,7 +45,15 @@ def texts(index: EmbeddedIndex) -> list[str]:
 def search(index: EmbeddedIndex, query: str, k: int, exclude: list[str]) -> list[tuple[ChunkId, float]]:
     excluded = np.array(index.positions(map(ChunkId, exclude)), np.int64)
     found = index.bm25.search(query, k, excluded)
-    return list(zip(index.chunk_ids(at for at, _ in found), (score for _, score in found), strict=True))
+    return [(index.chunk(at).chunk_id, score) for at, score in found]
+
+
+def nearest(index: EmbeddedIndex, text: str, k: int, dimensions: int) -> list[tuple[str, float]]:
+    """By embeddings of hashed words."""
+    assert index.dense is not None
+    query = HashEmbedder(dimensions).embed_queries([text])
+    (found,) = index.dense.search(query, [k], [np.array([], np.int64)])
+    return [(index.chunk(at).chunk_id, round(score, 2)) for at, score in found]
 
 
 def delete(path, *ids: str):
@@ -53,9 +61,8 @@ def delete(path, *ids: str):
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_scores_do_not_depend_on_how_the_corpus_fell_into_segments(tmp_path, monkeypatch, seed: int) -> None:
+def test_scores_do_not_depend_on_how_the_corpus_fell_into_segments(tmp_path, seed: int) -> None:
     """Random additions, replacements and deletions, with merges, against one build of what is left: equal bits."""
-    monkeypatch.setattr(merging, "MERGE", 3)
     rng = random.Random(seed)
     documents = {number: document(rng, number) for number in range(120)}
     build_index([documents[number] for number in range(20)], tmp_path / "grown", SETTINGS)
@@ -130,13 +137,12 @@ def test_ids_must_stay_unique_across_segments(tmp_path) -> None:
         add_documents(named("sun", "sun"), tmp_path)
 
 
-def test_segments_stay_few_and_the_mostly_dead_are_written_anew(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(merging, "MERGE", 3)
+def test_segments_stay_few_and_the_mostly_dead_are_written_anew(tmp_path) -> None:
     build_index(named("w0"), tmp_path, SETTINGS)
     for number in range(1, 14):
         add_documents(named(f"w{number}"), tmp_path)
     index = open_index(tmp_path)
-    assert len(index.segments) <= 5
+    assert len(index.segments) == 3
     assert texts(index) == [f"About w{number}." for number in range(14)]
     delete(tmp_path, *(f"id-w{number}" for number in range(8)))
     index = open_index(tmp_path)
@@ -145,32 +151,27 @@ def test_segments_stay_few_and_the_mostly_dead_are_written_anew(tmp_path, monkey
 
 
 @pytest.mark.parametrize("sizes", [[1, 8] * 40, [30, *[1] * 60], [64, 32, 16, 8, 4, 2, 1] * 5])
-def test_segments_stay_few_whatever_comes(tmp_path, monkeypatch, sizes: list[int]) -> None:
-    monkeypatch.setattr(merging, "MERGE", 4)
-    monkeypatch.setattr(merging, "MOST", 5)
-    written: list[SegmentEntry] = []
+def test_segments_stay_few_whatever_comes_and_none_is_written_again_for_much_smaller_ones(sizes: list[int]) -> None:
+    segments: list[SegmentEntry] = []
+    written = 0
     for size in sizes:
-        entry = SegmentEntry("", SegmentSize(size, size, size))
-        written.append(entry)
-        while group := merging.to_merge(written):
-            total = sum(entry.size.chunks for entry in written[group.start : group.stop])
-            written[group.start : group.stop] = [SegmentEntry("", SegmentSize(total, total, total))]
-    assert len(written) <= 5
-    assert sum(entry.size.chunks for entry in written) == sum(sizes)
-
-
-def test_a_large_segment_is_not_written_again_for_small_ones() -> None:
-    sizes = [10_000, *[1] * 7]
-    assert merging.to_merge([SegmentEntry("", SegmentSize(size, size, size)) for size in sizes]) is None
-    sizes.append(1)
-    assert merging.to_merge([SegmentEntry("", SegmentSize(size, size, size)) for size in sizes]) == range(1, 9)
+        segments.append(SegmentEntry("", SegmentSize(size, size, size)))
+        while group := to_merge(segments):
+            total = sum(entry.size.chunks for entry in segments[group.start : group.stop])
+            segments[group.start : group.stop] = [SegmentEntry("", SegmentSize(total, total, total))]
+            written += total
+    assert len(segments) <= sum(sizes).bit_length()
+    assert sum(entry.size.chunks for entry in segments) == sum(sizes)
+    assert written <= sum(sizes) * sum(sizes).bit_length()
+    full = [SegmentEntry("", SegmentSize(size, size, size)) for size in (build.LARGEST, build.LARGEST, 1)]
+    assert to_merge(full) is None
 
 
 def test_a_corpus_beyond_one_segment_is_searched_as_one(tmp_path, monkeypatch) -> None:
     rng = random.Random(3)
     documents = [document(rng, number) for number in range(90)]
     build_index(documents, tmp_path / "one", DENSE)
-    monkeypatch.setattr(merging, "LARGEST", 40)
+    monkeypatch.setattr(build, "LARGEST", 40)
     build_index(documents, tmp_path / "many", DENSE)
     one, many = open_index(tmp_path / "one"), open_index(tmp_path / "many")
     assert (len(one.segments), one.info) == (1, many.info)
@@ -185,7 +186,7 @@ def test_a_corpus_beyond_one_segment_is_searched_as_one(tmp_path, monkeypatch) -
 def test_only_the_model_that_embedded_an_index_adds_to_it(tmp_path, monkeypatch) -> None:
     build_index(named("sun", "moon"), tmp_path, DENSE)
     before = open_index(tmp_path).info
-    monkeypatch.setattr(embeddings, "open_embedder", lambda *_: HashEmbedder(64))
+    monkeypatch.setattr(build, "open_embedder", lambda *_: HashEmbedder(64))
     with pytest.raises(UsageError, match="another model"):
         add_documents(named("star"), tmp_path)
     assert open_index(tmp_path).info == before
@@ -207,30 +208,26 @@ def test_deleting_and_merging_need_no_model(tmp_path, monkeypatch) -> None:
     def absent(*_):
         raise UsageError("there is no model")
 
-    monkeypatch.setattr(embeddings, "open_embedder", absent)
+    monkeypatch.setattr(build, "open_embedder", absent)
     delete(tmp_path, "id-sun")
     delete(tmp_path, "id-moon", "id-star")
-    index, embedder = open_index(tmp_path), HashEmbedder(32)
+    index = open_index(tmp_path)
     assert [len(segment.dead) for segment in index.segments] == [0]
-    ((best, score),) = index.dense.search(embedder.embed_queries(["Dust\nAbout dust."]), [1], [np.array([], int)])[0]
-    assert (index.chunk_ids([best]), round(score, 2)) == (["id-dust"], 1.0)
+    assert nearest(index, "Dust\nAbout dust.", 1, 32) == [("id-dust", 1.0)]
 
 
-@pytest.mark.parametrize("search", ["hnsw", "ivf"])
-def test_an_approximate_index_grows_by_what_is_added(tmp_path, monkeypatch, search: str) -> None:
-    dense = config.Dense(model="hash:256", search=search)
-    build_index(named(*WORDS), tmp_path, config.Index(dense=dense))
+@pytest.mark.parametrize("search", ["exact", "hnsw"])
+def test_embeddings_find_what_was_added_and_not_what_was_deleted(tmp_path, monkeypatch, search: str) -> None:
+    build_index(named(*WORDS), tmp_path, config.Index(dense=config.Dense(model="hash:4096", search=search)))
     with monkeypatch.context() as patch:
-        patch.setattr(embeddings, "build_approximate", None)
+        patch.setattr(faiss, "IndexHNSWSQ", None)  # the graph grows, and is not made anew
         add_documents(named("star", "comet"), tmp_path)
-    index, embedder = open_index(tmp_path), HashEmbedder(256)
-    queries = embedder.embed_queries(["Star\nAbout star.", "Word9\nAbout word9."])
-    found = index.dense.search(queries, [1, 1], [np.array([], int)] * 2)
-    assert [index.chunk_ids([best]) for ((best, _),) in found] == [["id-star"], ["id-word9"]]
-    add_documents(named(*(f"more{number}" for number in range(90))), tmp_path)
-    grown = open_index(tmp_path)
-    (((best, _),),) = grown.dense.search(embedder.embed_queries(["More5\nAbout more5."]), [1], [np.array([], int)])
-    assert grown.chunk_ids([best]) == ["id-more5"]
+    for word in ("star", "word9"):
+        assert nearest(open_index(tmp_path), f"{word.title()}\nAbout {word}.", 1, 4096) == [(f"id-{word}", 1.0)]
+    delete(tmp_path, "id-word7")
+    found = nearest(open_index(tmp_path), "word7", 60, 4096)
+    assert len(found) == 60
+    assert "id-word7" not in dict(found)
 
 
 def test_only_new_texts_are_embedded(tmp_path, monkeypatch) -> None:
@@ -245,22 +242,8 @@ def test_only_new_texts_are_embedded(tmp_path, monkeypatch) -> None:
     build_index(named("sun", "moon", "star"), tmp_path, config.Index(k1=2.0, dense=DENSE.dense), watch)
     assert sum(fresh) == 3
     index = open_index(tmp_path)
-    assert index.dense is not None
     (store,) = (tmp_path / "vectors").iterdir()
     assert len(VectorStore(store, 32)) == index.vectors.rows == 3
-
-
-@pytest.mark.parametrize("search", ["exact", "hnsw", "ivf"])
-def test_embeddings_find_what_is_there_and_not_what_was_deleted(tmp_path, search: str) -> None:
-    dense = config.Dense(model="hash:4096", search=search)
-    build_index(named(*WORDS), tmp_path, config.Index(dense=dense))
-    delete(tmp_path, "id-word7")
-    index, embedder = open_index(tmp_path), open_embedder(dense, config.Machine())
-    (found, again) = index.dense.search(
-        embedder.embed_queries(["word7", "word8"]), [60, 1], [np.array([], np.int64)] * 2
-    )
-    assert "id-word7" not in index.chunk_ids(position for position, _ in found)
-    assert index.chunk_ids(position for position, _ in again) == ["id-word8"]
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ import pytest
 from harness1 import config
 from harness1.config import Config, Dense, Env, Machine, Rerank, Retrieval, load_config
 from harness1.retrieval.build import build_index
-from harness1.retrieval.models import open_embedder
 from harness1.retrieval.engines.chroma import build_chroma, open_chroma
 from harness1.retrieval.engines.milvus import build_milvus, open_milvus
 from harness1.retrieval.index import open_index
+from harness1.retrieval.models import open_embedder
 from harness1.retrieval.open import _open, open_retriever, split_engine
 from harness1.retrieval.protocol import Retriever
 from harness1.retrieval.retriever import EmbeddedRetriever, open_embedded

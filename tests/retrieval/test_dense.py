@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from harness1 import config
 from harness1.errors import CorpusError
 from harness1.records import ChunkId
 from harness1.retrieval import dense
-from harness1.retrieval.dense import (
-    DenseIndex,
-    GpuScan,
-    RowSearcher,
-    Scan,
-    build_approximate,
-    find_used_rows,
-    open_approximate,
-)
+from harness1.retrieval.dense import DenseIndex, Find, find_used_rows, open_graph, search_gpu, write_graph
 from harness1.retrieval.protocol import total_order
 
 NONE = np.empty(0, dtype=np.int32)
 GONE = np.array([-1, -1], dtype=np.int32)
-APPROXIMATE = [config.Dense(search="hnsw"), config.Dense(search="ivf")]
 
 
 def unit(vectors: NDArray[Any]) -> NDArray[np.float32]:
@@ -43,9 +34,9 @@ def cloud(count: int, dimensions: int = 24, seed: int = 0) -> NDArray[np.float32
     return unit(centres[draw.integers(0, 8, count)] + 0.5 * draw.standard_normal((count, dimensions)))
 
 
-def indexed(vectors: NDArray[np.float32], candidates: RowSearcher | None = None) -> DenseIndex:
+def indexed(vectors: NDArray[np.float32], find: Find | None = None) -> DenseIndex:
     count = len(vectors)
-    return DenseIndex(vectors.astype(np.float16), np.arange(count), np.arange(count, dtype=np.int32), candidates)
+    return DenseIndex(vectors.astype(np.float16), np.arange(count), np.arange(count, dtype=np.int32), find)
 
 
 def naive(
@@ -83,7 +74,6 @@ def test_the_best_are_those_of_the_plainest_search(corpus: tuple[Any, ...], bloc
     excludes = [np.array(sorted(out), dtype=np.int32) for out in outs]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dense, "BLOCK", block)
-        patch.setattr(dense, "FILLED", 1)
         found = DenseIndex(vectors, rows, ranks).search(queries, ks, excludes)
     for query, k, out, result in zip(queries, ks, outs, found, strict=True):
         assert [position for position, _ in result] == naive(vectors, rows, ranks, query, k, out)
@@ -92,8 +82,7 @@ def test_the_best_are_those_of_the_plainest_search(corpus: tuple[Any, ...], bloc
 def test_scores_are_cosines_and_may_be_negative() -> None:
     vectors = unit(np.array([[1, 0], [1, 1], [-1, 0]]))
     (found,) = indexed(vectors).search(vectors[:1], [3], [NONE])
-    assert [position for position, _ in found] == [0, 1, 2]
-    assert [score for _, score in found] == pytest.approx([1, 2**-0.5, -1], abs=1e-3)
+    assert dict(found) == pytest.approx({0: 1, 1: 2**-0.5, 2: -1}, abs=1e-3)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 30])
@@ -133,54 +122,41 @@ def test_an_index_without_chunks_finds_nothing() -> None:
         assert index.search(cloud(2), [5, 0], [NONE, NONE]) == [[], []]
 
 
-@pytest.mark.parametrize("setting", APPROXIMATE, ids=lambda setting: setting.search)
-def test_an_approximate_index_finds_nearly_the_same_and_nothing_excluded(
-    setting: config.Dense, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("harness1.retrieval.dense.IVF_PROBES", 150)
+def test_a_graph_finds_nearly_the_same_and_nothing_excluded(tmp_path: Path) -> None:
     vectors, queries = cloud(3000), cloud(20, seed=1)
-    build_approximate(vectors.astype(np.float16), np.arange(3000), setting, tmp_path / "dense.faiss")
-    approximate = indexed(vectors, open_approximate(tmp_path / "dense.faiss", setting))
+    for name in ("dense.faiss", "other"):
+        write_graph(tmp_path / name, vectors.astype(np.float16), np.arange(3000))
+    assert (tmp_path / "dense.faiss").read_bytes() == (tmp_path / "other").read_bytes()
+    graph = indexed(vectors, open_graph(tmp_path / "dense.faiss", 3000))
     nearest = indexed(vectors).search(queries, [600] * 20, [NONE] * 20)
     best = [np.array([position for position, _ in found], dtype=np.int32) for found in nearest]
     for excludes in ([NONE] * 20, best):
         exact = indexed(vectors).search(queries, [10] * 20, excludes)
-        found = approximate.search(queries, [10] * 20, excludes)
+        found = graph.search(queries, [10] * 20, excludes)
         shared = [len(set(one) & set(other)) for one, other in zip(exact, found, strict=True)]
         assert sum(shared) >= 190
         for hits, exclude in zip(found, excludes, strict=True):
             assert not {position for position, _ in hits} & set(exclude.tolist())
-    together = approximate.search(queries, [10] * 20, best)
-    assert together == [approximate.search(queries[[at]], [10], [best[at]])[0] for at in range(20)]
+    together = graph.search(queries, [10] * 20, best)
+    assert together == [graph.search(queries[[at]], [10], [best[at]])[0] for at in range(20)]
 
 
-@pytest.mark.parametrize("setting", APPROXIMATE, ids=lambda setting: setting.search)
-def test_equal_vectors_make_equal_approximate_files(setting: config.Dense, tmp_path: Path) -> None:
-    for name in ("one", "other"):
-        build_approximate(cloud(500).astype(np.float16), np.arange(500), setting, tmp_path / name)
-    assert (tmp_path / "one").read_bytes() == (tmp_path / "other").read_bytes()
-
-
-@pytest.mark.parametrize("setting", APPROXIMATE, ids=lambda setting: setting.search)
-def test_an_approximate_index_holds_the_rows_in_use(setting: config.Dense, tmp_path: Path) -> None:
+def test_a_graph_holds_the_rows_in_use_and_a_damaged_or_missing_one_is_named(tmp_path: Path) -> None:
     vectors = cloud(60).astype(np.float16)
     rows = np.array([50, 7, -1, 7, 30], dtype=np.int32)
-    build_approximate(vectors, find_used_rows(rows), setting, tmp_path / "dense.faiss")
-    opened = open_approximate(tmp_path / "dense.faiss", setting)
-    index = DenseIndex(vectors, rows, np.arange(5, dtype=np.int32), opened)
+    write_graph(tmp_path / "dense.faiss", vectors, find_used_rows(rows))
+    index = DenseIndex(vectors, rows, np.arange(5, dtype=np.int32), open_graph(tmp_path / "dense.faiss", 3))
     (found,) = index.search(vectors[[7]].astype(np.float32), [9], [np.array([1])])
     assert {position for position, _ in found} == {0, 3, 4}
     assert found[0][0] == 3
     with pytest.raises(CorpusError, match="3 vectors"):
-        DenseIndex(vectors, np.arange(5), np.arange(5, dtype=np.int32), opened)
-
-
-@pytest.mark.parametrize("setting", APPROXIMATE, ids=lambda setting: setting.search)
-def test_a_damaged_or_missing_approximate_index_is_named(setting: config.Dense, tmp_path: Path) -> None:
+        open_graph(tmp_path / "dense.faiss", 5)
     (tmp_path / "damaged.faiss").write_bytes(b"not an index")
     for name in ("absent.faiss", "damaged.faiss"):
         with pytest.raises(CorpusError, match=name):
-            open_approximate(tmp_path / name, setting)
+            open_graph(tmp_path / name, 3)
+    with pytest.raises(CorpusError, match="cannot write"):
+        write_graph(tmp_path / "absent" / "dense.faiss", vectors, find_used_rows(rows))
 
 
 @pytest.mark.parametrize("copies", [1, 2100], ids=["distinct", "more equals than a GPU returns"])
@@ -196,4 +172,5 @@ def test_what_a_gpu_finds_is_completed_to_the_exact_answer(copies: int) -> None:
     excludes = [np.arange(0, 40 * at, 2) for at in range(6)]
     ranks = np.arange(len(vectors), dtype=np.int32)[::-1]
     exact = DenseIndex(half, used, ranks).search(queries, [20] * 6, excludes)
-    assert DenseIndex(half, used, ranks, GpuScan(flat, Scan(half, used))).search(queries, [20] * 6, excludes) == exact
+    gpu = DenseIndex(half, used, ranks, partial(search_gpu, flat, half, used))
+    assert gpu.search(queries, [20] * 6, excludes) == exact

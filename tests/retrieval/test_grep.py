@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from benchmarks.retrieval import HOSTILE
 from harness1.retrieval import grep as module
-from harness1.retrieval.files import Files, Strings, StringWriter
+from harness1.retrieval.files import Files, Strings, write_keys
 from harness1.retrieval.grep import (
     BATCH,
     BLOCK_BYTES,
@@ -25,7 +25,7 @@ from harness1.retrieval.grep import (
     grep_segments,
     write_trigrams,
 )
-from harness1.retrieval.pattern import ANYTHING, All, Query, Some, analyse, fold, trigrams
+from harness1.retrieval.pattern import Query, analyse, fold, trigrams
 from harness1.retrieval.protocol import BadPattern, RetrievalFault
 from tests.retrieval.test_pattern import compiled, patterns
 
@@ -86,30 +86,15 @@ def test_lists_of_every_length_are_read_back(tmp_path: Path) -> None:
         assert chunks(found, trigrams(word)) == set(range(0, 40_001, period)), word
 
 
-def test_queries_are_intersections_and_unions_in_order(tmp_path: Path) -> None:
-    words = ["alpha", "gamma", "alpha gamma", "delta", "omega alpha"]
-    found = index(tmp_path, [word.ljust(BLOCK_BYTES) for word in words] * 200)
-    alpha, gamma, delta = map(trigrams, ("alpha", "gamma", "delta"))
-    every = range(0, 1000, 5)
-    assert chunks(found, All((*alpha.of, *gamma.of))) == {at + 2 for at in every}
-    assert chunks(found, Some((gamma, delta))) == {at + place for at in every for place in (1, 2, 3)}
-    assert chunks(found, All((alpha, Some((gamma, delta))))) == {at + 2 for at in every}
-    assert chunks(found, trigrams("absent")) == set()
-    assert found.candidates(ANYTHING) is None
-
-
 def test_case_and_the_letters_that_fold_to_ascii_are_ignored(tmp_path: Path) -> None:
+    spans = index(tmp_path / "spans", ["xab", "cy" + " " * BLOCK_BYTES, "\xc5", "\u212a", "z" * BLOCK_BYTES])
+    assert chunks(spans, trigrams("abc")) == chunks(spans, trigrams("bcy")) == set(), "none spans two chunks"
     texts = ["Kelvin", "\u212aELVIN", "wash", "WA\u017fH", "ÄRGER", "ärger", "kelwin"]
     # Often enough for all lists to be read: a few last blocks are not narrowed down.
     found = index(tmp_path, [text + " " * BLOCK_BYTES for text in texts] * 100)
     expected = {"(?i)kelvin": {0, 1}, "(?i)wash": {2, 3}, "WA\u017fH": {2, 3}, "(?i)ärger": {4, 5}, "ärger": {5}}
     for pattern, numbers in expected.items():
         assert {at % 7 for at in chunks(found, analyse(pattern).query)} == numbers, pattern
-
-
-def test_no_trigram_spans_two_chunks(tmp_path: Path) -> None:
-    found = index(tmp_path, ["xab", "cy" + " " * BLOCK_BYTES, "\xc5", "\u212a", "z" * BLOCK_BYTES])
-    assert chunks(found, trigrams("abc")) == chunks(found, trigrams("bcy")) == set()
 
 
 def test_a_build_in_stretches_is_the_build_in_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,9 +108,6 @@ def test_a_build_in_stretches_is_the_build_in_one(tmp_path: Path, monkeypatch: p
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "other" / name).read_bytes()
 
 
-TEXTS = ["Title\nred fox", "Fox\nblue", "green", "red Ärger", "a redfox"]
-
-
 class Segment(NamedTuple):
     trigrams: Trigrams
     contents: Strings
@@ -134,9 +116,7 @@ class Segment(NamedTuple):
 
 def segment(folder: Path, texts: Iterable[str], dead: Sequence[int] = ()) -> Segment:
     folder.mkdir(parents=True, exist_ok=True)
-    with StringWriter(folder, "contents") as writer:
-        for text in texts:
-            writer.add(text.encode())
+    write_keys(folder, "contents", texts)
     contents = Strings(Files(folder), "contents")
     write_trigrams(folder, contents.bytes, contents.ends)
     return Segment(Trigrams(Files(folder)), contents, np.array(dead, np.uint32))
@@ -169,34 +149,25 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Segment:
     return segment(tmp_path_factory.mktemp("large"), english(700) * 18)
 
 
-def test_patterns_know_case_letters_and_lines(tmp_path: Path) -> None:
-    expected = {
-        "(?i)FOX": [0, 1, 4],
-        "(?i)ärger": [3],
-        "^red": [3],
-        "(?m)^red": [0, 3],
-        r"^.reen$": [2],
-        "x$": [0, 4],
-        r"\bfox\b": [0],
-        "greenred": [],
-        r"(?s)d.*\z": [0, 3, 4],
-    }
-    part = segment(tmp_path, TEXTS)
-    for pattern, positions in expected.items():
-        assert answer([part], pattern) == [(0, position) for position in positions], pattern
-
-
-@pytest.mark.parametrize("pattern", ["(", "[", "a**", "(?=look)", r"(a)\1", "x{1001}", "(a{100}){100}", "\ud800"])
-def test_what_re2_refuses_is_a_bad_pattern_with_a_reason(pattern: str) -> None:
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(",
+        "a**",
+        "(?=look)",
+        r"(a)\1",
+        "x{1001}",
+        "\ud800",
+        "|".join(f"w{n}" for n in range(10_000)),
+        r"(\pL{1,50}){1,20}",
+    ],
+    ids=range(8),
+)
+def test_what_re2_refuses_and_huge_programs_are_bad_patterns_with_a_reason(pattern: str) -> None:
+    start = time.perf_counter()
     bad = answer([], pattern)
     assert isinstance(bad, BadPattern)
     assert 3 < len(bad.reason) < 200
-
-
-def test_ten_thousand_alternatives_and_huge_programs_are_refused_quickly() -> None:
-    start = time.perf_counter()
-    assert isinstance(answer([], "|".join(f"word{number}" for number in range(10_000))), BadPattern)
-    assert isinstance(answer([], r"(\pL{1,50}){1,20}"), BadPattern)
     assert time.perf_counter() - start < 1.0
 
 
@@ -205,16 +176,6 @@ def test_past_the_deadline_nothing_passes_for_evidence(tmp_path: Path) -> None:
     for deadline, pause in ((1.0, 1.1), (0.0, 0.0)):
         assert answer([part], "red|d$", 3000, deadline, pause) == RetrievalFault("deadline")
     assert len(answer([part], "red|d$", 3000)) == 3000
-
-
-def test_segments_are_searched_in_order_up_to_the_limit(tmp_path: Path) -> None:
-    parts = [
-        segment(tmp_path / str(at), texts) for at, texts in enumerate((["a fox", "", "fox"], [], ["dog", "foxes"]))
-    ]
-    assert answer(parts, "fox") == [(0, 0), (0, 2), (2, 1)]
-    assert answer(parts, "f[n-p].$") == [(0, 0), (0, 2)]
-    assert answer(parts, "fox", 2) == [(0, 0), (0, 2)]
-    assert answer(parts, "fox", 0) == answer([], "fox") == []
 
 
 def test_deleted_chunks_are_not_found(tmp_path: Path) -> None:
@@ -248,16 +209,6 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], list[Seg
     return texts, [segment(folder / str(at), texts[at * BATCH : (at + 1) * BATCH]) for at in range(2)]
 
 
-def test_chunks_with_a_literal_are_found_wherever_they_lie(tmp_path: Path) -> None:
-    """In one search through many chunks, the first and last of them included, and not across two of them."""
-    texts = ["kelvin", "kel", "vin kelvin kelvin", "", "kelvin"] + ["filler " * 150] * 600 + ["x kelvin", "KELVIN"]
-    part = segment(tmp_path, texts)
-    assert answer([part], "kelvin") == [(0, at) for at in (0, 2, 4, 605)]
-    assert answer([part], "(?i)kelvin") == [(0, at) for at in (0, 2, 4, 605, 606)]
-    assert answer([part], "^kelvin$") == [(0, 0), (0, 4)]
-    assert answer([part], "(?s)n.*filler.*r") == answer([part], "kelvinkel") == []
-
-
 @pytest.mark.parametrize("pattern", HOSTILE, ids=lambda pattern: pattern[:20])
 def test_hostile_patterns_are_answered_or_refused_soon(large: Segment, pattern: str) -> None:
     answer([large], pattern, 5)
@@ -268,7 +219,9 @@ def test_hostile_patterns_are_answered_or_refused_soon(large: Segment, pattern: 
         assert 3 < len(found.reason) < 200
 
 
-def test_a_pattern_is_refused_by_its_work_not_by_the_clock(large: Segment, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pattern_is_refused_by_its_work_not_by_the_clock(
+    large: Segment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     refusal = answer([large], r"\b\d{9}\b")
     assert isinstance(refusal, BadPattern)
     costs = CHUNK_WORK + np.diff(large.contents.ends) // PLAIN_SPEED
@@ -276,32 +229,14 @@ def test_a_pattern_is_refused_by_its_work_not_by_the_clock(large: Segment, monke
     assert f"after {read} chunks with 0 matches" in refusal.reason
     monkeypatch.setattr(time, "monotonic", lambda: 0.0)
     assert answer([large], r"\b\d{9}\b") == refusal
-    many = answer([large], r"[a-m].{40}\x01|the$")
-    assert isinstance(many, BadPattern)
-    assert "a word that every match has" in many.reason
-
-
-def test_many_short_chunks_are_work_too_and_matches_before_a_refusal_are_counted(
-    large: Segment, tmp_path: Path
-) -> None:
-    part = segment(tmp_path, (f"x{number}" for number in range(12_000)))
-    refusal = answer([part], r"\x01")
-    assert isinstance(refusal, BadPattern)
-    assert "after 119" in refusal.reason
-    assert len(answer([part], r"x\d", 100)) == 100
     refusal = answer([large], r"18\d5|\d{7}", 10**9)
     assert isinstance(refusal, BadPattern)
-    assert int(refusal.reason.partition(" chunks with ")[2].partition(" ")[0]) > 5
+    assert "a word that every match has" in refusal.reason
+    assert int(refusal.reason.partition(" chunks with ")[2].partition(" ")[0]) > 5, "matches before it are counted"
     assert len(answer([large], r"18\d5|\d{7}", 5)) == 5
-
-
-def test_a_small_corpus_is_read_to_its_end(tmp_path: Path) -> None:
-    texts = english(500, seed=4) * 13
-    texts[-1] = "last 48213 of all"
-    part = segment(tmp_path, texts)
-    assert part.contents.ends[-1] > 5_000_000
-    for pattern in (r"\b\d{5}\b", r"[A-Z]?\d\d,? ?\d{3}\b", r"(last|first) \d+"):
-        assert answer([part], pattern) == [(0, 6499)], pattern
+    refusal = answer([segment(tmp_path, (f"x{number}" for number in range(12_000)))], r"\x01")
+    assert isinstance(refusal, BadPattern)
+    assert "after 119" in refusal.reason, "many short chunks are work too"
 
 
 def test_a_literal_makes_costly_patterns_cheap(large: Segment, tmp_path: Path) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import gc
 import json
 import socket
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +22,7 @@ from harness1.records import Chunk, ChunkId, DocId, Status
 from harness1.retrieval.engines import remote as remote_module
 from harness1.retrieval.engines.remote import About, RemoteRetriever, SearchR1Retriever
 from harness1.retrieval.open import _open, split_engine
-from harness1.retrieval.protocol import BadPattern, IndexInfo, RetrievalFault, SearchRequest, SearchResult, total_order
+from harness1.retrieval.protocol import BadPattern, IndexInfo, RetrievalFault, SearchRequest, SearchResult
 from harness1.runs.journal import read_episodes
 from tests.retrieval.contract import ids
 from tests.serving import HOST, imitating, process_serving, serving
@@ -78,28 +75,7 @@ def test_what_is_found_over_the_wire_is_what_the_served_retriever_finds() -> Non
         assert run(remote.get(ids)) == run(direct.get(ids)) != ()
 
 
-def test_every_loop_has_its_session_and_leaves_nothing_open(caplog: pytest.LogCaptureFixture) -> None:
-    with serving(WordRetriever(CORPUS)) as url, warnings.catch_warnings():
-        warnings.simplefilter("error")
-        remote = opened(url)
-        before = len(list(Path("/proc/self/fd").iterdir()))
-        for _ in range(5):
-            assert isinstance(one(remote, "ada"), SearchResult)
-            asyncio.run(_cut_short(remote))
-        gc.collect()
-        time.sleep(0.1)
-        assert len(list(Path("/proc/self/fd").iterdir())) <= before
-    assert not caplog.records
-
-
-async def _cut_short(remote: RemoteRetriever) -> None:
-    """A loop that ends while a call is on its way."""
-    task = asyncio.create_task(remote.search([SearchRequest("ada", 1)]))
-    await asyncio.sleep(0.002)
-    assert task is not None
-
-
-def test_a_server_that_goes_is_a_fault_and_one_that_comes_back_answers_again() -> None:
+def test_a_server_that_goes_is_a_fault_and_one_that_comes_back_answers_again_if_it_is_the_same() -> None:
     with serving(WordRetriever(CORPUS)) as url:
         remote = opened(url)
         assert isinstance(one(remote, "ada"), SearchResult)
@@ -107,16 +83,8 @@ def test_a_server_that_goes_is_a_fault_and_one_that_comes_back_answers_again() -
     fault = one(remote, "ada")
     assert isinstance(fault, RetrievalFault)
     assert url in fault.message
-    for call in (remote.grep("a", 1, 1.0), remote.read(DocId("ada")), remote.get([ChunkId("ada#0")])):
-        assert isinstance(run(call), RetrievalFault)
     with serving(WordRetriever(CORPUS), port=port):
         assert isinstance(one(remote, "ada"), SearchResult)
-
-
-def test_a_server_that_comes_back_with_another_index_or_ranking_is_a_fault() -> None:
-    with serving(WordRetriever(CORPUS)) as url:
-        remote = opened(url)
-    port = int(url.rsplit(":", 1)[1])
     with serving(WordRetriever(CORPUS), load_config(None, ["env.retrieval.mode=bm25"]), port=port):
         fault = one(remote, "ada")
         assert isinstance(fault, RetrievalFault)
@@ -124,8 +92,8 @@ def test_a_server_that_comes_back_with_another_index_or_ranking_is_a_fault() -> 
     other = WordRetriever(CORPUS)
     other.info = IndexInfo("other", "document", 5, 5)
     with serving(other, port=port):
-        assert isinstance(one(remote, "ada"), RetrievalFault)
-        assert isinstance(run(remote.read(DocId("ada"))), RetrievalFault)
+        for call in (remote.grep("a", 1, 1.0), remote.read(DocId("ada")), remote.get([ChunkId("ada#0")])):
+            assert isinstance(run(call), RetrievalFault)
 
 
 @pytest.mark.parametrize(
@@ -176,13 +144,11 @@ def test_opening_where_nobody_answers_is_a_fault_of_the_infrastructure_with_a_cl
             opened(odd)
 
 
-@pytest.mark.parametrize("login", ["user:secret", "user:my@secret", ":secret"])
-def test_an_address_with_a_password_is_refused_and_the_password_not_repeated(login: str) -> None:
-    for spec in (f"http://{login}@{HOST}:1", f"https://{login}@{HOST}", f"http:{login}@{HOST}"):
-        with pytest.raises(ConfigError) as caught:
+def test_an_address_with_a_password_is_refused_and_the_password_not_repeated() -> None:
+    for spec in (f"http://user:my@secret@{HOST}:1", f"https://:secret@{HOST}", f"http:user:secret@{HOST}"):
+        with pytest.raises(ConfigError, match=HOST) as caught:
             opened(spec)
         assert "secret" not in str(caught.value)
-        assert HOST in str(caught.value)
 
 
 def test_opening_is_tried_again_while_a_server_starts() -> None:
@@ -246,10 +212,6 @@ def test_a_server_that_tells_nothing_about_itself_is_taken_for_one_of_search_r1(
             assert [hit.chunk.chunk_id for hit in found.hits] == ["7"]
 
 
-EVALUATION = ["eval", "world:60", "--json", "--out", "run", "--set", "machine.workers=2"]
-EVALUATION += ["--set", "machine.attempts=2"]
-
-
 @pytest.mark.service
 def test_an_evaluation_whose_server_is_killed_has_faults_and_the_same_command_goes_on_after_a_restart(
     tmp_path: Path,
@@ -260,11 +222,17 @@ def test_an_evaluation_whose_server_is_killed_has_faults_and_the_same_command_go
 
     index, port = tmp_path / "world", free_port()
     assert harness1("index", "world:60", "--out", str(index)).wait() == 0
-    command = [*EVALUATION, "--index", f"http://{HOST}:{port}", "--samples", "10"]
+    command = (
+        f"eval world:60 --json --out run --samples 10 --index http://{HOST}:{port} --set machine.workers=2".split()
+    )
+    command += ["--set", "machine.attempts=2"]
     episodes = tmp_path / "run" / "episodes.jsonl"
     with process_serving(index, port) as (server, _):
         evaluation = harness1(*command)
-        _wait_for(lambda: episodes.is_file() and episodes.stat().st_size > 0)
+        deadline = time.monotonic() + 60
+        while not (episodes.is_file() and episodes.stat().st_size > 0):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
         server.kill()
         out, complaint = evaluation.communicate(timeout=120)
     assert "Traceback" not in complaint
@@ -285,13 +253,6 @@ def test_an_evaluation_whose_server_is_killed_has_faults_and_the_same_command_go
     finished = [episode for episode in read_episodes(tmp_path / "run") if episode.status is not Status.INFRA_ERROR]
     assert len(finished) == len({episode.key for episode in finished}) == 10 * metrics["tasks"] > len(whole)
     assert whole < {episode.episode_id for episode in finished}
-
-
-def _wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def passage(name: Any, contents: str, score: Any = None) -> dict[str, Any]:
@@ -328,6 +289,10 @@ def test_passages_become_documents_of_one_chunk_with_the_first_line_as_title() -
     bare = [passage("z", "t\nz"), passage(None, "t\nx"), passage("a", "t\na")]
     with peer(lambda call: {"result": [bare]}) as retriever:
         assert ids(search(retriever)) == ["z", text_digest("t\nx"), "a"], "in their order, with ids of the contents"
+    scores = ("b", "2.0"), ("c", 1), ("a", 2.0), ("b", 1.0)
+    repeated = [passage(name, f"t\n{name}", score) for name, score in scores]
+    with peer(lambda call: {"result": [repeated]}) as retriever:
+        assert ids(search(retriever)) == ["a", "b", "c"], "in the total order, each once"
 
 
 def test_all_queries_are_asked_at_once_and_as_many_more_passages_as_are_excluded() -> None:
@@ -347,17 +312,6 @@ def test_all_queries_are_asked_at_once_and_as_many_more_passages_as_are_excluded
     assert [ids(result) for result in found] == [["00", "01"], ["04", "05", "06"], []]
 
 
-def test_hits_are_totally_ordered_and_each_passage_comes_once() -> None:
-    scores = ("b", "2.0"), ("c", 1), ("a", 2.0), ("b", 1.0)
-    passages = [passage(name, f"t\n{name}", score) for name, score in scores]
-    with peer(lambda call: {"result": [passages]}) as retriever:
-        found = search(retriever)
-    assert ids(found) == ["a", "b", "c"]
-    assert isinstance(found, SearchResult)
-    scored = [(hit.chunk.chunk_id, hit.score) for hit in found.hits]
-    assert total_order(scored[::-1]) == scored
-
-
 def test_what_was_found_can_be_read_and_anything_else_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_module, "KNOWN", 2)
     with peer(lambda call: {"result": [[passage(call["queries"][0], f"t\n{call['queries'][0]}", 1.0)]]}) as retriever:
@@ -374,17 +328,9 @@ def test_what_was_found_can_be_read_and_anything_else_is_a_fault(monkeypatch: py
 @pytest.mark.parametrize(
     "answer",
     [
-        b"<html>",
-        {},
-        {"result": None},
-        {"result": []},
-        {"result": [["text"]]},
+        *(b"<html>", {}, {"result": []}, {"result": [["text"]]}, {"result": [[{"id": "1"}]]}),
         {"result": [[{"document": "text", "score": 1.0}]]},
-        {"result": [[{"id": "1"}]]},
-        {"result": [[passage("1", "t\nx", "high")]]},
-        {"result": [[passage("1", "t\nx", "nan")]]},
-        b'{"result":[[{"document":{"id":"1","contents":"t"},"score":NaN}]]}',
-        {"result": [[passage("1", "t\nx", [1])]]},
+        *({"result": [[passage("1", "t\nx", score)]]} for score in ("high", "nan", [1])),
     ],
 )
 def test_an_answer_of_another_shape_is_a_fault_and_never_no_result(answer: Any) -> None:
@@ -416,11 +362,3 @@ def test_the_identity_of_an_index_is_the_same_wherever_the_server_is_and_tells_t
     chunks = SearchR1Retriever("http://host:1", load_config(None, ["env.grep.on=false", "index.unit=chunk"])).info
     assert (chunks.unit, here.unit) == ("chunk", "document")
     assert chunks.index_hash != here.index_hash
-
-
-def test_our_own_server_is_a_peer_too() -> None:
-    with serving(WordRetriever(CORPUS)) as url:
-        retriever = SearchR1Retriever(url, NO_GREP)
-        found = search(retriever, "lovelace daughter", 2)
-        assert isinstance(found, SearchResult)
-        assert (found.hits[0].chunk.title, found.hits[0].chunk.text) == (CORPUS[0].title, CORPUS[0].text)

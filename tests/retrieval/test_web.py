@@ -26,7 +26,7 @@ from harness1.retrieval.engines.web import (
     PageCache,
     WebRequest,
     WebRetriever,
-    is_public,
+    is_public_address,
     may_read,
     open_web,
     page_url,
@@ -175,25 +175,17 @@ def after(seconds: float, body: bytes) -> Handler:
 
 
 def test_a_search_finds_each_page_once_in_the_order_of_the_api(api, tmp_path) -> None:
-    retriever = opened(tmp_path, api.url)
-    result = ask(retriever)
+    result = ask(opened(tmp_path, api.url))
     assert found(result) == [f"{ADA}#snippet", f"{BYRON}#snippet", f"{TOWN}#snippet"]
     first, _, third = [hit.chunk for hit in result.hits]
-    assert (first.doc_id, first.index, first.title, first.text) == (
-        ADA, 0, "Ada Lovelace", "Ada wrote the first program."
-    )  # fmt: skip
-    assert (third.doc_id, third.text) == (TOWN, "")
-    scored = [(hit.chunk.chunk_id, hit.score) for hit in result.hits]
-    assert total_order(scored[::-1]) == scored
+    assert (first.doc_id, first.index, first.title) == (ADA, 0, "Ada Lovelace")
+    assert (first.text, third.doc_id, third.text) == ("Ada wrote the first program.", TOWN, "")
     assert set(result.stage_ms) == {"web"}
     assert api.searches == [{"q": "ada", "num": 10}]
     assert api.headers[0]["X-API-KEY"] == KEYS[0]
-
-
-def test_a_hundred_results_keep_their_order(api, tmp_path) -> None:
     rows = [{"link": f"https://example.org/{n * 37 % 100:02d}"} for n in range(100)]
     api.search_answer = answering(body=json.dumps({"organic": rows}).encode())
-    result = ask(opened(tmp_path, api.url), "ada", 100)
+    result = ask(opened(tmp_path, api.url), "many", 100)
     scored = [(hit.chunk.chunk_id, hit.score) for hit in result.hits]
     assert total_order(scored[::-1]) == scored
     assert found(result) == [f"{row['link']}#snippet" for row in rows]
@@ -247,14 +239,7 @@ def test_a_local_host_is_read_where_it_is_listed_itself(api, tmp_path) -> None:
         assert (chunk.doc_id, chunk.text) == (address, "inside")
 
 
-def test_a_name_that_only_ends_like_a_listed_one_is_not_listed() -> None:
-    read = [host for host in ("", "en.", "not") if may_read(f"https://{host}wikipedia.org/", ["wikipedia.org"])]
-    assert read == ["", "en."]
-    assert not may_read("https://wikipedia.org.evil.com/", ["wikipedia.org"])
-    assert may_read("https://anything.com/", [])
-
-
-def test_addresses_of_one_page_are_spelled_alike() -> None:
+def test_addresses_of_one_page_are_spelled_alike_and_only_those_of_listed_domains_are_read() -> None:
     alike = {
         " HTTPS://Example.ORG:443#top ": "https://example.org/",
         "http://example.org:8080/A?utm_source=a&q=%20&UTM_x=1&r=b#c": "http://example.org:8080/A?q=%20&r=b",
@@ -262,6 +247,9 @@ def test_addresses_of_one_page_are_spelled_alike() -> None:
         "https://BÜCHER.de./": "https://xn--bcher-kva.de/",
     }
     assert {text: page_url(text) for text in alike} == alike
+    hosts = ("wikipedia.org", "en.wikipedia.org", "notwikipedia.org", "wikipedia.org.evil.com")
+    assert [host for host in hosts if may_read(f"https://{host}/", ["wikipedia.org"])] == [*hosts[:2]]
+    assert may_read("https://anything.com/", [])
 
 
 @given(st.from_regex(r"https?://[\w.:\[\]@-]{1,30}(/[^\ud800]{0,20})?", fullmatch=True))
@@ -283,19 +271,10 @@ def test_a_page_is_read_in_chunks(api, tmp_path) -> None:
     assert api.reads == [ADA]
 
 
-def test_the_head_of_a_page_gives_its_title_and_only_there_a_warning_counts(api, tmp_path) -> None:
-    (chunk,) = read(opened(tmp_path, api.url), BYRON)
-    assert (chunk.chunk_id, chunk.title) == (BYRON, "Lord Byron")
-    assert chunk.text == "Byron was a poet. He died in Missolonghi."
-    api.read_answer = answering(body=b"Title: E\n\nMarkdown Content:\nWarning: Target URL returned error 503")
-    (chunk,) = read(opened(tmp_path, api.url), ADA)
-    assert chunk.text == "Warning: Target URL returned error 503"
+WARNED = "Title: Oops\n\nWarning: Target URL returned error {}: No\n\nMarkdown Content:\nSorry."
 
 
-GONE = b"Title: Oops\n\nWarning: Target URL returned error 404: Not Found\n\nMarkdown Content:\nSorry."
-
-
-@pytest.mark.parametrize("answer", [answering(404), answering(410), answering(body=GONE)])
+@pytest.mark.parametrize("answer", [answering(404), answering(410), answering(body=WARNED.format(404).encode())])
 def test_a_page_that_does_not_exist_is_an_answer_and_is_remembered(api, tmp_path, answer) -> None:
     api.read_answer = answer
     retriever = opened(tmp_path, api.url)
@@ -303,13 +282,16 @@ def test_a_page_that_does_not_exist_is_an_answer_and_is_remembered(api, tmp_path
     assert api.reads == [ADA]
 
 
-def test_the_error_of_a_site_is_no_page_and_is_not_kept(api, tmp_path) -> None:
-    body = b"Title: \n\nWarning: Target URL returned error 503: No\n\nMarkdown Content:\nupstream error"
-    api.read_answer = answering(body=body)
+def test_the_head_of_a_page_gives_its_title_and_tells_of_an_error_of_the_site(api, tmp_path) -> None:
     retriever = opened(tmp_path, api.url)
+    (chunk,) = read(retriever, BYRON)
+    assert (chunk.chunk_id, chunk.title) == (BYRON, "Lord Byron")
+    assert chunk.text == "Byron was a poet. He died in Missolonghi."
+    api.read_answer = answering(body=WARNED.format(503).encode())
     assert read(retriever, ADA) == RetrievalFault("the page reader was answered 503 by the site")
-    api.read_answer = None
-    assert len(read(retriever, ADA)) == 4
+    api.read_answer = answering(body=b"Title: E\n\nMarkdown Content:\nWarning: Target URL returned error 503 \xe2\x82")
+    (chunk,) = read(retriever, ADA)
+    assert chunk.text == "Warning: Target URL returned error 503 \ufffd"
 
 
 def test_an_endless_page_is_cut_while_it_comes_at_the_border_of_a_character(api, tmp_path, monkeypatch) -> None:
@@ -330,12 +312,6 @@ def test_an_endless_page_is_cut_while_it_comes_at_the_border_of_a_character(api,
     chunks = read(opened(tmp_path, api.url, "index.chunk_tokens=100000"), ADA)
     assert [chunk.text for chunk in chunks] == ["ä" * 50_000]
     assert sum(sent) < 20_000_000
-
-
-def test_bytes_that_are_no_text_are_replaced(api, tmp_path) -> None:
-    api.read_answer = answering(body=b"caf\xe9 \xff\xfe bar \xe2\x82")
-    (chunk,) = read(opened(tmp_path, api.url), ADA)
-    assert chunk.text == "caf\ufffd \ufffd\ufffd bar \ufffd"
 
 
 async def torn(request: web.Request) -> web.StreamResponse:
@@ -359,7 +335,6 @@ async def dripping(request: web.Request) -> web.StreamResponse:
 
 
 FAULTS = {
-    "answered 400": answering(400),
     "answered 401 (is its key right?)": answering(401),
     "answered 429 (too many requests)": answering(429),
     "answered 500": answering(500, b'{"organic": []}'),
@@ -382,24 +357,20 @@ def test_what_fails_is_a_fault_that_is_not_kept(api, tmp_path, message, monkeypa
     assert len(read(retriever, ADA)) == 4
 
 
-FORMS = {
-    "empty": b"",
-    "html": b"<html>busy</html>",
-    "cut": b'{"organic": [',
-    "no list": b'{"message": "not enough credits"}',
-    "other list": b'{"organic": {"title": "one"}}',
-    "other link": b'{"organic": [{"link": 7}]}',
-    "no text": b'{"organic": [{"title": "\xff"}]}',
-    "deep": b'{"organic": [], "more": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-    "long": b'{"organic": [], "more": "' + b"x" * 300_000 + b'"}',
-}
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_an_answer_of_another_form_is_a_fault_and_never_no_results(api, tmp_path, form, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b"", b"<html>busy</html>", b'{"organic": [', b'{"message": "not enough credits"}'),
+        *(b'{"organic": [{"link": 7}]}', b'{"organic": [{"title": "\xff"}]}'),
+        b'{"organic": [], "more": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"organic": [], "more": "' + b"x" * 300_000 + b'"}',
+    ],
+    ids=range(8),
+)
+def test_an_answer_of_another_form_is_a_fault_and_never_no_results(api, tmp_path, body, monkeypatch) -> None:
     monkeypatch.setattr("harness1.retrieval.engines.web.PAGE_BYTES", 250_000)
-    api.search_answer = answering(body=FORMS[form])
-    told = "gave more than 250000 bytes" if form == "long" else "gave a malformed answer"
+    api.search_answer = answering(body=body)
+    told = "gave more than 250000 bytes" if len(body) > 250_000 else "gave a malformed answer"
     assert ask(opened(tmp_path, api.url)) == RetrievalFault(f"the search API {told}")
 
 
@@ -409,27 +380,6 @@ def test_an_api_that_finds_nothing_has_answered_and_a_query_is_asked_as_text(api
     assert found(ask(retriever)) == found(ask(retriever)) == found(ask(retriever, " ")) == []
     assert found(ask(retriever, " ada \ud800\n")) == []
     assert api.searches == [{"q": "ada", "num": 10}, {"q": "ada ?", "num": 10}]
-
-
-def test_no_answer_leaves_a_cookie_for_the_next_request(api, tmp_path) -> None:
-    async def baking(request: web.Request) -> web.Response:
-        response = web.Response(text="page")
-        response.set_cookie("visitor", "7")
-        # The first request ends the session unless another one is in flight.
-        await asyncio.sleep(0.1 if request.raw_path.endswith("ada") else 0.0)
-        return response
-
-    async def overlapping() -> None:
-        first = asyncio.create_task(retriever.read(DocId(ADA)))
-        await retriever.read(DocId(BYRON))
-        await retriever.read(DocId(TOWN))
-        await first
-
-    api.read_answer = baking
-    retriever = opened(tmp_path, api.url.replace("127.0.0.1", "localhost"))
-    asyncio.run(overlapping())
-    assert len(api.reads) == 3
-    assert not any("Cookie" in headers for headers in api.headers)
 
 
 def test_a_failing_request_does_not_fail_the_others(api, tmp_path) -> None:
@@ -536,10 +486,7 @@ def test_a_setting_that_decides_an_answer_asks_anew(api, tmp_path, monkeypatch) 
     assert len(read(opened(tmp_path, api.url), ADA)) == 4
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [lambda text: text[: len(text) // 2], lambda text: b"", lambda text: b"\xff{}", lambda text: b"[" * 100_000],
-)
+@pytest.mark.parametrize("damage", [lambda text: text[: len(text) // 2], lambda text: b"[" * 100_000])
 def test_a_torn_file_is_asked_again_online_and_a_fault_offline(api, tmp_path, damage) -> None:
     online, offline = opened(tmp_path, api.url), opened(tmp_path, api.url, "machine.web.offline=true")
     before = read(online, ADA)
@@ -608,15 +555,13 @@ def test_keys_are_sent_and_stand_nowhere_else(api, tmp_path) -> None:
     for key in KEYS:
         assert any(key in value for headers in api.headers for value in headers.values())
         assert not any(key in text for text in told)
-
-
-def test_an_endpoint_that_holds_its_key_is_not_repeated(tmp_path) -> None:
     for url in ("nonsense?key=sk-1", "ftp://host?key=sk-1", "http://[sk-1"):
         with pytest.raises(ConfigError, match=r"machine\.web\.search_url") as error:
             opened(tmp_path, "http://h", f"machine.web.search_url={url}")
         assert "sk-1" not in str(error.value)
-    retriever = opened(tmp_path, "http://h", "machine.web.search_url=http://127.0.0.1:1/search?key=sk-1")
-    assert "sk-1" not in repr(ask(retriever))
+    alone = opened(tmp_path, "http://127.0.0.1:1", "machine.web.search_url=http://127.0.0.1:1/search?key=sk-1")
+    assert ask(alone, "newer") == RetrievalFault("the search API failed: ConnectError")
+    assert "env.grep.on=false" in asyncio.run(alone.grep("a", 5, 1.0)).message
 
 
 @pytest.mark.parametrize(
@@ -625,29 +570,14 @@ def test_an_endpoint_that_holds_its_key_is_not_repeated(tmp_path) -> None:
         ("env.grep.on=true", "env.grep.on=false"),
         ("machine.web.search_url=", "machine.web.search_url"),
         ("machine.web.read_url=", "machine.web.read_url"),
-        ("machine.web.read_url=ftp://host/", "machine.web.read_url"),
         ("machine.web.search_key='''a\nb'''", "machine.web.search_key"),
         ("machine.web.read_key=schlüssel", "machine.web.read_key"),
         ('machine.web.hosts=["https://wikipedia.org/"]', "machine.web.hosts"),
-        ('machine.web.hosts=[".wikipedia.org"]', "machine.web.hosts"),
     ],
 )
 def test_a_setting_that_is_missing_or_unusable_is_named(tmp_path, change, told) -> None:
     with pytest.raises(ConfigError, match=told):
         opened(tmp_path, "http://127.0.0.1:1", change)
-
-
-def test_nobody_listening_is_a_fault_and_there_is_no_grep(tmp_path) -> None:
-    retriever = opened(tmp_path, "http://127.0.0.1:1")
-    assert ask(retriever) == RetrievalFault("the search API failed: ConnectError")
-    assert read(retriever, ADA) == RetrievalFault("the page reader failed: ConnectError")
-    assert "env.grep.on=false" in asyncio.run(retriever.grep("a", 5, 1.0)).message
-
-
-def test_without_reading_no_reader_is_needed(api, tmp_path) -> None:
-    retriever = opened(tmp_path, api.url, "machine.web.read_url=", "env.read.on=false")
-    assert len(found(ask(retriever))) == 3
-    assert read(retriever, ADA) == RetrievalFault("machine.web.read_url is not set")
 
 
 def test_the_folder_of_the_cache_is_named_and_made(tmp_path) -> None:
@@ -661,6 +591,8 @@ def test_the_folder_of_the_cache_is_named_and_made(tmp_path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(CorpusError, match="cannot make"):
         open_web(str(tmp_path / "file" / "cache"), config)
+    blind = opened(tmp_path, "http://127.0.0.1:1", "machine.web.read_url=", "env.read.on=false")
+    assert read(blind, ADA) == RetrievalFault("machine.web.read_url is not set")
 
 
 def test_without_httpx_the_cache_still_answers(api, tmp_path, monkeypatch) -> None:
@@ -681,29 +613,23 @@ def test_the_hash_names_how_the_web_is_asked_and_not_where_or_by_whom(tmp_path) 
     assert len(hashes | {info.index_hash}) == 3
 
 
-POLICY = Script(search("ada"), call("read_document", doc_id="D1"), call("fan_out_search", queries=["ada", "byron"]))
-
-
 def test_an_episode_repeats_offline_when_the_web_is_gone(tmp_path) -> None:
     server = FakeWeb()
+    policy = Script(search("ada"), call("read_document", doc_id="D1"), call("fan_out_search", queries=["ada", "byron"]))
 
     def episode(*more: str) -> Episode:
         config = settings(server.url, *more)
         env = make_env(config.env, retriever=open_web(str(tmp_path), config, on_the_web))
-        return asyncio.run(rollout(env, POLICY, Task("task", "Where did the father of Ada Lovelace die?")))
+        return asyncio.run(rollout(env, policy, Task("task", "Where did the father of Ada Lovelace die?")))
 
     with in_thread(server.listening) as server.url:
         online = episode()
         assert server.requests > 0
     offline = episode("machine.web.offline=true")
-    assert online.status == Status.COMPLETED
-    assert len(online.pool) == 3
-    assert [turn.observation for turn in offline.turns] == [turn.observation for turn in online.turns]
-    for name in ("memory_hash", "context_hash"):
+    assert (online.status, len(online.pool)) == (Status.COMPLETED, 3)
+    for name in ("observation", "memory_hash", "context_hash"):
         assert [getattr(turn, name) for turn in offline.turns] == [getattr(turn, name) for turn in online.turns]
-    assert (offline.hashes, offline.curated, offline.pool, offline.status) == (
-        online.hashes, online.curated, online.pool, online.status
-    )  # fmt: skip
+    assert (offline.hashes, offline.pool, offline.status) == (online.hashes, online.pool, online.status)
 
 
 PUBLIC = [("93.184.215.14", "2606:2800:21f:cb07:6820:80da:af6b:8b2c"), ("64:ff9b::5db8:d70e",)]
@@ -744,36 +670,26 @@ def test_names_of_local_networks_are_not_even_resolved_and_parts_of_listed_domai
 
 
 def test_a_name_is_judged_each_time_before_its_page_is_read(api, tmp_path) -> None:
-    answers = ["93.184.215.14", "127.0.0.1", "93.184.215.14"]
+    answers = ["93.184.215.14", "127.0.0.1", "", "93.184.215.14"]
 
     async def rebinding(host: str) -> tuple[str, ...]:
-        return (answers.pop(0),)
+        if not (address := answers.pop(0)):
+            raise OSError("temporary failure in name resolution")
+        return (address,)
 
     api.read_answer = answering(500)
     retriever = open_web(str(tmp_path), settings(api.url), rebinding)
     assert isinstance(read(retriever, ADA), RetrievalFault)
     assert read(retriever, ADA) == (), "and that a host is not public is not kept"
+    assert read(retriever, ADA) == RetrievalFault("the host example.org cannot be resolved now")
     api.read_answer = None
     assert read(retriever, ADA)
     assert len(api.reads) == 2
 
 
-def test_a_resolver_that_fails_is_a_fault_and_is_not_kept(api, tmp_path) -> None:
-    async def failing(host: str) -> tuple[str, ...]:
-        raise OSError("temporary failure in name resolution")
-
-    broken = open_web(str(tmp_path / "cache"), settings(api.url), failing)
-    assert read(broken, ADA) == RetrievalFault("the host example.org cannot be resolved now")
-    assert read(opened(tmp_path, api.url), ADA)
-
-
 def test_this_machine_is_not_public_to_its_own_resolver() -> None:
-    assert not asyncio.run(is_public("localhost", resolve))
-    assert not asyncio.run(is_public("127.0.0.1", resolve))
+    for host in ("localhost", "127.0.0.1"):
+        addresses = asyncio.run(resolve(host))
+        assert addresses
+        assert not any(map(is_public_address, addresses))
     assert asyncio.run(resolve("a" * 64 + ".org")) == ()
-
-
-def test_proxies_of_the_environment_are_passed_by(api, tmp_path, monkeypatch) -> None:
-    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:1")
-    assert read(opened(tmp_path, api.url), ADA)
