@@ -13,9 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
+from operator import add
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import astuple
 from numpy.typing import NDArray
 
 from harness1 import config
@@ -211,8 +213,9 @@ class _Draft:
             counts = segment.postings.count_terms(list(map(analyser.terms, texts)))
             part.dead = np.union1d(part.dead, np.array(chunks, np.uint32)).astype(np.uint32)
             part.dead_counts = counts if part.dead_counts is None else part.dead_counts + counts
-            length, foreign = int(segment.postings.lengths[chunks].sum()), sum(map(is_foreign, texts))
-            part.entry = part.entry.bury(index.SegmentSize(len(found), len(chunks), length, foreign))
+            more = len(found), len(chunks), int(segment.postings.lengths[chunks].sum()), sum(map(is_foreign, texts))
+            dead = index.SegmentSize(*map(add, astuple(part.entry.dead), more))
+            part.entry = index.SegmentEntry(part.entry.name, part.entry.size, dead)
             sums = segment.doc_sums.array[found]
             self._content_sum -= sum(int.from_bytes(each.tobytes(), "big") for each in sums)
         return [doc_id for doc_id in doc_ids if doc_id in missing]

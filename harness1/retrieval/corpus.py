@@ -47,21 +47,16 @@ def chunk(document: Document, max_tokens: int) -> list[Chunk]:
     """Cut a document into chunks of at most `max_tokens` approximate tokens: at the last sentence border that fits,
     else at white space, else anywhere; only white space is dropped. One that fits stays whole, under its own id; others
     have `doc_id#index`. A document that comes with chunks keeps them."""
-    return [
-        Chunk(chunk_id=chunk_id, doc_id=document.doc_id, index=index, title=document.title, text=text)
-        for index, (chunk_id, text) in enumerate(_pieces(document, max_tokens))
-    ]
-
-
-def _pieces(document: Document, max_tokens: int) -> list[tuple[ChunkId, str]]:
+    texts, ids = [document.text], [ChunkId(document.doc_id)]
     if document.chunks:
-        return [(given.chunk_id, document.text[given.start : given.end]) for given in document.chunks]
-    if approximate_tokens(document.text) <= max_tokens:
-        return [(ChunkId(document.doc_id), document.text)]
-    texts = list(_cut(document.text, max_tokens * CHARACTERS_PER_TOKEN)) or [""]
-    if len(texts) == 1:
-        return [(ChunkId(document.doc_id), texts[0])]
-    return [(ChunkId(f"{document.doc_id}#{index}"), text) for index, text in enumerate(texts)]
+        texts = [document.text[given.start : given.end] for given in document.chunks]
+        ids = [given.chunk_id for given in document.chunks]
+    elif approximate_tokens(document.text) > max_tokens:
+        texts = list(_cut(document.text, max_tokens * CHARACTERS_PER_TOKEN)) or [""]
+        if len(texts) > 1:
+            ids = [ChunkId(f"{document.doc_id}#{index}") for index in range(len(texts))]
+    pairs = enumerate(zip(ids, texts, strict=True))
+    return [Chunk(chunk_id, document.doc_id, index, document.title, text) for index, (chunk_id, text) in pairs]
 
 
 def _cut(text: str, limit: int) -> Iterator[str]:

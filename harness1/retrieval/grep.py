@@ -173,7 +173,9 @@ def grep_segments(
     if isinstance(compiled, BadPattern):
         return compiled
     analysis = analyse(pattern)
-    steps = _steps(segments, analysis, work_per_byte(analysis, compiled.programsize))
+    # The largest cost of reading a byte: at worst, all instructions of the program are followed at every byte.
+    free: int = 4 ** max(0, min(analysis.free, 64) - FREE_CHOICES)
+    steps = _steps(segments, analysis, min(compiled.programsize, free + analysis.held // HELD_CHOICES))
     found: Matches = []
     work, read, turn = 0, 0, time.monotonic()
     for cost, number, position in steps if limit > 0 else ():
@@ -212,13 +214,6 @@ def compile_pattern(pattern: str, longest: int | None = LONGEST_PATTERN) -> re2.
         return BadPattern(reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason))
     except UnicodeEncodeError:
         return BadPattern("not valid Unicode")
-
-
-def work_per_byte(analysis: Analysis, program: int) -> int:
-    """Return the largest cost of reading a byte, in multiples of the cost for a plain word. At worst all instructions
-    of the compiled `program` are followed at every byte."""
-    free: int = 4 ** max(0, min(analysis.free, 64) - FREE_CHOICES)
-    return min(program, free + analysis.held // HELD_CHOICES)
 
 
 def _steps(segments: Sequence[GrepSegment], analysis: Analysis, weight: int) -> Iterator[tuple[int, int, int]]:

@@ -28,7 +28,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
 from itertools import accumulate
-from operator import add, sub
+from operator import sub
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -89,10 +89,6 @@ class SegmentEntry(Record):
     def live(self) -> SegmentSize:
         """The size of the living part."""
         return SegmentSize(*map(sub, astuple(self.size), astuple(self.dead)))
-
-    def bury(self, more: SegmentSize) -> SegmentEntry:
-        """Return the entry with this much more of the segment dead."""
-        return SegmentEntry(self.name, self.size, SegmentSize(*map(add, astuple(self.dead), astuple(more))))
 
 
 class VectorsEntry(Record):

@@ -21,8 +21,8 @@ from harness1.errors import CorpusError, UsageError
 from harness1.records import DocId
 from harness1.retrieval.build import build_index
 from harness1.retrieval.corpus import Document
-from harness1.retrieval.models import Progress
 from harness1.retrieval.index import open_index
+from harness1.retrieval.models import Progress
 from harness1.runs.files import read_stage
 
 SMALL, LARGE = open_source("world:20"), open_source("world:30")

@@ -22,7 +22,7 @@ from harness1.retrieval.engines import chroma, milvus
 from harness1.retrieval.engines.engine import parse_address
 from harness1.retrieval.open import build_engine, open_retriever
 from harness1.retrieval.protocol import IndexInfo, RetrievalFault, Retriever, SearchRequest, SearchResult
-from tests.retrieval.contract import ChromaServer, stop_milvus
+from tests.retrieval.test_contract import ChromaServer, stop_milvus
 from tests.support import Ask, Reply, replying
 
 pytestmark = pytest.mark.service

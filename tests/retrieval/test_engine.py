@@ -26,7 +26,7 @@ from harness1.retrieval.engines.engine import (
     reporting,
 )
 from harness1.retrieval.protocol import IndexInfo, RetrievalFault, SearchRequest, SearchResult
-from tests.retrieval.contract import ids
+from tests.retrieval.test_contract import ids
 
 
 class ListEngine:

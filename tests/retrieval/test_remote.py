@@ -24,7 +24,7 @@ from harness1.retrieval.engines.remote import About, RemoteRetriever, SearchR1Re
 from harness1.retrieval.open import _open, split_engine
 from harness1.retrieval.protocol import BadPattern, IndexInfo, RetrievalFault, SearchRequest, SearchResult
 from harness1.runs.journal import read_episodes
-from tests.retrieval.contract import ids
+from tests.retrieval.test_contract import ids
 from tests.serving import HOST, imitating, process_serving, serving
 from tests.support import CORPUS, WordRetriever, run
 

@@ -33,7 +33,7 @@ from harness1.retrieval.engines.web import (
     resolve,
 )
 from harness1.retrieval.protocol import RetrievalFault, SearchRequest, SearchResult, total_order
-from tests.retrieval.contract import ids as found
+from tests.retrieval.test_contract import ids as found
 from tests.serving import in_thread
 from tests.support import Script, call, make_env, search
 
