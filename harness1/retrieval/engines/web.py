@@ -196,6 +196,7 @@ Pages = tuple[Page, ...] | RetrievalFault
 SNIPPET = "#snippet"
 _NO_GREP = "a search API has no regular expressions: --set env.grep.on=false"
 _GONE = (404, 410)
+_HINTS = {401: " (is its key right?)", 403: " (is its key right?)", 429: " (too many requests)"}
 _WARNING = re.compile(r"^Warning: Target URL returned error (\d{3})\b", re.MULTILINE)
 
 
@@ -267,19 +268,12 @@ class WebRetriever:
 
     async def get(self, chunk_ids: Sequence[ChunkId]) -> tuple[Chunk, ...]:
         """Return chunks from the cache, with snippets as first shown, without any web request."""
-        known: dict[WebRequest, dict[ChunkId, Chunk]] = {}
-        found = []
-        for chunk_id in chunk_ids:
-            url = page_url(chunk_id)
-            if url is None or not may_read(url, self._web.hosts):
-                continue
-            is_snippet = chunk_id.endswith(SNIPPET)
-            question = page_question(url, self._web, is_snippet)
-            if question not in known:
-                pages = self._cache.get(question) or ()
-                known[question] = {each.chunk_id: each for each in (_snippets if is_snippet else self._chunks)(pages)}
-            found.append(known[question].get(chunk_id))
-        return tuple(each for each in found if each is not None)
+        known: dict[ChunkId, Chunk] = {}
+        for url, is_snippet in {(page_url(chunk_id), chunk_id.endswith(SNIPPET)) for chunk_id in chunk_ids}:
+            if url is not None and may_read(url, self._web.hosts):
+                pages = self._cache.get(page_question(url, self._web, is_snippet)) or ()
+                known |= {each.chunk_id: each for each in (_snippets if is_snippet else self._chunks)(pages)}
+        return tuple(known[chunk_id] for chunk_id in chunk_ids if chunk_id in known)
 
     async def _search(self, request: SearchRequest) -> Found:
         begin = time.perf_counter()
@@ -328,9 +322,15 @@ class WebRetriever:
         ask = self._find if question.kind == "search" else self._fetch
         try:
             async with await client.turn(), asyncio.timeout(TIMEOUT_S):
-                # Not cached, because names move to other addresses, and users list hosts.
-                if question.kind == "page" and (refusal := await self._judge(question)) is not None:
-                    return refusal
+                if question.kind == "page" and (host := urlsplit(question.subject).hostname or "") not in self._listed:
+                    # The reader may stand in a network of its own, whose hosts no policy may reach through it. This is
+                    # not cached, because names move to other addresses, and users list hosts.
+                    try:
+                        addresses = await self._resolve(host)
+                    except OSError:
+                        return RetrievalFault(f"the host {host} cannot be resolved now")
+                    if not addresses or not all(map(is_public_address, addresses)):
+                        return ()
                 answer = await ask(client, question)
         except TimeoutError:
             return _fault(question, f"gave no answer within {TIMEOUT_S:g} s")
@@ -349,24 +349,12 @@ class WebRetriever:
             return RetrievalFault(f"the cache of the web cannot be written: {error.strerror}")
         return answer
 
-    async def _judge(self, question: WebRequest) -> Pages | None:
-        """Return the answer for a page whose host is not public, else None. The reader may stand in a network of its
-        own, whose hosts no policy may reach through it."""
-        host = urlsplit(question.subject).hostname or ""
-        if host in self._listed:
-            return None
-        try:
-            addresses = await self._resolve(host)
-        except OSError:
-            return RetrievalFault(f"the host {host} cannot be resolved now")
-        return None if addresses and all(map(is_public_address, addresses)) else ()
-
     async def _find(self, client: HttpClient, question: WebRequest) -> Pages:
         headers = {"X-API-KEY": self._web.search_key} if self._web.search_key else {}
         body, most = json.dumps({"q": question.subject, "num": question.limit}).encode(), PAGE_BYTES
         status, _, encoded = await client.exchange(self._web.search_url, body, most, headers)
         if status != 200:
-            return _refusal(question, status)
+            return _fault(question, status)
         if len(encoded) > most:
             return _fault(question, f"gave more than {most} bytes")
         try:
@@ -387,7 +375,7 @@ class WebRetriever:
         headers, url = {"Accept": "text/plain"} | key, self._web.read_url + question.subject
         status, _, encoded = await client.exchange(url, None, question.limit, headers)
         if status != 200:
-            return () if status in _GONE else _refusal(question, status)
+            return () if status in _GONE else _fault(question, status)
         # If the text was cut, the decoder is not final, so that it drops an incomplete character.
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         text = decoder.decode(encoded[: question.limit], final=len(encoded) <= question.limit)
@@ -416,11 +404,9 @@ def _snippets(pages: Sequence[Page]) -> tuple[Chunk, ...]:
     return tuple(Chunk(ChunkId(page.url + SNIPPET), DocId(page.url), 0, page.title, page.text) for page in pages)
 
 
-def _refusal(question: WebRequest, status: int) -> RetrievalFault:
-    hint = {401: " (is its key right?)", 403: " (is its key right?)", 429: " (too many requests)"}.get(status, "")
-    return _fault(question, f"answered {status}{hint}")
-
-
-def _fault(question: WebRequest, what: str) -> RetrievalFault:
+def _fault(question: WebRequest, what: str | int) -> RetrievalFault:
+    """Return the fault of an endpoint, or of the status that it answered."""
     name = "search API" if question.kind == "search" else "page reader"
+    if isinstance(what, int):
+        what = f"answered {what}{_HINTS.get(what, '')}"
     return RetrievalFault(f"the {name} {what}")
