@@ -278,16 +278,6 @@ def test_whatever_goes_wrong_on_the_way_is_a_fault_and_holds_no_thread(server, m
         assert isinstance(answer, SearchResult)
 
 
-def test_two_indexes_share_a_file(file) -> None:
-    file.build(DOCUMENTS[:30], "one")
-    file.build(DOCUMENTS[30:], "two")
-    file.make_foreign("one__mine")
-    file.build(DOCUMENTS[:20], "one")
-    assert "one__mine" in file.collections("one")
-    assert found(file.open("two"), "alpha40") == ["d40"]
-    assert found(file.open("one"), "alpha25") == []
-
-
 @pytest.mark.parametrize("search", ["exact", "hnsw"])
 def test_dense_indexes_of_every_kind_find_near_texts(file, search: str) -> None:
     file.build(DOCUMENTS, "dense", Index(dense=Dense(model="hash:256", search=search)))

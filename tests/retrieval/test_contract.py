@@ -57,42 +57,17 @@ STRANGE = [
 ]
 DOCUMENTS = PLAIN[:165] + STRANGE + PLAIN[165:]
 HOSTILE = [
-    "",
-    " \t\n",
-    "x" * 10_000,
-    "common " * 1500,
-    "\0\x01\x1f\x7f",
-    "\ud800 half a pair",
-    "'\"`´\\",
-    '") or chunk_id != ("',
-    '{"$nin": ["doc1"]}',
-    "'; DROP TABLE chunks; --",
-    "common AND (alpha1 OR",
-    "%",
-    "🦊" * 500,
-    "עברית\u202e\u200d",
+    *("", " \t\n", "x" * 10_000, "common " * 1500, "\0\x01\x1f\x7f", "\ud800 half a pair", "'\"`´\\", "%"),
+    *('") or chunk_id != ("', '{"$nin": ["doc1"]}', "'; DROP TABLE chunks; --", "common AND (alpha1 OR"),
+    *("🦊" * 500, "עברית\u202e\u200d"),
 ]
 """Queries, ids and literals that mean something to somebody's parser."""
 PATTERNS = [
     *("Common", "common", "(?i)COMMON", "(?i)ærø", "Straße", "東京.*🦊", "100%_off", "50% more", "under_score"),
-    r"\bAlpha1[0-9]\b",
-    r"Alpha3(?:10|20) beta",
-    r"gamma12?3",
-    r"delta4{2} lie",
-    "^Report 7\nCommon",
-    "^Common",
-    "lie here.$",
-    r"\ACommon|pairs\.$",
-    "(?m)^second",
-    r"line\r\n\n\tfourth",
-    *("under.score", "after", "Sale 100", "", "no such text"),
-    re.escape('"it\'s" and'),
-    re.escape('"); drop --'),
-    re.escape("C:\\temp\\new"),
-    r"backslash \\$",
-    "[[:alpha:]]+s19[0-9]",
-    r"[]x]y[^]]l",
-    r"\pL+タワー",
+    *(r"\bAlpha1[0-9]\b", r"Alpha3(?:10|20) beta", r"gamma12?3", r"delta4{2} lie", "^Report 7\nCommon", "^Common"),
+    *("lie here.$", r"\ACommon|pairs\.$", "(?m)^second", r"line\r\n\n\tfourth", r"backslash \\$"),
+    *("under.score", "after", "Sale 100", "", "no such text", "[[:alpha:]]+s19[0-9]", r"[]x]y[^]]l", r"\pL+タワー"),
+    *map(re.escape, ('"it\'s" and', '"); drop --', "C:\\temp\\new")),
 ]
 
 

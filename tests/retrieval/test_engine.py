@@ -44,12 +44,12 @@ class ListEngine:
         self.failure: Exception | None = None
         self.lock = threading.Lock()
 
-    def search(self, queries: Sequence[str], k: int, exclude: Sequence[str], timeout: float) -> list[Hits]:
-        self._work("search", tuple(queries), k)
-        if "unembeddable" in queries:
+    def search(self, query: str, k: int, exclude: Sequence[str], timeout: float) -> Hits:
+        self._work("search", query, k)
+        if query == "unembeddable":
             raise RuntimeError("out of memory")
         left = [chunk for chunk in self.held if chunk.chunk_id not in exclude]
-        return [[(chunk, float(chunk.index < len(query))) for chunk in left[::-1]] for query in queries]
+        return [(chunk, float(chunk.index < len(query))) for chunk in left[::-1]]
 
     def stretch(self, start: int, stop: int, literal: str, timeout: float) -> list[Chunk]:
         self._work("stretch", start, stop, literal)
@@ -73,15 +73,6 @@ class ListEngine:
             self.at_once -= 1
         if self.failure:
             raise self.failure
-
-
-def test_queries_that_differ_in_nothing_else_are_one_call_and_ids_decide_among_equals() -> None:
-    engine = ListEngine()
-    requests = [SearchRequest("ab", 3), SearchRequest("abc", 2), SearchRequest("a", 3)]
-    answers = asyncio.run(EngineRetriever(engine, Machine()).search(requests))
-    assert sorted(asked[1] for asked in engine.asked) == [("ab", "a"), ("abc",)]
-    three = ["c0000", "c0001", "c0002"]
-    assert [ids(answer) for answer in answers] == [three, three[:2], three]
 
 
 def test_no_more_calls_are_in_flight_than_threads_and_none_is_lost() -> None:
@@ -128,16 +119,12 @@ def test_errors_of_the_engine_are_faults_and_mistakes_in_the_code_are_not() -> N
         asyncio.run(retriever.read(DocId("d")))
 
 
-def test_a_query_that_the_model_fails_on_is_a_fault_and_leaves_the_others() -> None:
+def test_ids_decide_among_equals_and_a_query_that_the_model_fails_on_leaves_the_others() -> None:
     engine = ListEngine()
-    requests = [SearchRequest("a", 1), SearchRequest("unembeddable", 1), SearchRequest("ab", 2)]
+    requests = [SearchRequest("a", 3), SearchRequest("unembeddable", 1), SearchRequest("ab", 2)]
     answers = asyncio.run(EngineRetriever(engine, Machine()).search(requests))
     assert answers[1] == RetrievalFault("list: RuntimeError: out of memory")
-    assert [ids(answers[0]), ids(answers[2])] == [["c0000"], ["c0000", "c0001"]]
-    engine.delay_s = 0.2
-    requests = [SearchRequest(query, 1, deadline=0.3) for query in ("a", "unembeddable")]
-    late = asyncio.run(EngineRetriever(engine, Machine()).search(requests))
-    assert late == [RetrievalFault("deadline")] * 2, "asked again one by one, they keep their deadline"
+    assert [ids(answers[0]), ids(answers[2])] == [["c0000", "c0001", "c0002"], ["c0000", "c0001"]]
 
 
 def test_grep_asks_for_longer_and_longer_stretches_and_stops_at_its_limit() -> None:

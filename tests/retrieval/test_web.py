@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -66,7 +65,7 @@ class FakeWeb:
         self.searches: list[dict[str, Any]] = []
         self.reads: list[str] = []
         self.headers: list[dict[str, str]] = []
-        self.elsewhere = self.open = self.most_open = 0
+        self.elsewhere = 0
         self.search_answer: Handler | None = None
         self.read_answer: Handler | None = None
 
@@ -95,12 +94,7 @@ class FakeWeb:
             answer = results
         else:
             self.reads.append(request.raw_path.removeprefix("/read/"))
-        self.open += 1
-        self.most_open = max(self.most_open, self.open)
-        try:
-            return await (answer or page)(request)
-        finally:
-            self.open -= 1
+        return await (answer or page)(request)
 
 
 async def results(request: web.Request) -> web.StreamResponse:
@@ -126,15 +120,9 @@ def api(server: FakeWeb) -> FakeWeb:
 
 
 def settings(url: str, *more: str) -> Config:
-    overrides = [
-        f"machine.web.search_url={url}/search",
-        f"machine.web.search_key={KEYS[0]}",
-        f"machine.web.read_url={url}/read/",
-        f"machine.web.read_key={KEYS[1]}",
-        "env.grep.on=false",
-        "index.chunk_tokens=20",
-    ]
-    return load_config(None, [*overrides, *more])
+    endpoints = f"search_url={url}/search search_key={KEYS[0]} read_url={url}/read/ read_key={KEYS[1]}"
+    overrides = [f"machine.web.{each}" for each in endpoints.split()]
+    return load_config(None, [*overrides, "env.grep.on=false", "index.chunk_tokens=20", *more])
 
 
 async def on_the_web(host: str) -> tuple[str, ...]:
@@ -424,20 +412,6 @@ def test_equal_questions_at_one_time_are_asked_once(api, tmp_path) -> None:
     assert api.reads == [ADA]
 
 
-def test_no_more_requests_are_in_flight_than_are_allowed(api, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("harness1.retrieval.engines.web.CONNECTIONS", 3)
-    monkeypatch.setattr("harness1.retrieval.engines.web.TIMEOUT_S", 0.35)
-    api.read_answer = after(0.05, b"page")
-    retriever = opened(tmp_path, api.url)
-
-    async def many() -> list[Any]:
-        return await asyncio.gather(*(retriever.read(DocId(f"{ADA}/{n}")) for n in range(24)))
-
-    # Waiting for a turn is no part of the time that a request has.
-    assert all(isinstance(answer, tuple) for answer in asyncio.run(many()))
-    assert 1 < api.most_open <= 3
-
-
 def test_chunks_once_seen_are_got_again(api, tmp_path) -> None:
     retriever = opened(tmp_path, api.url)
     hits = [hit.chunk for hit in ask(retriever).hits]
@@ -507,26 +481,6 @@ def test_the_file_of_another_question_is_no_answer(tmp_path) -> None:
     twin.write_bytes(file.read_bytes())
     assert cache.get(other) is None
     assert cache.get(one) == (Page(url=ADA, title="t", text="x"),)
-
-
-def test_writers_of_one_folder_never_show_a_part_of_an_answer(tmp_path) -> None:
-    question = WebRequest(kind="page", endpoint="e", subject=ADA)
-    answers = [(Page(url=ADA, title=str(n), text=str(n) * 200_000),) for n in range(3)]
-    PageCache(tmp_path).put(question, answers[0])
-
-    def write(n: int) -> None:
-        for _ in range(20):
-            PageCache(tmp_path).put(question, answers[n])
-
-    writers = [threading.Thread(target=write, args=(n,)) for n in range(3)]
-    for writer in writers:
-        writer.start()
-    seen = []
-    while any(writer.is_alive() for writer in writers):
-        seen.append(PageCache(tmp_path).get(question) in answers)
-    assert seen
-    assert all(seen)
-    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 1
 
 
 @pytest.mark.parametrize("step", ["write_bytes", "replace"])

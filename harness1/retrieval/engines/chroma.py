@@ -139,18 +139,18 @@ class ChromaEngine:
         self.info, self.errors = index.info, chroma_errors()
         self._collection, self._embedder = collection, embedder
 
-    def search(self, queries: Sequence[str], k: int, exclude: Sequence[str], timeout: float) -> list[Hits]:
+    def search(self, query: str, k: int, exclude: Sequence[str], timeout: float) -> Hits:
         """Rank by cosine similarity."""
         end = time.monotonic() + timeout
-        vectors = self._embedder.embed_queries(queries)
+        vectors = self._embedder.embed_queries([query])
         if time.monotonic() > end:
             raise TimeoutError
         others: Any = {"chunk_id": {"$nin": list(exclude)}} if exclude else None
         wanted: list[Any] = ["documents", "metadatas", "distances"]
         most = min(k, self.info.chunks)
         found: Any = self._collection.query(query_embeddings=vectors, n_results=most, where=others, include=wanted)
-        lists = zip(*(found[name] or [] for name in wanted), strict=True)
-        return [[(chunk_of(*row), 1.0 - distance) for *row, distance in zip(*each, strict=True)] for each in lists]
+        rows = zip(*(found[name][0] for name in wanted), strict=True)
+        return [(chunk_of(document, metadata), 1.0 - distance) for document, metadata, distance in rows]
 
     def stretch(self, start: int, stop: int, literal: str, timeout: float) -> list[Chunk]:
         within = {"$and": [{"position": {"$gte": start}}, {"position": {"$lt": stop}}]}

@@ -11,8 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol, TypeVar
 
-from msgspec.structs import replace
-
 from harness1 import config
 from harness1.config import Machine
 from harness1.errors import MALFORMED, CorpusError, InfrastructureFault, UsageError
@@ -165,8 +163,8 @@ class SearchEngine(Protocol):
     info: IndexInfo
     errors: tuple[type[Exception], ...]
 
-    def search(self, queries: Sequence[str], k: int, exclude: Sequence[str], timeout: float) -> list[Hits]:
-        """Return up to `k` best chunks for each query, without those in `exclude`."""
+    def search(self, query: str, k: int, exclude: Sequence[str], timeout: float) -> Hits:
+        """Return up to `k` best chunks, without those in `exclude`."""
         ...
 
     def stretch(self, start: int, stop: int, literal: str, timeout: float) -> list[Chunk]:
@@ -193,15 +191,7 @@ class EngineRetriever:
         self._threads = ThreadPoolExecutor(machine.concurrency, thread_name_prefix=engine.name)
 
     async def search(self, requests: Sequence[SearchRequest]) -> list[Found]:
-        """Search in one call of the engine for all requests that differ only in the query."""
-        groups: dict[SearchRequest, list[int]] = {}
-        for place, request in enumerate(requests):
-            groups.setdefault(replace(request, query="", about=""), []).append(place)
-        answers: dict[int, Found] = {}
-        calls = (self._search(alike, [requests[place].query for place in places]) for alike, places in groups.items())
-        for places, results in zip(groups.values(), await asyncio.gather(*calls), strict=True):
-            answers |= zip(places, results, strict=True)
-        return [answers[place] for place in range(len(requests))]
+        return list(await asyncio.gather(*map(self._search, requests)))
 
     async def grep(self, pattern: str, limit: int, deadline: float) -> tuple[Chunk, ...] | BadPattern | RetrievalFault:
         """Get possible matches from the engine in stretches of the corpus, and match them with RE2."""
@@ -242,31 +232,21 @@ class EngineRetriever:
         by_id = {chunk.chunk_id: chunk for chunk in found}
         return tuple(by_id[name] for name in chunk_ids if name in by_id)
 
-    async def _search(self, alike: SearchRequest, queries: list[str]) -> Sequence[Found]:
-        if alike.k < 1:
-            return [SearchResult()] * len(queries)
-        clean = [utf8_safe(query) for query in queries]
-        exclude = sorted(filter(is_unicode, alike.exclude))
-        begin = time.perf_counter()
+    async def _search(self, request: SearchRequest) -> Found:
+        if request.k < 1:
+            return SearchResult()
+        query, exclude = utf8_safe(request.query), sorted(filter(is_unicode, request.exclude))
+        begin, most = time.perf_counter(), request.k + TIES
         try:
-            most = alike.k + TIES
-            found = await self._call(lambda left: self._engine.search(clean, most, exclude, left), alike.deadline)
+            found = await self._call(lambda left: self._engine.search(query, most, exclude, left), request.deadline)
         except MODEL_ERRORS as error:
-            if len(queries) == 1:
-                return [self._fault(error)]
-            # A text that the model cannot embed must not fail the others.
-            late = replace(alike, deadline=alike.deadline - (time.perf_counter() - begin))
-            alone = await asyncio.gather(*(self._search(late, [query]) for query in queries))
-            return [answer for (answer,) in alone]
+            return self._fault(error)
         if isinstance(found, RetrievalFault):
-            return [found] * len(queries)
+            return found
+        by_id = {chunk.chunk_id: Scored(chunk, score) for chunk, score in found}
+        ranked = total_order(((name, hit.score) for name, hit in by_id.items()), request.k)
         stages = {self._engine.name: (time.perf_counter() - begin) * 1000}
-        results = []
-        for each in found:
-            by_id = {chunk.chunk_id: (chunk, score) for chunk, score in each}
-            ranked = total_order(((name, score) for name, (_, score) in by_id.items()), alike.k)
-            results.append(SearchResult(tuple(Scored(*by_id[name]) for name, _ in ranked), stage_ms=stages))
-        return results
+        return SearchResult(tuple(by_id[name] for name, _ in ranked), stage_ms=stages)
 
     async def _call(self, work: Callable[[float], T], deadline: float) -> T | RetrievalFault:
         """Run a blocking call in a thread; the deadline includes the wait for a free thread."""

@@ -36,7 +36,7 @@ from harness1.retrieval.protocol import BM25_DEPTH, DENSE_DEPTH, RRF_K, IndexInf
 from harness1.words import AUTO, is_foreign
 
 if TYPE_CHECKING:
-    from pymilvus import AnnSearchRequest, CollectionSchema, MilvusClient
+    from pymilvus import CollectionSchema, MilvusClient
 
 PROPERTY = "harness1.index"
 ANALYSED, SPARSE, DENSE = "terms", "bm25", "embedding"
@@ -154,11 +154,24 @@ class MilvusEngine:
         self._search, self._embedder = index.settings.dense.search, embedder
         self._analyser = Analyser(index.info.language)
 
-    def search(self, queries: Sequence[str], k: int, exclude: Sequence[str], timeout: float) -> list[Hits]:
-        """Search for all queries in one call; the server fuses the lists of a hybrid search."""
+    def search(self, query: str, k: int, exclude: Sequence[str], timeout: float) -> Hits:
+        """Search in one call; the server fuses the lists of a hybrid search, whose depths matter only there."""
+        from pymilvus import AnnSearchRequest, RRFRanker
+
         end = time.monotonic() + timeout
         limit = min(k, MOST)
-        lists = self._lists(queries, limit, exclude)
+        condition = f"chunk_id not in [{', '.join(map(quote, exclude))}]" if exclude else ""
+        lists = []
+        if self._mode != "dense":
+            terms = join_terms(query, self._analyser) or NO_TERM
+            depth = max(limit, BM25_DEPTH)
+            lists.append(AnnSearchRequest([terms], SPARSE, {"metric_type": "BM25"}, depth, expr=condition))
+        if self._embedder:
+            vectors, depth = list(self._embedder.embed_queries([query])), max(limit, DENSE_DEPTH)
+            # Excluded chunks are usually near the query and use up candidates of HNSW.
+            effort = {"ef": min(max(HNSW_SEARCH, depth) + len(exclude), MOST)} if self._search == "hnsw" else {}
+            param = {"metric_type": "IP", "params": effort}
+            lists.append(AnnSearchRequest(vectors, DENSE, param, depth, expr=condition))
         if (left := end - time.monotonic()) <= 0:
             raise TimeoutError
         options: dict[str, Any] = {"limit": limit, "output_fields": STORED, "timeout": left}
@@ -167,16 +180,12 @@ class MilvusEngine:
             options |= {"anns_field": only.anns_field, "search_params": only.param, "filter": only.expr or ""}
             found = self._client.search(self._collection, data=only.data, **options)
         else:
-            from pymilvus import RRFRanker
-
             found = self._client.hybrid_search(self._collection, lists, RRFRanker(RRF_K), **options)
-        scored = []
-        for hits in found:
-            # Milvus returns distances or similarities of either sign, of which only the way from the best counts.
-            best = float(hits[0]["distance"]) if hits else 0.0
-            ways = [abs(float(hit["distance"]) - best) / (abs(best) or 1.0) for hit in hits]
-            scored.append([(chunk_of(hit["entity"]), 1.0 - way) for hit, way in zip(hits, ways, strict=True)])
-        return scored
+        (hits,) = found
+        # Milvus returns distances or similarities of either sign, of which only the way from the best counts.
+        best = float(hits[0]["distance"]) if hits else 0.0
+        ways = [abs(float(hit["distance"]) - best) / (abs(best) or 1.0) for hit in hits]
+        return [(chunk_of(hit["entity"]), 1.0 - way) for hit, way in zip(hits, ways, strict=True)]
 
     def stretch(self, start: int, stop: int, literal: str, timeout: float) -> list[Chunk]:
         """Return a stretch of the corpus, sorted here because Milvus returns rows in any order."""
@@ -192,25 +201,6 @@ class MilvusEngine:
 
     def chunks(self, chunk_ids: Sequence[str], timeout: float) -> list[Chunk]:
         return list(map(chunk_of, self._query(f"chunk_id in [{', '.join(map(quote, chunk_ids))}]", timeout)))
-
-    def _lists(self, queries: Sequence[str], limit: int, exclude: Sequence[str]) -> list[AnnSearchRequest]:
-        """Return the searches of the mode; their depths matter only if two are fused."""
-        from pymilvus import AnnSearchRequest
-
-        condition = f"chunk_id not in [{', '.join(map(quote, exclude))}]" if exclude else ""
-        lists = []
-        if self._mode != "dense":
-            terms = [join_terms(query, self._analyser) or NO_TERM for query in queries]
-            depth = max(limit, BM25_DEPTH)
-            lists.append(AnnSearchRequest(terms, SPARSE, {"metric_type": "BM25"}, depth, expr=condition))
-        if self._embedder:
-            vectors = list(self._embedder.embed_queries(queries))
-            depth = max(limit, DENSE_DEPTH)
-            # Excluded chunks are usually near the query and use up candidates of HNSW.
-            effort = {"ef": min(max(HNSW_SEARCH, depth) + len(exclude), MOST)} if self._search == "hnsw" else {}
-            param = {"metric_type": "IP", "params": effort}
-            lists.append(AnnSearchRequest(vectors, DENSE, param, depth, expr=condition))
-        return lists
 
     def _query(self, condition: str, timeout: float) -> list[dict[str, Any]]:
         return list(self._client.query(self._collection, condition, [*STORED, "position"], timeout=timeout))
