@@ -63,7 +63,7 @@ Progress = Callable[[int, int], None]
 """Called with the number of texts done, and the number of those that had to be embedded."""
 
 
-def passes(lengths: Iterable[int], rows: int) -> Iterator[tuple[int, list[int], list[int]]]:
+def divide_alike(lengths: Iterable[int], rows: int) -> Iterator[tuple[int, list[int], list[int]]]:
     """Yield for passes of texts of equal padded length: the length, the places of the texts, and these places filled up
     to `rows`."""
     members: dict[int, list[int]] = defaultdict(list)
@@ -201,7 +201,7 @@ class TransformerEmbedder(EncodingEmbedder):
         vectors = np.empty((len(places), self.dimensions), dtype=np.float32)
         tokens = self._tokenize(list(places), self._prefixes[0])
         doubled = [max(SHORTEST, 1 << (len(row) - 1).bit_length()) for row in tokens]
-        for length, part, full in passes((min(each, self._longest()) for each in doubled), QUERY_ROWS):
+        for length, part, full in divide_alike((min(each, self._longest()) for each in doubled), QUERY_ROWS):
             vectors[part] = self._forward([tokens[at] for at in full], length)[: len(part)]
         return _unit(vectors, self._name)[[places[text] for text in texts]]
 
@@ -382,7 +382,7 @@ class TransformerScorer:
             lengths = self._model.preprocess(read)["attention_mask"].sum(dim=1).tolist() if read else []
             padded = [-(-tokens // self._step) * self._step for tokens in lengths]
             longest = self._model.max_seq_length or max(padded, default=0)
-            for length, part, full in passes((min(each, longest) for each in padded), self._rows):
+            for length, part, full in divide_alike((min(each, longest) for each in padded), self._rows):
                 chances = self._forward([read[at] for at in full], length)[: len(part)]
                 found[part, 0] = chances[:, self._supports]
                 if self._contradicts is not None:
