@@ -97,28 +97,20 @@ STEP = 1e-4
 """Scores nearer than this share of the top score may count as equal."""
 
 
-def score_levels(scores: NDArray[np.floating], top: float) -> NDArray[np.float64]:
-    """Return scores as whole multiples of `STEP * |top|`, or of `STEP` if the top is 0."""
-    rounded: NDArray[np.float64] = np.rint(scores.astype(np.float64) / ((abs(top) or 1.0) * STEP))
-    return rounded
+def best_first(scores: NDArray[np.floating], ranks: NDArray[np.integer], k: int | None = None) -> NDArray[np.intp]:
+    """Return the places of the best `k` scores of chunks, or of all, in the total order; `ranks` are the places of
+    their ids among all ids in lexicographic order."""
+    top = float(scores.max(initial=-np.inf))
+    levels: NDArray[np.float64] = np.rint(scores.astype(np.float64) / ((abs(top) or 1.0) * STEP))
+    order: NDArray[np.intp] = np.lexsort((ranks, -levels))
+    return order[:k]
 
 
 def total_order(scored: Iterable[tuple[Id, float]], k: int | None = None) -> list[tuple[Id, float]]:
     """Return the best `k` pairs, or all, of distinct ids and finite scores (higher is better), best first."""
-    pairs = list(scored)
-    if not pairs:
-        return []
+    pairs = sorted(scored)
     scores = np.array([score for _, score in pairs], dtype=np.float64)
-    levels = score_levels(scores, float(scores.max())).tolist()
-    order = sorted(range(len(pairs)), key=lambda at: (-levels[at], pairs[at][0]))
-    return [pairs[at] for at in order[:k]]
-
-
-def best_first(scores: NDArray[np.floating], ranks: NDArray[np.integer], k: int | None = None) -> NDArray[np.intp]:
-    """Return the places of the best `k` scores of chunks, or of all, in the total order; `ranks` are the places of
-    their ids among all ids in lexicographic order."""
-    order: NDArray[np.intp] = np.lexsort((ranks, -score_levels(scores, float(scores.max(initial=-np.inf)))))
-    return order[:k]
+    return [pairs[at] for at in best_first(scores, np.arange(len(pairs)), k).tolist()]
 
 
 RRF_K = 60

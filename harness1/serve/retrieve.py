@@ -17,7 +17,7 @@ from harness1.errors import ConfigError
 from harness1.records import Chunk, Record
 from harness1.retrieval.engines.remote import (
     About,
-    ChunksAnswer,
+    Answer,
     GetCall,
     GrepCall,
     Passage,
@@ -25,7 +25,6 @@ from harness1.retrieval.engines.remote import (
     RetrieveAnswer,
     RetrieveCall,
     ScoredPassage,
-    SearchAnswer,
     SearchAnswers,
     SearchCall,
     ranking_of,
@@ -114,24 +113,24 @@ class RetrievalService:
             msgspec.structs.replace(asked, deadline=min(asked.deadline, latest) - waited) for asked in call.requests
         ]
         answers = [
-            SearchAnswer(fault=found.message) if isinstance(found, RetrievalFault) else SearchAnswer(result=found)
+            Answer(fault=found.message) if isinstance(found, RetrievalFault) else Answer(result=found)
             for found in await self._search_all(requests)
         ]
         return SearchAnswers(tuple(answers))
 
-    async def _grep(self, call: GrepCall, waited: float) -> ChunksAnswer:
+    async def _grep(self, call: GrepCall, waited: float) -> Answer:
         self._expect(call.index_hash)
         _bound(call.limit, self.limits.hits, "hits")
         _bound(len(call.pattern), self.limits.query_characters, "characters of a pattern")
         deadline = min(call.deadline, self.limits.deadline_s) - waited
         return await _chunks(self._retriever.grep(call.pattern, call.limit, deadline), deadline)
 
-    async def _read(self, call: ReadCall, waited: float) -> ChunksAnswer:
+    async def _read(self, call: ReadCall, waited: float) -> Answer:
         self._expect(call.index_hash)
         self._bound_ids([call.doc_id])
         return await _chunks(self._retriever.read(call.doc_id), self._deadline_s - waited)
 
-    async def _get(self, call: GetCall, waited: float) -> ChunksAnswer:
+    async def _get(self, call: GetCall, waited: float) -> Answer:
         self._expect(call.index_hash)
         _bound(len(call.chunk_ids), self.limits.hits, "chunks")
         self._bound_ids(call.chunk_ids)
@@ -198,11 +197,11 @@ async def _wait_for(asked: Awaitable[Found], deadline: float) -> Found | Retriev
         return RetrievalFault("deadline")
 
 
-async def _chunks(asked: Awaitable[tuple[Chunk, ...] | BadPattern | RetrievalFault], deadline: float) -> ChunksAnswer:
+async def _chunks(asked: Awaitable[tuple[Chunk, ...] | BadPattern | RetrievalFault], deadline: float) -> Answer:
     match await _wait_for(asked, deadline):
         case RetrievalFault(message=message):
-            return ChunksAnswer(fault=message)
+            return Answer(fault=message)
         case BadPattern(reason=reason):
-            return ChunksAnswer(bad_pattern=reason)
+            return Answer(bad_pattern=reason)
         case chunks:
-            return ChunksAnswer(chunks=chunks)
+            return Answer(chunks=chunks)

@@ -53,6 +53,17 @@ def one(retriever: RemoteRetriever, query: str, deadline: float = 5.0) -> Search
     return found
 
 
+def complaint(retriever: RemoteRetriever, deadline: float = 5.0) -> str:
+    fault = one(retriever, "ada", deadline)
+    assert isinstance(fault, RetrievalFault)
+    return fault.message
+
+
+def are_faults(remote: RemoteRetriever) -> bool:
+    calls = remote.grep("a", 1, 5.0), remote.read(DocId("ada")), remote.get([ChunkId("ada#0")])
+    return all(isinstance(run(call), RetrievalFault) for call in calls)
+
+
 def test_what_is_found_over_the_wire_is_what_the_served_retriever_finds() -> None:
     direct = WordRetriever(CORPUS)
     odd = frozenset({ChunkId("ada#0"), ChunkId("\ud800")})
@@ -80,20 +91,15 @@ def test_a_server_that_goes_is_a_fault_and_one_that_comes_back_answers_again_if_
         remote = opened(url)
         assert isinstance(one(remote, "ada"), SearchResult)
     port = int(url.rsplit(":", 1)[1])
-    fault = one(remote, "ada")
-    assert isinstance(fault, RetrievalFault)
-    assert url in fault.message
+    assert url in complaint(remote)
     with serving(WordRetriever(CORPUS), port=port):
         assert isinstance(one(remote, "ada"), SearchResult)
     with serving(WordRetriever(CORPUS), load_config(None, ["env.retrieval.mode=bm25"]), port=port):
-        fault = one(remote, "ada")
-        assert isinstance(fault, RetrievalFault)
-        assert "409" in fault.message
+        assert "409" in complaint(remote)
     other = WordRetriever(CORPUS)
     other.info = IndexInfo("other", "document", 5, 5)
     with serving(other, port=port):
-        for call in (remote.grep("a", 1, 1.0), remote.read(DocId("ada")), remote.get([ChunkId("ada#0")])):
-            assert isinstance(run(call), RetrievalFault)
+        assert are_faults(remote)
 
 
 @pytest.mark.parametrize(
@@ -111,11 +117,8 @@ def test_a_server_that_goes_is_a_fault_and_one_that_comes_back_answers_again_if_
 def test_an_answer_that_is_none_is_a_fault_and_never_no_result(status: int, answer: bytes, says: str) -> None:
     with imitating(lambda *_: (status, answer)) as url:
         remote = RemoteRetriever(url, about(), QUICK.machine)
-        fault = one(remote, "ada")
-        assert isinstance(fault, RetrievalFault)
-        assert says in fault.message
-        for call in (remote.grep("a", 1, 5.0), remote.read(DocId("a")), remote.get([ChunkId("a")])):
-            assert isinstance(run(call), RetrievalFault)
+        assert says in complaint(remote)
+        assert are_faults(remote)
 
 
 def test_a_server_that_does_not_answer_is_a_fault_after_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,9 +126,7 @@ def test_a_server_that_does_not_answer_is_a_fault_after_the_deadline(monkeypatch
     with socket.create_server((HOST, 0)) as silent:
         remote = RemoteRetriever(f"http://{HOST}:{silent.getsockname()[1]}", about(), QUICK.machine)
         begin = time.monotonic()
-        fault = one(remote, "ada", -1.0)
-        assert isinstance(fault, RetrievalFault)
-        assert "no answer within 0.2 s" in fault.message
+        assert "no answer within 0.2 s" in complaint(remote, -1.0)
         assert time.monotonic() - begin < 2.0
 
 
@@ -196,7 +197,7 @@ def test_versions_that_have_removed_settings_understand_each_other_where_these_h
         assert isinstance(one(remote, "ada"), SearchResult)
         for odd, status in ({"rrf_k": 5}, "409"), ({"unknown": 5}, "400"):
             remote = RemoteRetriever(url, msgspec.structs.replace(about(), retrieval=odd), QUICK.machine)
-            assert status in one(remote, "ada").message
+            assert status in complaint(remote)
 
 
 @pytest.mark.parametrize(("status", "page"), [(404, b'{"detail":"Not Found"}'), (405, b""), (200, b"<html>")])
@@ -234,9 +235,9 @@ def test_an_evaluation_whose_server_is_killed_has_faults_and_the_same_command_go
             assert time.monotonic() < deadline
             time.sleep(0.01)
         server.kill()
-        out, complaint = evaluation.communicate(timeout=120)
-    assert "Traceback" not in complaint
-    assert "Unclosed" not in complaint
+        out, errors = evaluation.communicate(timeout=120)
+    assert "Traceback" not in errors
+    assert "Unclosed" not in errors
     assert evaluation.returncode in (0, 3)
     before = list(read_episodes(tmp_path / "run"))
     whole = {episode.episode_id for episode in before if episode.status is Status.COMPLETED}
@@ -246,8 +247,8 @@ def test_an_evaluation_whose_server_is_killed_has_faults_and_the_same_command_go
     assert all(episode.error for episode in before if episode.status is Status.INFRA_ERROR)
     with process_serving(index, port):
         again = harness1(*command)
-        out, complaint = again.communicate(timeout=120)
-    assert again.returncode == 0, complaint
+        out, errors = again.communicate(timeout=120)
+    assert again.returncode == 0, errors
     metrics = json.loads(out)
     assert (metrics["failures"]["infra_error"], metrics["missing"]) == (0, 0)
     finished = [episode for episode in read_episodes(tmp_path / "run") if episode.status is not Status.INFRA_ERROR]

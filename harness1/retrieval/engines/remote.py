@@ -77,17 +77,19 @@ class SearchCall(Record, kw_only=True):
     index_hash: str | None = None
 
 
-class SearchAnswer(Record):
-    """The answer to one query: either a result or a fault."""
+class Answer(Record):
+    """The answer to a query, which is a result or a fault, or to grep, read and get: exactly one field is set."""
 
     result: SearchResult | None = None
+    chunks: tuple[Chunk, ...] | None = None
+    bad_pattern: str | None = None
     fault: str | None = None
 
 
 class SearchAnswers(Record):
     """One answer for each query of a `SearchCall`, in its order."""
 
-    answers: tuple[SearchAnswer, ...]
+    answers: tuple[Answer, ...]
 
 
 class GrepCall(Record, kw_only=True):
@@ -111,14 +113,6 @@ class GetCall(Record, kw_only=True):
 
     chunk_ids: tuple[ChunkId, ...]
     index_hash: str | None = None
-
-
-class ChunksAnswer(Record):
-    """The answer to grep, read and get: exactly one of the three fields is set."""
-
-    chunks: tuple[Chunk, ...] | None = None
-    bad_pattern: str | None = None
-    fault: str | None = None
 
 
 class RetrieveCall(Record):
@@ -265,8 +259,8 @@ class RemoteRetriever:
             return BadPattern("not valid Unicode")
         deadline = min(deadline, LATEST_S)
         call = GrepCall(pattern=pattern, limit=limit, deadline=deadline, index_hash=self.info.index_hash)
-        found = await self._post("/grep", call, ChunksAnswer, deadline)
-        if isinstance(found, ChunksAnswer) and found.bad_pattern is not None:
+        found = await self._post("/grep", call, Answer, deadline)
+        if isinstance(found, Answer) and found.bad_pattern is not None:
             return BadPattern(found.bad_pattern)
         return _chunks(found, lambda chunks: len(chunks) <= max(limit, 0))
 
@@ -274,13 +268,13 @@ class RemoteRetriever:
         if not is_unicode(doc_id):
             return ()
         call = ReadCall(doc_id=doc_id, index_hash=self.info.index_hash)
-        found = await self._post("/read", call, ChunksAnswer, self._run.call_deadline_s)
+        found = await self._post("/read", call, Answer, self._run.call_deadline_s)
         return _chunks(found, lambda chunks: all(chunk.doc_id == doc_id for chunk in chunks))
 
     async def get(self, chunk_ids: Sequence[ChunkId]) -> tuple[Chunk, ...] | RetrievalFault:
         ids = tuple(chunk_id for chunk_id in chunk_ids if is_unicode(chunk_id))
         call = GetCall(chunk_ids=ids, index_hash=self.info.index_hash)
-        found = await self._post("/get", call, ChunksAnswer, self._run.call_deadline_s)
+        found = await self._post("/get", call, Answer, self._run.call_deadline_s)
         return _chunks(found, lambda chunks: len(chunks) <= len(ids) and {each.chunk_id for each in chunks} <= {*ids})
 
     async def _post(self, path: str, call: Record, kind: type[T], deadline: float) -> T | RetrievalFault:
@@ -332,7 +326,7 @@ async def ask_about(base: str, machine: Machine) -> About | None:
         raise InfrastructureFault(f"{base}/info does not describe an index of harness1: {error}") from error
 
 
-def _search_answer(query: SearchRequest, answer: SearchAnswer) -> Found:
+def _search_answer(query: SearchRequest, answer: Answer) -> Found:
     if answer.result is None:
         return RetrievalFault(answer.fault or "neither a result nor a fault")
     found = [hit.chunk.chunk_id for hit in answer.result.hits]
@@ -342,7 +336,7 @@ def _search_answer(query: SearchRequest, answer: SearchAnswer) -> Found:
 
 
 def _chunks(
-    answer: ChunksAnswer | RetrievalFault, asked_for: Callable[[tuple[Chunk, ...]], bool]
+    answer: Answer | RetrievalFault, asked_for: Callable[[tuple[Chunk, ...]], bool]
 ) -> tuple[Chunk, ...] | RetrievalFault:
     if isinstance(answer, RetrievalFault):
         return answer
