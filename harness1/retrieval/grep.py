@@ -102,15 +102,14 @@ class Trigrams:
         self._starts: NDArray[np.int64] = files.load("trigrams.starts.npy")
         self._lists = files.file("trigrams.lists.npy")
 
-    def candidates(self, query: Query) -> NDArray[np.int64] | None:
-        """Return all chunks that may satisfy a query, as ranges [ranges, 2] from start to before stop, in order; None
-        stands for all chunks."""
-        if query == ANYTHING:
-            return None
-        bits = self._blocks_of(query)
-        occupied = np.flatnonzero(bits)
-        rows, columns = np.nonzero(np.unpackbits(bits[occupied, None], axis=1, bitorder="little"))
-        found = occupied[rows] * 8 + columns
+    def candidates(self, query: Query) -> NDArray[np.int64]:
+        """Return all chunks that may satisfy a query, as ranges [ranges, 2] from start to before stop, in order."""
+        found = np.arange(len(self._blocks) - 1)
+        if query != ANYTHING:
+            bits = self._blocks_of(query)
+            occupied = np.flatnonzero(bits)
+            rows, columns = np.nonzero(np.unpackbits(bits[occupied, None], axis=1, bitorder="little"))
+            found = occupied[rows] * 8 + columns
         return np.stack((self._blocks[found], self._blocks[found + 1]), axis=1).astype(np.int64)
 
     def cost(self, query: Query) -> int:
@@ -237,9 +236,6 @@ def _steps(segments: Sequence[GrepSegment], analysis: Analysis, weight: int) -> 
 def _batches(segment: GrepSegment, query: Query) -> Iterator[NDArray[np.int64]]:
     """Yield the positions of the living chunks that may satisfy a query, in order."""
     all_ranges = segment.trigrams.candidates(query)
-    if all_ranges is None:
-        borders = np.append(np.arange(0, len(segment.contents), BATCH), len(segment.contents))
-        all_ranges = np.stack((borders[:-1], borders[1:]), axis=1)
     for first in range(0, len(all_ranges), BATCH):
         ranges = all_ranges[first : first + BATCH]
         sizes = ranges[:, 1] - ranges[:, 0]
