@@ -11,6 +11,7 @@ from harness1.records import Chunk, ChunkId, DocId, Record
 from harness1.words import AUTO, STOP_WORDS, stemmer, words
 
 CHARACTERS_PER_TOKEN = 4
+_NO_SPACE = re.compile(r"\S")
 _BORDER = re.compile(r"(?<=[.!?])\s+(?=(\w))|\n")
 """Possible ends of sentences; the captured first letter of the next sentence, if any, decides."""
 
@@ -63,8 +64,9 @@ def _cut(text: str, limit: int) -> Iterator[str]:
     """Yield stretches of 1 to `limit` characters, without white space at their ends."""
     found = _BORDER.finditer(text)
     ends = [border.start() for border in found if border[1] is None or border[1].isupper() or border[1].isdigit()]
-    start, stop = _skip_space(text, 0), len(text.rstrip())
-    while start < stop:
+    stop, first = len(text.rstrip()), _NO_SPACE.search(text)
+    while first:
+        start = first.start()
         end = min(start + limit, stop)
         if end < stop:
             last = bisect_right(ends, end) - 1
@@ -73,13 +75,7 @@ def _cut(text: str, limit: int) -> Iterator[str]:
             else:
                 end = next((at for at in range(end, start, -1) if text[at].isspace()), end)
         yield text[start:end].rstrip()
-        start = _skip_space(text, end)
-
-
-def _skip_space(text: str, at: int) -> int:
-    while at < len(text) and text[at].isspace():
-        at += 1
-    return at
+        first = _NO_SPACE.search(text, end)
 
 
 ANALYSER = "words of 2 or more letters, lower case, Lucene's English stop words, Snowball English stemmer"

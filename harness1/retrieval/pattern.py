@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from functools import reduce
-from itertools import takewhile
+from os.path import commonprefix
 from typing import NamedTuple
 
 LARGEST_CLASS = 4
@@ -117,15 +117,10 @@ def find_literal(pattern: str) -> str:
         return ""
     longest = ""
     for strings in sets:
-        for common in (_common_start(strings), _common_start([string[::-1] for string in strings])[::-1]):
+        for common in (commonprefix(strings), commonprefix([string[::-1] for string in strings])[::-1]):
             plain = "".join(each if each.isprintable() and each not in SPECIAL else "\0" for each in common)
             longest = max(longest, *plain.split("\0"), key=len)
     return longest
-
-
-def _common_start(strings: Sequence[str]) -> str:
-    same = takewhile(lambda letters: len({*letters}) == 1, zip(*strings, strict=False))
-    return "".join(letters[0] for letters in same)
 
 
 def fold(text: str) -> bytes:
