@@ -117,7 +117,8 @@ def find_literal(pattern: str) -> str:
         return ""
     longest = ""
     for strings in sets:
-        for common in (commonprefix(strings), commonprefix([string[::-1] for string in strings])[::-1]):
+        start, end = commonprefix(strings), commonprefix([string[::-1] for string in strings])[::-1]  # noqa: RUF071
+        for common in (start, end):
             plain = "".join(each if each.isprintable() and each not in SPECIAL else "\0" for each in common)
             longest = max(longest, *plain.split("\0"), key=len)
     return longest
