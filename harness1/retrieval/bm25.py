@@ -86,10 +86,10 @@ class PostingsWriter:
         starts = np.cumsum(starts)
         np.save(self._folder / "postings.starts.npy", starts)
         codes = np.uint16 if len(pairs) <= 1 << 16 else np.uint32
-        for at, name, kind in ((1, "chunks", np.uint32), (2, "codes", codes)):
+        for name, kind in (("chunks", np.uint32), ("codes", codes)):
             ends, merged = starts[:-1].copy(), np.empty(starts[-1], kind)
-            for run in self._runs:
-                append_run(ends, merged, run[0], run[at])
+            for run_starts, run_chunks, run_codes in self._runs:
+                append_run(ends, merged, run_starts, run_chunks if name == "chunks" else run_codes)
             np.save(self._folder / f"postings.{name}.npy", merged)
         return sum(self._lengths)
 
