@@ -20,7 +20,7 @@ from harness1.errors import ConfigError, InfrastructureFault
 from harness1.memory.parts import VerificationCache
 from harness1.policy.scripted import ScriptedPolicy
 from harness1.records import UnitId, Verdict
-from tests.retrieval.test_models import save_pair_model
+from tests.retrieval.test_retrieval_models import save_pair_model
 from tests.support import CORPUS, QUICK, WordRetriever, call, play, search
 
 CLAIM = "Marie Curie won the Nobel Prize in Physics in 1903."

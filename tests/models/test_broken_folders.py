@@ -17,7 +17,7 @@ from harness1.models.gguf import convert_gguf
 from harness1.models.token_server import weight_shapes
 from harness1.models.tokenizer import open_tokenizer
 from harness1.retrieval.models import open_cross_encoder, open_embedder
-from tests.retrieval.test_models import save_pair_model
+from tests.retrieval.test_retrieval_models import save_pair_model
 from tests.tiny_models import save_byte_tokenizer, save_tiny_model
 
 TRAP = Path("trap")
