@@ -8,11 +8,10 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import combinations
-from typing import TypeVar
 
 from harness1.memory.entities import FUNCTION_WORDS, entity_key
 from harness1.memory.question import head
-from harness1.records import Record
+from harness1.records import DocId, Record
 from harness1.tasks.graph import (
     GAP,
     IDENTIFIER,
@@ -21,14 +20,11 @@ from harness1.tasks.graph import (
     SHORTEST,
     YEAR,
     CorpusGraph,
-    Facts,
     Relation,
-    Statement,
     alternatives,
     figures,
     holds_name,
     is_prose,
-    is_told_apart,
     is_whole_name,
     leans,
     points_elsewhere,
@@ -51,22 +47,24 @@ class Need(Record):
     quoted: str = ""
 
 
-class Draft(Record, kw_only=True):
+class Draft(Record):
     """A question over passages, which are given by their places in the graph."""
 
     kind: str
     form: str
     """The way of asking within the kind."""
     question: str
+    answer: str
     needs: tuple[Need, ...]
     """The evidence, in the order in which a reader finds it."""
-    answer: str
     links: tuple[str, ...] = ()
     """The name by which each piece of evidence leads to the next."""
+    gold: tuple[DocId, ...] = ()
+    """The passages of the evidence, and others that say the same, once they were looked for."""
+    reach: float = 0.0
+    """The share of the gold that one search for the question finds."""
 
 
-Slot = tuple[str, int, tuple[str, ...]]
-"""Where a name stands, and its sort."""
 SPARE_NAMES = 50
 """Names of earlier sentences among which a wrong one is chosen."""
 FEW, SOME = 4, 8
@@ -92,24 +90,17 @@ _RARE_NAME = re.compile(r"[A-ZÀ-Þ][\w'’&.-]*[a-zß-ÿ][\w'’&.-]*(?: (?:[a-
 
 def gap_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
     """Yield sentences with a figure or a rare name left out, which is asked for."""
-    for place, sentence, number in quotable(graph, rng):
-        subject = graph.passages[place].subject
-        names = [
-            name
-            for name in graph.passages[place].names[number]
-            if _is_rare(graph, name, FEW) and _is_own(graph, name) and not _NOT_NAMES.search(name)
-            if not _may_open(graph, sentence, name)
-        ]
+    for place, sentence, every in quotable(graph, rng):
+        names = [name for name in every if _is_rare(graph, name, FEW) and _is_own(graph, name)]
+        names = [name for name in names if not _NOT_NAMES.search(name) and not _may_open(graph, sentence, name)]
         numbers = figures(sentence)
+        subject = graph.passages[place].subject
         options = [(name, "name") for name in names] + [(each, "figure") for each in numbers]
-        options = [
-            (each, form) for each, form in options if stands_once(sentence, each) and not holds_name(subject, each)
-        ]
+        options = [pair for pair in options if stands_once(sentence, pair[0]) and not holds_name(subject, pair[0])]
         if options and (len(names) + len(numbers) > 1 or len(sentence) >= 3 * SHORTEST):
             answer, form = rng.choice(options)
             question = f"Which {form} fits here? “{sentence.replace(answer, GAP)}”"
-            needs = (Need(place, (answer,), sentence),)
-            yield Draft(kind=SINGLE, form=f"gap {form}", question=question, needs=needs, answer=answer)
+            yield Draft(SINGLE, f"gap {form}", question, answer, (Need(place, (answer,), sentence),))
 
 
 def excerpt_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
@@ -121,29 +112,18 @@ def excerpt_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
         passage = graph.passages[place]
         names = dict.fromkeys(name for each in passage.names for name in each)
         known = [name for name in names if _is_rare(graph, name, SOME) and _is_own(graph, name)]
-        rare = [
-            name
-            for name in known
-            if _is_rare(graph, name, FEW)
-            and (name.count(" ") == 1 or name.isalpha())
-            and not holds_name(passage.subject, name)
-            if not _NOT_NAMES.search(name) and not _RUNS_ON.search(name) and not _may_run_on(graph, passage.text, name)
-        ]
+        rare = [name for name in known if _is_rare(graph, name, FEW) and (name.count(" ") == 1 or name.isalpha())]
+        rare = [name for name in rare if not (holds_name(passage.subject, name) or _NOT_NAMES.search(name))]
+        rare = [name for name in rare if not (_RUNS_ON.search(name) or _may_run_on(graph, passage.text, name))]
         asked: list[str] = []
         for answer in rng.sample(rare, len(rare)):
             told = _excerpt(passage.text, answer)
-            others = [
-                name
-                for name in known
-                if not (holds_name(name, answer) or holds_name(answer, name)) and stands_once(told, name)
-            ]
-            others += [figure for figure in figures(told) if stands_once(told, figure)]
-            if not others or not stands_once(told, answer) or any(name in told for name in asked):
-                continue
-            asked.append(answer)
-            question = f"Which name fits in this excerpt? “… {told.replace(answer, GAP)} …”"
-            needs = (Need(place, (answer, others[0])),)
-            yield Draft(kind=SINGLE, form="excerpt", question=question, needs=needs, answer=answer)
+            others = [name for name in known if not (holds_name(name, answer) or holds_name(answer, name))]
+            others = [each for each in (*others, *figures(told)) if stands_once(told, each)]
+            if others and stands_once(told, answer) and not any(name in told for name in asked):
+                asked.append(answer)
+                question = f"Which name fits in this excerpt? “… {told.replace(answer, GAP)} …”"
+                yield Draft(SINGLE, "excerpt", question, answer, (Need(place, (answer, others[0])),))
 
 
 def _excerpt(text: str, name: str) -> str:
@@ -163,48 +143,32 @@ def _excerpt(text: str, name: str) -> str:
 
 def lead_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
     """Yield sentences with a rare name left out that leads to further passages, all of which are asked for."""
-    for place, sentence, number in quotable(graph, rng):
-        for name in graph.passages[place].names[number]:
+    for place, sentence, names in quotable(graph, rng):
+        for name in names:
             others = [other for other in graph.holders[entity_key(name)] if other != place]
             if not others or not _is_distinct(graph, name, FEW) or not stands_once(sentence, name):
                 continue
             if holds_name(graph.passages[place].subject, name) or not _is_told_of(graph, name, others):
                 continue
-            if not is_told_apart(sentence, other_names(graph, place, number, name)):
-                continue
-            yield Draft(
-                kind=BRIDGE,
-                form="lead",
-                question=f"Find each document that mentions the name left out here: “{sentence.replace(name, GAP)}”",
-                needs=(Need(place, (name,), sentence), *(Need(other, (name,)) for other in others)),
-                answer=name,
-                links=(name,),
-            )
-            break
+            if _is_told_apart(graph, sentence, names, name):
+                question = f"Find each document that mentions the name left out here: “{sentence.replace(name, GAP)}”"
+                needs = (Need(place, (name,), sentence), *(Need(other, (name,)) for other in others))
+                yield Draft(BRIDGE, "lead", question, name, needs, links=(name,))
+                break
 
 
 def pair_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
     """Yield pairs of names that only one sentence of the corpus holds together."""
-    for place, sentence, number in quotable(graph, rng):
+    for place, sentence, every in quotable(graph, rng):
+        places = {name: {*graph.holders[entity_key(name)]} for name in every}
+        names = [name for name in every if len(places[name]) > 1 and _is_distinct(graph, name, SOME)]
         subject = graph.passages[place].subject
-        names = [
-            name
-            for name in graph.passages[place].names[number]
-            if len(graph.holders[entity_key(name)]) > 1
-            and _is_distinct(graph, name, SOME)
-            and stands_once(sentence, name)
-            and not holds_name(subject, name)
-        ]
-        pairs = [
-            (a, b)
-            for a, b in combinations(names, 2)
-            if not {*graph.holders[entity_key(a)]} & {*graph.holders[entity_key(b)]} - {place} and not holds_name(a, b)
-        ]
+        names = [name for name in names if stands_once(sentence, name) and not holds_name(subject, name)]
+        pairs = [(a, b) for a, b in combinations(names, 2) if places[a] & places[b] <= {place} and not holds_name(a, b)]
         if pairs:
             a, b = rng.choice(pairs)
             question = f"Which document mentions both {a} and {b}, and what connects them there?"
-            need = Need(place, (a, b))
-            yield Draft(kind=INTERSECTION, form="names", question=question, needs=(need,), answer=sentence)
+            yield Draft(INTERSECTION, "names", question, sentence, (Need(place, (a, b)),))
 
 
 def aspect_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
@@ -219,8 +183,7 @@ def aspect_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
             with_article = sum(f"the {name}" in graph.passages[place].text for place in places)
             called = f"the {name}" if 2 * with_article > len(places) else name
             question = f"Which documents mention {called}, and what does each of them say there?"
-            needs = tuple(Need(place, (name,)) for place in places)
-            yield Draft(kind=ASPECT, form="name", question=question, needs=needs, answer=name)
+            yield Draft(ASPECT, "name", question, name, tuple(Need(place, (name,)) for place in places))
 
 
 def description_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
@@ -228,66 +191,62 @@ def description_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft
     order = [place for place, passage in enumerate(graph.passages) if passage.subject and passage.sentences]
     rng.shuffle(order)
     for place in order:
-        passage = graph.passages[place]
-        if passage.is_section or _PAGE.search(passage.subject) or len(graph.about[head(passage.subject)]) > 1:
+        passage, subject = graph.passages[place], graph.passages[place].subject
+        if passage.is_section or _PAGE.search(subject) or len(graph.about[head(subject)]) > 1:
             continue
         opening = passage.sentences[0]
-        if len(passage.sentences) > 1 and opening.partition("(")[0].strip() == passage.subject:
+        if len(passage.sentences) > 1 and opening.partition("(")[0].strip() == subject:
             opening = passage.sentences[1]  # the first is a heading or a signature
-        told = _SHORT.sub("", opening.replace(passage.subject, GAP))
+        told = _SHORT.sub("", opening.replace(subject, GAP))
+        lowered, own = told.lower(), subject.rpartition(".")[2] if IDENTIFIER.fullmatch(subject) else subject
+        is_given_away = any(word in lowered for word in re.findall(r"[^\W_]{4,}", own.lower()))
         is_piece = told[0].islower() or told[-1] not in ".!" or leans(told) or points_elsewhere(told)
-        is_enough = len(set(_LONG_WORD.findall(told.lower()))) >= LEAST_WORDS
-        if is_piece or not is_enough or _shares_words(told, passage.subject):
+        if is_piece or is_given_away or len(set(_LONG_WORD.findall(lowered))) < LEAST_WORDS:
             continue
         if SHORTEST * 2 // 3 <= len(opening) <= LONGEST and is_prose(f"This is {told.replace(GAP, 'it')}"):
-            needs = (Need(place, quoted=opening),)
             question = f"What is described like this? “{told}”"
-            yield Draft(kind=SINGLE, form=DESCRIPTION, question=question, needs=needs, answer=passage.subject)
+            yield Draft(SINGLE, DESCRIPTION, question, subject, (Need(place, quoted=opening),))
 
 
 def change_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
     """Yield sentences as claims: half of them as they stand, half with a figure or a rare name changed. A name is
     changed into one of the same sort that stood behind the same word."""
-    earlier: dict[Slot, list[str]] = defaultdict(list)
-    for place, sentence, number in quotable(graph, rng):
+    earlier: dict[tuple[str, int, tuple[str, ...]], list[str]] = defaultdict(list)
+    for place, sentence, every in quotable(graph, rng):
         if IDENTIFIER.fullmatch(graph.passages[place].subject) or _SOMEBODY.search(sentence):
             continue  # what code does is told as an order; what somebody did is true of some and false of others
-        numbers = [each for each in figures(sentence) if stands_once(sentence, each) and _is_told(sentence, each)]
-        names = [name for name in graph.passages[place].names[number] if _is_distinct(graph, name, SOME)]
-        names = [name for name in names if not _may_open(graph, sentence, name)]
+        # A sentence is false with another figure, but a year may only say what is spoken of.
+        numbers = [each for each in figures(sentence) if stands_once(sentence, each)]
+        is_event = {each: not YEAR.fullmatch(each) or _EVENT.search(sentence.partition(each)[0]) for each in numbers}
+        numbers = [each for each in numbers if is_event[each]]
+        names = [name for name in every if _is_distinct(graph, name, SOME) and not _may_open(graph, sentence, name)]
         slots = {name: _slot(graph, sentence, name) for name in names if stands_once(sentence, name)}
-        if (not numbers and not slots) or _is_about_nothing(graph, sentence, graph.passages[place].names[number]):
+        if (not numbers and not slots) or _is_about_nothing(graph, sentence, every):
             continue
         refuted, told = rng.random() < 0.5, sentence
         if refuted and numbers:
             chosen = rng.choice([each for each in numbers if not YEAR.fullmatch(each)] or numbers)
-            told = sentence.replace(chosen, _other(chosen, rng))
+            # The last digit of a year is changed, the first of other figures.
+            at = 3 if YEAR.fullmatch(chosen) else next(at for at, letter in enumerate(chosen) if letter.isdigit())
+            digit = rng.choice([digit for digit in "123456789" if digit != chosen[at]])
+            told = sentence.replace(chosen, chosen[:at] + digit + chosen[at + 1 :])
         elif refuted:
             pairs = [(name, other) for name, slot in slots.items() for other in earlier[slot][-SPARE_NAMES:]]
             pairs = [(name, other) for name, other in pairs if other not in sentence and slots[name][0]]
             told = sentence.replace(*rng.choice(pairs)) if pairs else sentence
         for name, slot in slots.items():
             earlier[slot].append(name)
-        if told == sentence and refuted:
-            continue
-        yield Draft(
-            kind=CLAIM,
-            form="figure" if numbers else "name",
-            question=f"Is this true? {told}",
-            needs=(Need(place, quoted=sentence),),
-            answer="refuted" if refuted else "supported",
-        )
+        if told != sentence or not refuted:
+            form, verdict = "figure" if numbers else "name", "refuted" if refuted else "supported"
+            yield Draft(CLAIM, form, f"Is this true? {told}", verdict, (Need(place, quoted=sentence),))
 
 
-def other_names(graph: CorpusGraph, place: int, number: int, name: str) -> Iterator[str]:
-    """Yield the rare names of a sentence beside one of them."""
-    for other in graph.passages[place].names[number]:
-        if (
-            not (holds_name(name, other) or holds_name(other, name))
-            and _is_rare(graph, other, SOME)
-            and _is_own(graph, other)
-        ):
-            yield other
+def _is_told_apart(graph: CorpusGraph, sentence: str, names: Sequence[str], name: str) -> bool:
+    """Return whether a sentence with one name left out still tells what it is about: a short one needs another rare
+    name or a figure for that."""
+    others = (other for other in names if not (holds_name(name, other) or holds_name(other, name)))
+    has_other = any(_is_rare(graph, other, SOME) and _is_own(graph, other) for other in others)
+    return len(sentence) >= 2 * SHORTEST or has_other or bool(figures(sentence))
 
 
 def _is_about_nothing(graph: CorpusGraph, sentence: str, names: Sequence[str]) -> bool:
@@ -300,12 +259,7 @@ def _is_about_nothing(graph: CorpusGraph, sentence: str, names: Sequence[str]) -
     return not any(name in told and name != opening and _is_rare(graph, name, most) for name in names)
 
 
-def _is_told(sentence: str, figure: str) -> bool:
-    """Return whether a sentence is false with another figure: a year may only say what is spoken of."""
-    return not YEAR.fullmatch(figure) or _EVENT.search(sentence.partition(figure)[0]) is not None
-
-
-def _slot(graph: CorpusGraph, sentence: str, name: str) -> Slot:
+def _slot(graph: CorpusGraph, sentence: str, name: str) -> tuple[str, int, tuple[str, ...]]:
     """Return the word before a name, "" for none in small letters, the number of words of the name, and its sort: the
     words in it that the corpus also writes small, such as *University*."""
     before = sentence.partition(name)[0].split()
@@ -343,11 +297,6 @@ def _is_rare(graph: CorpusGraph, name: str, most: int) -> bool:
     return len(graph.holders[entity_key(name)]) <= most and len(name) > 3 and written is not None
 
 
-def _shares_words(text: str, name: str) -> bool:
-    lowered, own = text.lower(), name.rpartition(".")[2] if IDENTIFIER.fullmatch(name) else name
-    return any(word in lowered for word in re.findall(r"[^\W_]{4,}", own.lower()))
-
-
 def _is_told_of(graph: CorpusGraph, name: str, places: Sequence[int]) -> bool:
     """Return whether each passage says something else of a name in a sentence that has it whole: titles of menus, of
     tables and of sections are repeated, or stand alone."""
@@ -358,130 +307,101 @@ def _is_told_of(graph: CorpusGraph, name: str, places: Sequence[int]) -> bool:
     return all(is_prose(each) and is_whole_name(*each.split(name, 1)) for each in saying)
 
 
-def _other(figure: str, rng: random.Random) -> str:
-    """Return another figure of the same look: the last digit of a year is changed, the first of others."""
-    at = 3 if YEAR.fullmatch(figure) else next(place for place, letter in enumerate(figure) if letter.isdigit())
-    others = [digit for digit in "123456789" if digit != figure[at]]
-    return figure[:at] + rng.choice(others) + figure[at + 1 :]
-
-
 FAR = 3
 """Least years between two that are compared."""
-Item = TypeVar("Item")
 
 
-def single_drafts(facts: Facts, rng: random.Random) -> Iterator[Draft]:
+def single_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
     """Yield a question for each statement, in random order."""
-    for place, said in _statements_of(facts, rng):
-        question = RELATIONS[said.relation].ask.format(x=facts.subject(place))
-        need = _need(facts, place, said.answer)
-        yield Draft(kind=SINGLE, form=said.relation, question=question, needs=(need,), answer=said.answer)
+    for place, relation, answer in _list_statements(graph, rng):
+        question = RELATIONS[relation].ask.format(x=graph.passages[place].subject)
+        yield Draft(SINGLE, relation, question, answer, (_need(graph, place, answer),))
 
 
-def chain_drafts(facts: Facts, rng: random.Random) -> Iterator[Draft]:
+def chain_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
     """Yield questions about a passage whose subject is named only by what one or two other passages say of theirs."""
-    for target in _shuffle([place for place in facts.leading if place in facts.of], rng):
-        chain, relations = [target], [RELATIONS[rng.choice(sorted(facts.of[target]))]]
+    targets = [place for place in graph.leading if place in graph.said]
+    rng.shuffle(targets)
+    for target in targets:
+        chain, relations = [target], [RELATIONS[rng.choice(sorted(graph.said[target]))]]
         longest = rng.choice((2, 3))
-        while len(chain) < longest and (leads := _leads(facts, chain, relations[0])):
+        while len(chain) < longest:
+            leads = [lead for lead in graph.leading.get(chain[0], ()) if lead[0] not in chain]
+            leads = [lead for lead in leads if {*RELATIONS[lead[1]].names} & {*relations[0].of}]
+            if not leads:
+                break
             source, relation = rng.choice(leads)
             chain, relations = [source, *chain], [RELATIONS[relation], *relations]
-        said = facts.of[target][relations[-1].name]
-        if len(chain) < 2 or _is_said_before(facts, chain, said.answer):
+        answer = graph.said[target][relations[-1].name]
+        if len(chain) < 2 or _is_said_before(graph, chain, answer):
             continue
-        described = facts.subject(chain[0])
-        for relation_ in relations[:-1]:
-            described = relation_.noun.format(x=described)
-        links = tuple(facts.subject(place) for place in chain[1:])
-        yield Draft(
-            kind=BRIDGE,
-            form="-".join(each.name for each in relations),
-            question=relations[-1].ask.format(x=described),
-            needs=tuple(_need(facts, place, name) for place, name in zip(chain, (*links, said.answer), strict=True)),
-            answer=said.answer,
-            links=links,
-        )
+        described, *links = (graph.passages[place].subject for place in chain)
+        for each in relations[:-1]:
+            described = each.noun.format(x=described)
+        needs = tuple(_need(graph, place, name) for place, name in zip(chain, (*links, answer), strict=True))
+        form, question = "-".join(each.name for each in relations), relations[-1].ask.format(x=described)
+        yield Draft(BRIDGE, form, question, answer, needs, tuple(links))
 
 
-def quote_chain_drafts(facts: Facts, rng: random.Random) -> Iterator[Draft]:
+def quote_chain_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
     """Yield questions about a passage whose subject is a gap in a sentence of another passage."""
-    for place, sentence, number in quotable(facts.graph, rng):
-        for name in facts.graph.passages[place].names[number]:
-            target = facts.graph.find_titled(name)
-            if target is None or target == place or target not in facts.of or not stands_once(sentence, name):
+    for place, sentence, names in quotable(graph, rng):
+        for name in names:
+            target = graph.find_titled(name)
+            if target is None or target == place or target not in graph.said or not stands_once(sentence, name):
                 continue
-            if not is_told_apart(sentence, other_names(facts.graph, place, number, name)):
+            if not _is_told_apart(graph, sentence, names, name):
                 continue
-            said = rng.choice(list(facts.of[target].values()))
-            if _is_said_before(facts, [place, target], said.answer):
-                continue
-            asked = RELATIONS[said.relation].ask.format(x=GAP)
-            yield Draft(
-                kind=BRIDGE,
-                form=f"gap-{said.relation}",
-                question=f"{asked} {GAP} is the name left out here: “{sentence.replace(name, GAP)}”",
-                needs=(Need(place, (name,), sentence), _need(facts, target, said.answer)),
-                answer=said.answer,
-                links=(name,),
-            )
-            break
+            relation, answer = rng.choice(list(graph.said[target].items()))
+            if not _is_said_before(graph, [place, target], answer):
+                asked = RELATIONS[relation].ask.format(x=GAP)
+                question = f"{asked} {GAP} is the name left out here: “{sentence.replace(name, GAP)}”"
+                needs = (Need(place, (name,), sentence), _need(graph, target, answer))
+                yield Draft(BRIDGE, f"gap-{relation}", question, answer, needs, (name,))
+                break
 
 
-def comparison_drafts(facts: Facts, rng: random.Random) -> Iterator[Draft]:
+def comparison_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
     """Yield questions which of two subjects was first."""
     pairs: list[tuple[Relation, int, int]] = []
     for relation in RELATIONS.values():
         if relation.compare:
-            places = _shuffle(facts.saying[relation.name], rng)
+            places = list(graph.saying[relation.name])
+            rng.shuffle(places)
             pairs += [(relation, a, b) for a, b in zip(places[::2], places[1::2], strict=False)]
-    for relation, a, b in _shuffle(pairs, rng):
-        first, second = (facts.of[place][relation.name].answer for place in (a, b))
-        if abs(int(first) - int(second)) >= FAR:
-            yield Draft(
-                kind=COMPARISON,
-                form=relation.name,
-                question=relation.compare.format(a=facts.subject(a), b=facts.subject(b)),
-                needs=(_need(facts, a, first), _need(facts, b, second)),
-                answer=facts.subject(a if int(first) < int(second) else b),
-            )
+    rng.shuffle(pairs)
+    for relation, a, b in pairs:
+        years = [graph.said[place][relation.name] for place in (a, b)]
+        if abs(int(years[0]) - int(years[1])) >= FAR:
+            subjects = [graph.passages[place].subject for place in (a, b)]
+            needs = (_need(graph, a, years[0]), _need(graph, b, years[1]))
+            first = subjects[int(years[0]) > int(years[1])]
+            yield Draft(COMPARISON, relation.name, relation.compare.format(a=subjects[0], b=subjects[1]), first, needs)
 
 
-def claim_drafts(facts: Facts, rng: random.Random) -> Iterator[Draft]:
+def claim_drafts(graph: CorpusGraph, rng: random.Random) -> Iterator[Draft]:
     """Yield answers to verify: half of them as the document says, half with what another document says of its own."""
-    for place, said in _statements_of(facts, rng):
-        others = [facts.of[other][said.relation].answer for other in facts.saying[said.relation][:100]]
-        if "place" in RELATIONS[said.relation].names:
+    for place, relation, answer in _list_statements(graph, rng):
+        others = [graph.said[other][relation] for other in graph.saying[relation][:100]]
+        others = [other for other in others if not {*answer.split()} & {*other.split()}]
+        if "place" in RELATIONS[relation].names:
             others = []  # places lie in places: another answer may hold, too
-        others = [other for other in others if not {*said.answer.split()} & {*other.split()}]
         refuted = bool(others) and rng.random() < 0.5
-        question = RELATIONS[said.relation].ask.format(x=facts.subject(place))
-        yield Draft(
-            kind=CLAIM,
-            form=said.relation,
-            question=f"{question} Check this answer: {rng.choice(others) if refuted else said.answer}.",
-            needs=(_need(facts, place, said.answer),),
-            answer="refuted" if refuted else "supported",
-        )
+        question = RELATIONS[relation].ask.format(x=graph.passages[place].subject)
+        question += f" Check this answer: {rng.choice(others) if refuted else answer}."
+        verdict = "refuted" if refuted else "supported"
+        yield Draft(CLAIM, relation, question, verdict, (_need(graph, place, answer),))
 
 
-def _statements_of(facts: Facts, rng: random.Random) -> list[tuple[int, Statement]]:
-    return _shuffle([(place, said) for place, own in facts.of.items() for said in own.values()], rng)
+def _list_statements(graph: CorpusGraph, rng: random.Random) -> list[tuple[int, str, str]]:
+    found = [(place, relation, answer) for place, said in graph.said.items() for relation, answer in said.items()]
+    rng.shuffle(found)
+    return found
 
 
-def _leads(facts: Facts, chain: Sequence[int], asked: Relation) -> list[tuple[int, str]]:
-    others = [lead for lead in facts.leading.get(chain[0], ()) if lead[0] not in chain]
-    return [(source, name) for source, name in others if set(RELATIONS[name].names) & set(asked.of)]
+def _is_said_before(graph: CorpusGraph, chain: Sequence[int], answer: str) -> bool:
+    return any(answer in graph.passages[place].text for place in chain[:-1])
 
 
-def _is_said_before(facts: Facts, chain: Sequence[int], answer: str) -> bool:
-    return any(answer in facts.graph.passages[place].text for place in chain[:-1])
-
-
-def _shuffle(items: Sequence[Item], rng: random.Random) -> list[Item]:
-    order = list(items)
-    rng.shuffle(order)
-    return order
-
-
-def _need(facts: Facts, place: int, answer: str) -> Need:
-    return Need(place, (facts.subject(place), answer))
+def _need(graph: CorpusGraph, place: int, answer: str) -> Need:
+    return Need(place, (graph.passages[place].subject, answer))

@@ -6,8 +6,8 @@ from __future__ import annotations
 import random
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from html import unescape
 from importlib import resources
 
@@ -30,23 +30,17 @@ _APART = re.compile(rf"[-*•·#>=~+]|\d+[.)] |\(?[a-z]\) |\.\. |.*(?:{_TABLE.pa
 def join_lines(text: str) -> str:
     """Return a text with the lines of each paragraph joined: sentences would end at their borders. Lines of lists,
     tables, code and headings stay apart, blank ones go."""
-    paragraphs, last = [""], ""
-    for line in text.splitlines():
-        if paragraphs[-1] and _continues(last, line):
-            paragraphs[-1] += " " + line.strip()
+    paragraphs, bare = [""], ""
+    for line in map(str.strip, text.splitlines()):
+        is_apart = not bare or not line or bare.endswith(_ENDS) or _APART.match(line) or _TABLE.search(bare)
+        if paragraphs[-1] and not is_apart and (line[0].islower() or bare.endswith(",") or len(bare) >= WIDE):
+            paragraphs[-1] += f" {line}"
         elif paragraphs[-1]:
-            paragraphs.append(line.strip())
+            paragraphs.append(line)
         else:
-            paragraphs[-1] = line.strip()
-        last = line
+            paragraphs[-1] = line
+        bare = line
     return "\n".join(paragraphs)
-
-
-def _continues(last: str, line: str) -> bool:
-    bare, following = last.strip(), line.strip()
-    if not bare or not following or bare.endswith(_ENDS) or _APART.match(following) or _TABLE.search(bare):
-        return False
-    return following[0].islower() or bare.endswith(",") or len(bare) >= WIDE
 
 
 READ = 4000
@@ -76,35 +70,48 @@ class Passage:
     """True if its title names a section of something larger."""
 
 
-@dataclass
 class CorpusGraph:
-    """Passages, and for each name (`entity_key`) the places of those that hold it, and of those that are about it."""
+    """The passages of a corpus, and for each name (`entity_key`) the places of those that hold it, and of those that
+    are about it. The time is linear in the text."""
 
-    passages: list[Passage] = field(default_factory=list)
-    holders: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-    about: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-
-    small: set[str] = field(default_factory=set)
-    """Words that the corpus writes without a capital."""
-    fit: dict[int, list[tuple[int, str]]] = field(default_factory=dict)
-    """For passages that were asked for, the sentences that can be quoted, with their numbers (`quoting.quotable`)."""
-
-    def add(self, document: Document) -> None:
-        """Add a document."""
-        whole = join_lines(document.text)
-        text = whole[:READ]
-        cut = sentences.split(text)
-        self.small.update(_SMALL.findall(text))
-        known = {name for name in extract(text, READ) if not NUMBER.fullmatch(name)}
-        names = tuple((*(name for name in extract(each, READ) if name in known), *_find_code(each)) for each in cut)
-        place = len(self.passages)
-        is_section = _SECTION.search(document.title) is not None
-        passage = Passage(document.doc_id, subject_of(document.title), cut, names, whole, is_section)
-        self.passages.append(passage)
-        for key in dict.fromkeys(entity_key(name) for each in names for name in each):
-            self.holders[key].append(place)
-        if passage.subject:
-            self.about[head(document.title)].append(place)
+    def __init__(self, documents: Iterable[Document]) -> None:
+        self.passages: list[Passage] = []
+        self.holders: dict[str, list[int]] = defaultdict(list)
+        self.about: dict[str, list[int]] = defaultdict(list)
+        self.small: set[str] = set()
+        """Words that the corpus writes without a capital."""
+        for place, document in enumerate(documents):
+            whole = join_lines(document.text)
+            text = whole[:READ]
+            cut = sentences.split(text)
+            self.small.update(_SMALL.findall(text))
+            known = {name for name in extract(text, READ) if not NUMBER.fullmatch(name)}
+            code = (dict.fromkeys(IDENTIFIER.findall(each)) for each in cut)
+            named = ([name for name in extract(each, READ) if name in known] for each in cut)
+            names = tuple((*own, *more) for own, more in zip(named, code, strict=True))
+            is_section = _SECTION.search(document.title) is not None
+            passage = Passage(document.doc_id, subject_of(document.title), cut, names, whole, is_section)
+            self.passages.append(passage)
+            for key in dict.fromkeys(entity_key(name) for each in names for name in each):
+                self.holders[key].append(place)
+            if passage.subject:
+                self.about[head(document.title)].append(place)
+        self.quotable = [_find_quotable(passage.sentences) for passage in self.passages]
+        """For each passage, the sentences that can be quoted alone, with their numbers."""
+        self.said: dict[int, dict[str, str]] = {}
+        """The answer of each relation that a passage states, of subjects that a single passage is about."""
+        self.saying: dict[str, list[int]] = defaultdict(list)
+        """The passages that state a relation."""
+        self.leading: dict[int, list[tuple[int, str]]] = defaultdict(list)
+        """For a passage, the relations of others whose answer is its subject."""
+        for place, passage in enumerate(self.passages):
+            if len(self.about.get(head(passage.subject), ())) == 1 and not passage.subject.startswith("List of"):
+                for relation, answer in find_statements(passage).items():
+                    self.said.setdefault(place, {})[relation] = answer
+                    self.saying[relation].append(place)
+                    target = self.find_titled(answer) if RELATIONS[relation].noun else None
+                    if target is not None and target != place:
+                        self.leading[target].append((place, relation))
 
     def find_titled(self, name: str) -> int | None:
         """Return the only passage that is about a name, or None."""
@@ -112,27 +119,11 @@ class CorpusGraph:
         return found[0] if len(found) == 1 else None
 
 
-def _find_code(sentence: str) -> list[str]:
-    return list(dict.fromkeys(IDENTIFIER.findall(sentence))) if "_" in sentence or "." in sentence[:-1] else []
-
-
-def graph_of(documents: Iterable[Document]) -> CorpusGraph:
-    """Return the graph of a corpus; its time is linear in the text."""
-    graph = CorpusGraph()
-    for document in documents:
-        graph.add(document)
-    return graph
-
-
 def subject_of(title: str) -> str:
     """Return the name in a title, or "" if it is a sentence, a file or a page rather than a name."""
     bare = _SECTION.split(_BRACKETS.sub("", unescape(title)).strip())[0].strip()
-    words = bare.split()
-    if not words or len(words) > 8 or bare.endswith((".", "?", "!", ":")) or not bare[0].isalnum():
-        return ""
-    if not _LETTERS.search(bare):
-        return ""  # no search finds "No. 2"
-    return bare
+    is_name = 0 < len(bare.split()) <= 8 and not bare.endswith((".", "?", "!", ":")) and bare[0].isalnum()
+    return bare if is_name and _LETTERS.search(bare) else ""  # no search finds "No. 2"
 
 
 _NAME_WORD = r"[A-ZÀ-ÖØ-ÞŁŠŽĆČĐŚŻİ0-9][\w'’&.-]*"
@@ -156,14 +147,6 @@ class Relation(Record):
     compare: str = ""
 
 
-class Statement(Record):
-    """What a document says of its subject in one sentence."""
-
-    relation: str
-    answer: str
-    sentence: int
-
-
 class _File(msgspec.Struct):
     things: list[str]
     following: list[str]
@@ -175,61 +158,50 @@ RELATIONS = {each.name: each for each in _FILE.relation}
 _FOR_SUBJECT = re.compile(rf"(?:It|He|She|They|The (?:{'|'.join(_FILE.things)}))\b")
 _GOES_ON = re.compile(rf"(?=$|[,.;:)(\"'–—]| (?:{'|'.join(_FILE.following)})\b| \()")
 """What may follow a whole name; another word means that the name only begins a longer phrase."""
+_ASIDE = re.compile(r"\b(?:who|whose|which|where|when|while|but|after|before|because|and (?:his|her|its|the))\b")
 _PATTERNS = {name: re.compile(each.pattern.replace("NAME", NAME)) for name, each in RELATIONS.items()}
 
 
-def statements(passage: Passage) -> Iterator[Statement]:
-    """Yield what a passage says of its subject: one statement of a relation, and none that is said in two ways."""
-    if not passage.subject:
-        return
-    found: dict[str, Statement] = {}
+def find_statements(passage: Passage) -> dict[str, str]:
+    """Return what a passage says of its subject: the answer of each relation, but none that it gives in two ways."""
+    found: dict[str, str] = {}
     doubtful: set[str] = set()
-    for place, sentence in enumerate(passage.sentences):
-        if not is_about(passage, place):
-            continue
-        for name, pattern in _PATTERNS.items():
+    for place, sentence in enumerate(passage.sentences if passage.subject else ()):
+        for name, pattern in _PATTERNS.items() if _is_about(passage, place) else ():
             for match in pattern.finditer(sentence):
                 answer = _answer(match, RELATIONS[name])
-                if not answer or not _attaches(passage, sentence, match.start(), RELATIONS[name]):
-                    continue
-                if name in found and found[name].answer != answer:
+                is_said = answer and _attaches(passage, sentence[: match.start()], name)
+                if is_said and found.setdefault(name, answer) != answer:
                     doubtful.add(name)
-                found.setdefault(name, Statement(name, answer, place))
-    yield from (each for name, each in found.items() if name not in doubtful)
+    return {name: answer for name, answer in found.items() if name not in doubtful}
 
 
 def _answer(match: re.Match[str], relation: Relation) -> str:
     group = "answer" if match["answer"] else "other"
-    if relation.kind != "name":
-        return match[group]
     raw = match[group]
+    if relation.kind != "name":
+        return raw
     answer = raw.rstrip(".,'’-").removesuffix("'s").removesuffix("’s")
-    after = match.string[match.end(group) - len(raw) + len(raw.rstrip(".,")) :]
-    last = answer.rpartition(" ")[2]
-    if len(last) < 2 or (last.endswith(_PEOPLES) and " " not in answer) or not _GOES_ON.match(after):
-        return ""
-    return answer
+    is_people = answer.endswith(_PEOPLES) and " " not in answer
+    is_whole = _GOES_ON.match(match.string, match.end(group) - len(raw) + len(raw.rstrip(".,")))
+    return answer if len(answer.rpartition(" ")[2]) >= 2 and not is_people and is_whole else ""
 
 
-def is_about(passage: Passage, place: int) -> bool:
+def _is_about(passage: Passage, place: int) -> bool:
     """Return whether a sentence is about the subject of its document: it begins with it or with a pronoun for it."""
     sentence = passage.sentences[place]
-    first = passage.subject.split()[0]
     if sentence.startswith((passage.subject, f"The {passage.subject}", f'"{passage.subject}')):
         return True
     if place == 0:
-        return sentence[: len(passage.subject) + 40].find(first) >= 0
+        return passage.subject.split()[0] in sentence[: len(passage.subject) + 40]
     return place < OPENING and _FOR_SUBJECT.match(sentence) is not None
 
 
-def _attaches(passage: Passage, sentence: str, start: int, relation: Relation) -> bool:
-    before = sentence[:start]
-    if relation.name == "birth":
+def _attaches(passage: Passage, before: str, relation: str) -> bool:
+    if relation == "birth":
         is_own = passage.subject.split()[0] in before or before.startswith(("He ", "She "))
-        return is_own and len(before) <= len(passage.subject) + 40 and before.count("(") == 0
-    if re.search(r"\b(?:who|whose|which|where|when|while|but|after|before|because|and (?:his|her|its|the))\b", before):
-        return False
-    return len(before) < 160
+        return is_own and len(before) <= len(passage.subject) + 40 and "(" not in before
+    return len(before) < 160 and not _ASIDE.search(before)
 
 
 GAP = "____"
@@ -325,44 +297,29 @@ def leans(sentence: str) -> bool:
     )
 
 
-def quotable(graph: CorpusGraph, rng: random.Random) -> Iterator[tuple[int, str, int]]:
-    """Yield sentences that stand alone, with their passage and number: one of each passage in random order, then a
+def quotable(graph: CorpusGraph, rng: random.Random) -> Iterator[tuple[int, str, tuple[str, ...]]]:
+    """Yield sentences that stand alone, with their passage and their names: one of each passage in random order, then a
     second of each, up to `ROUNDS`. A sentence that is too long gives a part."""
     order = list(range(len(graph.passages)))
     rng.shuffle(order)
-    fit = {place: rng.sample(found := _fit(graph, place), len(found)) for place in order}
+    fit = {place: rng.sample(graph.quotable[place], len(graph.quotable[place])) for place in order}
     for number_of_round in range(ROUNDS):
         for place in order:
             for number, sentence in fit[place][number_of_round : number_of_round + 1]:
-                yield place, sentence, number
+                yield place, sentence, graph.passages[place].names[number]
 
 
-def _fit(graph: CorpusGraph, place: int) -> list[tuple[int, str]]:
-    """Return the sentences of a passage that stand alone, with their numbers; they are looked for once."""
-    if (known := graph.fit.get(place)) is None:
-        cut = graph.passages[place].sentences
-        tidy = [(number, drop_citations(sentence)) for number, sentence in enumerate(cut)]
-        found = [(number, sentence) for number, sentence in tidy if stands_alone(sentence)]
-        known = found or [part for part in _parts(cut) if stands_alone(f"{part[1]}.")]
-        graph.fit[place] = known
-    return known
-
-
-def drop_citations(sentence: str) -> str:
-    """Return a sentence without references to literature."""
-    return _SPACED.sub(r"\1", _CITED.sub("", sentence))
-
-
-def _parts(sentences: tuple[str, ...]) -> Iterator[tuple[int, str]]:
-    for number, sentence in enumerate(sentences):
-        if len(sentence) > LONGEST:
-            yield from ((number, part.strip()) for part in _CUT.split(sentence) if not _MERGED.search(part))
-
-
-def is_told_apart(sentence: str, names: Iterable[str]) -> bool:
-    """Return whether a sentence with one name left out still tells what it is about: a short one needs another name or
-    a figure for that. `names`: its other rare names."""
-    return len(sentence) >= 2 * SHORTEST or any(names) or bool(figures(sentence))
+def _find_quotable(cut: Sequence[str]) -> list[tuple[int, str]]:
+    tidy = [(number, _SPACED.sub(r"\1", _CITED.sub("", sentence))) for number, sentence in enumerate(cut)]
+    parts = (
+        (number, part.strip())
+        for number, sentence in enumerate(cut)
+        if len(sentence) > LONGEST
+        for part in _CUT.split(sentence)
+        if not _MERGED.search(part)
+    )
+    found = [pair for pair in tidy if stands_alone(pair[1])]
+    return found or [pair for pair in parts if stands_alone(f"{pair[1]}.")]
 
 
 def points_elsewhere(sentence: str) -> bool:
@@ -403,34 +360,3 @@ def holds_name(text: str, name: str) -> bool:
     """Return whether a text holds the words of a name."""
     words = normalise_name(name)
     return bool(words) and f" {words} " in f" {normalise_name(text)} "
-
-
-@dataclass
-class Facts:
-    """The statements of a corpus, of subjects that a single passage is about."""
-
-    graph: CorpusGraph
-    of: dict[int, dict[str, Statement]] = field(default_factory=dict)
-    """The statements of a passage, by relation."""
-    saying: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-    """The passages with a statement of a relation."""
-    leading: dict[int, list[tuple[int, str]]] = field(default_factory=lambda: defaultdict(list))
-    """For a passage, the relations of others whose answer is its subject."""
-
-    def subject(self, place: int) -> str:
-        return self.graph.passages[place].subject
-
-
-def facts_of(graph: CorpusGraph) -> Facts:
-    """Return the facts of a corpus."""
-    facts = Facts(graph)
-    for place, passage in enumerate(graph.passages):
-        if len(graph.about.get(head(passage.subject), ())) != 1 or passage.subject.startswith("List of"):
-            continue
-        for each in statements(passage):
-            facts.of.setdefault(place, {})[each.relation] = each
-            facts.saying[each.relation].append(place)
-            target = graph.find_titled(each.answer) if RELATIONS[each.relation].noun else None
-            if target is not None and target != place:
-                facts.leading[target].append((place, each.relation))
-    return facts

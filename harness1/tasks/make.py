@@ -6,13 +6,14 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from harness1.config import Config
 from harness1.data import beir
@@ -22,14 +23,14 @@ from harness1.errors import CorpusError, InfrastructureFault, UsageError
 from harness1.memory import sentences
 from harness1.memory.question import head, normalise_name
 from harness1.plain import digest
-from harness1.records import DocId, Gold, Record, Task
+from harness1.records import DocId, Gold, Task
 from harness1.retrieval.corpus import Document
 from harness1.retrieval.open import open_retriever
 from harness1.retrieval.protocol import RetrievalFault, Retriever, SearchRequest
 from harness1.runs.files import Stage, read_stage, refuse_full_disk, refuse_other, under_way
 from harness1.tasks import drafts as forms
 from harness1.tasks.drafts import ASPECT, BRIDGE, CLAIM, COMPARISON, DESCRIPTION, INTERSECTION, SINGLE, Draft, Need
-from harness1.tasks.graph import YEAR, CorpusGraph, Passage, facts_of, graph_of, holds_name, is_whole_name
+from harness1.tasks.graph import YEAR, CorpusGraph, Passage, holds_name, is_whole_name
 from harness1.tasks.questions import REPLIES, QuestionWriter
 
 SEARCHED = 20
@@ -37,18 +38,13 @@ SEARCHED = 20
 ALIKE = 0.6
 """Share of the words of two sentences in common above which one says what the other does."""
 MOST_GOLD = 8
+FOUND = 10
+"""Documents of one search; a bridge whose gold is all among them needs no second search, and is left out."""
+BATCH = 16
+"""Drafts that are looked for in the corpus together."""
 _WORD = re.compile(r"\w+")
 Said = tuple[str, frozenset[str]]
 """A sentence and its words in small letters."""
-
-
-class MadeTask(Record, kw_only=True):
-    """A draft with its gold."""
-
-    draft: Draft
-    gold: tuple[DocId, ...]
-    reach: float
-    """The share of the gold that one search for the question finds."""
 
 
 class GoldReader:
@@ -59,45 +55,36 @@ class GoldReader:
         self._places = {passage.doc_id: place for place, passage in enumerate(graph.passages)}
         self._said: dict[int, list[Said]] = {}
 
-    async def gold(self, drafts: Sequence[Draft]) -> list[tuple[DocId, ...] | None]:
-        """Return the gold of each draft: its own passages, and others that say the same; None if a passage holds the
-        names of a need apart from each other, which leaves open whether it answers, or if too many answer. Raises
-        InfrastructureFault: the index does not answer."""
-        needs = [(at, need) for at, draft in enumerate(drafts) for need in draft.needs]
-        found = await self._near([need.quoted or " ".join(need.names) for _, need in needs])
-        gold: list[dict[DocId, None] | None] = [
-            {self._graph.passages[need.passage].doc_id: None for need in draft.needs} for draft in drafts
-        ]
-        for (at, need), places in zip(needs, found, strict=True):
-            known = gold[at]
-            for place in places:
-                passage = self._graph.passages[place]
-                if known is None or passage.doc_id in known:
-                    continue
-                serves = _says(need, self._said_at(place)) if need.quoted else _serves(need, passage)
-                if serves is None:
-                    known = gold[at] = None
-                elif serves:
-                    known[passage.doc_id] = None
-        return [tuple(each) if each is not None and len(each) <= MOST_GOLD else None for each in gold]
+    async def with_gold(self, drafts: Iterator[Draft]) -> AsyncIterator[Draft]:
+        """Yield the drafts that have a clear gold: their own passages, and others that say the same. It is not clear if
+        a passage holds the names of a need apart from each other, which leaves open whether it answers, or if too many
+        answer. Raises InfrastructureFault: the index does not answer."""
+        while batch := list(islice(drafts, BATCH)):
+            needs = [(at, need) for at, draft in enumerate(batch) for need in draft.needs]
+            found = await self._near([need.quoted or " ".join(need.names) for _, need in needs])
+            golds = [{self._graph.passages[need.passage].doc_id: None for need in draft.needs} for draft in batch]
+            unclear: set[int] = set()
+            for (at, need), places in zip(needs, found, strict=True):
+                for place in places:
+                    passage = self._graph.passages[place]
+                    if at in unclear or passage.doc_id in golds[at]:
+                        continue
+                    serves = _says(need, self._said_at(place)) if need.quoted else _serves(need, passage)
+                    if serves is None:
+                        unclear.add(at)
+                    elif serves:
+                        golds[at][passage.doc_id] = None
+            clear = [at for at, gold in enumerate(golds) if at not in unclear and len(gold) <= MOST_GOLD]
+            found = await self._near([batch[at].question for at in clear])
+            for at, places in zip(clear, found, strict=True):
+                seen = {self._graph.passages[place].doc_id for place in places[:FOUND]}
+                yield replace(batch[at], gold=tuple(golds[at]), reach=len(seen & golds[at].keys()) / len(golds[at]))
 
     def _said_at(self, place: int) -> list[Said]:
-        if (said := self._said.get(place)) is None:
+        if place not in self._said:
             cut = sentences.split(self._graph.passages[place].text)
-            said = self._said[place] = [(each, frozenset(_WORD.findall(each.lower()))) for each in cut]
-        return said
-
-    async def with_gold(self, drafts: Sequence[Draft], k: int) -> list[MadeTask]:
-        """Return the drafts that have a clear gold (see `gold`), with the share of it among the first `k` documents
-        that one search for the question finds."""
-        golds = await self.gold(drafts)
-        clear = [(draft, gold) for draft, gold in zip(drafts, golds, strict=True) if gold is not None]
-        found = await self._near([draft.question for draft, _ in clear])
-        made = []
-        for (draft, gold), places in zip(clear, found, strict=True):
-            seen = {self._graph.passages[place].doc_id for place in places[:k]}
-            made.append(MadeTask(draft=draft, gold=gold, reach=len(seen.intersection(gold)) / len(gold)))
-        return made
+            self._said[place] = [(each, frozenset(_WORD.findall(each.lower()))) for each in cut]
+        return self._said[place]
 
     async def _near(self, queries: Sequence[str]) -> list[list[int]]:
         answers = await self._retriever.search([SearchRequest(query, SEARCHED) for query in queries])
@@ -149,9 +136,8 @@ class Splitter:
     split is the one that lacks most of its share. `shares`: the share of each split; they add up to 1."""
 
     def __init__(self, shares: Mapping[str, float]) -> None:
-        self._shares = shares
+        self._shares, self._counts = shares, dict.fromkeys(shares, 0)
         self._owner: dict[DocId, str] = {}
-        self._counts = dict.fromkeys(shares, 0)
 
     def place(self, gold: Sequence[DocId]) -> str | None:
         """Return the split of a task with this gold, or None if documents of it belong to different splits."""
@@ -171,13 +157,9 @@ WEIGHTS = {BRIDGE: 4, SINGLE: 2, COMPARISON: 1, INTERSECTION: 1, CLAIM: 1, ASPEC
 SPLITS = {"train": 0.8, "dev": 0.1, "test": 0.1}
 NEAR = 0.8
 """Similarity of the words of two questions above which only the first is kept."""
-FOUND = 10
-"""Documents of one search; a bridge whose gold is all among them needs no second search, and is left out."""
 VERDICTS = ("supported", "refuted")
 UNEVEN = 2
 """Most claims by which one verdict leads: a reader could say it without reading."""
-BATCH = 16
-"""Drafts that are looked for in the corpus together."""
 
 
 def make_tasks(
@@ -191,114 +173,92 @@ def make_tasks(
     the same corpus by BM25. `count`: the number of tasks; fewer are returned if the corpus does not give so many.
     `on_task`: called with the number of tasks that hold so far, and the number looked for. Raises CorpusError: the
     corpus gives no task; InfrastructureFault: the index does not answer."""
-    graph = graph_of(documents)
-    made = asyncio.run(_choose(graph, GoldReader(graph, retriever), count, seed, on_task))
-    if not made:
+    graph = CorpusGraph(documents)
+    tasks = asyncio.run(_choose(graph, GoldReader(graph, retriever), count, seed, on_task))
+    if not tasks:
         raise CorpusError("the corpus gives no task: it needs sentences with names or figures")
-    return [task_of(graph, each, split) for each, split in made]
+    return tasks
 
 
-def task_of(graph: CorpusGraph, made: MadeTask, split: str) -> Task:
+def _task_of(graph: CorpusGraph, draft: Draft, split: str) -> Task:
     """Return a task with its gold and, as metadata, what is known of how it was made."""
-    draft = made.draft
-    answers = (draft.answer,) if draft.answer else ()
     chain = [graph.passages[need.passage].doc_id for need in draft.needs]
     metadata = {
         "kind": draft.kind,
         "form": draft.form,
         "chain": chain,
         "links": list(draft.links),
-        "reach": round(made.reach, 4),
-        "difficulty": len(chain) + (made.reach < 1),
+        "reach": round(draft.reach, 4),
+        "difficulty": len(chain) + (draft.reach < 1),
         "origin": "template",
     }
-    task_id = f"{draft.kind}-{digest(draft.question)[:10]}"
-    return Task(task_id, draft.question, split, Gold(dict.fromkeys(made.gold, 1), answers=answers), metadata)
-
-
-def drafts_of(graph: CorpusGraph, seed: int) -> Mapping[str, Iterator[Draft]]:
-    """Return the drafts of each kind, from its forms in turn."""
-    said = facts_of(graph)
-
-    def rng(form: str) -> random.Random:
-        return random.Random(f"{seed}/{form}")
-
-    return {
-        SINGLE: _in_turn(
-            forms.single_drafts(said, rng("single")),
-            forms.gap_drafts(graph, rng("gap")),
-            forms.description_drafts(graph, rng("described")),
-        ),
-        BRIDGE: _in_turn(
-            forms.chain_drafts(said, rng("chain")),
-            forms.quote_chain_drafts(said, rng("quoted")),
-            forms.lead_drafts(graph, rng("lead")),
-        ),
-        COMPARISON: forms.comparison_drafts(said, rng("comparison")),
-        INTERSECTION: forms.pair_drafts(graph, rng("shared")),
-        CLAIM: _in_turn(forms.claim_drafts(said, rng("claim")), forms.change_drafts(graph, rng("changed"))),
-        ASPECT: forms.aspect_drafts(graph, rng("aspect")),
-    }
+    gold = Gold(dict.fromkeys(draft.gold, 1), answers=(draft.answer,) if draft.answer else ())
+    return Task(f"{draft.kind}-{digest(draft.question)[:10]}", draft.question, split, gold, metadata)
 
 
 async def _choose(
     graph: CorpusGraph, reader: GoldReader, wanted: int, seed: int, on_task: Callable[[int, int], None]
-) -> list[tuple[MadeTask, str]]:
-    spare = {SINGLE: forms.excerpt_drafts(graph, random.Random(f"{seed}/excerpt"))}  # where the others do not suffice
-    rounds: list[Mapping[str, Iterator[Draft]]] = [drafts_of(graph, seed), spare]
+) -> list[Task]:
+    def begin(form: str, make: Callable[[CorpusGraph, random.Random], Iterator[Draft]]) -> Iterator[Draft]:
+        return make(graph, random.Random(f"{seed}/{form}"))
+
+    rounds = [
+        {
+            SINGLE: _in_turn(
+                begin("single", forms.single_drafts),
+                begin("gap", forms.gap_drafts),
+                begin("described", forms.description_drafts),
+            ),
+            BRIDGE: _in_turn(
+                begin("chain", forms.chain_drafts),
+                begin("quoted", forms.quote_chain_drafts),
+                begin("lead", forms.lead_drafts),
+            ),
+            COMPARISON: begin("comparison", forms.comparison_drafts),
+            INTERSECTION: begin("shared", forms.pair_drafts),
+            CLAIM: _in_turn(begin("claim", forms.claim_drafts), begin("changed", forms.change_drafts)),
+            ASPECT: begin("aspect", forms.aspect_drafts),
+        },
+        {SINGLE: begin("excerpt", forms.excerpt_drafts)},  # where the others do not suffice
+    ]
     known, splitter = KnownQueries(NEAR), Splitter(SPLITS)
-    counts: dict[str, int] = dict.fromkeys(WEIGHTS, 0)
-    verdicts: dict[str, int] = defaultdict(int)
-    made: list[tuple[MadeTask, str]] = []
-    drafts: dict[str, AsyncIterator[MadeTask]] = {}
-    while (drafts or rounds) and len(made) < wanted:
+    counts, verdicts = dict.fromkeys(WEIGHTS, 0), dict.fromkeys(VERDICTS, 0)
+    tasks: list[Task] = []
+    drafts: dict[str, AsyncIterator[Draft]] = {}
+    while (drafts or rounds) and len(tasks) < wanted:
         if not drafts:
-            drafts = {kind: _with_gold(reader, each) for kind, each in rounds.pop(0).items()}
+            drafts = {kind: reader.with_gold(each) for kind, each in rounds.pop(0).items()}
         kind = min(drafts, key=lambda name: counts[name] / WEIGHTS[name])
-        task = await anext(drafts[kind], None)
-        if task is None:
+        draft = await anext(drafts[kind], None)
+        if draft is None:
             del drafts[kind]
-        elif kind == CLAIM and verdicts[task.draft.answer] > min(map(verdicts.__getitem__, VERDICTS)) + UNEVEN:
+        elif kind == CLAIM and verdicts[draft.answer] > min(verdicts.values()) + UNEVEN:
             continue
-        elif _holds(graph, task, known) and (split := splitter.place(task.gold)):
-            verdicts[task.draft.answer] += kind == CLAIM
-            made.append((task, split))
-            known.add(task.draft.question, task.draft.question)
+        elif _holds(graph, draft, known) and (split := splitter.place(draft.gold)):
+            if kind == CLAIM:
+                verdicts[draft.answer] += 1
+            tasks.append(_task_of(graph, draft, split))
+            known.add(draft.question, draft.question)
             counts[kind] += 1
-            on_task(len(made), wanted)
-    random.Random(f"{seed}/order").shuffle(made)
-    return made
+            on_task(len(tasks), wanted)
+    random.Random(f"{seed}/order").shuffle(tasks)
+    return tasks
 
 
-async def _with_gold(reader: GoldReader, drafts: Iterator[Draft]) -> AsyncIterator[MadeTask]:
-    while batch := list(islice(drafts, BATCH)):
-        for task in await reader.with_gold(batch, FOUND):
-            yield task
-
-
-def _holds(graph: CorpusGraph, task: MadeTask, known: KnownQueries) -> bool:
-    draft = task.draft
+def _holds(graph: CorpusGraph, draft: Draft, known: KnownQueries) -> bool:
     ends = [head(graph.passages[need.passage].subject) for need in draft.needs[1:]]
-    if draft.kind == BRIDGE and (task.reach == 1 or any(holds_name(draft.question, each) for each in ends)):
+    if draft.kind == BRIDGE and (draft.reach == 1 or any(holds_name(draft.question, each) for each in ends)):
         return False
-    if draft.kind in (SINGLE, CLAIM) and task.reach < 1:
-        return False  # too many documents are like it
-    if draft.form == DESCRIPTION and len(task.gold) > 1:
+    is_common = draft.kind in (SINGLE, CLAIM) and draft.reach < 1  # too many documents are like it
+    if is_common or (draft.form == DESCRIPTION and len(draft.gold) > 1):
         return False
-    if draft.kind in (SINGLE, BRIDGE) and holds_name(draft.question, draft.answer):
-        return False
-    return known.match(draft.question) is None
+    is_told = draft.kind in (SINGLE, BRIDGE) and holds_name(draft.question, draft.answer)
+    return not is_told and known.match(draft.question) is None
 
 
 def _in_turn(*each_form: Iterator[Draft]) -> Iterator[Draft]:
-    left = list(each_form)
-    while left:
-        for form in list(left):
-            draft = next(form, None)
-            if draft is None:
-                left.remove(form)
-            else:
-                yield draft
+    for drafts in zip_longest(*each_form):
+        yield from filter(None, drafts)
 
 
 VERB = "tasks make"
@@ -320,26 +280,31 @@ def write_tasks(
     on_reply: Callable[[int, int, int], None] = lambda done, of, tokens: None,
     on_task: Callable[[int, int], None] = lambda done, of: None,
 ) -> dict[str, Any]:
-    """Make tasks over a corpus and write both as a BEIR folder, if that is not done yet; return counts
-    of documents and tasks, and what a writer wrote and cost. `index`: of the corpus, as `open_retriever` takes it.
-    `writer`: a model that writes the questions anew; None leaves those of the templates. `on_reply`: as in `rewrite`.
-    `on_task`: as in `make_tasks`. Raises UsageError: the folder holds something else or cannot be written, the
-    documents are on the web, or the writer would refuse every request; CorpusError: the corpus cannot be read, or gives
-    no task; InfrastructureFault: the index or the writer does not answer; the same call goes on."""
+    """Make tasks over a corpus and write both as a BEIR folder, if that is not done yet; return counts, and what a
+    writer cost. `writer`: a model that writes the questions anew; None leaves those of the templates. `on_reply`,
+    `on_task`: as in `rewrite` and `make_tasks`. Raises UsageError: the folder holds something else or cannot be
+    written, the documents are on the web, or the writer would refuse every request; CorpusError: the corpus cannot be
+    read, or gives no task; InfrastructureFault: the index or the writer does not answer; the same call goes on."""
     if not source.has_documents:
         raise UsageError(f"{source.name} has its documents on the web: tasks are made from documents that are here")
     inputs = {"source": source.name, "corpus": source.fingerprint, "count": count, "seed": seed, "format": FORMAT}
     inputs["writer"] = TEMPLATE if writer is None else writer.name
     stage = Stage(VERB, inputs)
-    done = read_stage(out) if out.is_dir() else None
-    if done is not None and stage.is_done(out) and not force:
-        return done.outputs
     if not force:
         refuse_other(stage, out, "set of tasks")
+        if stage.is_done(out) and (done := read_stage(out)):
+            return done.outputs
     documents = list(source.documents())
     refuse_full_disk(out, 2 * sum(len(document.text) for document in documents))
     tasks = make_tasks(documents, open_retriever(index, config), count, seed, on_task)
-    outputs = {"documents": len(documents), **counts_of(tasks), "left_out": len(source.problems)}
+    outputs: dict[str, Any] = {
+        "documents": len(documents),
+        "tasks": len(tasks),
+        "splits": dict(sorted(Counter(task.split for task in tasks).items())),
+        "kinds": dict(Counter(task.metadata["kind"] for task in tasks).most_common()),
+        "one_search": sum(task.metadata["reach"] == 1 for task in tasks),
+        "left_out": len(source.problems),
+    }
     if force:
         (out / REPLIES).unlink(missing_ok=True)
     with under_way(stage, out):
@@ -350,13 +315,3 @@ def write_tasks(
         beir.write(out, documents, tasks)
         stage.write(out, status="finished", outputs=outputs)
     return outputs
-
-
-def counts_of(tasks: Sequence[Task]) -> dict[str, Any]:
-    """Return the numbers of tasks, of those in each split and of each kind, and of those that one search finds."""
-    return {
-        "tasks": len(tasks),
-        "splits": dict(sorted(Counter(task.split for task in tasks).items())),
-        "kinds": dict(Counter(task.metadata["kind"] for task in tasks).most_common()),
-        "one_search": sum(task.metadata["reach"] == 1 for task in tasks),
-    }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from random import Random
 import msgspec
 
 from harness1.config import Config
-from harness1.data.leaks import KnownQueries
+from harness1.data.leaks import KnownQueries, gold_set
 from harness1.data.source import Source
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.eval.evaluate import Evaluation, ensure_run
@@ -48,6 +48,8 @@ SYSTEM = (
 )
 LEAST_KEPT = 1 / 2
 """Share of the longer words of a template outside names, by their beginnings, that a question has to keep."""
+_OWN = {"which", "find", "fill", "check", "is", "how", "what", "who", "where", "true", "document", "documents"}
+"""First words of templates."""
 _FIGURE = re.compile(r"\d[\d.,]*\d|\d")
 _LONG_WORD = re.compile(r"[^\W\d_]{5,}")
 _DENIAL = re.compile(r"\b(?:not|never|no|nor|without|\w+n't)\b", re.I)
@@ -92,28 +94,24 @@ class QuestionWriter:
         on_reply: Callable[[int, int, int], None] = lambda done, of, tokens: None,
     ) -> tuple[list[Task], Writing]:
         """Ask for what the folder does not hold yet; return the tasks with the questions that hold, and the costs.
-        `titles`: of the documents of the corpus. `on_reply`: called with the number of replies, of tasks, and of tokens
-        so far. Raises InfrastructureFault: the model did not answer every request; what it answered is stored;
-        UsageError: the model would refuse every request, or the folder cannot be written; SchemaError: the stored
-        replies are damaged."""
+        `on_reply`: called with the number of replies, of tasks, and of tokens so far. Raises InfrastructureFault: the
+        model did not answer every request; what it answered is stored; UsageError: it would refuse every request, or
+        the folder cannot be written; SchemaError: the stored replies are damaged."""
         with Journal(out, REPLIES) as journal:
-            known = {
-                (each.writer, each.prompt): each
-                for each in read_line_records(out / REPLIES, WriterReply, "a writer's reply")
-            }
+            records = read_line_records(out / REPLIES, WriterReply, "a writer's reply")
+            known = {(each.writer, each.prompt): each for each in records}
             replies = asyncio.run(self._ask(tasks, known, journal, on_reply))
-        told: list[Task] = []
-        kept: dict[str, int] = {}
+        told, kept = list[Task](), Counter[str]()
         for task, reply in zip(tasks, replies, strict=True):
             question = " ".join(strip_answer(reply.text).split()).strip('"“”')
             if fault := fault_of(question, task, titles):
-                kept[fault] = kept.get(fault, 0) + 1
+                kept[fault] += 1
                 told.append(task)
             else:
                 metadata = {**task.metadata, "origin": self.name, "template": task.query}
                 told.append(msgspec.structs.replace(task, query=question, metadata=metadata))
         tokens = (sum(each.prompt_tokens or 0 for each in replies), sum(each.output_tokens or 0 for each in replies))
-        return told, Writing(self.name, len(tasks) - sum(kept.values()), kept, *tokens)
+        return told, Writing(self.name, len(tasks) - kept.total(), dict(kept), *tokens)
 
     async def _ask(
         self,
@@ -177,12 +175,6 @@ def fault_of(question: str, task: Task, titles: Mapping[DocId, str]) -> str:
     return "changed a claim" if kind == CLAIM and denied[0] != denied[1] else ""
 
 
-_OWN = frozenset(
-    ("which", "find", "fill", "check", "is", "how", "what", "who", "where", "true", "document", "documents")
-)
-"""First words of templates."""
-
-
 ORACLE, NOTHING, ONE_SEARCH = POLICIES = ("oracle", "no-op", "single-shot")
 NEAR = 0.8
 SHORTEST = 15
@@ -242,37 +234,45 @@ def check_tasks(
     ignored: Collection[str] = (),
     on_policy: Callable[[str], None] = lambda name: None,
 ) -> TaskCheck:
-    """Check all questions, and let three policies play a sample of the tasks: the oracle, one that does nothing, and
-    one that searches once. `dataset`: what `source` was opened by. `out`: the folder of the runs; the same call
-    resumes. `sample`: tasks that are played. `ignored`: kinds of findings to leave out. `on_policy`: called with the
-    name of each policy before it plays. Raises UsageError: there are no tasks, a kind does not exist, or as `evaluate`;
-    InfrastructureFault: as `evaluate`."""
+    """Check all questions, and let three policies play `sample` tasks: the oracle, one that does nothing, and one that
+    searches once. `dataset`: what `source` was opened by. `out`: the folder of the runs; the same call resumes.
+    `ignored`: kinds of findings to leave out. Raises UsageError: there are no tasks, a kind does not exist, or as
+    `evaluate`; InfrastructureFault: as `evaluate`."""
     if unknown := sorted(set(ignored) - set(FINDINGS)):
         raise UsageError(f"no kind of finding is called {unknown[0]!r}; there are: {', '.join(FINDINGS)}")
     tasks = [task for split in source.splits for task in source.tasks(split)]
     if not tasks:
         raise UsageError(f"{source.name} has no tasks")
     chosen = sample_of(tasks, sample, seed)
-    recalls: dict[str, Mapping[str, float]] = {}
+    ids = {task.task_id: task for task in chosen}
+    recalls: dict[str, dict[str, float]] = {}
     for name in POLICIES:
         on_policy(name)
-        evaluation = Evaluation(dataset, "sample", chosen, index, name, config)
-        ensure_run(evaluation, out / name)
-        recalls[name] = _recalls(out / name, chosen, config)
-    played = tuple(_by_kind(chosen, recalls))
+        ensure_run(Evaluation(dataset, "sample", chosen, index, name, config), out / name)
+        stage = read_stage(out / name)
+        assert stage is not None, "it was just played"
+        metrics = task_metrics(episodes_of(stage, out / name), ids, config, finished=True)
+        recalls[name] = {task_id: values["curated_recall"] for task_id, values in metrics.items()}
+    kinds: dict[str, list[str]] = defaultdict(list)
+    for task in chosen:
+        kinds[str(task.metadata.get("kind", "task"))].append(task.task_id)
+    kinds["all"] = [task.task_id for task in chosen]
+    played = []
+    for kind, own in kinds.items():
+        oracle, nothing, one = (sum(recalls[name][each] for each in own) / len(own) for name in POLICIES)
+        more = sum(recalls[ONE_SEARCH][each] < 1 for each in own) / len(own)
+        played.append(KindOfTask(kind, len(own), oracle, nothing, one, more))
     titles = {document.doc_id: document.title for document in source.documents()}
-    mean = sum(recalls[ORACLE].values()) / len(chosen)
-    unreached = [task for task in chosen if recalls[ORACLE][task.task_id] < 1]
-    easy = chosen if all(recalls[ONE_SEARCH][task.task_id] == 1 for task in chosen) else ()
+    every, reached, given = played[-1], recalls[ORACLE], recalls[NOTHING]
     found = [
         *question_findings(tasks, titles),
-        _finding("not_answerable", unreached if mean < REACHED else ()),
-        _finding("answered_by_nothing", (task for task in chosen if recalls[NOTHING][task.task_id] > 0)),
-        _finding("answered_by_one_search", easy),
+        _finding("not_answerable", (task for task in chosen if every.oracle < REACHED and reached[task.task_id] < 1)),
+        _finding("answered_by_nothing", (task for task in chosen if given[task.task_id] > 0)),
+        _finding("answered_by_one_search", chosen if every.more_than_one == 0 else ()),
     ]
     counts = {split: sum(task.split == split for task in tasks) for split in source.splits}
     told = tuple(finding for finding in found if finding.count and finding.name not in ignored)
-    return TaskCheck(counts, played, told)
+    return TaskCheck(counts, tuple(played), told)
 
 
 def sample_of(tasks: Sequence[Task], count: int, seed: int) -> list[Task]:
@@ -284,58 +284,34 @@ def sample_of(tasks: Sequence[Task], count: int, seed: int) -> list[Task]:
 def question_findings(tasks: Sequence[Task], titles: Mapping[DocId, str]) -> list[TaskFault]:
     """Return what is wrong with questions and gold, without playing: gold of two splits, near duplicates, lengths, and
     questions that hold their answer or the name of the document that has it."""
+    pairs = [(task, gold_set(task.gold)) for task in tasks]
     owners: dict[DocId, set[str]] = defaultdict(set)
-    for task in tasks:
-        for doc_id in _gold(task):
-            owners[doc_id].add(task.split)
     known, repeated = KnownQueries(NEAR), []
-    for task in tasks:
+    for task, gold in pairs:
+        for doc_id in gold:
+            owners[doc_id].add(task.split)
         if known.match(task.query) is not None:
             repeated.append(task)
         known.add(task.task_id, task.query)
     return [
-        _finding("gold_in_two_splits", (task for task in tasks if any(len(owners[each]) > 1 for each in _gold(task)))),
+        _finding("gold_in_two_splits", (task for task, gold in pairs if any(len(owners[each]) > 1 for each in gold))),
         _finding("near_duplicate", repeated),
         _finding("length", (task for task in tasks if not SHORTEST <= len(task.query) <= LONGEST)),
-        _finding("answer_in_question", (task for task in tasks if _tells_answer(task))),
+        _finding("answer_in_question", filter(_tells_answer, tasks)),
         _finding("gold_in_question", (task for task in tasks if _tells_gold(task, titles))),
-        _finding("no_gold", (task for task in tasks if not _gold(task))),
+        _finding("no_gold", (task for task, gold in pairs if not gold)),
     ]
 
 
 def _tells_answer(task: Task) -> bool:
-    if task.metadata.get("kind") in GIVEN_AWAY or task.gold is None:
-        return False
-    return any(holds_name(task.query, answer) for answer in task.gold.answers)
+    answers = task.gold.answers if task.gold and task.metadata.get("kind") not in GIVEN_AWAY else ()
+    return any(holds_name(task.query, answer) for answer in answers)
 
 
 def _tells_gold(task: Task, titles: Mapping[DocId, str]) -> bool:
     chain = task.metadata.get("chain")
-    if task.metadata.get("kind") != "bridge" or not isinstance(chain, list):
-        return False
-    return any(holds_name(task.query, head(titles.get(DocId(each), ""))) for each in chain[1:])
-
-
-def _gold(task: Task) -> list[DocId]:
-    return [] if task.gold is None else [doc_id for doc_id, grade in task.gold.relevant.items() if grade > 0]
-
-
-def _recalls(run: Path, tasks: Sequence[Task], config: Config) -> dict[str, float]:
-    stage = read_stage(run)
-    assert stage is not None, "it was just played"
-    found = task_metrics(episodes_of(stage, run), {task.task_id: task for task in tasks}, config, finished=True)
-    return {task_id: values["curated_recall"] for task_id, values in found.items()}
-
-
-def _by_kind(tasks: Sequence[Task], recalls: Mapping[str, Mapping[str, float]]) -> Iterable[KindOfTask]:
-    kinds: dict[str, list[str]] = defaultdict(list)
-    for task in tasks:
-        kinds[str(task.metadata.get("kind", "task"))].append(task.task_id)
-    kinds["all"] = [task.task_id for task in tasks]
-    for kind, ids in kinds.items():
-        oracle, nothing, one = (sum(recalls[name][each] for each in ids) / len(ids) for name in POLICIES)
-        more = sum(recalls[ONE_SEARCH][each] < 1 for each in ids) / len(ids)
-        yield KindOfTask(kind, len(ids), oracle, nothing, one, more)
+    later = chain[1:] if isinstance(chain, list) and task.metadata.get("kind") == BRIDGE else ()
+    return any(holds_name(task.query, head(titles.get(DocId(each), ""))) for each in later)
 
 
 def _finding(name: str, tasks: Iterable[Task]) -> TaskFault:

@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from harness1.records import DocId
 from harness1.retrieval.corpus import Document
 from harness1.tasks import drafts as forms
+from harness1.tasks.drafts import Draft
 from harness1.tasks.graph import (
     GAP,
     CorpusGraph,
-    drop_citations,
-    facts_of,
     figures,
-    graph_of,
+    find_statements,
     join_lines,
     stands_alone,
     stands_once,
-    statements,
     subject_of,
 )
 
 
 def corpus(*documents: tuple[str, str]) -> CorpusGraph:
     """A graph of documents, given by title and text."""
-    return graph_of(Document(DocId(f"d{place}"), title, text) for place, (title, text) in enumerate(documents))
+    return CorpusGraph(Document(DocId(f"d{place}"), title, text) for place, (title, text) in enumerate(documents))
+
+
+def draw(
+    form: Callable[[CorpusGraph, random.Random], Iterator[Draft]], *documents: str | tuple[str, str]
+) -> list[Draft]:
+    """The drafts of twenty seeds over some texts."""
+    graph = corpus(*(("", each) if isinstance(each, str) else each for each in documents))
+    return [draft for seed in range(20) for draft in form(graph, random.Random(seed))]
 
 
 FILMS = corpus(
@@ -46,6 +53,7 @@ FILMS = corpus(
         ("Can we apply the definition of the metabolic syndrome to Asians?", ""),
         ("", ""),
         ("No. 2 (film)", ""),
+        ("Kicking &amp; Screaming (2005 film)", "Kicking & Screaming"),
     ],
 )
 def test_a_title_names_a_subject_unless_it_is_a_sentence(title: str, subject: str) -> None:
@@ -64,59 +72,49 @@ def test_a_title_names_a_subject_unless_it_is_a_sentence(title: str, subject: st
         ("Hot Rain", "Hot Rain follows a man who was named after Ann Lee.", set()),
         ("Bo Inc", "Bo Inc is a label based in Oslo, founded in 1990.", {("seat", "Oslo"), ("founding", "1990")}),
         ("Bo", "Another film was directed by Ann Lee.", set()),
+        ("Hot Rain", "Hot Rain was directed by Ann Lee. It was directed by Bo Ek.", set()),
     ],
 )  # fmt: skip
 def test_a_sentence_says_what_its_pattern_finds_of_its_subject(
     title: str, text: str, said: set[tuple[str, str]]
 ) -> None:
-    assert {(each.relation, each.answer) for each in statements(corpus((title, text)).passages[0])} == said
-
-
-def test_what_is_said_in_two_ways_is_not_said() -> None:
-    text = "Hot Rain was directed by Ann Lee. It was directed by Bo Ek."
-    assert list(statements(corpus(("Hot Rain", text)).passages[0])) == []
+    assert {*find_statements(corpus((title, text)).passages[0]).items()} == said
 
 
 def test_a_chain_asks_for_the_end_by_what_the_others_say() -> None:
-    drafts = list(forms.chain_drafts(facts_of(FILMS), random.Random(1)))
-    found = {draft.question: draft for draft in drafts}
-    asked = found.get("In which year was the director of The Quiet Bay born?") or found.get(
-        "Where was the director of The Quiet Bay born?"
-    )
-    chained = {tuple(FILMS.passages[need.passage].subject for need in draft.needs) for draft in drafts}
-    assert chained <= {
+    drafts = [draft for seed in range(20) for draft in forms.chain_drafts(FILMS, random.Random(seed))]
+    answers = {draft.question: draft.answer for draft in drafts}
+    assert answers["In which year was the director of The Quiet Bay born?"] == "1902"
+    assert answers["Where was the director of The Quiet Bay born?"] == "Grimsby"
+    assert {tuple(FILMS.passages[need.passage].subject for need in draft.needs) for draft in drafts} == {
         ("The Quiet Bay", "Ada Fenwick"),
         ("Harbour Lights", "Ada Fenwick"),
         ("Harbour Lights", "Tom Arkwright"),
         ("Tom Arkwright", "Ada Fenwick"),
         ("Harbour Lights", "Tom Arkwright", "Ada Fenwick"),
     }
-    assert drafts
     assert all(draft.links[-1] not in draft.question for draft in drafts)
-    if asked is not None:
-        assert asked.answer in ("1902", "Grimsby")
-
-
-def test_a_chain_never_asks_of_a_person_what_only_works_have() -> None:
-    graph = corpus(("Low Tide", "Low Tide is a song by Marble."), ("Marble", "Marble is a 1999 album."))
-    assert list(forms.chain_drafts(facts_of(graph), random.Random(0))) == []
+    tune = ("Low Tide", "Low Tide is a song by Marble."), ("Marble", "Marble is a 1999 album.")
+    assert draw(forms.chain_drafts, *tune) == []  # a person is not asked what only works have
 
 
 def test_a_comparison_is_answered_by_the_smaller_year() -> None:
-    [draft] = [draft for draft in forms.comparison_drafts(facts_of(FILMS), random.Random(0)) if draft.form == "birth"]
-    assert draft.question in (
-        "Who was born first, Ada Fenwick or Tom Arkwright?",
-        "Who was born first, Tom Arkwright or Ada Fenwick?",
-    )
+    [draft] = [draft for draft in forms.comparison_drafts(FILMS, random.Random(0)) if draft.form == "birth"]
+    assert {*draft.question.removeprefix("Who was born first, ").rstrip("?").split(" or ")} == {
+        "Ada Fenwick",
+        "Tom Arkwright",
+    }
     assert draft.answer == "Ada Fenwick"
 
 
 def test_a_refuted_answer_differs_from_what_the_document_says() -> None:
-    drafts = [draft for seed in range(8) for draft in forms.claim_drafts(facts_of(FILMS), random.Random(seed))]
+    drafts = [draft for seed in range(8) for draft in forms.claim_drafts(FILMS, random.Random(seed))]
     assert {draft.answer for draft in drafts} == {"supported", "refuted"}
     for draft in drafts:
         told = draft.question.rpartition("Check this answer: ")[2].rstrip(".")
         assert (told == draft.needs[0].names[1]) == (draft.answer == "supported")
+    places = ("Ann Lee", "Ann Lee is a singer, born in Oslo."), ("Bo Ek", "Bo Ek is a painter, born in Norway.")
+    assert {draft.answer for draft in draw(forms.claim_drafts, *places)} == {"supported"}  # one may lie in the other
 
 
 @pytest.mark.parametrize(
@@ -172,96 +170,102 @@ Year | Ships
     paragraph, *_ = (each for each in join_lines(text).splitlines() if each.startswith("The"))
     assert "larger ships, so that Ada" in paragraph
     assert "that ran at Night. The next" in paragraph
-    assert [each for each in join_lines(text).splitlines() if each != paragraph] == [
-        "Name",
-        "- one",
-        "- two",
-        "Year | Ships",
-        "1951 | 12",
-    ]
+    rest = [each for each in join_lines(text).splitlines() if each != paragraph]
+    assert rest == ["Name", "- one", "- two", "Year | Ships", "1951 | 12"]
 
 
 def test_references_are_left_out_of_a_quotation() -> None:
-    assert drop_citations("Ada Fenwick was born here [3, 5] (Arkwright et al. 1951).") == "Ada Fenwick was born here."
-    assert drop_citations("She told of 28 tides 31, 32 .") == "She told of 28 tides."
+    said = "Ada Fenwick was born in the old harbour [3, 5] of Grimsby (Arkwright et al, 1951)."
+    more = " Ada Fenwick was told of 28 tides of the northern coast 31, 32 ."
+    assert [each for _, each in corpus(("", said + more)).quotable[0]] == [
+        "Ada Fenwick was born in the old harbour of Grimsby.",
+        "Ada Fenwick was told of 28 tides of the northern coast.",
+    ]
 
 
-def test_a_name_is_changed_only_into_one_that_stood_behind_the_same_word() -> None:
-    graph = corpus(
-        ("", "The oldest lighthouse near Grimsby was built by Ada Fenwick in stone."),
-        ("", "The broken lighthouse near Port Ellen was built by Tom Arkwright in wood."),
-        ("", "Some of what Dan Marsh knew was told to Bea Carver of the harbour by the sailors."),
+def test_a_name_is_changed_only_into_one_of_its_sort_that_stood_behind_the_same_word() -> None:
+    claims = draw(
+        forms.change_drafts,
+        "The oldest lighthouse near Grimsby was built by Ada Fenwick in stone.",
+        "The broken lighthouse near Port Ellen was built by Tom Arkwright in wood.",
+        "Some of what Dan Marsh knew was told to Bea Carver of the harbour by the sailors.",
     )
-    claims = {draft.question for seed in range(20) for draft in forms.change_drafts(graph, random.Random(seed))}
-    told = {each for each in claims if "stone" in each}
+    told = {each.question for each in claims if "stone" in each.question}
     assert "Is this true? The oldest lighthouse near Grimsby was built by Tom Arkwright in stone." in told
     assert not any("Carver" in each for each in told)
-
-
-def test_a_place_is_never_refuted_by_another_that_may_lie_in_it() -> None:
-    graph = corpus(("Ann Lee", "Ann Lee is a singer, born in Oslo."), ("Bo Ek", "Bo Ek is a painter, born in Norway."))
-    drafts = [draft for seed in range(8) for draft in forms.claim_drafts(facts_of(graph), random.Random(seed))]
-    assert {draft.answer for draft in drafts} == {"supported"}
+    claims = draw(
+        forms.change_drafts,
+        "Tom Marsh of Grimsby played the viola with the Carver Orchestra in Leith in the war.",
+        "Ada Fenwick of Hull played the viola with the Arkwright Institute in Leith in the war.",
+        "The orchestra of the palace and the institute of the harbour are told of here.",
+    )
+    assert claims
+    for name, other in (("Ada", "Orchestra"), ("Tom", "Institute")):
+        assert not any(name in each.question and other in each.question for each in claims)
 
 
 def test_a_name_of_common_words_is_no_name() -> None:
-    text = "The {} was seen by Ada Fenwick and all the people of the town."
-    graph = corpus(
-        ("", "He saw a national gallery by the sea with all its harbour paintings."),
-        *[("", text.format(f"{each} hall near the National Gallery")) for each in ("old", "small", "white")],
-    )
-    drafts = list(forms.aspect_drafts(graph, random.Random(0)))
+    text = "The {} hall near the National Gallery was seen by Ada Fenwick and all the people of the town."
+    halls = [text.format(each) for each in ("old", "small", "white")]
+    drafts = draw(forms.aspect_drafts, "He saw a national gallery by the sea with all its harbour paintings.", *halls)
     assert {draft.answer for draft in drafts} == {"Ada Fenwick"}
 
 
 def test_labels_days_and_single_digits_are_no_figures() -> None:
-    assert figures("On March 14, 1951, in Note 12 and [33], 7 of 45 firms paid $1,200 or 3.5%.") == [
-        "45",
-        "$1,200",
-        "3.5%",
-    ]
+    said = "On March 14, 1951, in Note 12 and [33], 7 of 45 firms paid $1,200 or 3.5%."
+    assert figures(said) == ["45", "$1,200", "3.5%"]
     assert figures("It was lit in 1951 and 1953, and was closed in 1952 and 1969.") == ["1969"]
 
 
 def test_a_figure_is_changed_into_another_of_the_same_look() -> None:
-    graph = corpus(("", "The harbour of Grimsby was closed in 1951 for all the larger ships."))
-    told = {draft.question for seed in range(30) for draft in forms.change_drafts(graph, random.Random(seed))}
-    assert "Is this true? The harbour of Grimsby was closed in 1951 for all the larger ships." in told
-    assert {each[: -len("1 for all the larger ships.")] for each in told} == {
-        "Is this true? The harbour of Grimsby was closed in 195"
-    }
+    said = "Is this true? The harbour of Grimsby was closed in 195{} for all the larger ships."
+    told = {draft.question for draft in draw(forms.change_drafts, said.removeprefix("Is this true? ").format(1))}
+    assert told <= {said.format(digit) for digit in range(10)}
+    assert len(told) > 2
+    assert said.format(1) in told
 
 
 def test_a_lead_hides_a_rare_name_and_needs_every_document_that_holds_it() -> None:
-    graph = corpus(
-        ("", "The oldest lighthouse of the coast of Grimsby was built by Ada Fenwick in stone."),
-        ("", "The medal of the society was given to Ada Fenwick in 1951 for her late work on tides."),
-        ("", "Nobody else is told of in the books of the harbour of the town."),
+    drafts = draw(
+        forms.lead_drafts,
+        "The oldest lighthouse of the coast of Grimsby was built by Ada Fenwick in stone.",
+        "The medal of the society was given to Ada Fenwick in 1951 for her late work on tides.",
+        "Nobody else is told of in the books of the harbour of the town.",
     )
-    drafts = list(forms.lead_drafts(graph, random.Random(0)))
     assert {draft.answer for draft in drafts} == {"Ada Fenwick"}
     for draft in drafts:
-        assert "Ada Fenwick" not in draft.question
         assert GAP in draft.question
+        assert "Ada Fenwick" not in draft.question
         assert {need.passage for need in draft.needs} == {0, 1}
+
+
+def test_a_short_sentence_with_a_gap_needs_another_name_or_a_figure() -> None:
+    told = "The medal of the society was given to Ada Fenwick for her late work."
+    drafts = draw(forms.lead_drafts, told, "The oldest lighthouse near Grimsby was built by Ada Fenwick in stone.")
+    assert {draft.needs[0].passage for draft in drafts} == {1}
 
 
 def test_headings_are_not_told_of() -> None:
     menu = "Permissions Site Map. The rest of this page tells of harbours and of their ships."
-    graph = corpus(*[("", f"{menu} Part {number}.") for number in range(3)])
-    assert list(forms.aspect_drafts(graph, random.Random(0))) == []
+    assert draw(forms.aspect_drafts, *(f"{menu} Part {number}." for number in range(3))) == []
 
 
-def test_a_description_gives_no_word_of_the_name_away() -> None:
-    graph = corpus(
+def test_a_description_gives_no_word_of_the_name_away_and_does_not_point_out_of_itself() -> None:
+    drafts = draw(
+        forms.description_drafts,
         ("os.path.join (function)", "os.path.join(a, *p)\nPut two or more pathnames together with separators."),
         ("shutil.rmtree (function)", "shutil.rmtree(path)\nAs rmtree does, delete a directory with all in it."),
+        ("Harbour Review", "The journal publishes today an article of great interest about the northern tides."),
+        ("Harbour Notes", "The weekly publishes articles of great interest about the tides of the north."),
     )
-    [draft] = forms.description_drafts(graph, random.Random(0))
-    assert (draft.question, draft.answer) == (
-        "What is described like this? “Put two or more pathnames together with separators.”",
-        "os.path.join",
-    )
+    assert {(draft.question, draft.answer) for draft in drafts} == {
+        ("What is described like this? “Put two or more pathnames together with separators.”", "os.path.join"),
+        (
+            "What is described like this? “The weekly publishes articles of great interest about the tides of the"
+            " north.”",
+            "Harbour Notes",
+        ),
+    }
 
 
 RUN_ON = (
@@ -270,17 +274,13 @@ RUN_ON = (
 )
 
 
-def excerpts(*texts: str) -> list[tuple[str, str]]:
-    drafts = forms.excerpt_drafts(corpus(*(("", text) for text in texts)), random.Random(2))
-    return [(draft.question, draft.answer) for draft in drafts]
-
-
 def test_text_without_full_stops_gives_excerpts_with_a_name_left_out() -> None:
-    ((question, answer),) = excerpts(RUN_ON)
-    told = question.removeprefix("Which name fits in this excerpt? “… ").removesuffix(" …”")
-    assert told.replace(GAP, answer) in RUN_ON
-    assert (answer == "Demi Hassan") != ("Demi Hassan" in told)
-    assert (answer == "Peter Marlow") != ("Peter Marlow" in told)
+    for draft in (drafts := draw(forms.excerpt_drafts, RUN_ON)):
+        told = draft.question.removeprefix("Which name fits in this excerpt? “… ").removesuffix(" …”")
+        assert told.replace(GAP, draft.answer) in RUN_ON
+        for name in ("Demi Hassan", "Peter Marlow"):
+            assert (draft.answer == name) != (name in told)
+    assert len(drafts) == 20
 
 
 @pytest.mark.parametrize(
@@ -293,96 +293,56 @@ def test_text_without_full_stops_gives_excerpts_with_a_name_left_out() -> None:
     ],
 )
 def test_an_excerpt_needs_prose_and_a_second_name(text: str) -> None:
-    assert excerpts(text) == []
+    assert draw(forms.excerpt_drafts, text) == []
 
 
-def test_a_short_sentence_with_a_gap_needs_another_name_or_a_figure() -> None:
-    told = "The medal of the society was given to Ada Fenwick for her late work."
-    other = ("", "The oldest lighthouse near Grimsby was built by Ada Fenwick in stone.")
-    leading = {draft.needs[0].passage for draft in forms.lead_drafts(corpus(("", told), other), random.Random(0))}
-    assert leading == {1}
+def test_words_of_two_sentences_are_no_name_in_an_excerpt() -> None:
+    small, ran_on = "Every company of the town is listed here by name.", "Demi Hassan the company"
+    texts = [RUN_ON.replace(ran_on, "Hassan Company the firm"), small]
+    assert "Hassan Company" not in {draft.answer for draft in draw(forms.excerpt_drafts, *texts)}
+    texts.append(RUN_ON.replace(ran_on, "Hassan Company whose name"))
+    assert "Hassan Company" in {draft.answer for draft in draw(forms.excerpt_drafts, *texts)}
+
+
+LINES = "counted 44 lines of the tide table for whoever asked for them."
 
 
 @pytest.mark.parametrize(
-    ("claim", "fit"),
+    ("title", "claim", "fit"),
     [
-        ("Summary incidence rates and 95% confidence intervals were calculated using these models.", False),
-        ("Summary rates of the Fenwick study and 95% confidence intervals were calculated with models.", True),
-        ("Plans with a status of less than 80% of the liability are defined as being at risk.", False),
-        ("Plans of Fenwick Mutual of less than 80% of the liability are defined as being at risk.", True),
-        ("Minna Waldeck of Grimsby died on 12 September 1831 at home.", False),
-        ("The bookmaker at Grimsby sets the total at 215 5 points for the combined score.", False),
+        ("", "Summary incidence rates and 95% confidence intervals were calculated using these models.", False),
+        ("", "Summary rates of the Fenwick study and 95% confidence intervals were calculated with models.", True),
+        ("", "Plans with a status of less than 80% of the liability are defined as being at risk.", False),
+        ("", "Plans of Fenwick Mutual of less than 80% of the liability are defined as being at risk.", True),
+        ("", "Minna Waldeck of Grimsby died on 12 September 1831 at home.", False),
+        ("", "The bookmaker at Grimsby sets the total at 215 5 points for the combined score.", False),
+        ("tides.lines", f"Harbour Review of Grimsby {LINES}", False),  # what code does is no claim
+        ("Harbour Review", f"Harbour Review of Grimsby {LINES}", True),
+        ("", f"In Grimsby with Ada Fenwick of Hull he and Marsh {LINES}", False),  # nor is what somebody did
+        ("", f"In Grimsby with Ada Fenwick of Hull her friend Marsh {LINES}", False),
+        ("", f"In Grimsby with Ada Fenwick of Hull Tom Marsh {LINES}", True),
     ],
 )
-def test_a_claim_says_what_it_is_about_and_changes_no_piece_of_a_figure(claim: str, fit: bool) -> None:
-    drafts = [draft for seed in range(9) for draft in forms.change_drafts(corpus(("", claim)), random.Random(seed))]
-    assert any(draft.form == "figure" for draft in drafts) is fit
-
-
-def test_a_description_does_not_point_out_of_itself() -> None:
-    said = "publishes today a research article of great interest about the tides of the northern coast."
-    for opening, fit in ((f"The journal {said}", False), (f"The journal {said.replace('today ', '')}", True)):
-        drafts = forms.description_drafts(corpus(("Harbour Review", opening)), random.Random(0))
-        assert any(True for _ in drafts) is fit
-
-
-def test_a_name_is_changed_only_into_one_of_its_sort() -> None:
-    graph = corpus(
-        ("", "Tom Marsh of Grimsby played the viola with the Carver Orchestra in Leith in the war."),
-        ("", "Ada Fenwick of Hull played the viola with the Arkwright Institute in Leith in the war."),
-        ("", "The orchestra of the palace and the institute of the harbour are told of here."),
-    )
-    claims = {draft.question for seed in range(20) for draft in forms.change_drafts(graph, random.Random(seed))}
-    assert not any("Ada" in each and "Orchestra" in each for each in claims)
-    assert not any("Tom" in each and "Institute" in each for each in claims)
-
-
-def test_what_code_does_is_no_claim() -> None:
-    said = "Harbour Review of Grimsby gives back 44 lines of the tide table to whoever asks for them."
-    for title, fit in (("tides.lines", False), ("Harbour Review", True)):
-        drafts = [each for seed in range(9) for each in forms.change_drafts(corpus((title, said)), random.Random(seed))]
-        assert bool(drafts) is fit
+def test_a_claim_says_what_it_is_about_and_changes_no_piece_of_a_figure(title: str, claim: str, fit: bool) -> None:
+    assert any(draft.form == "figure" for draft in draw(forms.change_drafts, (title, claim))) is fit
 
 
 def test_a_word_that_only_opens_a_sentence_is_no_part_of_a_name() -> None:
-    graph = corpus(
-        ("", "Loss of Fenwickin was followed by repairs of the northern harbour wall by Tom Arkwright and Bo Ekman."),
-        ("", "A loss was large, and the wall of Grimsby has been built anew by Ada Fenwick and Mia Holt since then."),
+    drafts = draw(
+        forms.gap_drafts,
+        "Loss of Fenwickin was followed by repairs of the northern harbour wall by Tom Arkwright and Bo Ekman.",
+        "A loss was large, and the wall of Grimsby has been built anew by Ada Fenwick and Mia Holt since then.",
     )
-    asked = {draft.answer for seed in range(20) for draft in forms.gap_drafts(graph, random.Random(seed))}
-    assert "Tom Arkwright" in asked
-    assert not any("Loss" in answer for answer in asked)
+    assert "Tom Arkwright" in {draft.answer for draft in drafts}
+    assert not any("Loss" in draft.answer for draft in drafts)
 
 
 @pytest.mark.parametrize("name", ["Cdk1-activating", "Grimsby-based", "DICER-dependent"])
 def test_what_a_hyphen_makes_an_adjective_is_no_name(name: str) -> None:
-    graph = corpus(("", f"Proteins of Grimsby have declined in response to {name} repairs by Tom Arkwright."))
-    asked = {draft.answer for seed in range(20) for draft in forms.gap_drafts(graph, random.Random(seed))}
-    assert "Tom Arkwright" in asked
-    assert name not in asked
-
-
-@pytest.mark.parametrize(("pronoun", "fit"), [("he and", False), ("her friend", False), ("Tom", True)])
-def test_what_somebody_did_is_no_claim(pronoun: str, fit: bool) -> None:
-    claim = f"In Grimsby with Ada Fenwick of Hull {pronoun} Marsh counted 44 lines of the tide table for whoever asked."
-    drafts = [each for seed in range(9) for each in forms.change_drafts(corpus(("", claim)), random.Random(seed))]
-    assert bool(drafts) is fit
-
-
-def test_words_of_two_sentences_are_no_name_in_an_excerpt() -> None:
-    ran_on = RUN_ON.replace("Demi Hassan the company", "Hassan Company the firm")
-    small = ("", "Every company of the town is listed here by name.")
-
-    def answers(*texts: str) -> set[str]:
-        graph = corpus(*(("", text) for text in texts), small)
-        return {draft.answer for seed in range(8) for draft in forms.excerpt_drafts(graph, random.Random(seed))}
-
-    assert "Hassan Company" not in answers(ran_on)
-    assert "Hassan Company" in answers(ran_on, RUN_ON.replace("Demi Hassan the company", "Hassan Company whose name"))
-
-
-def test_a_subject_is_written_as_its_title_is_shown() -> None:
-    assert subject_of("Kicking &amp; Screaming (2005 film)") == "Kicking & Screaming"
+    text = f"Proteins of Grimsby have declined in response to {name} repairs by Tom Arkwright."
+    answers = {draft.answer for draft in draw(forms.gap_drafts, text)}
+    assert "Tom Arkwright" in answers
+    assert name not in answers
 
 
 def test_names_of_a_corpus_are_in_the_order_of_its_text_in_every_process() -> None:

@@ -14,69 +14,62 @@ from harness1.errors import InfrastructureFault
 from harness1.records import DocId, Gold, Task
 from harness1.retrieval.corpus import Document
 from harness1.tasks.drafts import SINGLE, Draft, Need
-from harness1.tasks.graph import CorpusGraph, graph_of
+from harness1.tasks.graph import CorpusGraph
 from harness1.tasks.make import GoldReader, Splitter, make_tasks
 from harness1.tasks.questions import question_findings
 from tests.cli.commands import Command, command_in_process
 from tests.support import WordRetriever, chunk, run
 
 BORN = "Ada Fenwick was born in Grimsby, a harbour town."
+CLOSED = "The harbour of Grimsby was closed for 45 days."
 
 
 def documents(*texts: tuple[str, str]) -> list[Document]:
     return [Document(DocId(f"d{place}"), title, text) for place, (title, text) in enumerate(texts)]
 
 
-def reader(corpus: list[Document]) -> tuple[CorpusGraph, GoldReader]:
-    graph = graph_of(corpus)
-    return graph, GoldReader(graph, searcher(corpus))
-
-
 def searcher(corpus: list[Document]) -> WordRetriever:
     return WordRetriever([chunk(each.doc_id, each.text, each.title) for each in corpus])
 
 
-def born(**need: object) -> Draft:
-    evidence = Need(0, names=("Ada Fenwick", "Grimsby")) if not need else Need(0, **need)
-    return Draft(kind=SINGLE, form="x", question="Where was Ada Fenwick born?", needs=(evidence,), answer="Grimsby")
+def gold_beside(text: str, quoted: str = "") -> tuple[str, ...] | None:
+    """The gold of a task on the first document, where a second one has a text; None if it is not clear."""
+    corpus = documents(("Ada Fenwick", BORN), ("", text))
+    return gold_of(GoldReader(CorpusGraph(corpus), searcher(corpus)), quoted)
 
 
-def gold_beside(text: str, title: str = "", draft: Draft | None = None) -> tuple[str, ...] | None:
-    """The gold of a task on the first document, where a second one has a text."""
-    _, reads = reader(documents(("Ada Fenwick", BORN), (title, text)))
-    return run(reads.gold([draft or born()]))[0]
+def gold_of(reader: GoldReader, quoted: str = "") -> tuple[str, ...] | None:
+    need = Need(0, quoted=quoted) if quoted else Need(0, names=("Ada Fenwick", "Grimsby"))
+    draft = Draft(SINGLE, "x", "Where was Ada Fenwick born?", "Grimsby", (need,))
+
+    async def read() -> list[tuple[str, ...]]:
+        return [made.gold async for made in reader.with_gold(iter([draft]))]
+
+    return next(iter(run(read())), None)
 
 
-def test_a_document_that_says_the_same_joins_the_gold() -> None:
-    assert gold_beside("They say that Ada Fenwick came to the world in Grimsby.") == ("d0", "d1")
-
-
-def test_a_document_that_says_something_else_does_not() -> None:
-    assert gold_beside("They say that Ada Fenwick never came to a harbour.") == ("d0",)
-
-
-def test_a_task_is_dropped_where_it_is_open_whether_another_document_answers() -> None:
-    assert gold_beside("Ada Fenwick was a director. Grimsby was her favourite town.") is None
-
-
-def test_a_quoted_sentence_is_found_again_in_nearly_the_same_words() -> None:
-    quoted = born(quoted=BORN)
-    assert gold_beside("Ada Fenwick was born in Grimsby, a town with a harbour.", draft=quoted) == ("d0", "d1")
-    assert gold_beside("Ada Fenwick was seen in a harbour town of the north coast.", draft=quoted) == ("d0",)
-
-
-def test_a_task_is_dropped_where_another_document_says_it_with_another_figure() -> None:
-    quoted = born(quoted="The harbour of Grimsby was closed for 45 days.")
-    said = "The harbour of Grimsby was closed for {} days."
-    assert gold_beside(said.format(45), draft=quoted) == ("d0", "d1")
-    assert gold_beside(said.format(61), draft=quoted) is None
+@pytest.mark.parametrize(
+    ("text", "quoted", "gold"),
+    [
+        ("They say that Ada Fenwick came to the world in Grimsby.", "", ("d0", "d1")),
+        ("They say that Ada Fenwick never came to a harbour.", "", ("d0",)),
+        ("Ada Fenwick was a director. Grimsby was her favourite town.", "", None),
+        ("Ada Fenwick was born in Grimsby, a town with a harbour.", BORN, ("d0", "d1")),
+        ("Ada Fenwick was seen in a harbour town of the north coast.", BORN, ("d0",)),
+        ("The harbour of Grimsby was closed for 45 days.", CLOSED, ("d0", "d1")),
+        ("The harbour of Grimsby was closed for 61 days.", CLOSED, None),
+    ],
+)
+def test_a_document_that_says_the_same_joins_the_gold_and_where_it_is_open_the_task_is_dropped(
+    text: str, quoted: str, gold: tuple[str, ...] | None
+) -> None:
+    assert gold_beside(text, quoted) == gold
 
 
 def test_an_index_that_fails_is_a_fault_of_the_infrastructure() -> None:
-    corpus = documents(("Ada Fenwick", BORN))
-    broken = GoldReader(graph_of(corpus), WordRetriever([], faults=1))
+    graph = CorpusGraph(documents(("Ada Fenwick", BORN)))
     with pytest.raises(InfrastructureFault, match="does not answer"):
-        run(broken.gold([born()]))
+        gold_of(GoldReader(graph, WordRetriever([], faults=1)))
 
 
 @given(
@@ -108,10 +101,7 @@ def corpus_of_films(count: int) -> list[Document]:
         film = f"{lasts[(number * 7 + 3) % 10]} at {('Dawn', 'Noon', 'Dusk', 'Night')[number % 4]} {number + 10}"
         found += [
             (film, f"{film} is a {1930 + number % 60} drama film directed by {name}."),
-            (
-                name,
-                f"{name} (born {1880 + number % 50}) is a director. The prize of the jury was {number + 100} coins.",
-            ),
+            (name, f"{name} (born {1880 + number % 50}) is a director. The prize was {number + 100} coins."),
         ]
     return documents(*found)
 
@@ -126,25 +116,16 @@ def test_tasks_are_of_several_kinds_with_gold_in_one_split_and_the_same_every_ti
     ids = {document.doc_id for document in corpus}
     assert all(task.gold and task.gold.relevant.keys() <= ids and task.gold.answers for task in tasks)
     assert {finding.name for finding in question_findings(tasks, {}) if finding.count} == set()
+    assert all(task.metadata["reach"] < 1 for task in tasks if task.metadata["kind"] == "bridge")
 
 
 def test_neither_verdict_of_claims_is_the_usual_one() -> None:
-    corpus = [
-        Document(DocId(f"d{number}"), name, f"{name} is a singer of old songs, born in {name[::-1].title()}.")
-        for number, name in enumerate(
-            f"{first}{last} Ek" for first in ("An", "Bo", "Cy", "Di") for last in ("ba", "ko")
-        )
-    ]
+    names = [f"{first}{last} Ek" for first in ("An", "Bo", "Cy", "Di") for last in ("ba", "ko")]
+    said = "{} is a singer of old songs, born in {}."
+    corpus = documents(*((name, said.format(name, name[::-1].title())) for name in names))
     tasks = make_tasks(corpus, searcher(corpus), 40, seed=0)
     claims = [task for task in tasks if task.metadata["kind"] == "claim"]
     assert 0 < len(claims) <= 4  # places are never refuted
-
-
-def test_a_bridge_is_not_answered_by_one_search() -> None:
-    corpus = corpus_of_films(60)
-    bridges = [task for task in make_tasks(corpus, searcher(corpus), 60, 0) if task.metadata["kind"] == "bridge"]
-    assert bridges
-    assert all(task.metadata["reach"] < 1 for task in bridges)
 
 
 def task(name: str, query: str, split: str = "train", gold: str = "d0", **metadata: object) -> Task:
@@ -201,16 +182,8 @@ def test_kinds_of_findings_are_ignored_by_name(tmp_path: Path, harness1: Command
     texts = documents(("Ada Fenwick", BORN), ("Hull", "Hull is a port."), ("Cod", "A cod is a fish."))
     asked = [Task(f"q{at}", "Where was Ada born, in which harbour town?", gold=Gold({DocId("d0"): 1})) for at in (0, 1)]
     beir.write(folder, texts, asked)
-    command = (
-        "tasks",
-        "check",
-        str(folder),
-        "--out",
-        str(tmp_path / "c"),
-        "--cache",
-        str(tmp_path / "cache"),
-        "--json",
-    )
+    folders = ("--out", str(tmp_path / "c"), "--cache", str(tmp_path / "cache"))
+    command = ("tasks", "check", str(folder), *folders, "--json")
     found = harness1(*command)
     names = [each["name"] for each in json.loads(found.out)["findings"]]
     assert found.code == 1
