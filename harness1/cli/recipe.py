@@ -37,15 +37,14 @@ from harness1.recipe.run import (
 )
 from harness1.recipe.tuning import (
     EXPERIENCE,
+    RESULTS,
     TUNING,
-    Experience,
     TrialResult,
     Tuning,
     TuningCard,
     best_of,
     read_results,
     read_tuning,
-    tuning_subject,
 )
 from harness1.training.log import LOG, read_log
 from harness1.viewer.work import PAGE, write_page
@@ -252,14 +251,13 @@ def tune(
 
     asked = load_recipe(recipe, changes or (), inputs or ())
     check_commands(asked, out)
-    folder = (experience or EXPERIENCE).expanduser()
     work = Tuning(
         asked,
         out.resolve(),
         on_cluster(ray) if ray else partial(run_verb, quiet=True),
         _tell_trial,
         seed,
-        None if forget else lambda shared: Experience(folder, tuning_subject(asked, shared)),
+        None if forget else (experience or EXPERIENCE).expanduser(),
         say_result,
     )
     work.run(trials, parallel)
@@ -276,7 +274,7 @@ def show(
     card = read_tuning(folder)
     if card is None:
         raise UsageError(f"{folder} holds no trials: it has no {TUNING}")
-    results = sorted(read_results(folder), key=lambda each: each.number)
+    results = sorted(read_results(folder / RESULTS), key=lambda each: each.number)
     page = write_page(folder, card, results)
     best = best_of(results, maximize=card.maximize)
     found = {"tuning": to_builtins(card), "best": to_builtins(best), "trials": to_builtins(results), "page": str(page)}

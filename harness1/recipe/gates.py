@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,14 +95,6 @@ def _count_documents(case: StageCase) -> float:
     return float(_card(case.folder).outputs.get("documents", 0))
 
 
-def _count_damage(case: StageCase) -> float:
-    return len(check_index(case.folder).damaged)
-
-
-def _count_rows(case: StageCase) -> float:
-    return len(RowFile(case.folder / TRAIN))
-
-
 def _count_training_tasks(case: StageCase) -> float:
     source = open_source(str(case.folder))
     return float(len(source.tasks("train"))) if "train" in source.splits else 0.0
@@ -173,8 +165,8 @@ def _share_admitted(case: StageCase) -> float:
 
 def _count_not_finite(case: StageCase) -> float:
     lines = read_log(case.folder)
-    values = [value for line in lines for value in line.values()]
-    return float(sum(not isinstance(each, int | float) or not math.isfinite(each) for each in values) + (not lines))
+    values = [_number(value) for line in lines for value in line.values()]
+    return float(len(values) - sum(map(math.isfinite, values)) + (not lines))
 
 
 def _count_foreign_origins(case: StageCase) -> float:
@@ -198,8 +190,7 @@ def _gain(case: StageCase) -> float | None:
 
 
 def _start_k3(case: StageCase) -> float | None:
-    found = [line["gate/mean_k3"] for line in read_log(case.folder) if "gate/mean_k3" in line]
-    return _number(found[0]) if found else None
+    return next((_number(line["gate/mean_k3"]) for line in read_log(case.folder) if "gate/mean_k3" in line), None)
 
 
 def _share_zero_variance(case: StageCase) -> float | None:
@@ -222,18 +213,17 @@ def _least_lead(case: StageCase) -> float:
     return -max(pair.metrics["reward"].difference.high for pair in compared.others)
 
 
-def metrics_of(folder: Path) -> Iterator[tuple[str, float]]:
-    """Yield the metrics of a run, or those of a checkpoint, by name; those that have no value are left out."""
+def metrics_of(folder: Path) -> dict[str, float]:
+    """Return the metrics of a run, or those of a checkpoint; those that have no value are left out."""
     if (folder / METRICS).is_file():
-        for name, each in read_json(folder / METRICS).items():
-            if isinstance(each, dict) and each.get("mean") is not None:
-                yield name, float(each["mean"])
-    elif (card := read_checkpoint(folder)) is not None:
-        yield from card.metrics.items()
+        found = {name: each.get("mean") for name, each in read_json(folder / METRICS).items() if isinstance(each, dict)}
+        return {name: float(mean) for name, mean in found.items() if mean is not None}
+    card = read_checkpoint(folder)
+    return dict(card.metrics) if card else {}
 
 
 def _recall(case: StageCase) -> float:
-    return dict(metrics_of(case.folder)).get("curated_recall", math.nan)  # where every episode is broken
+    return metrics_of(case.folder).get("curated_recall", math.nan)  # where every episode is broken
 
 
 def _model(case: StageCase) -> Path | None:
@@ -252,8 +242,6 @@ def _number(value: Any) -> float:
     """Return a logged number; NaN and infinities are written as null."""
     return float(value) if isinstance(value, int | float) else math.nan
 
-
-Measure = Callable[[StageCase], float | None]
 
 TRAINED = ("sft train", "rl train")
 PLAYED = ("eval", "sft collect")
@@ -279,7 +267,7 @@ class GateRuling(Record):
 class Guard:
     """One check of what a stage made."""
 
-    measure: Measure
+    measure: Callable[[StageCase], float | None]
     """Returns the value, or None where the gate does not apply."""
     says: str
     verbs: tuple[str, ...]
@@ -291,24 +279,12 @@ class Guard:
     look: str = "view {out}"
     """The command to look closer, with `{out}` for the stage's folder."""
 
-    def judge(self, name: str, case: StageCase, bound: float) -> GateRuling | None:
-        """Measure, and compare with a bound; None where the gate does not apply."""
-        look = "harness1 " + self.look.replace("{out}", str(case.folder))
-        try:
-            measured = self.measure(case)
-        except UsageError as error:  # what the stage wrote cannot be read
-            return GateRuling(name, None, bound, False, f"{self.says} ({error})", look)
-        if measured is None:
-            return None
-        value = float(measured)
-        passed = value >= bound if self.at_least else value <= bound
-        shown = value if math.isfinite(value) else None
-        return GateRuling(name, shown, bound, passed, self.says, "" if passed else look)
-
 
 GATES: Mapping[str, Guard] = {
     "documents": Guard(_count_documents, "documents in the index", ("index",), 1, at_least=True, look=INDEX),
-    "damaged": Guard(_count_damage, "damaged stretches of the index", ("index",), 0, look=INDEX),
+    "damaged": Guard(
+        lambda case: len(check_index(case.folder).damaged), "damaged stretches of the index", ("index",), 0, look=INDEX
+    ),
     "tasks": Guard(_count_training_tasks, "tasks to train on", DATASETS, 1, at_least=True, look=DATA),
     "shared_gold": Guard(_count_shared_gold, "gold sets in more than one split", DATASETS, 0, look=DATA),
     "faults": Guard(_count_faults, "episodes broken by the infrastructure", PLAYED, 0),
@@ -316,7 +292,9 @@ GATES: Mapping[str, Guard] = {
     "valid": Guard(_share_valid_actions, "share of valid actions", ("sft collect",), 0.5, at_least=True),
     "recall": Guard(_recall, "mean curated recall", ("sft collect",), 0.3, at_least=True),
     "oracle": Guard(_oracle_recall, "mean curated recall of the oracle", ("eval",), 0.95, at_least=True),
-    "rows": Guard(_count_rows, "rows to train on", ("sft build",), 1, at_least=True, look=ROWS),
+    "rows": Guard(
+        lambda case: len(RowFile(case.folder / TRAIN)), "rows to train on", ("sft build",), 1, at_least=True, look=ROWS
+    ),
     "masks": Guard(_count_wrong_masks, "rows and files whose mask is wrong", ("sft build",), 0, look=ROWS),
     "tokenizer": Guard(_count_foreign_tokenizers, "tokenizers other than the model's", TRAINED, 0),
     "admitted": Guard(_share_admitted, "share of tasks worth training on", ("rl check",), 0.02, at_least=True),
@@ -335,10 +313,18 @@ def judge_stage(case: StageCase, chosen: Mapping[str, float | bool]) -> list[Gat
     out, true keeps its default."""
     found = []
     for name, gate in GATES.items():
-        bound = chosen.get(name, True)
-        if bound is False or (case.verb not in gate.verbs and name not in chosen):
+        asked = chosen.get(name, True)
+        bound = gate.bound if asked is True else float(asked)
+        if asked is False or bound is None or (case.verb not in gate.verbs and name not in chosen):
             continue
-        limit = gate.bound if bound is True else float(bound)
-        if limit is not None and (ruling := gate.judge(name, case, limit)):
-            found.append(ruling)
+        look = "harness1 " + gate.look.replace("{out}", str(case.folder))
+        try:
+            value = gate.measure(case)
+        except UsageError as error:  # what the stage wrote cannot be read
+            found.append(GateRuling(name, None, bound, False, f"{gate.says} ({error})", look))
+            continue
+        if value is not None:
+            passed = value >= bound if gate.at_least else value <= bound
+            shown = float(value) if math.isfinite(value) else None
+            found.append(GateRuling(name, shown, bound, passed, gate.says, "" if passed else look))
     return found

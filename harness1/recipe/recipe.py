@@ -110,12 +110,9 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
                 if gate not in GATES:
                     raise ConfigError(f"stage {name} has a gate {gate}; there are {', '.join(GATES)}")
             known.add(name)
-        self._check_trials()
-
-    def _check_trials(self) -> None:
         for name in self.search:
-            stage, dot, _ = name.partition(".")
-            if name not in self.values and not (dot and stage in self.stages):
+            varied, dot, _ = name.partition(".")
+            if name not in self.values and not (dot and varied in self.stages):
                 raise ConfigError(f"search varies {name}, which is no value and no setting of a stage")
         looked = [self.objective.stage, *self.objective.looks] if self.objective else []
         for name in looked:
@@ -130,15 +127,21 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
 
     def words(self, name: str, work: Path) -> tuple[str, ...]:
         """Return the command of a stage, without `harness1`, in the folder `work`."""
-        stage, known = self.stages[name], self._known(name, work)
-        said = tuple(_fill(word, known) for word in shlex.split(stage.run))
+        stage, folders = self.stages[name], {each: str(work / each) for each in self.stages}
+        values = {key: _text(value) for key, value in self.values.items()}
+        known = {**values, **self.inputs, **folders, "out": folders[name]}
+
+        def fill(word: str) -> str:
+            return _NAME.sub(lambda found: known[found[1]], word)
+
+        said = tuple(map(fill, shlex.split(stage.run)))
         if " ".join(said).startswith(PLAIN):
             return said
         begun = self.config if stage.config is None else stage.config
-        config = ("--config", begun) if begun else ()
         settings = {**dict(_flat(self.set)), **dict(_flat(stage.set))}
-        pairs = (f"{key}={_literal(value, known)}" for key, value in settings.items())
-        return (*said, *config, *(word for pair in pairs for word in ("--set", pair)))
+        # A string is given as it is, everything else as TOML, which is JSON here.
+        pairs = (f"{key}={fill(value) if isinstance(value, str) else _text(value)}" for key, value in settings.items())
+        return (*said, *(("--config", begun) if begun else ()), *(word for pair in pairs for word in ("--set", pair)))
 
     def needs(self, name: str) -> tuple[str, ...]:
         """Return the stages and inputs that a stage names, each once."""
@@ -163,36 +166,22 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
         direct = frozenset(each for each in self.needs(name) if each in self.stages)
         return direct.union(*(self.upstream(each) for each in direct))
 
-    def _known(self, name: str, work: Path) -> dict[str, str]:
-        folders = {each: str(work / each) for each in self.stages}
-        return {
-            **{key: _text(value) for key, value in self.values.items()},
-            **self.inputs,
-            **folders,
-            "out": folders[name],
-        }
-
 
 def shipped_recipes() -> dict[str, Path]:
     """Return the files of the recipes that come with the package, by name."""
     return {file.stem: file for file in sorted(SHIPPED.glob("*.toml"))}
 
 
-def recipe_file(named: str) -> Path:
-    """Return the file of a recipe: that path, or one of the package, such as `tiny` or `recipes/tiny.toml`."""
-    path = Path(named)
-    ours = shipped_recipes().get(path.stem) if path.suffix in {"", ".toml"} else None
-    return ours if ours is not None and not path.is_file() and path.parts[:-1] in {(), ("recipes",)} else path
-
-
 def load_recipe(
     named: str, changes: Sequence[str] = (), inputs: Sequence[str] = (), *, complete: bool = True
 ) -> Recipe:
-    """Read a recipe: a TOML file, or the name of one that comes with the package. `changes`: `NAME=VALUE` for a value,
-    `STAGE.SETTING=VALUE` for a setting of a stage. `inputs`: `NAME=PLACE`, in place of the recipe's own. `complete`:
-    refuse a recipe with an input that has no place. Raises UsageError: there is no such recipe, or a change names
-    nothing of it; ConfigError: it cannot be understood."""
-    file = recipe_file(named)
+    """Read a recipe: a TOML file, or one of the package, such as `tiny` or `recipes/tiny.toml`. `changes`: `NAME=VALUE`
+    for a value, `STAGE.SETTING=VALUE` for a setting of a stage. `inputs`: `NAME=PLACE`, in place of the recipe's own.
+    `complete`: refuse a recipe with an input that has no place. Raises UsageError: there is no such recipe, or a change
+    names nothing of it; ConfigError: it cannot be understood."""
+    file = Path(named)
+    if file.suffix in {"", ".toml"} and not file.is_file() and file.parts[:-1] in {(), ("recipes",)}:
+        file = shipped_recipes().get(file.stem, file)
     if not file.is_file():
         raise UsageError(f"there is no recipe {named}: give a TOML file, or one of {', '.join(shipped_recipes())}")
     try:
@@ -249,21 +238,12 @@ def names_in(stage: RecipeStage) -> Iterator[str]:
             yield from _NAME.findall(value)
 
 
-def _fill(word: str, known: Mapping[str, str]) -> str:
-    return _NAME.sub(lambda found: known[found[1]], word)
-
-
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in tree.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def _literal(value: Any, known: Mapping[str, str]) -> str:
-    """Return a setting's value as `--set` reads it: a string as it is, everything else as TOML, which is JSON here."""
-    return _fill(value, known) if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def _text(value: Value) -> str:

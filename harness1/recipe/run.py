@@ -168,34 +168,23 @@ class RecipeRun:
         """Run every stage that has not passed. `start_from`: this stage and all that use its result are done again.
         `until`: the last stage to run; empty for all. Raises UsageError: the folder or the recipe is not what it was,
         or there is no such stage; StageFailed: a command or a gate failed."""
-        names = self.recipe.until(until)
+        names, stages = self.recipe.until(until), self.recipe.stages
         again = self.recipe.from_stage(start_from) if start_from else ()
         with hold_folder(self.work):
-            stages = self.recipe.stages
+            inputs = {name: self._hash(name) for name in self.recipe.inputs}
+            state = read_recipe_state(self.work) or RecipeState(title=self.recipe.title, recipe="", inputs=inputs)
+            if changed := [name for name, known in state.inputs.items() if inputs.get(name) != known]:
+                said = f"{self.work} was begun with other inputs ({', '.join(changed)})"
+                raise UsageError(f"{said}: restore them, or choose another --out")
             plan = {name: StagePlan(stages[name].says, stages[name].takes) for name in names}
-            self.state = replace(self._begin(), plan=plan)
-            write_json(self.work / JOURNAL, self.state)
-            if again:
-                kept = {name: record for name, record in self.state.stages.items() if name not in again}
-                self._write(kept)
+            self.state = replace(state, recipe=self.recipe.hash, inputs={**inputs, **state.inputs}, plan=plan)
+            self._write({name: record for name, record in state.stages.items() if name not in again})
             for name in again:
                 place = self.work / name
                 shutil.rmtree(place) if place.is_dir() else place.unlink(missing_ok=True)
             for name in names:
                 self._pass_stage(name)
             return self.state
-
-    def _begin(self) -> RecipeState:
-        inputs = {name: self._hash(name) for name in self.recipe.inputs}
-        state = read_recipe_state(self.work)
-        if state is None:
-            return RecipeState(title=self.recipe.title, recipe=self.recipe.hash, inputs=inputs)
-        changed = [name for name in state.inputs if inputs.get(name) != state.inputs[name]]
-        if changed:
-            raise UsageError(
-                f"{self.work} was begun with other inputs ({', '.join(changed)}): restore them, or choose another --out"
-            )
-        return replace(state, recipe=self.recipe.hash, inputs={**inputs, **state.inputs})
 
     def _pass_stage(self, name: str) -> None:
         stage, words, before = self.recipe.stages[name], self.recipe.words(name, self.work), self.state.stages.get(name)
@@ -237,7 +226,7 @@ class RecipeRun:
                 status="passed" if all(each.passed for each in findings) else "failed",
                 findings=findings,
                 artifact=artifact(place),
-                metrics=dict(metrics_of(place)),
+                metrics=metrics_of(place),
             )
         self._keep(name, record)
 
@@ -259,9 +248,8 @@ class RecipeRun:
 
     def _hash(self, name: str) -> str:
         """Return the hash of what a stage made, or of an input; of an input that is no file, its name."""
-        if name in self.recipe.stages:
-            return artifact(self.work / name)
-        return artifact(Path(self.recipe.inputs[name])) or self.recipe.inputs[name]
+        place = self.recipe.inputs.get(name, "")
+        return artifact(self.work / name) if name in self.recipe.stages else artifact(Path(place)) or place
 
 
 def run_verb(words: Sequence[str], log: Path, processes: int = 1, *, quiet: bool = False) -> int:
@@ -295,11 +283,10 @@ def put_in_words(finding: GateRuling) -> str:
     return f"gate {finding.gate}: {finding.says}: {value}, bound {finding.bound:g}{look}"
 
 
-def on_cluster(address: str, cores: float = 1.0) -> Execute:
+def on_cluster(address: str) -> Execute:
     """Return what runs a command on some node; folders must be absolute paths that all nodes have. `address`: of the
-    cluster; "auto": that of this machine; "local": a new one on this machine. `cores`: of each process of a command.
-    Raises MissingExtra: Ray is not installed; InfrastructureFault: there is no cluster, or a command's node was lost.
-    """
+    cluster; "auto": that of this machine; "local": a new one. Raises MissingExtra: Ray is not installed;
+    InfrastructureFault: there is no cluster, or a command's node was lost."""
     with optional("ray"):
         import ray
     try:
@@ -314,7 +301,7 @@ def on_cluster(address: str, cores: float = 1.0) -> Execute:
 
     def execute(words: Sequence[str], log: Path, processes: int) -> int:
         try:
-            return int(ray.get(remote.options(num_cpus=cores * processes).remote(tuple(words), log, processes)))
+            return int(ray.get(remote.options(num_cpus=processes).remote(tuple(words), log, processes)))
         except ray.exceptions.RayError as error:
             raise InfrastructureFault(f"a node of the cluster was lost: {error}") from error
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -86,37 +86,27 @@ def objective_of(recipe: Recipe) -> Objective:
     return recipe.objective
 
 
-def list_varied_stages(recipe: Recipe) -> frozenset[str]:
-    """Return the stages that a searched setting reaches, directly or through a stage before."""
-    own = {key.partition(".")[0] for key in recipe.search if key not in recipe.values}
-    values = {key for key in recipe.search if key in recipe.values}
-    own |= {name for name, stage in recipe.stages.items() if values & set(names_in(stage))}
-    return frozenset(name for name in recipe.stages if name in own or own & recipe.upstream(name))
-
-
-def list_needed_stages(recipe: Recipe) -> tuple[str, ...]:
-    """Return the stages that the objective and its looks need, in order."""
+def divide_stages(recipe: Recipe) -> tuple[list[str], list[str]]:
+    """Return the stages that the objective and its looks need, in order: those that all trials have in common, and
+    those that a searched setting reaches, directly or through a stage before."""
     objective = objective_of(recipe)
-    ends = [objective.stage, *objective.looks]
-    needed = frozenset(ends).union(*(recipe.upstream(name) for name in ends))
-    return tuple(name for name in recipe.stages if name in needed)
-
-
-def cut_shared_recipe(recipe: Recipe) -> Recipe:
-    """Return the recipe of the stages that all trials have in common."""
-    varied = list_varied_stages(recipe)
-    kept = {name: recipe.stages[name] for name in list_needed_stages(recipe) if name not in varied}
-    return replace(recipe, stages=kept, search={}, objective=None)
+    ends = {objective.stage, *objective.looks}
+    needed = [name for name in recipe.stages if any(name in (end, *recipe.upstream(end)) for end in ends)]
+    values = recipe.search.keys() & recipe.values.keys()
+    varied = {key.partition(".")[0] for key in recipe.search if key not in values}
+    varied |= {name for name, stage in recipe.stages.items() if values & {*names_in(stage)}}
+    own = [name for name in needed if varied & {name, *recipe.upstream(name)}]
+    return [name for name in needed if name not in own], own
 
 
 def trial_recipe(recipe: Recipe, settings: Mapping[str, Value], shared: Path) -> Recipe:
     """Return the recipe of one trial: the stages that its settings reach, over the folders of the shared ones."""
-    varied = list_varied_stages(recipe)
     tree = msgspec.to_builtins(recipe)
     for key, value in settings.items():
         put_setting(tree, key, value)
-    tree["inputs"] |= {name: str(shared / name) for name in cut_shared_recipe(recipe).stages}
-    tree["stages"] = {name: tree["stages"][name] for name in list_needed_stages(recipe) if name in varied}
+    common, own = divide_stages(recipe)
+    tree["inputs"] |= {name: str(shared / name) for name in common}
+    tree["stages"] = {name: tree["stages"][name] for name in own}
     return recipe_of(tree | {"search": {}, "objective": None}, recipe.title)
 
 
@@ -125,16 +115,14 @@ def is_near(one: Mapping[str, Value], other: Mapping[str, Value], search: Mappin
     `NEAR` of their range, on the scale on which they are drawn."""
     if not search.keys() <= one.keys() & other.keys():
         return False
-    for name, space in search.items():
-        a, b = one[name], other[name]
+
+    def is_close(space: Space, a: Value, b: Value) -> bool:
         if isinstance(a, str) or isinstance(b, str) or space.low is None or space.high is None:
-            is_close = a == b
-        else:
-            low, high, x, y = (math.log(each) if space.log else float(each) for each in (space.low, space.high, a, b))
-            is_close = abs(x - y) < NEAR * (high - low)
-        if not is_close:
-            return False
-    return True
+            return a == b
+        low, high, x, y = (math.log(each) if space.log else float(each) for each in (space.low, space.high, a, b))
+        return abs(x - y) < NEAR * (high - low)
+
+    return all(is_close(space, one[name], other[name]) for name, space in search.items())
 
 
 def best_of(results: Sequence[TrialResult], *, maximize: bool) -> TrialResult | None:
@@ -149,44 +137,20 @@ def tuning_subject(recipe: Recipe, shared: Path) -> str:
     stage, the size of the model as a power of two, the objective, and the names of the settings that are varied.
     `shared`: the folder of the shared stages, which are done."""
     objective = objective_of(recipe)
-    indexes = [name for name, stage in recipe.stages.items() if stage.run.startswith("index ")]
-    corpus = sorted(artifact(shared / name) for name in indexes)
-    words = recipe.words(objective.stage, shared)
-    settings = [word for before, word in pairwise(words) if before == "--set"]
-    config = StageCase(words, shared).option("--config") or None
-    size = sum(file.stat().st_size for place in _models(recipe, shared) for file in place.glob("*.safetensors"))
-    about = [corpus, load_config(config, settings).reward_hash, max(size, 1).bit_length()]
-    return digest([*about, objective.stage, objective.metric, sorted(recipe.search)])
-
-
-def _models(recipe: Recipe, shared: Path) -> Iterator[Path]:
+    corpus = sorted(artifact(shared / name) for name, stage in recipe.stages.items() if stage.run.startswith("index "))
+    models: list[Path] = []
     for name in recipe.stages:
         model = StageCase(recipe.words(name, shared), shared).option("--model").removeprefix("hf:")
         if model and "@" not in model and not Path(model).is_relative_to(shared):
-            yield resolve_model(model)
+            models.append(resolve_model(model))
         elif Path(model).is_dir():
-            yield Path(model)
-
-
-@dataclass(frozen=True)
-class Experience:
-    """The results of earlier trials about one subject, a line each; processes may append at the same time."""
-
-    folder: Path
-    subject: str
-
-    @property
-    def file(self) -> str:
-        return f"{self.subject[:16]}.jsonl"
-
-    def results(self) -> list[TrialResult]:
-        """Return what earlier trials left, oldest first; raise SchemaError for a line that is damaged."""
-        return read_results(self.folder, self.file)
-
-    def keep(self, result: TrialResult) -> None:
-        """Append the result of a trial."""
-        with Journal(self.folder, self.file, wait=True) as journal:
-            journal.write(msgspec.json.encode(result))
+            models.append(Path(model))
+    size = sum(file.stat().st_size for place in models for file in place.glob("*.safetensors"))
+    words = recipe.words(objective.stage, shared)
+    settings = [word for before, word in pairwise(words) if before == "--set"]
+    reward = load_config(StageCase(words, shared).option("--config") or None, settings).reward_hash
+    about = [corpus, reward, max(size, 1).bit_length()]
+    return digest([*about, objective.stage, objective.metric, sorted(recipe.search)])
 
 
 @dataclass
@@ -199,10 +163,12 @@ class Tuning:
     watch: Callable[[int | None], Watch]
     """Returns who is told of a trial's stages, by its number; None: of the shared stages."""
     seed: int = 0
-    experience: Callable[[Path], Experience] | None = None
-    """Returns the experience with the shared stages' folder at hand; None: nothing is read and nothing kept."""
+    experience: Path | None = None
+    """The folder of what tunings learned, a file for each subject; None: nothing is read and nothing kept."""
     on_result: Callable[[TrialResult], None] = lambda result: None
     results: list[TrialResult] = field(default_factory=list)
+    _known: Path | None = None
+    """The file of earlier trials about this subject, to which other processes may append at the same time."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _broken: int = 0
     _ended: bool = False
@@ -211,42 +177,37 @@ class Tuning:
         """Run trials until the folder holds this many, some at the same time; return all results in order. Raises
         UsageError: the recipe has nothing to tune, or the folder holds another tuning; StageFailed: a shared stage
         failed, or commands failed again and again; MissingExtra: Optuna is not installed."""
-        objective_of(self.recipe)
+        common, _ = divide_stages(self.recipe)
         with optional("tune"):
             import optuna
         with hold_folder(self.out, TUNING):
-            self.results = read_results(self.out)
+            self.results = read_results(self.out / RESULTS)
             self._describe()
-            RecipeRun(cut_shared_recipe(self.recipe), self.out / SHARED, self.execute, self.watch(None)).run()
-            known = self.experience(self.out / SHARED) if self.experience else None
-            self._describe(known.subject if known else "")
+            stages = {name: self.recipe.stages[name] for name in common}
+            shared = replace(self.recipe, stages=stages, search={}, objective=None)
+            RecipeRun(shared, self.out / SHARED, self.execute, self.watch(None)).run()
+            if self.experience:
+                subject = tuning_subject(self.recipe, self.out / SHARED)
+                self._known = self.experience / f"{subject[:16]}.jsonl"
+                self._describe(subject)
             optuna.logging.set_verbosity(optuna.logging.WARNING)
-            with Journal(self.out, RESULTS) as journal:
-                self._run_trials(self._open_study(known), known, journal, trials, parallel)
+            study = self._open_study()
+            at_work = [each for each in study.get_trials() if each.state.name == "RUNNING"]
+            waiting = [each for each in at_work if NUMBER in each.user_attrs]
+            with Journal(self.out, RESULTS) as journal, ThreadPoolExecutor(parallel) as pool:
+                futures = [pool.submit(self._work, study, waiting, trials, journal) for _ in range(parallel)]
+                try:  # an interrupt reaches the commands of the trials, too, and ends them all
+                    for future in futures:
+                        future.result()
+                finally:
+                    self._ended = True
         return sorted(self.results, key=lambda each: each.number)
 
-    def _run_trials(
-        self, study: optuna.Study, known: Experience | None, journal: Journal, trials: int, parallel: int
-    ) -> None:
-        """Run trials in threads. An interrupt reaches their commands, too, and ends them all."""
-        at_work = [each for each in study.get_trials() if each.state.name == "RUNNING"]
-        waiting = [each for each in at_work if NUMBER in each.user_attrs]
+    def _work(self, study: optuna.Study, waiting: list[Any], trials: int, journal: Journal) -> None:
+        while not self._ended and (trial := self._next(study, waiting, trials)) is not None:
+            self._run_trial(study, trial, journal)
 
-        def work() -> None:
-            while not self._ended and (trial := self._next(study, known, waiting, trials)) is not None:
-                self._run_trial(study, trial, known, journal)
-
-        with ThreadPoolExecutor(parallel) as pool:
-            futures = [pool.submit(work) for _ in range(parallel)]
-            try:
-                for future in futures:
-                    future.result()
-            finally:
-                self._ended = True
-
-    def _next(
-        self, study: optuna.Study, known: Experience | None, waiting: list[Any], trials: int
-    ) -> optuna.Trial | None:
+    def _next(self, study: optuna.Study, waiting: list[Any], trials: int) -> optuna.Trial | None:
         """Return a trial that was interrupted, or a further one with settings that have not failed; None if all are
         begun."""
         import optuna
@@ -255,11 +216,9 @@ class Tuning:
             if waiting:
                 return optuna.Trial(study, waiting.pop(0)._trial_id)
             begun = sum(NUMBER in each.user_attrs for each in study.get_trials())
-            if begun >= trials:
-                return None
-            earlier = [*self.results, *(known.results() if known else ())]
+            earlier = [*self.results, *(read_results(self._known) if self._known else ())]
             failed = [each.settings for each in earlier if each.failed]
-            for _ in range(DRAWS):
+            for _ in range(DRAWS if begun < trials else 0):
                 trial = study.ask(_distributions(self.recipe))
                 if not any(is_near(trial.params, each, self.recipe.search) for each in failed):
                     trial.set_user_attr(NUMBER, begun)
@@ -267,21 +226,39 @@ class Tuning:
                 study.tell(trial, state=optuna.trial.TrialState.FAIL)
             return None
 
-    def _run_trial(self, study: optuna.Study, trial: optuna.Trial, known: Experience | None, journal: Journal) -> None:
-        """Run a trial, and tell everybody who learns from it."""
+    def _run_trial(self, study: optuna.Study, trial: optuna.Trial, journal: Journal) -> None:
+        """Run a trial, stop it at a look where it is behind, and tell everybody who learns from it."""
         import optuna
 
         objective, number = objective_of(self.recipe), int(trial.user_attrs[NUMBER])
-        watch = _Looks(self.watch(number), objective.looks, trial, self._lock)
-        recipe = trial_recipe(self.recipe, trial.params, self.out / SHARED)
-        result = TrialResult(number=number, settings=trial.params)
+        watch, looks, took = self.watch(number), dict[str, float](), list[float]()
+
+        def look(event: Event, stage: str, record: StageRecord) -> None:
+            watch(event, stage, record)
+            if event == "begins":
+                return
+            took.append(record.seconds)
+            value = record.metrics.get(objective.looks.get(stage, ""))
+            if value is None or record.status != "passed":
+                return
+            looks[stage] = value
+            if event == "ends":
+                with self._lock:
+                    trial.report(value, [*objective.looks].index(stage))
+                    is_worse = trial.should_prune()
+                if is_worse:
+                    said = f"{objective.looks[stage]} of {stage} was {value:.4g}, worse than the median"
+                    raise optuna.TrialPruned(said)
+
+        result = TrialResult(number=number, settings=trial.params, looks=looks)
         try:
-            state = RecipeRun(recipe, self.out / f"trial-{number:04}", self.execute, watch).run()
+            recipe = trial_recipe(self.recipe, trial.params, self.out / SHARED)
+            state = RecipeRun(recipe, self.out / f"trial-{number:04}", self.execute, look).run()
             metrics = state.stages[objective.stage].metrics
             if objective.metric not in metrics:
                 raise UsageError(f"{objective.stage} has no metric {objective.metric}; it has {', '.join(metrics)}")
             result = replace(result, value=metrics[objective.metric])
-        except _Pruned as reason:
+        except optuna.TrialPruned as reason:
             result = replace(result, stopped=str(reason))
         except StageFailed as error:
             result = replace(result, stopped=str(error), failed=True)
@@ -290,16 +267,17 @@ class Tuning:
                 if self._broken >= BROKEN:  # the commands fail by themselves: the settings are not the cause
                     self._ended = True
                     raise
-        result = replace(result, looks=watch.seen, seconds=watch.seconds)
+        result = replace(result, seconds=sum(took, 0.0))
         with self._lock:
             study.tell(trial, result.value, None if result.value is not None else optuna.trial.TrialState.PRUNED)
             self.results.append(result)
             journal.write(msgspec.json.encode(result))
-            if known is not None:
-                known.keep(result)
+            if self._known is not None:
+                with Journal(self._known.parent, self._known.name, wait=True) as experience:
+                    experience.write(msgspec.json.encode(result))
             self.on_result(result)
 
-    def _open_study(self, known: Experience | None) -> optuna.Study:
+    def _open_study(self) -> optuna.Study:
         """Open the study; a new one begins with what earlier tunings learned, and tries their best settings first."""
         import optuna
         from optuna.storages import JournalStorage
@@ -314,10 +292,8 @@ class Tuning:
             sampler=optuna.samplers.TPESampler(seed=self.seed + len(self.results), n_startup_trials=5),
             pruner=optuna.pruners.MedianPruner(n_startup_trials=WARM, n_min_trials=WARM),
         )
-        if known is None or study.get_trials():
-            return study
         ranges, learned = _distributions(self.recipe), list[optuna.trial.FrozenTrial]()
-        for each in known.results():
+        for each in read_results(self._known) if self._known and not study.get_trials() else ():
             with suppress(ValueError):  # it was stopped, or its settings cannot be drawn here
                 made = optuna.trial.create_trial(params=each.settings, distributions=ranges, value=each.value)
                 learned.append(made)
@@ -343,47 +319,14 @@ class Tuning:
         write_json(self.out / TUNING, card)
 
 
-class _Pruned(Exception):
-    """A trial that looks worse than others at the same stage."""
-
-
-@dataclass
-class _Looks:
-    """Watches a trial, adds its time up, and stops it at a look."""
-
-    watch: Watch
-    looks: dict[str, str]
-    trial: optuna.Trial
-    lock: threading.Lock
-    seen: dict[str, float] = field(default_factory=dict)
-    seconds: float = 0.0
-
-    def __call__(self, event: Event, stage: str, record: StageRecord) -> None:
-        self.watch(event, stage, record)
-        if event == "begins":
-            return
-        self.seconds += record.seconds
-        value = record.metrics.get(self.looks.get(stage, ""))
-        if value is None or record.status != "passed":
-            return
-        self.seen[stage] = value
-        if event == "ends":
-            with self.lock:
-                self.trial.report(value, [*self.looks].index(stage))
-                is_worse = self.trial.should_prune()
-            if is_worse:
-                raise _Pruned(f"{self.looks[stage]} of {stage} was {value:.4g}, worse than the median")
-
-
 def read_tuning(out: Path) -> TuningCard | None:
     """Return the card of a tuning's folder, or None if it has none; raise SchemaError if it is damaged."""
     return read_record(out / TUNING, TuningCard, "the card of a tuning")
 
 
-def read_results(out: Path, file: str = RESULTS) -> list[TrialResult]:
+def read_results(file: Path) -> list[TrialResult]:
     """Return the results of trials in the order in which they ended; raise SchemaError if one is damaged."""
-    path = out / file
-    return list(read_line_records(path, TrialResult, "the result of a trial")) if path.is_file() else []
+    return list(read_line_records(file, TrialResult, "the result of a trial")) if file.is_file() else []
 
 
 def _distributions(recipe: Recipe) -> dict[str, Any]:

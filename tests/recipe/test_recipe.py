@@ -55,40 +55,30 @@ CHAIN: dict[str, Any] = {
     },
 }
 QUIET = {"faults": False, "terms": False}
+EVERY = ["index", "eval", "compare", "data"]
 
 
 class Commands:
-    """Plays `harness1`: writes a folder for each command, and remembers what was run."""
+    """Plays `harness1`: writes a folder for each command, and remembers what was run and told."""
 
     def __init__(self) -> None:
-        self.ran: list[tuple[str, ...]] = []
+        self.verbs: list[str] = []
         self.processes: list[int] = []
         self.codes: dict[str, int] = {}
-        self.before: Callable[[str], None] = lambda name: None
+        self.before: dict[str, Callable[[], object]] = {}
+        self.told: list[tuple[str, str]] = []
 
     def __call__(self, words: Sequence[str], log: Path, processes: int) -> int:
-        self.ran.append(tuple(words))
+        self.verbs.append(words[0])
         self.processes.append(processes)
-        name = log.stem
-        self.before(name)
+        self.before.get(log.stem, lambda: None)()
         if "--out" in words:
             folder = Path(words[words.index("--out") + 1])
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "made.txt").write_text(" ".join(words[:2]))
-        return self.codes.get(name, 0)
+        return self.codes.get(log.stem, 0)
 
-    @property
-    def verbs(self) -> list[str]:
-        return [words[0] for words in self.ran]
-
-
-class Quiet:
-    """Is told, and says nothing."""
-
-    def __init__(self) -> None:
-        self.told: list[tuple[str, str]] = []
-
-    def __call__(self, event: str, stage: str, record: StageRecord) -> None:
+    def watch(self, event: str, stage: str, record: StageRecord) -> None:
         self.told.append((event, stage))
 
 
@@ -108,7 +98,7 @@ def recipe(notes: Path, **stages: dict[str, Any]) -> Recipe:
 
 
 def work_of(notes: Path, commands: Commands, **stages: dict[str, Any]) -> RecipeRun:
-    return RecipeRun(recipe(notes, **stages), notes.parent / "work", commands, Quiet())
+    return RecipeRun(recipe(notes, **stages), notes.parent / "work", commands, commands.watch)
 
 
 def test_a_stage_is_a_command_with_its_settings(notes: Path) -> None:
@@ -121,17 +111,9 @@ def test_a_stage_is_a_command_with_its_settings(notes: Path) -> None:
         *("eval", "w/first", "--limit", "3", "--out", "w/second", "--config", "micro"),
         *("--set", "machine.workers=1", "--set", "env.max_turns=4"),
     )
-    assert made.words("third", Path("w")) == ("compare", "w/second", "w/second", "--out", "w/third")
-
-
-def test_folders_with_spaces_stay_one_word(notes: Path) -> None:
-    assert recipe(notes).words("second", Path("my work"))[1] == "my work/first"
-
-
-def test_stages_may_train_in_several_processes(notes: Path) -> None:
-    commands = Commands()
-    work_of(notes, commands, second={**CHAIN["stages"]["second"], "processes": 4}).run()
-    assert commands.processes == [1, 4, 1, 1]
+    assert made.words("third", Path("my work")) == (
+        *("compare", "my work/second", "my work/second", "--out", "my work/third"),
+    )
 
 
 @pytest.mark.parametrize(
@@ -230,25 +212,30 @@ def test_changes_and_inputs_reach_the_commands() -> None:
 
 
 def test_stages_run_in_order_and_nothing_is_done_twice(notes: Path) -> None:
-    commands = Commands()
-    journal = work_of(notes, commands).run()
-    assert commands.verbs == ["index", "eval", "compare", "data"]
+    commands, second = Commands(), {**CHAIN["stages"]["second"], "processes": 4}
+    journal = work_of(notes, commands, second=second).run()
+    assert commands.verbs == EVERY
+    assert commands.processes == [1, 4, 1, 1]
     assert {record.status for record in journal.stages.values()} == {"passed"}
-    again = work_of(notes, commands)
-    assert again.run() == journal
-    assert len(commands.ran) == 4
-    assert again.watch.told == [("had passed", name) for name in CHAIN["stages"]]
+    again = Commands()
+    assert work_of(notes, again, second=second).run() == journal
+    assert again.verbs == []
+    assert again.told == [("had passed", name) for name in CHAIN["stages"]]
 
 
-def test_a_command_that_fails_stops_there_and_is_run_again(notes: Path) -> None:
+def test_a_command_that_fails_stops_there_and_is_run_again_with_other_settings_if_it_made_nothing(notes: Path) -> None:
     commands = Commands()
-    commands.codes["second"] = 3
+    commands.codes = {"second": 3, "aside": 2}
     with pytest.raises(StageFailed, match="stage second failed: its command ended with exit code 3"):
         work_of(notes, commands).run()
     assert commands.verbs == ["index", "eval"]
+    del commands.codes["second"]
+    with pytest.raises(StageFailed, match="stage aside failed"):
+        work_of(notes, commands).run()
     commands.codes.clear()
-    work_of(notes, commands).run()
-    assert commands.verbs == ["index", "eval", "eval", "compare", "data"]
+    journal = work_of(notes, commands, aside={"run": "data check {first}"}).run()
+    assert {each.status for each in journal.stages.values()} == {"passed"}
+    assert commands.verbs == ["index", "eval", *EVERY[1:], "data"]
 
 
 @pytest.mark.parametrize(("bound", "passes"), [(0.0, False), (2.0, True)])
@@ -259,13 +246,12 @@ def test_broken_episodes_are_judged_by_their_gate_and_not_by_the_exit_code(
     commands.codes["second"] = 3
     card = Stage("run", {}, "finished", gates={"missing": 0, "failures": {"infra_error": 2}})
 
-    def write_card(name: str) -> None:
-        if name == "second":
-            card.write(notes.parent / "work" / name)
-            metrics = '{"reward": {"mean": null}, "turns": {"mean": 2}}'
-            (notes.parent / "work" / name / "metrics.json").write_text(metrics)
+    def write_card() -> None:
+        folder = notes.parent / "work" / "second"
+        card.write(folder)
+        (folder / "metrics.json").write_text('{"reward": {"mean": null}, "turns": {"mean": 2}}')
 
-    commands.before = write_card
+    commands.before["second"] = write_card
     work = work_of(notes, commands, second={**CHAIN["stages"]["second"], "gates": {"faults": bound}})
     if passes:
         assert work.run().stages["second"].status == "passed"
@@ -284,37 +270,26 @@ def test_a_gate_that_fails_stops_there_and_names_check_value_bound_and_command(n
     assert put_in_words(finding).startswith("gate documents: documents in the index")
     assert "bound 1; look closer: harness1 index check" in put_in_words(finding)
     work_of(notes, commands).run()  # the bound was the mistake
-    assert commands.verbs == ["index", "index", "eval", "compare", "data"]
+    assert commands.verbs == ["index", *EVERY]
 
 
 def test_after_an_interrupt_the_stage_at_work_goes_on(notes: Path) -> None:
     commands = Commands()
 
-    def interrupt(name: str) -> None:
-        if name == "second":
-            raise KeyboardInterrupt
+    def interrupt() -> None:
+        raise KeyboardInterrupt
 
-    commands.before = interrupt
+    commands.before["second"] = interrupt
     with pytest.raises(KeyboardInterrupt) as ended:
         work_of(notes, commands).run()
     assert ended.value.__notes__ == ["the same command goes on from here"]
-    journal = read_recipe_state(notes.parent / "work")
-    assert journal.stages["second"].status == "running"
-    commands.before = lambda name: None
+    assert read_recipe_state(notes.parent / "work").stages["second"].status == "running"
+    commands.before.clear()
     work_of(notes, commands).run()
-    assert commands.verbs == ["index", "eval", "eval", "compare", "data"]
+    assert commands.verbs == ["index", "eval", *EVERY[1:]]
 
 
-def test_from_a_stage_it_and_what_uses_it_are_done_again(notes: Path) -> None:
-    commands = Commands()
-    work_of(notes, commands).run()
-    work_of(notes, commands).run(start_from="second")
-    assert commands.verbs[4:] == ["eval", "compare"]
-    with pytest.raises(UsageError, match="there is no stage fourth; there are first, second"):
-        work_of(notes, commands).run(start_from="fourth")
-
-
-def test_a_changed_setting_asks_for_the_stage_to_be_done_again(notes: Path) -> None:
+def test_a_changed_setting_asks_for_the_stage_and_what_uses_it_to_be_done_again(notes: Path) -> None:
     commands = Commands()
     work_of(notes, commands).run()
     other = {"run": "eval {first} --limit 9 --out {out}"}
@@ -322,17 +297,8 @@ def test_a_changed_setting_asks_for_the_stage_to_be_done_again(notes: Path) -> N
         work_of(notes, commands, second=other).run()
     work_of(notes, commands, second=other).run(start_from="second")
     assert commands.verbs[4:] == ["eval", "compare"]
-
-
-def test_a_stage_that_failed_before_it_made_anything_is_done_with_other_settings(notes: Path) -> None:
-    commands = Commands()
-    commands.codes = {"aside": 2}
-    with pytest.raises(StageFailed, match="stage aside failed"):
-        work_of(notes, commands).run()
-    commands.codes = {}
-    journal = work_of(notes, commands, aside={"run": "data check {first}"}).run()
-    assert {each.status for each in journal.stages.values()} == {"passed"}
-    assert commands.verbs.count("index") == 1
+    with pytest.raises(UsageError, match="there is no stage fourth; there are first, second"):
+        work_of(notes, commands).run(start_from="fourth")
 
 
 def test_an_input_that_changed_since_the_start_is_refused(notes: Path) -> None:
@@ -344,35 +310,24 @@ def test_an_input_that_changed_since_the_start_is_refused(notes: Path) -> None:
     assert commands.verbs == ["index"]
 
 
-def test_an_input_that_changes_during_a_run_fails_the_stage_that_uses_it(notes: Path) -> None:
+@pytest.mark.parametrize(
+    ("place", "during", "failed", "ran"),
+    [
+        ("notes/b.md", "aside", "aside failed: gate unchanged: changes to notes", EVERY),
+        ("work/first/made.txt", "second", "second failed: gate unchanged: .*first", EVERY[:2]),
+        ("work/first/made.txt", "", "first failed: gate unchanged: .*first", EVERY[:1]),
+    ],
+)
+def test_what_somebody_changed_is_not_used(notes: Path, place: str, during: str, failed: str, ran: list[str]) -> None:
     commands = Commands()
-
-    def write(name: str) -> None:
-        if name == "aside":
-            (notes / "b.md").write_text("x")
-
-    commands.before = write
-    with pytest.raises(StageFailed, match="stage aside failed: gate unchanged: changes to notes"):
-        work_of(notes, commands).run()
-
-
-@pytest.mark.parametrize("during", [False, True])
-def test_what_a_stage_made_and_somebody_changed_is_not_used(notes: Path, during: bool) -> None:
-    commands, work = Commands(), work_of(notes, Commands())
-    place = work.work / "first" / "made.txt"
     work = work_of(notes, commands)
-
-    def change() -> None:
-        place.write_text("foreign")
-
-    if during:
-        commands.before = lambda name: None if name == "first" else change()
-    else:
+    commands.before[during] = lambda: (notes.parent / place).write_text("foreign")
+    if not during:
         work.run(until="first")
-        change()
-    with pytest.raises(StageFailed, match=rf"stage {'second' if during else 'first'} failed: gate unchanged: .*first"):
+        commands.before[during]()
+    with pytest.raises(StageFailed, match=f"stage {failed}"):
         work.run()
-    assert commands.verbs == (["index", "eval"] if during else ["index"])
+    assert commands.verbs == ran
 
 
 def test_who_only_looks_whether_a_recipe_is_at_work_does_not_refuse_it(notes: Path) -> None:
@@ -387,7 +342,7 @@ def test_who_only_looks_whether_a_recipe_is_at_work_does_not_refuse_it(notes: Pa
 
 def test_a_folder_of_something_else_or_at_work_is_refused(notes: Path) -> None:
     with pytest.raises(UsageError, match="notes is not empty and holds no recipe"):
-        RecipeRun(recipe(notes), notes, Commands(), Quiet()).run()
+        RecipeRun(recipe(notes), notes, Commands(), Commands().watch).run()
     work = work_of(notes, Commands())
     with hold_folder(work.work), pytest.raises(UsageError, match="work is at work in another process"):
         work.run()

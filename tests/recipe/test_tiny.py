@@ -31,7 +31,7 @@ from harness1.training.log import LOG
 TOY = ["documents=200", "samples=1", "epochs=8", "checked=20", "batches=2", "tasks=10"]
 TOY += ["rl.gates.progress=false", "compare.gates.better=false"]
 """Settings of two minutes, too short to be sure of progress."""
-Plant = Callable[[Path], None]
+Plant = Callable[[Path], object]
 
 
 def tiny(out: Path) -> subprocess.CompletedProcess[str]:
@@ -97,9 +97,13 @@ def test_without_a_fault_no_gate_fails(finished: Path) -> None:
     assert failing(finished) == {}
 
 
-def card(folder: Path, **changes: object) -> None:
+def card(folder: Path, field: str, **changes: object) -> None:
     stage = read_stage(folder)
-    stage.write(folder, **changes)
+    stage.write(folder, **{field: getattr(stage, field) | changes})
+
+
+def edit(path: Path, **changes: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 def rewrite(folder: Path, change: Callable[[Episode], Episode]) -> None:
@@ -114,39 +118,28 @@ def rewrite(folder: Path, change: Callable[[Episode], Episode]) -> None:
     stage.write(folder, outputs={key: value for key, value in stage.outputs.items() if key != LINES})
 
 
-def with_reward(total: float | None) -> Callable[[Episode], Episode]:
+def add_to_reward(folder: Path, more: float) -> None:
     def change(episode: Episode) -> Episode:
-        reward = RewardRecord(episode.reward.total + 0.01 if total is None else total, episode.reward.terms)
+        reward = RewardRecord(episode.reward.total + more, episode.reward.terms)
         return msgspec.structs.replace(episode, reward=reward)
 
-    return change
+    rewrite(folder, change)
 
 
-def nan_in_log(folder: Path) -> None:
-    lines = [json.loads(line) for line in (folder / LOG).read_text().splitlines()]
-    next(line for line in lines if "loss" in line)["loss"] = None  # as NaN is written
-    (folder / LOG).write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-def logged(folder: Path, **values: float) -> None:
+def log(folder: Path, **values: float | None) -> None:
     lines = [json.loads(line) for line in (folder / LOG).read_text().splitlines()]
     lines = [line | {name: value for name, value in values.items() if name in line} for line in lines]
     (folder / LOG).write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def empty_index(folder: Path) -> None:
-    stage = read_stage(folder)
-    card(folder, outputs=stage.outputs | {"documents": 0})
-
-
-def flipped_byte(folder: Path) -> None:
+def flip_byte(folder: Path) -> None:
     path = max((each for each in folder.rglob("*") if each.is_file()), key=lambda each: each.stat().st_size)
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
 
 
-def gold_of_two_splits(folder: Path) -> None:
+def share_gold(folder: Path) -> None:
     test = (folder / beir.QRELS / "test.tsv").read_text().splitlines()
     query = test[1].partition("\t")[0]
     gold = [line.partition("\t")[2] for line in test if line.startswith(f"{query}\t")]
@@ -156,11 +149,7 @@ def gold_of_two_splits(folder: Path) -> None:
     (folder / beir.QRELS / "train.tsv").write_text("\n".join([*kept, *(f"{first}\t{each}" for each in gold)]) + "\n")
 
 
-def no_training_tasks(folder: Path) -> None:
-    (folder / beir.QRELS / "train.tsv").unlink()
-
-
-def poisoned_mask(folder: Path) -> None:
+def poison_mask(folder: Path) -> None:
     rows = list(RowFile(folder / TRAIN))
     mask = list(rows[0].loss_mask)
     mask[0] = 1 - mask[0]
@@ -168,43 +157,17 @@ def poisoned_mask(folder: Path) -> None:
     write_rows(folder / TRAIN, rows)
 
 
-def no_rows(folder: Path) -> None:
-    (folder / TRAIN).write_bytes(b"")
-
-
-def foreign_tokenizer(folder: Path) -> None:
+def change_tokenizer(folder: Path) -> None:
     (folder / TOKENIZER).write_text((folder / TOKENIZER).read_text() + " ")
 
 
-def foreign_checkpoint(folder: Path) -> None:
-    found = json.loads((folder / CHECKPOINT).read_text())
-    (folder / CHECKPOINT).write_text(json.dumps(found | {"base": "0" * 64}))
-
-
-def worse_than_the_start(folder: Path) -> None:
-    found = json.loads((folder / CHECKPOINT).read_text())
-    found["metrics"] |= {"nll": 99.0, "reward": -9.0}
-    (folder / CHECKPOINT).write_text(json.dumps(found))
-
-
-def nothing_admitted(folder: Path) -> None:
+def admit_nothing(folder: Path) -> None:
     report = read_report(folder)
     tasks = tuple(msgspec.structs.replace(each, rejected=("solved",)) for each in report.tasks)
     (folder / REPORT).write_bytes(msgspec.json.encode(msgspec.structs.replace(report, tasks=tasks)))
 
 
-def broken_by_infrastructure(folder: Path) -> None:
-    stage = read_stage(folder)
-    card(folder, gates=stage.gates | {"failures": {"infra_error": 1}})
-
-
-def metric(folder: Path) -> None:
-    found = json.loads((folder / "metrics.json").read_text())
-    found["curated_recall"]["mean"] = 0.1
-    (folder / "metrics.json").write_text(json.dumps(found))
-
-
-def invalid_actions(folder: Path) -> None:
+def drop_actions(folder: Path) -> None:
     def change(episode: Episode) -> Episode:
         turns = tuple(msgspec.structs.replace(turn, action=None) for turn in episode.turns)
         return msgspec.structs.replace(episode, turns=turns * 400)
@@ -212,30 +175,34 @@ def invalid_actions(folder: Path) -> None:
     rewrite(folder, change)
 
 
+NAN_IN_LOG: Plant = lambda folder: log(folder, loss=None)  # noqa: E731 - as NaN is written
+FOREIGN: Plant = lambda folder: edit(folder / CHECKPOINT, base="0" * 64)  # noqa: E731
+WORSE: Plant = lambda folder: edit(folder / CHECKPOINT, metrics={"nll": 99.0, "reward": -9.0})  # noqa: E731
+LOW_RECALL: Plant = lambda folder: edit(folder / "metrics.json", curated_recall={"mean": 0.1})  # noqa: E731
 PLANTS: list[tuple[str, str, Plant]] = [
-    ("world", "tasks", no_training_tasks),
-    ("world", "shared_gold", gold_of_two_splits),
-    ("index", "documents", empty_index),
-    ("index", "damaged", flipped_byte),
-    ("teacher", "faults", broken_by_infrastructure),
-    ("teacher", "terms", lambda folder: rewrite(folder, with_reward(None))),
-    ("teacher", "terms", lambda folder: rewrite(folder, with_reward(float("nan")))),
-    ("teacher", "valid", invalid_actions),
-    ("teacher", "recall", metric),
-    ("rows", "rows", no_rows),
-    ("rows", "masks", poisoned_mask),
-    ("sft", "tokenizer", foreign_tokenizer),
-    ("sft", "finite", nan_in_log),
-    ("sft", "origin", foreign_checkpoint),
-    ("sft", "progress", worse_than_the_start),
-    ("admission", "admitted", nothing_admitted),
-    ("rl", "finite", nan_in_log),
-    ("rl", "origin", foreign_checkpoint),
-    ("rl", "progress", worse_than_the_start),
-    ("rl", "start", lambda folder: logged(folder, **{"gate/mean_k3": 0.1})),
-    ("rl", "signal", lambda folder: logged(folder, zero_variance=1.0)),
-    ("rl", "terms", lambda folder: rewrite(folder / OWN, with_reward(None))),
-    ("oracle", "oracle", metric),
+    ("world", "tasks", lambda folder: (folder / beir.QRELS / "train.tsv").unlink()),
+    ("world", "shared_gold", share_gold),
+    ("index", "documents", lambda folder: card(folder, "outputs", documents=0)),
+    ("index", "damaged", flip_byte),
+    ("teacher", "faults", lambda folder: card(folder, "gates", failures={"infra_error": 1})),
+    ("teacher", "terms", lambda folder: add_to_reward(folder, 0.01)),
+    ("teacher", "terms", lambda folder: add_to_reward(folder, float("nan"))),
+    ("teacher", "valid", drop_actions),
+    ("teacher", "recall", LOW_RECALL),
+    ("rows", "rows", lambda folder: (folder / TRAIN).write_bytes(b"")),
+    ("rows", "masks", poison_mask),
+    ("sft", "tokenizer", change_tokenizer),
+    ("sft", "finite", NAN_IN_LOG),
+    ("sft", "origin", FOREIGN),
+    ("sft", "progress", WORSE),
+    ("admission", "admitted", admit_nothing),
+    ("rl", "finite", NAN_IN_LOG),
+    ("rl", "origin", FOREIGN),
+    ("rl", "progress", WORSE),
+    ("rl", "start", lambda folder: log(folder, **{"gate/mean_k3": 0.1})),
+    ("rl", "signal", lambda folder: log(folder, zero_variance=1.0)),
+    ("rl", "terms", lambda folder: add_to_reward(folder / OWN, 0.01)),
+    ("oracle", "oracle", LOW_RECALL),
 ]
 
 
@@ -260,7 +227,7 @@ def test_a_planted_fault_is_found_by_its_gate_at_its_stage(
 @pytest.mark.parametrize("stage", ["world", "sft", "rows"])
 def test_a_file_that_was_changed_since_stops_the_recipe(finished: Path, tmp_path: Path, stage: str) -> None:
     """A changed evaluation file, a foreign checkpoint, poisoned rows: found where they lie, before they are used."""
-    plants = {"world": gold_of_two_splits, "sft": foreign_tokenizer, "rows": poisoned_mask}
+    plants = {"world": share_gold, "sft": change_tokenizer, "rows": poison_mask}
     work = tmp_path / "work"
     shutil.copytree(finished, work)
     plants[stage](work / stage)

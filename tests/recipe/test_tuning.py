@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -18,26 +19,23 @@ from harness1.recipe.gates import GATES, StageCase
 from harness1.recipe.recipe import Objective, Recipe, Space, load_recipe, recipe_of
 from harness1.recipe.run import StageFailed
 from harness1.recipe.tuning import (
-    Experience,
+    RESULTS,
     TrialResult,
     Tuning,
     best_of,
-    cut_shared_recipe,
+    divide_stages,
     is_near,
-    list_needed_stages,
-    list_varied_stages,
     read_results,
     read_tuning,
     trial_recipe,
     tuning_subject,
 )
 from harness1.runs.files import write_json
+from harness1.runs.journal import Journal
 from harness1.viewer.work import write_page
 from tests.cli.commands import command_in_process
 
 SEARCH = {"rate": Space(low=1e-4, high=1e-2, log=True), "samples": Space(choices=(4, 8))}
-
-
 SFT_BEST, RL_BEST = 4e-3, 3e-4
 """The best rates of both trainings."""
 
@@ -89,30 +87,20 @@ def write_checkpoint(out: Path, metrics: dict[str, float]) -> None:
 
 
 def tuning(out: Path, execute: Any, recipe: Recipe | None = None, kept: Path | None = None, seed: int = 0) -> Tuning:
-    experience = None if kept is None else lambda shared: Experience(kept, "subject")
-    return Tuning(recipe or tiny(), out, execute, lambda trial: lambda *_: None, seed, experience)
+    return Tuning(recipe or tiny(), out, execute, lambda trial: lambda *_: None, seed, kept)
 
 
 def test_what_no_setting_reaches_is_shared_and_the_rest_is_each_trials_own() -> None:
     recipe = load_recipe("tiny")
-    assert list_needed_stages(recipe) == ("world", "index", "model", "teacher", "rows", "sft", "rl")
-    assert list_varied_stages(recipe) >= {"sft", "admission", "rl", "eval-rl"}
-    assert [*cut_shared_recipe(recipe).stages] == ["world", "index", "model", "teacher", "rows"]
+    assert divide_stages(recipe) == (["world", "index", "model", "teacher", "rows"], ["sft", "rl"])
     trial = trial_recipe(recipe, {"sft.train.rate": 0.005, "rl.rl.samples": 4}, Path("/t/shared"))
     assert [*trial.stages] == ["sft", "rl"]
     words = trial.words("sft", Path("/t/trial-0000"))
     assert words[:4] == ("sft", "train", "/t/shared/rows", "--model")
     assert "train.rate=0.005" in words
     assert "rl.samples=4" in trial.words("rl", Path("/t/trial-0000"))
-
-
-def test_a_varied_value_reaches_the_stages_that_use_it() -> None:
-    recipe = load_recipe("tiny")
-    tree = {"title": "t", "stages": {}, "values": recipe.values}
-    stages = {name: {"run": stage.run, "set": stage.set} for name, stage in recipe.stages.items()}
-    varied = recipe_of(tree | {"stages": stages, "search": {"samples": {"choices": [1, 2]}}}, "t")
-    assert "teacher" in list_varied_stages(varied)
-    assert "world" not in list_varied_stages(varied)
+    by_value = replace(recipe, search={"samples": Space(choices=(1, 2))})
+    assert divide_stages(by_value) == (["world", "index", "model"], ["teacher", "rows", "sft", "rl"])
 
 
 @pytest.mark.parametrize(
@@ -155,10 +143,14 @@ def test_a_trial_that_looks_worse_is_stopped_there(tmp_path: Path) -> None:
 
 
 def test_after_an_interrupt_the_trial_at_work_goes_on(tmp_path: Path) -> None:
-    commands = Simulation("trial-0001/rl")
     with pytest.raises(KeyboardInterrupt):
-        tuning(tmp_path / "t", commands).run(trials=3, parallel=1)
-    first = read_results(tmp_path / "t")
+        tuning(tmp_path / "t", Simulation("trial-0000/sft")).run(trials=3, parallel=1)
+    card = read_tuning(tmp_path / "t")
+    assert card is not None
+    assert "<circle" not in write_page(tmp_path / "t", card, []).read_text()
+    with pytest.raises(KeyboardInterrupt):
+        tuning(tmp_path / "t", Simulation("trial-0001/rl")).run(trials=3, parallel=1)
+    first = read_results(tmp_path / "t" / RESULTS)
     assert [each.number for each in first] == [0]
     again = Simulation()
     results = tuning(tmp_path / "t", again).run(trials=3, parallel=1)
@@ -186,19 +178,17 @@ def test_commands_that_fail_again_and_again_end_the_tuning(tmp_path: Path) -> No
 
     with pytest.raises(StageFailed, match="exit code 3"):
         tuning(tmp_path / "t", execute).run(trials=9, parallel=1)
-    assert len(read_results(tmp_path / "t")) < 3
+    assert len(read_results(tmp_path / "t" / RESULTS)) < 3
 
 
 def test_what_was_learned_comes_first_where_it_can_be_drawn(tmp_path: Path) -> None:
     first = tuning(tmp_path / "a", Simulation(), kept=tmp_path / "kept").run(trials=8, parallel=1)
     drawn = first[0].settings
-    for settings in (
-        {**drawn, "sft.train.rate": 1.0},
-        {**drawn, "rl.rl.samples": 5},
-        {},
-        {**drawn, "sft.train.rate": "a"},
-    ):
-        Experience(tmp_path / "kept", "subject").keep(TrialResult(number=99, settings=settings, value=9.0))
+    [known] = (tmp_path / "kept").iterdir()
+    changes: list[dict[str, Any]] = [{"sft.train.rate": 1.0}, {"rl.rl.samples": 5}, {"sft.train.rate": "a"}]
+    for settings in ({}, *({**drawn, **each} for each in changes)):
+        with Journal(known.parent, known.name) as journal:
+            journal.write(msgspec.json.encode(TrialResult(number=99, settings=settings, value=9.0)))
     second = tuning(tmp_path / "b", Simulation(), kept=tmp_path / "kept", seed=9).run(trials=2, parallel=1)
     best = best_of(first, maximize=True)
     assert second[0].settings == best.settings
@@ -255,12 +245,3 @@ def test_the_table_and_the_page_show_every_trial(
     assert page.count('class="best"') == 4
     assert f"trial {best.number}" in page
     assert harness1("tune", "show", str(tmp_path)).code == 2
-
-
-def test_a_page_without_results_can_be_written(tmp_path: Path) -> None:
-    commands = Simulation("trial-0000/sft")
-    with pytest.raises(KeyboardInterrupt):
-        tuning(tmp_path / "t", commands).run(trials=1, parallel=1)
-    card = read_tuning(tmp_path / "t")
-    assert card is not None
-    assert "<circle" not in write_page(tmp_path / "t", card, []).read_text()
