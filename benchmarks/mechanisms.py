@@ -34,7 +34,7 @@ from harness1.config import Config, load_config
 from harness1.data import beir
 from harness1.data.leaks import gold_set
 from harness1.data.open import open_source
-from harness1.data.world import build_world, republish
+from harness1.data.world import SyntheticWorld, republish
 from harness1.errors import UsageError
 from harness1.eval.ablations import ABLATIONS
 from harness1.eval.statistics import bootstrap_mean
@@ -91,7 +91,7 @@ def write_pages(folder: Path, size: int, tasks: int) -> None:
     """Write the world: at most `tasks` questions a split, of one document or two in equal numbers."""
     if beir.is_beir(folder):
         return
-    world, others = open_source(f"world:{size}"), build_world(size, seed=1)
+    world, others = open_source(f"world:{size}"), SyntheticWorld(size, seed=1)
     kept = [task for split in SPLITS for task in _mixed(world.tasks(split), tasks)]
     asked = {doc_id for task in kept for doc_id in gold_set(task.gold)}
     beir.write(folder, _pages(world.documents(), asked, [page.text for page in others.documents()]), kept)

@@ -30,7 +30,7 @@ if not __package__:
 
 from benchmarks.workload import MESSAGE_TOKENS, EncodingCounter, tokenizer
 from harness1.config import Env, Index, Rendering
-from harness1.data.world import build_world
+from harness1.data.world import SyntheticWorld
 from harness1.env.environment import SearchEnv
 from harness1.env.pieces import Piece
 from harness1.env.render import Context
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Measure and print; return what `--json` prints."""
     options = _options(arguments)
     encoding = tokenizer(options.vocab)
-    world = build_world(options.world)
+    world = SyntheticWorld(options.world)
     tasks = world.tasks["test"][: options.episodes]
     report: dict[str, Any] = {"tokenizer": encoding.name, "episodes": len(tasks), "turns": options.turns, "limits": {}}
     with tempfile.TemporaryDirectory() as folder:

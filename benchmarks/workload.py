@@ -27,7 +27,7 @@ import tiktoken
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
 from harness1.data.source import Source
-from harness1.data.world import build_world
+from harness1.data.world import SyntheticWorld
 from harness1.env.pieces import Piece
 from harness1.errors import UsageError
 from harness1.memory.dedup import guard
@@ -166,7 +166,7 @@ def _name(rng: random.Random) -> str:
 @lru_cache(maxsize=1)
 def _common_words() -> tuple[str, ...]:
     """Return the lower-case words of a synthetic world, repeated as often as they occur."""
-    words = (word for document in build_world(WORLD_SIZE).documents() for word in document.text.split())
+    words = (word for document in SyntheticWorld(WORLD_SIZE).documents() for word in document.text.split())
     return tuple(word for word in words if word.isalpha() and word.islower())
 
 

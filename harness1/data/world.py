@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
 from itertools import islice
+from typing import NamedTuple
 
 import msgspec
 
@@ -98,8 +98,7 @@ MENTIONS: dict[Kind, str] = {"filing": "the {}", "river": "the {}", "institute":
                              "book": "the book {}"}  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Hop:
+class Hop(NamedTuple):
     """One relation followed. `inverse`: against its direction. `period` picks one filing of a company."""
 
     relation: str
@@ -107,8 +106,7 @@ class Hop:
     period: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class WorldQuestion:
+class WorldQuestion(NamedTuple):
     """A chain of facts to find. `documents` are the indices of the entities whose documents state them, in order."""
 
     start: int
@@ -136,8 +134,7 @@ class Walker:
         steps: list[Hop] = []
         while True:
             options = list(self.options(at, visited, last=len({*documents, at}) == hops))
-            full = len(documents) == hops
-            if full:
+            if len(documents) == hops:
                 options = [option for option in options if not option[0].inverse and at in documents]
                 if steps and (not options or rng.random() < 0.3):
                     return self.finish(start, steps, documents, self.entities[at].name, visited[:-1])
@@ -157,11 +154,9 @@ class Walker:
 
     def options(self, at: int, visited: Sequence[int], last: bool) -> Iterator[tuple[Hop, int | str]]:
         """Yield the steps that can be asked for from an entity, with their results; only those with one outcome."""
-        for relation, target in self.entities[at].facts.items():
-            wording = WORDINGS.get(relation)
-            if wording is None or not wording.ask or at in self.reserved:
-                continue
-            if last if isinstance(target, str) else target not in visited:
+        for relation, target in self.entities[at].facts.items() if at not in self.reserved else ():
+            is_asked = relation in WORDINGS and WORDINGS[relation].ask
+            if is_asked and (last if isinstance(target, str) else target not in visited):
                 yield Hop(relation), target
         for relation, sources in self.pointing.get(at, {}).items():
             if relation == "filed_by":
@@ -191,10 +186,7 @@ class Walker:
 def questions(walker: Walker, rng: random.Random, wanted: int) -> Iterator[WorldQuestion]:
     """Yield different questions, as evenly over 1 to 4 hops and over the kinds of starting entities as the world
     allows: more than `wanted`, except in a small world."""
-    by_kind: dict[Kind, list[int]] = {}
-    for entity in walker.entities:
-        by_kind.setdefault(entity.kind, []).append(entity.index)
-    pools = list(by_kind.values())
+    pools = list(kind_ranges(len(walker.entities)).values())
     found: set[tuple[int, tuple[Hop, ...]]] = set()
     for attempt in range(40 * wanted + 400):
         start = pick(rng, pools[below(rng, len(pools))])
@@ -225,10 +217,8 @@ def questions_about_people(walker: Walker, rng: random.Random) -> Iterator[World
 
 
 def by_split(found: Iterable[WorldQuestion], wanted: Mapping[str, int]) -> dict[str, list[WorldQuestion]]:
-    """Divide questions among splits of the sizes wanted, in their order, until all are full.
-
-    Questions with the same evidence go to one split, that of the first; what it has no room for is left out.
-    """
+    """Divide questions among splits of the sizes wanted, in their order, until all are full. Questions with the same
+    evidence go to one split, that of the first; what it has no room for is left out."""
     owner: dict[frozenset[int], str] = {}
     splits: dict[str, list[WorldQuestion]] = {split: [] for split in wanted}
     for question in found:
@@ -253,19 +243,29 @@ COPY_WORDS = range(70, 101)
 more than 0.85 of their five-word shingles."""
 
 
-@dataclass(frozen=True)
 class SyntheticWorld:
-    """`size` documents about invented entities. Build one with `build_world`.
+    """Exactly `size` documents about invented entities, about 4 % of them near duplicates of others in `copied`, which
+    are never evidence. `about`: what questions are about: "" for everything, or `people`. Raises UsageError: `size` is
+    below 20."""
 
-    `copied` holds the entities whose document appears twice; they are never evidence of a question.
-    """
-
-    size: int
-    seed: int
-    entities: list[Entity]
-    copied: tuple[int, ...]
-    about: str = ""
-    """What questions are about: "" for everything, or `people`."""
+    def __init__(self, size: int, seed: int = 0, about: str = "") -> None:
+        if size < SMALLEST:
+            raise UsageError(f"a synthetic world has at least {SMALLEST} documents, not {size}")
+        copies = max(1, round(size * COPY_SHARE))
+        ranges = kind_ranges(size - copies)
+        self.seed, self.about = seed, about
+        self.entities, self.copied = Casting(ranges, seed).entities, list[int]()
+        link_entities(self.entities, ranges, seed)
+        rng = random.Random(f"world/{seed}/copies")
+        for index in islice(deal(rng, range(len(self.entities))), len(self.entities)):
+            text = compose(self.entities[index], self.entities, ranges["town"])
+            if len(text.split()) in COPY_WORDS and republish(text, rng) != text:
+                self.copied.append(index)
+            if len(self.copied) == copies:
+                break
+        self.size = len(self.entities) + len(self.copied)
+        self._step = coprime(random.Random(f"world/{seed}/ids"), self.size)
+        self._shift = below(random.Random(f"world/{seed}/shift"), self.size)
 
     def documents(self) -> Iterator[Document]:
         """Yield every document, in the order of its id."""
@@ -292,17 +292,18 @@ class SyntheticWorld:
         evidence."""
         held_out = min(HELD_OUT_CAP, self.size // 4)
         wanted = {"dev": held_out, "test": held_out, "train": min(TRAIN_CAP, self.size)}
-        found = by_split(self._questions(sum(wanted.values())), wanted)
+
+        def draw() -> Iterator[WorldQuestion]:
+            walker = Walker(self.entities, frozenset(self.copied))
+            rng = random.Random(f"world/{self.seed}/questions")
+            return questions_about_people(walker, rng) if self.about else questions(walker, rng, sum(wanted.values()))
+
+        found = by_split(draw(), wanted)
         if len(found["train"]) < wanted["train"]:
-            everything = list(self._questions(sum(wanted.values())))
+            everything = list(draw())
             share = len(everything) // 6
             found = by_split(everything, {"dev": share, "test": share, "train": len(everything)})
         return {split: [self._task(split, n, question) for n, question in enumerate(found[split])] for split in found}
-
-    def _questions(self, wanted: int) -> Iterator[WorldQuestion]:
-        walker = Walker(self.entities, frozenset(self.copied))
-        rng = random.Random(f"world/{self.seed}/questions")
-        return questions_about_people(walker, rng) if self.about else questions(walker, rng, wanted)
 
     def _task(self, split: str, number: int, question: WorldQuestion) -> Task:
         evidence = [self.doc_id(index) for index in question.documents]
@@ -312,40 +313,13 @@ class SyntheticWorld:
         metadata = {"hops": len(evidence), "answer": question.answer, "start": start, "chain": chain}
         return Task(f"{split}-{number:05d}", question.text, split, gold, metadata)
 
-    @cached_property
-    def _step(self) -> int:
-        return coprime(random.Random(f"world/{self.seed}/ids"), self.size)
-
-    @cached_property
-    def _shift(self) -> int:
-        return below(random.Random(f"world/{self.seed}/shift"), self.size)
-
-
-def build_world(size: int, seed: int = 0, about: str = "") -> SyntheticWorld:
-    """Build a world of exactly `size` documents, about 4 % of them near duplicates. Raises UsageError: `size` is below
-    20."""
-    if size < SMALLEST:
-        raise UsageError(f"a synthetic world has at least {SMALLEST} documents, not {size}")
-    copies = max(1, round(size * COPY_SHARE))
-    ranges = kind_ranges(size - copies)
-    entities = Casting(ranges, seed).entities
-    link_entities(entities, ranges, seed)
-    rng, copied = random.Random(f"world/{seed}/copies"), list[int]()
-    for index in islice(deal(rng, range(len(entities))), len(entities)):
-        text = compose(entities[index], entities, ranges["town"])
-        if len(text.split()) in COPY_WORDS and republish(text, rng) != text:
-            copied.append(index)
-        if len(copied) == copies:
-            break
-    return SyntheticWorld(len(entities) + len(copied), seed, entities, tuple(copied), about)
-
 
 def world_source(size: int, seed: int = 0, about: str = "") -> Source:
     """Open a synthetic world as a source of `size` documents. Dev and test have up to min(1000, size // 4) tasks each
     and train up to min(8000, size); of fewer questions, dev and test get a sixth each. `about`: `people` for questions
     that two documents answer together, the second of which, of a person, they do not name ("In which year was the
     founder of Velmark Glass born?"). Raises UsageError: `size` is below 20."""
-    world = build_world(size, seed, about)
+    world = SyntheticWorld(size, seed, about)
     name, label = "-".join(map(str, filter(None, (f"world-{size}-{seed}", about)))), "a synthetic world"
     return Source(
         name, "world", world.documents, SPLITS, lambda split: world.tasks[split], edition=EDITION, label=label

@@ -6,7 +6,7 @@ import math
 import random
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 T = TypeVar("T")
@@ -53,19 +53,6 @@ def _stem(rng: random.Random) -> str:
     return pick(rng, ONSETS) + pick(rng, VOWELS) + pick(rng, SOFT_CODAS) + inner + pick(rng, LINKS) + pick(rng, ENDINGS)
 
 
-def _company(rng: random.Random, like: str | None) -> str:
-    """Invent a company name: a word, now and then an acronym, and a trade; or a word or letter away from `like`."""
-    if like is None:
-        root = "".join(pick(rng, LETTERS) for _ in range(4)) if rng.random() < 0.1 else _stem(rng)
-        return f"{root} {pick(rng, TRADES)}"
-    root, _, trade = like.partition(" ")
-    if rng.random() < 0.5:
-        return f"{root} {pick(rng, TRADES)}"
-    at = 1 + below(rng, len(root) - 1)
-    letter = pick(rng, LETTERS)
-    return f"{root[:at]}{letter if root.isupper() else letter.lower()}{root[at + 1 :]} {trade}"
-
-
 Kind = Literal["person", "company", "filing", "patent", "town", "river", "institute", "film", "book"]
 SHARES: dict[Kind, float] = {
     "company": 0.16, "filing": 0.16, "patent": 0.09, "town": 0.11, "river": 0.04, "institute": 0.04, "film": 0.05,
@@ -75,11 +62,9 @@ SHARES: dict[Kind, float] = {
 
 @dataclass(frozen=True, slots=True)
 class Entity:
-    """One thing of the world. `facts` maps a relation to the index of another entity, or to a plain value.
-
-    `style` seeds the wording of its document: look-alikes share it. `model` is the index of the entity that this one
-    resembles: its document is worded the same and differs in numbers, dates or a negation.
-    """
+    """One thing of the world. `facts` maps a relation to the index of another entity, or to a plain value. `style`
+    seeds the wording of its document: look-alikes share it. `model` is the index of the entity that this one resembles:
+    its document is worded the same and differs in numbers, dates or a negation."""
 
     index: int
     kind: Kind
@@ -177,8 +162,16 @@ class Casting:
             if form < 0.16:
                 return f"{first} {pick(rng, PARTICLES)} {surname}"
             return f"{first} {pick(rng, LETTERS)}. {surname}" if form < 0.26 else f"{first} {surname}"
-        if kind == "company":
-            return _company(rng, model)
+        if kind == "company" and model is None:  # a word, now and then an acronym, and a trade
+            root = "".join(pick(rng, LETTERS) for _ in range(4)) if rng.random() < 0.1 else _stem(rng)
+            return f"{root} {pick(rng, TRADES)}"
+        if kind == "company" and model:  # a word or letter away from another
+            root, _, trade = model.partition(" ")
+            if rng.random() < 0.5:
+                return f"{root} {pick(rng, TRADES)}"
+            at = 1 + below(rng, len(root) - 1)
+            letter = pick(rng, LETTERS)
+            return f"{root[:at]}{letter if root.isupper() else letter.lower()}{root[at + 1 :]} {trade}"
         if kind == "town":
             return f"{model.partition(',')[0] if model else _stem(rng)}, {pick(rng, self.regions)}"
         if kind == "river":
@@ -222,105 +215,98 @@ AMOUNTS = 400
 """Distinct sums of money in the whole world: few, so that many filings state the same amount."""
 
 
-@dataclass(frozen=True)
+def link_entities(entities: list[Entity], ranges: dict[Kind, range], seed: int) -> None:
+    """Fill in the facts of all entities. The objects of a relation are dealt evenly, so that no name is everywhere."""
+    table = _Table(entities, ranges, seed)
+    _link_people_and_papers(table)
+    _link_places_and_works(table)
+
+
+@dataclass
 class _Table:
     entities: list[Entity]
     ranges: dict[Kind, range]
+    seed: int
+    rng: random.Random = field(default_factory=random.Random)
 
-    def link(self, rng: random.Random, relation: str, subjects: Sequence[int], pool: Sequence[int], p: float) -> None:
-        """Give a share `p` of the subjects the relation to members of the pool, dealt evenly, never to itself."""
-        dealt = deal(rng, pool)
+    def begin(self, kind: Kind) -> range:
+        """Return the entities of a kind, whose facts have random numbers of their own."""
+        self.rng = random.Random(f"world/{self.seed}/{kind} facts")
+        return self.ranges[kind]
+
+    def link(self, relation: str, subjects: Sequence[int], kind: Kind | Sequence[int], share: float = 1.0) -> None:
+        """Give a share of the subjects the relation to members of a kind, dealt evenly, never to itself."""
+        dealt = deal(self.rng, self.ranges[kind] if isinstance(kind, str) else kind)
         for subject in subjects:
-            if rng.random() < p and (target := next(dealt, subject)) != subject:
+            if self.rng.random() < share and (target := next(dealt, subject)) != subject:
                 self.entities[subject].facts[relation] = target
 
     def value(self, relation: str, subjects: Sequence[int], draw: Callable[[], str]) -> None:
         for subject in subjects:
             self.entities[subject].facts[relation] = draw()
 
+    def number(self, relation: str, subjects: Sequence[int], least: int, limit: int, form: str = "{}") -> None:
+        self.value(relation, subjects, lambda: form.format(least + below(self.rng, limit)))
 
-def _people(world: _Table, rng: random.Random, people: range) -> None:
-    """Link three generations, so that mothers and advisers are older than their children and students."""
-    generations = [people[0::3], people[1::3], people[2::3]]
+
+def _link_people_and_papers(world: _Table) -> None:
+    people = world.begin("person")
+    generations = [people[0::3], people[1::3], people[2::3]]  # mothers and advisers are older
     for age, members in enumerate(generations):
-        world.value("born_year", members, lambda age=age: str(1880 + 33 * age + below(rng, 16)))  # type: ignore[misc]
+        world.number("born_year", members, 1880 + 33 * age, 16)
         if age:
             women = [i for i in generations[age - 1] if world.entities[i].facts["pronoun"] == "she"]
-            world.link(rng, "mother", members, women, 0.6)
-            world.link(rng, "adviser", members, generations[age - 1], 0.4)
-    world.link(rng, "born_in", people, world.ranges["town"], 1.0)
-    world.link(rng, "educated_at", people, world.ranges["institute"], 0.5)
-
-
-def _companies(world: _Table, rng: random.Random, companies: range) -> None:
-    world.link(rng, "founder", companies, world.ranges["person"], 1.0)
-    world.link(rng, "headquartered_in", companies, world.ranges["town"], 1.0)
-    world.link(rng, "acquired_by", companies[0::2], companies, 0.6)
-    world.link(rng, "successor", companies[1::4], companies, 0.6)
-    world.value("founded_year", companies, lambda: str(1900 + below(rng, 95)))
-
-
-def _filings(world: _Table, rng: random.Random, filings: range) -> None:
-    world.link(rng, "signed_by", filings, world.ranges["person"], 1.0)
-    tenths = sorted(below(rng, 9000) + 30 for _ in range(AMOUNTS))
+            world.link("mother", members, women, 0.6)
+            world.link("adviser", members, generations[age - 1], 0.4)
+    world.link("born_in", people, "town")
+    world.link("educated_at", people, "institute", 0.5)
+    companies = world.begin("company")
+    world.link("founder", companies, "person")
+    world.link("headquartered_in", companies, "town")
+    world.link("acquired_by", companies[0::2], companies, 0.6)
+    world.link("successor", companies[1::4], companies, 0.6)
+    world.number("founded_year", companies, 1900, 95)
+    filings = world.begin("filing")
+    world.link("signed_by", filings, "person")
+    tenths = sorted(below(world.rng, 9000) + 30 for _ in range(AMOUNTS))
     amounts = [f"{tenth / 10:.1f} million crowns" for tenth in tenths]
-    world.value("revenue", filings, lambda: pick(rng, amounts[AMOUNTS // 4 :]))
-    world.value("profit", filings, lambda: pick(rng, amounts[: AMOUNTS // 4]))
-    world.value("employees", filings, lambda: f"{120 + below(rng, 8800):,}")
-    for index in filings:
-        entity = world.entities[index]
-        if entity.model is not None:
-            entity.facts["signed_by"] = world.entities[entity.model].facts["signed_by"]
-
-
-def _patents(world: _Table, rng: random.Random, patents: range) -> None:
-    world.link(rng, "inventor", patents, world.ranges["person"], 1.0)
-    world.link(rng, "assignee", patents, world.ranges["company"], 1.0)
-    world.value("filed_year", patents, lambda: str(1950 + below(rng, 65)))
+    world.value("revenue", filings, lambda: pick(world.rng, amounts[AMOUNTS // 4 :]))
+    world.value("profit", filings, lambda: pick(world.rng, amounts[: AMOUNTS // 4]))
+    world.number("employees", filings, 120, 8800, "{:,}")
+    for facts, model in ((world.entities[index].facts, world.entities[index].model) for index in filings):
+        if model is not None:
+            facts["signed_by"] = world.entities[model].facts["signed_by"]
+    patents = world.begin("patent")
+    world.link("inventor", patents, "person")
+    world.link("assignee", patents, "company")
+    world.number("filed_year", patents, 1950, 65)
     world.value("objection", patents, lambda: "did")
-    for index in patents:
-        entity = world.entities[index]
-        if entity.model is None:
-            continue
-        year = str(int(str(world.entities[entity.model].facts["filed_year"])) + 1)
-        entity.facts.update(world.entities[entity.model].facts)
-        entity.facts.update({"filed_year": year} if rng.random() < 0.5 else {"objection": "did not"})
+    for facts, model in ((world.entities[index].facts, world.entities[index].model) for index in patents):
+        if model is not None:
+            year = str(int(str(world.entities[model].facts["filed_year"])) + 1)
+            facts.update(world.entities[model].facts)
+            facts.update({"filed_year": year} if world.rng.random() < 0.5 else {"objection": "did not"})
 
 
-def _places(world: _Table, rng: random.Random, towns: range) -> None:
-    rivers, institutes = world.ranges["river"], world.ranges["institute"]
-    world.link(rng, "river", towns, rivers, 1.0)
-    world.link(rng, "mayor", towns, world.ranges["person"], 0.7)
-    world.value("population", towns, lambda: f"{1000 + below(rng, 80_000):,}")
-    world.value("length", rivers, lambda: f"{30 + below(rng, 700)} kilometres")
-    world.value("source", rivers, lambda: f"the {_stem(rng)} Hills")
+def _link_places_and_works(world: _Table) -> None:
+    towns, rivers, institutes = world.begin("town"), world.ranges["river"], world.ranges["institute"]
+    world.link("river", towns, rivers)
+    world.link("mayor", towns, "person", 0.7)
+    world.number("population", towns, 1000, 80_000, "{:,}")
+    world.number("length", rivers, 30, 700, "{} kilometres")
+    world.value("source", rivers, lambda: f"the {_stem(world.rng)} Hills")
     for position, river in enumerate(rivers):
-        if position and rng.random() < 0.8:
-            world.entities[river].facts["flows_into"] = rivers[below(rng, position)]
-    world.link(rng, "located_in", institutes, towns, 1.0)
-    world.link(rng, "director", institutes, world.ranges["person"], 1.0)
-    world.value("opened_year", institutes, lambda: str(1820 + below(rng, 150)))
-
-
-def _works(world: _Table, rng: random.Random, films: range) -> None:
-    people, books = world.ranges["person"], world.ranges["book"]
-    world.link(rng, "film_director", films, people, 1.0)
-    world.link(rng, "composer", films, people, 0.8)
-    world.link(rng, "based_on", films, books, 0.6)
-    world.link(rng, "filmed_in", films, world.ranges["town"], 1.0)
-    world.value("release_year", films, lambda: str(1935 + below(rng, 85)))
-    world.link(rng, "author", books, people, 1.0)
-    world.link(rng, "publisher", books, world.ranges["company"], 1.0)
-    world.value("published_year", books, lambda: str(1905 + below(rng, 110)))
-
-
-FILLERS: dict[Kind, Callable[[_Table, random.Random, range], None]] = {
-    "person": _people, "company": _companies, "filing": _filings, "patent": _patents, "town": _places, "film": _works,
-}  # fmt: skip
-
-
-def link_entities(entities: list[Entity], ranges: dict[Kind, range], seed: int) -> None:
-    """Fill in the facts of all entities. The objects of a relation are dealt evenly, so that no name is everywhere."""
-    table = _Table(entities, ranges)
-    for kind, fill in FILLERS.items():
-        fill(table, random.Random(f"world/{seed}/{kind} facts"), ranges[kind])
+        if position and world.rng.random() < 0.8:
+            world.entities[river].facts["flows_into"] = rivers[below(world.rng, position)]
+    world.link("located_in", institutes, towns)
+    world.link("director", institutes, "person")
+    world.number("opened_year", institutes, 1820, 150)
+    films, books = world.begin("film"), world.ranges["book"]
+    world.link("film_director", films, "person")
+    world.link("composer", films, "person", 0.8)
+    world.link("based_on", films, books, 0.6)
+    world.link("filmed_in", films, "town")
+    world.number("release_year", films, 1935, 85)
+    world.link("author", books, "person")
+    world.link("publisher", books, "company")
+    world.number("published_year", books, 1905, 110)
