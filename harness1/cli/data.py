@@ -22,7 +22,7 @@ from harness1.cli.progress import (
     read_aloud,
 )
 from harness1.data.benchmarks import BENCHMARKS, benchmark_named
-from harness1.data.check import FINDINGS, DatasetCheck, encode_report
+from harness1.data.check import FINDINGS, DatasetCheck
 from harness1.data.check import check as check_dataset
 from harness1.data.copying import copy_dataset, import_benchmark
 from harness1.data.dataset_cache import BEIR_SETS, by_hand, get_from_hub
@@ -52,7 +52,8 @@ def list_benchmarks(config: ConfigFile = None, overrides: Overrides = None, as_j
     here = cache.datasets()
     if as_json:
         sets = [msgspec.to_builtins(each) for each in BEIR_SETS.values()]
-        rows = [each.row() for each in BENCHMARKS.values()]
+        shown = ("name", "what", "size", "licence", "origin", "files", "verified", "unit")
+        rows = [{name: getattr(each, name) for name in shown} for each in BENCHMARKS.values()]
         print_json({"benchmarks": rows, "beir": sets, "cache": str(cache.folder), "cached": here})
         return
     for benchmark in BENCHMARKS.values():
@@ -134,22 +135,18 @@ def import_(
 def copy(
     dataset: Annotated[str, Argument(help="Any dataset: a name in `data list`, a folder, NAME:PATH or world:SIZE.")],
     out: Annotated[Path, Option(help="The folder to write.", metavar="FOLDER")],
-    limit: Annotated[int, Option(help="Take only the first N tasks of each split; 0 means all.", min=0)] = 0,
-    most_gold: Annotated[
-        int, Option(help="Leave out tasks with more than N relevant documents; 0 means none.", min=0)
-    ] = 0,
     config: ConfigFile = None,
     overrides: Overrides = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Write a dataset, or some of its tasks, as a BEIR folder, which stays as it is.
+    """Write a dataset as a BEIR folder, which stays as it is.
 
-    Example: harness1 data copy world:2000 --most-gold 2 --out world
+    Example: harness1 data copy world:2000 --out world
     """
     place = place_of(dataset, resolve(config, overrides))
     with count_of_documents(f"copying {dataset}") as advance:
-        counts = copy_dataset(place, out, limit=limit, most_gold=most_gold, force=force, on_document=advance)
+        counts = copy_dataset(place, out, force=force, on_document=advance)
     print_result(counts, as_json, _print_copied, out)
 
 
@@ -180,7 +177,7 @@ def check(
         report = check_dataset(place, advance)
     kept = tuple(finding for finding in report.findings if finding.kind not in (ignore or ()))
     report = msgspec.structs.replace(report, findings=kept)
-    put(encode_report(report).decode()) if as_json else _show(report)
+    print_result(report, as_json, _show)
     raise typer.Exit(1 if report.findings else 0)
 
 
