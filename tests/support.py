@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -31,6 +32,15 @@ Result = TypeVar("Result")
 
 def run(coroutine: Coroutine[Any, Any, Result]) -> Result:
     return asyncio.run(coroutine)
+
+
+def read_run(path: Path) -> list[tuple[str, list[tuple[str, float]]]]:
+    """The rankings of a run file in TREC format."""
+    found: dict[str, list[tuple[str, float]]] = {}
+    for line in path.read_text(encoding="utf-8").split("\n")[:-1]:
+        task_id, _, unit_id, _, score, _ = line.split(" ")
+        found.setdefault(task_id, []).append((unit_id, float(score)))
+    return list(found.items())
 
 
 def similarity(one: bytes, other: bytes) -> float:

@@ -3,18 +3,18 @@
 The rest of a task's evidence, beyond graded documents, is in the `metadata` of its query: `answer` and
 `answer_aliases` (texts), `answer_docs` (document ids), `facts` (for each fact, the chunk ids any one of which states
 it), `answer_facts` (positions in `facts`). Reading moves these into `Gold` and leaves all other metadata as it is.
-A corpus that was already cut keeps its chunks as `harness1.data.jsonl` writes them.
+A corpus that was already cut keeps its chunks as `harness1.data.tables` writes them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from harness1.data import jsonl
+from harness1.data import tables
 from harness1.data.source import DuplicateId, Fault, refuse
 from harness1.data.trec import grade_of
 from harness1.errors import CorpusError
@@ -37,13 +37,7 @@ class _GoldMetadata(msgspec.Struct, omit_defaults=True):
 
 def is_beir(path: Path) -> bool:
     """Return whether a folder holds a BEIR corpus file."""
-    return jsonl.find_file(path, CORPUS) is not None
-
-
-def read_corpus(folder: Path, fault: Fault = refuse) -> Iterator[Document]:
-    """Yield the documents of the corpus file, in its order. Raises CorpusError: there is no corpus file, or it is
-    broken (see `jsonl.read`)."""
-    return jsonl.read(_existing(folder, CORPUS), fault)
+    return tables.find_file(path, CORPUS) is not None
 
 
 def splits(folder: Path) -> tuple[str, ...]:
@@ -58,11 +52,21 @@ def read_tasks(folder: Path, split: str, fault: Fault = refuse) -> list[Task]:
     `fault` lets that pass."""
     if split not in splits(folder):
         raise CorpusError(f"{folder} has no split {split!r}; it has: {', '.join(splits(folder)) or 'none'}")
-    relevant = _read_qrels(_existing(folder, f"{QRELS}/{split}.tsv"), fault)
-    tasks: dict[str, Task] = {}
-    for where, row in jsonl.rows(_existing(folder, QUERIES), fault):
+    relevant, path = dict[str, dict[DocId, int]](), _existing(folder, f"{QRELS}/{split}.tsv")
+    for number, line in tables.numbered_lines(path, fault):
+        fields = line.decode("utf-8", "replace").rstrip("\r\n").split("\t")
+        if fields == [""] or (number == 1 and fields[-1] == "score"):
+            continue
         try:
-            task_id = jsonl.identifier(where, row)
+            task_id, doc_id, text = fields
+            if (grade := grade_of(text)) > 0:
+                relevant.setdefault(task_id, {})[DocId(doc_id)] = grade
+        except ValueError:
+            fault(CorpusError(f"{path}:{number}: not `query-id, corpus-id, score` between tabs"))
+    tasks: dict[str, Task] = {}
+    for where, row in tables.rows([_existing(folder, QUERIES)], fault):
+        try:
+            task_id = tables.identifier(where, row)
             if task_id in tasks:
                 raise DuplicateId(f"{where}: the id {task_id!r} occurs a second time")
             if task_id in relevant:
@@ -82,14 +86,11 @@ def write(folder: Path, documents: Iterable[Document], tasks: Iterable[Task]) ->
     judged: dict[str, list[str]] = {}
     try:
         (folder / QRELS).mkdir(parents=True, exist_ok=True)
-        _write_rows(
-            folder / CORPUS,
-            (
-                {"_id": each.doc_id, "title": each.title, "text": each.text}
-                | ({jsonl.CHUNKS_KEY: each.chunks} if each.chunks else {})
-                for each in documents
-            ),
-        )
+        with (folder / CORPUS).open("wb") as file:
+            for each in documents:
+                chunks = {tables.CHUNKS_KEY: each.chunks} if each.chunks else {}
+                row = {"_id": each.doc_id, "title": each.title, "text": each.text, **chunks}
+                file.write(msgspec.json.encode(row) + b"\n")
         for task in tasks:
             gold = task.gold or Gold(relevant={})
             answer = gold.answers[0] if gold.answers else None
@@ -98,9 +99,12 @@ def write(folder: Path, documents: Iterable[Document], tasks: Iterable[Task]) ->
             query = {"_id": task.task_id, "text": task.query, "metadata": metadata}
             if queries.setdefault(task.task_id, query) != query:
                 raise CorpusError(f"{folder}: two queries have the id {task.task_id!r}")
+            for name in (task.task_id, *gold.relevant):
+                if any(mark in name for mark in "\t\r\n"):
+                    raise CorpusError(f"the id {name!r} holds a tab or a line break, which no table can")
             lines = judged.setdefault(task.split, [QRELS_HEADER])
-            lines += [_judgement(task.task_id, doc_id, grade) for doc_id, grade in gold.relevant.items()]
-        _write_rows(folder / QUERIES, queries.values())
+            lines += [f"{task.task_id}\t{doc_id}\t{grade}" for doc_id, grade in gold.relevant.items()]
+        (folder / QUERIES).write_bytes(b"".join(msgspec.json.encode(query) + b"\n" for query in queries.values()))
         for split, lines in judged.items():
             (folder / QRELS / f"{split}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8", newline="")
     except OSError as error:
@@ -108,7 +112,7 @@ def write(folder: Path, documents: Iterable[Document], tasks: Iterable[Task]) ->
 
 
 def _existing(folder: Path, name: str) -> Path:
-    path = jsonl.find_file(folder, name)
+    path = tables.find_file(folder, name)
     if path is None:
         raise CorpusError(f"{folder} is not a whole BEIR folder: it has no {name} or {name}.gz")
     return path
@@ -127,31 +131,3 @@ def _task(where: str, row: dict[str, Any], task_id: str, split: str, relevant: d
     gold = Gold(relevant, evidence.answer_docs, evidence.facts, evidence.answer_facts, texts)
     others = {key: value for key, value in metadata.items() if key not in _GoldMetadata.__struct_fields__}
     return Task(task_id=task_id, query=query, split=split, gold=gold, metadata=others)
-
-
-def _read_qrels(path: Path, fault: Fault) -> dict[str, dict[DocId, int]]:
-    relevant: dict[str, dict[DocId, int]] = {}
-    for number, line in jsonl.numbered_lines(path, fault):
-        fields = line.decode("utf-8", "replace").rstrip("\r\n").split("\t")
-        if fields == [""] or (number == 1 and fields[-1] == "score"):
-            continue
-        try:
-            task_id, doc_id, text = fields
-            if (grade := grade_of(text)) > 0:
-                relevant.setdefault(task_id, {})[DocId(doc_id)] = grade
-        except ValueError:
-            fault(CorpusError(f"{path}:{number}: not `query-id, corpus-id, score` between tabs"))
-    return relevant
-
-
-def _judgement(task_id: str, doc_id: DocId, grade: int) -> str:
-    for name in (task_id, doc_id):
-        if any(mark in name for mark in "\t\r\n"):
-            raise CorpusError(f"the id {name!r} holds a tab or a line break, which a table of judgements cannot")
-    return f"{task_id}\t{doc_id}\t{grade}"
-
-
-def _write_rows(path: Path, values: Iterable[dict[str, Any]]) -> None:
-    with path.open("wb") as file:
-        for value in values:
-            file.write(msgspec.json.encode(value) + b"\n")

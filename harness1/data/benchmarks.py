@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from importlib import resources
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 from urllib.parse import urldefrag
@@ -16,9 +17,8 @@ import msgspec
 
 from harness1.data import tables, trec
 from harness1.data.corpora import Located, Placed, document_of, open_corpus, pool_documents, source_of, tasks_of
-from harness1.data.jsonl import decode_lines, identifier
 from harness1.data.source import DuplicateId, Fault, Source, drop_repeated, make_each
-from harness1.data.tables import Row
+from harness1.data.tables import Row, identifier
 from harness1.errors import CorpusError, UsageError
 from harness1.records import ChunkId, DocId, Gold, Record, Task, Unit
 from harness1.retrieval.corpus import Document
@@ -125,38 +125,23 @@ def page_id(where: str, address: Any) -> DocId:
     return DocId(url)
 
 
-def same_page(doc_id: str) -> DocId:
-    """Return the id of a page in a corpus of pages: its address in the one spelling; other ids stay."""
-    return DocId(page_url(doc_id) or doc_id)
-
-
-def _sealqa_task(where: str, row: Row, number: int, *addresses: object) -> Task:
-    """Return a question. Rows have no id, so their number from 0 serves, as in the published evaluation."""
-    relevant = [page_id(where, address) for address in addresses]
+def _sealqa_task(where: str, row: Row, number: int, pages: Sequence[object] = ()) -> Task:
+    """Return a question of SealQA (Pham et al. 2025): `question`, `answer`, `urls` (the relevant pages), and labels.
+    Rows have no id, so their number from 0 serves, as in the published evaluation. `pages`: in place of `urls`."""
+    relevant = [page_id(where, address) for address in pages or tables.list_of(where, row, "urls")]
     gold = Gold(dict.fromkeys(relevant, 1), answers=(tables.text_of(where, row, "answer"),))
     metadata = {label: row[label] for label in LABELS if row.get(label) is not None}
     return Task(str(number), tables.text_of(where, row, "question"), "test", gold, metadata)
 
 
-def _open_asked_on_the_web(
-    name: str, root: Path, fault: Fault, patterns: Sequence[str], task: Callable[[str, Row, int], Task]
+def open_asked_on_the_web(
+    name: str, task: Callable[[str, Row, int], Task], patterns: Sequence[str], root: Path, fault: Fault
 ) -> Source:
     """Open questions with one split, `test`, over the pages that a user has saved beside them, or else the web."""
     files = tables.require_files(root, "questions", *patterns)
     pages = tables.find_files(root, *SAVED_PAGES) if root.is_dir() else ()
-    corpus = open_corpus(pages, fault, same_page) if pages else None
+    corpus = open_corpus(pages, fault, lambda name: DocId(page_url(name) or name)) if pages else None
     return source_of(name, root, corpus, {"test": lambda: tasks_of(tables.rows(files, fault), fault, task)}, fault)
-
-
-def open_seal0(root: Path, fault: Fault) -> Source:
-    """Open Seal-0 of SealQA (Pham et al. 2025), which is asked on the web: rows of `question`, `answer`, `urls` (the
-    relevant pages) and labels."""
-    patterns = ("seal-0.parquet", "seal_0*.parquet", "seal_0/test-*.parquet", "seal-0.jsonl", "seal-0.json")
-
-    def task(where: str, row: Row, number: int) -> Task:
-        return _sealqa_task(where, row, number, *tables.list_of(where, row, "urls"))
-
-    return _open_asked_on_the_web("seal0", root, fault, patterns, task)
 
 
 def open_longseal(root: Path, fault: Fault) -> Source:
@@ -178,8 +163,7 @@ def open_longseal(root: Path, fault: Fault) -> Source:
 
     def task(where: str, row: Row, number: int) -> Task:
         pages = [page for page in tables.list_of(where, row, "golds") if isinstance(page, dict)]
-        urls = [page.get("url") for page in pages] or tables.list_of(where, row, "urls")
-        return _sealqa_task(where, row, number, *urls)
+        return _sealqa_task(where, row, number, [page.get("url") for page in pages])
 
     splits = {"test": lambda: tasks_of(tables.rows(files, fault), fault, task)}
     return source_of("longseal", root, pool_documents(documents, problems), splits, fault, problems)
@@ -199,16 +183,6 @@ LINK = "wikipedia_link_"
 _BETWEEN = re.compile(r"(?<![\s,;])[\s,;]++(?=https?://)")
 
 
-def open_frames(root: Path, fault: Fault) -> Source:
-    """Open FRAMES (Krishna et al. 2024): questions over 2 to 15 articles of Wikipedia, without a corpus.
-
-    `test.tsv` has a number, `Prompt`, `Answer`, `wikipedia_link_1` to `wikipedia_link_11+`, `reasoning_types` and
-    `wiki_links`, a list written as in Python. A cell may hold several addresses, and words after one.
-    """
-    patterns = ("test.tsv", "test*.parquet", "frames*.tsv", "test.jsonl", "test.json")
-    return _open_asked_on_the_web("frames", root, fault, patterns, _frames_task)
-
-
 def addresses(cell: str) -> list[str]:
     """Return the addresses in a cell, separated by commas, blanks or line breaks; an address may itself hold commas."""
     pieces = (piece.split() for piece in _BETWEEN.split(cell.strip()))
@@ -216,6 +190,9 @@ def addresses(cell: str) -> list[str]:
 
 
 def _frames_task(where: str, row: Row, number: int) -> Task:
+    """Return a question of FRAMES (Krishna et al. 2024), over 2 to 15 articles of Wikipedia: a number, `Prompt`,
+    `Answer`, `wikipedia_link_1` to `wikipedia_link_11+`, `reasoning_types` and `wiki_links`, a list written as in
+    Python. A cell may hold several addresses, and words after one."""
     cells = tables.list_of(where, row, "wiki_links") if row.get("wiki_links") else []
     cells = cells or [value for key, value in row.items() if key.startswith(LINK) and value]
     if not all(isinstance(cell, str) for cell in cells):
@@ -240,13 +217,6 @@ CORPUS = ("corpus/**/*.parquet", "corpus.parquet", "corpus.jsonl", "corpus.jsonl
 ANSWERS = ("data/browsecomp_plus_decrypted.jsonl", "browsecomp_plus_decrypted.jsonl", "answers.jsonl")
 
 
-class _DecryptedLine(msgspec.Struct):
-    """The fields read from a decrypted line, which also holds the texts of its documents."""
-
-    query_id: str | int
-    answer: str
-
-
 def open_browsecomp_plus(root: Path, fault: Fault) -> Source:
     """Open BrowseComp-Plus (Chen et al. 2025): BrowseComp's questions over a fixed corpus, with judged documents; all
     (`all`), or split as in the paper (`train`, `test`).
@@ -269,8 +239,8 @@ def open_browsecomp_plus(root: Path, fault: Fault) -> Source:
         questions = list(tables.tsv_rows(topics, fault, ("query_id", "query")))
         known = {row["query_id"] for _, row in questions}
         final, needed = (trec.read_qrels(path, known, "questions", fault) for path in (gold, evidence))
-        lines = decode_lines(decrypted[0], _DecryptedLine, "a question with its answer", fault) if decrypted else ()
-        answers = {str(line.query_id): line.answer for _, line in drop_repeated(lines, _query_id, fault)}
+        lines = make_each(tables.rows(decrypted[:1], fault), _answer, fault)
+        answers = dict(pair for _, pair in drop_repeated(lines, itemgetter(0), fault))
         taught = training_ids(known)
 
         def task(where: str, row: Row, number: int) -> Task | None:
@@ -292,8 +262,8 @@ def open_browsecomp_plus(root: Path, fault: Fault) -> Source:
     return source_of("browsecomp_plus", root, corpus, splits, fault, secret_answers=True)
 
 
-def _query_id(line: _DecryptedLine) -> str:
-    return str(line.query_id)
+def _answer(where: str, row: Row) -> tuple[str, str]:
+    return identifier(where, row, ("query_id",)), tables.text_of(where, row, "answer")
 
 
 def training_ids(task_ids: Iterable[str]) -> set[str]:
@@ -394,8 +364,16 @@ READERS: dict[str, Callable[[Path, Fault], Source]] = {
     "patents": partial(open_context1, "patents", document_gold),
     "sec": partial(open_context1, "sec", fact_gold, shared=True),
     "longseal": open_longseal,
-    "seal0": open_seal0,
-    "frames": open_frames,
+    "seal0": partial(
+        open_asked_on_the_web,
+        *("seal0", _sealqa_task),
+        ("seal-0.parquet", "seal_0*.parquet", "seal_0/test-*.parquet", "seal-0.jsonl", "seal-0.json"),
+    ),
+    "frames": partial(
+        open_asked_on_the_web,
+        *("frames", _frames_task),
+        ("test.tsv", "test*.parquet", "frames*.tsv", "test.jsonl", "test.json"),
+    ),
     "hotpotqa": open_hotpotqa,
 }
 
@@ -425,15 +403,6 @@ class Benchmark(Record):
     """Files that no hub has, and how to get them."""
     secret_answers: bool = False
     """True if neither questions nor answers may be published; also of the source that `open` returns."""
-
-    def open(self, root: Path, fault: Fault) -> Source:
-        """Open the official files of the benchmark: a folder, or the one file."""
-        return READERS[self.name](root, fault)
-
-    def row(self) -> dict[str, object]:
-        """Return the facts that users see, as plain data."""
-        shown = ("name", "what", "size", "licence", "origin", "files", "verified", "unit")
-        return {name: getattr(self, name) for name in shown}
 
 
 _CARDS = resources.files(__package__).joinpath("benchmarks.toml").read_bytes()

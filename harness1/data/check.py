@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import chain
 
-import msgspec
-
 from harness1.config import Data
-from harness1.data import beir, jsonl
+from harness1.data import beir, tables
 from harness1.data.corpora import absent_gold, gold_ids
 from harness1.data.leaks import KnownQueries, gold_set
 from harness1.data.open import open_source
@@ -21,7 +19,7 @@ from harness1.records import Record, Task
 
 SHOWN = 20
 """Examples in a finding."""
-LEARNED = ("train",)
+TRAIN = "train"
 HELD_OUT = ("test", "dev")
 """Splits whose questions training must not see, and which must not repeat each other's."""
 KINDS: dict[type[CorpusError], str] = {
@@ -54,7 +52,7 @@ class SharedGold(Record):
     """Tasks of `train` whose whole gold set is that of a task of the split."""
 
 
-class DatasetCheck(Record):
+class DatasetCheck(Record, omit_defaults=False):
     """The result of a check; a sound dataset has no findings."""
 
     source: str
@@ -101,23 +99,25 @@ def check(spec: str, on_document: Callable[[], None] = lambda: None) -> DatasetC
     except CorpusError as error:
         findings.fault(error)
         return DatasetCheck(spec, 0, 0, {}, findings.list())
-    tasks = {split: _tasks(source, split, findings) for split in source.splits}
+    tasks: dict[str, list[Task]] = {split: [] for split in source.splits}
+    for split in source.splits:
+        try:
+            tasks[split] = source.tasks(split)
+        except CorpusError as error:
+            findings.fault(error)
     everything = [*chain.from_iterable(tasks.values())]
     wanted = {name for task in everything for name in gold_ids(task.gold)}
     documents, chunks = _read(source, wanted, findings, on_document)
-    places = _places(source, findings) if everything else {}
-    _check_gold(everything, wanted if source.has_documents else set(), places, findings)
+    _check_gold(source, everything, wanted if source.has_documents else set(), findings)
     _check_leaks(tasks, findings)
+    learned, shared = [gold_set(task.gold) for task in tasks.get(TRAIN, ())], list[SharedGold]()
+    taught = frozenset(chain.from_iterable(learned))
+    for split in HELD_OUT if learned else ():
+        if asked := {gold_set(task.gold) for task in tasks.get(split, ())} - {frozenset()}:
+            own = frozenset(chain.from_iterable(asked))
+            shared.append(SharedGold(split, len(own), len(own & taught), sum(each in asked for each in learned)))
     counts = {split: len(each) for split, each in tasks.items()}
-    return DatasetCheck(spec, documents, chunks, counts, findings.list(), tuple(_share_gold(tasks)))
-
-
-def _tasks(source: Source, split: str, findings: _Findings) -> list[Task]:
-    try:
-        return source.tasks(split)
-    except CorpusError as error:
-        findings.fault(error)
-        return []
+    return DatasetCheck(spec, documents, chunks, counts, findings.list(), tuple(shared))
 
 
 def _read(source: Source, wanted: set[str], findings: _Findings, on_document: Callable[[], None]) -> tuple[int, int]:
@@ -125,13 +125,10 @@ def _read(source: Source, wanted: set[str], findings: _Findings, on_document: Ca
     of documents and chunks."""
     texts: dict[bytes, str] = {}
     documents = chunks = 0
-    if not source.has_documents:
-        return 0, 0
     try:
-        for document in source.documents():
+        for document in source.documents() if source.has_documents else ():
             documents, chunks = documents + 1, chunks + len(document.chunks)
-            wanted.discard(document.doc_id)
-            wanted.difference_update(chunk.chunk_id for chunk in document.chunks)
+            wanted.difference_update((document.doc_id, *(chunk.chunk_id for chunk in document.chunks)))
             if not document.text.strip():
                 findings.add("empty_text", f"document {document.doc_id!r} has a title and no text")
             else:
@@ -149,51 +146,33 @@ def _read(source: Source, wanted: set[str], findings: _Findings, on_document: Ca
     return documents, chunks
 
 
-def _places(source: Source, findings: _Findings) -> dict[str, str]:
-    path = jsonl.find_file(source.root, beir.QUERIES) if source.kind == "beir" and source.root else None
+def _check_gold(source: Source, tasks: list[Task], absent: set[str], findings: _Findings) -> None:
+    """Look for gold that is absent or empty, and name its place where queries have one: in BEIR layout."""
+    path = tables.find_file(source.root, beir.QUERIES) if tasks and source.kind == "beir" and source.root else None
     places: dict[str, str] = {}
-    for where, row in jsonl.rows(path, findings.fault) if path else ():
+    for where, row in tables.rows([path], findings.fault) if path else ():
         with suppress(CorpusError):  # reported when the tasks were read
-            places.setdefault(jsonl.identifier(where, row), where)
-    return places
-
-
-def _check_gold(tasks: list[Task], absent: set[str], places: Mapping[str, str], findings: _Findings) -> None:
+            places.setdefault(tables.identifier(where, row), f"{where}: ")
     for task in tasks:
-        where = f"{places[task.task_id]}: " if task.task_id in places else ""
+        asked = f"{places.get(task.task_id, '')}query {task.task_id!r}"
         if task.gold is None or not task.gold.relevant:
-            findings.add("no_gold", f"{where}query {task.task_id!r} names nothing to find")
+            findings.add("no_gold", f"{asked} names nothing to find")
         elif missing := absent_gold(task.gold, absent):
-            findings.add("absent_gold", f"{where}query {task.task_id!r} should find {missing}, which is not there")
+            findings.add("absent_gold", f"{asked} should find {missing}, which is not there")
     judged = {task.task_id for task in tasks}
     for task_id, where in places.items():
         if task_id not in judged:
-            findings.add("no_gold", f"{where}: query {task_id!r} has no relevant document in any split")
+            findings.add("no_gold", f"{where}query {task_id!r} has no relevant document in any split")
 
 
 def _check_leaks(tasks: dict[str, list[Task]], findings: _Findings) -> None:
     known = KnownQueries(Data().near)
-    for split in (*HELD_OUT, *LEARNED):
+    for split in (*HELD_OUT, TRAIN):
         here = [(f"{split}/{task.task_id}", task.query) for task in tasks.get(split, ())]
         for name, query in here:
             if first := known.equal(query):
                 findings.add("leak_exact", f"{name} asks what {first} does")
             elif near := known.match(query):
                 findings.add("leak_near", f"{name} asks nearly what {near} does")
-        if split not in LEARNED:
-            for name, query in here:
-                known.add(name, query)
-
-
-def _share_gold(tasks: Mapping[str, list[Task]]) -> Iterator[SharedGold]:
-    learned = [gold_set(task.gold) for split in LEARNED for task in tasks.get(split, ())]
-    taught = frozenset(chain.from_iterable(learned))
-    for split in HELD_OUT if learned else ():
-        if wanted := {gold_set(task.gold) for task in tasks.get(split, ())} - {frozenset()}:
-            documents = frozenset(chain.from_iterable(wanted))
-            yield SharedGold(split, len(documents), len(documents & taught), sum(each in wanted for each in learned))
-
-
-def encode_report(report: DatasetCheck) -> bytes:
-    """Return the report as one line of JSON, with all its lists even if they are empty."""
-    return msgspec.json.encode(msgspec.structs.asdict(report))
+        for name, query in here if split != TRAIN else ():
+            known.add(name, query)

@@ -13,14 +13,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from harness1.data import tables
-from harness1.data.jsonl import TEXT_KEYS, distinct_documents, identifier
 from harness1.data.source import AbsentGold, EmptyText, Fault, NoGold, Source, drop_repeated, make_each
-from harness1.data.tables import Row, Rows
+from harness1.data.tables import TEXT_KEYS, Row, Rows, distinct_documents, document_of_row, identifier
 from harness1.errors import CorpusError
 from harness1.plain import text_digest
 from harness1.records import ChunkId, DocId, Gold, Task
@@ -49,7 +47,25 @@ class Corpus:
 def open_corpus(files: Sequence[Path], fault: Fault, spelling: Callable[[str], DocId] = DocId) -> Corpus:
     """Open the corpus in some files. `fault`: handles a row that is neither a document nor a chunk, or repeats an id.
     `spelling`: normalises the ids of whole documents, if the files may write one id in several ways."""
-    return Corpus(lambda: _read(files, fault, spelling), lambda: _ids(files, spelling))
+
+    def document(where: str, row: Row) -> Document:
+        return replace(found := document_of_row(where, row, DOCUMENT_KEYS), doc_id=spelling(found.doc_id))
+
+    def documents() -> Iterator[Document]:
+        _, first = next(tables.rows(files, fault), ("", Row()))
+        if "chunk_id" in first:
+            return _join_chunks(files, fault)
+        return distinct_documents(tables.rows(files, fault, (*DOCUMENT_KEYS, *TEXT_KEYS, "title")), document, fault)
+
+    def ids() -> Iterator[str]:
+        for _, row in tables.rows(files, _pass_over, (*CHUNK_KEYS, *DOCUMENT_KEYS)):
+            if "chunk_id" in row:
+                yield (chunk_id := str(row["chunk_id"]))
+                yield document_of(chunk_id)
+            else:
+                yield from (spelling(str(row[key])) for key in DOCUMENT_KEYS if row.get(key) is not None)
+
+    return Corpus(documents, ids)
 
 
 def pool_documents(read: Callable[[], Iterator[Placed]], problems: list[str]) -> Corpus:
@@ -75,73 +91,35 @@ def document_of(chunk_id: str) -> DocId:
     return DocId(_NUMBER.sub("", chunk_id))
 
 
-def _read(files: Sequence[Path], fault: Fault, spelling: Callable[[str], DocId]) -> Iterator[Document]:
-    """Yield the documents of some files. Chunks may come in any order: a document is complete after its last chunk, so
-    that memory holds only incomplete ones."""
-    _, first = next(tables.rows(files, fault), ("", Row()))
-    if "chunk_id" in first:
-        return _join_chunks(files, fault)
-    rows = tables.rows(files, fault, (*DOCUMENT_KEYS, *TEXT_KEYS, "title"))
-    return distinct_documents(rows, lambda where, row: _document(where, row, spelling), fault)
-
-
-def _document(where: str, row: Row, spelling: Callable[[str], DocId]) -> Document:
-    doc_id = spelling(identifier(where, row, DOCUMENT_KEYS))
-    title, text = row.get("title") or "", next((row[key] for key in TEXT_KEYS if row.get(key) is not None), "")
-    if not isinstance(title, str) or not isinstance(text, str):
-        raise CorpusError(f"{where}: title and text of document {doc_id!r} must be texts")
-    if not title.strip() and not text.strip():
-        raise EmptyText(f"{where}: document {doc_id!r} has neither title nor text")
-    return Document(doc_id=doc_id, title=title, text=text)
-
-
-class _ChunkText(NamedTuple):
-    number: int  # by which pieces sort
-    chunk_id: ChunkId
-    text: str
-
-
 def _join_chunks(files: Sequence[Path], fault: Fault) -> Iterator[Document]:
+    """Yield the documents of chunks, which may come in any order: one is complete after its last chunk, so that memory
+    holds only incomplete ones."""
     named = make_each(tables.rows(files, _pass_over, CHUNK_KEYS), _chunk_id, _pass_over)
     left = Counter(document_of(chunk_id) for _, chunk_id in named)
-    incomplete: dict[DocId, list[tuple[str, _ChunkText]]] = {}
+    incomplete: dict[DocId, list[tuple[str, tuple[int, ChunkId, str]]]] = {}
+    """For each document, the places of its chunks, and their numbers, ids and texts."""
     rows = tables.rows(files, fault, (*CHUNK_KEYS, *CHUNK_TEXT_KEYS))
     for where, (chunk_id, row) in make_each(rows, lambda where, row: (_chunk_id(where, row), row), fault):
         doc_id = document_of(chunk_id)
         pieces = incomplete.setdefault(doc_id, [])
         left[doc_id] -= 1
-        try:
-            pieces.append((where, _piece(where, row, chunk_id)))
-        except CorpusError as error:
-            fault(error)
+        text = next((row[key] for key in CHUNK_TEXT_KEYS if row.get(key) is not None), None)
+        number = _NUMBER.search(chunk_id)
+        if not isinstance(text, str):
+            fault(CorpusError(f"{where}: chunk {chunk_id!r} needs a text ({', '.join(CHUNK_TEXT_KEYS)})"))
+        elif not text.strip():
+            fault(EmptyText(f"{where}: chunk {chunk_id!r} has no text"))
+        else:
+            pieces.append((where, (int(number[1]) if number else 0, chunk_id, text)))
         if left[doc_id]:
             continue
-        parts = drop_repeated(incomplete.pop(doc_id), lambda piece: piece.chunk_id, fault)
+        parts = drop_repeated(incomplete.pop(doc_id), lambda piece: piece[1], fault)
         ordered, chunks, start = sorted(piece for _, piece in parts), list[GivenChunk](), 0
-        for piece in ordered:
-            chunks.append(GivenChunk(piece.chunk_id, start, start + len(piece.text)))
-            start += len(piece.text) + len(BETWEEN)
+        for _, chunk_id, text in ordered:
+            chunks.append(GivenChunk(chunk_id, start, start + len(text)))
+            start += len(text) + len(BETWEEN)
         if chunks:
-            yield Document(doc_id, "", BETWEEN.join(piece.text for piece in ordered), tuple(chunks))
-
-
-def _piece(where: str, row: Row, chunk_id: ChunkId) -> _ChunkText:
-    text = next((row[key] for key in CHUNK_TEXT_KEYS if row.get(key) is not None), None)
-    if not isinstance(text, str):
-        raise CorpusError(f"{where}: chunk {chunk_id!r} needs a text ({', '.join(CHUNK_TEXT_KEYS)})")
-    if not text.strip():
-        raise EmptyText(f"{where}: chunk {chunk_id!r} has no text")
-    number = _NUMBER.search(chunk_id)
-    return _ChunkText(int(number[1]) if number else 0, chunk_id, text)
-
-
-def _ids(files: Sequence[Path], spelling: Callable[[str], DocId]) -> Iterator[str]:
-    for _, row in tables.rows(files, _pass_over, (*CHUNK_KEYS, *DOCUMENT_KEYS)):
-        if "chunk_id" in row:
-            yield (chunk_id := str(row["chunk_id"]))
-            yield document_of(chunk_id)
-        else:
-            yield from (spelling(str(row[key])) for key in DOCUMENT_KEYS if row.get(key) is not None)
+            yield Document(doc_id, "", BETWEEN.join(text for _, _, text in ordered), tuple(chunks))
 
 
 def _chunk_id(where: str, row: Row) -> ChunkId:
@@ -169,22 +147,16 @@ def source_of(
     on the web; gold is then taken as it is. `splits`: for each split, a pass over its tasks. `fault`: handles a task
     that repeats an id or whose gold is absent. `problems`: what a pass over the documents leaves out."""
 
-    def documents() -> Iterator[Document]:
-        if corpus is None:
-            raise CorpusError(
-                f"{name}:{root} holds questions and no documents: they are on the web. Evaluate it with --index"
-                " web:CACHE_FOLDER or another index, or put the pages into corpus.jsonl beside the questions"
-            )
-        empty = True
-        for document in corpus.documents():
-            empty = False
-            yield document
-        if empty:
-            raise CorpusError(f"{name}:{root} holds no documents")
+    def refuse_documents() -> Iterator[Document]:
+        raise CorpusError(
+            f"{name}:{root} holds questions and no documents: they are on the web. Evaluate it with --index"
+            " web:CACHE_FOLDER or another index, or put the pages into corpus.jsonl beside the questions"
+        )
 
     def tasks(split: str) -> list[Task]:
         return check_gold(list(drop_repeated(splits[split](), lambda task: task.task_id, fault)), corpus, fault)
 
+    documents = corpus.documents if corpus else refuse_documents
     return Source(
         *(name, name, documents, tuple(splits), tasks, [] if problems is None else problems, root.resolve()),
         edition=name,

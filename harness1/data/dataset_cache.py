@@ -20,14 +20,14 @@ from functools import partial
 from http import HTTPStatus
 from importlib import resources
 from pathlib import Path, PurePosixPath
-from typing import Any, Self, cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 
 from harness1.data import beir
 from harness1.data.benchmarks import BENCHMARKS, Benchmark, Hub
-from harness1.data.jsonl import INFLATION, LEAST_INFLATED
-from harness1.data.tables import find_files
+from harness1.data.tables import INFLATION, LEAST_INFLATED, find_files
 from harness1.errors import InfrastructureFault, UsageError, optional
 from harness1.plain import file_digest, meant
 from harness1.records import Record
@@ -56,12 +56,8 @@ MIRROR = "https://public.ukp.informatik.tu-darmstadt.de/thakur/BEIR/datasets"
 """The address below which BEIR's archives are, `NAME.zip`."""
 WAITS_S = (1.0, 2.0, 4.0, 8.0)
 """The waits before a server that failed is asked again; the hub's client itself goes on after a lost connection."""
-Count = Callable[[int, int], None]
-"""Called with the bytes that are there and their total, 0 if unknown."""
 Progress = Callable[[str, int, int], None]
 """Called with the part of the work, the bytes done, and their total (0 if unknown)."""
-Revisions = Mapping[str, str]
-"""The revision of each repository."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _FILES = (".jsonl", ".json", ".gz", ".zip", ".md", ".txt", ".html", ".htm", ".pdf")
 
@@ -119,8 +115,7 @@ class DatasetCache:
 
     def find(self, name: str) -> str | None:
         """Return what `open_source` opens a dataset by, or None if it is not here, or not whole."""
-        name = plain_name(name)
-        place = self.place(name)
+        name, place = plain_name(name), self.place(name)
         if not place.is_dir() or not any(each.name != STAGE for each in place.iterdir()):
             return None
         stage = read_stage(place)
@@ -205,7 +200,7 @@ class DatasetCache:
     def _get_from_hub(self, name: str, force: bool) -> None:
         benchmark, place = BENCHMARKS.get(name), self.place(name)
         hubs = benchmark.hub if benchmark else (Hub(repository=name, patterns=LAYOUT),)
-        wanted = {} if force else self._sums().get(name, {})
+        wanted: dict[str, str] = {} if force else self._sums().get(name, {})
         content = self._work(name) / "content"
         if force:
             shutil.rmtree(content, ignore_errors=True)
@@ -273,66 +268,61 @@ def unpack(archive: Path, into: Path) -> None:
     """Unpack the files of a zip archive into a folder; hidden files and what a Mac adds are left out. Raises
     UsageError: the archive is torn or encrypted, a name leads out of the folder, an entry is not a regular file, or
     there are more than `MOST_FILES` files or more bytes than `jsonl.INFLATION` times the archive."""
+    refusal = f"{archive.name} is not unpacked:"
     try:
         with zipfile.ZipFile(archive) as opened:
-            places = [(each, _place(archive, each)) for each in opened.infolist() if not each.is_dir()]
-            hidden = (".", "__MACOSX")
-            entries = [pair for pair in places if not any(part.startswith(hidden) for part in pair[1].parts)]
+            entries: list[tuple[zipfile.ZipInfo, Path]] = []
+            for each in opened.infolist():
+                name, place = each.filename, PurePosixPath(each.filename)
+                if each.is_dir():
+                    continue
+                if place.is_absolute() or ".." in place.parts or any(mark in name for mark in "\\:\0"):
+                    raise UsageError(f"{refusal} the name {name!r} leads out of the folder")
+                if stat.S_IFMT(each.external_attr >> 16) not in (0, stat.S_IFREG) or each.flag_bits & 1:
+                    raise UsageError(f"{refusal} {name!r} is a link or encrypted")
+                if not any(part.startswith((".", "__MACOSX")) for part in place.parts):
+                    entries.append((each, into / place))
             size = sum(each.file_size for each, _ in entries)
             if len(entries) > MOST_FILES or size > max(INFLATION * archive.stat().st_size, LEAST_INFLATED):
                 what = f"{len(entries):,} files" if len(entries) > MOST_FILES else f"{size / 1e6:,.0f} MB"
-                raise UsageError(f"{archive.name} is not unpacked: it would unpack to {what}, more than is allowed")
+                raise UsageError(f"{refusal} it would unpack to {what}, more than is allowed")
             refuse_full_disk(into, size)
-            for each, place in entries:
-                (into / place).parent.mkdir(parents=True, exist_ok=True)
-                with opened.open(each) as packed, (into / place).open("xb") as file:
+            for each, target in entries:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with opened.open(each) as packed, target.open("xb") as file:
                     shutil.copyfileobj(packed, file)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, FileExistsError) as error:
         raise UsageError(f"{archive.name} is damaged: {error}") from error
 
 
-def _place(archive: Path, entry: zipfile.ZipInfo) -> PurePosixPath:
-    place = PurePosixPath(entry.filename)
-    if place.is_absolute() or ".." in place.parts or any(mark in entry.filename for mark in "\\:\0"):
-        raise UsageError(f"{archive.name} is not unpacked: the name {entry.filename!r} leads out of the folder")
-    if stat.S_IFMT(entry.external_attr >> 16) not in (0, stat.S_IFREG) or entry.flag_bits & 1:
-        raise UsageError(f"{archive.name} is not unpacked: {entry.filename!r} is a link or encrypted")
-    return place
-
-
-class _Bytes:
-    """Takes the place of the bar that a download shows, and tells how many bytes are there."""
-
-    def __init__(self, into: Path, on_bytes: Count, *, total: int | None, initial: int, **_: object) -> None:
-        refuse_full_disk(into, (total or 0) - initial)
-        self._on_bytes, self._total, self._done = on_bytes, total or 0, initial
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def update(self, count: int) -> None:
-        self._done += count
-        self._on_bytes(self._done, self._total)
-
-
-def download(url: str, into: Path, on_bytes: Count = lambda done, of: None) -> None:
+def download(url: str, into: Path, on_bytes: Callable[[int, int], None] = lambda done, of: None) -> None:
     """Download a file over HTTP; what a lost connection or a killed process left is completed. Its checksum has to be
-    compared, because the server may have another file by now. Raises MissingExtra: the hub's client, which downloads
-    from any server, is not installed; InfrastructureFault: the server cannot be reached, does not have the file, or
-    loses every connection; UsageError: the address is not one of HTTP, or the disk is full."""
+    compared, because the server may have another file by now. `on_bytes`: called with the bytes that are there and
+    their total, 0 if unknown. Raises MissingExtra: the hub's client, which downloads from any server, is not installed;
+    InfrastructureFault: the server does not hand the file out; UsageError: no address of HTTP, or the disk is full."""
     with optional("data", "huggingface_hub"):
         from httpx import HTTPError
         from huggingface_hub.errors import HfHubHTTPError
         from huggingface_hub.file_download import http_get
     if not url.startswith(("http://", "https://")):
         raise UsageError(f"{url} is not an address of HTTP")
+
+    @contextmanager
+    def show(*, total: int | None, initial: int, **_: object) -> Iterator[Any]:
+        """Take the place of the bar that a download shows."""
+        refuse_full_disk(into, (total or 0) - initial)
+        done = [initial]
+
+        def update(count: int) -> None:
+            done[0] += count
+            on_bytes(done[0], total or 0)
+
+        yield SimpleNamespace(update=update)
+
     for wait_s in (*WAITS_S, None):
         try:
             with into.open("ab") as file:
-                bar = cast("Any", partial(_Bytes, into, on_bytes))
-                http_get(url, file, resume_size=file.tell(), tqdm_class=bar)
+                http_get(url, file, resume_size=file.tell(), tqdm_class=cast("Any", show))
             return
         except HfHubHTTPError as error:
             answer = error.response
@@ -353,13 +343,12 @@ def by_hand(benchmark: Benchmark) -> str:
 
 
 def get_from_hub(
-    name: str, hubs: Sequence[Hub], out: Path, otherwise: str, wanted: Revisions | None = None, *, force: bool = False
-) -> Revisions:
-    """Download files of the hub, unchanged, into a folder, if that is not done yet; return the revisions that they are
-    of. An interrupted download is resumed. `hubs`: the files; each repository is downloaded as it is now, unless
-    `wanted` names it. `otherwise`: what to do where they cannot be downloaded, for the message. Raises MissingExtra:
-    the hub's client is not installed; InfrastructureFault: the hub cannot be reached; UsageError: the hub does not hand
-    the files out, or the folder holds something else."""
+    name: str, hubs: Sequence[Hub], out: Path, otherwise: str, wanted: Mapping[str, str] = {}, *, force: bool = False
+) -> dict[str, str]:
+    """Download files of the hub, unchanged, into a folder, if that is not done yet; return their revisions. An
+    interrupted download is resumed. `wanted`: revisions of repositories; others are taken as they are now. `otherwise`:
+    what to do where they cannot be downloaded. Raises MissingExtra: the hub's client is not installed;
+    InfrastructureFault: the hub cannot be reached; UsageError: it refuses, or the folder holds something else."""
     with optional("data", "huggingface_hub"):
         from huggingface_hub import HfApi, snapshot_download
     stage = Stage(GET, {"benchmark": name, "hub": [[hub.repository, *hub.patterns] for hub in hubs]})
@@ -373,7 +362,7 @@ def get_from_hub(
         with _explain(cannot, otherwise):
             # Offline, a download into an existing folder does nothing, so the hub is asked before the folder exists.
             found = str(HfApi().dataset_info(hub.repository).sha)
-        revision = taken[hub.repository] = (wanted or {}).get(hub.repository, found)
+        revision = taken[hub.repository] = wanted.get(hub.repository, found)
         patterns, folder = list(hub.patterns), out / hub.folder
         with under_way(stage, out), _explain(cannot, otherwise):
             snapshot_download(

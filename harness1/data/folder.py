@@ -19,7 +19,6 @@ from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import msgspec
@@ -86,12 +85,6 @@ class Unreadable(Exception):
     """The file cannot become a document; the message says why."""
 
 
-class _Content(msgspec.Struct):
-    title: str = ""
-    text: str = ""
-    problem: str = ""
-
-
 class ReadApart:
     """Reads files in another process, which starts with the first one, and again after one that ended it. `share`:
     scales the processor time that a file may take. `memory`: in bytes, for one file."""
@@ -104,7 +97,7 @@ class ReadApart:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end()
 
     def read(self, kind: str, data: bytes) -> tuple[str, str]:
@@ -115,13 +108,13 @@ class ReadApart:
         try:
             line.send_bytes(msgspec.msgpack.encode((kind, seconds)))
             line.send_bytes(data)
-            answer = msgspec.msgpack.decode(line.recv_bytes(), type=_Content)
+            title, text, problem = msgspec.msgpack.decode(line.recv_bytes(), type=tuple[str, str, str])
         except (EOFError, OSError) as error:
             self._end()
             raise Unreadable(f"reading it takes more than {seconds:.0f} s or fails within its parser") from error
-        if answer.problem:
-            raise Unreadable(answer.problem)
-        return answer.title, answer.text
+        if problem:
+            raise Unreadable(problem)
+        return title, text
 
     def _begin(self) -> Connection:
         self._line, theirs = Pipe()
@@ -165,29 +158,29 @@ def serve(descriptor: int, memory: int) -> None:
             line.send_bytes(msgspec.msgpack.encode(_answer(kind, data)))
 
 
-def _answer(kind: str, data: bytes) -> _Content:
+def _answer(kind: str, data: bytes) -> tuple[str, str, str]:
+    """Return the title and the text of a file, or, as the third, why it has none."""
     try:
         title, text = _read_pdf(data) if kind == "pdf" else read_html(data.decode())
     except Unreadable as error:
-        return _Content(problem=str(error))
+        return "", "", str(error)
     except MemoryError:
-        return _Content(problem="reading it takes too much memory")
-    if len(title) + len(text) > TEXT_BYTES:
-        return _Content(problem=f"its text has more than {TEXT_BYTES:,} characters")
-    return _Content(title, text)
+        return "", "", "reading it takes too much memory"
+    is_long = len(title) + len(text) > TEXT_BYTES
+    return ("", "", f"its text has more than {TEXT_BYTES:,} characters") if is_long else (title, text, "")
 
 
 def _read_pdf(data: bytes) -> tuple[str, str]:
     import pypdf
     import pypdf.errors
 
-    pages, left = [], TEXT_BYTES
+    pages, size = [], 0
     try:
         reader = pypdf.PdfReader(io.BytesIO(data))
         for page in reader.pages:
             pages.append(page.extract_text())
-            left -= len(pages[-1])
-            if left < 0:
+            size += len(pages[-1])
+            if size > TEXT_BYTES:
                 break
         title = str((reader.metadata and reader.metadata.title) or "")
     except (
@@ -311,13 +304,9 @@ def _read(file: Path, apart: ReadApart) -> tuple[str, str]:
         raise Unreadable(f"not UTF-8 text (byte {error.start})") from error
     if kind == "html":
         return apart.read(kind, text.encode())
-    return heading_of(text, file.suffix.lower()), text
-
-
-def heading_of(text: str, suffix: str) -> str:
-    """Return the first heading of a Markdown text or a reStructuredText without its marks, or ""."""
+    title, suffix = "", file.suffix.lower()
     if suffix == ".md" and (found := HEADING.search(text)):
-        return found[1].rstrip(" \t").rstrip("#").rstrip(" \t") or found[1][0]
-    if suffix == ".rst" and (found := UNDERLINED.search(text)):
-        return found[1].strip()
-    return ""
+        title = found[1].rstrip(" \t").rstrip("#").rstrip(" \t") or found[1][0]
+    elif suffix == ".rst" and (found := UNDERLINED.search(text)):
+        title = found[1].strip()
+    return title, text

@@ -10,13 +10,13 @@ import msgspec
 
 from harness1.config import Config
 from harness1.data.source import Source
-from harness1.errors import ConfigError, CorpusError, SchemaError, UsageError
+from harness1.errors import CorpusError, SchemaError, UsageError
 from harness1.plain import digest, utf8_safe
 from harness1.records import DocId
 from harness1.retrieval.build import add_documents, build_index, delete_documents
 from harness1.retrieval.corpus import Document
 from harness1.retrieval.files import LOCK, building
-from harness1.retrieval.index import build_hash, open_index
+from harness1.retrieval.index import OutdatedIndex, build_hash, open_index
 from harness1.retrieval.models import Progress
 from harness1.retrieval.open import is_engine, open_retriever
 from harness1.retrieval.protocol import IndexInfo
@@ -74,10 +74,10 @@ def ensure_index(
     on_wait: Callable[[], None] | None = None,
 ) -> IndexInfo:
     """Build the index of a source into a folder, unless the folder already holds it, by the source's fingerprint.
-    `force`: build it in any case. `whole`: build it also if documents were left out of the existing one. `on_wait`: is
-    called before waiting for another process that builds there; None: do not wait. Raises CorpusError: the folder holds
-    something else, or the source cannot be read; UsageError: the folder cannot be written, another process builds
-    there, it is the index of another corpus, or its embeddings would be lost."""
+    `force`: in any case. `whole`: also if documents were left out of the existing one. `on_wait`: called before waiting
+    for another process that builds there; None: do not wait. Raises CorpusError: the folder holds something else, or
+    the source cannot be read; UsageError: the folder cannot be written, or is another's, or embeddings would be lost.
+    """
     stage = Stage("index", {"source": source.fingerprint, "build": build_hash(config.index)})
     if not force and (done := _done(stage, out, whole)):
         return done
@@ -170,12 +170,12 @@ def _corpus(source: Source) -> str:
 def _refuse_loss(source: Source, out: Path, config: Config) -> None:
     if (other := corpus_of(out)) not in (None, _corpus(source)):
         raise UsageError(f"{out} is the index of {other}: --force replaces it, --add adds to it")
-    has_embeddings = False
     try:
         has_embeddings = bool(open_index(out).vectors)
-    except (CorpusError, SchemaError) as error:  # it is damaged, or there is none
-        if isinstance(error.__cause__, ConfigError):  # it is whole, and of an earlier version
-            raise
+    except OutdatedIndex:
+        raise
+    except (CorpusError, SchemaError):
+        has_embeddings = False  # it is damaged, or there is none
     if has_embeddings and not config.index.dense.model:
         raise UsageError(
             f"{out} has embeddings: --set index.dense.model=NAME builds it with some, --force without, and loses them"

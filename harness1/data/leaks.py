@@ -111,12 +111,8 @@ def evaluation_sets(
     """Return the sets of tasks that must not be learned, each once. `sources`: datasets whose splits `dev` and `test`
     are taken, but for a `dev` in `taught`, (name of the dataset, split). `against`: further sets: `DATASET:SPLIT`, or a
     dataset, whose `dev` and `test` are taken, or else all its splits. Raises UsageError: a set does not exist."""
-    wanted = [
-        (source, split)
-        for source in sources
-        for split in _own_splits(source)
-        if split == TEST or (source.name, split) not in taught
-    ]
+    own = [(source, split) for source in sources for split in _own_splits(source)]
+    wanted = [(source, split) for source, split in own if split == TEST or (source.name, split) not in taught]
     for spec in against:
         try:
             source, split = open_source(spec), ""
@@ -142,8 +138,8 @@ class Leak(NamedTuple):
 
     @property
     def reason(self) -> str:
-        said = {f"asks the same as {self.near}": self.near, f"has the gold set of {self.gold}": self.gold}
-        return " and ".join(words for words, name in said.items() if name)
+        said = (self.near and f"asks the same as {self.near}", self.gold and f"has the gold set of {self.gold}")
+        return " and ".join(filter(None, said))
 
 
 class Leaks:
@@ -153,22 +149,18 @@ class Leaks:
 
     def __init__(self, near: float, sets: Sequence[EvaluationSet] = ()) -> None:
         self.compared = {each.name: len(each.tasks) for each in sets}
-        self._queries = KnownQueries(near)
-        self._golds: dict[tuple[str, GoldSet], str] = {}
+        self._queries, self._golds = KnownQueries(near), dict[tuple[str, GoldSet], str]()
         for each in sets:
             for task in each.tasks:
-                name = f"{each.name}/{task.task_id}"
+                name, gold = f"{each.name}/{task.task_id}", gold_set(task.gold)
                 self._queries.add(name, task.query)
-                self._golds.setdefault(_within(each.dataset, gold_set(task.gold)), name)
+                self._golds.setdefault((each.dataset if len(gold) < 2 else "", gold), name)
 
     def find(self, dataset: str, query: str, gold: GoldSet) -> Leak | None:
         """Return what a task gives away, or None."""
-        found = Leak(self._queries.match(query) or "", self._golds.get(_within(dataset, gold), "") if gold else "")
+        same = self._golds.get((dataset if len(gold) < 2 else "", gold), "") if gold else ""
+        found = Leak(self._queries.match(query) or "", same)
         return found if any(found) else None
-
-
-def _within(dataset: str, gold: GoldSet) -> tuple[str, GoldSet]:
-    return dataset if len(gold) < 2 else "", gold
 
 
 def _own_splits(source: Source) -> tuple[str, ...]:
@@ -265,12 +257,16 @@ class TaskFilter:
     def validation(self, dataset: str, split: str, tasks: Sequence[Task]) -> list[Task]:
         """Return the tasks of an evaluation split that give away none of the other evaluation sets."""
         others = [each for each in self.sets if (each.dataset, each.split) != (dataset, split)]
-        return _apart(tasks, dataset, Leaks(self.data.near, others))
+        return self._apart(tasks, dataset, others)
 
     def beside(self, held_out: Sequence[Task], dataset: str, tasks: Sequence[Task]) -> list[Task]:
         """Return the tasks that give away none of the validation tasks drawn from the same split."""
         sets = [EvaluationSet(dataset, "validation", held_out)] if self.data.leaks == "drop" else []
-        return _apart(tasks, dataset, Leaks(self.data.near, sets))
+        return self._apart(tasks, dataset, sets)
+
+    def _apart(self, tasks: Sequence[Task], dataset: str, sets: Sequence[EvaluationSet]) -> list[Task]:
+        leaks = Leaks(self.data.near, sets)
+        return [task for task in tasks if leaks.find(dataset, task.query, gold_set(task.gold)) is None]
 
 
 def open_filter(
@@ -285,11 +281,10 @@ def open_filter(
     """Return the filter for learning from some datasets. `taught`: the splits to learn from, as (name of the dataset,
     split). `against`: further sets, as `evaluation_sets` reads them. Raises UsageError: a set does not exist, or
     nothing is compared because `data.leaks` is "keep"."""
-    if data.leaks == "keep":
-        if against:
-            raise UsageError("--against compares with evaluation sets, which data.leaks=keep turns off")
-        return TaskFilter(data, (), share, excluded)
-    return TaskFilter(data, evaluation_sets(sources, against, taught), share, excluded)
+    if data.leaks == "keep" and against:
+        raise UsageError("--against compares with evaluation sets, which data.leaks=keep turns off")
+    sets = evaluation_sets(sources, against, taught) if data.leaks != "keep" else ()
+    return TaskFilter(data, sets, share, excluded)
 
 
 def in_share(tasks: Sequence[Task], share: ShareName, data: Data) -> list[Task]:
@@ -307,7 +302,3 @@ def in_share(tasks: Sequence[Task], share: ShareName, data: Data) -> list[Task]:
             taken += len(group)
             chosen.update(task.task_id for task in group)
     return [task for task in tasks if (task.task_id in chosen) == (share == "sft")]
-
-
-def _apart(tasks: Sequence[Task], dataset: str, leaks: Leaks) -> list[Task]:
-    return [task for task in tasks if leaks.find(dataset, task.query, gold_set(task.gold)) is None]

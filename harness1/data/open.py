@@ -13,18 +13,15 @@ from functools import partial
 from importlib import resources
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import msgspec
 
-from harness1.data import beir, folder, jsonl, trec
+from harness1.data import beir, folder, tables, trec
 from harness1.data.source import DuplicateId, Fault, Source, refuse
 from harness1.errors import CorpusError, UsageError
 from harness1.records import DocId, Gold, Record, Task
 from harness1.retrieval.corpus import Document
-
-if TYPE_CHECKING:
-    from harness1.data.benchmarks import Benchmark
 
 MOST_LEFT_OUT = 10_000
 """Documents that may be left out; a corpus with more is not what it was taken for."""
@@ -43,7 +40,7 @@ def from_anywhere(spec: str) -> str:
     if spec == "stdlib" or spec.startswith("world:"):
         return spec
     benchmark, path = _of_benchmark(spec)
-    return f"{benchmark.name}:{Path(path).resolve()}" if benchmark else str(Path(path).resolve())
+    return f"{benchmark}:{Path(path).resolve()}" if benchmark else str(Path(path).resolve())
 
 
 def open_source(
@@ -66,15 +63,18 @@ def open_source(
         CorpusError: it exists and is broken; for faults within documents, raised while they are read.
     """
     source = _open(spec, fault, leave_out, follow_links)
-    if leave_out is not False:
-        return source
 
     def documents() -> Iterator[Document]:
+        source.problems.clear()
+        empty = True
         for document in chain(source.documents(), [None]):
-            if source.problems:
+            if source.problems and leave_out is False:
                 raise CorpusError(source.problems[0])
             if document:
+                empty = False
                 yield document
+        if empty:
+            raise CorpusError("; ".join([f"{source.label} holds no documents", *source.problems[:10]]))
 
     return replace(source, documents=documents)
 
@@ -90,53 +90,52 @@ def _open(spec: str, fault: Fault, leave_out: bool | None, follow_links: bool) -
         rest = place.partition(":")[2]
         hint = f"give the path alone: {rest}" if rest and Path(rest).exists() else _KINDS
         raise UsageError(f"{place}: no such file or folder ({hint})")
-    if benchmark:
-        if beir.is_beir(path) and beir.splits(path):
-            raise UsageError(
-                f"{path} is a BEIR folder, not the official files of {benchmark.name}: give the path alone"
-            )
-        return benchmark.open(path, fault)
-    return _of_files(path, fault, leave_out, follow_links)
+    if not benchmark:
+        return _of_files(path, fault, leave_out, follow_links)
+    if beir.is_beir(path) and beir.splits(path):
+        raise UsageError(f"{path} is a BEIR folder, not the official files of {benchmark}: give the path alone")
+    from harness1.data.benchmarks import READERS
+
+    return READERS[benchmark](path, fault)
 
 
 def _of_files(path: Path, fault: Fault, leave_out: bool | None, follow_links: bool) -> Source:
-    problems: list[str] = []
-    noted = partial(_note, path, problems)
-    on_line = noted if leave_out else fault
+    root, problems = path.resolve(), list[str]()
+    common: dict[str, Any] = {"problems": problems, "root": root, "label": str(path)}
+
+    def note(error: CorpusError) -> None:
+        if isinstance(error, DuplicateId):
+            raise error  # which of the two is meant, nobody can say
+        if len(problems) == MOST_LEFT_OUT:
+            said = f"{path}: more than {MOST_LEFT_OUT:,} documents cannot be read; the last: {error}"
+            raise CorpusError(said) from error
+        problems.append(str(error))
+
+    on_line = note if leave_out else fault
     if trec.is_trec(path):
         tasks = partial(trec.read_tasks, path, fault=fault)
-        read = partial(trec.read_corpus, path, on_line)
-        return _refuse_empty(path, "trec", read, problems, trec.splits(path), tasks)
-    if corpus := jsonl.find_file(path, beir.CORPUS):
-        tasks = partial(beir.read_tasks, path, fault=fault)
-        read = partial(beir.read_corpus, path, on_line)
-        found = _refuse_empty(path, "beir", read, problems, beir.splits(path), tasks)
-        return replace(found, has_documents=corpus.stat().st_size > 0)  # else they are elsewhere
+        return Source(root.name, "trec", partial(trec.read_corpus, path, on_line), trec.splits(path), tasks, **common)
+    if corpus := tables.find_file(path, beir.CORPUS):
+        tasks, read = partial(beir.read_tasks, path, fault=fault), partial(tables.read_documents, corpus, on_line)
+        common["has_documents"] = corpus.stat().st_size > 0  # else they are elsewhere
+        return Source(root.name, "beir", read, beir.splits(path), tasks, **common)
     if path.is_dir():
-        read = partial(folder.read, path, noted, follow_links=follow_links)
-        source = _refuse_empty(path, "folder", read, problems)
-        return replace(source, edition=folder.state(path)) if follow_links else source
+        read = partial(folder.read, path, note, follow_links=follow_links)
+        return Source(root.name, "folder", read, edition=folder.state(path) if follow_links else "", **common)
     if path.name.endswith((".jsonl", ".jsonl.gz")):
-        return _refuse_empty(path, "jsonl", partial(jsonl.read, path, on_line), problems)
+        return Source(root.name, "jsonl", partial(tables.read_documents, path, on_line), **common)
     kinds = "a BEIR or TREC folder, a .jsonl or .jsonl.gz file, or a folder of texts"
     raise UsageError(f"{path}: not a corpus; give {kinds}")
 
 
-def _note(path: Path, problems: list[str], error: CorpusError) -> None:
-    if isinstance(error, DuplicateId):
-        raise error  # which of the two is meant, nobody can say
-    if len(problems) == MOST_LEFT_OUT:
-        raise CorpusError(f"{path}: more than {MOST_LEFT_OUT:,} documents cannot be read; the last: {error}") from error
-    problems.append(str(error))
-
-
-def _of_benchmark(spec: str) -> tuple[Benchmark | None, str]:
+def _of_benchmark(spec: str) -> tuple[str, str]:
+    """Return the name of a benchmark, "" for none, and the place on disk."""
     name, colon, path = spec.partition(":")
     if not colon:
-        return None, spec
-    from harness1.data.benchmarks import BENCHMARKS
+        return "", spec
+    from harness1.data.benchmarks import READERS
 
-    return (BENCHMARKS[name], path) if name in BENCHMARKS else (None, spec)
+    return (name, path) if name in READERS else ("", spec)
 
 
 def _world(spec: str) -> Source:
@@ -147,27 +146,6 @@ def _world(spec: str) -> Source:
     if not re.fullmatch(r"\d+:\d+:(people)?", f"{size}:{seed or 0}:{about}", re.ASCII):
         raise UsageError(f"{spec}: a synthetic world is world:SIZE[:SEED[:people]], SIZE being its number of documents")
     return world_source(int(size), int(seed or 0), about)
-
-
-def _refuse_empty(
-    path: Path,
-    kind: str,
-    read: Callable[[], Iterator[Document]],
-    problems: list[str],
-    splits: tuple[str, ...] = (),
-    read_tasks: Callable[[str], list[Task]] = lambda split: [],
-) -> Source:
-    def documents() -> Iterator[Document]:
-        problems.clear()
-        empty = True
-        for document in read():
-            empty = False
-            yield document
-        if empty:
-            raise CorpusError("; ".join([f"{path} holds no documents", *problems[:10]]))
-
-    root = path.resolve()
-    return Source(root.name, kind, documents, splits, read_tasks, problems, root, label=str(path))
 
 
 class _DemoQuestion(Record):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -23,8 +24,8 @@ class Source:
     kind: str
     documents: Callable[[], Iterator[Document]]
     """Starts a new, lazy pass over all documents."""
-    splits: tuple[str, ...]
-    read_tasks: Callable[[str], list[Task]]
+    splits: tuple[str, ...] = ()
+    read_tasks: Callable[[str], list[Task]] = lambda split: []
     """Reads the tasks of one split, which must exist."""
     problems: list[str] = field(default_factory=list)
     """One line for each unreadable part that the last pass over the documents left out."""
@@ -32,12 +33,10 @@ class Source:
     """The place on disk; None for generated sources."""
     edition: str = ""
     """For generated sources, changes whenever documents or tasks do. For files, the reader if it matters."""
-
     has_documents: bool = True
     """False if the documents are on the web."""
     secret_answers: bool = False
     """True if the answers in the gold may be compared with but never written."""
-
     label: str = ""
     """Names the source in error messages; "": by its name."""
 
@@ -53,10 +52,11 @@ class Source:
     def training_split(self) -> str:
         """Return the split that training takes its tasks from unless told another: `train`, `dev` or the only one.
         Raises UsageError: there are no tasks, or several splits but none to train or tune on."""
-        found = [name for name in ("train", "dev") if name in self.splits] or self.splits
-        if found is self.splits and len(found) != 1:
+        if taught := [name for name in ("train", "dev") if name in self.splits]:
+            return taught[0]
+        if len(self.splits) != 1:
             raise UsageError(f"{self.name} has the splits {', '.join(self.splits) or 'none'}: choose one by --split")
-        return found[0]
+        return self.splits[0]
 
     @property
     def fingerprint(self) -> str:
@@ -64,8 +64,12 @@ class Source:
         which are not read, or of name and edition of a generated corpus."""
         if self.root is None:
             return digest([self.name, self.edition])
-        files = sorted(_below(self.root)) if self.root.is_dir() else [self.root]
-        found = [(str(file), status) for file in files if (status := status_of(file))]
+        files, folders = [] if self.root.is_dir() else [self.root], [self.root]
+        while folders:  # os.walk calls itself for each level until Python 3.12
+            with suppress(OSError):
+                for entry in [*os.scandir(folders.pop())]:
+                    (folders if entry.is_dir(follow_symlinks=False) else files).append(Path(entry))
+        found = [(str(file), status) for file in sorted(files) if (status := status_of(file))]
         names = [(utf8_safe(name), status.st_size, status.st_mtime_ns) for name, status in found]
         return digest([self.edition, names] if self.edition else names)
 
@@ -77,17 +81,6 @@ def status_of(file: Path) -> os.stat_result | None:
     except OSError:
         return None
     return status if stat.S_ISREG(status.st_mode) else None
-
-
-def _below(root: Path) -> Iterator[Path]:
-    folders = [root]
-    while folders:  # os.walk calls itself for each level until Python 3.12
-        try:
-            entries = [*os.scandir(folders.pop())]
-        except OSError:
-            continue
-        folders += (Path(entry) for entry in entries if entry.is_dir(follow_symlinks=False))
-        yield from (Path(entry) for entry in entries if not entry.is_dir(follow_symlinks=False))
 
 
 Given = TypeVar("Given")

@@ -1,10 +1,19 @@
-"""Reads rows of Parquet, JSON Lines, JSON arrays and tab-separated files, each with its place."""
+"""Reads rows of Parquet, JSON Lines, JSON arrays and tab-separated files, each with its place, and rows as documents:
+BEIR's corpus file, Pyserini's collections, and similar ones. Text files may be gzipped.
+
+A document that was already cut lists its chunks under `_chunks`: a list of `{"chunk_id", "start", "end"}`, in
+characters of its text.
+"""
 
 from __future__ import annotations
 
 import ast
+import codecs
 import csv
-from collections.abc import Iterator, Sequence
+import gzip
+import sys
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -12,9 +21,10 @@ from typing import Any
 
 import msgspec
 
-from harness1.data import jsonl
-from harness1.data.source import Fault, refuse
-from harness1.errors import MALFORMED, CorpusError, MissingExtra
+from harness1.data.source import DuplicateId, EmptyText, Fault, Given, drop_repeated, make_each, refuse
+from harness1.errors import MALFORMED, CorpusError, optional
+from harness1.records import DocId
+from harness1.retrieval.corpus import Document, GivenChunk
 
 Row = dict[str, Any]
 Rows = Iterator[tuple[str, Row]]
@@ -23,6 +33,114 @@ LONGEST_LITERAL = 1 << 20
 """Characters of a list written as in Python; parsing takes 200 times as much memory."""
 BATCH = 256
 """Rows of a Parquet file held at once."""
+_OBJECT = msgspec.json.Decoder(Row)
+ID_KEYS = ("_id", "id", "doc_id")
+TEXT_KEYS = ("text", "contents", "content")
+CHUNKS_KEY = "_chunks"
+LINE_BYTES = 16 << 20
+"""Longest line that is read: three times the longest novel. Decoded, it may take 25 times as much memory."""
+WHOLE_BYTES = 2 << 30
+"""Largest file that is read into memory whole; HotpotQA's is a quarter of it."""
+INFLATION, LEAST_INFLATED = 200, 64 << 20
+"""How many times its own size a gzipped file may inflate to, and the bytes that any may; text shrinks by 3 to 20."""
+
+
+def read_documents(path: Path, fault: Fault = refuse) -> Iterator[Document]:
+    """Yield the documents of a file: objects with an id (`ID_KEYS`), a text (`TEXT_KEYS`) and perhaps a `title`, one of
+    which is not empty. `fault`: handles a line that is no such object or repeats an id. Raises
+    CorpusError: there is such a line, unless `fault` lets it pass, or the file cannot be read."""
+    return distinct_documents(rows([path], fault), document_of_row, fault)
+
+
+def distinct_documents(
+    located: Iterable[tuple[str, Given]], make: Callable[[str, Given], Document], fault: Fault
+) -> Iterator[Document]:
+    """Yield the document made of the value at each place. Values that make none or repeat an id go to `fault`."""
+    documents = drop_repeated(make_each(located, make, fault), lambda document: document.doc_id, fault)
+    return (document for _, document in documents)
+
+
+def numbered_lines(path: Path, fault: Fault = refuse) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a plain or gzipped file, numbered from 1, without the byte order mark that some editors write.
+    Raises CorpusError: the file cannot be opened or unpacked, or inflates to more than `INFLATION` times its size; or a
+    line is longer than `LINE_BYTES`, unless `fault` lets it pass."""
+    number, begun = 1, False
+    for piece in _pieces(path):
+        ended = piece.endswith(b"\n") or len(piece) < LINE_BYTES
+        if ended and not begun:
+            yield number, piece.removeprefix(codecs.BOM_UTF8) if number == 1 else piece
+        elif not begun:
+            fault(CorpusError(f"{path}:{number}: longer than {LINE_BYTES:,} bytes"))
+        number, begun = number + ended, not ended
+
+
+def content(path: Path) -> bytes:
+    """Return a plain or gzipped file whole, without the byte order mark. Raises CorpusError: as for `numbered_lines`;
+    or it is larger than `WHOLE_BYTES`."""
+    found = bytearray()
+    for piece in _pieces(path):
+        found += piece
+        if len(found) > WHOLE_BYTES:
+            raise CorpusError(f"cannot read {path}: larger than {WHOLE_BYTES:,} bytes; write it as JSON Lines")
+    return bytes(found.removeprefix(codecs.BOM_UTF8))
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    if path.exists() and not path.is_file():
+        raise CorpusError(f"cannot read {path}: not a regular file")
+    is_packed = path.suffix == ".gz"
+    left = max(INFLATION * path.stat().st_size, LEAST_INFLATED) if is_packed and path.exists() else sys.maxsize
+    try:
+        with gzip.open(path) if is_packed else path.open("rb") as file:
+            while piece := file.readline(LINE_BYTES):
+                left -= len(piece)
+                if left < 0:
+                    raise CorpusError(f"cannot read {path}: it inflates to more than {INFLATION} times its size")
+                yield piece
+    except (OSError, EOFError, zlib.error) as error:
+        raise CorpusError(f"cannot read {path}: {error}") from error
+
+
+def find_file(folder: Path, name: str) -> Path | None:
+    """Return `folder/name`, or the same with `.gz`, whichever exists; the plain file comes first."""
+    return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
+
+
+def identifier(where: str, row: Row, keys: tuple[str, ...] = ID_KEYS) -> str:
+    """Return the id of a row: text, or a whole number. Raises CorpusError: the row has no id."""
+    value = next((row[key] for key in keys if key in row), None)
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if not isinstance(value, str) or not value:
+        raise CorpusError(f"{where}: needs an id ({', '.join(keys)}) that is text or a whole number")
+    return value
+
+
+def document_of_row(where: str, row: Row, keys: tuple[str, ...] = ID_KEYS) -> Document:
+    """Return the document of a row. `keys`: of its id. Raises CorpusError: an id or a text is missing, or empty."""
+    doc_id, title = identifier(where, row, keys), row.get("title") or ""
+    blank = "" if any(key in row for key in TEXT_KEYS) else None
+    text = next((row[key] for key in TEXT_KEYS if row.get(key) is not None), blank)
+    if not isinstance(text, str):
+        raise CorpusError(f"{where}: document {doc_id!r} needs a text ({', '.join(TEXT_KEYS)})")
+    if not isinstance(title, str):
+        raise CorpusError(f"{where}: the title of document {doc_id!r} is not text")
+    if not title.strip() and not text.strip():
+        raise EmptyText(f"{where}: document {doc_id!r} has neither title nor text")
+    return Document(doc_id=DocId(doc_id), title=title, text=text, chunks=_chunks(where, row.get(CHUNKS_KEY), text))
+
+
+def _chunks(where: str, value: Any, text: str) -> tuple[GivenChunk, ...]:
+    try:
+        chunks = msgspec.convert(value or (), tuple[GivenChunk, ...])
+    except msgspec.ValidationError as error:
+        raise CorpusError(f"{where}: {CHUNKS_KEY}: {error}") from error
+    for chunk in chunks:
+        if not 0 <= chunk.start < chunk.end <= len(text):
+            raise CorpusError(f"{where}: chunk {chunk.chunk_id!r} lies outside of the text")
+    if len({chunk.chunk_id for chunk in chunks}) < len(chunks):
+        raise DuplicateId(f"{where}: two of its chunks have one id")
+    return chunks
 
 
 def find_files(root: Path, *patterns: str) -> tuple[Path, ...]:
@@ -38,10 +156,9 @@ def find_files(root: Path, *patterns: str) -> tuple[Path, ...]:
 
 def require_files(root: Path, what: str, *patterns: str) -> tuple[Path, ...]:
     """Return `find_files`, or raise an error that says what is missing. Raises CorpusError: no pattern matches."""
-    found = find_files(root, *patterns)
-    if not found:
-        raise CorpusError(f"{root} has no {what}: expected {' or '.join(patterns)}")
-    return found
+    if found := find_files(root, *patterns):
+        return found
+    raise CorpusError(f"{root} has no {what}: expected {' or '.join(patterns)}")
 
 
 def rows(paths: Sequence[Path], fault: Fault = refuse, columns: Sequence[str] = ()) -> Rows:
@@ -56,20 +173,19 @@ def _rows(path: Path, fault: Fault, columns: Sequence[str]) -> Rows:
     if name.endswith(".parquet"):
         return _parquet_rows(path, columns)
     if name.endswith(".jsonl"):
-        return jsonl.rows(path, fault)
+        lines = ((f"{path}:{number}", line) for number, line in numbered_lines(path, fault) if line.strip())
+        return make_each(lines, _decode_object, fault)
     if name.endswith(".json"):
-        return _json_rows(path, fault)
+        return make_each(_split_array(path), _decode_object, fault)
     if name.endswith(".tsv"):
         return tsv_rows(path, fault)
     raise CorpusError(f"{path}: not a .parquet, .jsonl, .json or .tsv file")
 
 
 def _parquet_rows(path: Path, columns: Sequence[str]) -> Rows:
-    try:
+    with optional("data", "pyarrow"):
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
-    except ImportError as error:
-        raise MissingExtra("pyarrow", "data") from error
     number = 0
     try:
         with ParquetFile(path) as file:
@@ -81,8 +197,15 @@ def _parquet_rows(path: Path, columns: Sequence[str]) -> Rows:
         raise CorpusError(f"{path}: not a whole Parquet file after row {number}: {error}") from error
 
 
-def _json_rows(path: Path, fault: Fault) -> Rows:
-    data = jsonl.content(path)
+def _decode_object(where: str, data: bytes | msgspec.Raw) -> Row:
+    try:
+        return _OBJECT.decode(data)
+    except MALFORMED as error:
+        raise CorpusError(f"{where}: not a JSON object: {error}") from error
+
+
+def _split_array(path: Path) -> Iterator[tuple[str, msgspec.Raw]]:
+    data = content(path)
     try:
         items = msgspec.json.decode(data, type=list[msgspec.Raw])
     except MALFORMED as error:
@@ -94,19 +217,22 @@ def _json_rows(path: Path, fault: Fault) -> Rows:
         start = data.index(bytes(item), at)
         line += data.count(b"\n", at, start)
         at = start
-        where = f"{path}:{line} (item {number})"
-        try:
-            yield where, msgspec.json.decode(item, type=Row)
-        except MALFORMED as error:
-            fault(CorpusError(f"{where}: not a JSON object: {error}"))
+        yield f"{path}:{line} (item {number})", item
 
 
 def tsv_rows(path: Path, fault: Fault = refuse, names: Sequence[str] | None = None) -> Rows:
     """Yield the rows of a tab-separated file. A field in quotes may hold tabs and line breaks, as `csv` writes them; a
     quote that ends elsewhere is part of the text. `names`: of the columns; None if the first row names them."""
-    texts = _texts(path, fault)
-    for number, text in texts:
-        where, fields = f"{path}:{number}", _fields([text], texts)
+
+    def decode(where: str, line: bytes) -> str:
+        try:
+            return line.decode()
+        except UnicodeDecodeError as error:
+            raise CorpusError(f"{where}: not UTF-8: {error}") from error
+
+    texts = make_each(((f"{path}:{number}", line) for number, line in numbered_lines(path, fault)), decode, fault)
+    for where, text in texts:
+        fields = _fields([text], texts)
         if fields is None:
             fault(CorpusError(f"{where}: a quote is opened and never closed"))
         elif names is None:
@@ -117,14 +243,13 @@ def tsv_rows(path: Path, fault: Fault = refuse, names: Sequence[str] | None = No
             fault(CorpusError(f"{where}: {len(fields)} columns where {len(names)} are expected"))
 
 
-def text_of(where: str, row: Row, *keys: str) -> str:
-    """Return the text of a row under the first of some keys that it has. Raises CorpusError: it is missing, blank or
-    not a text."""
-    value = next((row[key] for key in keys if row.get(key) is not None), None)
+def text_of(where: str, row: Row, key: str) -> str:
+    """Return the text of a row under a key. Raises CorpusError: it is missing, blank or not a text."""
+    value = row.get(key)
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = str(value)
     if not isinstance(value, str) or not value.strip():
-        raise CorpusError(f"{where}: needs a text under {' or '.join(keys)}")
+        raise CorpusError(f"{where}: needs a text under {key}")
     return value
 
 
@@ -143,21 +268,13 @@ def list_of(where: str, row: Row, *keys: str) -> list[Any]:
     return value
 
 
-def _texts(path: Path, fault: Fault) -> Iterator[tuple[int, str]]:
-    for number, line in jsonl.numbered_lines(path, fault):
-        try:
-            yield number, line.decode()
-        except UnicodeDecodeError as error:
-            fault(CorpusError(f"{path}:{number}: not UTF-8: {error}"))
-
-
-def _fields(read: list[str], texts: Iterator[tuple[int, str]]) -> list[str] | None:
+def _fields(read: list[str], texts: Iterator[tuple[str, str]]) -> list[str] | None:
     """Return the fields of the row that begins with a line, or None if a quote stays open. The lines in which quoted
     fields go on are moved from `texts` to `read`."""
 
     def lines() -> Iterator[str]:
         yield read[0]
-        left = jsonl.LINE_BYTES
+        left = LINE_BYTES
         for _, text in texts:
             read.append(text)
             left -= len(text)

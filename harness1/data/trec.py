@@ -1,4 +1,4 @@
-"""TREC's formats: run and relevance files, documents and topics, and a folder of them as a dataset.
+"""TREC's formats: runs, which are written, relevance files, documents and topics, and a folder of them as a dataset.
 
 A run line is `task Q0 unit rank score tag`, with ranks from 1; a relevance line is `task 0 unit grade`, as for
 `trec_eval`. Documents and topics are `<DOC>` and `<top>` blocks, plain or gzipped. A document has a `<DOCNO>`, perhaps
@@ -15,47 +15,26 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 
-from harness1.data import jsonl
-from harness1.data.jsonl import LINE_BYTES, distinct_documents, numbered_lines
-from harness1.data.source import DuplicateId, EmptyText, Fault, drop_repeated, refuse
+from harness1.data import tables
+from harness1.data.source import DuplicateId, EmptyText, Fault, drop_repeated, make_each, refuse
+from harness1.data.tables import LINE_BYTES, numbered_lines
 from harness1.errors import CorpusError, UsageError
 from harness1.records import DocId, Gold, Task, UnitId
 from harness1.retrieval.corpus import Document
 from harness1.runs.files import write_atomically
 
 HIGHEST_GRADE = 1000
-Run = list[tuple[str, list[tuple[UnitId, float]]]]
-"""For each task, its units with their scores, best first."""
 
 
 def write_run(path: Path, run: Iterable[tuple[str, Sequence[tuple[UnitId, float]]]], tag: str) -> None:
     """Write rankings, best first, with scores in full. Raises UsageError: an id or the tag is empty or holds white
     space, or the file cannot be written."""
-    lines = (
-        f"{_column(task_id)} Q0 {_column(unit_id)} {rank} {float(score)!r} {_column(tag)}"
-        for task_id, units in run
-        for rank, (unit_id, score) in enumerate(units, start=1)
-    )
-    _write(path, lines)
-
-
-def read_run(path: Path) -> Run:
-    """Return the rankings of a run file, each sorted by its rank column, tasks in the order of the file. Raises
-    CorpusError: the file cannot be read, or a line does not have the six columns (`file:line` is named)."""
-    rows: dict[str, list[tuple[int, UnitId, float]]] = {}
-    for where, columns in _columns(path, 6):
-        task_id, _, unit_id, rank, score, _ = columns
-        try:
-            rows.setdefault(task_id, []).append((int(rank), UnitId(unit_id), float(score)))
-        except ValueError as error:
-            raise CorpusError(f"{where}: rank and score must be numbers, not {rank!r} and {score!r}") from error
-    return [
-        (task_id, [(unit_id, score) for _, unit_id, score in sorted(units, key=lambda row: row[0])])
-        for task_id, units in rows.items()
-    ]
+    ranked = ((task_id, rank, *unit) for task_id, units in run for rank, unit in enumerate(units, start=1))
+    _write(path, ((task_id, "Q0", unit_id, rank, float(score), tag) for task_id, rank, unit_id, score in ranked))
 
 
 def read_qrels(path: Path, known: Container[str], what: str, fault: Fault = refuse) -> dict[str, dict[DocId, int]]:
@@ -83,8 +62,8 @@ def read_qrels(path: Path, known: Container[str], what: str, fault: Fault = refu
 def write_qrels(path: Path, relevant: Mapping[str, Mapping[DocId, int]]) -> None:
     """Write graded documents of tasks, in the order given. Raises UsageError: an id holds white space or is empty, or
     the file cannot be written."""
-    graded = ((task_id, doc_id, grade) for task_id, found in relevant.items() for doc_id, grade in found.items())
-    _write(path, (f"{_column(task_id)} 0 {_column(doc_id)} {grade}" for task_id, doc_id, grade in graded))
+    graded = ((task_id, *pair) for task_id, found in relevant.items() for pair in found.items())
+    _write(path, ((task_id, 0, doc_id, grade) for task_id, doc_id, grade in graded))
 
 
 def grade_of(text: str) -> int:
@@ -104,16 +83,15 @@ def _columns(path: Path, count: int, fault: Fault = refuse) -> Iterator[tuple[st
             yield f"{path}:{number}", columns
 
 
-def _column(name: str) -> str:
-    if name.split() != [name]:
-        raise UsageError(f"{name!r} is empty or holds white space, which a TREC file cannot")
-    return name
-
-
-def _write(path: Path, lines: Iterable[str]) -> None:
-    text = "".join(f"{line}\n" for line in lines)
+def _write(path: Path, rows: Iterable[Sequence[object]]) -> None:
+    lines = []
+    for row in rows:
+        for name in map(str, row):
+            if name.split() != [name]:
+                raise UsageError(f"{name!r} is empty or holds white space, which a TREC file cannot")
+        lines.append(f"{' '.join(map(str, row))}\n")
     try:
-        write_atomically(path, text.encode())
+        write_atomically(path, "".join(lines).encode())
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error
 
@@ -121,24 +99,7 @@ def _write(path: Path, lines: Iterable[str]) -> None:
 _OPENING, _CLOSING = re.compile(r"<(\w++)"), re.compile(r"</(\w++)\s*+>")
 _TAG = re.compile(r"</?\w[^>]*>")
 _TOPIC_FIELD = re.compile(r"<(num|title)>\s*(?:Number:|Topic:)?(.*?)(?=<|\Z)", re.DOTALL | re.IGNORECASE)
-Topic = tuple[str, tuple[str, str]]
-"""The place of a topic, with its number and its text."""
 TITLES = ("title", "headline", "head", "ti")
-
-
-def read_documents(path: Path, fault: Fault = refuse) -> Iterator[Document]:
-    """Yield the documents of a file. Raises CorpusError: a document has no number, no text, or a number that occurred
-    before, unless `fault` lets it pass."""
-    return distinct_documents(_blocks(path, "DOC", fault), _document, fault)
-
-
-def _read_topics(path: Path, fault: Fault) -> Iterator[Topic]:
-    for where, block in _blocks(path, "top", fault):
-        fields = {name.lower(): " ".join(value.split()) for name, value in _TOPIC_FIELD.findall(block)}
-        if fields.get("num") and fields.get("title"):
-            yield where, (fields["num"], fields["title"])
-        else:
-            fault(CorpusError(f"{where}: a topic needs <num> and <title>"))
 
 
 def _blocks(path: Path, tag: str, fault: Fault) -> Iterator[tuple[str, str]]:
@@ -218,7 +179,7 @@ _QRELS = re.compile(r"qrels?(?:[._-](?P<split>[\w-]+?))??(?:\.(?:txt|tsv|qrels|t
 
 def is_trec(path: Path) -> bool:
     """Return whether a folder holds topics, relevance files and documents, and no queries in the format of BEIR."""
-    is_other = not path.is_dir() or jsonl.find_file(path, "queries.jsonl")
+    is_other = not path.is_dir() or tables.find_file(path, "queries.jsonl")
     return not is_other and _topics(path) is not None and bool(_qrels(path)) and bool(_documents(path))
 
 
@@ -230,17 +191,14 @@ def splits(folder: Path) -> tuple[str, ...]:
 def read_corpus(folder: Path, fault: Fault = refuse) -> Iterator[Document]:
     """Yield the documents of all files. Raises CorpusError: a document is broken or repeats an id, unless `fault` lets
     it pass."""
-    seen: set[str] = set()
-    files = _documents(folder)
-    for path in files:
-        read = jsonl.read if path.name.removesuffix(".gz").endswith(".jsonl") else read_documents
-        for document in read(path, fault):
-            if document.doc_id in seen:
-                fault(DuplicateId(f"{path}: the id {document.doc_id!r} is also in another file"))
-                continue
-            if len(files) > 1:
-                seen.add(document.doc_id)
-            yield document
+
+    def read(path: Path) -> Iterator[tuple[str, Document]]:
+        if path.name.removesuffix(".gz").endswith(".jsonl"):
+            return make_each(tables.rows([path], fault), tables.document_of_row, fault)
+        return make_each(_blocks(path, "DOC", fault), _document, fault)
+
+    located = chain.from_iterable(map(read, _documents(folder)))
+    return (document for _, document in drop_repeated(located, lambda document: document.doc_id, fault))
 
 
 def read_tasks(folder: Path, split: str, fault: Fault = refuse) -> list[Task]:
@@ -256,26 +214,30 @@ def read_tasks(folder: Path, split: str, fault: Fault = refuse) -> list[Task]:
     ]
 
 
-def _questions(folder: Path, fault: Fault) -> Iterator[Topic]:
+def _questions(folder: Path, fault: Fault) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Yield the place of each topic, with its number and its text."""
     path = _topics(folder)
     if path is None:
         raise CorpusError(f"{folder} has no topics: {', '.join(TOPICS)}")
-    first = next((line for _, line in jsonl.numbered_lines(path) if line.strip()), b"")
+    first = next((line for _, line in tables.numbered_lines(path) if line.strip()), b"")
     if first.strip().lower() == b"<top>":
-        yield from _read_topics(path, fault)
+        for where, block in _blocks(path, "top", fault):
+            fields = {name.lower(): " ".join(value.split()) for name, value in _TOPIC_FIELD.findall(block)}
+            if fields.get("num") and fields.get("title"):
+                yield where, (fields["num"], fields["title"])
+            else:
+                fault(CorpusError(f"{where}: a topic needs <num> and <title>"))
         return
-    for number, line in jsonl.numbered_lines(path, fault):
-        if not line.strip():
-            continue
-        fields = line.decode("utf-8", "replace").rstrip("\r\n").split("\t")
-        if len(fields) == 2 and all(field.strip() for field in fields):
-            yield f"{path}:{number}", (fields[0].strip(), fields[1])
-        else:
+    for number, line in tables.numbered_lines(path, fault):
+        columns = line.decode("utf-8", "replace").rstrip("\r\n").split("\t")
+        if len(columns) == 2 and all(column.strip() for column in columns):
+            yield f"{path}:{number}", (columns[0].strip(), columns[1])
+        elif line.strip():
             fault(CorpusError(f"{path}:{number}: not `number, question` separated by a tab"))
 
 
 def _topics(folder: Path) -> Path | None:
-    return next((path for name in TOPICS if (path := jsonl.find_file(folder, name))), None)
+    return next((path for name in TOPICS if (path := tables.find_file(folder, name))), None)
 
 
 def _qrels(folder: Path) -> dict[str, Path]:
@@ -284,7 +246,7 @@ def _qrels(folder: Path) -> dict[str, Path]:
 
 
 def _documents(folder: Path) -> tuple[Path, ...]:
-    corpus = jsonl.find_file(folder, "corpus.jsonl")
+    corpus = tables.find_file(folder, "corpus.jsonl")
     if corpus:
         return (corpus,)
     topics = _topics(folder)

@@ -116,6 +116,10 @@ class Manifest(Record):
 T = TypeVar("T")
 
 
+class OutdatedIndex(CorpusError):
+    """A whole index of an earlier version, with settings that are no longer there."""
+
+
 class _Format(msgspec.Struct):
     format: int
 
@@ -131,7 +135,7 @@ def read_description(encoded: bytes | str | memoryview, kind: type[T], newest: i
     try:
         return read_index_description(encoded, kind)
     except ConfigError as error:
-        raise CorpusError(f"{name} must be built again, with harness1 index --force: {error}") from error
+        raise OutdatedIndex(f"{name} must be built again, with harness1 index --force: {error}") from error
 
 
 def document_sum(document: Document) -> bytes:

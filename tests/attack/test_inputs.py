@@ -16,7 +16,6 @@ import pytest
 from hypothesis import strategies as st
 
 from harness1.config import load_config
-from harness1.data import trec
 from harness1.data.folder import ReadApart, Unreadable
 from harness1.data.open import open_source
 from harness1.errors import UsageError
@@ -180,7 +179,6 @@ FILES: dict[str, tuple[bytes, Callable[[Path], Iterator[object]]]] = {
         b"env.compression.sentences=5",
         lambda path: iter([load_config(None, [path.read_bytes().decode("utf-8", "surrogateescape")])]),
     ),
-    "run file": (b"q Q0 a 1 0.5 tag\nq Q0 b 2 0.25 tag\n", lambda path: iter(trec.read_run(path))),
 }
 
 

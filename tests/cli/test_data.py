@@ -102,7 +102,7 @@ def test_questions_without_documents_need_an_index(harness1: Command) -> None:
 
 
 def test_a_check_ends_with_one_where_something_is_wrong(harness1: Command) -> None:
-    official.WEB.make(Path("web"), official.WEB.lose_gold)
+    official.WEB.make(Path("web"), official.lose_gold)
     checked = harness1("data", "check", "web:web")
     assert checked.code == 1
     assert "absent_gold: 1\n    web/test.jsonl:2: query '2' should find '44'" in checked.out
@@ -113,7 +113,7 @@ def test_a_check_ends_with_one_where_something_is_wrong(harness1: Command) -> No
 
 
 def test_only_kinds_that_there_are_can_be_ignored(harness1: Command) -> None:
-    official.WEB.make(Path("web"), official.WEB.lose_gold)
+    official.WEB.make(Path("web"), official.lose_gold)
     refused = harness1("data", "check", "web:web", "--ignore", "absent_gold", "--ignore", "absentgold")
     assert (refused.code, refused.out) == (2, "")
     assert refused.err == (
@@ -132,7 +132,7 @@ def test_a_path_is_no_markup(harness1: Command, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_import_says_what_it_left_out(harness1: Command) -> None:
-    official.WEB.make(Path("web"), official.WEB.lose_gold)
+    official.WEB.make(Path("web"), official.lose_gold)
     refused = harness1("data", "import", "web", "web", "--out", "made")
     assert (refused.code, "test.jsonl:2" in refused.err) == (2, True)
     made = harness1("data", "import", "web", "web", "--out", "made", "--leave-out")

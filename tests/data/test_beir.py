@@ -5,37 +5,29 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness1.data import beir, jsonl
+from harness1.data import beir
+from harness1.data.open import open_source
+from harness1.data.tables import read_documents
 from harness1.errors import CorpusError
 from harness1.records import ChunkId, DocId, Gold, Task
 from harness1.retrieval.corpus import Document
 
-DOCUMENTS = [Document(doc_id=DocId(name), title=name.upper(), text=f"About {name}.") for name in ("a", "b#1", "c d")]
+DOCUMENTS = [Document(DocId(name), name.upper(), f"About {name}.") for name in ("a", "b#1", "c d")]
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
 ID = st.text(st.characters(exclude_categories=["Cs", "Cc", "Z"]), min_size=1, max_size=8)
+FACT = st.lists(ID.map(ChunkId), max_size=2).map(tuple)
 GOLD = st.builds(
     Gold,
     relevant=st.dictionaries(ID.map(DocId), st.integers(1, 3), min_size=1, max_size=3),
     answer_docs=st.lists(ID.map(DocId), max_size=2).map(tuple),
-    facts=st.none() | st.lists(st.lists(ID.map(ChunkId), max_size=2).map(tuple), max_size=3).map(tuple),
+    facts=st.none() | st.lists(FACT, max_size=3).map(tuple),
     answer_facts=st.lists(st.integers(0, 3), max_size=2).map(tuple),
     answers=st.lists(TEXT, max_size=3).map(tuple),
 )
 METADATA = st.dictionaries(
     st.sampled_from(["type", "level", "hops"]), st.integers() | TEXT | st.lists(TEXT, max_size=2)
 )
-TASKS = st.lists(
-    st.builds(
-        Task,
-        task_id=ID,
-        query=TEXT.filter(str.strip),
-        split=st.sampled_from(["train", "test"]),
-        gold=GOLD,
-        metadata=METADATA,
-    ),
-    max_size=5,
-    unique_by=lambda task: task.task_id,
-)
+TASK = st.builds(Task, ID, TEXT.filter(str.strip), st.sampled_from(["train", "test"]), GOLD, METADATA)
 
 
 def write_files(folder, queries: list[dict], qrels: str) -> None:
@@ -46,11 +38,11 @@ def write_files(folder, queries: list[dict], qrels: str) -> None:
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(TASKS)
+@given(st.lists(TASK, max_size=5, unique_by=lambda task: task.task_id))
 def test_a_round_trip_is_equal(tmp_path_factory, tasks) -> None:
     folder = tmp_path_factory.mktemp("beir")
     beir.write(folder, DOCUMENTS, tasks)
-    assert list(beir.read_corpus(folder)) == DOCUMENTS
+    assert list(open_source(str(folder)).documents()) == DOCUMENTS
     assert beir.splits(folder) == tuple(sorted({task.split for task in tasks}))
     for split in beir.splits(folder):
         assert beir.read_tasks(folder, split) == [task for task in tasks if task.split == split]
@@ -58,31 +50,16 @@ def test_a_round_trip_is_equal(tmp_path_factory, tasks) -> None:
 
 def test_evidence_in_the_metadata_becomes_gold(tmp_path) -> None:
     metadata = {"answer": "yes", "answer_aliases": ["aye"], "answer_docs": ["b"], "type": "bridge"}
-    facts = {"facts": [["a#0", "a#1"], ["b"]], "answer_facts": [1]}
-    write_files(
-        tmp_path, [{"_id": "q", "text": "Q?", "metadata": metadata | facts}], "query-id\tcorpus-id\tscore\nq\ta\t2\n"
-    )
-    (task,) = beir.read_tasks(tmp_path, "test")
-    assert task == Task(
-        task_id="q",
-        query="Q?",
-        split="test",
-        gold=Gold(
-            relevant={DocId("a"): 2},
-            answer_docs=(DocId("b"),),
-            facts=((ChunkId("a#0"), ChunkId("a#1")), (ChunkId("b"),)),
-            answer_facts=(1,),
-            answers=("yes", "aye"),
-        ),
-        metadata={"type": "bridge"},
-    )
+    metadata |= {"facts": [["a#0", "a#1"], ["b"]], "answer_facts": [1]}
+    write_files(tmp_path, [{"_id": "q", "text": "Q?", "metadata": metadata}], "query-id\tcorpus-id\tscore\nq\ta\t2\n")
+    gold = Gold({DocId("a"): 2}, ("b",), (("a#0", "a#1"), ("b",)), answer_facts=(1,), answers=("yes", "aye"))
+    assert beir.read_tasks(tmp_path, "test") == [Task("q", "Q?", "test", gold, {"type": "bridge"})]
 
 
 def test_tasks_follow_the_query_file_and_need_a_relevant_document(tmp_path) -> None:
     queries = [{"_id": name, "text": name} for name in ("q3", "q1", "unjudged", "q2", "nothing")]
-    write_files(
-        tmp_path, queries, "query-id\tcorpus-id\tscore\nq1\ta\t1\nq2\ta\t1\nq3\tb\t1\nq3\tc\t0\nnothing\ta\t0\n"
-    )
+    rows = ["query-id\tcorpus-id\tscore", "q1\ta\t1", "q2\ta\t1", "q3\tb\t1", "q3\tc\t0", "nothing\ta\t0", ""]
+    write_files(tmp_path, queries, "\n".join(rows))
     tasks = beir.read_tasks(tmp_path, "test")
     assert [task.task_id for task in tasks] == ["q3", "q1", "q2"]
     assert tasks[0].gold == Gold(relevant={DocId("b"): 1})
@@ -120,48 +97,28 @@ def test_a_missing_split_or_file_is_named(tmp_path) -> None:
     (tmp_path / "queries.jsonl").unlink()
     with pytest.raises(CorpusError, match=r"has no queries\.jsonl"):
         beir.read_tasks(tmp_path, "test")
-    with pytest.raises(CorpusError, match=r"has no corpus\.jsonl"):
-        beir.read_corpus(tmp_path / "qrels")
 
 
 def test_an_id_that_would_break_the_table_is_refused(tmp_path) -> None:
-    task = Task(task_id="q", query="Q", gold=Gold(relevant={DocId("a\tb"): 1}))
-    with pytest.raises(CorpusError, match="holds a tab"):
-        beir.write(tmp_path, [], [task])
+    for task_id, doc_id in (("q", "a\tb"), ("q\n", "a")):
+        with pytest.raises(CorpusError, match="holds a tab"):
+            beir.write(tmp_path, [], [Task(task_id, "Q", gold=Gold({DocId(doc_id): 1}))])
 
 
-def rows(tmp_path, text: str):
-    path = tmp_path / "docs.jsonl"
-    path.write_text(text, encoding="utf-8", newline="")
-    return [(document.doc_id, document.title, document.text) for document in jsonl.read(path)]
-
-
-def test_the_usual_keys_are_understood(tmp_path) -> None:
-    text = (
+def test_the_usual_keys_are_understood_and_documents_come_one_by_one(tmp_path) -> None:
+    lines = (
         '{"_id": "a#1", "title": "T", "text": "x", "metadata": {"k": 1}}\r\n'
-        '{"id": "b", "contents": "y"}\n'
-        "\n"
-        '{"doc_id": 7, "title": null, "content": "zä"}'
+        '{"id": "b", "contents": "y"}\n\n{"doc_id": 7, "title": null, "content": "zä"}\nnot json'
     )
-    assert rows(tmp_path, text) == [("a#1", "T", "x"), ("b", "", "y"), ("7", "", "zä")]
-
-
-def test_gzipped_files_are_read(tmp_path) -> None:
-    path = tmp_path / "docs.jsonl.gz"
-    path.write_bytes(gzip.compress(b'{"id": "a", "text": "x"}\n'))
-    assert [document.doc_id for document in jsonl.read(path)] == ["a"]
+    (path := tmp_path / "docs.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    documents = read_documents(path)
+    found = [next(documents) for _ in range(3)]
+    assert found == [Document("a#1", "T", "x"), Document("b", "", "y"), Document("7", "", "zä")]
+    with pytest.raises(CorpusError, match=r"docs\.jsonl\.gz:5: not a JSON object"):
+        next(documents)
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(CorpusError, match="cannot read"):
-        list(jsonl.read(path))
-
-
-def test_documents_come_one_by_one(tmp_path) -> None:
-    path = tmp_path / "docs.jsonl"
-    path.write_text('{"id": "a", "text": "x"}\nnot json\n')
-    documents = jsonl.read(path)
-    assert next(documents).doc_id == "a"
-    with pytest.raises(CorpusError):
-        next(documents)
+        list(read_documents(path))
 
 
 @pytest.mark.parametrize(
@@ -181,5 +138,7 @@ def test_documents_come_one_by_one(tmp_path) -> None:
     ],
 )
 def test_a_broken_line_is_named(tmp_path, line: str, message: str) -> None:
+    path = tmp_path / "docs.jsonl"
+    path.write_text('{"id": "a", "title": "only a title", "text": ""}\n' + line + "\n")
     with pytest.raises(CorpusError, match=rf"docs\.jsonl:2: .*{message}"):
-        rows(tmp_path, '{"id": "a", "title": "only a title", "text": ""}\n' + line + "\n")
+        list(read_documents(path))

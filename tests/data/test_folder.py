@@ -5,28 +5,14 @@ import pytest
 
 from harness1.data import folder
 from harness1.data.folder import read_html
-from harness1.data.source import Fault, refuse
+from harness1.data.source import refuse
 from harness1.errors import CorpusError
+from tests.data import hostile
 
 
-def pdf(text: str, title: str | None = None) -> bytes:
+def pdf(text: str, title: str = "") -> bytes:
     """A one-page PDF that shows a line of text."""
-    from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
-
-    writer = pypdf.PdfWriter()
-    page = writer.add_blank_page(300, 300)
-    font = DictionaryObject(
-        {
-            NameObject("/Type"): NameObject("/Font"),
-            NameObject("/Subtype"): NameObject("/Type1"),
-            NameObject("/BaseFont"): NameObject("/Helvetica"),
-        }
-    )
-    fonts = DictionaryObject({NameObject("/F1"): writer._add_object(font)})
-    page[NameObject("/Resources")] = DictionaryObject({NameObject("/Font"): fonts})
-    stream = DecodedStreamObject()
-    stream.set_data(f"BT /F1 12 Tf 20 200 Td ({text}) Tj ET".encode())
-    page[NameObject("/Contents")] = writer._add_object(stream)
+    writer = pypdf.PdfWriter(io.BytesIO(hostile.page(f"BT /F1 12 Tf 20 200 Td ({text}) Tj ET".encode())))
     if title:
         writer.add_metadata({"/Title": title})
     out = io.BytesIO()
@@ -35,13 +21,9 @@ def pdf(text: str, title: str | None = None) -> bytes:
 
 
 def read(path) -> tuple[list[tuple[str, str, str]], list[str]]:
-    problems: list[str] = []
-    found = [(document.doc_id, document.title, document.text) for document in folder.read(path, noting(problems))]
-    return found, problems
-
-
-def noting(problems: list[str]) -> Fault:
-    return lambda error: problems.append(str(error))
+    problems: list[CorpusError] = []
+    found = [(document.doc_id, document.title, document.text) for document in folder.read(path, problems.append)]
+    return found, list(map(str, problems))
 
 
 def fill(path, files: dict[str, str | bytes]) -> None:
@@ -51,33 +33,20 @@ def fill(path, files: dict[str, str | bytes]) -> None:
 
 
 def test_every_kind_is_read_with_its_title_in_sorted_order(tmp_path) -> None:
-    fill(
-        tmp_path,
-        {
-            "b/notes.txt": "# not a heading here",
-            "a.md": "intro\n\n## Setting up ##\n\n# Later",
-            "b/page.HTML": "<title>Home</title><p>Hello</p>",
-            "c d.htm": "<p>No title</p>",
-            "doc.pdf": pdf("Hello paper", "A paper"),
-            "plain.pdf": pdf("No name"),
-            "quick.rst": ".. _quick:\n\n==========\nQuick tour\n==========\n\nFirst\n-----\nRun it.",
-            "rest.rst": "===== =====\nno heading\n\n.. note:: x\n",
-            "z.md": "\ufeffno heading, 100 % text",
-        },
-    )
-    documents, problems = read(tmp_path)
-    assert documents == [
-        ("a.md", "Setting up", "intro\n\n## Setting up ##\n\n# Later"),
-        ("b/notes.txt", "notes", "# not a heading here"),
-        ("b/page.HTML", "Home", "Hello"),
-        ("c d.htm", "c d", "No title"),
-        ("doc.pdf", "A paper", "Hello paper"),
-        ("plain.pdf", "plain", "No name"),
-        ("quick.rst", "Quick tour", ".. _quick:\n\n==========\nQuick tour\n==========\n\nFirst\n-----\nRun it."),
-        ("rest.rst", "rest", "===== =====\nno heading\n\n.. note:: x\n"),
-        ("z.md", "z", "no heading, 100 % text"),
+    tour = ".. _quick:\n\n==========\nQuick tour\n==========\n\nFirst\n-----\nRun it."
+    found = [
+        ("a.md", "intro\n\n## Setting up ##\n\n# Later", "Setting up", None),
+        ("b/notes.txt", "# not a heading here", "notes", None),
+        ("b/page.HTML", "<title>Home</title><p>Hello</p>", "Home", "Hello"),
+        ("c d.htm", "<p>No title</p>", "c d", "No title"),
+        ("doc.pdf", pdf("Hello paper", "A paper"), "A paper", "Hello paper"),
+        ("plain.pdf", pdf("No name"), "plain", "No name"),
+        ("quick.rst", tour, "Quick tour", None),
+        ("rest.rst", "===== =====\nno heading\n\n.. note:: x\n", "rest", None),
+        ("z.md", "\ufeffno heading, 100 % text", "z", "no heading, 100 % text"),
     ]
-    assert problems == []
+    fill(tmp_path, {name: content for name, content, _, _ in found})
+    assert read(tmp_path) == ([(name, title, text or content) for name, content, title, text in found], [])
 
 
 def test_hidden_and_foreign_files_are_passed_over(tmp_path) -> None:
@@ -87,17 +56,8 @@ def test_hidden_and_foreign_files_are_passed_over(tmp_path) -> None:
 
 def test_broken_files_are_reported_and_left_out(tmp_path) -> None:
     whole = pdf("Hello")
-    fill(
-        tmp_path,
-        {
-            "1.txt": b"caf\xe9",
-            "2.pdf": b"not a pdf at all",
-            "3.pdf": whole[: len(whole) // 3],
-            "4.md": " \n",
-            "5.html": "<script>only()</script>",
-            "6.txt": "kept",
-        },
-    )
+    fill(tmp_path, {"1.txt": b"caf\xe9", "2.pdf": b"not a pdf at all", "3.pdf": whole[: len(whole) // 3]})
+    fill(tmp_path, {"4.md": " \n", "5.html": "<script>only()</script>", "6.txt": "kept"})
     documents, problems = read(tmp_path)
     assert [name for name, _, _ in documents] == ["6.txt"]
     assert [problem.partition(":")[0] for problem in problems] == ["1.txt", "2.pdf", "3.pdf", "4.md", "5.html"]

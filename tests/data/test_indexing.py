@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,34 +32,20 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "index"
 
 
-def documents_of_the_card(out: Path) -> int:
-    card = read_stage(out)
-    assert card.status == "finished"
-    return int(card.outputs["documents"])
-
-
-def at_work(out: Path, then: Callable[[], None]) -> None:
-    """Build an index of `LARGE`, and do something in the middle of it."""
-
-    @contextmanager
-    def read(source: Source) -> Iterator[tuple[Iterator[Document], Progress | None]]:
-        then()
-        yield source.documents(), None
-
-    ensure_index(LARGE, out, CONFIG, force=True, read=read)
-
-
 def test_a_build_that_is_refused_leaves_the_card_of_the_other_alone(out: Path) -> None:
     ensure_index(SMALL, out, CONFIG)
 
-    def intrude() -> None:
+    @contextmanager
+    def intrude(source: Source) -> Iterator[tuple[Iterator[Document], Progress | None]]:
         before = read_stage(out)
         with pytest.raises(UsageError, match="another build is at work"):
             ensure_index(SMALL, out, CONFIG, force=True)
         assert read_stage(out) == before
+        yield source.documents(), None
 
-    at_work(out, intrude)
-    assert documents_of_the_card(out) == open_index(out).info.documents == 30
+    ensure_index(LARGE, out, CONFIG, force=True, read=intrude)
+    card = read_stage(out)
+    assert (card.status, card.outputs["documents"], open_index(out).info.documents) == ("finished", 30, 30)
 
 
 def test_a_card_of_another_index_is_not_believed(out: Path) -> None:
@@ -106,35 +90,14 @@ def test_who_waits_says_so_once_and_uses_what_was_built(tmp_path: Path) -> None:
     assert said == [f"waiting for another process that indexes {SMALL.name}"]
 
 
-def test_a_card_that_another_process_is_writing_is_no_foreign_file(tmp_path: Path) -> None:
+def test_neither_a_lock_nor_a_card_that_is_being_written_is_a_foreign_file(tmp_path: Path) -> None:
     (tmp_path / ".stage.json.7").touch()
+    (tmp_path / ".lock").touch()
     assert ensure_index(SMALL, tmp_path, CONFIG).documents == 20
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / ".hidden").touch()
     with pytest.raises(CorpusError, match="holds no index"):
         ensure_index(SMALL, tmp_path / "other", CONFIG)
-
-
-@pytest.mark.service
-def test_two_evaluations_over_one_fresh_cache_both_finish(tmp_path: Path) -> None:
-    arguments = ["eval", "world:400", "--policy", "random", "--limit", "2", "--cache", "cache", "--json"]
-    both = [
-        subprocess.Popen(
-            [sys.executable, "-m", "harness1", *arguments, "--out", f"run-{number}"],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(2)
-    ]
-    ended = [process.communicate(timeout=240) for process in both]
-    assert [process.returncode for process in both] == [0, 0], ended
-    metrics = [json.loads((tmp_path / f"run-{number}" / "metrics.json").read_text()) for number in range(2)]
-    assert metrics[0].keys() == metrics[1].keys()
-    assert sum(err.count("waiting for another process") for _, err in ended) <= 1
-    assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
 @pytest.fixture
@@ -146,7 +109,9 @@ def corpora(tmp_path: Path) -> tuple[Source, Source]:
 
 def test_the_index_of_another_corpus_is_replaced_only_by_force(corpora: tuple[Source, Source], out: Path) -> None:
     ours, theirs = corpora
-    first = ensure_index(ours, out, CONFIG)
+    ensure_index(ours, out, CONFIG)
+    add_to_index(theirs, out, CONFIG)
+    first = delete_from_index(["theirs"], out, CONFIG)
     with pytest.raises(UsageError, match=r"is the index of .*ours.jsonl: --force replaces it"):
         ensure_index(theirs, out, CONFIG)
     assert open_index(out).info.index_hash == first.index_hash
@@ -174,21 +139,6 @@ def test_an_index_of_removed_settings_is_replaced_only_by_force(out: Path) -> No
     ensure_index(SMALL, out, CONFIG, force=True)
 
 
-def test_an_index_that_was_changed_remembers_its_corpus(corpora: tuple[Source, Source], out: Path) -> None:
-    ours, theirs = corpora
-    ensure_index(ours, out, CONFIG)
-    add_to_index(theirs, out, CONFIG)
-    delete_from_index(["theirs"], out, CONFIG)
-    with pytest.raises(UsageError, match=r"is the index of .*ours.jsonl"):
-        ensure_index(theirs, out, CONFIG)
-
-
-def test_a_folder_that_another_process_has_only_locked_so_far_may_be_built_into(out: Path) -> None:
-    out.mkdir()
-    (out / ".lock").touch()
-    assert ensure_index(SMALL, out, CONFIG).documents == 20
-
-
 def test_another_corpus_that_was_built_meanwhile_is_not_replaced(
     corpora: tuple[Source, Source], out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,16 +160,13 @@ def test_a_document_of_a_folder_is_found_by_its_whole_path(tmp_path: Path) -> No
     note.parent.mkdir(parents=True)
     note.write_text("# Bridges\n\nA bridge.\n")
     (tmp_path / "beside.md").write_text("not of the corpus")
-    ensure_index(open_source(str(tmp_path / "notes")), tmp_path / "index", Config())
+    ensure_index(open_source(str(tmp_path / "notes")), tmp_path / "index", CONFIG)
     files = files_of(str(tmp_path / "index"))
     assert files(DocId("a/b.md")) == note
     for other in ("c.md", "a", "../beside.md", str(note), "x" * 5000, "a\0b"):
         assert files(DocId(other)) is None
     note.unlink()
     assert files(DocId("a/b.md")) is None
-
-
-def test_an_engine_and_a_generated_corpus_have_no_files(tmp_path: Path) -> None:
-    ensure_index(open_source("world:30"), tmp_path / "index", Config())
-    assert files_of(str(tmp_path / "index"))(DocId("a")) is None
-    assert files_of("http://127.0.0.1:1")(DocId("a")) is None
+    ensure_index(SMALL, tmp_path / "world", CONFIG)
+    for none in (str(tmp_path / "world"), "http://127.0.0.1:1"):  # a generated corpus, an engine
+        assert files_of(none)(DocId("a")) is None

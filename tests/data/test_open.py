@@ -17,7 +17,7 @@ DOCUMENT = Document(doc_id=DocId("a"), title="T", text="x")
 TASK = Task(task_id="q", query="Q", split="dev", gold=Gold(relevant={DocId("a"): 1}))
 
 
-def test_a_beir_folder_has_documents_and_tasks(tmp_path) -> None:
+def test_a_beir_folder_has_documents_and_tasks_and_a_jsonl_file_documents_only(tmp_path) -> None:
     beir.write(tmp_path / "set", [DOCUMENT], [TASK])
     source = open_source(str(tmp_path / "set"))
     assert (source.name, source.kind, source.splits) == ("set", "beir", ("dev",))
@@ -25,9 +25,6 @@ def test_a_beir_folder_has_documents_and_tasks(tmp_path) -> None:
     assert source.tasks("dev") == [TASK]
     with pytest.raises(UsageError, match="no split 'test'; it has: dev"):
         source.tasks("test")
-
-
-def test_a_jsonl_file_has_documents_only(tmp_path) -> None:
     path = tmp_path / "docs.jsonl"
     path.write_text('{"id": "a", "title": "T", "text": "x"}\n')
     source = open_source(str(path))
@@ -65,9 +62,6 @@ def test_what_cannot_be_a_corpus_is_refused(tmp_path) -> None:
         open_source(str(tmp_path / "notes.doc"))
     with pytest.raises(CorpusError, match=r"holds no \.md"):
         list(open_source(str(tmp_path / "empty")).documents())
-    for spec in ("world:", "world:many", "world:-5"):
-        with pytest.raises(UsageError, match="world:SIZE"):
-            open_source(spec)
 
 
 @pytest.fixture(scope="module")
@@ -80,22 +74,19 @@ def documents(source: Source) -> dict[str, Document]:
     return {document.doc_id: document for document in source.documents()}
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("json.dumps", "(obj, *, skipkeys=False"),
-        ("math.sqrt", "square root of x"),
-        ("collections.deque.append", "right side of the deque"),
-        ("decimal.Decimal", "new Decimal object"),
-        ("os.unlink", "Remove a file"),
-        ("os.path.join", "Join two or more"),
-        ("asyncio.run", "Execute the coroutine"),
-        ("pathlib.Path.rglob", "Recursively yield"),
-        ("json", "JSON"),
-    ],
-)
-def test_a_public_name_leads_to_its_docstring(documents: dict[str, Document], name: str, words: str) -> None:
-    assert words in documents[name].text
+def test_a_public_name_leads_to_its_docstring(documents: dict[str, Document]) -> None:
+    said = {
+        "json.dumps": "(obj, *, skipkeys=False",
+        "math.sqrt": "square root of x",
+        "collections.deque.append": "right side of the deque",
+        "decimal.Decimal": "new Decimal object",
+        "os.unlink": "Remove a file",
+        "os.path.join": "Join two or more",
+        "asyncio.run": "Execute the coroutine",
+        "pathlib.Path.rglob": "Recursively yield",
+        "json": "JSON",
+    }
+    assert [name for name, words in said.items() if words not in documents[name].text] == []
 
 
 def test_thousands_of_documents_have_public_names_and_the_same_text_in_every_process(

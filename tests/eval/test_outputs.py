@@ -17,7 +17,6 @@ import pytest
 
 import harness1
 from harness1.config import load_config
-from harness1.data.trec import read_run
 from harness1.errors import MissingExtra, UsageError
 from harness1.eval.answer_run import as_csv
 from harness1.eval.answers import Answered, AnswerItem, Reply
@@ -37,7 +36,7 @@ from harness1.runs.files import Stage
 from harness1.runs.folder import clear_run
 from harness1.runs.journal import EpisodeStore
 from tests.eval.run_folders import episode as finished
-from tests.support import END, Script, search
+from tests.support import END, Script, read_run, search
 from tests.viewer.making import script, some_tasks, write_dataset, write_run
 
 CONFIG = load_config(overrides=["machine.bootstrap=50"])

@@ -29,12 +29,8 @@ class Official:
     write: Callable[[Path, Rows, Rows], None]
     text_file: str
     """The file of the questions, where it is text."""
-    lose_gold: Callable[[Rows, Rows], None]
-    """Take something that the second question should find out of the corpus."""
-    repeats: bool = True
-    """Whether its questions have ids."""
 
-    def make(self, folder: Path, change: Callable[[Rows, Rows], None] = lambda questions, corpus: None) -> Path:
+    def make(self, folder: Path, change: Callable[[Rows, Rows], object] = lambda questions, corpus: None) -> Path:
         questions, corpus = deepcopy(self.questions), deepcopy(self.corpus)
         change(questions, corpus)
         folder.mkdir(parents=True, exist_ok=True)
@@ -58,6 +54,16 @@ def write_tsv(path: Path, rows: list[list[str]]) -> None:
         csv.writer(file, "excel-tab", lineterminator="\n").writerows(rows)
 
 
+def lose_gold(questions: Rows, corpus: Rows) -> None:
+    """Take something that the second question should find out of the corpus."""
+    if corpus:
+        del corpus[1]
+    elif "golds" in questions[1]:
+        questions[1]["golds"] = []
+    else:
+        del questions[1]["context"][0]
+
+
 def paragraph(title: str) -> list[Any]:
     return [title, [f"{title} is a place.", f" {title} has a river."]]
 
@@ -79,10 +85,6 @@ def _write_hotpot(folder: Path, questions: Rows, corpus: Rows) -> None:
     (folder / "hotpot_dev_distractor_v1.json").write_text(f"[\n{lines}\n]\n")
 
 
-def _lose_paragraph(questions: Rows, corpus: Rows) -> None:
-    del questions[1]["context"][0]
-
-
 HOTPOTQA = Official(
     "hotpotqa",
     "dev",
@@ -90,7 +92,6 @@ HOTPOTQA = Official(
     [],
     _write_hotpot,
     "hotpot_dev_distractor_v1.json",
-    _lose_paragraph,
 )
 
 
@@ -100,22 +101,9 @@ def _write_browsecomp(folder: Path, questions: Rows, corpus: Rows) -> None:
         lines = [f"{row['id']} 0 {doc_id} 1\n" for row in questions for doc_id in row[name]]
         (folder / f"topics-qrels/qrel_{name}.txt").write_text("".join(lines))
     write_parquet(folder / "corpus/data/train-00000.parquet", corpus)
-    answers = [
-        {"query_id": row["id"], "query": "?", "answer": SECRET, "gold_docs": []} for row in QUESTIONS_OF_BROWSECOMP
-    ]
+    ids = [row["id"] for row in QUESTIONS_OF_BROWSECOMP]
+    answers = [{"query_id": each, "query": "?", "answer": SECRET, "gold_docs": []} for each in ids]
     write_jsonl(folder / "data/browsecomp_plus_decrypted.jsonl", answers)
-
-
-def _web_page(number: int) -> dict[str, Any]:
-    return {
-        "docid": str(number),
-        "text": f"Page {number} tells of the matter {number}.",
-        "url": f"https://e.org/{number}",
-    }
-
-
-def _lose_row(questions: Rows, corpus: Rows) -> None:
-    del corpus[1]
 
 
 QUESTIONS_OF_BROWSECOMP: Rows = [
@@ -126,22 +114,18 @@ BROWSECOMP_PLUS = Official(
     "browsecomp_plus",
     "all",
     QUESTIONS_OF_BROWSECOMP,
-    [_web_page(5), _web_page(6), _web_page(7)],
+    [{"docid": str(n), "text": f"Page {n} tells of the matter {n}.", "url": f"https://e.org/{n}"} for n in (5, 6, 7)],
     _write_browsecomp,
     "topics-qrels/queries.tsv",
-    _lose_row,
 )
 
 
 def _chunks(*names: str) -> Rows:
     """Chunks in an order in which those of a document are apart."""
+    sources = {name: json.dumps({"source": name.rpartition("_")[0]}) for name in names}
     return [
-        {
-            "chunk_id": name,
-            "document_text": f"Chunk {name} speaks of topic {name}.",
-            "metadata_json": json.dumps({"source": name.rpartition("_")[0]}),
-        }
-        for name in names
+        {"chunk_id": name, "document_text": f"Chunk {name} speaks of topic {name}.", "metadata_json": source}
+        for name, source in sources.items()
     ]
 
 
@@ -155,14 +139,14 @@ def _write_context1(name: str, split: str) -> Callable[[Path, Rows, Rows], None]
 
 
 def _documents_of(name: str) -> Official:
-    questions: Rows = [
-        {"query_id": "1", "query": "What of topic 42_1?", "document_ids": ["42", "43"], "answer": "x"},
-        {"query_id": "2", "query": "What of topic 44_0?", "document_ids": ["44"], "answer": "y"},
+    one: dict[str, Any] = {"query_id": "1", "query": "What of topic 42_1?", "answer": "x"}
+    two: dict[str, Any] = {"query_id": "2", "query": "What of topic 44_0?", "answer": "y"}
+    questions = [
+        {**one, "document_ids": ["42", "43"], "gold_document_ids": ["42"]},
+        {**two, "document_ids": ["44"], "gold_document_ids": "['44']"},
     ]
-    questions[0]["gold_document_ids"] = questions[0]["document_ids"][:1]
-    questions[1]["gold_document_ids"] = "['44']"
     corpus = _chunks("42_1", "44_0", "43_0", "42_0", "42_10", "42_2")
-    return Official(name, "test", questions, corpus, _write_context1(name, "test"), "test.jsonl", _lose_row)
+    return Official(name, "test", questions, corpus, _write_context1(name, "test"), "test.jsonl")
 
 
 WEB, PATENTS = _documents_of("web"), _documents_of("patents")
@@ -187,7 +171,6 @@ SEC = Official(
     _chunks("a-24_1", "c-26_0", "b-25_0", "a-24_0"),
     _write_context1("sec", "train"),
     "test.jsonl",
-    _lose_row,
 )
 
 
@@ -209,10 +192,6 @@ def _write_longseal(folder: Path, questions: Rows, corpus: Rows) -> None:
     write_jsonl(folder / "longseal.jsonl", questions)
 
 
-def _lose_pages(questions: Rows, corpus: Rows) -> None:
-    questions[1]["golds"] = []
-
-
 LONGSEAL = Official(
     "longseal",
     "test",
@@ -224,8 +203,6 @@ LONGSEAL = Official(
     [],
     _write_longseal,
     "longseal.jsonl",
-    _lose_pages,
-    repeats=False,
 )
 
 
@@ -246,8 +223,6 @@ SEAL0 = Official(
     [_kept("a"), _kept("c"), _kept("b")],
     _write_seal0,
     "seal-0.jsonl",
-    _lose_row,
-    repeats=False,
 )
 
 
@@ -275,6 +250,5 @@ FRAMES = Official(
     [_kept("a"), _kept("c"), _kept("b")],
     _write_frames,
     "test.tsv",
-    _lose_row,
 )
 ALL = (BROWSECOMP_PLUS, WEB, PATENTS, SEC, LONGSEAL, SEAL0, FRAMES, HOTPOTQA)
