@@ -199,30 +199,23 @@ class AnswerRun:
     out: Path
     places: int = 16
 
+    @property
+    def _settings(self) -> dict[str, Any]:
+        work = self.work
+        models = {"answerer": work.answerer.described, "judge": work.judge and work.judge.described}
+        return models | {name: getattr(work, name) for name in ("single_size", "documents", "tokens")}
+
     def stage(self) -> Stage:
         """Return the card of the work; equal work has an equal card."""
-        work = self.work
         inputs = {
             "run": digest([self.run.stage.inputs, self.run.stage.hashes]),
             "episodes": file_digest(self.run.folder / EPISODES),
-            "questions": digest(work.questions),
-            **self._models,
-            "conditions": list(work.conditions),
-            "single_size": work.single_size,
-            "documents": work.documents,
-            "tokens": work.tokens,
+            "questions": digest(self.work.questions),
+            "conditions": list(self.work.conditions),
             "prompts": digest(dict(PROMPTS)),
+            **self._settings,
         }
         return Stage(VERB, inputs, outputs={"run": str(self.run.folder.resolve())})
-
-    @property
-    def _models(self) -> dict[str, Any]:
-        named = {"answerer": self.work.answerer, "judge": self.work.judge}
-        return {
-            role: model
-            and {"model": model.name, "settings": {"temperature": 0, "max_tokens": model.completer.most_tokens}}
-            for role, model in named.items()
-        }
 
     def clear(self) -> None:
         """Remove earlier answers, and nothing else. Raises UsageError: the folder holds something else."""
@@ -256,11 +249,9 @@ class AnswerRun:
                 "dataset": self.run.dataset,
                 "split": self.run.split,
                 "policy": self.run.policy,
-                **self._models,
+                **self._settings,
                 "prompts": {name: {"text": text, "hash": digest(text)} for name, text in PROMPTS.items()},
                 "single_size": self.work.single_size or "as delivered",
-                "documents": self.work.documents,
-                "tokens": self.work.tokens,
                 **self.counts,
                 **summarise_answers(answered, self.run.config.machine.bootstrap),
             }

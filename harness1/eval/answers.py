@@ -211,6 +211,10 @@ class NamedModel:
     name: str
     completer: Completer
 
+    @property
+    def described(self) -> dict[str, Any]:
+        return {"model": self.name, "settings": {"temperature": 0, "max_tokens": self.completer.most_tokens}}
+
 
 @dataclass(frozen=True)
 class Answering:

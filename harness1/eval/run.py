@@ -89,10 +89,6 @@ class Run:
         """How episodes that the infrastructure broke count in its means."""
         return "zero" if self.stage.outputs.get("faults") == "zero" else "exclude"
 
-    @property
-    def is_finished(self) -> bool:
-        return self.stage.status == "finished"
-
     @cached_property
     def sources(self) -> list[Source]:
         """Its datasets, opened. Raises UsageError: one cannot be opened."""
@@ -153,7 +149,7 @@ class Run:
     @cached_property
     def per_task(self) -> PerTask:
         """The metrics of each scored task (see `summary.task_metrics`)."""
-        episodes, finished = self.episodes.values(), self.is_finished
+        episodes, finished = self.episodes.values(), self.stage.status == "finished"
         found = task_metrics(episodes, self.tasks, self.config, finished=finished, faults=self.faults)
         return self.with_rollout_costs(found)
 
@@ -166,16 +162,12 @@ class Run:
 
     def gold_of(self, task: Task) -> Gold | None:
         """Return the gold of a recorded task without secret answers; None if its dataset does not tell."""
-        return self.golds.get((task.task_id, task.query))
-
-    @property
-    def golds(self) -> Mapping[TaskKey, Gold]:
-        """The gold of its tasks without secret answers; empty if a dataset cannot be opened."""
-        return self.known_gold[0]
+        return self.known_gold[0].get((task.task_id, task.query))
 
     @cached_property
     def known_gold(self) -> tuple[dict[TaskKey, Gold], list[str]]:
-        """`golds`, and a line for what is missing or has changed, with the consequences for the reader."""
+        """The gold of its tasks without secret answers, empty if a dataset cannot be opened, and a line for what is
+        missing or has changed, with the consequences for the reader."""
         if not self.split or not all(self.datasets):
             return {}, ["Its card names no dataset and split: there are no gold marks and no recall."]
         try:

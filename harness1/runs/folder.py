@@ -203,7 +203,7 @@ def begin_provenance(out: Path, facts: dict[str, Any], *, runs: bool) -> None:
     if before is not None and not runs:
         return
     earlier = [*before.get("earlier", []), {name: before.get(name) for name in SESSION}] if before else []
-    times = {"started": _now() if runs else None, "ended": None}
+    times = {"started": datetime.now(UTC).isoformat(timespec="milliseconds") if runs else None, "ended": None}
     write_json(out / PROVENANCE, {**facts, **_describe_process(), **times, "earlier": earlier})
 
 
@@ -218,7 +218,7 @@ def end_provenance(out: Path) -> None:
     """Record when the process that last ran episodes ended, unless that is recorded already."""
     found = read_provenance(out)
     if found is not None and found["started"] is not None and found["ended"] is None:
-        write_json(out / PROVENANCE, {**found, "ended": _now()})
+        write_json(out / PROVENANCE, {**found, "ended": datetime.now(UTC).isoformat(timespec="milliseconds")})
 
 
 def wall_seconds(record: Mapping[str, Any] | None) -> float | None:
@@ -280,7 +280,3 @@ def _git(folder: Path, *arguments: str) -> str | None:
         return subprocess.run(command, capture_output=True, text=True, timeout=GIT_S, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -41,7 +41,7 @@ LONGEST = 200  # characters of a title
 def gold_titles(run: Run) -> dict[str, str]:
     """Return the titles of the gold units of a run by id, as far as the first documents of its datasets tell."""
     wanted: set[str] = set()
-    for (task_id, _), gold in run.golds.items():
+    for (task_id, _), gold in run.known_gold[0].items():
         with suppress(UsageError):
             wanted.update(*targets(task_id, gold, run.config.index.unit).relevant)
     titles: dict[str, str] = {}
@@ -262,9 +262,9 @@ def per_task(run: RunSource, measured: Measured) -> PerTask:
         samples = [measured[key] for key in keys]
         names = dict.fromkeys(name for sample in samples for name in sample)
         found[task_id] = {name: fmean(sample[name] for sample in samples if name in sample) for name in names}
-    if run.is_finished and "tasks" in run.stage.inputs:
+    if run.stage.status == "finished" and "tasks" in run.stage.inputs:
         met = {key.task_id for key in of_run}
-        golds = {task_id: gold for (task_id, _), gold in run.golds.items() if task_id not in met}
+        golds = {task_id: gold for (task_id, _), gold in run.known_gold[0].items() if task_id not in met}
         tasks = {task_id: Task(task_id, "", gold=gold) for task_id, gold in golds.items()}
         found |= task_metrics((), tasks, run.config, finished=True)
     return run.with_rollout_costs(found)

@@ -50,7 +50,7 @@ def test_gold_is_that_of_the_question_where_datasets_share_an_id(tmp_path: Path)
 def test_keeps_gold_and_drops_open_datasets_on_the_way_to_a_worker(tmp_path: Path) -> None:
     dataset = write_dataset(tmp_path / "data", some_tasks(1))
     run = Run(tmp_path, Stage("run", {"dataset": str(dataset), "split": "test"}))
-    assert run.golds
+    assert run.known_gold[0]
     assert run.sources
     assert pickle.loads(pickle.dumps(run)).__dict__.keys() == run.__dict__.keys() - {"sources"}
 
