@@ -178,23 +178,23 @@ async def run_jobs(
     depths = Counter(dict.fromkeys(("playing", "waiting to be scored", "being scored"), 0))
     on_depths(lambda: depths)
 
+    @contextmanager
+    def hold(place: asyncio.Semaphore, stage: str) -> Iterator[None]:
+        depths[stage] += 1
+        try:
+            yield
+        finally:
+            depths[stage] -= 1
+            place.release()
+
     async def carry(job: Job) -> None:
-        try:
-            with _count(depths, "playing"):
-                played = await play(job)
-                await waiting.acquire()
-        finally:
-            playing.release()
-        try:
-            with _count(depths, "waiting to be scored"):
-                await finishing.acquire()
-        finally:
-            waiting.release()
-        try:
-            with _count(depths, "being scored"):
-                on_result(await finish(played))
-        finally:
-            finishing.release()
+        with hold(playing, "playing"):
+            played = await play(job)
+            await waiting.acquire()
+        with hold(waiting, "waiting to be scored"):
+            await finishing.acquire()
+        with hold(finishing, "being scored"):
+            on_result(await finish(played))
 
     async def feed() -> None:
         async with aclosing(_each(jobs)) as source:
@@ -214,15 +214,6 @@ async def run_jobs(
     except BaseExceptionGroup as group:
         raise group.exceptions[0] from group.exceptions[0].__cause__
     await feeding
-
-
-@contextmanager
-def _count(depths: Counter[str], stage: str) -> Iterator[None]:
-    depths[stage] += 1
-    try:
-        yield
-    finally:
-        depths[stage] -= 1
 
 
 async def _each(jobs: Iterable[Job] | AsyncIterable[Job]) -> AsyncGenerator[Job, None]:
