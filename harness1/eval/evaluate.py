@@ -31,11 +31,10 @@ from harness1.runs.folder import (
     METRICS,
     REPORT,
     VIEW,
-    begin_provenance,
     clear_run,
     drop_leftovers,
-    end_provenance,
     episodes_of,
+    keep_provenance,
     read_run_card,
     refuse_other_run,
     restate_provenance,
@@ -187,20 +186,17 @@ def evaluate(
         on_start(evaluation.episodes - len(jobs), evaluation.episodes)
         for episode in earlier if jobs else ():
             on_earlier(episode)
-        begin_provenance(out, evaluation.facts(stage), runs=bool(jobs))
 
         def keep(episode: Episode) -> None:
             store.append(episode)
             on_episode(episode)
 
-        try:
-            run_episodes(evaluation.setup, jobs, keep, on_depths)
-        except KeyboardInterrupt as interrupt:
-            interrupt.add_note("the same command continues where it stopped")
-            raise
-        finally:
-            if jobs:
-                end_provenance(out)
+        with keep_provenance(out, evaluation.facts(stage), runs=bool(jobs)):
+            try:
+                run_episodes(evaluation.setup, jobs, keep, on_depths)
+            except KeyboardInterrupt as interrupt:
+                interrupt.add_note("the same command continues where it stopped")
+                raise
         return write_metrics(evaluation, stage, out)
 
 

@@ -8,8 +8,8 @@ import platform
 import re
 import subprocess
 import textwrap
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from itertools import chain
@@ -195,16 +195,26 @@ SESSION = ("version", "commit", "dirty", "python", "libraries", "machine", "star
 """Keys that describe one process that ran episodes, and not the run."""
 
 
-def begin_provenance(out: Path, facts: dict[str, Any], *, runs: bool) -> None:
-    """Write `provenance.json` for a process that begins to work in a run folder, with `facts` of the run itself. One
-    that runs episodes is recorded at the top level, and those before it under `earlier`; one that only makes files from
-    episodes leaves the record alone. Without a record both times are null."""
+@contextmanager
+def keep_provenance(out: Path, facts: dict[str, Any], *, runs: bool) -> Iterator[None]:
+    """Keep `provenance.json` while a process works in a run folder, with `facts` of the run itself. One that runs
+    episodes is recorded at the top level, and those before it under `earlier`; one that only makes files from episodes
+    leaves the record alone. Without a record both times are null."""
+
+    def now() -> str:
+        return datetime.now(UTC).isoformat(timespec="milliseconds")
+
     before = read_provenance(out)
-    if before is not None and not runs:
-        return
-    earlier = [*before.get("earlier", []), {name: before.get(name) for name in SESSION}] if before else []
-    times = {"started": datetime.now(UTC).isoformat(timespec="milliseconds") if runs else None, "ended": None}
-    write_json(out / PROVENANCE, {**facts, **_describe_process(), **times, "earlier": earlier})
+    if before is None or runs:
+        earlier = [*before.get("earlier", []), {name: before.get(name) for name in SESSION}] if before else []
+        times = {"started": now() if runs else None, "ended": None}
+        write_json(out / PROVENANCE, {**facts, **_describe_process(), **times, "earlier": earlier})
+    try:
+        yield
+    finally:
+        found = read_provenance(out) if runs else None
+        if found is not None and found["ended"] is None:
+            write_json(out / PROVENANCE, {**found, "ended": now()})
 
 
 def restate_provenance(out: Path, facts: dict[str, Any]) -> None:
@@ -212,13 +222,6 @@ def restate_provenance(out: Path, facts: dict[str, Any]) -> None:
     found = read_provenance(out)
     if found is not None:
         write_json(out / PROVENANCE, {**found, **facts})
-
-
-def end_provenance(out: Path) -> None:
-    """Record when the process that last ran episodes ended, unless that is recorded already."""
-    found = read_provenance(out)
-    if found is not None and found["started"] is not None and found["ended"] is None:
-        write_json(out / PROVENANCE, {**found, "ended": datetime.now(UTC).isoformat(timespec="milliseconds")})
 
 
 def wall_seconds(record: Mapping[str, Any] | None) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import subprocess
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 
@@ -24,9 +25,8 @@ from harness1.runs.files import (
 )
 from harness1.runs.folder import (
     SESSION,
-    begin_provenance,
     checkout,
-    end_provenance,
+    keep_provenance,
     read_provenance,
     run_config,
     wall_seconds,
@@ -145,10 +145,10 @@ def git(folder: Path, *arguments: str) -> None:
 
 
 def test_a_resumed_run_names_everyone_who_ran_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for commit in ("first", "second", "third"):
-        monkeypatch.setattr(folder, "checkout", lambda _, commit=commit: (commit, False))
-        begin_provenance(tmp_path, FACTS, runs=True)
-    end_provenance(tmp_path)
+    with ExitStack() as processes:  # the first two are killed
+        for commit in ("first", "second", "third"):
+            monkeypatch.setattr(folder, "checkout", lambda _, commit=commit: (commit, False))
+            processes.enter_context(keep_provenance(tmp_path, FACTS, runs=True))
     found = read_provenance(tmp_path)
     assert [each["commit"] for each in (*found["earlier"], found)] == ["first", "second", "third"]
     assert [each["ended"] is None for each in (*found["earlier"], found)] == [True, True, False]
@@ -157,17 +157,17 @@ def test_a_resumed_run_names_everyone_who_ran_episodes(tmp_path: Path, monkeypat
     assert found["machine"]["cores"] > 0
     assert found["machine"]["memory"] > 2**20
     assert found["libraries"].keys() >= {"msgspec", "numpy"}
-    begin_provenance(tmp_path, FACTS, runs=False)  # who only makes files anew is not named
-    end_provenance(tmp_path)
-    assert read_provenance(tmp_path) == found
+    with keep_provenance(tmp_path, FACTS, runs=False):
+        pass
+    assert read_provenance(tmp_path) == found  # who only makes files anew is not named
 
 
 @pytest.mark.parametrize("damage", [None, b"{", b"{}", b"[]"])
 def test_times_that_nobody_knows_are_not_made_up(tmp_path: Path, damage: bytes | None) -> None:
     if damage is not None:
         (tmp_path / "provenance.json").write_bytes(damage)
-    begin_provenance(tmp_path, FACTS, runs=False)
-    end_provenance(tmp_path)
+    with keep_provenance(tmp_path, FACTS, runs=False):
+        pass
     found = read_provenance(tmp_path)
     assert (found["started"], found["ended"], found["earlier"]) == (None, None, [])
 
