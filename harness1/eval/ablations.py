@@ -284,7 +284,17 @@ def ablate(
             return table
     with under_way(stage, out):
         metrics = {name: play(each, out / name) for name, each in played.items()}
-        table = _compare_conditions(played, metrics, out, skipped)
+        tasks, resamples = {task.task_id: task for task in evaluation.tasks}, evaluation.config.machine.bootstrap
+        rows: dict[str, PerTask] = {}
+        for name, each in played.items():
+            episodes = episodes_of(each.stage(), out / name)
+            rows[name] = task_metrics(episodes, tasks, each.config, faults=each.faults)
+        seed, base = evaluation.seed, rows[BASE]
+        raw = [compare_condition(name, metrics[name], base, rows[name], resamples, seed) for name in played]
+        p = holm({each.name: each.p for each in raw if each.name != BASE and each.p is not None})
+        told = {name: getattr(evaluation, name) for name in ("dataset", "split", "policy", "samples", "seed")}
+        lines = tuple(msgspec.structs.replace(each, p=p.get(each.name)) for each in raw)
+        table = AblationTable(tasks=len(evaluation.tasks), conditions=lines, skipped=skipped, **told)
         write_atomically(out / README, markdown(table).encode())
         write_json(out / TABLE, table)
         for name in played:
@@ -292,18 +302,3 @@ def ablate(
             (out / name / REPORT).unlink(missing_ok=True)
         stage.write(out, status="finished", gates={"broken": sum(each.broken for each in table.conditions)})
     return table
-
-
-def _compare_conditions(
-    played: Mapping[str, Evaluation], metrics: Mapping[str, Mapping[str, Any]], out: Path, skipped: tuple[str, ...]
-) -> AblationTable:
-    base, rows = played[BASE], {}
-    tasks, resamples = {task.task_id: task for task in base.tasks}, base.config.machine.bootstrap
-    for name, each in played.items():
-        episodes = episodes_of(each.stage(), out / name)
-        rows[name] = task_metrics(episodes, tasks, each.config, faults=each.faults)
-    raw = [compare_condition(name, metrics[name], rows[BASE], rows[name], resamples, base.seed) for name in played]
-    p = holm({each.name: each.p for each in raw if each.name != BASE and each.p is not None})
-    told = {name: getattr(base, name) for name in ("dataset", "split", "policy", "samples", "seed")}
-    lines = tuple(msgspec.structs.replace(each, p=p.get(each.name)) for each in raw)
-    return AblationTable(tasks=len(base.tasks), conditions=lines, skipped=skipped, **told)

@@ -174,16 +174,20 @@ def prefix_merging(calls: Iterable[CapturedCall], group_id: str | None = None) -
             reached += node.children
         _resolve(group)
 
-    def ids(fate: str) -> tuple[str, ...]:
-        return tuple(sorted(node.call.call_id for node in nodes if node.fate == fate))
-
-    return Merged(
-        rows=tuple(chain_row(chain, group_id) for chain in _chains(nodes)),
-        ambiguous=ids("ambiguous"),
-        unresolved=ids("unresolved"),
-        superseded=ids("superseded"),
-        empty=tuple(sorted(call.call_id for call in given if not call.output_ids)),
-    )
+    rows = []
+    for node in nodes:
+        if node.fate == "trained" and (node.parent is None or node.parent.heir is not node):
+            chain, after = [node.call], node.heir  # from the root or a fork down to a leaf
+            while after is not None:
+                chain.append(after.call)
+                after = after.heir
+            rows.append(chain_row(chain, group_id))
+    apart: dict[str, list[str]] = {"ambiguous": [], "unresolved": [], "superseded": [], "trained": []}
+    for node in nodes:
+        apart[node.fate].append(node.call.call_id)
+    del apart["trained"]
+    empty = sorted(call.call_id for call in given if not call.output_ids)
+    return Merged(tuple(rows), empty=tuple(empty), **{fate: tuple(sorted(ids)) for fate, ids in apart.items()})
 
 
 def _link(nodes: list[_Node]) -> None:
@@ -220,18 +224,6 @@ def _resolve(nodes: list[_Node]) -> None:
         known = len(used) == 1 or any(node.children for node in used)
         for node in group:
             node.fate = ("trained" if node in used else "superseded") if known else "unresolved"
-
-
-def _chains(nodes: Iterable[_Node]) -> Iterator[list[CapturedCall]]:
-    """Yield the trained calls as chains from the root or a fork down to a leaf."""
-    for node in nodes:
-        if node.fate != "trained" or (node.parent is not None and node.parent.heir is node):
-            continue
-        chain, after = [node.call], node.heir
-        while after is not None:
-            chain.append(after.call)
-            after = after.heir
-        yield chain
 
 
 TOKEN_BYTES = 6  # at least, on disk: three digits of a token's id, one of its mask, two commas
