@@ -160,6 +160,9 @@ def test_of_retries_the_one_that_was_continued_is_trained() -> None:
     merged = prefix_merging([root, lost, used, leaf])
     assert chains(merged) == [("root", "used", "leaf")]
     assert (merged.superseded, merged.quarantine) == (("lost",), ())
+    also = prefix_merging([root, lost, used, leaf, after("fork", lost, (7,), (8,)), after("idle", root, (3,), (6,))])
+    assert chains(also) == [("root", "lost", "fork"), ("used", "leaf")]
+    assert also.superseded == ("idle",)
 
 
 def test_retries_that_nothing_continues_are_told_apart_by_their_attempt_or_not_at_all() -> None:
@@ -173,14 +176,6 @@ def test_retries_that_nothing_continues_are_told_apart_by_their_attempt_or_not_a
     assert (chains(told), told.superseded, told.quarantine) == ([("root", "a")], ("b",), ())
     untold = retried(1, 1)
     assert (chains(untold), untold.superseded, untold.unresolved) == ([("root",)], (), ("a", "b"))
-
-
-def test_retries_that_were_both_continued_are_a_fork() -> None:
-    root = made("root", (1,), (2,))
-    a, b, c = (after(name, root, (3,), (token,)) for name, token in (("a", 4), ("b", 5), ("c", 6)))
-    merged = prefix_merging([root, a, b, c, after("a2", a, (7,), (8,)), after("b2", b, (7,), (8,))])
-    assert chains(merged) == [("b", "b2"), ("root", "a", "a2")]
-    assert merged.superseded == ("c",)
 
 
 def test_a_call_that_two_others_could_precede_is_quarantined_with_all_that_follows() -> None:
