@@ -1,4 +1,4 @@
-"""HTTP clients for one server: failures as values, no secrets in messages, and the retry policy of all requests."""
+"""The HTTP client for one server: failures as values, no secrets in messages, and the retry policy of all requests."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import math
 import random
 import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 from urllib.parse import urlsplit
 
 import msgspec
@@ -23,7 +23,7 @@ from harness1.records import Record
 if TYPE_CHECKING:
     import ssl
 
-    from httpx import AsyncClient, Request, Response
+    from httpx import AsyncClient
 
 CONNECTIONS = 64
 """Default number of open connections to one server from one event loop."""
@@ -35,12 +35,6 @@ EXCERPT = 300
 """Characters of a server's error that a message repeats."""
 SHORTEST_SECRET = 4
 SHORTEST_TOKEN, TOKEN_BYTES = 16, 4096
-SENT = frozenset(
-    ["host", "authorization", "user-agent", "accept", "accept-encoding", "connection", "content-type", "content-length"]
-)
-"""Headers that `HostedClient` may send. OpenAI's library would add those of environment variables, which may be keys
-for another server, and a description of this machine."""
-
 Answer = TypeVar("Answer")
 
 
@@ -81,9 +75,8 @@ class HttpFault(Record):
     """False if there was no connection to send the request over."""
 
 
-class _Line(NamedTuple):
-    sender: Any
-    turn: asyncio.Semaphore
+Line = tuple["AsyncClient", asyncio.Semaphore]
+"""The session of an event loop, and the semaphore of its requests."""
 
 
 class HttpClient:
@@ -105,24 +98,22 @@ class HttpClient:
         words = {word for value in self._headers.values() for word in value.split()} - {"Bearer"}
         secrets = [word for word in words.union(secrets_of(url)) if len(word) >= SHORTEST_SECRET]
         self._secrets = sorted(secrets, key=len, reverse=True)
-        self._lines: dict[asyncio.AbstractEventLoop, tuple[_Line, AsyncGenerator[_Line, None]]] = {}
-
-    async def post(self, path: str, body: bytes, kind: type[Answer], timeout_s: float) -> Answer | HttpFault:
-        """Post JSON and decode the answer as `kind` (`bytes`: as it is); return any failure as a fault."""
-        return await self._ask(path, body, kind, timeout_s)
-
-    async def get(self, path: str, kind: type[Answer], timeout_s: float) -> Answer | HttpFault:
-        """Decode the answer to a GET as `kind`; return any failure as a fault."""
-        return await self._ask(path, None, kind, timeout_s)
+        self._lines: dict[asyncio.AbstractEventLoop, tuple[Line, AsyncGenerator[Line, None]]] = {}
 
     async def exchange(
         self, path: str, body: bytes | None, limit: int, headers: Mapping[str, str] | None = None
     ) -> tuple[int, Mapping[str, str], bytes]:
-        """Post a JSON body, or GET without one; return status, headers and the answer, cut soon after `limit` bytes."""
+        """Post a JSON body, or GET without one; return status, headers and the answer, cut soon after `limit` bytes. It
+        is not inflated, because its size would have no bound."""
+        from httpx import DecodingError
+
         (session, _), url = await self._line(), self.url + path
         method, json = ("GET", {}) if body is None else ("POST", {"Content-Type": "application/json"})
         async with session.stream(method, url, content=body, headers=json | dict(headers or {})) as response:
-            answer, blocks = bytearray(), cast("AsyncGenerator[bytes]", response.aiter_bytes())
+            coding = response.headers.get("Content-Encoding", "identity").lower()
+            if coding != "identity":
+                raise DecodingError(f"a compressed answer ({coding[:20]}), which nobody asked for")
+            answer, blocks = bytearray(), cast("AsyncGenerator[bytes]", response.aiter_raw())
             async with aclosing(blocks):
                 async for block in blocks:
                     answer += block
@@ -130,15 +121,12 @@ class HttpClient:
                         break
             return response.status_code, response.headers, bytes(answer)
 
-    def sender(self, session: AsyncClient) -> Any:
-        """Return the object that sends requests on one event loop."""
-        return session
-
     async def turn(self) -> asyncio.Semaphore:
         """Return the semaphore of requests on this event loop; waiting for it is no part of a request's time."""
-        return (await self._line()).turn
+        return (await self._line())[1]
 
-    async def _ask(self, path: str, body: bytes | None, kind: type[Answer], timeout_s: float) -> Answer | HttpFault:
+    async def ask(self, path: str, body: bytes | None, kind: type[Answer], timeout_s: float) -> Answer | HttpFault:
+        """Exchange a body and decode the answer as `kind` (`bytes`: as it is); return any failure as a fault."""
         status, wait, connected = None, None, True
         try:
             async with asyncio.timeout(timeout_s):
@@ -159,14 +147,14 @@ class HttpClient:
         message = f"{without_password(self.url + path)}: {reason}"
         return HttpFault(without_secrets(message, self._secrets), status, wait, connected)
 
-    async def _line(self) -> _Line:
+    async def _line(self) -> Line:
         loop = asyncio.get_running_loop()
         if loop not in self._lines:
             opened = self._open(loop)
             self._lines[loop] = await anext(opened), opened
         return self._lines[loop][0]
 
-    async def _open(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[_Line, None]:
+    async def _open(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[Line, None]:
         """Yield the session of a loop. Nothing is awaited before the yield, so two first calls cannot both open one."""
         from http.cookiejar import CookieJar, DefaultCookiePolicy
 
@@ -175,81 +163,15 @@ class HttpClient:
         try:
             async with AsyncClient(
                 headers={"Accept-Encoding": "identity", **self._headers},
-                event_hooks={"response": [_bound_answer]},
                 cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
                 limits=Limits(max_connections=self._connections),
                 timeout=None,
                 trust_env=False,
                 verify=_certificates(),
             ) as session:
-                yield _Line(self.sender(session), asyncio.Semaphore(self._connections))
+                yield session, asyncio.Semaphore(self._connections)
         finally:
             self._lines.pop(loop, None)
-
-
-class HostedClient(HttpClient):
-    """An `HttpClient` on `openai.AsyncOpenAI` over our session; callers decide how long to wait and what to accept, so
-    its retries are off and its answers are read as bytes. Raise MissingExtra without httpx or openai."""
-
-    def __init__(self, url: str, headers: Mapping[str, str] | None = None, connections: int = CONNECTIONS) -> None:
-        super().__init__(url, headers, connections)
-        with optional("serve", "openai"):
-            import openai
-        self._openai = openai
-
-    def sender(self, session: AsyncClient) -> Any:
-        session.event_hooks = {**session.event_hooks, "request": [_drop_headers]}
-        ours: Any = session  # openai 2 takes a client of httpx, and openai 3 one of httpx2 or httpx
-        return self._openai.AsyncOpenAI(base_url=self.url, api_key="in our session", http_client=ours, max_retries=0)
-
-    async def exchange(
-        self, path: str, body: bytes | None, limit: int, headers: Mapping[str, str] | None = None
-    ) -> tuple[int, Mapping[str, str], bytes]:
-        """Do as `HttpClient.exchange` does, but read the whole answer before cutting it."""
-        from httpx import Response
-
-        sender, openai = (await self._line()).sender, self._openai
-        options: Any = {"headers": {"Authorization": openai.Omit(), **(headers or {})}}
-        try:
-            if body is None:
-                response = await sender.get(path, cast_to=Response, options=options)
-            else:
-                response = await sender.post(path, cast_to=Response, content=body, options=options)
-        except openai.APIStatusError as error:
-            response = error.response
-        except openai.APIConnectionError as error:
-            failed = error.__cause__ or error
-            raise failed from failed.__cause__  # which says why there was no connection
-        return response.status_code, response.headers, response.content[: limit + 1]
-
-
-async def _drop_headers(request: Request) -> None:
-    for name in set(request.headers) - SENT:
-        del request.headers[name]
-
-
-async def _bound_answer(response: Response) -> None:
-    """Bound an answer while it is read, whoever reads it. It is not inflated, because its size would have no bound."""
-    import httpx
-
-    coding = response.headers.get("Content-Encoding", "identity").lower()
-    if coding != "identity":
-        raise httpx.DecodingError(f"a compressed answer ({coding[:20]}), which nobody asked for")
-
-    class Bounded(httpx.AsyncByteStream):
-        async def __aiter__(self) -> AsyncIterator[bytes]:
-            size = 0
-            async for block in stream:
-                yield block
-                size += len(block)
-                if size > ANSWER_BYTES:
-                    raise httpx.ReadError(f"an answer larger than {ANSWER_BYTES} bytes")
-
-        async def aclose(self) -> None:
-            await stream.aclose()
-
-    stream = cast("httpx.AsyncByteStream", response.stream)
-    response.stream = Bounded()
 
 
 def bearer(file: str) -> dict[str, str]:

@@ -10,7 +10,7 @@ import msgspec
 
 from harness1.config import Machine
 from harness1.errors import ConfigError, InfrastructureFault, Overflow, Refusal, Unreachable
-from harness1.http.client import HostedClient, HttpClient, HttpFault, Transient, is_address, retry
+from harness1.http.client import HttpClient, HttpFault, Transient, is_address, retry
 from harness1.plain import utf8_safe, without_password
 from harness1.records import Record
 
@@ -27,16 +27,14 @@ class Endpoint(Protocol):
 class ChatRoute:
     """Asks for chat completions with the parameters that the server accepts. One that a refusal names is renamed
     (OpenAI's reasoning models take `max_tokens` only under its new name), or replaced or left out if it has its value
-    in `free`. This is remembered once the server has answered, because a refusal may name a parameter that is not at
-    fault."""
+    in `free`; remembered once the server has answered, since a refusal may name one that is not at fault."""
 
     def __init__(self, endpoint: Endpoint, free: Mapping[str, Any], instead: Mapping[str, Any] | None = None) -> None:
         self._endpoint, self._free, self._instead = endpoint, free, instead or {}
         self._refused: frozenset[str] = frozenset()
 
     async def post(self, body: Mapping[str, Any], kind: type[Answer]) -> tuple[Answer, dict[str, Any]]:
-        """Return the answer and the body that led to it; raise as the endpoint does, but `Refusal` only if no parameter
-        can be dropped."""
+        """Return the answer and the body that led to it; raise `Refusal` only if no parameter can be dropped."""
         refused = self._refused
         free = [name for name, value in self._free.items() if name in body and body[name] == value]
         while True:
@@ -143,18 +141,11 @@ _ASKED_TOO_MUCH = re.compile(r"tokens'? is too large: (\d+).*?context length is 
 
 class ModelEndpoint:
     """The server of a language model, usable from any event loop: an address up to and including `/v1`, a bearer token,
-    and limits of the seconds of a try, of tries (as in `retry`), and of requests in flight per loop. Its `client` sends
-    a request once. Raise ConfigError if URL or key are not usable, or both hold a secret, and MissingExtra without
-    httpx or openai."""
+    and limits of the seconds of a try, of tries, and of requests in flight per loop. Raise ConfigError if URL or key
+    are not usable, or both hold a secret."""
 
     def __init__(
-        self,
-        url: str,
-        key: str = "",
-        timeout_s: float = 60.0,
-        attempts: int = 3,
-        concurrency: int = 16,
-        kind: type[HttpClient] = HostedClient,
+        self, url: str, key: str = "", timeout_s: float = 60.0, attempts: int = 3, concurrency: int = 16
     ) -> None:
         key, shown = key.strip(), without_password(url)
         if not is_address(url):
@@ -164,7 +155,7 @@ class ModelEndpoint:
         if not key.isprintable() or not key.isascii():
             raise ConfigError(f"{shown}: the key has characters that a header cannot contain")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self.client = kind(url.rstrip("/"), headers, concurrency)
+        self.client = HttpClient(url.rstrip("/"), headers, concurrency)
         self._timeout_s, self._attempts = timeout_s, attempts
         self._connected = False
         """Whether a request ever reached the server."""
@@ -187,7 +178,7 @@ class ModelEndpoint:
 
         async def once() -> Answer:
             async with await self.client.turn():
-                answer = await self.client.post(path, sent, kind, self._timeout_s)
+                answer = await self.client.ask(path, sent, kind, self._timeout_s)
             if not isinstance(answer, HttpFault):
                 self._connected = True
                 return answer
@@ -213,10 +204,10 @@ class ModelEndpoint:
             raise Unreachable(f"{fault}; is the server running, and is this its address?") from fault
 
 
-def policy_endpoint(url: str, machine: Machine, kind: type[HttpClient] = HostedClient) -> ModelEndpoint:
+def policy_endpoint(url: str, machine: Machine) -> ModelEndpoint:
     """Return the endpoint of a policy's model from the machine settings; raise as `ModelEndpoint` does."""
     at_once = max(LEAST_REQUESTS, machine.concurrency)
-    return ModelEndpoint(url, machine.model.key, machine.model.timeout_s, machine.attempts, at_once, kind)
+    return ModelEndpoint(url, machine.model.key, machine.model.timeout_s, machine.attempts, at_once)
 
 
 def verifier_endpoint(url: str, machine: Machine) -> ModelEndpoint:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol, cast
+from typing import cast
 
 from harness1.config import Config
 from harness1.env.pieces import Role, piece
 from harness1.errors import ConfigError, UsageError, optional
-from harness1.http.client import HttpClient
 from harness1.http.model_endpoint import Completer, Completion, Messages, policy_endpoint, verifier_endpoint
 from harness1.models.backend import Backend
 from harness1.models.causal_model import context_window
@@ -29,8 +28,8 @@ HARMONY = "harmony"
 
 
 def open_backend(asked: ModelSpec, config: Config, adapter_rank: int = 0) -> tuple[Backend, ChatFormat]:
-    """Open a model whose tokens are sampled by their ids, and its format. vLLM makes room for adapters of a rank when
-    it starts; 0 for none. Raise UsageError, ConfigError or MissingExtra as `open_model`."""
+    """Open a model whose tokens are sampled by their ids, and its format; raise as `open_model`. vLLM makes room for
+    adapters of a rank when it starts; 0 for none."""
     model = config.machine.model
     if asked.url is not None:
         try:
@@ -39,7 +38,7 @@ def open_backend(asked: ModelSpec, config: Config, adapter_rank: int = 0) -> tup
             hint = "if the server has its own name for it: --set machine.model.tokenizer=FOLDER"
             raise UsageError(f"{error}; {hint}") from error
         chat, server = format_at(place, config), {"vllm": VllmServer, "sglang": SglangServer}[asked.kind]
-        endpoint = policy_endpoint(server_root(asked.url), config.machine, HttpClient)
+        endpoint = policy_endpoint(server_root(asked.url), config.machine)
         return server(endpoint, asked.model, kept=config.rl.staleness + 2), chat
     folder = resolve_model(asked.model)
     chat = format_at(folder, config)
@@ -62,8 +61,7 @@ def open_backend(asked: ModelSpec, config: Config, adapter_rank: int = 0) -> tup
 
 
 def format_at(place: str | Path, config: Config) -> ChatFormat:
-    """Open the format of a model, by the folder of its tokenizer or `HARMONY`; raise as `open_model`, and ConfigError
-    if the model was trained here for another environment."""
+    """Open the format of a model, by the folder of its tokenizer or `HARMONY`; raise as `open_model`."""
     if place == HARMONY:
         return open_format(config.policy.format, HarmonyVocabulary())
     folder = resolve_model(str(place))
@@ -94,16 +92,12 @@ class BackendCompleter:
         return Completion(text, output.finish_reason, len(prompt), len(output.output_ids))
 
 
-class Completing(Protocol):
-    """A language model that completes a conversation: a `Completer` or a `BackendCompleter`."""
-
-    async def complete(self, messages: Messages) -> Completion:
-        """Return the reply; raise InfrastructureFault if there is none."""
+Completing = Completer | BackendCompleter
+"""A language model that completes a conversation."""
 
 
 def open_completer(spec: str, config: Config, most_tokens: int) -> Completing:
-    """Open a model by its name: `openai:MODEL@URL`, with the key of `machine.verifier`, or as a policy is named,
-    such as `hf:PATH`. A reply, with the thoughts before it, has at most so many tokens. Raise as `open_backend`."""
+    """Open `openai:MODEL@URL`, with the key of `machine.verifier`, or a model named as a policy is."""
     asked = ModelSpec.read(spec)
     if asked.kind == "openai" and asked.url is not None:
         return Completer(verifier_endpoint(asked.url, config.machine), asked.model, most_tokens)

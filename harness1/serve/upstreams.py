@@ -199,7 +199,7 @@ class ChatUpstream:
         self.inputs: dict[str, Any] = {**upstream, "policy": self._settings, "reserve": self._reserve}
 
     async def models(self) -> Sequence[str]:
-        listed = await self._endpoint.client.get("/models", _List, self._timeout_s)
+        listed = await self._endpoint.client.ask("/models", None, _List, self._timeout_s)
         if isinstance(listed, HttpFault):
             raise InfrastructureFault(listed.message)
         return [model.id for model in listed.data]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -40,39 +41,21 @@ def posted(asked: ModelEndpoint, body: object = None) -> Numbers:
 
 
 @pytest.mark.service
-def test_a_body_is_sent_as_json_with_the_key() -> None:
+def test_a_body_is_sent_as_json_with_the_key_and_nothing_that_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     script = Script([WELL])
     with replying(script) as url:
         asked = endpoint(f"{url}/v1/", key=f" {KEY}\n")
         assert posted(asked, {"b": [1]}) == posted(asked, b'{"b":[1]}') == {"a": 1}
-    for ask in script.asked:
-        assert (ask.path, ask.body) == ("/v1/chat/completions", b'{"b":[1]}')
-        assert ask.headers["Authorization"] == f"Bearer {KEY}"
-
-
-@pytest.mark.service
-def test_nothing_that_the_environment_says_of_other_servers_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    others = {"API_KEY": "k", "ORG_ID": "org-1", "PROJECT_ID": "p", "CUSTOM_HEADERS": "Authorization: Bearer k\nx: k"}
-    for name, value in others.items():
-        monkeypatch.setenv(f"OPENAI_{name}", value)
-    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:1")
-    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
-    script = Script([WELL])
-    with replying(script) as url:
-        for key in (KEY, ""):
-            posted(endpoint(url, key=key))
-    keyed, bare = ({name.lower(): value for name, value in ask.headers.items()} for ask in script.asked)
-    assert (keyed.pop("authorization"), "authorization" in bare) == (f"Bearer {KEY}", False)
+        posted(endpoint(f"{url}/v1", key=""), {"b": [1]})
+        posted(endpoint(f"{url}/v1".replace("//", "//me:secret@"), key=""), {"b": [1]})
+    assert {(ask.path, ask.body) for ask in script.asked} == {("/v1/chat/completions", b'{"b":[1]}')}
+    keys = [ask.headers.get("Authorization") for ask in script.asked]
+    assert keys == [f"Bearer {KEY}", f"Bearer {KEY}", None, "Basic bWU6c2VjcmV0"]
     usual = {"host", "user-agent", "accept", "accept-encoding", "connection", "content-type", "content-length"}
-    assert set(keyed) == set(bare) == usual
-
-
-@pytest.mark.service
-def test_a_password_in_the_address_is_sent_as_one() -> None:
-    script = Script([WELL])
-    with replying(script) as url:
-        posted(endpoint(url.replace("//", "//me:secret@"), key=""))
-    assert script.asked[0].headers["Authorization"] == "Basic bWU6c2VjcmV0"
+    assert {name.lower() for name in script.asked[2].headers} == usual
 
 
 @pytest.mark.service
@@ -85,19 +68,15 @@ def test_what_may_pass_is_tried_again(status: int) -> None:
 
 
 @pytest.mark.service
-@pytest.mark.parametrize("status", [401, 403, 404])
-def test_what_the_user_must_mend_is_said_at_once(status: int) -> None:
-    script = Script([(status, {}, b'{"error": {"message": "the model does not exist"}}'), WELL])
-    with replying(script) as url, pytest.raises(Unreachable, match=f"{status} the model does not exist"):
-        posted(endpoint(url))
-    assert len(script.asked) == 1
-
-
-@pytest.mark.service
-@pytest.mark.parametrize("status", [307, 400, 413, 422])
-def test_a_request_that_is_refused_is_a_fault_at_once_with_the_words_of_the_server(status: int) -> None:
+@pytest.mark.parametrize(
+    ("status", "raised"),
+    [*((each, Unreachable) for each in (401, 403, 404)), *((each, Refusal) for each in (307, 400, 422))],
+)
+def test_what_no_other_try_would_mend_is_said_at_once_in_the_words_of_the_server(
+    status: int, raised: type[Refusal | Unreachable]
+) -> None:
     script = Script([(status, {}, b'{"error": {"message": "it is filtered"}}'), WELL])
-    with replying(script) as url, pytest.raises(Refusal, match=f"{status} it is filtered$") as caught:
+    with replying(script) as url, pytest.raises(raised, match=f"{status} it is filtered") as caught:
         posted(endpoint(url))
     assert (caught.value.status, len(script.asked), isinstance(caught.value, Overflow)) == (status, 1, False)
 
@@ -160,10 +139,8 @@ def test_after_the_last_attempt_it_is_a_fault_without_secrets(status: int, body:
     script = Script([(status, {}, body)])
     with replying(script) as url, pytest.raises(InfrastructureFault) as caught:
         posted(endpoint(url.replace("//", "//me:secret@"), key="", attempts=2))
-    assert says in str(caught.value)
-    assert str(caught.value).startswith(url)
-    assert str(caught.value).endswith("(2 attempts)")
-    assert "secret" not in str(caught.value)
+    said = str(caught.value)
+    assert (says in said, said.startswith(url), said.endswith("(2 attempts)"), "secret" in said) == (*[True] * 3, False)
     assert len(script.asked) == 2
 
 
@@ -173,14 +150,12 @@ def test_a_silent_server_is_tried_again_and_then_a_fault() -> None:
 
     def silent(ask: Ask) -> Reply:
         asked.append(ask)
-        time.sleep(1.0)
+        time.sleep(0.5)
         return WELL
 
-    with replying(silent) as url, pytest.raises(InfrastructureFault, match=r"no answer within 0\.3 s \(2 attempts\)"):
-        posted(endpoint(url, timeout_s=0.3, attempts=2))
+    with replying(silent) as url, pytest.raises(InfrastructureFault, match=r"no answer within 0\.2 s \(2 attempts\)"):
+        posted(endpoint(url, timeout_s=0.2, attempts=2))
     assert len(asked) == 2
-    with pytest.raises(Unreachable, match="Cannot connect: connection refused"):
-        posted(endpoint(url, attempts=1))
 
 
 @pytest.mark.service
@@ -226,32 +201,20 @@ def test_requests_in_flight_are_bounded_on_every_loop() -> None:
 
 
 @pytest.mark.service
-def test_the_time_that_others_take_is_not_counted() -> None:
-    def slow(ask: Ask) -> Reply:
-        time.sleep(0.1)
-        return WELL
-
-    async def crowd(asked: ModelEndpoint) -> list[Numbers]:
-        return await asyncio.gather(*(asked.post("/", None, Numbers) for _ in range(8)))
-
-    with replying(slow) as url:
-        assert asyncio.run(crowd(endpoint(url, concurrency=1, timeout_s=0.6, attempts=1))) == [{"a": 1}] * 8
-
-
-@pytest.mark.service
-def test_waiting_for_another_try_leaves_the_place_to_others() -> None:
+def test_neither_the_time_of_others_nor_a_wait_for_another_try_takes_a_place() -> None:
     def reply(ask: Ask) -> Reply:
+        time.sleep(0.1)
         return (503, {"Retry-After": "30"}, b"") if msgspec.json.decode(ask.body) == "bad" else WELL
 
-    async def both(asked: ModelEndpoint) -> Numbers:
+    async def crowd(asked: ModelEndpoint) -> list[Numbers]:
         waiting = asyncio.create_task(asked.post("/", "bad", Numbers))
-        await asyncio.sleep(0.1)
-        found = await asyncio.wait_for(asked.post("/", "good", Numbers), 5)
+        await asyncio.sleep(0.05)
+        found = await asyncio.wait_for(asyncio.gather(*(asked.post("/", "good", Numbers) for _ in range(8))), 5)
         waiting.cancel()
         return found
 
     with replying(reply) as url:
-        assert asyncio.run(both(endpoint(url, concurrency=1))) == {"a": 1}
+        assert asyncio.run(crowd(endpoint(url, concurrency=1, timeout_s=0.6, attempts=2))) == [{"a": 1}] * 8
 
 
 class Strict:
@@ -294,18 +257,12 @@ def test_a_model_that_refuses_whatever_is_left_out_is_not_asked_for_ever(said: s
     assert len(asked) <= 3
 
 
-@pytest.mark.parametrize(
-    "url", ["", "localhost:8000", "ftp://host/v1", "http://", "http://host:99999/v1", "http://[::1/v1"]
-)
-def test_an_address_that_is_none_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match="not the address of a model"):
-        ModelEndpoint(url)
-
-
-def test_a_key_that_cannot_be_sent_is_refused_and_not_repeated() -> None:
+def test_an_address_that_is_none_or_a_key_that_cannot_be_sent_is_refused_and_not_repeated() -> None:
+    for url in ("", "localhost:8000", "ftp://host/v1", "http://", "http://host:99999/v1", "http://[::1/v1"):
+        with pytest.raises(ConfigError, match="not the address of a model"):
+            ModelEndpoint(url)
     for url, key in (("http://me:secret@host/v1", KEY), ("http://host/v1", "a\nsecret"), ("http://host/v1", "sécret")):
         with pytest.raises(ConfigError, match="http://host/v1: ") as caught:
             ModelEndpoint(url, key)
-        assert "secret" not in str(caught.value)
-        assert "sécret" not in str(caught.value)
+        assert not {"secret", "sécret"} & {*re.findall(r"\w+", str(caught.value))}
     assert ModelEndpoint("http://me:secret@host/v1").url == "http://host/v1"

@@ -163,7 +163,7 @@ class SearchR1Retriever:
         queries = tuple(utf8_safe(request.query) for request in requests)
         body = msgspec.json.encode(RetrieveCall(queries, topk, True))
         latest = max(request.deadline for request in requests)
-        answer = await self._client.post("/retrieve", body, _Passages, max(latest, 0.0))
+        answer = await self._client.ask("/retrieve", body, _Passages, max(latest, 0.0))
         if isinstance(answer, HttpFault):
             return [RetrievalFault(answer.message)] * len(requests)
         if len(answer.result) != len(requests):
@@ -278,7 +278,7 @@ class RemoteRetriever:
         return _chunks(found, lambda chunks: len(chunks) <= len(ids) and {each.chunk_id for each in chunks} <= {*ids})
 
     async def _post(self, path: str, call: Record, kind: type[T], deadline: float) -> T | RetrievalFault:
-        found = await self._client.post(path, msgspec.json.encode(call), kind, max(deadline, 0.0) + GRACE_S)
+        found = await self._client.ask(path, msgspec.json.encode(call), kind, max(deadline, 0.0) + GRACE_S)
         return RetrievalFault(found.message) if isinstance(found, HttpFault) else found
 
 
@@ -312,7 +312,7 @@ async def ask_about(base: str, machine: Machine) -> About | None:
     client = HttpClient(base, bearer(machine.token_file))
 
     async def once() -> msgspec.Raw | None:
-        page = await client.get("/info", msgspec.Raw, machine.call_deadline_s)
+        page = await client.ask("/info", None, msgspec.Raw, machine.call_deadline_s)
         if not isinstance(page, HttpFault):
             return page
         if page.status in (200, 404, 405):
