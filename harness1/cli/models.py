@@ -86,14 +86,7 @@ def convert(
     Example: harness1 models convert gpt-oss-20b --out gpt-oss-20b-bf16
     """
     source = Path(model) if model.endswith(".gguf") else resolve_model(model)
-    made = convert_model(
-        source,
-        out,
-        dtype,
-        layers=_numbers(layers),
-        force=force,
-        on_file=lambda done, of: say(f"writing file {done + 1} of {of}"),
-    )
+    made = convert_model(source, out, dtype, layers=_numbers(layers), force=force, say=say)
     print_result({"folder": str(out), **to_builtins(made)}, as_json, lambda found: put(found["folder"]))
 
 

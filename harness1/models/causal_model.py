@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,12 +26,26 @@ HEAD_ROWS = 2048
 
 
 def context_window(folder: Path) -> int | None:
-    """Return the context window, in tokens, that a model's `config.json` states, for adapters that of their base; None
-    if it states none. Raise UsageError without a readable `config.json`."""
+    """Return the tokens that a model, or the base of adapters, reads by its `config.json`; None if it does not say."""
     folder = base_folder(folder)
     with refusing(f"{folder} has no readable config.json"):
         config = msgspec.json.decode((folder / "config.json").read_bytes(), type=dict[str, Any])
         return msgspec.convert(config.get("max_position_embeddings"), int | None)
+
+
+def open_tensors(folder: Path, stack: ExitStack) -> dict[str, Any]:
+    """Return the open safetensors file of each tensor in a model's folder, until `stack` ends. Raise UsageError if the
+    folder holds no such model, or its files cannot be read; MissingExtra without safetensors."""
+    with optional("train"):
+        from safetensors import safe_open
+    files: dict[str, Any] = {}
+    with refusing(f"the weights in {folder} cannot be read"):
+        for path in sorted(folder.glob("*.safetensors")):
+            file: Any = stack.enter_context(safe_open(path, framework="pt"))
+            files |= dict.fromkeys(file.keys(), file)
+    if not files or not (folder / "config.json").is_file():
+        raise UsageError(f"{folder} is not a model: it needs config.json and safetensors weights")
+    return files
 
 
 def load_causal_model(folder: Path, device: str, dtype: Dtype) -> PreTrainedModel:
@@ -70,8 +84,8 @@ def output_head(model: PreTrainedModel) -> Any:
 
 @contextmanager
 def logits_at(model: PreTrainedModel, row: Tensor, column: Tensor) -> Iterator[None]:
-    """Let the model return logits of some tokens of its input only, [1, tokens, vocabulary], those at rows and columns,
-    [tokens] each. A hook on the head selects them, so that what a model does behind it (caps, scales) is kept."""
+    """Let the model return the logits of the tokens at rows and columns, [tokens] each, alone, [1, tokens, vocabulary].
+    A hook on the head selects them, so that what a model does behind it (caps, scales) is kept."""
     handle = output_head(model).register_forward_pre_hook(lambda _, given: (given[0][row, column][None],))
     try:
         yield
@@ -106,8 +120,7 @@ def compute_logits_in_float32(model: PreTrainedModel) -> None:
 
 
 def check_weights(model: PreTrainedModel, state: Mapping[str, Tensor]) -> None:
-    """Raise UsageError for a state dictionary whose names or shapes are not the model's, whatever adapters it has. For
-    tied weights, one of the names is enough."""
+    """Raise UsageError unless a state dictionary has the plain model's names, of tied weights any, and shapes."""
     own = plain_state(model)
     given = {own[name].data_ptr() for name in own.keys() & state.keys()}
     wrong = sorted(
@@ -118,20 +131,15 @@ def check_weights(model: PreTrainedModel, state: Mapping[str, Tensor]) -> None:
         raise UsageError(f"these are not the weights of this model: {', '.join(wrong[:3])}")
 
 
-def return_memory() -> None:
-    """Return memory that glibc keeps after it was freed to the system (malloc_trim(3)); it takes a second for 2 GB. A
-    process that sampled and trained on a processor held 11.0 GB where it used 4.9."""
-    with suppress(AttributeError, OSError):  # other libraries of C do not need it
-        ctypes.CDLL(None).malloc_trim(0)
-
-
 class MemoryReturns:
-    """Returns freed memory at intervals of so many seconds at least, from a loop that allocates much."""
+    """Returns memory that glibc keeps after it was freed to the system (malloc_trim(3)), at intervals, because it takes
+    a second for 2 GB. A process that sampled and trained on a processor held 11.0 GB where it used 4.9."""
 
     def __init__(self, interval_s: float = 30.0) -> None:
         self._interval_s, self._last = interval_s, time.monotonic()
 
     def tick(self) -> None:
         if time.monotonic() - self._last >= self._interval_s:
-            return_memory()
+            with suppress(AttributeError, OSError):  # other libraries of C do not need it
+                ctypes.CDLL(None).malloc_trim(0)
             self._last = time.monotonic()

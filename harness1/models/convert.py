@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import msgspec
 
 from harness1.errors import UsageError, optional
-from harness1.model_folder import folder_hash, refusing
+from harness1.model_folder import folder_hash, holds_adapters, refusing
+from harness1.models.causal_model import open_tensors
 from harness1.models.gguf import convert_gguf
-from harness1.plain import file_digest
+from harness1.plain import file_digest, meant
 from harness1.records import Record
 from harness1.runs.files import (
     STAGE,
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 VERB = "models convert"
-SHARD_BYTES = 4_000_000_000
 CHECKED = 1 << 24
 """Numbers that are checked at a time, because a check takes more memory than what it checks."""
 CONFIG = "config.json"
@@ -85,7 +85,8 @@ class Converted(Record, kw_only=True):
     """The contents of a converted model; `size` is in bytes, and `dequantized` counts the tensors that were MXFP4."""
 
     dtype: str
-    files: int
+    files: int = 1
+    """Earlier versions wrote several."""
     tensors: int
     size: int
     dequantized: int
@@ -97,26 +98,18 @@ def convert_model(
     dtype: Target = "bfloat16",
     *,
     layers: Sequence[int] = (),
-    shard_bytes: int = SHARD_BYTES,
     force: bool = False,
-    on_file: Callable[[int, int], None] = lambda done, of: None,
+    say: Callable[[str], None] = lambda step: None,
 ) -> Converted:
     """Write a model's weights in one type into a folder, with its tokenizer and its configuration, unless it is there.
-
-    Args:
-        source: a folder of `config.json` and safetensors, whose tensors are MXFP4 or plain; or a GGUF file of a Llama.
-        layers: keep only these, numbered from 0 and in this order; none given: all.
-        shard_bytes: the size at which a file of weights ends; `on_file` is called with the number done and of all.
-
-    Raises:
-        UsageError: the source is no such model, lacks one of the layers, its numbers do not fit the type, or the
-            folder holds something else, is the source, or has too little room.
-        MissingExtra: a package that the conversion needs is not installed.
-    """
+    The source is a folder of safetensors, plain or MXFP4, or a GGUF file; of some `layers`, numbered from 0, only these
+    are kept, in this order. Raise UsageError if there is no such type, model or layer, the numbers do not fit the type,
+    or the folder holds something else, is the source, or has too little room."""
     if source.resolve() == out.resolve():
         raise UsageError(f"{out} is the model itself: choose another --out")
+    if dtype not in KINDS:
+        raise UsageError(f"a model is not converted to {dtype!r}: choose {', '.join(KINDS)}{meant(dtype, KINDS)}")
     with optional("train"):
-        import safetensors  # noqa: F401
         import torch  # noqa: F401
     with writing(source):
         digest = folder_hash(source) if source.is_dir() else file_digest(source)
@@ -132,7 +125,9 @@ def convert_model(
                 beside = TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent)
                 folder = Path(stack.enter_context(beside))
                 convert_gguf(source, folder)
-        stored = _open_tensors(stack, folder)
+        if holds_adapters(folder):
+            raise UsageError(f"{folder} holds adapters, not a whole model: merge them first")
+        stored: Stored = {name: (file, name) for name, file in open_tensors(folder, stack).items()}
         config = _plain_config(folder, dtype)
         if layers:
             config, stored = _keep_layers(config, stored, layers)
@@ -141,31 +136,17 @@ def convert_model(
         refuse_full_disk(out, size)
         with under_way(stage, out):
             remove(out, WEIGHTS, keep_card=True)
-            files = write_shards(out, tensors, lambda each: _load_tensor(stored, each), shard_bytes, on_file)
+            say(f"writing {len(tensors)} tensors, {size / 1e9:.1f} GB")
+            write_tensors(out / "model.safetensors", tensors, lambda each: _load_tensor(stored, each))
             for path in sorted(folder.iterdir()):  # the tokenizer and the other small files
                 known = path.suffix in OTHERS and not path.match("*.index.json") and path.name not in (CONFIG, STAGE)
                 if path.is_file() and known:
                     shutil.copyfile(path, out / path.name)
             write_json(out / CONFIG, config)
             packed = sum(each.name + PACKED in stored for each in tensors)
-            made = Converted(dtype=dtype, files=len(files), tensors=len(tensors), size=size, dequantized=packed)
+            made = Converted(dtype=dtype, tensors=len(tensors), size=size, dequantized=packed)
             stage.write(out, status="finished", outputs=msgspec.to_builtins(made))
     return made
-
-
-def _open_tensors(stack: ExitStack, folder: Path) -> Stored:
-    from safetensors import safe_open
-
-    if (folder / "adapter_config.json").is_file():
-        raise UsageError(f"{folder} holds adapters, not a whole model: merge them first")
-    stored: dict[str, tuple[Any, str]] = {}
-    with refusing(f"the weights in {folder} cannot be read"):
-        for path in sorted(folder.glob("*.safetensors")):
-            file: Any = stack.enter_context(safe_open(path, framework="pt"))
-            stored |= {name: (file, name) for name in file.keys()}  # noqa: SIM118 - no mapping
-    if not stored or not (folder / CONFIG).is_file():
-        raise UsageError(f"{folder} is not a model: it needs config.json and safetensors weights")
-    return stored
 
 
 def _plain_config(folder: Path, dtype: str) -> dict[str, Any]:
@@ -196,7 +177,7 @@ def _keep_layers(config: dict[str, Any], stored: Stored, layers: Sequence[int]) 
 
 
 def _plan_tensors(stored: Stored, kind: str) -> list[TensorInfo]:
-    slices, planned = {name: _slice(stored, name) for name in stored}, []
+    slices, planned = {name: file.get_slice(own) for name, (file, own) in stored.items()}, []
     shapes = {name: tuple(each.get_shape()) for name, each in slices.items()}
     for name in sorted(stored):
         found, shape, whole = slices[name].get_dtype(), shapes[name], name.removesuffix(PACKED)
@@ -212,11 +193,6 @@ def _plan_tensors(stored: Stored, kind: str) -> list[TensorInfo]:
     return planned
 
 
-def _slice(stored: Stored, name: str) -> Any:
-    file, own = stored[name]
-    return file.get_slice(own)
-
-
 def _load_tensor(stored: Stored, wanted: TensorInfo) -> Tensor:
     import torch
 
@@ -227,7 +203,7 @@ def _load_tensor(stored: Stored, wanted: TensorInfo) -> Tensor:
         value: Tensor = file.get_tensor(own)
         value = value if target is None else value.to(target)
     else:
-        blocks, scales = (_slice(stored, name + end) for end in (PACKED, SCALES))
+        blocks, scales = (stored[name + end][0].get_slice(stored[name + end][1]) for end in (PACKED, SCALES))
         value = torch.empty(wanted.shape, dtype=target)
         matrices = value if value.dim() > 2 else value[None]
         for at, matrix in enumerate(matrices):
@@ -250,35 +226,9 @@ def dequantize(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     return numbers.flatten(-2).T.to(dtype).contiguous()
 
 
-def write_shards(
-    folder: Path,
-    tensors: Sequence[TensorInfo],
-    load: Callable[[TensorInfo], Tensor],
-    shard_bytes: int,
-    on_file: Callable[[int, int], None],
-) -> list[str]:
-    """Write tensors into `model.safetensors`, or into several files, which end at a size, and their index; return the
-    names of the files. `load` is called once for each tensor, in order."""
-    shards = list[list[TensorInfo]]([[]])
-    for tensor in tensors:
-        if shards[-1] and sum(each.size for each in shards[-1]) + tensor.size > shard_bytes:
-            shards.append([])
-        shards[-1].append(tensor)
-    names = [f"model-{at:05}-of-{len(shards):05}.safetensors" for at in range(1, len(shards) + 1)]
-    if len(shards) == 1:
-        names = ["model.safetensors"]
-    for done, (name, shard) in enumerate(zip(names, shards, strict=True)):
-        on_file(done, len(shards))
-        _write_shard(folder / name, shard, load)
-    if len(shards) > 1:
-        places = {each.name: name for name, shard in zip(names, shards, strict=True) for each in shard}
-        total = sum(each.size for each in tensors)
-        write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": places})
-    return names
-
-
-def _write_shard(path: Path, tensors: Sequence[TensorInfo], load: Callable[[TensorInfo], Tensor]) -> None:
-    """Write 8 bytes with the size of the header, little-endian, the header as JSON, then the tensors."""
+def write_tensors(path: Path, tensors: Sequence[TensorInfo], load: Callable[[TensorInfo], Tensor]) -> None:
+    """Write a safetensors file: 8 bytes with the size of the header, little-endian, the header as JSON, then the
+    tensors, of which one is in memory at a time: `load` is called once for each, in order."""
     import torch
 
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}

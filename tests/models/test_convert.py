@@ -11,12 +11,12 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter, quantize
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from harness1.errors import MissingExtra, UsageError
 from harness1.models.causal_model import load_causal_model
-from harness1.models.convert import SHARD_BYTES, TensorInfo, convert_model, dequantize, write_shards
+from harness1.models.convert import TensorInfo, convert_model, dequantize, write_tensors
 from harness1.models.gguf import BLOCK, TOP, convert_gguf
 from harness1.models.token_server import weight_shapes
 from harness1.runs.files import read_json, write_json
@@ -40,11 +40,11 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tensors[f"{name}_scales"] = torch.randint(118, 124, shape, dtype=torch.uint8, generator=noise)
     (folder / "model.safetensors").unlink()
     scales = {name: value for name, value in tensors.items() if name.endswith("_scales")}
-    save_file(scales, folder / "model-00002-of-00002.safetensors", {"format": "pt"})
-    others = {name: value for name, value in tensors.items() if name not in scales}
-    save_file(others, folder / "model-00001-of-00002.safetensors", {"format": "pt"})
-    places = dict.fromkeys(others, "model-00001-of-00002.safetensors")
-    places |= dict.fromkeys(scales, "model-00002-of-00002.safetensors")
+    places = dict[str, str]()
+    for at, part in enumerate(({name: tensors[name] for name in tensors.keys() - scales.keys()}, scales), 1):
+        name = f"model-0000{at}-of-00002.safetensors"
+        save_file(part, folder / name, {"format": "pt"})
+        places |= dict.fromkeys(part, name)
     write_json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": places})
     config = read_json(folder / "config.json")
     kept = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
@@ -61,10 +61,6 @@ def logits(folder: Path, dtype: str) -> torch.Tensor:
     return found
 
 
-def tensors_in(folder: Path) -> dict[str, torch.Tensor]:
-    return {name: value for path in sorted(folder.glob("*.safetensors")) for name, value in load_file(path).items()}
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_every_byte_at_every_scale_is_the_number_that_transformers_reads(dtype: torch.dtype) -> None:
     blocks = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(1, 255, 16, 16).contiguous()
@@ -74,31 +70,30 @@ def test_every_byte_at_every_scale_is_the_number_that_transformers_reads(dtype: 
 
 
 def test_a_packed_model_computes_the_same_after_its_conversion(packed: Path, tmp_path: Path) -> None:
-    made = convert_model(packed, tmp_path / "plain", shard_bytes=100_000)
+    plain = tmp_path / "plain"
+    made = convert_model(packed, plain)
     assert (made.dtype, made.dequantized) == ("bfloat16", 4)
-    assert made.files > 2
-    assert torch.equal(logits(tmp_path / "plain", "bfloat16"), logits(packed, "bfloat16"))
-    assert "quantization_config" not in read_json(tmp_path / "plain" / "config.json")
-    assert {value.dtype for value in tensors_in(tmp_path / "plain").values()} == {torch.bfloat16}
-    assert made.size == sum(value.nbytes for value in tensors_in(tmp_path / "plain").values())
-    assert (tmp_path / "plain" / "tokenizer.json").read_bytes() == (packed / "tokenizer.json").read_bytes()
-    index = read_json(tmp_path / "plain" / "model.safetensors.index.json")
-    assert set(index["weight_map"]) == set(weight_shapes(tmp_path / "plain"))
-    load_causal_model(tmp_path / "plain", "cpu", "bfloat16")
+    assert torch.equal(logits(plain, "bfloat16"), logits(packed, "bfloat16"))
+    assert "quantization_config" not in read_json(plain / "config.json")
+    values = load_file(plain / "model.safetensors").values()
+    assert {value.dtype for value in values} == {torch.bfloat16}
+    assert (made.tensors, made.size) == (len(values), sum(value.nbytes for value in values))
+    assert (plain / "tokenizer.json").read_bytes() == (packed / "tokenizer.json").read_bytes()
+    assert sorted(path.name for path in plain.glob("*.safetensors*")) == ["model.safetensors"]
+    load_causal_model(plain, "cpu", "bfloat16")
 
 
 def test_plain_weights_are_rounded_once_and_come_back_equal(tmp_path: Path) -> None:
     source = save_tiny_model(tmp_path / "float32")
     convert_model(source, tmp_path / "bfloat16", "bfloat16")
     convert_model(tmp_path / "bfloat16", tmp_path / "back", "float32")
-    known = tensors_in(source)
-    rounded, back = tensors_in(tmp_path / "bfloat16"), tensors_in(tmp_path / "back")
+    places = (source, tmp_path / "bfloat16", tmp_path / "back")
+    known, rounded, back = (load_file(folder / "model.safetensors") for folder in places)
     assert known.keys() == rounded.keys() == back.keys()
     for name, value in known.items():
         assert torch.equal(rounded[name], value.bfloat16())
         assert torch.equal(back[name], value.bfloat16().float())
     assert read_json(tmp_path / "back" / "config.json")["dtype"] == "float32"
-    assert (tmp_path / "back" / "model.safetensors").is_file()
 
 
 def test_some_layers_alone_are_a_model_that_computes_what_they_compute(packed: Path, tmp_path: Path) -> None:
@@ -111,7 +106,8 @@ def test_some_layers_alone_are_a_model_that_computes_what_they_compute(packed: P
     with torch.no_grad():
         expected = whole(IDS, use_cache=False).logits
     assert torch.equal(expected, logits(tmp_path / "short", "float32"))
-    assert {name.split(".")[2] for name in tensors_in(tmp_path / "short") if ".layers." in name} == {"0", "1", "2"}
+    names = weight_shapes(tmp_path / "short")
+    assert {name.split(".")[2] for name in names if ".layers." in name} == {"0", "1", "2"}
     made = convert_model(packed, tmp_path / "one", layers=(1,))
     config = read_json(tmp_path / "one" / "config.json")
     kinds = read_json(packed / "config.json")["layer_types"]
@@ -119,18 +115,11 @@ def test_some_layers_alone_are_a_model_that_computes_what_they_compute(packed: P
     load_causal_model(tmp_path / "one", "cpu", "bfloat16")
 
 
-def test_rejects_a_layer_that_the_model_does_not_have(tmp_path: Path) -> None:
-    source = save_tiny_model(tmp_path / "whole")
-    with pytest.raises(UsageError, match="2 layers, numbered from 0, and no layer 2"):
-        convert_model(source, tmp_path / "out", layers=(0, 2))
-    assert not (tmp_path / "out").exists()
-
-
 def test_the_same_conversion_is_not_done_twice_and_another_is_refused(packed: Path, tmp_path: Path) -> None:
-    out, asked = tmp_path / "plain", []
-    first = convert_model(packed, out, on_file=lambda done, of: asked.append(done))
-    assert convert_model(packed, out, on_file=lambda done, of: asked.append(done)) == first
-    assert asked == [0]
+    out, said = tmp_path / "plain", list[str]()
+    first = convert_model(packed, out, say=said.append)
+    assert convert_model(packed, out, say=said.append) == first
+    assert len(said) == 1
     with pytest.raises(UsageError, match="another model"):
         convert_model(packed, out, "float32")
     assert convert_model(packed, out, "float32", force=True).dtype == "float32"
@@ -143,39 +132,40 @@ def test_the_same_conversion_is_not_done_twice_and_another_is_refused(packed: Pa
 
 
 def test_a_conversion_that_was_cut_short_is_done_again_without_its_remains(packed: Path, tmp_path: Path) -> None:
-    def stop(done: int, of: int) -> None:
-        if done:
-            raise KeyboardInterrupt
+    def stop(step: str) -> None:
+        (tmp_path / "plain" / "model-00001-of-00002.safetensors").touch()
+        raise KeyboardInterrupt
 
-    out = tmp_path / "plain"
     with pytest.raises(KeyboardInterrupt):
-        convert_model(packed, out, shard_bytes=100_000, on_file=stop)
-    assert len(list(out.glob("*.safetensors"))) == 1
-    convert_model(packed, out, shard_bytes=SHARD_BYTES)
-    assert [path.name for path in out.glob("*.safetensors*")] == ["model.safetensors"]
+        convert_model(packed, tmp_path / "plain", say=stop)
+    convert_model(packed, tmp_path / "plain")
+    assert [path.name for path in (tmp_path / "plain").glob("*.safetensors*")] == ["model.safetensors"]
 
 
-def test_rejects_what_does_not_fit_or_cannot_be_read(packed: Path, tmp_path: Path) -> None:
-    source = tmp_path / "source"
+def test_rejects_what_does_not_fit_or_cannot_be_read(tmp_path: Path) -> None:
+    source, out = tmp_path / "source", tmp_path / "out"
     source.mkdir()
-    with pytest.raises(UsageError, match=r"needs config\.json and safetensors"):
-        convert_model(source, tmp_path / "out")
+    with pytest.raises(UsageError, match="2 layers, numbered from 0, and no layer 2"):
+        convert_model(save_tiny_model(tmp_path / "whole"), out, layers=(0, 2))
+
+    def refused(match: str, dtype: Any = "bfloat16") -> None:
+        with pytest.raises(UsageError, match=match):
+            convert_model(source, out, dtype, force=True)
+
+    refused(r"needs config\.json and safetensors")
     write_json(source / "config.json", {})
-    save_file({"a": torch.tensor([1e9])}, source / "model.safetensors")
-    with pytest.raises(UsageError, match="a has numbers that are not finite in float16"):
-        convert_model(source, tmp_path / "out", "float16")
-    save_file({"a_blocks": torch.zeros(2, 1, 16, dtype=torch.uint8)}, source / "model.safetensors")
-    with pytest.raises(UsageError, match="a_blocks has no scales of its shape"):
-        convert_model(source, tmp_path / "other")
-    save_file({"a": torch.zeros(2).to(torch.float8_e4m3fn)}, source / "model.safetensors")
-    with pytest.raises(UsageError, match="a is of the type F8_E4M3"):
-        convert_model(source, tmp_path / "other")
+    for tensor, match in (
+        ({"a": torch.tensor([1e9])}, "a has numbers that are not finite in float16"),
+        ({"a_blocks": torch.zeros(2, 1, 16, dtype=torch.uint8)}, "a_blocks has no scales of its shape"),
+        ({"a": torch.zeros(2).to(torch.float8_e4m3fn)}, "a is of the type F8_E4M3"),
+    ):
+        save_file(tensor, source / "model.safetensors")
+        refused(match, "float16")
+    refused("not converted to 'float61'.*did you mean float16", "float61")
     write_json(source / "config.json", {"quantization_config": {"quant_method": "fp8"}})
-    with pytest.raises(UsageError, match="quantized as fp8"):
-        convert_model(source, tmp_path / "other")
-    write_json(source / "adapter_config.json", {})
-    with pytest.raises(UsageError, match="merge them first"):
-        convert_model(source, tmp_path / "other")
+    refused("quantized as fp8")
+    write_json(source / "adapter_config.json", {"base_model_name_or_path": str(tmp_path)})
+    refused("merge them first")
 
 
 def test_numbers_that_are_not_weights_stay_as_they_are(tmp_path: Path) -> None:
@@ -185,7 +175,7 @@ def test_numbers_that_are_not_weights_stay_as_they_are(tmp_path: Path) -> None:
     values = {"steps": torch.tensor(7), "flags": torch.tensor([True, False]), "a_blocks": torch.ones(3)}
     save_file(values, source / "model.safetensors")
     made = convert_model(source, tmp_path / "out")
-    found = tensors_in(tmp_path / "out")
+    found = load_file(tmp_path / "out" / "model.safetensors")
     assert (found["steps"].dtype, found["steps"].item(), found["flags"].tolist()) == (torch.int64, 7, [True, False])
     assert found["a_blocks"].dtype == torch.bfloat16
     assert made.dequantized == 0
@@ -202,10 +192,10 @@ def test_one_tensor_is_in_memory_at_a_time(tmp_path: Path) -> None:
         return value
 
     wanted = [TensorInfo(f"{at}", "F32", (3, at)) for at in range(6)]
-    assert len(write_shards(tmp_path, wanted, load, 48, lambda done, of: None)) == 4
-    assert {
-        name: (tuple(value.shape), set(value.flatten().tolist())) for name, value in tensors_in(tmp_path).items()
-    } == {f"{at}": ((3, at), {float(at)} if at else set()) for at in range(6)}
+    write_tensors(tmp_path / "some.safetensors", wanted, load)
+    found = load_file(tmp_path / "some.safetensors")
+    assert list(map(weakref.ref.__call__, loaded)) == [None] * 6
+    assert all(torch.equal(found[str(at)], torch.full((3, at), float(at))) for at in range(6))
 
 
 CONTROLS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<file_sep>"]
@@ -227,21 +217,11 @@ TOKENS = [*CONTROLS, *LETTERS, *(merge.replace(" ", "") for merge in MERGES)]
 
 
 @pytest.fixture(scope="module")
-def llama() -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(TOKENS),
-        hidden_size=WIDTH,
-        intermediate_size=96,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        num_key_value_heads=KV_HEADS,
-        max_position_embeddings=WINDOW,
-        rope_parameters={"rope_type": "default", "rope_theta": 5000.0},
-        tie_word_embeddings=True,
-        initializer_range=0.5,
-    )
-    return LlamaForCausalLM(config).eval()
+def llama(tmp_path_factory: pytest.TempPathFactory) -> LlamaForCausalLM:
+    settings = {"vocab_size": len(TOKENS), "max_position_embeddings": WINDOW, "tie_word_embeddings": True}
+    rope = {"rope_type": "default", "rope_theta": 5000.0}
+    saved = save_tiny_model(tmp_path_factory.mktemp("llama"), **settings, rope_parameters=rope, initializer_range=0.5)
+    return LlamaForCausalLM.from_pretrained(saved).eval()
 
 
 def rows_of_llama_cpp(name: str, weight: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -318,13 +298,11 @@ def test_quantized_weights_keep_their_values(llama: LlamaForCausalLM, tmp_path: 
     from gguf import dequantize
 
     convert_gguf(written(tmp_path / "tiny.gguf", llama, quantized=True), tmp_path / "model")
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype="auto")
-    kind = GGMLQuantizationType.Q4_1
-    for name in ("model.embed_tokens", "model.layers.1.mlp.up_proj", "model.layers.0.self_attn.o_proj"):
-        weight = llama.get_parameter(f"{name}.weight").detach().numpy()
-        expected = dequantize(quantize(weight, kind), kind)
-        assert np.array_equal(model.get_parameter(f"{name}.weight").detach().numpy(), expected)
-        assert not torch.equal(torch.tensor(expected), torch.tensor(expected).bfloat16().float())
+    found, kind = load_file(tmp_path / "model" / "model.safetensors"), GGMLQuantizationType.Q4_1
+    for name in ("model.embed_tokens.weight", "model.layers.1.mlp.up_proj.weight"):
+        expected = torch.tensor(dequantize(quantize(llama.state_dict()[name].numpy(), kind), kind))
+        assert torch.equal(found[name], expected)
+        assert not torch.equal(expected, expected.bfloat16().float())
 
 
 def test_special_tokens_window_and_template_survive(folder: Path) -> None:
@@ -371,13 +349,6 @@ def test_rejects_files_that_it_does_not_support(
     with pytest.raises(UsageError, match=reason):
         convert_gguf(written(tmp_path / "odd.gguf", llama, **changes), tmp_path / "model")
     assert not (tmp_path / "model" / "model.safetensors").exists()
-
-
-@pytest.mark.parametrize("data", [b"", b"GGUF", b"not one at all"])
-def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path, data: bytes) -> None:
-    (tmp_path / "odd.gguf").write_bytes(data)
-    with pytest.raises(UsageError, match="cannot be converted"):
-        convert_gguf(tmp_path / "odd.gguf", tmp_path / "model")
 
 
 def test_a_missing_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
