@@ -71,7 +71,7 @@ docs-serve: $(DOCS)/$(READY)
 
 # The backend's tests against a real vLLM, in its CPU build (3.4 GB).
 test-vllm: $(VLLM)/$(READY)
-	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/models/test_vllm_backend.py tests/models/test_vllm_adapters.py -rs
+	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/models/test_vllm.py -rs
 
 # Training on SkyRL's server of the Tinker API, in its JAX backend on a CPU (6 GB), and the newest client's own types.
 test-skyrl: $(SKYRL)/$(READY) $(TINKER)/$(READY)

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from math import isfinite
-from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple, Protocol
 from uuid import uuid4
@@ -107,12 +106,6 @@ class SkyRLBackend:
         stopped_by = ids[-1] if ids and ids[-1] in sampling.stop_ids else None
         output = check_output(EngineOutput(ids, logprobs, finish, stopped_by), sampling, begun)
         return msgspec.structs.replace(output, version_end=self.version)
-
-    async def load_weights(self, folder: Path, version: int) -> None:
-        """Refuse: SkyRL's trainer gives weights to its engines itself."""
-        raise UsageError("SkyRL's trainer loads the weights of its engines itself")
-
-    load_adapter = load_weights
 
     async def close(self) -> None:
         """End the trajectory."""

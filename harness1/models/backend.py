@@ -51,17 +51,18 @@ class Backend(Protocol):
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None = None
     ) -> SampledOutput:
-        """Sample one output; cancelling the call frees its place. Raise InfrastructureFault if the model failed, or
-        answered without ids or log probabilities; UsageError if prompt and output exceed its window, or it does not
-        support this sampling."""
+        """Sample one output; cancelling the call frees its place. Raise InfrastructureFault if the model failed;
+        UsageError if prompt and output exceed its window, or it does not support this sampling."""
+
+
+@runtime_checkable
+class WeightLoader(Protocol):
+    """A backend that takes other weights from a folder."""
 
     async def load_weights(self, folder: Path, version: int) -> None:
-        """Switch to other weights of the same architecture; calls in flight finish with the old ones. Raise UsageError
-        if the folder does not hold such weights, InfrastructureFault if the model failed to load them."""
-
-    async def load_adapter(self, folder: Path, version: int) -> None:
-        """Switch to the adapters in a folder, on the base that the model was opened with and in place of the adapters
-        before them; they are not merged. Otherwise as `load_weights`."""
+        """Switch to whole weights of the same architecture, or to adapters on the base that the model was opened with;
+        they are not merged. Calls in flight end with the old ones. Raise UsageError if the folder does not hold such
+        weights, InfrastructureFault if the model failed to load them."""
 
 
 @runtime_checkable
@@ -69,9 +70,8 @@ class Sleeper(Protocol):
     """A backend that can lend the memory of its devices to a trainer."""
 
     def asleep(self) -> AbstractAsyncContextManager[None]:
-        """Free the memory of the devices within the context, and take it again at its end. Calls in flight end first,
-        and calls that come meanwhile wait; adapters and weights must not be loaded within. Raise UsageError if the
-        backend was not started for this, InfrastructureFault if it failed."""
+        """Free the memory of the devices within the context. Calls in flight end first, and calls that come meanwhile
+        wait; weights must not be loaded within. Raise UsageError if the backend was not started for this."""
 
 
 LEAST = -9000.0
@@ -95,9 +95,9 @@ class EngineOutput(Record):
 
 
 def check_output(sampled: EngineOutput, sampling: Sampling, version: int) -> SampledOutput:
-    """Validate an output; its version is the one that the engine reports, or else `version`. Raise InfrastructureFault
-    unless it has ids and a finite log probability for each, a stop token at its end if it stopped and nowhere else, and
-    no more tokens than requested."""
+    """Validate an output, whose version may be the engine's own. Raise InfrastructureFault unless it has ids and a
+    finite log probability for each, a stop token at its end if it stopped and nowhere else, and no more tokens than
+    requested."""
     ids, logprobs = tuple(sampled.ids or ()), tuple(sampled.logprobs or ())
     if wrong := _find_fault(ids, logprobs, sampled, sampling):
         raise InfrastructureFault(f"the model's server: {wrong}")

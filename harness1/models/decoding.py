@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -81,8 +81,8 @@ class Decoder:
 
     def __init__(self, model: SlotModel, rows: int, cache_tokens: int, prefill_tokens: int = 0) -> None:
         self._model, self._most, self._prefill_tokens = model, rows, prefill_tokens
-        self._slots, self._kept = KvSlots(rows), KeptPrefixes(cache_tokens)
-        self._rows: list[DecodingRow] = []
+        self._slots, self._rows = KvSlots(rows), list[DecodingRow]()
+        self._kept, self._most_kept = list[tuple[NDArray[np.int64], Layers]](), cache_tokens
         self.prefilled_tokens = self.reused_tokens = self.decoded_tokens = 0
 
     @property
@@ -101,21 +101,18 @@ class Decoder:
             start, _ = self._find_shared(prompt[:-1])
             begins = max((_common_prefix(prompt, prompts[other]) for other in chosen), default=0)
             waits = min(begins, len(prompt) - 1) - start > (len(prompt) - start) / 2
-            if not chosen or (not waits and self._fits([*starts, start], [*lengths, len(prompt)])):
+            # Neither slots nor positions may go beyond what the longest needs or the model has.
+            room = -(-max([*lengths, len(prompt)]) // COLUMNS) * COLUMNS
+            reach = _reach([*starts, start], [*lengths, len(prompt)])
+            fits = (len(chosen) + 1) * reach <= self._prefill_tokens and reach <= min(room, self._model.window or room)
+            if not chosen or (not waits and fits):
                 chosen.append(place)
                 starts.append(start)
                 lengths.append(len(prompt))
         return chosen
 
-    def _fits(self, starts: Sequence[int], lengths: Sequence[int]) -> bool:
-        """Return whether prompts have few enough tokens for one pass, and neither slots nor positions go beyond what
-        the longest needs or the model has."""
-        room, reach = -(-max(lengths) // COLUMNS) * COLUMNS, _reach(starts, lengths)
-        return len(starts) * reach <= self._prefill_tokens and reach <= min(room, self._model.window or room)
-
     def admit(self, rows: Sequence[DecodingRow]) -> None:
-        """Compute the new parts of the rows' prompts in one pass, draw their first tokens, and add the rows, unless an
-        error is raised, such as RuntimeError by torch."""
+        """Compute the new parts of the prompts in one pass, draw their first tokens, and add the rows."""
         first = len(self._rows)
         try:
             reused = [self._reuse(row.prompt[:-1], first + at) for at, row in enumerate(rows)]
@@ -144,7 +141,7 @@ class Decoder:
         if row.fault is not None:
             self._slots.wipe(slot)
         else:
-            self._kept.keep(row.ids[:computed], lambda: self._slots.take(slot, computed))
+            self._keep(np.asarray(row.ids[:computed], dtype=np.int64), slot)
         if slot != last:
             self._slots.copy(last, slot, len(self._rows[last].ids) - 1)
             self._rows[slot] = self._rows[last]
@@ -164,13 +161,27 @@ class Decoder:
         return length
 
     def _find_shared(self, ids: NDArray[np.int64]) -> tuple[int, int | Layers]:
-        """Return the length of the longest computed prefix, and where it is: a slot, or kept states."""
+        """Return the length of the longest computed prefix, and where it is: a slot, or kept states, then
+        most recently used."""
         shared = [_common_prefix(ids, row.prompt) for row in self._rows]
-        length = max(shared, default=0)
-        layers, kept_length = self._kept.find(ids)
-        if layers is not None and kept_length > length:
-            return kept_length, layers
+        kept = [_common_prefix(ids, known) for known, _ in self._kept]
+        length, kept_length = max(shared, default=0), max(kept, default=0)
+        if kept_length:
+            self._kept.append(self._kept.pop(kept.index(kept_length)))
+        if kept_length > length:
+            return kept_length, self._kept[-1][1]
         return length, shared.index(length) if shared else 0
+
+    def _keep(self, ids: NDArray[np.int64], slot: int) -> None:
+        """Keep the states of a sequence that fits, and is no prefix of one that is kept, in place of its own prefixes,
+        and drop the least recently used beyond the limit."""
+        shared = [_common_prefix(ids, known) for known, _ in self._kept]
+        if not 0 < len(ids) <= self._most_kept or len(ids) in shared:
+            return
+        others = [entry for entry, length in zip(self._kept, shared, strict=True) if length < len(entry[0])]
+        self._kept = [*others, (ids, self._slots.take(slot, len(ids)))]
+        while sum(len(known) for known, _ in self._kept) > self._most_kept:
+            self._kept.pop(0)
 
     def _draw(self, rows: Sequence[DecodingRow], logits: Tensor) -> None:
         """Draw a token for each row from its own generator; rows with equal sampling are computed together."""
@@ -198,39 +209,6 @@ def _reach(starts: Sequence[int], lengths: Sequence[int]) -> int:
     """Return the columns of each slot that a pass over prompts reads: the widest new part is appended to every start,
     which is what is computed already."""
     return max(starts) + max(length - start for start, length in zip(starts, lengths, strict=True))
-
-
-class KeptPrefixes:
-    """Keys and values of finished sequences, of at most `tokens` tokens in all; least recently used first."""
-
-    def __init__(self, tokens: int) -> None:
-        self._most = tokens
-        self._entries: list[tuple[NDArray[np.int64], Layers]] = []
-
-    def find(self, ids: NDArray[np.int64]) -> tuple[Layers | None, int]:
-        """Return the entry with the longest common prefix, which counts as used, and the prefix's length."""
-        lengths = [_common_prefix(ids, known) for known, _ in self._entries]
-        length = max(lengths, default=0)
-        if not length:
-            return None, 0
-        entry = self._entries.pop(lengths.index(length))
-        self._entries.append(entry)
-        return entry[1], length
-
-    def keep(self, ids: list[int], take: Callable[[], Layers]) -> None:
-        """Keep a sequence that fits, and is no prefix of one that is kept, in place of its own prefixes, and drop the
-        least recently used entries beyond the limit."""
-        added = np.asarray(ids, dtype=np.int64)
-        shared = [_common_prefix(added, known) for known, _ in self._entries]
-        if not 0 < len(ids) <= self._most or len(ids) in shared:
-            return
-        others = [entry for entry, length in zip(self._entries, shared, strict=True) if length < len(entry[0])]
-        self._entries = [*others, (added, take())]
-        while sum(len(known) for known, _ in self._entries) > self._most:
-            self._entries.pop(0)
-
-    def clear(self) -> None:
-        self._entries.clear()
 
 
 def _common_prefix(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:

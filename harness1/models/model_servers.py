@@ -1,24 +1,21 @@
 """Servers that take token ids: vLLM, and SGLang through its native `/generate` route.
 
-    python -m sglang.launch_server --model-path MODEL
-
 SGLang's log probabilities are taken after temperature and grammar but before `top_p` and `top_k`, so those are refused.
 Its weights are loaded through `/update_weights_from_disk` (SGLang docs, "SGLang for RL Systems"), and adapters through
-`/load_lora_adapter` ("LoRA Serving"), whose names go into the field `lora_path` of a request.
-"""
+`/load_lora_adapter` ("LoRA Serving"), whose names go into the field `lora_path` of a request."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-from harness1.errors import InfrastructureFault, Refusal, UsageError, is_unconnected
+from harness1.errors import InfrastructureFault, Refusal, UsageError
 from harness1.models.backend import EngineOutput, Grammar
-from harness1.models.token_server import LoadedAdapter, TokenServer
+from harness1.models.token_server import LoadedAdapter, TokenServer, advising
 from harness1.records import Sampling
 
 COLDEST = 0.01
@@ -39,7 +36,7 @@ class _Choice(msgspec.Struct):
 
 
 class _Completion(msgspec.Struct):
-    choices: list[_Choice]
+    choices: Annotated[list[_Choice], msgspec.Meta(min_length=1, max_length=1)]
 
 
 class VllmServer(TokenServer):
@@ -83,10 +80,9 @@ class VllmServer(TokenServer):
         return max(top[0].values())
 
     async def _load(self, folder: Path, version: int) -> None:
-        """Load weights after all clients' calls. A pause request that got no answer may have taken effect, so the pause
-        is always ended."""
+        """A pause request that got no answer may have taken effect, so the pause is always ended."""
         reload = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
-        with _advising("to load weights, start vLLM with VLLM_SERVER_DEV_MODE=1"):
+        with advising("to load weights, start vLLM with VLLM_SERVER_DEV_MODE=1"):
             try:
                 await self._endpoint.post("/pause?mode=wait", {}, msgspec.Raw)
                 await self._endpoint.post("/collective_rpc", reload, msgspec.Raw)
@@ -97,7 +93,7 @@ class VllmServer(TokenServer):
     async def asleep(self) -> AsyncIterator[None]:
         """Do as `Sleeper.asleep`. A server that an earlier training has left asleep is awake afterwards."""
         async with self._gate.change(None):
-            with _advising("to let it sleep, start vLLM with VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode"):
+            with advising("to let it sleep, start vLLM with VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode"):
                 await self._endpoint.post("/sleep?level=1&mode=wait", {}, bytes)
             try:
                 yield
@@ -130,20 +126,7 @@ class VllmServer(TokenServer):
         }
 
     async def _ask(self, body: dict[str, Any]) -> _Choice:
-        choices = (await self._endpoint.post("/v1/completions", body, _Completion)).choices
-        if len(choices) != 1:
-            raise InfrastructureFault(f"{self._endpoint.url} returned {len(choices)} outputs instead of one")
-        return choices[0]
-
-
-@contextmanager
-def _advising(advice: str) -> Iterator[None]:
-    try:
-        yield
-    except UsageError as error:
-        if is_unconnected(error):
-            raise
-        raise UsageError(f"{error}; {advice}") from error
+        return (await self._endpoint.post("/v1/completions", body, _Completion)).choices[0]
 
 
 def check_temperature(sampling: Sampling) -> None:

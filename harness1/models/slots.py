@@ -6,7 +6,8 @@ without left padding, concatenation or copies of grouped heads; a mask hides the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from harness1.errors import UsageError
@@ -33,8 +34,8 @@ class KvSlots:
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def layer(self, index: int, key: Tensor, value: Tensor, used: int, length: int) -> tuple[Tensor, Tensor]:
-        """Return the slots of a layer, [rows, heads, columns, width] each, with room for `length` tokens in each row
-        and the heads, width, type and device of new states. The content of the first `used` slots is kept."""
+        """Return the slots of a layer, [rows, heads, columns, width] each, with room for `length` tokens in each row,
+        like new states. The content of the first `used` slots is kept."""
         old = self._layers.get(index)
         if old is None or old[0].shape[2] < length:
             # Zeros, because a mask does not hide non-finite values: 0 * nan is nan.
@@ -79,7 +80,7 @@ class SlotPass:
     def __init__(self, slots: KvSlots, first: int, starts: Sequence[int], new: int, device: Any) -> None:
         import torch
 
-        self._slots, self._first, self._starts = slots, first, starts
+        self._slots, self._first, self.starts = slots, first, starts
         self._rows = torch.arange(first, first + len(starts), device=device)
         self.positions = torch.tensor(starts, device=device)[:, None] + torch.arange(new, device=device)
         self._length = max(starts) + new
@@ -87,18 +88,14 @@ class SlotPass:
 
     def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Append the new states, [slots, heads, new, width], and return everything that the slots hold."""
-        last = self._first + len(self._starts)
+        last = self._first + len(self.starts)
         keys, values = self._slots.layer(layer, key, value, last, self._length)
         for states, added in ((keys, key), (values, value)):
-            if len(self._starts) == 1:
-                states[self._first, :, self._starts[0] : self._length] = added[0]
+            if len(self.starts) == 1:
+                states[self._first, :, self.starts[0] : self._length] = added[0]
             else:
                 states[self._rows[:, None], :, self.positions] = added.transpose(1, 2)
         return keys[self._first : last, :, : self._length], values[self._first : last, :, : self._length]
-
-    @property
-    def is_even(self) -> bool:
-        return len(set(self._starts)) == 1
 
     def visible(self, window: int | None) -> Tensor:
         """Return the positions that each token sees, `window` up to its own: bool, [slots, 1, new, length]."""
@@ -135,7 +132,7 @@ def attend(
         grouped = query.reshape(rows, -1, groups, width)
         out = scaled_dot_product_attention(grouped, keys, values, slot_pass.visible(window), scale=scale)
     elif query.device.type == "cpu" and query.dtype == torch.bfloat16 and (window is None or window >= keys.shape[2]):
-        mask = None if slot_pass.is_even else slot_pass.visible(window)
+        mask = None if len(set(slot_pass.starts)) == 1 else slot_pass.visible(window)
         out = BlockAttention.apply(query, keys, values, mask, scale)  # type: ignore[no-untyped-call]
     else:
         keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
@@ -178,7 +175,7 @@ slots lack is off by about 1; a mixture of experts in half precision by less, bu
 
 class SlotModel:
     """A model that computes next-token logits for sequences whose keys and values are in slots, and nothing else from
-    then on. Raises UsageError if slots do not support its attention: logits must equal those of its own."""
+    then on. Raises UsageError unless these equal the logits of its own attention."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         import torch
@@ -189,7 +186,8 @@ class SlotModel:
         unlike = set(getattr(config, "layer_types", None) or ()) - LAYERS
         if unlike:
             raise self._refusal(f"has layers of {', '.join(sorted(unlike))}")
-        if moving := set(_rope_types(getattr(config, "rope_parameters", None))) & MOVING_ROPE:
+        ropes = re.findall(r'"rope_type": "(\w+)"', config.to_json_string(use_diff=False))
+        if moving := MOVING_ROPE.intersection(ropes):
             raise self._refusal(f"has rotary positions of type {', '.join(sorted(moving))}")
         if not model._can_set_attn_implementation():
             raise self._refusal("has an attention that transformers cannot replace")
@@ -235,12 +233,3 @@ class SlotModel:
 
     def _refusal(self, reason: str) -> UsageError:
         return UsageError(f"{type(self.model).__name__} {reason}; use vLLM for it")
-
-
-def _rope_types(parameters: Any) -> Iterator[str]:
-    """Yield every `rope_type` in the settings, which some models have once for each type of layer."""
-    if isinstance(parameters, dict):
-        if "rope_type" in parameters:
-            yield str(parameters["rope_type"])
-        for value in parameters.values():
-            yield from _rope_types(value)

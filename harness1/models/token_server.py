@@ -1,30 +1,29 @@
-"""The common part of servers that take token ids and return sampled ids with log probabilities, and what vLLM in this
-process shares with them: a gate for changes of weights, the adapters loaded, and shapes of weights."""
+"""What servers that take token ids share with vLLM in this process: changes of weights, adapters, and shapes of
+weights."""
 
 from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import msgspec
-
-from harness1.errors import MALFORMED, InfrastructureFault, Refusal, UsageError, is_unconnected
+from harness1.errors import InfrastructureFault, Refusal, UsageError, is_unconnected
 from harness1.http.model_endpoint import ModelEndpoint
+from harness1.model_folder import holds_adapters
 from harness1.models.adapters import ADAPTER_WEIGHTS, read_adapter_config
 from harness1.models.backend import EngineOutput, Grammar, SampledOutput, check_output
+from harness1.models.causal_model import open_tensors
 from harness1.plain import digest, file_digest
 from harness1.records import Sampling
 
 
 @dataclass(eq=False)
 class LoadedAdapter:
-    """An adapter in an engine, numbered from 1. Names are never used for other content, because engines keep cached
-    states by name."""
+    """An adapter in an engine, numbered from 1. Engines keep cached states by name: a name never gets other content."""
 
     name: str
     version: int
@@ -35,9 +34,9 @@ class LoadedAdapter:
 
 class WeightGate:
     """The weights that an engine has in use. A change of whole weights waits until the calls in flight have ended, and
-    calls that arrive meanwhile wait for it, so that every output is of one version; each change has its own event, so
-    that a gate can serve one event loop after another. Of adapters, new calls use the newest, and calls in flight end
-    on their own; the `kept` newest stay loaded although no call uses them: other clients of a server may."""
+    later calls wait for it, so that every output is of one version; each change has its own event, for the next event
+    loop. Of adapters, new calls use the newest, and calls in flight end on their own; the `kept` newest stay loaded
+    although no call uses them: other clients of a server may."""
 
     def __init__(self, kept: int = 1) -> None:
         self._whole, self._calls, self._usable = 0, 0, True
@@ -53,8 +52,7 @@ class WeightGate:
 
     @asynccontextmanager
     async def call(self) -> AsyncIterator[tuple[LoadedAdapter | None, int]]:
-        """Use the newest adapter, if there is one, and the version of the weights; raise InfrastructureFault if the
-        last change failed half-way and their state is unknown."""
+        """Use the newest adapter, if any, and the version of the weights; they must be in a known state."""
         while self._changed is not None:
             await self._changed.wait()
         if not self._usable:
@@ -95,7 +93,7 @@ class WeightGate:
             changed.set()
 
     def open(self, folder: Path, version: int) -> LoadedAdapter:
-        """Return the adapter in a folder; raise UsageError if there is none, or of a kind that is not supported."""
+        """Return the adapter in a folder; raise as `read_adapter_config`."""
         read_adapter_config(folder)
         name = f"harness1-{version}-{file_digest(folder / ADAPTER_WEIGHTS)[:8]}"
         if loaded := next((each for each in self._loaded if each.name == name), None):
@@ -119,29 +117,13 @@ class WeightGate:
 TensorShapes = Mapping[str, tuple[int, ...]]
 TIED_HEAD = "lm_head.weight"
 """The output head, which files of a model that ties it to its embedding may include or leave out."""
-LONGEST_HEADER = 100_000_000
-"""Bytes; the limit of the format."""
 
 
 def weight_shapes(folder: Path) -> TensorShapes:
-    """Return the shape of every tensor in the safetensors files of a folder, by name, from their headers, without that
-    library; raise UsageError if there are none that can be read."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    try:
-        for path in sorted(folder.glob("*.safetensors")):
-            with path.open("rb") as file:
-                size = int.from_bytes(file.read(8), "little")
-                header = file.read(min(size, LONGEST_HEADER))
-            if len(header) < size:
-                raise msgspec.DecodeError(f"{path.name} is not a safetensors file")
-            entries = msgspec.json.decode(header, type=dict[str, dict[str, Any]])
-            entries.pop("__metadata__", None)
-            shapes |= {name: msgspec.convert(each.get("shape"), tuple[int, ...]) for name, each in entries.items()}
-    except (OSError, *MALFORMED) as error:
-        raise UsageError(f"the weights in {folder} cannot be read: {error}") from error
-    if not shapes or not (folder / "config.json").is_file():
-        raise UsageError(f"{folder} is not a model: it needs config.json and safetensors weights")
-    return shapes
+    """Return the shape of every tensor in a model's folder; raise as `open_tensors`."""
+    with ExitStack() as stack:
+        files = open_tensors(folder, stack)
+        return {name: tuple(file.get_slice(name).get_shape()) for name, file in files.items()}
 
 
 def check_same_shapes(opened: TensorShapes, folder: Path) -> None:
@@ -161,8 +143,8 @@ PROBE_DIFFERENCE = 0.1
 
 
 class TokenServer(ABC):
-    """A `Backend` over the server at an endpoint, for `kept` see `WeightGate`. The advice is on starting a server
-    whose log probabilities belong to the distribution that it samples from, and one that loads adapters."""
+    """A `Backend` over the server at an endpoint. The advice is on starting a server whose log probabilities belong to
+    the distribution that it samples from, and one that loads adapters."""
 
     raw_advice: ClassVar[str]
     adapter_advice: ClassVar[str]
@@ -190,34 +172,24 @@ class TokenServer(ABC):
             return check_output(await self._sample(prompt_ids, sampling, grammar, name), sampling, version)
 
     async def load_weights(self, folder: Path, version: int) -> None:
-        """Do as `Backend.load_weights`; the server reads the folder under the same path."""
+        """Do as `WeightLoader.load_weights`; the server reads the folder under the same path."""
         folder = folder.resolve()
-        weight_shapes(folder)
-        async with self._gate.change(version):
-            try:
-                await self._load(folder, version)
-            except Refusal as error:
-                raise UsageError(str(error)) from error
-        for adapter in self._gate.clear():
-            await self._unload(adapter)
-
-    async def load_adapter(self, folder: Path, version: int) -> None:
-        """Do as `Backend.load_adapter`; the server reads the folder under the same path, and each version has its own
-        name there."""
-        adapter = self._gate.open(folder.resolve(), version)
-        try:
-            await self._load_adapter(adapter)
-        except (UsageError, InfrastructureFault) as error:
-            if is_unconnected(error):
-                raise
-            kind = UsageError if isinstance(error, (UsageError, Refusal)) else InfrastructureFault
-            raise kind(f"{error}; to load adapters, {self.adapter_advice}") from error
-        for unused in self._gate.add(adapter):
-            await self._unload(unused)
-
-    async def _unload(self, adapter: LoadedAdapter) -> None:
-        with suppress(UsageError, InfrastructureFault):  # it may be gone, and a server evicts what takes room
-            await self._unload_adapter(adapter.name)
+        if holds_adapters(folder):
+            adapter = self._gate.open(folder, version)
+            with advising(f"to load adapters, {self.adapter_advice}"):
+                await self._load_adapter(adapter)
+            unused = self._gate.add(adapter)
+        else:
+            weight_shapes(folder)
+            async with self._gate.change(version):
+                try:
+                    await self._load(folder, version)
+                except Refusal as error:
+                    raise UsageError(str(error)) from error
+            unused = self._gate.clear()
+        for each in unused:
+            with suppress(UsageError, InfrastructureFault):  # it may be gone, and a server evicts what takes room
+                await self._unload_adapter(each.name)
 
     async def _is_processed(self, prompt_ids: Sequence[int]) -> bool:
         """Return True if the log probability of the likeliest token depends on the temperature; tested once, after the
@@ -236,7 +208,7 @@ class TokenServer(ABC):
     async def _sample(
         self, prompt_ids: Sequence[int], sampling: Sampling, grammar: Grammar | None, adapter: str | None
     ) -> EngineOutput:
-        """Return one output, unchecked; `adapter` is the name of the adapter to use."""
+        """Return one output, unchecked, with the adapter of a name."""
 
     @abstractmethod
     async def _best_logprob(self, prompt_ids: Sequence[int], temperature: float) -> float:
@@ -247,12 +219,22 @@ class TokenServer(ABC):
         """Make the server load weights; no call is in flight."""
 
     @abstractmethod
-    async def _load_adapter(self, adapter: LoadedAdapter) -> None:
-        """Make the server load an adapter under its name, beside those that it has."""
+    async def _load_adapter(self, adapter: LoadedAdapter) -> None: ...
 
     @abstractmethod
-    async def _unload_adapter(self, name: str) -> None:
-        """Make the server forget an adapter."""
+    async def _unload_adapter(self, name: str) -> None: ...
+
+
+@contextmanager
+def advising(advice: str) -> Iterator[None]:
+    """Add advice to what a server refuses, which is the user's to mend, or fails to do."""
+    try:
+        yield
+    except (UsageError, InfrastructureFault) as error:
+        if is_unconnected(error):
+            raise
+        kind = UsageError if isinstance(error, (UsageError, Refusal)) else InfrastructureFault
+        raise kind(f"{error}; {advice}") from error
 
 
 def server_root(url: str) -> str:

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness1.errors import HarnessError, InfrastructureFault, UsageError, optional
-from harness1.model_folder import check_base, folder_hash, holds_adapters
-from harness1.models.adapters import Adapters, check_adapters, drop_adapters, keep_rounded, put_adapters, read_adapters
+from harness1.model_folder import folder_hash
+from harness1.models.adapters import Adapters, check_adapters, drop_adapters, keep_rounded, put_adapters
 from harness1.models.backend import Grammar, SampledOutput, check_sampling
 from harness1.models.causal_model import Dtype, MemoryReturns, check_weights, load_causal_model
 from harness1.models.decoding import Decoder, DecodingRow
@@ -41,10 +41,9 @@ CLOSING_S = 10.0
 def open_transformers(
     folder: Path, *, device: str, dtype: Dtype, threads: int, rows: int, cache_tokens: int, prefill_tokens: int = 0
 ) -> TransformersBackend:
-    """Open the causal language model in a folder. `device` is torch's name of one, `dtype` that of weights and hidden
-    states, as logits are float32, `threads` torch's in the whole process (0: as they are); for the others see
-    `Decoder`. Raise UsageError if the folder holds no such model, torch has no such device, or slots do not support its
-    attention; MissingExtra if torch or transformers is not installed."""
+    """Open the causal language model in a folder, on a device of torch, with weights and hidden states in `dtype`;
+    `threads` are torch's in the whole process (0: as they are). Raise UsageError if that fails, or slots do not support
+    its attention; MissingExtra if torch or transformers is not installed."""
     with optional("train"):
         import torch
     if threads:
@@ -85,19 +84,8 @@ class TransformersBackend:
                 self._waiting.remove(call)
             raise
 
-    async def load_adapter(self, folder: Path, version: int) -> None:
-        await asyncio.to_thread(check_base, folder, self._folder)
-        await self.load_state(await asyncio.to_thread(read_adapters, folder), version)
-
-    async def load_weights(self, folder: Path, version: int) -> None:
-        if holds_adapters(folder):
-            raise UsageError(f"{folder} holds adapters and no whole weights: harness1 models merge makes some")
-        model = await asyncio.to_thread(load_causal_model, folder, "cpu", self._dtype)
-        await self.load_state(model.state_dict(), version)
-
     async def load_state(self, state: Weights, version: int) -> None:
-        """Switch to other adapters on the same base, or to a whole state dictionary, and raise as `load_weights` does.
-        The tensors are copied, and must not change until this returns."""
+        """Switch to adapters, or to a whole state dictionary, whose tensors must not change until this returns."""
         if isinstance(state, Adapters):
             check_adapters(self._model.model, state)
         else:
@@ -247,8 +235,7 @@ class _Swap:
 
 
 class _Failing:
-    """A context that cleans up after every exception, and makes it a fault of the calls: the thread must not die while
-    callers wait."""
+    """Cleans up after every exception and makes it a fault of the calls: the thread must not die while callers wait."""
 
     def __init__(self, futures: Sequence[Future[Any]], clean_up: Callable[[], None] = lambda: None) -> None:
         self._futures, self._clean_up = futures, clean_up

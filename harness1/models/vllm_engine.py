@@ -7,7 +7,7 @@ import atexit
 import gc
 import itertools
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -45,22 +45,17 @@ class LoopThread:
 
     async def run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run a coroutine on the loop and await it, with cancellation; raise InfrastructureFault if it was stopped."""
-        if self._stopped:
-            work.close()
-            raise InfrastructureFault("vLLM was closed")
-        done = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            return await asyncio.wrap_future(done)
+            if not self._stopped:
+                return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+            work.close()
         except asyncio.CancelledError:
-            if self._stopped:
-                raise InfrastructureFault("vLLM was closed") from None
-            raise
+            if not self._stopped:
+                raise
+        raise InfrastructureFault("vLLM was closed")
 
-    def stop(self) -> bool:
-        """Cancel all work and end the thread; return False if it was already stopped."""
-        if self._stopped:
-            return False
-        self._stopped = True
+    def stop(self) -> None:
+        """Cancel all work and end the thread."""
 
         async def cancel_others() -> None:
             others = asyncio.all_tasks() - {asyncio.current_task()}
@@ -68,11 +63,11 @@ class LoopThread:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)
 
+        self._stopped = True
         self.call(cancel_others())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-        return True
 
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -93,16 +88,10 @@ def open_vllm(
     adapter_rank: int = 0,
     **options: Any,
 ) -> VllmBackend:
-    """Start vLLM on a model's folder, or one of adapters. Raise UsageError if the folder does not hold such a model, or
-    vLLM does not start with the options; MissingExtra if it is not installed.
-
-    Args:
-        dtype: type of computation, except for the output head, which is always float32.
-        max_model_len: tokens of prompt and output together; None for the model's maximum.
-        memory_share: share of a GPU for weights and cache.
-        adapter_rank: of the adapters that will be loaded; 0 for none but those of `folder`.
-        options: further fields of `vllm.AsyncEngineArgs`.
-    """
+    """Start vLLM on a model's folder, or one of adapters; raise UsageError if it holds no such model, or vLLM does not
+    start. `max_model_len` is of prompt and output together (None: the model's), `memory_share` that of a GPU for
+    weights and cache, `adapter_rank` that of adapters to come, and `options` are fields of `vllm.AsyncEngineArgs`. The
+    output head computes in float32 whatever the `dtype`."""
     base, gate = checked_base(folder), WeightGate()
     shapes, first = weight_shapes(base), None
     fields: dict[str, Any] = {
@@ -137,8 +126,7 @@ def open_vllm(
 
 
 async def _start(fields: Mapping[str, Any]) -> AsyncLLM:
-    """Start the engine. vLLM is imported in the thread of its loop, because it keeps an error from its import, and the
-    frames of the stack with it."""
+    """vLLM is imported in the thread of its loop: it keeps an error from its import, with the frames of the stack."""
     try:
         from vllm import AsyncEngineArgs
         from vllm.exceptions import VLLMError
@@ -176,19 +164,18 @@ class VllmBackend:
         return await self._loop.run(self._generate(tuple(prompt_ids), sampling, grammar))
 
     async def load_weights(self, folder: Path, version: int) -> None:
-        check_same_shapes(self._shapes, folder)
-        await self._loop.run(self._load(folder, version))
-
-    async def load_adapter(self, folder: Path, version: int) -> None:
-        check_base(folder, self._base)
-        await self._loop.run(self.add_adapter(self._gate.open(folder.resolve(), version)))
+        if holds_adapters(folder):
+            check_base(folder, self._base)
+            await self._loop.run(self.add_adapter(self._gate.open(folder.resolve(), version)))
+        else:
+            check_same_shapes(self._shapes, folder)
+            await self._loop.run(self._load(folder, version))
 
     async def add_adapter(self, adapter: LoadedAdapter) -> None:
         """Load an adapter, within the engine's own loop; forget those that no call uses any more."""
         with _failing(f"vLLM did not load {adapter.folder}"):
             await self._engine.add_lora(_request(adapter))
-        for unused in self._gate.add(adapter):
-            await self._engine.remove_lora(unused.number)
+        await self._remove(self._gate.add(adapter))
 
     @asynccontextmanager
     async def asleep(self) -> AsyncIterator[None]:
@@ -214,7 +201,8 @@ class VllmBackend:
     def close(self) -> None:
         """End the engine. Present and later calls raise InfrastructureFault."""
         atexit.unregister(self.close)
-        if self._loop.stop():
+        if hasattr(self, "_engine"):
+            self._loop.stop()
             self._engine.shutdown()
             del self._engine
             gc.collect()  # the engine's finaliser would fail at interpreter exit
@@ -245,7 +233,10 @@ class VllmBackend:
             with _failing(f"vLLM did not load {folder}"):
                 await self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(folder.resolve())})
                 await self._engine.reset_prefix_cache()
-        for adapter in self._gate.clear():
+        await self._remove(self._gate.clear())
+
+    async def _remove(self, adapters: Iterable[LoadedAdapter]) -> None:
+        for adapter in adapters:
             await self._engine.remove_lora(adapter.number)
 
 

@@ -15,7 +15,7 @@ from harness1.episodes.jobs import EpisodeSetup, Jobs, OnEpisode, play_in_loop
 from harness1.errors import ConfigError, InfrastructureFault, UsageError
 from harness1.model_folder import base_folder
 from harness1.models.adapters import Adapters, write_adapters
-from harness1.models.backend import Backend, Sleeper
+from harness1.models.backend import Backend, Sleeper, WeightLoader
 from harness1.models.open import format_at, open_backend
 from harness1.models.spec import ModelSpec
 from harness1.models.transformers_backend import TransformersBackend
@@ -73,10 +73,10 @@ async def publish_to(backend: Backend, state: Weights, version: int, base: Path,
     """Give adapters or whole weights to a backend: in memory if the model is in this process, otherwise by path."""
     if isinstance(backend, TransformersBackend):
         await backend.load_state(state, version)
-    elif isinstance(state, Adapters):
-        await backend.load_adapter(write_version(versions, base, state, version), version)
-    else:
+    elif isinstance(backend, WeightLoader):
         await backend.load_weights(write_version(versions, base, state, version), version)
+    else:
+        raise UsageError(f"{type(backend).__name__} takes no weights: whoever trains gives them to it")
 
 
 def write_version(root: Path, base: Path, state: Weights, version: int) -> Path:

@@ -67,18 +67,18 @@ def serving(base: Path, place: Path) -> Iterator[str]:
     with (place / "server.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
     try:
-        _wait(process, f"http://127.0.0.1:{port}")
+        wait_until_healthy(process, f"http://127.0.0.1:{port}/api/v1/healthz")
         yield f"http://127.0.0.1:{port}"
     finally:
         _end(process)
 
 
-def _wait(process: subprocess.Popen[bytes], url: str) -> None:
+def wait_until_healthy(process: subprocess.Popen[bytes], url: str) -> None:
     deadline = time.monotonic() + STARTS_S
     while time.monotonic() < deadline:
-        assert process.poll() is None, "the server ended: see server.log"
+        assert process.poll() is None, "the server ended"
         try:
-            with urlopen(f"{url}/api/v1/healthz", timeout=5):
+            with urlopen(url, timeout=5):
                 return
         except (URLError, OSError):
             time.sleep(1)

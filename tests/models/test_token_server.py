@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from harness1.errors import InfrastructureFault, Refusal, Unreachable, UsageError
 from harness1.http.model_endpoint import ModelEndpoint
@@ -98,85 +100,52 @@ def weights(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def with_temperature(temperature: float) -> Sampling:
+    return msgspec.structs.replace(SAMPLING, temperature=temperature)
+
+
 def sample(server: VllmServer | SglangServer, sampling: Sampling = SAMPLING) -> SampledOutput:
     return run(server.generate(PROMPT, sampling))
 
 
-def test_vllm_is_asked_for_token_ids_under_exactly_the_sampling_of_the_record() -> None:
+def test_a_server_is_asked_for_token_ids_under_exactly_the_sampling_of_the_record() -> None:
+    expected = SampledOutput(tuple(IDS), tuple(LOGPROBS), "stop")
+    grammar = Grammar('root ::= "yes"', "digest")
     server, endpoint = vllm(lambda path, body: completion())
-    assert sample(server) == SampledOutput(tuple(IDS), tuple(LOGPROBS), "stop")
-    path, body = endpoint.asked[0]
+    assert sample(server) == run(server.generate(PROMPT, SAMPLING, grammar)) == expected
+    (path, body), (_, masked) = endpoint.asked
     assert path == "/v1/completions"
-    assert body == {
-        "model": "smol",
-        "prompt": list(PROMPT),
-        "max_tokens": 4,
-        "temperature": 1.0,
-        "top_p": 1.0,
-        "top_k": 0,
-        "min_p": 0.0,
-        "repetition_penalty": 1.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-        "seed": 11,
-        "stop_token_ids": [STOP],
-        "ignore_eos": True,
-        "logprobs": 0,
-        "return_token_ids": True,
-    }
-
-
-def test_sglang_is_asked_for_token_ids_under_exactly_the_sampling_of_the_record() -> None:
-    server, endpoint = sglang(lambda path, body: generated())
-    assert sample(server) == SampledOutput(tuple(IDS), tuple(LOGPROBS), "stop")
-    path, body = endpoint.asked[0]
+    neutral = {"min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "seed": 11, "stop_token_ids": [STOP], "max_tokens": 4}
+    asked = {"model": "smol", "prompt": list(PROMPT), "ignore_eos": True, "logprobs": 0, "return_token_ids": True}
+    assert body == neutral | sampling | asked
+    assert masked == body | {"structured_outputs": {"grammar": grammar.ebnf}}
+    other, endpoint = sglang(lambda path, body: generated())
+    assert sample(other) == run(other.generate(PROMPT, SAMPLING, grammar)) == expected
+    (path, body), (_, masked) = endpoint.asked
     params = {"temperature": 1.0, "max_new_tokens": 4, "stop_token_ids": [STOP], "sampling_seed": 11}
     assert path == "/generate"
     assert body == {"input_ids": list(PROMPT), "sampling_params": params, "return_logprob": True}
-
-
-def test_a_grammar_is_sent_where_each_server_looks_for_it() -> None:
-    grammar = Grammar('root ::= "yes"', "digest")
-    for (server, endpoint), read in (
-        (vllm(lambda path, body: completion()), lambda body: body["structured_outputs"]["grammar"]),
-        (sglang(lambda path, body: generated()), lambda body: body["sampling_params"]["ebnf"]),
-    ):
-        run(server.generate(PROMPT, SAMPLING, grammar))
-        assert read(endpoint.asked[0][1]) == grammar.ebnf
+    assert masked["sampling_params"] == params | {"ebnf": grammar.ebnf}
 
 
 @pytest.mark.parametrize(
     "changed",
     [
-        {"token_ids": None},
-        {"token_ids": []},
-        {"token_ids": "7 8 2"},
-        {"token_ids": [-7, 8, STOP]},
-        {"token_ids": [2**31, 8, STOP]},
-        {"token_ids": IDS[:2]},
-        {"token_ids": [7, STOP, STOP]},
-        {"prompt_token_ids": None},
-        {"prompt_token_ids": [1, 5]},
+        *({"token_ids": ids} for ids in (None, [], "7 8 2", [-7, 8, STOP], [2**31, 8, STOP], IDS[:2], [7, STOP, STOP])),
+        *({"prompt_token_ids": ids} for ids in (None, [1, 5])),
         {"logprobs": None},
-        {"logprobs": {"token_logprobs": []}},
-        {"logprobs": {"token_logprobs": LOGPROBS[:2]}},
-        {"logprobs": {"token_logprobs": [-0.5, None, -0.125]}},
-        {"logprobs": {"token_logprobs": [-0.5, "-1", -0.125]}},
-        {"logprobs": {"token_logprobs": [-0.5, -9999.0, -0.125]}},
-        {"logprobs": {"token_logprobs": [-0.5, 0.7, -0.125]}},
-        {"finish_reason": "abort"},
-        {"finish_reason": None},
-        {"stop_reason": None},
-        {"stop_reason": "</s>"},
-        {"stop_reason": 3},
+        *({"logprobs": {"token_logprobs": LOGPROBS[:size]}} for size in (0, 2)),
+        *({"logprobs": {"token_logprobs": [-0.5, value, -0.125]}} for value in (None, "-1", -9999.0, 0.7)),
+        *({"finish_reason": reason} for reason in ("abort", None)),
+        *({"stop_reason": reason} for reason in (None, "</s>", 3)),
     ],
     ids=str,
 )
 def test_no_faulty_answer_of_vllm_becomes_a_generation(changed: dict[str, Any]) -> None:
     for temperature in (1.0, 0.0):
-        server, _ = vllm(lambda path, body: completion(**changed))
         with pytest.raises(InfrastructureFault):
-            sample(server, msgspec.structs.replace(SAMPLING, temperature=temperature))
+            sample(vllm(lambda path, body: completion(**changed))[0], with_temperature(temperature))
 
 
 @pytest.mark.parametrize("answer", [{}, {"choices": []}, {"choices": completion()["choices"] * 2}, [], None], ids=str)
@@ -188,14 +157,10 @@ def test_an_answer_of_vllm_that_is_no_single_output_is_a_fault(answer: object) -
 @pytest.mark.parametrize(
     "changed",
     [
-        {"output_token_logprobs": None},
-        {"output_token_logprobs": []},
-        {"output_token_logprobs": [[None, 7, None], [-1.0, STOP, None]]},
-        {"prompt_tokens": 2},
-        {"prompt_tokens": None},
+        *({"output_token_logprobs": made} for made in (None, [], [[None, 7, None], [-1.0, STOP, None]])),
+        *({"prompt_tokens": count} for count in (2, None)),
         {"finish_reason": None},
-        {"finish_reason": {"type": "abort", "message": "out of memory"}},
-        {"finish_reason": {"type": "stop", "matched": "</s>"}},
+        *({"finish_reason": {"type": kind, "matched": "</s>"}} for kind in ("abort", "stop")),
     ],
     ids=str,
 )
@@ -204,49 +169,43 @@ def test_no_faulty_answer_of_sglang_becomes_a_generation(changed: dict[str, Any]
         sample(sglang(lambda path, body: generated(**changed))[0])
 
 
-def test_an_output_that_was_cut_has_no_stop_token_and_no_more_tokens_than_were_asked_for() -> None:
-    cut = {"finish_reason": "length", "stop_reason": None, "token_ids": [7, 8, 9]}
-    server, _ = vllm(lambda path, body: completion(**cut))
+def test_a_cut_output_has_no_more_tokens_than_asked_for_and_at_temperature_0_log_probabilities_are_0() -> None:
+    server, _ = vllm(lambda path, body: completion(finish_reason="length", stop_reason=None, token_ids=[7, 8, 9]))
     assert sample(server).finish_reason == "length"
     with pytest.raises(InfrastructureFault, match="3 tokens where 2 were requested"):
         sample(server, Sampling(max_tokens=2))
-
-
-def test_at_temperature_0_a_log_probability_is_0_whatever_the_server_says() -> None:
     server, endpoint = vllm(lambda path, body: completion())
     assert sample(server, Sampling(temperature=0.0, top_p=0.5, max_tokens=4)).output_logprobs == (0.0, 0.0, 0.0)
     assert len(endpoint.asked) == 1
 
 
-def probed_vllm(processed: bool) -> Reply:
-    """vLLM whose likeliest token has probability 0.3 at temperature 0.5 and 0.01 at 2, or says that it has not."""
+def probed(processed: bool) -> tuple[tuple[VllmServer, FakeEndpoint], tuple[SglangServer, FakeEndpoint]]:
+    """Servers whose likeliest token has probability 0.3 at temperature 0.5 and 0.01 at 2, or always the same."""
 
-    def reply(path: str, body: dict[str, Any]) -> object:
+    def best(temperature: float) -> float:
+        return {0.5: -1.2, 2.0: -4.6}[temperature] if processed else -2.0
+
+    def by_vllm(path: str, body: dict[str, Any]) -> object:
         if body["logprobs"] == 0:
             return completion()
-        best = {0.5: -1.2, 2.0: -4.6}[body["temperature"]] if processed else -2.0
-        return completion(logprobs={"token_logprobs": [-7.0], "top_logprobs": [{"other": -7.0, "best": best}]})
+        top = {"other": -7.0, "best": best(body["temperature"])}
+        return completion(logprobs={"token_logprobs": [-7.0], "top_logprobs": [top]})
 
-    return reply
-
-
-def probed_sglang(processed: bool) -> Reply:
-    def reply(path: str, body: dict[str, Any]) -> object:
+    def by_sglang(path: str, body: dict[str, Any]) -> object:
         if "top_logprobs_num" not in body:
             return generated()
-        best = {0.5: -1.2, 2.0: -4.6}[body["sampling_params"]["temperature"]] if processed else -2.0
-        return generated(output_top_logprobs=[[[best, 7, None]]])
+        return generated(output_top_logprobs=[[[best(body["sampling_params"]["temperature"]), 7, None]]])
 
-    return reply
+    return vllm(by_vllm), sglang(by_sglang)
 
 
 @pytest.mark.parametrize("processed", [True, False])
-@pytest.mark.parametrize("kind", ["vllm", "sglang"])
-def test_a_server_is_asked_once_whether_its_log_probabilities_are_processed(kind: str, processed: bool) -> None:
-    server, endpoint = vllm(probed_vllm(processed)) if kind == "vllm" else sglang(probed_sglang(processed))
+@pytest.mark.parametrize("kind", [0, 1], ids=["vllm", "sglang"])
+def test_a_server_is_asked_once_whether_its_log_probabilities_are_processed(kind: int, processed: bool) -> None:
+    server, endpoint = probed(processed)[kind]
     for _ in range(2):
         with nullcontext() if processed else pytest.raises(UsageError, match="start "):
-            assert sample(server, msgspec.structs.replace(SAMPLING, temperature=0.7)).output_ids == tuple(IDS)
+            assert sample(server, with_temperature(0.7)).output_ids == tuple(IDS)
     assert len(endpoint.asked) == (2 + 2 if processed else 2), "asked twice over, and for an output only if it fits"
     assert sample(server).output_ids == tuple(IDS)
 
@@ -254,23 +213,23 @@ def test_a_server_is_asked_once_whether_its_log_probabilities_are_processed(kind
 @pytest.mark.parametrize("sampling", [Sampling(top_p=0.9), Sampling(top_k=5)], ids=["top_p", "top_k"])
 def test_cuts_of_the_distribution_need_processed_log_probabilities(sampling: Sampling) -> None:
     with pytest.raises(UsageError, match="processed_logprobs"):
-        sample(vllm(probed_vllm(False))[0], sampling)
+        sample(probed(False)[0][0], sampling)
     with pytest.raises(UsageError, match="top_p"):
-        sample(sglang(probed_sglang(True))[0], sampling)
+        sample(probed(True)[1][0], sampling)
 
 
 def test_a_probe_without_an_answer_is_a_fault_and_is_repeated() -> None:
-    answers: list[object] = [InfrastructureFault("away"), completion(logprobs=None)]
-    server, _ = vllm(lambda path, body: answers.pop(0) if answers else probed_vllm(True)(path, body))
-    hot = msgspec.structs.replace(SAMPLING, temperature=0.7)
+    server, endpoint = probed(True)[0]
+    answers, answer = [InfrastructureFault("away"), completion(logprobs=None)], endpoint.reply
+    endpoint.reply = lambda path, body: answers.pop(0) if answers else answer(path, body)
     for _ in range(2):
         with pytest.raises(InfrastructureFault):
-            sample(server, hot)
-    assert sample(server, hot).output_ids == tuple(IDS)
+            sample(server, with_temperature(0.7))
+    assert sample(server, with_temperature(0.7)).output_ids == tuple(IDS)
 
 
 def test_a_temperature_that_vllm_would_replace_is_refused() -> None:
-    server, endpoint = vllm(probed_vllm(True))
+    server, endpoint = probed(True)[0]
     with pytest.raises(UsageError, match="temperature"):
         sample(server, Sampling(temperature=0.005))
     assert endpoint.asked == []
@@ -299,19 +258,18 @@ def test_a_server_whose_weights_could_not_be_changed_is_not_left_paused(weights:
 
 
 @pytest.mark.parametrize(
-    ("error", "advice"), [(Refusal("400 shapes"), "400 shapes"), (Unreachable("404", 404), "VLLM_SERVER_DEV_MODE=1")]
+    ("error", "says"),
+    [
+        (Refusal("400 shapes"), "400 shapes"),
+        (Unreachable("404", 404), "VLLM_SERVER_DEV_MODE=1"),
+        (Unreachable("Cannot connect (3 attempts)"), r"^Cannot connect \(3 attempts\)$"),
+    ],
 )
-def test_a_server_that_refuses_weights_goes_on_with_what_it_has(weights: Path, error: Exception, advice: str) -> None:
+def test_a_server_that_refuses_weights_goes_on_with_what_it_has(weights: Path, error: Exception, says: str) -> None:
     server, _ = vllm(lambda path, body: completion() if "completions" in path else error)
-    with pytest.raises(UsageError, match=advice):
+    with pytest.raises(UsageError, match=says):
         run(server.load_weights(weights, 1))
     assert sample(server).version_end == 0
-
-
-def test_a_server_that_is_not_there_is_said_to_be_unreachable_and_no_more(weights: Path) -> None:
-    server, _ = vllm(lambda path, body: Unreachable("Cannot connect (3 attempts)"))
-    with pytest.raises(Unreachable, match=r"^Cannot connect \(3 attempts\)$"):
-        run(server.load_weights(weights, 1))
 
 
 def test_no_server_is_sent_to_a_folder_without_weights(tmp_path: Path) -> None:
@@ -338,11 +296,8 @@ def test_the_root_of_a_server_is_its_address_without_the_version() -> None:
 
 
 def write_weights(folder: Path, shapes: Mapping[str, tuple[int, ...]], name: str = "model") -> None:
-    """A folder with a configuration, and tensors of one byte types that hold nothing of interest."""
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    header |= {key: {"dtype": "U8", "shape": shape, "data_offsets": [0, 0]} for key, shape in shapes.items()}
-    encoded = json.dumps(header).encode()
-    (folder / f"{name}.safetensors").write_bytes(len(encoded).to_bytes(8, "little") + encoded)
+    """A folder with a configuration, and tensors of zeros."""
+    save_file({key: torch.zeros(shape) for key, shape in shapes.items()}, folder / f"{name}.safetensors")
     (folder / "config.json").write_text("{}")
 
 
@@ -367,19 +322,6 @@ def test_a_tied_output_head_may_be_left_out_on_either_side_but_not_differ(tmp_pa
         check_same_shapes({"a": (1,), "lm_head.weight": (5, 2)}, tmp_path)
     write_weights(tmp_path, {"a": (1,)})
     check_same_shapes({"a": (1,), "lm_head.weight": (4, 2)}, tmp_path)
-    (tmp_path / "config.json").unlink()
-    with pytest.raises(UsageError, match="is not a model"):
-        weight_shapes(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"\x05\0\0\0\0\0\0\0{}", b"\xff" * 64, b"\x02\0\0\0\0\0\0\0[]", b'\x08\0\0\0\0\0\0\0{"a": 3}']
-)
-def test_rejects_a_file_that_is_not_safetensors(tmp_path: Path, content: bytes) -> None:
-    write_weights(tmp_path, {"a": (1,)})
-    (tmp_path / "broken.safetensors").write_bytes(content)
-    with pytest.raises(UsageError, match="cannot be read"):
-        weight_shapes(tmp_path)
 
 
 SLEEP, WAKE = "/sleep?level=1&mode=wait", "/wake_up"
@@ -389,49 +331,36 @@ def by_vllm(path: str, body: dict[str, Any]) -> object:
     return completion() if path == "/v1/completions" else ""
 
 
-def test_calls_in_flight_end_first_and_calls_that_come_meanwhile_wait() -> None:
+def test_calls_that_come_while_a_server_sleeps_wait() -> None:
     server, endpoint = vllm(by_vllm)
 
     async def work() -> None:
-        held = endpoint.gate = asyncio.Event()
-        early = asyncio.create_task(server.generate(PROMPT, SAMPLING))
-        await asyncio.sleep(0.01)
-        asking = asyncio.create_task(asleep_until(server, woken := asyncio.Event()))
-        await asyncio.sleep(0.01)
-        assert endpoint.paths == ["/v1/completions"]
-        held.set()
-        await early
-        late = asyncio.create_task(server.generate(PROMPT, SAMPLING))
-        await asyncio.sleep(0.01)
-        assert endpoint.paths == ["/v1/completions", SLEEP]
-        woken.set()
+        async with server.asleep():
+            late = asyncio.create_task(server.generate(PROMPT, SAMPLING))
+            await asyncio.sleep(0.01)
+            assert endpoint.paths == [SLEEP]
         assert (await late).version_end == 0
-        await asking
 
     run(work())
-    assert endpoint.paths == ["/v1/completions", SLEEP, WAKE, "/v1/completions"]
+    assert endpoint.paths == [SLEEP, WAKE, "/v1/completions"]
 
 
-def test_a_server_is_awake_after_an_error_of_the_trainer() -> None:
-    server, endpoint = vllm(by_vllm)
+@pytest.mark.parametrize(
+    ("asleep", "says", "paths"),
+    [("", "not finite", [SLEEP, WAKE]), (Unreachable("404", 404), "DEV_MODE=1 and --enable-sleep-mode", [SLEEP])],
+)
+def test_a_server_is_awake_after_an_error_of_the_trainer_or_if_it_cannot_sleep(
+    asleep: object, says: str, paths: list[str]
+) -> None:
+    server, endpoint = vllm(lambda path, body: asleep if path == SLEEP else by_vllm(path, body))
 
     async def work() -> None:
         async with server.asleep():
             raise UsageError("the loss is not finite")
 
-    with pytest.raises(UsageError, match="not finite"):
+    with pytest.raises(UsageError, match=says):
         run(work())
-    assert endpoint.paths == [SLEEP, WAKE]
-    assert sample(server).version_end == 0
-
-
-def test_a_server_that_was_not_started_to_sleep_is_refused_with_what_to_do() -> None:
-    server, endpoint = vllm(
-        lambda path, body: Unreachable("404 Not Found", 404) if path == SLEEP else by_vllm(path, body)
-    )
-    with pytest.raises(UsageError, match="VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode"):
-        run(asleep_until(server, None))
-    assert endpoint.paths == [SLEEP]
+    assert endpoint.paths == paths
     assert sample(server).version_end == 0
 
 
@@ -439,9 +368,3 @@ def test_only_vllm_can_sleep() -> None:
     assert isinstance(vllm(by_vllm)[0], Sleeper)
     assert not isinstance(sglang(by_vllm)[0], Sleeper)
     assert not issubclass(TransformersBackend, Sleeper)
-
-
-async def asleep_until(server: VllmServer, woken: asyncio.Event | None) -> None:
-    async with server.asleep():
-        if woken is not None:
-            await woken.wait()

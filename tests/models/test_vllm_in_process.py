@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from harness1.errors import InfrastructureFault, UsageError
-from harness1.models.backend import SampledOutput
 from harness1.models.token_server import WeightGate
 from harness1.models.vllm_engine import LoopThread, VllmBackend
 from harness1.records import Sampling
@@ -91,56 +90,38 @@ def package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A model, and adapters of it."""
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of adapters beside that of their base."""
     home = tmp_path_factory.mktemp("adapters")
-    base = save_tiny_model(home / "base")
-    save_adapters(home / "adapters", base)
-    return base, home / "adapters"
+    save_adapters(home / "adapters", save_tiny_model(home / "base"))
+    return home / "adapters"
 
 
 @pytest.fixture
-def engine() -> FakeEngine:
-    return FakeEngine()
-
-
-@pytest.fixture
-def backend(engine: FakeEngine, folders: tuple[Path, Path]) -> Iterator[VllmBackend]:
-    made = VllmBackend(engine, LoopThread(), {}, "name", folders[0], WeightGate())
+def backend(adapters: Path) -> Iterator[VllmBackend]:
+    made = VllmBackend(FakeEngine(), LoopThread(), {}, "name", adapters.with_name("base"), WeightGate())
     yield made
     made.close()
 
 
-def test_each_version_has_a_name_and_a_number_of_its_own_and_calls_use_the_newest(
-    backend: VllmBackend, engine: FakeEngine, folders: tuple[Path, Path]
-) -> None:
+def test_each_version_has_its_name_and_number_and_calls_use_the_newest(backend: VllmBackend, adapters: Path) -> None:
+    engine: Any = backend._engine
     assert run(backend.generate((1, 5), SAMPLING)).version_end == 0
-    for version in (3, 4):
-        run(backend.load_adapter(folders[1], version))
+    for version in (3, 4, 4):
+        run(backend.load_weights(adapters, version))
         assert run(backend.generate((1, 5), SAMPLING)).version_end == backend.version == version
-    first, second = engine.added
-    assert (first.lora_path, second.lora_path) == (str(folders[1]), str(folders[1]))
-    assert (first.lora_int_id, second.lora_int_id) == (1, 2)
-    assert first.lora_name.startswith("harness1-3-")
-    assert second.lora_name.startswith("harness1-4-")
-    assert engine.sampled_with == [None, first, second]
-
-
-def test_a_version_that_is_loaded_again_keeps_its_number(
-    backend: VllmBackend, engine: FakeEngine, folders: tuple[Path, Path]
-) -> None:
-    for _ in range(2):
-        run(backend.load_adapter(folders[1], 1))
-    run(backend.load_adapter(folders[1], 2))
-    assert [request.lora_int_id for request in engine.added] == [1, 1, 2]
+    assert [request.lora_path for request in engine.added] == [str(adapters)] * 3
+    assert [request.lora_int_id for request in engine.added] == [1, 2, 2], "the same version keeps its number"
+    assert [request.lora_name[:11] for request in engine.added] == ["harness1-3-", "harness1-4-", "harness1-4-"]
+    assert engine.sampled_with == [None, *engine.added]
     assert engine.removed == [1]
 
 
-def test_a_version_is_removed_when_a_newer_one_is_there_and_no_call_uses_it(
-    backend: VllmBackend, engine: FakeEngine, folders: tuple[Path, Path]
-) -> None:
-    async def work() -> SampledOutput:
-        await backend.load_adapter(folders[1], 1)
+def test_a_version_is_removed_when_a_newer_one_came_and_no_call_uses_it(backend: VllmBackend, adapters: Path) -> None:
+    engine: Any = backend._engine
+
+    async def work() -> None:
+        await backend.load_weights(adapters, 1)
         held = engine.gate = asyncio.Event()
         early = asyncio.create_task(backend.generate((1, 5), SAMPLING))
         while not engine.sampled_with:
@@ -148,31 +129,29 @@ def test_a_version_is_removed_when_a_newer_one_is_there_and_no_call_uses_it(
         engine.gate = asyncio.Event()
         engine.gate.set()
         for version in (2, 3):
-            await backend.load_adapter(folders[1], version)
+            await backend.load_weights(adapters, version)
         assert engine.removed == [2], "1 is in use, and 3 is the newest"
         backend._loop._loop.call_soon_threadsafe(held.set)
-        output = await early
-        await backend.load_adapter(folders[1], 4)
+        assert (await early).version_end == engine.sampled_with[0].lora_int_id == 1
+        await backend.load_weights(adapters, 4)
         assert sorted(engine.removed) == [1, 2, 3]
-        return output
 
-    output = run(work())
-    assert output.version_end == 1
-    assert engine.sampled_with[0].lora_int_id == 1
+    run(work())
 
 
-def test_an_adapter_that_the_engine_cannot_load_leaves_the_present_one_in_use(
-    backend: VllmBackend, engine: FakeEngine, folders: tuple[Path, Path]
-) -> None:
-    run(backend.load_adapter(folders[1], 1))
+def test_an_adapter_that_does_not_load_leaves_the_present_one_in_use(backend: VllmBackend, adapters: Path) -> None:
+    engine: Any = backend._engine
+    run(backend.load_weights(adapters, 1))
     engine.fault = Exception("Call to add_lora method failed: LoRA rank 16 is greater than max_lora_rank 8")
     with pytest.raises(InfrastructureFault, match="max_lora_rank"):
-        run(backend.load_adapter(folders[1], 2))
+        run(backend.load_weights(adapters, 2))
     assert run(backend.generate((1, 5), SAMPLING)).version_end == 1
     assert engine.removed == []
 
 
-def test_an_engine_sleeps_within_a_context_and_calls_wait_for_its_end(backend: VllmBackend, engine: FakeEngine) -> None:
+def test_an_engine_sleeps_and_calls_wait_for_its_end(backend: VllmBackend) -> None:
+    engine: Any = backend._engine
+
     async def work() -> None:
         async with backend.asleep():
             assert engine.asleep == (1, "wait")
@@ -185,7 +164,9 @@ def test_an_engine_sleeps_within_a_context_and_calls_wait_for_its_end(backend: V
     run(work())
 
 
-def test_an_engine_that_cannot_sleep_goes_on(backend: VllmBackend, engine: FakeEngine) -> None:
+def test_an_engine_that_cannot_sleep_goes_on(backend: VllmBackend) -> None:
+    engine: Any = backend._engine
+
     async def refused(level: int, mode: str) -> None:
         raise Exception("sleep mode is not enabled")
 
@@ -198,10 +179,9 @@ def test_an_engine_that_cannot_sleep_goes_on(backend: VllmBackend, engine: FakeE
     run(work())
 
 
-def test_adapters_of_another_base_are_not_given_to_the_engine(
-    backend: VllmBackend, engine: FakeEngine, tmp_path: Path
-) -> None:
+def test_adapters_of_another_base_are_not_given_to_the_engine(backend: VllmBackend, tmp_path: Path) -> None:
+    engine: Any = backend._engine
     save_adapters(tmp_path / "adapters", save_tiny_model(tmp_path / "base", seed=1))
     with pytest.raises(UsageError):
-        run(backend.load_adapter(tmp_path / "adapters", 1))
+        run(backend.load_weights(tmp_path / "adapters", 1))
     assert engine.added == []

@@ -9,10 +9,19 @@ from typing import Any
 import pytest
 
 from harness1.errors import InfrastructureFault, Refusal, Unreachable, UsageError
-from harness1.models.backend import SampledOutput
 from harness1.models.token_server import WeightGate
 from tests.models.test_adapters import save_adapters
-from tests.models.test_token_server import PROMPT, SAMPLING, completion, generated, sample, sglang, vllm, write_weights
+from tests.models.test_token_server import (
+    PROMPT,
+    SAMPLING,
+    by_vllm,
+    completion,
+    generated,
+    sample,
+    sglang,
+    vllm,
+    write_weights,
+)
 from tests.support import run
 from tests.tiny_models import save_tiny_model
 
@@ -62,37 +71,20 @@ def test_changes_come_one_after_another() -> None:
     assert uses.order == ["v1", "/v1", "v2", "/v2", "v3", "/v3"]
 
 
-def test_a_change_that_is_cancelled_while_it_waits_lets_calls_in() -> None:
+@pytest.mark.parametrize("cancelled", ["call", "change"])
+def test_a_call_or_a_change_that_is_cancelled_gives_its_place_up(cancelled: str) -> None:
     uses = Uses()
 
     async def work() -> None:
-        call = asyncio.create_task(uses.call("a"))
-        await asyncio.sleep(0)
-        change = asyncio.create_task(uses.change(1))
-        await asyncio.sleep(0)
-        change.cancel()
-        await asyncio.gather(change, return_exceptions=True)
+        tasks = {"call": asyncio.create_task(uses.call("a")), "change": asyncio.create_task(uses.change(1))}
+        await asyncio.sleep(0.01)
+        tasks.pop(cancelled).cancel()
         uses.free.set()
-        await uses.call("b")
-        await call
+        await asyncio.wait_for(asyncio.gather(*tasks.values(), uses.call("b")), 5)
 
     run(work())
-    assert uses.gate.version == 0
-    assert "b" in uses.order
-
-
-def test_a_call_that_is_cancelled_gives_its_place_up() -> None:
-    uses = Uses()
-
-    async def work() -> None:
-        call = asyncio.create_task(uses.call("a"))
-        await asyncio.sleep(0)
-        change = asyncio.create_task(uses.change(1))
-        call.cancel()
-        await asyncio.wait_for(change, 5)
-
-    run(work())
-    assert uses.gate.version == 1
+    assert uses.gate.version == (cancelled == "call")
+    assert "/b" in uses.order
 
 
 @pytest.mark.parametrize(("error", "usable"), [(UsageError("no such folder"), True), (OSError("disk"), False)])
@@ -142,24 +134,20 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home / "adapters"
 
 
-def by_vllm(path: str, body: dict[str, Any]) -> object:
-    return completion() if path == "/v1/completions" else "Success: done."
-
-
 def by_sglang(path: str, body: dict[str, Any]) -> object:
     return generated() if path == "/generate" else {"success": True, "loaded_adapters": {}}
 
 
 def test_vllm_loads_each_version_under_its_own_name_and_new_calls_use_it(adapters: Path) -> None:
     server, endpoint = vllm(by_vllm)
-    run(server.load_adapter(adapters, 3))
+    run(server.load_weights(adapters, 3))
     path, body = endpoint.asked[0]
     assert path == "/v1/load_lora_adapter"
     assert body == {"lora_name": body["lora_name"], "lora_path": str(adapters), "load_inplace": False}
     assert body["lora_name"].startswith("harness1-3-")
     assert sample(server).version_end == server.version == 3
     assert endpoint.asked[1][1]["model"] == body["lora_name"]
-    run(server.load_adapter(adapters, 4))
+    run(server.load_weights(adapters, 4))
     assert sample(server).version_end == 4
     assert endpoint.asked[-1][1]["model"].startswith("harness1-4-")
 
@@ -170,49 +158,52 @@ def test_calls_in_flight_end_on_their_version_which_is_unloaded_when_no_call_use
     def unloaded() -> list[str]:
         return [body["lora_name"][:10] for path, body in endpoint.asked if path == "/v1/unload_lora_adapter"]
 
-    async def all_of_it() -> SampledOutput:
-        await server.load_adapter(adapters, 1)
+    async def work() -> None:
+        await server.load_weights(adapters, 1)
         held = endpoint.gate = asyncio.Event()
         early = asyncio.create_task(server.generate(PROMPT, SAMPLING))
         await asyncio.sleep(0.01)
         endpoint.gate = asyncio.Event()
         endpoint.gate.set()
         for version in (2, 3, 4):
-            await server.load_adapter(adapters, version)
+            await server.load_weights(adapters, version)
         assert unloaded() == ["harness1-2"], "1 is in use; 3 and 4 are the newest"
         held.set()
-        output = await early
-        await server.load_adapter(adapters, 5)
+        assert (await early).version_end == 1
+        await server.load_weights(adapters, 5)
         assert unloaded() == ["harness1-2", "harness1-1", "harness1-3"]
-        return output
 
-    assert run(all_of_it()).version_end == 1
+    run(work())
 
 
-def test_a_vllm_that_was_not_started_for_adapters_is_refused_with_what_to_do(adapters: Path) -> None:
-    for error in (Unreachable("404 Not Found", 404), Refusal("400 rank too large")):
-        server, _ = vllm(lambda path, body, error=error: error if "lora" in path else completion())
-        with pytest.raises(UsageError, match=r"VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, --enable-lora, --max-lora-rank"):
-            run(server.load_adapter(adapters, 1))
-        assert sample(server).version_end == 0
-    server, _ = vllm(lambda path, body: Unreachable("Cannot connect (3 attempts)"))
-    with pytest.raises(Unreachable, match=r"^Cannot connect \(3 attempts\)$"):
-        run(server.load_adapter(adapters, 1))
-    server, _ = vllm(lambda path, body: InfrastructureFault("500 LoRA is not enabled"))
-    with pytest.raises(InfrastructureFault, match="--enable-lora"):
-        run(server.load_adapter(adapters, 1))
+@pytest.mark.parametrize(
+    ("error", "raised", "says"),
+    [
+        (Unreachable("404 Not Found", 404), UsageError, r"UPDATING=1, --enable-lora, --max-lora-rank"),
+        (Refusal("400 rank too large"), UsageError, "--enable-lora"),
+        (InfrastructureFault("500 LoRA is not enabled"), InfrastructureFault, "--enable-lora"),
+        (Unreachable("Cannot connect (3 attempts)"), Unreachable, r"^Cannot connect \(3 attempts\)$"),
+    ],
+)
+def test_a_vllm_that_does_not_load_adapters_says_what_to_do(
+    adapters: Path, error: Exception, raised: type[Exception], says: str
+) -> None:
+    server, _ = vllm(lambda path, body: error if "lora" in path else completion())
+    with pytest.raises(raised, match=says):
+        run(server.load_weights(adapters, 1))
+    assert sample(server).version_end == 0
 
 
 def test_an_adapter_that_an_unanswered_try_has_loaded_is_used(adapters: Path) -> None:
     server, _ = vllm(lambda path, body: Refusal("has already been loaded") if "lora" in path else completion())
-    run(server.load_adapter(adapters, 2))
+    run(server.load_weights(adapters, 2))
     assert sample(server).version_end == 2
 
 
 def test_whole_weights_take_the_place_of_adapters(adapters: Path, tmp_path: Path) -> None:
     write_weights(tmp_path, {"a": (2,)})
     server, endpoint = vllm(lambda path, body: completion() if path == "/v1/completions" else {})
-    run(server.load_adapter(adapters, 1))
+    run(server.load_weights(adapters, 1))
     run(server.load_weights(tmp_path, 2))
     assert sample(server).version_end == 2
     assert endpoint.asked[-1][1]["model"] == "smol"
@@ -220,18 +211,11 @@ def test_whole_weights_take_the_place_of_adapters(adapters: Path, tmp_path: Path
 
 def test_sglang_names_the_adapter_in_each_request(adapters: Path) -> None:
     server, endpoint = sglang(by_sglang)
-    run(server.load_adapter(adapters, 3))
+    run(server.load_weights(adapters, 3))
     path, body = endpoint.asked[0]
     assert (path, body["lora_path"]) == ("/load_lora_adapter", str(adapters))
     assert sample(server).version_end == 3
     assert endpoint.asked[-1][1]["lora_path"] == body["lora_name"]
     refusing, _ = sglang(lambda path, body: {"success": False, "error_message": "rank"})
     with pytest.raises(InfrastructureFault, match=r"rank.*--enable-lora"):
-        run(refusing.load_adapter(adapters, 3))
-
-
-def test_no_server_is_sent_to_a_folder_without_adapters(tmp_path: Path) -> None:
-    server, endpoint = vllm(by_vllm)
-    with pytest.raises(UsageError, match="not a configuration of adapters"):
-        run(server.load_adapter(tmp_path, 1))
-    assert endpoint.asked == []
+        run(refusing.load_weights(adapters, 3))
