@@ -31,19 +31,14 @@ OnTokens = Callable[[int, int], None]
 """Called within a step with the tokens done and those of all its rows."""
 
 
-def ignore_tokens(done: int, of: int) -> None:
-    """Do nothing: the `OnTokens` of a caller who shows no progress within a step."""
-
-
 class Engine(Protocol):
     """A model in training with its optimizer and its loss. Of several processes, the leading one calls it."""
 
     @property
     def step_count(self) -> int: ...
 
-    def step(self, rows: Sequence[TrainRow], on_tokens: OnTokens = ignore_tokens) -> dict[str, float]:
-        """Take one optimizer step and return the values to log, `loss` and `trained_tokens` among them. Raise Diverged
-        if the loss or the gradient is not finite, InfrastructureFault if a service failed."""
+    def step(self, rows: Sequence[TrainRow], on_tokens: OnTokens = lambda _done, _of: None) -> dict[str, float]:
+        """Take one optimizer step and return the values to log; raise Diverged if loss or gradient is not finite."""
 
     def loss(self, rows: Sequence[TrainRow], saved: Path | None = None) -> float:
         """Return the loss of rows under the present weights, or under those in a folder that `write` wrote, which are
@@ -53,19 +48,16 @@ class Engine(Protocol):
         """Return the natural log probabilities of the trained tokens of each row, in order."""
 
     async def publish(self, version: int, deliver: Deliver) -> None:
-        """Have the present weights sampled from now on, under a version: engines whose weights are in this process
-        deliver them, others tell their own sampler. Raise InfrastructureFault if they could not be delivered."""
+        """Have the present weights sampled from now on, under a version; a service tells its own sampler."""
 
     def save(self, root: Path) -> str:
-        """Save all that the next step depends on, and return a name: of a folder within `root`, or that under which a
-        service keeps it. Of earlier saves only the last need be kept."""
+        """Save all that the next step depends on; return its name: of a folder within `root`, or a service's."""
 
     def load(self, root: Path, name: str) -> None:
         """Continue from a save, and forget the others; raise UsageError if it is lost or damaged."""
 
     def write(self, folder: Path, card: Checkpoint) -> Checkpoint:
-        """Write the present weights as a checkpoint, and return its card as written; raise UsageError if the disk is
-        full, or the folder cannot be written."""
+        """Write the present weights as a checkpoint; return its card as written. Raise UsageError if that fails."""
 
 
 class TrainingService(NamedTuple):
@@ -79,9 +71,8 @@ class TrainingService(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainerJob:
-    """What a process needs to open its part of a trainer: the folder of the model to begin with, the loss, the settings
-    and the steps of the schedule. Of several processes, each has the device of the type of `device` with its number;
-    `threads` are torch's in each, and 0 leaves them unchanged."""
+    """What a process needs to open its part of a trainer. Of several processes, each has the device of the type of
+    `device` with its number; `threads` are torch's in each, and 0 leaves them unchanged."""
 
     base: Path
     algorithm: Algorithm
@@ -93,8 +84,7 @@ class TrainerJob:
 
 def open_local_engine(job: TrainerJob, group: ProcessGroup = ALONE) -> LocalEngine:
     """Return the engine of a process that trains alone, leads a group that follows, or follows. Raise UsageError if the
-    folder does not hold such a model, the settings do not fit it, or torch does not know the device; MissingExtra if
-    torch or transformers is not installed."""
+    model, the settings or the device do not fit; MissingExtra without torch or transformers."""
     with _together(group, job):
         place, fault = job.device if group.size == 1 else "cpu", ""  # `shard` moves it on, block by block
         group.kind = job.device.partition(":")[0]
@@ -121,9 +111,8 @@ def leading(group: ProcessGroup) -> Iterator[None]:
 
 
 def follow(group: ProcessGroup) -> None:
-    """Repeat the calls of the leading process to its engine until it ends. An interrupt is left to that process, and
-    so is what all processes meet, such as a full disk: it says so. Raise UsageError if a pass does not fit into the
-    memory of this process."""
+    """Repeat the calls of the leading process to its engine until it ends. An interrupt is left to that process, and so
+    is what all processes meet, such as a full disk: it says so."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     engine: LocalEngine | None = None
     with _loss_ignored():
@@ -176,7 +165,7 @@ class LocalEngine(Trainer):
         super().__init__(model, job.algorithm, job.train, job.steps, group)
         self._base = job.base
 
-    def step(self, rows: Sequence[TrainRow], on_tokens: OnTokens = ignore_tokens) -> dict[str, float]:
+    def step(self, rows: Sequence[TrainRow], on_tokens: OnTokens = lambda _done, _of: None) -> dict[str, float]:
         with _together(self.group, ("step", rows)):
             return super().step(rows, on_tokens)
 

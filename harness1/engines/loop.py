@@ -68,9 +68,8 @@ class LoopState(Record):
 
 
 class TrainingLoop(ABC):
-    """A training under way, of so many updates (`unit` is the word for one). It resumes from the state in `out`, where
-    its log and the checkpoint with its `card` are written. After the reading `ends_at` of `time.monotonic` no other
-    update is begun, as if all were done."""
+    """A training under way, of so many updates (`unit` is the word for one), which resumes from the state in `out`.
+    After the reading `ends_at` of `time.monotonic` no other update is begun, as if all were done."""
 
     def __init__(
         self,
@@ -115,9 +114,8 @@ class TrainingLoop(ABC):
 
     def train(self) -> Checkpoint:
         """Train to the end, and return the card of the checkpoint: the best by `train.watch.metric`, or the last. An
-        interrupt (KeyboardInterrupt) waits for the update at work; the state is saved. Raise UsageError if the time was
-        up before the first update; Diverged if a loss is not finite: the best checkpoint is kept, or the last weights.
-        """
+        interrupt waits for the update at work; the state is saved. Raise UsageError if the time was up before the first
+        update; Diverged if a loss is not finite: there is a checkpoint nevertheless."""
         self._on_step(self.version, self.updates, {})
         try:
             asyncio.run(self.run())
@@ -159,9 +157,8 @@ class TrainingLoop(ABC):
             raise
 
     async def validate(self) -> None:
-        """Validate, and write a checkpoint if it is the best so far. The weights that training began with are measured
-        for comparison, and are never a checkpoint; and a mean over fewer tasks, where faults broke some, is another
-        measure, which is only logged."""
+        """Validate, and write a checkpoint if it is the best so far: never of the weights that training began with; and
+        a mean over fewer tasks, where faults broke some, is another measure, which is only logged."""
         metrics = await self.measure()
         with delay_interrupt():
             self.validated = self.version

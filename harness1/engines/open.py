@@ -1,5 +1,4 @@
-"""Open what trains in place of this machine, by its name as typed after `--engine`. A plugin names an `Opener` in
-`harness1.engines`."""
+"""Open what trains in place of this machine, by its name after `--engine`; a plugin names an `Opener`."""
 
 from __future__ import annotations
 
@@ -24,9 +23,8 @@ TINKER = "tinker"
 
 def open_service(name: str, base: Path, config: Config, processes: int = 1) -> TrainingService:
     """Open a service by `tinker:MODEL`, `tinker:MODEL@URL`, or the prefix of a plugin, to train the model in `base`.
-    Its sampler has no weights before the first `publish`. Raise UsageError if there is no such service, it cannot do
-    what is asked or is not there, or a plugin cannot be used; MissingExtra if a package that it needs is not installed.
-    """
+    Its sampler has no weights before the first `publish`. Raise UsageError if that cannot be done; MissingExtra for a
+    package that is not installed."""
     prefix, _, rest = name.partition(":")
     added: Opener | None = find_plugin("engines", prefix, (TINKER,))
     if added is not None:
@@ -37,8 +35,7 @@ def open_service(name: str, base: Path, config: Config, processes: int = 1) -> T
 
 
 def open_start(name: str, base: Path, config: Config) -> Backend:
-    """Return a sampler of the weights that a training would begin with, as version 0; new adapters change nothing.
-    Raise as `open_service`, and InfrastructureFault if the service failed."""
+    """Return a sampler of the weights that a training would begin with, as version 0; new adapters change nothing."""
 
     async def refuse(state: object, version: int) -> None:
         raise UsageError("a training service samples from its own weights, and has none to deliver")

@@ -26,7 +26,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from harness1.config import Config, Machine, Train
-from harness1.engines.engine import Deliver, OnTokens, TrainingService, ignore_tokens
+from harness1.engines.engine import Deliver, OnTokens, TrainingService
 from harness1.errors import InfrastructureFault, UsageError, optional
 from harness1.model_folder import first_line
 from harness1.models.backend import EngineOutput, Grammar, SampledOutput, check_output, check_sampling
@@ -89,8 +89,7 @@ def step_loss(rows: Sequence[TrainRow], logprobs: Sequence[Sequence[float]], alg
 
 
 def distance(rows: Sequence[TrainRow], logprobs: Sequence[Sequence[float]], algorithm: Algorithm) -> dict[str, float]:
-    """Return the metrics of `OffPolicyMetrics` that need no whole distributions; none if a row has no recorded log
-    probabilities, or the algorithm does not use them."""
+    """Return the metrics of `OffPolicyMetrics` that need no distributions; none without recorded ones to compare."""
     if isinstance(algorithm, NegativeLogLikelihood) or any(row.rollout_logprobs is None for row in rows):
         return {}
     logs = [log for row, known in zip(rows, logprobs, strict=True) for log in _log_ratios(row, known)]
@@ -117,21 +116,6 @@ ADVICE = "SkyRL 0.3 needs tinker==0.24.1, SkyRL 0.4 tinker>=0.25,<0.26, and the 
 _NAME = re.compile(r"tinker:(?P<model>[^@]+)(@(?P<url>https?://[^@]+))?")
 
 
-class EngineName(NamedTuple):
-    """The base model of a service, and the address of a server of one's own."""
-
-    model: str
-    url: str | None
-
-    @classmethod
-    def read(cls, name: str) -> EngineName:
-        """Parse `tinker:MODEL` or `tinker:MODEL@URL`; raise UsageError for anything else."""
-        found = _NAME.fullmatch(name)
-        if not found:
-            raise UsageError(f"{name!r} names no engine: write tinker:MODEL or tinker:MODEL@URL, without a password")
-        return cls(found["model"], found["url"])
-
-
 class Service(NamedTuple):
     """A connected client, the package that it comes from, and the base model to train."""
 
@@ -140,8 +124,7 @@ class Service(NamedTuple):
     model: str
 
     def call(self, work: Callable[[], Any]) -> Any:
-        """Return the result of a request, in this thread; raise InfrastructureFault if the service refused it, failed,
-        or was not there."""
+        """Return the result of a request, in this thread; raise InfrastructureFault if the service gave none."""
         with self._failing():
             return settle(work())
 
@@ -162,23 +145,23 @@ class Service(NamedTuple):
             raise InfrastructureFault(f"the service of {self.model} failed: {reason}") from error
 
 
-def connect(name: EngineName, machine: Machine, sdk: Any = None) -> Service:
-    """Connect to a service, and check that client and server understand each other; `sdk` is the package `tinker`.
-    Raise UsageError if the server is not there, does not speak the client's version, or does not have the model."""
+def connect(model: str, url: str | None, machine: Machine, sdk: Any = None) -> Service:
+    """Connect to a service by the package `tinker`; raise UsageError if the server is not there, does not speak the
+    client's version, or does not have the model."""
     if sdk is None:
         with optional("tinker"):
             sdk = import_module("tinker")
-    where, key = name.url or "the hosted service", machine.model.key or (ANONYMOUS if name.url else None)
+    where, key = url or "the hosted service", machine.model.key or (ANONYMOUS if url else None)
     try:
-        client = sdk.ServiceClient(base_url=name.url, api_key=key)
-        asked = sdk.RestClient(base_url=name.url, api_key=key) if hasattr(sdk, "RestClient") else client
+        client = sdk.ServiceClient(base_url=url, api_key=key)
+        asked = sdk.RestClient(base_url=url, api_key=key) if hasattr(sdk, "RestClient") else client
         models = [each.model_name for each in settle(asked.get_server_capabilities()).supported_models]
     except (sdk.TinkerError, RuntimeError, OSError, ValueError, TypeError, AttributeError) as error:
         reason = f"{first_line(error)}; client and server must match: {ADVICE}"
         raise UsageError(f"tinker {sdk.__version__} cannot talk to {where}: {reason}") from error
-    if name.model not in models:
-        raise UsageError(f"{where} does not train {name.model}; it has {', '.join(sorted(filter(None, models)))}")
-    return Service(sdk, client, name.model)
+    if model not in models:
+        raise UsageError(f"{where} does not train {model}; it has {', '.join(sorted(filter(None, models)))}")
+    return Service(sdk, client, model)
 
 
 def settle(answer: Any) -> Any:
@@ -188,7 +171,7 @@ def settle(answer: Any) -> Any:
 
 class TinkerBackend:
     """A `Backend` over the sampling client of a service: each set of weights has its own, so calls in flight end with
-    those they began with. `begun` is the remote name of the weights that training begins with, if it has one."""
+    those they began with. `begun` is the remote name of the weights that training begins with."""
 
     def __init__(self, service: Service, begun: str = "") -> None:
         self.hash = digest(["tinker", service.model, begun])
@@ -230,20 +213,13 @@ class TinkerBackend:
         found = EngineOutput(ids, sequence.logprobs, str(sequence.stop_reason), stopped_by)
         return check_output(found, sampling, version)
 
-    async def load_weights(self, folder: Path, version: int) -> None:
-        raise UsageError("a training service samples from its own weights, not from those of a folder")
-
-    async def load_adapter(self, folder: Path, version: int) -> None:
-        await self.load_weights(folder, version)
-
 
 ALGORITHMS = ("cispo", "reinforce")
 """Those of `rl.algorithm` that a service has."""
 
 
 def check_supported(config: Config, processes: int = 1) -> None:
-    """Raise UsageError, before anything starts, for settings that need whole distributions, all weights or a model in
-    this process."""
+    """Raise UsageError for settings that need whole distributions, all weights or a model in this process."""
     rl, train = config.rl, config.train
     behind = rl.staleness > 0 and config.machine.service.reduction == "row_mean"
     refused = {
@@ -260,9 +236,12 @@ def check_supported(config: Config, processes: int = 1) -> None:
 
 
 def open_tinker(name: str, base: Path, config: Config, processes: int = 1) -> TrainingService:
-    """Connect to the service of an engine's name; raise as `check_supported` and `connect`."""
+    """Connect to the service of `tinker:MODEL` or `tinker:MODEL@URL`; raise as `check_supported` and `connect`."""
     check_supported(config, processes)
-    return tinker_service(TinkerBackend(connect(EngineName.read(name), config.machine), remote_name(base)))
+    if not (found := _NAME.fullmatch(name)):
+        raise UsageError(f"{name!r} names no engine: write tinker:MODEL or tinker:MODEL@URL, without a password")
+    service = connect(found["model"], found["url"], config.machine)
+    return tinker_service(TinkerBackend(service, remote_name(base)))
 
 
 def tinker_service(sampler: TinkerBackend) -> TrainingService:
@@ -276,9 +255,8 @@ def tinker_service(sampler: TinkerBackend) -> TrainingService:
 
 
 class TinkerEngine:
-    """The `Engine` over a service, by low-rank adapters that stay with it, made at the first call that needs them, so
-    that a resumed run takes only one of a server's places. `base` is a folder with the tokenizer, whose
-    `checkpoint.json` may name remote weights to begin with, and `backend` the sampler that `publish` tells."""
+    """The `Engine` over a service, by low-rank adapters made at the first call that needs them, so that a resumed run
+    takes only one of a server's places. The `checkpoint.json` in `base` may name remote weights to begin with."""
 
     def __init__(
         self,
@@ -307,7 +285,7 @@ class TinkerEngine:
             opened = partial(client.create_lora_training_client, model, rank=train.lora.rank, seed=train.seed)
         return self._service.call(opened)
 
-    def step(self, rows: Sequence[TrainRow], on_tokens: OnTokens = ignore_tokens) -> dict[str, float]:
+    def step(self, rows: Sequence[TrainRow], on_tokens: OnTokens = lambda _done, _of: None) -> dict[str, float]:
         """Do as `Engine.step`; what the service tells of its optimizer is named `service/...`."""
         data = self._data(rows, target_fields(rows, self._algorithm, self._reduction))
         answer = self._service.call(lambda: self._training.forward_backward(data, *self._loss))

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partialmethod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,10 +33,7 @@ class TinkerError(Exception):
 @dataclass(frozen=True)
 class ModelInput:
     ids: list[int]
-
-    @classmethod
-    def from_ints(cls, ids: list[int]) -> ModelInput:
-        return cls(ids)
+    from_ints = classmethod(lambda cls, ids: cls(ids))
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ class FakeTinker:
         self.base, self.train, self.late, self.reduction = base, train, late, reduction
         self.states: dict[str, Any] = {}
         self.failing: set[str] = set()
-        self.sent: list[tuple[list[Datum], str, Any]] = []
+        self.sent: list[list[Datum]] = []
         self.gradients: list[Tensor] = []
         self.sampled = open_toy(base, rows=1)
         self.models = [MODEL]
@@ -94,20 +92,20 @@ class FakeService:
         assert (model, rank, seed) == (MODEL, self.sdk.train.lora.rank, self.sdk.train.seed)
         return self.sdk.maybe_late(FakeTraining(self.sdk))
 
-    def create_training_client_from_state_with_optimizer(self, path: str) -> Any:
-        return self.create_training_client_from_state(path, with_optimizer=True)
-
     def create_training_client_from_state(self, path: str, with_optimizer: bool = False) -> Any:
         if path not in self.sdk.states:
             raise TinkerError(f"there is no {path}")
-        training = FakeTraining(self.sdk)
-        weights, optimizer = self.sdk.states[path]
+        training, (weights, optimizer) = FakeTraining(self.sdk), self.sdk.states[path]
         with torch.no_grad():
             for parameter, weight in zip(training.trainer.parameters, weights, strict=True):
                 parameter.copy_(weight)
         if with_optimizer:
             training.trainer.optimizer.load_state_dict(deepcopy(optimizer))
         return self.sdk.maybe_late(training)
+
+    create_training_client_from_state_with_optimizer = partialmethod(
+        create_training_client_from_state, with_optimizer=True
+    )
 
 
 class FakeTraining:
@@ -118,20 +116,19 @@ class FakeTraining:
     def forward(self, data: list[Datum], loss: str, settings: Any = None) -> Future[Any]:
         self.sdk.check("forward")
         with torch.no_grad():
-            return done(self._answer([self._logprobs(each) for each in data]))
+            return done(SimpleNamespace(loss_fn_outputs=[{"logprobs": self._logprobs(each)} for each in data]))
 
     def forward_backward(self, data: list[Datum], loss: str, settings: Any = None) -> Future[Any]:
         self.sdk.check("forward_backward")
-        self.sdk.sent.append((data, loss, settings))
+        self.sdk.sent.append(data)
         logprobs = [self._logprobs(each) for each in data]
-        losses = {"cispo": cispo, "cross_entropy": cross_entropy}[loss]
         for each, own in zip(data, logprobs, strict=True):
             fields = {name: torch.tensor(values) for name, values in each.loss_fn_inputs.items()}
-            total = losses(own, fields, settings).sum()
+            total = {"cispo": cispo, "cross_entropy": cross_entropy}[loss](own, fields, settings).sum()
             whole = fields.get("weights", torch.ones(len(own))).sum()
             (total if self.sdk.reduction == "sum" else total / whole.clamp(min=1e-9)).backward()
         self.rows += len(data)
-        return done(self._answer([own.detach() for own in logprobs]))
+        return done(SimpleNamespace(loss_fn_outputs=[{"logprobs": own.detach()} for own in logprobs]))
 
     def optim_step(self, adam: Any) -> Future[Any]:
         self.sdk.check("optim_step")
@@ -165,9 +162,6 @@ class FakeTraining:
         found: Tensor = logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
         return found
 
-    def _answer(self, logprobs: list[Tensor]) -> Any:
-        return SimpleNamespace(loss_fn_outputs=[{"logprobs": own} for own in logprobs])
-
 
 class FakeSampling:
     """Of one set of weights: calls under an older one would be answered by it."""
@@ -177,21 +171,14 @@ class FakeSampling:
 
     def sample(self, prompt: ModelInput, count: int, params: Any) -> Future[Any]:
         self.sdk.check("sample")
-        sampling = Sampling(
-            temperature=params.temperature, max_tokens=params.max_tokens, seed=params.seed, stop_ids=tuple(params.stop)
-        )
-        pool = ThreadPoolExecutor(1)  # a thread of its own has no event loop
-        try:
-            return pool.submit(self._sampled, prompt.ids, sampling)
-        finally:
-            pool.shutdown(wait=False)
+        kept = {name: getattr(params, name) for name in ("temperature", "max_tokens", "seed")}
+        with ThreadPoolExecutor(1) as pool:  # a thread of its own has no event loop
+            return pool.submit(self._sampled, prompt.ids, Sampling(**kept, stop_ids=tuple(params.stop)))
 
     def _sampled(self, ids: list[int], sampling: Sampling) -> Any:
         output = asyncio.run(self.backend.generate(ids, sampling))
-        tokens, logprobs = list(output.output_ids), list(output.output_logprobs)
-        return SimpleNamespace(
-            sequences=[SimpleNamespace(tokens=tokens, logprobs=logprobs, stop_reason=output.finish_reason)]
-        )
+        told = {"tokens": list(output.output_ids), "logprobs": list(output.output_logprobs)}
+        return SimpleNamespace(sequences=[SimpleNamespace(**told, stop_reason=output.finish_reason)])
 
 
 def cross_entropy(logprobs: Tensor, fields: Mapping[str, Tensor], _: Any) -> Tensor:

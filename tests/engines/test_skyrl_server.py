@@ -19,7 +19,7 @@ import pytest
 from benchmarks.micro import Start
 from harness1.config import Lora, Machine, Train
 from harness1.engines.loop import STATE
-from harness1.engines.tinker import EngineName, TinkerBackend, TinkerEngine, connect
+from harness1.engines.tinker import TinkerBackend, TinkerEngine, connect
 from harness1.models.checkpoint import read_checkpoint
 from harness1.records import Sampling
 from harness1.rl.train import EPISODES
@@ -62,7 +62,7 @@ async def nowhere(*_: object) -> None:
 
 def test_the_trainer_knows_what_the_sampler_recorded_under_each_version(url: str, start: Start) -> None:
     base = start.folder / "start"
-    backend = TinkerBackend(connect(EngineName(str(base), url), Machine()))
+    backend = TinkerBackend(connect(str(base), url, Machine()))
     engine = TinkerEngine(backend, base, Cispo(), TRAIN, 60, "row_mean")
     drawn = [Sampling(max_tokens=16, seed=seed, stop_ids=(256,)) for seed in range(8)]
     largest = []

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from harness1.config import Lora, Machine, Train
-from harness1.engines.tinker import EngineName, Service, TinkerBackend, TinkerEngine, connect
+from harness1.engines.tinker import Service, TinkerBackend, TinkerEngine, connect
 from harness1.errors import UsageError
 from harness1.records import Sampling
 from harness1.rows import TrainRow
@@ -81,9 +81,11 @@ def there(request: pytest.FixtureRequest) -> Standing:
     return Standing(request.param)
 
 
-def engine_of(there: Standing, algorithm: Algorithm) -> tuple[TinkerEngine, TinkerBackend]:
+def engine_of(
+    there: Standing, algorithm: Algorithm, base: Path = Path("nowhere")
+) -> tuple[TinkerEngine, TinkerBackend]:
     backend = TinkerBackend(Service(tinker, there.service, MODEL))
-    return TinkerEngine(backend, Path("nowhere"), algorithm, TRAIN, 4), backend
+    return TinkerEngine(backend, base, algorithm, TRAIN, 4), backend
 
 
 def fields(datum: Any) -> dict[str, Any]:
@@ -110,23 +112,20 @@ def test_rows_become_data_of_the_package(there: Standing) -> None:
 
 
 @pytest.mark.parametrize("algorithm", [Reinforce(), NegativeLogLikelihood()])
-def test_cross_entropy_gets_weights(there: Standing, algorithm: Algorithm) -> None:
+def test_cross_entropy_gets_weights_and_log_probabilities_are_those_of_the_trained_tokens(
+    there: Standing, algorithm: Algorithm
+) -> None:
     engine, _ = engine_of(there, algorithm)
     engine.step(ROWS)
     data, name, settings = there.training.forward_backward.call_args.args
     assert (name, settings) == ("cross_entropy", None)
     assert {*fields(data[0])} == {"target_tokens", "weights"}
-    assert fields(data[0])["weights"][0] == "float32"
-    assert fields(data[0])["weights"][1][0] == 0.0
-
-
-def test_log_probabilities_are_those_of_the_trained_tokens(there: Standing) -> None:
-    engine, _ = engine_of(there, NegativeLogLikelihood())
+    assert (fields(data[0])["weights"][0], fields(data[0])["weights"][1][0]) == ("float32", 0.0)
     assert engine.logprobs(ROWS) == [[-0.5, -0.25], [-1.0, -2.0]]
     assert there.training.forward.call_args.args[1] == "cross_entropy"
 
 
-def test_each_way_to_the_adapters_is_one_that_the_package_has(there: Standing) -> None:
+def test_each_way_to_the_adapters_is_one_that_the_package_has(there: Standing, tmp_path: Path) -> None:
     engine, _ = engine_of(there, Cispo())
     name = engine.save(Path("nowhere"))
     assert name == "tinker://run/weights/state-1-step-0"
@@ -136,13 +135,9 @@ def test_each_way_to_the_adapters_is_one_that_the_package_has(there: Standing) -
     resumed.load(Path("nowhere"), name)
     resumed.step(ROWS)
     there.service.create_training_client_from_state_with_optimizer.assert_called_once_with(name)
-
-
-def test_a_checkpoint_of_the_service_is_begun_from_its_name(there: Standing, tmp_path: Path) -> None:
     card = {"format": "compact", "counter": "c", "env": {}, "env_hash": "e", "base": "b", "remote": "tinker://begun"}
     (tmp_path / "checkpoint.json").write_bytes(msgspec.json.encode(card))
-    backend = TinkerBackend(Service(tinker, there.service, MODEL))
-    TinkerEngine(backend, tmp_path, Cispo(), TRAIN, 4).step(ROWS)
+    engine_of(there, Cispo(), tmp_path)[0].step(ROWS)
     there.service.create_training_client_from_state.assert_called_once_with("tinker://begun")
 
 
@@ -182,4 +177,4 @@ def test_a_pending_sample_leaves_the_event_loop_to_others(there: Standing) -> No
 def test_the_hosted_service_is_not_reached_without_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TINKER_API_KEY", raising=False)
     with pytest.raises(UsageError, match=f"tinker {tinker.__version__} cannot talk to the hosted service"):
-        connect(EngineName(MODEL, None), Machine())
+        connect(MODEL, None, Machine())

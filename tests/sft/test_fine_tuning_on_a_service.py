@@ -17,7 +17,7 @@ import torch
 
 from harness1.config import Lora, Machine
 from harness1.engines.engine import Engine, OpenEngine, TrainerJob, open_local_engine, open_service_engine
-from harness1.engines.tinker import EngineName, TinkerBackend, connect, tinker_service
+from harness1.engines.tinker import TinkerBackend, connect, tinker_service
 from harness1.models.checkpoint import read_checkpoint
 from harness1.sft.train import FineTuning, fine_tune
 from harness1.training.algorithm import NegativeLogLikelihood
@@ -44,7 +44,7 @@ def large_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def on_service(place: Place, out: Path, sdk: FakeTinker, kept: list[Any] | None = None) -> FineTuning:
-    sampler = TinkerBackend(connect(EngineName.read(ADDRESS), Machine(), sdk))
+    sampler = TinkerBackend(connect(MODEL, "http://localhost:1", Machine(), sdk))
     work = tuning(place, out, TRAIN, sampler=sampler)
     service = msgspec.structs.replace(work.config.machine.service, reduction=cast(Any, sdk.reduction))
     machine = msgspec.structs.replace(work.config.machine, service=service)
