@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import groupby, islice
 from typing import Any
 
 from harness1.env.pieces import Piece
@@ -67,7 +67,7 @@ class ChatML(ChatFormat):
         return self.tokenizer.decode(output_ids[:end])[:LONGEST]
 
 
-def as_words(reasoning: str) -> str:
+def _as_words(reasoning: str) -> str:
     """Return reasoning as one line without the brackets of calls and tags, or nothing if it is empty. With brackets, a
     call that is only mentioned would be carried out, and an unclosed thought would swallow the call."""
     words = " ".join(reasoning.translate(_BRACKETS).split())
@@ -81,8 +81,7 @@ _LINE = re.compile(
 
 
 class Compact(ChatML):
-    """Reasoning, then a line `TOOL {arguments}`. A line is a call only if it names an existing tool; an output that is
-    a single call as a JSON object counts as well."""
+    """Reasoning, then a line `TOOL {arguments}` of an existing tool; a single call as a JSON object counts as well."""
 
     name = "compact"
     instruction = "End with one line: TOOL {arguments as JSON}"
@@ -96,7 +95,7 @@ class Compact(ChatML):
 
     def format_action(self, reasoning: str, action: ToolCall) -> Ids:
         call = f"{action.name} {json.dumps(action.arguments, ensure_ascii=False)}"
-        return (*self.text(as_words(reasoning) + call), *self.write(IM_END))
+        return (*self.text(_as_words(reasoning) + call), *self.write(IM_END))
 
     def parse(self, output_ids: Sequence[int], specs: Sequence[ToolSpec]) -> Parsed:
         text = self.said(output_ids)
@@ -165,7 +164,7 @@ class Hermes(ChatML):
     def format_action(self, reasoning: str, action: ToolCall) -> Ids:
         call = json.dumps({"name": action.name, "arguments": action.arguments}, ensure_ascii=False)
         return (
-            *self.text(as_words(reasoning)),
+            *self.text(_as_words(reasoning)),
             *self.write(f"{TAG}\n"),
             *self.text(f"{call}\n"),
             *self.write(f"{TAG_END}{IM_END}"),
@@ -236,6 +235,11 @@ Reasoning: high
 Calls to these tools must go to the commentary channel: 'functions'.{END}"""
 """The system message that the models know; its date is fixed (spec 3.1), or prompts would change every day."""
 
+_MARKS = {name: chr(0xD800 + at) for at, name in enumerate((START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN))}
+_UNMARKED = {ord(mark): name for name, mark in _MARKS.items()}
+_ENDS = re.compile("|".join(_MARKS[name] for name in (START, END, CALL, RETURN)))
+_ANY_MARK = re.compile("[\ud800-\udfff]")
+_CHANNELS = re.compile(rf"{_MARKS[CHANNEL]}\s*([^\s\ud800-\udfff]*)")
 _RECIPIENT = re.compile(r"to=([^\s<]+)")
 _PLAIN_NAME = re.compile(r"[\w.-]{1,64}")
 
@@ -245,11 +249,11 @@ class Harmony(ChatFormat):
 
     name = "harmony"
     instruction = "Call one of the functions: commentary to=functions.NAME, with its arguments as JSON"
-    control = (START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN)
+    control = tuple(_MARKS)
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__(tokenizer)
-        self._names = {tokenizer.control[name]: name for name in self.control}
+        self._marks = {tokenizer.control[name]: mark for name, mark in _MARKS.items()}
 
     @property
     def stop_ids(self) -> Ids:
@@ -318,34 +322,17 @@ class Harmony(ChatFormat):
         raise UsageError("policy.constrained is not offered with the harmony format")
 
     def _messages(self, output_ids: Sequence[int]) -> Iterator[tuple[str, str, str]]:
-        """Yield the header, channel and text of each message of an output, ignoring headers without a text."""
-        header, channel, text = list[str](), "", None
-        for name, stretch in self._stretches(output_ids):
-            if name in (START, END, CALL, RETURN):
-                if text is not None:
-                    yield " ".join(header), channel, text
-                header, channel, text = [stretch], "", None
-            elif text is not None:
-                text += name + stretch
-            elif name == MESSAGE:
-                text = stretch
-            else:
-                header.append(stretch)
-                if name == CHANNEL:
-                    channel = next(iter(stretch.split()), "")
-        if text is not None:
-            yield " ".join(header), channel, text
-
-    def _stretches(self, output_ids: Sequence[int]) -> Iterator[tuple[str, str]]:
-        """Yield each control token with the text after it; the output continues from `<|start|>assistant`."""
-        name, pending = START, list[int]()
-        for token in output_ids:
-            if token in self._names:
-                yield name, self.tokenizer.decode(pending)
-                name, pending = self._names[token], []
-            else:
-                pending.append(token)
-        yield name, self.tokenizer.decode(pending)
+        """Yield the header, channel and text of each message of an output, which continues from `<|start|>assistant`,
+        ignoring headers without a text. Meanwhile each control token is a lone surrogate, which no text has."""
+        marked = "".join(
+            "".join(map(self._marks.__getitem__, run)) if is_control else self.tokenizer.decode([*run])
+            for is_control, run in groupby(output_ids, self._marks.__contains__)
+        )
+        for message in _ENDS.split(marked):
+            header, begins, text = message.partition(_MARKS[MESSAGE])
+            if begins:
+                channels = _CHANNELS.findall(header)
+                yield _ANY_MARK.sub(" ", header), channels[-1] if channels else "", text.translate(_UNMARKED)
 
 
 def _parameters(spec: ToolSpec) -> str:
@@ -393,8 +380,7 @@ FORMATS: dict[str, type[ChatFormat]] = {"hermes": Hermes, "harmony": Harmony, "c
 
 
 def open_format(name: str, tokenizer: Tokenizer) -> ChatFormat:
-    """Return the format of a name; `auto` chooses the one whose control tokens the tokenizer has. Raise ConfigError if
-    there is none, UsageError if the tokenizer lacks a control token of it, or a plugin cannot be used."""
+    """Return the format of a name; `auto` chooses by the tokenizer's control tokens. Raise UsageError if none fits."""
     if name == "auto":
         known = {CHANNEL: Harmony.name, IM_START: Hermes.name}
         name = next((known[token] for token in known if token in tokenizer.control), name)

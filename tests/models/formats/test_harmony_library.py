@@ -121,11 +121,6 @@ def test_our_prompts_are_those_of_the_library(chat: Harmony, encoding: library.H
         assert [token for _, ids in ours for token in ids] == theirs
 
 
-def test_a_mapping_is_written_as_a_type(chat: Harmony) -> None:
-    text = chat.tokenizer.decode(chat.declarations(SPECS))
-    assert "\nimportance?: { [key: string]: string }, // default: {}\n}) => any;\n" in text
-
-
 @settings(max_examples=40)
 @given(query=st.text(max_size=30) | st.just(HOSTILE), reasoning=st.text(max_size=20))
 @pytest.mark.parametrize("header", ["spoken", "recipient in the channel", "no constraint"])
@@ -152,13 +147,7 @@ def test_the_vocabulary_encodes_texts_as_texts(chat: Harmony, plain: tiktoken.En
     ids = chat.tokenizer.encode(text)
     assert ids == plain.encode_ordinary(text)
     assert set(chat.tokenizer.control.values()).isdisjoint(ids)
-    assert chat.tokenizer.decode(ids) == text.encode("utf-8", "replace").decode()
-
-
-@given(ids=st.lists(st.integers(-5, 2**40) | st.integers(199_990, 201_100)))
-def test_any_ids_have_a_text(chat: Harmony, ids: list[int]) -> None:
-    assert isinstance(chat.tokenizer.decode(ids), str)
-    assert chat.parse(ids, SPECS) is not None
+    assert chat.tokenizer.decode([-5, *ids, 2**40]) == text.encode("utf-8", "replace").decode()
 
 
 def test_the_control_tokens_are_those_of_the_library(chat: Harmony, encoding: library.HarmonyEncoding) -> None:
@@ -178,11 +167,10 @@ def test_outputs_are_read_alike_with_every_tokenizer(chat: Harmony, parts: list[
     assert chat.parse(chat.write(text), SPECS) == small.parse(small.write(text), SPECS)
 
 
-def test_reports_a_missing_vocabulary_as_a_usage_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(library, "load_harmony_encoding", _absent)
+def test_reports_a_missing_vocabulary_as_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: Any) -> Any:
+        raise library.HarmonyError("no network")
+
+    monkeypatch.setattr(library, "load_harmony_encoding", absent)
     with pytest.raises(UsageError, match="set TIKTOKEN_ENCODINGS_BASE to a folder"):
         HarmonyVocabulary()
-
-
-def _absent(name: Any) -> Any:
-    raise library.HarmonyError("no network")

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import time
 import unicodedata
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -17,7 +20,6 @@ from harness1.models.chat_format import ChatFormat, Parsed
 from harness1.models.tokenizer import split_at_control
 from harness1.records import ToolCall
 from harness1.tools.registry import Toolbox
-from tests.models.formats import parser_fuzz
 from tests.support import call, search
 from tests.vocabularies import SPOKEN, TAGS, chat_format
 
@@ -106,55 +108,127 @@ def test_reads_a_written_action_back_as_that_action(name: str, kind: str, action
 @pytest.mark.parametrize(("name", "kind"), SPOKEN)
 def test_reads_plain_reasoning_back_word_for_word(name: str, kind: str) -> None:
     chat = chat_format(name, kind)
-    assert chat.parse(chat.format_action("Look for the river.", RIVER), SPECS) == Parsed(
-        "Look for the river.", (RIVER,)
-    )
-    assert chat.parse(chat.format_action("", RIVER), SPECS) == Parsed("", (RIVER,))
+    for words in ("Look for the river.", ""):
+        assert chat.parse(chat.format_action(words, RIVER), SPECS) == Parsed(words, (RIVER,))
 
 
-@pytest.mark.parametrize("name", parser_fuzz.KINDS)
-def test_fuzzed_outputs_neither_raise_nor_become_other_calls(name: str) -> None:
-    report = parser_fuzz.fuzz(name, 1500, seed=1)
-    assert (report["exceptions"], report["invented"], report["lost"]) == (0, 0, 0), report
-    assert min(report["valid"], report["errors"]) > 150
+SYNTAX = (
+    *(spec.name for spec in SPECS),
+    *("{", "}", "[", "]", ":", ",", '"', "'", "\\", "\\u", "\\ud800", "\\u12", "\\/", "\x00", "\n", " ", "```json\n"),
+    *("<tool_call>", "</tool_call>", "<think>", "</think>", "<|im_end|>", "<|im_start|>assistant\n", "```"),
+    *("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>", "<|x|>"),
+    *("analysis", "commentary", "final", " to=", "functions.", "to=functions.", "json", "assistant", "multi_tool_use"),
+    *('"name": ', '"arguments": ', '"parameters": ', '"tool_uses": [', '"recipient_name": ', '{"query": "river"}'),
+    *("{}", "null", "1e999", "-0", "NaN", "Infinity", "true", "Action: ", "multi_tool_use.parallel", "tool_calls"),
+)
+ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|([\"\\/bfnrt]))")
+KINDS = (("hermes", "qwen"), ("hermes", "chatml"), ("compact", "chatml"), ("harmony", "harmony"))
 
 
-@pytest.mark.parametrize("name", parser_fuzz.KINDS)
-@pytest.mark.parametrize("strange", parser_fuzz.STRANGE)
-def test_huge_outputs_are_read_in_bounded_time(name: str, strange: Any) -> None:
-    chat = chat_format(name, parser_fuzz.KINDS[name][0])
-    ids = said(chat, strange(random.Random(3)) * 4)
-    begun = time.process_time()
-    assert chat.parse(ids, SPECS) is not None
-    assert time.process_time() - begun < 2
+def random_output(chat: ChatFormat, dice: random.Random) -> tuple[Sequence[int], ToolCall | None]:
+    """Random tokens, bytes, syntax or a call, mutated or not; and the call if the output is still that one."""
+    kind = dice.randrange(10)
+    if kind == 0:
+        most = dice.choice((2**31, 2000))
+        return [dice.randrange(most) for _ in range(dice.randrange(60))], None
+    if kind == 1:
+        return chat.tokenizer.encode(dice.randbytes(dice.randrange(120)).decode("utf-8", "replace")), None
+    if kind == 2:
+        return said(chat, "".join(dice.choices(SYNTAX, k=dice.randrange(1, 30)))), None
+
+    def words() -> str:
+        return " ".join(dice.choices((*NASTY, "river", "汉字", *SYNTAX[:12]), k=dice.randrange(1, 7)))
+
+    def value(type_: str) -> Any:
+        many = range(dice.randrange(4))
+        made = {"array": [words() for _ in many], "object": {words(): words() for _ in many}}
+        return made.get(type_, words())
+
+    spec = dice.choice(SPECS)
+    properties, required = spec.parameters["properties"], spec.parameters["required"]
+    chosen = [name for name in properties if name in required or dice.random() < 0.6]
+    meant = ToolCall(spec.name, {name: value(properties[name]["type"]) for name in chosen})
+    ids = chat.format_action(words() if dice.random() < 0.7 else "", meant)
+    if kind == 3:
+        return ids, meant
+    if kind < 6:
+        return mutated(ids, dice), None
+    text = "".join(mutated(chat.tokenizer.decode(ids), dice))
+    for _ in range(dice.randrange(3)):
+        at = dice.randrange(len(text) + 1)
+        text = text[:at] + dice.choice(SYNTAX) + text[at:]
+    return said(chat, text), None
 
 
-@pytest.mark.parametrize("name", parser_fuzz.KINDS)
-@pytest.mark.parametrize("unit", [" ", "\t", "a", "\\", '"', "```", "curate ", '{"a": ', ",", "</think>", "curate {"])
-def test_no_repetition_makes_reading_slow(name: str, unit: str) -> None:
-    chat = chat_format(name, parser_fuzz.KINDS[name][0])
-    begun = time.process_time()
-    for start, end in (
-        ("", ""),
-        ("curate", "x"),
-        ("```", "x"),
-        ('curate {"add_ids": ["', '"]}'),
-        ("<tool_call>{", "}"),
-    ):
-        chat.parse(said(chat, start + unit * 6_000 + end), SPECS)
-    assert time.process_time() - begun < 2
+def mutated(sequence: Sequence[Any], dice: random.Random) -> list[Any]:
+    """A few stretches deleted, doubled, turned round or, in a text, in the other case, and the end cut off."""
+    items = list(sequence)
+    for _ in range(dice.randrange(1, 4)):
+        at, end = sorted(dice.randrange(len(items) + 1) for _ in range(2))
+        stretch = items[at : min(end, at + 20)]
+        other = [each.swapcase() if isinstance(each, str) else each for each in stretch]
+        items[at : at + len(stretch)] = dice.choice(([], stretch * 2, stretch[::-1], other))
+    return items[: dice.choice((len(items), len(items), dice.randrange(len(items) + 1)))]
 
 
-def test_the_fuzzer_sees_what_it_looks_for() -> None:
+def invented(chat: ChatFormat, ids: Sequence[int], actions: Sequence[ToolCall]) -> list[str]:
+    """Names and plain strings of calls that do not occur in an output, apart from escapes."""
+    texts = [chat.tokenizer.decode(ids)]
+    for _ in range(2):  # arguments may be JSON inside a JSON string
+        texts.append(ESCAPE.sub(lambda found: chr(int(found[1], 16)) if found[1] else found[2], texts[-1]))
+    leaves, stack = list[str](), [value for action in actions for value in (action.name, action.arguments)]
+    while stack:
+        each = stack.pop()
+        if isinstance(each, str):
+            leaves.append(each)
+        elif isinstance(each, dict | list):
+            stack += [*each, *each.values()] if isinstance(each, dict) else each
+    return [leaf for leaf in leaves if re.fullmatch(r"[\w .-]+", leaf) and not any(leaf in text for text in texts)]
+
+
+@pytest.mark.parametrize(("name", "kind"), KINDS)
+def test_fuzzed_outputs_neither_raise_nor_become_other_calls(name: str, kind: str) -> None:
+    chat, dice, counts = chat_format(name, kind), random.Random(f"1/{name}"), Counter[bool]()
+    for _ in range(1000):
+        ids, meant = random_output(chat, dice)
+        found = chat.parse(ids, SPECS)
+        assert invented(chat, ids, found.actions) == [], chat.tokenizer.decode(ids)
+        if meant is not None:
+            assert [each.name for each in found.actions] == [meant.name]
+            assert found.actions[0].arguments == composed(meant.arguments, kind)
+        counts[bool(found.actions)] += 1
+    assert min(counts[True], counts[False]) > 100
+
+
+def test_a_call_that_nobody_wrote_is_seen() -> None:
     chat = chat_format("hermes", "chatml")
-    ids = said(chat, r'<tool_call>{"name": "curate", "arguments": {"add_ids": ["D\u0031\/ \ud83d\ude00 \\d"]}}')
-    actions = chat.parse(ids, SPECS).actions
-    assert actions == (call("curate", add_ids=["D1/ 😀 \\d"]),)
-    assert parser_fuzz.invented(chat, ids, Parsed("", actions)) is None
-    for forged in (call("verify"), call("curate", add_ids=["D2"]), call("curate", other=[]), call("")):
-        assert parser_fuzz.invented(chat, ids, Parsed("", (forged,))) is not None
-    compact = chat_format("compact", "chatml")
-    assert parser_fuzz.invented(compact, ids, Parsed("", (call("name"),))) is not None
+    ids = said(chat, r'<tool_call>{"name": "curate", "arguments": {"add_ids": ["D\u0031"]}}')
+    assert chat.parse(ids, SPECS).actions == (call("curate", add_ids=["D1"]),)
+    assert invented(chat, ids, [call("curate", add_ids=["D1"])]) == []
+    for forged in (call("verify"), call("curate", add_ids=["D2"]), call("curate", other=[])):
+        assert invented(chat, ids, [forged]) != []
+
+
+DEEP = 10_000
+HUGE = (
+    *(f'<tool_call>{{"name": "curate", "arguments": {unit * DEEP}' for unit in ('{"a":', "[", "{")),
+    '<tool_call>{"name": "curate", "arguments": ' + '{"name": "parallel", "arguments": {"tool_uses": [' * 2000,
+    f'curate {{"add_ids": {"[" * DEEP}"D1"{"]" * DEEP}}}',
+    f'<tool_call>{{"name": "curate", "arguments": {{"add_ids": {"9" * DEEP}}}}}</tool_call>',
+    *(line * 2000 for line in ('curate {"add_ids": [\n', '<tool_call>{"name"', "curate {}\n", "<think>")),
+    *(unit * 6_000 for unit in (" ", "\t", "a", "\\", '"', "```", "curate ", '{"a": ', ",", "</think>", "curate {")),
+)
+
+
+@pytest.mark.parametrize("name", ["hermes", "compact", "harmony"])
+@pytest.mark.parametrize("huge", HUGE, ids=range(len(HUGE)))
+def test_huge_outputs_and_repetitions_are_read_in_bounded_time(name: str, huge: str) -> None:
+    chat = chat_format(name, "harmony" if name == "harmony" else "chatml")
+    frames = (("", ""), ("curate", "x"), ("```", "x"), ('curate {"add_ids": ["', '"]}'), ("<tool_call>{", "}"))
+    outputs = [said(chat, start + huge + end) for start, end in frames]
+    begun = time.process_time()
+    assert all(chat.parse(ids, SPECS) is not None for ids in outputs)
+    assert time.process_time() - begun < 2
 
 
 @pytest.mark.parametrize("kind", ["chatml", "qwen"])
@@ -269,13 +343,8 @@ def test_compact_reads_an_output_that_is_one_json_object() -> None:
         assert parsed("compact", text) == Parsed("", (RIVER,))
     for text in (f"Look. {BODY}", BODY.replace("search_corpus", "fetch"), '{"query": "river"}', f"{BODY}\n{BODY}"):
         assert parsed("compact", text).error == "there is no call"
-
-
-def test_compact_knows_no_tool_that_is_not_shown() -> None:
     chat = chat_format("compact", "chatml")
-    ids = chat.format_action("", call("grep_corpus", pattern="x"))
-    assert chat.parse(ids, SPECS).actions
-    assert chat.parse(ids, [spec for spec in SPECS if spec.name != "grep_corpus"]).actions == ()
+    assert chat.parse(said(chat, BODY), [spec for spec in SPECS if spec.name != "search_corpus"]).actions == ()
 
 
 THOUGHT = "<|channel|>analysis<|message|>Look.<|end|><|start|>assistant"
@@ -331,12 +400,9 @@ def test_harmony_says_what_is_wrong(text: str, error: str) -> None:
     assert (found.error or "").startswith(error)
 
 
-def test_a_control_token_inside_of_arguments_stays_a_text() -> None:
+def test_control_tokens_in_arguments_are_text_and_what_follows_the_stop_token_is_not_read() -> None:
     found = parsed("harmony", f' to=functions.search_corpus{MESSAGE}{{"query": "a<|channel|>b"}}<|call|>')
     assert found.actions == (search("a<|channel|>b"),)
-
-
-def test_what_follows_the_stop_token_is_not_read() -> None:
     for name in ("hermes", "compact"):
         chat = chat_format(name, "chatml")
         assert len(chat.parse([*chat.format_action("", RIVER), *chat.format_action("", END)], SPECS).actions) == 1

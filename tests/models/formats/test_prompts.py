@@ -20,8 +20,9 @@ from harness1.models.chat_format import ChatFormat
 from harness1.models.formats import Harmony
 from harness1.models.tokenizer import split_at_control
 from harness1.records import Chunk, ModelCall, Task, ToolCall
+from harness1.tools.tool import ToolSpec
 from tests.support import CORPUS, WORDS, call, chunk, curate, make_env, run, search
-from tests.vocabularies import CHATML, HARMONY, SPOKEN, TAGS, chat_format, vocabulary
+from tests.vocabularies import CHATML, HARMONY, SPOKEN, TAGS, chat_format, tokenizer, vocabulary
 
 ORDERS = ("paper", "stable_first", "epoch", "transcript")
 HOSTILE = (
@@ -96,13 +97,11 @@ def random_action(dice: random.Random) -> ToolCall:
 async def contexts_of(env: SearchEnv, chat: ChatFormat, dice: random.Random, turns: int) -> list[Context]:
     """What a policy sees that says random things, some of its turns in tokens and some of these cut off."""
     found = [await env.reset(Task("t", " ".join(dice.sample([*WORDS, *HOSTILE], 5))))]
-    for turn in range(turns):
-        if found[-1] is None:
-            break
+    while found[-1] is not None and len(found) <= turns:
         action = random_action(dice)
         output = chat.format_action(dice.choice(["", *HOSTILE]), action)
         output = output[: dice.choice([len(output), len(output) - 1, len(output) // 2])]
-        spoken = (ModelCall(f"{turn + 1}.0", output_ids=output),) if dice.random() < 0.7 else ()
+        spoken = (ModelCall(f"{len(found)}.0", output_ids=output),) if dice.random() < 0.7 else ()
         found.append((await env.step([action], "reason", spoken)).context)
     return [context for context in found if context is not None]
 
@@ -230,15 +229,45 @@ def test_segments_of_equal_text_have_equal_names_and_outputs_are_named_by_their_
 def test_declarations_are_encoded_once_for_the_same_tools(
     name: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chat, env = chat_format(name, kind), make_env()
-    context = run(env.reset(Task("t", "Who?")))
-    made = []
+    chat, made = chat_format(name, kind), []
+    context = run(make_env().reset(Task("t", "Who?")))
     encode = type(chat).declarations
     monkeypatch.setattr(type(chat), "declarations", lambda self, specs: made.append(specs) or encode(self, specs))
-    first = [chat.segments(context), chat.segments(context), chat.tools(context.tools)]
-    assert len(made) <= 1
-    assert first[0] == first[1]
-    fewer = chat.messages(group_messages(context.pieces), context.tools[:2])
-    assert fewer != first[0]
-    assert len(made) <= 2
-    assert chat.segments(context) == first[0]
+    first = chat.segments(context)
+    assert (chat.segments(context) == first, chat.tools(context.tools) > 0, len(made) <= 1) == (True, True, True)
+    assert chat.messages(group_messages(context.pieces), context.tools[:2]) != first
+    assert chat.segments(context) == first
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+SCHEMAS = st.fixed_dictionaries(
+    {"type": st.sampled_from(["object", "array", "string", "null", "integer"]) | st.lists(st.just("string"))},
+    optional={"items": JSON, "additionalProperties": JSON, "enum": JSON, "default": JSON, "properties": JSON},
+)
+
+
+@pytest.mark.parametrize(
+    ("schema", "type_"),
+    [
+        ({"type": "object", "additionalProperties": True}, "{ [key: string]: any }"),
+        ({"type": "object", "additionalProperties": {"type": "string"}}, "{ [key: string]: string }"),
+        ({"type": ["string", "null"]}, "string | null"),
+        ({"type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer"}}}}, "{ a: number[] }"),
+        ({"enum": ["a", 1]}, '"a" | 1'),
+        ({}, "any"),
+    ],
+)
+def test_a_schema_is_a_type(schema: dict[str, object], type_: str) -> None:
+    spec = ToolSpec("tool", "Does it.", {"type": "object", "properties": {"x": schema}})
+    declared = tokenizer("harmony").decode(chat_format("harmony", "harmony").declarations([spec]))
+    assert f"x?: {type_}," in declared
+
+
+@given(SCHEMAS)
+def test_no_schema_is_too_strange(schema: dict[str, object]) -> None:
+    spec = ToolSpec("tool", "Does it.", {"type": "object", "properties": {"x": schema}})
+    assert chat_format("harmony", "harmony").declarations([spec])
