@@ -76,23 +76,19 @@ def _adapt_linear(layer: Any, rank: int, alpha: float, down: tuple[int, int], up
             super().__init__()
             self.base_layer, self.rank, self.alpha = layer, rank, alpha
             self.lora_A, self.lora_B = _factor(down, layer), _factor(up, layer)
-            self._kept: tuple[Tensor, Tensor] | None = None
+            self.kept: tuple[Tensor, Tensor] | None = None
 
         def forward(self, hidden: Tensor) -> Tensor:
             plain: Tensor = self.base_layer(hidden)
             with torch.autocast(hidden.device.type, enabled=False):
                 if plain.dtype == torch.bfloat16 and plain.device.type in ROUNDED_ON:
-                    first, second = self._kept or self._round()
+                    first, second = self.kept or self.rounded()
                     inner = hidden.to(torch.bfloat16).flatten(0, -2) @ first.T
                     return torch.addmm(plain.flatten(0, -2), inner, second.T).view_as(plain)
                 change: Tensor = scale * self.lora_B(self.lora_A(hidden.float()))
                 return plain + change.to(plain.dtype)
 
-        def keep_rounded(self) -> None:
-            with torch.no_grad():
-                self._kept = self._round()
-
-        def _round(self) -> tuple[Tensor, Tensor]:
+        def rounded(self) -> tuple[Tensor, Tensor]:
             return self.lora_A.weight.to(torch.bfloat16), (scale * self.lora_B.weight).to(torch.bfloat16)
 
         def update(self) -> Tensor:
@@ -152,8 +148,7 @@ def _adapt_parameter(
 
 
 def _route(indices: Tensor, count: int) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Yield each chosen expert with its tokens and its places among their choices. In a memory plan, where tensors have
-    no data, experts share the tokens equally."""
+    """Yield each chosen expert with its tokens and their places; in a memory plan, without data, equal shares."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
 
@@ -199,9 +194,8 @@ if TYPE_CHECKING:
 
 
 def add_adapters(model: PreTrainedModel, lora: Lora, seed: int) -> None:
-    """Freeze a model and add an adapter to each linear layer except the output head and, with `lora.experts`, to the
-    experts of a mixture; with `lora.layers`, only in so many of its last layers. B starts at zero, so outputs stay.
-    Raise UsageError if the model lacks them."""
+    """Freeze a model and add an adapter to each linear layer except the output head, to experts with `lora.experts`,
+    and only in the last `lora.layers`. B starts at zero, so outputs stay. Raise UsageError if the model lacks them."""
     import torch
 
     model.requires_grad_(False)
@@ -263,8 +257,7 @@ def on_cpu(weights: Weights) -> Weights:
 
 
 def put_adapters(model: PreTrainedModel, adapters: Adapters) -> None:
-    """Give adapters to a model, in place of those that it has; copy their tensors and freeze everything else. Raise as
-    `check_adapters`, with the model unchanged."""
+    """Give adapters to a model, in place of its own, and freeze everything else; raise as `check_adapters`."""
     check_adapters(model, adapters)
     present = adapters_of(model)
     if present is None or (present.lora, present.tensors.keys()) != (adapters.lora, adapters.tensors.keys()):
@@ -280,9 +273,12 @@ def put_adapters(model: PreTrainedModel, adapters: Adapters) -> None:
 
 def keep_rounded(model: PreTrainedModel) -> None:
     """Round adapters of a model that is only sampled once, not in every pass; call it after every change of them."""
-    for _, layer in list_adapters(model):
-        if hasattr(layer, "keep_rounded"):
-            layer.keep_rounded()
+    import torch
+
+    with torch.no_grad():
+        for _, layer in list_adapters(model):
+            if hasattr(layer, "rounded"):
+                layer.kept = layer.rounded()
 
 
 def check_adapters(model: PreTrainedModel, adapters: Adapters) -> None:
@@ -375,8 +371,7 @@ class AdapterConfig(msgspec.Struct, kw_only=True):
 
 
 def write_adapters(folder: Path, adapters: Adapters, base: Path) -> None:
-    """Write adapters of the model in `base` to a folder that peft and vLLM read; the configuration, which makes it a
-    folder of adapters, comes last. Raise OSError, or SafetensorError on a full disk."""
+    """Write adapters to a folder that peft and vLLM read; the configuration, which makes it one, comes last."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)

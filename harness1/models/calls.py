@@ -1,5 +1,4 @@
-"""Calls in text, read tolerantly where the meaning is clear, without exceptions and in bounded time; and contexts as
-messages of OpenAI's chat completions, for models that take text rather than token ids."""
+"""Calls in text, read tolerantly where the meaning is clear, in bounded time; and contexts as OpenAI's messages."""
 
 from __future__ import annotations
 
@@ -70,8 +69,7 @@ def read_call(found: dict[str, Any]) -> tuple[ToolCall, ...]:
 
 
 def read_bare(text: str, names: Collection[str]) -> tuple[ToolCall, ...]:
-    """Return the calls of an output that is a single JSON object of name and arguments, fenced or not, with at most a
-    thought before it. Only tools of these names count, since the object may be anything."""
+    """Return the calls of an output that is one JSON object, fenced or not, after at most a thought; of these tools."""
     body = (text.partition(THOUGHT)[2] if text.lstrip().startswith(THINK) else text).strip()
     body = body.removeprefix("```json").removeprefix("```").removesuffix("```").strip()
     found = read_object(body) if body.startswith("{") and find_object(body) == body else None

@@ -61,8 +61,7 @@ def literal(text: Any) -> str:
 
 
 def arguments_rules(specs: Sequence[ToolSpec]) -> str:
-    """Return a rule `args_NAME` for each tool: its arguments as `json.dumps` writes them, in schema order. Raise
-    UsageError for a schema that cannot be expressed by these rules."""
+    """Return a rule `args_NAME` for each tool: its arguments as `json.dumps` writes them, in schema order."""
     rules, arguments = _Rules(), dict[str, str]()
     for spec in specs:
         try:
@@ -148,8 +147,7 @@ STOP_SETS = 4
 
 
 class GrammarCompiler:
-    """A compiler by `xgrammar` of grammars for the tokenizer in a model's folder, whose logits are `vocabulary` wide.
-    Raises UsageError if the folder has none."""
+    """A compiler by `xgrammar` for the tokenizer in a model's folder, whose logits are `vocabulary` wide."""
 
     def __init__(self, folder: Path, vocabulary: int) -> None:
         with optional("grammar"):
@@ -164,8 +162,7 @@ class GrammarCompiler:
         self._compiler = lru_cache(STOP_SETS)(self._new_compiler)
 
     def start(self, grammar: Grammar, stop_ids: Sequence[int]) -> GrammarState:
-        """Return the state at the beginning of an output. A stop token is allowed only where the grammar may end. Raise
-        UsageError if the grammar does not compile, or there is no stop token to end it."""
+        """Return the state at the beginning of an output, which a stop token ends only where the grammar may end."""
         if not stop_ids:
             raise UsageError("an output with a grammar needs a stop token: nothing else can end it")
         try:
@@ -181,8 +178,7 @@ class GrammarCompiler:
         return self._xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=COMPILED_BYTES)
 
     def masks(self, grammar: Grammar, stop_ids: Sequence[int], output_ids: Sequence[int]) -> Tensor:
-        """Return what was allowed at each token of an output: bool, [tokens, vocabulary]. Raise as `start`, and
-        InfrastructureFault if the output does not match the grammar."""
+        """Return what was allowed at each token of an output: bool, [tokens, vocabulary]."""
         import torch
 
         state, masks = self.start(grammar, stop_ids), []

@@ -30,8 +30,7 @@ class ModelSpec(NamedTuple):
 
     @classmethod
     def read(cls, spec: str) -> ModelSpec:
-        """Parse the name of a model; that of a released policy stands for its folder. Raise UsageError if it has none
-        of the forms of `NAMES`, or holds a password, which would be recorded."""
+        """Parse the name of a model or released policy; UsageError for another form, or a password in it."""
         if folder := policy_folder(spec):
             return cls("hf", str(folder), None)
         kind, _, rest = spec.partition(":")

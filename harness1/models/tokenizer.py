@@ -76,8 +76,7 @@ class FastTokenizer:
 
 
 def open_tokenizer(folder: Path) -> FastTokenizer:
-    """Return the tokenizer in a model's folder; adapters without one have that of their base. Raise UsageError if there
-    is no usable one."""
+    """Return the tokenizer of a model's folder, or of the base of adapters; UsageError if none is usable."""
     path = folder / TOKENIZER
     if not path.is_file() and holds_adapters(folder):
         path = base_folder(folder) / TOKENIZER

@@ -57,7 +57,7 @@ def check(messages: Sequence[Message]) -> None:
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("known", [(), (1, 2, 3, 4, 5), (2, 4)])
-def test_every_call_is_answered_in_every_order(order: str, known: tuple[int, ...]) -> None:
+def test_every_call_is_answered_and_texts_are_the_joined_pieces(order: str, known: tuple[int, ...]) -> None:
     spoken = {turn: said(turn, "search_corpus", "curate", executed=turn % 2) for turn in known}
     for context in contexts(order):
         messages = messages_of(context.pieces, spoken)
@@ -67,20 +67,17 @@ def test_every_call_is_answered_in_every_order(order: str, known: tuple[int, ...
         assert len(made) == len(turns)
         for turn, message in zip(turns, made, strict=True):
             assert (message is spoken[turn].message) if turn in known else (message["content"] is None)
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_texts_are_the_joined_pieces_and_nothing_else(order: str) -> None:
-    for context in contexts(order):
-        groups = group_messages(context.pieces)
-        messages = messages_of(context.pieces, {})
-        assert len(messages) == len(groups)
-        for message, group in zip(messages, groups, strict=True):
-            if group[0].turn_ref is None:
-                assert message["content"] == "".join(each.text for each in group)
-        told = "".join(message["content"] or "" for message in messages)
+        texts = [
+            "".join(each.text for each in group)
+            for group in group_messages(context.pieces)
+            if group[0].turn_ref is None
+        ]
+        shown = [
+            each["content"] for each in messages if each["role"] != "assistant" and each["content"] != NOT_EXECUTED
+        ]
+        assert shown == texts
         own = "".join(each.text for each in context.pieces if each.turn_ref is not None)
-        assert len(told) + len(own) == len(text_of(context))
+        assert len("".join(texts)) + len(own) == len(text_of(context))
 
 
 def test_a_call_that_was_not_carried_out_is_told_so_under_its_own_id() -> None:

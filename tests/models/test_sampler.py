@@ -14,19 +14,11 @@ from harness1.records import Sampling
 LOGITS = torch.tensor([[2.0, 1.0, 0.0, -1.0], [0.0, 0.0, 3.0, 0.5]])
 
 
-def test_without_settings_it_is_the_softmax_in_float32() -> None:
-    logprobs = process_logprobs(LOGITS.bfloat16(), Sampling())
-    assert logprobs.dtype == torch.float32
-    assert torch.equal(logprobs, LOGITS.log_softmax(-1))
-
-
-def test_the_temperature_divides_the_logits() -> None:
+def test_without_settings_it_is_the_softmax_in_float32_of_logits_over_the_temperature() -> None:
+    assert torch.equal(process_logprobs(LOGITS.bfloat16(), Sampling()), LOGITS.log_softmax(-1))
     assert torch.allclose(process_logprobs(LOGITS, Sampling(temperature=0.5)), (LOGITS / 0.5).log_softmax(-1))
-
-
-def test_temperature_0_is_one_token_with_log_probability_0() -> None:
-    logprobs = process_logprobs(LOGITS, Sampling(temperature=0.0, top_p=0.5, top_k=3))
-    assert logprobs.tolist() == [[0.0, -math.inf, -math.inf, -math.inf], [-math.inf, -math.inf, 0.0, -math.inf]]
+    greedy = process_logprobs(LOGITS, Sampling(temperature=0.0, top_p=0.5, top_k=3))
+    assert greedy.tolist() == [[0.0, -math.inf, -math.inf, -math.inf], [-math.inf, -math.inf, 0.0, -math.inf]]
 
 
 def test_top_k_keeps_the_most_likely_and_renormalises() -> None:
@@ -61,32 +53,22 @@ def test_what_is_kept_can_be_differentiated() -> None:
     assert logits.grad.isfinite().all()
 
 
-def test_draws_follow_the_distribution() -> None:
+def test_draws_follow_the_distribution_and_never_are_a_token_of_probability_0() -> None:
     logprobs = process_logprobs(LOGITS, Sampling(top_k=3))
     uniforms = torch.linspace(0, 1, 10_001, dtype=torch.float64)[:-1]
     for row in logprobs:
         ids = draw(row.expand(len(uniforms), -1), uniforms)
         shares = torch.bincount(ids, minlength=4) / len(uniforms)
         assert torch.allclose(shares, row.exp(), atol=2e-4)
-
-
-def test_a_token_of_probability_0_is_never_drawn() -> None:
-    logprobs = torch.tensor([[-math.inf, 0.0, -math.inf]])
     for uniform in (0.0, 0.5, 1 - 2**-53):
-        assert draw(logprobs, torch.tensor([uniform], dtype=torch.float64)).tolist() == [1]
+        one = torch.tensor([[-math.inf, 0.0, -math.inf]])
+        assert draw(one, torch.tensor([uniform], dtype=torch.float64)).tolist() == [1]
 
 
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        Sampling(temperature=-0.1),
-        Sampling(temperature=math.nan),
-        Sampling(top_p=0.0),
-        Sampling(top_p=1.1),
-        Sampling(top_k=-1),
-        Sampling(max_tokens=0),
-    ],
-)
-def test_settings_that_name_no_distribution_are_refused(sampling: Sampling) -> None:
-    with pytest.raises(UsageError):
-        check_sampling(sampling)
+def test_settings_that_name_no_distribution_are_refused() -> None:
+    for name, value in (
+        *(("temperature", -0.1), ("temperature", math.nan), ("top_p", 0.0), ("top_p", 1.1), ("top_k", -1)),
+        ("max_tokens", 0),
+    ):
+        with pytest.raises(UsageError, match=name):
+            check_sampling(Sampling(**{name: value}))
