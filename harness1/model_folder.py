@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +170,21 @@ def check_base(adapters: Path, opened: Path) -> None:
     base, wanted = base_folder(adapters), base_folder(opened)
     if base.resolve() != wanted.resolve() and folder_hash(base) != folder_hash(wanted):
         raise UsageError(f"the adapters in {adapters} belong to {base}, and the model in use is {wanted}")
+
+
+def open_tensors(folder: Path, stack: ExitStack) -> dict[str, Any]:
+    """Return the open safetensors file of each tensor in a model's folder, until `stack` ends. Raise UsageError if the
+    folder holds no such model, or its files cannot be read; MissingExtra without safetensors."""
+    with optional("train"):
+        from safetensors import safe_open
+    files: dict[str, Any] = {}
+    with refusing(f"the weights in {folder} cannot be read"):
+        for path in sorted(folder.glob("*.safetensors")):
+            file: Any = stack.enter_context(safe_open(path, framework="pt"))
+            files |= dict.fromkeys(file.keys(), file)
+    if not files or not (folder / "config.json").is_file():
+        raise UsageError(f"{folder} is not a model: it needs config.json and safetensors weights")
+    return files
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,21 +31,6 @@ def context_window(folder: Path) -> int | None:
     with refusing(f"{folder} has no readable config.json"):
         config = msgspec.json.decode((folder / "config.json").read_bytes(), type=dict[str, Any])
         return msgspec.convert(config.get("max_position_embeddings"), int | None)
-
-
-def open_tensors(folder: Path, stack: ExitStack) -> dict[str, Any]:
-    """Return the open safetensors file of each tensor in a model's folder, until `stack` ends. Raise UsageError if the
-    folder holds no such model, or its files cannot be read; MissingExtra without safetensors."""
-    with optional("train"):
-        from safetensors import safe_open
-    files: dict[str, Any] = {}
-    with refusing(f"the weights in {folder} cannot be read"):
-        for path in sorted(folder.glob("*.safetensors")):
-            file: Any = stack.enter_context(safe_open(path, framework="pt"))
-            files |= dict.fromkeys(file.keys(), file)
-    if not files or not (folder / "config.json").is_file():
-        raise UsageError(f"{folder} is not a model: it needs config.json and safetensors weights")
-    return files
 
 
 def load_causal_model(folder: Path, device: str, dtype: Dtype) -> PreTrainedModel:

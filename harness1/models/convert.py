@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import msgspec
 
 from harness1.errors import UsageError, optional
-from harness1.model_folder import folder_hash, holds_adapters, refusing
-from harness1.models.causal_model import open_tensors
+from harness1.model_folder import folder_hash, holds_adapters, open_tensors, refusing
 from harness1.models.gguf import convert_gguf
 from harness1.plain import file_digest, meant
 from harness1.records import Record

@@ -13,10 +13,9 @@ from typing import ClassVar
 
 from harness1.errors import InfrastructureFault, Refusal, UsageError, is_unconnected
 from harness1.http.model_endpoint import ModelEndpoint
-from harness1.model_folder import holds_adapters
+from harness1.model_folder import holds_adapters, open_tensors
 from harness1.models.adapters import ADAPTER_WEIGHTS, read_adapter_config
 from harness1.models.backend import EngineOutput, Grammar, SampledOutput, check_output
-from harness1.models.causal_model import open_tensors
 from harness1.plain import digest, file_digest
 from harness1.records import Sampling
 
