@@ -123,7 +123,7 @@ class Ours:
         self._index: EmbeddedIndex
 
     def build(self, seed: str, chunks: int) -> None:
-        build_index(corpus(seed, chunks), self._folder, Index(chunk_tokens=100_000, k1=K1, b=B))
+        build_index(corpus(seed, chunks), self._folder, Index(chunk_tokens=100_000))
 
     def open(self) -> None:
         self._index = open_index(self._folder)

@@ -27,13 +27,13 @@ if not __package__:
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.systems import MODEL, SINGLE, SINGLE_RANKED, System, signed, stratified
-from harness1.config import Config, load_config
+from harness1.config import load_config
 from harness1.data.indexing import ensure_index
 from harness1.data.open import open_source
 from harness1.eval.compare import at_equal_size
 from harness1.eval.evaluate import Evaluation, ensure_run
 from harness1.eval.run import Run, read_run
-from harness1.eval.statistics import bootstrap_mean, paired_difference
+from harness1.eval.statistics import RESAMPLES, bootstrap_mean, paired_difference
 from harness1.runs.folder import RESOURCES
 
 F1, RECALL, REWARD = "curated_f1", "curated_recall", "reward"
@@ -114,7 +114,7 @@ def _values(run: Run, metric: str) -> dict[str, float]:
 
 
 def _mean(run: Run, metric: str) -> list[float]:
-    found = bootstrap_mean(list(_values(run, metric).values()), Config().machine.bootstrap)
+    found = bootstrap_mean(list(_values(run, metric).values()), RESAMPLES)
     return [found.mean, found.low, found.high]
 
 
@@ -127,7 +127,7 @@ def _seconds(run: Run) -> float | None:
 
 def _difference(ours: Run, theirs: Run, metric: str) -> Row:
     one, other = _values(ours, metric), _values(theirs, metric)
-    found = paired_difference(one, other, Config().machine.bootstrap)
+    found = paired_difference(one, other, RESAMPLES)
     differences = [one[task] - other[task] for task in sorted(other)]
     return {"difference": [found.mean, found.low, found.high], "differences": differences}
 

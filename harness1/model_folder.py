@@ -39,11 +39,8 @@ def fetched_models() -> Path:
 
 def model_folder(spec: str) -> Path:
     """Return the folder of a model's files: a local one, one in an installed package, or a download from the hub.
-
-    Raises:
-        UsageError: there is no such model.
-        MissingExtra: the hub's client is not installed; it comes with sentence-transformers.
-    """
+    Raises UsageError: there is no such model; MissingExtra: the hub's client is not installed; it comes with
+    sentence-transformers."""
     if spec.startswith(PACKAGED):
         return _packaged_model(spec.removeprefix(PACKAGED))
     folder = Path(spec).expanduser()
@@ -115,11 +112,7 @@ def base_name(folder: Path) -> str:
 def base_folder(folder: Path) -> Path:
     """Return the folder of a model's whole weights: that of the base of adapters, and the folder itself otherwise. The
     base is named by a path, absolute or relative to the folder of the adapters, by the name of a fetched model, or as
-    for `model_folder`.
-
-    Raises:
-        UsageError: the base is missing, or has adapters of its own.
-    """
+    for `model_folder`. Raises UsageError: the base is missing, or has adapters of its own."""
     if not holds_adapters(folder):
         return folder
     named = base_name(folder)
@@ -137,12 +130,9 @@ def base_folder(folder: Path) -> Path:
 
 
 def checked_base(folder: Path) -> Path:
-    """Return `base_folder` of weights to be loaded, after a look at the card of the checkpoint, if there is one.
-
-    Raises:
-        UsageError: as `base_folder`; the base is another model than the adapters were trained on; or the weights are
-            not here, but with the training service that the card names.
-    """
+    """Return `base_folder` of weights to be loaded, after a look at the card of the checkpoint, if there is one. Raises
+    UsageError: as `base_folder`; the base is another model than the adapters were trained on; or the weights are not
+    here, but with the training service that the card names."""
     base, card = base_folder(folder), folder / "checkpoint.json"
     whole = base == folder and any(folder.glob("*.safetensors"))
     if whole or not card.is_file():
@@ -160,11 +150,8 @@ def checked_base(folder: Path) -> Path:
 
 
 def check_base(adapters: Path, opened: Path) -> None:
-    """Refuse a folder of adapters whose base is another model than that of an opened folder.
-
-    Raises:
-        UsageError: it is, or the first folder holds no adapters.
-    """
+    """Refuse a folder of adapters whose base is another model than that of an opened folder. Raises UsageError: it is,
+    or the first folder holds no adapters."""
     if not holds_adapters(adapters):
         raise UsageError(f"{adapters} holds no adapters: it has no {ADAPTER_CONFIG}")
     base, wanted = base_folder(adapters), base_folder(opened)
@@ -189,11 +176,8 @@ def open_tensors(folder: Path, stack: ExitStack) -> dict[str, Any]:
 
 @contextmanager
 def refusing(refusal: str) -> Iterator[None]:
-    """Turn whatever a library raises over the files of a model into one line, which begins with `refusal`.
-
-    Raises:
-        UsageError: the files are broken, too deep, of wrong types, or hold code.
-    """
+    """Turn whatever a library raises over the files of a model into one line, which begins with `refusal`. Raises
+    UsageError: the files are broken, too deep, of wrong types, or hold code."""
     try:
         yield
     except Exception as error:

@@ -44,10 +44,8 @@ DEEPEST = 16
 
 
 def json_safe(value: Any, depth: int = 0) -> Any:
-    """Convert a value to plain JSON: text without lone surrogates, finite numbers, text keys, limited nesting.
-
-    Anything else is replaced by the name of its type.
-    """
+    """Convert a value to plain JSON: text without lone surrogates, finite numbers, text keys, limited nesting. Anything
+    else is replaced by the name of its type."""
     match value:
         case None | bool():
             return value
@@ -85,10 +83,8 @@ HIDDEN = "***"
 
 
 class Secret(str):
-    """A text to use and not to show: printed or formatted it reads `shown`, and msgspec cannot encode it.
-
-    Concatenation gives the text itself, as do comparison and the methods of strings.
-    """
+    """A text to use and not to show: printed or formatted it reads `shown`, and msgspec cannot encode it. Concatenation
+    gives the text itself, as do comparison and the methods of strings."""
 
     __slots__ = ("shown",)
     shown: str

@@ -73,13 +73,8 @@ def packages_of(named: Mapping[str, Iterable[str]]) -> dict[str, dict[str, str]]
 
 def find_plugin(kind: str, name: str, built_in: Collection[str] = ()) -> Any:
     """Import what a package adds under a name, or what `FILE.py:NAME` names, and return it; None if there is nothing.
-
-    Args:
-        built_in: the names that are taken.
-
-    Raises:
-        UsageError: the name is built in, several packages add it, or it cannot be imported or found in its file.
-    """
+    `built_in`: the names that are taken. Raises UsageError: the name is built in, several packages add it, or it cannot
+    be imported or found in its file."""
     if is_own(name):
         return load_own(name)
     entries = _entries(kind).get(name, ())
@@ -92,11 +87,8 @@ def find_plugin(kind: str, name: str, built_in: Collection[str] = ()) -> Any:
 
 
 def load_plugin(kind: str, name: str, built_in: Collection[str] = ()) -> Any:
-    """Do as `find_plugin`, but refuse a name that no package adds.
-
-    Raises:
-        UsageError: as `find_plugin`, or there is no such plugin.
-    """
+    """Do as `find_plugin`, but refuse a name that no package adds. Raises UsageError: as `find_plugin`, or there is no
+    such plugin."""
     names = plugin_names(kind)
     if name not in names and not is_own(name):
         which = f"; those installed are {', '.join(names)}" if names else ""
@@ -129,11 +121,7 @@ def whole_name(name: str) -> str:
 
 def identity(name: str) -> str:
     """Return what of a name enters hashes: the name in its file and the sha256 of the file's bytes, wherever it lies.
-    Names of packages are returned as they are.
-
-    Raises:
-        UsageError: the file cannot be read or imported.
-    """
+    Names of packages are returned as they are. Raises UsageError: the file cannot be read or imported."""
     if found := _IN_FILE.fullmatch(name):
         return f"{found['name']}@{_of_file(Path(found['place']).expanduser().resolve())[1]}"
     return name
@@ -141,11 +129,8 @@ def identity(name: str) -> str:
 
 def load_own(name: str) -> Any:
     """Return what `FILE.py:NAME` names. The file is imported once as long as it stays the same; a script that is
-    running names things of its own without being run again.
-
-    Raises:
-        UsageError: there is no such file, it cannot be imported, or it has no such name.
-    """
+    running names things of its own without being run again. Raises UsageError: there is no such file, it cannot be
+    imported, or it has no such name."""
     found = _IN_FILE.fullmatch(name)
     if found is None:
         return _of_session(name)
@@ -157,11 +142,8 @@ def load_own(name: str) -> Any:
 
 
 def own_name(thing: Any) -> str:
-    """Return the name under which other processes find a function or class of one's own, as `load_own` takes it.
-
-    Raises:
-        UsageError: it has none, because it is defined within a function or a class, or has been replaced.
-    """
+    """Return the name under which other processes find a function or class of one's own, as `load_own` takes it. Raises
+    UsageError: it has none, because it is defined within a function or a class, or has been replaced."""
     name = getattr(thing, "__qualname__", type(thing).__qualname__)
     module = sys.modules.get(getattr(thing, "__module__", "") or "")
     if "<" in name or "." in name:
@@ -194,15 +176,8 @@ def is_of_session(name: str) -> bool:
 
 
 def refuse_missing(named: Mapping[str, Mapping[str, str]], maker: str) -> None:
-    """Refuse to go on without plugins that something was made with.
-
-    Args:
-        named: their packages, as `packages_of` returned them.
-        maker: what was made with them.
-
-    Raises:
-        UsageError: one is not installed.
-    """
+    """Refuse to go on without plugins that something was made with. `named`: their packages, as `packages_of` returned
+    them. `maker`: what was made with them. Raises UsageError: one is not installed."""
     for kind, packages in named.items():
         for name, package in packages.items():
             if is_own(name):
@@ -218,11 +193,8 @@ def _package_of_own(name: str) -> str:
 
 
 def _of_file(path: Path) -> tuple[ModuleType, str]:
-    """Import a file as it is now, and return it with its sha256.
-
-    Raises:
-        UsageError: there is no such file, or it is a module of this process that has been edited since.
-    """
+    """Import a file as it is now, and return it with its sha256. Raises UsageError: there is no such file, or it is a
+    module of this process that has been edited since."""
     digest = file_digest(path)
     if not digest:
         raise UsageError(f"{path}: no such file")

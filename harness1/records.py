@@ -355,11 +355,8 @@ def encode_episode(episode: Episode) -> bytes:
 
 
 def decode_episode(line: bytes) -> Episode:
-    """Read one line of `episodes.jsonl`.
-
-    Raises:
-        SchemaError: the record is from a newer version of the package, or is not an episode.
-    """
+    """Read one line of `episodes.jsonl`. Raises SchemaError: the record is from a newer version of the package, or is
+    not an episode."""
     try:
         version = msgspec.json.decode(line, type=_Versioned).schema_version
         if version > SCHEMA_VERSION:

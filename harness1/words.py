@@ -89,11 +89,9 @@ def _is_western(text: str) -> bool:
 
 
 def words(text: str) -> list[str]:
-    """Return the words of two or more letters in lower case, and the pairs of characters of unspaced scripts.
-
-    Forms that Unicode calls compatible (full and half widths, ligatures, Arabic presentation forms) count as the same
-    (NFKC), and stress marks and the points of Hebrew and Arabic do not count.
-    """
+    """Return the words of two or more letters in lower case, and the pairs of characters of unspaced scripts. Forms
+    that Unicode calls compatible (full and half widths, ligatures, Arabic presentation forms) count as the same (NFKC),
+    and stress marks and the points of Hebrew and Arabic do not count."""
     text = _SEPARATORS.sub(r"\1", text)  # a long run of accents would take the square of the time
     found: list[str] = []
     for at, part in enumerate(_RUN.split(_LEFT_OUT.sub("", unicodedata.normalize("NFKC", text).lower()))):

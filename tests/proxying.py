@@ -32,7 +32,7 @@ from tests.support import END, call, search
 from tests.vocabularies import chat_format
 
 OPENAI_PATH, ANTHROPIC_PATH = "/v1/chat/completions", "/v1/messages"
-SETTINGS = Config(policy=ChatPolicy(temperature=0.7, top_p=0.9, top_k=50))
+SETTINGS = Config(policy=ChatPolicy(temperature=0.7))
 LIMITS = ServiceLimits(running=8, waiting=8, deadline_s=20.0)
 SCRIPT: tuple[ToolCall | str, ...] = (
     search("poet"),

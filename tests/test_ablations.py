@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 
-from harness1.config import Env
+from harness1.config import Env, load_config
 from harness1.env.environment import SearchEnv, Step
 from tests.support import CORPUS, WordRetriever, call, chunk, curate, make_env, play, search, text_of, wide_corpus
 
@@ -43,14 +43,7 @@ class Ablation:
 
     @property
     def env(self) -> Env:
-        tree: dict[str, object] = {}
-        *groups, name = self.switch.split(".")
-        node = tree
-        for group in groups:
-            node[group] = {}
-            node = node[group]
-        node[name] = False if self.value == "false" else self.value
-        return msgspec.convert(tree, Env)
+        return load_config(None, [f"env.{self.switch}={self.value}"]).env
 
 
 ABLATIONS = (
@@ -118,8 +111,7 @@ def test_the_other_mechanisms_stay(ablation: Ablation) -> None:
 
 
 def test_all_off_is_a_searcher_with_a_set() -> None:
-    tree = {ablation.switch.split(".")[0]: {"on": False} for ablation in ABLATIONS if ablation.switch.endswith(".on")}
-    env = make_env(msgspec.convert({**tree, "curation": {"tags": False}, "guidance": "none"}, Env), WORLD)
+    env = make_env(Env(guidance="none", mechanisms=()), WORLD)
     steps = play(env, *PLAN)
     assert [spec.name for spec in env.toolbox.specs] == ["search_corpus", "curate", "end_search"]
     text = everything(env, steps)

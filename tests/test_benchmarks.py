@@ -6,13 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from benchmarks import env_turn, prefix_reuse, retrieval
-from benchmarks.peer import Peer
-from benchmarks.workload import CHUNKS, tokenizer, workload
-from harness1.config import Env
 from harness1.errors import UsageError
 
 
@@ -63,25 +58,3 @@ def test_retrieval_measures_bm25_beside_peers_and_grep_beside_scans(
     assert all(row["hits"] >= 1 for row in report["grep"])
     assert {row["pattern"].startswith("(?i)") for row in report["grep"]} == {True, False}
     assert all(row["outcome"] for row in report["hostile"])
-
-
-@pytest.mark.parametrize("wrong", [["speed"], ["bm25", "--engines", "tantivy"]])
-def test_retrieval_refuses_what_it_cannot_measure(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        retrieval.main(wrong)
-    assert "retrieval: error" in capsys.readouterr().err
-
-
-def test_peer_hides_near_duplicates_and_keeps_its_window() -> None:
-    peer = Peer("a question", ("static",), Env(), tokenizer(None))
-    sizes = [peer.step(move) for move in workload(8, "search", 0).moves]
-    assert peer.hidden + len(peer.pool) == 8 * CHUNKS
-    assert len(peer.curated) == Env().auto_populate.documents
-    assert sizes[4] > sizes[0]
-    assert max(sizes[5:]) < 2 * sizes[4]
-
-
-@given(st.text())
-def test_tokenizer_loses_nothing(text: str) -> None:
-    encoding = tokenizer(None)
-    assert encoding.decode(encoding.encode_ordinary(text)) == text

@@ -101,17 +101,3 @@ def test_the_architecture_names_files_that_exist() -> None:
 def test_pages_for_newcomers_stay_short(page: str, most: int) -> None:
     """In thousands of bytes; what does not fit belongs into the notebook or into a guide."""
     assert (Path(__file__).parent.parent / page).stat().st_size <= most * 1024
-
-
-@pytest.mark.parametrize("room", ["retrieval", "models"])
-def test_a_room_of_its_own_says_why_it_exists_in_figures_of_the_results(room: str) -> None:
-    root = Path(__file__).parent.parent
-    text = (root / "harness1" / room / "README.md").read_text()
-    results = (root / "notebook" / "2026-11-results.md").read_text()
-    rows = [line for line in text.splitlines() if line.startswith("|")]
-    figures = [figure for row in rows for figure in re.findall(r"\d[\d,.]*\d|\d", row)]
-    assert len(figures) > 12
-    assert [figure for figure in figures if figure not in results] == []
-    sections = re.findall(r'From (?:\[[^\]]+\]\S+ )?"([^"]+)"', " ".join(text.split()))
-    assert sections
-    assert [section for section in sections if f"# {section}\n" not in results] == []

@@ -6,7 +6,6 @@ import inspect
 import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -89,10 +88,3 @@ def test_a_public_name_says_what_it_is_what_it_raises_its_units_and_its_source(n
     described = re.findall(r"^    (\w+): ", said.partition("Args:\n")[2].partition("\n\n")[0], re.MULTILINE)
     assert set(described) <= set(inspect.signature(value).parameters)
     assert described or not inspect.isfunction(value) or len(inspect.signature(value).parameters) < 4
-
-
-def test_the_version_is_that_of_the_distribution() -> None:
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert "version" in settings["project"]["dynamic"]
-    assert settings["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "harness1.__version__"}
-    assert all(part.isdecimal() for part in harness1.__version__.split("."))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from statistics import fmean
 
 import msgspec
@@ -13,7 +12,6 @@ from benchmarks.micro import TAUGHT, Start, make, make_model, make_world, measur
 from harness1.config import Validation, load_config
 from harness1.env.environment import SearchEnv
 from harness1.models.open import format_at
-from harness1.models.tokenizer import open_tokenizer, save_tokenizer
 from harness1.records import Status
 from harness1.retrieval.open import open_retriever
 from harness1.rows import RowFile
@@ -21,7 +19,7 @@ from harness1.rows.calls import calls_of, prompt_ids
 from harness1.sft.data_card import TRAIN
 
 MICRO = "micro"
-SMALL = ("machine.workers=1", "machine.threads=1", "machine.bootstrap=50")
+SMALL = ("machine.workers=1", "machine.threads=1")
 PROMPT, CALL = 384, 16
 
 
@@ -75,17 +73,3 @@ def test_the_start_is_made_and_measured(start: Start) -> None:
     assert "start at 0" in table({"seconds": seconds, "policies": found})
     make(start)
     assert (start.folder / "start" / "checkpoint.json").stat().st_mtime_ns == before
-
-
-def test_phrases_and_handles_are_single_tokens(tmp_path: Path) -> None:
-    texts = ["[D1] Ada (E1)\nAda was the son of Byron (E2), a poet.\n", 'search_corpus {"query": "E1 son"}\n'] * 9
-    save_tokenizer(tmp_path, texts, 700)
-    tokenizer = open_tokenizer(tmp_path)
-    assert [tokenizer.decode([token]) for token in tokenizer.encode(texts[0])] == [
-        *("[", "D1", "]", " Ada", " (", "E1", ")\n"),
-        *("Ada", " was the son of", " Byron", " (", "E2", "), a poet.\n"),
-    ]
-    assert [tokenizer.decode([token]) for token in tokenizer.encode(texts[1])] == [
-        *("search_corpus {", '"query": "', "E1", " son", '"}', "\n")
-    ]
-    assert tokenizer.decode(tokenizer.encode("Çelik 12.5 ﬁ <|im_end|>")) == "Çelik 12.5 ﬁ <|im_end|>"

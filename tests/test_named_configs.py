@@ -79,11 +79,6 @@ def test_a_misspelt_name_is_answered_with_all_names_and_the_nearest(given: str, 
     )
 
 
-def test_a_name_unlike_any_other_is_answered_without_a_guess() -> None:
-    with pytest.raises(ConfigError, match=r"sft/small$"):
-        load_config("/nowhere/mine.toml")
-
-
 def test_every_configuration_says_in_a_sentence_what_it_is_for() -> None:
     for name, file in configurations().items():
         assert len(opening(file).split()) > 5, name

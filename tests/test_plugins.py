@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from harness1 import plugins
@@ -275,11 +274,6 @@ def test_neither_the_import_nor_the_list_of_verbs_looks_at_what_is_installed(cod
         [sys.executable, "-c", f"{told}; {code}", "--help"], capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines()[-1] == "False"
-
-
-def test_settings_of_plugins_are_read_as_they_were_written() -> None:
-    config = msgspec.convert({"env": {"plugins": ["shout"]}, "reward": {"weights": {"pool": 0.5}}}, Config)
-    assert msgspec.json.decode(msgspec.json.encode(config), type=Config) == config
 
 
 def test_a_package_of_an_older_version_is_a_missing_extra_where_it_is_named() -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from harness1.config import load_config, training
 from harness1.config.training import MARGIN, fastest_dtype
-from harness1.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
@@ -44,8 +43,3 @@ def test_it_is_float32_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "find_spec", lambda _: None)
     config = load_config("rl/handles")
     assert (config.train.dtype, config.policy.dtype) == ("float32", "float32")
-
-
-def test_other_types_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"train\.dtype"):
-        load_config(None, ["train.dtype=automatic"])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness1.config import AutoPopulate, Compression, Config, Env, Review, Verification
+from harness1.config import AutoPopulate, Compression, Config, Env
 from harness1.env.environment import SearchEnv
 from harness1.episodes.rollout import rollout
 from harness1.memory.sentences import compress
@@ -153,7 +153,7 @@ def test_a_hidden_duplicate_counts_as_seen() -> None:
 def test_budget_marker_survives_long_observations() -> None:
     """16: results were cut at a number of characters, and the marker at their end with them."""
     env = make_env(
-        Env(compression=Compression(on=False), auto_populate=AutoPopulate(by="first")),
+        Env(auto_populate=AutoPopulate(by="first")).switch(compression=False),
         [chunk(f"d{n}", f"common {LONG * 3}", f"T{n}") for n in range(40)],
     )
     step = play(env, call("fan_out_search", queries=[f"common Sentence {n}" for n in range(5)]))[0]
@@ -166,7 +166,7 @@ def test_budget_marker_survives_long_observations() -> None:
 
 def test_no_document_is_pooled_without_being_shown() -> None:
     """16: documents beyond the cut entered the pool, and nobody saw them."""
-    env = make_env(Env(compression=Compression(on=False)), wide_corpus(60))
+    env = make_env(Env().switch(compression=False), wide_corpus(60))
     for words in (["river", "castle", "Paris", "war", "Ada"], ["Rome", "king"]):
         step = play(env, call("fan_out_search", queries=words))[0]
         assert {document.unit_id for document in step.context.view.documents.values()} == set(
@@ -176,7 +176,7 @@ def test_no_document_is_pooled_without_being_shown() -> None:
 
 def test_a_tool_that_is_off_is_no_stub() -> None:
     """23: in the ablation the schemas stayed, and tools answered that they are unavailable."""
-    env = make_env(Env(review=Review(on=False), verification=Verification(on=False), guidance="none"))
+    env = make_env(Env(guidance="none").switch(review=False, verification=False))
     assert not {"review_docs", "verify"} & {spec.name for spec in env.toolbox.specs}
     static = env.renderer.static.text.lower()
     assert "review_docs" not in static

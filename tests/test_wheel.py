@@ -10,7 +10,6 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
-import tomllib
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +24,8 @@ FAST = ("tests/test_words.py", "tests/test_config.py", "tests/memory/test_senten
 """Tests that run from the source distribution."""
 MADE = re.compile(r"PKG-INFO|setup\.cfg|harness1\.egg-info/.*")
 """Files that the build adds to the source distribution."""
-SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-NAMED = re.findall(r"(?<=Python :: )3\.\d+", " ".join(SETTINGS["classifiers"]))
+
+
 RUNNING = f"3.{sys.version_info.minor}"
 CLEAN = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 """The environment of this process, without a way to the checkout."""
@@ -179,44 +178,6 @@ def test_the_demo_runs_and_opens_in_the_viewer_without_a_checkout(installed: New
 
 def test_own_files_are_searched_without_a_checkout(installed: Newcomer) -> None:
     search_two_notes(installed)
-
-
-def test_a_dataset_in_the_cache_is_evaluated_by_name_without_a_checkout(installed: Newcomer) -> None:
-    folder = installed.root / "home" / ".cache" / "harness1" / "data" / "capitals"
-    (folder / "qrels").mkdir(parents=True)
-    texts = {"fr": "The capital of France is Paris.", "it": "The capital of Italy is Rome.", "bee": "Bees make honey."}
-    lines = [json.dumps({"_id": key, "title": key, "text": text}) for key, text in texts.items()]
-    (folder / "corpus.jsonl").write_text("\n".join(lines))
-    (folder / "queries.jsonl").write_text(json.dumps({"_id": "q", "text": "What is the capital of Italy?"}))
-    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq\tit\t1\n")
-    installed.run("harness1", "eval", "capitals", "--out", "runs/capitals")
-    run = installed.root / "work" / "runs" / "capitals"
-    assert json.loads((run / "metrics.json").read_text())
-    assert "What is the capital of Italy?" in (run / "view.html").read_text()
-
-
-def interpreter(version: str) -> str | None:
-    """Return an interpreter of a version on this machine: on the path, or among those of pyenv."""
-    places = [shutil.which(f"python{version}")]
-    if shutil.which("pyenv"):
-        places += map(str, Path(called("pyenv", "root").strip()).glob(f"versions/{version}.*/bin/python"))
-    for place in filter(None, places):
-        if subprocess.run([place, "-c", ""], capture_output=True, check=False).returncode == 0:
-            return place
-    return None
-
-
-@pytest.mark.parametrize("version", [each for each in NAMED if each != RUNNING])
-def test_a_version_of_python_that_the_metadata_names_runs_it(version: str, wheel: Path, tmp_path: Path) -> None:
-    python = interpreter(version)
-    if python is None:
-        pytest.skip(f"Python {version} is not on this machine")
-    who = newcomer(tmp_path, python)
-    done = pip(who, wheel)
-    if done.returncode:
-        pytest.skip(f"the dependencies cannot be installed for Python {version}: {done.stderr.strip()[-300:]}")
-    assert who.run("harness1", "--version") == f"harness1 {harness1.__version__}\n"
-    search_two_notes(who)
 
 
 def test_a_container_has_the_files_that_the_wheel_is_built_from(files: list[str], wheel: Path, tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def _settings(kind: type[Settings], prefix: str, told: dict[str, str], published
         default = each.default if each.default is not msgspec.NODEFAULT else each.default_factory()
         facts = [kind_of(each.type), f"default <code>{_value(default)}</code>"]
         if each.name in published:
-            same = published[each.name] == default
+            same = _value(published[each.name]) == _value(default)
             facts.append("as published" if same else f"published <code>{_value(published[each.name])}</code>")
         yield from [f"#### `{name}` {{: #{name} .setting }}", "", f'<p class="facts">{" · ".join(facts)}</p>', ""]
         yield from [_text(told.get(name, "")), ""]
@@ -97,7 +97,9 @@ def kind_of(type_: Any) -> str:
     if get_origin(type_) is Literal:
         return " or ".join(f"<code>{escape(value)}</code>" for value in get_args(type_))
     if get_origin(type_) is tuple:
-        return "a list of texts"
+        first, *others = get_args(type_)
+        of = f"any of {kind_of(first)}" if others == [...] else "; ".join(map(kind_of, (first, *others)))
+        return "a list of texts" if (first, others) == (str, [...]) else f"a list: {of}"
     if get_origin(type_) is dict:
         return f"a table: a name and {kind_of(get_args(type_)[1]).replace(', ', ' of ')}"
     return {bool: "true or false", int: "an integer", float: "a number", str: "a text"}[type_]

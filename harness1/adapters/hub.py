@@ -93,13 +93,9 @@ def pack(folder: Path, *, own_questions: bool = False) -> Parcel:
 
 def send(parcel: Parcel, to: str, *, public: bool = False, endpoint: str | None = None) -> Sent:
     """Make the repository OWNER/NAME if there is none, and upload the files as one change; unless `public`, one that is
-    public is refused. `endpoint` is the hub's address, None that of its client, as is the token.
-
-    Raises:
-        MissingExtra: huggingface_hub is not installed.
-        UsageError: the hub refuses, the repository is public, or a file holds the token.
-        InfrastructureFault: the hub cannot be reached.
-    """
+    public is refused. `endpoint` is the hub's address, None that of its client, as is the token. Raises MissingExtra:
+    huggingface_hub is not installed; UsageError: the hub refuses, the repository is public, or a file holds the token;
+    InfrastructureFault: the hub cannot be reached."""
     with optional("hub", "huggingface-hub"):
         from huggingface_hub import HfApi, get_token
     api, kind, token = HfApi(endpoint=endpoint), parcel.kind.repository, get_token() or ""

@@ -27,11 +27,8 @@ class LossInputs(Protocol):
 def cispo_loss(inputs: LossInputs, ratio_min: float = 0.0, ratio_max: float = 5.0) -> Any:
     """Return the sum of -sg(r) A log pi over trained tokens, where r = pi / pi_rollout is clipped to absolute bounds
     and sg stops gradients (CISPO, MiniMax-M1, arXiv 2506.13585), as `loss`, with `metrics` by name: prime-rl's
-    `LossOutputs`.
-
-    It is what our `Cispo` computes: prime-rl divides by the trained tokens of the whole step, and its advantages are
-    rewards minus their group's mean (`rl.advantages = "center"`).
-    """
+    `LossOutputs`. It is what our `Cispo` computes: prime-rl divides by the trained tokens of the whole step, and its
+    advantages are rewards minus their group's mean (`rl.advantages = "center"`)."""
     chosen = inputs.loss_mask
     logprobs, advantages = inputs.trainer_logprobs[chosen], inputs.advantages[chosen]
     log_ratios = (logprobs.detach() - inputs.inference_logprobs[chosen]).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)

@@ -33,7 +33,7 @@ from harness1.rl.groups import PlacedTask
 from harness1.rl.open import TrainingInputs, open_tasks
 from harness1.rl.rows import rewards_of
 from harness1.rows.calls import calls_for_rows, calls_to_train
-from harness1.training.trainer import BETAS
+from harness1.training.trainer import BETAS, CLIP, DECAY
 
 INSTALL = 'SkyRL is not installed: pip install "skyrl[fsdp]==0.4.0", with Python 3.12 or later'
 TASK = "task"
@@ -147,13 +147,9 @@ def is_fit(episode: Episode, *, validates: bool) -> bool:
 def generator_output(episodes: Sequence[Episode], *, validates: bool = False) -> dict[str, Any]:
     """Return the steps of episodes as SkyRL's `GeneratorOutput`, by column; those of a trajectory are adjacent and in
     order. An instance with an unfit episode stays, because mini-batches count prompts: each of its trajectories becomes
-    a placeholder without a trained token, as in SkyRL's Harbor generator.
-
-    Raises:
-        ValueError: the trainer would refuse or misread the batch: an instance is alone in training, its trajectories
-            are not adjacent, or a step lacks tokens or finite numbers.
-        SchemaError: a segment of a prompt is missing in its episode.
-    """
+    a placeholder without a trained token, as in SkyRL's Harbor generator. Raises ValueError: the trainer would refuse
+    or misread the batch: an instance is alone in training, its trajectories are not adjacent, or a step lacks tokens or
+    finite numbers; SchemaError: a segment of a prompt is missing in its episode."""
     names = list(map(trajectory_of, episodes))
     groups = [(name, list(each)) for name, each in groupby(episodes, lambda each: trajectory_of(each).instance_id)]
     _demand(len(set(names)) == len(names), "two trajectories have the same name")
@@ -257,7 +253,7 @@ class HarnessGenerator:
         changed = settings.temperature != 1.0 and not validates
         if changed or asked.get("top_p", 1.0) != 1.0 or asked.get("top_k", -1) not in (-1, 0):
             raise UsageError("SkyRL's generator.sampling_params must be temperature=1, top_p=1 and top_k=-1")
-        return msgspec.structs.replace(settings, top_p=1.0, top_k=0, constrained=False)
+        return msgspec.structs.replace(settings, constrained=False)
 
     async def _play(self, name: Any, placed: PlacedTask, settings: ChatPolicy, step: int) -> Episode:
         instance, sample = str(name.instance_id), int(name.repetition_id)
@@ -319,15 +315,15 @@ def settings(config: Config) -> list[str]:
         "trainer.policy_mini_batch_size": rl.groups // rl.substeps,
         "trainer.policy.optimizer_config.lr": train.rate,
         "trainer.policy.optimizer_config.adam_betas": f"[{BETAS[0]},{BETAS[1]}]",
-        "trainer.policy.optimizer_config.weight_decay": train.weight_decay,
-        "trainer.policy.optimizer_config.max_grad_norm": train.clip,
+        "trainer.policy.optimizer_config.weight_decay": DECAY,
+        "trainer.policy.optimizer_config.max_grad_norm": CLIP,
         "trainer.algorithm.advantage_estimator": "grpo",
         "trainer.algorithm.grpo_norm_by_std": "false",
         "trainer.algorithm.policy_loss_type": "cispo",
         "trainer.algorithm.cispo.cispo_anchor": "rollout",
         # Its bounds are distances from 1.
-        "trainer.algorithm.cispo.cispo_eps_clip_low": 1.0 - rl.ratio_min,
-        "trainer.algorithm.cispo.cispo_eps_clip_high": rl.ratio_max - 1.0,
+        "trainer.algorithm.cispo.cispo_eps_clip_low": 1.0 - rl.ratio[0],
+        "trainer.algorithm.cispo.cispo_eps_clip_high": rl.ratio[1] - 1.0,
         "trainer.algorithm.off_policy_correction.tis_ratio_type": "null",
         "trainer.algorithm.loss_reduction": "token_mean",
         "trainer.algorithm.use_kl_loss": "false",

@@ -118,7 +118,7 @@ def _changes(config: Config, devices: Devices) -> Iterator[tuple[str, Any]]:
         ("train.dtype", "bfloat16", train.dtype != "bfloat16"),
         ("policy.dtype", "bfloat16", where in ("beside", "apart") and config.policy.dtype != "bfloat16"),
         ("machine.model.cache_tokens", 0, where == "beside" and model.cache_tokens > 0),
-        ("machine.model.rows", FEW_ROWS, where == "beside" and model.rows > FEW_ROWS),
+        ("machine.concurrency", FEW_ROWS, where == "beside" and config.machine.concurrency > FEW_ROWS),
         ("train.lora.rank", RANK, not train.lora.rank),
     ]
     yield from ((name, value) for name, value, helps in settings if helps)

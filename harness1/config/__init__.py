@@ -1,16 +1,17 @@
 """The whole configuration as one frozen value, from TOML plus dotted overrides.
 
 Defaults are the published constants (Harness-1, arXiv 2606.02373; see `shipped/paper.toml`), except that documents are
-ranked by evidence (`env.evidence.rank`, `env.leads.on`, `env.auto_populate.by`, `env.read.by`)."""
+ranked by evidence (the mechanisms `rank` and `leads`, `env.auto_populate.by`, `env.read.by`)."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from difflib import get_close_matches
+from itertools import takewhile
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,15 +20,12 @@ import msgspec
 
 from harness1.config.env import (
     AutoPopulate,
-    BudgetMarker,
     Compression,
     Curation,
-    Dedup,
     Dense,
     Env,
     Evidence,
     FanOut,
-    Grep,
     History,
     Index,
     Leads,
@@ -37,13 +35,22 @@ from harness1.config.env import (
     Rendering,
     Rerank,
     Retrieval,
-    Review,
     Search,
     Verification,
     read_recorded,
+    with_mechanisms,
 )
 from harness1.config.machine import Fleet, Keyed, Machine, Model, ModelServer, Web
-from harness1.config.settings import RUN, Settings, leave_out_default, present, to_record, without_removed
+from harness1.config.settings import (
+    RUN,
+    SWITCHES,
+    Settings,
+    leave_out_default,
+    present,
+    to_record,
+    unite,
+    without_removed,
+)
 from harness1.config.training import (
     AUTO,
     FORMATS,
@@ -72,8 +79,6 @@ FORMER = "run"
 LONGEST = 64 << 10
 """Bytes of the longest configuration file; all settings, with what they say of themselves, take less than half."""
 _UNKNOWN = re.compile(r"unknown field `([^`]*)`(?: - at `\$\.?([^`]*)`)?$")
-MOST_MEANT = 3
-"""Settings of the same name that are offered for a wrong one."""
 LATER_TRAINING = (
     "rl.discount",
     "train.attention",
@@ -114,9 +119,9 @@ class Config(Settings):
             raise ConfigError("env.generation_reserve must be smaller than env.context_window")
         if self.env.rendering.recent_max < self.env.rendering.recent:
             raise ConfigError("env.rendering.recent_max must not be smaller than env.rendering.recent")
-        if self.env.pruning.on and self.env.rendering.order != "transcript":
+        if self.env.has("pruning") and self.env.rendering.order != "transcript":
             raise ConfigError(
-                "env.pruning.on=true needs env.rendering.order=transcript: the other orders drop old turns anyway"
+                "the mechanism pruning needs env.rendering.order=transcript: the other orders drop old turns anyway"
             )
 
     @property
@@ -170,11 +175,12 @@ def load_config(
     tree: dict[str, Any] = {} if path is None else _toml(path)
     if env is not None:
         tree.setdefault("env", deepcopy(dict(env)))  # overrides are written into it
-    _refuse_former(tree, path, overrides or [])
     if any(override.partition("=")[0].strip() == "reward.recipe" for override in overrides or []):
         tree.pop("reward", None)
+    _put_in_place(tree)
     for override in overrides or []:
         _overlay(tree, _to_weight(override))
+        _put_in_place(tree)
     tree = present(tree, "")
     if isinstance(tree.get("reward"), dict):
         tree["reward"] = with_recipe(tree["reward"])
@@ -193,6 +199,16 @@ def load_config(
     _refuse_infinite(msgspec.to_builtins(msgspec.structs.replace(found, machine=found.machine.public())))
     refuse_unknown_plugins(whole, reward, found.policy)
     return found
+
+
+def _put_in_place(tree: dict[str, Any]) -> None:
+    """Put earlier settings, and the switches of mechanisms, where they are now; later overrides prevail."""
+    unite(tree)
+    if isinstance(env := tree.get("env"), dict):
+        tree["env"] = env = with_mechanisms(env)
+        for group, name in SWITCHES.values():
+            if isinstance(settings := env.get(group), dict) and name in settings:
+                raise ConfigError(f"configuration: env.{group}.{name}: expected bool, not {settings[name]!r}")
 
 
 def _toml(path: Path | str) -> Any:
@@ -215,11 +231,12 @@ def _toml(path: Path | str) -> Any:
 def present_tree(tree: dict[str, Any]) -> dict[str, Any]:
     """Return a recorded configuration with its sections under their current names, and with the mechanisms that it was
     recorded without switched off."""
-    present = {"machine" if name == FORMER else name: section for name, section in tree.items()}
+    present = {"machine" if name == FORMER else name: section for name, section in deepcopy(tree).items()}
+    unite(present)
     if isinstance(machine := present.get("machine"), dict) and isinstance(prices := machine.get("price"), dict):
         present["machine"] = machine | {"price": [prices.get(name, 0.0) for name in ("prompt", "cached", "output")]}
     if isinstance(present.get("env"), dict):
-        present["env"] = read_recorded(present["env"])
+        present["env"] = with_mechanisms(read_recorded(present["env"]))
     if isinstance(reward := present.get("reward"), dict) and "weights" not in reward:
         present["reward"] = with_weights(reward)
     return without_removed(present)
@@ -246,33 +263,16 @@ def _guess(error: str) -> str:
     """Return the question whether a setting with a similar name was meant, or an empty string."""
     if not (found := _UNKNOWN.search(error)):
         return ""
-    names = [each.rpartition(".") for each in _names(msgspec.to_builtins(Config()))]
-    group = {name: f"{above}{dot}{name}" for above, dot, name in names if above == (found[2] or "")}
-    if found[2] == "reward":
-        group |= {name: f"reward.{name}" for name in TERMS}
-    elsewhere = [f"{above}.{name}" for above, _, name in names if above and name == found[1]]
-    near = [group[name] for name in get_close_matches(found[1], group, 1)] or elsewhere
-    return f"; did you mean {' or '.join(near)}?" if 0 < len(near) <= MOST_MEANT else ""
+    path = ".".join(filter(None, (found[2], found[1])))
+    names = [*_names(msgspec.to_builtins(Config())), *(f"reward.{term}" for term in TERMS)]
+    near = get_close_matches(path, names, 1, 0.8)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
-def _names(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the dotted names of all groups and settings."""
-    for name, value in tree.items():
-        yield f"{prefix}{name}"
-        if isinstance(value, dict):
-            yield from _names(value, f"{prefix}{name}.")
-
-
-def _refuse_former(tree: dict[str, Any], path: Path | str | None, overrides: list[str]) -> None:
-    if FORMER in tree:
-        raise ConfigError(f"configuration: [{FORMER}] is called [machine] now: write [machine] in {path}")
-    for override in overrides:
-        section, _, rest = override.strip().partition(".")
-        if section == FORMER:
-            name = rest.partition("=")[0].strip()
-            raise ConfigError(
-                f"configuration: {FORMER}.{name} is called machine.{name} now: --set machine.{rest.strip()}"
-            )
+def _names(tree: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Return the dotted names of all groups and settings."""
+    below = [_names(value, f"{prefix}{name}.") for name, value in tree.items() if isinstance(value, dict)]
+    return [f"{prefix}{name}" for name in tree] + [name for names in below for name in names]
 
 
 def _to_weight(override: str) -> str:
@@ -317,22 +317,14 @@ def config_file(named: Path | str) -> Path:
 
 def unknown_config(named: Path | str) -> str:
     """Return what to tell a user whose configuration is neither a file nor a name."""
-    names, stem = configurations(), Path(named).as_posix().removesuffix(".toml")
-    parts = stem.split("/")
-    ends = ["/".join(parts[at:]) for at in range(len(parts))]
-    near = [end for end in ends if end in names] or get_close_matches(stem, names, 1)
-    meant = f"; did you mean {near[0]}?" if near else ""
-    return f"there is no configuration {named}: give a TOML file, or one of {', '.join(names)}{meant}"
+    names, stem = configurations(), Path(named).as_posix().removesuffix(".toml").removeprefix("configs/")
+    return f"there is no configuration {named}: give a TOML file, or one of {', '.join(names)}{meant(stem, names)}"
 
 
 def opening(file: Path) -> str:
     """Return the first sentence of the comment that a configuration begins with."""
-    words: list[str] = []
-    for line in file.read_text().splitlines():
-        if not line.startswith("#"):
-            break
-        words += line.lstrip("# ").split()
-    return " ".join(words).partition(". ")[0].rstrip(".") + "."
+    lines = takewhile(lambda line: line.startswith("#"), file.read_text().splitlines())
+    return " ".join(" ".join(line.lstrip("# ") for line in lines).split()).partition(". ")[0].rstrip(".") + "."
 
 
 def with_whole_names(env: Env, reward: Reward) -> tuple[Env, Reward]:

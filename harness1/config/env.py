@@ -1,26 +1,28 @@
 """`[env]`: everything that decides what a policy can do and see, all of it in `env_hash`.
 
-Every mechanism of the environment is a field with an `on` switch or a choice; turning it off removes it from the
+Every mechanism of the environment is named in `env.mechanisms` or is a choice; turning it off removes it from the
 prompt, the tool schemas, the memory, the reward and the metrics together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from copy import deepcopy
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta
 
 from harness1.config.settings import (
+    SWITCHES,
     Count,
     Positive,
     Settings,
-    Share,
     leave_out_default,
     present,
     refuse_removed,
     to_record,
+    unite,
     without_removed,
 )
 from harness1.errors import ConfigError
@@ -76,42 +78,22 @@ class Retrieval(Settings):
 class FanOut(Settings):
     """The tool `fan_out_search`: several queries in one turn, with their results fused."""
 
-    on: bool = True
-    """Offer the tool."""
     hits: Count = 0
     """Hits per query; 0: as many as `search.hits`. Few suffice where queries are names: what bears one comes first."""
-
-
-class Grep(Settings):
-    """The tool `grep_corpus`: a regular expression over all texts."""
-
-    on: bool = True
-    """Offer the tool. Engines without regular expressions need it off."""
 
 
 class Read(Settings):
     """The tool `read_document`: the text of one document."""
 
-    on: bool = True
-    """Offer the tool."""
     tokens: Positive = 4096
     """Tokens of text that one call shows."""
     by: Literal["order", "evidence"] = "evidence"
     """Of a document longer than `tokens`, show the first parts, or those nearest to the question."""
 
 
-class Review(Settings):
-    """The tool `review_docs`: texts that the episode has seen, shown once more without a search."""
-
-    on: bool = True
-    """Offer the tool."""
-
-
 class Verification(Settings):
     """The tool `verify`: a claim judged against documents."""
 
-    on: bool = True
-    """Offer the tool."""
     judge: Literal["lexical", "cross_encoder", "language_model"] = "lexical"
     """Shared words, the cross-encoder at `machine.reranker`, or the language model at `machine.verifier`."""
     model: str = ""
@@ -123,8 +105,6 @@ class Curation(Settings):
 
     cap: Annotated[int, Meta(ge=1, le=LARGEST_CAP)] = LARGEST_CAP
     """Units in the set."""
-    tags: bool = True
-    """Importance tags; without them all entries are equal."""
     eviction: Literal["rank", "fifo", "refuse"] = "rank"
     """At the cap: evict a strictly less important entry, the oldest entry, or refuse the new one."""
 
@@ -132,28 +112,16 @@ class Curation(Settings):
 class AutoPopulate(Settings):
     """Curation by the harness, so that a policy that curates nothing delivers something."""
 
-    on: bool = True
-    """Let the harness curate."""
     documents: Positive = 8
     """Units that it curates."""
     by: Literal["first", "evidence"] = "evidence"
-    """Curate the first units of the first search; or, with `evidence.rank`, the best of all searches so far, anew after
-    each search until the policy edits the set."""
-
-
-class Dedup(Settings):
-    """Near duplicates, which are not shown twice: by MinHash over shingles, and only where titles, numbers, dates
-    and negations are equal."""
-
-    on: bool = True
-    """Fold near duplicates into the unit that was seen first."""
+    """Curate the first units of the first search; or, where units are ranked, the best of all searches so far, anew
+    after each search until the policy edits the set."""
 
 
 class Compression(Settings):
     """Hits are shown as the sentences nearest to the query."""
 
-    on: bool = True
-    """Shorten hits; else they are shown whole."""
     sentences: Positive = 4
     """Sentences of a hit that are shown."""
     characters: Count = 0
@@ -164,43 +132,24 @@ class Evidence(Settings):
     """The evidence graph, which links entities to the units that name them, and the order of the units by their
     value."""
 
-    on: bool = True
-    """Keep the graph and show entities that documents share."""
     entities: Positive = 8
     """Entities shown."""
     documents: Positive = 5
     """Documents named beside each bridge entity."""
-    handles: bool = False
-    """Give entities of the question and of shown hits handles (E3), which search queries may contain. Independent of
-    `on`, which is about entities that documents share."""
-    rank: bool = True
-    """Rank the pool by evidence value, and show the order on a line of its own."""
     lines: Positive = LARGEST_CAP
     """Documents that the evidence order names, the best first: as many as can be delivered."""
 
-    @property
-    def ranks(self) -> bool:
-        """True if units are ranked; the value needs the graph."""
-        return self.on and self.rank
-
 
 class Leads(Settings):
-    """Names worth a search, found by `evidence.rank`."""
+    """Names worth a search, found by the evidence order."""
 
-    on: bool = True
-    """Show leads. They need `evidence.rank`."""
     lines: Annotated[int, Meta(ge=1, le=30)] = 8
     """Leads shown, the best first."""
-    handles: bool = False
-    """Give the question (Q) and the shown leads (E3) handles that search queries may contain, and no other name, unless
-    `evidence.handles` does. Short calls are easier to learn."""
 
 
 class History(Settings):
     """One line for each past action, so that a policy does not repeat itself."""
 
-    on: bool = True
-    """Show the history."""
     lines: Positive = 12
     """Newest actions shown."""
 
@@ -216,23 +165,13 @@ class PoolView(Settings):
     """Characters of text in a line."""
 
 
-class BudgetMarker(Settings):
-    """The line that says how much of the prompt and of the turns is used."""
-
-    on: bool = True
-    """Show the line."""
-
-
 class Pruning(Settings):
     """Limits on the size of a transcript (`rendering.order`), which only grows: the policy has to prune it. Constants
     of Context-1, the baseline that Harness-1 is compared with."""
 
-    on: bool = False
-    """Offer `prune_chunks` and set these limits; needs `rendering.order=transcript`."""
-    tokens: Positive = 16384
-    """Size in tokens above which every observation asks the policy to prune or to conclude."""
-    refusal: Positive = 24326
-    """Size in tokens above which only pruning, curating and ending the search are allowed."""
+    limits: tuple[Positive, Positive] = (16384, 24326)
+    """Sizes in tokens above which every observation asks the policy to prune or to conclude, and above which only
+    pruning, curating and ending the search are allowed."""
     output: Positive = 4096
     """Maximum tokens of one observation."""
 
@@ -255,6 +194,12 @@ class Rendering(Settings):
     environment, with tools named but not described and the turn in place of the budget line."""
 
 
+_Offered = Literal["fan_out", "grep", "read", "review", "verification", "pruning"]
+_Kept = Literal["tags", "auto_populate", "dedup", "compression", "evidence", "rank", "leads", "history"]
+Mechanism = Literal[_Offered, _Kept, "budget_marker", "entity_handles", "lead_handles"]
+OPTIONAL = ("entity_handles", "lead_handles", "pruning")
+
+
 class Env(Settings):
     """Everything that decides what a policy can do and see. All of it enters `env_hash`.
 
@@ -270,27 +215,47 @@ class Env(Settings):
     """Tokens of the window kept free for the output."""
     guidance: Literal["none", "facts", "prescriptive"] = "facts"
     """What an observation says beyond its results: nothing, facts about them, or facts with advice."""
+    mechanisms: tuple[Mechanism, ...] = tuple(name for name in get_args(Mechanism) if name not in OPTIONAL)
+    """The mechanisms that are on. The tools `fan_out_search`, `grep_corpus` (engines without regular expressions need
+    it off), `read_document`, `review_docs` and `verify`; importance `tags` in the curated set, else all entries are
+    equal; `auto_populate`: curation by the harness; `dedup`: near duplicates are not shown twice (by MinHash over
+    shingles, and only where titles, numbers, dates and negations are equal); `compression`: hits are shortened;
+    `evidence`: a graph of entities, and a list of those that documents share; `rank`, which needs it: the pool in the
+    order of its evidence value, which stands on a line of its own; `leads`, which need `rank`; `history` of actions;
+    `budget_marker`: a line that says how much of the prompt and of the turns is used. Off by default:
+    `entity_handles`, by which queries may name entities of the question and of hits (E3); `lead_handles`, the same
+    for the question (Q) and the shown leads alone, as short calls are easier to learn; `pruning`. Each has a switch
+    of its own too: `--set env.grep.on=false`."""
     plugins: tuple[str, ...] = ()
     """Tools of other packages that are on, in the order shown, by the names of their entry points (`harness1.tools`),
     and tools of one's own, as `FILE.py:NAME`. None is on because it is installed."""
     search: Search = Search()
     retrieval: Retrieval = Retrieval()
     fan_out: FanOut = FanOut()
-    grep: Grep = Grep()
     read: Read = Read()
-    review: Review = Review()
     verification: Verification = Verification()
     curation: Curation = Curation()
     auto_populate: AutoPopulate = AutoPopulate()
-    dedup: Dedup = Dedup()
     compression: Compression = Compression()
     evidence: Evidence = Evidence()
     leads: Leads = Leads()
     history: History = History()
     pool: PoolView = PoolView()
-    budget_marker: BudgetMarker = BudgetMarker()
     pruning: Pruning = Pruning()
     rendering: Rendering = Rendering()
+
+    def __post_init__(self) -> None:
+        ordered = tuple(sorted(set(self.mechanisms), key=get_args(Mechanism).index))
+        msgspec.structs.force_setattr(self, "mechanisms", ordered)  # a set, of which order decides nothing
+
+    def has(self, name: Mechanism) -> bool:
+        """True if a mechanism is on."""
+        return name in self.mechanisms
+
+    def switch(self, **on: bool) -> Env:
+        """Return the settings with some mechanisms on or off."""
+        switches = dict.fromkeys(self.mechanisms, True) | on
+        return msgspec.structs.replace(self, mechanisms=tuple(name for name in switches if switches[name]))
 
     @property
     def prompt_limit(self) -> int:
@@ -305,33 +270,42 @@ class Env(Settings):
             tree["plugins"] = [identity(name) for name in self.plugins]
         for group, name, off in _LATER:
             leave_out_default(tree, {group: {name: off}}, f"{group}.{name}")
-        return {group: settings for group, settings in tree.items() if group != "leads" or self.leads.on}
+        return {group: settings for group, settings in tree.items() if group != "leads" or self.has("leads")}
 
     def plain(self) -> dict[str, Any]:
-        """Return the settings as JSON holds them, with `plugins` only where there are any: older hashes have none."""
+        """Return the settings as records have had them from the first: with a switch for each mechanism, and with
+        `plugins` only where there are any."""
         tree = to_record(self, "env.") | {"plugins": list(self.plugins)}
+        del tree["mechanisms"]
+        for mechanism, (group, name) in SWITCHES.items():
+            tree.setdefault(group, {})[name] = mechanism in self.mechanisms
         leave_out_default(tree, {"plugins": []}, "plugins")
         return tree
 
     @property
+    def ranks(self) -> bool:
+        """True if units are ranked; the value needs the graph."""
+        return self.has("evidence") and self.has("rank")
+
+    @property
     def leads_on(self) -> bool:
         """True if leads are shown; they come from the ranking."""
-        return self.leads.on and self.evidence.ranks
+        return self.has("leads") and self.ranks
 
     @property
     def leads_have_handles(self) -> bool:
         """True if queries may name the question and the leads by handles."""
-        return self.leads.handles and self.leads_on
+        return self.has("lead_handles") and self.leads_on
 
     @property
     def has_handles(self) -> bool:
         """True if a query may contain handles."""
-        return self.evidence.handles or self.leads_have_handles
+        return self.has("entity_handles") or self.leads_have_handles
 
     @property
     def refills(self) -> bool:
         """True if the curated set follows the evidence until the policy edits it."""
-        return self.auto_populate.on and self.auto_populate.by == "evidence" and self.evidence.ranks
+        return self.has("auto_populate") and self.auto_populate.by == "evidence" and self.ranks
 
     @property
     def hits_limit(self) -> int:
@@ -346,17 +320,36 @@ class Env(Settings):
     def observation_limit(self, tokens: int) -> int:
         """Cap an allowance in tokens, so that even a small context window holds a whole turn."""
         most = int(self.prompt_limit * OBSERVATION_SHARE)
-        return min(tokens, most, self.pruning.output) if self.pruning.on else min(tokens, most)
+        return min(tokens, most, self.pruning.output) if self.has("pruning") else min(tokens, most)
+
+
+def with_mechanisms(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of an environment, or a part of them, with the switches that stand in groups in `mechanisms`;
+    those that are no truth values stay."""
+    found, mechanisms = dict(tree), tree.get("mechanisms", Env().mechanisms)
+    if not isinstance(mechanisms, list | tuple) or not all(isinstance(name, str) for name in mechanisms):
+        return found  # which is refused where it is read
+    on = dict.fromkeys(mechanisms, True)
+    for mechanism, (group, name) in SWITCHES.items():
+        settings = found.get(group)
+        if isinstance(settings, dict) and isinstance(settings.get(name), bool):
+            on[mechanism] = settings[name]
+            settings = {other: value for other, value in settings.items() if other != name}
+            found[group] = settings
+        if settings == {} and group not in Env.__struct_fields__:
+            del found[group]
+    return found | {"mechanisms": [mechanism for mechanism in on if on[mechanism]]}
 
 
 def read_recorded(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return recorded settings of an environment without those that were removed, and with every mechanism that they do
     not mention switched off."""
-    complete = dict(tree)
+    complete = deepcopy(dict(tree))
+    unite(complete, "env.")
     for group, name, off in _LATER:
         settings = complete.get(group, {})
-        if isinstance(settings, dict):  # else the card is damaged, which its reader says
-            complete[group] = {name: off} | settings
+        if isinstance(settings, dict) and not ("mechanisms" in tree and (group, name) in SWITCHES.values()):
+            complete[group] = {name: off} | settings  # a group that is none is damaged, which its reader says
     return without_removed(complete, "env.")
 
 
@@ -364,7 +357,7 @@ def read_env(tree: Mapping[str, Any]) -> Env:
     """Return the recorded settings of an environment as this version has them; raise ConfigError as `refuse_removed`
     does, msgspec.ValidationError if they are none."""
     refuse_removed(tree, "env.")
-    return msgspec.convert(read_recorded(tree), Env)
+    return msgspec.convert(with_mechanisms(read_recorded(tree)), Env)
 
 
 class Dense(Settings):
@@ -374,10 +367,8 @@ class Dense(Settings):
     """A name or local folder for sentence-transformers, or `hash:DIMENSIONS` (needs no model); empty: no embeddings."""
     search: Literal["exact", "hnsw"] = "exact"
     """Exact search suits up to about a million chunks; the approximate graphs of faiss, larger numbers."""
-    query_prefix: str = ""
-    """Text put before a query, if the model was trained that way (`query: `)."""
-    document_prefix: str = ""
-    """The same before a text (`passage: `)."""
+    prefixes: tuple[str, str] = ("", "")
+    """Texts put before a query and before a document, if the model was trained that way (`query: `, `passage: `)."""
 
 
 class Index(Settings):
@@ -387,10 +378,6 @@ class Index(Settings):
     """What is pooled, curated and scored: whole documents, or chunks where the gold names chunks."""
     chunk_tokens: Positive = 512
     """Documents longer than this (characters / 4) are cut at sentence boundaries; shorter ones stay whole."""
-    k1: Annotated[float, Meta(ge=0.0)] = 1.2
-    """BM25's saturation, without a unit: how much a term's further occurrences still add; 0: nothing."""
-    b: Share = 0.75
-    """BM25's share of normalisation by length: 0 none, 1 full."""
     language: str = AUTO
     """The language that words are stemmed in: one of Snowball's, such as `german`, or `none`. `auto` is `english` where
     less than 1 % of the chunks are mostly in another script than Latin; else each word is stemmed by its script."""
@@ -417,5 +404,6 @@ def read_index_description(encoded: bytes | str | memoryview, kind: type[T]) -> 
     as `refuse_removed` does, msgspec.DecodeError or msgspec.ValidationError if it is no such description."""
     tree = msgspec.json.decode(encoded, type=dict[str, Any])
     if isinstance(settings := tree.get("settings"), dict):
+        unite(settings, "index.")
         tree["settings"] = present(settings, "index.")
     return msgspec.convert(tree, kind)

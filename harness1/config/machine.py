@@ -74,13 +74,8 @@ class ModelServer(Keyed):
 class Model(Keyed):
     """Execution of a policy's language model on this machine, or access to its server."""
 
-    rows: Positive = 16
-    """Episodes that are decoded together."""
     cache_tokens: Count = 65536
     """Tokens whose keys and values are cached for prompts with a common prefix; 0: none."""
-    prefill_tokens: Count = 0
-    """Most tokens of several prompts in one pass, with padding and with what is cached of them; 0: one prompt a pass,
-    as is best on a CPU."""
     memory_share: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.85
     """Share of a GPU's memory for vLLM in this process."""
     sleep: bool = False
@@ -121,15 +116,13 @@ class Machine(Keyed):
     workers: Count = 0
     """Worker processes for policies without a model; 0: one per core."""
     concurrency: Positive = 8
-    """Episodes in flight in one process."""
+    """Episodes in flight in one process, whose calls a model in this process decodes together."""
     attempts: Positive = 3
     """Tries of a retriever or verifier before its fault invalidates the episode."""
     call_deadline_s: Seconds = 30.0
     """Seconds for one call of a retriever or a verifier; a later answer is a fault."""
     episode_deadline_s: Seconds = 600.0
     """Seconds for one episode, calls of models included; a longer one ends as an infrastructure fault."""
-    bootstrap: Positive = 2000
-    """Resamples for a confidence interval."""
     embedder: str = ""
     """The folder of an index's embedding model on this machine; empty: its location when the index was built."""
     reranker: str = ""

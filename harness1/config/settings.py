@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -31,12 +31,55 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The base class of all settings groups: immutable, unknown keys refused."""
 
 
+SWITCHES: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {name: (name, "on") for name in ("fan_out", "grep", "read", "review", "verification", "auto_populate", "dedup")}
+    | {name: (name, "on") for name in ("compression", "evidence", "leads", "history", "budget_marker", "pruning")}
+    | {"tags": ("curation", "tags"), "rank": ("evidence", "rank"), "entity_handles": ("evidence", "handles")}
+    | {"lead_handles": ("leads", "handles")}
+)
+"""The switch of each mechanism of an environment, as group and name: `env.grep.on`. Files, overrides, hashes and older
+records have these in place of `env.mechanisms`."""
+
+
+UNITED: Mapping[str, Mapping[str, Mapping[str, Any]]] = MappingProxyType(
+    {
+        "rl": {"ratio": {"ratio_min": 0.0, "ratio_max": 5.0}},
+        "index.dense": {"prefixes": {"query_prefix": "", "document_prefix": ""}},
+        "env.pruning": {"limits": {"tokens": 16384, "refusal": 24326}},
+    }
+)
+"""By group, the settings of which each holds several earlier ones: their names with their defaults. Hashes and older
+records have the earlier ones, and files and overrides may."""
+
+
+def _united(tree: dict[str, Any], prefix: str) -> Iterator[tuple[dict[str, Any], str, Mapping[str, Any]]]:
+    """Yield each group of a configuration that has a united setting, with the names of this and of the earlier ones."""
+    for place, settings in UNITED.items():
+        group: Any = tree if f"{place}.".startswith(prefix) else None
+        for name in f"{place}.".removeprefix(prefix).split(".")[:-1]:
+            group = group.get(name) if isinstance(group, dict) else None
+        if isinstance(group, dict):
+            yield from ((group, name, earlier) for name, earlier in settings.items())
+
+
+def unite(tree: dict[str, Any], prefix: str = "") -> None:
+    """Replace earlier settings of a configuration by those that hold them now (`UNITED`)."""
+    for group, name, earlier in _united(tree, prefix):
+        now = group.get(name, list(earlier.values()))
+        if earlier.keys() & group.keys() and isinstance(now, list) and len(now) == len(earlier):
+            group[name] = [group.pop(old, value) for old, value in zip(earlier, now, strict=True)]
+
+
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Yield the dotted name of each setting that differs between configurations as plain data, and its value in each,
-    None if it is absent. `prefix`: what names begin with, such as `env.`, as in all of these functions."""
+    None if it is absent; of mechanisms, their switches. `prefix`: what names begin with, such as `env.`, as in all of
+    these functions."""
     for name in dict.fromkeys((*ours, *theirs)):
         mine, other = ours.get(name), theirs.get(name)
-        if {type(mine), type(other)} - {type(None)} == {dict}:
+        if name == "mechanisms" and isinstance(mine, Collection) and isinstance(other, Collection):
+            switched = (each for each in SWITCHES if (each in mine) != (each in other))
+            yield from ((prefix + ".".join(SWITCHES[each]), each in mine, each in other) for each in switched)
+        elif {type(mine), type(other)} - {type(None)} == {dict}:
             yield from differences(mine or {}, other or {}, f"{prefix}{name}.")
         elif mine != other:
             yield f"{prefix}{name}", mine, other
@@ -52,8 +95,13 @@ def leave_out_default(tree: dict[str, Any], defaults: Mapping[str, Any], path: s
 
 
 def notes(kind: type[Settings], prefix: str = "") -> dict[str, str]:
-    """Return what the source says of each group and setting of a class, by dotted name."""
-    said = _read_notes(kind)
+    """Return what the source says of each group and setting of a class, by dotted name: the texts below its fields."""
+    said = {
+        field.target.id: " ".join(text.split())
+        for field, below in pairwise(_classes(kind.__module__).get(kind.__name__, []))
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr)
+        if isinstance(below.value, ast.Constant) and isinstance(text := below.value.value, str)
+    }
     found: dict[str, str] = {}
     for each in msgspec.structs.fields(kind):
         name = f"{prefix}{each.name}"
@@ -63,17 +111,6 @@ def notes(kind: type[Settings], prefix: str = "") -> dict[str, str]:
             found |= notes(each.type, f"{name}.")
         elif each.name in said:
             found[name] = said[each.name]
-    return found
-
-
-def _read_notes(kind: type[Settings]) -> dict[str, str]:
-    """Return the strings that stand below the fields of a class, on one line each."""
-    body = _classes(kind.__module__).get(kind.__name__, [])
-    found = {}
-    for field, below in pairwise(body):
-        match field, below:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                found[name] = " ".join(text.split())
     return found
 
 
@@ -88,10 +125,14 @@ def _classes(module: str) -> dict[str, list[ast.stmt]]:
 
 
 class Removed(NamedTuple):
-    """The last default of a setting, and why it went."""
+    """The last default of a setting, by the recipe of its group if it is a mapping, and why it went."""
 
     default: Any
     reason: str
+
+    def default_in(self, group: Mapping[str, Any]) -> Any:
+        """Return the last default beside the other settings of its group."""
+        return self.default.get(group.get("recipe", "paper")) if isinstance(self.default, dict) else self.default
 
 
 _TABLE = msgspec.toml.decode(Path(__file__).with_name("removed.toml").read_bytes(), type=dict[str, Any])
@@ -139,7 +180,7 @@ def lost(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, 
     and of each removed value of another."""
     for name, value in tree.items():
         path = f"{prefix}{name}"
-        if path in REMOVED and value != REMOVED[path].default:
+        if path in REMOVED and value != REMOVED[path].default_in(tree):
             yield path, value, f"{path} was removed: {REMOVED[path].reason}"
         if isinstance(value, str) and (path, value) in REMOVED_VALUES:
             yield path, value, f"{path}={value} was removed: {REMOVED_VALUES[path, value]}"
@@ -170,7 +211,9 @@ def last_defaults(prefix: str) -> dict[str, Any]:
 
 def put_back_removed(tree: dict[str, Any], prefix: str = "") -> None:
     """Put the removed settings of a group, or those of the sections that a configuration has, back at their last
-    defaults."""
+    defaults, and earlier ones in place of those that hold them now."""
+    for group, name, earlier in _united(tree, prefix):
+        group |= zip(earlier, group.pop(name), strict=True)
     for path, removed in REMOVED.items():
         if path.startswith(prefix) and not path.startswith("machine."):  # which no hash counts
             *groups, name = path.removeprefix(prefix).split(".")
@@ -178,4 +221,4 @@ def put_back_removed(tree: dict[str, Any], prefix: str = "") -> None:
                 group = tree
                 for each in groups:
                     group = group.setdefault(each, {})
-                group[name] = removed.default
+                group[name] = removed.default_in(group)

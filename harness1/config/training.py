@@ -14,7 +14,17 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from harness1.config.settings import Count, Positive, Rate, Settings, Share, Weight, leave_out_default, to_record
+from harness1.config.settings import (
+    REMOVED,
+    Count,
+    Positive,
+    Rate,
+    Settings,
+    Share,
+    Weight,
+    leave_out_default,
+    to_record,
+)
 from harness1.errors import ConfigError
 from harness1.plain import digest
 from harness1.plugins import identity
@@ -74,11 +84,9 @@ class Rl(Settings):
     algorithm: Literal["cispo", "double_sided", "interaction", "reinforce"] = "cispo"
     """Weight of a token by its ratio: clipped to the bounds, as published (CISPO, arXiv 2506.13585); 0 at and beyond
     them; the same by the mean ratio of its call (IPA, arXiv 2512.24873); or always 1."""
-    ratio_min: Weight = 0.0
-    """Lowest pi / pi_rollout of a token: `cispo` clips its weight to the bounds, `double_sided` drops it outside, and
-    `interaction` drops a call whose geometric mean is outside."""
-    ratio_max: Rate = 5.0
-    """Highest pi / pi_rollout of a token, used like `ratio_min`."""
+    ratio: tuple[Weight, Rate] = (0.0, 5.0)
+    """Lowest and highest pi / pi_rollout of a token: `cispo` clips its weight to the bounds, `double_sided` drops it
+    outside, and `interaction` drops a call whose geometric mean is outside."""
     advantages: Literal["center", "group_std", "batch_std", "leave_one_out"] = "center"
     """Reward minus the mean of the group, undivided or divided by the standard deviation of the group or of the step;
     or reward minus the mean of the group's other episodes."""
@@ -101,8 +109,8 @@ class Rl(Settings):
     """Seed of the order of tasks, of their episodes, and of the held-out tasks."""
 
     def __post_init__(self) -> None:
-        if self.ratio_min > self.ratio_max:
-            raise ConfigError("rl.ratio_min must not be greater than rl.ratio_max")
+        if self.ratio[0] > self.ratio[1]:
+            raise ConfigError(f"rl.ratio must begin with the lower bound, not be {list(self.ratio)}")
         if self.substeps > self.groups:
             raise ConfigError("rl.substeps must not be greater than rl.groups: each needs a group")
 
@@ -157,10 +165,6 @@ class Train(Settings):
     """Shape of the rate's decay to 0 after the warm-up."""
     warmup: Share = 0.0
     """Share of the steps over which the rate rises from 0."""
-    weight_decay: Weight = 0.0
-    """AdamW: share of a weight, times the rate, that a step takes off; 0: none."""
-    clip: Weight = 1.0
-    """Largest gradient norm; 0: no clipping."""
     lora: Lora = Lora()
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Type for matrix products; `auto` in a file or override: the faster one here. Trained weights, logits and loss are
@@ -204,20 +208,32 @@ class Reward(Settings):
 
     recipe: Literal["paper", "robust", "sum"] = "paper"
     """Source of what a loaded configuration does not give: the defaults, or `RECIPES`. `sum` pays for the terms with a
-    weight alone, without `empty` and `floor`."""
+    weight alone; the others also have a smallest sum, and a reward of its own for an empty set."""
     weights: dict[str, float] = msgspec.field(default_factory=lambda: dict(PUBLISHED))
     """Weight of each term by name: of `harness1.reward`, of other packages (`harness1.rewards`), or of one's own, as
     `FILE.py:NAME`, negative for penalties. None counts because it is installed. Weights have no unit."""
-    beta: Annotated[float, Meta(gt=0.0)] = 2.0
-    """How many times recall weighs as much as precision in the term `outcome`."""
-    empty: float = -0.2
-    """Reward of an episode that delivers nothing, in place of the sum."""
-    floor: float = 0.001
-    """Smallest sum, so that a delivered set earns more than none."""
 
     def __hash__(self) -> int:
         # A configuration is a key of caches, and a mapping is not hashable.
         return hash(digest(self))
+
+    @property
+    def beta(self) -> float:
+        """How many times recall weighs as much as precision in the term `outcome`."""
+        return self._of_recipe("beta")
+
+    @property
+    def empty(self) -> float:
+        """Reward of an episode that delivers nothing, in place of the sum."""
+        return self._of_recipe("empty")
+
+    @property
+    def floor(self) -> float:
+        """Smallest sum, so that a delivered set earns more than none."""
+        return self._of_recipe("floor")
+
+    def _of_recipe(self, name: str) -> float:
+        return float(REMOVED[f"reward.{name}"].default[self.recipe])
 
     @property
     def others(self) -> dict[str, float]:
@@ -279,10 +295,6 @@ class ChatPolicy(Settings):
     (`harness1.formats`)."""
     temperature: Annotated[float, Meta(ge=0.0)] = 1.0
     """0: greedy."""
-    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
-    """Share of the probability that the sampled tokens are drawn from, the likeliest first; 1: all."""
-    top_k: Count = 0
-    """0: no limit."""
     format_retries: Count = 3
     """Further attempts at a turn whose output holds no call."""
     constrained: bool = False

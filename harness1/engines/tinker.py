@@ -36,7 +36,7 @@ from harness1.records import Sampling
 from harness1.rows import TrainRow
 from harness1.training.algorithm import LOG_RATIO_LIMIT, Algorithm, Cispo, NegativeLogLikelihood, PolicyGradient
 from harness1.training.saving import copy_beside_weights, write_card
-from harness1.training.trainer import BETAS, EPSILON, Diverged, count_trained, rate_at
+from harness1.training.trainer import BETAS, CLIP, DECAY, EPSILON, Diverged, count_trained, rate_at
 
 Reduction = Literal["sum", "row_mean"]
 Loss = tuple[str, dict[str, float] | None]
@@ -193,7 +193,7 @@ class TinkerBackend:
         if grammar is not None:
             raise UsageError("a training service has no grammars: set policy.constrained=false")
         if sampling.temperature not in (0.0, 1.0) or sampling.top_p < 1 or sampling.top_k > 0:
-            raise UsageError("a training service samples at temperature 1 or 0: set policy.top_p=1 and policy.top_k=0")
+            raise UsageError("a training service samples at temperature 1 or 0, from all tokens")
         if self._current is None:
             raise InfrastructureFault("no weights were published to the sampler yet")
         (client, version), sdk = self._current, self.service.sdk
@@ -293,14 +293,14 @@ class TinkerEngine:
         loss = step_loss(rows, logprobs, self._algorithm)
         if not math.isfinite(loss):
             raise Diverged(f"training diverged at step {self.step_count + 1} (loss {loss}): try a smaller train.rate")
-        train, rate = self._train, rate_at(self.step_count, self._steps, self._train)
+        rate = rate_at(self.step_count, self._steps, self._train)
         adam = self._service.sdk.AdamParams(
             learning_rate=rate,
             beta1=BETAS[0],
             beta2=BETAS[1],
             eps=EPSILON,
-            weight_decay=train.weight_decay,
-            grad_clip_norm=train.clip,
+            weight_decay=DECAY,
+            grad_clip_norm=CLIP,
         )
         answer = self._service.call(lambda: self._training.optim_step(adam))
         self.step_count += 1

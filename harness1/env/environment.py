@@ -205,8 +205,8 @@ class SearchEnv:
         return twin
 
     def _transition(self, call: ToolCall, ignored: Sequence[ToolCall]) -> Steps:
-        context, pruning = self.state.context, self.config.pruning
-        crowded = pruning.on and context is not None and context.budget.used > pruning.refusal
+        context, refusal = self.state.context, self.config.pruning.limits[1]
+        crowded = self.config.has("pruning") and context is not None and context.budget.used > refusal
         return transition(self.state.memory, self.config, self.toolbox, call, ignored, crowded=crowded)
 
     def _finish(
@@ -252,7 +252,7 @@ class SearchEnv:
 def env_hash(env: Env) -> str:
     """Return the hash of an environment, with the fitted weights if it ranks, and without the tokenizer."""
     toolbox = Toolbox.of(env)
-    weights = [msgspec.to_builtins(FITTED)] if env.evidence.ranks else []
+    weights = [msgspec.to_builtins(FITTED)] if env.ranks else []
     return digest([env.to_hash(), static_piece(env, toolbox).text, toolbox.specs, *weights])
 
 
@@ -277,10 +277,10 @@ def transition(
     memory.turn += 1
     traits = toolbox.traits(call.name)
     if crowded and not (traits.frees or traits.curates or call.name == END_SEARCH):
-        observation = Observation(one_line(call.name), error=Note("crowded", {"limit": env.pruning.refusal}))
+        observation = Observation(one_line(call.name), error=Note("crowded", {"limit": env.pruning.limits[1]}))
     else:
         observation = yield from toolbox.run(memory, env, call)
-    if env.history.on:
+    if env.has("history"):
         memory.history.append(history_line(memory.turn, memory.pool, call, observation))
     traits = toolbox.traits(observation.tool)
     memory.name_entities((words for _, words in hit_words(memory, env, observation, traits)), env)
@@ -327,7 +327,7 @@ def guidance(memory: WorkingMemory, env: Env, observation: Observation, traits: 
         count = {"count": len(observation.delta.auto_populated)}
         if env.refills:
             notes.append(Note("refilled", count))
-        elif env.curation.tags:
+        elif env.has("tags"):
             notes.append(Note("seeded", count | {"tag": POPULATED_TAG}))
         else:
             notes.append(Note("seeded_untagged", count))
@@ -345,7 +345,7 @@ def _advise(memory: WorkingMemory, env: Env, observation: Observation) -> list[N
         notes.append(Note("curate_overdue", {"turns": since, "uncurated": uncurated}))
     elif since and observation.delta.new:
         notes.append(Note("curate_now"))
-    if env.verification.on and not memory.verification.verdicts and memory.turn >= VERIFY_FROM and curated >= 3:
+    if env.has("verification") and not memory.verification.verdicts and memory.turn >= VERIFY_FROM and curated >= 3:
         notes.append(Note("verify_now"))
     if left <= FINISH_WITHIN:
         notes.append(Note("finish", {"left": left}))

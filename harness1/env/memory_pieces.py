@@ -103,7 +103,7 @@ def _head(memory: WorkingMemory, env: Env, turn: int, observation: Observation) 
 
 def _changes(memory: WorkingMemory, env: Env, delta: Delta) -> ChangesView:
     def tag_handles(tags: dict[UnitId, Tag]) -> dict[str, Tag | None]:
-        return {handle_of(memory, unit_id): tag if env.curation.tags else None for unit_id, tag in tags.items()}
+        return {handle_of(memory, unit_id): tag if env.has("tags") else None for unit_id, tag in tags.items()}
 
     def handles(units: Iterable[UnitId]) -> tuple[str, ...]:
         return tuple(handle_of(memory, unit_id) for unit_id in units)
@@ -137,7 +137,7 @@ def _hits(memory: WorkingMemory, env: Env, turn: int, observation: Observation, 
         entry = pool.entries[unit_id]
         title, _, text = words.partition("\n")
         entities = dict[str, str]()
-        if env.evidence.handles:
+        if env.has("entity_handles"):
             words, entities = memory.entities.mark(words, SCANNED)
         shown = HitView(
             turn=turn,
@@ -211,7 +211,7 @@ def leads_piece(memory: WorkingMemory, env: Env, leads: Sequence[Lead]) -> Piece
 def link_pieces(memory: WorkingMemory, env: Env, order: Sequence[UnitId]) -> Iterator[Piece]:
     """Yield what links documents: the bridge documents, where units are ranked in an `order`, and shared entities: the
     most frequent ones, or, where units are ranked, those that lead on from the best."""
-    if env.evidence.ranks:
+    if env.ranks:
         links = [
             f"{handle_of(memory, unit_id)} links {', '.join(names[:-1])} and {names[-1]}"
             for unit_id, names in bridge_documents(memory, order, LINKING)
@@ -236,7 +236,7 @@ CLAIM_CHARACTERS = 120
 
 def order_and_leads(memory: WorkingMemory, env: Env) -> list[Piece]:
     """Return the evidence order, without reasons, and the leads, even if there are none, where units are ranked."""
-    if not env.evidence.ranks:
+    if not env.ranks:
         return []
     found = memory.assess()
     told = [order_piece(memory, env, found, frozenset())] if found.units else []
@@ -253,7 +253,7 @@ class MemoryPieces:
 
     def of(self, memory: WorkingMemory, visible: Set[UnitId]) -> list[Block]:
         """Return all sections in order. Documents in `visible` appear in a shown turn and get no pool line."""
-        found = memory.assess() if self.env.evidence.ranks else Assessment()
+        found = memory.assess() if self.env.ranks else Assessment()
         placed = [Block((set_piece(memory, self.env),))]
         placed += self._curated_lines(memory, visible, found)
         if found.units:
@@ -261,34 +261,34 @@ class MemoryPieces:
         if self.env.leads_on and found.leads:
             placed.append(Block((leads_piece(memory, self.env, found.leads[: self.env.leads.lines]),), Drop.EVIDENCE))
         placed += self._pool(memory, visible, found)
-        if self.env.evidence.on:
+        if self.env.has("evidence"):
             placed += [Block((each,), Drop.EVIDENCE) for each in link_pieces(memory, self.env, found.units)]
-        if self.env.verification.on:
+        if self.env.has("verification"):
             placed += _verdicts(memory, self.env)
-        if self.env.history.on:
+        if self.env.has("history"):
             placed += self._history(memory)
         return placed
 
     def _curated_lines(self, memory: WorkingMemory, visible: Set[UnitId], found: Assessment) -> list[Block]:
         hidden = [entry for entry in memory.curated.in_order() if entry.unit_id not in visible]
-        if self.env.evidence.ranks:
+        if self.env.ranks:
             hidden.sort(key=lambda entry: (RANK[entry.tag], found.places[entry.unit_id]))
         return [self._line(Drop.CURATED_LINES, memory, entry.unit_id, entry.tag, found) for entry in hidden]
 
     def _pool(self, memory: WorkingMemory, visible: Set[UnitId], found: Assessment) -> list[Block]:
         entries, tags = memory.pool.entries, memory.curated.tags
         uncurated = len(entries) - len(tags)
-        copies = f", {len(memory.pool.aliases)} near duplicates hidden" if self.env.dedup.on else ""
+        copies = f", {len(memory.pool.aliases)} near duplicates hidden" if self.env.has("dedup") else ""
         text = f"Pool: {len(entries)} documents, {uncurated} not curated{copies}."
         placed = [Block((piece("pool", "user", text),))]
-        order = found.units if self.env.evidence.ranks else reversed(entries)
+        order = found.units if self.env.ranks else reversed(entries)
         rest = (unit_id for unit_id in order if unit_id not in visible and unit_id not in tags)
         shown = list(islice(rest, self.env.pool.lines))
         older = list(islice(rest, self.env.pool.older))
         placed += [self._line(Drop.POOL, memory, unit_id, "", found) for unit_id in shown]
         left = uncurated - sum(unit_id in entries and unit_id not in tags for unit_id in visible) - len(shown)
         if left:
-            label = "Further" if self.env.evidence.ranks else "Older"
+            label = "Further" if self.env.ranks else "Older"
             handles = ", ".join(handle_of(memory, unit_id) for unit_id in older)
             more = f" (+{left - len(older)} more)" if left > len(older) else ""
             placed.append(Block((piece("older", "user", f"{label}: {handles}{more}"),), Drop.OLDER))
@@ -312,13 +312,13 @@ class MemoryPieces:
     def _line(self, drop: Drop, memory: WorkingMemory, unit_id: UnitId, tag: str, found: Assessment) -> Block:
         # In another episode or branch a unit has another handle or another first chunk.
         entry = memory.pool.entries[unit_id]
-        reason = found.reason(unit_id) if self.env.evidence.ranks else ""
+        reason = found.reason(unit_id) if self.env.ranks else ""
         key = (tag, entry.handle, entry.chunk_ids[0], reason)
         if key not in self._lines:
             text = memory.store[entry.chunk_ids[0]].text[: 4 * self.env.pool.snippet]
             snippet = " ".join(text.split())[: self.env.pool.snippet].rstrip()
             shown = DocumentView(entry.handle, entry.unit_id, show_title(entry.title, self.env), snippet)
-            marks = "; ".join(mark for mark in (tag if self.env.curation.tags else "", reason) if mark)
+            marks = "; ".join(mark for mark in (tag if self.env.has("tags") else "", reason) if mark)
             line = f"{entry.handle}{f' ({marks})' if marks else ''} {shown.title}: {snippet}"
             section = "curated" if tag else "pool"
             self._lines[key] = Block((piece(f"{section}/{entry.handle}", "user", line, shown),), drop)
@@ -328,7 +328,7 @@ class MemoryPieces:
 def set_piece(memory: WorkingMemory, env: Env) -> Piece:
     """Return the whole curated set by handle: the smallest form of the memory, which is never dropped."""
     entries = tuple(
-        CuratedView(handle_of(memory, entry.unit_id), entry.unit_id, entry.tag if env.curation.tags else None)
+        CuratedView(handle_of(memory, entry.unit_id), entry.unit_id, entry.tag if env.has("tags") else None)
         for entry in memory.curated.in_order()
     )
     groups: dict[str, list[str]] = {}

@@ -191,7 +191,7 @@ def open_verifier(env: Env, machine: Machine) -> Verifier:
         MissingExtra: a library of the verifier is not installed.
     """
     verification = env.verification
-    if verification.judge == "lexical" or not verification.on:
+    if verification.judge == "lexical" or not env.has("verification"):
         return unopened_verifier(env)
     if verification.judge == "cross_encoder":
         return CrossEncoderVerifier(open_cross_encoder(machine), JUDGED_CHARACTERS)

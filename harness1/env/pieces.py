@@ -158,7 +158,7 @@ def static_piece(env: Env, toolbox: Toolbox) -> Piece:
 def query_piece(memory: WorkingMemory, env: Env) -> Piece:
     """Return the question, with the handles of the entities that it names."""
     text, entities = question_text(memory.query), dict[str, str]()
-    if env.evidence.handles:
+    if env.has("entity_handles"):
         text, entities = memory.entities.mark(text, SCANNED)
     handle = QUESTION if env.leads_have_handles else ""
     label = f"Question ({handle})" if handle else "Question"
@@ -195,15 +195,15 @@ def _brief(env: Env, toolbox: Toolbox) -> list[str]:
     ]
     if env.refills:
         lines.append(f"The best {env.auto_populate.documents} by evidence stay curated until you curate.")
-    elif env.auto_populate.on:
+    elif env.has("auto_populate"):
         lines.append(f"The first search curates its best {env.auto_populate.documents}: remove what is useless.")
-    if env.curation.tags:
+    if env.has("tags"):
         lines.append("Tags: very_high states the answer, high is a needed link, fair may be useful, low is doubtful.")
     lines += _evidence(env)
     if "read_document" in toolbox.tools and env.read.by == "evidence":
         lines.append(READING)
-    if env.pruning.on:
-        lines.append(PRUNING.removeprefix("- ").format(soft=env.pruning.tokens, hard=env.pruning.refusal))
+    if env.has("pruning"):
+        lines.append(PRUNING.removeprefix("- ").format(soft=env.pruning.limits[0], hard=env.pruning.limits[1]))
     return lines
 
 
@@ -227,19 +227,19 @@ def _full(env: Env, toolbox: Toolbox) -> list[str]:
         "review_docs shows documents from memory again without a search.": "review_docs" in tools,
     }
     lines += [f"- {words}" for words, on in told.items() if on]
-    if env.compression.on:
+    if env.has("compression"):
         lines.append(f"- Hits show the {env.compression.sentences} sentences nearest to the query, not the whole text.")
     lines += _curation(env)
-    if env.evidence.on:
+    if env.has("evidence"):
         lines.append("- Shared entities link documents; an entity named in a good document may be the next hop.")
     lines += [f"- {words}" for words in _evidence(env)]
     if "verify" in tools:
         lines.append("- Verify a claim before you rely on a document that must meet several constraints.")
-    if env.dedup.on:
+    if env.has("dedup"):
         lines.append("- Near duplicates are hidden behind the document that came first.")
-    if env.pruning.on:
-        lines.append(PRUNING.format(soft=env.pruning.tokens, hard=env.pruning.refusal))
-    elif env.budget_marker.on:
+    if env.has("pruning"):
+        lines.append(PRUNING.format(soft=env.pruning.limits[0], hard=env.pruning.limits[1]))
+    elif env.has("budget_marker"):
         lines.append(
             f"- The budget line shows used tokens and turns (at most {env.max_turns}). Above"
             f" {WARNING:.0%} finish within 3 turns, above {CRITICAL:.0%} at once."
@@ -249,7 +249,7 @@ def _full(env: Env, toolbox: Toolbox) -> list[str]:
 
 
 def _evidence(env: Env) -> list[str]:
-    told = {NAMED: env.evidence.handles, RANKED: env.evidence.ranks, LEADS: env.leads_on}
+    told = {NAMED: env.has("entity_handles"), RANKED: env.ranks, LEADS: env.leads_on}
     return [words for words, on in {**told, LEAD_HANDLES: env.leads_have_handles}.items() if on]
 
 
@@ -257,12 +257,12 @@ def _curation(env: Env) -> list[str]:
     lines = ["- Curate often, a few documents at a time, and remove what turns out to be useless."]
     if env.refills:
         lines.append(f"- The best {env.auto_populate.documents} documents by evidence stay curated until you curate.")
-    elif env.auto_populate.on:
+    elif env.has("auto_populate"):
         lines.append(
             f"- After the first search its best {env.auto_populate.documents} documents are curated for you"
-            + (f" as {POPULATED_TAG}: re-tag or remove them." if env.curation.tags else ": review them.")
+            + (f" as {POPULATED_TAG}: re-tag or remove them." if env.has("tags") else ": review them.")
         )
-    if env.curation.tags:
+    if env.has("tags"):
         gives_up = " A full set gives up its least important entry for a more important one."
         meaning = "very_high = states part of the answer, high = needed link, fair = likely useful, low = doubtful."
         lines.append(f"- Tags: {meaning}{gives_up if env.curation.eviction == 'rank' else ''}")

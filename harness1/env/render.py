@@ -136,7 +136,7 @@ class RecordedCounter:
 def marker_room(env: Env, counts: CachedCounter) -> int:
     """Return the tokens kept free for the budget line, which states the size of the rest and is written last: twice its
     longest form, as other digits may need more tokens, and what its message adds."""
-    if not env.budget_marker.on:
+    if not env.has("budget_marker"):
         return 0
     longest = marker(env, env.prompt_limit, env.max_turns)
     return 2 * counts.piece(longest) + counts.overhead(longest)
@@ -144,10 +144,10 @@ def marker_room(env: Env, counts: CachedCounter) -> int:
 
 def marker(env: Env, used: int, turn: int) -> Piece:
     """Return the budget line, or the turns alone under minimal instructions, unless the policy has to prune."""
-    if env.pruning.on:
-        limit = env.pruning.tokens
+    if env.has("pruning"):
+        limit = env.pruning.limits[0]
         level = "Prune what is useless with prune_chunks, or conclude." if used > limit else ""
-        if used > env.pruning.refusal:
+        if used > env.pruning.limits[1]:
             level = "Only prune_chunks, curate and end_search are carried out now."
         text = f"Budget: {used} of {limit} tokens, turn {turn} of {env.max_turns}. {level}"
     elif env.rendering.instructions == "minimal":
@@ -348,7 +348,7 @@ class Renderer:
                 continue
             kept, used, dropped = fitted
             used += self.env.prompt_limit - self.limit
-            pieces = (*kept, marker(self.env, used, memory.turn)) if self.env.budget_marker.on else tuple(kept)
+            pieces = (*kept, marker(self.env, used, memory.turn)) if self.env.has("budget_marker") else tuple(kept)
             pairs = zip(pieces, before.pieces if before else (), strict=False)
             common = [now for now, _ in takewhile(lambda pair: pair[0].key == pair[1].key, pairs)]
             return Context(

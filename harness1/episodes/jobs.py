@@ -142,7 +142,7 @@ _retriever = lru_cache(maxsize=8)(open_retriever)
 
 @lru_cache(maxsize=2)
 def _verifier(config: Config) -> Verifier:
-    if config.env.verification.judge == "lexical" or not config.env.verification.on:
+    if config.env.verification.judge == "lexical" or not config.env.has("verification"):
         return unopened_verifier(config.env)
     from harness1.env.model_verifiers import open_verifier
 

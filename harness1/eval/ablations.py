@@ -194,10 +194,14 @@ Ablation = Callable[[Env], Env]
 
 
 def _with(**groups: Any) -> Ablation:
+    """Return the change of some settings; `name=False` switches a mechanism off."""
+
     def change(env: Env) -> Env:
         parts = {name: value for name, value in groups.items() if isinstance(value, dict)}
         changed = {name: msgspec.structs.replace(getattr(env, name), **value) for name, value in parts.items()}
-        return msgspec.structs.replace(env, **{**groups, **changed})
+        switches = {name: value for name, value in groups.items() if value is False}
+        others = {name: value for name, value in groups.items() if name not in switches}
+        return msgspec.structs.replace(env.switch(**switches), **{**others, **changed})
 
     return change
 
@@ -205,21 +209,21 @@ def _with(**groups: Any) -> Ablation:
 _MECHANISMS: Mapping[str, Ablation] = MappingProxyType(
     {
         # no prompt, tool schema, memory or metric has a mechanism that was removed
-        "importance_tags": _with(curation={"tags": False, "eviction": "fifo"}),
-        "compression": _with(compression={"on": False}),
-        "auto_populate": _with(auto_populate={"on": False}),
-        "evidence": _with(evidence={"on": False, "handles": False}),
-        "verification": _with(verification={"on": False}),
-        "review": _with(review={"on": False}),
-        "dedup": _with(dedup={"on": False}),
+        "importance_tags": _with(tags=False, curation={"eviction": "fifo"}),
+        "compression": _with(compression=False),
+        "auto_populate": _with(auto_populate=False),
+        "evidence": _with(evidence=False, entity_handles=False),
+        "verification": _with(verification=False),
+        "review": _with(review=False),
+        "dedup": _with(dedup=False),
         "guidance": _with(guidance="none"),
-        "history": _with(history={"on": False}),
-        "budget_marker": _with(budget_marker={"on": False}),
-        "fan_out": _with(fan_out={"on": False}),
-        "grep": _with(grep={"on": False}),
-        "read": _with(read={"on": False}),
-        "rank": _with(evidence={"rank": False}),
-        "leads": _with(leads={"on": False}),
+        "history": _with(history=False),
+        "budget_marker": _with(budget_marker=False),
+        "fan_out": _with(fan_out=False),
+        "grep": _with(grep=False),
+        "read": _with(read=False),
+        "rank": _with(rank=False),
+        "leads": _with(leads=False),
         "auto_populate_by_evidence": _with(auto_populate={"by": "first"}),
         "read_by_evidence": _with(read={"by": "order"}),
     }
@@ -284,7 +288,7 @@ def ablate(
             return table
     with under_way(stage, out):
         metrics = {name: play(each, out / name) for name, each in played.items()}
-        tasks, resamples = {task.task_id: task for task in evaluation.tasks}, evaluation.config.machine.bootstrap
+        tasks, resamples = {task.task_id: task for task in evaluation.tasks}, evaluation.RESAMPLES
         rows: dict[str, PerTask] = {}
         for name, each in played.items():
             episodes = episodes_of(each.stage(), out / name)

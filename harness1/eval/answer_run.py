@@ -36,6 +36,7 @@ from harness1.eval.answers import (
 from harness1.eval.outputs import csv_table
 from harness1.eval.run import Run
 from harness1.eval.statistics import (
+    RESAMPLES,
     bootstrap_mean,
     finite_or_null,
     holm,
@@ -253,7 +254,7 @@ class AnswerRun:
                 "prompts": {name: {"text": text, "hash": digest(text)} for name, text in PROMPTS.items()},
                 "single_size": self.work.single_size or "as delivered",
                 **self.counts,
-                **summarise_answers(answered, self.run.config.machine.bootstrap),
+                **summarise_answers(answered, RESAMPLES),
             }
             write_atomically(self.out / TABLE, as_csv(answered, secret=self.run.secret_answers).encode())
             write_json(self.out / SUMMARY, summary)

@@ -17,7 +17,7 @@ from harness1.config.settings import differences
 from harness1.errors import UsageError
 from harness1.eval.metrics import HEADLINE, cut
 from harness1.eval.run import PerTask, Run
-from harness1.eval.statistics import Interval, holm, paired_difference, probability, randomisation_test
+from harness1.eval.statistics import RESAMPLES, Interval, holm, paired_difference, probability, randomisation_test
 from harness1.records import Faults, Record, Status
 from harness1.reward.measures import delivery
 from harness1.runs.folder import public_config
@@ -163,7 +163,7 @@ def _pair_runs(first: Run, second: Run, metric: str, top: int, number: int) -> P
     tasks = sorted(ours.keys() & theirs.keys())
     if not tasks:
         raise UsageError(f"{first.folder} and {second.folder} have no scored task in common")
-    metrics = differences_of(ours, theirs, dict.fromkeys((*HEADLINE, metric)), first.config.machine.bootstrap)
+    metrics = differences_of(ours, theirs, dict.fromkeys((*HEADLINE, metric)), RESAMPLES)
     if metric not in metrics:
         known = sorted({name for run in (ours, theirs) for row in run.values() for name in row})
         raise UsageError(f"no metric {metric!r} in both runs; choose from: {', '.join(known)}")

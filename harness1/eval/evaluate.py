@@ -254,7 +254,7 @@ def load_finished_metrics(evaluation: Evaluation, out: Path) -> dict[str, Any] |
     if stage is None or not is_unchanged(out / EPISODES):
         return None
     before = stage.outputs.get("config", {}).get("machine", {})
-    now = {"price": list(machine.price), "bootstrap": machine.bootstrap}
+    now = {"price": list(machine.price)}
     closed = {"episode_bytes": (out / EPISODES).stat().st_size, "metrics": file_digest(out / METRICS)}
     if now != {name: before.get(name) for name in now} or not closed.items() <= stage.outputs.items():
         return None

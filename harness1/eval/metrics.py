@@ -13,7 +13,14 @@ import numpy as np
 
 from harness1.config import Config, Env
 from harness1.errors import UsageError
-from harness1.eval.statistics import bootstrap_mean, bootstrap_means, finite_or_null, task_means, variance_components
+from harness1.eval.statistics import (
+    RESAMPLES,
+    bootstrap_mean,
+    bootstrap_means,
+    finite_or_null,
+    task_means,
+    variance_components,
+)
 from harness1.records import (
     STATUS_OF,
     ChunkId,
@@ -85,7 +92,7 @@ HEADLINE = (
 
 def metric_names(env: Env) -> tuple[str, ...]:
     """Return the metrics that exist in an environment, without those of single tools."""
-    of_mechanisms = {"duplicates_hidden": env.dedup.on, "auto_populated_kept": env.auto_populate.on}
+    of_mechanisms = {"duplicates_hidden": env.has("dedup"), "auto_populated_kept": env.has("auto_populate")}
     return tuple(name for name in METRICS if of_mechanisms.get(name, True))
 
 
@@ -260,9 +267,9 @@ def summarise(
     # All intervals are from the same resamples; for a metric that some tasks lack, over the other tasks.
     everywhere = [name for name, column in means.items() if len(column) == len(run.samples)]
     table = np.array([means[name] for name in everywhere]).reshape(len(everywhere), len(run.samples)).T
-    found = dict(zip(everywhere, bootstrap_means(table, config.machine.bootstrap, seed), strict=True))
+    found = dict(zip(everywhere, bootstrap_means(table, RESAMPLES, seed), strict=True))
     for name in means.keys() - found.keys():
-        found[name] = bootstrap_mean(means[name], config.machine.bootstrap, seed)
+        found[name] = bootstrap_mean(means[name], RESAMPLES, seed)
     return {name: finite_or_null(found[name]) for name in means} | {
         "spread": {name: variance_components(of) for name, of in repeated.items()},
         "tasks": len(tasks),
@@ -398,7 +405,7 @@ def resources(episodes: Iterable[Episode], config: Config, wall_seconds: float |
         "episode_seconds": {name: round(spent, 3) for name, spent in seconds_of.items()},
         "tokens": tokens,
         "per_episode": {
-            name: finite_or_null(bootstrap_mean(list(task_means(pairs).values()), config.machine.bootstrap))
+            name: finite_or_null(bootstrap_mean(list(task_means(pairs).values()), RESAMPLES))
             for name, pairs in of_whole.items()
         },
     }

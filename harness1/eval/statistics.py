@@ -35,7 +35,7 @@ def variance_components(samples: Mapping[str, Sequence[float]]) -> dict[str, flo
     return {"between": between, "within": math.sqrt(within), "repeats": max(map(len, groups))}
 
 
-LEVEL = 0.95
+LEVEL, RESAMPLES = 0.95, 2000
 _CELLS = 1 << 20  # draws held in memory at once, whatever the number of tasks and resamples
 
 

@@ -39,9 +39,9 @@ class WorkingMemory(Forkable, dict=True):
     tools_used: dict[str, int] = {}
     """The tools that had an effect, each with the first such turn."""
     entities: EntityHandles = msgspec.field(default_factory=EntityHandles)
-    """Stays empty where neither `env.evidence.handles` nor `env.leads.handles` is on."""
+    """Stays empty where queries may contain no handles (`Env.has_handles`)."""
     value: EvidenceValue = msgspec.field(default_factory=EvidenceValue)
-    """Stays empty where `env.evidence.rank` is off."""
+    """Stays empty where units are not ranked (`Env.ranks`)."""
 
     @classmethod
     def empty(cls, query: str, unit: Unit) -> WorkingMemory:
@@ -58,7 +58,7 @@ class WorkingMemory(Forkable, dict=True):
                 continue
             self.store[hit.chunk_id] = hit
             unit_id = self.pool.unit_of(hit)
-            if env.dedup.on and unit_id not in self.pool.entries:
+            if env.has("dedup") and unit_id not in self.pool.entries:
                 twin = self.fingerprints.match(hit.chunk_id, hit.title, hit.text)
                 if twin is not None:
                     self.pool.aliases[unit_id] = aliases[unit_id] = self.pool.unit_of(self.store[ChunkId(twin)])
@@ -75,7 +75,7 @@ class WorkingMemory(Forkable, dict=True):
 
     def take_rankings(self, rankings: Sequence[Ranking], hits: Iterable[Hit], env: Env) -> None:
         """Take in at which ranks a search found the units of its shown hits."""
-        if env.evidence.ranks:
+        if env.ranks:
             self._forget()
             units = ((hit, self.pool.unit_of(hit)) for hit in hits)
             found = {str(hit.chunk_id): (unit, hit.score) for hit, unit in units if unit in self.pool.entries}
@@ -95,7 +95,7 @@ class WorkingMemory(Forkable, dict=True):
 
     def name_entities(self, texts: Iterable[str], env: Env) -> None:
         """Give handles to the entities of shown texts, in text order."""
-        if env.evidence.handles:
+        if env.has("entity_handles"):
             for text in texts:
                 self.entities.add(mention.name for mention in mentions(text, SCANNED))
 
@@ -133,11 +133,11 @@ class WorkingMemory(Forkable, dict=True):
         return digest(state | {"entities": self.entities.names} if self.entities.names else state)
 
     def _index(self, hit: Hit, unit_id: UnitId, env: Env) -> None:
-        if env.dedup.on:
+        if env.has("dedup"):
             self.fingerprints.add(hit.chunk_id, hit.title, hit.text)
-        if env.evidence.on:
+        if env.has("evidence"):
             self.evidence.add(unit_id, extract(hit.text, SCANNED))
-        if env.evidence.ranks:
+        if env.ranks:
             self.value.add(unit_id, hit, self.query)
 
 

@@ -72,6 +72,10 @@ class DecodingRow:
         return free
 
 
+PREFILL_TOKENS = 16384
+"""Most tokens of several prompts in one pass on a GPU, with padding and with what is cached of them."""
+
+
 class Decoder:
     """A decoder of up to `rows` rows together; row i owns slot i. It keeps the keys and values of `cache_tokens` tokens
     of finished outputs, least recently used dropped first: the prefix that a new prompt shares with one of them, or

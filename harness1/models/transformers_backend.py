@@ -22,7 +22,7 @@ from harness1.model_folder import folder_hash
 from harness1.models.adapters import Adapters, check_adapters, drop_adapters, keep_rounded, put_adapters
 from harness1.models.backend import Grammar, SampledOutput, check_sampling
 from harness1.models.causal_model import Dtype, MemoryReturns, check_weights, load_causal_model
-from harness1.models.decoding import Decoder, DecodingRow
+from harness1.models.decoding import PREFILL_TOKENS, Decoder, DecodingRow
 from harness1.models.grammar import GrammarCompiler
 from harness1.models.slots import SlotModel
 from harness1.plain import digest
@@ -39,16 +39,26 @@ CLOSING_S = 10.0
 
 
 def open_transformers(
-    folder: Path, *, device: str, dtype: Dtype, threads: int, rows: int, cache_tokens: int, prefill_tokens: int = 0
+    folder: Path,
+    *,
+    device: str,
+    dtype: Dtype,
+    threads: int,
+    rows: int,
+    cache_tokens: int,
+    prefill_tokens: int | None = None,
 ) -> TransformersBackend:
     """Open the causal language model in a folder, on a device of torch, with weights and hidden states in `dtype`;
-    `threads` are torch's in the whole process (0: as they are). Raise UsageError if that fails, or slots do not support
-    its attention; MissingExtra if torch or transformers is not installed."""
+    `threads` are torch's in the whole process (0: as they are), and by default several prompts share a pass on a GPU,
+    and none on a CPU. Raise UsageError if that fails, or slots do not support its attention; MissingExtra if torch or
+    transformers is not installed."""
     with optional("train"):
         import torch
     if threads:
         torch.set_num_threads(threads)
     model = SlotModel(load_causal_model(folder, device, dtype))
+    if prefill_tokens is None:
+        prefill_tokens = 0 if device.startswith("cpu") else PREFILL_TOKENS
     return TransformersBackend(model, folder, dtype, rows, cache_tokens, prefill_tokens)
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import msgspec
 
 from harness1.config import ChatPolicy
+from harness1.config.settings import to_record
 from harness1.env.environment import choose
 from harness1.env.pieces import Piece, piece
 from harness1.env.render import Context
@@ -41,7 +42,7 @@ class LanguageModelPolicy:
     ) -> None:
         self.model, self.counter, self.reserve, self.name = model, chat, reserve, name
         self.settings = settings or ChatPolicy()
-        sampled = msgspec.structs.replace(self.settings, format="auto")
+        sampled = to_record(self.settings, "policy.") | {"format": "auto"}
         self.hash = digest(["language model", model.hash, chat.hash, sampled, reserve])
 
     def open(self, task: Task, seed: int) -> LanguageModelSession:
@@ -93,8 +94,6 @@ class LanguageModelSession:
         grammar = policy.counter.grammar(context.tools) if settings.constrained else None
         sampling = Sampling(
             temperature=settings.temperature,
-            top_p=settings.top_p,
-            top_k=settings.top_k,
             max_tokens=room,
             seed=call_seed(self._seed, context.turn, attempt),
             stop_ids=policy.counter.stop_ids,
@@ -177,7 +176,7 @@ class ChatCompletionsPolicy:
     ) -> None:
         self.endpoint, self.model, self.reserve, self.name = endpoint, model, reserve, name
         self.settings = settings or ChatPolicy()
-        self.hash = digest(["chat completions", model, self.settings, reserve])
+        self.hash = digest(["chat completions", model, to_record(self.settings, "policy."), reserve])
         # Reasoning models of some hosts must be free not to call.
         self.route = ChatRoute(endpoint, {"tool_choice": "required"}, {"tool_choice": "auto"})
 
@@ -222,17 +221,15 @@ class ChatCompletionsSession:
             "messages": messages,
             "tools": tools_of(context.tools),
             "temperature": settings.temperature,
-            "top_p": settings.top_p,
+            "top_p": 1.0,
             "seed": seed,
             "tool_choice": "required",
             "max_tokens": policy.reserve,
         }
-        if settings.top_k:  # OpenAI's own models do not accept it
-            body["top_k"] = settings.top_k
         begun = time.time()
         completion, _ = await policy.route.post(body, _Completion)
         choice = completion.choices[0]
-        sampling = Sampling(settings.temperature, settings.top_p, settings.top_k, policy.reserve, seed)
+        sampling = Sampling(settings.temperature, max_tokens=policy.reserve, seed=seed)
         call = ModelCall(f"{context.turn}.{attempt}", attempt=attempt, sampling=sampling, t_start=begun)
         finish = choice.finish_reason or ""
         calls.append(msgspec.structs.replace(call, finish_reason=finish, t_end=time.time()))

@@ -232,7 +232,7 @@ class LeadTeacher(GoldPolicy):
     Where one call can search several leads, it follows all that are shown at once, and the first time even if nothing
     is missing: a student cannot tell whether something is, and what they bring costs it little. The first episode of a
     task follows the first leads, its others draw them, so that the best of several shows which lead was worth it. It
-    needs `env.evidence.rank` and `env.leads.on`.
+    needs the mechanisms `rank` and `leads`.
     """
 
     name = "lead-teacher"

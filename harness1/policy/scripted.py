@@ -144,7 +144,7 @@ QUESTION_PAGES = 2
 
 class FollowLeads:
     """Leaves judgement to the harness: it searches the question, then the leads, and delivers the evidence order. It
-    needs `env.evidence.rank` and `env.leads.on`."""
+    needs the mechanisms `rank` and `leads`."""
 
     name = "follow-leads"
     hash = digest([name, LIMIT, QUESTION_PAGES, WAVES, FAN])

@@ -38,6 +38,10 @@ RUN_WORDS = 1 << 23
 NONE = np.empty(0, np.uint32)
 
 
+K1, B = 1.2, 0.75
+"""Saturation, how much a term's further occurrences still add, and the share of normalisation by length (Robertson)."""
+
+
 class PostingsWriter:
     """Takes the texts of all chunks in order, then writes their postings."""
 

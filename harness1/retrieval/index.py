@@ -42,7 +42,7 @@ from harness1.config.env import read_index_description
 from harness1.errors import MALFORMED, ConfigError, CorpusError, SchemaError
 from harness1.plain import canonical, digest
 from harness1.records import Chunk, ChunkId, DocId, Record
-from harness1.retrieval.bm25 import BM25, NONE, Postings, PostingsWriter
+from harness1.retrieval.bm25 import BM25, K1, NONE, B, Postings, PostingsWriter
 from harness1.retrieval.corpus import ANALYSER, Analyser, Document, join_text
 from harness1.retrieval.files import (
     MANIFEST,
@@ -326,8 +326,8 @@ class EmbeddedIndex:
             raise DamagedFile(f"ranks.npy is damaged: it has {len(self.ranks)} ranks for {len(self)} chunks")
         length = sum(entry.live.length for entry in manifest.segments)
         postings = [segment.postings for segment in self.segments]
-        weights, analyser = (manifest.settings.k1, manifest.settings.b), Analyser(self.info.language)
-        self.bm25 = BM25(postings, self.info.chunks, length, self.ranks, *weights, analyser)
+        analyser = Analyser(self.info.language)
+        self.bm25 = BM25(postings, self.info.chunks, length, self.ranks, K1, B, analyser)
         self._places: dict[ChunkId, int] = {}
         """Later searches often exclude what earlier ones found."""
         self.chunk = lru_cache(CACHED_CHUNKS)(self._decode)

@@ -128,7 +128,7 @@ def open_embedder(settings: config.Dense, machine: config.Machine) -> Embedder:
         from sentence_transformers.sentence_transformer.modules import Transformer
 
         model = SentenceTransformer(str(folder), device=machine.device or None, local_files_only=True)
-    parts = model, name, folder_hash(folder), settings.query_prefix, settings.document_prefix
+    parts = model, name, folder_hash(folder), settings.prefixes[0], settings.prefixes[1]
     return TransformerEmbedder(*parts) if isinstance(model[0], Transformer) else EncodingEmbedder(*parts)
 
 

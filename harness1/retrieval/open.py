@@ -109,7 +109,7 @@ def absolute_index(index: str) -> str:
 def open_own(name: str, config: Config) -> Retriever:
     """Open what `FILE.py:NAME` names: a class, made without arguments, with the methods of `Retriever`; or a function
     of a query and a number, which returns as many documents at most, best first, as mappings with an `id`, a `text`,
-    and perhaps a `title` and a `score`. Raises UsageError: neither; ConfigError: a function, and `env.grep.on`."""
+    and perhaps a `title` and a `score`. Raises UsageError: neither; ConfigError: a function, with `grep`."""
     found = load_own(name)
     if inspect.isclass(found):
         retriever: Any = found()
@@ -119,7 +119,7 @@ def open_own(name: str, config: Config) -> Retriever:
         return made
     if not callable(found):
         raise UsageError(f"{name} is no retriever: give a function of a query and a number, or a class")
-    if config.env.grep.on:
+    if config.env.has("grep"):
         raise ConfigError(_NO_GREP)
     return FunctionRetriever(found, digest(["own retriever", identity(name)]))
 

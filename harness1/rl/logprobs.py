@@ -193,9 +193,9 @@ def check_start(replayed: Sequence[float], recorded: Sequence[float], config: Co
     # Importance weights r = pi / pi_rollout, and w = min(r, ratio_max), as a truncated estimator uses them (Ionides,
     # "Truncated importance sampling", 2008), with the effective sample size (Kish), (sum w)^2 / sum w^2.
     ratios = [math.exp(min(new - old, 700.0)) for new, old in zip(replayed, recorded, strict=True)]
-    kept = [min(each, rl.ratio_max) for each in ratios]
+    kept = [min(each, rl.ratio[1]) for each in ratios]
     squares, tokens = sum(each * each for each in kept), max(1, len(ratios))
-    beyond = sum(not rl.ratio_min <= each <= rl.ratio_max for each in ratios) / tokens
+    beyond = sum(not rl.ratio[0] <= each <= rl.ratio[1] for each in ratios) / tokens
     effective, largest = sum(kept) ** 2 / (tokens * squares) if squares else 0.0, max(ratios, default=1.0)
     measure, measured, bound = ("difference", worst, BOUND) if set(pair) == {"float32"} else ("mean k3", k3, HALF_BOUND)
     if not replayed or not measured <= bound:
@@ -203,7 +203,7 @@ def check_start(replayed: Sequence[float], recorded: Sequence[float], config: Co
             f"the rollouts are not from the model in training: log probabilities differ by up to {worst:.2g} (mean k3"
             f" {k3:.2g}) over {len(replayed)} tokens, where a {measure} of {bound:g} is allowed for"
             f" policy.dtype={pair[0]} and train.dtype={pair[1]}. Of the importance weights {beyond:.2%} are outside"
-            f" rl.ratio_min and rl.ratio_max, the largest is {largest:.3g}, and the effective sample is {effective:.1%}"
+            f" rl.ratio, the largest is {largest:.3g}, and the effective sample is {effective:.1%}"
             " of the tokens"
         )
     known = {"max_difference": worst, "mean_k3": k3, "beyond_bounds": beyond}

@@ -127,11 +127,9 @@ def open_policy_to_train(spec: str, config: Config, sampler: Backend | None = No
     asked, settings = ModelSpec.read(spec), config.policy
     if asked.kind == "openai":
         raise UsageError(f"{spec} gives no token ids: train hf:PATH, vllm:PATH, vllm:MODEL@URL or sglang:MODEL@URL")
-    if (settings.temperature, settings.top_p, settings.top_k, settings.constrained) != (1.0, 1.0, 0, False):
-        raise ConfigError(
-            "reinforcement learning samples from the policy itself: set policy.temperature=1, policy.top_p=1,"
-            " policy.top_k=0 and policy.constrained=false"
-        )
+    if (settings.temperature, settings.constrained) != (1.0, False):
+        needed = "set policy.temperature=1 and policy.constrained=false"
+        raise ConfigError(f"reinforcement learning samples from the policy itself: {needed}")
     if sampler is not None:
         model, chat = sampler, format_at(asked.model, config)
     else:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from harness1.config import Config
+from harness1.config.settings import to_record
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.http.client import HttpFault
 from harness1.http.model_endpoint import ChatRoute, policy_endpoint
@@ -72,7 +73,8 @@ class TokenUpstream:
         self._name, self._model, self._chat = name, model, chat
         self._settings, self._reserve = config.policy, config.env.generation_reserve
         hashes = {"model": model.hash, "format": chat.hash}
-        self.inputs: dict[str, Any] = {"upstream": name, **hashes, "policy": self._settings, "reserve": self._reserve}
+        policy = to_record(self._settings, "policy.")
+        self.inputs: dict[str, Any] = {"upstream": name, **hashes, "policy": policy, "reserve": self._reserve}
         """What determines the answers, for the card of the record."""
 
     async def models(self) -> Sequence[str]:
@@ -91,8 +93,8 @@ class TokenUpstream:
         prompt_ids, past = prompt_of(self._chat, request.messages, tools, recall)
         sampling = Sampling(
             temperature=settings.temperature if request.temperature is None else request.temperature,
-            top_p=request.top_p or settings.top_p,
-            top_k=settings.top_k if request.top_k is None else max(request.top_k, 0),
+            top_p=request.top_p or 1.0,
+            top_k=max(request.top_k or 0, 0),
             max_tokens=request.max_tokens or self._reserve,
             seed=request.seed,
             stop_ids=self._chat.stop_ids,
@@ -196,7 +198,8 @@ class ChatUpstream:
         self._route, self._timeout_s = ChatRoute(self._endpoint, OPTIONAL), machine.call_deadline_s
         self._model, self._settings, self._reserve = model, config.policy, config.env.generation_reserve
         upstream = {"upstream": self._endpoint.url, "model": model}
-        self.inputs: dict[str, Any] = {**upstream, "policy": self._settings, "reserve": self._reserve}
+        policy = to_record(self._settings, "policy.")
+        self.inputs: dict[str, Any] = {**upstream, "policy": policy, "reserve": self._reserve}
 
     async def models(self) -> Sequence[str]:
         listed = await self._endpoint.client.ask("/models", None, _List, self._timeout_s)
@@ -210,7 +213,7 @@ class ChatUpstream:
         forwarded = dict(body) if dialect is OPENAI else body_of(request)
         forwarded.pop("stream_options", None)
         settings = self._settings
-        own = {"temperature": settings.temperature, "top_p": settings.top_p, "top_k": settings.top_k or -1}
+        own = {"temperature": settings.temperature}
         defaults: dict[str, Any] = {} if request.max_tokens else {"max_tokens": self._reserve}
         forced = {"stream": False, "logprobs": True, "return_token_ids": True}
         made: dict[str, Any] = {**OPTIONAL, **own, **defaults, **forwarded, **forced}

@@ -213,9 +213,8 @@ class HeldOutValidation:
                 device=device,
                 dtype=config.policy.dtype,
                 threads=machine.threads,
-                rows=machine.model.rows,
+                rows=machine.concurrency,
                 cache_tokens=machine.model.cache_tokens,
-                prefill_tokens=machine.model.prefill_tokens,
             )
 
     def loss(self, engine: Engine, saved: Path | None = None) -> dict[str, float]:

@@ -170,7 +170,7 @@ def show_text(hit: Hit, traits: Traits, rankings: Sequence[Ranking], env: Env) -
     """Return the text of a hit as an observation shows it: compressed with the queries, a pattern by its words, or
     whole. A text that alone would fill `env.hits_limit` is cut, and its length stated."""
     text = hit.text.strip()
-    if env.compression.on and traits.shows != "whole":
+    if env.has("compression") and traits.shows != "whole":
         query = " ".join(ranking.query for ranking in rankings)
         if traits.shows == "pattern" and not has_foreign(query):
             query = " ".join(_PATTERN_WORD.findall(query))
@@ -190,7 +190,7 @@ _compress = lru_cache(maxsize=256)(compress)
 def auto_populate(memory: WorkingMemory, env: Env, hits: Sequence[Hit]) -> Delta:
     """Curate for the policy, and return what changed: the first units of the first successful search, once, and only
     into an empty set (auto-seed in the paper); or the best of all searches so far, until the policy curates."""
-    if not env.auto_populate.on or not hits or "curate" in memory.tools_used:
+    if not env.has("auto_populate") or not hits or "curate" in memory.tools_used:
         return Delta()
     if not env.refills and (memory.auto_populated or len(memory.curated)):
         return Delta()
@@ -200,7 +200,7 @@ def auto_populate(memory: WorkingMemory, env: Env, hits: Sequence[Hit]) -> Delta
     else:
         pooled = [unit for unit in (memory.pool.unit_of(hit) for hit in hits) if unit in memory.pool.entries]
     chosen = list(dict.fromkeys(pooled))[: min(env.auto_populate.documents, env.curation.cap)]
-    tag = POPULATED_TAG if env.curation.tags else DEFAULT_TAG
+    tag = POPULATED_TAG if env.has("tags") else DEFAULT_TAG
     return memory.curated.refill(chosen, tag)
 
 
@@ -214,7 +214,7 @@ Query = Annotated[
 
 
 def _about(memory: WorkingMemory, env: Env) -> str:
-    return memory.query[:QUERY_CHARACTERS] if env.evidence.ranks else ""
+    return memory.query[:QUERY_CHARACTERS] if env.ranks else ""
 
 
 @Traits("query", discovers=True)

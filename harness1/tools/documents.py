@@ -23,7 +23,7 @@ Claim = Annotated[str, Meta(description="One statement that a document can suppo
 Importance = Annotated[
     dict[str, str],
     Meta(description="Tag for each handle, also of curated documents: very_high, high, fair or low.", max_length=256),
-    Needs(lambda env: env.curation.tags),
+    Needs(lambda env: env.has("tags")),
 ]
 
 MOST_REVIEWED, REVIEW_TOKENS = 5, 4096

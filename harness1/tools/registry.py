@@ -46,7 +46,7 @@ NAMES = frozenset(function.__name__ for function in TOOLS)
 
 def tools_of(env: Env) -> tuple[ToolFunction, ...]:
     """Return the tools of this package that a configuration offers."""
-    return tuple(function for function, group in TOOLS.items() if not group or getattr(env, group).on)
+    return tuple(function for function, group in TOOLS.items() if not group or group in env.mechanisms)
 
 
 @dataclass(frozen=True)

@@ -158,9 +158,9 @@ def call_means(values: Tensor, batch: MicroBatch) -> Tensor:
 ALGORITHMS: Mapping[str, Callable[[Rl], Algorithm]] = MappingProxyType(
     {
         "nll": lambda _: NegativeLogLikelihood(),
-        "cispo": lambda rl: Cispo(rl.ratio_min, rl.ratio_max),
-        "double_sided": lambda rl: DoubleSided(rl.ratio_min, rl.ratio_max),
-        "interaction": lambda rl: Interaction(rl.ratio_min, rl.ratio_max),
+        "cispo": lambda rl: Cispo(*rl.ratio),
+        "double_sided": lambda rl: DoubleSided(*rl.ratio),
+        "interaction": lambda rl: Interaction(*rl.ratio),
         "reinforce": lambda _: Reinforce(),
     }
 )

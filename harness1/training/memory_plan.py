@@ -21,6 +21,7 @@ from harness1.config import Config, Train
 from harness1.errors import optional
 from harness1.model_folder import refusing
 from harness1.models.causal_model import Dtype, compute_logits_in_float32, output_head
+from harness1.models.decoding import PREFILL_TOKENS
 from harness1.models.slots import ATTENTION as SLOTS
 from harness1.models.slots import KvSlots, SlotPass, attend
 from harness1.records import Record
@@ -96,6 +97,7 @@ class MemoryPlanner:
     def plan(self, config: Config, batch: BatchSize, devices: Devices) -> Plan:
         """Return the plan of a run whose largest forward pass is `batch`."""
         train, model, context = config.train, config.machine.model, config.env.context_window
+        rows = config.machine.concurrency
         step = self.step(train, batch, {"auto": "", "eager": "eager", "sdpa": "sdpa"}.get(train.attention, LINEAR))
         shards, whole = devices.trainers, not (step["frozen"] and train.lora.rank)
         trained = step["trained"] // shards
@@ -109,13 +111,14 @@ class MemoryPlanner:
             held["layers gathered whole"] = step["outside"] + GATHERED * step["layer"]
         sampler, token, share = Parts(), 0, int(model.memory_share * devices.memory)
         if devices.sampling in ("beside", "apart"):
-            prefill = partial(count_prefill, dtype=config.policy.dtype, rows=model.rows, tokens=context)
+            prefill = partial(count_prefill, dtype=config.policy.dtype, rows=rows, tokens=context)
             sampled = self._remember(prefill.keywords, partial(count_in_stacks, count=prefill))
-            token = sampled["cache"] // (model.rows * context)
+            token = sampled["cache"] // (rows * context)
         if devices.sampling == "beside":
             held["weights of the sampler"] = sampled["weights"]
             held["keys and values"] = sampled["cache"] + model.cache_tokens * token
-            moments["prefill"] = math.ceil(sampled["working"] * max(1, model.prefill_tokens / context))
+            prompts = PREFILL_TOKENS / context if devices.kind == "cuda" else 1
+            moments["prefill"] = math.ceil(sampled["working"] * max(1, prompts))
         elif devices.sampling == "reserved":
             held["vLLM"] = share
         elif devices.sampling == "apart":  # servers keep a layer's window alone, and share heads like weights

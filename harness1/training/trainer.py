@@ -36,7 +36,10 @@ if TYPE_CHECKING:
     from harness1.models.adapters import Weights
 
 
-BETAS, EPSILON = (0.9, 0.95), 1e-8
+BETAS, EPSILON, DECAY = (0.9, 0.95), 1e-8, 0.0
+"""Of AdamW; the decay is the share of a weight, times the rate, that a step takes off."""
+CLIP = 1.0
+"""The largest gradient norm."""
 """AdamW: shares of the running means of gradients and of their squares that a step keeps, and what is added to its
 divisor."""
 
@@ -169,8 +172,7 @@ class Trainer:
             shard(model, group)
         self._trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
         self.parameters = list(self._trained.values())
-        decay = train.weight_decay
-        self.optimizer = torch.optim.AdamW(self.parameters, train.rate, BETAS, EPSILON, decay)
+        self.optimizer = torch.optim.AdamW(self.parameters, train.rate, BETAS, EPSILON, DECAY)
         self.step_count = 0
         if train.checkpointing:
             _forget_activations(model)
@@ -205,7 +207,7 @@ class Trainer:
         for parameter in self.parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        norm = float(gather(torch.nn.utils.clip_grad_norm_(self.parameters, self.train.clip or math.inf)))
+        norm = float(gather(torch.nn.utils.clip_grad_norm_(self.parameters, CLIP)))
         if not (math.isfinite(float(total)) and math.isfinite(norm)):
             self.optimizer.zero_grad()
             measured = f"(loss {float(total)}, gradient norm {norm})"

@@ -15,7 +15,7 @@ from harness1.models.adapters import Adapters, write_adapters
 from harness1.rows import TrainRow
 from harness1.training.saving import copy_beside_weights
 from harness1.training.trainable import check_form, load_trainable
-from harness1.training.trainer import BETAS, EPSILON, rate_at
+from harness1.training.trainer import BETAS, CLIP, DECAY, EPSILON, rate_at
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -134,8 +134,8 @@ def _config(settings: Train, states: Path, *, validated: bool, packing: bool, cp
         adam_beta1=BETAS[0],
         adam_beta2=BETAS[1],
         adam_epsilon=EPSILON,
-        weight_decay=settings.weight_decay,
-        max_grad_norm=settings.clip,
+        weight_decay=DECAY,
+        max_grad_norm=CLIP,
         bf16=settings.dtype == "bfloat16",
         gradient_checkpointing=settings.checkpointing,
         seed=settings.seed,

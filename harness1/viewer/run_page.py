@@ -21,6 +21,7 @@ from harness1.eval.compare import correct_p_values, differences_of
 from harness1.eval.metrics import HEADLINE, failure_class, task_metrics
 from harness1.eval.outputs import outcome_if_known
 from harness1.eval.run import PerTask, Run
+from harness1.eval.statistics import RESAMPLES
 from harness1.models.fetch import resolve_model
 from harness1.models.open import HARMONY
 from harness1.models.spec import ModelSpec, is_model
@@ -237,7 +238,7 @@ def pairs(runs: Sequence[RunSource], measured: Sequence[Measured]) -> list[dict[
     values = [per_task(run, each) for run, each in zip(runs, measured, strict=True)]
     named = [(Path(run.dataset).name, run.stage.inputs.get("split")) for run in runs]
     for first in range(len(runs) if len(runs) <= MOST_RUNS else 1):
-        mine, resamples = values[first], runs[first].config.machine.bootstrap
+        mine, resamples = values[first], RESAMPLES
         later = (second for second in range(first + 1, len(runs)) if named[first] == named[second])
         common = {second: len(mine.keys() & values[second].keys()) for second in later}
         common = {second: tasks for second, tasks in common.items() if tasks}

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.adapters.peers import chat_server, scratch_index, serving_openenv
+from tests.docs.blocks import ROOT, blocks
 
 EXAMPLES = Path("examples").resolve()
 TESTS = tuple(
@@ -109,14 +110,6 @@ def test_inspect(tmp_path: Path, index: str) -> None:
     assert "reward" in said
 
 
-@needs("inspect_ai")
-def test_inspect_without_an_index_says_what_is_missing(tmp_path: Path) -> None:
-    found = ended("inspect_eval.py", "mockllm/model", "world:120", "missing-index", at=tmp_path)
-    assert found.returncode == 1
-    assert "missing-index" in found.stderr.splitlines()[-1]
-    assert "Traceback" not in found.stderr
-
-
 @needs("verifiers")
 def test_verifiers(tmp_path: Path, index: str) -> None:
     with chat_server() as address:
@@ -133,3 +126,7 @@ def test_verifiers(tmp_path: Path, index: str) -> None:
 )
 def test_retrievers(package: str, name: str, tmp_path: Path, index: str) -> None:
     assert run(name, index, "Which river flows past a town?", at=tmp_path).count("River") > 1
+    page = [block for block in blocks(ROOT / "docs" / "integrations.md") if block.language == "python"]
+    (code,) = [text for block in page if f"from {package}" in (text := "\n".join(block.lines))]
+    (class_,) = [each for each in code.split("\n\n\n") if each.startswith("class ")]
+    assert class_ in (EXAMPLES / name).read_text()

@@ -98,24 +98,6 @@ def test_a_search_delivers_its_curated_set_and_is_recorded_like_any_other(mode: 
     assert not len(served.searches)
 
 
-def test_each_answer_holds_what_is_new_and_nothing_twice() -> None:
-    async def plays(served: Served) -> list[str]:
-        async with served.client() as client:
-            began = await client.call_tool("start_search", {"question": QUESTION})
-            name = told(began)["search"]
-            first = await look(client, name, "Ada Byron")
-            second = await look(client, name, "besieged town")
-            return [text(began), text(first), text(second)]
-
-    began, first, second = run(plays(Served()))
-    assert QUESTION in began
-    assert QUESTION not in first
-    assert "She was the daughter of Lord Byron" in first
-    assert "She was the daughter of Lord Byron" not in second
-    assert "Missolonghi" in second
-    assert all("Curated" in each for each in (began, first))
-
-
 Told = tuple[list[str], list[str]]
 """What a search said after each call, and what it delivered."""
 

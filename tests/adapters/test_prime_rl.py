@@ -21,7 +21,7 @@ from harness1.adapters.prime_rl import cispo_loss
 from harness1.config import load_config
 from harness1.rows import TrainRow
 from harness1.training.algorithm import Cispo
-from harness1.training.trainer import BETAS, collate
+from harness1.training.trainer import BETAS, CLIP, DECAY, collate
 
 RECIPE = Path(harness1.__file__).parent / "adapters" / "recipes" / "prime_rl_gpt_oss_20b.toml"
 
@@ -130,14 +130,14 @@ def test_the_recipe_has_the_settings_of_our_own_recipe() -> None:
     trainer, orchestrator = recipe["trainer"], recipe["orchestrator"]
     module, _, name = trainer["loss"]["import_path"].rpartition(".")
     assert getattr(importlib.import_module(module), name) is cispo_loss
-    assert trainer["loss"]["kwargs"] == {"ratio_min": config.rl.ratio_min, "ratio_max": config.rl.ratio_max}
+    assert trainer["loss"]["kwargs"] == dict(zip(("ratio_min", "ratio_max"), config.rl.ratio, strict=True))
     assert recipe["seq_len"] == config.env.context_window == recipe["inference"]["vllm"]["max_model_len"]
     assert orchestrator["group_size"] == config.rl.samples
     assert orchestrator["batch_size"] * config.rl.substeps == config.rl.groups * config.rl.samples
     assert recipe["max_steps"] == config.rl.batches * config.rl.substeps
     optimizer = trainer["optim"]
     assert (optimizer["lr"], optimizer["betas1"], optimizer["betas2"]) == (1e-5, *BETAS)
-    assert (optimizer["weight_decay"], optimizer["max_norm"]) == (config.train.weight_decay, config.train.clip)
+    assert (optimizer["weight_decay"], optimizer["max_norm"]) == (DECAY, CLIP)
     adapters = trainer["model"]["lora"]
     assert (adapters["rank"], adapters["alpha"]) == (config.train.lora.rank, config.train.lora.alpha)
     assert "experts" in adapters["target_modules"]

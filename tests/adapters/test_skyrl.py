@@ -285,15 +285,12 @@ def test_what_the_trainer_would_refuse_or_mistake_is_no_batch(batch: list[Episod
         generator_output(batch)
 
 
-def test_a_batch_of_faults_alone_is_still_a_batch() -> None:
+def test_faults_alone_are_a_batch_and_a_step_without_log_probabilities_is_no_part_of_one() -> None:
+    with pytest.raises(ValueError, match="has no log probabilities"):
+        generator_output([with_call(played("a", 0, 1.0), output_logprobs=())], validates=True)
     output = generator_output([played("b", at, None, status=Status.INFRA_ERROR) for at in (0, 1)])
     assert output["rollout_metrics"] == {"harness1/episodes": 0.0, "harness1/faulty_instances": 1.0}
     assert advantages_of(output) == [0.0, 0.0]
-
-
-def test_a_step_without_log_probabilities_is_no_part_of_a_batch() -> None:
-    with pytest.raises(ValueError, match="has no log probabilities"):
-        generator_output([with_call(played("a", 0, 1.0), output_logprobs=())], validates=True)
 
 
 def with_call(episode: Episode, **changes: Any) -> Episode:
@@ -359,12 +356,6 @@ def sampled(answer: Any, sampling: Sampling = PLAIN) -> Any:
     return run(SkyRLBackend(Answering(answer), "model").generate((1, 2), sampling))
 
 
-def test_an_output_names_the_weights_at_its_first_and_at_its_last_token() -> None:
-    output = sampled({})
-    assert (output.output_ids, output.output_logprobs, output.finish_reason) == ((4, STOP), (-1.0, -0.5), "stop")
-    assert (output.version_start, output.version_end) == (1, 2)
-
-
 @pytest.mark.parametrize(
     "answer",
     [
@@ -374,7 +365,10 @@ def test_an_output_names_the_weights_at_its_first_and_at_its_last_token() -> Non
         *(ClientConnectionError("gone"), TimeoutError(), error_of(503)),
     ],
 )
-def test_what_the_engines_fail_to_give_is_a_fault(answer: Any) -> None:
+def test_an_output_names_its_weights_and_what_the_engines_fail_to_give_is_a_fault(answer: Any) -> None:
+    output = sampled({})
+    assert (output.output_ids, output.output_logprobs, output.finish_reason) == ((4, STOP), (-1.0, -0.5), "stop")
+    assert (output.version_start, output.version_end) == (1, 2)
     with pytest.raises(InfrastructureFault):
         sampled(answer)
 
@@ -405,30 +399,24 @@ def test_the_settings_of_the_published_recipe_are_those_of_our_own_training() ->
     assert "generator.merge_stepwise_output=true" in merged
 
 
-@pytest.mark.parametrize("other", ["rl.algorithm=reinforce", "rl.advantages=group_std"])
-def test_a_training_that_skyrl_does_not_have_is_refused(other: str) -> None:
-    with pytest.raises(ConfigError, match="SkyRL is set up"):
-        settings(load_config("rl/paper", [other]))
-
-
-def check_as_the_asynchronous_trainer_does(found: dict[str, str]) -> None:
-    """The conditions of `FullyAsyncRayPPOTrainer` (0.4.0), restated."""
+def test_generation_runs_ahead_of_training_as_far_as_ours_does() -> None:
+    """By the conditions of `FullyAsyncRayPPOTrainer` (0.4.0), restated."""
+    found = dict(each.split("=", 1) for each in settings(load_config("rl/paper", ["rl.staleness=2", "rl.substeps=1"])))
     step, ahead = int(found["trainer.policy_mini_batch_size"]), int(found["trainer.fully_async.max_staleness_steps"])
     assert found["trainer.fully_async.enabled"] == "true"
-    assert step == int(found["trainer.train_batch_size"])
+    assert (step, ahead) == (int(found["trainer.train_batch_size"]), 2)
     assert step <= int(found["trainer.fully_async.num_parallel_generation_workers"]) <= step * (ahead + 1)
     assert (found["generator.batched"], found["trainer.placement.colocate_all"]) == ("false", "false")
     assert found["trainer.algorithm.policy_loss_type"] == "cispo"
     assert found["trainer.algorithm.cispo.cispo_anchor"] == "rollout"
-
-
-def test_generation_runs_ahead_of_training_as_far_as_ours_does() -> None:
-    found = dict(each.split("=", 1) for each in settings(load_config("rl/paper", ["rl.staleness=2", "rl.substeps=1"])))
-    assert found["trainer.fully_async.max_staleness_steps"] == "2"
-    check_as_the_asynchronous_trainer_does(found)
     assert not any("fully_async" in each for each in settings(load_config("rl/paper")))
-    with pytest.raises(ConfigError, match=r"rl\.substeps=1"):
-        settings(load_config("rl/paper", ["rl.staleness=2"]))
+    for other, why in (
+        ("rl.staleness=2", r"rl\.substeps=1"),
+        ("rl.algorithm=reinforce", "set up"),
+        ("rl.advantages=group_std", "set up"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            settings(load_config("rl/paper", [other]))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("skyrl") is not None, reason="SkyRL is installed")

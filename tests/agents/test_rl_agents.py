@@ -172,7 +172,7 @@ def is_alive(pid: int) -> bool:
 @pytest.mark.parametrize("seed", [1, 2])
 def test_an_agent_earns_more_by_training(harness1: Command, tmp_path: Path, seed: int) -> None:
     """One row at a time and no cache: what is sampled does not depend on what is decoded beside it, so not on time."""
-    more = ["machine.model.rows=1", "machine.model.cache_tokens=0"]
+    more = ["machine.concurrency=1", "machine.model.cache_tokens=0"]
     more += [f"rl.seed={seed}", "rl.batches=20", "rl.groups=4", "rl.samples=8", "train.rate=1e-2", "train.lora.rank=0"]
     code, _, err = harness1(*agents(tmp_path, *(word for setting in more for word in ("--set", setting))))
     assert code == 0, err

@@ -35,7 +35,7 @@ AGENT, REWARD = (Path("examples", name).resolve() for name in ("search_agent.py"
 SETTINGS = (
     *("policy.format=hermes", "env.context_window=2048", "env.generation_reserve=48"),
     *("rl.groups=2", "rl.samples=4", "rl.batches=2", "train.watch.tasks=0", "machine.concurrency=4"),
-    *("machine.threads=1", "machine.bootstrap=50"),
+    "machine.threads=1",
 )
 CONFIG = load_config("micro", list(SETTINGS))
 LETTERS = 80

@@ -33,7 +33,7 @@ from tests.support import run
 from tests.vocabularies import chat_format
 
 SOURCE = open_source("world:100")
-CONFIG = load_config(None, ["machine.workers=1", "machine.bootstrap=20", "env.max_turns=5"])
+CONFIG = load_config(None, ["machine.workers=1", "env.max_turns=5"])
 TASKS = SOURCE.tasks("train")[:3]
 FILES = (EPISODES, TOKENS, STAGE)
 
@@ -203,7 +203,7 @@ def commands(folder: Path, other: Path) -> list[list[str]]:
     """Every verb that reads a run."""
     run, out, index = str(folder), folder.parent / "out", str(other.parent / "index")
     tasks = ["--split", "train", "--limit", str(len(TASKS)), "--index", index]
-    settings = ["--set", "machine.workers=1", "--set", "machine.bootstrap=20", "--set", "env.max_turns=5"]
+    settings = ["--set", "machine.workers=1", "--set", "env.max_turns=5"]
     return [
         ["replay", run],
         ["replay", run, "--live", "--json"],

@@ -19,7 +19,7 @@ from harness1.data.open import open_source
 from harness1.errors import CorpusError, HarnessError
 from harness1.records import ChunkId, DocId
 from harness1.retrieval.build import add_documents, build_index, delete_documents
-from harness1.retrieval.files import CHECKSUMS, CURRENT, check_index, current_generation
+from harness1.retrieval.files import CURRENT, check_index, current_generation
 from harness1.retrieval.protocol import RetrievalFault, SearchRequest
 from harness1.retrieval.retriever import open_embedded
 from tests.attack.attack import Attack
@@ -188,14 +188,3 @@ def test_a_damaged_file_is_noticed_or_changes_nothing(place: Place, attack: Atta
         assert said != "unseen" or not changed or "vectors" in path.parts or path.name == CURRENT, shown
     assert verdict(place) == "unseen"
     attack.report(f"flips, {place.index.name}", damaged=outcomes.total(), **outcomes)
-
-
-def test_removed_checksums_are_missed_by_a_check(place: Place) -> None:
-    path = current_generation(place.index) / CHECKSUMS
-    before = path.read_bytes()
-    path.unlink()
-    try:
-        with pytest.raises(CorpusError, match="has no checksums"):
-            check_index(place.index)
-    finally:
-        path.write_bytes(before)

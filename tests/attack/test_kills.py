@@ -111,7 +111,10 @@ Moment = Callable[[], bool]
 
 def command(place: Path, out: str, workers: int, *more: str) -> subprocess.Popen[bytes]:
     """An evaluation in a process group of its own, with which its workers can be killed."""
-    settings = [f"--set=machine.workers={workers}", "--set=machine.concurrency=2", "--set=machine.bootstrap=200"]
+    settings = [
+        f"--set=machine.workers={workers}",
+        "--set=machine.concurrency=2",
+    ]
     arguments = ["eval", "world:100", "--policy", "random", "--split", "train", "--seed", "5", "--json", *settings]
     arguments += ["--limit", str(TASKS), "--samples", str(SAMPLES), "--out", out, "--cache", "cache", *more]
     return subprocess.Popen(

@@ -162,7 +162,7 @@ def _verbs(command: Command, planted: Planted, url: str, out: Path, cache: Path,
     wrong = planted.secret()
     yield command("config", "show", "--set", f"machine.web.kee={wrong}")
     yield command("config", "show", "--set", f"machine.web.key.x={wrong}", "--set", f"machine.web.hosts={wrong}")
-    upstream = ChatUpstream(f"http://user:{planted.any()}@{host}/v1", "", load_config(None, []))
+    upstream = ChatUpstream(f"http://user:{planted.any()}@{host}/v1", "", load_config())
     with recording(runs / "proxy", upstream.inputs):
         yield Ended(0, msgspec.json.encode(upstream.inputs).decode(), repr(vars(upstream)))
 

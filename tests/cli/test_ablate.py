@@ -14,7 +14,7 @@ from harness1.eval.ablations import ABLATIONS, AblationTable, Condition, cells
 from harness1.eval.statistics import Interval
 from tests.cli.commands import Command, command_in_process
 
-QUICK = ("--set", "machine.workers=1", "--set", "machine.bootstrap=50", "--cache", "cache")
+QUICK = ("--set", "machine.workers=1", "--cache", "cache")
 
 
 @pytest.fixture

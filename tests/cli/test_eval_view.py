@@ -11,7 +11,7 @@ import pytest
 from tests.cli.commands import Command, command_in_process
 from tests.viewer.test_pages import opened
 
-FEW = ("--limit", "20", "--set", "machine.workers=1", "--set", "machine.bootstrap=50", "--set", "env.max_turns=3")
+FEW = ("--limit", "20", "--set", "machine.workers=1", "--set", "env.max_turns=3")
 
 
 @pytest.fixture

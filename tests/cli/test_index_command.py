@@ -66,7 +66,7 @@ def test_wrong_use_is_one_line_and_leaves_no_index(folder: Path, arguments: list
     assert not list(folder.glob("*/CURRENT"))
 
 
-@pytest.mark.parametrize("wrong", [["--set", "index.k1=2.0"], ["--force"]])
+@pytest.mark.parametrize("wrong", [["--set", "index.chunk_tokens=99"], ["--force"]])
 def test_settings_of_an_index_are_not_changed_by_adding(folder: Path, wrong: list[str]) -> None:
     info("old.jsonl", "--out", "at", cwd=folder)
     for change in (["new.jsonl", "--add"], ["--delete", "sun"]):

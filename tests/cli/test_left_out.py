@@ -80,5 +80,5 @@ def test_a_configuration_that_is_not_toml_is_refused_in_a_line(harness1: Command
 
 @pytest.mark.parametrize("value", ["\udcff", "[" * 5000, "9" * 5000, "{a=" * 5000, "nan", "inf"])
 def test_an_override_that_is_not_toml_is_refused_in_a_line(harness1: Command, value: str) -> None:
-    ended = harness1("config", "show", "--set", f"reward.floor={value}")
+    ended = harness1("config", "show", "--set", f"reward.outcome={value}")
     assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1)

@@ -33,7 +33,7 @@ from tests.vocabularies import tokenizer, vocabulary
 CONFIG = "small"
 SETTINGS = (
     *("policy.constrained=true", "policy.format=compact", "env.max_turns=3", "env.generation_reserve=128"),
-    *("env.context_window=2176", "machine.device=cpu", "machine.model.cache_tokens=8192", "machine.bootstrap=50"),
+    *("env.context_window=2176", "machine.device=cpu", "machine.model.cache_tokens=8192"),
 )
 OPTIONS = ["--config", CONFIG, *(word for setting in SETTINGS for word in ("--set", setting))]
 

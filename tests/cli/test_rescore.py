@@ -22,7 +22,10 @@ def harness1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 
 
 def evaluation(home: Path, *more: str) -> list[str]:
-    settings = ["--set", "machine.workers=1", "--set", "machine.bootstrap=50"]
+    settings = [
+        "--set",
+        "machine.workers=1",
+    ]
     return ["eval", str(home / "data"), "--out", str(home / "run"), "--cache", str(home / "cache"), *settings, *more]
 
 

@@ -59,7 +59,7 @@ def train(*options: str, data: str = WORLD, model: str = "hf:model", out: str = 
         (train("--set", "machine.fleet.workers=2", model="vllm:model@http://localhost:1"), "not a server"),
         (train("--set", "machine.model.sleep=true"), "machine.model.sleep is for vllm"),
         (train("--set", "rl.substeps=3"), "rl.substeps"),
-        (train("--set", "rl.ratio_min=6"), "rl.ratio_min"),
+        (train("--set", "rl.ratio_min=6"), "rl.ratio"),
     ],
 )
 def test_what_cannot_be_is_said_in_one_line(harness1: Command, arguments: list[str], complaint: str) -> None:

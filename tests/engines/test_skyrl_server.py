@@ -117,7 +117,7 @@ def asked_of(url: str, start: Start) -> list[str]:
 
 
 FEW_STEPS = settings(
-    *(f"train.lora.rank={RANK}", "train.max_steps=4", "train.batch_rows=8", "train.save_every=2", "train.clip=0"),
+    *(f"train.lora.rank={RANK}", "train.max_steps=4", "train.batch_rows=8", "train.save_every=2"),
     *("train.watch.every=2", "train.watch.rows=8", "train.watch.turns=4", "train.watch.tasks=0"),
     *("train.watch.metric=nll", "train.lora.alpha=32"),
 )

@@ -24,7 +24,7 @@ from harness1.training.algorithm import Algorithm, Cispo, NegativeLogLikelihood,
 tinker: Any = pytest.importorskip("tinker")
 
 MODEL = "model"
-TRAIN = Train(lora=Lora(rank=4), rate=0.5, schedule="constant", clip=0.25)
+TRAIN = Train(lora=Lora(rank=4), rate=0.5, schedule="constant")
 ROWS = [
     TrainRow((1, 2, 3, 4), (0, 0, 1, 1), (0.0, 0.0, -0.5, -0.25), (0.0, 0.0, 2.0, -1.0)),
     TrainRow((5, 6, 7), (0, 1, 1), (0.0, -1.0, -2.0), (0.0, 1.0, 1.0), token_weight=3.0),
@@ -108,7 +108,7 @@ def test_rows_become_data_of_the_package(there: Standing) -> None:
     (adam,) = there.training.optim_step.call_args.args
     assert isinstance(adam, tinker.AdamParams)
     assert (adam.learning_rate, adam.beta1, adam.beta2, adam.eps) == (0.5, 0.9, 0.95, 1e-8)
-    assert (adam.weight_decay, adam.grad_clip_norm) == (0.0, 0.25)
+    assert (adam.weight_decay, adam.grad_clip_norm) == (0.0, 1.0)
 
 
 @pytest.mark.parametrize("algorithm", [Reinforce(), NegativeLogLikelihood()])

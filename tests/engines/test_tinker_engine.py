@@ -31,7 +31,7 @@ from tests.rl.toy import ToyRollouts, toy_config
 from tests.tiny_models import save_byte_tokenizer, save_tiny_model
 from tests.train.test_process_group import PLAYED, STEPS
 
-TRAIN = Train(lora=Lora(rank=4, alpha=4.0), dtype="float32", rate=1e-2, micro_tokens=64, clip=0.5, weight_decay=0.1)
+TRAIN = Train(lora=Lora(rank=4, alpha=4.0), dtype="float32", rate=1e-2, micro_tokens=64)
 WEIGHTED = [msgspec.structs.replace(row, token_weight=1 / (at + 2)) for at, row in enumerate(PLAYED[0])]
 CARD = Checkpoint(format="compact", counter="c", env={}, env_hash="e", base="b")
 BOTH = pytest.mark.parametrize("late", [True, False], ids=["futures", "results"])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from harness1.config import AutoPopulate, Env, Rendering, load_config
+from harness1.config import Env, Rendering, load_config
 from harness1.env.environment import SearchEnv, choose
 from harness1.errors import ConfigError, HarnessError, InfrastructureFault
 from harness1.memory.working_memory import WorkingMemory
@@ -182,7 +182,7 @@ def test_a_snapshot_can_be_restored_any_number_of_times(order: str) -> None:
 
 
 def test_handles_of_one_branch_or_episode_do_not_leak_into_another() -> None:
-    config = Env(rendering=Rendering(recent=1), auto_populate=AutoPopulate(on=False))
+    config = Env(rendering=Rendering(recent=1)).switch(auto_populate=False)
     env = make_env(config, [chunk("a", "alpha text"), chunk("b", "beta text")])
     run(env.reset(Task("t", "q")))
     saved = env.snapshot()

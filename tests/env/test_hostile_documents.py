@@ -8,7 +8,7 @@ from typing import Literal
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness1.config import Env, Evidence, Rendering
+from harness1.config import Env, Rendering
 from harness1.env.environment import SearchEnv
 from harness1.env.pieces import ApproximateCounter, Piece
 from harness1.memory.entities import extract
@@ -89,8 +89,8 @@ def lasts(env: SearchEnv, *actions: ToolCall) -> None:
 @given(corpora(), st.sampled_from(ORDERS), st.booleans())
 def test_a_search_ends_no_episode_in_the_smallest_window(chunks: list[Chunk], order: Order, handles: bool) -> None:
     def sized(window: int) -> Env:
-        rendering, evidence = Rendering(order=order), Evidence(handles=handles)
-        return Env(context_window=window, generation_reserve=RESERVE, rendering=rendering, evidence=evidence)
+        env = Env(context_window=window, generation_reserve=RESERVE, rendering=Rendering(order=order))
+        return env.switch(entity_handles=handles)
 
     window = make_env(sized(100_000)).renderer.smallest_window()
     lasts(make_env(sized(window), chunks), ACTIONS[0])
@@ -139,7 +139,7 @@ def test_a_mixed_case_word_of_any_length_is_no_entity() -> None:
 
 def test_a_query_of_handles_is_no_longer_in_words_than_another() -> None:
     name = " ".join(["Ada" + "a" * 12] * 6)
-    env = make_env(Env(evidence=Evidence(handles=True)), [chunk("a", f"the river of {name} is long")])
+    env = make_env(Env().switch(entity_handles=True), [chunk("a", f"the river of {name} is long")])
     steps = play(env, search("river"), search("E1 " * 600))
     assert 1_900 < len(steps[1].observation.rankings[0].query) <= 2_000
 

@@ -205,8 +205,8 @@ def test_a_failing_model_is_a_fault_of_every_document(error: Exception) -> None:
     assert faults == [VerifierFault(f"cross-encoder: {type(error).__name__}: {error}")] * 2
 
 
-def configured(reranker: str = "", **options: object) -> Config:
-    return Config(Env(verification=Verification(judge="cross_encoder", **options)), machine=Machine(reranker=reranker))
+def configured(reranker: str = "") -> Config:
+    return Config(Env(verification=Verification(judge="cross_encoder")), machine=Machine(reranker=reranker))
 
 
 def test_the_configuration_chooses_the_verifier(tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_the_configuration_chooses_the_verifier(tmp_path: Path) -> None:
 def test_a_verifier_without_a_model_is_refused_where_it_is_opened() -> None:
     with pytest.raises(ConfigError, match=r"machine\.reranker"):
         open_verifier(configured().env, Machine())
-    assert isinstance(open_verifier(configured(on=False).env, Machine()), NoVerifier)
+    assert isinstance(open_verifier(configured().env.switch(verification=False), Machine()), NoVerifier)
 
 
 def test_an_environment_that_was_not_given_the_configured_verifier_does_not_judge_by_another() -> None:

@@ -8,15 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness1.config import AutoPopulate, Env, Evidence, Leads, PoolView, Read, Rendering
+from harness1.config import Env, Evidence, Leads, PoolView, Rendering
 from harness1.config.env import LARGEST_CAP
 from harness1.env.environment import SearchEnv, Step
 from harness1.env.render import visible_units
 from harness1.records import Task
 from tests.support import curate, hit, make_env, play, run, search, text_of, wide_corpus
 
-RANK = Evidence(rank=True, handles=True)
-FULL = Env(evidence=RANK, leads=Leads(on=True), auto_populate=AutoPopulate(by="evidence"), read=Read(by="evidence"))
+FULL = Env().switch(entity_handles=True)
 WORLD_QUESTION = "Which king of Paris met Ada in Rome before the war?"
 SEARCHES = [search(query) for query in ("river castle", "Paris king", "Rome war", "poet town", "Byron 1824", "rain")]
 
@@ -45,16 +44,16 @@ def test_a_lead_that_no_hit_shows_gets_a_handle_at_the_end_of_the_turn() -> None
 def test_only_leads_that_are_shown_get_handles() -> None:
     counts = []
     for lines in (1, 8):
-        env = make_env(msgspec.structs.replace(FULL, leads=Leads(on=True, lines=lines)), wide_corpus(40))
+        env = make_env(msgspec.structs.replace(FULL, leads=Leads(lines=lines)), wide_corpus(40))
         step = play(env, search("river castle"), query="Did “alpha one” see “beta two” and “gamma three”?")[0]
         assert all(lead.entity for lead in step.context.view.leads)
         counts.append(sum(name.split()[0] in ("alpha", "beta", "gamma") for name in env.state.memory.entities.names))
     assert counts == [1, 3]
 
 
-@pytest.mark.parametrize("evidence", [Evidence(rank=True), Evidence(rank=False, handles=True)])
-def test_without_handles_or_leads_no_lead_gets_one(evidence: Evidence) -> None:
-    env = make_env(Env(evidence=evidence, leads=Leads(on=True)))
+@pytest.mark.parametrize("env", [Env(), Env().switch(rank=False, entity_handles=True)])
+def test_without_handles_or_leads_no_lead_gets_one(env: Env) -> None:
+    env = make_env(env)
     context = run(env.reset(Task("t", "Where was “the lady of the lake” born?")))
     assert env.state.memory.entities.names == []
     assert "(E1" not in text_of(context)
@@ -136,7 +135,7 @@ def test_shared_entities_are_rare_names_of_the_best_where_documents_are_ranked()
     ]
     found = [hit(f"d{at}", text, f"Title {at}") for at, text in enumerate(texts)]
     lines = []
-    for config in (Env(evidence=Evidence(rank=False)), FULL):
+    for config in (Env().switch(rank=False), FULL):
         env = make_env(config)
         run(env.reset(Task("t", "Did Ada die?")))
         env.state.memory.absorb(found, config)
@@ -147,7 +146,7 @@ def test_shared_entities_are_rare_names_of_the_best_where_documents_are_ranked()
 
 
 def test_the_evidence_order_names_as_many_documents_as_asked() -> None:
-    few = msgspec.structs.replace(FULL, evidence=msgspec.structs.replace(RANK, lines=1))
+    few = msgspec.structs.replace(FULL, evidence=Evidence(lines=1))
     whole, cut = (play(make_env(env), search("Ada Lovelace father"))[0].context for env in (FULL, few))
     assert len(whole.view.ranked) > 1
     assert cut.view.ranked == whole.view.ranked[:1]

@@ -16,17 +16,10 @@ from harness1.config import (
     AutoPopulate,
     Curation,
     Env,
-    Evidence,
-    FanOut,
-    Grep,
-    Leads,
     PoolView,
-    Pruning,
     Read,
     Rendering,
-    Review,
     Search,
-    Verification,
 )
 from harness1.env import view as view_module
 from harness1.env.pieces import SENTENCES, ApproximateCounter, piece, sentence
@@ -168,13 +161,7 @@ def prompt(env: Env | None = None) -> str:
 
 
 def test_every_tool_of_the_prompt_is_enabled() -> None:
-    off = Env(
-        fan_out=FanOut(on=False),
-        grep=Grep(on=False),
-        read=Read(on=False),
-        review=Review(on=False),
-        verification=Verification(on=False),
-    )
+    off = Env().switch(fan_out=False, grep=False, read=False, review=False, verification=False)
     names = ("fan_out_search", "grep_corpus", "read_document", "review_docs", "Verify")
     assert all(name in prompt() for name in names)
     assert not any(name in prompt(off) for name in names)
@@ -198,17 +185,17 @@ def test_the_rule_of_a_full_set_is_told(eviction: str, gives_up: bool) -> None:
     assert ("gives up its least important" in text) == gives_up
 
 
-def codes(*actions: ToolCall, guidance: Any = "facts", **options: Any) -> list[list[str]]:
+def codes(*actions: ToolCall, guidance: Any = "facts", off: str = "", **options: Any) -> list[list[str]]:
     """The codes of the notes of each turn."""
-    retriever = WordRetriever(wide_corpus(30))
-    steps = play(make_env(Env(guidance=guidance, **options), retriever=retriever), *actions)
+    env = Env(guidance=guidance, **options).switch(**({off: False} if off else {}))
+    steps = play(make_env(env, retriever=WordRetriever(wide_corpus(30))), *actions)
     return [[note.code for note in step.observation.notes] if step.observation else [] for step in steps]
 
 
 def test_facts_follow_a_discovery() -> None:
     assert codes(search("river")) == [["result", "refilled"]]
     assert codes(search("river"), auto_populate=AutoPopulate(by="first")) == [["result", "seeded"]]
-    assert codes(search("river"), auto_populate=AutoPopulate(on=False)) == [["result", "curated_empty"]]
+    assert codes(search("river"), off="auto_populate") == [["result", "curated_empty"]]
     step = play(make_env(), search("Ada Lovelace"))[0]
     assert step.turn.observation.notes[0].data == {"returned": 2, "new": 2, "pool": 2, "curated": 2, "cap": 30}
 
@@ -234,9 +221,8 @@ def test_orders_come_in_prescriptive_mode_alone() -> None:
 def test_a_verified_set_is_not_asked_to_be_verified() -> None:
     verify = call("verify", doc_ids=["D1"], claim="The river has a castle.")
     actions = (search("river"), verify, *[search("war")] * 6)
-    off = Verification(on=False)
-    for options in ({}, {"verification": off}):
-        assert not any("verify_now" in turn for turn in codes(*actions, guidance="prescriptive", **options))
+    for off in ("", "verification"):
+        assert not any("verify_now" in turn for turn in codes(*actions, guidance="prescriptive", off=off))
 
 
 def test_the_last_turns_are_announced() -> None:
@@ -385,13 +371,10 @@ ACTIONS_VIEW = (
 def test_everything_in_the_view_can_be_read_in_the_text(order: str, tags: bool) -> None:
     config = Env(
         rendering=Rendering(order),
-        curation=Curation(cap=12, tags=tags),
+        curation=Curation(cap=12),
         pool=PoolView(lines=2, older=3),
-        pruning=Pruning(on=order == "transcript"),
-        evidence=Evidence(rank=True),
-        leads=Leads(on=True),
         read=Read(tokens=250, by="evidence"),
-    )
+    ).switch(tags=tags, pruning=order == "transcript", rank=True, leads=True)
     env = make_env(config, wide_corpus(60))
     seen: set[type] = set()
     for step in play(env, *ACTIONS_VIEW, query="Where did Ada and the poet Byron meet in London?"):

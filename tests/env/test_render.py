@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness1.config import AutoPopulate, BudgetMarker, Dedup, Env, Evidence, History, PoolView, Rendering
+from harness1.config import Env, History, PoolView, Rendering
 from harness1.env.environment import SearchEnv, Step
 from harness1.env.pieces import ApproximateCounter, Block, Drop, Piece, Role, piece
 from harness1.env.render import CachedCounter, fit, marker, visible_units, window
@@ -19,7 +19,7 @@ from harness1.env.view import BudgetView
 from harness1.records import StopReason, Task, ToolCall
 from tests.support import WordRetriever, call, chunk, curate, make_env, play, recount, run, search, text_of, wide_corpus
 
-PLAIN = Env(evidence=Evidence(rank=False))
+PLAIN = Env().switch(rank=False)
 
 
 def test_an_empty_memory_is_shown_as_such() -> None:
@@ -43,12 +43,8 @@ def test_documents_in_recent_hits_need_no_line_of_their_own() -> None:
 def test_pool_lines_come_newest_first_with_a_snippet_then_handles_alone() -> None:
     chunks = [chunk(f"d{number}", f"common word {number} " + "x" * 300, f"Title {number}") for number in range(9)]
     config = msgspec.structs.replace(
-        PLAIN,
-        pool=PoolView(lines=2, older=3, snippet=20),
-        dedup=Dedup(on=False),
-        rendering=Rendering(recent=1),
-        auto_populate=AutoPopulate(on=False),
-    )
+        PLAIN, pool=PoolView(lines=2, older=3, snippet=20), rendering=Rendering(recent=1)
+    ).switch(dedup=False, auto_populate=False)
     steps = play(make_env(config, chunks), search("common"), curate(remove_ids=["D1"]))
     text = text_of(steps[-1].context)
     assert "\nD9 Title 8: common word 8 xxxxxx\nD8 Title 7:" in text
@@ -262,11 +258,11 @@ def test_the_order_and_the_leads_are_those_of_the_memory_at_each_turn() -> None:
 
 
 def test_without_ranking_or_evidence_nothing_of_it_is_shown_or_kept() -> None:
-    for evidence in (Evidence(rank=False), Evidence(on=False)):
-        env = make_env(Env(rendering=EPOCH, evidence=evidence))
+    for off in ("rank", "evidence"):
+        env = make_env(Env(rendering=EPOCH).switch(**{off: False}))
         steps = play(env, *ACTIONS_EPOCH_EVIDENCE)
         assert all("ranked" not in kinds(step) and "leads" not in kinds(step) for step in steps)
-        assert bool(env.state.memory.evidence.entities) == evidence.on
+        assert bool(env.state.memory.evidence.entities) == (off == "rank")
 
 
 def test_a_closed_lead_is_taken_back() -> None:
@@ -319,13 +315,8 @@ def test_random_states_are_never_over_budget(wanted: int) -> None:
         episode += 1
         order, context_window = ORDERS[episode % 3], WINDOWS[episode % 5]
         config = Env(
-            context_window=context_window,
-            generation_reserve=RESERVE,
-            max_turns=60,
-            dedup=Dedup(on=episode % 2 == 0),
-            rendering=Rendering(order=order),
-            budget_marker=BudgetMarker(on=episode % 7 != 0),
-        )
+            context_window=context_window, generation_reserve=RESERVE, max_turns=60, rendering=Rendering(order=order)
+        ).switch(dedup=episode % 2 == 0, budget_marker=episode % 7 != 0)
         env = make_env(config, retriever=retriever)
         context = runner.run(env.reset(Task("t", "Which river castle?")))
         actions = [random_action(rng) for _ in range(60)]

@@ -23,7 +23,7 @@ QUERIES = ("river castle", "bridge king", "Paris London", "Rome Ada", "engine pr
 
 
 def pruning(tokens: int, refusal: int, output: int = 4096) -> Env:
-    pruning = msgspec.structs.replace(ENV.pruning, tokens=tokens, refusal=refusal, output=output)
+    pruning = msgspec.structs.replace(ENV.pruning, limits=(tokens, refusal), output=output)
     return msgspec.structs.replace(ENV, pruning=pruning)
 
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from harness1.config import Compression, Curation, Env, Evidence, Machine, Read, Rendering, Search
+from harness1.config import Compression, Curation, Env, Machine, Read, Rendering, Search
 from harness1.env.environment import SearchEnv, Step
 from harness1.env.pieces import ApproximateCounter
 from harness1.env.render import Context
@@ -199,8 +199,7 @@ def configured(order: str = "paper", *, rank: bool = True) -> Env:
         compression=Compression(sentences=3),
         context_window=9000,
         rendering=Rendering(order),
-        evidence=Evidence(rank=rank),
-    )
+    ).switch(rank=rank)
 
 
 def recorded(order: str = "paper", *, rank: bool = True) -> Episode:

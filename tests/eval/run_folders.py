@@ -17,7 +17,7 @@ from harness1.runs.files import under_way
 from harness1.runs.folder import run_stage
 from harness1.runs.journal import EpisodeStore
 
-CONFIG = load_config(overrides=["machine.bootstrap=200"])
+CONFIG = load_config()
 GOLD = "ab"
 """The documents that are relevant for every task, each named by a letter."""
 

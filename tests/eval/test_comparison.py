@@ -112,7 +112,7 @@ def test_only_common_tasks_are_compared_and_the_rest_is_counted(tmp_path: Path, 
 
 
 def test_what_differs_in_cards_and_configurations_is_told(tmp_path: Path, data: Path) -> None:
-    config = load_config(overrides=["machine.bootstrap=200", "env.max_turns=7", "env.dedup.on=false"])
+    config = load_config(overrides=["env.max_turns=7", "env.dedup.on=false"])
     one = run_folder(tmp_path / "one", data, FIRST)
     two = run_folder(tmp_path / "two", data, SECOND, config=config, policy="other", seed=3)
     found = pair(read_run(one), read_run(two))

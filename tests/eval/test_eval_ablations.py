@@ -50,7 +50,7 @@ TURNED = {
 WAYS = ("env.evidence.handles=true", "env.evidence.rank=true", "env.leads.on=true", "env.auto_populate.by=evidence")
 FULL = load_config(overrides=[*WAYS, "env.read.by=evidence"]).env
 SOURCE = open_source("world:100")
-CONFIG = load_config(None, ["machine.workers=1", "machine.bootstrap=100"])
+CONFIG = load_config(None, ["machine.workers=1"])
 NAMES = ("fan_out", "dedup")
 
 

@@ -216,7 +216,7 @@ def test_a_policy_without_a_model_has_only_the_tokens_of_its_contexts() -> None:
     assert tokens_of(episode) == Tokens(int(prompt), int(prefill), 0, exact=True)
 
 
-CONFIG = load_config(overrides=["machine.bootstrap=100"])
+CONFIG = load_config()
 TASKS = {name: Task(name, "query", gold=Gold(relevant={"a": 1, "b": 1})) for name in ("t1", "t2", "t3", "t4", "t5")}
 
 
@@ -286,7 +286,7 @@ def test_what_only_some_tasks_define_is_averaged_over_these() -> None:
 
 
 def test_rewards_are_those_of_the_given_configuration() -> None:
-    dear = load_config(overrides=["machine.bootstrap=10", "reward.outcome=9"])
+    dear = load_config(overrides=["reward.outcome=9"])
     assert summarise(RUN, TASKS, dear)["reward"]["mean"] > summarise(RUN, TASKS, CONFIG)["reward"]["mean"]
     failed = [score(RUN[2], TASKS["t2"].gold, CONFIG)]
     assert summarise(failed, TASKS, dear)["reward"]["mean"] == -0.5

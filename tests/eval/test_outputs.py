@@ -39,7 +39,7 @@ from tests.eval.run_folders import episode as finished
 from tests.support import END, Script, read_run, search
 from tests.viewer.making import script, some_tasks, write_dataset, write_run
 
-CONFIG = load_config(overrides=["machine.bootstrap=50"])
+CONFIG = load_config()
 GOLD = Gold(relevant={"a": 1, "b": 1, "c": 1})
 NAMES = ("t1", "t2", "t3", "t4")
 

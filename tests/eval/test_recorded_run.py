@@ -92,7 +92,7 @@ def test_reads_a_run_that_an_earlier_version_fused(tmp_path: Path) -> None:
 
 
 QUERIES = {"t1": "text a", "t2": "text b", "t3": "text c"}
-CONFIG = load_config(None, ["machine.workers=1", "machine.bootstrap=100"])
+CONFIG = load_config(None, ["machine.workers=1"])
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness1.config import Compression, Env, Evidence, Leads, Rendering
+from harness1.config import Compression, Env, Rendering
 from harness1.env.environment import Step
 from harness1.episodes.rollout import replay_episode, rollout
 from harness1.memory.entities import Bridge, EntityHandles, EvidenceGraph, extract, in_handles, mentions
@@ -126,7 +126,7 @@ def test_unknown_and_empty_are_no_errors() -> None:
     assert (built.entities_of(UnitId("x")), built.units_of("x")) == ((), ())
 
 
-ON = Env(evidence=Evidence(handles=True))
+ON = Env().switch(entity_handles=True)
 QUESTION = "Where did the father of Ada Lovelace die?"
 TASK = Task("t", QUESTION)
 
@@ -156,7 +156,7 @@ def test_the_question_and_the_hits_show_handles_in_the_order_of_first_appearance
 
 def test_what_is_not_shown_has_no_handle() -> None:
     long = chunk("a", "River town. The river is long. It goes to Vienna.", "River")
-    env = make_env(Env(evidence=Evidence(handles=True, rank=False), compression=Compression(sentences=1)), [long])
+    env = make_env(Env(compression=Compression(sentences=1)).switch(entity_handles=True, rank=False), [long])
     play(env, search("river town"), query="What?")
     assert env.state.memory.entities.names == ["River"]
 
@@ -223,7 +223,7 @@ def test_without_the_setting_nothing_is_marked_or_resolved() -> None:
 @pytest.mark.parametrize("instructions", ["full", "brief"])
 def test_the_static_prompt_speaks_of_handles_where_there_are_some(instructions: str) -> None:
     rendering = Rendering(instructions=instructions)
-    on, off = (make_env(Env(evidence=Evidence(handles=each), rendering=rendering)) for each in (True, False))
+    on, off = (make_env(Env(rendering=rendering).switch(entity_handles=each)) for each in (True, False))
     assert "a query may say E3" in on.renderer.static.text
     assert "E3" not in off.renderer.static.text
 
@@ -261,8 +261,8 @@ def test_the_teachers_first_query_names_the_question_alone_whoever_began() -> No
     assert run(teacher.act(context)).actions == (search("E1 father"),)
 
 
-ON_LEAD_HANDLES = Env(leads=Leads(handles=True))
-BRIEF = Env(leads=Leads(handles=True), rendering=Rendering(order="epoch", instructions="minimal"))
+ON_LEAD_HANDLES = Env().switch(lead_handles=True)
+BRIEF = Env(rendering=Rendering(order="epoch", instructions="minimal")).switch(lead_handles=True)
 
 
 def asked(step: Step) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness1.config import AutoPopulate, Compression, Curation, Dedup, Env, History
+from harness1.config import AutoPopulate, Compression, Curation, Env
 from harness1.memory.parts import RANK, SUBJECT_CHARACTERS, CuratedSet, Pool, history_line, subject
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import TAGS, Delta, DocId, Observation, Tag, ToolCall, UnitId, Verdict
@@ -180,7 +180,7 @@ def test_a_hidden_document_becomes_visible_with_all_its_chunks() -> None:
 
 def test_without_deduplication_every_copy_is_pooled() -> None:
     memory = WorkingMemory.empty("q", "document")
-    memory.absorb([hit("a", TOWN, "T"), hit("b", TOWN, "T")], Env(dedup=Dedup(on=False)))
+    memory.absorb([hit("a", TOWN, "T"), hit("b", TOWN, "T")], Env().switch(dedup=False))
     assert list(memory.pool.entries) == ["a", "b"]
     assert not memory.pool.aliases
 
@@ -189,9 +189,7 @@ A, B, C, D = map(UnitId, "abcd")
 _TAG = st.sampled_from(TAGS)
 _UNIT = st.sampled_from([UnitId(letter) for letter in "abcdefgh"])
 _EDITS = st.lists(st.tuples(st.dictionaries(_UNIT, _TAG, max_size=6), st.lists(_UNIT, max_size=3)), max_size=10)
-_SETTINGS = st.builds(
-    Curation, cap=st.integers(1, 5), tags=st.just(True), eviction=st.sampled_from(["rank", "fifo", "refuse"])
-)
+_SETTINGS = st.builds(Curation, cap=st.integers(1, 5), eviction=st.sampled_from(["rank", "fifo", "refuse"]))
 
 
 def curated(**tags: Tag) -> CuratedSet:
@@ -264,7 +262,7 @@ def test_a_subject_is_one_short_line(arguments: dict[str, object]) -> None:
 
 def test_a_huge_tool_name_does_not_fill_the_history_which_may_be_off() -> None:
     for on in (True, False):
-        env = make_env(Env(history=History(on=on)))
+        env = make_env(Env().switch(history=on))
         play(env, ToolCall("x\n" * 100_000))
         assert [len(line.tool) <= 40 for line in env.state.memory.history] == [True] * on
 

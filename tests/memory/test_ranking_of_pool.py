@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from harness1.config import AutoPopulate, Config, Dedup, Dense, Env, Evidence, Index, Leads, Read, Rendering, Retrieval
+from harness1.config import AutoPopulate, Config, Dense, Env, Index, Read, Rendering, Retrieval
 from harness1.data.open import open_source
 from harness1.env.environment import SearchEnv
 from harness1.episodes.rollout import ReplayReport, replay_episode, rollout
@@ -25,7 +25,7 @@ from harness1.retrieval.build import build_index
 from harness1.retrieval.retriever import open_embedded
 from tests.support import WORDS, Script, call, curate, hit, make_env, play, run, search
 
-RANKED = Env(evidence=Evidence(rank=True), leads=Leads(on=True))
+RANKED = Env().switch(rank=True, leads=True)
 QUESTION = "Where did the father of Ada Lovelace die?"
 
 
@@ -300,11 +300,8 @@ actions_of = st.lists(
     max_size=5,
 )
 WHOLE = msgspec.structs.replace(
-    RANKED,
-    evidence=Evidence(rank=True, handles=True),
-    auto_populate=AutoPopulate(documents=2, by="evidence"),
-    read=Read(by="evidence"),
-)
+    RANKED, auto_populate=AutoPopulate(documents=2, by="evidence"), read=Read(by="evidence")
+).switch(rank=True, entity_handles=True)
 HANDLES_IN_QUERIES = [
     search("E1 program"),
     call("fan_out_search", queries=["E2", "E3 E99"]),
@@ -419,7 +416,7 @@ def test_the_weights_for_embeddings_count_only_where_a_likeness_is_known() -> No
 def test_likeness_is_recorded_where_units_are_ranked_and_replays_without_a_model(tmp_path: Path, ranks: bool) -> None:
     source = open_source("world:60")
     build_index(list(source.documents()), tmp_path, Index(dense=Dense(model="hash:64")))
-    env = Env(evidence=Evidence(rank=ranks), retrieval=Retrieval(mode="hybrid"))
+    env = Env(retrieval=Retrieval(mode="hybrid")).switch(rank=ranks)
     retriever = open_embedded(tmp_path, Config(env=env))
     task = Task("t", source.tasks("test")[0].query)
     episode = asyncio.run(rollout(SearchEnv(env, retriever), open_policy("scripted"), task))
@@ -429,7 +426,7 @@ def test_likeness_is_recorded_where_units_are_ranked_and_replays_without_a_model
     assert replay_episode(episode, env).difference is None
 
 
-RANKED_BRIDGES = Env(evidence=Evidence(rank=True), dedup=Dedup(on=False))
+RANKED_BRIDGES = Env().switch(rank=True, dedup=False)
 QUESTION_BRIDGES = "Did Ed Wood ever meet Scott Derrickson?"
 
 

@@ -54,7 +54,7 @@ def test_uses_the_format_that_a_checkpoint_was_trained_in_and_else_the_configure
 
 def test_accepts_other_settings_outside_the_environment(folder: Path) -> None:
     other = learned(
-        "policy.temperature=0.5", "machine.concurrency=3", "reward.beta=1.0", "train.epochs=9", "sft.held_out=0.5"
+        "policy.temperature=0.5", "machine.concurrency=3", "reward.recipe=robust", "train.epochs=9", "sft.held_out=0.5"
     )
     assert format_of(folder, other) == "compact"
 

@@ -233,10 +233,10 @@ def test_attempts_before_a_fault_are_on_record_and_trained_nowhere() -> None:
 
 def test_sampling_is_as_configured_and_a_grammar_is_named() -> None:
     model = sayer(END)
-    episode_of(model, temperature=0.5, top_p=0.9, top_k=20, constrained=True)
+    episode_of(model, temperature=0.5, constrained=True)
     grammar = model.grammars[0]
     sampling = msgspec.structs.replace(model.samplings[0], seed=None)
-    assert sampling == Sampling(0.5, 0.9, 20, RESERVE, None, model.chat.stop_ids, grammar.digest)
+    assert sampling == Sampling(0.5, 1.0, 0, RESERVE, None, model.chat.stop_ids, grammar.digest)
     plain = sayer(END)
     episode_of(plain)
     assert plain.grammars == [None]

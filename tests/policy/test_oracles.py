@@ -7,7 +7,8 @@ from contextlib import nullcontext
 import msgspec
 import pytest
 
-from harness1.config import Curation, Env, FanOut, Leads
+from harness1.config import Env
+from harness1.config.env import with_mechanisms
 from harness1.episodes.rollout import rollout
 from harness1.errors import UsageError
 from harness1.policy.oracles import FOLLOWED, OraclePolicy, needs_of
@@ -21,7 +22,7 @@ HOPS = Gold({DocId("ada"): 1, DocId("byron"): 1, DocId("miss"): 1, DocId("noise"
 
 
 def episode_of(gold: Gold, **tree: object) -> Episode:
-    env = make_env(msgspec.convert(tree, Env))
+    env = make_env(msgspec.convert(with_mechanisms(tree), Env))
     return run(rollout(env, OraclePolicy({"t": gold}), TASK))
 
 
@@ -64,8 +65,8 @@ def test_of_a_fact_any_one_chunk_will_do_and_of_documents_those_with_a_grade() -
     assert {entry.unit_id for entry in episode.curated} == {"b#0", "c#0"}
 
 
-AT_ONCE = Env(leads=Leads(handles=True), curation=Curation(tags=False))
-ENV = msgspec.structs.replace(AT_ONCE, fan_out=FanOut(on=False))
+AT_ONCE = Env().switch(lead_handles=True, tags=False)
+ENV = AT_ONCE.switch(fan_out=False)
 
 
 def episode_of_lead_teacher(*gold: str, seed: int = 0, env: Env = ENV) -> Episode:

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from harness1.config import AutoPopulate, Curation, Env, Evidence, Search, load_config
+from harness1.config import AutoPopulate, Curation, Env, Search, load_config
 from harness1.episodes.rollout import replay_episode, rollout
 from harness1.errors import UsageError
 from harness1.policy.registry import open_policy
@@ -110,7 +110,7 @@ def test_a_claim_loses_its_question_words_only() -> None:
     assert claim("Aspirin inhibits platelets.") == "Aspirin inhibits platelets."
 
 
-PLAIN = Env(evidence=Evidence(rank=False))
+PLAIN = Env().switch(rank=False)
 
 
 def played(config: Env) -> Episode:
@@ -145,7 +145,7 @@ def episode(env: Env, task: Task = TASK) -> Episode:
 
 def test_the_ranking_is_delivered_in_its_order() -> None:
     for populate in (True, False):
-        made = episode(Env(auto_populate=AutoPopulate(on=populate), search=Search(hits=30)))
+        made = episode(Env(search=Search(hits=30)).switch(auto_populate=populate))
         ranking = made.turns[0].observation.rankings[0] if made.turns[0].observation else None
         assert [f"{entry.unit_id}#0" for entry in made.curated] == list(ranking.chunk_ids)
         assert len(made.curated) == 30
@@ -155,7 +155,7 @@ def test_the_ranking_is_delivered_in_its_order() -> None:
 def test_a_smaller_set_holds_the_head_of_the_ranking() -> None:
     made = episode(Env(curation=Curation(cap=3), search=Search(hits=30)))
     assert [entry.unit_id for entry in made.curated] == ["d03", "d00", "d01"]
-    assert len(episode(Env(curation=Curation(tags=False))).curated) == 10
+    assert len(episode(Env().switch(tags=False)).curated) == 10
     nothing = episode(Env(), Task("t", "zzz"))
     assert (len(nothing.turns), nothing.curated) == (2, ())
 
@@ -171,7 +171,7 @@ def episode_random_walk(seed: int, env: Env | None = None, task: Task = TASK_RAN
 @pytest.mark.parametrize("handles", [False, True])
 def test_every_random_action_is_carried_out_and_names_handles(handles: bool) -> None:
     for seed in range(6):
-        turns = episode_random_walk(seed, Env(evidence=Evidence(handles=handles))).turns
+        turns = episode_random_walk(seed, Env().switch(entity_handles=handles)).turns
         assert not [turn.action for turn in turns if turn.observation.error]
         assert ("E1" in str(turns[0].action)) == handles
 
@@ -321,7 +321,7 @@ def test_a_run_is_read_from_its_folder_or_its_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("policy", ["random", "single-shot"])
-@pytest.mark.parametrize("settings", [None, [], ["env.pruning.tokens=2000", "env.pruning.refusal=3000"]])
+@pytest.mark.parametrize("settings", [None, [], ["env.pruning.limits=[2000, 3000]"]])
 def test_policies_play_inside_and_outside_of_the_harness(settings: list[str] | None, policy: str) -> None:
     env = Env() if settings is None else load_config("transcript", settings).env
     task = Task("t", "Which river castle stood beside the bridge of king Ada?")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness1.config import ChatPolicy, Curation, Env, Rendering
+from harness1.config import ChatPolicy, Env, Rendering
 from harness1.env.render import Context
 from harness1.episodes.rollout import replay_episode, rollout
 from harness1.errors import InfrastructureFault, UsageError
@@ -133,7 +133,7 @@ def test_every_tool_demands_a_reason_first_and_curation_a_tag() -> None:
         wanted = {"reasoning", *spec.parameters["required"], *(["importance"] if spec.name == "curate" else [])}
         assert (set(shown["required"]), len(shown["required"])) == (wanted, len(wanted))
         assert "reasoning" not in spec.parameters["required"]
-    (curate,) = [spec for spec in Toolbox.of(Env(curation=Curation(tags=False))).specs if spec.name == "curate"]
+    (curate,) = [spec for spec in Toolbox.of(Env().switch(tags=False)).specs if spec.name == "curate"]
     assert ask_for_reason(curate).parameters["required"] == ["reasoning"]
 
 

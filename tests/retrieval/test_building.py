@@ -239,7 +239,7 @@ def test_only_new_texts_are_embedded(tmp_path, monkeypatch) -> None:
 
     build_index(named("sun", "moon"), tmp_path, DENSE, watch)
     add_documents(named("star", "sun"), tmp_path, watch)
-    build_index(named("sun", "moon", "star"), tmp_path, config.Index(k1=2.0, dense=DENSE.dense), watch)
+    build_index(named("sun", "moon", "star"), tmp_path, config.Index(chunk_tokens=99, dense=DENSE.dense), watch)
     assert sum(fresh) == 3
     index = open_index(tmp_path)
     (store,) = (tmp_path / "vectors").iterdir()

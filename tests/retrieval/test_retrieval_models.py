@@ -178,11 +178,11 @@ def test_a_hash_names_files_and_prefixes_and_no_place(static_model: Path, tmp_pa
     copy = Path(shutil.copytree(static_model, tmp_path / "copy"))
     (copy / "README.md").write_text("another card")
     assert opened("somewhere/else", embedder=str(copy)).hash == one.hash
-    assert opened(str(copy), query_prefix="query: ").hash != one.hash
-    assert opened(str(copy), document_prefix="query: ").hash != opened(str(copy), query_prefix="query: ").hash
+    assert opened(str(copy), prefixes=("query: ", "")).hash != one.hash
+    assert opened(str(copy), prefixes=("", "query: ")).hash != opened(str(copy), prefixes=("query: ", "")).hash
     (copy / "tokenizer.json").write_text((copy / "tokenizer.json").read_text() + " ")
     assert opened(str(copy)).hash != one.hash
-    prefixed = opened(str(static_model), query_prefix="king ", document_prefix="island ")
+    prefixed = opened(str(static_model), prefixes=("king ", "island "))
     assert np.array_equal(prefixed.embed_queries(["river"]), one.embed_queries(["king river"]))
     assert np.array_equal(prefixed.embed_documents(["river"]), one.embed_documents(["island river"]))
 

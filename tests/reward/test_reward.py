@@ -74,7 +74,7 @@ def test_values_by_hand(name: str, outcome: dict[str, float], expected: float) -
 @pytest.mark.parametrize(
     ("name", "setting", "outcome", "expected"),
     [
-        ("outcome", "reward.beta=1", {"precision": 0.5, "recall": 0.25}, 1 / 3),
+        ("outcome", "reward.recipe=robust", {"precision": 0.5, "recall": 0.25}, 1 / 3),
         ("clutter", "env.curation.cap=10", {"set_size": 10, "precision": 0.5}, 0.5),
         ("turn_penalty", "env.max_turns=5", {"turns": 5}, 0.0),
         ("turn_penalty", "env.max_turns=5", {"turns": 21}, 1.0),

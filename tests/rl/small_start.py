@@ -10,7 +10,7 @@ from benchmarks.micro import MICRO, TAUGHT, Start, make
 from harness1.config import Validation, load_config
 
 SHORT = (
-    *("machine.workers=1", "machine.threads=1", "machine.bootstrap=50", "train.rate=1e-3"),
+    *("machine.workers=1", "machine.threads=1", "train.rate=1e-3"),
     *("rl.groups=8", "rl.batches=12", "train.watch.every=12", "train.watch.tasks=60", "train.save_every=0"),
 )
 FEW = ("rl.groups=4", "rl.samples=4", "rl.batches=2", "train.watch.every=0", "train.watch.tasks=10")

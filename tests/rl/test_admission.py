@@ -42,7 +42,7 @@ from harness1.rl.admission import (
     trial,
 )
 
-CONFIG = load_config(None, ["reward.recipe=robust", "machine.workers=1", "machine.bootstrap=20"])
+CONFIG = load_config(None, ["reward.recipe=robust", "machine.workers=1"])
 PAPER = load_config(None, ["machine.workers=1"])
 SOURCE = open_source("world:150")
 TASKS = SOURCE.tasks("train")[:18]

@@ -190,7 +190,7 @@ def test_a_batch_without_tokens_or_with_what_is_no_number_is_refused() -> None:
 def test_truncated_weights_are_those_computed_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ratios of 1, 8 and 0.5 between 0.6 and 4: weights 1, 4 and 0.5, (5.5)^2 / (3 * 17.25)."""
     monkeypatch.setattr(logprobs, "BOUND", 9.0)
-    loose = ["policy.dtype=float32", "train.dtype=float32", "rl.ratio_min=0.6", "rl.ratio_max=4"]
+    loose = ["policy.dtype=float32", "train.dtype=float32", "rl.ratio=[0.6, 4]"]
     found = check_start([0.0, math.log(8), math.log(0.5)], [0.0] * 3, load_config(None, loose))
     assert found["gate/beyond_bounds"] == pytest.approx(2 / 3)
     assert found["gate/effective_share"] == pytest.approx(5.5**2 / (3 * 17.25))

@@ -106,7 +106,7 @@ def test_a_policy_is_trained_from_python_on_a_reward_of_ones_own(start: Start) -
 
 def test_calls_that_drifted_are_dropped_whole(harness1: Command, start: Start) -> None:
     """The second step of a batch trains on calls that the first has moved away from."""
-    bounds = ("rl.ratio_min=0.95", "rl.ratio_max=1.05")
+    bounds = ("rl.ratio=[0.95, 1.05]",)
     settings = ("rl.algorithm=interaction", "rl.rows=epoch", *bounds)
     places = ("--data", "world", "--index", "index", "--model", "hf:start", "--out", "by-calls")
     asked = [word for setting in (*settings, "rl.substeps=2") for word in ("--set", setting)]

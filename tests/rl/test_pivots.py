@@ -41,7 +41,7 @@ from harness1.sft.collect import TeacherRun, open_runs
 from tests.support import END, run
 
 WORLD = "world:60"
-CONFIG = load_config(None, ["machine.workers=1", "machine.bootstrap=50"])
+CONFIG = load_config(None, ["machine.workers=1"])
 
 
 @pytest.fixture(autouse=True, scope="module")

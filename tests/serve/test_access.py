@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -188,12 +186,3 @@ def test_an_allowed_host_is_a_name_alone(
     command = command_in_process(monkeypatch, capsys)
     code, _, told = command("serve", "retrieve", "--index", str(tmp_path), "--port", "0", "--allow-host", name)
     assert (code, "the name alone" in told) == (2, True)
-
-
-@pytest.mark.service
-def test_the_command_takes_names_and_a_token(tmp_path: Path) -> None:
-    (tmp_path / "token").write_text(TOKEN)
-    shown = subprocess.run(
-        [sys.executable, "-m", "harness1", "serve", "proxy", "--help"], capture_output=True, text=True, check=True
-    ).stdout
-    assert all(option in shown for option in ("--allow-host", "--token-file", "--no-token"))

@@ -13,7 +13,6 @@ import pytest
 
 from harness1.config import ChatPolicy, Config, Env
 from harness1.env.pieces import Piece, group_messages, piece
-from harness1.env.view import TurnView
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.models.calls import messages_of
 from harness1.models.chat_format import ChatFormat, Ids
@@ -110,24 +109,9 @@ def test_system_messages_at_the_beginning_are_one_and_later_ones_speak_as_the_us
     assert bare.index("<|im_start|>system") < bare.index("search_corpus") < bare.index("Hi")
 
 
-def test_a_prompt_does_not_depend_on_what_other_agents_said_before() -> None:
-    alone, shared = chat_format("harmony", "harmony"), chat_format("harmony", "harmony")
-    asked = [ChatMessage("assistant", "", (Called("c", "look"),)), ChatMessage("tool", "One.", answers="c")]
-    rendered(shared, ChatMessage("system", "One."), ChatMessage("user", "Hi"))
-    assert rendered(shared, *asked) == rendered(alone, *asked)
-
-
-def test_a_result_is_headed_by_the_tool_that_it_answers() -> None:
-    chat = chat_format("harmony", "harmony")
-    result = ChatMessage("tool", "Found.\n", answers="c")
-    ids = rendered(chat, ChatMessage("assistant", "", (Called("c", "look"),)), result)
-    shown = piece("x", "tool", "Found.", TurnView(0, "look"))
-    assert chat.tokenizer.decode(ids).count(chat.opening(shown)) == 1
-
-
 def test_a_call_is_sampled_as_it_asks_and_as_the_configuration_says_otherwise(tmp_path: Path) -> None:
     model = Dice(hermes())
-    config = Config(policy=ChatPolicy(temperature=0.7, top_p=0.9, top_k=50), env=Env(generation_reserve=300))
+    config = Config(policy=ChatPolicy(temperature=0.7), env=Env(generation_reserve=300))
 
     async def scene(service: ProxyService) -> None:
         await ask(service, WORDS)
@@ -138,9 +122,9 @@ def test_a_call_is_sampled_as_it_asks_and_as_the_configuration_says_otherwise(tm
     calls = recorded(tmp_path, upstream_of(model, model.chat, config), scene)
     stop = model.chat.stop_ids
     assert [call.sampling for call in calls] == [
-        Sampling(0.7, 0.9, 50, 300, 1, stop),
+        Sampling(0.7, 1.0, 0, 300, 1, stop),
         Sampling(0.0, 0.5, 0, 40, 9, stop),
-        Sampling(0.1, 0.9, 50, 30, 1, stop),
+        Sampling(0.1, 1.0, 0, 30, 1, stop),
     ]
     assert [call.sampling for call in calls] == [sampling for _, sampling, _ in model.calls]
 

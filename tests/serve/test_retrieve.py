@@ -16,7 +16,7 @@ from harness1.retrieval.protocol import RetrievalFault, SearchRequest, SearchRes
 from harness1.retrieval.sharing import CachingRetriever
 from harness1.serve import retrieve
 from harness1.serve.retrieve import RetrievalService
-from harness1.serve.service import Refused, ServiceLimits, application
+from harness1.serve.service import ServiceLimits
 from tests.serving import Reply, asking
 from tests.support import CORPUS, WordRetriever, chunk, run
 
@@ -167,13 +167,6 @@ def test_what_is_no_proper_call_is_400_with_a_reason(path: str, value: Any, says
     assert says in found["error"]
 
 
-def test_unknown_routes_and_wrong_methods_are_refused() -> None:
-    assert ask(service(), "/nothing")[0] == 404
-    reply = run(asking(service().app, "GET", "/search", body(None)))
-    assert (reply.status, reply.headers) == (405, {"allow": "POST"})
-    assert ask(service(), "/info")[0] == 405
-
-
 def test_calls_beyond_the_running_wait_and_those_beyond_the_waiting_are_told_to_come_again() -> None:
     async def scene() -> tuple[list[int], int]:
         retriever = Held()
@@ -260,11 +253,3 @@ def test_an_engine_that_ignores_its_deadline_is_a_fault(monkeypatch: pytest.Monk
     answered, spent = run(scene())
     assert json.loads(answered) == {"answers": [{"fault": "deadline"}] * 2}
     assert 0.1 <= spent < 2.0
-
-
-def test_a_refusal_is_json_with_an_error_its_status_and_its_headers() -> None:
-    async def brew(_: object) -> Any:
-        raise Refused(418, "no coffee", {"X-Pot": "tea"})
-
-    reply = run(asking(application({"/brew": brew}, {}), "POST", "/brew", body(None)))
-    assert reply == (418, {"x-pot": "tea"}, b'{"error":"no coffee"}', "application/json")

@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -280,59 +279,6 @@ def test_the_command_ends_cleanly_on_a_signal(index: Path, end: signal.Signals, 
         assert process.returncode == code
         assert "Traceback" not in complaint
         idle.close()
-
-
-@pytest.mark.service
-def test_a_thousand_clients_at_once_are_all_answered_within_the_bound_of_files(index: Path) -> None:
-    """Every client has its own connection, and the server may open 900 files, which are counted meanwhile."""
-
-    call = b'{"queries":["Who founded the company?"],"topk":3,"return_scores":true}'
-    asked = posting("/retrieve", call, b"Connection: close\r\n")
-
-    async def one(url: str, start: asyncio.Event) -> int:
-        await start.wait()
-        reader, writer = await asyncio.open_connection(HOST, int(url.rsplit(":", 1)[1]))
-        writer.write(asked)
-        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
-        writer.close()
-        status, found = int(head.split()[1]), json.loads(body)
-        assert set(found) == ({"result"} if status == 200 else {"error"})
-        assert status != 200 or len(found["result"][0]) == 3
-        return status
-
-    async def crowd(url: str) -> list[int]:
-        start = asyncio.Event()
-        clients = [asyncio.create_task(one(url, start)) for _ in range(1000)]
-        await asyncio.sleep(0)
-        start.set()
-        return await asyncio.gather(*clients)
-
-    with process_serving(index, files=900) as (process, url):
-        before, most, done = open_files(process.pid), [0], threading.Event()
-
-        def watch() -> None:
-            while not done.wait(0.005):
-                most.append(open_files(process.pid))
-
-        watcher = threading.Thread(target=watch)
-        watcher.start()
-        statuses = [status for _ in range(3) for status in run(crowd(url))]
-        done.set()
-        watcher.join()
-        assert set(statuses) <= {200, 503}
-        assert statuses.count(200) >= 1000
-        assert 300 < max(most) <= before + 900 - OWN_FILES + 2
-        assert fetch(url, "GET", "/health")[0] == 200
-        deadline = time.monotonic() + 10
-        while open_files(process.pid) > before + 2 and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert open_files(process.pid) <= before + 2
-        process.terminate()
-        assert process.communicate(timeout=15)[1] == ""
-
-
-def open_files(pid: int) -> int:
-    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
 @pytest.mark.service

@@ -37,7 +37,10 @@ from tests.vocabularies import chat_format, tokenizer, vocabulary
 
 WORLD = "world:60"
 SOURCE = open_source(WORLD)
-ONE = ("--set", "machine.workers=1", "--set", "machine.bootstrap=50")
+ONE = (
+    "--set",
+    "machine.workers=1",
+)
 
 
 @pytest.fixture(scope="module")

@@ -44,7 +44,7 @@ WORLD = "world:60"
 SMALL = "sft/small"
 SHORT = (
     *("env.max_turns=4", "env.context_window=1536", "env.generation_reserve=64", "env.compression.sentences=1"),
-    *("env.search.hits=2", "env.auto_populate.documents=2", "machine.workers=1", "machine.bootstrap=50"),
+    *("env.search.hits=2", "env.auto_populate.documents=2", "machine.workers=1"),
     *("machine.device=cpu", "machine.threads=1"),
 )
 CONFIG = load_config(SMALL, [*SHORT])

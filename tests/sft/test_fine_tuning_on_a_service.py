@@ -30,7 +30,7 @@ from tests.sft.test_fine_tuning import QUICK, SHORT, SMALL, Place, interrupt_at,
 
 __all__ = ["place"]  # a fixture
 
-TRAIN = msgspec.structs.replace(QUICK, lora=Lora(rank=4, alpha=4.0), clip=0.5)
+TRAIN = msgspec.structs.replace(QUICK, lora=Lora(rank=4, alpha=4.0))
 ADDRESS = f"tinker:{MODEL}@http://localhost:1"
 OWN = {"gradient", "memory"}
 """What our own trainer alone measures, or a service under a name of its own."""

@@ -35,7 +35,7 @@ SOURCE = open_source(WORLD)
 SHORT = (
     *("env.max_turns=4", "env.context_window=1024", "env.generation_reserve=160", "env.compression.sentences=1"),
     *("env.search.hits=2", "env.auto_populate.documents=2"),
-    *("machine.workers=1", "machine.threads=1", "machine.bootstrap=50"),
+    *("machine.workers=1", "machine.threads=1"),
 )
 CONFIG = load_config("sft/small", [*SHORT, "policy.format_retries=0", "machine.device=cpu", "machine.threads=1"])
 TASKS = 9

@@ -11,8 +11,6 @@ from tests.support import WordRetriever, call, chunk, curate, make_env, play, se
 
 LONG = [chunk(f"d{n}", f"common text {n} " + "word " * 400, f"T{n}") for n in range(8)]
 
-WHOLE = Compression(on=False)
-
 
 def test_a_chunk_that_was_returned_does_not_come_back() -> None:
     steps = play(make_env(), search("Ada Lovelace"), search("Ada Lovelace"), search("Ada Byron"))
@@ -21,7 +19,7 @@ def test_a_chunk_that_was_returned_does_not_come_back() -> None:
 
 
 def test_hits_that_do_not_fit_are_left_whole_for_a_later_search() -> None:
-    env = make_env(Env(search=Search(tokens=1200), compression=WHOLE), LONG)
+    env = make_env(Env(search=Search(tokens=1200)).switch(compression=False), LONG)
     steps = play(env, search("common"), search("common"), search("common"), search("common"))
     assert [len(step.observation.hits) for step in steps] == [2, 2, 2, 2]
     assert Note("hits_left_out", {"count": 6}) in steps[0].observation.notes
@@ -31,9 +29,9 @@ def test_hits_that_do_not_fit_are_left_whole_for_a_later_search() -> None:
 
 def test_a_hit_that_fits_follows_one_that_does_not_and_the_first_always_stays() -> None:
     chunks = [chunk("a", "common " + "long " * 900), chunk("b", "common " + "long " * 700), chunk("c", "common short")]
-    env = make_env(Env(search=Search(tokens=1000), compression=WHOLE), chunks)
+    env = make_env(Env(search=Search(tokens=1000)).switch(compression=False), chunks)
     assert [hit.doc_id for hit in play(env, search("common"))[0].observation.hits] == ["a"]
-    env = make_env(Env(search=Search(tokens=1300), compression=WHOLE), chunks)
+    env = make_env(Env(search=Search(tokens=1300)).switch(compression=False), chunks)
     assert [hit.doc_id for hit in play(env, search("common"))[0].observation.hits] == ["a", "c"]
 
 

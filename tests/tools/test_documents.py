@@ -158,7 +158,7 @@ def test_a_reading_by_evidence_is_replayed(tokens: int, unit: Unit) -> None:
 
 
 def test_the_prompt_says_so_where_a_reading_chooses() -> None:
-    rules = [make_env(Env(read=Read(on=on, by="evidence"))).renderer.static.text for on in (True, False)]
+    rules = [make_env(Env(read=Read(by="evidence")).switch(read=on)).renderer.static.text for on in (True, False)]
     assert ["nearest to the question" in text for text in rules] == [True, False]
     assert "nearest to the question" not in make_env(Env(read=Read(by="order"))).renderer.static.text
 
@@ -347,7 +347,7 @@ def test_the_full_set_reports_evictions_and_refusals() -> None:
 
 
 def test_without_tags_there_is_no_importance_to_give() -> None:
-    env = Env(curation=Curation(tags=False))
+    env = Env().switch(tags=False)
     _, seen, _ = curated(curate(add_ids=["D1"], importance={"D1": "high"}), env=env)
     assert seen.error.code == "bad_arguments"
     tags, _, text = curated(curate(remove_ids=["D1"]), curate(add_ids=["D1"]), env=env)

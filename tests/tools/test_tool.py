@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import pytest
 from msgspec import Meta
 
-from harness1.config import Curation, Env, Pruning, load_config
+from harness1.config import Env, load_config
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import Observation, ToolCall
 from harness1.tools.registry import TOOLS, Toolbox
@@ -23,7 +23,7 @@ def example(
     env: Env,
     word: Annotated[str, Meta(description="A word.", max_length=5)],
     count: Annotated[int, Meta(description="How often.")] = 2,
-    extra: Annotated[str, Meta(description="Only with tags."), Needs(lambda env: env.curation.tags)] = "",
+    extra: Annotated[str, Meta(description="Only with tags."), Needs(lambda env: env.has("tags"))] = "",
 ) -> Observation:
     """Say a word.
 
@@ -50,7 +50,7 @@ def test_name_description_and_parameters_are_those_of_the_function() -> None:
 
 
 def test_a_parameter_exists_only_where_its_condition_holds() -> None:
-    without = build_tool(example, Env(curation=Curation(tags=False))).spec
+    without = build_tool(example, Env().switch(tags=False)).spec
     assert list(without.parameters["properties"]) == ["word", "count"]
     assert outcome({"word": "hi"}).tool == "hi*2"
 
@@ -67,7 +67,7 @@ def test_bad_arguments_are_an_observation_that_names_the_parameters(arguments: d
 
 @pytest.mark.parametrize("tool", [*TOOLS], ids=lambda function: function.__name__)
 def test_every_tool_is_described_with_all_its_parameters(tool: Any) -> None:
-    spec = Toolbox.of(Env(pruning=Pruning(on=True))).tools[tool.__name__].spec
+    spec = Toolbox.of(Env().switch(pruning=True)).tools[tool.__name__].spec
     assert inspect.getdoc(tool)
     assert len(spec.description) > 20
     parameters = [name for name in inspect.signature(tool).parameters if name not in ("memory", "env")]

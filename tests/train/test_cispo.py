@@ -303,7 +303,7 @@ def test_rows_without_recorded_log_probabilities_are_refused_by_those_that_need_
 
 
 def test_algorithms_have_their_bounds_from_the_settings() -> None:
-    rl = Rl(ratio_min=0.25, ratio_max=3.0)
+    rl = Rl(ratio=(0.25, 3.0))
     assert make_algorithm("cispo", rl) == Cispo(0.25, 3.0)
     assert make_algorithm("double_sided", rl) == DoubleSided(0.25, 3.0)
     assert make_algorithm("interaction", rl) == Interaction(0.25, 3.0)

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from benchmarks.memory_plan import allocated, take_steps
 from harness1.cli.training import advise, batch_of_rows, device_memory, episode_batch
-from harness1.config import Config, Lora, Rl, Train, load_config
+from harness1.config import Config, Lora, Rl, Train
 from harness1.errors import UsageError
 from harness1.models.fetch import PUBLISHED, model_shape
 from harness1.models.slots import KvSlots
@@ -164,7 +164,7 @@ def test_checkpointing_keeps_less_for_every_layer() -> None:
     assert kept(3, False) - kept(2, False) > 10 * 64 * 64 * 4
 
 
-def test_a_sampler_holds_its_weights_and_the_slots_of_its_rows() -> None:
+def test_a_sampler_holds_its_weights_and_the_slots_of_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = shape_of("llama")
     sampled = count_prefill(shape, "float32", rows=3, tokens=200)
     slots = KvSlots(3)
@@ -177,9 +177,8 @@ def test_a_sampler_holds_its_weights_and_the_slots_of_its_rows() -> None:
     beside = planner.plan(config, batch, msgspec.structs.replace(GPU, sampling="beside"))
     assert beside.held["weights of the sampler"] == sampled["weights"]
     assert set(beside.held) - set(alone.held) == {"weights of the sampler", "keys and values"}
-    several = load_config(None, [f"machine.model.prefill_tokens={4 * config.env.context_window}"])
-    several = msgspec.structs.replace(several, train=config.train)
-    prefill = planner.plan(several, batch, msgspec.structs.replace(GPU, sampling="beside")).moments["prefill"]
+    monkeypatch.setattr("harness1.training.memory_plan.PREFILL_TOKENS", 4 * config.env.context_window)
+    prefill = planner.plan(config, batch, msgspec.structs.replace(GPU, sampling="beside")).moments["prefill"]
     assert prefill == 4 * beside.moments["prefill"] > 0
 
 

@@ -102,7 +102,7 @@ PLAYED = [sampled(rows, seed) for seed, rows in enumerate(STEPS)]
 CARD = Checkpoint(format="hermes", counter="", env={}, env_hash="", base="")
 HALF = 3
 """Steps before the state is saved."""
-TRAIN = Train(rate=1e-2, lora=Lora(rank=0), dtype="float32", micro_tokens=30, clip=0.5, weight_decay=0.1)
+TRAIN = Train(rate=1e-2, lora=Lora(rank=0), dtype="float32", micro_tokens=30)
 ADAPTED = msgspec.structs.replace(TRAIN, lora=Lora(rank=4, alpha=8.0))
 NLL, CISPO = NegativeLogLikelihood(), Cispo()
 

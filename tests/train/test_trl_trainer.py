@@ -94,12 +94,13 @@ def test_the_loss_of_a_step_is_the_mean_over_all_of_its_trained_tokens(
 def test_a_step_is_one_of_plain_adamw(
     folder: Path, tmp_path: Path, packing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("harness1.training.trl_trainer.CLIP", 0.5)
     monkeypatch.setattr("harness1.training.trl_trainer.EPSILON", 1e-3)  # less makes much of rounding
-    settings = plain_settings(weight_decay=0.1, clip=0.5, schedule="constant")
+    settings = plain_settings(schedule="constant")
     rows = made_rows()
     log = trained(folder, tmp_path, settings, rows, packing=packing)
     model = loaded(folder)
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-2, (0.9, 0.95), 1e-3, weight_decay=0.1)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2, (0.9, 0.95), 1e-3, weight_decay=0.0)
     mean_loss(model, rows).backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
     optimizer.step()
@@ -142,7 +143,7 @@ def test_adapters_add_alpha_over_rank_of_what_they_learn(folder: Path, tmp_path:
     added = []
     for alpha in (4.0, 8.0):
         out = tmp_path / str(alpha)
-        trained(folder, out, plain_settings(lora=Lora(rank=4, alpha=alpha), clip=0.0), made_rows())
+        trained(folder, out, plain_settings(lora=Lora(rank=4, alpha=alpha)), made_rows())
         added.append(loaded(out).state_dict()[name] - loaded(folder).state_dict()[name])
     assert torch.linalg.matrix_rank(added[0], rtol=1e-4) == 4
     torch.testing.assert_close(added[1], 2 * added[0], rtol=1e-3, atol=1e-6)

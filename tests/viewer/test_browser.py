@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from playwright.sync_api import Browser, Page
 
-from harness1.config import AutoPopulate, Config, Env
+from harness1.config import Config, Env
 from harness1.episodes.rollout import replay_env
 from harness1.runs.files import Stage, read_stage
 from harness1.runs.journal import read_episodes
@@ -55,7 +55,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_beside(write_training(folder / "learning"), folder / "first", folder / "rule")
     write_view([folder / "rule", folder / "second", folder / "learning"], folder / "learning.html", workers=1)
     bare = Script(search("Ada Lovelace"), search("Rain days"), END)
-    alone = Config(msgspec.structs.replace(Env(), auto_populate=AutoPopulate(on=False)))
+    alone = Config(Env().switch(auto_populate=False))
     write_run(folder / "bare", [bare], tasks[:1], dataset, alone)
     write_view([folder / "bare"], folder / "bare.html", workers=1)
     write_spoken_run(folder / "spoken", folder / "student")

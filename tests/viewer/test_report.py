@@ -85,7 +85,7 @@ def test_the_page_loads_and_runs_nothing(run: Path) -> None:
 
 def test_all_but_clock_and_machine_is_the_same_for_the_same_episodes(tmp_path: Path, run: Path) -> None:
     slower = [msgspec.structs.replace(each, stage_ms={"policy": 9.0}) for each in reversed(EPISODES_BY_HAND)]
-    config = load_config(overrides=["machine.bootstrap=200", "machine.workers=7"])
+    config = load_config(overrides=["machine.workers=7"])
     other = run_folder(tmp_path / "other", tmp_path / "data", slower, config=config)
     interval = {"mean": 2.0, "low": 1.5, "high": 2.5}
     took = {
@@ -139,7 +139,7 @@ def test_without_metrics_or_a_card_there_is_no_report(tmp_path: Path, run: Path)
 
 
 def test_settings_beside_the_defaults_are_told(tmp_path: Path) -> None:
-    config = load_config(overrides=["machine.bootstrap=200", "env.max_turns=7", "env.dedup.on=false"])
+    config = load_config(overrides=["env.max_turns=7", "env.dedup.on=false"])
     data = dataset(tmp_path / "data", {"t1": "?"})
     said = text(page(run_folder(tmp_path / "run", data, [episode("t1", "a")], config=config)))
     assert "env.dedup.on false true env.max_turns 7 40" in said

@@ -19,6 +19,7 @@ from harness1 import config
 from harness1.errors import ConfigError, CorpusError, MissingExtra, UsageError
 from harness1.plain import secrets_of
 from harness1.records import Chunk, ChunkId, DocId
+from harness1.retrieval.bm25 import K1, B
 from harness1.retrieval.corpus import Analyser, Document, join_text, reads_by_script
 from harness1.retrieval.dense import HNSW_BUILD, HNSW_LINKS, HNSW_SEARCH
 from harness1.retrieval.engines.engine import (
@@ -231,7 +232,7 @@ def build_milvus(documents: Iterable[Document], uri: str, settings: config.Index
             index = stream.finish("milvus", embedder.hash if embedder else "", analyser.language)
             client.flush(fresh)
             params = client.prepare_index_params()
-            weights = {"bm25_k1": settings.k1, "bm25_b": settings.b}
+            weights = {"bm25_k1": K1, "bm25_b": B}
             params.add_index(SPARSE, index_type="SPARSE_INVERTED_INDEX", metric_type="BM25", params=weights)
             if embedder:
                 kind, graph = ("HNSW", {"M": HNSW_LINKS, "efConstruction": HNSW_BUILD})

@@ -147,7 +147,7 @@ class SearchR1Retriever:
     """A `Retriever` over `/retrieve` at a base URL. Raises ConfigError: `env.grep` is on; MissingExtra."""
 
     def __init__(self, url: str, config: Config) -> None:
-        if config.env.grep.on:
+        if config.env.has("grep"):
             raise ConfigError(f"{url} uses the protocol of Search-R1, which has no grep: --set env.grep.on=false")
         unit = config.index.unit
         self.info = IndexInfo(digest(["search-r1", unit]), unit, 0, 0)

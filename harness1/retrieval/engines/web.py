@@ -203,14 +203,14 @@ _WARNING = re.compile(r"^Warning: Target URL returned error (\d{3})\b", re.MULTI
 def open_web(cache: str, config: Config, resolve: Resolve = resolve) -> WebRetriever:
     """Open the web through the endpoints of `config.machine.web`, with its cache in a folder; `resolve` finds the
     addresses of hosts. Raises UsageError: no folder is given; ConfigError: a setting of `machine.web` is unusable, or
-    `env.grep.on` is set; CorpusError: the folder cannot be made, or is missing offline; MissingExtra."""
+    the mechanism `grep` is on; CorpusError: the folder cannot be made, or is missing offline; MissingExtra."""
     web = config.machine.web
     if not cache:
         raise UsageError("the web retriever needs a folder for its cache: --index web:CACHE_FOLDER")
-    if config.env.grep.on:
+    if config.env.has("grep"):
         raise ConfigError(_NO_GREP)
     _check_endpoint("search", web.search_url, web.search_key)
-    if config.env.read.on or web.read_url:
+    if config.env.has("read") or web.read_url:
         _check_endpoint("read", web.read_url, web.read_key)
     for host in web.hosts:
         if not HOST.fullmatch(host.lower()):

@@ -14,7 +14,7 @@ import xgrammar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness1.config import Curation, Env
+from harness1.config import Env
 from harness1.errors import UsageError
 from harness1.models.backend import Grammar
 from harness1.models.grammar import STRING, THOUGHT, arguments_rules, make_grammar
@@ -87,7 +87,7 @@ def test_what_is_sampled_is_one_call_that_its_tool_accepts(name: str, kind: str,
 
 def test_a_grammar_knows_the_shown_tools_and_arguments_alone() -> None:
     chat = chat_format("compact", "chatml")
-    full, bare = (chat.grammar(Toolbox.of(env).specs) for env in (Env(), Env(curation=Curation(tags=False))))
+    full, bare = (chat.grammar(Toolbox.of(env).specs) for env in (Env(), Env().switch(tags=False)))
     assert full.digest != bare.digest
     tagged = 'curate {"add_ids": ["D1"], "importance": {"D1": "high"}}'
     assert accepts(full, tagged)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from harness1.config import BudgetMarker, Env, Rendering
+from harness1.config import Env, Rendering
 from harness1.env.environment import SearchEnv
 from harness1.env.pieces import Piece, group_messages, piece
 from harness1.env.render import Context, marker_room
@@ -70,9 +70,7 @@ def worlds(draw: st.DrawFn) -> World:
 def tight_env(chat: ChatFormat, world: World) -> SearchEnv:
     """An environment whose window is so small that pieces are dropped now and then."""
     rendering = Rendering(order=world.order)
-    config = Env(
-        context_window=60_000, generation_reserve=300, rendering=rendering, budget_marker=BudgetMarker(on=world.marker)
-    )
+    config = Env(context_window=60_000, generation_reserve=300, rendering=rendering).switch(budget_marker=world.marker)
     needed = make_env(config, counter=chat).renderer.smallest_window()
     window = needed + world.dice.choice([200, 1000, 4000])
     return make_env(msgspec.structs.replace(config, context_window=window), world.chunks, counter=chat)
