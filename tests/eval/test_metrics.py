@@ -296,7 +296,6 @@ def test_the_summary_is_json_and_depends_on_no_order() -> None:
     shuffled = random.Random(0).sample(RUN, len(RUN))
     first, second = (json.dumps(summarise(iter(run), TASKS, CONFIG), allow_nan=False) for run in (RUN, shuffled))
     assert first == second
-    assert first != json.dumps(summarise(RUN, TASKS, CONFIG, seed=1))
     faults = summarise([RUN[3]], TASKS, CONFIG)
     assert (faults["curated_recall"], faults["scored"]) == ({"mean": None, "low": None, "high": None}, 0)
     assert summarise([], {}, CONFIG)["tool_mix"] == {}

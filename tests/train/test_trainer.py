@@ -33,8 +33,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def plain_train(**changes: Any) -> Train:
-    """Whole weights in float32, without clipping."""
-    settings = {"rate": 1e-2, "lora": Lora(rank=0), "dtype": "float32", "clip": 0.0, "schedule": "constant"}
+    """Whole weights in float32."""
+    settings = {"rate": 1e-2, "lora": Lora(rank=0), "dtype": "float32", "schedule": "constant"}
     return Train(**{**settings, **changes})
 
 
