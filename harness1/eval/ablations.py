@@ -19,7 +19,7 @@ from harness1.eval.compare import differences_of
 from harness1.eval.evaluate import Evaluation, Play, ensure_run, refuse_changed_tasks, rescore
 from harness1.eval.metrics import fault_count, task_metrics
 from harness1.eval.run import SCORING, PerTask
-from harness1.eval.statistics import Interval, holm, probability
+from harness1.eval.statistics import RESAMPLES, Interval, holm, probability
 from harness1.plain import meant
 from harness1.records import Record
 from harness1.runs.files import (
@@ -288,7 +288,7 @@ def ablate(
             return table
     with under_way(stage, out):
         metrics = {name: play(each, out / name) for name, each in played.items()}
-        tasks, resamples = {task.task_id: task for task in evaluation.tasks}, evaluation.RESAMPLES
+        tasks, resamples = {task.task_id: task for task in evaluation.tasks}, RESAMPLES
         rows: dict[str, PerTask] = {}
         for name, each in played.items():
             episodes = episodes_of(each.stage(), out / name)
