@@ -73,9 +73,9 @@ class Part(NamedTuple):
     """A stretch of a match: one of a few strings, exact or in any case, or a text that satisfies a query. `choices`
     counts the places where a match can go on in several ways."""
 
-    strings: frozenset[str] | None
-    query: Query
-    choices: int
+    strings: frozenset[str] | None = None
+    query: Query = ANYTHING
+    choices: int = 0
     any_case: bool = False
 
 
@@ -171,7 +171,7 @@ class _Parser:
             if self.kind == "repeat":
                 if not read:
                     raise NotUnderstood  # the repeated atom is further back
-                read[-1] = _repeat(_join(read[-1]), *_bounds(self._take()))
+                read[-1] = _repeat(_join(read[-1]), self._take())
             atoms += read
         return _join(part for atom in atoms for part in atom)
 
@@ -184,7 +184,7 @@ class _Parser:
             case "one":
                 return [self._literal({_decode(token["one"])})]
             case "many":
-                return [[_gap(1)]]
+                return [[Part(choices=1)]]
             case "empty":
                 return [[]]
             case "class":
@@ -225,13 +225,13 @@ class _Parser:
             few = few and low != "" and ord(high) - ord(low) < LARGEST_CLASS
             members.update(map(chr, range(ord(low), ord(high) + 1)) if few else ())
         self._move(at + 1)
-        return self._literal(members) if few and 0 < len(members) <= LARGEST_CLASS else [_gap(1)]
+        return self._literal(members) if few and 0 < len(members) <= LARGEST_CLASS else [Part(choices=1)]
 
     def _literal(self, strings: set[str]) -> list[Part]:
         # Beyond ASCII, a character in any case matches others that `fold` does not make equal to it.
         if self._any_case and not all(string.isascii() for string in strings):
-            return [_gap(1)]
-        return [Part(frozenset(strings), ANYTHING, int(len(strings) > 1), self._any_case)]
+            return [Part(choices=1)]
+        return [Part(frozenset(strings), choices=int(len(strings) > 1), any_case=self._any_case)]
 
     def _take(self) -> re.Match[str]:
         token = self._token
@@ -258,20 +258,7 @@ def _decode(one: str) -> str:
     return _CONTROLS.get(one[1], one[1])
 
 
-def _bounds(repeat: re.Match[str]) -> tuple[int, int]:
-    if repeat["least"] is None:
-        return {"*": (0, UNBOUNDED), "+": (1, UNBOUNDED), "?": (0, 1)}[repeat[0][0]]
-    least = int(repeat["least"])
-    if repeat["comma"] is None:
-        return least, least
-    return least, UNBOUNDED if repeat["most"] is None else int(repeat["most"])
-
-
 _EMPTY = frozenset({""})
-
-
-def _gap(choices: int, query: Query = ANYTHING) -> Part:
-    return Part(None, query, choices)
 
 
 def _choices(parts: Iterable[Part]) -> int:
@@ -310,7 +297,7 @@ def _join(parts: Iterable[Part]) -> list[Part]:
         if last and last.strings and part.strings and len(last.strings) * len(part.strings) <= LARGEST_SET:
             product = (head + tail for head in last.strings for tail in part.strings)
             either = last.any_case or part.any_case
-            joined[-1] = Part(frozenset(product), ANYTHING, last.choices + part.choices, either)
+            joined[-1] = Part(frozenset(product), choices=last.choices + part.choices, any_case=either)
         elif part.strings != _EMPTY:
             joined.append(part)
     return joined
@@ -329,12 +316,17 @@ def _alternate(branches: Sequence[Sequence[Part]]) -> list[Part]:
     sets = [_only_strings(branch) for branch in branches]
     union = reduce(frozenset.union, (strings or _EMPTY for strings in sets))
     if None in sets or len(union) > LARGEST_SET:
-        return [_gap(choices, _some(map(_query, branches)))]
-    return [Part(union, ANYTHING, choices, any(part.any_case for branch in branches for part in branch))]
+        return [Part(query=_some(map(_query, branches)), choices=choices)]
+    return [Part(union, choices=choices, any_case=any(part.any_case for branch in branches for part in branch))]
 
 
-def _repeat(parts: Sequence[Part], least: int, most: int) -> list[Part]:
-    """Return parts for joined parts that occur at least `least` and at most `most` times."""
+def _repeat(parts: Sequence[Part], token: re.Match[str]) -> list[Part]:
+    """Return parts for joined parts that occur as often as a token says."""
+    if token["least"] is None:
+        least, most = {"*": (0, UNBOUNDED), "+": (1, UNBOUNDED), "?": (0, 1)}[token[0][0]]
+    else:
+        least = int(token["least"])
+        most = int(token["most"] or UNBOUNDED) if token["comma"] else least
     if not parts or most == 0:
         return []
     choices = _choices(parts)
@@ -342,8 +334,8 @@ def _repeat(parts: Sequence[Part], least: int, most: int) -> list[Part]:
     if least == 0:
         strings = _only_strings(parts) if most == 1 else None
         if strings is None or len(strings) >= LARGEST_SET:
-            return [_gap(total)]
-        return [Part(strings | _EMPTY, ANYTHING, total, parts[0].any_case)]
+            return [Part(choices=total)]
+        return [Part(strings | _EMPTY, choices=total, any_case=parts[0].any_case)]
     copies = max(1, min(least, MOST_COPIES // len(parts)))
-    rest = [] if copies == most else [_gap(total - copies * choices)]
+    rest = [] if copies == most else [Part(choices=total - copies * choices)]
     return [*list(parts) * copies, *rest]
