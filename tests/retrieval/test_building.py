@@ -251,8 +251,9 @@ def test_only_new_texts_are_embedded(tmp_path, monkeypatch) -> None:
     [
         (lambda path: add_documents(named("star"), path), ["About sun.", "About moon.", "About star."]),
         (lambda path: delete(path, "id-sun"), ["About moon."]),
+        (lambda path: build_index(named("star", "moon"), path, DENSE), ["About star.", "About moon."]),
     ],
-    ids=["add", "delete"],
+    ids=["add", "delete", "build"],
 )
 def test_a_killed_change_leaves_the_index_before_it_or_after_it(tmp_path, step, after: list[str]) -> None:
     outcomes = []
@@ -266,6 +267,7 @@ def test_a_killed_change_leaves_the_index_before_it_or_after_it(tmp_path, step, 
         assert [name for name, _ in search(index, "moon", 5, [])] == ["id-moon"]
         add_documents(named("comet"), path)
         assert texts(open_index(path)) == [*outcomes[-1], "About comet."]
+        assert not list(path.glob(".build-*"))
         if not os.WIFSIGNALED(status):
             break
     assert outcomes[0] == ["About sun.", "About moon."]

@@ -1,7 +1,6 @@
 import errno
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,6 @@ from harness1.retrieval import index as index_module
 from harness1.retrieval.build import build_index
 from harness1.retrieval.corpus import Document
 from harness1.retrieval.index import open_index
-from tests.support import die_at_fsync
 
 SETTINGS = config.Index(chunk_tokens=8)
 LONG = "The first sentence is here. The second one is there. The third is last."
@@ -100,36 +98,6 @@ def test_too_many_open_files_are_not_called_damage(tmp_path, monkeypatch) -> Non
     monkeypatch.setattr(index_module.Files, "load", refuse)
     with pytest.raises(CorpusError, match="ulimit -n"):
         open_index(tmp_path)
-
-
-def build_and_die(path: Path, fsyncs: int | None) -> int:
-    """Build in another process that is killed at its n-th fsync, or (None) while it reads the corpus."""
-
-    def documents():
-        yield from corpus("moon")
-        if fsyncs is None:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return die_at_fsync(lambda: build_index(documents(), path, SETTINGS), fsyncs)
-
-
-def test_a_killed_build_leaves_the_earlier_index_or_the_new_one(tmp_path) -> None:
-    outcomes = []
-    for number, fsyncs in enumerate([None, *range(60)]):
-        path = tmp_path / str(number)
-        build_index(corpus("sun"), path, SETTINGS)
-        status = build_and_die(path, fsyncs)
-        outcomes.append(contents(path)[0][4])
-        build_index(corpus("star"), path, SETTINGS)
-        assert contents(path)[0][4] == "About star."
-        left = {file.name for file in path.iterdir()} - {"CURRENT", ".lock"}
-        assert len(left) <= 2
-        assert all(name.startswith("gen-") for name in left)
-        if not os.WIFSIGNALED(status):
-            break
-    assert outcomes[:10] == ["About sun."] * 10
-    assert outcomes[-1] == "About moon."
-    assert set(outcomes) == {"About sun.", "About moon."}
 
 
 def test_a_build_that_fails_leaves_the_earlier_index_and_no_litter_and_two_do_not_meet(tmp_path) -> None:

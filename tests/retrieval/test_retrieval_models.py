@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import shutil
-import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -255,34 +254,6 @@ def test_a_torn_tail_is_not_seen_and_is_made_anew(tmp_path: Path, name: str, los
     assert_holds(tmp_path, TEXTS, rows)
 
 
-KILLED = """
-import sys
-from pathlib import Path
-from harness1.retrieval.files import Files
-from harness1.retrieval.models import HashEmbedder
-from harness1.retrieval.models import VectorStore
-
-texts = (f"text {number}" for number in range(10**9))
-VectorStore(Path(sys.argv[1]), 32).ensure(texts, HashEmbedder(32), lambda *_: print(flush=True), batch=3)
-"""
-
-
-def test_a_killed_writer_leaves_a_good_store_and_no_lock(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE) as writer:
-        for _ in range(5):
-            writer.stdout.readline()
-        with pytest.raises(UsageError, match="another process"):
-            VectorStore(tmp_path, SIZE).ensure(TEXTS, Counting())
-        writer.send_signal(signal.SIGKILL)
-    whole = len(VectorStore(tmp_path, SIZE))
-    texts = [f"text {number}" for number in range(whole + 2)]
-    assert whole >= 15
-    assert np.array_equal(open_vectors(Files(tmp_path), SIZE, whole), expected(texts[:whole]))
-    embedder = Counting()
-    assert_holds(tmp_path, texts, VectorStore(tmp_path, SIZE).ensure(texts, embedder))
-    assert embedder.batches == [texts[whole:]]
-
-
 def test_an_empty_store_can_be_opened_and_a_short_or_unwritable_one_is_refused(
     tmp_path: Path,
 ) -> None:
@@ -290,6 +261,10 @@ def test_an_empty_store_can_be_opened_and_a_short_or_unwritable_one_is_refused(
     VectorStore(tmp_path, SIZE).ensure(TEXTS[:5], Counting())
     with pytest.raises(CorpusError, match="5 embeddings"):
         open_vectors(Files(tmp_path), SIZE, 6)
+    with (tmp_path / "keys.bin").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(UsageError, match="another process is writing"):
+            VectorStore(tmp_path, SIZE).ensure(TEXTS, Counting())
     (tmp_path / "file").write_text("")
     with pytest.raises(CorpusError, match="file"):
         VectorStore(tmp_path / "file", SIZE).ensure(TEXTS, Counting())
