@@ -122,10 +122,7 @@ def _task(where: str, row: dict[str, Any], task_id: str, split: str, relevant: d
     query, metadata = row.get("text"), row.get("metadata") or {}
     if not isinstance(query, str) or not query.strip():
         raise CorpusError(f"{where}: query {task_id!r} needs a text")
-    try:
-        evidence = msgspec.convert(metadata, _GoldMetadata)
-    except msgspec.ValidationError as error:
-        raise CorpusError(f"{where}: metadata of query {task_id!r}: {error}") from error
+    evidence = tables.convert(f"{where}: metadata of query {task_id!r}", metadata, _GoldMetadata)
     answers = [evidence.answer] if isinstance(evidence.answer, str) else evidence.answer or []
     texts = (*answers, *evidence.answer_aliases)
     gold = Gold(relevant, evidence.answer_docs, evidence.facts, evidence.answer_facts, texts)

@@ -7,17 +7,18 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from importlib import resources
-from itertools import chain
+from itertools import chain, zip_longest
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urldefrag
 
 import msgspec
+from msgspec import Meta
 
 from harness1.data import tables, trec
 from harness1.data.corpora import Located, Placed, document_of, open_corpus, pool_documents, source_of, tasks_of
-from harness1.data.source import DuplicateId, Fault, Source, drop_repeated, make_each
+from harness1.data.source import DuplicateId, Fault, Made, Source, drop_repeated, make_each
 from harness1.data.tables import Row, identifier
 from harness1.errors import CorpusError, UsageError
 from harness1.records import ChunkId, DocId, Gold, Record, Task, Unit
@@ -68,21 +69,15 @@ def document_id(title: str) -> DocId:
 
 
 def _paragraphs(where: str, row: Row) -> list[Document]:
-    documents = []
-    for title, sentences in _pairs(where, row, "context", "sentences"):
-        if not isinstance(title, str) or not title.strip():
-            raise CorpusError(f"{where}: a paragraph without a title")
-        if not isinstance(sentences, list) or not all(isinstance(sentence, str) for sentence in sentences):
-            raise CorpusError(f"{where}: the paragraph {title!r} is not a list of sentences")
-        documents.append(Document(document_id(title), title, "".join(sentences).strip()))
-    return documents
+    pairs = _pairs(where, row, "context", "sentences", list[tuple[str, list[str]]])
+    if not all(title.strip() for title, _ in pairs):
+        raise CorpusError(f"{where}: a paragraph without a title")
+    return [Document(document_id(title), title, "".join(sentences).strip()) for title, sentences in pairs]
 
 
 def _hotpot_tasks(files: list[Path], split: str, fault: Fault) -> Located:
     def read(where: str, row: Row, number: int) -> Task:
-        titles = [title for title, _ in _pairs(where, row, "supporting_facts", "sent_id")]
-        if not all(isinstance(title, str) for title in titles):
-            raise CorpusError(f"{where}: a title in supporting_facts is not a text")
+        titles = [title for title, _ in _pairs(where, row, "supporting_facts", "sent_id", list[tuple[str, Any]])]
         relevant, answer = dict.fromkeys(map(document_id, titles), 1), tables.text_of(where, row, "answer")
         metadata: Row = {key: row[key] for key in ("type", "level") if key in row}
         query, gold = tables.text_of(where, row, "question"), Gold(relevant, answers=(answer,))
@@ -98,22 +93,24 @@ def _hotpot_tasks(files: list[Path], split: str, fault: Fault) -> Located:
                 fault(DuplicateId(f"{where}: {first.name} asks something else under the id {task.task_id!r}"))
 
 
-def _pairs(where: str, row: Row, key: str, second: str) -> list[tuple[Any, Any]]:
+def _pairs(where: str, row: Row, key: str, second: str, kind: type[Made]) -> Made:
     value = row.get(key)
     if isinstance(value, dict):
-        titles, others = value.get("title"), value.get(second)
-        if isinstance(titles, list) and isinstance(others, list) and len(titles) == len(others):
-            return list(zip(titles, others, strict=True))
-    elif isinstance(value, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in value):
-        return [(pair[0], pair[1]) for pair in value]
-    raise CorpusError(f"{where}: {key} is not a list of pairs")
+        columns = [value.get("title"), value.get(second)]
+        value = [*zip_longest(*tables.convert(f"{where}: {key}", columns, list[list[Any]]))]
+    return tables.convert(f"{where}: {key}", value, kind)
 
 
 SAVED_PAGES = ("corpus.jsonl", "corpus.jsonl.gz", "corpus.parquet")
 """Pages that a user has saved: the address as id, a title and a text."""
 SETS = ("30_docs", "20_docs", "12_docs")
-PAGE = ("url", "title", "text")
 LABELS = ("topic", "freshness", "question_types", "effective_year", "search_results")
+
+
+class _Page(msgspec.Struct):
+    url: str | None = None
+    title: str | None = None
+    text: str | None = None
 
 
 def page_id(where: str, address: Any) -> DocId:
@@ -155,7 +152,7 @@ def open_longseal(root: Path, fault: Fault) -> Source:
     def documents() -> Iterator[Placed]:
         for where, pages in make_each(tables.rows(files, fault), _pages, fault):
             for page in pages:
-                url, title, text = page_url(page["url"] or ""), page["title"] or "", page["text"] or ""
+                url, title, text = page_url(page.url or ""), page.title or "", page.text or ""
                 if url is None or not (title + text).strip():
                     problems.append(f"{where}: a page without {'text' if url else 'an address'}")
                 else:
@@ -169,13 +166,10 @@ def open_longseal(root: Path, fault: Fault) -> Source:
     return source_of("longseal", root, pool_documents(documents, problems), splits, fault, problems)
 
 
-def _pages(where: str, row: Row) -> list[dict[str, str | None]]:
+def _pages(where: str, row: Row) -> list[_Page]:
     distracting = next((name for name in SETS if row.get(name) is not None), SETS[0])
     pages = [page for name in ("golds", distracting) for page in tables.list_of(where, row, name)]
-    for page in pages:
-        if not isinstance(page, dict) or not all(isinstance(page.get(key), str | None) for key in PAGE):
-            raise CorpusError(f"{where}: a page is texts under {', '.join(PAGE)}, not {page!r:.60}")
-    return [{key: page.get(key) for key in PAGE} for page in pages]
+    return tables.convert(f"{where}: pages", pages, list[_Page])
 
 
 NUMBER_KEYS = ("", "Unnamed: 0", "id", "index")
@@ -316,19 +310,25 @@ def open_context1(name: str, read_gold: ReadGold, root: Path, fault: Fault, *, s
     return source_of(name, root, open_corpus(corpus, fault), {each: partial(tasks, each) for each in splits}, fault)
 
 
+class _Fact(msgspec.Struct):
+    chunk_ids: Annotated[tuple[Annotated[ChunkId, Meta(min_length=1)], ...], Meta(min_length=1)]
+    is_final_answer: Any = False
+
+
 def document_gold(where: str, row: Row) -> Gold:
     """Return the relevant documents, and those among them that hold the answer."""
-    relevant = [_document_id(where, value) for value in tables.list_of(where, row, "document_ids", "document_ids_json")]
+    relevant = _document_ids(where, tables.list_of(where, row, "document_ids", "document_ids_json"))
     final = tables.list_of(where, row, "gold_document_ids") if row.get("gold_document_ids") is not None else []
-    answer_docs = tuple(dict.fromkeys(_document_id(where, value) for value in final))
+    answer_docs = tuple(dict.fromkeys(_document_ids(where, final)))
     return Gold(relevant=dict.fromkeys((*relevant, *answer_docs), 1), answer_docs=answer_docs, answers=_answers(row))
 
 
 def fact_gold(where: str, row: Row) -> Gold:
     """Return facts, each with the chunks that state it, and the documents of these chunks."""
-    facts = tables.list_of(where, row, "document_ids", "document_ids_json")
-    stated = tuple(_chunks(where, fact) for fact in facts)
-    final = tuple(number for number, fact in enumerate(facts) if fact.get("is_final_answer"))
+    listed = tables.list_of(where, row, "document_ids", "document_ids_json")
+    facts = tables.convert(f"{where}: document_ids", listed, list[_Fact])
+    stated = tuple(tuple(dict.fromkeys(fact.chunk_ids)) for fact in facts)
+    final = tuple(number for number, fact in enumerate(facts) if fact.is_final_answer)
     documents = [dict.fromkeys(map(document_of, chunks)) for chunks in stated]
     return Gold(
         relevant=dict.fromkeys((doc_id for each in documents for doc_id in each), 1),
@@ -339,18 +339,9 @@ def fact_gold(where: str, row: Row) -> Gold:
     )
 
 
-def _document_id(where: str, value: Any) -> DocId:
-    if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-        raise CorpusError(f"{where}: {value!r} in document_ids is not the id of a document")
-    text = str(value)
-    return DocId(urldefrag(text).url if "://" in text else text)
-
-
-def _chunks(where: str, fact: Any) -> tuple[ChunkId, ...]:
-    chunks = fact.get("chunk_ids") if isinstance(fact, dict) else None
-    if not isinstance(chunks, list) or not chunks or not all(isinstance(chunk, str) and chunk for chunk in chunks):
-        raise CorpusError(f"{where}: a fact in document_ids needs chunk_ids, a list of at least one")
-    return tuple(map(ChunkId, dict.fromkeys(chunks)))
+def _document_ids(where: str, values: list[Any]) -> list[DocId]:
+    names = map(str, tables.convert(f"{where}: document_ids", values, list[int | Annotated[str, Meta(min_length=1)]]))
+    return [DocId(urldefrag(name).url if "://" in name else name) for name in names]
 
 
 def _answers(row: Row) -> tuple[str, ...]:

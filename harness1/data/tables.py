@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from harness1.data.source import DuplicateId, EmptyText, Fault, Given, drop_repeated, make_each, refuse
+from harness1.data.source import DuplicateId, EmptyText, Fault, Given, Made, drop_repeated, make_each, refuse
 from harness1.errors import MALFORMED, CorpusError, optional
 from harness1.records import DocId
 from harness1.retrieval.corpus import Document, GivenChunk
@@ -131,10 +131,7 @@ def document_of_row(where: str, row: Row, keys: tuple[str, ...] = ID_KEYS) -> Do
 
 
 def _chunks(where: str, value: Any, text: str) -> tuple[GivenChunk, ...]:
-    try:
-        chunks = msgspec.convert(value or (), tuple[GivenChunk, ...])
-    except msgspec.ValidationError as error:
-        raise CorpusError(f"{where}: {CHUNKS_KEY}: {error}") from error
+    chunks = convert(f"{where}: {CHUNKS_KEY}", value or (), tuple[GivenChunk, ...])
     for chunk in chunks:
         if not 0 <= chunk.start < chunk.end <= len(text):
             raise CorpusError(f"{where}: chunk {chunk.chunk_id!r} lies outside of the text")
@@ -241,6 +238,14 @@ def tsv_rows(path: Path, fault: Fault = refuse, names: Sequence[str] | None = No
             yield where, dict(zip(names, fields, strict=True))
         elif any(fields):
             fault(CorpusError(f"{where}: {len(fields)} columns where {len(names)} are expected"))
+
+
+def convert(where: str, value: Any, kind: type[Made]) -> Made:
+    """Return a value of a row as a type. Raises CorpusError: it is of another."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise CorpusError(f"{where}: {error}") from error
 
 
 def text_of(where: str, row: Row, key: str) -> str:
