@@ -22,10 +22,9 @@ from harness1.cli.progress import (
     read_aloud,
 )
 from harness1.data.benchmarks import BENCHMARKS, benchmark_named
-from harness1.data.check import FINDINGS, DatasetCheck
-from harness1.data.check import check as check_dataset
-from harness1.data.copying import copy_dataset, import_benchmark
 from harness1.data.dataset_cache import BEIR_SETS, by_hand, get_from_hub
+from harness1.data.datasets import FINDINGS, DatasetCheck, copy_dataset, import_benchmark
+from harness1.data.datasets import check as check_dataset
 from harness1.data.indexing import index_of
 from harness1.data.open import open_source
 from harness1.data.source import refuse

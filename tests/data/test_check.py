@@ -5,7 +5,7 @@ import msgspec
 import pytest
 
 from harness1.data import beir
-from harness1.data.check import FINDINGS, SHOWN, SharedGold, check
+from harness1.data.datasets import FINDINGS, SHOWN, SharedGold, check
 from harness1.records import ChunkId, DocId, Gold, Task
 from harness1.retrieval.corpus import Document, GivenChunk
 from tests.data.benchmarks import official

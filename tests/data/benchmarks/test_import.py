@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from harness1.data.benchmarks import BENCHMARKS
-from harness1.data.copying import import_benchmark
+from harness1.data.datasets import import_benchmark
 from harness1.data.open import open_source
 from harness1.data.source import AbsentGold
 from harness1.errors import CorpusError, UsageError
