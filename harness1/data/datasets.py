@@ -1,5 +1,5 @@
-"""Datasets as wholes: what is wrong with them (broken lines, ids, texts, absent gold, questions that are in two splits),
-and BEIR folders of them, which can be kept and changed."""
+"""Datasets as wholes: what is wrong with them (broken lines, ids, texts, absent gold, questions in two splits), and
+BEIR folders of them, which can be kept and changed."""
 
 from __future__ import annotations
 
