@@ -21,8 +21,8 @@ LAYERS = (
 """Packages and modules at the top, lower layers first; those of one layer may import each other."""
 WITHIN = {
     "retrieval": "* | bm25 grep | cross_encoder | dense | generations | index | build retriever | engines | open",
-    "data": "source world_facts | jsonl world | tables trec folder | beir | corpora | benchmarks | open"
-    " | leaks fetch | copying check indexing dataset_cache",
+    "data": "source world_facts | world tables folder | trec | beir | corpora | benchmarks | open"
+    " | leaks | datasets indexing dataset_cache",
     "env": "view | pieces | memory_pieces | render verifiers | model_verifiers | environment",
     "models": "* | gguf convert fetch | chat_format formats | adapters block_attention causal_model slots decoding"
     " | token_server model_servers vllm_engine transformers_backend | checkpoint | open",
