@@ -211,8 +211,7 @@ _ABSENT = RetrievalFault("a replay has no index")
 
 
 def replay_env(episode: Episode, env: Env, counter: TokenCounter | None = None) -> SearchEnv:
-    """Return an environment at the start of a recorded episode, ready for `env.replay(turn)`; raises as
-    `replay_episode`."""
+    """Return an environment at the start of a recorded episode, for `env.replay(turn)`; raises as `replay_episode`."""
     _same_environment(env, episode)
     counter = counter or counter_of_record(episode)
     try:

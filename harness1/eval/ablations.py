@@ -237,8 +237,7 @@ ABLATIONS: Mapping[str, Ablation] = MappingProxyType(
 
 
 def ablate_config(config: Config, name: str) -> Config:
-    """Return the configuration without a mechanism, which accepts a model that was trained with it. Raises UsageError:
-    there is no such mechanism."""
+    """Return the configuration without a mechanism, even for a model trained with it; UsageError if there is none."""
     if name not in ABLATIONS:
         raise UsageError(f"unknown ablation {name!r}; choose from: all, {', '.join(ABLATIONS)}{meant(name, ABLATIONS)}")
     machine = config.machine

@@ -90,8 +90,7 @@ Scored = dict[Condition, tuple[list[Answered], dict[str, dict[str, float]]]]
 
 
 def score_answers(answered: Sequence[Answered]) -> Scored:
-    """Sort answers, and score them by condition; a missing answer has no score, one without a valid verdict lacks
-    `judge`."""
+    """Sort and score answers by condition; a missing answer has no score, one without a valid verdict no `judge`."""
     # A mean of floats depends on the order of its terms, and an interval on that of the tasks.
     ordered = sorted(answered, key=lambda each: (each.question.task_id, each.question.sample_idx, each.condition))
     found: Scored = {}
@@ -147,8 +146,7 @@ def summarise_answers(answered: Sequence[Answered], resamples: int, seed: int = 
 
 
 def as_csv(answered: Sequence[Answered], *, secret: bool = False) -> str:
-    """Return a table with a line per task and condition: scores, the answers of all samples and, unless secret, the
-    right answers."""
+    """Return a line per task and condition: scores, the answers of all samples and, unless secret, the right ones."""
     lines = []
     for condition, (rows, scores) in score_answers(answered).items():
         replies: dict[str, list[str]] = {}
@@ -191,8 +189,7 @@ TABLE = "answers.csv"
 
 @dataclass(frozen=True)
 class AnswerRun:
-    """The answers to the questions of a run. `counts`: of its tasks, as `questions_of` counts them. `places`: questions
-    in progress at a time."""
+    """The answers to the questions of a run, `places` at a time. `counts`: as `questions_of` counts its tasks."""
 
     run: Run
     counts: dict[str, int]

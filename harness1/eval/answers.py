@@ -48,8 +48,7 @@ def read_answer(said: str) -> str:
 
 
 def read_verdict(said: str) -> bool | None:
-    """Return whether a judge's reply is `correct`; None unless it is one of the two words, in any case, with or without
-    a full stop and thoughts before it."""
+    """Return whether a reply is `correct`; None unless it is that or `incorrect`, after thoughts if there are any."""
     return {"correct": True, "incorrect": False}.get(strip_answer(said).removesuffix(".").strip("*` ").casefold())
 
 
@@ -78,8 +77,7 @@ def within_budget(sources: Sequence[QuotedDocument], documents: int, tokens: int
 
 
 class DocumentReader:
-    """A reader of full texts from a retriever, with `machine.attempts` attempts per request. Its methods raise
-    InfrastructureFault: the index failed, or lacks a unit."""
+    """A reader of full texts from a retriever. Raises InfrastructureFault: the index failed, or lacks a unit."""
 
     def __init__(self, retriever: Retriever, machine: Machine) -> None:
         self._retriever, self._machine = retriever, machine
@@ -97,8 +95,7 @@ class DocumentReader:
         return list(await asyncio.gather(*map(self._source, units)))
 
     async def single_shot(self, query: str, size: int) -> list[UnitId]:
-        """Return the first `size` units that a single search finds, best first. Several chunks of one document are one
-        unit: the search is deepened until there are enough."""
+        """Return the first `size` units of a single search, which is deepened until its chunks make so many."""
         depth, units = size, list[UnitId]()
 
         async def search() -> SearchResult | RetrievalFault:
@@ -159,8 +156,7 @@ class Reply(Record, kw_only=True):
 
 
 class ReplyStore(Journal):
-    """The replies stored in a folder, held and refused as a `Journal`. `kept`: the last one of each key. Raises
-    SchemaError: a line is not a reply."""
+    """The replies stored in a folder, as a `Journal`, the last of each key; SchemaError if a line is not a reply."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, ANSWERS)
@@ -240,8 +236,7 @@ class Answering:
             met.add(question.task_id)
 
     async def answer(self, job: AnswerJob, store: ReplyStore) -> Answered:
-        """Return the answer and the verdict, from the store or asked for and stored. Raises UsageError: a server would
-        refuse every request."""
+        """Return the answer and the verdict, stored or asked for. Raises UsageError: a server refuses all requests."""
         question, condition = job
         answer = verdict = None
         fault, asked = "", ("question", question.query)

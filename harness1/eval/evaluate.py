@@ -128,8 +128,7 @@ class Evaluation:
         return msgspec.structs.replace(card, outputs={**card.outputs, **told})
 
     def facts(self, stage: Stage) -> dict[str, Any]:
-        """Return the run's part of its provenance, the same on every machine; the hash `config` covers all settings but
-        `machine`, `data` the tasks with their gold."""
+        """Return the run's part of its provenance; the hash `config` covers all settings but `machine`."""
         env = self.config.env
         hashes = {
             **stage.hashes,
@@ -246,8 +245,7 @@ def refuse_changed_tasks(evaluation: Evaluation, out: Path, besides: Sequence[st
 
 
 def load_finished_metrics(evaluation: Evaluation, out: Path) -> dict[str, Any] | None:
-    """Return the metrics of a run that is complete and unchanged, with all its outputs; None if there is something to
-    do, be it only a price that was set since."""
+    """Return the metrics of a run that is complete and unchanged with all its outputs, made with present settings."""
     names = output_names([task.task_id for task in evaluation.tasks], evaluation.samples)
     whole = all((out / name).is_file() for name in (EPISODES, *names)) and evaluation.stage().is_done(out)
     stage, machine = read_stage(out) if whole else None, evaluation.config.machine

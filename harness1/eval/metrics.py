@@ -292,8 +292,7 @@ def task_metrics(
     finished: bool = False,
     faults: Faults = "exclude",
 ) -> dict[str, dict[str, float]]:
-    """Return, for every scored task in order of its id, the mean of each metric over its samples; otherwise as
-    `summarise`."""
+    """Return, for every scored task in order of its id, the means of its metrics; otherwise as `summarise`."""
     run = _read(episodes, tasks, config, finished, faults)
     samples = run.by_metric(config)
     return {
@@ -303,8 +302,7 @@ def task_metrics(
 
 
 def cut(episode: Episode, size: int) -> Episode:
-    """Return the episode as if only the first `size` units of its ranked curated set had been delivered, without its
-    reward, which was for the whole set."""
+    """Return the episode as if only its first `size` units had been delivered, without its reward."""
     kept = tuple(sorted(episode.curated, key=lambda entry: entry.rank)[:size])
     hashes = msgspec.structs.replace(episode.hashes, reward="")
     return msgspec.structs.replace(episode, curated=kept, reward=None, hashes=hashes)

@@ -99,8 +99,7 @@ def write_outputs(
 def task_table(
     episodes: Sequence[Episode], tasks: Mapping[str, Task], config: Config, faults: Faults = "exclude"
 ) -> str:
-    """Return a table with a line for each task: its id, its query, the number of its scored samples, and the mean of
-    each metric over these, if it has any."""
+    """Return a table with the id, the query, the number of scored samples and the metrics of each task."""
     rows = task_metrics(episodes, tasks, config, finished=True, faults=faults)
     names = list(dict.fromkeys(name for row in rows.values() for name in row))
     counted = (each for each in episodes if faults == "zero" or each.status is not Status.INFRA_ERROR)
@@ -118,8 +117,7 @@ def seen_units(episode: Episode) -> tuple[UnitId, ...]:
 
 
 def submission(episode: Episode) -> dict[str, Any]:
-    """Return what BrowseComp-Plus evaluates for one query (`scripts_evaluation/evaluate_run.py`); a search agent leaves
-    the answer empty."""
+    """Return what BrowseComp-Plus evaluates (`scripts_evaluation/evaluate_run.py`); the answer is empty."""
     failed = episode.status in (Status.POLICY_ERROR, Status.INFRA_ERROR)
     actions = [turn.action.name for turn in episode.turns if turn.action is not None]
     calls = Counter(OFFICIAL.get(name, name) for name in actions if name != "end_search")

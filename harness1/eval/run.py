@@ -45,8 +45,7 @@ class Run:
 
     @classmethod
     def open(cls, folder: Path, moved: str = "", given: Sequence[Task] | None = None) -> Self:
-        """Open the folder of any run: of an evaluation, a collection, a search or a training; raises as
-        `read_run_card`."""
+        """Open the folder of any run, be it an evaluation, a search or a training; raises as `read_run_card`."""
         stage = read_run_card(folder)
         run_config(folder, stage)
         return cls(folder, stage, moved, given)
@@ -101,16 +100,14 @@ class Run:
 
     @cached_property
     def split_tasks(self) -> dict[str, Task]:
-        """Every task of its split by id, with gold, played or not. Raises UsageError: the dataset cannot be opened, or
-        has no such split."""
+        """Every task of its split by id, with gold, played or not. Raises UsageError: there is no such split."""
         if self.given is not None:
             return {task.task_id: task for task in self.given}
         return {task.task_id: task for source in self.sources for task in source.tasks(self.split)}
 
     @cached_property
     def tasks(self) -> Mapping[str, Task]:
-        """The tasks that its card names, or all of its split, by id and with gold. Raises UsageError: the dataset has
-        moved, or lacks a task of the run."""
+        """The tasks that its card names, or all of its split, by id. Raises UsageError: the dataset lacks one."""
         if self.given is not None or "tasks" not in self.stage.inputs:
             return self.split_tasks
         try:
@@ -125,8 +122,7 @@ class Run:
 
     @property
     def task_names(self) -> list[tuple[str, str]]:
-        """The dataset and the id of each task that the run was asked to play, or of those that a training played; each
-        counts for all datasets of a mixture."""
+        """The dataset and id of each task to play, or that a training played, for all datasets of a mixture."""
         if (asked := self.stage.inputs.get("tasks")) is None:
             asked = sorted({episode.task.task_id for episode in read_episodes(self.folder)})
         return [(source.name, str(task)) for source in self.sources for task in asked]

@@ -66,8 +66,7 @@ def find_json(path: Path) -> dict[str, Any] | None:
 
 
 def read_record(path: Path, kind: type[T], what: str) -> T | None:
-    """Return the record in a file of JSON, or None if there is no file. Raises SchemaError: it is not `what`;
-    UsageError: it cannot be read."""
+    """Return the record in a file of JSON, or None if there is none. Raises SchemaError: it is not `what`."""
     if not path.is_file():
         return None
     try:
@@ -132,8 +131,7 @@ class Stage(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def read_stage(folder: Path) -> Stage | None:
-    """Return the card of a folder, with its configuration as this version spells it, or None if it has none. Raises
-    SchemaError: the card cannot be read."""
+    """Return the card of a folder, its configuration as this version spells it, or None; SchemaError if damaged."""
     stage = read_raw_stage(folder)
     if stage is None or not isinstance(config := stage.outputs.get("config"), dict):
         return stage

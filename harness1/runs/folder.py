@@ -87,8 +87,7 @@ def public_config(config: Config) -> dict[str, Any]:
 
 
 def toml_lines(tree: dict[str, Any], notes: Mapping[str, str] | None = None, prefix: str = "") -> list[str]:
-    """Return nested settings as lines of TOML: scalars first, then one table for each group. `notes`: comments by
-    dotted name."""
+    """Return nested settings as lines of TOML: scalars, then a table for each group. `notes`: by dotted name."""
     notes, lines = notes or {}, list[str]()
 
     def comment(key: str) -> list[str]:
@@ -135,8 +134,7 @@ def run_config(folder: Path, stage: Stage | None = None) -> tuple[Config, str]:
 
 
 def lost_settings(folder: Path) -> str:
-    """Return what a run was recorded with that this version has no more, such as `env.dedup.threshold=0.9`, with the
-    reasons; empty if it can be played on."""
+    """Return what a run was recorded with and this version has no more, with the reasons; empty if it plays on."""
     stage = read_raw_stage(folder)
     config = stage.outputs.get("config") if stage else None
     found = lost(config) if isinstance(config, dict) else ()
@@ -158,8 +156,7 @@ def episodes_of(stage: Stage, folder: Path) -> list[Episode]:
 
 
 def clear_run(out: Path) -> None:
-    """Remove an earlier run, and nothing else. Raises UsageError: the folder holds something else, may not be written,
-    or is being written by another process."""
+    """Remove an earlier run, and nothing else. Raises UsageError: the folder holds something else, or is written to."""
     refuse_foreign(out, "run", "no run", EPISODES)
     with hold(out, EPISODES):
         with writing(out):
@@ -172,8 +169,7 @@ def clear_run(out: Path) -> None:
 
 
 def drop_leftovers(out: Path) -> None:
-    """Remove the temporary files of processes that were killed while they replaced a file; only while holding the
-    folder's lock."""
+    """Remove the temporary files of processes that were killed; only while holding the folder's lock."""
     for path in chain.from_iterable(map(out.glob, (".*", *(f"{folder}/.*" for folder in _SUBMISSIONS)))):
         name, _, process = path.name.removeprefix(".").rpartition(".")
         if process.isdecimal() and name.endswith((".json", ".jsonl", ".csv", ".trec", ".toml", ".html")):
@@ -181,8 +177,7 @@ def drop_leftovers(out: Path) -> None:
 
 
 def refuse_other_run(stage: Stage, out: Path) -> Stage:
-    """Return the card with which a run goes on in a folder. Raises UsageError: the folder holds another run, or
-    something that is not a run."""
+    """Return the card with which a run goes on in a folder. Raises UsageError: the folder holds something else."""
     refuse_foreign(out, "run", "no run", EPISODES)
     refuse_lost_settings(out)
     refuse_changed(stage, out, "run")
@@ -225,8 +220,7 @@ def restate_provenance(out: Path, facts: dict[str, Any]) -> None:
 
 
 def wall_seconds(record: Mapping[str, Any] | None) -> float | None:
-    """Return the elapsed seconds of all processes that ran a run's episodes; None if one of them has no end time, or if
-    their times are unknown."""
+    """Return the elapsed seconds of all processes that ran a run's episodes; None if a time is unknown."""
     processes = [*record.get("earlier", []), record] if record else []
     times = [(each.get("started"), each.get("ended")) for each in processes]
     if not times or not all(started and ended for started, ended in times):

@@ -132,8 +132,7 @@ def to_bytes(arrays: Sequence[np.ndarray], offset: int) -> tuple[bytes, TokenBlo
 
 
 def unpack(path: Path, place: TokenBlob, of: str) -> Iterator[np.ndarray]:
-    """Yield the arrays again, as untyped words of four bytes. Raises SchemaError: the file is missing, or what it holds
-    `of` something is not what was written."""
+    """Yield the arrays again, as untyped words of four bytes. Raises SchemaError: they are missing or damaged."""
     if not path.is_file():
         raise SchemaError(f"{path.name}, which holds its tokens, is missing")
     with path.open("rb") as numbers:

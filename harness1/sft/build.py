@@ -151,8 +151,7 @@ def check_any_left(kept: Sequence[TeacherEpisode], reports: Sequence[GateCounts]
 
 
 def draw_held_out(kept: Iterable[TeacherEpisode], share: float, seed: int) -> frozenset[LearnedTask]:
-    """Return the tasks that are never trained on: a share of each dataset, but at least one if the share is above 0 and
-    there are two tasks, and never all."""
+    """Return the tasks that are never trained on: a share of each dataset, but at least one if it may be, never all."""
     tasks: dict[str, set[str]] = {}
     for each in kept:
         tasks.setdefault(each.dataset, set()).add(each.task_id)

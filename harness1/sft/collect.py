@@ -138,8 +138,7 @@ class TeacherRun(Run):
         return {name: str(self.stage.outputs.get(name, "")) for name in ("format", "tokenizer")}
 
     def refuse_stray(self, episode: Episode, *, needs_ids: bool) -> None:
-        """Raise UsageError if an episode has another configuration, asks another question than the dataset, or lacks
-        token ids."""
+        """Raise UsageError if an episode has another configuration or question, or lacks token ids."""
         hashes, asked = self.stage.hashes, episode.task
         if (episode.hashes.env, episode.hashes.counter) != (hashes["env"], hashes["counter"]):
             raise UsageError(f"{self.folder}: episode {episode.episode_id} was collected under another configuration")

@@ -160,8 +160,7 @@ def write_card(card: DataCard, folder: Path) -> None:
 
 
 def read_card(folder: Path, name: str = CARD) -> DataCard:
-    """Return the card of a dataset folder, or the copy of that name which a checkpoint keeps; UsageError if there is
-    none; SchemaError if it is damaged."""
+    """Return the card of a dataset folder, or the copy in a checkpoint; UsageError if none, SchemaError if damaged."""
     card = read_record(folder / name, DataCard, "a data card")
     if card is None:
         raise UsageError(f"{folder} is not a dataset of `harness1 sft build`: it has no {CARD}")

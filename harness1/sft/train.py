@@ -222,8 +222,7 @@ class HeldOutValidation:
         return {"nll": engine.loss(self._rows, saved)} if self._rows else {}
 
     async def validate(self, engine: Engine) -> dict[str, float]:
-        """Return the metrics of the present weights, with the number of held-out episodes that the infrastructure broke
-        as `faults`, if there are any."""
+        """Return the metrics of the present weights, with the number of episodes that broke as `faults`, if any."""
         metrics, backend = self.loss(engine), self._backend
         if backend is None:
             return metrics
