@@ -328,9 +328,7 @@ class _Run:
         return found
 
 
-def _read(
-    episodes: Iterable[Episode], tasks: Mapping[str, Task], config: Config, finished: bool, faults: Faults
-) -> _Run:
+def _read(episodes: Iterable[Episode], tasks: Mapping[str, Task], config: Config, ended: bool, faults: Faults) -> _Run:
     run = _Run()
     for episode in episodes:
         task_id = episode.task.task_id
@@ -347,7 +345,7 @@ def _read(
         result = measure_outcome(episode, tasks[task_id].gold)
         run.samples[task_id].append(measure_episode(result, episode, tasks[task_id].gold, config))
         run.calls.update(result.calls)
-    for task_id in tasks.keys() - run.met if finished else ():
+    for task_id in tasks.keys() - run.met if ended else ():
         run.samples[task_id].append(metrics_of_nothing(tasks[task_id], config))
     return run
 

@@ -96,9 +96,7 @@ def write_outputs(
     return encode
 
 
-def task_table(
-    episodes: Sequence[Episode], tasks: Mapping[str, Task], config: Config, faults: Faults = "exclude"
-) -> str:
+def task_table(episodes: Sequence[Episode], tasks: Mapping[str, Task], config: Config, faults: Faults) -> str:
     """Return a table with the id, the query, the number of scored samples and the metrics of each task."""
     rows = task_metrics(episodes, tasks, config, finished=True, faults=faults)
     names = list(dict.fromkeys(name for row in rows.values() for name in row))

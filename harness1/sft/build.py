@@ -265,16 +265,14 @@ def build(
     return read_card(out)
 
 
-def _stage(
-    job: Build, runs: Sequence[TeacherRun], sets: Sequence[EvaluationSet], excluded: Collection[LearnedTask]
-) -> Stage:
+def _stage(job: Build, runs: Sequence[TeacherRun], sets: Sequence[EvaluationSet], past: Iterable[LearnedTask]) -> Stage:
     inputs = {
         "runs": [[file_digest(run.folder / name) for name in (STAGE, EPISODES)] for run in runs],
         "golds": digest([run.gold_by_id for run in runs]),
         "settings": to_record(job.sft, "sft."),
         "evaluation": {each.name: digest(each.tasks) for each in sets},
         "near": job.data.near,
-        "excluded": digest(sorted(excluded)),
+        "excluded": digest(sorted(past)),
         "licences": list(job.licences),
         "student": None if job.student is None else job.student.hash,
     }

@@ -91,9 +91,7 @@ def test_no_more_episodes_run_at_once_than_the_bound(index: str, monkeypatch: py
     assert most == 2
 
 
-def test_workers_without_a_chunk_of_their_own_are_not_taken_for_dead(
-    index: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_without_a_chunk_are_not_taken_for_dead(index: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four jobs over three workers are two chunks of two."""
     monkeypatch.setattr(runner, "FEW", 1)
     monkeypatch.setattr(runner, "POLL_S", 0.05)
@@ -194,9 +192,7 @@ def staged(index: str, seeds: Sequence[int]) -> list[Episode]:
     return found
 
 
-def test_a_fault_of_one_episode_of_a_model_leaves_the_others_alone_and_what_the_user_must_mend_ends_all(
-    index: str,
-) -> None:
+def test_a_fault_of_a_model_breaks_one_episode_and_what_the_user_must_mend_ends_all(index: str) -> None:
     found = staged(index, range(8))
     assert len(found) == 8
     broken = [episode for episode in found if episode.status is Status.INFRA_ERROR]

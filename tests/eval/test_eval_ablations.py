@@ -98,9 +98,7 @@ def counted(played: list[str], *broken: str) -> Play:
     return play
 
 
-def test_every_condition_is_a_run_of_the_same_tasks_and_seeds_and_the_table_is_written(
-    index: str, tmp_path: Path
-) -> None:
+def test_every_condition_is_a_run_of_the_same_tasks_and_seeds_in_a_table(index: str, tmp_path: Path) -> None:
     table = ablate(evaluation(index, samples=2), tmp_path, NAMES)
     assert [each.name for each in table.conditions] == ["base", *NAMES]
     runs = {name: list(read_episodes(tmp_path / name)) for name in ("base", *NAMES)}

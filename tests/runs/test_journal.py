@@ -335,9 +335,7 @@ def holder(tmp_path: Path) -> Iterator[int]:
     os.waitpid(child, 0)
 
 
-def test_a_held_lock_is_refused_and_who_waits_says_so_and_gets_that_of_a_killed_process(
-    tmp_path: Path, holder: int
-) -> None:
+def test_a_held_lock_is_refused_or_waited_for_aloud_until_its_process_is_killed(tmp_path: Path, holder: int) -> None:
     said, got = threading.Event(), threading.Event()
 
     def wait() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,11 +96,9 @@ def rewritten(folder: Path, change: Callable[[Sequence[Episode]], Sequence[Episo
     return folder
 
 
-def changed(
-    folder: Path, inputs: dict[str, Any] | None = None, outputs: dict[str, Any] | None = None, **more: Any
-) -> None:
+def changed(folder: Path, inputs: Mapping[str, Any] = {}, outputs: Mapping[str, Any] = {}, **more: Any) -> None:
     stage = read_stage(folder)
-    merged = {"inputs": {**stage.inputs, **(inputs or {})}, "outputs": {**stage.outputs, **(outputs or {})}}
+    merged = {"inputs": {**stage.inputs, **inputs}, "outputs": {**stage.outputs, **outputs}}
     stage.write(folder, **merged, **more)
 
 

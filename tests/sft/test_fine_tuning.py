@@ -268,9 +268,7 @@ def test_a_listener_hears_everything_that_is_logged_and_the_tokens_within_a_step
     assert last[1] == last[2]
 
 
-def test_a_checkpoint_can_be_trained_further_and_gets_its_own_cards(
-    place: Place, trained: Path, tmp_path: Path
-) -> None:
+def test_a_checkpoint_is_trained_further_and_gets_its_own_cards(place: Place, trained: Path, tmp_path: Path) -> None:
     base = Path(shutil.copytree(trained, tmp_path / "base"))
     (base / f"data_{CARD}").write_text("{}")
     done = fine_tune(tuning(place, tmp_path / "out", msgspec.structs.replace(QUICK, epochs=1), model=base), silent)

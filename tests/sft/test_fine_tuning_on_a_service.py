@@ -76,9 +76,7 @@ def distance(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> fl
 
 
 @pytest.mark.parametrize("reduction", ["sum", "row_mean"])
-def test_weights_and_held_out_figures_are_those_of_our_own_trainer(
-    place: Place, tmp_path: Path, reduction: str
-) -> None:
+def test_weights_and_held_out_figures_are_those_of_our_trainer(place: Place, tmp_path: Path, reduction: str) -> None:
     sdk, kept = FakeTinker(place.model, TRAIN, reduction=reduction), list[Any]()
     card = fine_tune(on_service(place, tmp_path / "service", sdk, kept), silent)
     local = tuning(place, tmp_path / "local", TRAIN, open_engine=keeping(kept, open_local_engine))

@@ -58,9 +58,7 @@ def spoken_in(row: TrainRow) -> tuple[int, ...]:
 
 @pytest.mark.parametrize(("name", "kind"), SPOKEN)
 @pytest.mark.parametrize("order", ["paper", "epoch"])
-def test_a_row_is_the_context_as_the_student_would_see_it_and_the_teachers_action(
-    name: str, kind: str, order: str
-) -> None:
+def test_a_row_is_the_context_as_the_student_sees_it_and_the_teachers_action(name: str, kind: str, order: str) -> None:
     env, chat = load_config(None, [f"env.rendering.order={order}"]).env, chat_format(name, kind)
     episode = spoken(name, kind, env)
     twin = replay_env(episode, env, chat)

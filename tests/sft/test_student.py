@@ -81,9 +81,7 @@ def test_a_folder_without_a_models_shape_is_refused(place: Place, tmp_path: Path
     Student.of(tmp_path, read_card(place.rows)).check_length(RowFile(place.rows / TRAIN))
 
 
-def test_held_out_tasks_are_those_that_no_row_is_trained_on_of_each_dataset_in_turn(
-    place: Place, student: Student
-) -> None:
+def test_held_out_tasks_are_those_of_no_trained_row_of_each_dataset_in_turn(place: Place, student: Student) -> None:
     found = student.list_held_out(100)
     tasks = {task.task_id for _, task in found}
     assert tasks == {row.metadata["task_id"] for row in RowFile(place.rows / HELD_OUT)}
