@@ -270,8 +270,7 @@ def run_episodes(
     setup: EpisodeSetup, jobs: Sequence[EpisodeJob], on_episode: OnEpisode, on_depths: OnDepths = ignore_depths
 ) -> None:
     """Play all jobs, those of a policy that is no language model over worker processes, which share the memory-mapped
-    index; `on_episode` receives each scored episode as it finishes. Raises InfrastructureFault: a worker process died;
-    finished episodes were handed over. KeyboardInterrupt is passed on after the running chunks were handed over."""
+    index. Raises InfrastructureFault: a worker process died; KeyboardInterrupt, after the running chunks ended."""
     machine = setup.config.machine
     if is_model(setup.policy):
         asyncio.run(play_in_loop([setup], setup.policy_for(jobs), jobs, on_episode, on_depths))

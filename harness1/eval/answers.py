@@ -134,8 +134,7 @@ ReplyKey = tuple[Role, str, int, Condition, str, str]
 
 class Reply(Record, kw_only=True):
     """The whole output of a model for one prompt: an answer, or a judge's verdict on one. `model`: as the user typed
-    it, with the address of its server. `prompt_tokens`: as counted by the server; None if it reports no counts.
-    `documents`: in the prompt, in order; `left_out` of them did not fit."""
+    it. `prompt_tokens`: as the server counts them, if it does. `documents`: in order, without `left_out` ones."""
 
     role: Role = "answer"
     task_id: str
@@ -270,9 +269,8 @@ class Answering:
 
 
 def questions_of(run: Run, limit: int = 0) -> tuple[list[AnswerItem], dict[str, int]]:
-    """Return the questions of a run, in order of its tasks and samples, and the counts of `tasks` with a right answer,
-    of those `without_answers`, and of `broken_episodes`. `limit`: use only the first `limit` tasks; 0: all. Raises
-    UsageError: the run is not finished, or none of its tasks has a right answer and an episode."""
+    """Return the questions of the first `limit` tasks of a run (0: all), and the counts of `tasks` with a right answer,
+    `without_answers`, and of `broken_episodes`. Raises UsageError: the run is not finished, or nothing can be asked."""
     if run.stage.status != "finished":
         raise UsageError(f"{run.folder} is not finished: run the same `harness1 eval` again first")
     tasks = list(run.tasks.values())[: limit or None]

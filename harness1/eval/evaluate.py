@@ -201,8 +201,7 @@ def evaluate(
 
 def rescore(evaluation: Evaluation, out: Path) -> None:
     """Score the recorded episodes of a run again, with the gold and the reward of an evaluation; `evaluate` then writes
-    everything that is made of them. Raises UsageError: the policy sees the gold; or the folder holds no run or another
-    one, its questions have changed, or it is written by another process."""
+    all that is made of them. Raises UsageError: the policy sees the gold; or the run is another, or is written to."""
     evaluation.check()
     if needs_gold(evaluation.policy):
         raise UsageError(f"{evaluation.policy} sees the gold, and its episodes depend on it: {PLAY_AGAIN}")

@@ -128,10 +128,9 @@ class Tokens(Record):
 
 
 def tokens_of(episode: Episode) -> Tokens | None:
-    """Return the tokens of an episode; for a policy without a model, those that its contexts would have cost; None if
-    no turn records the size of its context. A hosted model returns no ids: each attempt of a turn is assumed to get the
-    turn's context, of which the server caches that of the previous attempt, and to be as long as the last one,
-    estimated by its characters."""
+    """Return the tokens of an episode; for a policy without a model, those that its contexts would have cost, if known.
+    A hosted model returns no ids: each attempt of a turn is assumed to get the turn's context, of which the server
+    caches that of the previous attempt, and to be as long as the last one, estimated by its characters."""
     calls = list(calls_of(episode))
     if calls and all(call.output_ids for call in calls):
         prompts = [prompt_ids(episode, call) for call in calls]
@@ -155,9 +154,8 @@ def tokens_of(episode: Episode) -> Tokens | None:
 
 
 def model_use(episode: Episode) -> dict[str, float]:
-    """Return the tokens of the contexts, if known; for a model also its calls, failed attempts included, and its output
-    tokens if their ids were recorded. `merge_ratio` is the number of trained calls per training row: 1.0 if no prompt
-    continues the one before."""
+    """Return the tokens of the contexts, if known; for a model also its calls, failed attempts included, and if ids
+    were recorded its output tokens and `merge_ratio`, the number of trained calls per training row."""
     calls, tokens = list(calls_of(episode)), tokens_of(episode)
     used = {}
     if tokens is not None:

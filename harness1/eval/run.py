@@ -208,9 +208,8 @@ class Run:
 
 
 def read_run(folder: Path, dataset: str | None = None, tasks: Iterable[Task] | None = None) -> Run:
-    """Read the run folder of an evaluation, finished or not, as a whole, and check it. `dataset`, `tasks`: see `moved`
-    and `given` of `Run`. Raises UsageError: it is not an evaluation, its dataset has moved or has changed since, or an
-    episode cannot be scored; SchemaError: its card or an episode is damaged."""
+    """Read the run folder of an evaluation, finished or not, as a whole. `dataset`, `tasks`: as `moved`, `given` of
+    `Run`. Raises UsageError: it is no evaluation, its dataset has moved or changed, or an episode has no score."""
     run = Run.open(folder, dataset or "", None if tasks is None else list(tasks))
     if not {"dataset", "split", "tasks"} <= run.stage.inputs.keys():
         raise UsageError(f"{folder} is not an evaluation: its card names no dataset with tasks")

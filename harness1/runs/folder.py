@@ -192,9 +192,8 @@ SESSION = ("version", "commit", "dirty", "python", "libraries", "machine", "star
 
 @contextmanager
 def keep_provenance(out: Path, facts: dict[str, Any], *, runs: bool) -> Iterator[None]:
-    """Keep `provenance.json` while a process works in a run folder, with `facts` of the run itself. One that runs
-    episodes is recorded at the top level, and those before it under `earlier`; one that only makes files from episodes
-    leaves the record alone. Without a record both times are null."""
+    """Keep `provenance.json` while a process works in a run folder, with `facts` of the run itself: the last one that
+    runs episodes at the top level, those before it under `earlier`. Without a record both times are null."""
 
     def now() -> str:
         return datetime.now(UTC).isoformat(timespec="milliseconds")

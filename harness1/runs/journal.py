@@ -180,8 +180,7 @@ def lines_of(stage: Stage | None) -> Lines:
 
 def check_lines(path: Path, lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
     """Yield the numbered lines of a record without their digests, after comparing these. Raises SchemaError: a line was
-    changed, comes from another run, or lacks its digest; or, at the end, lines of a finished run were lost, added or
-    moved, or its card was changed."""
+    changed or is of another run; or, at the end, lines of a finished run were lost, added or moved, or its card was."""
     stage = read_raw_stage(path.parent)
     said = lines_of(stage)
     fold, plain = "", 0

@@ -108,9 +108,8 @@ def apply_gates(
     seed: int,
     excluded: Collection[LearnedTask] = frozenset(),
 ) -> tuple[tuple[TeacherEpisode, ...], tuple[GateCounts, ...]]:
-    """Return the candidates that pass all gates, in the order given, and the counts of each gate. `leaks` are
-    evaluation tasks that must not be given away; the seed chooses the episodes that fill a quota; tasks that were
-    learned elsewhere are excluded."""
+    """Return the candidates that pass all gates, in the order given, and the counts of each gate. `leaks`: evaluation
+    tasks that must not be given away. `seed`: chooses the episodes that fill a quota."""
     single: dict[str, Callable[[TeacherEpisode], str | Literal[False] | None]] = {
         "fault": lambda one: one.status is Status.INFRA_ERROR and "the infrastructure failed",
         "format": lambda one: (
@@ -215,9 +214,8 @@ def build(
     on_progress: OnProgress = lambda _what, _done, _of: None,
 ) -> DataCard:
     """Make a dataset folder, or return the card of the same dataset if it exists. Nothing is written before the checks.
-    `on_torn`: called with a run and the bytes of its torn last line, which is left out. Raise UsageError if there are
-    no runs, a run is unfinished, runs do not match, episodes lack token ids, the student's tokenizer loses text, no row
-    is left, the folder holds something else, or the disk is full; SchemaError if a run is damaged."""
+    `on_torn`: called with a run and the bytes of its torn last line, which is left out. Raise UsageError as `open_runs`,
+    or the student's tokenizer loses text, no row is left, the folder holds something else, or the disk is full."""
     sft, runs = job.sft, open_runs(job.runs, rerendered=job.student is not None, partial=job.partial)
     taught = {(run.source.name, run.split) for run in runs}
     sets = open_filter(job.data, [run.source for run in runs], taught, against=job.against).sets

@@ -189,9 +189,8 @@ class Student:
 
 
 class HeldOutValidation:
-    """Validates a student between steps, on an evenly spaced part of the held-out rows: compares turns with those of
-    the teacher, and plays whole episodes. It samples from a separate model that gets copies of the trained weights, as
-    users will sample from them, or from the sampler of a service that trains."""
+    """Validates a student between steps, on an evenly spaced part of the held-out rows and tasks. It samples from a
+    separate model with copies of the trained weights, as users will, or from the sampler of a service that trains."""
 
     def __init__(
         self, student: Student, rows: RowFile, config: Config, device: str, sampler: Backend | None = None
