@@ -214,7 +214,7 @@ def build(
     on_progress: OnProgress = lambda _what, _done, _of: None,
 ) -> DataCard:
     """Make a dataset folder, or return the card of the same dataset if it exists. Nothing is written before the checks.
-    `on_torn`: called with a run and the bytes of its torn last line, which is left out. Raise UsageError as `open_runs`,
+    `on_torn`: called with a run and the bytes of its torn last line, now left out. Raise UsageError as `open_runs`,
     or the student's tokenizer loses text, no row is left, the folder holds something else, or the disk is full."""
     sft, runs = job.sft, open_runs(job.runs, rerendered=job.student is not None, partial=job.partial)
     taught = {(run.source.name, run.split) for run in runs}
