@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -258,7 +257,7 @@ def summarise(
     recorded. `tool_mix` is the share of each tool in all successful calls. `missing` tasks have no episode at all; if
     the run is `finished`, they are scored as an episode in which nothing was done, found or delivered: no run gains by
     leaving a hard task out. Raises UsageError: an episode is of none of the tasks, or a task cannot be scored."""
-    run = _read(episodes, tasks, config, finished, faults)
+    run = _Run(episodes, tasks, config, finished, faults)
     samples, calls = run.by_metric(config), run.calls.total()
     repeated = {name: of for name, of in samples.items() if any(len(values) > 1 for values in of.values())}
     means = {name: [sum(values) / len(values) for values in of.values()] for name, of in samples.items()}
@@ -291,7 +290,7 @@ def task_metrics(
     faults: Faults = "exclude",
 ) -> dict[str, dict[str, float]]:
     """Return, for every scored task in order of its id, the means of its metrics; otherwise as `summarise`."""
-    run = _read(episodes, tasks, config, finished, faults)
+    run = _Run(episodes, tasks, config, finished, faults)
     samples = run.by_metric(config)
     return {
         task_id: {name: sum(of[task_id]) / len(of[task_id]) for name, of in samples.items() if task_id in of}
@@ -306,14 +305,30 @@ def cut(episode: Episode, size: int) -> Episode:
     return msgspec.structs.replace(episode, curated=kept, reward=None, hashes=hashes)
 
 
-@dataclass(frozen=True)
 class _Run:
-    met: set[str] = field(default_factory=set)
-    samples: defaultdict[str, list[dict[str, float]]] = field(default_factory=lambda: defaultdict(list))
-    statuses: Counter[Status] = field(default_factory=Counter)
-    stop_reasons: Counter[StopReason] = field(default_factory=Counter)
-    faults: Counter[str] = field(default_factory=Counter)
-    calls: Counter[str] = field(default_factory=Counter)
+    def __init__(
+        self, episodes: Iterable[Episode], tasks: Mapping[str, Task], config: Config, ended: bool, faults: Faults
+    ) -> None:
+        self.met, self.samples = set[str](), defaultdict[str, list[dict[str, float]]](list)
+        self.statuses, self.stop_reasons = Counter[Status](), Counter[StopReason]()
+        self.faults, self.calls = Counter[str](), Counter[str]()
+        for episode in episodes:
+            task_id = episode.task.task_id
+            if task_id not in tasks:
+                raise UsageError(f"episode {episode.episode_id!r} is of task {task_id!r}, which is not among the tasks")
+            self.met.add(task_id)
+            self.statuses[episode.status] += 1
+            self.stop_reasons[episode.stop_reason] += 1
+            if episode.status is Status.INFRA_ERROR:
+                self.faults[episode.error or "no reason was recorded"] += 1
+                if faults == "zero":
+                    self.samples[task_id].append(metrics_of_nothing(tasks[task_id], config))
+                continue
+            result = measure_outcome(episode, tasks[task_id].gold)
+            self.samples[task_id].append(measure_episode(result, episode, tasks[task_id].gold, config))
+            self.calls.update(result.calls)
+        for task_id in tasks.keys() - self.met if ended else ():
+            self.samples[task_id].append(metrics_of_nothing(tasks[task_id], config))
 
     def by_metric(self, config: Config) -> dict[str, dict[str, list[float]]]:
         # A tool that an episode did not use counts as 0 calls; any other metric has only the samples that define it.
@@ -324,28 +339,6 @@ class _Run:
             having = {task_id: [row[name] for row in rows if name in row] for task_id, rows in scored}
             found[name] = {task_id: values for task_id, values in having.items() if values}
         return found
-
-
-def _read(episodes: Iterable[Episode], tasks: Mapping[str, Task], config: Config, ended: bool, faults: Faults) -> _Run:
-    run = _Run()
-    for episode in episodes:
-        task_id = episode.task.task_id
-        if task_id not in tasks:
-            raise UsageError(f"episode {episode.episode_id!r} is of task {task_id!r}, which is not among the tasks")
-        run.met.add(task_id)
-        run.statuses[episode.status] += 1
-        run.stop_reasons[episode.stop_reason] += 1
-        if episode.status is Status.INFRA_ERROR:
-            run.faults[episode.error or "no reason was recorded"] += 1
-            if faults == "zero":
-                run.samples[task_id].append(metrics_of_nothing(tasks[task_id], config))
-            continue
-        result = measure_outcome(episode, tasks[task_id].gold)
-        run.samples[task_id].append(measure_episode(result, episode, tasks[task_id].gold, config))
-        run.calls.update(result.calls)
-    for task_id in tasks.keys() - run.met if ended else ():
-        run.samples[task_id].append(metrics_of_nothing(tasks[task_id], config))
-    return run
 
 
 def measure_episode(result: Outcome, episode: Episode, gold: Gold | None, config: Config) -> dict[str, float]:
