@@ -234,8 +234,3 @@ def advising(advice: str) -> Iterator[None]:
             raise
         kind = UsageError if isinstance(error, (UsageError, Refusal)) else InfrastructureFault
         raise kind(f"{error}; {advice}") from error
-
-
-def server_root(url: str) -> str:
-    """Return the address of a server without the `/v1` of its OpenAI-compatible paths."""
-    return url.rstrip("/").removesuffix("/v1")

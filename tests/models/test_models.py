@@ -121,6 +121,7 @@ def test_a_model_behind_a_server_counts_by_the_tokenizer_that_is_said_to_be_its(
     assert isinstance(policy, LanguageModelPolicy)
     assert isinstance(policy.model, server)
     assert (policy.counter.name, policy.counter.tokenizer.hash) == ("compact", tokenizer("chatml").hash)
+    assert policy.model._endpoint.url == URL.removesuffix("/v1")
     assert open_model(f"{kind}:other/name@{URL}", config).hash != policy.hash
     assert "--set machine.model.tokenizer=FOLDER" in complaint(f"{kind}:an-alias@{URL}")
 

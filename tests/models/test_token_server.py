@@ -18,7 +18,7 @@ from harness1.errors import InfrastructureFault, Refusal, Unreachable, UsageErro
 from harness1.http.model_endpoint import ModelEndpoint
 from harness1.models.backend import Grammar, SampledOutput, Sleeper
 from harness1.models.model_servers import SglangServer, VllmServer
-from harness1.models.token_server import check_same_shapes, server_root, weight_shapes
+from harness1.models.token_server import check_same_shapes, weight_shapes
 from harness1.models.transformers_backend import TransformersBackend
 from harness1.records import Sampling
 from tests.support import run
@@ -289,10 +289,6 @@ def test_sglang_says_which_weights_an_output_is_of_and_that_it_did_not_load_some
     loaded |= {"success": False, "message": "no space"}
     with pytest.raises(InfrastructureFault, match="no space"):
         run(server.load_weights(weights, 4))
-
-
-def test_the_root_of_a_server_is_its_address_without_the_version() -> None:
-    assert server_root("http://a:1/v1/") == server_root("http://a:1/v1") == server_root("http://a:1") == "http://a:1"
 
 
 def write_weights(folder: Path, shapes: Mapping[str, tuple[int, ...]], name: str = "model") -> None:
