@@ -289,6 +289,10 @@ def test_sglang_says_which_weights_an_output_is_of_and_that_it_did_not_load_some
     loaded |= {"success": False, "message": "no space"}
     with pytest.raises(InfrastructureFault, match="no space"):
         run(server.load_weights(weights, 4))
+    refusing, _ = sglang(lambda path, body: generated() if path == "/generate" else Refusal("400 shapes"))
+    with pytest.raises(UsageError, match="400 shapes"):
+        run(refusing.load_weights(weights, 4))
+    assert sample(refusing).version_end == 0
 
 
 def write_weights(folder: Path, shapes: Mapping[str, tuple[int, ...]], name: str = "model") -> None:

@@ -282,6 +282,7 @@ def test_hermes_reads_what_is_clear(kind: str, text: str, actions: tuple[Any, ..
         ('<tool_call>{"name": "search_corpus"}</tool_call>', "the call is not an object"),
         ('<tool_call>{"name": "search_corpus", "arguments": [1]}</tool_call>', "the call is not an object"),
         ('<tool_call>{"name": 3, "arguments": {}}</tool_call>', "the call is not an object"),
+        ('<tool_call>{"name": "search_corpus", "arguments": {"query": NaN}}</tool_call>', "the call is not an object"),
         ('<tool_call>{"name": "<|x|>", "arguments": {}}</tool_call>', "the call is not an object"),
         ("<tool_call></tool_call>", "the call is not an object"),
     ],
