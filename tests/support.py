@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import wraps
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -41,6 +42,11 @@ def read_run(path: Path) -> list[tuple[str, list[tuple[str, float]]]]:
         task_id, _, unit_id, _, score, _ = line.split(" ")
         found.setdefault(task_id, []).append((unit_id, float(score)))
     return list(found.items())
+
+
+def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """A test that is a coroutine function, in an event loop of its own."""
+    return wraps(test)(lambda *arguments, **fixtures: run(test(*arguments, **fixtures)))
 
 
 def similarity(one: bytes, other: bytes) -> float:

@@ -21,7 +21,7 @@ from harness1.models.model_servers import SglangServer, VllmServer
 from harness1.models.token_server import check_same_shapes, weight_shapes
 from harness1.models.transformers_backend import TransformersBackend
 from harness1.records import Sampling
-from tests.support import run
+from tests.support import in_loop, run
 
 PROMPT = (1, 5, 9)
 STOP = 2
@@ -331,17 +331,14 @@ def by_vllm(path: str, body: dict[str, Any]) -> object:
     return completion() if path == "/v1/completions" else ""
 
 
-def test_calls_that_come_while_a_server_sleeps_wait() -> None:
+@in_loop
+async def test_calls_that_come_while_a_server_sleeps_wait() -> None:
     server, endpoint = vllm(by_vllm)
-
-    async def work() -> None:
-        async with server.asleep():
-            late = asyncio.create_task(server.generate(PROMPT, SAMPLING))
-            await asyncio.sleep(0.01)
-            assert endpoint.paths == [SLEEP]
-        assert (await late).version_end == 0
-
-    run(work())
+    async with server.asleep():
+        late = asyncio.create_task(server.generate(PROMPT, SAMPLING))
+        await asyncio.sleep(0.01)
+        assert endpoint.paths == [SLEEP]
+    assert (await late).version_end == 0
     assert endpoint.paths == [SLEEP, WAKE, "/v1/completions"]
 
 

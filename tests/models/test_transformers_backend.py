@@ -32,6 +32,7 @@ from harness1.models.slots import SlotModel
 from harness1.models.transformers_backend import TransformersBackend, open_transformers
 from harness1.records import Sampling
 from harness1.rl.logprobs import SampledCall, compare_calls
+from tests.support import in_loop
 from tests.tiny_models import STOP, VOCABULARY, save_byte_tokenizer, save_tiny_model
 
 SETTINGS = [
@@ -217,25 +218,23 @@ def test_an_output_ends_with_its_stop_token_or_at_its_length(folder: Path) -> No
     assert (stopped.finish_reason, stopped.output_ids) == ("stop", cut.output_ids[:end])
 
 
-def test_a_cancelled_call_gives_its_row_up(folder: Path) -> None:
-    async def cancel() -> None:
-        started, loop = asyncio.Event(), asyncio.get_running_loop()
-        backend = watched(folder, lambda ids: loop.call_soon_threadsafe(started.set), rows=1)
-        endless = drawn(SETTINGS[3], max_tokens=240)
-        running = asyncio.create_task(backend.generate(prompt(1, 5), endless))
-        await started.wait()
-        waiting = asyncio.create_task(backend.generate(prompt(2, 5), endless))
-        await asyncio.sleep(0)
-        for task in (running, waiting):
-            task.cancel()
-        ended = await asyncio.gather(running, waiting, return_exceptions=True)
-        assert [type(each) for each in ended] == [asyncio.CancelledError] * 2
-        last = await backend.generate(prompt(3, 5), drawn(SETTINGS[3], max_tokens=3))
-        assert len(last.output_ids) == 3
-        assert backend.decoder.prefilled_tokens == 10  # the one that waited was never begun
-        assert backend.decoder.decoded_tokens < 240
-
-    asyncio.run(cancel())
+@in_loop
+async def test_a_cancelled_call_gives_its_row_up(folder: Path) -> None:
+    started, loop = asyncio.Event(), asyncio.get_running_loop()
+    backend = watched(folder, lambda ids: loop.call_soon_threadsafe(started.set), rows=1)
+    endless = drawn(SETTINGS[3], max_tokens=240)
+    running = asyncio.create_task(backend.generate(prompt(1, 5), endless))
+    await started.wait()
+    waiting = asyncio.create_task(backend.generate(prompt(2, 5), endless))
+    await asyncio.sleep(0)
+    for task in (running, waiting):
+        task.cancel()
+    ended = await asyncio.gather(running, waiting, return_exceptions=True)
+    assert [type(each) for each in ended] == [asyncio.CancelledError] * 2
+    last = await backend.generate(prompt(3, 5), drawn(SETTINGS[3], max_tokens=3))
+    assert len(last.output_ids) == 3
+    assert backend.decoder.prefilled_tokens == 10  # the one that waited was never begun
+    assert backend.decoder.decoded_tokens < 240
 
 
 def test_a_prefill_that_fails_reaches_its_caller_only(folder: Path) -> None:

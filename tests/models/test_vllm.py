@@ -31,7 +31,7 @@ from harness1.records import Sampling
 from harness1.rl.logprobs import SampledCall, check_start, chosen_logprobs, compare_calls, next_logits
 from tests.engines.skyrl_server import wait_until_healthy
 from tests.models.test_token_server import write_weights
-from tests.support import run
+from tests.support import in_loop, run
 
 WINDOW = 512
 LIMITS = {"max_model_len": WINDOW, "enforce_eager": True, "kv_cache_memory_bytes": 1 << 28}
@@ -221,16 +221,14 @@ class TestVllm:
         assert (output.finish_reason, output.output_ids[-1]) == ("stop", STOP)
         assert sum(output.output_logprobs) > -3.0, "two outputs share the whole probability, more or less"
 
-    def test_a_cancelled_call_gives_its_place_up(self, backend: Engine) -> None:
-        async def work() -> None:
-            call = begun(backend, PROMPT, WINDOW - 10, 0)
-            await asyncio.sleep(0.5)
-            call.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await call
-            assert (await asyncio.wait_for(backend.generate(PROMPT, GREEDY), 60)).output_ids[0] == PARIS
-
-        run(work())
+    @in_loop
+    async def test_a_cancelled_call_gives_its_place_up(self, backend: Engine) -> None:
+        call = begun(backend, PROMPT, WINDOW - 10, 0)
+        await asyncio.sleep(0.5)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert (await asyncio.wait_for(backend.generate(PROMPT, GREEDY), 60)).output_ids[0] == PARIS
 
     def test_other_weights_give_other_outputs_of_their_version(
         self, backend: Engine, base: Path, changed: Path
@@ -261,16 +259,14 @@ class TestVllm:
                 run(raw.generate(PROMPT, MANY[2]))
             assert len(run(raw.generate(PROMPT, MANY[1])).output_ids) >= 1
 
-    def test_a_closed_engine_is_a_fault(self, in_process: VllmBackend) -> None:
-        async def work() -> None:
-            call = begun(in_process, PROMPT, WINDOW - 10, 0)
-            await asyncio.sleep(0.5)
-            await asyncio.to_thread(in_process.close)
-            for ended in (call, in_process.generate(PROMPT, GREEDY)):
-                with pytest.raises(InfrastructureFault, match="closed"):
-                    await ended
-
-        run(work())
+    @in_loop
+    async def test_a_closed_engine_is_a_fault(self, in_process: VllmBackend) -> None:
+        call = begun(in_process, PROMPT, WINDOW - 10, 0)
+        await asyncio.sleep(0.5)
+        await asyncio.to_thread(in_process.close)
+        for ended in (call, in_process.generate(PROMPT, GREEDY)):
+            with pytest.raises(InfrastructureFault, match="closed"):
+                await ended
 
     def test_adapters_are_sampled_as_the_trainer_computes_them_and_stay_if_there_is_no_room_for_others(
         self, adapted: Adapted, base: Path, versions: list[Path], tmp_path: Path

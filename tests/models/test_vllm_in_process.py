@@ -17,7 +17,7 @@ from harness1.models.token_server import WeightGate
 from harness1.models.vllm_engine import LoopThread, VllmBackend
 from harness1.records import Sampling
 from tests.models.test_adapters import save_adapters
-from tests.support import run
+from tests.support import in_loop, run
 from tests.tiny_models import save_tiny_model
 
 SAMPLING = Sampling(max_tokens=4, stop_ids=(2,), seed=11)
@@ -117,26 +117,23 @@ def test_each_version_has_its_name_and_number_and_calls_use_the_newest(backend: 
     assert engine.removed == [1]
 
 
-def test_a_version_is_removed_when_a_newer_one_came_and_no_call_uses_it(backend: VllmBackend, adapters: Path) -> None:
+@in_loop
+async def test_a_version_is_removed_when_it_is_old_and_no_call_uses_it(backend: VllmBackend, adapters: Path) -> None:
     engine: Any = backend._engine
-
-    async def work() -> None:
-        await backend.load_weights(adapters, 1)
-        held = engine.gate = asyncio.Event()
-        early = asyncio.create_task(backend.generate((1, 5), SAMPLING))
-        while not engine.sampled_with:
-            await asyncio.sleep(0.001)
-        engine.gate = asyncio.Event()
-        engine.gate.set()
-        for version in (2, 3):
-            await backend.load_weights(adapters, version)
-        assert engine.removed == [2], "1 is in use, and 3 is the newest"
-        backend._loop._loop.call_soon_threadsafe(held.set)
-        assert (await early).version_end == engine.sampled_with[0].lora_int_id == 1
-        await backend.load_weights(adapters, 4)
-        assert sorted(engine.removed) == [1, 2, 3]
-
-    run(work())
+    await backend.load_weights(adapters, 1)
+    held = engine.gate = asyncio.Event()
+    early = asyncio.create_task(backend.generate((1, 5), SAMPLING))
+    while not engine.sampled_with:
+        await asyncio.sleep(0.001)
+    engine.gate = asyncio.Event()
+    engine.gate.set()
+    for version in (2, 3):
+        await backend.load_weights(adapters, version)
+    assert engine.removed == [2], "1 is in use, and 3 is the newest"
+    backend._loop._loop.call_soon_threadsafe(held.set)
+    assert (await early).version_end == engine.sampled_with[0].lora_int_id == 1
+    await backend.load_weights(adapters, 4)
+    assert sorted(engine.removed) == [1, 2, 3]
 
 
 def test_an_adapter_that_does_not_load_leaves_the_present_one_in_use(backend: VllmBackend, adapters: Path) -> None:
@@ -149,19 +146,16 @@ def test_an_adapter_that_does_not_load_leaves_the_present_one_in_use(backend: Vl
     assert engine.removed == []
 
 
-def test_an_engine_sleeps_and_calls_wait_for_its_end(backend: VllmBackend) -> None:
+@in_loop
+async def test_an_engine_sleeps_and_calls_wait_for_its_end(backend: VllmBackend) -> None:
     engine: Any = backend._engine
-
-    async def work() -> None:
-        async with backend.asleep():
-            assert engine.asleep == (1, "wait")
-            call = asyncio.create_task(backend.generate((1, 5), SAMPLING))
-            await asyncio.sleep(0.05)
-            assert engine.sampled_with == []
-        assert engine.asleep is None
-        assert (await call).version_end == 0
-
-    run(work())
+    async with backend.asleep():
+        assert engine.asleep == (1, "wait")
+        call = asyncio.create_task(backend.generate((1, 5), SAMPLING))
+        await asyncio.sleep(0.05)
+        assert engine.sampled_with == []
+    assert engine.asleep is None
+    assert (await call).version_end == 0
 
 
 def test_an_engine_that_cannot_sleep_goes_on(backend: VllmBackend) -> None:

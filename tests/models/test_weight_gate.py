@@ -22,7 +22,7 @@ from tests.models.test_token_server import (
     vllm,
     write_weights,
 )
-from tests.support import run
+from tests.support import in_loop, run
 from tests.tiny_models import save_tiny_model
 
 
@@ -46,43 +46,34 @@ class Uses:
             self.order.append(f"/v{version}")
 
 
-def test_a_change_waits_for_the_calls_in_flight_and_later_calls_for_the_change() -> None:
+@in_loop
+async def test_a_change_waits_for_the_calls_in_flight_and_later_calls_for_the_change() -> None:
     uses = Uses()
-
-    async def work() -> None:
-        tasks = [asyncio.create_task(each) for each in (uses.call("a"), uses.call("b"), uses.change(1), uses.call("c"))]
-        await asyncio.sleep(0.01)
-        assert uses.order == ["a", "b"]
-        uses.free.set()
-        await asyncio.gather(*tasks)
-
-    run(work())
+    tasks = [asyncio.create_task(each) for each in (uses.call("a"), uses.call("b"), uses.change(1), uses.call("c"))]
+    await asyncio.sleep(0.01)
+    assert uses.order == ["a", "b"]
+    uses.free.set()
+    await asyncio.gather(*tasks)
     assert uses.order == ["a", "b", "/a", "/b", "v1", "/v1", "c", "/c"]
     assert uses.gate.version == 1
 
 
-def test_changes_come_one_after_another() -> None:
+@in_loop
+async def test_changes_come_one_after_another() -> None:
     uses = Uses()
-
-    async def work() -> None:
-        await asyncio.gather(uses.change(1), uses.change(2), uses.change(3))
-
-    run(work())
+    await asyncio.gather(uses.change(1), uses.change(2), uses.change(3))
     assert uses.order == ["v1", "/v1", "v2", "/v2", "v3", "/v3"]
 
 
 @pytest.mark.parametrize("cancelled", ["call", "change"])
-def test_a_call_or_a_change_that_is_cancelled_gives_its_place_up(cancelled: str) -> None:
+@in_loop
+async def test_a_call_or_a_change_that_is_cancelled_gives_its_place_up(cancelled: str) -> None:
     uses = Uses()
-
-    async def work() -> None:
-        tasks = {"call": asyncio.create_task(uses.call("a")), "change": asyncio.create_task(uses.change(1))}
-        await asyncio.sleep(0.01)
-        tasks.pop(cancelled).cancel()
-        uses.free.set()
-        await asyncio.wait_for(asyncio.gather(*tasks.values(), uses.call("b")), 5)
-
-    run(work())
+    tasks = {"call": asyncio.create_task(uses.call("a")), "change": asyncio.create_task(uses.change(1))}
+    await asyncio.sleep(0.01)
+    tasks.pop(cancelled).cancel()
+    uses.free.set()
+    await asyncio.wait_for(asyncio.gather(*tasks.values(), uses.call("b")), 5)
     assert uses.gate.version == (cancelled == "call")
     assert "/b" in uses.order
 
@@ -152,28 +143,26 @@ def test_vllm_loads_each_version_under_its_own_name_and_new_calls_use_it(adapter
     assert endpoint.asked[-1][1]["model"].startswith("harness1-4-")
 
 
-def test_calls_in_flight_end_on_their_version_which_is_unloaded_when_no_call_uses_it(adapters: Path) -> None:
+@in_loop
+async def test_calls_in_flight_end_on_their_version_which_is_unloaded_when_no_call_uses_it(adapters: Path) -> None:
     server, endpoint = vllm(by_vllm)
 
     def unloaded() -> list[str]:
         return [body["lora_name"][:10] for path, body in endpoint.asked if path == "/v1/unload_lora_adapter"]
 
-    async def work() -> None:
-        await server.load_weights(adapters, 1)
-        held = endpoint.gate = asyncio.Event()
-        early = asyncio.create_task(server.generate(PROMPT, SAMPLING))
-        await asyncio.sleep(0.01)
-        endpoint.gate = asyncio.Event()
-        endpoint.gate.set()
-        for version in (2, 3, 4):
-            await server.load_weights(adapters, version)
-        assert unloaded() == ["harness1-2"], "1 is in use; 3 and 4 are the newest"
-        held.set()
-        assert (await early).version_end == 1
-        await server.load_weights(adapters, 5)
-        assert unloaded() == ["harness1-2", "harness1-1", "harness1-3"]
-
-    run(work())
+    await server.load_weights(adapters, 1)
+    held = endpoint.gate = asyncio.Event()
+    early = asyncio.create_task(server.generate(PROMPT, SAMPLING))
+    await asyncio.sleep(0.01)
+    endpoint.gate = asyncio.Event()
+    endpoint.gate.set()
+    for version in (2, 3, 4):
+        await server.load_weights(adapters, version)
+    assert unloaded() == ["harness1-2"], "1 is in use; 3 and 4 are the newest"
+    held.set()
+    assert (await early).version_end == 1
+    await server.load_weights(adapters, 5)
+    assert unloaded() == ["harness1-2", "harness1-1", "harness1-3"]
 
 
 @pytest.mark.parametrize(

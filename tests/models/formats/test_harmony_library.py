@@ -30,7 +30,6 @@ from harness1.records import ModelCall, Task
 from harness1.tools.registry import Toolbox
 from tests.fetch_vocabulary import SHA256, VOCABULARY, checksum
 from tests.support import call, make_env, run, search
-from tests.vocabularies import tokenizer
 
 FOLDER = Path(os.environ.get("TIKTOKEN_ENCODINGS_BASE", VOCABULARY.parent))
 FILE = FOLDER / VOCABULARY.name
@@ -156,15 +155,6 @@ def test_the_control_tokens_are_those_of_the_library(chat: Harmony, encoding: li
     assert names == chat.tokenizer.control
     assert HarmonyVocabulary().hash == chat.tokenizer.hash
     assert checksum(FILE.read_bytes()) == SHA256
-
-
-@given(
-    parts=st.lists(st.sampled_from([*Harmony.control, " to=functions.end_search", "commentary", "analysis", "{}", "x"]))
-)
-def test_outputs_are_read_alike_with_every_tokenizer(chat: Harmony, parts: list[str]) -> None:
-    small = Harmony(tokenizer("harmony"))
-    text = "".join(parts)
-    assert chat.parse(chat.write(text), SPECS) == small.parse(small.write(text), SPECS)
 
 
 def test_reports_a_missing_vocabulary_as_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
