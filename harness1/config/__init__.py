@@ -30,7 +30,6 @@ from harness1.config.env import (
     Index,
     Leads,
     PoolView,
-    Pruning,
     Read,
     Rendering,
     Rerank,
@@ -40,7 +39,7 @@ from harness1.config.env import (
     read_recorded,
     with_mechanisms,
 )
-from harness1.config.machine import Fleet, Keyed, Machine, Model, ModelServer, Web
+from harness1.config.machine import Fleet, Machine, Model, ModelServer, Web
 from harness1.config.settings import (
     RUN,
     SWITCHES,
@@ -54,7 +53,6 @@ from harness1.config.settings import (
 from harness1.config.training import (
     AUTO,
     FORMATS,
-    RECIPES,
     TERMS,
     ChatPolicy,
     Data,

@@ -197,21 +197,12 @@ def refuse_removed(tree: Mapping[str, Any], prefix: str = "") -> None:
 def to_record(settings: Settings, prefix: str) -> dict[str, Any]:
     """Return a group of settings as plain data as records and hashes have it: with those that were removed, at their
     last defaults."""
-    tree: dict[str, Any] = msgspec.to_builtins(settings)
-    put_back_removed(tree, prefix)
-    return tree
+    return put_back_removed(msgspec.to_builtins(settings), prefix)
 
 
-def last_defaults(prefix: str) -> dict[str, Any]:
-    """Return the removed settings of a group at their last defaults, as records and hashes have it."""
-    tree: dict[str, Any] = {}
-    put_back_removed(tree, prefix)
-    return tree
-
-
-def put_back_removed(tree: dict[str, Any], prefix: str = "") -> None:
+def put_back_removed(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Put the removed settings of a group, or those of the sections that a configuration has, back at their last
-    defaults, and earlier ones in place of those that hold them now."""
+    defaults, and earlier ones in place of those that hold them now; return it."""
     for group, name, earlier in _united(tree, prefix):
         group |= zip(earlier, group.pop(name), strict=True)
     for path, removed in REMOVED.items():
@@ -222,3 +213,4 @@ def put_back_removed(tree: dict[str, Any], prefix: str = "") -> None:
                 for each in groups:
                     group = group.setdefault(each, {})
                 group[name] = removed.default_in(group)
+    return tree

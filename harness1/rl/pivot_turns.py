@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from harness1.config import Env, Machine
-from harness1.config.settings import last_defaults
+from harness1.config.settings import put_back_removed
 from harness1.env.environment import SearchEnv, State, Step, env_hash
 from harness1.env.pieces import TokenCounter
 from harness1.env.render import Context
@@ -283,7 +283,7 @@ class PivotWorld:
         ruling = state.ruling(episode.turns[0], env.state.memory)
         value = float(ruling.right)
         reward = RewardRecord(value, {ruling.rule: RewardTerm(value, 1.0)})
-        hashes = msgspec.structs.replace(episode.hashes, reward=digest(last_defaults("rl.pivots.")))
+        hashes = msgspec.structs.replace(episode.hashes, reward=digest(put_back_removed({}, "rl.pivots.")))
         return msgspec.structs.replace(episode, reward=reward, hashes=hashes)
 
 

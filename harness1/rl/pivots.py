@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import msgspec
 
 from harness1.config import Config, Env
-from harness1.config.settings import differences, last_defaults, to_record
+from harness1.config.settings import differences, put_back_removed, to_record
 from harness1.data.leaks import Selection, TaskFilter, open_filter
 from harness1.env.environment import env_hash
 from harness1.env.model_verifiers import open_verifier
@@ -138,7 +138,7 @@ class Profile:
         inputs = {
             "run": [file_digest(self.run.folder / name) for name in (STAGE, EPISODES)],
             "golds": digest(self.run.gold_by_id),
-            "pivots": last_defaults("rl.pivots."),
+            "pivots": put_back_removed({}, "rl.pivots."),
             "recall": self.config.sft.gates.recall,
             **hashes,
         }
@@ -210,7 +210,7 @@ def hashes_of(policy: Policy, run: TeacherRun) -> dict[str, str]:
 
 def name_settings(env: Env, config: Config) -> dict[str, Any]:
     """Return the settings behind the hashes, by which a difference can be named."""
-    found = {"policy": to_record(config.policy, "policy."), "pivots": last_defaults("rl.pivots.")}
+    found = {"policy": to_record(config.policy, "policy."), "pivots": put_back_removed({}, "rl.pivots.")}
     return {"env": env.plain()} | found
 
 
