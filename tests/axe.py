@@ -13,7 +13,6 @@ GRAVE = ("serious", "critical")
 
 
 def barriers(page: Any) -> list[str]:
-    """Return what hinders people in an open page: rule, gravity and the first element of each grave violation."""
     spec = find_spec("axe_playwright_python")
     assert spec.origin is not None
     # Evaluated rather than added as a tag, which a page's content policy may refuse.

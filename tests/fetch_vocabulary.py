@@ -23,7 +23,6 @@ TIMEOUT_S = 120
 
 
 def main() -> None:
-    """Fetch and write the file, unless it is there."""
     if VOCABULARY.is_file() and checksum(VOCABULARY.read_bytes()) == SHA256:
         print(f"{VOCABULARY} is there")
         return

@@ -115,14 +115,11 @@ async def ask(
     query: Mapping[str, str] = {},
     method: str = "POST",
 ) -> Reply:
-    """One request without a socket."""
     sent = body if isinstance(body, bytes) else msgspec.json.encode(body)
     return await asking(service.app, method, path, sent, headers, query)
 
 
 def recorded(run: Path, upstream: Upstream, scene: Callable[[ProxyService], Awaitable[object]]) -> list[RecordedCall]:
-    """The calls that a scene leaves behind."""
-
     async def main() -> None:
         with recording(run, upstream.inputs) as recorder:
             await scene(ProxyService(upstream, recorder.append, LIMITS))
@@ -133,7 +130,6 @@ def recorded(run: Path, upstream: Upstream, scene: Callable[[ProxyService], Awai
 
 @contextmanager
 def proxying(run: Path, upstream: Upstream, limits: ServiceLimits = LIMITS) -> Iterator[str]:
-    """The URL of a proxy in a thread with a loop of its own."""
     with recording(run, upstream.inputs) as recorder:
         service = ProxyService(upstream, recorder.append, limits)
         with in_thread(lambda: answering(service.app, limits, HOST, 0)) as url:
@@ -198,7 +194,6 @@ def anthropic_client(url: str, stream: bool) -> Client:
 
 
 def as_anthropic(messages: Sequence[Message]) -> tuple[str, list[dict[str, Any]]]:
-    """Messages of OpenAI as Anthropic's clients send them."""
     system, turns = "", list[dict[str, Any]]()
     for message in messages:
         if message["role"] == "system":

@@ -66,8 +66,6 @@ async def asking(
 def serving(
     retriever: Retriever, config: Config | None = None, limits: ServiceLimits | None = None, port: int = 0
 ) -> Iterator[str]:
-    """The URL of a server in a thread with a loop of its own."""
-
     def opened() -> AbstractAsyncContextManager[int]:
         service = RetrievalService(retriever, config or Config(), limits)
         return answering(service.app, service.limits, HOST, port)
@@ -78,8 +76,6 @@ def serving(
 
 @contextmanager
 def in_thread(opened: Callable[[], AbstractAsyncContextManager[int]]) -> Iterator[str]:
-    """The URL of whatever listens, opened and closed on a loop in a thread."""
-
     bound: list[int] = []
     ready, loop, ended = threading.Event(), asyncio.new_event_loop(), asyncio.Event()
 

@@ -36,7 +36,6 @@ def run(coroutine: Coroutine[Any, Any, Result]) -> Result:
 
 
 def read_run(path: Path) -> list[tuple[str, list[tuple[str, float]]]]:
-    """The rankings of a run file in TREC format."""
     found: dict[str, list[tuple[str, float]]] = {}
     for line in path.read_text(encoding="utf-8").split("\n")[:-1]:
         task_id, _, unit_id, _, score, _ = line.split(" ")
@@ -81,8 +80,6 @@ def command_process(*words: str, files: int = 0, piped: bool = False) -> Iterato
 
 
 class Ask(NamedTuple):
-    """What a server of `replying` was asked."""
-
     method: str
     path: str
     headers: Mapping[str, str]
@@ -156,7 +153,6 @@ def hit(doc_id: str, text: str, title: str = "", index: int = 0, rank: int = 0) 
 
 
 def ended_episode() -> Episode:
-    """An episode that ended at once, for what is computed from an outcome."""
     return Episode(
         episode_id="e",
         task=Task("t", "query"),
@@ -234,8 +230,6 @@ def make_env(config: Env | None = None, chunks: Sequence[Chunk] = CORPUS, **opti
 
 
 def play(env: SearchEnv, *actions: ToolCall, query: str = "Where did the father of Ada Lovelace die?") -> list[Step]:
-    """Reset and take the actions one after the other."""
-
     async def steps() -> list[Step]:
         await env.reset(Task("task", query))
         return [await env.step([action], "because") for action in actions]
@@ -259,7 +253,6 @@ END = ToolCall("end_search", {"reasoning": "done"})
 
 
 def text_of(context: Context | None) -> str:
-    """The whole prompt as a policy reads it."""
     return "".join(piece.text for piece in context.pieces)
 
 

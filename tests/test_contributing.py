@@ -24,7 +24,6 @@ TEXT = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text()
 
 
 def example(heading: str) -> dict[str, Any]:
-    """The names that the first code block under a heading defines."""
     block = re.search(rf"## {heading}\n.*?```python\n(.*?)```", TEXT, re.DOTALL)
     names: dict[str, Any] = {}
     exec(block.group(1), names)

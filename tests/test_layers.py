@@ -62,7 +62,6 @@ def module_at(name: Name) -> bool:
 
 
 def imports(path: Path) -> Iterator[Name]:
-    """Yield every module of the package that `path` imports, wherever the statement stands."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (tuple(each.name.split(".")[1:]) for each in node.names if is_ours(each.name))

@@ -25,7 +25,6 @@ PROMPT, CALL = 384, 16
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
-    """A world and a tokenizer, and a model that is a few numbers."""
     config = load_config(MICRO, list(SMALL))
     taught = msgspec.structs.replace(TAUGHT, epochs=1, watch=Validation(every=0, rows=64, turns=4))
     folder = tmp_path_factory.mktemp("micro")

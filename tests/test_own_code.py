@@ -376,8 +376,6 @@ class Room:
 
 
 class Held:
-    """A policy with things that cannot be copied, or written down."""
-
     __slots__ = ("client", "depth", "lock")
 
     def __init__(self, depth: int) -> None:

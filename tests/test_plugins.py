@@ -119,7 +119,6 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 
 
 def outcome_with(config: Config) -> dict[str, float]:
-    """The contribution of each term to the reward of some episode."""
     found = composite(Outcome(set_size=3, precision=0.5, recall=0.5), ended_episode(), config)
     return {name: term.weight * term.value for name, term in found.terms.items()}
 

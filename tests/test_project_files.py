@@ -106,7 +106,6 @@ def required(project: dict[str, Any], extra: str) -> Iterator[str]:
 
 
 def imported(path: Path) -> set[str]:
-    """Return the top names that a file imports."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):

@@ -47,7 +47,6 @@ sys.addaudithook(listen)
 
 
 def called(*command: object, **more: object) -> str:
-    """Run a program, and return what it prints."""
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, **more)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return str(done.stdout)
@@ -112,7 +111,6 @@ class Newcomer:
 
 
 def newcomer(root: Path, python: str) -> Newcomer:
-    """Make the folders and, with an interpreter, an environment."""
     for name in ("home", "work"):
         (root / name).mkdir()
     called(python, "-m", "venv", "--without-pip", root / "venv")

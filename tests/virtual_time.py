@@ -24,8 +24,6 @@ class VirtualSelector(selectors.DefaultSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock is that of its `selector`."""
-
     def __init__(self) -> None:
         self.selector = VirtualSelector()
         super().__init__(self.selector)
@@ -35,6 +33,5 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def run(work: Coroutine[Any, Any, Value]) -> Value:
-    """Run work to its end, and return its result."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(work)

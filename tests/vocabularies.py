@@ -44,7 +44,6 @@ SIZE = 1500
 
 @lru_cache(maxsize=len(KINDS))
 def vocabulary(kind: str) -> bytes:
-    """The `tokenizer.json` of a kind."""
     words, control, tags = KINDS[kind]
     made = Tokenizer(models.BPE())
     if words is None:
@@ -70,12 +69,10 @@ def vocabulary(kind: str) -> bytes:
 
 @lru_cache(maxsize=len(KINDS))
 def tokenizer(kind: str) -> FastTokenizer:
-    """A tokenizer of a kind, opened."""
     return FastTokenizer(vocabulary(kind))
 
 
 def chat_format(name: str, kind: str) -> ChatFormat:
-    """A new format over a tokenizer of a kind."""
     return open_format(name, tokenizer(kind))
 
 

@@ -60,7 +60,6 @@ class FakeHub:
 
 @contextmanager
 def fake_hub() -> Iterator[FakeHub]:
-    """Yield a hub that listens on this machine, at its `address`."""
     hub = FakeHub()
 
     def reply(asked: Ask) -> Reply:

@@ -23,14 +23,12 @@ def harness1(*words: str) -> str:
 
 
 def scratch_index(folder: Path) -> Path:
-    """Index a small synthetic world."""
     harness1("index", "world:120", "--out", str(folder / "index"))
     return folder / "index"
 
 
 @contextmanager
 def serving_openenv(index: str, *more: str) -> Iterator[str]:
-    """The address of a server on a port of the system's choice, which it announces."""
     words = ["openenv", "--data", "world:120", "--index", index, "--port", "0", *more]
     with command_process(*words) as (process, line):
         yield line.removeprefix("OpenEnv at ").partition(",")[0]
@@ -42,7 +40,6 @@ TURN = re.compile(r"turn (\d+) of \d+\.")
 
 
 def shown_in(messages: list[dict[str, Any]]) -> str:
-    """Return the texts of messages."""
     return "\n".join(str(message.get("content")) for message in messages)
 
 
@@ -70,8 +67,6 @@ def _completion(searches: int, path: str, asked: dict[str, Any]) -> dict[str, An
 
 @contextmanager
 def answering_json(answer: Callable[[str, dict[str, Any]], dict[str, Any]]) -> Iterator[str]:
-    """Yield the address of a server, with /v1, that answers each post by its path and body."""
-
     def reply(asked: Ask) -> Reply:
         posted = asked.method == "POST"
         told = json.dumps(answer(asked.path, json.loads(asked.body)) if posted else {}).encode()
@@ -83,7 +78,6 @@ def answering_json(answer: Callable[[str, dict[str, Any]], dict[str, Any]]) -> I
 
 @contextmanager
 def chat_server(searches: int = 1) -> Iterator[str]:
-    """Yield the address of the chat server."""
     with answering_json(partial(_completion, searches)) as address:
         yield address
 
@@ -93,8 +87,6 @@ THOUGHT = "<think>", "\nNext.\n", "</think>", "\n\n"
 
 @dataclass(frozen=True)
 class Sampled:
-    """One call: what was asked, and what was sampled."""
-
     prompt: list[int]
     output: list[int]
     logprobs: list[float]
@@ -140,7 +132,6 @@ class GenerateServer:
 
 @contextmanager
 def generate_server(searches: int = 1) -> Iterator[tuple[GenerateServer, str]]:
-    """Yield a server with its address, with /v1."""
     server = GenerateServer(searches)
     with answering_json(server.answer) as address:
         yield server, address
@@ -212,7 +203,6 @@ def branches(trace: dict[str, Any]) -> list[list[dict[str, Any]]]:
 
 
 def path(trace: dict[str, Any], place: int | None) -> list[dict[str, Any]]:
-    """The nodes from the root to one node."""
     found = []
     while place is not None:
         found.append(trace["nodes"][place])

@@ -38,8 +38,6 @@ MODES: tuple[Mode, ...] = ("auto", "legacy")
 
 
 class Served:
-    """Searches over a small corpus, with what they left."""
-
     def __init__(self, config: Config = SETTINGS, faults: int = 0, **limits: Any) -> None:
         self.kept: list[Episode] = []
         self.retriever = WordRetriever(CORPUS, faults=faults)
@@ -319,8 +317,6 @@ def test_a_server_of_standard_input_ends_on_a_signal_with_a_finished_record(
 
 
 def play_over(process: subprocess.Popen[str]) -> None:
-    """Play a whole search by lines of JSON, as a client that keeps its pipe open."""
-
     def call(number: int, method: str, **params: Any) -> dict[str, Any]:
         message = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
         process.stdin.write(json.dumps(message) + "\n")

@@ -28,7 +28,6 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def played(address: str, place: int) -> dict[str, Any]:
-    """Play one task to its end, as the scripted chat server would."""
     client = GenericEnvClient(base_url=address)
     await client.connect()
     result = await client.reset(split="test", index=place)

@@ -210,7 +210,6 @@ def test_a_validation_may_play_each_task_once_and_greedily_but_a_training_may_no
 
 
 def played(group_id: str, sample: int, reward: float | None = 0.0, **changes: Any) -> Episode:
-    """An episode of two turns."""
     return replace(made_episode(f"{group_id}/{sample}", 2, reward), group_id=group_id, sample_idx=sample, **changes)
 
 
@@ -294,7 +293,6 @@ def test_faults_alone_are_a_batch_and_a_step_without_log_probabilities_is_no_par
 
 
 def with_call(episode: Episode, **changes: Any) -> Episode:
-    """The same, with another last call."""
     *turns, last = episode.turns
     return replace(episode, turns=(*turns, replace(last, calls=(replace(last.calls[0], **changes),))))
 

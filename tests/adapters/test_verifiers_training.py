@@ -34,7 +34,6 @@ class Trained(NamedTuple):
 
 
 def save_qwen_tokenizer(folder: Path) -> Path:
-    """Write a small tokenizer with the control tokens of Qwen 3."""
     folder.mkdir()
     (folder / "tokenizer.json").write_bytes(vocabulary("qwen"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}

@@ -20,11 +20,9 @@ class Attack:
     counts: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def times(self, full: int) -> int:
-        """Return how many of `full` inputs this attack tries."""
         return max(1, round(full * self.scale))
 
     def random(self, name: str) -> random.Random:
-        """Return a generator for one test; equal seeds and names give equal draws."""
         return random.Random(f"{self.seed} {name}")
 
     def try_all(self, inputs: SearchStrategy[Any], check: Callable[[Any], None], full: int) -> None:
@@ -45,5 +43,4 @@ class Attack:
         tried()
 
     def report(self, name: str, **counts: float) -> None:
-        """Note what a test did, for the table at the end of the run."""
         self.counts[name] = counts

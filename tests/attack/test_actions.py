@@ -38,8 +38,6 @@ def calls() -> st.SearchStrategy[ToolCall]:
 
 
 class Sends:
-    """A policy that sends these actions, whatever it is shown."""
-
     name = hash = "attack"
 
     def __init__(self, turns: list[list[ToolCall]]) -> None:

@@ -60,7 +60,6 @@ values = st.recursive(
 
 
 def mutated(request: bytes, draw: random.Random) -> bytes:
-    """A request with a few bytes changed, taken out, put in or repeated."""
     found = bytearray(request)
     for _ in range(draw.randint(1, 4)):
         at = draw.randrange(len(found) + 1)
@@ -123,7 +122,6 @@ def test_no_json_breaks_the_server(attack: Attack) -> None:
 
 
 def hostile_bytes(draw: random.Random, large: bytes) -> bytes:
-    """What a client sends before it falls silent."""
     bomb = posting("/retrieve", gzip.compress(b" " * 20_000_000, 1), b"Content-Encoding: gzip\r\n")
     half = posting("/retrieve", b"x" * 200_000)
     return draw.choice(

@@ -64,7 +64,6 @@ def spoken(folder: Path, index: Path) -> Path:
 
 
 def replayed(folder: Path) -> str | None:
-    """What a replay says against a run, or None."""
     try:
         config, _ = run_config(folder)
         for episode in read_episodes(folder):
@@ -76,7 +75,6 @@ def replayed(folder: Path) -> str | None:
 
 
 def edited_bytes(data: bytes, chance: random.Random) -> bytes:
-    """Flip a bit, put a byte in, take some out, cut the end off, or repeat a piece."""
     at = chance.randrange(len(data))
     end = at + chance.randrange(1, 50)
     flipped, other = bytes([data[at] ^ 1 << chance.randrange(8)]), bytes([chance.randrange(256)])
@@ -87,7 +85,6 @@ def edited_bytes(data: bytes, chance: random.Random) -> bytes:
 
 
 def edited_lines(data: bytes, chance: random.Random, foreign: bytes) -> bytes:
-    """Take a line out, repeat or swap it, or put a line of another run before it or in its place."""
     lines = data.splitlines(keepends=True)
     at, other = chance.randrange(len(lines)), [chance.choice(foreign.splitlines(keepends=True))]
     match chance.randrange(3):
@@ -101,7 +98,6 @@ def edited_lines(data: bytes, chance: random.Random, foreign: bytes) -> bytes:
 
 
 def edited_fields(data: bytes, chance: random.Random) -> bytes:
-    """Change, rename, delete, swap or reorder something in one line of JSON, at any depth."""
     lines = data.splitlines() if data.count(b"\n{") else [data]
     at = chance.randrange(len(lines))
     tree = json.loads(lines[at])
@@ -200,7 +196,6 @@ HOSTILE = (
 
 
 def commands(folder: Path, other: Path) -> list[list[str]]:
-    """Every verb that reads a run."""
     run, out, index = str(folder), folder.parent / "out", str(other.parent / "index")
     tasks = ["--split", "train", "--limit", str(len(TASKS)), "--index", index]
     settings = ["--set", "machine.workers=1", "--set", "env.max_turns=5"]

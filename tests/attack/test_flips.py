@@ -68,7 +68,6 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def answers_of(place: Place) -> Answers:
-    """Open the index and ask for everything that a policy can ask for."""
     retriever = open_embedded(place.index, place.config)
     named = [ChunkId(doc_id) for doc_id in place.doc_ids]
     asked = [SearchRequest(query, 10, frozenset(named), PATIENCE) for query in QUERIES]
@@ -81,7 +80,6 @@ def answers_of(place: Place) -> Answers:
 
 
 def checked(place: Place) -> bool:
-    """Whether checking the index finds it whole."""
     try:
         return not check_index(place.index).damaged
     except CorpusError:
@@ -135,7 +133,6 @@ def harm(kind: str, data: bytearray, rng: random.Random) -> None:
 
 @contextmanager
 def damaged(path: Path, files: list[Path], rng: random.Random) -> Iterator[str]:
-    """Damage a file until the context ends; yield how."""
     before = path.read_bytes()
     try:
         choice = rng.randrange(len(HARM) + 2)
@@ -156,7 +153,6 @@ def damaged(path: Path, files: list[Path], rng: random.Random) -> Iterator[str]:
 
 
 def verdict(place: Place) -> str:
-    """Compare what the index answers with what it answered whole."""
     kind, outcome = in_child(lambda: (answers_of(place), checked(place)))
     if kind != "answers":
         return "refused" if kind == "error" else f"{kind}: {outcome}"

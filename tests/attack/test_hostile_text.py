@@ -44,8 +44,6 @@ def acting(text: str) -> set[str]:
 
 
 class Draw:
-    """Draws hostile text."""
-
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
 
@@ -54,7 +52,6 @@ class Draw:
         return "river " + "".join(self.rng.choice(parts) for _ in range(self.rng.randint(1, most)))
 
     def name(self) -> str:
-        """A file name, without what no file can be called."""
         return re.sub(r"[/\0]", "", self.text(4))[:60].strip() or "river"
 
 
@@ -143,7 +140,6 @@ def test_no_verb_obeys_or_trips_over_hostile_text(
 
 
 def _verbs(command: Command, draw: Draw, folder: Path, url: str) -> Iterator[Ended]:
-    """Run every verb that shows text from outside."""
     beir, texts = corpus(draw, folder)
     index, runs = folder / f"index {draw.name()}", folder / f"runs {draw.name()}"
     quick = ("--set", "machine.attempts=1", "--set", "machine.workers=1", "--set", "env.max_turns=5")

@@ -36,7 +36,6 @@ Step = Callable[[], object]
 
 
 def changes(index: Path, config: Config) -> dict[str, Step]:
-    """Three changes of an index, to be carried out one after the other."""
     gone = [document.doc_id for document in DOCUMENTS[10:20]]
     return {
         "build": lambda: build_index(DOCUMENTS[:80], index, config.index),
@@ -146,7 +145,6 @@ def killed(process: subprocess.Popen[bytes], moment: Moment, delay: float) -> bo
 
 
 def played(out: Path, wanted: int) -> bool:
-    """Whether a run has recorded so many episodes."""
     path = out / EPISODES
     return path.is_file() and path.read_bytes().count(b"\n") >= wanted
 

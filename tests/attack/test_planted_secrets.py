@@ -47,7 +47,6 @@ class Planted:
         return self.secret(self._rng.choice((ALPHABET, QUOTED)))
 
     def found_in(self, text: str) -> list[str]:
-        """The secrets that a text holds, as they are or in another spelling."""
         return [secret for secret in self.secrets if any(form in text for form in _spellings(secret))]
 
 
@@ -58,7 +57,6 @@ def _spellings(secret: str) -> set[str]:
 
 
 def written(folder: Path) -> Iterator[tuple[Path, str]]:
-    """All files below a folder, and their names."""
     for place, _, names in os.walk(folder):
         for name in names:
             path = Path(place) / name
@@ -66,7 +64,6 @@ def written(folder: Path) -> Iterator[tuple[Path, str]]:
 
 
 def settings(planted: Planted, url: str) -> dict[str, str]:
-    """Every setting that takes a key or an address, with a secret in it."""
     host = url.removeprefix("http://")
     return {
         "machine.model.key": planted.secret(),
@@ -87,7 +84,6 @@ def config_file(folder: Path, values: dict[str, str]) -> Path:
 
 
 def repeating(method: str, path: str, body: bytes) -> tuple[int, bytes]:
-    """A server that repeats what it was asked."""
     return 500 if len(path) % 2 else 403, json.dumps({"error": f"{method} {path}: {body.decode()[:500]}"}).encode()
 
 
@@ -119,7 +115,6 @@ def _local(prefix: str | None, rest: str, folder: Path) -> tuple[str | None, str
 
 
 def _verbs(command: Command, planted: Planted, url: str, out: Path, cache: Path, turn: int) -> Iterator[Ended]:
-    """Run verbs with secrets in everything that they take."""
     host, runs = url.removeprefix("http://"), out / "runs"
     values = settings(planted, url)
     given: list[Any] = ["--config", config_file(out, values)]
@@ -171,7 +166,6 @@ _WEB = ("--set", "env.grep.on=false")
 
 
 def _refused(planted: Planted, host: str) -> list[str]:
-    """Addresses of indexes that no verb can open."""
     return [
         f"http://user:{planted.any()}@{host}",
         f"http://{host}?key={planted.any()}",

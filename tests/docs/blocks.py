@@ -53,7 +53,6 @@ def commands(block: Block) -> Iterator[str]:
 
 
 def shell(page: Path) -> Iterator[str]:
-    """Yield the commands of a page."""
     for block in blocks(page):
         if block.language in ("", "bash", "sh"):
             yield from commands(block)

@@ -47,7 +47,6 @@ def search(query, count):
 
 
 def sections(page: Path) -> Iterator[list[Block]]:
-    """Yield the blocks of a page by its headings of the second level."""
     starts = [at for at, line in enumerate(page.read_text().splitlines(), 1) if line.startswith("## ")]
     for first, last in zip([0, *starts], [*starts, 1 << 30], strict=True):
         yield [block for block in blocks(page) if first <= block.line < last]
@@ -65,7 +64,6 @@ def needs_more(block: Block) -> str | None:
 
 
 def own(block: Block) -> list[str]:
-    """The commands of a block that are the program's."""
     return [each for each in commands(block) if each.startswith("harness1 ")] if block.language == "" else []
 
 
@@ -84,7 +82,6 @@ def harness1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 
 @pytest.fixture(scope="module")
 def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the pages take for granted, under the names that they use."""
     folder = tmp_path_factory.mktemp("given")
     (folder / "mine.py").write_text(MINE)
     (folder / "SOURCE").mkdir()

@@ -101,7 +101,6 @@ WORDS = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "max_
 def failing(
     tmp_path: Path, upstream: Any, limits: ServiceLimits = LIMITS
 ) -> tuple[list[int], list[str], list[RecordedCall]]:
-    """Statuses and messages that both official clients report, and the records."""
     from anthropic import Anthropic
     from anthropic import APIStatusError as AnthropicError
     from openai import APIStatusError as OpenAIError

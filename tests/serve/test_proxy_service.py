@@ -261,8 +261,6 @@ def test_a_call_that_is_cancelled_or_breaks_is_recorded_all_the_same(tmp_path: P
 
 
 class FullDisk(Recorder):
-    """Takes one call."""
-
     def append(self, call: RecordedCall) -> None:
         if self.count:
             raise OSError(28, "No space left on device")

@@ -54,7 +54,6 @@ def ask(service: RetrievalService, path: str, value: Any = None, method: str = "
 
 
 def begin(served: RetrievalService, query: str = "ada") -> asyncio.Task[Reply]:
-    """Begin to search."""
     call = body({"requests": [{"query": query, "k": 1}]})
     return asyncio.create_task(asking(served.app, "POST", "/search", call))
 

@@ -37,7 +37,6 @@ JSON = b"Host: localhost\r\nContent-Type: application/json\r\n"
 
 
 def posting(path: str, body: bytes, headers: bytes = b"") -> bytes:
-    """A request as bytes."""
     return b"POST %s HTTP/1.1\r\n%s%sContent-Length: %d\r\n\r\n%s" % (path.encode(), JSON, headers, len(body), body)
 
 
@@ -119,7 +118,6 @@ def connected(url: str) -> socket.socket:
 
 
 def received(client: socket.socket) -> int:
-    """How many bytes come before the server closes the connection."""
     count = 0
     with suppress(ConnectionError):
         while part := client.recv(1 << 20):
