@@ -270,7 +270,6 @@ def _outside_loop(work: Callable[[], Any]) -> None:
 
 
 def _switches(names: Sequence[str]) -> dict[str, bool]:
-    """Return the settings that offer some tools of this package, and no others."""
     for function, group in SWITCHED.items():
         if not group and function.__name__ not in names:
             raise ConfigError(f"an environment always has the tool {function.__name__}: add it to tools")
@@ -289,7 +288,6 @@ def _weight_of(given: Term | tuple[Term, float]) -> tuple[str, float]:
 
 
 def _name_for_workers(policy: Any) -> str:
-    """Return the name by which worker processes open a policy of one's own."""
     if state_of(policy):
         raise UsageError(
             f"{policy!r:.80} has a state of its own, which does not travel to worker processes: pass its class, or"
@@ -330,12 +328,10 @@ def _task(number: int, given: Any, known: frozenset[str]) -> Task:
 
 
 def _several(given: Any) -> Any:
-    """Return one text as the only one of several, and None as none."""
     return (given,) if isinstance(given, str) else given or ()
 
 
 def _keep(documents: list[Document], tasks: list[Any]) -> str:
-    """Write a dataset into the cache, unless it is there, and return its folder."""
     known = frozenset(str(document.doc_id) for document in documents)
     if not documents or len(known) < len(documents):
         raise UsageError("the dataset has no documents" if not documents else "two documents have the same id")

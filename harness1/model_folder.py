@@ -62,7 +62,6 @@ def model_folder(spec: str) -> Path:
 
 
 def _packaged_model(module: str) -> Path:
-    """Return the first folder of an installed package that holds a sentence-transformers model, importing nothing."""
     try:
         package = importlib.util.find_spec(module)
     except (ModuleNotFoundError, ValueError):

@@ -217,7 +217,6 @@ def _is_at(file: str, path: Path) -> bool:
 
 @cache
 def _first_digest(path: Path) -> str:
-    """Return the sha256 that the file of a module had when it was first asked for."""
     return file_digest(path)
 
 
@@ -258,7 +257,6 @@ def _of_session(name: str) -> Any:
 
 
 def _code_digest(thing: Any) -> str:
-    """Return what tells a function or class that was typed into a session from its next version."""
     thing = getattr(thing, "__func__", thing)
     functions = [thing] if inspect.isfunction(thing) else filter(inspect.isfunction, vars(thing).values())
     return hashlib.sha256(b"".join(marshal.dumps(each.__code__) for each in functions)).hexdigest()[:16]

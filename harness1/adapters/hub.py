@@ -177,7 +177,6 @@ GENERATED = ("world:", "stdlib")
 
 
 def _refuse_secret(folder: Path, origins: Sequence[str]) -> None:
-    """Refuse a folder that is, or was made from, a dataset whose answers are secret, or that is gone."""
     for place in (str(folder), *origins):
         before, colon, rest = place.partition(":")
         path = Path(rest if colon and before in BENCHMARKS else place)

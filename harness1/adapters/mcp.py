@@ -171,7 +171,6 @@ def serve_stdio(server: Server[Any], close: Close | None = None) -> None:
 
 
 async def _lines(file: int) -> AsyncIterator[str]:
-    """Yield the lines of an open file as they come; the last may lack its end."""
     begun: list[bytes] = []
     loop, readable = asyncio.get_running_loop(), asyncio.Event()
     waits = not stat.S_ISREG(os.fstat(file).st_mode)

@@ -258,7 +258,6 @@ def _place_error(error: str) -> str:
 
 
 def _guess(error: str) -> str:
-    """Return the question whether a setting with a similar name was meant, or an empty string."""
     if not (found := _UNKNOWN.search(error)):
         return ""
     path = ".".join(filter(None, (found[2], found[1])))
@@ -268,7 +267,6 @@ def _guess(error: str) -> str:
 
 
 def _names(tree: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Return the dotted names of all groups and settings."""
     below = [_names(value, f"{prefix}{name}.") for name, value in tree.items() if isinstance(value, dict)]
     return [f"{prefix}{name}" for name in tree] + [name for names in below for name in names]
 
@@ -282,7 +280,6 @@ def _to_weight(override: str) -> str:
 
 
 def _overlay(tree: dict[str, Any], override: str) -> None:
-    """Set `a.b=value` in the tree; the value is parsed as TOML, or taken as a plain string if it is not TOML."""
     path, sign, text = override.partition("=")
     keys = path.strip().split(".")
     if not sign or not all(keys) or utf8_safe(override) != override:

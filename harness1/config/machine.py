@@ -34,7 +34,6 @@ class Keyed(Settings):
 
 
 def _hide(name: str, value: Any) -> Any:
-    """Return a setting without the secrets in it."""
     if isinstance(value, Keyed):
         return value.public()
     if isinstance(value, tuple):

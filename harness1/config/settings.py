@@ -116,7 +116,6 @@ def notes(kind: type[Settings], prefix: str = "") -> dict[str, str]:
 
 @cache
 def _classes(module: str) -> dict[str, list[ast.stmt]]:
-    """Return the bodies of a module's classes by name; none where its source is not at hand."""
     try:
         tree = ast.parse(inspect.getsource(sys.modules[module]))
     except (OSError, TypeError):

@@ -327,7 +327,6 @@ def fastest_dtype() -> Literal["float32", "bfloat16"]:
 
 
 def _products(torch: Any, dtype: Any) -> float:
-    """Return products per second."""
     generator = torch.Generator().manual_seed(0)
     left = torch.randn((ROWS, WIDTH), generator=generator).to(dtype)
     right = torch.randn((WIDTH, INNER), generator=generator).to(dtype)

@@ -106,7 +106,6 @@ class ProxyService:
         self.app = application(posts, {"/v1/models": self._models}, failure, (access or Access()).check)
 
     async def _models(self, _: Request) -> Response:
-        """List the models for the clients of both providers."""
         try:
             names = await self._upstream.models()
         except InfrastructureFault as error:
@@ -187,7 +186,6 @@ class ProxyService:
 
 
 def _blame(error: BaseException) -> tuple[int, str]:
-    """Return the status of a call that failed, and why it did."""
     match error:
         case asyncio.CancelledError():
             return ABANDONED, "abandoned before the answer: the client left, or the proxy ended"

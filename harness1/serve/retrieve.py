@@ -151,7 +151,6 @@ class RetrievalService:
         _bound(max(map(len, ids), default=0), self.limits.id_characters, "characters of an id")
 
     def _expect(self, index_hash: str | None, ranking: dict[str, Any] | None = None) -> None:
-        """Refuse a client that expects another index or other ranking settings."""
         mine = self._retriever.info.index_hash
         if index_hash is not None and index_hash != mine:
             raise Refused(409, f"the index served here is {mine[:12]}, not {index_hash[:12]}")

@@ -219,7 +219,6 @@ class Connection(HttpToolsProtocol):
 
 
 def _slow(connections: set[Connection]) -> list[Connection]:
-    """Return the connections that the server has waited for longer than `PRESSED_S`, longest first."""
     found = [each for each in connections if each.waiting and each.loop.time() - each.since > PRESSED_S]
     return sorted(found, key=attrgetter("since"))
 

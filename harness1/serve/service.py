@@ -184,7 +184,6 @@ class Access:
             scope["headers"] = kept
 
     def _own_host(self, address: str) -> str:
-        """Return the host of an address if it is one of this server's, or else ""."""
         try:
             parts = urlsplit(address)
             host = (parts.hostname or "").rstrip(".")
