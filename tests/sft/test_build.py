@@ -14,7 +14,8 @@ import typer
 from typer.testing import CliRunner
 
 from harness1.cli.sft import build as build_command
-from harness1.config import Config, Data, Gates, Sft, load_config, present_tree, read_recorded
+from harness1.config import Config, Data, Gates, Sft, load_config, present_tree
+from harness1.config.env import read_env
 from harness1.data import beir
 from harness1.data.open import open_source
 from harness1.env.environment import SearchEnv, env_hash
@@ -124,7 +125,7 @@ def test_the_card_says_what_a_checkpoint_must_know(teacher: Path, index: str, tm
     card = build(Build([teacher], SFT, licences=["as it is"]), tmp_path)
     assert (card.format, card.format_hash, card.tokenizer) == ("hermes", CHAT.hash, "/models/student")
     assert card.tokenizer_hash == CHAT.tokenizer.hash
-    assert msgspec.convert(read_recorded(card.env), type(CONFIG.env)) == CONFIG.env
+    assert read_env(card.env) == CONFIG.env
     (collected,) = card.runs
     assert (collected.dataset, collected.split, collected.teacher) == (DATASET, "train", "scripted")
     assert (collected.index, collected.episodes) == (str(Path(index).resolve()), TASKS)
