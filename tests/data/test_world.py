@@ -1,9 +1,7 @@
 """A synthetic world is the same everywhere, its questions have one answer, and their evidence can be found."""
 
 import re
-from collections import Counter
 from collections.abc import Iterator
-from functools import cache
 from itertools import combinations
 
 import bm25s
@@ -17,8 +15,6 @@ from harness1.data.world_facts import fold
 from harness1.errors import UsageError
 from harness1.plain import digest
 from harness1.records import Task
-
-NEGATIONS = {"not", "no", "never", "without", "none", "nor"}
 
 
 @pytest.fixture(scope="module")
@@ -151,56 +147,18 @@ def test_documents_have_between_40_and_200_words(world: SyntheticWorld) -> None:
     assert not any(re.search(r"[{}]|\bNone\b", document.text) for document in world.documents())
 
 
-def shingles(text: str) -> set[tuple[str, ...]]:
-    words = re.findall(r"[a-z0-9]+", text.lower())
-    return {tuple(words[at : at + 5]) for at in range(len(words) - 4)}
-
-
-def jaccard(one: str, other: str) -> float:
-    left, right = shingles(one), shingles(other)
-    return len(left & right) / len(left | right)
-
-
-@cache
-def substance(text: str) -> tuple[Counter[str], Counter[str], Counter[str]]:
-    """The numbers, negations and capitalised words of a text."""
-    words = re.findall(r"[\w.,-]*\w", text)
-    return (
-        Counter(word for word in words if re.search(r"\d", word)),
-        Counter(word for word in words if word in NEGATIONS),
-        Counter(word for word in words if word[0].isupper()),
-    )
-
-
-def test_near_duplicates_repeat_a_document_that_is_no_evidence(world: SyntheticWorld) -> None:
+def test_near_duplicates_repeat_a_document_that_is_no_evidence_but_for_a_word(world: SyntheticWorld) -> None:
     documents = {document.doc_id: document for document in world.documents()}
     gold = {doc_id for task in all_tasks(world) if task.gold for doc_id in task.gold.relevant}
     copies = [world.doc_id(position) for position in range(len(world.entities), world.size)]
-    near_duplicates = dict(zip(copies, map(world.doc_id, world.copied), strict=True))
-    assert len(near_duplicates) == 20
-    for copy, original in near_duplicates.items():
+    assert len(copies) == 20
+    for copy, original in zip(copies, map(world.doc_id, world.copied), strict=True):
         one, other = documents[copy], documents[original]
         assert not {copy, original} & gold
         assert one.title == other.title
-        assert jaccard(one.text, other.text) >= 0.85
-        assert substance(one.text) == substance(other.text)
         changed = [(a, b) for a, b in zip(one.text.split(), other.text.split(), strict=True) if a != b]
         assert [PROSE.swaps[b] for _, b in changed] == [a for a, _ in changed]
         assert 0.01 <= len(changed) / len(other.text.split()) <= 0.02
-
-
-def test_what_resembles_evidence_differs_in_a_number_name_or_negation(world: SyntheticWorld) -> None:
-    texts = {document.doc_id: document.text for document in world.documents()}
-    gold = {doc_id for task in all_tasks(world) if task.gold for doc_id in task.gold.relevant}
-    holders: dict[tuple[str, ...], list[str]] = {}
-    for doc_id, text in texts.items():
-        for shingle in shingles(text):
-            holders.setdefault(shingle, []).append(doc_id)
-    shared = Counter(pair for ids in holders.values() for pair in combinations(ids, 2))
-    close = [pair for pair, count in shared.items() if count >= 40 and jaccard(texts[pair[0]], texts[pair[1]]) >= 0.8]
-    of_gold = [pair for pair in close if gold & set(pair)]
-    assert len(of_gold) >= 3
-    assert all(substance(texts[one]) != substance(texts[other]) for one, other in of_gold)
 
 
 def test_a_full_name_finds_its_document_and_one_search_does_not_find_a_whole_chain(world: SyntheticWorld) -> None:
