@@ -81,7 +81,14 @@ def open_source(
 
 def _open(spec: str, fault: Fault, leave_out: bool | None, follow_links: bool) -> Source:
     if spec.startswith("world:"):
-        return _world(spec)
+        size, _, rest = spec.removeprefix("world:").partition(":")
+        seed, _, about = rest.partition(":")
+        if not re.fullmatch(r"\d+:\d+:(people)?", f"{size}:{seed or 0}:{about}", re.ASCII):
+            said = "a synthetic world is world:SIZE[:SEED[:people]], SIZE being its number of documents"
+            raise UsageError(f"{spec}: {said}")
+        from harness1.data.world import world_source
+
+        return world_source(int(size), int(seed or 0), about)
     if spec == "stdlib":
         return stdlib_source()
     benchmark, place = _of_benchmark(spec)
@@ -136,16 +143,6 @@ def _of_benchmark(spec: str) -> tuple[str, str]:
     from harness1.data.benchmarks import READERS
 
     return (name, path) if name in READERS else ("", spec)
-
-
-def _world(spec: str) -> Source:
-    from harness1.data.world import world_source
-
-    size, _, rest = spec.removeprefix("world:").partition(":")
-    seed, _, about = rest.partition(":")
-    if not re.fullmatch(r"\d+:\d+:(people)?", f"{size}:{seed or 0}:{about}", re.ASCII):
-        raise UsageError(f"{spec}: a synthetic world is world:SIZE[:SEED[:people]], SIZE being its number of documents")
-    return world_source(int(size), int(seed or 0), about)
 
 
 class _DemoQuestion(Record):

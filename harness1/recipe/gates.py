@@ -78,10 +78,6 @@ class StageCase:
         places = [at for at, word in enumerate(self.words[:-1]) if word == name]
         return self.words[places[-1] + 1] if places else ""
 
-    def argument(self) -> str:
-        """Return the first argument after the verb."""
-        return next((word for word in self.words[len(self.verb.split()) :] if not word.startswith("-")), "")
-
 
 EPISODES = "episodes"
 """The folder of a training's own episodes, in its folder."""
@@ -154,7 +150,8 @@ def _count_foreign_tokenizers(case: StageCase) -> float | None:
     expected = file_digest(model / TOKENIZER)
     found = {file_digest(case.folder / TOKENIZER)}
     if case.verb == "sft train":
-        found.add(read_card(Path(case.argument())).tokenizer_hash)
+        rows = next((word for word in case.words[2:] if not word.startswith("-")), "")
+        found.add(read_card(Path(rows)).tokenizer_hash)
     return float(len(found - {expected}))
 
 
