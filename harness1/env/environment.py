@@ -168,7 +168,7 @@ class SearchEnv:
         call, ignored = choose([json_safe_call(action) for action in actions])
         memory, turn = self.state.memory, self.state.memory.turn
         steps = self._transition(call, ignored)
-        found = begin(steps)
+        found = advance(steps)
         if not isinstance(found, Observation):
             try:
                 answer = await self.world.answer(found, memory)
@@ -176,8 +176,8 @@ class SearchEnv:
                 # Until it gets its answer, a transition changes only the turn count.
                 memory.turn = turn
                 raise
-            found = resume(steps, answer)
-        return self._finish(call, ignored, found, utf8_safe(reasoning), calls)
+            found = advance(steps, answer)
+        return self._finish(Turn(turn, tuple(calls), utf8_safe(reasoning), call, ignored=ignored), found)
 
     def replay(self, turn: Turn) -> Step:
         """Execute a recorded turn with its recorded answers instead of the world."""
@@ -185,9 +185,10 @@ class SearchEnv:
         if action is None or recorded is None:
             raise ValueError("a turn without an action cannot be replayed")
         steps = self._transition(action, turn.ignored)
-        found = begin(steps)
-        observation = found if isinstance(found, Observation) else resume(steps, answer_of(recorded))
-        return self._finish(action, turn.ignored, observation, turn.reasoning, turn.calls)
+        found = advance(steps)
+        if not isinstance(found, Observation):
+            found = advance(steps, answer_of(recorded))
+        return self._finish(Turn(turn.index, turn.calls, turn.reasoning, action, ignored=turn.ignored), found)
 
     def snapshot(self) -> State:
         """Return a copy of the state, unaffected by later steps."""
@@ -209,32 +210,24 @@ class SearchEnv:
         crowded = self.config.has("pruning") and context is not None and context.budget.used > refusal
         return transition(self.state.memory, self.config, self.toolbox, call, ignored, crowded=crowded)
 
-    def _finish(
-        self,
-        call: ToolCall,
-        ignored: Sequence[ToolCall],
-        observation: Observation,
-        reasoning: str,
-        calls: Sequence[ModelCall],
-    ) -> Step:
-        state = self.state
-        turn = Turn(
+    def _finish(self, turn: Turn, observation: Observation | Request) -> Step:
+        if not isinstance(observation, Observation):
+            raise RuntimeError("a tool made two requests in one turn")
+        state, seen = self.state, self.state.context
+        turn = msgspec.structs.replace(
+            turn,
             index=state.memory.turn,
-            calls=tuple(calls),
-            reasoning=reasoning,
-            action=call,
-            ignored=tuple(ignored),
             observation=observation,
             memory_hash=state.memory.hash(),
-            context_hash=state.context.hash if state.context else "",
-            prompt_tokens=state.context.budget.used if state.context else 0,
-            prefill_tokens=state.context.fresh if state.context else 0,
+            context_hash=seen.hash if seen else "",
+            prompt_tokens=seen.budget.used if seen else 0,
+            prefill_tokens=seen.fresh if seen else 0,
         )
         kept = state.turns[-(self.config.rendering.recent_max - 1) :] if self.config.rendering.recent_max > 1 else ()
         traits = self.toolbox.traits(observation.tool)
         state.turns = (*kept, turn_pieces(state.memory, self.config, turn, traits))
         context = None
-        if call.name == END_SEARCH and observation.error is None:
+        if turn.action is not None and turn.action.name == END_SEARCH and observation.error is None:
             state.done = StopReason.END_SEARCH
         elif state.memory.turn >= self.config.max_turns:
             state.done = StopReason.TURN_LIMIT
@@ -294,62 +287,42 @@ def transition(
     return msgspec.structs.replace(observation, notes=notes)
 
 
-def begin(steps: Steps) -> Request | Observation:
-    """Run a transition to its request, or to its end if it has none."""
+def advance(steps: Steps, answer: Answer | None = None) -> Request | Observation:
+    """Run a transition from its beginning, or with the answer to its request, to its request or its end."""
     try:
-        return next(steps)
+        return next(steps) if answer is None else steps.send(answer)
     except StopIteration as end:
         observation: Observation = end.value
         return observation
-
-
-def resume(steps: Steps, answer: Answer) -> Observation:
-    """Run a transition from its request to its end."""
-    try:
-        steps.send(answer)
-    except StopIteration as end:
-        observation: Observation = end.value
-        return observation
-    raise RuntimeError("a tool made two requests in one turn")
 
 
 def guidance(memory: WorkingMemory, env: Env, observation: Observation, traits: Traits) -> tuple[Note, ...]:
-    """Return the notes at the end of an observation: facts about the search and, in prescriptive mode, advice on the
-    next step. The memory already includes the turn."""
+    """Return facts about the search after a turn and, in prescriptive mode, advice on the next step."""
     if env.guidance == "none" or observation.error is not None:
         return ()
-    notes, pool, curated = list[Note](), len(memory.pool.entries), len(memory.curated)
-    if traits.discovers:
-        units = {memory.pool.unit_of(hit) for hit in observation.hits}
-        counts = {"returned": len(units), "new": len(observation.delta.new), "pool": pool}
-        notes.append(Note("result", {**counts, "curated": curated, "cap": env.curation.cap}))
-    if observation.delta.auto_populated:
-        count = {"count": len(observation.delta.auto_populated)}
-        if env.refills:
-            notes.append(Note("refilled", count))
-        elif env.has("tags"):
-            notes.append(Note("seeded", count | {"tag": POPULATED_TAG}))
-        else:
-            notes.append(Note("seeded_untagged", count))
-    if pool and not curated:
-        notes.append(Note("curated_empty"))
-    if memory.turn >= SINGLE_TOOL_FROM and len(memory.tools_used) == 1:
-        notes.append(Note("single_tool", {"tool": next(iter(memory.tools_used))}))
-    return tuple(notes + _advise(memory, env, observation) if env.guidance == "prescriptive" else notes)
-
-
-def _advise(memory: WorkingMemory, env: Env, observation: Observation) -> list[Note]:
-    notes, curated, left = list[Note](), len(memory.curated), env.max_turns - memory.turn
-    since, uncurated = memory.since_curation, len(memory.pool.entries) - curated
-    if since >= 2 and uncurated > 0:
-        notes.append(Note("curate_overdue", {"turns": since, "uncurated": uncurated}))
-    elif since and observation.delta.new:
-        notes.append(Note("curate_now"))
-    if env.has("verification") and not memory.verification.verdicts and memory.turn >= VERIFY_FROM and curated >= 3:
-        notes.append(Note("verify_now"))
-    if left <= FINISH_WITHIN:
-        notes.append(Note("finish", {"left": left}))
-    return notes
+    delta, pool, curated = observation.delta, len(memory.pool.entries), len(memory.curated)
+    counts = {"returned": len({memory.pool.unit_of(hit) for hit in observation.hits}), "new": len(delta.new)}
+    seeded = "refilled" if env.refills else "seeded" if env.has("tags") else "seeded_untagged"
+    tag = {"tag": POPULATED_TAG} if seeded == "seeded" else {}
+    told: list[tuple[object, Note]] = [
+        (traits.discovers, Note("result", {**counts, "pool": pool, "curated": curated, "cap": env.curation.cap})),
+        (delta.auto_populated, Note(seeded, {"count": len(delta.auto_populated), **tag})),
+        (pool and not curated, Note("curated_empty")),
+        (
+            memory.turn >= SINGLE_TOOL_FROM and len(memory.tools_used) == 1,
+            Note("single_tool", {"tool": next(iter(memory.tools_used), "")}),
+        ),
+    ]
+    if env.guidance == "prescriptive":
+        since, uncurated, left = memory.since_curation, pool - curated, env.max_turns - memory.turn
+        overdue, unverified = since >= 2 and uncurated > 0, env.has("verification") and not memory.verification.verdicts
+        told += [
+            (overdue, Note("curate_overdue", {"turns": since, "uncurated": uncurated})),
+            (since and delta.new and not overdue, Note("curate_now")),
+            (unverified and memory.turn >= VERIFY_FROM and curated >= 3, Note("verify_now")),
+            (left <= FINISH_WITHIN, Note("finish", {"left": left})),
+        ]
+    return tuple(note for on, note in told if on)
 
 
 Outcome = TypeVar("Outcome")
@@ -362,28 +335,32 @@ class World:
         self.retriever, self.verifier, self.machine = retriever, verifier, machine
 
     async def answer(self, request: Request, memory: WorkingMemory) -> Answer:
-        """Answer a request; raise InfrastructureFault if a call failed or missed its deadline, `machine.attempts`
-        times."""
+        """Answer a request; raise InfrastructureFault after `machine.attempts` failed or late calls."""
+        machine = self.machine
         match request:
             case SearchFor():
                 return await self._search(request, memory)
             case GrepFor(pattern=pattern, limit=limit):
-                return await self._grep(pattern, limit)
+                call = partial(self.retriever.grep, pattern, limit, machine.call_deadline_s)
+                matched: tuple[Chunk, ...] | BadPattern = await call_engine(call, machine)
+                if isinstance(matched, BadPattern):
+                    return Answer(bad_pattern=matched.reason)
+                ranking = Ranking(pattern, tuple(chunk.chunk_id for chunk in matched))
+                return Answer(_hits(matched), (ranking,))
             case ReadDocument(doc_id=doc_id):
-                chunks: tuple[Chunk, ...] = await call_engine(partial(self.retriever.read, doc_id), self.machine)
-                return _as_answer(chunks)
+                chunks: tuple[Chunk, ...] = await call_engine(partial(self.retriever.read, doc_id), machine)
+                return Answer(_hits(chunks))
             case Judge():
-                return await self._judge(request)
+                return Answer(verdicts=await call_engine(partial(self._judge, request), machine))
             case Consult():
-                return await call_engine(partial(_consult, request), self.machine)
+                return await call_engine(partial(_consult, request), machine)
 
     async def _search(self, request: SearchFor, memory: WorkingMemory) -> Answer:
-        """Search for all queries at once; repeat only those that failed."""
-        seen = frozenset(memory.store)
-        deadline = self.machine.call_deadline_s
+        seen, deadline = frozenset(memory.store), self.machine.call_deadline_s
         searches = [SearchRequest(query, request.k, seen, deadline, request.about) for query in request.queries]
+        done: dict[int, SearchResult] = {}
 
-        async def one_batch() -> list[SearchResult] | RetrievalFault:
+        async def search_missing() -> list[SearchResult] | RetrievalFault:
             pending = [place for place in range(len(searches)) if place not in done]
             results = await self.retriever.search([searches[place] for place in pending])
             if len(results) != len(pending):
@@ -396,8 +373,7 @@ class World:
                     done[place] = result
             return fault or [done[place] for place in range(len(searches))]
 
-        done: dict[int, SearchResult] = {}
-        results = await call_engine(one_batch, self.machine)
+        results = await call_engine(search_missing, self.machine)
         hits: dict[ChunkId, Hit] = {}
         rankings = []
         for query, result in zip(request.queries, results, strict=True):
@@ -407,30 +383,19 @@ class World:
             rankings.append(Ranking(query, ids, result.pre_rerank_ids))
         return Answer(tuple(hits.values()), tuple(rankings))
 
-    async def _grep(self, pattern: str, limit: int) -> Answer:
-        call = partial(self.retriever.grep, pattern, limit, self.machine.call_deadline_s)
-        chunks: tuple[Chunk, ...] | BadPattern = await call_engine(call, self.machine)
-        if isinstance(chunks, BadPattern):
-            return Answer(bad_pattern=chunks.reason)
-        return Answer(_as_answer(chunks).hits, (Ranking(pattern, tuple(chunk.chunk_id for chunk in chunks)),))
-
-    async def _judge(self, request: Judge) -> Answer:
-        async def once() -> list[Verdict] | VerifierFault:
-            judgements = await self.verifier.judge(request.claim, request.texts)
-            if len(judgements) != len(request.texts):
-                return VerifierFault(f"{len(judgements)} judgements for {len(request.texts)} documents")
-            verdicts = []
-            for (unit_id, _), judgement in zip(request.texts, judgements, strict=True):
-                if isinstance(judgement, VerifierFault):
-                    return judgement
-                verdicts.append(Verdict(unit_id, request.claim, judgement.label, judgement.sentence))
-            return verdicts
-
-        return Answer(verdicts=tuple(await call_engine(once, self.machine)))
+    async def _judge(self, request: Judge) -> tuple[Verdict, ...] | VerifierFault:
+        judgements = await self.verifier.judge(request.claim, request.texts)
+        if len(judgements) != len(request.texts):
+            return VerifierFault(f"{len(judgements)} judgements for {len(request.texts)} documents")
+        verdicts = []
+        for (unit_id, _), judgement in zip(request.texts, judgements, strict=True):
+            if isinstance(judgement, VerifierFault):
+                return judgement
+            verdicts.append(Verdict(unit_id, request.claim, judgement.label, judgement.sentence))
+        return tuple(verdicts)
 
 
 async def _consult(request: Consult) -> Answer:
-    """Call a function of the user's, in a thread unless it is a coroutine function."""
     function, arguments = request.function, request.arguments
     try:
         if inspect.iscoroutinefunction(function):
@@ -449,8 +414,7 @@ async def _consult(request: Consult) -> Answer:
 async def call_engine(
     call: Callable[[], Awaitable[Outcome | RetrievalFault | VerifierFault]], machine: Machine
 ) -> Outcome:
-    """Await a call of an engine, and repeat it if it fails or exceeds `machine.call_deadline_s`. Raise
-    InfrastructureFault if it failed `machine.attempts` times."""
+    """Await a call of an engine, `machine.attempts` times at most, then raise InfrastructureFault."""
 
     async def once() -> Outcome:
         try:
@@ -473,5 +437,5 @@ def _hit(chunk: Chunk, rank: int, score: float = 0.0, likeness: float | None = N
     return Hit(chunk.chunk_id, chunk.doc_id, chunk.index, chunk.title, chunk.text, score, rank, tokens, likeness)
 
 
-def _as_answer(chunks: tuple[Chunk, ...]) -> Answer:
-    return Answer(tuple(_hit(chunk, rank) for rank, chunk in enumerate(chunks)))
+def _hits(chunks: Sequence[Chunk]) -> tuple[Hit, ...]:
+    return tuple(_hit(chunk, rank) for rank, chunk in enumerate(chunks))

@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence, Set
+from functools import lru_cache
 from itertools import islice
 
 import msgspec
 
 from harness1.config import Env
-from harness1.env.pieces import Block, Drop, Piece, action_piece, action_text, cut_call, piece, sentence
+from harness1.env.pieces import Block, Drop, Piece, action_piece, piece, sentence, write_action
 from harness1.env.view import (
     ActionView,
     ChangesView,
-    CuratedSetView,
     CuratedView,
     DocumentView,
     HitView,
     JudgementView,
-    LeadsView,
     LeadView,
-    RankedView,
+    MemoryView,
     TurnView,
-    VerdictsView,
-    VerdictView,
 )
 from harness1.memory.entities import SCANNED
 from harness1.memory.parts import RANK, HistoryLine
 from harness1.memory.ranking import Assessment, Lead
 from harness1.memory.working_memory import WorkingMemory, bridge_documents, rare_bridges
 from harness1.plain import counted
-from harness1.records import ChunkId, Delta, Hit, Observation, Tag, Turn, UnitId
+from harness1.records import ChunkId, Hit, Observation, Tag, Turn, UnitId
 from harness1.tools.discovery import show_text, show_title
 from harness1.tools.documents import passages_left_out
 from harness1.tools.tool import Traits
@@ -59,10 +56,11 @@ class TurnPieces(msgspec.Struct, frozen=True):
 
 def turn_pieces(memory: WorkingMemory, env: Env, turn: Turn, traits: Traits) -> TurnPieces:
     """Split a finished turn into pieces; the memory is the one after the turn, the traits are those of its tool."""
+    assert turn.action is not None
     assert turn.observation is not None
-    called = ActionView(turn.index, cut_call(turn.action)) if turn.action else None
-    call = turn.calls[-1] if turn.calls and turn.calls[-1].output_ids else None
-    action = action_piece(turn.index, action_text(turn.reasoning, turn.action), called, call)
+    told, called = write_action(turn.reasoning, turn.action)
+    sampled = turn.calls[-1] if turn.calls and turn.calls[-1].output_ids else None
+    action = action_piece(turn.index, told, ActionView(turn.index, called), sampled)
     hits = _hits(memory, env, turn.index, turn.observation, traits)
     return TurnPieces(turn.index, action, _head(memory, env, turn.index, turn.observation), hits)
 
@@ -71,56 +69,44 @@ def _head(memory: WorkingMemory, env: Env, turn: int, observation: Observation) 
     queries = [" ".join(ranking.query.split()) for ranking in observation.rankings]
     if sum(map(len, queries)) > QUERIES_CHARACTERS:
         queries = [query[:QUERY_CHARACTERS].rstrip() for query in queries]
-    changes = _changes(memory, env, observation.delta)
-    verdicts = []
-    for verdict in observation.verdicts:
-        passage = " ".join(verdict.sentence.split())[:PASSAGE_CHARACTERS].rstrip()
-        verdicts.append(JudgementView(handle_of(memory, verdict.unit_id), verdict.label, passage, verdict.cached))
     # A single query is shown too, because an epoch opens with the observation, without the action before it.
     single = f": {queries[0]}" if len(queries) == 1 else ""
     lines = [f"Turn {turn}: {observation.tool}{single}"]
     lines += [sentence(note) for note in (observation.error, *observation.notes) if note is not None]
     if len(queries) > 1:
         lines += [f"q{number}: {query}" for number, query in enumerate(queries, start=1)]
-    for each in verdicts:
-        known, reason = " (known)" if each.known else "", f": {each.passage}" if each.passage else ""
-        lines.append(f"{each.handle} {each.label}{known}{reason}")
-    evicted = "Evicted for more important ones" if env.curation.eviction == "rank" else "Evicted"
-    groups = (
-        ("Added", _tag_words(changes.added)),
-        ("Re-tagged", _tag_words(changes.retagged)),
-        ("Removed", changes.removed),
-        (evicted, changes.evicted),
-        ("Refused, the set is full", changes.refused),
-        ("Hidden copies of", changes.copied),
-        ("Pruned", changes.pruned),
-    )
-    lines += [f"{label}: {', '.join(names)}." for label, names in groups if names]
-    notes, error = observation.notes, observation.error
-    shown = TurnView(turn, observation.tool, tuple(queries), notes, error, tuple(verdicts), changes)
-    return piece(f"turn/{turn}", "tool", "\n".join(lines), shown)
+    verdicts = []
+    for verdict in observation.verdicts:
+        passage = " ".join(verdict.sentence.split())[:PASSAGE_CHARACTERS].rstrip()
+        each = JudgementView(handle_of(memory, verdict.unit_id), verdict.label, passage, verdict.cached)
+        lines.append(f"{each.handle} {each.label}{' (known)' * each.known}{f': {passage}' if passage else ''}")
+        verdicts.append(each)
 
-
-def _changes(memory: WorkingMemory, env: Env, delta: Delta) -> ChangesView:
-    def tag_handles(tags: dict[UnitId, Tag]) -> dict[str, Tag | None]:
+    def tagged(tags: dict[UnitId, Tag]) -> dict[str, Tag | None]:
         return {handle_of(memory, unit_id): tag if env.has("tags") else None for unit_id, tag in tags.items()}
 
     def handles(units: Iterable[UnitId]) -> tuple[str, ...]:
         return tuple(handle_of(memory, unit_id) for unit_id in units)
 
-    return ChangesView(
-        added=tag_handles(delta.added),
-        retagged=tag_handles(delta.retagged),
+    delta = observation.delta
+    changes = ChangesView(
+        added=tagged(delta.added),
+        retagged=tagged(delta.retagged),
         removed=handles(delta.removed),
         evicted=handles(delta.evicted),
         refused=handles(delta.refused),
         copied=tuple(sorted(set(handles(delta.aliases.values())))),
         pruned=handles(delta.pruned),
     )
-
-
-def _tag_words(tags: dict[str, Tag | None]) -> list[str]:
-    return [f"{handle} {tag}" if tag else handle for handle, tag in tags.items()]
+    evicted = "Evicted for more important ones" if env.curation.eviction == "rank" else "Evicted"
+    labels = "Added", "Re-tagged", "Removed", evicted, "Refused, the set is full", "Hidden copies of", "Pruned"
+    for label, names in zip(labels, msgspec.structs.astuple(changes), strict=True):
+        tags: dict[str, Tag | None] = names if isinstance(names, dict) else {}
+        words = [f"{name} {tags[name]}" if tags.get(name) else name for name in names]
+        lines += [f"{label}: {', '.join(words)}."] * bool(words)
+    notes, error = observation.notes, observation.error
+    shown = TurnView(turn, observation.tool, tuple(queries), notes, error, tuple(verdicts), changes)
+    return piece(f"turn/{turn}", "tool", "\n".join(lines), shown)
 
 
 def _hits(memory: WorkingMemory, env: Env, turn: int, observation: Observation, traits: Traits) -> tuple[Piece, ...]:
@@ -139,23 +125,19 @@ def _hits(memory: WorkingMemory, env: Env, turn: int, observation: Observation, 
         entities = dict[str, str]()
         if env.has("entity_handles"):
             words, entities = memory.entities.mark(words, SCANNED)
-        shown = HitView(
-            turn=turn,
-            document=DocumentView(entry.handle, unit_id, title, text),
-            found_by=((0, len(pieces)),) if queries == 1 else tuple(places.get(hit.chunk_id, ())),
-            copies=copies.count(unit_id),
-            passed_over=left_out.get(hit.chunk_id, 0),
-            entities=entities,
-        )
+        document = DocumentView(entry.handle, unit_id, title, text)
+        found_by = ((0, len(pieces)),) if queries == 1 else tuple(places.get(hit.chunk_id, ()))
+        skipped, hidden = left_out.get(hit.chunk_id, 0), copies.count(unit_id)
         label = pool.chunk_handle(hit) if hit.index or len(entry.chunk_ids) > 1 else entry.handle
-        marks = [f"q{query + 1}#{rank + 1}" for query, rank in shown.found_by] if queries > 1 else []
-        if shown.copies:
-            marks.append(f"also: {shown.copies} copies" if shown.copies > 1 else "also: 1 copy")
+        marks = [f"q{query + 1}#{rank + 1}" for query, rank in found_by] if queries > 1 else []
+        if hidden:
+            marks.append(f"also: {hidden} copies" if hidden > 1 else "also: 1 copy")
         title, _, text = words.partition("\n")
         line = " ".join(part for part in (f"[{label}]", title, *marks) if part)
-        if skipped := shown.passed_over:
+        if skipped:
             first = f"D{pool.numbers[hit.doc_id]}.{hit.index + 1 - skipped}"
             line = f"[{counted(skipped, 'passage')} left out: read {first}]\n{line}"
+        shown = HitView(turn, document, found_by, hidden, skipped, entities)
         pieces.append(piece(f"hit/{turn}", "tool", f"{line}\n{text}", shown))
     return tuple(pieces)
 
@@ -185,9 +167,9 @@ def order_piece(memory: WorkingMemory, env: Env, found: Assessment, visible: Set
     handles = tuple(handle_of(memory, unit_id) for unit_id in shown)
     words = []
     for handle, unit_id in zip(handles, shown, strict=True):
-        reason = found.reason(unit_id) if unit_id in visible else ""
+        reason = found.reasons[unit_id] if unit_id in visible else ""
         words.append(f"{handle} ({reason})" if reason else handle)
-    return piece("ranked", "user", f"By evidence: {', '.join(words)}.", RankedView(handles))
+    return piece("ranked", "user", f"By evidence: {', '.join(words)}.", MemoryView(ranked=handles))
 
 
 def leads_piece(memory: WorkingMemory, env: Env, leads: Sequence[Lead]) -> Piece:
@@ -205,12 +187,11 @@ def leads_piece(memory: WorkingMemory, env: Env, leads: Sequence[Lead]) -> Piece
         told = ["part of the question"] if lead.is_part else [shown[-1].entity, source, "not found yet"]
         words.append(f"{name} ({'; '.join(filter(None, told))})")
     said = "; ".join(words) or "nothing is open"
-    return piece("leads", "user", f"Search next: {said}.", LeadsView(tuple(shown)))
+    return piece("leads", "user", f"Search next: {said}.", MemoryView(leads=tuple(shown)))
 
 
 def link_pieces(memory: WorkingMemory, env: Env, order: Sequence[UnitId]) -> Iterator[Piece]:
-    """Yield what links documents: the bridge documents, where units are ranked in an `order`, and shared entities: the
-    most frequent ones, or, where units are ranked, those that lead on from the best."""
+    """Yield what links documents: where units are ranked, bridge documents and rare names; else the shared entities."""
     if env.ranks:
         links = [
             f"{handle_of(memory, unit_id)} links {', '.join(names[:-1])} and {names[-1]}"
@@ -249,31 +230,37 @@ class MemoryPieces:
     def __init__(self, env: Env) -> None:
         self.env = env
         self._lines: dict[tuple[str, str, ChunkId, str], Block] = {}
-        self._turns: dict[HistoryLine, Block] = {}
 
     def of(self, memory: WorkingMemory, visible: Set[UnitId]) -> list[Block]:
         """Return all sections in order. Documents in `visible` appear in a shown turn and get no pool line."""
-        found = memory.assess() if self.env.ranks else Assessment()
-        placed = [Block((set_piece(memory, self.env),))]
-        placed += self._curated_lines(memory, visible, found)
-        if found.units:
-            placed.append(Block((order_piece(memory, self.env, found, visible),), Drop.OLD_TURNS))
-        if self.env.leads_on and found.leads:
-            placed.append(Block((leads_piece(memory, self.env, found.leads[: self.env.leads.lines]),), Drop.EVIDENCE))
-        placed += self._pool(memory, visible, found)
-        if self.env.has("evidence"):
-            placed += [Block((each,), Drop.EVIDENCE) for each in link_pieces(memory, self.env, found.units)]
-        if self.env.has("verification"):
-            placed += _verdicts(memory, self.env)
-        if self.env.has("history"):
-            placed += self._history(memory)
-        return placed
-
-    def _curated_lines(self, memory: WorkingMemory, visible: Set[UnitId], found: Assessment) -> list[Block]:
+        env = self.env
+        found = memory.assess() if env.ranks else Assessment()
         hidden = [entry for entry in memory.curated.in_order() if entry.unit_id not in visible]
-        if self.env.ranks:
+        if env.ranks:
             hidden.sort(key=lambda entry: (RANK[entry.tag], found.places[entry.unit_id]))
-        return [self._line(Drop.CURATED_LINES, memory, entry.unit_id, entry.tag, found) for entry in hidden]
+        placed = [Block((set_piece(memory, env),))]
+        placed += [self._line(Drop.CURATED_LINES, memory, entry.unit_id, entry.tag, found) for entry in hidden]
+        if found.units:
+            placed.append(Block((order_piece(memory, env, found, visible),), Drop.OLD_TURNS))
+        if env.leads_on and found.leads:
+            placed.append(Block((leads_piece(memory, env, found.leads[: env.leads.lines]),), Drop.EVIDENCE))
+        placed += self._pool(memory, visible, found)
+        if env.has("evidence"):
+            placed += [Block((each,), Drop.EVIDENCE) for each in link_pieces(memory, env, found.units)]
+        if env.has("verification") and (recent := memory.verification.recent(VERDICTS)):
+            verdicts = [
+                JudgementView(handle_of(memory, seen.unit_id), seen.label, claim=seen.claim[:CLAIM_CHARACTERS].rstrip())
+                for seen in recent
+            ]
+            lines = ["Verified:", *(f"{seen.handle} {seen.label}: {seen.claim}" for seen in verdicts)]
+            told = piece("verdicts", "user", "\n".join(lines), MemoryView(verdicts=tuple(verdicts)))
+            placed.append(Block((told,), Drop.EVIDENCE))
+        if env.has("history") and (turns := memory.history[-env.history.lines :]):
+            earlier = len(memory.history) - len(turns)
+            opening = f"History, {earlier} earlier turns left out:" if earlier else "History:"
+            placed.append(Block((piece("history", "user", opening),), Drop.HISTORY, memory.turn))
+            placed += map(_history_block, turns)
+        return placed
 
     def _pool(self, memory: WorkingMemory, visible: Set[UnitId], found: Assessment) -> list[Block]:
         entries, tags = memory.pool.entries, memory.curated.tags
@@ -294,25 +281,10 @@ class MemoryPieces:
             placed.append(Block((piece("older", "user", f"{label}: {handles}{more}"),), Drop.OLDER))
         return placed
 
-    def _history(self, memory: WorkingMemory) -> list[Block]:
-        lines = memory.history[-self.env.history.lines :]
-        if not lines:
-            return []
-        earlier = len(memory.history) - len(lines)
-        head = f"History, {earlier} earlier turns left out:" if earlier else "History:"
-        placed = [Block((piece("history", "user", head),), Drop.HISTORY, memory.turn)]
-        for line in lines:
-            if line not in self._turns:
-                text = f"T{line.turn} {line.tool} ({line.subject}): returned {line.returned}, new {line.new}"
-                text += f", curated {line.curated}" if line.curated else ""
-                self._turns[line] = Block((piece("history", "user", text),), Drop.HISTORY, line.turn)
-            placed.append(self._turns[line])
-        return placed
-
     def _line(self, drop: Drop, memory: WorkingMemory, unit_id: UnitId, tag: str, found: Assessment) -> Block:
         # In another episode or branch a unit has another handle or another first chunk.
         entry = memory.pool.entries[unit_id]
-        reason = found.reason(unit_id) if self.env.ranks else ""
+        reason = found.reasons[unit_id] if self.env.ranks else ""
         key = (tag, entry.handle, entry.chunk_ids[0], reason)
         if key not in self._lines:
             text = memory.store[entry.chunk_ids[0]].text[: 4 * self.env.pool.snippet]
@@ -325,27 +297,20 @@ class MemoryPieces:
         return self._lines[key]
 
 
+@lru_cache(maxsize=1024)
+def _history_block(line: HistoryLine) -> Block:
+    text = f"T{line.turn} {line.tool} ({line.subject}): returned {line.returned}, new {line.new}"
+    text += f", curated {line.curated}" if line.curated else ""
+    return Block((piece("history", "user", text),), Drop.HISTORY, line.turn)
+
+
 def set_piece(memory: WorkingMemory, env: Env) -> Piece:
     """Return the whole curated set by handle: the smallest form of the memory, which is never dropped."""
-    entries = tuple(
-        CuratedView(handle_of(memory, entry.unit_id), entry.unit_id, entry.tag if env.has("tags") else None)
-        for entry in memory.curated.in_order()
-    )
-    groups: dict[str, list[str]] = {}
-    for entry in entries:
-        groups.setdefault(entry.tag or "all", []).append(entry.handle)
+    entries, groups = list[CuratedView](), dict[str, list[str]]()
+    for entry in memory.curated.in_order():
+        tag = entry.tag if env.has("tags") else None
+        entries.append(CuratedView(handle_of(memory, entry.unit_id), entry.unit_id, tag))
+        groups.setdefault(tag or "all", []).append(entries[-1].handle)
     listed = "; ".join(f"{tag}: {', '.join(handles)}" for tag, handles in groups.items())
     text = f"Curated {len(entries)}/{env.curation.cap}. {listed or 'Nothing yet.'}"
-    return piece("curated", "user", text, CuratedSetView(entries, env.curation.cap))
-
-
-def _verdicts(memory: WorkingMemory, env: Env) -> list[Block]:
-    recent = memory.verification.recent(VERDICTS)
-    if not recent:
-        return []
-    shown = tuple(
-        VerdictView(handle_of(memory, seen.unit_id), seen.claim[:CLAIM_CHARACTERS].rstrip(), seen.label)
-        for seen in recent
-    )
-    lines = [f"{verdict.handle} {verdict.label}: {verdict.claim}" for verdict in shown]
-    return [Block((piece("verdicts", "user", "Verified:\n" + "\n".join(lines), VerdictsView(shown)),), Drop.EVIDENCE)]
+    return piece("curated", "user", text, MemoryView(cap=env.curation.cap, curated=tuple(entries)))

@@ -127,19 +127,15 @@ ENGINE_ERRORS = (RuntimeError, ValueError, OSError)
 class CrossEncoderVerifier:
     """Judges the passages of a document by a model in a thread, in batches over all episodes: `yes` if the best
     supporting passage is at least as probable as the best contradicting one, `no` if one contradicts, else `unclear`.
-
-    Args:
-        characters: how much of each document is read, from its beginning.
-        support, conflict: the probabilities from which a passage supports or contradicts; the second is higher, because
-            entailment models also contradict unrelated texts.
-    """
+    `support` and `conflict` are the least probabilities; entailment models also contradict unrelated texts."""
 
     def __init__(
         self, scorer: TransformerScorer, characters: int = 6000, support: float = 0.5, conflict: float = 0.8
     ) -> None:
         self.characters, self.support, self.conflict = characters, support, conflict
-        self._scorer = scorer
-        self._batcher: Batcher[Pair, tuple[float, float]] = Batcher(self._stances, WINDOW_S, BATCH_SIZE)
+        self._batcher: Batcher[Pair, tuple[float, float]] = Batcher(
+            lambda pairs: [(yes, no) for yes, no in scorer.stances(pairs).tolist()], WINDOW_S, BATCH_SIZE
+        )
 
     async def judge(self, claim: str, documents: Sequence[tuple[UnitId, str]]) -> list[Judgement | VerifierFault]:
         """Judge each document; if the model fails, return a fault for each."""
@@ -150,9 +146,6 @@ class CrossEncoderVerifier:
         except ENGINE_ERRORS as error:
             return [VerifierFault(f"cross-encoder: {type(error).__name__}: {error}") for _ in documents]
         return [self._judge([(*next(stances), shown) for shown in texts.values()]) for texts in passages]
-
-    def _stances(self, pairs: list[Pair]) -> list[tuple[float, float]]:
-        return [(yes, no) for yes, no in self._scorer.stances(pairs).tolist()]
 
     def _judge(self, judged: Sequence[tuple[float, float, str]]) -> Judgement:
         if not judged:

@@ -13,7 +13,7 @@ from enum import IntEnum
 from typing import Any, Literal, NamedTuple, Protocol
 
 from harness1.config import Env
-from harness1.env.view import LimitsView, QueryView
+from harness1.env.view import MemoryView, QueryView
 from harness1.memory.entities import QUESTION, SCANNED
 from harness1.memory.parts import POPULATED_TAG
 from harness1.memory.working_memory import WorkingMemory
@@ -73,25 +73,13 @@ def group_messages(pieces: Sequence[Piece]) -> list[list[Piece]]:
     return groups
 
 
-def action_text(reasoning: str, action: ToolCall | None) -> str:
-    """Return a policy's output in words, for policies without sampled tokens."""
-    text = f"Action: {_shorten('' if action is None else _call_text(action))}"
-    thought = " ".join(reasoning.split())
-    return f"{text}\nReasoning: {_shorten(thought)}" if thought else text
-
-
-def cut_call(action: ToolCall) -> ToolCall:
-    """Return the call as `action_text` shows it; a call that is cut loses its arguments."""
-    fits = len(_call_text(action)) <= LONGEST_ACTION
-    return ToolCall(one_line(action.name), action.arguments if fits else {})
-
-
-def _call_text(action: ToolCall) -> str:
-    return f"{one_line(action.name)} {json.dumps(action.arguments, ensure_ascii=False)}"
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= LONGEST_ACTION else f"{text[:LONGEST_ACTION]} ({len(text)} characters)"
+def write_action(reasoning: str, action: ToolCall) -> tuple[str, ToolCall]:
+    """Return an output in words, where no tokens were sampled, and its call as shown: if cut, without arguments."""
+    name, limit = one_line(action.name), LONGEST_ACTION
+    words = f"{name} {json.dumps(action.arguments, ensure_ascii=False)}", " ".join(reasoning.split())
+    call, thought = (text if len(text) <= limit else f"{text[:limit]} ({len(text)} characters)" for text in words)
+    text = f"Action: {call}\nReasoning: {thought}" if thought else f"Action: {call}"
+    return text, ToolCall(name, action.arguments if call == words[0] else {})
 
 
 class TokenCounter(Protocol):
@@ -102,15 +90,12 @@ class TokenCounter(Protocol):
 
     def piece(self, piece: Piece) -> int:
         """Return the tokens of a piece, without what its message adds."""
-        ...
 
     def tools(self, specs: Sequence[ToolSpec]) -> int:
         """Return the tokens of the tool declarations, and of all else that a prompt holds outside its messages."""
-        ...
 
     def overhead(self, first: Piece) -> int:
         """Return the tokens that a message adds around its pieces if it begins with this one."""
-        ...
 
 
 class ApproximateCounter:
@@ -137,8 +122,7 @@ class Drop(IntEnum):
 
 
 class Block(NamedTuple):
-    """Pieces that are kept or dropped together. Within a class earlier turns go first, then later blocks: pool lines
-    come newest first and curated lines most important first."""
+    """Pieces that are kept or dropped together. Within a class earlier turns go first, then later blocks."""
 
     pieces: tuple[Piece, ...]
     drop: Drop = Drop.NEVER
@@ -148,11 +132,10 @@ class Block(NamedTuple):
 def static_piece(env: Env, toolbox: Toolbox) -> Piece:
     """Return the instructions, which never change within an episode and mention no mechanism that is off."""
     # Minimal instructions do not say how many documents can be delivered.
-    limits = LimitsView(env.curation.cap) if env.rendering.instructions != "minimal" else None
-    lines = ["Curate the documents that answer the question."]
-    if env.rendering.instructions != "minimal":
-        lines = (_brief if env.rendering.instructions == "brief" else _full)(env, toolbox)
-    return piece("static", "system", "\n".join(lines), limits)
+    if env.rendering.instructions == "minimal":
+        return piece("static", "system", "Curate the documents that answer the question.")
+    lines = (_brief if env.rendering.instructions == "brief" else _full)(env, toolbox)
+    return piece("static", "system", "\n".join(lines), MemoryView(cap=env.curation.cap))
 
 
 def query_piece(memory: WorkingMemory, env: Env) -> Piece:
@@ -171,7 +154,7 @@ def question_text(query: str) -> str:
 
 
 PRUNING = (
-    "- The context grows with every turn. Above {soft} tokens prune useless documents with prune_chunks, or conclude;"
+    "The context grows with every turn. Above {soft} tokens prune useless documents with prune_chunks, or conclude;"
     " above {hard} tokens only prune_chunks, curate and end_search are carried out."
 )
 RANKED = (
@@ -187,86 +170,65 @@ NAMED = "Names are followed by handles such as (E3): a query may say E3 for the 
 
 
 def _brief(env: Env, toolbox: Toolbox) -> list[str]:
-    lines = [
+    seeded, seeds = env.auto_populate.documents, env.has("auto_populate") and not env.refills
+    tags = "Tags: very_high states the answer, high is a needed link, fair may be useful, low is doubtful."
+    told = {
         f"Find the documents that someone needs to answer the question. Your result is the curated set, at most"
         f" {env.curation.cap}. One tool call each turn: search, curate what is useful by its handle (such as D12),"
-        " search again for what is missing, then end_search alone.",
-        "Short queries; never the same one twice.",
-    ]
-    if env.refills:
-        lines.append(f"The best {env.auto_populate.documents} by evidence stay curated until you curate.")
-    elif env.has("auto_populate"):
-        lines.append(f"The first search curates its best {env.auto_populate.documents}: remove what is useless.")
-    if env.has("tags"):
-        lines.append("Tags: very_high states the answer, high is a needed link, fair may be useful, low is doubtful.")
-    lines += _evidence(env)
-    if "read_document" in toolbox.tools and env.read.by == "evidence":
-        lines.append(READING)
-    if env.has("pruning"):
-        lines.append(PRUNING.removeprefix("- ").format(soft=env.pruning.limits[0], hard=env.pruning.limits[1]))
-    return lines
+        " search again for what is missing, then end_search alone.": True,
+        "Short queries; never the same one twice.": True,
+        f"The best {seeded} by evidence stay curated until you curate.": env.refills,
+        f"The first search curates its best {seeded}: remove what is useless.": seeds,
+        tags: env.has("tags"),
+        **_evidence(env),
+        READING: "read_document" in toolbox.tools and env.read.by == "evidence",
+        PRUNING.format(soft=env.pruning.limits[0], hard=env.pruning.limits[1]): env.has("pruning"),
+    }
+    return [words for words, on in told.items() if on]
 
 
 def _full(env: Env, toolbox: Toolbox) -> list[str]:
-    tools = toolbox.tools
-    lines = [
+    tools, tags, most, shown = toolbox.tools, env.has("tags"), MOST_QUERIES, env.compression.sentences
+    seeded, seeds = env.auto_populate.documents, env.has("auto_populate") and not env.refills
+    review = f" as {POPULATED_TAG}: re-tag or remove them." if tags else ": review them."
+    meaning = "very_high = states part of the answer, high = needed link, fair = likely useful, low = doubtful."
+    gives_up = " A full set gives up its least important entry for a more important one."
+    once = "Short queries of 5 to 12 words. Never repeat a query: documents that were returned once do not come back."
+    rules = {
+        once: True,
+        f"fan_out_search runs up to {most} different queries in one turn: begin with it.": "fan_out_search" in tools,
+        "grep_corpus finds exact names, dates, numbers and quotations.": "grep_corpus" in tools,
+        "read_document shows a whole document where the shown sentences are not enough.": "read_document" in tools,
+        READING: "read_document" in tools and env.read.by == "evidence",
+        "review_docs shows documents from memory again without a search.": "review_docs" in tools,
+        f"Hits show the {shown} sentences nearest to the query, not the whole text.": env.has("compression"),
+        "Curate often, a few documents at a time, and remove what turns out to be useless.": True,
+        f"The best {seeded} documents by evidence stay curated until you curate.": env.refills,
+        f"After the first search its best {seeded} documents are curated for you{review}": seeds,
+        f"Tags: {meaning}{gives_up if env.curation.eviction == 'rank' else ''}": tags,
+        "Shared entities link documents; an entity named in a good document may be the next hop.": env.has("evidence"),
+        **_evidence(env),
+        "Verify a claim before you rely on a document that must meet several constraints.": "verify" in tools,
+        "Near duplicates are hidden behind the document that came first.": env.has("dedup"),
+        PRUNING.format(soft=env.pruning.limits[0], hard=env.pruning.limits[1]): env.has("pruning"),
+        f"The budget line shows used tokens and turns (at most {env.max_turns}). Above {WARNING:.0%} finish within 3"
+        f" turns, above {CRITICAL:.0%} at once.": env.has("budget_marker") and not env.has("pruning"),
+        "Call end_search alone, when the set is complete or nothing more can be found.": True,
+    }
+    return [
         "You are a search agent. You do not answer the question: you collect the documents that someone else needs to"
         f" answer it. Your result is the curated set, at most {env.curation.cap} documents.",
         "Each turn you take exactly one action, a call of one tool. The harness keeps what was found: documents have"
         " handles such as D12 (D12.3 is the third part of D12), and every handle stays valid.",
         "Work in a loop: split the question into facets, search, curate what is useful, refine, finish.",
         "Rules:",
-        "- Short queries of 5 to 12 words. Never repeat a query: documents that were returned once do not come back.",
+        *(f"- {words}" for words, on in rules.items() if on),
     ]
-    fan = f"fan_out_search runs up to {MOST_QUERIES} different queries in one turn: begin with it."
-    told = {
-        fan: "fan_out_search" in tools,
-        "grep_corpus finds exact names, dates, numbers and quotations.": "grep_corpus" in tools,
-        "read_document shows a whole document where the shown sentences are not enough.": "read_document" in tools,
-        READING: "read_document" in tools and env.read.by == "evidence",
-        "review_docs shows documents from memory again without a search.": "review_docs" in tools,
-    }
-    lines += [f"- {words}" for words, on in told.items() if on]
-    if env.has("compression"):
-        lines.append(f"- Hits show the {env.compression.sentences} sentences nearest to the query, not the whole text.")
-    lines += _curation(env)
-    if env.has("evidence"):
-        lines.append("- Shared entities link documents; an entity named in a good document may be the next hop.")
-    lines += [f"- {words}" for words in _evidence(env)]
-    if "verify" in tools:
-        lines.append("- Verify a claim before you rely on a document that must meet several constraints.")
-    if env.has("dedup"):
-        lines.append("- Near duplicates are hidden behind the document that came first.")
-    if env.has("pruning"):
-        lines.append(PRUNING.format(soft=env.pruning.limits[0], hard=env.pruning.limits[1]))
-    elif env.has("budget_marker"):
-        lines.append(
-            f"- The budget line shows used tokens and turns (at most {env.max_turns}). Above"
-            f" {WARNING:.0%} finish within 3 turns, above {CRITICAL:.0%} at once."
-        )
-    lines.append("- Call end_search alone, when the set is complete or nothing more can be found.")
-    return lines
 
 
-def _evidence(env: Env) -> list[str]:
+def _evidence(env: Env) -> dict[str, bool]:
     told = {NAMED: env.has("entity_handles"), RANKED: env.ranks, LEADS: env.leads_on}
-    return [words for words, on in {**told, LEAD_HANDLES: env.leads_have_handles}.items() if on]
-
-
-def _curation(env: Env) -> list[str]:
-    lines = ["- Curate often, a few documents at a time, and remove what turns out to be useless."]
-    if env.refills:
-        lines.append(f"- The best {env.auto_populate.documents} documents by evidence stay curated until you curate.")
-    elif env.has("auto_populate"):
-        lines.append(
-            f"- After the first search its best {env.auto_populate.documents} documents are curated for you"
-            + (f" as {POPULATED_TAG}: re-tag or remove them." if env.has("tags") else ": review them.")
-        )
-    if env.has("tags"):
-        gives_up = " A full set gives up its least important entry for a more important one."
-        meaning = "very_high = states part of the answer, high = needed link, fair = likely useful, low = doubtful."
-        lines.append(f"- Tags: {meaning}{gives_up if env.curation.eviction == 'rank' else ''}")
-    return lines
+    return {**told, LEAD_HANDLES: env.leads_have_handles}
 
 
 SENTENCES: dict[str, str] = {

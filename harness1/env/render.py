@@ -1,16 +1,16 @@
 """From memory and turns to a context within its token budget.
 
 An order says which blocks of pieces a context holds, in which sequence; `fit` drops blocks until they fit the budget.
-To add an order, write a class with `layouts` and name it in `ORDERS` and in `config.Rendering.order`.
+To add an order, write a function that yields layouts, and name it in `ORDERS` and in `config.Rendering.order`.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -30,7 +30,7 @@ from harness1.env.pieces import (
     query_piece,
     static_piece,
 )
-from harness1.env.view import BudgetView, HitView, LeadsView, TurnView, View
+from harness1.env.view import BudgetView, HitView, MemoryView, TurnView, View
 from harness1.memory.working_memory import WorkingMemory
 from harness1.plain import digest
 from harness1.records import Episode, UnitId
@@ -51,31 +51,28 @@ class Budget:
 
 
 class CachedCounter:
-    """Counts everything once, so that a turn costs only its new text. A replay needs `known`, all counts by key, in
-    place of the counter (`RecordedCounter`)."""
+    """Counts everything once. A replay needs `known`, all counts by key, in its place (`RecordedCounter`)."""
 
     def __init__(self, counter: TokenCounter) -> None:
         self.counter = counter
         self.known: dict[str, int] = {}
 
     def piece(self, piece: Piece) -> int:
-        count = self.known.get(piece.key)
-        if count is None:
-            count = self.known[piece.key] = self.counter.piece(piece)
-        return count
+        if piece.key not in self.known:
+            self.known[piece.key] = self.counter.piece(piece)
+        return self.known[piece.key]
 
     def overhead(self, first: Piece) -> int:
         """Return the tokens that a message adds if it begins with this piece."""
         key = overhead_key(first)
-        count = self.known.get(key)
-        if count is None:
-            count = self.known[key] = self.counter.overhead(first)
-        return count
+        if key not in self.known:
+            self.known[key] = self.counter.overhead(first)
+        return self.known[key]
 
     def tools(self, specs: Sequence[ToolSpec]) -> int:
         """Return the tokens of the tool declarations and of everything else outside messages."""
-        self.known[TOOLS] = count = self.counter.tools(specs)
-        return count
+        self.known[TOOLS] = self.counter.tools(specs)
+        return self.known[TOOLS]
 
     def total(self, pieces: Sequence[Piece]) -> int:
         """Return the tokens of joined pieces and of their messages."""
@@ -85,9 +82,8 @@ class CachedCounter:
 def fit(
     blocks: Sequence[Block], limit: int, counts: CachedCounter, room: int = 0
 ) -> tuple[list[Piece], int, int] | None:
-    """Drop whole blocks by class and order until the rest fits. Return the kept pieces, their tokens and the number of
-    dropped pieces; None if what must stay is too large. `room` tokens should stay free below the limit; only lines of
-    uncurated documents give way to that."""
+    """Drop whole blocks by class and order until the rest fits; return what is kept, its tokens and the number of
+    dropped pieces; None if what must stay is too large. For `room`, only lines of uncurated documents give way."""
     kept = [piece for block in blocks for piece in block.pieces]
     used = counts.total(kept)
     if used <= limit - room:
@@ -113,11 +109,8 @@ def overhead_key(first: Piece) -> str:
 
 
 class RecordedCounter:
-    """The counts of a recorded episode, so that replay needs no tokenizer.
-
-    Raises:
-        LookupError: the episode never had what is counted; its record or the code was changed.
-    """
+    """The counts of a recorded episode, so that replay needs no tokenizer. What the episode never had is a LookupError:
+    its record or the code was changed."""
 
     def __init__(self, episode: Episode) -> None:
         self.hash = episode.hashes.counter
@@ -134,8 +127,7 @@ class RecordedCounter:
 
 
 def marker_room(env: Env, counts: CachedCounter) -> int:
-    """Return the tokens kept free for the budget line, which states the size of the rest and is written last: twice its
-    longest form, as other digits may need more tokens, and what its message adds."""
+    """Return the tokens kept free for the budget line, which comes last: twice its longest form, and its message."""
     if not env.has("budget_marker"):
         return 0
     longest = marker(env, env.prompt_limit, env.max_turns)
@@ -187,13 +179,8 @@ class Context:
 
 
 class Layout(NamedTuple):
-    """The blocks of a context before the budget drops any.
-
-    Attributes:
-        room: tokens that should stay free below the limit (see `fit`).
-        dropped: pieces that an earlier context dropped and this one goes on without.
-        epoch_start: finished turns when the epoch of this context began.
-    """
+    """The blocks of a context before the budget drops any, tokens that should stay free (see `fit`), pieces that were
+    dropped before and stay so, and finished turns when the epoch began."""
 
     blocks: Sequence[Block]
     room: int = 0
@@ -201,85 +188,60 @@ class Layout(NamedTuple):
     epoch_start: int = 0
 
 
-@dataclass(frozen=True)
-class Order(ABC):
-    """Arranges the state of an episode as a context."""
-
-    env: Env
-    static: Piece
-    counts: CachedCounter
-    memory_pieces: MemoryPieces
-
-    @abstractmethod
-    def layouts(self, memory: WorkingMemory, turns: Sequence[TurnPieces], before: Context | None) -> Iterator[Layout]:
-        """Yield layouts, the preferred one first; the renderer takes the first that fits the budget. `turns` are the
-        last finished ones, oldest first, and `before` is the previous context of the episode, if there is one."""
-
-    def _head(self, memory: WorkingMemory) -> list[Block]:
-        return [Block((self.static,)), Block((query_piece(memory, self.env),))]
-
-    def _memory(self, memory: WorkingMemory, shown: Sequence[TurnPieces]) -> list[Block]:
-        return self.memory_pieces.of(memory, visible_units(shown))
+def paper(by: Renderer, memory: WorkingMemory, turns: Sequence[TurnPieces], before: Context | None) -> Iterator[Layout]:
+    """Yield the memory, then the last turns; both are rendered anew each turn."""
+    shown = turns[-by.env.rendering.recent :]
+    yield Layout([*by.head(memory), *by.memory(memory, shown), *_turn_blocks(shown)])
 
 
-class Paper(Order):
-    """The memory, then the last turns; both are rendered anew each turn."""
-
-    def layouts(self, memory: WorkingMemory, turns: Sequence[TurnPieces], before: Context | None) -> Iterator[Layout]:
-        shown = turns[-self.env.rendering.recent :]
-        yield Layout([*self._head(memory), *self._memory(memory, shown), *_turn_blocks(shown)])
-
-
-class StableFirst(Order):
-    """Turns first, then the memory. The window of turns grows and is then cut back, so that a prefix cache keeps most
-    of them."""
-
-    def layouts(self, memory: WorkingMemory, turns: Sequence[TurnPieces], before: Context | None) -> Iterator[Layout]:
-        shown = turns[-window(turns[-1].turn, self.env.rendering) :] if turns else ()
-        yield Layout([*self._head(memory), *_turn_blocks(shown), *self._memory(memory, shown)])
+def stable_first(
+    by: Renderer, memory: WorkingMemory, turns: Sequence[TurnPieces], before: Context | None
+) -> Iterator[Layout]:
+    """Yield turns first, in a window that grows and is then cut back, for prefix caches; then the memory."""
+    shown = turns[-window(turns[-1].turn, by.env.rendering) :] if turns else ()
+    yield Layout([*by.head(memory), *_turn_blocks(shown), *by.memory(memory, shown)])
 
 
-class Epoch(Order):
-    """A snapshot of the memory, to which a few turns are appended: inside an epoch each prompt is a token prefix of the
-    next."""
-
-    def layouts(self, memory: WorkingMemory, turns: Sequence[TurnPieces], before: Context | None) -> Iterator[Layout]:
-        """Yield the running epoch with the last turn appended, then, if it is over or full, a new epoch, in which one
-        more turn of the usual size has room: lines of uncurated documents give way to it."""
-        if before is not None and memory.turn - before.epoch_start < self.env.rendering.epoch_turns:
-            shown = {_kind(each): each.shows for each in before.pieces}
-            now = (set_piece(memory, self.env), *order_and_leads(memory, self.env))
-            # What the last action changed without its observation saying so.
-            changes = [each for each in now if each.shows != shown.get(_kind(each), LeadsView(()))]
-            pieces = (*before.pieces, *turns[-1].pieces(), *changes)
-            yield Layout([Block(pieces)], dropped=before.budget.dropped, epoch_start=before.epoch_start)
-        last = turns[-1:]
-        blocks = [*self._head(memory), *self._memory(memory, last)]
-        for turn in last:
-            blocks += [Block((turn.head,)), *_last_hits(turn)]
-        sizes = [self.counts.total(turn.pieces()) for turn in turns]
-        yield Layout(blocks, sum(sizes) // max(1, len(sizes)), epoch_start=memory.turn)
+def epoch(by: Renderer, memory: WorkingMemory, turns: Sequence[TurnPieces], before: Context | None) -> Iterator[Layout]:
+    """Yield a snapshot of the memory, to which a few turns are appended: inside an epoch each prompt is a token prefix
+    of the next. If the running epoch is over, or full with the last turn, a new one begins, in which one more turn of
+    the usual size has room: lines of uncurated documents give way to it."""
+    if before is not None and memory.turn - before.epoch_start < by.env.rendering.epoch_turns:
+        shown = {each.key.partition("#")[0]: each.shows for each in before.pieces}
+        now = (set_piece(memory, by.env), *order_and_leads(memory, by.env))
+        # What the last action changed without its observation saying so.
+        changes = [each for each in now if each.shows != shown.get(each.key.partition("#")[0], MemoryView(leads=()))]
+        pieces = (*before.pieces, *turns[-1].pieces(), *changes)
+        yield Layout([Block(pieces)], dropped=before.budget.dropped, epoch_start=before.epoch_start)
+    blocks = [*by.head(memory), *by.memory(memory, turns[-1:])]
+    for turn in turns[-1:]:
+        blocks += [Block((turn.head,)), *_last_hits(turn)]
+    sizes = [by.counts.total(turn.pieces()) for turn in turns]
+    yield Layout(blocks, sum(sizes) // max(1, len(sizes)), epoch_start=memory.turn)
 
 
-class Transcript(Order):
-    """The harness without a working memory, for comparison: all turns in sequence, minus what the policy pruned."""
-
-    def layouts(self, memory: WorkingMemory, turns: Sequence[TurnPieces], before: Context | None) -> Iterator[Layout]:
-        """Yield the previous context without what was pruned, and the last turn."""
-        if before is None:
-            yield Layout(self._head(memory))
-            return
-        last = turns[-1]
-        gone = last.head.shows.changes.pruned if isinstance(last.head.shows, TurnView) else ()
-        pieces = [
-            each
-            for each in before.pieces
-            if not (isinstance(each.shows, HitView) and each.shows.document.handle in gone)
-        ]
-        yield Layout([Block((*pieces, last.action, last.head)), *_last_hits(last)], dropped=before.budget.dropped)
+def transcript(
+    by: Renderer, memory: WorkingMemory, turns: Sequence[TurnPieces], before: Context | None
+) -> Iterator[Layout]:
+    """Yield all turns in sequence, minus what was pruned: the harness without a working memory, for comparison."""
+    if before is None:
+        yield Layout(by.head(memory))
+        return
+    last = turns[-1]
+    gone = last.head.shows.changes.pruned if isinstance(last.head.shows, TurnView) else ()
+    pieces = [
+        each for each in before.pieces if not (isinstance(each.shows, HitView) and each.shows.document.handle in gone)
+    ]
+    yield Layout([Block((*pieces, last.action, last.head)), *_last_hits(last)], dropped=before.budget.dropped)
 
 
-ORDERS: dict[str, type[Order]] = {"paper": Paper, "stable_first": StableFirst, "epoch": Epoch, "transcript": Transcript}
+Order = Callable[["Renderer", WorkingMemory, Sequence[TurnPieces], Context | None], Iterator[Layout]]
+"""Arranges the state of an episode as a context: it yields layouts, the preferred one first; the renderer takes the
+first that fits the budget. The turns are the last finished ones, oldest first; the context is the previous one of the
+episode, if there is one."""
+ORDERS: Mapping[str, Order] = MappingProxyType(
+    {"paper": paper, "stable_first": stable_first, "epoch": epoch, "transcript": transcript}
+)
 
 
 def window(turns: int, rendering: Rendering) -> int:
@@ -294,10 +256,6 @@ def visible_units(shown: Sequence[TurnPieces]) -> set[UnitId]:
     return {hit.document.unit_id for hit in shows if isinstance(hit, HitView)}
 
 
-def _kind(piece: Piece) -> str:
-    return piece.key.partition("#")[0]
-
-
 def _turn_blocks(shown: Sequence[TurnPieces]) -> list[Block]:
     """Return turns as blocks. Older ones lose their hits first; the last loses hits only where all else is gone."""
     blocks: list[Block] = []
@@ -310,8 +268,7 @@ def _turn_blocks(shown: Sequence[TurnPieces]) -> list[Block]:
 
 
 def _last_hits(turn: TurnPieces) -> list[Block]:
-    """Return the hits of the last turn, each a block of its own: a tokenizer may need far more tokens for them than
-    their tool counted, and that must not end the episode."""
+    """Return the last hits, each a block of its own: a tokenizer may need far more tokens than their tool counted."""
     return [Block((hit,), Drop.LAST_HITS, turn.turn) for hit in turn.hits]
 
 
@@ -328,7 +285,7 @@ class Renderer:
         self.counts = CachedCounter(counter)
         self.declared = self.counts.tools(toolbox.specs)
         self.limit = env.prompt_limit - self.declared - marker_room(env, self.counts)
-        self.order = ORDERS[env.rendering.order](env, self.static, self.counts, MemoryPieces(env))
+        self._memory_pieces = MemoryPieces(env)
 
     def smallest_window(self) -> int:
         """Return the smallest context window that holds what every context has, and `SMALLEST_TURN` more."""
@@ -340,9 +297,17 @@ class Renderer:
             window += 1
         return window
 
+    def head(self, memory: WorkingMemory) -> list[Block]:
+        """Return what every context begins with."""
+        return [Block((self.static,)), Block((query_piece(memory, self.env),))]
+
+    def memory(self, memory: WorkingMemory, shown: Sequence[TurnPieces]) -> list[Block]:
+        """Return the memory, without lines of what the shown turns display."""
+        return self._memory_pieces.of(memory, visible_units(shown))
+
     def render(self, memory: WorkingMemory, turns: Sequence[TurnPieces], before: Context | None) -> Context | None:
-        """Return the context of a state, or None if even the smallest one does not fit; see `Order.layouts`."""
-        for layout in self.order.layouts(memory, turns, before):
+        """Return the context of a state, or None if even the smallest one does not fit; see `Order`."""
+        for layout in ORDERS[self.env.rendering.order](self, memory, turns, before):
             fitted = fit(layout.blocks, self.limit, self.counts, layout.room)
             if fitted is None:
                 continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal, Protocol, TypeAlias
 
 import msgspec
@@ -37,7 +37,6 @@ class Verifier(Protocol):
 
     async def judge(self, claim: str, documents: Sequence[tuple[UnitId, str]]) -> list[Judgement | VerifierFault]:
         """Judge a claim against the text of each document, in order."""
-        ...
 
 
 class _Passage(msgspec.Struct, frozen=True):
@@ -50,13 +49,9 @@ class _Passage(msgspec.Struct, frozen=True):
 
 
 class LexicalVerifier:
-    """A cheap, local and repeatable verifier that compares the words, names, numbers and negations of passages.
-
-    Args:
-        characters: how much of each document is read, from its beginning.
-        support: share of the claim's terms that a supporting passage must contain.
-        conflict: share of them from which a passage with another number or the opposite polarity contradicts.
-    """
+    """A cheap, local and repeatable verifier that compares words, names, numbers and negations. `support` and
+    `conflict` are shares of the claim's terms that a passage must contain to support it, or, with another number or
+    polarity, to contradict it."""
 
     def __init__(self, characters: int = 6000, support: float = 0.7, conflict: float = 0.8) -> None:
         self.characters, self.support, self.conflict = characters, support, conflict
@@ -69,8 +64,6 @@ class LexicalVerifier:
         return [self._judge(read, names & read.terms, text[: self.characters], stemmer) for _, text in documents]
 
     def _judge(self, claim: _Passage, names: frozenset[str], text: str, stemmer: Stemmer.Stemmer) -> Judgement:
-        """Judge by the best passage of one to three consecutive sentences. Names in the first sentence, often the
-        title, count as present in every passage, because later sentences refer to them by pronouns."""
         sentences = [_read(sentence, stemmer) for sentence in split(text)]
         if not sentences or not (claim.terms or claim.numbers):
             return Judgement("unclear")
@@ -80,7 +73,18 @@ class LexicalVerifier:
             found = len(claim.terms & (window.terms | lead)) + len(claim.numbers & window.numbers)
             return found, -len(window.text)
 
-        best = max(_windows(sentences), key=rank)
+        windows: list[_Passage] = []
+        for start, window in enumerate(sentences):
+            windows.append(window)
+            for following in sentences[start + 1 : start + 3]:
+                window = _Passage(
+                    f"{window.text} {following.text}",
+                    window.terms | following.terms,
+                    window.numbers | following.numbers,
+                    window.negated or following.negated,
+                )
+                windows.append(window)
+        best = max(windows, key=rank)
         return Judgement(self._label(claim, names, lead, best), best.text)
 
     def _label(self, claim: _Passage, names: frozenset[str], lead: frozenset[str], window: _Passage) -> Label:
@@ -123,34 +127,16 @@ def _stems(text: str, stemmer: Stemmer.Stemmer) -> frozenset[str]:
     return frozenset(stemmer.stemWords(sorted(words)))
 
 
-def _windows(sentences: Sequence[_Passage]) -> Iterable[_Passage]:
-    for start, window in enumerate(sentences):
-        yield window
-        for following in sentences[start + 1 : start + 3]:
-            window = _Passage(
-                f"{window.text} {following.text}",
-                window.terms | following.terms,
-                window.numbers | following.numbers,
-                window.negated or following.negated,
-            )
-            yield window
-
-
 def _numbers(lowered: str, words: Collection[str]) -> frozenset[tuple[str, str]]:
     # "one" and "may" say too little.
-    numbers = {_number(*match.groups()) for match in _NUMBER.finditer(lowered)}
+    numbers = set[tuple[str, str]]()
+    for sign, digits, percent in _NUMBER.findall(lowered):
+        year = len(digits) == 4 and "1000" <= digits <= "2099"
+        kind = "percent" if percent else "money" if sign else "year" if year else "count"
+        numbers.add((kind, digits.replace(",", "")))
     numbers |= {("count", _NUMBER_WORDS[word]) for word in words if word in _NUMBER_WORDS and word != "one"}
     numbers |= {("month", word) for word in words if word in MONTHS and word != "may"}
     return frozenset(numbers)
-
-
-def _number(sign: str, digits: str, percent: str) -> tuple[str, str]:
-    value = digits.replace(",", "")
-    if percent:
-        return "percent", value
-    if sign:
-        return "money", value
-    return ("year" if len(digits) == 4 and "1000" <= digits <= "2099" else "count"), value
 
 
 def unopened_verifier(env: Env) -> Verifier:

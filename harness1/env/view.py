@@ -21,19 +21,13 @@ class QueryView(Record):
     handle: str = ""
 
 
-class LimitsView(Record):
-    """The number of documents that can be delivered."""
-
-    cap: int
-
-
 class BudgetView(Record):
     """`used` of `limit` prompt tokens, which a transcript may exceed; `turn` counts finished turns."""
 
-    used: int
-    limit: int
-    turn: int
-    max_turns: int
+    used: int = 0
+    limit: int = 0
+    turn: int = 0
+    max_turns: int = 0
     level: str = ""
 
     def turns_left(self) -> int | None:
@@ -58,37 +52,16 @@ class CuratedView(Record):
     tag: Tag | None
 
 
-class CuratedSetView(Record):
-    """The whole curated set in delivered order: handles and tags."""
-
-    entries: tuple[CuratedView, ...]
-    cap: int
-
-
-class RankedView(Record):
-    """The handles of the pool by evidence, the best first."""
-
-    handles: tuple[str, ...]
-
-
 class LeadView(Record):
-    """A name worth a search, and the documents that name it, by handle; none if the question does. `entity` is the
-    handle of the name, where entities have handles."""
+    """A name worth a search, by handle the documents that name it (none: the question does), and its own handle."""
 
     name: str
     handles: tuple[str, ...] = ()
     entity: str = ""
 
 
-class LeadsView(Record):
-    """The names worth a search, the best first."""
-
-    leads: tuple[LeadView, ...]
-
-
 class HitView(Record):
-    """A hit of one turn. `found_by` holds (query number, rank), both from 0: the marks of a fan-out, or the place among
-    the hits of a single query."""
+    """A hit of one turn. `found_by` holds (query number, rank), both from 0, of a fan-out or a single query."""
 
     turn: int
     document: DocumentView
@@ -108,12 +81,14 @@ class ActionView(Record):
 
 
 class JudgementView(Record):
-    """A verdict as reported to the turn that asked for it; `known` if it was given before. The passage may be cut."""
+    """A verdict as reported to the turn that asked for it, with its passage (`known` if it was given before), or as
+    remembered, with its claim. Both texts may be cut."""
 
     handle: str
     label: str
     passage: str = ""
     known: bool = False
+    claim: str = ""
 
 
 class ChangesView(Record):
@@ -140,21 +115,19 @@ class TurnView(Record):
     changes: ChangesView = ChangesView()
 
 
-class VerdictView(Record):
-    """A remembered verdict; the claim may be cut."""
+class MemoryView(Record):
+    """What one piece shows of the memory, and of its limit; what it does not show is None."""
 
-    handle: str
-    claim: str
-    label: str
-
-
-class VerdictsView(Record):
+    cap: int | None = None
+    """The number of documents that can be delivered."""
+    curated: tuple[CuratedView, ...] | None = None
+    """The whole curated set in delivered order."""
+    ranked: tuple[str, ...] | None = None
+    """The handles of the pool by evidence, the best first."""
+    leads: tuple[LeadView, ...] | None = None
+    """The names worth a search, the best first."""
+    verdicts: tuple[JudgementView, ...] | None = None
     """The newest verdicts, newest first."""
-
-    verdicts: tuple[VerdictView, ...]
-
-
-NO_BUDGET = BudgetView(0, 0, 0, 0)
 
 
 @dataclass
@@ -166,7 +139,7 @@ class View:
     """The question's handle, if queries may contain it."""
     entities: dict[str, str] = field(default_factory=dict)
     """By handle, in the order shown: the form of the name that was shown first."""
-    budget: BudgetView = NO_BUDGET
+    budget: BudgetView = field(default_factory=BudgetView)
     curated: tuple[CuratedView, ...] = ()
     cap: int = LARGEST_CAP
     """Most documents that can be delivered; under minimal instructions, the most that any environment allows."""
@@ -178,62 +151,52 @@ class View:
     turns: dict[int, TurnView] = field(default_factory=dict)
     hits: dict[int, list[HitView]] = field(default_factory=dict)
     """By turn, in the order shown."""
-    verdicts: tuple[VerdictView, ...] = ()
+    verdicts: tuple[JudgementView, ...] = ()
 
     @classmethod
     def of(cls, shown: Sequence[Record]) -> View:
-        """Collect the view from what each piece of a context shows, in their order."""
+        """Collect the view from what each piece of a context shows, in their order. Where none shows the curated set
+        whole, it is read from the turns, without ids of what is no longer shown."""
         view = cls()
         for each in shown:
             view._take(each)
-        if not any(isinstance(each, CuratedSetView) for each in shown):
-            view.curated = view._read_changes()
-        return view
-
-    def _take(self, shown: Record) -> None:
-        match shown:
-            case HitView(turn=turn, document=document):
-                self.hits.setdefault(turn, []).append(shown)
-                self._add_document(document)
-                self._add_names(shown.entities)
-            case DocumentView():
-                self._add_document(shown)
-            case TurnView(turn=turn):
-                self.turns[turn] = shown
-            case CuratedSetView(entries=entries, cap=cap):
-                self.curated, self.cap = entries, cap
-            case VerdictsView(verdicts=verdicts):
-                self.verdicts = verdicts
-            case QueryView(query=query, handle=handle):
-                self.query, self.handle = query, handle
-                self._add_names(shown.entities)
-            case LimitsView(cap=cap):
-                self.cap = cap
-            case BudgetView():
-                self.budget = shown
-            case RankedView(handles=handles):
-                self.ranked = handles
-            case LeadsView(leads=leads):
-                self.leads = leads
-                self._add_names({lead.entity: lead.name for lead in leads if lead.entity})
-
-    def _read_changes(self) -> tuple[CuratedView, ...]:
-        """Return the curated set as the turns report it, for contexts without a piece that shows it whole. An entry has
-        no id if its document is no longer shown."""
+        if any(isinstance(each, MemoryView) and each.curated is not None for each in shown):
+            return view
         entries: dict[str, CuratedView] = {}
-        for _, turn in sorted(self.turns.items()):
+        for _, turn in sorted(view.turns.items()):
             for handle in (*turn.changes.removed, *turn.changes.evicted):
                 entries.pop(handle, None)
             for handle, tag in (turn.changes.added | turn.changes.retagged).items():
-                known = self.documents.get(handle)
+                known = view.documents.get(handle)
                 entries[handle] = CuratedView(handle, known.unit_id if known else UnitId(""), tag)
-        return tuple(entries.values())
+        view.curated = tuple(entries.values())
+        return view
 
-    def _add_names(self, entities: Mapping[str, str]) -> None:
-        for handle, name in entities.items():
+    def _take(self, shown: Record) -> None:
+        names: Mapping[str, str] = {}
+        match shown:
+            case HitView(turn=turn, document=document, entities=names):
+                self.hits.setdefault(turn, []).append(shown)
+                keep_longest(self.documents, document)
+            case DocumentView():
+                keep_longest(self.documents, shown)
+            case TurnView(turn=turn):
+                self.turns[turn] = shown
+            case QueryView(query=query, handle=handle, entities=names):
+                self.query, self.handle = query, handle
+            case BudgetView():
+                self.budget = shown
+            case MemoryView(leads=leads):
+                for name in shown.__struct_fields__:
+                    if (value := getattr(shown, name)) is not None:
+                        setattr(self, name, value)
+                names = {lead.entity: lead.name for lead in leads or () if lead.entity}
+        for handle, name in names.items():
             self.entities.setdefault(handle, name)
 
-    def _add_document(self, document: DocumentView) -> None:
-        known = self.documents.get(document.handle)
-        if known is None or len(known.text) < len(document.text):
-            self.documents[document.handle] = document
+
+def keep_longest(documents: dict[str, DocumentView], document: DocumentView) -> None:
+    """Take a document in by its handle, unless as long a text of it is known."""
+    known = documents.get(document.handle)
+    if known is None or len(known.text) < len(document.text):
+        documents[document.handle] = document

@@ -44,7 +44,13 @@ def signature(text: str, permutations: int, shingle: int) -> bytes:
     machine. Tokens, the runs of letters and digits of any script in lower case, are hashed with CRC-32; a shingle is a
     polynomial in its token hashes mod 2^64; each permutation is a multiply-add-shift hash (Dietzfelbinger 1996) with
     constants from SplitMix64. A text with fewer than `shingle` tokens has shingles of one."""
-    hashes = _shingle_hashes(text, shingle)
+    words = " ".join(tokens(text)).encode("utf-8", "surrogatepass").split()
+    crcs = np.fromiter(map(zlib.crc32, words), np.uint64, len(words))
+    size = shingle if len(words) >= shingle else 1
+    combined = np.zeros(len(words) - size + 1, np.uint64) if words else crcs
+    for offset in range(size if words else 0):
+        combined = combined * _GOLDEN + crcs[offset : offset + len(combined)]
+    hashes = _mix(combined) >> np.uint64(32)
     factor, shift = _constants(permutations)
     least = np.full(permutations, 0xFFFFFFFF, np.uint64)
     for start in range(0, len(hashes), _BLOCK):
@@ -60,7 +66,12 @@ def guard(title: str, text: str) -> Guard:
     percent and ordinal marks, and include number words; a date is a month or weekday with the numbers beside it."""
     lowered = text.lower()
     words = tokens(lowered)
-    numbers = [_with_sign(lowered, match) for match in _NUMBER.finditer(lowered)]
+    numbers = []
+    for match in _NUMBER.finditer(lowered):
+        before = lowered[max(0, match.start() - 2) : match.start()]
+        # A hyphen after a letter or digit is no sign.
+        signed = before[-1:] in _SIGNS and before != "" and not (before[-1] in "-−" and before[:-1].strip())
+        numbers.append(before[-1] + match.group() if signed else match.group())
     dates, negations = [], ["n't"] * (lowered.count("n't") + lowered.count("n’t"))
     for word in _WATCHED.intersection(words):
         if word in NEGATIONS:
@@ -68,12 +79,14 @@ def guard(title: str, text: str) -> Guard:
         elif word in _NUMBER_WORDS:
             numbers += [word] * words.count(word)
         else:
-            dates += [_date(words, position) for position in _positions(words, word)]
+            for at in _positions(words, word):
+                beside = (*words[max(0, at - 1) : at], *words[at : at + 3])
+                dates.append(" ".join(each for each in beside if each[0].isdigit() or each in MONTHS or each in _DAYS))
     return " ".join(title.casefold().split()), tuple(sorted(numbers)), tuple(sorted(dates)), tuple(sorted(negations))
 
 
 class Text(msgspec.Struct, frozen=True):
-    """A representative. Its `text` is emptied once it has moved into a bucket."""
+    """A representative."""
 
     identifier: str
     title: str
@@ -81,8 +94,7 @@ class Text(msgspec.Struct, frozen=True):
 
 
 class Bucket(msgspec.Struct, frozen=True):
-    """The representatives with one guard. Signatures are computed when a second one arrives; until then, the text is
-    kept."""
+    """The representatives with one guard. Until a second one arrives, no signature is computed."""
 
     ids: tuple[str, ...]
     first: str
@@ -99,25 +111,23 @@ class Fingerprints(Forkable):
     Most texts share title and figures with no other, so guards and signatures wait until a second text has the same
     ones."""
 
-    firsts: dict[str, Text] = {}
-    """Title and figures -> the first text with them."""
+    firsts: dict[str, Text | None] = {}
+    """Title and figures -> the first text with them; None once it has moved into a bucket."""
     buckets: dict[str, Bucket] = {}
     """Guard -> the texts that share title and figures with another."""
 
     def match(self, identifier: str, title: str, text: str) -> str | None:
-        """Return the representative that a text repeats, or None: guards are equal and the similarity reaches the
-        threshold; the most similar wins, then the earliest. Short texts, those without tokens and one's own match
-        nothing."""
+        """Return the representative that a text repeats, the most similar, then the earliest: guards are equal and the
+        similarity reaches the threshold. Short texts, those without tokens and one's own match nothing."""
         if not _comparable(text):
             return None
-        first = self.firsts.get(_figures(title, text))
-        if first is None:
+        figures = _figures(title, text)
+        if figures not in self.firsts:
             return None
-        if first.text:
-            same = _bucket_key(first.title, first.text) == _bucket_key(title, text)
-            bucket = Bucket((first.identifier,), first.text) if same else None
-        else:
-            bucket = self.buckets.get(_bucket_key(title, text))
+        bucket = self.buckets.get(_bucket_key(title, text))
+        first = self.firsts[figures]
+        if first is not None and _bucket_key(first.title, first.text) == _bucket_key(title, text):
+            bucket = Bucket((first.identifier,), first.text)
         if bucket is None:
             return None
         own = np.frombuffer(_signature(text), "<u4")
@@ -131,25 +141,19 @@ class Fingerprints(Forkable):
         """Make a text a representative, unless it can never match."""
         if not _comparable(text):
             return
-        figures = _figures(title, text)
-        own = Text(identifier, title, text)
-        first = self.firsts.get(figures)
-        if first is None:
+        figures, own = _figures(title, text), Text(identifier, title, text)
+        if figures not in self.firsts:
             self.firsts[figures] = own
             return
-        if first.text:
-            self._file(first)
-            self.firsts[figures] = Text(first.identifier, first.title, "")
-        self._file(own)
-
-    def _file(self, one: Text) -> None:
-        key = _bucket_key(one.title, one.text)
-        known = self.buckets.get(key)
-        if known is None:
-            self.buckets[key] = Bucket((one.identifier,), one.text)
-            return
-        signatures = known.all_signatures() + _signature(one.text)
-        self.buckets[key] = Bucket((*known.ids, one.identifier), known.first, signatures)
+        first, self.firsts[figures] = self.firsts[figures], None
+        for each in (own,) if first is None else (first, own):
+            key = _bucket_key(each.title, each.text)
+            known = self.buckets.get(key)
+            if known is None:
+                self.buckets[key] = Bucket((each.identifier,), each.text)
+            else:
+                signatures = known.all_signatures() + _signature(each.text)
+                self.buckets[key] = Bucket((*known.ids, each.identifier), known.first, signatures)
 
 
 def _comparable(text: str) -> bool:
@@ -172,17 +176,6 @@ def _signature(text: str) -> bytes:
     return signature(text, PERMUTATIONS, SHINGLE)
 
 
-def _shingle_hashes(text: str, size: int) -> npt.NDArray[np.uint64]:
-    """Return the hash of each shingle in order, shape (shingles,), each below 2^32."""
-    words = " ".join(tokens(text)).encode("utf-8", "surrogatepass").split()
-    hashes = np.fromiter(map(zlib.crc32, words), np.uint64, len(words))
-    size = size if len(words) >= size else 1
-    combined = np.zeros(len(words) - size + 1, np.uint64) if words else hashes
-    for offset in range(size if words else 0):
-        combined = combined * _GOLDEN + hashes[offset : offset + len(combined)]
-    return _mix(combined) >> np.uint64(32)
-
-
 @lru_cache(maxsize=8)
 def _constants(permutations: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
     """Return factors and shifts of the permutations, each of shape (permutations, 1)."""
@@ -197,22 +190,8 @@ def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return values ^ (values >> np.uint64(31))
 
 
-def _with_sign(text: str, match: re.Match[str]) -> str:
-    """Return a number with the currency or sign before it; a hyphen after a letter or digit does not count as a
-    sign."""
-    start = match.start()
-    before = text[max(0, start - 2) : start]
-    signed = before[-1:] in _SIGNS and before != "" and not (before[-1] in "-−" and before[:-1].strip())
-    return before[-1] + match.group() if signed else match.group()
-
-
 def _positions(words: list[str], word: str) -> Iterator[int]:
     position = -1
     for _ in range(words.count(word)):
         position = words.index(word, position + 1)
         yield position
-
-
-def _date(words: list[str], position: int) -> str:
-    beside = (*words[max(0, position - 1) : position], *words[position : position + 3])
-    return " ".join(token for token in beside if token[0].isdigit() or token in MONTHS or token in _DAYS)

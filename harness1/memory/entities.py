@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from heapq import nsmallest
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from harness1.memory.parts import Forkable
 from harness1.memory.sentences import UPPER, WORDS
@@ -53,19 +53,19 @@ def extract(text: str, limit_characters: int) -> tuple[str, ...]:
         raw = match.group()
         if match.lastindex:
             if len(raw) <= _LONGEST:
-                found[_head(text, match.start()) + raw] = True
+                start = match.start()
+                word = start > 1 and text[start - 2].isalpha()
+                found[(text[start - 2 : start].lstrip() if word else text[start - 1]) + raw] = True
             continue
         for part in _parts(raw) if ". " in raw else (raw,):
             name, common = _name(part)
-            if not common or part != raw or not _starts_sentence(text, match.start()):
+            before = text[max(0, match.start() - 4) : match.start()].rstrip(" \"'“‘([")
+            starts = not before or before[-1] in _SENTENCE_BREAKS
+            if not common or part != raw or not starts:
                 found[name] = True
             else:
                 found.setdefault(name, False)
     return tuple([name for name, certain in found.items() if certain and name])
-
-
-def _head(text: str, start: int) -> str:
-    return text[start - 2 : start].lstrip() if start > 1 and text[start - 2].isalpha() else text[start - 1]
 
 
 def _parts(raw: str) -> list[str]:
@@ -80,8 +80,7 @@ def _parts(raw: str) -> list[str]:
 
 @lru_cache(maxsize=4096)
 def _name(raw: str) -> tuple[str, bool]:
-    """Return the name in a match, without leading function words, and whether it is a common word. A bare month,
-    numeral, initial or letter gives an empty name."""
+    """Return the name in a match (none: a bare month, numeral, initial or letter), and whether it is a common word."""
     head = raw.partition(" ")[0]
     lowered = head.lower()
     if head.isalpha() and len(head) > 1 and lowered not in _OPENINGS and head.strip("IVX") and raw[-1] != ".":
@@ -119,11 +118,6 @@ def _is_initial(word: str) -> bool:
     return len(word) == 2 and word[1] == "."
 
 
-def _starts_sentence(text: str, start: int) -> bool:
-    before = text[max(0, start - 4) : start].rstrip(" \"'“‘([")
-    return not before or before[-1] in _SENTENCE_BREAKS
-
-
 class Bridge(Record, frozen=True):
     """An entity in two or more units. `unit_ids` may be cut; `total` counts them all."""
 
@@ -142,39 +136,29 @@ class EvidenceGraph(Forkable):
     """Key of an entity -> the units that mention it, in order of addition."""
     entities: dict[UnitId, tuple[str, ...]] = {}
     """Unit -> the keys of its entities, in order of addition."""
-    levels: dict[int, dict[str, None]] = {}
-    """Number of units, from 2 -> the keys of the entities in that many units."""
+    singletons: int = 0
+    """Number of entities in exactly one unit: possible next hops."""
 
     def add(self, unit_id: UnitId, entities: Iterable[str]) -> None:
         """Record that a unit mentions some entities. May be called again for more text of the same unit."""
         keys = dict.fromkeys(self.entities.get(unit_id, ()))
-        alone = (unit_id,)
         for name in entities:
             key = entity_key(name)
             if not key or key in keys:
                 continue
             keys[key] = None
-            before = self.units.get(key)
-            if before is None:
-                self.names[key], self.units[key] = name, alone
-            else:
-                self._link(key, before, unit_id)
+            before = self.units.get(key, ())
+            self.units[key] = (*before, unit_id)
+            if not before:
+                self.names[key] = name
+            self.singletons += (not before) - (len(before) == 1)
         self.entities[unit_id] = tuple(keys)
 
     def bridges(self, limit: int, documents: int | None = None) -> list[Bridge]:
-        """Return the entities in two units or more, by decreasing number of units, then by name, each with its first
-        `documents` units, or all."""
-        keys: list[str] = []
-        for level in sorted(self.levels, reverse=True):
-            if len(keys) >= limit:
-                break
-            keys += nsmallest(limit - len(keys), self.levels[level], key=self.names.__getitem__)
+        """Return the entities in two units or more, in most units first, then by name, each with its first units."""
+        linked = (key for key, units in self.units.items() if len(units) > 1)
+        keys = nsmallest(limit, linked, key=lambda key: (-len(self.units[key]), self.names[key]))
         return [Bridge(self.names[key], self.units[key][:documents], len(self.units[key])) for key in keys]
-
-    @property
-    def singletons(self) -> int:
-        """Return the number of entities in exactly one unit: possible next hops."""
-        return len(self.units) - sum(map(len, self.levels.values()))
 
     def entities_of(self, unit_id: UnitId) -> tuple[str, ...]:
         """Return the entities of a unit in order of addition; none for an unknown unit."""
@@ -183,21 +167,6 @@ class EvidenceGraph(Forkable):
     def units_of(self, entity: str) -> tuple[UnitId, ...]:
         """Return the units that mention an entity in any form, in order of addition."""
         return self.units.get(entity_key(entity), ())
-
-    def fork(self) -> Self:
-        """Return an independent copy, as every `Forkable` does; the levels are dictionaries of dictionaries."""
-        forked = super().fork()
-        forked.levels = {count: keys.copy() for count, keys in self.levels.items()}
-        return forked
-
-    def _link(self, key: str, before: tuple[UnitId, ...], unit_id: UnitId) -> None:
-        self.units[key] = (*before, unit_id)
-        if len(before) > 1:
-            level = self.levels[len(before)]
-            del level[key]
-            if not level:
-                del self.levels[len(before)]
-        self.levels.setdefault(len(before) + 1, {})[key] = None
 
 
 def entity_key(name: str) -> str:
@@ -216,16 +185,8 @@ QUESTION = "Q"
 """The handle of the question."""
 
 
-class Mention(NamedTuple):
-    """The first mention of an entity in a text: its name as written, and the position behind it."""
-
-    end: int
-    name: str
-
-
 class EntityHandles(Forkable):
-    """The entities shown so far in an episode, in order of first appearance: E1 is the first of `names`. Forms of a
-    name are one entity, as in `EvidenceGraph`. A handle never changes; only `add` writes the fields."""
+    """The entities shown in an episode, in order of appearance (E1 is the first); forms of a name are one."""
 
     names: list[str] = []
     numbers: dict[str, int] = {}
@@ -244,25 +205,22 @@ class EntityHandles(Forkable):
         return "" if number is None else f"E{number}"
 
     def mark(self, text: str, characters: int) -> tuple[str, dict[str, str]]:
-        """Return a text with ` (E3)` behind the first mention of each entity that has a handle, and the names behind
-        these handles, as the text writes them. `characters` is as in `mentions`."""
+        """Return a text with ` (E3)` behind the first mention of each entity with a handle, and their names."""
         if not self.numbers:
             return text, {}
         parts: list[str] = []
         shown: dict[str, str] = {}
         done = 0
-        for mention in mentions(text, characters):
-            number = self.numbers.get(entity_key(mention.name))
-            if number is None or (handle := f"E{number}") in shown:
-                continue
-            shown[handle] = mention.name
-            parts.append(f"{text[done : mention.end]} ({handle})")
-            done = mention.end
+        for end, name in mentions(text, characters):
+            number = self.numbers.get(entity_key(name))
+            if number is not None and (handle := f"E{number}") not in shown:
+                shown[handle] = name
+                parts.append(f"{text[done:end]} ({handle})")
+                done = end
         return "".join([*parts, text[done:]]), shown
 
     def spell(self, query: str, question: str = "") -> SpelledQuery:
-        """Replace the handles in a query with names, and `Q` in a query of handles alone with the question, if it is
-        given. Words that look like handles but name nothing stay."""
+        """Replace handles in a query with names, and `Q` in a query of handles alone with the question, if given."""
         used = dict.fromkeys(_HANDLE.findall(query))
         resolved = {handle: self.names[int(handle[1:]) - 1] for handle in used if int(handle[1:]) <= len(self.names)}
         if question and _HANDLES.fullmatch(query) and _QUESTION.search(query):
@@ -281,9 +239,9 @@ class SpelledQuery(NamedTuple):
     empty: bool
 
 
-def mentions(text: str, characters: int) -> list[Mention]:
-    """Return the first mention of each entity in the first `characters` of a text, in text order, without mere numbers
-    and without names inside longer ones."""
+def mentions(text: str, characters: int) -> list[tuple[int, str]]:
+    """Return the first mention of each entity in a text: the position behind it and the name, in text order, without
+    mere numbers and names inside longer ones."""
     names = [name for name in extract(text, characters) if not name.rstrip("s").replace("/", "").isdecimal()]
     taken: list[tuple[int, int]] = []
     for name in sorted(names, key=len, reverse=True):
@@ -291,7 +249,7 @@ def mentions(text: str, characters: int) -> list[Mention]:
             if not any(start < taken_end and taken_start < end for taken_start, taken_end in taken):
                 taken.append((start, end))
                 break
-    return [Mention(end, text[start:end]) for start, end in sorted(taken)]
+    return [(end, text[start:end]) for start, end in sorted(taken)]
 
 
 def in_handles(query: str, entities: Mapping[str, str]) -> str:
@@ -305,10 +263,6 @@ def _places(name: str, text: str) -> Iterator[tuple[int, int]]:
     start = text.find(name)
     while start >= 0:
         end = start + len(name)
-        if not (_is_word(text[start - 1 : start]) or _is_word(text[end : end + 1])):
+        if not any(beside.isalnum() or beside == "_" for beside in (text[start - 1 : start], text[end : end + 1])):
             yield start, end
         start = text.find(name, start + 1)
-
-
-def _is_word(character: str) -> bool:
-    return character.isalnum() or character == "_"

@@ -31,13 +31,11 @@ class Forkable(msgspec.Struct):
 
     def fork(self) -> Self:
         """Return an independent copy: dictionaries, lists, buffers and parts are its own, the rest is shared."""
-        return type(self)(*map(_copy_value, msgspec.structs.astuple(self)))
-
-
-def _copy_value(value: Any) -> Any:
-    if isinstance(value, Forkable):
-        return value.fork()
-    return value.copy() if isinstance(value, dict | list | bytearray) else value
+        own: list[Any] = [getattr(self, name) for name in self.__struct_fields__]
+        for at, value in enumerate(own):
+            if isinstance(value, Forkable | dict | list | bytearray):
+                own[at] = value.fork() if isinstance(value, Forkable) else value.copy()
+        return type(self)(*own)
 
 
 class Entry(Record):
@@ -66,8 +64,7 @@ class Pool(Forkable):
         return UnitId(hit.doc_id if self.unit == "document" else hit.chunk_id)
 
     def add(self, hit: Hit, turn: int) -> bool:
-        """Pool the unit of a hit, and return whether it is new. A unit that was hidden as a duplicate becomes
-        visible."""
+        """Pool the unit of a hit, visible from now on, and return whether it is new."""
         unit_id = self.unit_of(hit)
         self.aliases.pop(unit_id, None)
         known = self.entries.get(unit_id)
@@ -94,7 +91,14 @@ class Pool(Forkable):
         exact = UnitId(reference)
         if exact in self.entries:
             return exact
-        return self.aliases.get(exact) or self._only_chunk_of(name)
+        if (twin := self.aliases.get(exact)) or self.unit == "document":
+            return twin
+        if name[:1].upper() != "D" or not name[1:].isdecimal():
+            return None
+        # Where chunks are curated, `D12` means the pooled chunk of that document if there is just one.
+        wanted = {doc_id for doc_id, number in self.numbers.items() if number == int(name[1:7])}
+        units = [entry.unit_id for entry in self.entries.values() if entry.doc_id in wanted]
+        return units[0] if len(units) == 1 else None
 
     def document_of(self, reference: str) -> DocId | None:
         """Return the document that a handle or an exact id belongs to, whichever of its parts are pooled."""
@@ -103,14 +107,6 @@ class Pool(Forkable):
             return self.entries[unit_id].doc_id
         head = reference.strip().strip("[]").upper().partition(".")[0]
         return next((doc_id for doc_id, number in self.numbers.items() if head == f"D{number}"), None)
-
-    def _only_chunk_of(self, name: str) -> UnitId | None:
-        """Return the pooled chunk of a document if there is just one: where chunks are curated, `D12` means that."""
-        if self.unit == "document" or name[:1].upper() != "D" or not name[1:].isdecimal():
-            return None
-        wanted = {doc_id for doc_id, number in self.numbers.items() if number == int(name[1:7])}
-        units = [entry.unit_id for entry in self.entries.values() if entry.doc_id in wanted]
-        return units[0] if len(units) == 1 else None
 
 
 POPULATED_TAG: Tag = "fair"
@@ -131,11 +127,9 @@ class CuratedSet(Forkable):
         return unit_id in self.tags
 
     def edit(self, additions: dict[UnitId, Tag], removals: list[UnitId], settings: Curation) -> Delta:
-        """Remove entries, then add others in order; adding a present entry only changes its tag.
-
-        At the cap an entry is evicted only for a strictly more important one (`rank`), or the oldest is (`fifo`), or
-        the newcomer is refused (`refuse`).
-        """
+        """Remove entries, then add others in order; adding a present entry only changes its tag. At the cap the first
+        of the least important makes room for a more important one (`rank`), or the oldest does (`fifo`), or nothing
+        (`refuse`)."""
         removed = [unit_id for unit_id in removals if self.tags.pop(unit_id, None) is not None]
         added, retagged = dict[UnitId, Tag](), dict[UnitId, Tag]()
         evicted, refused = list[UnitId](), list[UnitId]()
@@ -185,15 +179,14 @@ class VerificationCache(Forkable):
 
     def get(self, claim: str, unit_id: UnitId, chunks: int = 0) -> Verdict | None:
         """Return the stored verdict of a claim (see `normalise_claim`), unless the unit has gained chunks since."""
-        key = _cache_key(claim, unit_id)
+        key = f"{normalise_claim(claim)}\n{unit_id}"
         return self.verdicts.get(key) if self.judged.get(key, 0) >= chunks else None
 
     def put(self, verdict: Verdict, chunks: int = 0) -> None:
         """Store a verdict as the newest, in place of an earlier one. `chunks` counts the unit's stored chunks."""
-        key = _cache_key(verdict.claim, verdict.unit_id)
+        key = f"{normalise_claim(verdict.claim)}\n{verdict.unit_id}"
         self.verdicts.pop(key, None)
-        self.verdicts[key] = verdict
-        self.judged[key] = chunks
+        self.verdicts[key], self.judged[key] = verdict, chunks
 
     def recent(self, limit: int) -> tuple[Verdict, ...]:
         """Return the newest verdicts, newest first."""
@@ -203,10 +196,6 @@ class VerificationCache(Forkable):
 def normalise_claim(claim: str) -> str:
     """Return what claims that differ in case, white space or final punctuation share."""
     return " ".join(claim.casefold().split()).rstrip(" .!?;:")
-
-
-def _cache_key(claim: str, unit_id: UnitId) -> str:
-    return f"{normalise_claim(claim)}\n{unit_id}"
 
 
 SUBJECT_CHARACTERS = 60

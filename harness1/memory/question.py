@@ -77,8 +77,7 @@ class Question(NamedTuple):
 
 @lru_cache(maxsize=16384)
 def normalise_name(text: str) -> str:
-    """Return a name in lower case without accents, punctuation and possessive s, and with spaces between the characters
-    of scripts without spaces, so that it is found inside a sentence."""
+    """Return a name in lower case without accents, punctuation and possessive s, its words apart in any script."""
     return " ".join(_words(text))
 
 
@@ -188,19 +187,13 @@ def mask_of(found: Sequence[str], terms: Mapping[str, int]) -> int:
 
 def content_terms(text: str) -> list[str]:
     """Return the stems of the words of a text, without function words."""
-    return [term for term in map(_TERMS.__getitem__, _tokens(text)) if term]
+    found = words(text) if has_foreign(text) else tokens(text)
+    return [term for term in map(_TERMS.__getitem__, found) if term]
 
 
-def _term(word: str) -> str:
-    counts = (len(word) > 1 or word >= _FIRST_FOREIGN) and word not in FUNCTION_WORDS
-    return stem(word) if counts else ""
-
-
-_TERMS = Remembered(_term)
-
-
-def _tokens(text: str) -> list[str]:
-    return words(text) if has_foreign(text) else tokens(text)
+_TERMS = Remembered(
+    lambda word: stem(word) if (len(word) > 1 or word >= _FIRST_FOREIGN) and word not in FUNCTION_WORDS else ""
+)
 
 
 def _words(text: str) -> list[str]:
@@ -213,8 +206,6 @@ def _words(text: str) -> list[str]:
 
 
 def by_relevance(passages: Sequence[str], question: str) -> list[int]:
-    """Return the positions of the passages of one document, those nearest to a question first, by Okapi BM25 over the
-    stems of their words without function words, with the statistics of this document. Ties go to the earlier
-    passage."""
+    """Return the positions of a document's passages, those nearest to a question first: Okapi BM25 over stems."""
     scores = okapi([content_terms(passage) for passage in passages], content_terms(question[:SCANNED_CHARACTERS]))
     return sorted(range(len(passages)), key=lambda at: -scores[at])

@@ -197,8 +197,7 @@ def follow_links(
 
 
 def open_leads(links: NameLinks, found: Set[str], queries: Iterable[str], question: str) -> tuple[Lead, ...]:
-    """Return what is worth a search, the best first, the names in the question before all: nothing was `found` under
-    that title, and nobody searched for it."""
+    """Return what is worth a search, the best first: nothing was `found` under its title, nobody searched for it."""
     asked, closed = _question_leads(question), found | set(map(head, queries))
     worth = [
         (value, name)
@@ -312,15 +311,12 @@ class Assessment:
         """The place of each unit, from 0."""
         return {unit_id: place for place, unit_id in enumerate(self.units)}
 
-    def reason(self, unit_id: UnitId) -> str:
-        """Return in a few words the strongest feature of a unit, or an empty string if none is strong."""
-        return self._reasons[self.places[unit_id]]
-
     @cached_property
-    def _reasons(self) -> list[str]:
+    def reasons(self) -> dict[UnitId, str]:
+        """In a few words the strongest feature of each unit; empty if none is strong."""
         told = self.features[:, _COLUMNS]
         highest = np.where(told.max(axis=1) >= TOLD_FROM, told.argmax(axis=1), len(_COLUMNS))
-        return [_REASONS[at] for at in highest.tolist()]
+        return {unit_id: _REASONS[at] for unit_id, at in zip(self.units, highest.tolist(), strict=True)}
 
 
 class EvidenceValue(Forkable):
@@ -377,8 +373,9 @@ class EvidenceValue(Forkable):
             _OWN.pack_into(self.own, number * _OWN.size, *own, max(known, hit.likeness))
         (mask,) = _MASK.unpack_from(self.masks, number * _MASK.size)
         _MASK.pack_into(self.masks, number * _MASK.size, reduce(or_, found, mask))
-        for mask in _largest(found):
-            self.sentences += _SENTENCE.pack(number, mask)
+        for mask in sorted(found):
+            if not any(mask != other and mask & other == mask for other in found):
+                self.sentences += _SENTENCE.pack(number, mask)
 
     def rank(self, rankings: Sequence[Ranking], found: Mapping[str, tuple[UnitId, float]], query: str) -> None:
         """Take in the rankings of a search; `found` has the unit and the score of each shown hit, by chunk."""
@@ -467,21 +464,15 @@ class EvidenceValue(Forkable):
         table[:, _AT["sentence"]] = said / max(float(said.max()), 1e-9)
         for mask in question.names:
             table[:, _AT["names"]] += (np.bitwise_and(masks, mask) == mask) / len(question.names)
-        for number, value in self._name_values(question).items():
-            table[number, _AT["named"]] = value
-        return by_question
-
-    def _name_values(self, question: Question) -> dict[int, float]:
-        """Return how surely the question names units: less for a title that is part of a longer name in it."""
-        values: dict[int, float] = {}
         for name in self.asked:
             part = any(other != name and f" {name} " in f" {other} " for other in self.asked)
             for number in self.names.heads[name]:
+                # Less sure: one of several texts without a title, and a title that is part of a longer name.
                 detail = _DETAIL.search(self.titles[number])
                 meant = detail and f" {normalise_name(detail.group(1))} " in question.flat
                 share = 1.0 if self.titles[number] else 1 / len(self.names.heads[name])
-                values[number] = share * (0.25 if part and not meant else 1.0)
-        return values
+                table[number, _AT["named"]] = share * (0.25 if part and not meant else 1.0)
+        return by_question
 
 
 def weights_for(features: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -491,7 +482,3 @@ def weights_for(features: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _bits(masks: NDArray[np.int64], terms: int) -> NDArray[np.float64]:
     return ((masks[:, None] >> np.arange(terms)) & 1).astype(np.float64)
-
-
-def _largest(masks: set[int]) -> list[int]:
-    return sorted(mask for mask in masks if not any(mask != other and mask & other == mask for other in masks))

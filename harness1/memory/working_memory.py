@@ -4,7 +4,7 @@ curated set with importance, full-text store, evidence graph, verification cache
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
 
@@ -48,9 +48,8 @@ class WorkingMemory(Forkable, dict=True):
         return cls(query, pool=Pool(unit))
 
     def absorb(self, hits: Iterable[Hit], env: Env) -> tuple[list[UnitId], dict[UnitId, UnitId]]:
-        """Take hits into the memory. Return the units that are new in the pool, and the near duplicates with their
-        representatives."""
-        self._forget()
+        """Take hits in; return the units that are new in the pool, and near duplicates with their representatives."""
+        self.__dict__.pop("assessment", None)
         new: list[UnitId] = []
         aliases: dict[UnitId, UnitId] = {}
         for hit in hits:
@@ -76,28 +75,24 @@ class WorkingMemory(Forkable, dict=True):
     def take_rankings(self, rankings: Sequence[Ranking], hits: Iterable[Hit], env: Env) -> None:
         """Take in at which ranks a search found the units of its shown hits."""
         if env.ranks:
-            self._forget()
+            self.__dict__.pop("assessment", None)
             units = ((hit, self.pool.unit_of(hit)) for hit in hits)
             found = {str(hit.chunk_id): (unit, hit.score) for hit, unit in units if unit in self.pool.entries}
             self.value.rank(rankings, found, self.query)
 
     def assess(self) -> Assessment:
         """Return the pooled units by evidence value, and the names to search next, if units are ranked."""
-        return self._assessment
-
-    @cached_property
-    def _assessment(self) -> Assessment:
         # No field, so that it is neither copied nor compared; whatever it is computed from forgets it on a change.
-        return self.value.assess(self.query)
-
-    def _forget(self) -> None:
-        self.__dict__.pop("_assessment", None)
+        if "assessment" not in self.__dict__:
+            self.__dict__["assessment"] = self.value.assess(self.query)
+        found: Assessment = self.__dict__["assessment"]
+        return found
 
     def name_entities(self, texts: Iterable[str], env: Env) -> None:
         """Give handles to the entities of shown texts, in text order."""
         if env.has("entity_handles"):
             for text in texts:
-                self.entities.add(mention.name for mention in mentions(text, SCANNED))
+                self.entities.add(name for _, name in mentions(text, SCANNED))
 
     def name_leads(self, env: Env) -> None:
         """Give handles to the names among the leads that the next context shows."""
@@ -116,8 +111,7 @@ class WorkingMemory(Forkable, dict=True):
         return sorted(hits, key=lambda hit: hit.index)
 
     def hash(self) -> str:
-        """Return the hash of the state: ids, tags, aliases, verdicts, history, handle order and turn; no texts, scores
-        or counts."""
+        """Return the hash of ids, tags, aliases, verdicts, history, handle order and turn; no texts, scores, counts."""
         state = {
             "turn": self.turn,
             # Handles follow from the order in which documents and units came.
@@ -205,8 +199,8 @@ def rare_bridges(memory: WorkingMemory, order: Sequence[UnitId], limit: int, doc
 def question_names(question: str) -> tuple[str, ...]:
     """Return the names in a question, each once, without numbers and without names inside longer ones."""
     found: dict[str, str] = {}
-    for mention in mentions(question, SCANNED_CHARACTERS):
-        found.setdefault(entity_key(mention.name), mention.name)
+    for _, name in mentions(question, SCANNED_CHARACTERS):
+        found.setdefault(entity_key(name), name)
     return tuple(found.values())
 
 

@@ -50,16 +50,14 @@ class LanguageModelPolicy:
 
 
 class LanguageModelSession:
-    """One episode. A faulty attempt is a side branch: it and its note leave the context. The session keeps nothing
-    between turns, so that it may begin at any turn."""
+    """One episode. A faulty attempt and its note leave the context; nothing else is kept between turns."""
 
     def __init__(self, policy: LanguageModelPolicy, seed: str) -> None:
         self._policy, self._seed = policy, seed
         self.pending: Decision | None = None
 
     async def act(self, context: Context) -> Decision:
-        """Sample until an output holds a call, with at most `format_retries` retries. Raises InfrastructureFault,
-        UsageError: as the backend."""
+        """Sample until an output holds a call, with at most `format_retries` retries; raise as the backend."""
         policy, chat = self._policy, self._policy.counter
         prefix = chat.segments(context)
         calls: list[ModelCall] = []
@@ -243,25 +241,21 @@ def _meaning(choice: _Choice) -> tuple[list[Meant], str]:
         arguments = given if isinstance(given, dict) else read_object(given)
         if arguments is None:
             return [], "the arguments are not a JSON object"
-        if meant := unwrap_calls(clean_name(call.function.name), arguments):
-            found.append((_Call(_make_sendable(call.function, arguments), call.id), meant))
+        name = clean_name(call.function.name)
+        if meant := unwrap_calls(name, arguments):
+            try:
+                msgspec.json.decode(given if isinstance(given, str) else "", type=dict[str, Any])
+            except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+                given = json.dumps(arguments)
+            sendable = _Function(_UNSENDABLE.sub("_", name)[:LONGEST_NAME], given)
+            found.append((_Call(sendable, call.id), meant))
     if found:
         return found, ""
     return [], CUT if choice.finish_reason == "length" else "there is no call"
 
 
-def _make_sendable(function: _Function, arguments: dict[str, Any]) -> _Function:
-    given, name = function.arguments, _UNSENDABLE.sub("_", clean_name(function.name))[:LONGEST_NAME]
-    try:
-        msgspec.json.decode(given if isinstance(given, str) else "", type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-        given = json.dumps(arguments)
-    return _Function(name, given)
-
-
 def _reply(message: _Message, meant: list[Meant], executed: ToolCall, turn: int) -> Said:
-    """Return a message to send back, with its thoughts, which some servers demand. Calls get new ids if theirs do not
-    tell them apart."""
+    """Return a message to send back, with its thoughts, which some servers demand, and ids that tell calls apart."""
     ids = [call.id or "" for call, _ in meant]
     if not all(ids) or len(set(ids)) < len(ids):
         ids = [f"turn-{turn}-{place}" for place in range(len(ids))]

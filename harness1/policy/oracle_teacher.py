@@ -4,7 +4,6 @@ reveals it: every word that it writes is in the question or in an earlier view, 
 
 from __future__ import annotations
 
-import copy
 import random
 import re
 from collections import Counter
@@ -31,7 +30,7 @@ from harness1.memory.question import (
 from harness1.memory.sentences import split
 from harness1.plain import digest
 from harness1.policy.oracles import GoldPolicy, SeenEvidence
-from harness1.policy.policy import Decision
+from harness1.policy.policy import CopiedSession, Decision
 from harness1.policy.scripted import FAN_OUT, SPARE_TURNS, curate_call, is_full, search_call
 from harness1.records import Tag, ToolCall, UnitId
 from harness1.tools.documents import END_SEARCH, MIN_CLAIM_CHARACTERS
@@ -51,9 +50,8 @@ REVISION = 6
 """Increased whenever the teacher, or a part of it elsewhere, decides or writes differently."""
 
 
-class TeacherSession:
-    """One episode: search while evidence is missing, look closer, verify, curate, review, prune, end. All randomness
-    comes from `style`: how many near misses are kept, whether to look twice, and the wording."""
+class TeacherSession(CopiedSession):
+    """One episode: search while evidence is missing, look closer, verify, curate, review, prune, end."""
 
     def __init__(self, needs: tuple[frozenset[UnitId], ...], style: random.Random) -> None:
         self._style, self._evidence = style, SeenEvidence(needs)
@@ -76,15 +74,16 @@ class TeacherSession:
                 call = ToolCall(call.name, {"queries": [in_handles(query, entities) for query in queries]})
         return Decision((call,), line(move.kind, self._style.randrange(60), move.source, move.topic))
 
-    def fork(self) -> TeacherSession:
-        return copy.deepcopy(self)
-
     def _next(self, view: View, evidence: SeenEvidence, tools: Sequence[ToolSpec]) -> Move:
         names = {spec.name for spec in tools}
         left = view.budget.turns_left()
         if self._searches and evidence.documents and is_full(view):
-            if (move := _make_room(view, evidence, names)) is not None:
-                return move
+            gold = {document.handle for document in evidence.gold}
+            shown = dict.fromkeys(hit.document.handle for hits in view.hits.values() for hit in hits)
+            useless = [handle for handle in shown if handle not in gold]
+            if useless and "prune_chunks" in names:
+                call = ToolCall("prune_chunks", {"doc_ids": useless})
+                return Move(call, "make_room", tuple(gold), subject(view.query))
             self._searches = False
         if self._searches and (not evidence.documents or left is None or left > SPARE_TURNS - ("verify" not in names)):
             if left is None and (move := self._keep(view, evidence, tools)) is not None:
@@ -97,7 +96,13 @@ class TeacherSession:
         end = Move(ToolCall(END_SEARCH, {"reasoning": reason}), ending, topic=topic)
         if not self._chosen:
             return self._check(view, evidence, names) or self._curate(view, evidence, tools) or end
-        return self._prune(view, tools) or end
+        if self._reviews:
+            self._reviews = False
+            held = (entry.handle for entry in view.curated if entry.handle not in self._chosen)
+            handles = [*self._chosen, *held][:REVIEWED]
+            return Move(ToolCall("review_docs", {"doc_ids": handles}), "review", tuple(handles))
+        firm = tuple(handle for handle, tag in self._chosen.items() if tag in ("very_high", "high"))
+        return self._edit(view, tools, Move(ToolCall("curate"), "prune", firm or tuple(self._chosen))) or end
 
     def _keep(self, view: View, evidence: SeenEvidence, tools: Sequence[ToolSpec]) -> Move | None:
         """Curate new finds at once: when the remaining turns are not shown, each may be the last."""
@@ -124,35 +129,23 @@ class TeacherSession:
         return Move(call, "verify", tuple(found or handles), subject(view.query))
 
     def _curate(self, view: View, evidence: SeenEvidence, tools: Sequence[ToolSpec]) -> Move | None:
-        self._chosen = self._choice(view, evidence)
+        found = tuple(document.handle for document in evidence.gold)
+        supported = {verdict.handle for verdict in view.verdicts if verdict.label == "yes"}
+        tags: dict[str, Tag] = {handle: "very_high" for handle in found if handle in supported}
+        tags |= {handle: "high" for handle in found if handle not in supported}
+        misses = self._near if tags else max(self._near, GUESSES)
+        tags |= dict.fromkeys(evidence.rivals()[:misses], "fair")
+        self._chosen = dict(list(tags.items())[: view.cap])
         if not self._chosen:
             return None
         left, held = view.budget.turns_left(), {entry.handle for entry in view.curated}
         self._reviews &= any(spec.name == "review_docs" for spec in tools) and (left is None or left > SPARE_TURNS)
         self._reviews &= not held <= self._chosen.keys()
-        found = tuple(document.handle for document in evidence.gold)
-        sure = tuple(handle for handle in found if handle in _support(view))
+        sure = tuple(handle for handle in found if handle in supported)
         alone = "alone" if len(found) == len(self._chosen) else "curate"
         kind = "guess" if not found else "select" if self._reviews else "confirmed" if sure else alone
         source = sure if kind == "confirmed" else found
         return self._edit(view, tools, Move(ToolCall("curate"), kind, source, subject(view.query)))
-
-    def _choice(self, view: View, evidence: SeenEvidence) -> dict[str, Tag]:
-        gold, supported = [document.handle for document in evidence.gold], _support(view)
-        tags: dict[str, Tag] = {handle: "very_high" for handle in gold if handle in supported}
-        tags |= {handle: "high" for handle in gold if handle not in supported}
-        misses = self._near if tags else max(self._near, GUESSES)
-        tags |= dict.fromkeys(evidence.rivals()[:misses], "fair")
-        return dict(list(tags.items())[: view.cap])
-
-    def _prune(self, view: View, tools: Sequence[ToolSpec]) -> Move | None:
-        firm = tuple(handle for handle, tag in self._chosen.items() if tag in ("very_high", "high"))
-        if self._reviews:
-            self._reviews = False
-            held = (entry.handle for entry in view.curated if entry.handle not in self._chosen)
-            handles = [*self._chosen, *held][:REVIEWED]
-            return Move(ToolCall("review_docs", {"doc_ids": handles}), "review", tuple(handles))
-        return self._edit(view, tools, Move(ToolCall("curate"), "prune", firm or tuple(self._chosen)))
 
     def _edit(self, view: View, tools: Sequence[ToolSpec], move: Move) -> Move | None:
         """Curate the difference between the chosen and the curated documents, if any; removals wait for a review.
@@ -179,19 +172,6 @@ class OracleTeacher(GoldPolicy):
     session = TeacherSession
 
 
-def _make_room(view: View, evidence: SeenEvidence, names: set[str]) -> Move | None:
-    gold = {document.handle for document in evidence.gold}
-    shown = dict.fromkeys(hit.document.handle for hits in view.hits.values() for hit in hits)
-    useless = [handle for handle in shown if handle not in gold]
-    if not useless or "prune_chunks" not in names:
-        return None
-    return Move(ToolCall("prune_chunks", {"doc_ids": useless}), "make_room", tuple(gold), subject(view.query))
-
-
-def _support(view: View) -> set[str]:
-    return {verdict.handle for verdict in view.verdicts if verdict.label == "yes"}
-
-
 FAN = 4
 PLAN = ("names", "read", "names", "page", "grep", "parts")
 """The kinds of moves, in rotation; one that has nothing to offer is skipped."""
@@ -216,8 +196,7 @@ class Move:
 
 
 class TeacherSearch:
-    """Chooses queries, patterns and documents to read; with `greps`, a pattern first, if the first missing name has
-    several words. It repeats only the question, to get its next page."""
+    """Chooses queries, patterns and documents to read; it repeats only the question, to get its next page."""
 
     def __init__(self, greps: bool = False) -> None:
         self._greps = greps
@@ -335,9 +314,9 @@ class NameQuery:
 
 
 def name_queries(question: str, evidence: SeenEvidence) -> Iterator[list[NameQuery]]:
-    """Yield groups of queries about names, the most promising first: names in the question, and names beside its
-    relation words in gold documents, that have no document yet; the other names in gold documents, and the leads that
-    are shown; names with words of the question, and adjacent names ("Paris, Texas" is two)."""
+    """Yield groups of queries about names: those in the question or near its relation words in gold, without a document
+    yet; other names in gold, and leads; names with words of the question, and adjacent names ("Paris, Texas" is
+    two)."""
     known, own = _titles(evidence), [NameQuery(name, name) for name in topics(question)]
     near, far = _names_in_gold(evidence, known)
     yield [*(lead for lead in own if _tells(lead.name, known, _counts(evidence))), *near]
@@ -413,8 +392,7 @@ def content_words(question: str) -> list[str]:
 
 
 def _names_in_gold(evidence: SeenEvidence, known: set[str]) -> tuple[list[NameQuery], list[NameQuery]]:
-    """Return the names in gold documents that have no document of their own, latest document first: those beside
-    relation words, most specific first, and the others."""
+    """Return the names in gold without a document, the latest first: those beside relation words, and the others."""
     near: dict[str, tuple[float, NameQuery]] = {}
     far: dict[str, NameQuery] = {}
     counts, relations = _counts(evidence), relation_stems(evidence.view.query)

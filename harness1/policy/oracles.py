@@ -3,18 +3,17 @@ scoring, and a teacher whose choices a student can make too (`LeadTeacher`). The
 
 from __future__ import annotations
 
-import copy
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from harness1.env.render import Context
-from harness1.env.view import DocumentView, View
+from harness1.env.view import DocumentView, View, keep_longest
 from harness1.errors import UsageError
 from harness1.memory.entities import extract
 from harness1.memory.question import SCANNED_CHARACTERS
 from harness1.plain import digest
-from harness1.policy.policy import Decision, Session
+from harness1.policy.policy import CopiedSession, Decision, Session
 from harness1.policy.scripted import FAN_OUT, curate_call, search_call
 from harness1.records import Gold, Task, ToolCall, UnitId
 from harness1.tools.documents import END_SEARCH
@@ -49,7 +48,7 @@ def needs_of(gold: Gold) -> tuple[frozenset[UnitId], ...]:
     return tuple(frozenset({UnitId(doc_id)}) for doc_id, grade in gold.relevant.items() if grade > 0)
 
 
-class OracleSession:
+class OracleSession(CopiedSession):
     """One episode with the gold, with a memory of what was seen, read and searched for."""
 
     def __init__(self, needs: tuple[frozenset[UnitId], ...], rng: random.Random) -> None:
@@ -61,9 +60,6 @@ class OracleSession:
         self._evidence.read(context.view)
         return Decision((self._next(context.view, context.tools),), "The gold decides.")
 
-    def fork(self) -> OracleSession:
-        return copy.deepcopy(self)
-
     def _next(self, view: View, tools: Sequence[ToolSpec]) -> ToolCall:
         names = {spec.name for spec in tools}
         seen = {document.unit_id: document.handle for document in self._evidence.documents.values()}
@@ -71,23 +67,18 @@ class OracleSession:
         missing = [need for need in self._needs if not need & gold.keys()]
         left = view.budget.turns_left()
         late = left is not None and left <= LAST_TURNS
-        if (not missing or late) and (edit := self._edit(view, tools, gold)) is not None:
-            return edit
         if not missing or late:
+            held = {entry.unit_id: entry for entry in view.curated}
+            add = [handle for unit_id, handle in gold.items() if unit_id not in held]
+            remove = [entry.handle for unit_id, entry in held.items() if unit_id not in gold]
+            if add or remove:
+                return curate_call(tools, dict.fromkeys(add, "very_high"), remove)
             return ToolCall(END_SEARCH, {"reasoning": "All gold is curated, or no turn is left."})
         unread = [handle for handle in gold.values() if handle not in self._read]
         if unread and "read_document" in names:
             self._read.add(unread[0])
             return ToolCall("read_document", {"doc_id": unread[0]})
         return self._search(view, names)
-
-    def _edit(self, view: View, tools: Sequence[ToolSpec], gold: dict[UnitId, str]) -> ToolCall | None:
-        held = {entry.unit_id: entry for entry in view.curated}
-        add = [handle for unit_id, handle in gold.items() if unit_id not in held]
-        remove = [entry.handle for unit_id, entry in held.items() if unit_id not in gold]
-        if not add and not remove:
-            return None
-        return curate_call(tools, dict.fromkeys(add, "very_high"), remove)
 
     def _search(self, view: View, names: set[str]) -> ToolCall:
         fresh = [query for query in self._candidates(view) if query not in self._asked]
@@ -119,8 +110,7 @@ class OraclePolicy(GoldPolicy):
 
 
 class SeenEvidence:
-    """The documents that the views of an episode have shown so far, by handle, in the order seen, with the longest text
-    shown; the gold only sorts them. `view` is the last one read."""
+    """The documents that an episode has shown so far, by handle, in the order seen; the gold only sorts them."""
 
     view: View
 
@@ -132,9 +122,7 @@ class SeenEvidence:
         """Take in the documents that a view shows."""
         self.view = view
         for document in view.documents.values():
-            known = self.documents.get(document.handle)
-            if known is None or len(known.text) < len(document.text):
-                self.documents[document.handle] = document
+            keep_longest(self.documents, document)
 
     @property
     def gold(self) -> list[DocumentView]:
@@ -168,7 +156,7 @@ KEPT = 0.75
 """Share of the leads that an episode which draws them follows, where several are followed at once."""
 
 
-class LeadTeacherSession:
+class LeadTeacherSession(CopiedSession):
     """One episode. It remembers what it saw and followed, and reads everything else from the view."""
 
     def __init__(self, needs: tuple[frozenset[UnitId], ...], rng: random.Random) -> None:
@@ -181,12 +169,10 @@ class LeadTeacherSession:
     async def act(self, context: Context) -> Decision:
         self._evidence.read(context.view)
         self._searches.update(turn.turn for turn in context.view.turns.values() if turn.queries)
-        return Decision((self._next(context, context.view, self._evidence),), "The gold decides.")
+        return Decision((self._next(context, context.view),), "The gold decides.")
 
-    def fork(self) -> LeadTeacherSession:
-        return copy.deepcopy(self)
-
-    def _next(self, context: Context, view: View, evidence: SeenEvidence) -> ToolCall:
+    def _next(self, context: Context, view: View) -> ToolCall:
+        evidence = self._evidence
         if not evidence.documents and not self._searches:
             self._searches.add(context.turn)
             return search_call(view.handle or view.query)
@@ -196,7 +182,10 @@ class LeadTeacherSession:
         if missing and (left is None or left > DELIVERY) and (leads := self._leads(view, at_once)):
             self._searches.add(context.turn)
             return search_call(*leads)
-        chosen = self._chosen(view, evidence)
+        gold = {document.handle for document in evidence.gold}
+        found = [handle for handle in dict.fromkeys((*view.ranked, *evidence.documents)) if handle in gold]
+        others = [] if evidence.complete else evidence.rivals()[: max(0, GUESSES - len(found))]
+        chosen = [*found, *others][: view.cap]
         held = [entry.handle for entry in view.curated]
         add = [handle for handle in chosen if handle not in held]
         remove = [handle for handle in held if handle not in chosen]
@@ -216,14 +205,6 @@ class LeadTeacherSession:
             chosen = self._rng.choices(shown, weights) if self._draws else shown[:1]
         self._followed.update(lead.name for lead in chosen)
         return [lead.entity or lead.name for lead in chosen]
-
-    def _chosen(self, view: View, evidence: SeenEvidence) -> list[str]:
-        """Return what to deliver: the gold that was seen, in the evidence order; where some is missing, the best others
-        by evidence too, up to `GUESSES` in all."""
-        gold = {document.handle for document in evidence.gold}
-        found = [handle for handle in dict.fromkeys((*view.ranked, *evidence.documents)) if handle in gold]
-        others = [] if evidence.complete else evidence.rivals()
-        return [*found, *others[: max(0, GUESSES - len(found))]][: view.cap]
 
 
 class LeadTeacher(GoldPolicy):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+import copy
+from typing import Protocol, Self
 
 from harness1.env.pieces import ApproximateCounter, TokenCounter
 from harness1.env.render import Context
@@ -30,7 +31,13 @@ class Session(Protocol):
 
     def fork(self) -> Session:
         """Return a second session that continues from here; neither sees what the other does."""
-        ...
+
+
+class CopiedSession:
+    """A session that holds plain values alone: a fork is a copy."""
+
+    def fork(self) -> Self:
+        return copy.deepcopy(self)
 
 
 class Policy(Protocol):

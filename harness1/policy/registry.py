@@ -26,15 +26,9 @@ Golds = Mapping[str, Gold]
 PluginOpener = Callable[[str, Config], Policy]
 """Opens the policy of another package by the argument after the colon, which may be empty."""
 
-PLAIN: Mapping[str, str] = {
-    "scripted": "scripted:ScriptedPolicy",
-    "follow-leads": "scripted:FollowLeads",
-    "single-shot": "scripted:SingleShotPolicy",
-    "random": "scripted:RandomPolicy",
-}
-"""The policies without an argument, each with its module in `harness1.policy` and its class."""
+PLAIN = ("scripted", "follow-leads", "single-shot", "random")
 RULES = ("no-op", "stop-at-once", "curate-everything", "query-repeater", "tool-spammer", "id-inventor")
-"""The policies that nothing should lose to, each a function of `scripted.py`."""
+"""The policies that nothing should lose to; these and `PLAIN` are in `scripted.POLICIES`."""
 ORACLES: Mapping[str, str] = {
     "oracle": "oracles:OraclePolicy",
     "oracle-teacher": "oracle_teacher:OracleTeacher",
@@ -67,8 +61,7 @@ def needs_gold(spec: str) -> bool:
 
 
 def check_policy(spec: str, config: Config = Config()) -> None:
-    """Refuse a policy that does not exist, before any work is done for it; models are not loaded. Raises UsageError:
-    there is no such policy, or a plugin's does not fit the settings."""
+    """Refuse a policy that does not exist, before any work is done for it; no model is loaded. Raises UsageError."""
     if is_model(spec):
         ModelSpec.read(spec)
     else:
@@ -97,12 +90,10 @@ def open_policy(spec: str, golds: Golds | None = None, config: Config = Config()
         return open_model(spec, config)
     if colon:
         found = _with_argument(kind, argument, golds or {}, config)
-    elif spec in RULES:
-        found = _import("scripted:ReflexPolicy")(spec)
     elif spec in ORACLES:
         found = _import(ORACLES[spec])(golds or {})
     else:
-        found = _import(PLAIN[spec])() if spec in PLAIN else None
+        found = _import("scripted:POLICIES")[spec]() if spec in (*PLAIN, *RULES) else None
     if found is None:
         names = policy_names()
         raise UsageError(f"there is no policy {spec!r}; choose one of {', '.join(names)}{meant(spec, names)}")
@@ -142,7 +133,7 @@ def _with_argument(kind: str, argument: str, golds: Golds, config: Config) -> Po
             return None
         if 0.0 <= share <= 1.0:
             mixed = open_policy("oracle-teacher", golds), open_policy("random")
-            policy = _import("wrappers:MixedPolicy")(mixed, (share, 1.0 - share))
+            policy = _import("wrappers:MixedPolicy")(*mixed, share)
     return policy
 
 

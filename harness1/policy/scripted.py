@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,7 @@ from harness1.env.view import View
 from harness1.errors import UsageError
 from harness1.memory.question import claim, mentions
 from harness1.plain import digest
-from harness1.policy.policy import Decision, Session
+from harness1.policy.policy import CopiedSession, Decision, Policy
 from harness1.records import TAGS, Episode, Tag, Task, ToolCall
 from harness1.runs.journal import read_episodes
 from harness1.tools.documents import END_SEARCH
@@ -82,7 +81,7 @@ class ScriptedPolicy:
         return ScriptedSession(self.limit)
 
 
-class ScriptedSession:
+class ScriptedSession(CopiedSession):
     """One episode of the script."""
 
     def __init__(self, limit: int) -> None:
@@ -108,10 +107,20 @@ class ScriptedSession:
         fan = FAN if FAN_OUT in names else 1
         if not is_late(view) and (leads := self._leads(view, fan)):
             return Decision((search_call(*leads),), f"Follow {', '.join(leads)[:200]}.")
-        return self._deliver(context, names, best)
-
-    def fork(self) -> ScriptedSession:
-        return copy.deepcopy(self)
+        left = view.budget.turns_left()
+        if not self._verified and "verify" in names and best and (left is None or left >= SPARE_TURNS):
+            self._verified = True
+            call = ToolCall("verify", {"doc_ids": best[:VERIFIED], "claim": claim(view.query)})
+            return Decision((call,), "Check the best documents before they are called certain.")
+        if self._curated or not best:
+            return Decision((ToolCall(END_SEARCH, {"reasoning": "The leads are followed and the best is curated."}),))
+        self._curated = True
+        confirmed = {verdict.handle for verdict in view.verdicts if verdict.label == "yes"}
+        tags: dict[str, Tag] = dict.fromkeys(best, "fair")
+        tags |= {each: "very_high" if each in confirmed else "high" for each in best[:VERIFIED]}
+        # The set is emptied first: the delivered order must be the evidence order.
+        drop = [entry.handle for entry in view.curated]
+        return Decision((curate_call(context.tools, tags, drop),), f"Keep the best {len(best)} documents.")
 
     def _leads(self, view: View, fan: int) -> list[str]:
         told = [lead.name for lead in view.leads] if view.ranked else mentions(view.query)
@@ -120,54 +129,11 @@ class ScriptedSession:
         self._waves += 1
         return leads if self._waves <= WAVES else []
 
-    def _deliver(self, context: Context, names: set[str], best: list[str]) -> Decision:
-        view = context.view
-        left = view.budget.turns_left()
-        if not self._verified and "verify" in names and best and (left is None or left >= SPARE_TURNS):
-            self._verified = True
-            call = ToolCall("verify", {"doc_ids": best[:VERIFIED], "claim": claim(view.query)})
-            return Decision((call,), "Check the best documents before they are called certain.")
-        if not self._curated and best:
-            self._curated = True
-            confirmed = {verdict.handle for verdict in view.verdicts if verdict.label == "yes"}
-            tags: dict[str, Tag] = dict.fromkeys(best, "fair")
-            tags |= {each: "very_high" if each in confirmed else "high" for each in best[:VERIFIED]}
-            # The set is emptied first: the delivered order must be the evidence order.
-            drop = [entry.handle for entry in view.curated]
-            return Decision((curate_call(context.tools, tags, drop),), f"Keep the best {len(best)} documents.")
-        return Decision((ToolCall(END_SEARCH, {"reasoning": "The leads are followed and the best is curated."}),))
-
 
 QUESTION_PAGES = 2
 """Pages of the question's ranking that `follow-leads` reads; its other numbers are those of the script."""
-
-
-class FollowLeads:
-    """Leaves judgement to the harness: it searches the question, then the leads, and delivers the evidence order. It
-    needs the mechanisms `rank` and `leads`."""
-
-    name = "follow-leads"
-    hash = digest([name, LIMIT, QUESTION_PAGES, WAVES, FAN])
-
-    def open(self, task: Task, seed: int) -> Session:
-        return self
-
-    async def act(self, context: Context) -> Decision:
-        view, turn = context.view, max(context.view.turns, default=0)
-        best: dict[str, Tag] = dict.fromkeys(view.ranked[: min(LIMIT, view.cap)], "high")
-        drop = [entry.handle for entry in view.curated]
-        if turn < QUESTION_PAGES and not (turn and is_late(view)):
-            return Decision((search_call(view.query),))
-        if view.leads and turn < QUESTION_PAGES + WAVES and not is_late(view):
-            return Decision((search_call(*[lead.name for lead in view.leads[:FAN]]),))
-        if best and drop != list(best):
-            return Decision((curate_call(context.tools, best, drop),))
-        return Decision((ToolCall(END_SEARCH, {"reasoning": "The leads are followed."}),))
-
-    def fork(self) -> Session:
-        return self
-
-
+TOP = 30
+"""Most documents that `single-shot` delivers, where `env.search.hits` is that high."""
 REPEATS = 10
 """Number of searches of the query repeater."""
 ROUNDS = 2
@@ -176,18 +142,33 @@ RULES_REVISION = 1
 """Increased whenever one of the rules decides differently."""
 
 END = ToolCall(END_SEARCH, {"reasoning": "This policy does no more."})
-Rule = Callable[[int, Context], ToolCall]
-"""Returns the action of a turn, counted from 0."""
+Rule = Callable[[int, Context], Decision]
+"""Returns the decision of a turn, counted from 0."""
 
 
-def no_op(turn: int, context: Context) -> ToolCall:
-    """End at once, with nothing."""
-    return END
+def follow_leads(turn: int, context: Context) -> Decision:
+    """Search the question, then the leads, and deliver the evidence order. Needs `rank` and `leads`."""
+    view, turn = context.view, max(context.view.turns, default=0)
+    best: dict[str, Tag] = dict.fromkeys(view.ranked[: min(LIMIT, view.cap)], "high")
+    drop = [entry.handle for entry in view.curated]
+    if turn < QUESTION_PAGES and not (turn and is_late(view)):
+        return Decision((search_call(view.query),))
+    if view.leads and turn < QUESTION_PAGES + WAVES and not is_late(view):
+        return Decision((search_call(*[lead.name for lead in view.leads[:FAN]]),))
+    if best and drop != list(best):
+        return Decision((curate_call(context.tools, best, drop),))
+    return Decision((ToolCall(END_SEARCH, {"reasoning": "The leads are followed."}),))
 
 
-def stop_at_once(turn: int, context: Context) -> ToolCall:
-    """Search for the unchanged question, and deliver whatever that search put in the set."""
-    return search_call(context.view.query) if turn == 0 else END
+def single_shot(turn: int, context: Context) -> Decision:
+    """Search once, curate the hits best first, and end. The set is delivered in the order of the harness's evidence, or
+    without `rank` in that of the ranking."""
+    if turn == 0:
+        return Decision((search_call(context.view.query),), "Search for the question as it stands.")
+    found = [hit.document.handle for hit in context.view.hits.get(1, [])][:TOP]
+    if turn == 1 and found:
+        return Decision((ToolCall("curate", {"add_ids": found}),), "Keep the ranking as it is.")
+    return Decision((ToolCall(END_SEARCH, {"reasoning": "One search is all that this policy does."}),))
 
 
 def curate_everything(turn: int, context: Context) -> ToolCall:
@@ -195,12 +176,7 @@ def curate_everything(turn: int, context: Context) -> ToolCall:
     view = context.view
     if len(view.curated) >= view.cap or is_late(view) or (turn > 1 and turn % 2 == 1 and not view.hits.get(turn)):
         return END if turn else search_call(view.query)
-    return _curate(_newest(view)) if turn % 2 else search_call(view.query)
-
-
-def query_repeater(turn: int, context: Context) -> ToolCall:
-    """Repeat the same search, and curate nothing."""
-    return search_call(context.view.query) if turn < REPEATS else END
+    return ToolCall("curate", {"add_ids": _newest(view)}) if turn % 2 else search_call(view.query)
 
 
 def tool_spammer(turn: int, context: Context) -> ToolCall:
@@ -224,11 +200,11 @@ def tool_spammer(turn: int, context: Context) -> ToolCall:
 
 
 def id_inventor(turn: int, context: Context) -> ToolCall:
-    """Curate invented ids, and documents whose ids occur in the question. It searches once, since only found documents
-    can be curated, but ignores the results, and finally removes all other documents."""
+    """Curate invented ids, and documents whose ids occur in the question, found by a search; remove all others."""
     view = context.view
     if turn == 0:
-        return _curate([f"D{number}" for number in range(1, 6)] + [f"doc_{number}" for number in range(5)])
+        invented = [f"D{number}" for number in range(1, 6)] + [f"doc_{number}" for number in range(5)]
+        return ToolCall("curate", {"add_ids": invented})
     if turn == 1:
         return search_call(view.query)
     named = [
@@ -240,18 +216,6 @@ def id_inventor(turn: int, context: Context) -> ToolCall:
     if turn > 2 or not (named or others):
         return END
     return ToolCall("curate", {"add_ids": named, "remove_ids": others})
-
-
-class ReflexPolicy:
-    """A policy that follows a fixed rule of the turn number and the context."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.hash = digest(["degenerate", name, RULES_REVISION])
-
-    def open(self, task: Task, seed: int) -> RuleSession:
-        rule = RULES[self.name]
-        return RuleSession(lambda turn, context: Decision((rule(turn, context),), "This policy does not think."))
 
 
 class RuleSession:
@@ -268,17 +232,41 @@ class RuleSession:
         return RuleSession(self._rule, self._turn)
 
 
-RULES: Mapping[str, Rule] = MappingProxyType(
+def _unthinking(name: str, action: Callable[[int, Context], ToolCall]) -> tuple[str, Rule]:
+    return digest(["degenerate", name, RULES_REVISION]), lambda turn, context: Decision(
+        (action(turn, context),), "This policy does not think."
+    )
+
+
+RULES: Mapping[str, tuple[str, Rule]] = MappingProxyType(
     {
-        rule.__name__.replace("_", "-"): rule
-        for rule in (no_op, stop_at_once, curate_everything, query_repeater, tool_spammer, id_inventor)
+        "follow-leads": (digest(["follow-leads", LIMIT, QUESTION_PAGES, WAVES, FAN]), follow_leads),
+        "single-shot": (digest(["single-shot", TOP]), single_shot),
+    }
+    | {
+        name: _unthinking(name, action)
+        for name, action in {
+            "no-op": lambda turn, context: END,
+            "stop-at-once": lambda turn, context: search_call(context.view.query) if turn == 0 else END,
+            "curate-everything": curate_everything,
+            "query-repeater": lambda turn, context: search_call(context.view.query) if turn < REPEATS else END,
+            "tool-spammer": tool_spammer,
+            "id-inventor": id_inventor,
+        }.items()
     }
 )
-"""The rules by policy name."""
+"""The hash and the rule of each policy. Of those that do not think, the first ends with nothing, the second delivers
+what one search put into the set, and the repeater curates nothing."""
 
 
-def _curate(handles: Sequence[str]) -> ToolCall:
-    return ToolCall("curate", {"add_ids": list(handles)})
+class RulePolicy:
+    """A policy that follows a fixed rule of the turn number and the context."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.hash = name, RULES[name][0]
+
+    def open(self, task: Task, seed: int) -> RuleSession:
+        return RuleSession(RULES[self.name][1])
 
 
 def _newest(view: View) -> list[str]:
@@ -298,7 +286,7 @@ class RandomPolicy:
         return RandomSession(random.Random(f"{seed}/{task.task_id}"))
 
 
-class RandomSession:
+class RandomSession(CopiedSession):
     """One episode; every choice comes from its own generator."""
 
     def __init__(self, rng: random.Random) -> None:
@@ -314,9 +302,6 @@ class RandomSession:
         name = self._rng.choice(names)
         return Decision((ToolCall(name, self._arguments(name, view, context.tools)),), "A random action.")
 
-    def fork(self) -> RandomSession:
-        return RandomSession(copy.copy(self._rng))
-
     def _arguments(self, name: str, view: View, tools: Sequence[ToolSpec]) -> dict[str, Any]:
         match name:
             case "search_corpus":
@@ -325,16 +310,17 @@ class RandomSession:
                 return {"queries": [self._words(view) for _ in range(self._rng.randint(1, 5))]}
             case "grep_corpus":
                 return {"pattern": self._words(view).split()[0]}
+        most = {"read_document": 1, "curate": 5}.get(name, 3)
+        known = sorted(view.documents)
+        handles = self._rng.sample(known, min(len(known), self._rng.randint(1, most)))
+        match name:
             case "read_document":
-                return {"doc_id": self._handles(view, 1)[0]}
+                return {"doc_id": handles[0]}
             case "curate":
-                handles = self._handles(view, 5)
-                tags = {handle: self._rng.choice(TAGS) for handle in handles}
-                return curate_call(tools, tags).arguments
+                return curate_call(tools, {handle: self._rng.choice(TAGS) for handle in handles}).arguments
             case "verify":
-                return {"doc_ids": self._handles(view, 3), "claim": view.query}
-            case _:
-                return {"doc_ids": self._handles(view, 3)}
+                return {"doc_ids": handles, "claim": view.query}
+        return {"doc_ids": handles}
 
     def _words(self, view: View) -> str:
         if view.entities:
@@ -345,39 +331,9 @@ class RandomSession:
         count = min(len(words), self._rng.randint(2, 8))
         return " ".join(self._rng.sample(words, count))
 
-    def _handles(self, view: View, most: int) -> list[str]:
-        known = sorted(view.documents)
-        return self._rng.sample(known, min(len(known), self._rng.randint(1, most)))
-
-
-TOP = 30
-
-
-class SingleShotPolicy:
-    """A policy that searches once, curates the hits best first (at most `TOP`: set `env.search.hits=30`) and ends. Its
-    set is delivered in the order of the harness's evidence, or with `env.evidence.rank=false` in that of the
-    ranking."""
-
-    name = "single-shot"
-    hash = digest(["single-shot", TOP])
-
-    def open(self, task: Task, seed: int) -> RuleSession:
-        return RuleSession(_single_shot)
-
-
-def _single_shot(turn: int, context: Context) -> Decision:
-    view = context.view
-    if turn == 0:
-        return Decision((search_call(view.query),), "Search for the question as it stands.")
-    found = [hit.document.handle for hit in view.hits.get(1, [])][:TOP]
-    if turn == 1 and found:
-        return Decision((_curate(found),), "Keep the ranking as it is.")
-    return Decision((ToolCall(END_SEARCH, {"reasoning": "One search is all that this policy does."}),))
-
 
 class RecordedPolicy:
-    """A policy that emits the recorded actions, end of search included, and ends the search where the record ends.
-    Raises UsageError: on opening, if no recorded episode has the task's query."""
+    """A policy that emits recorded actions, and then ends. Raises UsageError on opening: no episode has the query."""
 
     def __init__(self, episodes: list[Episode], name: str = "replay") -> None:
         self.name = name
@@ -404,3 +360,9 @@ def _repeat_turn(episode: Episode, at: int, context: Context) -> Decision:
     if turn.action is None:
         return Decision(parse_error=turn.parse_error or "no action", reasoning=turn.reasoning)
     return Decision((turn.action, *turn.ignored), turn.reasoning)
+
+
+POLICIES: Mapping[str, Callable[[], Policy]] = MappingProxyType(
+    {"scripted": ScriptedPolicy, "random": RandomPolicy, **{name: partial(RulePolicy, name) for name in RULES}}
+)
+"""The policies that need no argument, by name."""

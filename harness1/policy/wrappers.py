@@ -14,7 +14,6 @@ import msgspec
 from harness1.env.environment import choose
 from harness1.env.pieces import action_piece
 from harness1.env.render import Context
-from harness1.errors import UsageError
 from harness1.models.chat_format import ChatFormat
 from harness1.plain import digest, utf8_safe
 from harness1.policy.policy import Decision, Policy, Session, counter_of
@@ -23,20 +22,18 @@ from harness1.tools.tool import ToolSpec
 
 
 class MixedPolicy:
-    """A mix of policies without a tokenizer, each with a share of the turns, as a mediocre teacher: its student learns
-    good and bad actions, and can still improve. Only the policy that takes a turn is asked. Raises UsageError: the
-    numbers of policies and shares differ, a share is negative, or all are 0."""
+    """Two policies without a tokenizer, the first with a share of the turns, as a mediocre teacher: its student learns
+    good and bad actions, and can still improve."""
 
-    def __init__(self, policies: Sequence[Policy], shares: Sequence[float]) -> None:
-        if len(policies) != len(shares) or min(shares, default=0.0) < 0 or sum(shares) <= 0:
-            raise UsageError(f"{len(policies)} policies need as many shares, none negative and at least one above 0")
-        self._policies, self._shares = tuple(policies), tuple(shares)
-        self.name = "+".join(f"{share:g}*{each.name}" for each, share in zip(policies, shares, strict=True))
-        self.hash = digest(["mixed", [[each.hash, share] for each, share in zip(policies, shares, strict=True)]])
+    def __init__(self, first: Policy, second: Policy, share: float) -> None:
+        self._parts = (first, share), (second, 1.0 - share)
+        self.name = "+".join(f"{share:g}*{policy.name}" for policy, share in self._parts)
+        self.hash = digest(["mixed", [[policy.hash, share] for policy, share in self._parts]])
 
     def open(self, task: Task, seed: int) -> MixedSession:
-        sessions = [policy.open(task, seed) for policy in self._policies]
-        return MixedSession(sessions, self._shares, random.Random(f"mixed/{seed}/{task.task_id}"))
+        sessions = [policy.open(task, seed) for policy, _ in self._parts]
+        shares = [share for _, share in self._parts]
+        return MixedSession(sessions, shares, random.Random(f"mixed/{seed}/{task.task_id}"))
 
 
 class MixedSession:
@@ -106,9 +103,8 @@ ASKED = {
 
 
 class ReasonedPolicy(WrappedPolicy):
-    """A policy that must give a reason with every call, and a tag with every document that it curates. The reason
-    becomes the decision's reasoning, and is removed from the call. A model that leaves it out is not asked again: its
-    text beside the call is kept."""
+    """A policy that must give a reason with every call, and a tag with every document. The reason becomes the
+    reasoning, and leaves the call; where a model leaves it out, its text beside the call is kept."""
 
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy, policy.name, "reasoned", ASKED)
@@ -152,9 +148,8 @@ class SilentPolicy(WrappedPolicy):
 
 
 class StudentFormatPolicy(WrappedPolicy):
-    """A policy whose decisions are written in a chat format. They have no log probabilities: nothing was sampled. The
-    calls and the earlier outputs of a policy that is itself a language model are dropped: they are in another
-    vocabulary, and contexts are made to fit by the student's tokenizer."""
+    """A policy whose decisions are written in a chat format, without log probabilities: nothing was sampled. Calls and
+    earlier outputs of a policy that is a model itself are dropped: they are in another vocabulary."""
 
     def __init__(self, policy: Policy, chat: ChatFormat) -> None:
         super().__init__(policy, policy.name, "spoken", chat.hash)

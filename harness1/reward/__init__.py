@@ -65,6 +65,11 @@ class Component:
     process: bool = False
     """True if it rates how the episode went rather than what it found; the sum of such terms is capped as well."""
     cost: bool = False
+    doc: str = ""
+    """What it rates, in one line: its docstring."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "__doc__", self.doc)
 
     def weight(self, settings: Reward) -> float:
         """Return the weight, negative for a cost."""
@@ -72,8 +77,7 @@ class Component:
         return -weight if self.cost else weight
 
     def term(self, case: Case) -> RewardTerm:
-        """Return the capped value with its weight. Raises UsageError: a term of one's own failed, or the value is not a
-        finite number."""
+        """Return the capped value with its weight. Raises UsageError: a term failed, or gave no finite number."""
         settings, value = case.config.reward, number_of(self.name, self.value(case), case.task)
         if self.ceiling is not None:
             value = min(max(value, 0.0), self.ceiling)
@@ -92,13 +96,13 @@ def number_of(name: str, given: Any, task: Task) -> float:
 
 
 def component(
-    name: str, ceiling: float = 1.0, *, cost: bool = False, process: bool = False
+    name: str, ceiling: float = 1.0, *, doc: str = "", cost: bool = False, process: bool = False
 ) -> Callable[[Callable[[Case], float]], Component]:
-    """Turn the function that computes a value into a component; `cost`: what it earns is taken off. Raise UsageError
-    if the ceiling is not a number."""
+    """Turn the function that computes a value into a component with its docstring, or `doc`; `cost`: what it earns is
+    taken off. Raise UsageError if the ceiling is not a number."""
     if not isinstance(ceiling, Real):
         raise UsageError(f"the ceiling of the reward term {name!r} must be a number, not {ceiling!r}")
-    return lambda value: Component(name, name, ceiling, value, process, cost)
+    return lambda value: Component(name, name, ceiling, value, process, cost, doc or value.__doc__ or "")
 
 
 DIVERSITY_TARGET = 6
@@ -113,31 +117,30 @@ FORMAT_FAILURE = -0.5
 """Reward of an episode that ended without a readable call, in place of the sum."""
 
 
-answer = component("answer")(lambda case: case.outcome.answer_recall)
-"""F, the final-answer recall of the curated set."""
-answer_found = component("answer_found")(lambda case: float(case.outcome.answer_recall > 0.0))
-"""1 if the curated set holds some of the answer's evidence, else 0."""
-answer_missed = component("answer_missed", cost=True)(
+answer = component("answer", doc="F, the final-answer recall of the curated set.")(
+    lambda case: case.outcome.answer_recall
+)
+answer_found = component("answer_found", doc="1 if the curated set holds some of the answer's evidence, else 0.")(
+    lambda case: float(case.outcome.answer_recall > 0.0)
+)
+answer_missed = component("answer_missed", cost=True, doc="max(TF - F, 0).")(
     lambda case: case.outcome.trajectory_answer_recall - case.outcome.answer_recall
 )
-"""max(TF - F, 0)."""
-clutter = component("clutter", cost=True)(
+clutter = component("clutter", cost=True, doc="Irrelevant delivered units as a share of the most that can be.")(
     lambda case: case.outcome.set_size * (1.0 - case.outcome.precision) / case.config.env.curation.cap
 )
-"""Irrelevant delivered units as a share of the most that can be delivered. Unlike precision, it tells five wrong units
-from thirty (a linear utility, as in the filtering track of TREC 2002)."""
-outcome = component("outcome")(
+"""Unlike precision, it tells five wrong units from thirty (a linear utility, as in the filtering of TREC 2002)."""
+outcome = component("outcome", doc="F_beta of curated precision and recall; beta above 1: recall weighs more.")(
     lambda case: f_beta(case.outcome.precision, case.outcome.recall, case.config.reward.beta)
 )
-"""F_beta of curated precision and recall; with beta above 1, recall weighs more."""
-recall = component("recall")(lambda case: case.outcome.recall)
-"""R, the curated recall."""
-recall_gap = component("recall_gap", cost=True)(lambda case: case.outcome.trajectory_recall - case.outcome.recall)
-"""max(T - R, 0)."""
-trajectory = component("trajectory")(lambda case: case.outcome.trajectory_recall)
-"""T, the trajectory recall."""
-trajectory_answer = component("trajectory_answer")(lambda case: case.outcome.trajectory_answer_recall)
-"""TF, the final-answer recall of the trajectory."""
+recall = component("recall", doc="R, the curated recall.")(lambda case: case.outcome.recall)
+recall_gap = component("recall_gap", cost=True, doc="max(T - R, 0).")(
+    lambda case: case.outcome.trajectory_recall - case.outcome.recall
+)
+trajectory = component("trajectory", doc="T, the trajectory recall.")(lambda case: case.outcome.trajectory_recall)
+trajectory_answer = component("trajectory_answer", doc="TF, the final-answer recall of the trajectory.")(
+    lambda case: case.outcome.trajectory_answer_recall
+)
 
 
 @component("curation", process=True)

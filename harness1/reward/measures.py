@@ -8,8 +8,8 @@ import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple
 
 from harness1.errors import UsageError
 from harness1.records import Episode, Gold, Record, Status, Unit, UnitId
@@ -19,19 +19,6 @@ DEPTHS = (1, 3, 5, 10, 15, 30)
 
 Target = frozenset[UnitId]
 """Alternative units, any one of which is enough: a single document, or the chunks that state one fact."""
-
-
-class Wanted(NamedTuple):
-    """The targets of a ranking, and the grade of each, above 0."""
-
-    targets: tuple[Target, ...]
-    grades: tuple[int, ...]
-
-
-def grade_units(grades: Mapping[UnitId, int]) -> Wanted:
-    """Return relevance judgements of single units as targets: those with a grade above 0."""
-    relevant = {unit: grade for unit, grade in grades.items() if grade > 0}
-    return Wanted(tuple(frozenset({unit}) for unit in relevant), tuple(relevant.values()))
 
 
 class Judged(Record):
@@ -54,8 +41,7 @@ class Judged(Record):
         return met / len(self.met) if self.met else 0.0
 
     def precision(self, depth: float = math.inf) -> float:
-        """Return the share of the first `depth` places that hold a relevant unit, empty places included; without a
-        depth, of the ranked units."""
+        """Return the share of relevant units in the first `depth` places, empty ones included, or in all ranked."""
         places = self.size if depth == math.inf else depth
         return self._relevant(depth) / places if places else 0.0
 
@@ -83,18 +69,17 @@ class Judged(Record):
         return bisect_right(self.relevant, depth)
 
 
-def match_targets(ranked: Sequence[UnitId], wanted: Wanted) -> Judged:
-    """Match a ranking with its targets, in one pass for all measures."""
+def match_targets(ranked: Sequence[UnitId], targets: Sequence[Target], grades: Sequence[int]) -> Judged:
+    """Match a ranking with targets, each with its grade above 0, in one pass for all measures."""
     places = {unit: place for place, unit in enumerate(dict.fromkeys(ranked), start=1)}
-    relevant = frozenset().union(*wanted.targets)
+    relevant = frozenset().union(*targets)
+    met = (min((places[unit] for unit in target if unit in places), default=math.inf) for target in targets)
     return Judged(
         size=len(places),
         relevant=tuple(place for unit, place in places.items() if unit in relevant),
-        met=tuple(
-            min((places[unit] for unit in target if unit in places), default=math.inf) for target in wanted.targets
-        ),
-        grades=wanted.grades,
-        ideal=tuple(_ideal(wanted)),
+        met=tuple(met),
+        grades=tuple(grades),
+        ideal=tuple(_ideal(targets, grades)),
     )
 
 
@@ -103,16 +88,12 @@ def measures(judged: Judged) -> dict[str, float]:
     return {name: measure(judged) for name, measure in MEASURES.items()}
 
 
-def _at(measure: Callable[[Judged, float], float], depth: int) -> Callable[[Judged], float]:
-    return lambda judged: measure(judged, depth)
-
-
 MEASURES: Mapping[str, Callable[[Judged], float]] = MappingProxyType(
     {
-        **{f"R@{depth}": _at(Judged.recall, depth) for depth in DEPTHS},
-        **{f"P@{depth}": _at(Judged.precision, depth) for depth in DEPTHS},
-        **{f"Success@{depth}": _at(Judged.success, depth) for depth in DEPTHS},
-        "nDCG@10": _at(Judged.ndcg, 10),
+        **{f"R@{depth}": partial(Judged.recall, depth=depth) for depth in DEPTHS},
+        **{f"P@{depth}": partial(Judged.precision, depth=depth) for depth in DEPTHS},
+        **{f"Success@{depth}": partial(Judged.success, depth=depth) for depth in DEPTHS},
+        "nDCG@10": partial(Judged.ndcg, depth=10),
         "AP": Judged.average_precision,
         "RR": Judged.reciprocal_rank,
     }
@@ -124,13 +105,13 @@ def _discount(gains: Iterable[tuple[float, int]], depth: float) -> float:
     return math.fsum(gain / math.log2(1 + place) for place, gain in gains if place <= depth)
 
 
-def _ideal(wanted: Wanted) -> Iterator[int]:
+def _ideal(targets: Sequence[Target], grades: Sequence[int]) -> Iterator[int]:
     """Yield the ideal gains; where targets share units, the next unit is the one that meets most of what is left."""
-    units = sorted(frozenset().union(*wanted.targets))
-    if len(units) == sum(map(len, wanted.targets)):
-        yield from sorted(wanted.grades, reverse=True)
+    units = sorted(frozenset().union(*targets))
+    if len(units) == sum(map(len, targets)):
+        yield from sorted(grades, reverse=True)
         return
-    left = list(zip(wanted.targets, wanted.grades, strict=True))
+    left = list(zip(targets, grades, strict=True))
     while left:
         gains = {unit: sum(grade for target, grade in left if unit in target) for unit in units}
         best = max(units, key=gains.__getitem__)
@@ -197,7 +178,7 @@ def measure_outcome(episode: Episode, gold: Gold | None) -> Outcome:
     covered = frozenset[UnitId]().union(*covers.values())
     seen = frozenset(episode.pool) | episode.aliases.keys()
     relevant = frozenset().union(*wanted.relevant)
-    judged = match_targets(ranked, Wanted(wanted.relevant, wanted.grades))
+    judged = match_targets(ranked, wanted.relevant, wanted.grades)
     recall, precision = judged.recall(), judged.precision()
     succeeded = [
         turn.action.name
@@ -228,8 +209,7 @@ def measure_outcome(episode: Episode, gold: Gold | None) -> Outcome:
 
 
 def delivery(episode: Episode) -> tuple[UnitId, ...]:
-    """Return the curated set in the order of delivery, each unit once; empty if the policy's failure ended the
-    episode."""
+    """Return the curated set as delivered, each unit once; empty if the policy failed."""
     if episode.status is Status.POLICY_ERROR:
         return ()
     return tuple(dict.fromkeys(entry.unit_id for entry in sorted(episode.curated, key=lambda entry: entry.rank)))
@@ -240,7 +220,13 @@ def targets(task_id: str, gold: Gold | None, unit: Unit) -> Targets:
     Raises UsageError: there is no gold, nothing in it is relevant, or its facts have no chunks or do not exist."""
     if gold is None:
         raise UsageError(f"task {task_id!r} has no gold: it cannot be scored")
-    return _fact_targets(task_id, gold) if unit == "chunk" else _document_targets(task_id, gold)
+    if unit == "chunk":
+        return _fact_targets(task_id, gold)
+    grades = {frozenset({UnitId(doc)}): grade for doc, grade in gold.relevant.items() if grade > 0}
+    if not grades:
+        raise UsageError(f"task {task_id!r} has no relevant document: its recall is undefined")
+    answer = tuple(frozenset({UnitId(doc)}) for doc in dict.fromkeys(gold.answer_docs))
+    return Targets(tuple(grades), answer or tuple(grades), tuple(grades.values()))
 
 
 def f_beta(precision: float, recall: float, beta: float) -> float:
@@ -248,14 +234,6 @@ def f_beta(precision: float, recall: float, beta: float) -> float:
     if precision == 0.0 or recall == 0.0:
         return 0.0
     return (1.0 + beta**2) * precision * recall / (beta**2 * precision + recall)
-
-
-def _document_targets(task_id: str, gold: Gold) -> Targets:
-    relevant, grades = grade_units({UnitId(doc): grade for doc, grade in gold.relevant.items()})
-    if not relevant:
-        raise UsageError(f"task {task_id!r} has no relevant document: its recall is undefined")
-    answer = tuple(frozenset({UnitId(doc)}) for doc in dict.fromkeys(gold.answer_docs))
-    return Targets(relevant, answer or relevant, grades)
 
 
 def _fact_targets(task_id: str, gold: Gold) -> Targets:

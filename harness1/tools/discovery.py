@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import accumulate, takewhile
 from types import MappingProxyType
 from typing import Annotated, Any
 
@@ -46,8 +47,7 @@ GREP_HITS = 5
 
 
 class Queries(Record):
-    """Distinct queries in words, empty if there is a `refusal`. `resolved` maps the entity handles that were used to
-    names."""
+    """Distinct queries in words, none if there is a `refusal`; `resolved`: the names of the handles in them."""
 
     queries: tuple[str, ...]
     resolved: dict[str, str] = {}
@@ -105,11 +105,21 @@ def discover(
     seed: bool = True,
     resolved: Mapping[str, str] = MappingProxyType({}),
 ) -> Observation:
-    """Turn an answer to a tool into an observation and take its hits into the memory. Hits that do not fit the
-    allowance are not absorbed: what was not shown can be found again. With `seed`, the first search that finds
-    something fills an empty curated set from the fused order. `resolved` maps the handles in the queries to names."""
-    traits = traits_of(tool)
-    fitting = fit_allowance(fuse_hits(answer, env), traits, answer, env)
+    """Turn an answer to a tool into an observation and take its hits into the memory, those of several queries in fused
+    order. What does not fit the allowance or the window is not absorbed, and can be found again. With `seed`, the first
+    search that finds something fills an empty curated set."""
+    traits, found = traits_of(tool), list(answer.hits)
+    if len(answer.rankings) > 1:  # one query keeps its own order
+        by_id = {hit.chunk_id: hit for hit in answer.hits}
+        order = rrf([ranking.chunk_ids for ranking in answer.rankings], RRF_K)
+        found = [by_id[chunk_id] for chunk_id, _ in order if chunk_id in by_id]
+    fitting: list[Hit] = []
+    allowance = env.observation_limit(env.search.tokens * max(1, len(answer.rankings)))
+    for hit in found:
+        cost = HEADER_TOKENS + approximate_tokens(show_text(hit, traits, answer.rankings, env))
+        if cost <= allowance or not fitting:
+            fitting.append(hit)
+            allowance -= cost
     hits = tuple(fit_window(fitting, traits, answer.rankings, env))
     new, aliases = memory.absorb(hits, env)
     memory.take_rankings(answer.rankings, hits, env)
@@ -125,39 +135,16 @@ def discover(
     return Observation(tool.__name__, hits, answer.rankings, resolved=dict(resolved), notes=tuple(notes), delta=delta)
 
 
-def fuse_hits(answer: Answer, env: Env) -> list[Hit]:
-    """Return the hits of all queries in one order, by reciprocal rank fusion; one query keeps its own."""
-    if len(answer.rankings) < 2:
-        return list(answer.hits)
-    by_id = {hit.chunk_id: hit for hit in answer.hits}
-    order = rrf([ranking.chunk_ids for ranking in answer.rankings], RRF_K)
-    return [by_id[chunk_id] for chunk_id, _ in order if chunk_id in by_id]
-
-
-def fit_allowance(hits: list[Hit], traits: Traits, answer: Answer, env: Env) -> list[Hit]:
-    """Return the hits whose shown text fits the allowance, whole, skipping what does not; the first always does."""
-    allowance = env.observation_limit(env.search.tokens * max(1, len(answer.rankings)))
-    kept: list[Hit] = []
-    for hit in hits:
-        cost = HEADER_TOKENS + approximate_tokens(show_text(hit, traits, answer.rankings, env))
-        if cost <= allowance or not kept:
-            kept.append(hit)
-            allowance -= cost
-    return kept
-
-
 def fit_window(hits: Sequence[Hit], traits: Traits, rankings: Sequence[Ranking], env: Env) -> list[Hit]:
-    """Return the first hits that fit `env.hits_limit` together, counted as they are shown with their titles; at least
-    one."""
-    kept: list[Hit] = []
-    room = env.hits_limit
-    for hit in hits:
-        shown = f"{show_title(hit.title, env)}\n{show_text(hit, traits, rankings, env)}\n"
-        room -= LABEL_TOKENS + approximate_tokens(shown)
-        if room < 0 and kept:
-            break
-        kept.append(hit)
-    return kept
+    """Return the first hits that fit `env.hits_limit` together as they are shown with their titles; at least one."""
+    shown = (f"{show_title(hit.title, env)}\n{show_text(hit, traits, rankings, env)}\n" for hit in hits)
+    return take_within(hits, (LABEL_TOKENS + approximate_tokens(text) for text in shown), env.hits_limit)
+
+
+def take_within(hits: Sequence[Hit], costs: Iterable[int], tokens: int) -> list[Hit]:
+    """Return as many hits from the first on as an allowance holds, at least one."""
+    fitting = sum(1 for _ in takewhile(lambda used: used <= tokens, accumulate(costs)))
+    return list(hits[: max(1, fitting)])
 
 
 def show_title(title: str, env: Env) -> str:
@@ -213,18 +200,22 @@ Query = Annotated[
 ]
 
 
-def _about(memory: WorkingMemory, env: Env) -> str:
-    return memory.query[:QUERY_CHARACTERS] if env.ranks else ""
+def _search(tool: ToolFunction, memory: WorkingMemory, env: Env, queries: Sequence[str], hits: int) -> Steps:
+    in_words = put_in_words(memory, env, queries)
+    if not in_words.queries:
+        return Observation(tool.__name__, error=in_words.refusal)
+    kept, left = in_words.queries[:MOST_QUERIES], in_words.queries[MOST_QUERIES:]
+    answer = yield SearchFor(kept, hits, memory.query[:QUERY_CHARACTERS] if env.ranks else "")
+    notes = list(in_words.notes)
+    if left:
+        notes.append(Note("queries_left_out", {"count": len(left), "limit": MOST_QUERIES}))
+    return discover(tool, memory, env, answer, notes, resolved=in_words.resolved)
 
 
 @Traits("query", discovers=True)
 def search_corpus(memory: WorkingMemory, env: Env, query: Query) -> Steps:
     """Search the corpus with one query. Returns the best documents that you have not seen yet."""
-    in_words = put_in_words(memory, env, [query])
-    if not in_words.queries:
-        return Observation("search_corpus", error=in_words.refusal)
-    answer = yield SearchFor(in_words.queries, env.search.hits, _about(memory, env))
-    return discover(search_corpus, memory, env, answer, in_words.notes, resolved=in_words.resolved)
+    return (yield from _search(search_corpus, memory, env, [query], env.search.hits))
 
 
 @Traits("query", discovers=True)
@@ -237,13 +228,7 @@ def fan_out_search(
 ) -> Steps:
     """Run several different queries at once and fuse their results: a document found by several queries comes first,
     and each hit says which queries found it."""
-    in_words = put_in_words(memory, env, queries)
-    if not in_words.queries:
-        return Observation("fan_out_search", error=in_words.refusal)
-    kept, left = in_words.queries[:MOST_QUERIES], in_words.queries[MOST_QUERIES:]
-    answer = yield SearchFor(kept, env.fan_out.hits or env.search.hits, _about(memory, env))
-    notes = (Note("queries_left_out", {"count": len(left), "limit": MOST_QUERIES}),) if left else ()
-    return discover(fan_out_search, memory, env, answer, (*in_words.notes, *notes), resolved=in_words.resolved)
+    return (yield from _search(fan_out_search, memory, env, queries, env.fan_out.hits or env.search.hits))
 
 
 Pattern = Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -12,7 +13,7 @@ from harness1.memory.parts import DEFAULT_TAG
 from harness1.memory.question import by_relevance
 from harness1.memory.working_memory import WorkingMemory
 from harness1.records import TAGS, ChunkId, Delta, Hit, Note, Observation, Tag, UnitId, Verdict
-from harness1.tools.discovery import fit_window, handle_data, resolve_all, unknown_handles
+from harness1.tools.discovery import fit_window, handle_data, resolve_all, take_within, unknown_handles
 from harness1.tools.tool import PLAIN, Judge, Needs, ReadDocument, Steps, Traits
 
 END_SEARCH = "end_search"
@@ -32,11 +33,16 @@ MOST_JUDGED, JUDGED_CHARACTERS = 5, 6000
 """Documents of one `verify`, and characters of each that the verifier reads."""
 
 
-def _find_units(memory: WorkingMemory, handles: list[str], none: str) -> tuple[dict[str, UnitId], list[Note]]:
-    """Return the units that handles name, and notes on what they do not name: at least one where none is named."""
+def _find_units(
+    memory: WorkingMemory, handles: list[str], none: str, limit: int | None = None
+) -> tuple[dict[str, str], list[UnitId], list[Note]]:
+    """Return what handles name, its distinct units up to a limit, and notes on the rest."""
     resolved, unknown = resolve_all(memory, handles)
+    units = list(dict.fromkeys(resolved.values()))
     notes = [unknown_handles(unknown)] if unknown else []
-    return resolved, notes if resolved or notes else [Note(none)]
+    if limit is not None and len(units) > limit:
+        notes.append(Note("documents_left_out", {"count": len(units) - limit, "limit": limit}))
+    return dict(resolved), units[:limit], notes if resolved or notes else [Note(none)]
 
 
 @Traits(discovers=True)
@@ -46,10 +52,11 @@ def read_document(memory: WorkingMemory, env: Env, doc_id: Handle) -> Steps:
     if document is None:
         return Observation("read_document", error=unknown_handles([doc_id]))
     answer = yield ReadDocument(document)
-    parts = [part for part in answer.hits if part.index >= first_part(doc_id)]
-    if choosing := env.read.by == "evidence" and not names_part(doc_id):
+    first = first_part(doc_id)
+    parts = [part for part in answer.hits if part.index >= (first or 0)]
+    if choosing := env.read.by == "evidence" and first is None:
         parts = [parts[at] for at in by_relevance([part.text for part in parts], memory.query)]
-    hits = fit_window(take_within(parts, env.observation_limit(env.read.tokens)), PLAIN, (), env)
+    hits = _fit(parts, env.read.tokens, env)
     after = parts[len(hits) :]
     if choosing and hits:
         hits.sort(key=lambda part: part.index)
@@ -66,22 +73,18 @@ def read_document(memory: WorkingMemory, env: Env, doc_id: Handle) -> Steps:
     return Observation("read_document", tuple(hits), resolved={doc_id: document}, notes=tuple(notes), delta=delta)
 
 
-def names_part(handle: str) -> bool:
-    """Return whether a handle names a part of a document, as `D12.3` does."""
+def first_part(handle: str) -> int | None:
+    """Return the index of the part that a handle names: 2 for `D12.3`, None for `D12` or an id."""
     head, _, part = handle.strip().rpartition(".")
-    return head[:1].upper() == "D" and head[1:].isdecimal() and part.isdecimal()
-
-
-def first_part(handle: str) -> int:
-    """Return the index of the part that a handle names: 2 for `D12.3`, 0 for `D12` or an id."""
-    return max(0, int(handle.strip().rpartition(".")[2][:6]) - 1) if names_part(handle) else 0
+    named = head[:1].upper() == "D" and head[1:].isdecimal() and part.isdecimal()
+    return max(0, int(part[:6]) - 1) if named else None
 
 
 def passages_left_out(observation: Observation, env: Env) -> dict[ChunkId, int]:
     """Return, for each hit of a document that was read by evidence, the number of parts left out before it."""
     if env.read.by != "evidence" or observation.tool != read_document.__name__:
         return {}
-    following = first_part(next(iter(observation.resolved), ""))
+    following = first_part(next(iter(observation.resolved), "")) or 0
     left_out = {}
     for hit in observation.hits:
         left_out[hit.chunk_id] = max(0, hit.index - following)
@@ -89,15 +92,9 @@ def passages_left_out(observation: Observation, env: Env) -> dict[ChunkId, int]:
     return left_out
 
 
-def take_within(parts: list[Hit], tokens: int) -> list[Hit]:
-    """Return as many whole parts from the first on as the allowance holds, at least one."""
-    kept: list[Hit] = []
-    for part in parts:
-        if kept and part.tokens > tokens:
-            break
-        kept.append(part)
-        tokens -= part.tokens
-    return kept
+def _fit(parts: Sequence[Hit], tokens: int, env: Env) -> list[Hit]:
+    taken = take_within(parts, (part.tokens for part in parts), env.observation_limit(tokens))
+    return fit_window(taken, PLAIN, (), env)
 
 
 def review_docs(
@@ -106,18 +103,14 @@ def review_docs(
     doc_ids: Annotated[list[Handle], Meta(description="Handles of documents that were found before.", max_length=256)],
 ) -> Observation:
     """Show documents that were found before once more, as the memory holds them; costs no search."""
-    resolved, notes = _find_units(memory, doc_ids, "no_handles")
+    resolved, units, notes = _find_units(memory, doc_ids, "no_handles", MOST_REVIEWED)
     if not resolved:
         return Observation("review_docs", error=notes[0])
-    units = list(dict.fromkeys(resolved.values()))
-    limit = MOST_REVIEWED
-    if len(units) > limit:
-        notes.append(Note("documents_left_out", {"count": len(units) - limit, "limit": limit}))
-    stored = [hit for unit_id in units[:limit] for hit in memory.hits_of(unit_id)]
-    hits = fit_window(take_within(stored, env.observation_limit(REVIEW_TOKENS)), PLAIN, (), env)
+    stored = [hit for unit_id in units for hit in memory.hits_of(unit_id)]
+    hits = _fit(stored, REVIEW_TOKENS, env)
     if len(hits) < len(stored):
         notes.append(Note("parts_left_out", {"count": len(stored) - len(hits)}))
-    return Observation("review_docs", tuple(hits), resolved=dict(resolved), notes=tuple(notes))
+    return Observation("review_docs", tuple(hits), resolved=resolved, notes=tuple(notes))
 
 
 @Traits(frees=True)
@@ -127,11 +120,10 @@ def prune_chunks(
     doc_ids: Annotated[list[Handle], Meta(description="Handles of documents whose text is useless.", max_length=256)],
 ) -> Observation:
     """Remove the text of documents from the context, to make room. Curated documents stay curated."""
-    resolved, notes = _find_units(memory, doc_ids, "nothing_to_prune")
+    resolved, units, notes = _find_units(memory, doc_ids, "nothing_to_prune")
     if not resolved:
         return Observation("prune_chunks", error=notes[0])
-    delta = Delta(pruned=tuple(dict.fromkeys(resolved.values())))
-    return Observation("prune_chunks", resolved=dict(resolved), notes=tuple(notes), delta=delta)
+    return Observation("prune_chunks", resolved=resolved, notes=tuple(notes), delta=Delta(pruned=tuple(units)))
 
 
 @Traits(curates=True)
@@ -179,14 +171,9 @@ def verify(
     words = " ".join(claim.split())
     if len(words) < MIN_CLAIM_CHARACTERS:
         return Observation("verify", error=Note("claim_too_short", {"characters": MIN_CLAIM_CHARACTERS}))
-    resolved, notes = _find_units(memory, doc_ids, "no_handles")
+    resolved, asked, notes = _find_units(memory, doc_ids, "no_handles", MOST_JUDGED)
     if not resolved:
         return Observation("verify", error=notes[0])
-    units = list(dict.fromkeys(resolved.values()))
-    limit = MOST_JUDGED
-    if len(units) > limit:
-        notes.append(Note("documents_left_out", {"count": len(units) - limit, "limit": limit}))
-    asked = units[:limit]
     cached = {unit_id for unit_id in asked if _recall(memory, words, unit_id)}
     open_units = [unit_id for unit_id in asked if unit_id not in cached]
     if open_units:
@@ -200,7 +187,7 @@ def verify(
         for unit_id in asked
         if (found := _recall(memory, words, unit_id))
     )
-    return Observation("verify", verdicts=verdicts, resolved=dict(resolved), notes=tuple(notes))
+    return Observation("verify", verdicts=verdicts, resolved=resolved, notes=tuple(notes))
 
 
 def _recall(memory: WorkingMemory, claim: str, unit_id: UnitId) -> Verdict | None:

@@ -67,8 +67,7 @@ Request = SearchFor | GrepFor | ReadDocument | Judge | Consult
 
 
 class Answer(Record):
-    """The answer to a request: hits (each chunk once), one ranking for each query, verdicts, the fault of a pattern, or
-    a text or why there is none."""
+    """The answer to a request: hits (each chunk once), rankings by query, verdicts, or a text; or why there is none."""
 
     hits: tuple[Hit, ...] = ()
     rankings: tuple[Ranking, ...] = ()

@@ -41,7 +41,7 @@ class StateView:
     @classmethod
     def at(cls, memory: WorkingMemory) -> StateView:
         """Return a copy that later turns do not change."""
-        pool, bridges = memory.pool, {key: size for size, keys in memory.evidence.levels.items() for key in keys}
+        pool, bridges = memory.pool, {key: len(units) for key, units in memory.evidence.units.items() if len(units) > 1}
         verdicts = frozenset(memory.verification.verdicts)
         return cls(dict(memory.curated.tags), frozenset(pool.entries), dict(pool.aliases), verdicts, bridges)
 

@@ -94,39 +94,19 @@ def test_a_verdict_is_read_and_its_quote_kept_where_it_stands_in_the_document(an
 @pytest.mark.parametrize(
     "answer",
     [
-        "",
-        "maybe",
-        "yes and no",
-        "yes, no",
-        "The answer is yes.",
-        "not unclear",
-        "yes, because she won",
-        "yes, but “no” is said too",
-        '"yes"',
-        "true",
-        '{"verdict": "maybe"}',
-        '{"verdict": true}',
-        '{"verdict": "yes", "quote": 3}',
-        '{"verdict": "yes", "verdicts": ["no"]} because',
+        *("", "maybe", "yes and no", "yes, no", "The answer is yes.", "not unclear", "yes, because she won"),
+        *("yes, but “no” is said too", '"yes"', "true", "yes\x00", "[" * 100_000, "```", "``````"),
+        *('{"verdict": "maybe"}', '{"verdict": true}', '{"verdict": "yes", "quote": 3}', '{"quote": "yes"}', '["yes"]'),
+        *('{"verdict": "yes"', '{"verdict": "yes"} {"verdict": "no"}', '{"verdict": "yes", "verdicts": []} because'),
         '```json\n{"verdict": "yes"}\n``` or ```json\n{"verdict": "no"}\n```',
-        "<think>yes",
-        "<think>no</think>",
-        "yes <think>no</think>",
-        "```",
-        "``````",
-        '{"quote": "yes"}',
-        '{"verdict": "yes"',
-        '{"verdict": "yes"} {"verdict": "no"}',
-        '["yes"]',
-        "[" * 100_000,
-        "yes\x00",
+        *("<think>yes", "<think>no</think>", "yes <think>no</think>"),
     ],
 )
 def test_what_is_no_verdict_is_a_fault(answer: str) -> None:
     assert isinstance(parse_judgement(answer, DOCUMENT), VerifierFault)
 
 
-def test_faults_are_told_and_never_kept() -> None:
+def test_faults_are_told_and_never_kept_and_leave_the_others_their_judgements() -> None:
     answers: list[str | HarnessError] = [UsageError("404 no such model"), InfrastructureFault("busy"), "maybe", "yes"]
     endpoint = Says(lambda asked: answers.pop(0))
     verifier = LanguageModelVerifier(endpoint, "m")
@@ -136,15 +116,12 @@ def test_faults_are_told_and_never_kept() -> None:
     assert "maybe" in found[2].message
     assert found[3:] == [Judgement("yes")] * 2
     assert len(endpoint.bodies) == 4
-
-
-def test_one_fault_leaves_the_others_their_judgements() -> None:
-    endpoint = Says(lambda asked: InfrastructureFault("down") if "rain" in asked else "yes")
-    found = judge(LanguageModelVerifier(endpoint, "m"), DOCUMENT, "It rained.")
+    mixed = Says(lambda asked: InfrastructureFault("down") if "rain" in asked else "yes")
+    found = judge(LanguageModelVerifier(mixed, "m"), DOCUMENT, "It rained.")
     assert found == [Judgement("yes"), VerifierFault("language model: down")]
 
 
-def test_a_claim_with_a_text_is_asked_once_however_it_is_spelled() -> None:
+def test_a_claim_with_a_text_is_asked_once_however_it_is_spelled_and_the_verdicts_used_last_are_kept() -> None:
     endpoint = Says(lambda asked: "yes")
     verifier = LanguageModelVerifier(endpoint, "m")
     for claim in (CLAIM, CLAIM.upper(), CLAIM.replace(" ", "  ").rstrip(".") + " !"):
@@ -153,14 +130,10 @@ def test_a_claim_with_a_text_is_asked_once_however_it_is_spelled() -> None:
     judge(verifier, DOCUMENT + ".")
     judge(verifier, DOCUMENT, claim=CLAIM.replace("3", "4"))
     assert len(endpoint.bodies) == 3
-
-
-def test_the_verdicts_used_last_are_kept() -> None:
-    endpoint = Says(lambda asked: "yes")
     verifier = LanguageModelVerifier(endpoint, "m", cached=2)
     for text in ("a", "b", "a", "c", "a", "b"):
         judge(verifier, text)
-    assert len(endpoint.bodies) == 4
+    assert len(endpoint.bodies) == 3 + 4
 
 
 def test_only_the_first_characters_are_read() -> None:
@@ -171,28 +144,16 @@ def test_only_the_first_characters_are_read() -> None:
     assert "late" not in endpoint.bodies[0]["messages"][1]["content"]
 
 
-def test_equal_questions_in_flight_are_asked_once() -> None:
+def test_equal_questions_in_flight_are_asked_once_also_by_a_caller_that_was_cancelled() -> None:
     endpoint = Says(lambda asked: "yes", 0.02)
     verifier = LanguageModelVerifier(endpoint, "m")
 
     async def crowd() -> list[Found]:
-        asked = (verifier.judge(CLAIM, documents(DOCUMENT, DOCUMENT)) for _ in range(4))
-        return await asyncio.gather(*asked)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(verifier.judge(CLAIM, documents(DOCUMENT)), 0.005)
+        return await asyncio.gather(*(verifier.judge(CLAIM, documents(DOCUMENT, DOCUMENT)) for _ in range(4)))
 
     assert asyncio.run(crowd()) == [[Judgement("yes")] * 2] * 4
-    assert len(endpoint.bodies) == 1
-
-
-def test_a_caller_that_is_cancelled_finds_the_verdict_when_it_asks_again() -> None:
-    endpoint = Says(lambda asked: "yes", 0.05)
-    verifier = LanguageModelVerifier(endpoint, "m")
-
-    async def impatient() -> Found:
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(verifier.judge(CLAIM, documents(DOCUMENT)), 0.01)
-        return await verifier.judge(CLAIM, documents(DOCUMENT))
-
-    assert asyncio.run(impatient()) == [Judgement("yes")]
     assert len(endpoint.bodies) == 1
 
 
@@ -237,14 +198,10 @@ def test_a_verifier_without_an_address_or_a_name_is_refused_where_it_is_opened()
         open_verifier(configured(model="").env, configured("http://host/v1").machine)
     with pytest.raises(ConfigError, match="not the address"):
         open_verifier(configured().env, configured("host").machine)
-    env = SearchEnv(configured().env, WordRetriever(CORPUS), machine=configured().machine)
+    env, other = (SearchEnv(configured(model=name).env, WordRetriever(CORPUS)) for name in ("one", "two"))
+    assert env.hash != other.hash
     with pytest.raises(InfrastructureFault, match="judge=language_model needs a verifier from open_verifier"):
         play(env, search("Ada Lovelace"), call("verify", doc_ids=["D1"], claim="Ada wrote programs."))
-
-
-def test_the_judging_model_is_part_of_the_environment() -> None:
-    hashes = {SearchEnv(configured(model=name).env, WordRetriever(CORPUS)).hash for name in ("one", "two")}
-    assert len(hashes) == 2
 
 
 @pytest.mark.service
@@ -253,9 +210,8 @@ def test_an_episode_is_judged_over_the_wire() -> None:
 
     def reply(ask: Ask) -> Reply:
         asked.append(ask)
-        return (
-            (503, {}, b"busy") if len(asked) == 1 else (200, {}, msgspec.json.encode(completion('{"verdict": "no"}')))
-        )
+        said = 200, {}, msgspec.json.encode(completion('{"verdict": "no"}'))
+        return (503, {}, b"busy") if len(asked) == 1 else said
 
     with replying(reply) as url:
         config = configured(f"{url}/v1")
@@ -263,10 +219,8 @@ def test_an_episode_is_judged_over_the_wire() -> None:
         env = SearchEnv(config.env, WordRetriever(CORPUS), verifier, machine=config.machine)
         verify = call("verify", doc_ids=["D1"], claim="Ada wrote programs.")
         step = play(env, search("Ada Lovelace"), verify)[-1]
-        assert isinstance(verifier, LanguageModelVerifier)
     assert [verdict.label for verdict in step.observation.verdicts] == ["no"]
     assert {ask.path for ask in asked} == {"/v1/chat/completions"}
-    assert all(ask.headers["Authorization"] == f"Bearer {KEY}" for ask in asked)
+    assert [ask.headers["Authorization"] for ask in asked] == [f"Bearer {KEY}"] * 2
     sent = msgspec.json.decode(asked[-1].body)
     assert (sent["model"], sent["temperature"]) == ("judge-model", 0)
-    assert len(asked) == 2

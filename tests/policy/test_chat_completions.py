@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness1.cli import main
 from harness1.config import ChatPolicy, Config, Env
 from harness1.data.open import open_source
 from harness1.episodes.rollout import replay_episode, rollout
@@ -30,6 +28,7 @@ from harness1.reward import score
 from harness1.reward.measures import measure_outcome
 from harness1.rows.calls import calls_of, calls_to_train
 from harness1.runs.journal import read_episodes
+from tests.cli.commands import Ended, command_in_process
 from tests.models.test_chat_messages import check
 from tests.serving import imitating
 from tests.support import END, call, curate, make_env, run, search, wide_corpus
@@ -82,14 +81,8 @@ def episode_of(hosted: Hosted, seed: int = 0, **settings: Any) -> Episode:
 
 def decided(*answers: Answer, **settings: Any) -> tuple[Decision, Hosted]:
     """The decision at the first turn."""
-    hosted = Hosted(*answers)
-
-    async def act() -> Decision:
-        context = await make_env().reset(TASK)
-        assert context is not None
-        return await policy_of(hosted, **settings).open(TASK, 0).act(context)
-
-    return run(act()), hosted
+    hosted, context = Hosted(*answers), run(make_env().reset(TASK))
+    return run(policy_of(hosted, **settings).open(TASK, 0).act(context)), hosted
 
 
 def test_a_request_declares_the_tools_and_demands_a_call() -> None:
@@ -124,21 +117,28 @@ def test_a_call_is_understood_where_its_meaning_is_clear(said: ToolCall | tuple[
 def test_arguments_may_come_as_an_object_or_not_at_all_and_calls_without_ids() -> None:
     given = answer(search("poet"))
     (listed,) = given["choices"][0]["message"]["tool_calls"]
-    listed["function"]["arguments"] = {"query": "war"}
     del listed["id"]
-    assert decided(given)[0].actions == (search("war"),)
-    listed["function"]["arguments"] = None
-    assert decided(given)[0].actions == (call("search_corpus"),)
+    for arguments, meant in (({"query": "war"}, search("war")), (None, call("search_corpus"))):
+        listed["function"]["arguments"] = arguments
+        assert decided(given)[0].actions == (meant,)
+
+
+def answered(hosted: Hosted) -> list[bool]:
+    """Whether each call of the first turn was told that it was not executed."""
+    answers = [message["content"] for message in hosted.asked[1]["messages"] if message["role"] == "tool"]
+    return [text == NOT_EXECUTED for text in answers]
 
 
 def test_of_several_calls_each_is_answered_and_one_carried_out() -> None:
     hosted = Hosted(answer(END, search("river"), curate(add_ids=["D1"])))
-    episode = episode_of(hosted)
-    first = episode.turns[0]
+    first = episode_of(hosted).turns[0]
     assert (first.action, first.ignored) == (search("river"), (END, curate(add_ids=["D1"])))
-    answers = [message for message in hosted.asked[1]["messages"] if message["role"] == "tool"]
-    assert [each["tool_call_id"] for each in answers] == ["id-0", "id-1", "id-2"]
-    assert [each["content"] == NOT_EXECUTED for each in answers] == [True, False, True]
+    names = [message["tool_call_id"] for message in hosted.asked[1]["messages"] if message["role"] == "tool"]
+    assert (names, answered(hosted)) == (["id-0", "id-1", "id-2"], [True, False, True])
+    inner = [{"recipient_name": "functions.end_search", "parameters": {}}]
+    hosted = Hosted(answer(("multi_tool_use.parallel", json.dumps({"tool_uses": inner})), search("river")))
+    assert episode_of(hosted).turns[0].action == search("river")
+    assert answered(hosted) == [True, False]
 
 
 def test_calls_that_a_server_does_not_tell_apart_get_ids() -> None:
@@ -149,17 +149,7 @@ def test_calls_that_a_server_does_not_tell_apart_get_ids() -> None:
         hosted = Hosted(given)
         episode_of(hosted)
         check(hosted.asked[1]["messages"])
-        answers = [message["content"] for message in hosted.asked[1]["messages"] if message["role"] == "tool"]
-        assert [text == NOT_EXECUTED for text in answers] == [True, False]
-
-
-def test_a_wrapped_call_is_answered_where_it_was_carried_out() -> None:
-    inner = [{"recipient_name": "functions.end_search", "parameters": {}}]
-    wrapper = ("multi_tool_use.parallel", json.dumps({"tool_uses": inner}))
-    hosted = Hosted(answer(wrapper, search("river")))
-    assert episode_of(hosted).turns[0].action == search("river")
-    answers = [message["content"] for message in hosted.asked[1]["messages"] if message["role"] == "tool"]
-    assert [text == NOT_EXECUTED for text in answers] == [True, False]
+        assert answered(hosted) == [True, False]
 
 
 def test_a_message_goes_back_as_it_came_with_its_thoughts() -> None:
@@ -168,23 +158,19 @@ def test_a_message_goes_back_as_it_came_with_its_thoughts() -> None:
     assert episode_of(hosted).turns[0].reasoning == "Rivers."
     back = next(message for message in hosted.asked[1]["messages"] if message["role"] == "assistant")
     (listed,) = said["choices"][0]["message"]["tool_calls"]
-    listed.pop("index")
-    said = {"content": "Let me see.", "reasoning_content": "Rivers.", "tool_calls": [listed]}
-    assert back == {"role": "assistant", **said}
+    del listed["index"]
+    kept = {"content": "Let me see.", "reasoning_content": "Rivers.", "tool_calls": [listed]}
+    assert back == {"role": "assistant", **kept}
 
 
-@pytest.mark.parametrize(
-    ("fields", "reasoning"),
-    [
+def test_reasoning_is_found_where_servers_put_it() -> None:
+    for fields, reasoning in (
         ({"reasoning_content": " a ", "reasoning": "b", "content": "c"}, "a"),
         ({"reasoning_content": "", "reasoning": "b", "content": "c"}, "b"),
         ({"reasoning_content": None, "content": " c\n"}, "c"),
         ({"reasoning": {"odd": 1}, "content": [{"type": "text", "text": "x"}]}, ""),
-        ({}, ""),
-    ],
-)
-def test_reasoning_is_found_where_servers_put_it(fields: dict[str, Any], reasoning: str) -> None:
-    assert decided(answer(search("poet"), **fields))[0].reasoning == reasoning
+    ):
+        assert decided(answer(search("poet"), **fields))[0].reasoning == reasoning
 
 
 @pytest.mark.parametrize(
@@ -219,31 +205,29 @@ def test_a_faulty_answer_is_asked_again_with_a_note_and_without_itself(faulty: A
     assert len(set(seeds)) == len(seeds)
 
 
-@pytest.mark.parametrize("retries", [0, 3])
-def test_after_the_last_attempt_the_episode_ends_by_its_policys_error(retries: int) -> None:
-    hosted = Hosted(answer(search("river")), *[answer(content=NONSENSE, reasoning="Lost.")] * 9)
-    episode = episode_of(hosted, format_retries=retries)
-    assert (episode.stop_reason, episode.status) == (StopReason.FORMAT_LIMIT, Status.POLICY_ERROR)
-    failed = episode.turns[-1]
-    assert (failed.action, failed.parse_error, failed.reasoning) == (None, "there is no call", "Lost.")
-    assert [made.attempt for made in failed.calls] == list(range(retries + 1))
-    assert len(hosted.asked) == retries + 2
+def test_after_the_last_attempt_the_episode_ends_by_its_policys_error() -> None:
+    for retries in (0, 3):
+        hosted = Hosted(answer(search("river")), *[answer(content=NONSENSE, reasoning="Lost.")] * 9)
+        episode = episode_of(hosted, format_retries=retries)
+        assert (episode.stop_reason, episode.status) == (StopReason.FORMAT_LIMIT, Status.POLICY_ERROR)
+        failed = episode.turns[-1]
+        assert (failed.action, failed.parse_error, failed.reasoning) == (None, "there is no call", "Lost.")
+        assert [made.attempt for made in failed.calls] == list(range(retries + 1))
+        assert len(hosted.asked) == retries + 2
 
 
-@pytest.mark.parametrize(
-    ("given", "arguments"),
-    [
-        ('{"query": "poet",}', '{"query": "poet"}'),
-        ('{"query": "a\nb"}', r'{"query": "a\nb"}'),
-        (None, "{}"),
-        ("", "{}"),
-    ],
-)
-def test_a_call_that_was_mended_goes_back_as_it_was_understood(given: str | None, arguments: str) -> None:
-    hosted = Hosted(answer(("functions.search_corpus", given)))
-    episode_of(hosted)
-    back = next(message for message in hosted.asked[1]["messages"] if message["role"] == "assistant")
-    assert back["tool_calls"][0]["function"] == {"name": "search_corpus", "arguments": arguments}
+def test_a_call_that_was_mended_goes_back_as_it_was_understood() -> None:
+    mended = {
+        '{"query": "poet",}': '{"query": "poet"}',
+        '{"query": "a\nb"}': r'{"query": "a\nb"}',
+        None: "{}",
+        "": "{}",
+    }
+    for given, arguments in mended.items():
+        hosted = Hosted(answer(("functions.search_corpus", given)))
+        episode_of(hosted)
+        back = next(message for message in hosted.asked[1]["messages"] if message["role"] == "assistant")
+        assert back["tool_calls"][0]["function"] == {"name": "search_corpus", "arguments": arguments}
 
 
 def test_no_name_goes_back_that_servers_refuse() -> None:
@@ -252,24 +236,19 @@ def test_no_name_goes_back_that_servers_refuse() -> None:
         episode_of(hosted)
         said = [message for message in hosted.asked[-1]["messages"] if message["role"] == "assistant"]
         names = [each["function"]["name"] for message in said for each in message["tool_calls"]]
-        assert names
-        assert all(re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", each) for each in names)
+        assert names == [each for each in names if re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", each)] != []
 
 
 def test_a_prompt_longer_than_the_models_context_is_the_policys_failure_and_scores_0() -> None:
-    river = search("river")
-    hosted = Hosted(answer(river), answer(curate(add={"d1": "high"})), Overflow("400 maximum context length is 8192"))
-    episode = episode_of(hosted)
+    said = "400 maximum context length is 8192"
+    episode = episode_of(Hosted(answer(search("river")), answer(curate(add={"d1": "high"})), Overflow(said)))
     assert (episode.stop_reason, episode.status) == (StopReason.CONTEXT_OVERFLOW, Status.POLICY_ERROR)
-    assert (episode.error, [turn.action and turn.action.name for turn in episode.turns]) == (
-        "400 maximum context length is 8192",
-        ["search_corpus", "curate"],
-    )
+    assert episode.error == said
+    assert [turn.action and turn.action.name for turn in episode.turns] == ["search_corpus", "curate"]
     gold = Gold({DocId(str(episode.curated[0].unit_id)): 1})
     result = measure_outcome(episode, gold)
     assert (result.recall, result.set_size, result.trajectory_recall) == (0.0, 0, 1.0)
-    scored = score(episode, gold, Config())
-    assert scored.reward.total == Config().reward.empty
+    assert score(episode, gold, Config()).reward.total == Config().reward.empty
     assert failure_class(episode.stop_reason, result) == "context"
     assert replay_episode(episode, Env(generation_reserve=RESERVE)).difference is None
 
@@ -283,13 +262,9 @@ def test_a_fault_or_a_refusal_breaks_its_episode_alone_and_a_wrong_key_ends_ever
         assert episode_of(hosted).status is Status.COMPLETED
     with pytest.raises(Unreachable, match="401 wrong key"):
         episode_of(Hosted(Unreachable("401 wrong key", 401)))
-
-
-def test_what_a_faulty_attempt_cost_is_kept_if_the_next_one_meets_a_fault() -> None:
-    episode = episode_of(Hosted(answer(search("river")), answer(content=NONSENSE), InfrastructureFault("no answer")))
-    assert (episode.status, len(episode.turns)) == (Status.INFRA_ERROR, 2)
-    assert [len(turn.calls) for turn in episode.turns] == [1, 1]
-    assert episode.turns[-1].action is None
+    cost = episode_of(Hosted(answer(search("river")), answer(content=NONSENSE), InfrastructureFault("no answer")))
+    assert [len(turn.calls) for turn in cost.turns] == [1, 1], "what a faulty attempt cost is kept"
+    assert (cost.status, cost.turns[-1].action) == (Status.INFRA_ERROR, None)
 
 
 def test_a_server_that_does_not_let_calls_be_demanded_is_asked_for_them_freely() -> None:
@@ -301,45 +276,25 @@ def test_a_server_that_does_not_let_calls_be_demanded_is_asked_for_them_freely()
     assert [len(turn.calls) for turn in episode.turns] == [1, 2, 1]
 
 
-def test_a_server_that_knows_the_new_name_of_the_limit_alone_is_asked_by_it() -> None:
-    refusal = Refusal("400 Unsupported parameter: 'max_tokens' ... Use 'max_completion_tokens' instead.")
-    hosted = Hosted(refusal, Refusal("400 tool_choice"), answer(search("river")))
-    episode_of(hosted)
-    limits = [(body.get("max_tokens"), body.get("max_completion_tokens")) for body in hosted.asked]
-    assert limits == [(RESERVE, None), *[(None, RESERVE)] * 3]
-
-
-def test_a_server_that_refuses_it_all_is_not_asked_for_ever() -> None:
-    for said in ("400 tool_choice", "400 max_completion_tokens", "400 tool_choice and max_completion_tokens"):
-        hosted = Hosted(*[Refusal(said)] * 9)
-        assert episode_of(hosted).error == said
-        assert len(hosted.asked) <= 3
-
-
 def test_seeds_follow_the_episode_and_a_fork_goes_on_by_itself() -> None:
-    def seeds(seed: int) -> list[int]:
+    def seeds(seed: int) -> set[int]:
         hosted = Hosted(answer(search("river")))
         episode_of(hosted, seed)
-        return [body["seed"] for body in hosted.asked]
+        return {body["seed"] for body in hosted.asked}
 
     assert seeds(1) == seeds(1)
-    assert not set(seeds(1)) & set(seeds(2))
+    assert not seeds(1) & seeds(2)
+    hosted, env = Hosted(answer(search("river"), content="Mine.")), make_env()
 
-    async def forked() -> list[list[Any]]:
-        hosted = Hosted(answer(search("river"), content="Mine."))
-        env = make_env()
-        context = await env.reset(TASK)
-        assert context is not None
+    async def forked() -> None:
         session = policy_of(hosted).open(TASK, 0)
-        decision = await session.act(context)
-        twin = session.fork()
-        context = (await env.step(decision.actions, "")).context
-        assert context is not None
+        decision = await session.act(await env.reset(TASK))
+        twin, context = session.fork(), (await env.step(decision.actions, "")).context
         for each in (twin, session):
             await each.act(context)
-        return [body["messages"] for body in hosted.asked[1:]]
 
-    first, second = run(forked())
+    run(forked())
+    first, second = (body["messages"] for body in hosted.asked[1:])
     assert first == second
     assert "Mine." in json.dumps(first)
 
@@ -382,39 +337,39 @@ def test_a_whole_episode_against_a_server() -> None:
 
     with imitating(reply) as url:
         policy = ChatCompletionsPolicy(ModelEndpoint(f"{url}/v1", "sk-key"), "gpt", RESERVE)
-        episodes = [asyncio.run(rollout(make_env(Env()), policy, TASK)) for _ in range(2)]
-    for episode in episodes:  # each on an event loop of its own
-        assert (episode.status, len(episode.turns)) == (Status.COMPLETED, 3)
+        for _ in range(2):  # each on an event loop of its own
+            episode = asyncio.run(rollout(make_env(Env()), policy, TASK))
+            assert (episode.status, len(episode.turns)) == (Status.COMPLETED, 3)
     assert {(method, path) for method, path, _ in asked} == {("POST", "/v1/chat/completions")}
     assert [body["seed"] for _, _, body in asked[:3]] == [body["seed"] for _, _, body in asked[3:]]
 
 
+@pytest.fixture
 def searched(
-    served: Served, index: str, out: Path, monkeypatch: pytest.MonkeyPatch, *options: str
-) -> tuple[int, list[dict[str, Any]]]:
-    """The exit code of `harness1 search` with a server, and what that was asked."""
-    asked: list[dict[str, Any]] = []
+    index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[Ended, list[dict[str, Any]]]]:
+    """How `harness1 search` with a server ended, and what that was asked."""
 
-    def reply(method: str, path: str, body: bytes) -> tuple[int, bytes]:
-        asked.append(json.loads(body))
-        return served(asked[-1])
+    def search_by(served: Served, *options: str) -> tuple[Ended, list[dict[str, Any]]]:
+        asked: list[dict[str, Any]] = []
 
-    with imitating(reply) as url:
-        spec = f"openai:gpt:20b@{url}/v1"
-        command = ["harness1", "search", "Who founded it?", "--index", index, "--policy", spec, "--out", str(out)]
-        monkeypatch.setattr(sys, "argv", [*command, *options])
-        with pytest.raises(SystemExit) as ended:
-            main.run()
-    return int(ended.value.code or 0), asked
+        def reply(method: str, path: str, body: bytes) -> tuple[int, bytes]:
+            asked.append(json.loads(body))
+            return served(asked[-1])
+
+        with imitating(reply) as url:
+            words = ("search", "Who founded it?", "--index", index, "--policy", f"openai:gpt:20b@{url}/v1")
+            secret = ("--set", "machine.model.key=sk-secret", "--out", str(tmp_path / "run"))
+            return command_in_process(monkeypatch, capsys)(*words, *secret, *options), asked
+
+    return search_by
 
 
 @pytest.mark.service
-def test_a_search_by_a_hosted_model_is_recorded(
-    index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, asked = searched(well, index, tmp_path / "run", monkeypatch, "--json", "--set", "machine.model.key=sk-secret")
-    assert (code, len(asked)) == (0, 3)
-    shown = json.loads(capsys.readouterr().out)
+def test_a_search_by_a_hosted_model_is_recorded(searched: Any, tmp_path: Path) -> None:
+    ended, asked = searched(well, "--json")
+    assert (ended.code, len(asked)) == (0, 3)
+    shown = json.loads(ended.out)
     assert (shown["status"], shown["turns"], shown["error"], shown["parse_error"]) == ("completed", 3, None, None)
     (episode,) = read_episodes(tmp_path / "run")
     assert episode.untrainable == "its model gives no token ids"
@@ -436,24 +391,14 @@ def test_a_search_by_a_hosted_model_is_recorded(
     ],
 )
 def test_a_server_that_answers_something_else_is_one_line_and_an_exit_code(
-    index: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    status: int,
-    body: bytes,
-    played: bool,
-    says: str,
+    searched: Any, tmp_path: Path, status: int, body: bytes, played: bool, says: str
 ) -> None:
-    options = ("--set", "machine.model.key=sk-secret", "--set", "machine.attempts=2")
-    ended, asked = searched(lambda _: (status, body), index, tmp_path / "run", monkeypatch, *options)
-    assert (ended, len(asked)) == (3, 2 if played else 1)
-    out, err = capsys.readouterr()
-    assert "No document was found" not in out
-    line = err.strip()
+    ended, asked = searched(lambda _: (status, body), "--set", "machine.attempts=2")
+    assert (ended.code, len(asked)) == (3, 2 if played else 1)
+    assert "No document was found" not in ended.out
+    line = ended.err.strip()
     assert line.startswith("harness1: the episode is invalid: http://" if played else "harness1: http://")
     assert says in line
     assert "\n" not in line
     assert "sk-secret" not in line
-    episodes = list(read_episodes(tmp_path / "run"))
-    assert [episode.status for episode in episodes] == [Status.INFRA_ERROR] * played
+    assert [episode.status for episode in read_episodes(tmp_path / "run")] == [Status.INFRA_ERROR] * played

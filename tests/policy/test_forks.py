@@ -8,7 +8,7 @@ from harness1.episodes.rollout import rollout
 from harness1.policy.policy import Decision, Policy
 from harness1.policy.registry import PLAIN, RULES, open_policy
 from harness1.policy.scripted import RecordedPolicy
-from harness1.records import DocId, Episode, Gold, Task
+from harness1.records import DocId, Gold, Task
 from tests.support import CORPUS, make_env, run
 
 TASK = Task("t", "Where did the father of Ada Lovelace die?")
@@ -29,13 +29,10 @@ async def decisions(policy: Policy) -> tuple[list[Decision], list[Decision]]:
     return own, forked
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", [*SPECS, "replay"])
 def test_a_fork_goes_on_from_where_it_was(spec: str) -> None:
-    own, forked = run(decisions(open_policy(spec, GOLDS)))
-    assert own == forked
-
-
-def test_a_fork_of_a_record_goes_on_from_where_it_was() -> None:
-    episode: Episode = run(rollout(make_env(None, CORPUS), open_policy("scripted"), TASK))
-    own, forked = run(decisions(RecordedPolicy([episode])))
+    policy = open_policy("scripted" if spec == "replay" else spec, GOLDS)
+    if spec == "replay":
+        policy = RecordedPolicy([run(rollout(make_env(None, CORPUS), policy, TASK))])
+    own, forked = run(decisions(policy))
     assert own == forked

@@ -15,15 +15,15 @@ from harness1.episodes.rollout import replay_episode, rollout
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.models.backend import Grammar, SampledOutput
 from harness1.models.chat_format import ChatFormat
+from harness1.plain import digest
 from harness1.policy.language_model import LanguageModelPolicy, call_seed
 from harness1.policy.policy import counter_of
-from harness1.records import Episode, Sampling, Status, StopReason, Task, ToolCall
+from harness1.records import Episode, ModelCall, Sampling, Status, StopReason, Task, ToolCall
 from harness1.rows.calls import calls_of, calls_to_train, prompt_ids
-from tests.support import call, curate, make_env, run, search, wide_corpus
+from tests.support import END, curate, make_env, run, search, wide_corpus
 from tests.vocabularies import SPOKEN, chat_format
 
 TASK = Task("t", "Where did the father of Ada Lovelace die?")
-END = call("end_search")
 NONSENSE = "the secret nonsense of a faulty attempt"
 RESERVE = 400
 
@@ -82,8 +82,8 @@ def sayer(*outputs: ToolCall | str | Exception, name: str = "hermes", kind: str 
 @pytest.mark.parametrize("order", ["paper", "stable_first", "epoch", "transcript"])
 @pytest.mark.parametrize(("name", "kind"), SPOKEN)
 def test_every_call_of_an_episode_puts_its_prompt_together_again(name: str, kind: str, order: str) -> None:
-    model = sayer(search("river"), NONSENSE, curate(add_ids=["D1"]), search("war"), NONSENSE, NONSENSE, search("town"),
-                  name=name, kind=kind)  # fmt: skip
+    said = search("river"), NONSENSE, curate(add_ids=["D1"]), search("war"), NONSENSE, NONSENSE, search("town")
+    model = sayer(*said, name=name, kind=kind)
     episode = episode_of(model, order)
     assert episode.stop_reason is StopReason.END_SEARCH
     assert [prompt_ids(episode, each) for each in calls_of(episode)] == model.prompts
@@ -137,32 +137,25 @@ def test_after_so_many_failures_the_episode_ends_by_its_policys_error(retries: i
     episode = episode_of(model, format_retries=retries)
     assert (episode.stop_reason, episode.status) == (StopReason.FORMAT_LIMIT, Status.POLICY_ERROR)
     failed = episode.turns[-1]
-    assert failed.parse_error == "there is no call"
-    assert failed.action is None
+    assert (failed.parse_error, failed.action) == ("there is no call", None)
     assert [each.attempt for each in failed.calls] == list(range(retries + 1))
     assert [each.call_id for each in calls_to_train(episode)] == ["1.0", *[f"2.{at}" for at in range(retries + 1)]]
     assert [prompt_ids(episode, each) for each in calls_of(episode)] == model.prompts
 
 
-def test_there_is_no_retry_where_its_note_would_fill_the_window() -> None:
-    model = sayer(NONSENSE)
-    policy = LanguageModelPolicy(model, model.chat, 10, ChatPolicy())
-    env = make_env(Env(generation_reserve=10), counter=model.chat)
-    episode = run(rollout(env, policy, TASK))
-    assert (episode.status, len(model.prompts)) == (Status.POLICY_ERROR, 1)
-    assert episode.turns[0].parse_error == "there is no call"
-
-
-def test_an_output_that_was_cut_says_so_in_its_error() -> None:
+def test_an_output_that_was_cut_says_so_and_there_is_no_retry_where_its_note_would_fill_the_window() -> None:
     class Cut(Sayer):
         async def generate(self, *arguments: Any) -> SampledOutput:
-            found = await super().generate(*arguments)
-            return msgspec.structs.replace(found, finish_reason="length")
+            return msgspec.structs.replace(await super().generate(*arguments), finish_reason="length")
 
     model = Cut(chat_format("hermes", "chatml"), NONSENSE, search("river"), NONSENSE)
-    episode = episode_of(model, format_retries=1)
-    assert episode.turns[0].action == search("river")
+    assert episode_of(model, format_retries=1).turns[0].action == search("river")
     assert "not valid: the output was too long and is cut." in model.chat.tokenizer.decode(model.prompts[1])
+    model = sayer(NONSENSE)
+    env = make_env(Env(generation_reserve=10), counter=model.chat)
+    episode = run(rollout(env, LanguageModelPolicy(model, model.chat, 10, ChatPolicy()), TASK))
+    assert (episode.status, len(model.prompts)) == (Status.POLICY_ERROR, 1)
+    assert episode.turns[0].parse_error == "there is no call"
 
 
 @pytest.mark.parametrize(("name", "kind"), SPOKEN)
@@ -172,63 +165,48 @@ def test_inside_an_epoch_each_prompt_and_output_begins_the_next_prompt(name: str
     episode = episode_of(model, "epoch")
     accepted = [turn.calls[-1] for turn in episode.turns]
     prompts = [prompt_ids(episode, each) for each in accepted]
-    merged = []
-    for number in range(1, len(accepted)):
-        whole = (*prompts[number - 1], *accepted[number - 1].output_ids)
-        merged.append(prompts[number][: len(whole)] == whole)
+    wholes = [(*prompt, *each.output_ids) for prompt, each in zip(prompts, accepted, strict=True)]
+    merged = [after[: len(whole)] == whole for whole, after in zip(wholes, prompts[1:], strict=False)]
     # An epoch has five turns; the third turn was retried, so that its note stands between prompt and output.
     assert merged == [True, True, False, True, False, True, True, True]
 
 
 def test_seeds_differ_by_turn_and_attempt_and_are_equal_for_equal_episodes() -> None:
-    def seeds(seed: int) -> list[int | None]:
+    def seeds(seed: int) -> set[int | None]:
         model = sayer(search("river"), NONSENSE, search("war"))
         episode_of(model, seed=seed)
-        return [sampling.seed for sampling in model.samplings]
+        return {sampling.seed for sampling in model.samplings}
 
-    assert len(set(seeds(1))) == 4
+    assert len(seeds(1)) == 4
     assert seeds(1) == seeds(1)
-    assert not set(seeds(1)) & set(seeds(2))
+    assert not seeds(1) & seeds(2)
     assert 0 <= call_seed("x", 1, 0) < 2**31
 
 
 def test_a_fork_goes_on_from_where_it_was() -> None:
     model = sayer(search("river"), search("war"), search("war"))
 
-    async def play() -> list[tuple[str, str | None, int | None]]:
-        env = env_of(model.chat)
-        context = await env.reset(TASK)
-        assert context is not None
-        session = policy_of(model).open(TASK, 3)
-        decision = await session.act(context)
+    async def play() -> list[ModelCall]:
+        env, session = env_of(model.chat), policy_of(model).open(TASK, 3)
+        decision = await session.act(await env.reset(TASK))
         context = (await env.step(decision.actions, "", decision.calls)).context
-        assert context is not None
-        twins = [session.fork(), session]
-        calls = [(await twin.act(context)).calls[0] for twin in twins]
-        return [(each.call_id, each.parent_call_id, each.sampling.seed) for each in calls]
+        return [(await twin.act(context)).calls[0] for twin in (session.fork(), session)]
 
-    first, second = run(play())
-    assert first == second
-    assert first[:2] == ("2.0", "1.0")
+    calls = [(each.call_id, each.parent_call_id, each.sampling.seed) for each in run(play())]
+    assert calls[0] == calls[1] == ("2.0", "1.0", call_seed(digest([TASK.query, 3]), 2, 0))
 
 
-def test_a_fault_of_the_backend_breaks_the_episode_and_a_misuse_ends_it_all() -> None:
-    episode = episode_of(sayer(search("river"), InfrastructureFault("gone")))
-    assert (episode.status, episode.error) == (Status.INFRA_ERROR, "gone")
-    with pytest.raises(UsageError, match="too long"):
-        episode_of(sayer(UsageError("too long")))
-
-
-def test_attempts_before_a_fault_are_on_record_and_trained_nowhere() -> None:
+def test_a_fault_of_the_backend_breaks_the_episode_after_its_attempts_and_a_misuse_ends_it_all() -> None:
     model = sayer(search("river"), NONSENSE, InfrastructureFault("gone"))
     episode = episode_of(model)
-    assert episode.status is Status.INFRA_ERROR
-    calls = list(calls_of(episode))
-    assert [call.call_id for call in calls] == ["1.0", "2.0"]
-    assert [prompt_ids(episode, call) for call in calls] == model.prompts[:2]
+    assert (episode.status, episode.error) == (Status.INFRA_ERROR, "gone")
+    assert [call.call_id for call in calls_of(episode)] == ["1.0", "2.0"]
+    assert [prompt_ids(episode, call) for call in calls_of(episode)] == model.prompts[:2]
     assert list(calls_to_train(episode)) == []
-    late = sayer(search("river"), InfrastructureFault("gone"))
-    assert [call.call_id for call in calls_of(episode_of(late))] == ["1.0"]
+    late = episode_of(sayer(search("river"), InfrastructureFault("gone")))
+    assert [call.call_id for call in calls_of(late)] == ["1.0"]
+    with pytest.raises(UsageError, match="too long"):
+        episode_of(sayer(UsageError("too long")))
 
 
 def test_sampling_is_as_configured_and_a_grammar_is_named() -> None:
@@ -259,13 +237,11 @@ def told_again(order: str) -> Episode:
 
 @pytest.mark.parametrize("order", ["paper", "stable_first", "epoch", "transcript"])
 def test_an_episode_is_replayed_without_its_tokenizer(order: str) -> None:
-    episode = told_again(order)
     env = env_of(chat_format("hermes", "chatml"), order).config
-    report = replay_episode(episode, env)
-    assert (report.equal, report.turns, report.difference) == (5, 5, None)
     ended = episode_of(sayer(search("river"), *[NONSENSE] * 4), order)
-    report = replay_episode(ended, env)
-    assert (report.equal, report.turns, report.difference) == (2, 2, None)
+    for episode, turns in ((told_again(order), 5), (ended, 2)):
+        report = replay_episode(episode, env)
+        assert (report.equal, report.turns, report.difference) == (turns, turns, None)
 
 
 @pytest.mark.parametrize("prefix", ["action/2", "turn/1", "hit/1"])
@@ -275,9 +251,8 @@ def test_a_replay_notices_a_count_that_is_changed_or_missing(prefix: str, change
     sizes: list[dict[str, Any]] = [dict(episode.counts), dict(episode.segments)]
     for each, more in zip(sizes, (1, (1,)), strict=True):
         for key in [key for key in each if key.startswith(prefix)]:
-            each[key] += more
-            if not change:
-                del each[key]
+            size = each.pop(key)
+            each |= {key: size + more} if change else {}
     forged = msgspec.structs.replace(episode, counts=sizes[0], segments=sizes[1])
     assert forged != episode
     report = replay_episode(forged, env_of(chat_format("hermes", "chatml")).config)

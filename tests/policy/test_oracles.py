@@ -13,7 +13,7 @@ from harness1.episodes.rollout import rollout
 from harness1.errors import UsageError
 from harness1.policy.oracles import FOLLOWED, OraclePolicy, needs_of
 from harness1.policy.registry import check_policy, needs_gold, open_policy
-from harness1.records import ChunkId, DocId, Episode, Gold, Status, StopReason, Task
+from harness1.records import ChunkId, DocId, Episode, Gold, Status, StopReason, Task, ToolCall
 from harness1.reward.measures import measure_outcome
 from tests.support import WordRetriever, chunk, make_env, run
 
@@ -22,20 +22,17 @@ HOPS = Gold({DocId("ada"): 1, DocId("byron"): 1, DocId("miss"): 1, DocId("noise"
 
 
 def episode_of(gold: Gold, **tree: object) -> Episode:
-    env = make_env(msgspec.convert(with_mechanisms(tree), Env))
-    return run(rollout(env, OraclePolicy({"t": gold}), TASK))
+    return run(rollout(make_env(msgspec.convert(with_mechanisms(tree), Env)), OraclePolicy({"t": gold}), TASK))
 
 
-def test_it_finds_all_hops_and_delivers_nothing_else() -> None:
-    episode = episode_of(HOPS)
-    assert episode.stop_reason is StopReason.END_SEARCH
-    assert {entry.unit_id for entry in episode.curated} == {"ada", "byron", "miss"}
-    assert measure_outcome(episode, HOPS).recall == 1.0
+def units(episode: Episode) -> set[str]:
+    return {str(entry.unit_id) for entry in episode.curated}
 
 
 @pytest.mark.parametrize(
     "switches",
     [
+        {},
         {"fan_out": {"on": False}},
         {"read": {"on": False}},
         {"curation": {"tags": False}},
@@ -44,15 +41,16 @@ def test_it_finds_all_hops_and_delivers_nothing_else() -> None:
         {"compression": {"on": False}, "evidence": {"on": False}, "history": {"on": False}},
     ],
 )
-def test_it_works_without_any_mechanism(switches: dict[str, object]) -> None:
-    assert {entry.unit_id for entry in episode_of(HOPS, **switches).curated} == {"ada", "byron", "miss"}
+def test_it_finds_all_hops_and_delivers_nothing_else_without_any_mechanism(switches: dict[str, object]) -> None:
+    episode = episode_of(HOPS, **switches)
+    assert (episode.stop_reason, units(episode)) == (StopReason.END_SEARCH, {"ada", "byron", "miss"})
+    assert measure_outcome(episode, HOPS).recall == 1.0
 
 
 def test_gold_that_cannot_be_found_ends_in_time_with_what_was_found() -> None:
-    gold = Gold({DocId("ada"): 1, DocId("nowhere"): 1})
-    episode = episode_of(gold, max_turns=9)
+    episode = episode_of(Gold({DocId("ada"): 1, DocId("nowhere"): 1}), max_turns=9)
     assert len(episode.turns) <= 9
-    assert [entry.unit_id for entry in episode.curated] == ["ada"]
+    assert units(episode) == {"ada"}
 
 
 def test_of_a_fact_any_one_chunk_will_do_and_of_documents_those_with_a_grade() -> None:
@@ -61,8 +59,7 @@ def test_of_a_fact_any_one_chunk_will_do_and_of_documents_those_with_a_grade() -
     assert needs_of(gold) == (frozenset({"a#0", "b#0"}), frozenset({"c#0"}))
     chunks = [chunk("b", "Ada Lovelace wrote."), chunk("c", "Ada Lovelace died."), chunk("d", "Ada Ada.")]
     env = make_env(retriever=WordRetriever(chunks, "chunk"))
-    episode = run(rollout(env, OraclePolicy({"t": gold}), TASK))
-    assert {entry.unit_id for entry in episode.curated} == {"b#0", "c#0"}
+    assert units(run(rollout(env, OraclePolicy({"t": gold}), TASK))) == {"b#0", "c#0"}
 
 
 AT_ONCE = Env().switch(lead_handles=True, tags=False)
@@ -74,52 +71,42 @@ def episode_of_lead_teacher(*gold: str, seed: int = 0, env: Env = ENV) -> Episod
     return run(rollout(make_env(env), open_policy("lead-teacher", golds), TASK, seed=seed))
 
 
-def actions(episode: Episode) -> list[str]:
-    return [turn.action.name for turn in episode.turns if turn.action]
+def calls(episode: Episode) -> list[ToolCall]:
+    assert episode.status is Status.COMPLETED
+    return [turn.action for turn in episode.turns if turn.action]
 
 
-def test_one_search_that_finds_all_is_enough() -> None:
+def test_one_search_that_finds_all_is_enough_and_what_none_finds_is_given_up_after_a_few_leads() -> None:
     episode = episode_of_lead_teacher("ada")
-    assert actions(episode) == ["search_corpus", "curate", "end_search"]
-    assert [str(entry.unit_id) for entry in episode.curated] == ["ada"]
-    assert episode.status is Status.COMPLETED
-
-
-def test_gold_that_no_search_finds_is_given_up_after_a_few_leads() -> None:
+    assert [call.name for call in calls(episode)] == ["search_corpus", "curate", "end_search"]
+    assert units(episode) == {"ada"}
     episode = episode_of_lead_teacher("nowhere")
-    assert 1 < actions(episode).count("search_corpus") <= 1 + FOLLOWED
+    assert 1 < [call.name for call in calls(episode)].count("search_corpus") <= 1 + FOLLOWED
     assert len(episode.curated) == 2
-    assert episode.status is Status.COMPLETED
 
 
 def test_it_searches_only_what_the_view_offers_and_samples_differ_in_what_they_follow() -> None:
     followed = set()
     for seed in range(8):
-        episode = episode_of_lead_teacher("nowhere", seed=seed)
-        calls = [turn.action for turn in episode.turns if turn.action]
-        searched = [str(call.arguments["query"]) for call in calls if call.name == "search_corpus"]
+        made = calls(episode_of_lead_teacher("nowhere", seed=seed))
+        searched = [str(call.arguments["query"]) for call in made if call.name == "search_corpus"]
         assert searched[0] == "Q"
         assert all(query.startswith("E") for query in searched[1:])
         followed.add(tuple(searched))
     assert len(followed) > 1
 
 
-def test_leads_are_followed_at_once_where_one_call_can_and_once_even_if_nothing_is_missing() -> None:
+def test_leads_are_followed_at_once_where_one_call_can_each_once_even_if_nothing_is_missing() -> None:
     episode = episode_of_lead_teacher("ada", env=AT_ONCE)
-    first, *rest = (turn.action for turn in episode.turns if turn.action)
+    first, *rest = calls(episode)
     assert first.arguments == {"query": "Q"}
     assert [call.name for call in rest] == ["fan_out_search", "curate", "end_search"]
     assert len(rest[0].arguments["queries"]) > 1
     assert all(query.startswith("E") for query in rest[0].arguments["queries"])
-    assert [str(entry.unit_id) for entry in episode.curated] == ["ada"]
-
-
-def test_no_lead_is_followed_twice() -> None:
+    assert units(episode) == {"ada"}
     for seed in range(4):
-        episode = episode_of_lead_teacher("nowhere", seed=seed, env=AT_ONCE)
-        calls = [turn.action for turn in episode.turns if turn.action]
-        leads = [lead for call in calls for lead in call.arguments.get("queries", [call.arguments.get("query", "Q")])]
-        named = [lead for lead in leads if lead != "Q"]
+        _, *made = calls(episode_of_lead_teacher("nowhere", seed=seed, env=AT_ONCE))
+        named = [lead for call in made for lead in call.arguments.get("queries", [call.arguments.get("query")]) if lead]
         assert len(named) == len(set(named)) > 1
 
 

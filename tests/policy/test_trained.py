@@ -17,7 +17,6 @@ from tests.cli.commands import Command, command_in_process
 
 BASES = {"trained": "smollm2-135m", "quick": "smollm2-135m-10"}
 """The released policies, and the model that each stands beside."""
-MOST_BYTES = 25_000_000
 NOTES = {
     "Maren Holt": "Maren Holt (born 1961) is a Danish architect. She designed the Tidewater Concert Hall, which opened"
     " in 1998, and teaches in Aarhus.",
@@ -52,18 +51,14 @@ def harness1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     return command_in_process(monkeypatch, capsys)
 
 
-def test_all_released_policies_are_tested_here() -> None:
-    assert list_released() == sorted(BASES)
-
-
 @pytest.mark.parametrize("name", BASES)
 def test_it_is_small_and_has_the_environment_that_it_was_trained_in(name: str) -> None:
+    assert list_released() == sorted(BASES), "all are tested here"
     folder = policy_folder(name)
     files = {path.name: path.stat().st_size for path in folder.iterdir()}
     assert {"README.md", "config.toml", "checkpoint.json", "adapter_config.json"} < files.keys()
-    assert sum(files.values()) <= MOST_BYTES
-    card = read_checkpoint(folder)
-    assert env_hash(load_config(policy_config(name)).env) == card.env_hash
+    assert sum(files.values()) <= 25_000_000
+    assert env_hash(load_config(policy_config(name)).env) == read_checkpoint(folder).env_hash
     adapters = json.loads((folder / "adapter_config.json").read_text())
     assert adapters["base_model_name_or_path"] == BASES[name]
 

@@ -14,32 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness1.errors import UsageError
-from harness1.records import (
-    STATUS_OF,
-    Curated,
-    Episode,
-    Gold,
-    Hashes,
-    ModelCall,
-    Note,
-    Observation,
-    StopReason,
-    Task,
-    ToolCall,
-    Turn,
-)
+from harness1.records import STATUS_OF, Curated, Episode, Gold, ModelCall, Note, Observation, StopReason, ToolCall, Turn
 from harness1.reward.measures import (
     DEPTHS,
     MEASURES,
     Outcome,
-    Wanted,
     delivery,
-    grade_units,
     match_targets,
     measure_outcome,
     measures,
     targets,
 )
+from tests.support import ended_episode
 
 GOLD = Gold(relevant={"a": 2, "b": 1, "c": 1, "d": 1, "junk": 0}, answer_docs=("a", "b"))
 UNITS = st.sampled_from("abcdefgh")
@@ -48,16 +34,8 @@ SETS = st.lists(UNITS, unique=True)
 
 def finished(curated: Any = "", pool: Any = "", stop: StopReason = StopReason.END_SEARCH, **more: Any) -> Episode:
     ranked = tuple(Curated(unit, "fair", rank) for rank, unit in enumerate(curated, 1))
-    given = {
-        "episode_id": "e",
-        "task": Task("t1", "query"),
-        "stop_reason": stop,
-        "status": STATUS_OF[stop],
-        "hashes": Hashes("", "", ""),
-        "curated": ranked,
-        "pool": tuple(pool),
-    }
-    return Episode(**(given | more))
+    given = {"stop_reason": stop, "status": STATUS_OF[stop], "curated": ranked, "pool": tuple(pool)}
+    return msgspec.structs.replace(ended_episode(), **(given | more))
 
 
 def did(name: str, error: str | None = None) -> Turn:
@@ -71,26 +49,15 @@ def recalls(found: Outcome) -> list[float]:
 def test_documents_by_hand() -> None:
     # Delivered a, x, c, y; relevant a b c d; answer a b; seen a, b, c, x, y.
     found = measure_outcome(finished("axcy", "axcyb"), GOLD)
-    assert found.recall == 2 / 4
-    assert found.precision == 2 / 4
-    assert found.f1 == 0.5
-    assert found.answer_recall == 1 / 2
-    assert found.trajectory_recall == 3 / 4
-    assert found.trajectory_answer_recall == 1.0
+    assert (found.recall, found.precision, found.f1, found.answer_recall) == (2 / 4, 2 / 4, 0.5, 1 / 2)
+    assert (found.trajectory_recall, found.trajectory_answer_recall, found.selection_loss) == (3 / 4, 1.0, 1 / 4)
     assert recalls(found) == [0.25, 0.5, 0.5, 0.5, 0.5, 0.5]
     assert found.set_size == 4
-    assert found.selection_loss == 1 / 4
-    all_of_it = measure_outcome(finished("axcy", "axcyb"), Gold(relevant={"a": 1, "b": 1, "c": 1, "d": 1}))
+    all_of_it = measure_outcome(finished("axcy", "axcyb"), Gold(relevant=dict.fromkeys("abcd", 1)))
     assert (all_of_it.answer_recall, all_of_it.trajectory_answer_recall) == (0.5, 0.75)
     best, worse = (measure_outcome(finished(order), GOLD).ranked["nDCG@10"] for order in ("abcd", "bacd"))
     assert 0.0 < worse < best == 1.0
     assert measure_outcome(finished(["junk"], ["junk"]), GOLD) == measure_outcome(finished("z", "z"), GOLD)
-
-
-def test_what_is_delivered_is_ranked_without_repeats_and_nothing_after_a_policy_error() -> None:
-    curated = (Curated("b", "low", 2), Curated("a", "high", 1), Curated("b", "fair", 3))
-    assert delivery(msgspec.structs.replace(finished(), curated=curated)) == ("a", "b")
-    assert delivery(finished("ab", stop=StopReason.FORMAT_LIMIT)) == ()
 
 
 def test_a_fact_is_found_by_any_of_its_chunks_and_only_once() -> None:
@@ -114,9 +81,10 @@ def test_a_hidden_duplicate_counts_as_seen_and_in_alias_variants_alone_as_curate
 
 
 def test_a_policy_error_delivers_nothing_but_keeps_what_it_saw() -> None:
+    curated = (Curated("b", "low", 2), Curated("a", "high", 1), Curated("b", "fair", 3))
+    assert delivery(msgspec.structs.replace(finished(), curated=curated)) == ("a", "b"), "without repeats"
     failed = measure_outcome(finished("abcd", "abcd", StopReason.FORMAT_LIMIT), GOLD)
-    assert failed.set_size == 0
-    assert failed.trajectory_recall == 1.0
+    assert (failed.set_size, failed.trajectory_recall) == (0, 1.0)
     shares = (failed.recall, failed.precision, failed.f1, failed.f2, failed.answer_recall, failed.recall_alias)
     assert shares == (0.0,) * 6
     assert set(failed.ranked.values()) == {0.0}
@@ -148,13 +116,12 @@ def test_only_calls_that_succeeded_are_use_and_ending_is_never_counted() -> None
 def test_gold_with_nothing_to_find_is_refused_by_the_name_of_its_task(gold: Any, unit: Any, what: str) -> None:
     with pytest.raises(UsageError, match=f"'t1'.*{what}"):
         targets("t1", gold, unit)
-    with pytest.raises(UsageError, match="'t1'"):
+    with pytest.raises(UsageError, match="'t'"):
         measure_outcome(finished("a", unit=unit), gold)
 
 
 def shares(found: Outcome) -> list[float]:
-    plain = [value for value in msgspec.structs.astuple(found) if isinstance(value, float)]
-    return [*plain, *found.ranked.values()]
+    return [value for value in (*msgspec.structs.astuple(found), *found.ranked.values()) if isinstance(value, float)]
 
 
 @given(SETS, SETS, st.dictionaries(st.sampled_from("pqab"), UNITS), st.sampled_from(StopReason))
@@ -172,20 +139,15 @@ UNITS_RANKING = st.sampled_from([f"d{number}" for number in range(14)])
 RANKINGS = st.lists(UNITS_RANKING, max_size=40)
 GRADES = st.dictionaries(UNITS_RANKING, st.integers(-1, 4), min_size=1)
 TARGETS = st.lists(st.frozensets(UNITS_RANKING, min_size=1, max_size=3), min_size=1, max_size=6)
-TREC = {f"{theirs}_{depth}": f"{ours}@{depth}" for depth in DEPTHS
-        for theirs, ours in (("recall", "R"), ("P", "P"), ("success", "Success"))} | {
-    "ndcg_cut_10": "nDCG@10", "map": "AP", "recip_rank": "RR",
-}  # fmt: skip
+THEIRS = (("recall", "R"), ("P", "P"), ("success", "Success"))
+TREC = {f"{theirs}_{depth}": f"{ours}@{depth}" for depth in DEPTHS for theirs, ours in THEIRS}
+TREC |= {"ndcg_cut_10": "nDCG@10", "map": "AP", "recip_rank": "RR"}
 """Our names of measures by those of `trec_eval`."""
 
 
-def wanted(*targets: str) -> Wanted:
-    """Facts, each as the letters of the chunks that state it."""
-    return Wanted(tuple(frozenset(target) for target in targets), (1,) * len(targets))
-
-
-def found(ranked: Any, goal: Wanted) -> dict[str, float]:
-    return measures(match_targets(ranked, goal))
+def found(ranked: Any, *facts: Any) -> dict[str, float]:
+    """The measures of a ranking by facts, each as the chunks that state it."""
+    return measures(match_targets(ranked, list(map(frozenset, facts)), [1] * len(facts)))
 
 
 @given(RANKINGS, GRADES)
@@ -195,7 +157,8 @@ def test_every_measure_of_documents_is_that_of_trec_eval(ranked: Any, grades: An
     scores = {unit: float(-place) for place, unit in enumerate(once)}
     judged = pytrec_eval.RelevanceEvaluator({"q": grades}, names).evaluate({"q": scores})
     theirs = judged.get("q", dict.fromkeys(TREC, 0.0))
-    ours = found(ranked, grade_units(grades))
+    relevant = {frozenset({unit}): grade for unit, grade in grades.items() if grade > 0}
+    ours = measures(match_targets(ranked, [*relevant], [*relevant.values()]))
     assert ours.keys() == set(TREC.values())
     assert ours == pytest.approx({TREC[name]: theirs[name] for name in TREC}, abs=1e-9, rel=0)
     assert {str(ir_measures.parse_measure(name)) for name in TREC.values()} == set(TREC.values())
@@ -203,54 +166,39 @@ def test_every_measure_of_documents_is_that_of_trec_eval(ranked: Any, grades: An
 
 @given(RANKINGS, TARGETS)
 def test_measures_of_facts_are_shares_and_a_repeated_chunk_changes_nothing(ranked: Any, targets: Any) -> None:
-    goal = Wanted(tuple(targets), (1,) * len(targets))
-    judged = match_targets(ranked, goal)
+    judged = match_targets(ranked, targets, [1] * len(targets))
     assert all(0.0 <= value <= 1.0 for value in [*measures(judged).values(), judged.recall(), judged.precision()])
-    assert match_targets([*ranked, *ranked], goal) == judged
+    assert match_targets([*ranked, *ranked], targets, [1] * len(targets)) == judged
 
 
 @given(st.lists(st.frozensets(st.sampled_from("abcd"), min_size=1), min_size=1, max_size=5))
 def test_some_order_of_the_chunks_is_ideal_and_none_is_better(targets: Any) -> None:
-    goal = Wanted(tuple(targets), (1,) * len(targets))
-    assert max(match_targets(order, goal).ndcg(10) for order in permutations("abcd")) == 1.0
-
-
-def test_a_fact_is_met_at_its_best_placed_chunk_and_only_once() -> None:
-    ours = found("xabxc", wanted("ab", "c", "z"))
-    assert (ours["R@1"], ours["R@3"], ours["R@5"]) == (0.0, 1 / 3, 2 / 3)
-    assert (ours["P@3"], ours["P@5"], ours["P@10"]) == (2 / 3, 3 / 5, 3 / 10)
+    assert max(found(order, *targets)["nDCG@10"] for order in permutations("abcd")) == 1.0
 
 
 def test_facts_by_hand() -> None:
     # Distinct places: x 1, a 2, b 3, c 4; the facts ab at 2 and c at 4, z never.
-    ours = found("xabxc", wanted("ab", "c", "z"))
-    assert ours["RR"] == 1 / 2
+    ours = found("xabxc", "ab", "c", "z")
+    assert [ours[f"R@{depth}"] for depth in (1, 3, 5)] == [0.0, 1 / 3, 2 / 3]
+    assert [ours[f"P@{depth}"] for depth in (3, 5, 10)] == [2 / 3, 3 / 5, 3 / 10]
+    assert (ours["RR"], ours["Success@1"], ours["Success@3"]) == (1 / 2, 0.0, 1.0)
     assert ours["AP"] == pytest.approx((1 / 2 + 3 / 4) / 3)
     ideal = 1 + 1 / math.log2(3) + 1 / 2
     assert ours["nDCG@10"] == pytest.approx((1 / math.log2(3) + 1 / math.log2(5)) / ideal)
-    assert (ours["Success@1"], ours["Success@3"]) == (0.0, 1.0)
 
 
 def test_one_chunk_that_states_all_facts_is_a_perfect_ranking() -> None:
-    ours = found("b", wanted("ab", "bc"))
+    ours = found("b", "ab", "bc")
     assert (ours["nDCG@10"], ours["AP"], ours["R@1"]) == (1.0, 1.0, 1.0)
-    later = found("ac", wanted("ab", "bc"))
-    assert later["nDCG@10"] == pytest.approx((1 + 1 / math.log2(3)) / 2)
-
-
-def test_a_ranking_better_than_the_greedy_ideal_is_no_more_than_perfect() -> None:
-    # The greedy ideal begins with a, which states two facts, and then needs both others.
-    goal = wanted("b", "ab", "ac", "c")
-    assert match_targets([], goal).ideal == (2, 1, 1)
-    assert found("bc", goal)["nDCG@10"] == 1.0
+    assert found("ac", "ab", "bc")["nDCG@10"] == pytest.approx((1 + 1 / math.log2(3)) / 2)
+    # The greedy ideal begins with a, which states two facts, and then needs both others: a ranking may be better.
+    goal = list(map(frozenset, ("b", "ab", "ac", "c")))
+    assert match_targets([], goal, [1] * 4).ideal == (2, 1, 1)
+    assert found("bc", *goal)["nDCG@10"] == 1.0
 
 
 def test_nothing_ranked_and_nothing_wanted_are_0() -> None:
-    for judged in (
-        match_targets([], grade_units({"a": 1})),
-        match_targets(["a"], grade_units({"a": 0})),
-        match_targets([], grade_units({})),
-    ):
-        assert set(measures(judged).values()) == {0.0}
+    for ranked, facts in (([], ["a"]), (["a"], []), ([], [])):
+        assert found(ranked, *facts) == dict.fromkeys(MEASURES, 0.0)
+        judged = match_targets(ranked, list(map(frozenset, facts)), [1] * len(facts))
         assert (judged.recall(), judged.precision()) == (0.0, 0.0)
-    assert set(found(["a"], grade_units({}))) == MEASURES.keys()
