@@ -38,12 +38,8 @@ from tests.tiny_models import GPT_OSS, save_tiny_model
 PLAIN, LAST = Lora(rank=4, alpha=8.0), Lora(rank=4, alpha=8.0, layers=1)
 IDS = torch.arange(20)[None]
 KINDS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("llama", {"attention_bias": True, "mlp_bias": True}),
-    ("llama", {"tie_word_embeddings": True}),
-    ("qwen2", {}),
-    ("qwen3", {}),
-    ("gemma2", {}),
-    ("phi3", {}),
+    *(("llama", {"attention_bias": True, "mlp_bias": True}), ("llama", {"tie_word_embeddings": True})),
+    *((kind, {}) for kind in ("qwen2", "qwen3", "gemma2", "phi3")),
 )
 EXPERTS = Lora(rank=4, alpha=6.0, experts=True)
 KINDS_OF_MIXTURES: dict[str, dict[str, Any]] = {

@@ -236,22 +236,11 @@ def rows_of_llama_cpp(name: str, weight: np.ndarray[Any, Any]) -> np.ndarray[Any
 
 def written(path: Path, model: LlamaForCausalLM, quantized: bool = False, **changes: Any) -> Path:
     writer = GGUFWriter(path, changes.get("architecture", "llama"))
-    facts: dict[str, Any] = {
-        "context_length": WINDOW,
-        "embedding_length": WIDTH,
-        "block_count": LAYERS,
-        "feed_forward_length": 96,
-        "head_count": HEADS,
-        "head_count_kv": KV_HEADS,
-        "layer_norm_rms_eps": 1e-6,
-        "rope_freq_base": 5000.0,
-        "tokenizer_model": "gpt2",
-        "tokenizer_pre": changes.get("pre", "smollm"),
-        "token_list": TOKENS,
-        "token_types": [3] * len(CONTROLS) + [1] * (len(TOKENS) - len(CONTROLS)),
-        "token_merges": MERGES,
-        "chat_template": TEMPLATE,
-    }
+    kinds = [3] * len(CONTROLS) + [1] * (len(TOKENS) - len(CONTROLS))
+    facts: dict[str, Any] = {"context_length": WINDOW, "embedding_length": WIDTH, "block_count": LAYERS}
+    facts |= {"feed_forward_length": 96, "head_count": HEADS, "head_count_kv": KV_HEADS, "layer_norm_rms_eps": 1e-6}
+    facts |= {"rope_freq_base": 5000.0, "tokenizer_model": "gpt2", "tokenizer_pre": changes.get("pre", "smollm")}
+    facts |= {"token_list": TOKENS, "token_types": kinds, "token_merges": MERGES, "chat_template": TEMPLATE}
     facts |= {f"{name}_token_id": number for number, name in enumerate(("unk", "bos", "eos"))} | {"pad_token_id": 2}
     for name, value in facts.items():
         getattr(writer, f"add_{name}")(value)

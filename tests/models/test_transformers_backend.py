@@ -10,6 +10,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -36,14 +37,11 @@ from tests.support import in_loop
 from tests.tiny_models import STOP, VOCABULARY, save_byte_tokenizer, save_tiny_model
 
 SETTINGS = [
-    Sampling(temperature=0.0),
-    Sampling(temperature=0.5),
-    Sampling(temperature=0.7, top_p=0.9),
-    Sampling(temperature=1.0),
-    Sampling(temperature=1.0, top_k=5),
-    Sampling(temperature=1.0, top_p=0.8, top_k=20),
-    Sampling(temperature=1.5),
-    Sampling(temperature=1.5, top_p=0.95),
+    Sampling(temperature=temperature, top_p=top_p, top_k=top_k)
+    for temperature, top_p, top_k in (
+        *((0.0, 1, 0), (0.5, 1, 0), (0.7, 0.9, 0), (1.0, 1, 0), (1.0, 1, 5), (1.0, 0.8, 20), (1.5, 1, 0)),
+        (1.5, 0.95, 0),
+    )
 ]
 
 
@@ -65,8 +63,7 @@ def prompt(seed: int, tokens: int) -> tuple[int, ...]:
 
 
 def drawn(sampling: Sampling, seed: int = 0, max_tokens: int = 12, stop_ids: tuple[int, ...] = ()) -> Sampling:
-    kept = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
-    return Sampling(**kept, seed=seed, max_tokens=max_tokens, stop_ids=stop_ids)
+    return msgspec.structs.replace(sampling, seed=seed, max_tokens=max_tokens, stop_ids=stop_ids)
 
 
 def outcomes(backend: TransformersBackend, asked: Sequence[tuple[Any, ...]]) -> list[Any]:
