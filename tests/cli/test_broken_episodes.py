@@ -21,7 +21,7 @@ from harness1.viewer.run_page import RunSource
 from tests.cli.commands import Command, command_in_process
 
 FIRST, SECOND = (task.query for task in open_source("world:60").tasks("test")[:2])
-SETTINGS = "--no-view"
+SETTINGS = ("--no-view",)
 
 
 class Model:

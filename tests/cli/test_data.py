@@ -79,7 +79,7 @@ def test_secret_answers_are_in_no_file_of_a_run(harness1: Command) -> None:
     assert Path("run/episodes.jsonl") in files
     assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
     # What is made of the run later is compressed, or asks a server: there, what it is made of counts.
-    golds = RunSource.open(Path("run")).golds
+    golds = RunSource.open(Path("run")).known_gold[0]
     assert [gold.answers for gold in golds.values()] == [(), ()]
     assert read_run(Path("run")).secret_answers
 
