@@ -34,9 +34,9 @@ from harness1.models.checkpoint import Checkpoint, read_checkpoint
 from harness1.plain import digest
 from harness1.records import Sampling
 from harness1.rows import TrainRow
-from harness1.training.algorithm import LOG_RATIO_LIMIT, Algorithm, Cispo, NegativeLogLikelihood, PolicyGradient
+from harness1.training.algorithm import LOG_RATIO_LIMIT, Algorithm, Cispo, NegativeLogLikelihood
 from harness1.training.saving import copy_beside_weights, write_card
-from harness1.training.trainer import BETAS, CLIP, DECAY, EPSILON, Diverged, count_trained, rate_at
+from harness1.training.trainer import BETAS, CLIP, DECAY, EPSILON, Diverged, rate_at
 
 Reduction = Literal["sum", "row_mean"]
 Loss = tuple[str, dict[str, float] | None]
@@ -70,7 +70,7 @@ def target_fields(rows: Sequence[TrainRow], algorithm: Algorithm, reduction: Red
 
 
 def _weights(row: TrainRow, algorithm: Algorithm, normaliser: float) -> list[float]:
-    token = row.token_weight if isinstance(algorithm, PolicyGradient) else 1.0
+    token = 1.0 if isinstance(algorithm, NegativeLogLikelihood) else row.token_weight
     values = row.advantages or (1.0,) * len(row.token_ids)
     return [token * value * mask / normaliser for value, mask in zip(values[1:], row.loss_mask[1:], strict=True)]
 
@@ -305,7 +305,7 @@ class TinkerEngine:
         answer = self._service.call(lambda: self._training.optim_step(adam))
         self.step_count += 1
         on_tokens(*[sum(len(row.token_ids) for row in rows)] * 2)
-        taken = {"loss": loss, "rate": rate, "trained_tokens": float(sum(map(count_trained, rows)))}
+        taken = {"loss": loss, "rate": rate, "trained_tokens": float(sum(sum(row.loss_mask) for row in rows))}
         told = {f"service/{key}": float(value) for key, value in (getattr(answer, "metrics", None) or {}).items()}
         return taken | distance(rows, logprobs, self._algorithm) | told
 

@@ -10,11 +10,10 @@ itself; they are not offsets from 1.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress
 from math import inf
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from harness1.config import Rl
@@ -68,8 +67,7 @@ class Algorithm(ABC):
 
 @dataclass(frozen=True)
 class NegativeLogLikelihood(Algorithm):
-    """`-w log p` over the sum of the weights w, as in supervised fine-tuning. A row's advantages are its weights; the
-    default is 1."""
+    """`-w log p` over the sum of the weights w, as in fine-tuning: a row's advantages, or 1."""
 
     def normaliser(self, rows: Sequence[TrainRow]) -> float:
         return sum(
@@ -82,8 +80,9 @@ class NegativeLogLikelihood(Algorithm):
 
 
 @dataclass(frozen=True)
-class PolicyGradient(Algorithm):
-    """`-token_weight w(r) A log pi`, over the sum of the token weights."""
+class Reinforce(Algorithm):
+    """`-token_weight w(r) A log pi`, over the sum of the token weights. Here w is 1, whichever policy sampled the token
+    (Williams 1992)."""
 
     def normaliser(self, rows: Sequence[TrainRow]) -> float:
         return sum(row.token_weight * sum(row.loss_mask) for row in rows)
@@ -91,14 +90,13 @@ class PolicyGradient(Algorithm):
     def token_losses(self, logprobs: Tensor, batch: MicroBatch) -> Tensor:
         return -batch.token_weights * self.importance(logprobs, batch) * batch.weights * logprobs
 
-    @abstractmethod
     def importance(self, logprobs: Tensor, batch: MicroBatch) -> Tensor:
-        """Return w, [trained], without a gradient; raise UsageError if w needs log probabilities of the rollout, and
-        the rows have none."""
+        """Return w, [trained], without a gradient; raise as `log_ratios`."""
+        return logprobs.new_ones(logprobs.shape)
 
 
 @dataclass(frozen=True)
-class Cispo(PolicyGradient):
+class Cispo(Reinforce):
     """w is r, clipped to the bounds."""
 
     ratio_max: float = 5.0
@@ -108,7 +106,7 @@ class Cispo(PolicyGradient):
 
 
 @dataclass(frozen=True)
-class DoubleSided(PolicyGradient):
+class DoubleSided(Reinforce):
     """w is r between the bounds, and 0 at and beyond them."""
 
     ratio_max: float = 5.0
@@ -124,15 +122,14 @@ class Interaction(DoubleSided):
     call at and beyond them. A single surprising token weighs less in a longer call, and no call is trained in part."""
 
     def bound(self, log_ratios: Tensor, batch: MicroBatch) -> Tensor:
-        return call_means(log_ratios, batch)
+        """As `Algorithm.bound`; a call is the trained tokens that follow each other in their row without context."""
+        import torch
 
-
-@dataclass(frozen=True)
-class Reinforce(PolicyGradient):
-    """w is 1, whichever policy sampled the token (Williams 1992)."""
-
-    def importance(self, logprobs: Tensor, batch: MicroBatch) -> Tensor:
-        return logprobs.new_ones(logprobs.shape)
+        begins = torch.ones_like(batch.row, dtype=torch.bool)
+        begins[1:] = (batch.row[1:] != batch.row[:-1]) | (batch.column[1:] != batch.column[:-1] + 1)
+        call = begins.cumsum(0) - 1
+        sums = log_ratios.new_zeros(int(begins.sum())).index_add(0, call, log_ratios)
+        return (sums / call.bincount().to(log_ratios.dtype))[call]
 
 
 def log_ratios(logprobs: Tensor, batch: MicroBatch) -> Tensor:
@@ -143,27 +140,8 @@ def log_ratios(logprobs: Tensor, batch: MicroBatch) -> Tensor:
     return (logprobs.detach() - batch.rollout_logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
-def call_means(values: Tensor, batch: MicroBatch) -> Tensor:
-    """Return for each trained token the mean of the values, [trained], over its call: the trained tokens that follow
-    each other in its row without context between them."""
-    import torch
-
-    begins = torch.ones_like(batch.row, dtype=torch.bool)
-    begins[1:] = (batch.row[1:] != batch.row[:-1]) | (batch.column[1:] != batch.column[:-1] + 1)
-    call = begins.cumsum(0) - 1
-    sums = values.new_zeros(int(begins.sum())).index_add(0, call, values)
-    return (sums / call.bincount().to(values.dtype))[call]
-
-
-ALGORITHMS: Mapping[str, Callable[[Rl], Algorithm]] = MappingProxyType(
-    {
-        "nll": lambda _: NegativeLogLikelihood(),
-        "cispo": lambda rl: Cispo(*rl.ratio),
-        "double_sided": lambda rl: DoubleSided(*rl.ratio),
-        "interaction": lambda rl: Interaction(*rl.ratio),
-        "reinforce": lambda _: Reinforce(),
-    }
-)
+BOUNDED = {"cispo": Cispo, "double_sided": DoubleSided, "interaction": Interaction}
+ALGORITHMS = ("nll", *BOUNDED, "reinforce")
 """Losses by name. Those of reinforcement learning are also listed in `Rl.algorithm`."""
 
 
@@ -171,7 +149,10 @@ def make_algorithm(name: str, rl: Rl | None = None) -> Algorithm:
     """Return the loss with a name; `rl` holds the bounds of the ratio. Raise UsageError if the name is unknown."""
     if name not in ALGORITHMS:
         raise UsageError(f"there is no loss {name!r}; choose one of {', '.join(ALGORITHMS)}")
-    return ALGORITHMS[name](rl or Rl())
+    rl = rl or Rl()
+    if name in BOUNDED:
+        return BOUNDED[name](*rl.ratio)
+    return NegativeLogLikelihood() if name == "nll" else Reinforce()
 
 
 MEANS = ("entropy", "k3", "log_ratio_mean", "ratio_above_2", "ratio_below_half", "clipped")

@@ -20,9 +20,8 @@ FOLDER_TAG = "harness1.folder"  # tag of a run, by which a resumed training find
 
 
 class MlflowRun:
-    """A run of an experiment (`place`: `EXPERIMENT`, in the store that MLflow is set up for, or `EXPERIMENT@URI`). A
-    resumed training continues its folder's run, and logs what it repeats again. Raise MissingExtra without mlflow;
-    InfrastructureFault if the store cannot be opened or, by all methods, fails."""
+    """A run of an experiment (`place`: `EXPERIMENT`, in the store that MLflow is set up for, or `EXPERIMENT@URI`),
+    which a resumed training continues. Raise MissingExtra without mlflow; InfrastructureFault if the store fails."""
 
     def __init__(self, folder: Path, place: str, *, resumed: bool) -> None:
         with optional("logs", "mlflow"):
@@ -41,7 +40,6 @@ class MlflowRun:
             self._client.update_run(self._id, status="RUNNING")
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Log the values of a step."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
@@ -49,7 +47,6 @@ class MlflowRun:
             self._client.log_batch(self._id, [Metric(name, value, now, step) for name, value in values.items()])
 
     def finish(self, status: str) -> None:
-        """End the run as FINISHED, FAILED or KILLED."""
         with self._explain_errors():
             self._client.set_terminated(self._id, status)
 
@@ -87,50 +84,41 @@ class TrainLog(AbstractContextManager["TrainLog"]):
     another process is writing to the folder, or this one cannot; MissingExtra if a tracker is not installed."""
 
     def __init__(self, folder: Path | None, after: int = -1, trackers: Trackers = NO_TRACKERS) -> None:
-        self._file: Journal | None = None
-        self._events: Any = None
-        self._project: Any = None
-        self._run: MlflowRun | None = None
+        self._logs: list[Callable[[Mapping[str, float], int], object]] = []
+        self._ends: list[Callable[[str], object]] = []
         if folder is None:
             return
         with Journal(folder, LOG):
             if trackers.tensorboard:
                 with optional("logs", "tensorboard"):
                     from torch.utils.tensorboard import SummaryWriter
-                self._events = SummaryWriter(folder / "tensorboard", purge_step=after + 1)
+                events: Any = SummaryWriter(folder / "tensorboard", purge_step=after + 1)
+                self._logs.append(lambda values, step: [events.add_scalar(*each, step) for each in values.items()])
+                self._ends.append(lambda _: events.close())
             if trackers.wandb:
                 with optional("logs"):
                     import wandb
                 name = text_digest(str(folder.resolve()))  # a resumed folder continues its run
-                self._project = wandb.init(project=trackers.wandb, dir=folder, id=name, resume="allow")
+                project = wandb.init(project=trackers.wandb, dir=folder, id=name, resume="allow")
+                self._logs.append(lambda values, step: project.log(dict(values), step=step))
+                self._ends.append(lambda _: project.finish())
             if trackers.mlflow:
-                self._run = MlflowRun(folder, trackers.mlflow, resumed=after >= 0)
+                run = MlflowRun(folder, trackers.mlflow, resumed=after >= 0)
+                self._logs.append(run.log)
+                self._ends.append(run.finish)
             kept = [line for line, values in _read(folder / LOG) if values["step"] <= after]
             write_atomically(folder / LOG, b"".join(line + b"\n" for line in kept))
-            self._file = Journal(folder, LOG)
+            file = Journal(folder, LOG)
+            self._logs.insert(0, lambda values, step: file.write(msgspec.json.encode({"step": step, **values})))
+            self._ends.insert(0, lambda _: file.close())
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Write a line with the step and its values."""
-        if self._file is None:
-            return
-        self._file.write(msgspec.json.encode({"step": step, **values}))
-        if self._events is not None:
-            for name, value in values.items():
-                self._events.add_scalar(name, value, step)
-        if self._project is not None:
-            self._project.log(dict(values), step=step)
-        if self._run is not None:
-            self._run.log(values, step)
+        for log in self._logs:
+            log(values, step)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._file is not None:
-            self._file.close()
-        if self._events is not None:
-            self._events.close()
-        if self._project is not None:
-            self._project.finish()
-        if self._run is not None:
-            self._run.finish("FINISHED" if kind is None else "FAILED" if issubclass(kind, Exception) else "KILLED")
+        for end in self._ends:
+            end("FINISHED" if kind is None else "FAILED" if issubclass(kind, Exception) else "KILLED")
 
 
 def clear_training(folder: Path, verb: str) -> None:

@@ -12,10 +12,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
-
-import msgspec
 
 from harness1.config import Config, Train
 from harness1.errors import optional
@@ -27,7 +25,7 @@ from harness1.models.slots import KvSlots, SlotPass, attend
 from harness1.records import Record
 from harness1.training.algorithm import Algorithm, MicroBatch, OffPolicyMetrics
 from harness1.training.trainable import choose_stored_dtype
-from harness1.training.trainer import Trainer, compute_distributions, of_targets, precision
+from harness1.training.trainer import Trainer, compute_logprobs, precision
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -81,18 +79,17 @@ class Plan(Record):
 
     @property
     def fits(self) -> bool:
-        """True if it fits with room left."""
         usable = int(self.devices.memory * (1 - FREE if self.devices.kind == "cuda" else 1))
         return self.needs <= usable and self.sampler.get(CACHE_ROOM, 1) > 0
 
 
 class MemoryPlanner:
-    """Makes memory plans of one model and loss, and remembers what it has counted. Its methods raise UsageError for a
-    model that transformers cannot build or not compute without data, and MissingExtra without torch."""
+    """Makes memory plans of one model and loss, and remembers what it has counted; raises UsageError for a model that
+    transformers cannot build or not compute without data."""
 
     def __init__(self, shape: PreTrainedConfig, algorithm: Algorithm) -> None:
         self.shape, self._algorithm = shape, algorithm
-        self._counted: dict[bytes, Parts] = {}
+        self._step, self._prefill = cache(self._count_step), cache(self._count_prefill)
 
     def plan(self, config: Config, batch: BatchSize, devices: Devices) -> Plan:
         """Return the plan of a run whose largest forward pass is `batch`."""
@@ -111,8 +108,7 @@ class MemoryPlanner:
             held["layers gathered whole"] = step["outside"] + GATHERED * step["layer"]
         sampler, token, share = Parts(), 0, int(model.memory_share * devices.memory)
         if devices.sampling in ("beside", "apart"):
-            prefill = partial(count_prefill, dtype=config.policy.dtype, rows=rows, tokens=context)
-            sampled = self._remember(prefill.keywords, partial(count_in_stacks, count=prefill))
+            sampled = self._prefill(config.policy.dtype, rows, context)
             token = sampled["cache"] // (rows * context)
         if devices.sampling == "beside":
             held["weights of the sampler"] = sampled["weights"]
@@ -136,16 +132,16 @@ class MemoryPlanner:
 
     def step(self, train: Train, batch: BatchSize, attention: str = "") -> Parts:
         """Return the bytes of a training step whose gradients exist, as `count_step`."""
+        matter = Train(dtype=train.dtype, lora=train.lora, checkpointing=train.checkpointing)
+        return self._step(matter, batch, attention)
+
+    def _count_step(self, train: Train, batch: BatchSize, attention: str) -> Parts:
         count = partial(count_step, train=train, algorithm=self._algorithm, size=batch, attention=attention)
         # With adapters in some layers, layers do not repeat.
-        key = train.dtype, train.lora, train.checkpointing, batch, attention
-        return self._remember(key, count if train.lora.layers else partial(count_in_stacks, count=count))
+        return count(self.shape) if train.lora.layers else count_in_stacks(self.shape, count)
 
-    def _remember(self, key: Any, count: Callable[[PreTrainedConfig], Parts]) -> Parts:
-        name = msgspec.json.encode(key)
-        if name not in self._counted:
-            self._counted[name] = count(self.shape)
-        return self._counted[name]
+    def _count_prefill(self, dtype: Dtype, rows: int, tokens: int) -> Parts:
+        return count_in_stacks(self.shape, partial(count_prefill, dtype=dtype, rows=rows, tokens=tokens))
 
 
 def count_in_stacks(shape: PreTrainedConfig, count: Callable[[PreTrainedConfig], Parts]) -> Parts:
@@ -172,8 +168,8 @@ def count_step(
     shape: PreTrainedConfig, train: Train, algorithm: Algorithm, size: BatchSize, attention: str = ""
 ) -> Parts:
     """Return the bytes of a training step: of weights those `frozen`, `trained`, in the largest `layer` and `outside`
-    all layers; what layers have `kept` after the forward pass; and, weights not counted, the most in each of `PHASES`.
-    `parameters` is a number."""
+    all layers; what layers have `kept` after the forward pass; the most in each of `PHASES`; and the number of
+    `parameters`."""
     import torch
 
     with _without_data(shape):
@@ -193,8 +189,7 @@ def count_step(
             embedding.register_forward_hook(lambda _, given, made: live.end_at_gradient(made, "embedding"))
             output_head(model).register_forward_pre_hook(live.end_at_head)
             with precision(model, train.dtype):
-                distributions = compute_distributions(model, batch)
-            logprobs = of_targets(distributions, batch)
+                logprobs, distributions = compute_logprobs(model, batch)
             metrics.add(distributions, logprobs, batch)
             loss = algorithm.token_losses(logprobs, batch).sum()
             del distributions, logprobs

@@ -26,10 +26,8 @@ from harness1.runs.journal import read_episodes
 VERB, TRAIN = "models new", "train"
 HEARD = 300  # number of episodes whose texts, with the documents, train the vocabulary
 WIDE = 16384  # a context window for a vocabulary of bytes
-ALONE = 30
-"""Number of times that the tokenizer is trained on each single word of the questions, because queries use them."""
-_WORK = ".heard"
-"""The folder of the teacher's episodes while the model is made; nothing below it counts as a model's file."""
+ALONE = 30  # times that the tokenizer is trained on each single word of the questions, because queries use them
+_WORK = ".heard"  # the folder of the teacher's episodes meanwhile; nothing below it counts as a model's file
 
 
 class Shape(Record):
@@ -56,17 +54,13 @@ class NewModel:
     shape: Shape = SHAPE
     seed: int = 0
 
-    def card(self, source: Source) -> Stage:
-        """Return the card of its folder before any work; equal work has an equal card."""
-        inputs = {"source": source.fingerprint, "teacher": self.teacher, "seed": self.seed}
-        return Stage(VERB, inputs | {"shape": msgspec.to_builtins(self.shape), "env": self.config.env.plain()})
-
 
 def make_model(work: NewModel, *, force: bool = False) -> int:
     """Write the model, if that is not done yet; return the size of its vocabulary; raise UsageError if the dataset has
     no training tasks, or the folder holds something else; MissingExtra as `draw`."""
     source = open_source(work.dataset)
-    stage = work.card(source)
+    inputs = {"source": source.fingerprint, "teacher": work.teacher, "seed": work.seed}
+    stage = Stage(VERB, inputs | {"shape": msgspec.to_builtins(work.shape), "env": work.config.env.plain()})
     if not force:
         refuse_other(stage, work.out, "model")
         if stage.is_done(work.out) and (found := read_stage(work.out)) is not None:
@@ -80,8 +74,8 @@ def make_model(work: NewModel, *, force: bool = False) -> int:
 
 
 def draw(folder: Path, texts: Sequence[str], shape: Shape, config: Config, seed: int) -> int:
-    """Train a tokenizer on texts and draw random weights, with room for the context window of a configuration; return
-    the size of the vocabulary; raise MissingExtra if transformers or tokenizers is not installed."""
+    """Train a tokenizer on texts and draw random weights, with room for the context window; return the vocabulary's
+    size."""
     with optional("train"):
         from transformers import AutoConfig, AutoModelForCausalLM, set_seed
 

@@ -36,7 +36,6 @@ class ProcessGroup:
 
     @property
     def leads(self) -> bool:
-        """True in the process that writes files and reports progress."""
         return self.rank == 0
 
     def add_up(self, values: Tensor) -> None:
@@ -69,7 +68,6 @@ class ProcessGroup:
             raise Unanimous(found)
 
     def wait(self) -> None:
-        """Wait until all processes have called this."""
         if self.size > 1:
             import torch.distributed
 

@@ -18,8 +18,7 @@ import msgspec
 from harness1.config import Train
 from harness1.errors import MALFORMED, UsageError
 from harness1.model_folder import ADAPTER_CONFIG, base_folder, first_line, folder_hash, holds_adapters, no_progress_bars
-from harness1.models.adapters import Adapters, read_adapters, write_adapters
-from harness1.models.causal_model import load_causal_model
+from harness1.models.adapters import Adapters, write_adapters
 from harness1.models.checkpoint import CHECKPOINT, Checkpoint, read_checkpoint
 from harness1.runs.files import write_json
 from harness1.training.process_group import ALONE, ProcessGroup, Unanimous
@@ -32,9 +31,8 @@ if TYPE_CHECKING:
 
 
 def save_tensors(root: Path, tensors: Mapping[str, Tensor], group: ProcessGroup = ALONE) -> str:
-    """Write tensors, each process its shards, into a new folder within `root`, and return the folder's name. The folder
-    of the save before is kept, since the caller has yet to replace its reference to it; older ones are removed. Raise
-    Unanimous if the disk is full, or the folder cannot be written."""
+    """Write tensors, each process its shards, into a new folder within `root`, and return its name. The save before is
+    kept, since the caller has yet to replace its reference to it. Raise Unanimous if the folder cannot be written."""
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -89,10 +87,9 @@ CARDS = {CHECKPOINT, ADAPTER_CONFIG, "README.md", "stage.json", "data_card.json"
 
 
 def write_model(out: Path, model: PreTrainedModel, weights: Weights, base: Path, card: Checkpoint) -> Checkpoint:
-    """Write the weights, or only the adapters where a model has them, as peft does; with them the tokenizer and
-    templates of `base`, the model that training began with, and the card. Return the card as written. A reader finds
-    the old model or the new one: the card is written last, right after the weights. Raise UsageError if the disk is
-    full, or the folder cannot be written."""
+    """Write the weights, or only the adapters, as peft does, with the tokenizer and templates of `base`, the model that
+    training began with, and the card, which is returned. A reader finds the old model or the new one: the card is
+    written last. Raise UsageError if the folder cannot be written."""
     from safetensors import SafetensorError
 
     fresh = out / ".writing"
@@ -115,14 +112,6 @@ def write_model(out: Path, model: PreTrainedModel, weights: Weights, base: Path,
     return card
 
 
-def read_weights(folder: Path) -> Weights:
-    """Return the weights of a checkpoint, or its adapters, as a reader of the folder gets them, in float32 on the CPU;
-    raise as `read_adapters` and `load_causal_model`."""
-    if holds_adapters(folder):
-        return read_adapters(folder)
-    return dict(load_causal_model(folder, "cpu", "float32").state_dict())
-
-
 def save_whole(folder: Path, model: PreTrainedModel, state: Mapping[str, Tensor]) -> None:
     """Write the configuration and whole weights of a model; raise OSError or SafetensorError if there is no room."""
     with no_progress_bars():
@@ -139,8 +128,7 @@ def hash_of_base(base: Path, card: Checkpoint) -> str:
 
 
 def copy_beside_weights(base: Path, out: Path) -> None:
-    """Copy the files of a model's folder other than weights and our own (tokenizer, templates, licence); OSError if the
-    folder cannot be written."""
+    """Copy the files of a model's folder other than weights and our own: tokenizer, templates, licence."""
     out.mkdir(parents=True, exist_ok=True)
     for path in base.iterdir():
         if path.is_file() and not path.name.endswith(WEIGHTS) and path.name not in CARDS:
@@ -169,59 +157,38 @@ def write_state(path: Path, state: Mapping[str, Any]) -> None:
         raise UsageError(f"cannot write the state of training to {path}: {first_line(error)}") from error
 
 
-def read_state(path: Path) -> dict[str, Any] | None:
-    """Return the state that `write_state` wrote, or None if there is none; raise UsageError if the file is damaged."""
+def load_state(path: Path, kind: type[State]) -> State | None:
+    """Return the state that `write_state` wrote as a type; UsageError if it is damaged, or of another version of
+    harness1."""
     import torch
 
     if not path.is_file():
         return None
     try:
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        return msgspec.convert(torch.load(path, map_location="cpu", weights_only=True), kind)
+    except msgspec.ValidationError as error:
+        other = f"{path} was written by another version of harness1 ({error})"
+        raise UsageError(f"{other}: go on with that one, or begin again with --force") from error
     except (OSError, RuntimeError, EOFError, ValueError, LookupError, UnpicklingError) as error:
         raise UsageError(f"{path} is damaged: begin again with --force") from error
-    return state
-
-
-def load_state(path: Path, kind: type[State]) -> State | None:
-    """Return the state in a file as a type, or None if there is none; raise UsageError if the file is damaged, or was
-    written by a version of harness1 that kept another state."""
-    state = read_state(path)
-    try:
-        return None if state is None else msgspec.convert(state, kind)
-    except msgspec.ValidationError as error:
-        raise UsageError(
-            f"{path} was written by another version of harness1 ({error}): go on with that one, or begin again with"
-            " --force"
-        ) from error
 
 
 def disk_bytes(base: Path, train: Train) -> int:
-    """Return the most bytes on disk that a training takes: two checkpoints and two states, while the later of each is
-    being written. A checkpoint holds what is trained in float32, and a state its two moments too. An adapter has
-    `rank` numbers for each row and column, at most: those of embeddings, head and routers have none. Raise UsageError
-    if a file of the base is damaged."""
-    trained, lora = 0, train.lora
-    for name, shape in _shapes(base):
+    """Return the most bytes on disk that a training takes: two checkpoints and two states. A checkpoint holds what is
+    trained in float32, and a state its two moments too. An adapter has `rank` numbers for each row and column, at most:
+    those of embeddings, head and routers have none. Raise UsageError if a file of the base is damaged."""
+    trained, lora, shapes = 0, train.lora, list[tuple[str, list[int]]]()
+    for path in base_folder(base).glob("*.safetensors"):
+        try:
+            with path.open("rb") as file:
+                header = msgspec.json.decode(file.read(int.from_bytes(file.read(8), "little")))
+            header.pop("__metadata__", None)
+            shapes += [(name, [int(size) for size in each["shape"]]) for name, each in header.items()]
+        except (OSError, *MALFORMED, KeyError, TypeError, AttributeError, MemoryError) as error:
+            raise UsageError(f"{path} is damaged: {first_line(error)}") from error
+    for name, shape in shapes:
         if not lora.rank:
             trained += prod(shape)
         elif (len(shape) == 2 and name.endswith(".weight")) or (len(shape) == 3 and lora.experts):
             trained += lora.rank * prod(shape[:-2]) * sum(shape[-2:])
     return trained * 4 * 2 * (1 + 3)
-
-
-def parameters_of(folder: Path) -> int:
-    """Return the number of parameters of a model or of the base of adapters, from the headers of its files."""
-    return sum(prod(shape) for _, shape in _shapes(folder))
-
-
-def _shapes(folder: Path) -> list[tuple[str, list[int]]]:
-    found: list[tuple[str, list[int]]] = []
-    for path in base_folder(folder).glob("*.safetensors"):
-        try:
-            with path.open("rb") as file:
-                header = msgspec.json.decode(file.read(int.from_bytes(file.read(8), "little")))
-            header.pop("__metadata__", None)
-            found += [(name, [int(size) for size in each["shape"]]) for name, each in header.items()]
-        except (OSError, *MALFORMED, KeyError, TypeError, AttributeError, MemoryError) as error:
-            raise UsageError(f"{path} is damaged: {first_line(error)}") from error
-    return found

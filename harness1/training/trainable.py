@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -28,10 +29,9 @@ soft caps, changes those of a random model by more."""
 
 
 def use_attention(model: PreTrainedModel, name: str, dtype: Dtype) -> None:
-    """Switch a model, on the device and with the types that it will be trained with, to one of transformers'
-    implementations of attention. A small forward and backward pass compares it with eager attention, which computes
-    every feature as it is written. Raise UsageError if the model, the device or the installation cannot run it, or it
-    computes something else."""
+    """Switch a model to one of transformers' implementations of attention. A small forward and backward pass compares
+    it with eager attention, which computes every feature as it is written. Raise UsageError if the model, the device or
+    the installation cannot run it, or it computes something else."""
     refusal = f"train.attention={name} does not train {type(model).__name__} on {model.device.type}"
     model.set_attn_implementation("eager")
     expected = _probe(model, dtype)
@@ -44,21 +44,6 @@ def use_attention(model: PreTrainedModel, name: str, dtype: Dtype) -> None:
         raise UsageError(f"{refusal}: {first_line(error)}") from error
     if not float((found - expected).norm() / expected.norm()) <= BOUNDS[dtype]:
         raise UsageError(f"{refusal}: it leaves out something that this model's attention has; try eager")
-
-
-def use_default_attention(model: PreTrainedModel, dtype: Dtype) -> None:
-    """Leave a model its own attention; but for bfloat16 on a processor switch it to `block_attention`, which is faster
-    there, if that computes the same."""
-    own = model.config._attn_implementation
-    if model.device.type != "cpu" or dtype != "bfloat16" or own != "sdpa":
-        return
-    from harness1.models.block_attention import NAME, register
-
-    register()
-    try:
-        use_attention(model, NAME, dtype)
-    except UsageError:
-        model.set_attn_implementation(own)
 
 
 def _probe(model: PreTrainedModel, dtype: Dtype) -> Tensor:
@@ -79,11 +64,10 @@ def _probe(model: PreTrainedModel, dtype: Dtype) -> Tensor:
 def load_trainable(folder: Path, train: Train, device: str, threads: int = 0) -> PreTrainedModel:
     """Load a causal language model for training, without dropout, so that it computes what it will when sampled.
 
-    Trained weights are kept in float32 and multiplied in `train.dtype`; frozen weights are kept in `train.dtype`.
-    Logits are always float32. The adapters of a checkpoint are trained further on their base; if all weights are
-    trained (`train.lora.rank=0`) they are merged into them, in float32. Torch gets `threads` in this process, unless 0.
-    Raise UsageError if the folder does not hold such a model, torch does not know the device, `train.attention` does
-    not fit them, or the adapters have another form than those to train; MissingExtra without torch or transformers."""
+    Trained weights are kept in float32 and multiplied in `train.dtype`; frozen weights are kept in `train.dtype`;
+    logits are float32. The adapters of a checkpoint are trained further on their base, or merged into it in float32 if
+    all weights are trained. Torch gets `threads` in this process, unless 0. Raise UsageError if the folder holds no
+    such model, torch does not know the device, or the attention or the form of the adapters does not fit."""
     goes_on = holds_adapters(folder)
     if goes_on and train.lora.rank:
         check_form(folder, train)
@@ -100,10 +84,16 @@ def load_trainable(folder: Path, train: Train, device: str, threads: int = 0) ->
     # With cuDNN's attention, gradients became NaN in step 12, twice (H100, torch 2.11, Qwen2.5-0.5B in bfloat16, padded
     # rows). Off for the whole process: a context around a pass does not cover what checkpointing computes again.
     torch.backends.cuda.enable_cudnn_sdp(False)
-    if train.attention == "auto":
-        use_default_attention(model, train.dtype)
-    else:
+    if train.attention != "auto":
         use_attention(model, train.attention, train.dtype)
+    elif (model.device.type, train.dtype, model.config._attn_implementation) == ("cpu", "bfloat16", "sdpa"):
+        from harness1.models.block_attention import NAME, register
+
+        register()
+        with suppress(UsageError):  # it is faster there, if it computes the same
+            use_attention(model, NAME, train.dtype)
+            return model
+        model.set_attn_implementation("sdpa")
     return model
 
 
@@ -135,11 +125,6 @@ class RoundingLoss(NamedTuple):
     layer: str  # the weight that loses most
 
 
-class _Stored(msgspec.Struct):
-    dtype: str | None = None
-    torch_dtype: str | None = None
-
-
 def rounding_loss(model: PreTrainedModel, dtype: Dtype) -> RoundingLoss:
     """Return what is lost by merging the adapters of a model in float32 and rounding the sums to a type."""
     import torch
@@ -160,16 +145,16 @@ def rounding_loss(model: PreTrainedModel, dtype: Dtype) -> RoundingLoss:
 
 def merge(adapters: Path, out: Path, dtype: Dtype) -> RoundingLoss:
     """Write the model that a folder of adapters describes as a plain one: added in float32, then rounded to a type;
-    raise UsageError if the folder holds no adapters, `out` holds something or cannot be written, or the base is missing
-    or another; MissingExtra without torch or transformers."""
+    raise UsageError if the folder holds no adapters, `out` is not empty, or the base is missing or another."""
     if not holds_adapters(adapters):
         raise UsageError(f"{adapters} holds no adapters: there is nothing to merge")
     if out.exists() and any(out.iterdir()):
         raise UsageError(f"{out} is not empty: choose another --out")
     base = base_folder(adapters)
     with refusing(f"{base} has no readable config.json"):
-        found = msgspec.json.decode((base / "config.json").read_bytes(), type=_Stored)
-    stored: Dtype = "bfloat16" if "bfloat16" in (found.dtype, found.torch_dtype) else "float32"  # which loses nothing
+        found = msgspec.json.decode((base / "config.json").read_bytes(), type=dict[str, Any])
+    types = found.get("dtype"), found.get("torch_dtype")
+    stored: Dtype = "bfloat16" if "bfloat16" in types else "float32"  # which loses nothing
     model = load_causal_model(adapters, "cpu", stored)
     import torch
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from harness1.config import Train
 from harness1.errors import UsageError
-from harness1.models.adapters import PEFT, adapters_of, add_adapters, tensors_of
-from harness1.models.causal_model import Dtype, MemoryReturns, logits_at
+from harness1.models.adapters import PEFT, adapters_of, add_adapters, read_adapters
+from harness1.models.causal_model import Dtype, MemoryReturns, load_causal_model, logits_at
 from harness1.rows import TrainRow
 from harness1.training.algorithm import Algorithm, MicroBatch, OffPolicyMetrics
 from harness1.training.process_group import (
@@ -26,7 +26,7 @@ from harness1.training.process_group import (
     gather_state,
     shard,
 )
-from harness1.training.saving import forget_tensors, load_tensors, read_weights, save_tensors
+from harness1.training.saving import forget_tensors, load_tensors, save_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -81,9 +81,8 @@ def by_token_budget(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 
 def collate(rows: Sequence[TrainRow], device: str | torch.device = "cpu") -> MicroBatch:
-    """Return rows as one micro-batch; raise ValueError if no row has a trained token, or a row trains its first token,
-    which nothing predicts. It needs no attention mask: no token sees the padding behind it, and kernels without a mask
-    are faster."""
+    """Return rows as one micro-batch; ValueError if it trains no token, or the first of a row. It needs no attention
+    mask: no token sees the padding behind it, and kernels without a mask are faster."""
     import torch
 
     longest = max(len(row.token_ids) for row in rows)
@@ -120,29 +119,15 @@ def precision(model: PreTrainedModel, dtype: Dtype) -> AbstractContextManager[An
     return torch.autocast(model.device.type, torch.bfloat16, cache_enabled=False)
 
 
-def compute_distributions(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
-    """Return the log probabilities of the vocabulary at each trained token, [trained, vocabulary] in float32. Logits
-    are computed nowhere else: for a long context they would cost more than the layers."""
+def compute_logprobs(model: PreTrainedModel, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+    """Return the log probabilities of the trained tokens, [trained] in float32, and of the vocabulary in their places,
+    [trained, vocabulary]. Logits are computed nowhere else: for a long context they would cost more than the layers."""
     import torch
 
     with logits_at(model, batch.row, batch.column):
         logits = model(input_ids=batch.ids, use_cache=False).logits
-    return torch.log_softmax(logits[0].float(), -1)
-
-
-def of_targets(distributions: Tensor, batch: MicroBatch) -> Tensor:
-    """Return the log probabilities of the trained tokens, [trained]."""
-    return distributions.gather(-1, batch.targets[:, None])[:, 0]
-
-
-def compute_logprobs(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
-    """Return the log probabilities of the trained tokens under the model, [trained] in float32."""
-    return of_targets(compute_distributions(model, batch), batch)
-
-
-def count_trained(row: TrainRow) -> int:
-    """Return the number of trained tokens of a row."""
-    return sum(row.loss_mask)
+    distributions = torch.log_softmax(logits[0].float(), -1)
+    return distributions.gather(-1, batch.targets[:, None])[:, 0], distributions
 
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -156,8 +141,7 @@ class Diverged(Unanimous):
 
 class Trainer:
     """Trains a model of `load_trainable` in place on rows; the schedule of the rate ends after `steps`. Several
-    processes shard the model, and each takes a share of a step's passes: all must make the same calls with the same
-    arguments."""
+    processes shard the model and a step's passes: all must make the same calls with the same arguments."""
 
     def __init__(
         self, model: PreTrainedModel, algorithm: Algorithm, train: Train, steps: int, group: ProcessGroup = ALONE
@@ -175,7 +159,12 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(self.parameters, train.rate, BETAS, EPSILON, DECAY)
         self.step_count = 0
         if train.checkpointing:
-            _forget_activations(model)
+            from transformers.modeling_layers import GradientCheckpointingLayer
+
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            for module in model.modules():  # transformers requires training mode; in other parts it would bring dropout
+                if isinstance(module, GradientCheckpointingLayer):
+                    module.training = True
 
     def step(
         self, rows: Sequence[TrainRow], on_tokens: Callable[[int, int], None] = lambda _done, _of: None
@@ -218,8 +207,8 @@ class Trainer:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.step_count += 1
-        trained = float(sum(map(count_trained, rows)))
-        taken = {"loss": float(total), "gradient": norm, "rate": rate, "trained_tokens": trained}
+        trained = sum(sum(row.loss_mask) for row in rows)
+        taken = {"loss": float(total), "gradient": norm, "rate": rate, "trained_tokens": float(trained)}
         return taken if off_policy is None else taken | off_policy.values(self.group)
 
     def loss(self, rows: Sequence[TrainRow], saved: Path | None = None) -> float:
@@ -238,13 +227,13 @@ class Trainer:
         import torch
 
         model = self.model
-        counts = [count_trained(row) for row in rows]
+        counts = [sum(row.loss_mask) for row in rows]
         starts = [0, *accumulate(counts)]
         found = torch.zeros(starts[-1], device=model.device)
         for places in self._shares(rows):
             batch = collate([rows[place] for place in places] or [IDLE], model.device)
             with torch.no_grad(), precision(model, self.train.dtype):
-                logprobs = compute_logprobs(model, batch)
+                logprobs = compute_logprobs(model, batch)[0]
             ends = 0
             for place in places:
                 ends += counts[place]
@@ -262,8 +251,7 @@ class Trainer:
         return adapters
 
     def save(self, root: Path) -> str:
-        """Write all that the next step depends on into a new folder within `root`, as `save_tensors`; return its
-        name."""
+        """Write all that the next step depends on into a new folder, as `save_tensors`; return its name."""
         return save_tensors(root, self._tensors(), self.group)
 
     def load(self, root: Path, name: str) -> None:
@@ -283,13 +271,12 @@ class Trainer:
 
     @contextmanager
     def _holding(self, folder: Path) -> Iterator[None]:
-        """Hold the weights of a checkpoint of this model in place of those in training."""
         kept = [weight.detach().clone() for weight in self.parameters]
-        weights = read_weights(folder)
+        adapted = self.train.lora.rank
+        saved = read_adapters(folder).tensors if adapted else load_causal_model(folder, "cpu", "float32").state_dict()
         try:
             for name, weight in self._trained.items():
-                saved = tensors_of(weights)[f"{PEFT}{name}" if self.train.lora.rank else name]
-                weight.copy_(distribute_like(saved, weight))
+                weight.copy_(distribute_like(saved[f"{PEFT}{name}" if adapted else name], weight))
             forget_gathered(self.model)
             yield
         finally:
@@ -319,22 +306,10 @@ class Trainer:
     def _loss(self, rows: Sequence[TrainRow], off_policy: OffPolicyMetrics | None = None) -> Tensor:
         batch = collate(rows or [IDLE], self.model.device)
         with precision(self.model, self.train.dtype):
-            distributions = compute_distributions(self.model, batch)
-        logprobs = of_targets(distributions, batch)
+            logprobs, distributions = compute_logprobs(self.model, batch)
         if not rows:
             return 0 * logprobs.sum()
         if off_policy is not None:
             off_policy.add(distributions, logprobs, batch)
         summed: Tensor = self.algorithm.token_losses(logprobs, batch).sum()
         return summed
-
-
-def _forget_activations(model: PreTrainedModel) -> None:
-    """Turn on gradient checkpointing. transformers requires training mode for it; only the layers themselves are set to
-    it, not their parts, which would bring dropout."""
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    for module in model.modules():
-        if isinstance(module, GradientCheckpointingLayer):
-            module.training = True

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from harness1.config import Train
 from harness1.errors import UsageError, optional
@@ -19,18 +19,11 @@ from harness1.training.trainer import BETAS, CLIP, DECAY, EPSILON, rate_at
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from transformers import PreTrainedModel
     from trl.trainer.sft_config import SFTConfig
 
 STATES = "states"  # folder within a checkpoint that holds the states to resume from until training ends
 NO_LOSS = -100  # label of a token that is not trained
-
-
-class Passes(NamedTuple):
-    """The rows of one forward pass of one process, and the passes of each process in one optimizer step."""
-
-    rows: int
-    accumulated: int
+OnLog = Callable[[dict[str, float]], None]
 
 
 def train_with_trl(
@@ -39,7 +32,7 @@ def train_with_trl(
     model_folder: Path,
     out: Path,
     settings: Train,
-    on_log: Callable[[dict[str, float]], None],
+    on_log: OnLog,
     *,
     packing: bool = False,
     cpu: bool = False,
@@ -48,14 +41,12 @@ def train_with_trl(
     tokenizer. Training resumes from the state of an unfinished call in `out`.
 
     The loss of a step is `-sum(log p) / count` over all trained tokens of its rows, on all processes, as with our
-    trainer. Nothing is tokenised, truncated or downloaded. `on_log` gets the values of each step and evaluation, with
-    `step`; `eval_loss` is the mean over the first `watch.rows` of `held_out` of their mean losses per token. With
-    `packing`, several short rows share a sequence of at most `micro_tokens` (best fit decreasing), and a step has
-    `batch_rows` of them on average; they do not attend to each other, as positions restart with each row.
-
-    Under `accelerate launch`, every process calls this with equal arguments; the first one logs and writes. If the last
-    step of an epoch cannot be shared equally, accelerate repeats some rows. Raise UsageError if there are no rows, rows
-    have weights, or TRL's trainer lacks a requested feature; MissingExtra if the extra `trl` is not installed."""
+    trainer. Nothing is tokenised, truncated or downloaded. `on_log` gets the values of each step and evaluation;
+    `eval_loss` is the mean over the first `watch.rows` of `held_out` of their mean losses per token. With `packing`,
+    several short rows share a sequence of at most `micro_tokens` (best fit decreasing), and a step has `batch_rows` of
+    them on average; they do not attend to each other. Under `accelerate launch`, every process calls this with equal
+    arguments. Raise UsageError if there are no rows, rows have weights, or TRL lacks a requested feature; MissingExtra
+    without it."""
     with optional("trl"):
         import accelerate  # noqa: F401
         import datasets  # noqa: F401
@@ -69,9 +60,13 @@ def train_with_trl(
     model = _model(model_folder, settings)
     described = deepcopy((model.config, model.generation_config))  # TRL writes the tokenizer's special tokens there
     evaluated = _dataset(validation) if validation else None
-    trainer = _trainer(model, model_folder, config, settings, data, evaluated, on_log)
+    given = {"train_dataset": data, "eval_dataset": evaluated}
+    trainer = _trainer(model, model_folder, config, settings, on_log, **given)
     with no_progress_bars():
-        _run(trainer)
+        step = find_saved_step(out)
+        trainer.train(resume_from_checkpoint=str(out / STATES / f"checkpoint-{step}") if step else None)
+        if evaluated is not None and config.eval_strategy == "no":
+            trainer.evaluate()
         trainer.accelerator.wait_for_everyone()
         if trainer.is_world_process_zero():
             copy_beside_weights(model_folder, out)
@@ -93,31 +88,32 @@ def find_saved_step(out: Path) -> int:
     return max((int(step) for step in steps if step.isdecimal()), default=0)
 
 
-def passes_of(batch_rows: int, longest: int, micro_tokens: int, processes: int) -> Passes:
-    """Return the largest equal passes within the budget of tokens that make a step of exactly `batch_rows`, assuming
-    that all rows are as long as the longest; raise UsageError if the processes cannot share the rows equally."""
+def passes_of(batch_rows: int, longest: int, micro_tokens: int, processes: int) -> tuple[int, int]:
+    """Return the rows of a forward pass, and its passes in a step of exactly `batch_rows`, of each process: the largest
+    equal passes within the budget, if all rows were as long as the longest. UsageError if rows cannot be shared
+    equally."""
     share, rest = divmod(batch_rows, processes)
     if rest:
         raise UsageError(f"train.batch_rows={batch_rows} cannot be shared equally by {processes} processes")
     fitting = max(1, micro_tokens // longest)
     rows = max(size for size in range(1, min(share, fitting) + 1) if share % size == 0)
-    return Passes(rows, share // rows)
+    return rows, share // rows
 
 
 def _refuse(rows: Sequence[TrainRow], settings: Train) -> None:
     if not rows:
         raise UsageError("there are no rows to train on")
     watch, lora = settings.watch, settings.lora
-    for wanted, what in (
-        (any(row.advantages is not None for row in rows), "some rows have token weights: training on them"),
+    wanted = {
+        "some rows have token weights: training on them": any(row.advantages is not None for row in rows),
         # It cannot be checked before TRL has placed the model.
-        (settings.attention not in ("auto", "eager", "sdpa"), f"train.attention={settings.attention}"),
-        (lora.experts, "train.lora.experts"),
-        (bool(lora.layers), "train.lora.layers"),
-        (watch.metric != "nll", "TRL's trainer saves the last weights: train.watch.metric"),
-    ):
-        if wanted:
-            raise UsageError(f"{what} needs our own trainer, without --trainer trl")
+        f"train.attention={settings.attention}": settings.attention not in ("auto", "eager", "sdpa"),
+        "train.lora.experts": lora.experts,
+        "train.lora.layers": lora.layers,
+        "TRL's trainer saves the last weights: train.watch.metric": watch.metric != "nll",
+    }
+    if what := next((what for what, is_wanted in wanted.items() if is_wanted), ""):
+        raise UsageError(f"{what} needs our own trainer, without --trainer trl")
 
 
 def _config(settings: Train, states: Path, *, validated: bool, packing: bool, cpu: bool) -> SFTConfig:
@@ -165,8 +161,7 @@ def _config(settings: Train, states: Path, *, validated: bool, packing: bool, cp
 
 
 def _model(folder: Path, settings: Train) -> Any:
-    """Return the model to train. Adapters of the folder are trained further: they are then those of peft, which TRL
-    knows."""
+    """Return the model to train. Adapters of the folder are trained further, as peft's, which TRL knows."""
     if not (settings.lora.rank and holds_adapters(folder)):
         return load_trainable(folder, settings, "cpu")
     from peft import PeftModel
@@ -176,7 +171,7 @@ def _model(folder: Path, settings: Train) -> Any:
     return PeftModel.from_pretrained(base, str(folder), is_trainable=True)
 
 
-def _steps(rows: Sequence[TrainRow], settings: Train, processes: int, packing: bool) -> tuple[Dataset, Passes]:
+def _steps(rows: Sequence[TrainRow], settings: Train, processes: int, packing: bool) -> tuple[Dataset, tuple[int, int]]:
     from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
     from trl.data_utils import pack_dataset
 
@@ -191,7 +186,7 @@ def _steps(rows: Sequence[TrainRow], settings: Train, processes: int, packing: b
         if not hidden:
             enable_progress_bars()
     share = settings.batch_rows * len(data) / len(rows) / processes
-    return data, Passes(1, max(1, round(share)))
+    return data, (1, max(1, round(share)))
 
 
 def _dataset(rows: Sequence[TrainRow]) -> Dataset:
@@ -205,19 +200,19 @@ def _dataset(rows: Sequence[TrainRow]) -> Dataset:
 
 
 def _trainer(
-    model: PreTrainedModel,
-    model_folder: Path,
-    config: SFTConfig,
-    settings: Train,
-    data: Dataset,
-    evaluated: Dataset | None,
-    on_log: Callable[[dict[str, float]], None],
+    model: Any, folder: Path, config: SFTConfig, settings: Train, on_log: OnLog, **data: Dataset | None
 ) -> Any:
     from peft import LoraConfig, PeftModel
-    from transformers import AutoTokenizer, PrinterCallback
+    from transformers import AutoTokenizer, PrinterCallback, TrainerCallback
     from trl.trainer.utils import add_fused_lm_head
 
-    tokenizer = AutoTokenizer.from_pretrained(model_folder, local_files_only=True)
+    class LogCallback(TrainerCallback):
+        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+            if state.is_world_process_zero:
+                numbers = {name: float(value) for name, value in (logs or {}).items() if isinstance(value, int | float)}
+                on_log({**numbers, "step": float(state.global_step)})
+
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     if tokenizer.pad_token is None:  # TRL needs a token to pad with
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
     form = {"r": settings.lora.rank, "lora_alpha": settings.lora.alpha}
@@ -226,11 +221,10 @@ def _trainer(
     trainer = _trainer_class(settings)(
         model,
         config,
-        train_dataset=data,
-        eval_dataset=evaluated,
         processing_class=tokenizer,
         peft_config=lora if settings.lora.rank and not isinstance(model, PeftModel) else None,
-        callbacks=[_log_callback(on_log)],
+        callbacks=[LogCallback()],
+        **data,
     )
     trainer.remove_callback(PrinterCallback)
     plain = trainer.model.get_base_model() if settings.lora.rank else trainer.model
@@ -261,26 +255,3 @@ def _trainer_class(settings: Train) -> Any:
             pass
 
     return OurScheduleTrainer
-
-
-def _log_callback(on_log: Callable[[dict[str, float]], None]) -> Any:
-    from transformers import TrainerCallback
-
-    class LogCallback(TrainerCallback):
-        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
-            if state.is_world_process_zero:
-                numbers = {name: float(value) for name, value in (logs or {}).items() if isinstance(value, int | float)}
-                on_log({**numbers, "step": float(state.global_step)})
-
-    return LogCallback()
-
-
-def _run(trainer: Any) -> None:
-    """Train from the last state, if there is one; evaluate at the end unless the trainer did so at intervals."""
-    from transformers import trainer_utils
-
-    library: Any = trainer_utils
-    states = trainer.args.output_dir
-    trainer.train(resume_from_checkpoint=library.get_last_checkpoint(states) if Path(states).is_dir() else None)
-    if trainer.eval_dataset is not None and trainer.args.eval_strategy == "no":
-        trainer.evaluate()

@@ -17,7 +17,7 @@ from harness1.engines.loop import STATE
 from harness1.models.checkpoint import read_checkpoint
 from harness1.runs.journal import read_episodes
 from harness1.training.log import read_log, validation_values
-from harness1.training.saving import read_state
+from harness1.training.saving import load_state
 from tests.cli.commands import Command, command_in_process
 from tests.sft.test_fine_tuning import SHORT, SMALL, WORLD, save_student
 from tests.support import hear_interrupts
@@ -237,7 +237,7 @@ def test_an_interrupt_saves_the_step_at_work_and_the_same_command_goes_on(home: 
     done = read_log(home / "cut")[-1]["step"]
     assert process.returncode == 130, err
     assert err.splitlines()[-1] == f"harness1: interrupted; the same command continues after step {done}"
-    state = read_state(home / "cut" / STATE)
+    state = load_state(home / "cut" / STATE, dict)
     assert state is not None
     ended = subprocess.run([*command, "--json"], cwd=home, capture_output=True, text=True, check=True)
     steps = [line["step"] for line in read_log(home / "cut") if "loss" in line]

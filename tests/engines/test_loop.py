@@ -21,7 +21,7 @@ from harness1.models.checkpoint import CHECKPOINT, Checkpoint
 from harness1.runs.files import write_json
 from harness1.training.log import NO_TRACKERS, read_log
 from harness1.training.process_group import delay_interrupt
-from harness1.training.saving import read_state, write_state
+from harness1.training.saving import load_state, write_state
 from harness1.training.trainer import Diverged
 
 EVERY_SECOND = Validation(every=2)
@@ -199,7 +199,7 @@ def test_states_of_earlier_versions_are_resumed(tmp_path: Path, names: tuple[str
     loop = CountingLoop(tmp_path)
     loop.validated, loop.version, cast(Any, loop.engine).step_count = 4, 4, 4
     loop.save()
-    state = read_state(tmp_path / STATE) | {"looked": 4}
+    state = load_state(tmp_path / STATE, dict) | {"looked": 4}
     write_state(tmp_path / STATE, {name: state[name] for name in ("trainer", "best", "card", *names)})
     resumed = CountingLoop(tmp_path)
     assert (resumed.version, resumed.validated) == (4, 4)

@@ -34,7 +34,7 @@ from harness1.sft.train import VERB, FineTuning, fine_tune, space_evenly
 from harness1.training import saving
 from harness1.training.algorithm import NegativeLogLikelihood
 from harness1.training.log import LOG, read_log
-from harness1.training.saving import read_state, write_state
+from harness1.training.saving import load_state, write_state
 from harness1.training.trainable import load_trainable
 from harness1.training.trainer import Trainer
 from tests.tiny_models import save_tiny_model
@@ -227,7 +227,7 @@ def test_without_held_out_rows_the_last_weights_are_the_checkpoint(place: Place,
     train = msgspec.structs.replace(QUICK, epochs=1, save_every=0)
     done = fine_tune(tuning(place, tmp_path / "out", train, dataset=rows), silent)
     assert (done.step, done.metrics, len(read_log(tmp_path / "out"))) == (2, {}, 2)
-    state = read_state(tmp_path / "out" / STATE)
+    state = load_state(tmp_path / "out" / STATE, dict)
     last = Trainer(load_trainable(place.model, QUICK, "cpu"), NegativeLogLikelihood(), QUICK, 2)
     last.load((tmp_path / "out" / STATE).parent, state["trainer"])
     written = load_file(tmp_path / "out" / "model.safetensors")
@@ -306,7 +306,7 @@ def test_a_state_of_another_version_says_so(place: Place, tmp_path: Path) -> Non
     """One that holds the tensors of the trainer itself, as they once did."""
     with pytest.raises(KeyboardInterrupt):
         fine_tune(tuning(place, tmp_path), interrupt_at(3))
-    write_state(tmp_path / STATE, {**read_state(tmp_path / STATE), "trainer": {"step": 2}})
+    write_state(tmp_path / STATE, {**load_state(tmp_path / STATE, dict), "trainer": {"step": 2}})
     with pytest.raises(UsageError, match=r"state\.pt was written by another version .*begin again with --force"):
         fine_tune(tuning(place, tmp_path), silent)
 

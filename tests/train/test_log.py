@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -81,32 +81,14 @@ def test_event_files_are_written_where_they_are_asked_for(tmp_path: Path) -> Non
     assert [path.name for path in (tmp_path / "without").iterdir()] == [LOG]
 
 
-class Project:
-    """Weights & Biases, as far as it is used."""
-
-    def __init__(self, **given: object) -> None:
-        self.given, self.lines, self.finished = given, list[tuple[int, dict[str, float]]](), False
-
-    def log(self, values: dict[str, float], step: int) -> None:
-        self.lines.append((step, values))
-
-    def finish(self) -> None:
-        self.finished = True
-
-
 def test_a_project_of_weights_and_biases_gets_every_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Project] = []
-
-    def init(**given: object) -> Project:
-        made.append(Project(**given))
-        return made[-1]
-
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    wandb = Mock()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
     write(tmp_path, 1, 2, wandb="students")
-    (project,) = made
-    assert project.given["project"] == "students"
-    assert project.lines == [(1, {"loss": 0.5}), (2, {"loss": 1.0})]
-    assert project.finished
+    assert wandb.init.call_args.kwargs["project"] == "students"
+    project = wandb.init.return_value
+    assert project.log.call_args_list == [call({"loss": 0.5}, step=1), call({"loss": 1.0}, step=2)]
+    project.finish.assert_called_once_with()
 
 
 @pytest.mark.parametrize(
@@ -159,28 +141,19 @@ def runs(store: str, experiment: str) -> list[Any]:
     return list(client.search_runs([client.get_experiment_by_name(experiment).experiment_id]))
 
 
-def history(store: str, run: Any, name: str) -> list[tuple[int, float]]:
-    return [(each.step, each.value) for each in client_of(store).get_metric_history(run.info.run_id, name)]
-
-
 @needs_mlflow
-def test_a_run_of_mlflow_gets_every_line(tmp_path: Path, store: str, students: str) -> None:
-    write_run(tmp_path / "student", f"{students}@{store}", 1, 2)
-    (run,) = runs(store, students)
-    assert (run.info.run_name, run.info.status) == ("student", "FINISHED")
-    assert history(store, run, "loss") == [(1, 0.5), (2, 1.0)]
-    assert history(store, run, "held_out/nll") == [(1, 3.0), (2, 3.0)]
-
-
-@needs_mlflow
-def test_a_resumed_training_continues_its_run_and_a_new_one_has_its_own(
+def test_a_run_of_mlflow_gets_every_line_and_a_resumed_training_continues_its_own(
     tmp_path: Path, store: str, students: str
 ) -> None:
     place = f"{students}@{store}"
-    write_run(tmp_path / "a", place, 1)
+    write_run(tmp_path / "a", place, 1, 2)
+    (run,) = runs(store, students)
+    assert (run.info.run_name, run.info.status) == ("a", "FINISHED")
+    history = client_of(store).get_metric_history(run.info.run_id, "held_out/nll")
+    assert [(each.step, each.value) for each in history] == [(1, 3.0), (2, 3.0)]
     write_run(tmp_path / "b", place, 1)
-    write_run(tmp_path / "a", place, 2, after=1)
-    assert sorted(run.data.metrics["loss"] for run in runs(store, students)) == [0.5, 2.0]
+    write_run(tmp_path / "a", place, 3, after=2)
+    assert sorted(run.data.metrics["loss"] for run in runs(store, students)) == [0.5, 3.5]
     write_run(tmp_path / "a", place, 1)
     assert sorted(run.info.run_name for run in runs(store, students)) == ["a", "a", "b"]
 

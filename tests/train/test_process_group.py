@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import pytest
@@ -23,23 +23,21 @@ from harness1.engines.engine import TrainerJob, follow, leading, open_local_engi
 from harness1.errors import UsageError
 from harness1.models.checkpoint import Checkpoint
 from harness1.rows import TrainRow
-from harness1.training import trainer
+from harness1.training import trainer as trainer_module
 from harness1.training.algorithm import Algorithm, Cispo, NegativeLogLikelihood
 from harness1.training.process_group import ALONE, ProcessGroup, gather_state, join_group
 from harness1.training.saving import write_model
 from harness1.training.trainable import load_trainable
 from harness1.training.trainer import Diverged, Trainer
 from tests.tiny_models import save_tiny_model
-from tests.train.test_micro_batch import made_rows
+from tests.train.test_trainer import made_rows
 
-LIMIT_S = 120
-"""Seconds after which processes count as hanging."""
+LIMIT_S = 120  # seconds after which processes count as hanging
 PRELOADED = (
     *("torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "torch.multiprocessing"),
     *("transformers.models.llama.modeling_llama", "transformers.models.mixtral.modeling_mixtral"),
-    *("harness1.engines.engine", "tests.train.test_micro_batch"),
-)
-"""Imported once, in the process from which all others are forked."""
+    *("harness1.engines.engine", "tests.train.test_trainer"),
+)  # imported once, in the process from which all others are forked
 
 
 def codes_of(target: Callable[..., None], *arguments: object) -> list[int | None]:
@@ -100,152 +98,112 @@ STEPS: list[list[TrainRow]] = [
 ]
 PLAYED = [sampled(rows, seed) for seed, rows in enumerate(STEPS)]
 CARD = Checkpoint(format="hermes", counter="", env={}, env_hash="", base="")
-HALF = 3
-"""Steps before the state is saved."""
+HALF = 3  # steps before the state is saved
+EPSILON = 1e-4  # with a smaller one, Adam makes much of the rounding of gradients that are next to 0
 TRAIN = Train(rate=1e-2, lora=Lora(rank=0), dtype="float32", micro_tokens=30)
-ADAPTED = msgspec.structs.replace(TRAIN, lora=Lora(rank=4, alpha=8.0))
 NLL, CISPO = NegativeLogLikelihood(), Cispo()
-
-
-class Case(NamedTuple):
-    """A training run of a few steps."""
-
-    model: str
-    train: Train
-    algorithm: Algorithm
-
-    @property
-    def steps(self) -> list[list[TrainRow]]:
-        return STEPS if self.algorithm is NLL else PLAYED
-
-    @property
-    def rounding(self) -> float:
-        """How many times as far apart as in float32 two trainings may come.
-
-        In bfloat16, sums in another order turn the rounding of an activation now and then.
-        """
-        return 1000.0 if self.train.dtype == "bfloat16" else 1.0
-
-
-def changed(train: Train, **changes: Any) -> Train:
-    return msgspec.structs.replace(train, **changes)
-
-
 MODELS: dict[str, dict[str, Any]] = {
     "plain": {},
     "tied": {"tie_word_embeddings": True},
     "experts": {"kind": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 1},
     "sinks": {"kind": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
 }
-CASES = {
-    "nll": Case("plain", TRAIN, NLL),
-    "nll, adapters": Case("plain", ADAPTED, NLL),
-    "cispo": Case("plain", TRAIN, CISPO),
-    "cispo, adapters": Case("plain", ADAPTED, CISPO),
-    "nll, a tied head": Case("tied", TRAIN, NLL),
-    "cispo, adapters, a tied head": Case("tied", ADAPTED, CISPO),
-    "cispo, experts": Case("experts", TRAIN, CISPO),
-    "nll, adapters, experts": Case("experts", ADAPTED, NLL),
-    "nll, sinks": Case("sinks", TRAIN, NLL),
-    "cispo, adapters, sinks, checkpointing": Case("sinks", changed(ADAPTED, checkpointing=True), CISPO),
-    "nll, checkpointing": Case("plain", changed(TRAIN, checkpointing=True), NLL),
-    "cispo, adapters, checkpointing": Case("plain", changed(ADAPTED, checkpointing=True), CISPO),
-    "cispo, adapters, bfloat16": Case("plain", changed(ADAPTED, dtype="bfloat16"), CISPO),
-    "nll, adapters, bfloat16, checkpointing": Case("tied", changed(ADAPTED, dtype="bfloat16", checkpointing=True), NLL),
-}
-ON_EXPERTS = changed(ADAPTED, lora=Lora(rank=4, alpha=8.0, experts=True))
-CASES |= {
-    "nll, adapters of experts": Case("experts", ON_EXPERTS, NLL),
-    "cispo, adapters of experts, sinks": Case("sinks", ON_EXPERTS, CISPO),
-    "cispo, adapters of experts, sinks, bfloat16, checkpointing": Case(
-        "sinks", changed(ON_EXPERTS, dtype="bfloat16", checkpointing=True), CISPO
-    ),
-}
-RESUMED = ("nll, a tied head", "cispo, adapters", "cispo, adapters of experts, sinks")
+CASES = (
+    *("nll, plain", "nll, plain, adapters", "cispo, plain", "cispo, plain, adapters", "nll, tied"),
+    *("cispo, tied, adapters", "cispo, experts", "nll, experts, adapters", "nll, sinks", "nll, plain, checkpointing"),
+    *("cispo, sinks, adapters, checkpointing", "cispo, plain, adapters, bfloat16"),
+    *("nll, tied, adapters, bfloat16, checkpointing", "nll, experts, adapters, of experts"),
+    *("cispo, sinks, adapters, of experts", "cispo, sinks, adapters, of experts, bfloat16, checkpointing"),
+)  # training runs of a few steps: loss, model, and settings
+RESUMED = ("nll, tied", "cispo, plain, adapters", "cispo, sinks, adapters, of experts")
 """Cases that two processes go on with."""
 
 
-def trainer_in(group: ProcessGroup, case: Case, home: Path) -> Trainer:
-    model = load_trainable(home / case.model, case.train, "cpu")
-    trainer = Trainer(model, case.algorithm, case.train, len(case.steps), group)
-    # With a smaller epsilon, Adam makes much of the rounding of gradients that are next to 0.
-    trainer.optimizer.param_groups[0]["eps"] = 1e-4
+def steps_of(case: str) -> list[list[TrainRow]]:
+    return STEPS if case.startswith("nll") else PLAYED
+
+
+def rounding_of(case: str) -> float:
+    """How many times as far apart as in float32 two trainings may come: in bfloat16, sums in another order turn the
+    rounding of an activation now and then."""
+    return 1000.0 if "bfloat16" in case else 1.0
+
+
+def trainer_in(group: ProcessGroup, case: str, home: Path) -> Trainer:
+    loss, model, *settings = case.split(", ")
+    lora = Lora(rank=4 * ("adapters" in settings), alpha=8.0, experts="of experts" in settings)
+    dtype: Any = "bfloat16" if "bfloat16" in settings else "float32"
+    train = msgspec.structs.replace(TRAIN, lora=lora, dtype=dtype, checkpointing="checkpointing" in settings)
+    loaded = load_trainable(home / model, train, "cpu")
+    trainer = Trainer(loaded, NLL if loss == "nll" else CISPO, train, len(STEPS), group)
+    trainer.optimizer.param_groups[0]["eps"] = EPSILON
     return trainer
 
 
-def train_in(group: ProcessGroup, case: Case, home: Path, states: Path) -> dict[str, object]:
+def train_in(group: ProcessGroup, case: str, home: Path, states: Path) -> dict[str, object]:
     """What a process comes to. It saves its state on the way."""
-    trainer, steps = trainer_in(group, case, home), case.steps
+    trainer, steps = trainer_in(group, case, home), steps_of(case)
     values = [trainer.step(rows) for rows in steps[:HALF]]
     trainer.save(states)
     written, now = home / "written" / str(group.size) / states.name, trainer.weights()
     if group.leads:
-        write_model(written, trainer.model, now, home / case.model, CARD)
+        write_model(written, trainer.model, now, home / case.split(", ")[1], CARD)
     group.wait()
     loss_then = trainer.loss(steps[0])
     values += [trainer.step(rows) for rows in steps[HALF:]]
-    saved, loss, weights = trainer.loss(steps[0], written), trainer.loss(steps[0]), gather_state(trainer.model)
-    losses = {"then": loss_then, "saved": saved, "loss": loss}
-    return {"values": values, **losses, "weights": weights, "held": held(trainer)}
+    losses = {"then": loss_then, "saved": trainer.loss(steps[0], written), "loss": trainer.loss(steps[0])}
+    return {"values": values, **losses, "weights": gather_state(trainer.model), "held": held(trainer)}
 
 
-def go_on_in(group: ProcessGroup, case: Case, home: Path, states: Path) -> dict[str, object]:
+def go_on_in(group: ProcessGroup, case: str, home: Path, states: Path) -> dict[str, object]:
     """What a process comes to that resumes from a state."""
     trainer = trainer_in(group, case, home)
     (name,) = (path.name for path in states.iterdir())
     trainer.load(states, name)
-    return {"values": [trainer.step(rows) for rows in case.steps[HALF:]], "weights": gather_state(trainer.model)}
+    return {"values": [trainer.step(rows) for rows in steps_of(case)[HALF:]], "weights": gather_state(trainer.model)}
 
 
 def held(trainer: Trainer) -> tuple[int, int]:
     """The numbers in the weights and in the optimizer's moments that this process holds."""
+
+    def local(values: Any) -> int:
+        return sum(each.to_local().numel() if hasattr(each, "to_local") else each.numel() for each in values)
+
     moments = [each for known in trainer.optimizer.state.values() for each in known.values() if each.ndim]
-    return sum(map(local, trainer.model.parameters())), sum(map(local, moments))
-
-
-def local(value: Any) -> int:
-    held: int = value.to_local().numel() if hasattr(value, "to_local") else value.numel()
-    return held
+    return local(trainer.model.parameters()), local(moments)
 
 
 def member(rank: int, home: Path) -> None:
-    """One of two processes."""
+    """One of two processes; after a step whose loss is no number it goes on."""
     with join_group(ProcessGroup(rank, 2)) as group:
         found: dict[str, Any] = {"leads": group.leads}
         found["told"] = group.broadcast({"seen": float(group.rank), f"only_{group.rank}": 1.0})
-        found["begun"] = {name: train_in(group, case, home, home / "two" / name) for name, case in CASES.items()}
-        found["resumed"] = {name: go_on_in(group, CASES[name], home, home / "one" / name) for name in RESUMED}
-        found["diverged"] = diverge(group, home)
+        found["begun"] = {name: train_in(group, name, home, home / "two" / name) for name in CASES}
+        found["resumed"] = {name: go_on_in(group, name, home, home / "one" / name) for name in RESUMED}
+        trainer = trainer_in(group, "cispo, plain", home)
+        with pytest.raises(Diverged):
+            trainer.step([msgspec.structs.replace(row, token_weight=1e38) for row in PLAYED[0]])
+        found["diverged"] = trainer.step(PLAYED[0])
         torch.save(found, home / f"{rank}.pt")
         group.wait()
-        assert (home / "0.pt").exists()
-        assert (home / "1.pt").exists()
+        assert all((home / f"{each}.pt").exists() for each in (0, 1))
     assert not torch.distributed.is_initialized()
-
-
-def diverge(group: ProcessGroup, home: Path) -> dict[str, float]:
-    """The values of a step after one whose loss was no number."""
-    trainer = trainer_in(group, CASES["cispo"], home)
-    with pytest.raises(Diverged):
-        trainer.step([msgspec.structs.replace(row, token_weight=1e38) for row in PLAYED[0]])
-    return trainer.step(PLAYED[0])
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Models, and what two processes found."""
     home = tmp_path_factory.mktemp("group")
     for model, settings in MODELS.items():
         save_tiny_model(home / model, initializer_range=0.1, **settings)
-    for name in RESUMED:
-        train_in(ALONE, CASES[name], home, home / "one" / name)
-    assert codes_of(member, home) == [0, 0]
     return home
 
 
 @pytest.fixture(scope="module")
 def found(home: Path) -> list[dict[str, Any]]:
-    """What each of the two processes found."""
+    """What each of two processes found."""
+    for name in RESUMED:
+        train_in(ALONE, name, home, home / "one" / name)
+    assert codes_of(member, home) == [0, 0]
     return [torch.load(home / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
 
 
@@ -263,14 +221,14 @@ def test_members_know_their_places_and_hear_the_first(found: list[dict[str, Any]
 def test_two_processes_come_to_the_weights_of_one_and_hold_half_each(
     home: Path, found: list[dict[str, Any]], tmp_path: Path, name: str
 ) -> None:
-    alone: Any = train_in(ALONE, CASES[name], home, tmp_path)
+    alone: Any = train_in(ALONE, name, home, tmp_path)
     members = [each["begun"][name] for each in found]
     for member in members:
-        agree(member["values"], alone["values"], CASES[name].rounding)
-        assert member["loss"] == pytest.approx(alone["loss"], rel=1e-5 * CASES[name].rounding)
+        agree(member["values"], alone["values"], rounding_of(name))
+        assert member["loss"] == pytest.approx(alone["loss"], rel=1e-5 * rounding_of(name))
         assert member["saved"] == pytest.approx(member["then"], rel=1e-6)
         assert member["saved"] != pytest.approx(member["loss"], rel=1e-3)
-    torch.testing.assert_close(members[0]["weights"], alone["weights"], rtol=0, atol=1e-6 * CASES[name].rounding)
+    torch.testing.assert_close(members[0]["weights"], alone["weights"], rtol=0, atol=1e-6 * rounding_of(name))
     assert members[1]["weights"] == {}
     for part, numbers in enumerate(alone["held"]):
         shares = [member["held"][part] for member in members]
@@ -282,7 +240,7 @@ def test_two_processes_come_to_the_weights_of_one_and_hold_half_each(
 def test_two_processes_go_on_from_the_state_of_one(
     home: Path, found: list[dict[str, Any]], tmp_path: Path, name: str
 ) -> None:
-    alone: Any = train_in(ALONE, CASES[name], home, tmp_path)
+    alone: Any = train_in(ALONE, name, home, tmp_path)
     for each in found:
         agree(each["resumed"][name]["values"], alone["values"][HALF:])
     torch.testing.assert_close(found[0]["resumed"][name]["weights"], alone["weights"], rtol=0, atol=1e-6)
@@ -290,53 +248,48 @@ def test_two_processes_go_on_from_the_state_of_one(
 
 @pytest.mark.parametrize("name", CASES)
 def test_one_process_goes_on_from_the_state_of_two(home: Path, found: list[dict[str, Any]], name: str) -> None:
-    resumed: Any = go_on_in(ALONE, CASES[name], home, home / "two" / name)
+    resumed: Any = go_on_in(ALONE, name, home, home / "two" / name)
     expected = found[0]["begun"][name]
-    agree(resumed["values"], expected["values"][HALF:], CASES[name].rounding)
-    torch.testing.assert_close(resumed["weights"], expected["weights"], rtol=0, atol=1e-6 * CASES[name].rounding)
+    agree(resumed["values"], expected["values"][HALF:], rounding_of(name))
+    torch.testing.assert_close(resumed["weights"], expected["weights"], rtol=0, atol=1e-6 * rounding_of(name))
 
 
 def test_all_processes_see_that_a_step_diverged_and_go_on_together(home: Path, found: list[dict[str, Any]]) -> None:
-    expected = trainer_in(ALONE, CASES["cispo"], home).step(PLAYED[0])
+    expected = trainer_in(ALONE, "cispo, plain", home).step(PLAYED[0])
     assert [each["diverged"] for each in found] == [pytest.approx(expected, rel=1e-5)] * 2
 
 
-EPSILON = 1e-4
-"""With a smaller one, Adam makes much of the rounding of gradients that are next to 0."""
 Leader = Callable[[Path, ProcessGroup], None]
 
 
-def job(home_followers: Path, **changes: Any) -> TrainerJob:
-    return TrainerJob(
-        home_followers / "model", **{"algorithm": NLL, "train": TRAIN, "steps": 4, "threads": 1, **changes}
-    )
+def job(home: Path, algorithm: Algorithm = NLL) -> TrainerJob:
+    return TrainerJob(home / "plain", algorithm, TRAIN, 4, threads=1)
 
 
-def found_by(engine: Trainer, home_followers: Path) -> dict[str, Any]:
+def found_by(engine: Trainer, home: Path) -> dict[str, Any]:
     """What the calls of a trainer return."""
     first = engine.step(PLAYED[0])
-    name = engine.save(home_followers)
+    name = engine.save(home)
     second = engine.step(PLAYED[1])
-    looked = {"loss": engine.loss(PLAYED[0]), "weights": engine.weights()}
-    looked |= {"logprobs": engine.logprobs(PLAYED[2])}
-    engine.load(home_followers, name)
+    looked = {"loss": engine.loss(PLAYED[0]), "weights": engine.weights(), "logprobs": engine.logprobs(PLAYED[2])}
+    engine.load(home, name)
     return {"first": first, "second": second, "again": engine.step(PLAYED[1]), **looked}
 
 
-def uses_everything(home_followers: Path, group: ProcessGroup) -> None:
-    engine = open_local_engine(job(home_followers, algorithm=CISPO), group)
-    torch.save(found_by(engine, home_followers / "led"), home_followers / "found.pt")
+def uses_everything(home: Path, group: ProcessGroup) -> None:
+    engine = open_local_engine(job(home, CISPO), group)
+    torch.save(found_by(engine, home / "led"), home / "found.pt")
 
 
-def diverges_and_goes_on(home_followers: Path, group: ProcessGroup) -> None:
-    engine = open_local_engine(job(home_followers, algorithm=CISPO), group)
+def diverges_and_goes_on(home: Path, group: ProcessGroup) -> None:
+    engine = open_local_engine(job(home, CISPO), group)
     with pytest.raises(Diverged):
         engine.step([msgspec.structs.replace(row, token_weight=1e38) for row in PLAYED[0]])
     assert engine.weights()
 
 
-def is_interrupted_within_a_step(home_followers: Path, group: ProcessGroup) -> None:
-    engine = open_local_engine(job(home_followers), group)
+def is_interrupted_within_a_step(home: Path, group: ProcessGroup) -> None:
+    engine = open_local_engine(job(home), group)
 
     def interrupt(done: int, of: int) -> None:
         os.killpg(0, signal.SIGINT)  # as a terminal does
@@ -344,99 +297,76 @@ def is_interrupted_within_a_step(home_followers: Path, group: ProcessGroup) -> N
     with pytest.raises(KeyboardInterrupt):
         engine.step(STEPS[0], interrupt)
     assert engine.step_count == 1
-    engine.save(home_followers / "interrupted")
+    engine.save(home / "interrupted")
     raise KeyboardInterrupt
 
 
-def cannot_write(home_followers: Path, group: ProcessGroup) -> None:
-    engine = open_local_engine(job(home_followers), group)
-    (home_followers / "file").touch()
+def cannot_write(home: Path, group: ProcessGroup) -> None:
+    engine = open_local_engine(job(home), group)
+    (home / "file").touch()
     with pytest.raises(UsageError, match=r"cannot write the state of training to .*file"):
-        engine.save(home_followers / "file")
+        engine.save(home / "file")
     assert engine.weights()
 
 
-def has_no_model(home_followers: Path, group: ProcessGroup) -> None:
+def has_no_model(home: Path, group: ProcessGroup) -> None:
     with pytest.raises(UsageError, match="nowhere"):
-        open_local_engine(TrainerJob(home_followers / "nowhere", NLL, TRAIN, 4), group)
+        open_local_engine(TrainerJob(home / "nowhere", NLL, TRAIN, 4), group)
 
 
-def has_a_model_that_cannot_be_adapted(home_followers: Path, group: ProcessGroup) -> None:
-    save_tiny_model(home_followers / "bare", "gpt2", n_inner=96, n_positions=64)
+def has_a_model_that_cannot_be_adapted(home: Path, group: ProcessGroup) -> None:
+    save_tiny_model(home / "bare", "gpt2", n_inner=96, n_positions=64)
     with pytest.raises(UsageError, match="no linear layers"):
-        open_local_engine(TrainerJob(home_followers / "bare", NLL, ADAPTED, 4), group)
+        open_local_engine(TrainerJob(home / "bare", NLL, Train(dtype="float32"), 4), group)
 
 
-def refuses_the_work(home_followers: Path, group: ProcessGroup) -> None:
-    open_local_engine(job(home_followers), group)
+def refuses_the_work(home: Path, group: ProcessGroup) -> None:
+    open_local_engine(job(home), group)
     raise UsageError("another folder, please")
 
 
-def fails_within_a_step(home_followers: Path, group: ProcessGroup) -> None:
+def fails_within_a_step(home: Path, group: ProcessGroup) -> None:
     def fail(done: int, of: int) -> None:
         raise ValueError("a fault of this process alone")
 
-    open_local_engine(job(home_followers), group).step(STEPS[0], fail)
+    open_local_engine(job(home), group).step(STEPS[0], fail)
 
 
-def is_killed(home_followers: Path, group: ProcessGroup) -> None:
-    open_local_engine(job(home_followers), group)
+def is_killed(home: Path, group: ProcessGroup) -> None:
+    open_local_engine(job(home), group)
     os._exit(9)
 
 
 LEADERS: tuple[tuple[Leader, int], ...] = (
-    (uses_everything, 0),
-    (diverges_and_goes_on, 0),
-    (is_interrupted_within_a_step, 1),
-    (cannot_write, 0),
-    (has_no_model, 0),
-    (has_a_model_that_cannot_be_adapted, 0),
-    (refuses_the_work, 1),
-    (fails_within_a_step, 1),
-    (is_killed, 9),
-)
-"""What leading processes do, and their exit codes."""
+    *((diverges_and_goes_on, 0), (is_interrupted_within_a_step, 1), (cannot_write, 0), (has_no_model, 0)),
+    *((has_a_model_that_cannot_be_adapted, 0), (refuses_the_work, 1), (fails_within_a_step, 1), (is_killed, 9)),
+)  # what leading processes do, and their exit codes
 
 
-def member_followers(
-    rank: int, home_followers: Path, lead: Leader, follows: Callable[[ProcessGroup], None] = follow
-) -> None:
+def follower(rank: int, home: Path, lead: Leader, follows: Callable[[ProcessGroup], None] = follow) -> None:
     """One of two processes. What it says goes to a file."""
-    trainer.EPSILON = EPSILON
-    with (
-        (home_followers / f"{rank}.err").open("w") as said,
-        redirect_stderr(said),
-        join_group(ProcessGroup(rank, 2)) as group,
-    ):
+    trainer_module.EPSILON = EPSILON
+    with (home / f"{rank}.err").open("w") as said, redirect_stderr(said), join_group(ProcessGroup(rank, 2)) as group:
         if group.leads:
             with leading(group):
-                lead(home_followers, group)
+                lead(home, group)
         else:
             follows(group)
 
 
-@pytest.fixture(scope="module")
-def home_followers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    home_followers = tmp_path_factory.mktemp("followers")
-    save_tiny_model(home_followers / "model", initializer_range=0.1)
-    return home_followers
-
-
 @pytest.mark.parametrize(("lead", "code"), LEADERS, ids=lambda value: getattr(value, "__name__", None))
-def test_followers_end_with_the_process_that_leads_and_say_nothing(
-    home_followers: Path, lead: Leader, code: int
-) -> None:
-    assert codes_of(member_followers, home_followers, lead) == [code, 0]
-    assert (home_followers / "1.err").read_text() == ""
+def test_followers_end_with_the_process_that_leads_and_say_nothing(home: Path, lead: Leader, code: int) -> None:
+    assert codes_of(follower, home, lead) == [code, 0]
+    assert (home / "1.err").read_text() == ""
 
 
 def test_calls_that_others_repeat_return_what_they_do_alone(
-    home_followers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trainer, "EPSILON", EPSILON)
-    assert codes_of(member_followers, home_followers, uses_everything) == [0, 0]
-    found = torch.load(home_followers / "found.pt", weights_only=True)
-    expected = found_by(open_local_engine(job(home_followers, algorithm=CISPO)), tmp_path)
+    monkeypatch.setattr(trainer_module, "EPSILON", EPSILON)
+    assert codes_of(follower, home, uses_everything) == [0, 0]
+    found = torch.load(home / "found.pt", weights_only=True)
+    expected = found_by(open_local_engine(job(home, CISPO)), tmp_path)
     for name in ("first", "second", "again", "loss"):
         assert found[name] == pytest.approx(expected[name], rel=1e-5)
     assert found["again"] == pytest.approx(found["second"], rel=1e-6)
@@ -450,11 +380,11 @@ def dies(group: ProcessGroup) -> None:
     os._exit(7)
 
 
-def loses_its_follower(home_followers: Path, group: ProcessGroup) -> None:
+def loses_its_follower(home: Path, group: ProcessGroup) -> None:
     with pytest.raises(UsageError, match="another process of this training run has ended"):
-        open_local_engine(job(home_followers), group)
+        open_local_engine(job(home), group)
     assert group.broken
 
 
-def test_a_leading_process_that_lost_another_says_so(home_followers: Path) -> None:
-    assert codes_of(member_followers, home_followers, loses_its_follower, dies) == [0, 7]
+def test_a_leading_process_that_lost_another_says_so(home: Path) -> None:
+    assert codes_of(follower, home, loses_its_follower, dies) == [0, 7]

@@ -26,7 +26,7 @@ from harness1.training.trainer import Trainer
 from tests.cli.commands import command_in_process
 from tests.models.test_adapters import EXPERTS, KINDS_OF_MIXTURES, PLAIN, logits_of, save_adapters, stir
 from tests.tiny_models import save_tiny_model
-from tests.train.test_micro_batch import made_rows
+from tests.train.test_trainer import made_rows
 
 
 @pytest.fixture(scope="module")
@@ -88,34 +88,27 @@ def train_of(name: Any, dtype: Any = "float32") -> Train:
     return Train(attention=name, dtype=dtype, lora=Lora(rank=0))
 
 
-@pytest.fixture(scope="module")
-def folder_attention(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("model"))
-
-
-def stepped(folder_attention: Path, name: str, dtype: str = "float32") -> tuple[str, list[Tensor]]:
+def stepped(folder: Path, name: str, dtype: str = "float32") -> tuple[str, list[Tensor]]:
     """The implementation that was used, and the weights after two steps."""
-    model: Any = load_trainable(folder_attention, train_of(name, dtype), "cpu")
+    model: Any = load_trainable(folder, train_of(name, dtype), "cpu")
     trainer = Trainer(model, NegativeLogLikelihood(), train_of(name, dtype), 2)
     for _ in range(2):
         trainer.step(made_rows())
     return model.config._attn_implementation, trainer.parameters
 
 
-def test_each_implementation_trains_the_same_and_auto_is_the_models_own(folder_attention: Path) -> None:
+def test_each_implementation_trains_the_same_and_auto_is_the_models_own(folder: Path) -> None:
     used, weights = {}, {}
     for name in ("auto", "sdpa", "eager"):
-        used[name], weights[name] = stepped(folder_attention, name)
+        used[name], weights[name] = stepped(folder, name)
     assert used == {"auto": "sdpa", "sdpa": "sdpa", "eager": "eager"}
     for own, sdpa, eager in zip(*weights.values(), strict=True):
         assert torch.equal(own, sdpa)
         torch.testing.assert_close(eager, own, rtol=1e-4, atol=1e-5)
 
 
-def test_bfloat16_on_a_processor_trains_with_blocks_where_they_compute_the_same(
-    folder_attention: Path, tmp_path: Path
-) -> None:
-    assert stepped(folder_attention, "auto", "bfloat16")[0] == NAME
+def test_bfloat16_on_a_processor_trains_with_blocks_where_they_compute_the_same(folder: Path, tmp_path: Path) -> None:
+    assert stepped(folder, "auto", "bfloat16")[0] == NAME
     capped = save_tiny_model(tmp_path / "capped", "gemma2", **CAPPED)
     model: Any = load_trainable(capped, train_of("auto", "bfloat16"), "cpu")
     assert model.config._attn_implementation == "eager"
@@ -135,30 +128,30 @@ def test_bfloat16_on_a_processor_trains_with_blocks_where_they_compute_the_same(
 def test_what_cannot_run_is_refused_in_one_line(
     kind: str, settings: dict[str, Any], name: str, reason: str, tmp_path: Path
 ) -> None:
-    folder_attention = save_tiny_model(tmp_path, kind, **settings)
+    folder = save_tiny_model(tmp_path, kind, **settings)
     with pytest.raises(UsageError, match=f"^train.attention={name} does not train .* on cpu: ") as raised:
-        load_trainable(folder_attention, train_of(name), "cpu")
+        load_trainable(folder, train_of(name), "cpu")
     assert reason in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
-def test_one_that_ignores_padding_is_refused(folder_attention: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_ignores_padding_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain: Callable[..., Any] = AttentionInterface()["sdpa"]
 
     def unmasked(module: Any, query: Tensor, key: Tensor, value: Tensor, _mask: Any, **options: Any) -> Any:
         return plain(module, query, key, value, None, **(options | {"is_causal": False}))
 
     AttentionInterface.register("unmasked", unmasked)
-    model = load_trainable(folder_attention, train_of("auto"), "cpu")
+    model = load_trainable(folder, train_of("auto"), "cpu")
     with pytest.raises(UsageError, match="leaves out something"):
         attention.use_attention(model, "unmasked", "float32")
 
 
-def test_cudnn_whose_gradients_of_padded_rows_can_be_nan_is_left_out(folder_attention: Path) -> None:
+def test_cudnn_whose_gradients_of_padded_rows_can_be_nan_is_left_out(folder: Path) -> None:
     before = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(True)
     try:
-        load_trainable(folder_attention, train_of("auto"), "cpu")
+        load_trainable(folder, train_of("auto"), "cpu")
         assert not torch.backends.cuda.cudnn_sdp_enabled()
     finally:
         torch.backends.cuda.enable_cudnn_sdp(before)
@@ -175,6 +168,10 @@ def test_the_merged_model_is_a_plain_one_that_computes_the_same(tmp_path: Path, 
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     torch.testing.assert_close(logits_of(plain), logits_of(model), rtol=0, atol=1e-4)
     assert read_checkpoint(tmp_path / "merged") == card
+    with pytest.raises(UsageError, match="no adapters"):
+        merge(base, tmp_path / "none", "bfloat16")
+    with pytest.raises(UsageError, match="not empty"):
+        merge(tmp_path / "adapters", base, "bfloat16")
 
 
 def test_rounding_loses_more_of_smaller_updates(tmp_path: Path) -> None:
@@ -194,16 +191,11 @@ def test_rounding_loses_more_of_smaller_updates(tmp_path: Path) -> None:
     assert lost[0].layer.endswith("proj.weight")
 
 
-def test_the_verb_prints_what_was_lost_and_refuses_what_it_would_overwrite(
+def test_the_verb_prints_what_was_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    base = save_tiny_model(tmp_path / "base")
-    save_adapters(tmp_path / "adapters", base)
+    save_adapters(tmp_path / "adapters", save_tiny_model(tmp_path / "base"))
     places = [str(tmp_path / "adapters"), "--out", str(tmp_path / "merged")]
     found = json.loads(command_in_process(monkeypatch, capsys)("models", "merge", *places, "--json").out)
     assert (found["dtype"], 0 < found["total"] <= found["largest"]) == ("bfloat16", True)
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype="auto").dtype == torch.bfloat16
-    with pytest.raises(UsageError, match="no adapters"):
-        merge(base, tmp_path / "none", "bfloat16")
-    with pytest.raises(UsageError, match="not empty"):
-        merge(tmp_path / "adapters", base, "bfloat16")

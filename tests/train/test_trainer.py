@@ -1,27 +1,155 @@
-"""An optimizer step is that of plain AdamW on the mean over all trained tokens, however it is cut and resumed."""
+"""An optimizer step is that of plain AdamW on the mean over all trained tokens, however rows are cut and resumed."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from harness1.config import Lora, Train
 from harness1.errors import UsageError
+from harness1.models.causal_model import load_causal_model
 from harness1.rows import TrainRow
 from harness1.training.algorithm import MicroBatch, NegativeLogLikelihood
 from harness1.training.trainable import load_trainable
-from harness1.training.trainer import Diverged, Trainer, rate_at, shuffle_steps
-from tests.tiny_models import save_tiny_model
-from tests.train.test_micro_batch import made_rows, plain_logprobs
+from harness1.training.trainer import (
+    Diverged,
+    Trainer,
+    by_token_budget,
+    collate,
+    compute_logprobs,
+    rate_at,
+    shuffle_steps,
+)
+from tests.tiny_models import VOCABULARY, save_tiny_model
+
+LENGTHS = (24, 5, 17, 9, 17)
+
+
+def made_rows(lengths: Sequence[int] = LENGTHS, seed: int = 0, **fields: object) -> list[TrainRow]:
+    """Random rows, trained in several stretches of very different lengths."""
+    random = Random(seed)
+    return [
+        TrainRow(
+            token_ids=tuple(random.randrange(VOCABULARY) for _ in range(length)),
+            loss_mask=tuple(int(place >= 3 and place % 7 != 0) for place in range(length)),
+            **fields,
+        )
+        for length in lengths
+    ]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedModel:
+    return load_causal_model(save_tiny_model(tmp_path_factory.mktemp("model")), "cpu", "float32")
+
+
+def test_only_what_predicts_a_trained_token_has_a_gradient(model: PreTrainedModel) -> None:
+    """By what the layers hand to the output head."""
+    rows, seen, batch = made_rows(), list[Tensor](), collate(made_rows())
+
+    def keep(_: object, given: tuple[Tensor]) -> None:
+        given[0].retain_grad()
+        seen.append(given[0])
+
+    hook = model.get_output_embeddings().register_forward_pre_hook(keep)
+    NegativeLogLikelihood().token_losses(compute_logprobs(model, batch)[0], batch).sum().backward()
+    hook.remove()
+    expected = torch.zeros(batch.ids.shape, dtype=torch.bool)
+    for at, row in enumerate(rows):
+        expected[at, : len(row.token_ids) - 1] = torch.tensor(row.loss_mask[1:], dtype=torch.bool)
+    assert 0 < expected.sum() < expected.numel() / 2
+    assert seen[0].grad is not None
+    assert torch.equal((seen[0].grad != 0.0).any(-1), expected)
+
+
+def plain_logprobs(model: PreTrainedModel, row: TrainRow) -> Tensor:
+    """One row by itself, without padding."""
+    ids = torch.tensor(row.token_ids)
+    logprobs = model(input_ids=ids[None]).logits[0, :-1].log_softmax(-1)
+    of_tokens: Tensor = logprobs[torch.arange(len(ids) - 1), ids[1:]]
+    return of_tokens[torch.tensor(row.loss_mask[1:], dtype=torch.bool)]
+
+
+def test_logits_are_computed_for_each_trained_token_and_nowhere_else(model: PreTrainedModel) -> None:
+    rows = [TrainRow((5, 6, 7, 8, 9), (0, 0, 1, 0, 1)), TrainRow((5, 6, 7), (0, 1, 1))]
+    shapes: list[torch.Size] = []
+    hook = model.get_output_embeddings().register_forward_hook(lambda _, given, out: shapes.append(out.shape))
+    with torch.no_grad():
+        compute_logprobs(model, collate(rows))
+        assert model(input_ids=torch.tensor([[5, 6]])).logits.shape[:2] == (1, 2)
+    hook.remove()
+    assert [shape[:2] for shape in shapes] == [(1, 4), (1, 2)]
+
+
+def test_what_a_model_does_to_its_logits_is_kept(tmp_path: Path) -> None:
+    """Caps (Gemma 2) and scales (Granite) are applied behind the head."""
+    for kind, settings in (("gemma2", {"final_logit_softcapping": 0.5}), ("granite", {"logits_scaling": 4.0})):
+        changed = load_causal_model(save_tiny_model(tmp_path / kind, kind, **settings), "cpu", "float32")
+        rows = made_rows()
+        with torch.no_grad():
+            found = compute_logprobs(changed, collate(rows))[0]
+            expected = torch.cat([plain_logprobs(changed, row) for row in rows])
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+def test_a_micro_batch_lists_the_trained_tokens_of_its_rows_in_order() -> None:
+    rows = [
+        TrainRow((5, 6, 7, 8), (0, 1, 0, 1), rollout_logprobs=(0.0, -0.5, 0.0, -2.0), advantages=(0.0, 0.5, 9.0, 2.0)),
+        TrainRow((9, 4), (0, 1), rollout_logprobs=(0.0, -1.0)),
+    ]
+    batch = collate(rows)
+    assert batch.ids.tolist() == [[5, 6, 7, 8], [9, 4, 0, 0]]
+    assert batch.row.tolist() == [0, 0, 1]
+    assert batch.column.tolist() == [0, 2, 0]
+    assert batch.targets.tolist() == [6, 8, 4]
+    assert batch.weights.tolist() == [0.5, 2.0, 1.0]
+    assert batch.rollout_logprobs.tolist() == [-0.5, -2.0, -1.0]
+    assert batch.weights.dtype == batch.rollout_logprobs.dtype == torch.float32
+
+
+@pytest.mark.parametrize("mask", [(0, 0, 0), (1, 0, 1)], ids=["nothing", "the first token"])
+def test_what_cannot_be_trained_is_refused(mask: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="trained tokens"):
+        collate([TrainRow((1, 2, 3), mask)])
+
+
+Lengths = st.lists(st.integers(1, 60), min_size=1, max_size=30)
+
+
+@given(Lengths, st.integers(1, 200), st.randoms(use_true_random=False))
+def test_each_row_is_in_one_pass_which_the_budget_holds_whatever_their_order(
+    lengths: list[int], budget: int, random: Random
+) -> None:
+    assert by_token_budget([4, 10, 5, 30, 4], 20) == [[3], [1, 2], [0, 4]]  # filled before the next begins
+    groups = by_token_budget(lengths, budget)
+    assert sorted(place for group in groups for place in group) == list(range(len(lengths)))
+    for group in groups:
+        padded = max(lengths[place] for place in group) * len(group)
+        assert padded <= budget or len(group) == 1
+    other = random.sample(lengths, len(lengths))
+    again = [[other[place] for place in group] for group in by_token_budget(other, budget)]
+    assert again == [[lengths[place] for place in group] for group in groups]
+
+
+def test_every_epoch_takes_every_row_once_in_an_order_of_its_own() -> None:
+    steps = list(shuffle_steps(10, 4, 3, seed=5))
+    assert [len(step) for step in steps] == [4, 4, 2] * 3
+    epochs = [[place for step in steps[at : at + 3] for place in step] for at in (0, 3, 6)]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(10))] * 3
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    assert list(shuffle_steps(10, 4, 4, seed=5))[:9] == steps != list(shuffle_steps(10, 4, 3, seed=6))
+
 
 ADAPTERS = Lora(rank=4, alpha=8.0)
 SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "initializer_range": 0.2}
@@ -88,42 +216,25 @@ def test_steps_are_those_of_plain_adamw_on_the_mean_over_trained_tokens(
         optimizer.param_groups[0]["lr"] = rate_at(step, 4, train)
         optimizer.step()
         optimizer.zero_grad()
-        found = trainer.step(rows)
         assert norm > 0.5
-        assert found == pytest.approx(
-            {
-                "loss": loss.item(),
-                "gradient": norm.item(),
-                "rate": (5e-3, 1e-2, 1e-2, 5e-3)[step],
-                "trained_tokens": sum(sum(row.loss_mask) for row in rows),
-            },
-            rel=1e-5,
-        )
+        expected = {"loss": loss.item(), "gradient": norm.item(), "rate": (5e-3, 1e-2, 1e-2, 5e-3)[step]}
+        expected["trained_tokens"] = sum(sum(row.loss_mask) for row in rows)
+        assert trainer.step(rows) == pytest.approx(expected, rel=1e-5)
     torch.testing.assert_close(trainer.model.state_dict(), model.state_dict(), rtol=0, atol=1e-5)
-
-
-def with_weights(row: TrainRow, weights: Sequence[float]) -> TrainRow:
-    return TrainRow(row.token_ids, row.loss_mask, advantages=tuple(weights))
 
 
 def test_the_gradient_of_a_token_is_in_proportion_to_its_weight(folder: Path) -> None:
     first, second = made_rows((12, 12))
     alone = [gradient_of(folder, [row]) * sum(row.loss_mask) for row in (first, second)]
-    light = with_weights(second, [0.25] * 12)
+    light = msgspec.structs.replace(second, advantages=(0.25,) * 12)
     normaliser = sum(first.loss_mask) + 0.25 * sum(second.loss_mask)
     assert distance(gradient_of(folder, [first, light]), (alone[0] + 0.25 * alone[1]) / normaliser) < 1e-5
-    places = [place for place, mask in enumerate(second.loss_mask) if mask]
-    kept = TrainRow(second.token_ids, tuple(int(place in places[:3]) for place in range(12)))
-    zeroed = with_weights(second, [float(place in places[:3]) for place in range(12)])
-    assert distance(gradient_of(folder, [zeroed]), gradient_of(folder, [kept])) < 1e-5
-    halved = [with_weights(row, [0.5] * 12) for row in (first, second)]
-    assert distance(gradient_of(folder, halved), gradient_of(folder, [first, second])) < 1e-6
 
 
 def test_rows_without_any_weight_have_no_gradient(folder: Path) -> None:
     trainer = make_trainer(folder, plain_train())
     before = weights_of(trainer)
-    rows = [with_weights(row, [0.0] * len(row.token_ids)) for row in made_rows()]
+    rows = [msgspec.structs.replace(row, advantages=(0.0,) * len(row.token_ids)) for row in made_rows()]
     assert trainer.step(rows)["loss"] == trainer.loss(rows) == 0.0
     assert all(map(torch.equal, weights_of(trainer), before))
 
@@ -254,9 +365,6 @@ def test_log_probabilities_are_those_of_each_row_in_the_order_given(folder: Path
             assert logprobs == pytest.approx(plain_logprobs(trainer.model, row).tolist(), abs=1e-5)
 
 
-SCHEDULES = ("constant", "linear", "cosine")
-
-
 def rates(steps: int, schedule: str, warmup: float = 0.0) -> list[float]:
     """The rates of all steps, and of the one that would follow."""
     train = Train(rate=2.0, schedule=schedule, warmup=warmup)
@@ -271,22 +379,9 @@ def rates(steps: int, schedule: str, warmup: float = 0.0) -> list[float]:
         ("cosine", [2.0, 1 + 0.5**0.5, 1.0, 1 - 0.5**0.5, 0.0]),
     ],
 )
-def test_the_rate_falls_from_its_full_value_to_nothing(schedule: str, expected: list[float]) -> None:
-    assert rates(4, schedule) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_behind_a_linear_rise_the_schedule_begins(schedule: str) -> None:
-    found = rates(8, schedule, warmup=0.5)
-    assert found[:4] == pytest.approx([0.5, 1.0, 1.5, 2.0])
-    assert found[4:] == pytest.approx(rates(4, schedule))
-    assert rates(4, schedule, warmup=1.0)[:4] == pytest.approx([0.5, 1.0, 1.5, 2.0])
-
-
-@given(st.integers(1, 50), st.floats(0, 1), st.sampled_from(SCHEDULES))
-def test_every_step_has_a_rate_above_nothing_and_none_above_the_setting(
-    steps: int, warmup: float, schedule: str
+def test_behind_a_linear_rise_the_rate_falls_from_its_full_value_to_nothing(
+    schedule: str, expected: list[float]
 ) -> None:
-    found = rates(steps, schedule, warmup)
-    assert all(0 < rate <= 2.0 for rate in found[:-1])
-    assert max(found) == pytest.approx(2.0)
+    assert rates(4, schedule) == pytest.approx(expected)
+    assert rates(8, schedule, warmup=0.5) == pytest.approx([0.5, 1.0, 1.5, 2.0, *expected])
+    assert rates(4, schedule, warmup=1.0)[:4] == pytest.approx([0.5, 1.0, 1.5, 2.0])

@@ -126,14 +126,9 @@ def test_episodes_are_measured_as_an_evaluation_does() -> None:
     found = run(episode_metrics(ScriptedPolicy(), env_of(), TASKS, concurrency=2))
     episodes = [run(rollout(env_of()(), ScriptedPolicy(), task)) for task in TASKS]
     outcomes = [measure_outcome(episode, task.gold) for episode, task in zip(episodes, TASKS, strict=True)]
-    assert found == pytest.approx(
-        {
-            "curated_recall": sum(each.recall for each in outcomes) / 4,
-            "set_size": sum(each.set_size for each in outcomes) / 4,
-            "turns": sum(each.turns for each in outcomes) / 4,
-            "format_failures": 0.0,
-        }
-    )
+    measures = {"curated_recall": "recall", "set_size": "set_size", "turns": "turns"}
+    expected = {name: sum(getattr(each, field) for each in outcomes) / 4 for name, field in measures.items()}
+    assert found == pytest.approx(expected | {"format_failures": 0.0})
     assert found["curated_recall"] > 0
     confused = run(episode_metrics(Script("no idea"), env_of(), TASKS[:2], concurrency=1))
     assert confused == {"curated_recall": 0.0, "set_size": 0.0, "turns": 0.0, "format_failures": 1.0}
@@ -165,8 +160,7 @@ class Failing:
 class Metered(Failing):
     """A policy that notes how many episodes are at work at once."""
 
-    def __init__(self) -> None:
-        self.at_work, self.most = 0, 0
+    at_work = most = 0
 
     async def act(self, context: Context) -> Decision:
         self.at_work += 1
