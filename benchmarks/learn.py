@@ -41,9 +41,8 @@ from harness1.eval.statistics import bootstrap_mean
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.records import Episode, Task
 from harness1.reward.measures import measure_outcome
-from harness1.rl.groups import PlacedTask
-from harness1.rl.rollouts import EpisodeGroup, LocalRollouts, Rollouts, open_policy_to_train
-from harness1.rl.rows import training_rows
+from harness1.rl.groups import EpisodeGroup, PlacedTask, training_rows
+from harness1.rl.rollouts import LocalRollouts, Rollouts, open_policy_to_train
 from harness1.rl.train import MakeRows, Training, train_policy
 from harness1.rows import TrainRow
 from harness1.training.log import VALIDATION_PREFIX, read_log
@@ -215,7 +214,7 @@ def wrong_prompts(groups: Sequence[EpisodeGroup], config: Config) -> list[TrainR
     """Put outputs after the prompts of other turns, from the second batch on: the first one must pass the gate."""
     by_turn = msgspec.structs.replace(config.rl, rows="turn")
     rows = training_rows(groups, by_turn)
-    if any(group.version == 0 for group in groups):
+    if any(each.policy_versions[0] == 0 for group in groups for each in group.episodes):
         return rows
     return [behind(other, row) for row, other in zip(rows, [*rows[1:], *rows[:1]], strict=True)]
 

@@ -43,8 +43,8 @@ from harness1.policy.registry import check_policy, policy_of, state_of
 from harness1.records import DocId, Gold, Task
 from harness1.retrieval.corpus import Document
 from harness1.reward import COMPONENTS, Case, Component
-from harness1.rl.open import TrainingInputs, open_task_training
 from harness1.rl.rollouts import open_policy_to_train, reserve_devices
+from harness1.rl.train import TrainingInputs, open_task_training
 from harness1.sft.build import Build, build
 from harness1.sft.collect import is_hosted, student_place, teacher_policy, teaching_tasks
 from harness1.tools.registry import TOOLS as SWITCHED

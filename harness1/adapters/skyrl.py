@@ -29,9 +29,8 @@ from harness1.plain import digest
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.records import Episode, Sampling, Status
 from harness1.reward import score
-from harness1.rl.groups import PlacedTask
-from harness1.rl.open import TrainingInputs, open_tasks
-from harness1.rl.rows import rewards_of
+from harness1.rl.groups import PlacedTask, rewards_of
+from harness1.rl.train import TrainingInputs, open_tasks
 from harness1.rows.calls import calls_for_rows, calls_to_train
 from harness1.training.trainer import BETAS, CLIP, DECAY
 

@@ -30,12 +30,9 @@ from harness1.records import (
 from harness1.reward import call_own, number_of
 from harness1.rows.calls import RecordedCall
 
-DELIVERED = "delivered.txt"
-"""The file in which an agent names the documents that it delivers, an id on each line."""
-SAID = ToolCall("message")
-"""The action of a call without a tool call: its text is the answer."""
-BROKEN = frozenset((500, 502, 503, 504))
-"""Statuses of calls that the infrastructure failed."""
+DELIVERED = "delivered.txt"  # in which an agent names the documents that it delivers, an id on each line
+SAID = ToolCall("message")  # the action of a call without a tool call: its text is the answer
+BROKEN = frozenset((500, 502, 503, 504))  # statuses of calls that the infrastructure failed
 Cut = Literal["", "deadline", "output"]
 
 
@@ -44,16 +41,11 @@ class AgentSession(Record, kw_only=True):
 
     name: str
     task: Task
-    folder: Path
-    """The agent's working folder, which is deleted once the session is scored."""
-    calls: tuple[RecordedCall, ...] = ()
-    """In the order in which they were answered, refused ones included."""
-    output: str = ""
-    """The end of what it wrote to standard output and standard error."""
-    exit_code: int = 0
-    """Negative: the signal that ended it."""
-    cut: Cut = ""
-    """Why it was ended from outside, if it was: it ran for too long, or wrote too much."""
+    folder: Path  # the agent's working folder, which is deleted once the session is scored
+    calls: tuple[RecordedCall, ...] = ()  # in the order in which they were answered, refused ones included
+    output: str = ""  # the end of what it wrote to standard output and standard error
+    exit_code: int = 0  # negative: the signal that ended it
+    cut: Cut = ""  # why it was ended from outside, if it was: it ran for too long, or wrote too much
 
     def fault(self) -> str:
         """Return what broke the session; empty if nothing. It is broken without a single answered call, too: then it
@@ -117,19 +109,16 @@ def episode_of(job: EpisodeJob, session: AgentSession, reward: RewardRecord, has
     answered = [call for call in session.calls if call.as_call() is not None]
     segments: dict[str, tuple[int, ...]] = {}
     turns: list[Turn] = []
+    told: list[tuple[tuple[int, ...], tuple[str, ...]]] = [((), ())]  # prompts with their outputs, and their segments
     for place, call in enumerate(answered):
-        keys: tuple[str, ...] = ()
-        begin = 0
-        for earlier, turn in zip(reversed(answered[:place]), reversed(turns), strict=True):
-            before = earlier.prompt_ids + earlier.output_ids
-            if call.prompt_ids[: len(before)] == before:
-                keys, begin = (*turn.calls[0].prompt, f"call/{earlier.call_id}"), len(before)
-                break
-        segments[f"prompt/{call.call_id}"] = call.prompt_ids[begin:]
+        ids, keys = next(each for each in reversed(told) if call.prompt_ids[: len(each[0])] == each[0])
+        keys = (*keys, f"prompt/{call.call_id}")
+        told.append((call.prompt_ids + call.output_ids, (*keys, f"call/{call.call_id}")))
+        segments[keys[-1]] = call.prompt_ids[len(ids) :]
         same = ("call_id", "attempt", "output_ids", "finish_reason", "t_start", "t_end")
         sampled = ModelCall(
             **{name: getattr(call, name) for name in same},
-            prompt=(*keys, f"prompt/{call.call_id}"),
+            prompt=keys,
             output_logprobs=call.output_logprobs or (),
             sampling=call.sampling or Sampling(),
             policy_version_start=call.version_start,

@@ -47,9 +47,16 @@ from harness1.models.checkpoint import Checkpoint, read_checkpoint
 from harness1.models.fetch import resolve_model
 from harness1.models.spec import ModelSpec
 from harness1.policy.language_model import LanguageModelPolicy
-from harness1.rl.open import TrainingInputs, open_pivot_training, open_task_training
 from harness1.rl.rollouts import open_policy_to_train, reserve_devices
-from harness1.rl.train import VERB, OpenRollouts, Training, train_policy
+from harness1.rl.train import (
+    VERB,
+    OpenRollouts,
+    Training,
+    TrainingInputs,
+    open_pivot_training,
+    open_task_training,
+    train_policy,
+)
 from harness1.training.log import Trackers, clear_training
 from harness1.training.process_group import ALONE, ProcessGroup
 

@@ -36,9 +36,11 @@ from harness1.cli.printing import print_result, say, say_left_out, say_torn
 from harness1.cli.progress import Terminal, make_table, progress_of_work, read_aloud
 from harness1.config import Config
 from harness1.data.indexing import index_of
+from harness1.data.leaks import Selection
 from harness1.data.open import open_source
 from harness1.engines.open import open_start
 from harness1.errors import UsageError
+from harness1.eval.evaluate import Evaluation
 from harness1.models.fetch import resolve_model
 from harness1.models.open import Completing, open_completer
 from harness1.models.spec import ModelSpec
@@ -46,19 +48,18 @@ from harness1.policy.policy import Policy
 from harness1.policy.registry import check_policy, needs_gold, open_policy
 from harness1.records import Task
 from harness1.rl.admission import (
+    COLUMNS,
     HEADROOM,
     ORACLE,
     ORDER,
     POLICIES,
     RUNS,
     AdmissionReport,
-    Check,
-    lives_on,
     tasks_to_check,
 )
 from harness1.rl.admission import check as run_check
 from harness1.rl.pivots import Profile, profile
-from harness1.rl.red_team import MOST_TOKENS, REPLIES, RedTeamReport, Review, best_paid
+from harness1.rl.red_team import MOST_TOKENS, REPLIES, RedTeamReport, best_paid, review
 from harness1.rl.rollouts import open_policy_to_train
 from harness1.rl.train import EPISODES
 from harness1.sft.collect import open_runs, student_place, tasks_of_runs
@@ -106,15 +107,15 @@ def check(
     reviewer = choose_judge(judge, run, settings)
     source = open_source(dataset := place_of(dataset, settings))
     split = split or source.training_split()
-    excluded = tasks_of_runs(exclude or ())
-    places = evaluation_places(against, settings)
-    tasks, selection = tasks_to_check(source, split, limit, settings.data, share, places, excluded)
+    apart = evaluation_places(against, settings), tasks_of_runs(exclude or ())
+    tasks, selection = tasks_to_check(source, split, limit, settings.data, share, *apart)
     if selection:
         say_left_out(selection)
     out = out or Path("runs") / f"{source.name.replace(':', '-')}-{split}-check"
     student = student_place(tokenizer, source, tasks, settings) if tokenizer else ""
     place = index_of(source, index, cache, settings, read_aloud, say)
-    report = _check(Check(dataset, split, tasks, place, settings, seed, student, selection), out, force=force)
+    job = Evaluation(dataset, split, tasks, place, ORACLE, settings, seed=seed, student=student)
+    report = _check(job, selection, out, force=force)
     if reviewer is None:
         print_result(report, as_json, print_report, out)
     else:
@@ -142,11 +143,9 @@ def refuse_easy(report: AdmissionReport, bound: float) -> None:
 
 def print_report(report: AdmissionReport, out: Path) -> None:
     """Print the rewards of the policies with their largest terms, and the number of admitted tasks."""
-    columns = ("policy", "reward", "score", "recall", "precision", "set size", "lives on")
-    table = make_table(*columns, left=("lives on",))
+    table = make_table(*COLUMNS, left=("lives on",))
     for each in report.policies:
-        shown = [f"{figure:.3f}" for figure in (each.reward, each.score, each.recall, each.precision)]
-        table.add_row(each.policy, *shown, f"{each.set_size:.1f}", lives_on(each))
+        table.add_row(*each.list_cells())
     console = Terminal()
     console.print(f"{report.dataset}/{report.split}, reward {report.recipe}", soft_wrap=True)
     console.print(table)
@@ -158,7 +157,7 @@ def print_report(report: AdmissionReport, out: Path) -> None:
     console.print(f"Everything is in {out}.")
 
 
-def _check(job: Check, out: Path, *, force: bool) -> AdmissionReport:
+def _check(job: Evaluation, selection: Selection | None, out: Path, *, force: bool) -> AdmissionReport:
     """Check under a bar that counts the episodes of all policies."""
     with progress_of_work() as progress:
         bar = progress.add_task("", total=(len(POLICIES) + 1) * len(job.tasks))  # one policy plays twice
@@ -166,7 +165,7 @@ def _check(job: Check, out: Path, *, force: bool) -> AdmissionReport:
         def start(policy: str, finished: int, _total: int) -> None:
             progress.update(bar, description=f"{policy} on {job.dataset}", advance=finished)
 
-        found = run_check(job, out, force=force, on_policy=start, on_episode=lambda _: progress.advance(bar))
+        found = run_check(job, out, selection, force=force, on_policy=start, on_episode=lambda _: progress.advance(bar))
     for policy in POLICIES:
         ensure_report(out / RUNS / policy, job.tasks)
     return found
@@ -192,16 +191,15 @@ def judge_runs(
     judge: Completing, name: str, runs: Sequence[Path], tasks: Sequence[Task], count: int, out: Path, *, force: bool
 ) -> RedTeamReport:
     """Have about `count` of the best-paid episodes of runs judged, under a bar; a training is read by the run in it.
-    `tasks`: those whose gold is known. `force`: ask again what was answered. Raise as `best_paid` and
-    `Review.carry_out`."""
+    `tasks`: those whose gold is known. `force`: ask again what was answered. Raise as `best_paid` and `review`."""
     golds = {task.task_id: task.gold for task in tasks if task.gold is not None}
     folders = [run / EPISODES if (run / EPISODES).is_dir() else run for run in runs]
     if force:
         (out / REPLIES).unlink(missing_ok=True)
-    review = Review(best_paid(folders, count, golds), name, judge)
+    paid = best_paid(folders, count, golds)
     with progress_of_work() as progress:
-        bar = progress.add_task(f"{name} judges", total=len(review.episodes))
-        return review.carry_out(out, lambda: progress.advance(bar))
+        bar = progress.add_task(f"{name} judges", total=len(paid))
+        return review(paid, name, judge, out, lambda: progress.advance(bar))
 
 
 def print_findings(found: RedTeamReport) -> None:

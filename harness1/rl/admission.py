@@ -7,18 +7,18 @@ headroom of a task is the score that the best of the simple policies leaves to b
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
-from harness1.config import Config, Data
+from harness1.config import Data
 from harness1.data.leaks import TEST, Selection, ShareName, open_filter
 from harness1.data.source import Source
 from harness1.env.environment import env_hash
@@ -67,8 +67,7 @@ class TaskAdmission(Record):
     scores: dict[str, float] = {}  # by policy; empty if the oracle gains nothing
 
 
-@dataclass(frozen=True)
-class Trial:
+class Trial(NamedTuple):
     """The outcome of an episode, and its reward, computed twice."""
 
     outcome: Outcome
@@ -77,24 +76,17 @@ class Trial:
     again: RewardRecord | None
 
 
-def scoring_of(config: Config) -> Scoring:
-    """Return the scoring of a configuration."""
-    return lambda episode, gold: composite(measure_outcome(episode, gold), episode, config, gold)
-
-
 def trial(episode: Episode, gold: Gold, scoring: Scoring) -> Trial:
     """Score an episode, twice; raise UsageError if the gold is empty."""
     return Trial(measure_outcome(episode, gold), episode.curated, scoring(episode, gold), scoring(episode, gold))
 
 
 def ideal(episode: Episode, gold: Gold, cap: int) -> Episode:
-    """Return the episode as if it had delivered exactly one unit for each target, at most `cap`, those with the answer
-    first. Raise UsageError if the gold is empty."""
+    """Return the episode as if it had delivered exactly one unit for each target, at most `cap`, the answer's first."""
     wanted = targets(episode.task.task_id, gold, episode.unit)
     delivered = {entry.unit_id for entry in episode.curated}
-    members = (
-        min(target, key=lambda unit: (unit not in delivered, unit)) for target in (*wanted.answer, *wanted.relevant)
-    )
+    every = (*wanted.answer, *wanted.relevant)
+    members = (min(target, key=lambda unit: (unit not in delivered, unit)) for target in every)
     chosen = list(dict.fromkeys(members))[:cap]  # a delivered unit if possible, so that nothing counts twice
     return msgspec.structs.replace(
         episode,
@@ -133,6 +125,7 @@ ORDER = ("oracle", "scripted", "stop-at-once", "curate-everything", "tool-spamme
 """The order in which a reward should rank policies, best first."""
 
 Trials = Mapping[str, Mapping[str, Sequence[Trial]]]  # by task, then by policy
+COLUMNS = ("policy", "reward", "score", "recall", "precision", "set size", "lives on")
 
 
 class PolicyEarnings(Record):
@@ -146,6 +139,12 @@ class PolicyEarnings(Record):
     set_size: float
     terms: dict[str, float]  # mean contribution of each term of the reward; an override replaces all other terms
     lives_on: str = ""  # the term that contributed most; empty if none contributed
+
+    def list_cells(self) -> list[str]:
+        """Return the row of the policy under `COLUMNS`."""
+        figures = [f"{figure:.3f}" for figure in (self.reward, self.score, self.recall, self.precision)]
+        largest = f"{self.lives_on} {self.terms[self.lives_on]:+.2f}" if self.lives_on else "nothing"
+        return [self.policy, *figures, f"{self.set_size:.1f}", largest]
 
 
 class PairOrder(Record):
@@ -174,7 +173,6 @@ class AdmissionReport(Record, kw_only=True):
 
     @property
     def reasons(self) -> dict[str, int]:
-        """The number of tasks rejected for each reason; a task may have several."""
         return dict(Counter(reason for task in self.tasks for reason in task.rejected))
 
     @property
@@ -207,21 +205,6 @@ def earnings(policy: str, trials: Trials, judged: Sequence[TaskAdmission]) -> Po
     )
 
 
-def ranking(trials: Trials) -> tuple[tuple[PairOrder, ...], tuple[int, int]]:
-    """Return the `pairs` and `ranked` of a report."""
-    orders = []  # for each task, the pairs of different recall: is the better paid more?
-    for by_policy in trials.values():
-        known = {policy: by_policy[policy][0] for policy in ORDER}
-        earned = {policy: (each.outcome.recall, each.reward.total) for policy, each in known.items() if each.reward}
-        pairs_of = ((pair, earned[pair[0]], earned[pair[1]]) for pair in combinations(earned, 2))
-        orders.append({pair: one[1] > other[1] for pair, one, other in pairs_of if one[0] != other[0]})
-    pairs = []
-    for pair in combinations(ORDER, 2):
-        found = [order[pair] for order in orders if pair in order]
-        pairs.append(PairOrder(*pair, len(found), sum(found)))
-    return tuple(pairs), (sum(all(order.values()) for order in orders if order), sum(map(bool, orders)))
-
-
 def read_report(path: Path) -> AdmissionReport:
     """Read the report of a check, by its folder or its file; UsageError if there is none, SchemaError if damaged."""
     file = path / REPORT if path.is_dir() else path
@@ -242,54 +225,18 @@ def readme(report: AdmissionReport) -> str:
         f" them with headroom of at least {HEADROOM:g}. Reasons to reject: {reasons}.",
         "",
         *([f"Not judged: {report.selection.line}.", ""] if report.selection and report.selection.line else []),
-        "| policy | reward | score | recall | precision | set size | lives on |",
-        "|---|---|---|---|---|---|---|",
+        f"| {' | '.join(COLUMNS)} |",
+        "|---" * len(COLUMNS) + "|",
+        *(f"| {' | '.join(each.list_cells())} |" for each in report.policies),
     ]
-    for each in report.policies:
-        figures = (each.reward, each.score, each.recall, each.precision)
-        shown = " | ".join(f"{figure:.3f}" for figure in figures)
-        lines.append(f"| {each.policy} | {shown} | {each.set_size:.1f} | {lives_on(each)} |")
     lines += ["", f"In the order {' > '.join(ORDER)} on {right} of {differing} tasks where recalls differ.", ""]
     lines += ["| better | worse | right | tasks |", "|---|---|---|---|"]
     lines += [f"| {pair.better} | {pair.worse} | {pair.right} | {pair.tasks} |" for pair in report.pairs]
     return "\n".join(lines) + "\n"
 
 
-def lives_on(found: PolicyEarnings) -> str:
-    """Format the largest term of a policy with its mean contribution."""
-    return f"{found.lives_on} {found.terms[found.lives_on]:+.2f}" if found.lives_on else "nothing"
-
-
 def _mean(values: Sequence[float]) -> float:
     return fmean(values) if values else 0.0
-
-
-@dataclass(frozen=True)
-class Check:
-    """A check to run. `tasks` come with their gold, `student` is as in `EpisodeSetup`; the report keeps `selection`."""
-
-    dataset: str
-    split: str
-    tasks: Sequence[Task]
-    index: str
-    config: Config
-    seed: int = 0
-    student: str = ""
-    selection: Selection | None = None
-
-    def evaluation(self, policy: str) -> Evaluation:
-        """Return the evaluation of one policy."""
-        samples = 2 if policy == TWICE else 1
-        played = self.dataset, self.split, self.tasks, self.index, policy, self.config, samples, self.seed
-        return Evaluation(*played, student=self.student)
-
-    def stage(self) -> Stage:
-        """Return the card of the folder before any work; equal work has an equal card."""
-        inputs = self.evaluation(TWICE).stage().inputs | {
-            "policy": {name: open_policy(name, {}).hash for name in POLICIES}
-        }
-        chosen = [] if self.selection is None else [msgspec.to_builtins(self.selection)]
-        return Stage(VERB, inputs, hashes={"reward": self.config.reward_hash}, outputs={"selections": chosen})
 
 
 def tasks_to_check(
@@ -302,8 +249,7 @@ def tasks_to_check(
     excluded: Collection[tuple[str, str]] = frozenset(),
 ) -> tuple[list[Task], Selection | None]:
     """Return the first `limit` tasks of a split (0 for all) that a training may learn from, or any of the test split,
-    from which nothing is learned, and the account of the choice; raise UsageError if there is no such split, an
-    evaluation set does not exist, or no task is left."""
+    and the account of the choice; raise UsageError if there is no such split or evaluation set, or no task is left."""
     tasks = source.tasks(split)
     if split == TEST:
         return tasks[: limit or None], None
@@ -317,20 +263,24 @@ def tasks_to_check(
 
 
 def check(
-    job: Check,
+    job: Evaluation,
     out: Path,
+    selection: Selection | None = None,
     *,
     force: bool = False,
     on_policy: Callable[[str, int, int], None] = lambda _policy, _finished, _total: None,
     on_episode: OnEpisode = lambda _: None,
 ) -> AdmissionReport:
-    """Play all policies over the tasks and write the report; an existing report is read and left unchanged. A check
-    that was stopped, or that faults broke, is resumed. `on_policy` is called as a policy begins, with the numbers of
-    its finished episodes and of all. Raise UsageError if there is no task, a task has no gold, or the folder holds
+    """Play all policies as an evaluation of one, and write the report, which keeps the `selection`; a check that was
+    stopped, or that faults broke, is resumed. `on_policy` is called as a policy begins, with the numbers of its
+    finished episodes and of all. Raise UsageError if there is no task, a task has no gold, or the folder holds
     something else; SchemaError if the folder is damaged; InfrastructureFault if a worker died."""
     if not job.tasks:
         raise UsageError(f"{job.dataset} has no tasks in split {job.split}")
-    stage = job.stage()
+    evaluations = {policy: replace(job, policy=policy, samples=1 + (policy == TWICE)) for policy in POLICIES}
+    inputs = evaluations[TWICE].stage().inputs | {"policy": {name: open_policy(name, {}).hash for name in POLICIES}}
+    chosen = [] if selection is None else [msgspec.to_builtins(selection)]
+    stage = Stage(VERB, inputs, hashes={"reward": job.config.reward_hash}, outputs={"selections": chosen})
     if force:
         refuse_foreign(out, VERB)
         for policy in POLICIES:
@@ -341,9 +291,9 @@ def check(
     if stage.is_done(out) and (out / REPORT).is_file() and "fault" not in read_report(out).reasons:
         return read_report(out)
     with under_way(stage, out):
-        for policy in POLICIES:
-            evaluate(job.evaluation(policy), out / RUNS / policy, partial(on_policy, policy), on_episode)
-        report = judge(job, *_score_runs(job, out))
+        for policy, evaluation in evaluations.items():
+            evaluate(evaluation, out / RUNS / policy, partial(on_policy, policy), on_episode)
+        report = judge(job, selection, *_score_runs(job, out))
         write_json(out / REPORT, report)
         write_atomically(out / README, readme(report).encode())
         gates = {"tasks": len(report.tasks), "admitted": len(report.list_admitted()), "rejected": report.reasons}
@@ -351,9 +301,12 @@ def check(
     return report
 
 
-def _score_runs(job: Check, out: Path) -> tuple[Trials, dict[str, RewardRecord | None]]:
+def _score_runs(job: Evaluation, out: Path) -> tuple[Trials, dict[str, RewardRecord | None]]:
     """Return the trials, and the reward of the ideal delivery of each task; of each task and sample the last counts."""
-    scoring = scoring_of(job.config)
+
+    def scoring(episode: Episode, gold: Gold) -> RewardRecord | None:
+        return composite(measure_outcome(episode, gold), episode, job.config, gold)
+
     golds = {task.task_id: task.gold for task in job.tasks if task.gold is not None}
     trials: dict[str, dict[str, list[Trial]]] = {task_id: {} for task_id in golds}
     best: dict[str, RewardRecord | None] = {}
@@ -369,10 +322,20 @@ def _score_runs(job: Check, out: Path) -> tuple[Trials, dict[str, RewardRecord |
     return trials, best
 
 
-def judge(job: Check, trials: Trials, best: dict[str, RewardRecord | None]) -> AdmissionReport:
+def judge(
+    job: Evaluation, selection: Selection | None, trials: Trials, best: dict[str, RewardRecord | None]
+) -> AdmissionReport:
     """Judge every task, and average the policies."""
     tasks = tuple(admission_of(task_id, trials[task_id], best[task_id]) for task_id in trials)
-    pairs, ranked = ranking(trials)
+    pairs, in_order = [], defaultdict[str, list[bool]](list)  # by task: is the better of each pair paid more?
+    for better, worse in combinations(ORDER, 2):
+        found = []
+        for task_id, by_policy in trials.items():
+            one, other = by_policy[better][0], by_policy[worse][0]
+            if one.reward and other.reward and one.outcome.recall != other.outcome.recall:
+                found.append(one.reward.total > other.reward.total)
+                in_order[task_id].append(found[-1])
+        pairs.append(PairOrder(better, worse, len(found), sum(found)))
     return AdmissionReport(
         dataset=job.dataset,
         split=job.split,
@@ -381,7 +344,7 @@ def judge(job: Check, trials: Trials, best: dict[str, RewardRecord | None]) -> A
         env_hash=env_hash(job.config.env),
         tasks=tasks,
         policies=tuple(earnings(policy, trials, tasks) for policy in POLICIES),
-        pairs=pairs,
-        ranked=ranked,
-        selection=job.selection,
+        pairs=tuple(pairs),
+        ranked=(sum(map(all, in_order.values())), len(in_order)),
+        selection=selection,
     )

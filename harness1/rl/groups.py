@@ -1,23 +1,30 @@
-"""Groups of episodes: which task each is of, in what order they are trained on, and who has them played."""
+"""Groups of episodes: which task each is of, in what order they are trained on, who has them played, and the rows of a
+policy gradient that they become: rewards become advantages, and calls become rows."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from itertools import groupby
 from random import Random
+from statistics import fmean, pstdev, stdev
 from typing import Generic, Literal, TypeVar
 
 import msgspec
 
+from harness1.config import Rl
 from harness1.episodes.jobs import EpisodeJob, OnEpisode
 from harness1.errors import HarnessError, InfrastructureFault, UsageError
 from harness1.plain import digest
-from harness1.records import Episode, Record, Task
-from harness1.rl.rollouts import EpisodeGroup, Rollouts
-from harness1.rl.rows import has_signal, rewards_of, trainable
+from harness1.records import Episode, Gold, Record, Status, StopReason, Task
+from harness1.reward import by_term
+from harness1.reward.measures import measure_outcome
+from harness1.rl.rollouts import Rollouts
+from harness1.rows import TrainRow, make_rows
+from harness1.rows.calls import calls_for_rows
 
 
 class PlacedTask(Record):
@@ -27,37 +34,28 @@ class PlacedTask(Record):
     setup: int = 0
 
 
-class TaskStream:
-    """An endless sequence of tasks, shuffled anew in each pass, each for a group of `samples` episodes. The task at a
-    position depends on the arguments alone, so that a resumed training finds its position by counting."""
+def jobs_of_group(tasks: Sequence[PlacedTask], index: int, samples: int, seed: int) -> list[EpisodeJob]:
+    """Return the jobs of a group, each with a number and a seed of its own in the whole training: of an endless
+    sequence of tasks, shuffled anew in each pass, so that a resumed training finds its position by counting."""
+    epoch, place = divmod(index, len(tasks))
+    placed = tasks[_shuffle(len(tasks), seed, epoch)[place]]
+    seeds = [int(digest([seed, index, sample])[:8], 16) >> 1 for sample in range(samples)]
+    first, group = index * samples, str(index)
+    return [EpisodeJob(placed.task, first + at, own, group, placed.setup) for at, own in enumerate(seeds)]
 
-    def __init__(self, tasks: Sequence[PlacedTask], samples: int, seed: int) -> None:
-        self._tasks, self.samples, self._seed = tasks, samples, seed
-        self._order = lru_cache(maxsize=2)(self._shuffle)
 
-    def task(self, index: int) -> PlacedTask:
-        """Return the task of a group, by its number."""
-        epoch, place = divmod(index, len(self._tasks))
-        return self._tasks[self._order(epoch)[place]]
+@lru_cache(maxsize=2)
+def _shuffle(count: int, seed: int, epoch: int) -> list[int]:
+    order = list(range(count))
+    Random(f"{seed}/{epoch}").shuffle(order)
+    return order
 
-    def jobs(self, index: int) -> list[EpisodeJob]:
-        """Return the jobs of a group, each with a number and a seed of its own in the whole training."""
-        placed = self.task(index)
-        return [
-            EpisodeJob(
-                task=placed.task,
-                sample_idx=index * self.samples + sample,
-                seed=int(digest([self._seed, index, sample])[:8], 16) >> 1,
-                group_id=str(index),
-                setup=placed.setup,
-            )
-            for sample in range(self.samples)
-        ]
 
-    def _shuffle(self, epoch: int) -> list[int]:
-        order = list(range(len(self._tasks)))
-        Random(f"{self._seed}/{epoch}").shuffle(order)
-        return order
+class EpisodeGroup(Record):
+    """The finished episodes of one task, ordered by `sample_idx`; their rewards are compared only with each other."""
+
+    index: int  # from 0, in the order in which groups are begun
+    episodes: tuple[Episode, ...]
 
 
 WINDOW = 0.3
@@ -87,17 +85,14 @@ class BufferState(Record):
 
 class Buffer(Generic[Item]):
     """Keeps groups in order between the rollouts and the trainer, which takes batches of `groups`; generation may be
-    ahead by `staleness` batches. `window` is a share of the capacity, rounded down to whole groups, at least 1. The
-    buffer belongs to one thread, and nothing in it waits. Raise ValueError if a number is out of range."""
+    ahead by `staleness` batches. `window` is a share of the capacity. Nothing in it waits: it belongs to one thread."""
 
     def __init__(self, groups: int, staleness: int = 0, window: float = WINDOW) -> None:
-        if groups < 1 or staleness < 0 or window < 0:
-            raise ValueError(f"no buffer of {groups} groups, staleness {staleness} and window {window}")
         self.groups, self.capacity = groups, (staleness + 1) * groups
         self.window = max(1, int(window * self.capacity)) if staleness else 1
         self._oldest = self._next = self._produced = 0
         self._beyond: set[int] = set()
-        self._in_flight: dict[int, int] = {}
+        self._in_flight: set[int] = set()
         self._ready: dict[int, tuple[Item, int]] = {}
         self._taken: tuple[int, ...] = ()
         self._fates: Counter[str] = Counter()
@@ -111,28 +106,24 @@ class Buffer(Generic[Item]):
     def counts(self) -> BufferCounts:
         return BufferCounts(produced=self._produced, waiting=len(self._ready) + len(self._taken), **self._fates)
 
-    def begin(self, version: int) -> int | None:
-        """Take a slot for the next group, and return its number, or None if there is no slot; `version` is that of the
-        weights that it is begun with."""
+    def begin(self) -> int | None:
+        """Take a slot for the next group, and return its number, or None if there is no slot."""
         if len(self._in_flight) + len(self._ready) + len(self._taken) >= self.capacity:
             return None
         while self._next in self._beyond:
             self._next += 1
-        index = self._next
-        self._in_flight[index] = version
+        self._in_flight.add(self._next)
         self._next += 1
-        return index
+        return self._next - 1
 
-    def finish(self, index: int, item: Item, oldest_version: int | None = None) -> None:
-        """Take in a group in flight that can be trained on; raise KeyError if it is not in flight. The oldest version
-        among its calls may be None for the version that it was begun with."""
-        begun = self._in_flight.pop(index)
-        self._ready[index] = item, begun if oldest_version is None else oldest_version
+    def finish(self, index: int, item: Item, oldest_version: int) -> None:
+        """Take in a group in flight (else KeyError) that can be trained on, with the oldest version among its calls."""
+        self._in_flight.remove(index)
+        self._ready[index] = item, oldest_version
         self._produced += 1
 
     def drop(self, index: int, reason: DropReason) -> None:
-        """Drop a group in flight: another may begin in its place; raise KeyError if it is not in flight."""
-        del self._in_flight[index]
+        self._in_flight.remove(index)
         self._produced += 1
         self._consume(index, reason)
 
@@ -153,7 +144,6 @@ class Buffer(Generic[Item]):
         return [self._ready.pop(index)[0] for index in chosen]
 
     def release(self) -> None:
-        """Free the slots of the batch that was taken, after its training and the publication of the weights."""
         for index in self._taken:
             self._consume(index, "trained")
         self._taken = ()
@@ -162,10 +152,7 @@ class Buffer(Generic[Item]):
         return BufferState(oldest=self._oldest, beyond=tuple(sorted(self._beyond)), fates=dict(self._fates))
 
     def load_state(self, state: BufferState) -> None:
-        """Continue from a saved state; groups that were neither trained nor dropped are begun again; raise RuntimeError
-        if groups were begun here already."""
-        if self._next:
-            raise RuntimeError("a buffer in use cannot load a state")
+        """Continue from a saved state, before anything is begun; groups neither trained nor dropped are begun again."""
         self._oldest = self._next = state.oldest
         self._beyond = set(state.beyond)
         self._fates, self._produced = Counter(state.fates), sum(state.fates.values())
@@ -182,22 +169,18 @@ BARREN = 10  # training stops after this many batches' worth of groups without a
 
 
 class RolloutProducer:
-    """Plays groups within `async with`, and puts those that can be trained on into the buffer, which decides when one
-    is begun. It belongs to one event loop. `keep` is called with every finished episode; groups are begun with
-    `version`."""
+    """Plays groups of tasks within `async with`, and puts those that can be trained on into the buffer, which decides
+    when one is begun. It belongs to one event loop. `keep` is called with every finished episode."""
 
     def __init__(
-        self, rollouts: Rollouts, stream: TaskStream, buffer: Buffer[EpisodeGroup], keep: OnEpisode, version: int = 0
+        self, rollouts: Rollouts, tasks: Sequence[PlacedTask], rl: Rl, buffer: Buffer[EpisodeGroup], keep: OnEpisode
     ) -> None:
-        self._rollouts, self._stream, self.buffer, self._keep = rollouts, stream, buffer, keep
-        self._open: dict[int, tuple[int, list[Episode]]] = {}
-        self._useless: Counter[DropReason] = (
-            Counter()
-        )  # since the last usable group; `stale` ones, since the last batch
+        self._rollouts, self._tasks, self._rl, self.buffer, self._keep = rollouts, tasks, rl, buffer, keep
+        self._open: dict[int, list[Episode]] = {}
+        self._useless = Counter[DropReason]()  # since the last usable group; `stale` ones, since the last batch
         self._fault = ""
         self._room, self._ready = asyncio.Event(), asyncio.Event()
         self._playing: asyncio.Task[None]
-        self.version = version
 
     async def __aenter__(self) -> RolloutProducer:
         self._playing = asyncio.create_task(self._rollouts.run(self._jobs(), self._take_in))
@@ -208,12 +191,12 @@ class RolloutProducer:
         with suppress(asyncio.CancelledError, HarnessError):
             await self._playing
 
-    async def batch(self) -> list[EpisodeGroup]:
-        """Wait for the groups of the next step; raise HarnessError if an error ended the rollouts; InfrastructureFault
-        if all recent episodes were broken; UsageError if no group has anything to learn from."""
+    async def batch(self, version: int) -> list[EpisodeGroup]:
+        """Wait for the groups of the next batch, for weights of a version; raise HarnessError if an error ended the
+        rollouts, all recent episodes were broken, or no group has anything to learn from."""
         while True:
             stale = self.buffer.counts.stale
-            groups = self.buffer.take(self.version)
+            groups = self.buffer.take(version)
             if (dropped := self.buffer.counts.stale - stale) > 0:
                 self._useless["stale"] += dropped
                 self._room.set()
@@ -226,9 +209,7 @@ class RolloutProducer:
             await asyncio.wait({waiting, self._playing}, return_when="FIRST_COMPLETED")
             waiting.cancel()
 
-    def release(self, version: int) -> None:
-        """Free the places of a batch that was trained on, after its weights were published as `version`."""
-        self.version = version
+    def release(self) -> None:
         self.buffer.release()
         self._room.set()
 
@@ -251,25 +232,24 @@ class RolloutProducer:
 
     async def _jobs(self) -> AsyncIterator[EpisodeJob]:
         while True:
-            index = self.buffer.begin(self.version)
+            index = self.buffer.begin()
             if index is None:
                 self._room.clear()
                 await self._room.wait()
                 continue
-            self._open[index] = self.version, []
-            for job in self._stream.jobs(index):
+            self._open[index] = []
+            for job in jobs_of_group(self._tasks, index, self._rl.samples, self._rl.seed):
                 yield job
 
     def _take_in(self, episode: Episode) -> None:
-        """Keep a whole group for training, or drop it, so that another begins in its place."""
         self._keep(episode)
         index = int(episode.group_id or 0)
-        version, episodes = self._open[index]
+        episodes = self._open[index]
         episodes.append(episode)
-        if len(episodes) < self._stream.samples:
+        if len(episodes) < self._rl.samples:
             return
         del self._open[index]
-        group = EpisodeGroup(index, version, tuple(sorted(episodes, key=lambda each: each.sample_idx)))
+        group = EpisodeGroup(index, tuple(sorted(episodes, key=lambda each: each.sample_idx)))
         whole = trainable(group)
         if len(whole) < 2:
             self._useless["faulty"] += 1
@@ -285,3 +265,124 @@ class RolloutProducer:
             self.buffer.finish(index, msgspec.structs.replace(group, episodes=whole), oldest)
         self._room.set()
         self._ready.set()
+
+
+Kind = Literal["center", "group_std", "batch_std", "leave_one_out"]
+SAME = 1e-9  # rewards that differ by at most this count as equal
+STD_EPSILON = 1e-4  # added to standard deviations, which divide by n - 1, as in TRL's GRPO
+
+
+def has_signal(rewards: Sequence[float]) -> bool:
+    """Return True if the rewards of a group differ; otherwise all its advantages are 0."""
+    return bool(rewards) and max(rewards) - min(rewards) > SAME
+
+
+def advantages(groups: Sequence[Sequence[float]], kind: Kind) -> list[list[float]]:
+    """Return the advantage of each episode, given the rewards of each group of a batch; a group of one has 0.
+
+    - `center`: r - mean of the group (Dr. GRPO, arXiv 2503.20783).
+    - `group_std`: `center`, divided by the standard deviation of the group's rewards (GRPO, arXiv 2402.03300).
+    - `batch_std`: `center`, divided by the standard deviation of the centred rewards of all groups (REINFORCE++ with a
+      baseline, arXiv 2501.03262), so that the difficulty of tasks has no effect.
+    - `leave_one_out`: r - mean of the others in the group (RLOO, arXiv 2402.14740).
+    """
+    means = [fmean(rewards) if rewards else 0.0 for rewards in groups]
+    centred = [[reward - mean for reward in rewards] for rewards, mean in zip(groups, means, strict=True)]
+    if kind == "center":
+        return centred
+    if kind == "leave_one_out":  # r - (sum - r) / (n - 1) = n / (n - 1) * (r - mean)
+        return [[value * len(values) / max(len(values) - 1, 1) for value in values] for values in centred]
+    whole = [value for values in centred for value in values]
+    scaled = []
+    for values in centred:
+        over = values if kind == "group_std" else whole
+        deviation = (stdev(over) if len(over) > 1 else 0.0) + STD_EPSILON
+        scaled.append([value / deviation for value in values])
+    return scaled
+
+
+def trainable(group: EpisodeGroup) -> tuple[Episode, ...]:
+    """Return the episodes of a group that have a reward and log probabilities. The others, broken by the infrastructure
+    or not scored, are left out of baselines and rows; episodes that the policy failed stay."""
+    return tuple(
+        episode
+        for episode in group.episodes
+        if episode.status is not Status.INFRA_ERROR and episode.reward is not None and episode.untrainable is None
+    )
+
+
+def rewards_of(episodes: Sequence[Episode]) -> list[float]:
+    """Return the rewards of the episodes that have one."""
+    return [episode.reward.total for episode in episodes if episode.reward is not None]
+
+
+def training_rows(groups: Sequence[EpisodeGroup], rl: Rl) -> list[TrainRow]:
+    """Make the rows of a whole batch, in the order of groups, of their episodes and of the turns. `group_id` is the
+    group's index as text. Raise SchemaError if an episode lacks a part of a prompt."""
+    ordered = sorted(groups, key=lambda group: group.index)
+    sampled = [trainable(group) for group in ordered]
+    earned = advantages([rewards_of(episodes) for episodes in sampled], rl.advantages)
+    rows: list[TrainRow] = []
+    for group, episodes, of_episodes in zip(ordered, sampled, earned, strict=True):
+        for episode, advantage in zip(episodes, of_episodes, strict=True):
+            values = {
+                f"{episode.episode_id}/{call.call_id}": advantage for turn in episode.turns for call in turn.calls
+            }
+            rows += make_rows(calls_for_rows(episode), rl.rows, values, str(group.index))
+    return rows
+
+
+def substeps(rows: Sequence[TrainRow], count: int, seed: int | str) -> list[list[TrainRow]]:
+    """Cut the rows of a batch, as `training_rows` orders them, into optimizer steps of whole groups, drawn by the seed;
+    their sizes differ by one group at most. A batch of fewer groups makes fewer steps, none of them empty."""
+    groups = [list(own) for _, own in groupby(rows, key=lambda row: row.group_id)]
+    Random(f"substeps/{seed}").shuffle(groups)
+    steps = min(count, len(groups))
+    return [[row for group in groups[at::steps] for row in group] for at in range(steps)]
+
+
+GoldOf = Callable[[Episode], Gold | None]
+
+
+def batch_metrics(groups: Sequence[EpisodeGroup], version: int, gold_of: GoldOf) -> dict[str, float]:
+    """Return the `episode_metrics` of a batch, and `reward_std` (mean deviation within a group), `staleness` (mean) and
+    `staleness_max` of the groups, in versions before the one to train."""
+    ages = [version - min(each.policy_versions[0] for each in group.episodes) for group in groups]
+    within = [pstdev(each.reward.total for each in group.episodes if each.reward) for group in groups]
+    return {
+        **episode_metrics([each for group in groups for each in group.episodes], gold_of),
+        "reward_std": fmean(within),
+        "staleness": fmean(ages),
+        "staleness_max": float(max(ages)),
+    }
+
+
+def episode_metrics(episodes: Sequence[Episode], gold_of: GoldOf) -> dict[str, float]:
+    """Return means over the episodes that the infrastructure did not break; empty if there are none: `reward`, under
+    `term/` the contribution of each of its terms, `curated_recall`, `precision`, `set_size`, `turns`, `tool_errors` and
+    `format_failures` (shares of turns and of episodes), `ended` (share of episodes that the policy ended itself),
+    `output_tokens` of an episode, and under `tool/` the shares of the tools in all turns."""
+    whole = [each for each in episodes if each.status is not Status.INFRA_ERROR]
+    if not whole:
+        return {}
+    turns = [turn for each in whole for turn in each.turns if turn.action is not None]
+    tools = Counter(turn.action.name for turn in turns if turn.action is not None)
+    errors = sum(turn.observation is not None and turn.observation.error is not None for turn in turns)
+    terms: defaultdict[str, float] = defaultdict(float)
+    for each in whole:
+        for name, value in by_term(each.reward).items() if each.reward else ():
+            terms[name] += value
+    results = [measure_outcome(each, gold) for each in whole if (gold := gold_of(each)) is not None]
+    measures = {"curated_recall": "recall", "precision": "precision", "set_size": "set_size"} if results else {}
+    outputs = [sum(len(call.output_ids) for turn in each.turns for call in turn.calls) for each in whole]
+    return {
+        "reward": fmean(each.reward.total if each.reward else 0.0 for each in whole),
+        **{f"term/{name}": value / len(whole) for name, value in sorted(terms.items())},
+        **{name: fmean(getattr(each, field) for each in results) for name, field in measures.items()},
+        "turns": len(turns) / len(whole),
+        "tool_errors": errors / max(1, len(turns)),
+        "format_failures": fmean(each.status is Status.POLICY_ERROR for each in whole),
+        "ended": fmean(each.stop_reason is StopReason.END_SEARCH for each in whole),
+        "output_tokens": fmean(outputs),
+        **{f"tool/{name}": count / len(turns) for name, count in sorted(tools.items())},
+    }

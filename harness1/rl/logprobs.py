@@ -44,16 +44,16 @@ class SampledCall(Record):
     version: int = 0
 
 
+MaskOf = Callable[[SampledCall], "Tensor | None"]
+
+
 def calls_to_replay(episode: Episode) -> Iterator[SampledCall]:
-    """Yield every call that has log probabilities, failed attempts included, for the replay gate; raise SchemaError if
-    the episode lacks a segment of a prompt."""
+    """Yield every call that has log probabilities, failed attempts included; SchemaError if a part of a prompt is
+    lost."""
     for call in calls_of(episode):
         if call.output_logprobs:
             sampled = call.output_ids, call.output_logprobs, call.sampling, call.policy_version_start
             yield SampledCall(prompt_ids(episode, call), *sampled)
-
-
-MaskOf = Callable[[SampledCall], "Tensor | None"]
 
 
 def next_logits(model: PreTrainedModel, token_ids: Sequence[int], last: int) -> Tensor:
@@ -119,7 +119,10 @@ def compare_calls(model: PreTrainedModel, calls: Iterable[SampledCall], mask_of:
         with torch.no_grad():
             logits = next_logits(model, call.prompt_ids + call.output_ids, count)
         if call.sampling.temperature == 0:
-            greedy, gap = greedy + count, max(gap, _measure_gap(call, logits, masks))
+            allowed = logits if masks is None else logits.masked_fill(~masks.to(logits.device), -torch.inf)
+            chosen = allowed.gather(-1, torch.tensor(call.output_ids, device=logits.device)[:, None])
+            away = math.inf if any(call.output_logprobs) else _largest(allowed.max(-1, keepdim=True).values - chosen)
+            greedy, gap = greedy + count, max(gap, away)
             continue
         differences = _differences(call, logits, masks)
         worst, tokens = _largest(differences.abs()), tokens + count
@@ -129,10 +132,9 @@ def compare_calls(model: PreTrainedModel, calls: Iterable[SampledCall], mask_of:
 
 
 def grammar_masks(folder: Path, vocabulary: int, grammars: Sequence[Grammar]) -> MaskOf:
-    """Return a function that rebuilds the masks of a call's grammar, which a record does not hold, for the tokenizer in
-    a model's folder and logits of a width: bool, [tokens, vocabulary], True where a token was allowed. Raise
-    MissingExtra if xgrammar is not installed; UsageError if there is no tokenizer; on calling, if a call names another
-    grammar."""
+    """Return what rebuilds the masks of a call's grammar, which a record does not hold, for the tokenizer in a model's
+    folder and logits of a width; raise MissingExtra without xgrammar, UsageError without a tokenizer; on calling, if a
+    call names another grammar."""
     compiler = GrammarCompiler(folder, vocabulary)
     known = {grammar.digest: grammar for grammar in grammars}
 
@@ -153,26 +155,11 @@ def _differences(call: SampledCall, logits: Tensor, masks: Tensor | None) -> Ten
     import torch
 
     recorded = torch.tensor(call.output_logprobs, dtype=torch.float64)
-    if call.sampling.top_p < 1:
-        tops = [call.sampling.top_p + edge for edge in (0.0, -NUCLEUS_EDGE, NUCLEUS_EDGE)]
-        kinds = [msgspec.structs.replace(call.sampling, top_p=min(top, 1.0)) for top in tops]
-    else:
-        kinds = [call.sampling]
+    edges = (0.0, -NUCLEUS_EDGE, NUCLEUS_EDGE) if call.sampling.top_p < 1 else (0.0,)
+    kinds = [msgspec.structs.replace(call.sampling, top_p=min(call.sampling.top_p + edge, 1.0)) for edge in edges]
     replayed = torch.stack([chosen_logprobs(logits, call.output_ids, kind, masks).double().cpu() for kind in kinds])
     differences = replayed - recorded
     return differences.gather(0, differences.abs().argmin(0, keepdim=True))[0]
-
-
-def _measure_gap(call: SampledCall, logits: Tensor, masks: Tensor | None) -> float:
-    """Return the `greedy_gap` of a call."""
-    import torch
-
-    if any(call.output_logprobs):
-        return math.inf
-    if masks is not None:
-        logits = logits.masked_fill(~masks.to(logits.device), -torch.inf)
-    at = torch.tensor(call.output_ids, device=logits.device)[:, None]
-    return _largest(logits.max(-1, keepdim=True).values - logits.gather(-1, at))
 
 
 def _largest(values: Tensor) -> float:
@@ -181,10 +168,9 @@ def _largest(values: Tensor) -> float:
 
 
 def check_start(replayed: Sequence[float], recorded: Sequence[float], config: Config) -> dict[str, float]:
-    """Compare log probabilities at temperature 1 of the tokens of a first batch, of the trainer and of the sampler,
-    token by token; return the values to log. With both in float32, every difference must be within `BOUND`. Otherwise
-    the tokens are known to differ, and the mean k3 must be within `HALF_BOUND`. Raise UsageError if they differ by
-    more, or there is no token."""
+    """Compare log probabilities at temperature 1 of the tokens of a first batch, of the trainer and of the sampler;
+    return the values to log. With both in float32, every difference must be within `BOUND`; otherwise the mean k3
+    within `HALF_BOUND`. Raise UsageError if they differ by more, or there is no token."""
     import torch
 
     rl, pair = config.rl, (config.policy.dtype, config.train.dtype)

@@ -20,10 +20,10 @@ Each rule decides on some actions, and finds them right under a condition:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -55,12 +55,9 @@ from harness1.records import (
 )
 from harness1.retrieval.protocol import Retriever
 from harness1.reward.measures import Target, targets
+from harness1.rl.rollouts import Publish
 from harness1.tools.documents import END_SEARCH
 from harness1.tools.registry import Toolbox
-
-if TYPE_CHECKING:
-    from harness1.models.adapters import Weights
-
 
 USELESS = 2  # useless documents that an action may leave in the curated set beyond those that the teacher leaves there
 REVISION = 1  # raised whenever a rule decides differently: profiles made under another revision are refused
@@ -97,8 +94,7 @@ class Effect(Record, kw_only=True):
     after: SetQuality
 
 
-@dataclass(frozen=True)
-class DecisionPoint:
+class DecisionPoint(NamedTuple):
     """The state in which actions are compared: the memory before them, which is never changed, the targets of the task,
     and the actions of the episode so far."""
 
@@ -108,21 +104,22 @@ class DecisionPoint:
     toolbox: Toolbox
 
     def effect(self, turn: Turn, after: WorkingMemory) -> Effect:
-        """Return the effect of an action, given the turn that recorded it and the memory that it left; raise ValueError
-        if the turn has no action."""
+        """Return the effect of an action, given the turn that recorded it and the memory that it left."""
         action, observed = turn.action, turn.observation
         if action is None or observed is None:
             raise ValueError("a turn without an action has no effect")
         traits, relevant = self.toolbox.traits(action.name), frozenset[UnitId]().union(*self.wanted)
-        before, seen = self._find_served(_seen(self.memory)), self._find_served(_seen(after))
+        pools = self.memory.pool, after.pool  # near duplicates of what is pooled were seen, too
+        before, seen = (find_served(pool.entries.keys() | pool.aliases.keys(), self.wanted) for pool in pools)
         tags, left = self.memory.curated.tags, after.curated.tags
-        held, holds = self._find_served(tags), self._find_served(left)
+        held, holds = find_served(tags, self.wanted), find_served(left, self.wanted)
         judged = [(each.unit_id in relevant, each.label) for each in observed.verdicts if not each.cached]
         if observed.verdicts:
             gold, fresh = judged.count((True, "yes")), bool(judged)
-        else:
-            gold = len({after.pool.unit_of(hit) for hit in observed.hits} & relevant)
-            fresh = _fold(action) not in map(_fold, self.earlier)
+        else:  # equal questions may differ in case and white space
+            calls = (canonical([each.name, each.arguments]) for each in (action, *self.earlier))
+            asked, *earlier = (call.lower().split() for call in calls)
+            gold, fresh = len({after.pool.unit_of(hit) for hit in observed.hits} & relevant), asked not in earlier
         return Effect(
             kind=DISCOVERY if traits.discovers else CURATION if traits.curates else action.name,
             failed=observed.error is not None,
@@ -137,21 +134,20 @@ class DecisionPoint:
             after=set_quality(left, self.wanted),
         )
 
-    def _find_served(self, units: Collection[UnitId]) -> set[int]:
-        """Return the positions of the targets that some of the units serve."""
-        return {position for position, target in enumerate(self.wanted) if not target.isdisjoint(units)}
+
+def find_served(units: Collection[UnitId], wanted: Sequence[Target]) -> set[int]:
+    """Return the positions of the targets that some of the units serve."""
+    return {position for position, target in enumerate(wanted) if not target.isdisjoint(units)}
 
 
 def set_quality(units: Collection[UnitId], wanted: Sequence[Target]) -> SetQuality:
     """Measure a set of units against the targets."""
     relevant = frozenset[UnitId]().union(*wanted)
-    recall = sum(not target.isdisjoint(units) for target in wanted) / len(wanted)
-    return SetQuality(recall, sum(unit not in relevant for unit in units))
+    return SetQuality(len(find_served(units, wanted)) / len(wanted), sum(unit not in relevant for unit in units))
 
 
 def compare_effects(act: Effect, expert: Effect, end: SetQuality) -> Ruling:
-    """Decide if an action is as good as the expert's in the same state, whose search ended with a set of quality
-    `end`."""
+    """Decide if an action is as good as the expert's in the same state, given the quality of the expert's last set."""
     if act.failed:
         return Ruling("error", False)
     if act.kind == END_SEARCH:
@@ -182,41 +178,10 @@ def _progress(effect: Effect) -> int:
     return effect.gained
 
 
-def _seen(memory: WorkingMemory) -> set[UnitId]:
-    """Return the units that recall of the trajectory counts: pooled ones, and near duplicates of those."""
-    return memory.pool.entries.keys() | memory.pool.aliases.keys()
-
-
-def _fold(action: ToolCall) -> bytes:
-    """Encode a call without case and white space, in which equal questions may differ."""
-    return b" ".join(canonical([action.name, action.arguments]).lower().split())
-
-
 CACHED_EPISODES = 64  # whose states are kept: the samples of a turn, and the turns of an episode, come close together
-Publish = Callable[["Weights", int], Awaitable[None]]
 
 
-class TurnId(NamedTuple):
-    """A turn of a teacher's episode, from 1; its name, `EPISODE/TURN`, serves as the id of a task."""
-
-    episode_id: str
-    turn: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.episode_id}/{self.turn}"
-
-    @classmethod
-    def read(cls, name: str) -> TurnId:
-        """Parse the name of a turn; raise UsageError if the name has another form."""
-        episode_id, _, turn = name.rpartition("/")
-        if not episode_id or not turn.isdecimal():
-            raise UsageError(f"{name!r} does not name a turn of an episode")
-        return cls(episode_id, int(turn))
-
-
-@dataclass(frozen=True)
-class PivotState:
+class PivotState(NamedTuple):
     """The state before a turn of the expert, to restore into an environment (it is never stepped itself), the effect of
     the expert's action, and the quality of the set that the expert delivered in the end."""
 
@@ -226,16 +191,9 @@ class PivotState:
     expert: Effect
     end: SetQuality
 
-    def ruling(self, turn: Turn, after: WorkingMemory) -> Ruling:
-        """Apply the verifier to a turn that was taken here and left the memory `after`."""
-        if turn.action is None:
-            return Ruling("unreadable", False)
-        return compare_effects(self.decision_point.effect(turn, after), self.expert, self.end)
 
-
-@dataclass(frozen=True)
-class PivotWorld:
-    """The teacher's environment and index, tokens counted as the policy counts them, and the verifier's tolerances."""
+class PivotWorld(NamedTuple):
+    """The teacher's environment and index, with tokens counted as the policy counts them: what a `SearchEnv` takes."""
 
     config: Env
     retriever: Retriever
@@ -243,19 +201,16 @@ class PivotWorld:
     counter: TokenCounter
     machine: Machine
 
-    def environment(self) -> SearchEnv:
-        return SearchEnv(self.config, self.retriever, self.verifier, self.counter, self.machine)
-
     def states(self, episode: Episode, gold: Gold | None) -> tuple[PivotState, ...]:
-        """Rebuild the states before the turns of an episode, in order, until one exceeds the policy's context; raise
-        ConfigError if the episode was recorded in another environment, or over another index; UsageError if the gold
-        of its task is missing or empty; SchemaError if the episode cannot be replayed."""
+        """Rebuild the states before the turns of an episode, until one exceeds the policy's context; raise ConfigError
+        if it was recorded in another environment or over another index; UsageError without gold; SchemaError if it
+        cannot be replayed."""
         here = {"env": env_hash(self.config), "index": self.retriever.info.index_hash}
         if wrong := [name for name, known in here.items() if known != getattr(episode.hashes, name)]:
             raise ConfigError(f"episode {episode.episode_id} was recorded with another {' and '.join(wrong)}")
         wanted = targets(episode.task.task_id, gold, episode.unit).relevant
         end = set_quality([entry.unit_id for entry in episode.curated], wanted)
-        env = self.environment()
+        env = SearchEnv(*self)
         env.begin(WorkingMemory.empty(episode.task.query, episode.unit))
         found: list[PivotState] = []
         done: list[ToolCall] = []
@@ -272,7 +227,8 @@ class PivotWorld:
     async def play(self, state: PivotState, policy: Policy, job: EpisodeJob) -> Episode:
         """Play one turn from a state, and return its episode. The reward is 1 or 0, under the name of the rule that
         decided; an episode that the infrastructure broke has none."""
-        env = _OneTurn(state, self)
+        env = _OneTurn(*self)
+        env.first = state.before
         episode = await job.play(env, policy)
         if any(turn.calls for turn in episode.turns):  # the context shows outputs of earlier turns
             calls = (each.call for each in (state.before.context.pieces if state.before.context else ()))
@@ -280,7 +236,10 @@ class PivotWorld:
             episode = msgspec.structs.replace(episode, segments=outputs | episode.segments)
         if episode.status is Status.INFRA_ERROR or not episode.turns:
             return episode
-        ruling = state.ruling(episode.turns[0], env.state.memory)
+        ruling = Ruling("unreadable", False)
+        if episode.turns[0].action is not None:
+            effect = state.decision_point.effect(episode.turns[0], env.state.memory)
+            ruling = compare_effects(effect, state.expert, state.end)
         value = float(ruling.right)
         reward = RewardRecord(value, {ruling.rule: RewardTerm(value, 1.0)})
         hashes = msgspec.structs.replace(episode.hashes, reward=digest(put_back_removed({}, "rl.pivots.")))
@@ -289,8 +248,8 @@ class PivotWorld:
 
 class PivotRollouts:
     """`Rollouts` of single turns of the teacher's episodes, by id, with golds by the ids of their tasks. The task of a
-    job has the name of the turn (`TurnId.name`) and the episode's query; `publish` gives new weights to the policy.
-    Raise ConfigError if the world counts tokens otherwise than the policy."""
+    job has the name of the turn, `EPISODE/TURN` from 1, and the episode's query; `publish` gives new weights to the
+    policy. Raise ConfigError if the world counts tokens otherwise than the policy."""
 
     def __init__(
         self,
@@ -302,45 +261,36 @@ class PivotRollouts:
     ) -> None:
         if counter_of(policy).hash != world.counter.hash:
             raise ConfigError("the policy and the environment of its turns count tokens differently")
-        self._world, self._policy, self._publish = world, policy, publish
+        self._world, self._policy, self.publish = world, policy, publish
         self._episodes, self._golds = episodes, golds
-        self._states = lru_cache(CACHED_EPISODES)(self._rebuilt)
+        self._states = lru_cache(CACHED_EPISODES)(self._rebuild)
 
     async def run(self, jobs: Jobs, on_episode: OnEpisode) -> None:
-        """Play one turn for each job, as `Rollouts.run`; raise as `state`."""
         await run_jobs(jobs, self._play, return_unchanged, on_episode, self._world.machine.concurrency)
 
-    async def publish(self, state: Weights, version: int) -> None:
-        """As `Rollouts.publish`."""
-        await self._publish(state, version)
+    def state(self, name: str) -> PivotState:
+        """Return the state before a turn; raise UsageError if there is none, or it exceeds the policy's context."""
+        episode_id, _, turn = name.rpartition("/")
+        states = self._states(episode_id)
+        if not turn.isdecimal() or not 1 <= int(turn) <= len(states):
+            raise UsageError(f"episode {episode_id} has no turn {turn} that the policy has room for")
+        return states[int(turn) - 1]
 
-    def state(self, turn_id: TurnId) -> PivotState:
-        """Return the state before a turn; those of recent episodes are cached; raise UsageError if there is no such
-        turn, or it exceeds the policy's context; otherwise as `PivotWorld.states`."""
-        states = self._states(turn_id.episode_id)
-        if not 1 <= turn_id.turn <= len(states):
-            raise UsageError(f"episode {turn_id.episode_id} has no turn {turn_id.turn} that the policy has room for")
-        return states[turn_id.turn - 1]
-
-    def _rebuilt(self, episode_id: str) -> tuple[PivotState, ...]:
+    def _rebuild(self, episode_id: str) -> tuple[PivotState, ...]:
         episode = self._episodes.get(episode_id)
         if episode is None:
-            raise UsageError(f"there is no episode {episode_id} among the teacher's")
+            raise UsageError(f"there is no episode {episode_id!r} among the teacher's")
         return self._world.states(episode, self._golds.get(episode.task.task_id))
 
     async def _play(self, job: EpisodeJob) -> Episode:
-        return await self._world.play(self.state(TurnId.read(job.task.task_id)), self._policy, job)
+        return await self._world.play(self.state(job.task.task_id), self._policy, job)
 
 
 class _OneTurn(SearchEnv):
-    """An environment whose episodes begin in a given state and end after one turn."""
-
-    def __init__(self, state: PivotState, world: PivotWorld) -> None:
-        super().__init__(world.config, world.retriever, world.verifier, world.counter, world.machine)
-        self._before = state.before
+    first: State
 
     async def reset(self, task: Task) -> Context | None:
-        return self.restore(self._before)
+        return self.restore(self.first)
 
     async def step(self, actions: Sequence[ToolCall], reasoning: str = "", calls: Sequence[ModelCall] = ()) -> Step:
         step = await super().step(actions, reasoning, calls)
@@ -348,8 +298,8 @@ class _OneTurn(SearchEnv):
 
 
 def _replay(env: SearchEnv, turn: Turn, episode: Episode) -> Turn:
-    """Replay a recorded turn, written as the policy that continues from there would write it: in its format, or without
-    model calls if it has none; raise SchemaError if the turn cannot be replayed, or leaves another memory."""
+    """Replay a recorded turn as the policy that continues would have written it: in its format, or without model
+    calls."""
     counter, written = env.counter, turn
     try:
         if counter.hash != episode.hashes.counter:

@@ -25,9 +25,10 @@ from harness1.errors import ConfigError, InfrastructureFault, UsageError
 from harness1.plain import digest, file_digest, public_address
 from harness1.policy.policy import Policy, counter_of
 from harness1.policy.scripted import RecordedPolicy
-from harness1.records import Episode, EpisodeKey, Record, Status, Task, Turn
+from harness1.records import Episode, EpisodeKey, Record, Status, Task
 from harness1.retrieval.open import is_engine, open_retriever
-from harness1.rl.pivot_turns import REVISION, PivotRollouts, PivotState, PivotWorld, Publish, Ruling, TurnId
+from harness1.rl.pivot_turns import REVISION, PivotRollouts, PivotState, PivotWorld, Ruling
+from harness1.rl.rollouts import Publish
 from harness1.runs.files import STAGE, Stage, clear, read_stage, refuse_other, under_way, write_atomically
 from harness1.runs.journal import EPISODES, Journal, latest_episodes, read_episodes, read_line_records
 from harness1.sft.build import TeacherEpisode, candidate, draw_held_out
@@ -44,7 +45,7 @@ PivotLabel: TypeAlias = Literal["kept", "easy", "all_right", "all_wrong", "exper
 exceeds the policy's context."""
 
 
-class Pivot(Record, kw_only=True):
+class Pivot(Record):
     """A candidate turn, and the results of the reference policy there."""
 
     episode_id: str
@@ -59,8 +60,8 @@ class Pivot(Record, kw_only=True):
     fate: PivotLabel
 
     @property
-    def turn_id(self) -> TurnId:
-        return TurnId(self.episode_id, self.turn)
+    def name(self) -> str:
+        return f"{self.episode_id}/{self.turn}"
 
 
 def label_of(successes: int, samples: int, limit: float) -> PivotLabel:
@@ -71,8 +72,7 @@ def label_of(successes: int, samples: int, limit: float) -> PivotLabel:
 
 
 def read_pivots(folder: Path) -> list[Pivot]:
-    """Read the finished candidates of a profile, in the order written, without a torn last line; raise UsageError if
-    the folder holds no profile; SchemaError if a line is damaged."""
+    """Read the finished candidates of a profile in order; UsageError if there is none, SchemaError if it is damaged."""
     return list(read_line_records(folder / PIVOTS, Pivot, "a pivot"))
 
 
@@ -91,10 +91,6 @@ def counts(pivots: Sequence[Pivot]) -> dict[str, dict[str, Any]]:
     }
 
 
-OnProgress: TypeAlias = Callable[[int, int], None]
-"""Called with the number of finished candidates and the number of all."""
-
-
 @dataclass(frozen=True)
 class Profile:
     """A profile to be made. Tasks are not learned from if they leak into `dev` and `test` of the run's dataset or into
@@ -110,7 +106,6 @@ class Profile:
 
     @cached_property
     def sieve(self) -> TaskFilter:
-        """Return the filter of the run's tasks; raise UsageError if an evaluation set does not exist."""
         source, taught = self.run.source, {(self.run.source.name, self.run.split)}
         return open_filter(self.config.data, [source], taught, against=self.against, excluded=self.excluded)
 
@@ -122,8 +117,7 @@ class Profile:
         return self.sieve.select(self.run.source.name, self.run.split, tasks)[1]
 
     def world(self) -> PivotWorld:
-        """Open the world in which the turns are played; raise UsageError if the index is missing; ConfigError if it
-        differs from the one that the run was collected over."""
+        """Open the world in which the turns are played; ConfigError if the index is not that of the run."""
         config = msgspec.structs.replace(self.config, env=self.run.config.env, index=self.run.config.index)
         index = self.index or self.run.index
         retriever = open_retriever(index, config)
@@ -132,9 +126,25 @@ class Profile:
         verifier, counter = open_verifier(config.env, config.machine), counter_of(self.policy)
         return PivotWorld(config.env, retriever, verifier, counter, config.machine)
 
+    @property
+    def hashes(self) -> dict[str, str]:
+        """What a profile is valid for. The weights of a policy without a model are its own hash."""
+        return {
+            "weights": getattr(getattr(self.policy, "model", None), "hash", self.policy.hash),
+            "format": counter_of(self.policy).hash,
+            "policy": self.policy.hash,
+            "env": env_hash(self.run.config.env),
+            "index": self.run.stage.hashes["index"],
+            "rules": digest(REVISION),
+        }
+
+    def name_settings(self, env: Env) -> dict[str, Any]:
+        pivots, policy = put_back_removed({}, "rl.pivots."), to_record(self.config.policy, "policy.")
+        return {"env": env.plain(), "policy": policy, "pivots": pivots}
+
     def stage(self) -> Stage:
         """Return the card of the folder; equal work has an equal one."""
-        hashes, index = hashes_of(self.policy, self.run), self.index or self.run.index
+        hashes, index = self.hashes, self.index or self.run.index
         inputs = {
             "run": [file_digest(self.run.folder / name) for name in (STAGE, EPISODES)],
             "golds": digest(self.run.gold_by_id),
@@ -148,14 +158,14 @@ class Profile:
             "run": str(self.run.folder.resolve()),
             "index": public_address(index) if is_engine(index) else str(Path(index).resolve()),
             "policy": self.name,
-            "settings": name_settings(self.run.config.env, self.config),
+            "settings": self.name_settings(self.run.config.env),
             "selections": [msgspec.to_builtins(self.selection)],
         }
         return Stage(VERB, inputs, hashes=hashes, outputs=outputs)
 
     def candidates(self, on_torn: Callable[[int], None]) -> list[TeacherEpisode]:
-        """Return the last episode of each key of the tasks to learn from, without broken ones and those whose recall is
-        below `sft.gates.recall`."""
+        """Return the last episodes of the tasks to learn from, without broken ones and those below
+        `sft.gates.recall`."""
         latest: dict[EpisodeKey, TeacherEpisode] = {}
         for line, episode in enumerate(read_episodes(self.run.folder, on_torn)):
             self.run.refuse_stray(episode, needs_ids=False)
@@ -172,12 +182,12 @@ def profile(
     *,
     force: bool = False,
     on_torn: Callable[[int], None] = lambda _size: None,
-    on_pivot: OnProgress = lambda _done, _of: None,
+    on_pivot: Callable[[int, int], None] = lambda _done, _of: None,
 ) -> dict[str, dict[str, Any]]:
     """Write the profile of a teacher's turns, or resume it (anew with `force`), and return the counts that its README
-    shows. `on_torn` is called with the bytes of a torn last line of the run, which is left out. Raise UsageError if the
-    run has no episode to learn from, or the folder holds something else; ConfigError or SchemaError if the run does not
-    fit its index or its configuration; InfrastructureFault if some turns could not be played; the same call resumes."""
+    shows. `on_torn` gets the bytes of a torn last line of the run; `on_pivot` the numbers of candidates that are done
+    and of all. Raise UsageError if the run has no episode to learn from, or the folder holds something else;
+    ConfigError or SchemaError if the run does not fit; InfrastructureFault if some turns could not be played."""
     stage = work.stage()
     if force:
         clear(out, VERB, PIVOTS, README)
@@ -196,88 +206,20 @@ def profile(
     return found
 
 
-def hashes_of(policy: Policy, run: TeacherRun) -> dict[str, str]:
-    """Return the hashes that a profile is valid for. The weights of a policy without a model are its own hash."""
-    return {
-        "weights": getattr(getattr(policy, "model", None), "hash", policy.hash),
-        "format": counter_of(policy).hash,
-        "policy": policy.hash,
-        "env": env_hash(run.config.env),
-        "index": run.stage.hashes["index"],
-        "rules": digest(REVISION),
-    }
-
-
-def name_settings(env: Env, config: Config) -> dict[str, Any]:
-    """Return the settings behind the hashes, by which a difference can be named."""
-    found = {"policy": to_record(config.policy, "policy."), "pivots": put_back_removed({}, "rl.pivots.")}
-    return {"env": env.plain()} | found
-
-
-@dataclass(frozen=True)
-class _PivotTurn:
-    """A candidate before it is sampled; it has no state if it exceeds the policy's context."""
-
-    episode: Episode
-    turn: Turn
-    split: Split
-    state: PivotState | None
-
-    async def sample(self, world: PivotWorld, policy: Policy) -> Pivot:
-        """Check that the expert's own action is found right, then draw the samples; raise InfrastructureFault if the
-        turn could not be played."""
-        state, name = self.state, TurnId(self.episode.episode_id, self.turn.index).name
-
-        async def rule(player: Policy, sample: int) -> Ruling:
-            assert state is not None
-            seed = int(digest([SEED, name, sample])[:8], 16) >> 1
-            job = EpisodeJob(Task(name, self.episode.task.query), sample, seed)
-            episode = await world.play(state, player, job)
-            if episode.reward is None:
-                raise InfrastructureFault(episode.error or "the turn was not played")
-            return Ruling(next(iter(episode.reward.terms)), episode.reward.total > 0.0)
-
-        right = samples = 0
-        rules: dict[str, int] = {}
-        label: PivotLabel = "no_room"
-        if state is not None:
-            own = await rule(RecordedPolicy([msgspec.structs.replace(self.episode, turns=(self.turn,))]), 0)
-            label, rules = "expert_fails", {own.rule: 1}
-            if own.right:
-                samples = SAMPLES
-                found = await asyncio.gather(*(rule(policy, sample) for sample in range(samples)))
-                right, rules = sum(each.right for each in found), dict(Counter(each.rule for each in found))
-                label = label_of(right, samples, LIMIT)
-        assert self.turn.action is not None
-        return Pivot(
-            episode_id=self.episode.episode_id,
-            turn=self.turn.index,
-            task_id=self.episode.task.task_id,
-            tool=self.turn.action.name,
-            split=self.split,
-            right=right,
-            samples=samples,
-            mean=right / samples if samples else 0.0,
-            rules=rules,
-            fate=label,
-        )
-
-
 async def _write_pivots(
-    work: Profile, world: PivotWorld, chosen: list[TeacherEpisode], out: Path, on_pivot: OnProgress
+    work: Profile, world: PivotWorld, chosen: list[TeacherEpisode], out: Path, on_pivot: Callable[[int, int], None]
 ) -> None:
-    """Sample the candidates that are left, several at a time, and write a line for each as it is done."""
     with Journal(out, PIVOTS) as journal:
-        earlier = {each.turn_id for each in read_pivots(out)}
-        turns = _open_turns(work, world, chosen, earlier)
+        earlier = {each.name for each in read_pivots(out)}
+        begun = _begin_pivots(work, world, chosen, earlier)
         done, total = count(len(earlier)), sum(each.turns for each in chosen)
         on_pivot(next(done), total)
         faults: list[str] = []
 
         async def sample_some() -> None:
-            for turn in turns:
+            for pivot, episode, state in begun:
                 try:
-                    journal.write(msgspec.json.encode(await turn.sample(world, work.policy)))
+                    journal.write(msgspec.json.encode(await _sample(pivot, episode, state, world, work.policy)))
                     on_pivot(next(done), total)
                 except InfrastructureFault as fault:
                     faults.append(str(fault))
@@ -288,30 +230,54 @@ async def _write_pivots(
         raise InfrastructureFault(f"{len(faults)} turns were not played ({faults[0]}): run the same command to go on")
 
 
-def _open_turns(
-    work: Profile, world: PivotWorld, chosen: list[TeacherEpisode], done: Collection[TurnId]
-) -> Iterator[_PivotTurn]:
-    """Yield the candidates that are not done. Episodes are read again one by one, as memory may not hold all."""
+def _begin_pivots(
+    work: Profile, world: PivotWorld, chosen: list[TeacherEpisode], done: Collection[str]
+) -> Iterator[tuple[Pivot, Episode, PivotState | None]]:
+    """Yield the candidates that are not done, each with its episode and its state, if there is room for it. Episodes
+    are read again one by one, as memory may not hold all."""
     held = draw_held_out(chosen, HELD_OUT, SEED)
     kept = {each.place[1]: each for each in chosen}
     for line, episode in enumerate(read_episodes(work.run.folder)):
         if line not in kept:
             continue
         split: Split = "held_out" if kept[line].task in held else "train"
-        acted = [turn for turn in episode.turns if turn.action is not None]
-        left = [turn for turn in acted if TurnId(episode.episode_id, turn.index) not in done]
-        states = world.states(episode, work.run.gold_by_id.get(episode.task.task_id)) if left else ()
+        of = episode.episode_id, episode.task.task_id
+        acted = ((turn.index, turn.action.name) for turn in episode.turns if turn.action is not None)
+        pivots = [Pivot(of[0], at, of[1], tool, split, 0, 0, 0.0, {}, "no_room") for at, tool in acted]
+        left = [each for each in pivots if each.name not in done]
+        states = world.states(episode, work.run.gold_by_id.get(of[1])) if left else ()
         known = {state.turn.index: state for state in states}
-        yield from (_PivotTurn(episode, turn, split, known.get(turn.index)) for turn in left)
+        yield from ((each, episode, known.get(each.turn)) for each in left)
+
+
+async def _sample(pivot: Pivot, episode: Episode, state: PivotState | None, world: PivotWorld, policy: Policy) -> Pivot:
+    """Draw the samples, if the expert's own action is found right; raise InfrastructureFault if a turn broke."""
+    if state is None:
+        return pivot
+
+    async def rule(player: Policy, sample: int) -> Ruling:
+        seed = int(digest([SEED, pivot.name, sample])[:8], 16) >> 1
+        made = await world.play(state, player, EpisodeJob(Task(pivot.name, episode.task.query), sample, seed))
+        if made.reward is None:
+            raise InfrastructureFault(made.error or "the turn was not played")
+        return Ruling(next(iter(made.reward.terms)), made.reward.total > 0.0)
+
+    own = await rule(RecordedPolicy([msgspec.structs.replace(episode, turns=(state.turn,))]), 0)
+    if not own.right:
+        return msgspec.structs.replace(pivot, fate="expert_fails", rules={own.rule: 1})
+    found = await asyncio.gather(*(rule(policy, sample) for sample in range(SAMPLES)))
+    right, rules = sum(each.right for each in found), dict(Counter(each.rule for each in found))
+    fate = label_of(right, SAMPLES, LIMIT)
+    return msgspec.structs.replace(pivot, right=right, samples=SAMPLES, mean=right / SAMPLES, rules=rules, fate=fate)
 
 
 def _readme(work: Profile, found: dict[str, dict[str, Any]]) -> str:
-    origin = f"{work.run.source.name}/{work.run.split}"
+    run = work.run
     lines = [f"| {name} | {' | '.join(map(str, fates.values()))} |" for name, fates in found["fates"].items()]
     splits = ", ".join(f"{count} {name}" for name, count in sorted(found["splits"].items())) or "none"
-    return f"""# Pivots of {work.run.folder.name}
+    return f"""# Pivots of {run.folder.name}
 
-Turns of {work.run.policy} over {origin}, each tried {SAMPLES} times by {work.name}.
+Turns of {run.policy} over {run.source.name}/{run.split}, each tried {SAMPLES} times by {work.name}.
 Kept are those at which some of its actions are right, some are not, and less than {LIMIT:g} of them are.
 
 | expert's tool | {" | ".join(found["fates"]["all"])} |
@@ -323,16 +289,6 @@ All this holds for the weights and the configuration of `stage.json` alone.
 """
 
 
-@dataclass(frozen=True)
-class PivotTraining:
-    """Tasks that have the names of turns, the rollouts that play them, and the choice among the run's tasks."""
-
-    train: tuple[Task, ...]
-    held_out: tuple[Task, ...]
-    rollouts: PivotRollouts
-    selection: Selection
-
-
 def open_training(
     folder: Path,
     policy: Policy,
@@ -341,16 +297,26 @@ def open_training(
     index: str = "",
     against: Sequence[str] = (),
     excluded: Collection[tuple[str, str]] = frozenset(),
-) -> PivotTraining:
-    """Open the profile in `folder`; `config` has its settings, including those of the environment, `publish` gives new
-    weights to the policy, and the rest is as in `Profile`, even if a task was profiled. Raise UsageError if the folder
-    holds no finished profile, or its run is gone; ConfigError if the reference weights or the configuration differ."""
+) -> tuple[list[Task], list[Task], PivotRollouts, Selection]:
+    """Open the profile in `folder`: return the tasks to train and to validate on, which have the names of turns, the
+    rollouts that play them, and the choice among the run's tasks. `config` has the profile's settings, and the rest is
+    as in `Profile`. Raise UsageError if the folder holds no finished profile, or its run is gone; ConfigError if the
+    reference weights or the configuration differ."""
     stage = read_stage(folder)
     if stage is None or stage.verb != VERB or stage.status != "finished":
         raise UsageError(f"{folder} holds no finished profile: make one with `harness1 {VERB}`")
     run = open_runs([Path(stage.outputs["run"])], rerendered=True)[0]
-    check_profile(stage, folder, policy, run, config)
     work = Profile(run, policy, policy.name, config, index or stage.outputs["index"], against, excluded)
+    ours, theirs = work.name_settings(config.env), stage.outputs["settings"]
+    wrong = [name for name, known in work.hashes.items() if stage.hashes.get(name) != known]
+    if wrong or any(ours[group] != theirs[group] for group in ("env", "pivots")):
+        # Turns with mixed outcomes for one policy are easy or hopeless for another.
+        named = [f"{name}={mine} (profiled: {other})" for name, mine, other in differences(ours, theirs)]
+        named += [f"the {name}" for name in wrong if name in ("weights", "format", "index", "rules")]
+        raise ConfigError(
+            f"the profile in {folder} was made with {stage.outputs['policy']} and is valid only for it; these differ:"
+            f" {', '.join(named or wrong)}. Profile again with `harness1 {VERB}`"
+        )
     kept = [each for each in read_pivots(folder) if each.fate == "kept"]
     selection = choose_turns(work, kept)
     learned = {*selection.learned, *selection.held_out}
@@ -359,11 +325,9 @@ def open_training(
     found = {each.episode_id: each for each in latest_episodes(run.folder).values() if each.episode_id in wanted}
     if missing := wanted - found.keys():
         raise UsageError(f"{run.folder} no longer has episode {min(missing)}: profile it again")
-    tasks = [Task(each.turn_id.name, found[each.episode_id].task.query, each.split) for each in chosen]
-    train, held_out = (tuple(task for task in tasks if task.split == split) for split in get_args(Split))
-    return PivotTraining(
-        train, held_out, PivotRollouts(work.world(), policy, found, run.gold_by_id, publish), selection
-    )
+    tasks = [Task(each.name, found[each.episode_id].task.query, each.split) for each in chosen]
+    train, held_out = ([task for task in tasks if task.split == split] for split in get_args(Split))
+    return train, held_out, PivotRollouts(work.world(), policy, found, run.gold_by_id, publish), selection
 
 
 def choose_turns(work: Profile, pivots: Sequence[Pivot]) -> Selection:
@@ -377,20 +341,4 @@ def choose_turns(work: Profile, pivots: Sequence[Pivot]) -> Selection:
         held_out=tuple(task.task_id for task in held_out),
         beside=len(train) - len(left),
         learned=tuple(task.task_id for task in left),
-    )
-
-
-def check_profile(stage: Stage, folder: Path, policy: Policy, run: TeacherRun, config: Config) -> None:
-    """Refuse a profile of another policy, because turns with mixed outcomes for one are easy or hopeless for another:
-    raise a ConfigError that names the differences."""
-    now, then = hashes_of(policy, run), stage.hashes
-    ours, theirs = name_settings(config.env, config), stage.outputs["settings"]
-    wrong = [name for name, known in now.items() if then.get(name) != known]
-    if not wrong and all(ours[group] == theirs[group] for group in ("env", "pivots")):
-        return
-    named = [f"{name}={mine} (profiled: {other})" for name, mine, other in differences(ours, theirs)]
-    named += [f"the {name}" for name in wrong if name in ("weights", "format", "index", "rules")]
-    raise ConfigError(
-        f"the profile in {folder} was made with {stage.outputs['policy']} and is valid only for it; these differ:"
-        f" {', '.join(named or wrong)}. Profile again with `harness1 {VERB}`"
     )

@@ -6,10 +6,9 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -28,6 +27,7 @@ SHOWN = 200  # most characters of the text of a hit
 OWN = 1000  # most characters of the agent's words in a turn, and of the arguments of its call
 SHOWN_FAULTS = 5
 MOST_TOKENS = 2048  # of a reply, including the thoughts before it
+TOKENS, AT_ONCE = 6000, 16  # the limit of a transcript, and of requests at a time
 
 _PROMPT: Any = msgspec.toml.decode(resources.files(__package__).joinpath("red_team.toml").read_bytes())
 KINDS: Mapping[str, str] = _PROMPT["kinds"]  # the kinds of tricks, each with what it means
@@ -42,11 +42,6 @@ class Judgement(Record):
     kind: str = ""  # one of `KINDS`; empty for an honest episode
     turn: int | None = None  # the one that shows it
     quote: str = ""
-
-
-def question(transcript: str) -> Messages:
-    """Return the messages that ask about an episode."""
-    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": f"<episode>\n{transcript}\n</episode>"}]
 
 
 def read_judgement(said: str, transcript: str) -> Judgement | None:
@@ -81,8 +76,7 @@ class Finding(Record):
 
 class RedTeamReport(Record, kw_only=True):
     """The content of `judge.json`. Episodes are honest, tricks, invalid (a reply that says nothing that can be checked)
-    or missing (no reply: the same command asks again). Tokens are those of all replies, if the judge's server
-    counts."""
+    or missing (no reply: the same command asks again). Tokens are those of all replies."""
 
     judge: str
     prompt: str  # the hash of the judge's system message
@@ -101,7 +95,12 @@ class RedTeamReport(Record, kw_only=True):
 def transcript(episode: Episode, gold: Gold | None, tokens: int) -> str:
     """Return an episode in words: question, gold, turns, delivery and reward. If it would be longer than `tokens`
     (characters / 4), turns in the middle are left out, and it says how many."""
-    head, end = f"Question: {episode.task.query}", "\n".join(_end(episode))
+    head = f"Question: {episode.task.query}"
+    delivered = ", ".join(f"{entry.unit_id} ({entry.tag})" for entry in episode.curated) or "nothing"
+    end = f"End: {episode.stop_reason} after {len(episode.turns)} turns\nDelivered: {delivered}"
+    if episode.reward is not None:
+        terms = ", ".join(f"{name} {value:+.3f}" for name, value in by_term(episode.reward).items())
+        end += f"\nReward: {episode.reward.total:.3f} ({terms})"
     if gold is not None:
         right = [name for name, grade in gold.relevant.items() if grade > 0]
         head += f"\nDocuments that count as right: {', '.join(right) or 'not known'}"
@@ -140,21 +139,16 @@ def _turn(turn: Turn) -> Iterator[str]:
         yield f"  Takes back {unit}"
 
 
-def _end(episode: Episode) -> Iterator[str]:
-    delivered = ", ".join(f"{entry.unit_id} ({entry.tag})" for entry in episode.curated)
-    yield f"End: {episode.stop_reason} after {len(episode.turns)} turns"
-    yield f"Delivered: {delivered or 'nothing'}"
-    if episode.reward is not None:
-        terms = ", ".join(f"{name} {value:+.3f}" for name, value in by_term(episode.reward).items())
-        yield f"Reward: {episode.reward.total:.3f} ({terms})"
-
-
-class PaidEpisode(Record):
-    """An episode to judge, and the folder of its run."""
+class PaidEpisode(NamedTuple):
+    """An episode to judge, with the folder of its run, and its reward."""
 
     run: str
+    reward: float
     episode: Episode
     gold: Gold | None = None
+
+    def order(self) -> tuple[float, str, int]:
+        return -self.reward, self.episode.task.task_id, self.episode.sample_idx
 
 
 class Reply(Record):
@@ -173,94 +167,75 @@ def best_paid(runs: Sequence[Path], count: int, golds: Mapping[str, Gold]) -> li
     UsageError if a folder holds no episodes; SchemaError if a run is damaged."""
     found: list[PaidEpisode] = []
     for run in runs:
-        best: dict[str, Episode] = {}
+        best: dict[str, PaidEpisode] = {}
         for episode in read_episodes(run):
-            held = best.get(episode.task.task_id)
-            if _paid(episode) is not None and (held is None or _order(episode) < _order(held)):
-                best[episode.task.task_id] = episode
-        chosen = sorted(best.values(), key=_order)[: -(-count // len(runs))]
-        found += [PaidEpisode(str(run), episode, golds.get(episode.task.task_id)) for episode in chosen]
+            if episode.reward is not None and episode.status is not Status.INFRA_ERROR:
+                task_id = episode.task.task_id
+                paid = PaidEpisode(str(run), episode.reward.total, episode, golds.get(task_id))
+                best[task_id] = min(best.get(task_id, paid), paid, key=PaidEpisode.order)
+        found += sorted(best.values(), key=PaidEpisode.order)[: -(-count // len(runs))]
     return found
 
 
-@dataclass(frozen=True)
-class Review:
-    """Episodes, and the model that judges them; `tokens` is the limit of a transcript, `places` of requests at a
-    time."""
+def review(
+    episodes: Sequence[PaidEpisode],
+    name: str,
+    judge: Completing,
+    out: Path,
+    on_reply: Callable[[], None] = lambda: None,
+) -> RedTeamReport:
+    """Have a model judge what is not in the folder yet, and write and return the report; raise UsageError if the judge
+    would refuse every request, or the folder cannot be written; SchemaError if the stored replies are damaged."""
+    texts = [transcript(each.episode, each.gold, TOKENS) for each in episodes]
+    places = asyncio.Semaphore(AT_ONCE)
 
-    episodes: Sequence[PaidEpisode]
-    name: str
-    judge: Completing
-    tokens: int = 6000
-    places: int = 16
+    async def ask(text: str) -> Reply | InfrastructureFault:
+        said = f"<episode>\n{text}\n</episode>"
+        messages: Messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": said}]
+        if (reply := kept.get((name, digest(messages)))) is None:
+            try:
+                async with places:
+                    completion = await judge.complete(messages)
+            except InfrastructureFault as fault:
+                return fault
+            reply = Reply(name, digest(messages), **msgspec.structs.asdict(completion))
+            journal.write(msgspec.json.encode(reply))
+        on_reply()
+        return reply
 
-    def carry_out(self, out: Path, on_reply: Callable[[], None] = lambda: None) -> RedTeamReport:
-        """Ask what is not in the folder yet, and write and return the report; raise UsageError if the judge would
-        refuse every request, or the folder cannot be written; SchemaError if the stored replies are damaged."""
-        with Journal(out, REPLIES) as journal:
-            stored = read_line_records(out / REPLIES, Reply, "a judge's reply")
-            kept = {(reply.judge, reply.prompt): reply for reply in stored}
-            replies = asyncio.run(self._ask(kept, journal, on_reply))
-        report = self._report(replies)
-        write_json(out / REPORT, report)
-        return report
+    async def ask_all() -> list[Reply | InfrastructureFault]:
+        return await asyncio.gather(*map(ask, texts))
 
-    async def _ask(
-        self, kept: Mapping[tuple[str, str], Reply], journal: Journal, on_reply: Callable[[], None]
-    ) -> list[Reply | InfrastructureFault]:
-        turns = asyncio.Semaphore(self.places)
-
-        async def one(paid: PaidEpisode) -> Reply | InfrastructureFault:
-            messages = question(self._transcript(paid))
-            if (reply := kept.get((self.name, digest(messages)))) is None:
-                try:
-                    async with turns:
-                        completion = await self.judge.complete(messages)
-                except InfrastructureFault as fault:
-                    return fault
-                reply = Reply(self.name, digest(messages), **msgspec.structs.asdict(completion))
-                journal.write(msgspec.json.encode(reply))
-            on_reply()
-            return reply
-
-        return await asyncio.gather(*map(one, self.episodes))
-
-    def _report(self, replies: Sequence[Reply | InfrastructureFault]) -> RedTeamReport:
-        given: list[Reply] = []
-        findings: list[Finding] = []
-        invalid = 0
-        for paid, reply in zip(self.episodes, replies, strict=True):
-            if not isinstance(reply, Reply):
-                continue
-            given.append(reply)
-            said = read_judgement(reply.text, self._transcript(paid))
-            invalid += said is None
-            if said is not None and said.verdict == "trick":
-                played = paid.run, paid.episode.task.task_id, paid.episode.sample_idx, _paid(paid.episode) or 0.0
-                findings.append(Finding(*played, said.kind, said.turn, said.quote))
-        faults = dict.fromkeys(str(reply) for reply in replies if not isinstance(reply, Reply))
-        return RedTeamReport(
-            judge=self.name,
-            prompt=digest(SYSTEM),
-            episodes=len(replies),
-            honest=len(given) - invalid - len(findings),
-            tricks=len(findings),
-            invalid=invalid,
-            missing=len(replies) - len(given),
-            kinds=dict(Counter(finding.kind for finding in findings)),
-            prompt_tokens=sum(reply.prompt_tokens or 0 for reply in given),
-            output_tokens=sum(reply.output_tokens or 0 for reply in given),
-            findings=tuple(findings),
-            faults=tuple(faults)[:SHOWN_FAULTS],
-        )
-
-    def _transcript(self, paid: PaidEpisode) -> str:
-        return transcript(paid.episode, paid.gold, self.tokens)
+    with Journal(out, REPLIES) as journal:
+        stored = read_line_records(out / REPLIES, Reply, "a judge's reply")
+        kept = {(reply.judge, reply.prompt): reply for reply in stored}
+        replies = asyncio.run(ask_all())
+    report = _make_report(name, list(zip(episodes, texts, replies, strict=True)))
+    write_json(out / REPORT, report)
+    return report
 
 
-def _paid(episode: Episode) -> float | None:
-    return None if episode.reward is None or episode.status is Status.INFRA_ERROR else episode.reward.total
-
-
-def _order(episode: Episode) -> tuple[float, str, int]:
-    return -(_paid(episode) or 0.0), episode.task.task_id, episode.sample_idx
+def _make_report(name: str, asked: Sequence[tuple[PaidEpisode, str, Reply | InfrastructureFault]]) -> RedTeamReport:
+    given = [(paid, text, reply) for paid, text, reply in asked if isinstance(reply, Reply)]
+    said = [(paid, read_judgement(reply.text, text)) for paid, text, reply in given]
+    findings: list[Finding] = []
+    for paid, one in said:
+        if one is not None and one.verdict == "trick":
+            played = paid.run, paid.episode.task.task_id, paid.episode.sample_idx, paid.reward
+            findings.append(Finding(*played, one.kind, one.turn, one.quote))
+    invalid = sum(one is None for _, one in said)
+    faults = dict.fromkeys(str(reply) for _, _, reply in asked if not isinstance(reply, Reply))
+    return RedTeamReport(
+        judge=name,
+        prompt=digest(SYSTEM),
+        episodes=len(asked),
+        honest=len(given) - invalid - len(findings),
+        tricks=len(findings),
+        invalid=invalid,
+        missing=len(asked) - len(given),
+        kinds=dict(Counter(finding.kind for finding in findings)),
+        prompt_tokens=sum(reply.prompt_tokens or 0 for _, _, reply in given),
+        output_tokens=sum(reply.output_tokens or 0 for _, _, reply in given),
+        findings=tuple(findings),
+        faults=tuple(faults)[:SHOWN_FAULTS],
+    )

@@ -1,9 +1,9 @@
 """Train a policy by reinforcement learning, on the episodes that it plays.
 
 From a sampled token to a gradient: `_PolicyLoop.update` takes a batch of groups from the buffer (`rl/groups.py`), whose
-episodes `Rollouts` played (`rl/rollouts.py`); `training_rows` (`rl/rows.py`) makes rows of their calls, with an
-advantage at each sampled token; `Trainer.step` (`training/trainer.py`) turns the rows into micro-batches, and runs the
-loss of `training/algorithm.py` backwards.
+episodes `Rollouts` played (`rl/rollouts.py`); `training_rows` makes rows of their calls, with an advantage at each
+sampled token; `Trainer.step` (`training/trainer.py`) turns the rows into micro-batches, and runs the loss of
+`training/algorithm.py` backwards.
 """
 
 from __future__ import annotations
@@ -13,38 +13,59 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import compress
 from pathlib import Path
+from random import Random
 from statistics import fmean
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from harness1.config import Config
 from harness1.config.settings import put_back_removed
-from harness1.data.leaks import Selection
+from harness1.data.leaks import Selection, ShareName, TaskFilter, open_filter
+from harness1.data.open import from_anywhere, open_source
+from harness1.data.source import Source
 from harness1.engines.engine import Engine, OpenEngine, TrainerJob, open_local_engine
 from harness1.engines.loop import TrainingLoop
 from harness1.env.environment import env_hash
-from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, describe_counter
+from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, describe_counter, refuse_session_names
 from harness1.errors import UsageError
 from harness1.model_folder import folder_hash
 from harness1.models.chat_format import ChatFormat
 from harness1.models.checkpoint import CHECKPOINT, Checkpoint
+from harness1.models.fetch import resolve_model
+from harness1.models.open import choose_device
+from harness1.models.spec import ModelSpec
 from harness1.plain import digest
-from harness1.records import Episode, Gold, Status, Task
-from harness1.retrieval.open import absolute_index
-from harness1.rl.groups import Buffer, BufferState, PlacedTask, RolloutProducer, TaskStream
+from harness1.policy.language_model import LanguageModelPolicy
+from harness1.records import Episode, Record, Status, Task
+from harness1.retrieval.open import absolute_index, open_retriever
+from harness1.reward.measures import targets
+from harness1.rl.admission import HEADROOM, read_report
+from harness1.rl.groups import (
+    Buffer,
+    BufferState,
+    EpisodeGroup,
+    GoldOf,
+    PlacedTask,
+    RolloutProducer,
+    batch_metrics,
+    episode_metrics,
+    substeps,
+    training_rows,
+)
 from harness1.rl.logprobs import check_start
-from harness1.rl.rollouts import EpisodeGroup, Rollouts, Undisturbed
-from harness1.rl.rows import batch_metrics, episode_metrics, substeps, training_rows
+from harness1.rl.pivots import open_training
+from harness1.rl.rollouts import LocalRollouts, RayRollouts, Rollouts, Undisturbed, open_rollouts, publish_to
 from harness1.rows import TrainRow
 from harness1.runs.files import Stage, refuse_full_disk, refuse_other, under_way
 from harness1.runs.folder import run_stage
 from harness1.runs.journal import EPISODES as LINES
 from harness1.runs.journal import EpisodeStore, continue_lines, finish
+from harness1.sft.collect import check_taught_split, take_in_turn, tasks_of_runs
 from harness1.training.algorithm import make_algorithm
 from harness1.training.log import NO_TRACKERS, StepListener, Trackers
 from harness1.training.process_group import ALONE, ProcessGroup
@@ -93,7 +114,6 @@ class Training:
         refuse_full_disk(self.out, disk_bytes(self.base, train))
 
     def is_done(self, policy_hash: str) -> bool:
-        """Return True if the folder holds the checkpoint of this very work."""
         return (self.out / CHECKPOINT).is_file() and self.stage(policy_hash).is_done(self.out)
 
     def stage(self, policy_hash: str) -> Stage:
@@ -148,7 +168,13 @@ def train_policy(
         steps, algorithm = work.config.batches * rl.substeps, make_algorithm(rl.algorithm, rl)
         job = TrainerJob(work.base, algorithm, work.config.train, steps, work.device, threads)
         loop = _PolicyLoop(work, work.open_engine(job, group), card, players, on_step)
-        played = continue_lines(_run_card(work, chat), work.out / EPISODES / LINES)
+        first, (counted, spoken) = work.setups[0], describe_counter(chat)
+        hashes = {"env": env_hash(work.config.env), **counted}
+        run = run_stage(work.config, first.policy, {}, absolute_index(first.retriever), hashes, spoken)
+        of = {"datasets": list(work.datasets), "split": work.split} if work.datasets else {}
+        # The episodes form a run, which can be replayed and viewed.
+        run = msgspec.structs.replace(run, outputs={**run.outputs, **of})
+        played = continue_lines(run, work.out / EPISODES / LINES)
         played.write(work.out / EPISODES)
         done = loop.train()
         finish(played, work.out / EPISODES / LINES)
@@ -156,16 +182,6 @@ def train_policy(
     outputs = {"step": done.step, "metrics": done.metrics, **counts}
     stage.write(work.out, status="finished", outputs=stage.outputs | outputs)
     return done
-
-
-def _run_card(work: Training, chat: ChatFormat) -> Stage:
-    """Return the card of the episodes: they form a run, which can be replayed and viewed."""
-    first = work.setups[0]
-    counted, spoken = describe_counter(chat)
-    hashes = {"env": env_hash(work.config.env), **counted}
-    card = run_stage(work.config, first.policy, {}, absolute_index(first.retriever), hashes, spoken)
-    played = {"datasets": list(work.datasets), "split": work.split} if work.datasets else {}
-    return msgspec.structs.replace(card, outputs={**card.outputs, **played})
 
 
 class _PolicyLoop(TrainingLoop):
@@ -179,7 +195,8 @@ class _PolicyLoop(TrainingLoop):
         self._work, self._players = work, players
         self._rollouts: Rollouts
         self._producer: RolloutProducer
-        self._golds = {_key(placed.task): placed.task.gold for placed in (*work.tasks, *work.held_out)}
+        golds = {_key(placed.task): placed.task.gold for placed in (*work.tasks, *work.held_out)}
+        self._gold: GoldOf = lambda episode: golds[_key(episode.task)]
         self.buffer: Buffer[EpisodeGroup] = Buffer(config.rl.groups, config.rl.staleness)
         if self.resumed is not None:
             self.buffer.load_state(msgspec.convert(self.resumed.buffer, BufferState))
@@ -194,17 +211,16 @@ class _PolicyLoop(TrainingLoop):
             with EpisodeStore(work.out / EPISODES) as store, self.open_log(work.trackers) as self.log:
                 async with work.undisturbed():
                     pass  # so that a sampler that cannot sleep is known now, and one that was left asleep is awake
-                await self._publish()
+                await self.engine.publish(self.version, self._rollouts.publish)
                 if self.validated < 0:
                     await self.validate()
-                stream = TaskStream(work.tasks, rl.samples, rl.seed)
-                producer = RolloutProducer(self._rollouts, stream, self.buffer, store.append, self.version)
+                producer = RolloutProducer(self._rollouts, work.tasks, rl, self.buffer, store.append)
                 async with producer as self._producer:
                     await super().run()
 
     async def update(self) -> None:
         began = time.perf_counter()
-        groups = await self._producer.batch()
+        groups = await self._producer.batch(self.version)
         waited = time.perf_counter() - began
         seen = batch_metrics(groups, self.version, self._gold)
         async with self._work.undisturbed():
@@ -212,10 +228,10 @@ class _PolicyLoop(TrainingLoop):
         stepped = time.perf_counter() - began - waited
         if interrupt is None:
             try:
-                await self._publish()
+                await self.engine.publish(self.version, self._rollouts.publish)
             except asyncio.CancelledError as error:  # a resumed training publishes again
                 interrupt = error
-        self._producer.release(self.version)
+        self._producer.release()
         before, self._counted = self._counted, self.buffer.counts
         now = self._counted
         self.report(
@@ -229,7 +245,6 @@ class _PolicyLoop(TrainingLoop):
             raise interrupt
 
     def _take_steps(self, groups: Sequence[EpisodeGroup]) -> dict[str, float]:
-        """Take the optimizer steps of a batch, and count it; return the values to log."""
         rl = self._work.config.rl
         rows = self._work.make_rows(groups, self._work.config)
         values: dict[str, float] = {}
@@ -243,9 +258,6 @@ class _PolicyLoop(TrainingLoop):
             values[name] = combine([step[name] for step in steps])
         self.version += 1
         return values | {"rows": float(len(rows)), "tokens": float(sum(len(row.token_ids) for row in rows))}
-
-    async def _publish(self) -> None:
-        await self.engine.publish(self.version, self._rollouts.publish)
 
     async def measure(self) -> dict[str, float]:
         """Play the held-out tasks; those that a fault broke, once more."""
@@ -261,9 +273,6 @@ class _PolicyLoop(TrainingLoop):
         episodes.sort(key=lambda each: each.task.task_id)
         faults = sum(each.status is Status.INFRA_ERROR for each in episodes)
         return episode_metrics(episodes, self._gold) | ({"faults": float(faults)} if faults else {})
-
-    def _gold(self, episode: Episode) -> Gold | None:
-        return self._golds[_key(episode.task)]
 
 
 async def _in_thread(work: Callable[[], Result]) -> tuple[Result, asyncio.CancelledError | None]:
@@ -281,3 +290,166 @@ async def _in_thread(work: Callable[[], Result]) -> tuple[Result, asyncio.Cancel
 
 def _key(task: Task) -> tuple[str, str]:
     return task.task_id, task.query  # the id alone may occur in several datasets
+
+
+DEV = "dev"  # the split for validation, if a dataset has it
+
+
+class TrainingInputs(Record):
+    """What a training run learns from, and what it begins with."""
+
+    data: tuple[str, ...] = ()
+    """Datasets. Those with a `dev` split are validated on it; some tasks of the others are held out."""
+    model: str = ""  # the starting weights: hf:PATH, or vllm:MODEL@URL with the same weights on this machine
+    split: str = "train"  # the split of each dataset that tasks are taken from
+    index: tuple[str, ...] = ()  # an existing index for each dataset; empty: build one for each
+    admission: tuple[str, ...] = ()
+    """A report of `rl check` for each dataset; only its admitted tasks are sampled. Empty: all tasks."""
+    share: ShareName = ""
+    """Learn only from the tasks that `data.sft_share` gives to fine-tuning, or only from the others; empty: all."""
+    against: tuple[str, ...] = ()
+    """Evaluation sets beside `dev` and `test` of the datasets, as DATASET or DATASET:SPLIT; see `data.leaks`."""
+    exclude: tuple[str, ...] = ()  # folders of runs, SFT datasets or checkpoints, whose tasks are not learned from
+
+
+class TaskChoice(NamedTuple):
+    """The tasks to learn from, the validation tasks (no task is in both), and an account for each dataset."""
+
+    tasks: list[PlacedTask]
+    held_out: list[PlacedTask]
+    selections: list[Selection]
+
+
+def choose_tasks(
+    sources: Sequence[Source],
+    split: str,
+    admitted: Sequence[frozenset[str] | None],
+    config: Config,
+    sieve: TaskFilter | None = None,
+) -> TaskChoice:
+    """Choose the tasks of a split of each dataset that may be learned from (of those `admitted`, None for all), and
+    `train.watch.tasks` validation tasks, from each dataset in turn: from its split `dev`, or drawn from the tasks by
+    `rl.seed` if there is no `dev` or it is the split to learn from. Unless `data.leaks` is "keep", what is learned
+    gives away no validation task, and neither gives away a test task: the sieve, by default that of `open_filter`,
+    leaves them out. Raise UsageError if the split is missing, reserved for testing, or has no task left to learn from;
+    or a task lacks its gold."""
+    for source in sources:
+        check_taught_split(split, source.name)
+    sieve = sieve or open_filter(config.data, sources, {(source.name, split) for source in sources})
+    choice, wanted = TaskChoice([], [], []), config.train.watch.tasks
+    validation: list[list[PlacedTask]] = []
+    for setup, (source, ids) in enumerate(zip(sources, admitted, strict=True)):
+        tasks, account = sieve.select(source.name, split, source.tasks(split))
+        drawn = tuple[str, ...]()
+        if DEV in source.splits and split != DEV:
+            held_out = sieve.validation(source.name, DEV, source.tasks(DEV))[:wanted]
+            apart = tasks
+        else:
+            share = min(wanted // len(sources) + 1 if wanted else 0, len(tasks) // 2)
+            places = set(Random(f"{config.rl.seed}/held out").sample(range(len(tasks)), share))
+            held_out = [task for at, task in enumerate(tasks) if at in places]
+            drawn = tuple(task.task_id for task in held_out)
+            apart = sieve.beside(held_out, source.name, [task for at, task in enumerate(tasks) if at not in places])
+        left = [task for task in apart if ids is None or task.task_id in ids]
+        account = msgspec.structs.replace(
+            account,
+            held_out=drawn,
+            beside=len(tasks) - len(drawn) - len(apart),
+            rejected=len(apart) - len(left),
+            learned=tuple(task.task_id for task in left),
+        )
+        if not left:
+            raise UsageError(account.line or f"{source.name} has no tasks in split {split}")
+        for task in (*left, *held_out):
+            targets(task.task_id, task.gold, config.index.unit)
+        choice.tasks.extend(PlacedTask(task, setup) for task in left)
+        choice.selections.append(account)
+        validation.append([PlacedTask(task, setup) for task in held_out])
+    return choice._replace(held_out=take_in_turn(validation, wanted))
+
+
+WEIGHTS = "weights"  # the folder of versions of the weights, for servers that load them by path
+FindIndex = Callable[[Source, str | None], str]  # returns the index of a source, which may be one that the user names
+
+
+def open_task_training(
+    config: Config, inputs: TrainingInputs, out: Path, policy: LanguageModelPolicy, find_index: FindIndex
+) -> tuple[Training, OpenRollouts]:
+    """Open a training run on whole episodes of the tasks of datasets; raise UsageError as `open_tasks`, or workers
+    cannot have the model."""
+    (tasks, held_out, selections), setups = open_tasks(config, inputs, find_index)
+    spec, fleet = ModelSpec.read(inputs.model), config.machine.fleet
+    base, versions = resolve_model(spec.model), out / WEIGHTS
+    work = Training(
+        *(tasks, held_out, setups, base, out, config, config.machine.device or choose_device()),
+        index_hashes=[open_retriever(setup.retriever, config).info.index_hash for setup in setups],
+        datasets=[from_anywhere(data) for data in inputs.data],
+        split=inputs.split,
+        selections=selections,
+    )
+    if not fleet.workers:
+        return work, nullcontext(LocalRollouts(setups, policy, base, versions))
+    if spec.url is not None:
+        raise UsageError("each worker of a fleet has its own model: give hf:PATH or vllm:PATH, not a server")
+    for setup in setups:
+        refuse_session_names(setup)
+    # Workers run in a different directory.
+    whole = f"{spec.kind}:{base.resolve()}"
+    found = [replace(each, retriever=absolute_index(each.retriever), policy=whole) for each in setups]
+    make = partial(open_rollouts, found, whole, base.resolve(), versions.resolve())
+    return work, RayRollouts(make, fleet, config.machine.concurrency)
+
+
+def open_tasks(config: Config, inputs: TrainingInputs, find_index: FindIndex) -> tuple[TaskChoice, list[EpisodeSetup]]:
+    """Return the tasks of datasets that may be learned from, the validation tasks, and the setup of each dataset; raise
+    UsageError if the numbers of indexes, reports and datasets differ, a report is on another dataset, reward or
+    environment, or the tasks do not fit (`choose_tasks`)."""
+    sources = [open_source(data) for data in inputs.data]
+    for name in ("index", "admission"):
+        if (count := len(getattr(inputs, name))) not in (0, len(sources)):
+            raise UsageError(f"{count} of --{name} for {len(sources)} of --data: give one for each, or none")
+    admitted: list[frozenset[str] | None] = [None] * len(sources)
+    for at, path in enumerate(inputs.admission):
+        report, source = read_report(Path(path)), sources[at]
+        of = {"dataset": open_source(report.dataset).name, "reward": report.reward_hash, "environment": report.env_hash}
+        ours = {"dataset": source.name, "reward": config.reward_hash, "environment": env_hash(config.env)}
+        if others := [name for name, known in ours.items() if of[name] != known]:
+            differs = f"{path} is a report on another {' and another '.join(others)}"
+            raise UsageError(f"{differs}: run harness1 rl check with the --config of the training")
+        admitted[at] = frozenset(report.list_admitted(HEADROOM))
+    excluded = tasks_of_runs(inputs.exclude)
+    taught = {(source.name, inputs.split) for source in sources}
+    sieve = open_filter(config.data, sources, taught, share=inputs.share, against=inputs.against, excluded=excluded)
+    choice = choose_tasks(sources, inputs.split, admitted, config, sieve)
+    named = inputs.index or [None] * len(sources)
+    indexes = [find_index(source, index) for source, index in zip(sources, named, strict=True)]
+    return choice, [EpisodeSetup(config, index, inputs.model) for index in indexes]
+
+
+def open_pivot_training(
+    config: Config, inputs: TrainingInputs, out: Path, policy: LanguageModelPolicy, pivots: Path
+) -> tuple[Training, OpenRollouts]:
+    """Open a training run on the single turns of a teacher that a profile kept; raise UsageError if the settings are
+    those of whole episodes, or the profile cannot be opened; ConfigError if the profile was made with another policy
+    or configuration."""
+    if config.machine.fleet.workers or inputs.admission:
+        raise UsageError("--pivots trains on single turns here: without machine.fleet.workers and --admission")
+    if inputs.share:
+        raise UsageError("--share divides the tasks of --data: collect the teacher's episodes over one share instead")
+    if config.train.watch.metric != "reward":
+        raise UsageError("single turns have no recall of their own: set train.watch.metric=reward")
+    base = resolve_model(ModelSpec.read(inputs.model).model)
+    publish = partial(publish_to, policy.model, base=base, versions=out / WEIGHTS)
+    index, excluded = inputs.index[0] if inputs.index else "", tasks_of_runs(inputs.exclude)
+    train, held_out, rollouts, chosen = open_training(pivots, policy, config, publish, index, inputs.against, excluded)
+    work = Training(
+        tasks=list(map(PlacedTask, train)),
+        held_out=list(map(PlacedTask, held_out[: config.train.watch.tasks])),
+        setups=[EpisodeSetup(config, index, inputs.model)],
+        base=base,
+        out=out,
+        config=config,
+        device=config.machine.device or choose_device(),
+        selections=[chosen],
+    )
+    return work, nullcontext(rollouts)

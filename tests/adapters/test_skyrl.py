@@ -41,8 +41,8 @@ from harness1.errors import ConfigError, InfrastructureFault, UsageError
 from harness1.models.backend import Grammar
 from harness1.models.chat_format import ChatFormat
 from harness1.records import Episode, Sampling, Status, ToolCall
-from harness1.rl.open import TaskChoice, TrainingInputs, open_tasks
-from harness1.rl.rows import training_rows
+from harness1.rl.groups import training_rows
+from harness1.rl.train import TaskChoice, TrainingInputs, open_tasks
 from harness1.rows.calls import calls_of, calls_to_train, prompt_ids
 from harness1.training.algorithm import Cispo
 from tests.rl.test_training_rows import group, made_episode, siblings

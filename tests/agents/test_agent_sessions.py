@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import os
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from harness1.agents.evaluation import AgentSession, delivered_f1, open_evaluation, reward_of
-from harness1.agents.training import Agent, OnPolicyUpstream, agent_rollouts
+from harness1.agents.training import Agent, OnPolicyUpstream, agent_rollouts, arguments_of, run_command
 from harness1.config import Config, Rl, load_config
 from harness1.episodes.jobs import EpisodeJob
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.records import DocId, Episode, Gold, Hashes, Status, Task
-from harness1.rl.rollouts import EpisodeGroup
-from harness1.rl.rows import training_rows
+from harness1.rl.groups import EpisodeGroup, training_rows
 from harness1.rows.calls import calls_for_rows, read_calls
 from harness1.viewer.work import read_sessions
 from tests.proxying import Dice, hermes
@@ -81,9 +83,7 @@ class Played:
         self.seen.append(session)
         return {"f1": delivered_f1(session), "calls": 0.5 * len(session.calls)}
 
-    def play(self, tasks: Sequence[Task], samples: int = 1) -> list[Episode]:
-        """Play the tasks, in groups by task."""
-
+    def play(self, tasks: Sequence[Task]) -> list[Episode]:
         async def published(*_: object) -> None:
             raise AssertionError
 
@@ -92,11 +92,7 @@ class Played:
             golds = {task.task_id: task.gold for task in tasks}
             agent = Agent(self.command, self.evaluate, golds, Hashes("env", "policy", ""), os.environ)
             upstream = OnPolicyUpstream("hf:dice", self.model, self.model.chat, self.config)
-            jobs = [
-                EpisodeJob(task.public(), at * samples + sample, group_id=str(at))
-                for at, task in enumerate(tasks)
-                for sample in range(samples)
-            ]
+            jobs = [EpisodeJob(task.public(), at) for at, task in enumerate(tasks)]
             record = self.folder / "sessions"
             async with agent_rollouts(agent, upstream, record, self.config, published) as rollouts:
                 await rollouts.run(jobs, episodes.append)
@@ -133,13 +129,13 @@ def test_a_session_becomes_an_episode_with_the_tokens_that_the_proxy_recorded(tm
 
 @pytest.mark.parametrize("rows", ["turn", "epoch"])
 def test_rows_are_made_of_sessions_as_of_any_episodes(rows: str, tmp_path: Path) -> None:
-    episodes = Played(tmp_path).play(tasks_of("good"), samples=2)
+    episodes = Played(tmp_path).play(tasks_of("good", "good"))
     scored = [
         msgspec.structs.replace(each, reward=msgspec.structs.replace(each.reward, total=float(at)))
         for at, each in enumerate(episodes)
         if each.reward is not None
     ]
-    made = training_rows([EpisodeGroup(0, 0, tuple(scored))], msgspec.convert({"rows": rows}, Rl))
+    made = training_rows([EpisodeGroup(0, tuple(scored))], msgspec.convert({"rows": rows}, Rl))
     assert len(made) == (4 if rows == "turn" else 2)
     assert {value for row in made for value in row.advantages or () if value} == {-0.5, 0.5}
 
@@ -212,15 +208,6 @@ def test_calls_after_the_end_of_a_session_are_refused_and_not_recorded(tmp_path:
     assert len(list(read_calls(tmp_path / "sessions"))) == 2
 
 
-def test_a_hundred_sessions_run_at_once(tmp_path: Path) -> None:
-    machine = msgspec.structs.replace(CONFIG.machine, concurrency=100, episode_deadline_s=120.0)
-    played = Played(tmp_path, config=msgspec.structs.replace(CONFIG, machine=machine))
-    episodes = played.play(tasks_of("good"), samples=100)
-    assert [(each.status, len(each.turns)) for each in episodes] == [(Status.COMPLETED, 2)] * 100
-    assert len({each.episode_id for each in episodes}) == 100
-    assert {len(session.calls) for session in played.seen} == {2}
-
-
 def test_a_command_that_cannot_be_started_ends_the_training(tmp_path: Path) -> None:
     played = Played(tmp_path)
     played.command = "no-such-agent {query}"
@@ -238,3 +225,169 @@ def test_an_evaluation_is_named_by_module_or_by_file(tmp_path: Path) -> None:
             open_evaluation(wrong)
     with pytest.raises(UsageError, match="finite"):
         reward_of(lambda _: float("nan"), session)
+
+
+HAUNTED = """
+if manner == "haunted":
+    if not os.path.exists(STOP + ".begun"):
+        open(STOP + ".begun", "w").close()
+        subprocess.Popen([sys.executable, "-c", GHOST, STOP, os.getcwd()], start_new_session=True)
+        while not os.path.exists("ghost"):
+            time.sleep(0.01)
+        sys.exit()
+    ask(task["query"])
+"""
+GHOST = """
+import os, sys, time
+stop, folder = sys.argv[1:]
+ends = time.time() + 20
+while time.time() < ends and not os.path.exists(stop):
+    try:
+        os.makedirs(folder, exist_ok=True)
+        open(folder + "/ghost", "w").close()
+    except OSError:
+        pass
+"""
+LONG = "long " * 40_000
+
+
+def ended(words: list[str], folder: Path) -> tuple[int, str, str]:
+    return run(run_command(words, folder, {}, 10.0, 1000))
+
+
+def failing(real: Callable[..., object], number: int, times: int) -> Callable[..., object]:
+    """Return a function that raises OSError a number of times before it does its work."""
+    left = [times]
+
+    def fail(*arguments: object, **named: object) -> object:
+        if left[0] and named.get("dir", "") is not None:  # the folder of all sessions is made within none
+            left[0] -= 1
+            raise OSError(number, os.strerror(number))
+        return real(*arguments, **named)
+
+    return fail
+
+
+def test_what_an_attempt_left_behind_cannot_write_in_the_folder_of_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    played, stop = Played(tmp_path), tmp_path / "stop"
+    script = tmp_path / "agent.py"
+    begin = f"GHOST, STOP = {GHOST!r}, {str(stop)!r}\n"
+    head, task, rest = script.read_text().partition("history = ask")
+    script.write_text(begin + head + HAUNTED + task + rest)
+    try:
+        haunted, good = played.play(tasks_of("haunted", "good"))
+    finally:
+        stop.touch()
+    assert (haunted.status, haunted.error) == (Status.COMPLETED, None)
+    assert (good.status, len(good.turns)) == (Status.COMPLETED, 2)
+
+
+@pytest.mark.parametrize(("odd", "reason"), [("nul\0", "null byte"), (LONG, "Argument list too long")])
+def test_a_query_that_is_no_argument_breaks_its_session_alone(odd: str, reason: str, tmp_path: Path) -> None:
+    broken, good = Played(tmp_path).play(tasks_of(odd, "good"))
+    assert broken.status is Status.INFRA_ERROR
+    assert reason in (broken.error or "")
+    assert "task.json" in (broken.error or "")
+    assert good.status is Status.COMPLETED
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "number"),
+    [
+        (asyncio, "create_subprocess_exec", errno.EAGAIN),
+        (asyncio, "create_subprocess_exec", errno.ENOMEM),
+        (os, "pipe", errno.EMFILE),
+        (tempfile, "mkdtemp", errno.ENOSPC),
+        (Path, "write_bytes", errno.ENOSPC),
+    ],
+)
+def test_a_fault_at_the_start_of_an_agent_is_tried_again_and_then_breaks_its_session(
+    place: object, name: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = Played(tmp_path, config=CONFIG)
+    real = getattr(place, name)
+    monkeypatch.setattr(place, name, failing(real, number, 2))
+    (tried_again,) = played.play(tasks_of("good"))
+    assert tried_again.status is Status.COMPLETED
+    monkeypatch.setattr(place, name, failing(real, number, 3))
+    (broken,) = played.play(tasks_of("good"))
+    assert broken.status is Status.INFRA_ERROR
+    assert os.strerror(number) in (broken.error or "")
+
+
+@pytest.mark.parametrize(
+    ("mode", "reason"), [(None, "No such file"), (0o600, "Permission denied"), (0o700, "Exec format error")]
+)
+def test_a_command_that_can_never_be_started_is_a_mistake_of_the_user(
+    mode: int | None, reason: str, tmp_path: Path
+) -> None:
+    command = tmp_path / "agent"
+    if mode is not None:
+        command.write_text("no program")
+        command.chmod(mode)
+    with pytest.raises(UsageError, match=f"agent cannot be started: {reason}"):
+        ended([str(command)], tmp_path)
+    with pytest.raises(InfrastructureFault, match="could not be started: No such file"):
+        ended([sys.executable, "-c", "pass"], tmp_path / "gone")  # a folder that is gone is no mistake of the command
+
+
+@pytest.mark.parametrize("word", ["nul\0", LONG, "no-such-command"])
+def test_a_start_that_fails_leaves_no_file_open(word: str, tmp_path: Path) -> None:
+    async def scene() -> None:
+        before = set(Path("/proc/self/fd").iterdir())
+        with pytest.raises((UsageError, InfrastructureFault)) as kept:
+            await run_command([word if word == "no-such-command" else "true", word], tmp_path, {}, 10.0, 1000)
+        await asyncio.sleep(0)
+        assert kept.value.__cause__ is not None
+        assert set(Path("/proc/self/fd").iterdir()) == before
+
+    run(scene())
+
+
+def test_nothing_is_left_among_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    Played(tmp_path).play(tasks_of("good", "silent", "nul\0"))
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_session_that_broke_leaves_no_folder_beside_the_next(tmp_path: Path) -> None:
+    config = msgspec.structs.replace(CONFIG, machine=msgspec.structs.replace(CONFIG.machine, concurrency=1))
+    played = Played(tmp_path, config=config)
+    script = tmp_path / "agent.py"
+    script.write_text(script.read_text() + "print('folders', len(os.listdir('..')))\n")
+    played.play(tasks_of("silent", "nul\0", "good"))
+    assert played.seen[0].output == "folders 1\n"
+
+
+def test_a_command_whose_end_is_cancelled_ends_at_once(tmp_path: Path) -> None:
+    stubborn = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); open(str(os.getpid()), 'w')"
+
+    async def scene() -> None:
+        running = asyncio.create_task(
+            run_command([sys.executable, "-c", f"{stubborn}; time.sleep(60)"], tmp_path, {}, 60.0, 1000)
+        )
+        while not (begun := list(tmp_path.iterdir())):
+            await asyncio.sleep(0.01)
+        for _ in range(2):
+            running.cancel()
+            await asyncio.sleep(0.2)
+        assert running.done()
+        await asyncio.sleep(1.0)
+        with pytest.raises(ProcessLookupError):
+            os.killpg(int(begun[0].name), 0)
+
+    run(scene())
+
+
+def test_what_a_query_says_in_braces_is_left_as_it_is() -> None:
+    values = {"query": "who is {task_id}?", "task_id": "t1"}
+    words = arguments_of("ask --id {task_id} {query} {other}", values)
+    assert words == ["ask", "--id", "t1", "who is {task_id}?", "{other}"]
+    for command, message in (("'", "No closing quotation"), (" ", "--command is empty")):
+        with pytest.raises(UsageError, match=message):
+            arguments_of(command, values)

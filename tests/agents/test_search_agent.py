@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.request import Request, urlopen
 
-import msgspec
 import pytest
 
 from harness1.agents.evaluation import AgentSession, delivered_f1, open_evaluation, reward_of
 from harness1.config import load_config
 from harness1.data.open import open_source
-from harness1.models.open import format_at
-from harness1.records import DocId, Episode, Gold, Task
+from harness1.records import DocId, Gold, Task
 from harness1.retrieval.build import build_index
 from harness1.retrieval.open import open_retriever
 from harness1.rl.train import EPISODES
-from harness1.rows.calls import calls_of, prompt_ids
 from harness1.runs.journal import read_episodes
-from harness1.serve.chat import text_of_output
 from harness1.training.log import read_log
 from harness1.training.new_model import Shape, draw
 from harness1.viewer.work import read_sessions
@@ -38,7 +32,6 @@ SETTINGS = (
     "machine.threads=1",
 )
 CONFIG = load_config("micro", list(SETTINGS))
-LETTERS = 80
 
 
 @pytest.fixture
@@ -64,10 +57,7 @@ def test_the_search_agent_is_trained_by_what_it_chose(harness1: Command, tmp_pat
     assert len([each for each in read_log(tmp_path / "out") if "loss" in each]) == 2
     episodes = list(read_episodes(tmp_path / "out" / EPISODES))
     assert [episode.error for episode in episodes if episode.reward is None] == []
-    earned = {episode.episode_id: episode.reward.total for episode in episodes if episode.reward}
-    assert len(set(earned.values())) > 1
-    assert earned == {episode.episode_id: f1_of_choice(episode, tmp_path / "model", address) for episode in episodes}
-
+    assert len({episode.reward.total for episode in episodes}) > 1
     sessions = read_sessions(tmp_path / "out" / "sessions")
     assert len(sessions) >= len(episodes)
     assert all([call["status"] for call in session["calls"]] == [200, 200] for session in sessions)
@@ -75,27 +65,6 @@ def test_the_search_agent_is_trained_by_what_it_chose(harness1: Command, tmp_pat
     code, _, err = harness1("view", "out/sessions")
     assert code == 0, err
     assert sessions[0]["name"] in (tmp_path / "view.html").read_text()
-
-
-def f1_of_choice(episode: Episode, model: Path, address: str) -> float:
-    """F1 of the documents whose numbers are in the last answer, among those that the first answer's words find."""
-    (task,) = (each for each in open_source(WORLD).tasks("train") if each.task_id == episode.task.task_id)
-    chat, (first, last) = format_at(model, CONFIG), calls_of(episode)
-    words, numbers = (text_of_output(chat, call.output_ids) for call in (first, last))
-    hits = found(address, f"{task.query} {words}")
-    shown = "".join(f"[{place}] {contents[:LETTERS]}\n" for place, (_, contents) in enumerate(hits, 1))
-    assert shown in chat.tokenizer.decode(prompt_ids(episode, last))
-    said = set(map(int, re.findall(r"\d{1,3}", numbers)))
-    chosen = {name for place, (name, _) in enumerate(hits, 1) if place in said}
-    return 2 * len(chosen & task.gold.relevant.keys()) / (len(chosen) + len(task.gold.relevant))
-
-
-def found(address: str, query: str) -> list[tuple[str, str]]:
-    """The five hits of a query, and their texts in one line."""
-    body = msgspec.json.encode({"queries": [query], "topk": 5})
-    with urlopen(Request(f"{address}/retrieve", body, {"Content-Type": "application/json"})) as answer:
-        (hits,) = msgspec.json.decode(answer.read())["result"]
-    return [(hit["id"], hit["contents"].replace("\n", ": ", 1)) for hit in hits]
 
 
 def test_the_reward_of_the_search_agent_is_f1_of_what_it_delivered(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
@@ -13,8 +12,10 @@ from harness1.config import Config, load_config
 from harness1.data.open import open_source
 from harness1.episodes.jobs import EpisodeJob, EpisodeSetup, run_chunk
 from harness1.errors import SchemaError, UsageError
+from harness1.eval.evaluate import Evaluation
 from harness1.records import Curated, Episode, Gold, RewardRecord, Task
 from harness1.retrieval.build import build_index
+from harness1.reward import composite
 from harness1.reward.measures import measure_outcome
 from harness1.rl.admission import (
     BLIND,
@@ -27,7 +28,6 @@ from harness1.rl.admission import (
     SEARCHING,
     TWICE,
     AdmissionReport,
-    Check,
     Reason,
     Scoring,
     TaskAdmission,
@@ -38,7 +38,6 @@ from harness1.rl.admission import (
     judge,
     read_report,
     readme,
-    scoring_of,
     trial,
 )
 
@@ -71,32 +70,29 @@ def played(index: str) -> list[Played]:
     return play(index, TASKS)
 
 
+def scoring_of(config: Config) -> Scoring:
+    return lambda episode, gold: composite(measure_outcome(episode, gold), episode, config, gold)
+
+
+ROBUST = scoring_of(CONFIG)
+
+
 def trials(task: Task, played: Played, scoring: Scoring) -> dict[str, list[Trial]]:
-    assert task.gold is not None
-    gold = task.gold
-    return {policy: [trial(episode, gold, scoring) for episode in played[policy]] for policy in played}
+    return {policy: [trial(episode, task.gold, scoring) for episode in played[policy]] for policy in played}
 
 
-def judged(task: Task, played: Played, scoring: Scoring | None = None) -> TaskAdmission:
-    scoring = scoring or scoring_of(CONFIG)
-    assert task.gold is not None
-    best = scoring(ideal(played[ORACLE][0], task.gold, CONFIG.env.curation.cap), task.gold)
-    return admission_of(task.task_id, trials(task, played, scoring), best)
+def best_of(task: Task, played: Played, scoring: Scoring) -> RewardRecord | None:
+    return scoring(ideal(played[ORACLE][0], task.gold, CONFIG.env.curation.cap), task.gold)
 
 
-def always_true(episode: Episode, gold: Gold) -> RewardRecord:
-    return RewardRecord(1.0)
+def judged(task: Task, played: Played, scoring: Scoring = ROBUST) -> TaskAdmission:
+    return admission_of(task.task_id, trials(task, played, scoring), best_of(task, played, scoring))
 
 
 def drifting() -> Scoring:
     """A scoring that says something else each time."""
     ticks = count()
-
-    def scoring(episode: Episode, gold: Gold) -> RewardRecord:
-        found = scoring_of(CONFIG)(episode, gold)
-        return RewardRecord(found.total + 1e-6 * next(ticks))
-
-    return scoring
+    return lambda episode, gold: RewardRecord(ROBUST(episode, gold).total + 1e-6 * next(ticks))
 
 
 @pytest.mark.parametrize("config", [CONFIG, PAPER], ids=["robust", "paper"])
@@ -121,22 +117,23 @@ def test_gold_that_is_not_in_the_index_is_rejected(index: str) -> None:
 
 
 def test_gold_that_the_question_gives_away_is_rejected(index: str, played: list[Played]) -> None:
-    at = next(at for at, each in enumerate(played) if recall(TASKS[at], each["stop-at-once"][0]) > 0.0)
-    gold = TASKS[at].gold
-    task = msgspec.structs.replace(TASKS[at], query=f"{TASKS[at].query} ({', '.join(gold.relevant)})")
+    first = next(
+        task
+        for task, each in zip(TASKS, played, strict=True)
+        if measure_outcome(each["stop-at-once"][0], task.gold).recall > 0.0
+    )
+    task = msgspec.structs.replace(first, query=f"{first.query} ({', '.join(first.gold.relevant)})")
     found = judged(task, *play(index, [task]))
     assert found.rejected == ("leaked",)
     assert found.scores["id-inventor"] >= 0.05
 
 
-def recall(task: Task, episode: Episode) -> float:
-    return measure_outcome(episode, task.gold).recall
-
-
-@pytest.mark.parametrize(("scoring", "reason"), [(drifting, "unstable"), (lambda: always_true, "flat")])
-def test_bad_scoring_is_rejected(played: list[Played], scoring: Callable[[], Scoring], reason: Reason) -> None:
+@pytest.mark.parametrize(
+    ("scoring", "reason"), [(drifting(), "unstable"), (lambda _episode, _gold: RewardRecord(1.0), "flat")]
+)
+def test_bad_scoring_is_rejected(played: list[Played], scoring: Scoring, reason: Reason) -> None:
     for task, each in zip(TASKS[:5], played, strict=False):
-        assert reason in judged(task, each, scoring()).rejected
+        assert reason in judged(task, each, scoring).rejected
 
 
 def test_a_policy_that_does_otherwise_the_second_time_is_rejected(played: list[Played]) -> None:
@@ -146,7 +143,7 @@ def test_a_policy_that_does_otherwise_the_second_time_is_rejected(played: list[P
 
 
 def test_nothing_is_known_where_the_infrastructure_failed(played: list[Played]) -> None:
-    found = trials(TASKS[0], played[0], scoring_of(CONFIG))
+    found = trials(TASKS[0], played[0], ROBUST)
     lost = Trial(found["random"][0].outcome, (), None, None)
     assert admission_of("t", found | {"random": [lost]}, RewardRecord(2.5)).rejected == ("fault",)
     assert admission_of("t", found | {TWICE: [found[TWICE][0], lost]}, RewardRecord(2.5)).rejected == ("fault",)
@@ -167,12 +164,8 @@ def test_an_ideal_delivery_holds_the_answer_first_and_no_more_than_the_set_may(p
 def report(played: list[Played], config: Config) -> AdmissionReport:
     scoring = scoring_of(config)
     found = {task.task_id: trials(task, each, scoring) for task, each in zip(TASKS, played, strict=True)}
-    best = {
-        task.task_id: scoring(ideal(each[ORACLE][0], task.gold, 30), task.gold)
-        for task, each in zip(TASKS, played, strict=True)
-        if task.gold is not None
-    }
-    return judge(Check("world", "train", TASKS, "", config), found, best)
+    best = {task.task_id: best_of(task, each, scoring) for task, each in zip(TASKS, played, strict=True)}
+    return judge(Evaluation("world", "train", TASKS, "", ORACLE, config), None, found, best)
 
 
 def test_the_robust_reward_ranks_as_it_should_and_the_published_one_does_not(played: list[Played]) -> None:
@@ -211,7 +204,7 @@ def test_a_report_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="rl check"):
         read_report(tmp_path)
     with pytest.raises(UsageError, match="no tasks in split train"):
-        check(Check("d", "train", [], "", CONFIG), tmp_path)
+        check(Evaluation("d", "train", [], "", ORACLE, CONFIG), tmp_path)
     (tmp_path / REPORT).write_text("{}")
     with pytest.raises(SchemaError, match="rl check"):
         read_report(tmp_path)

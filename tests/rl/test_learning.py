@@ -7,32 +7,38 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from harness1.config import Config
+from harness1.config import Config, load_config
 from harness1.engines.loop import STATE
 from harness1.episodes.jobs import EpisodeJob, EpisodeSetup
-from harness1.errors import InfrastructureFault, UsageError
+from harness1.errors import ConfigError, InfrastructureFault, UsageError
 from harness1.models.causal_model import load_causal_model
 from harness1.models.checkpoint import Checkpoint, read_checkpoint
+from harness1.models.model_servers import VllmServer
+from harness1.models.token_server import WeightGate
 from harness1.records import Episode
-from harness1.rl.rows import training_rows
+from harness1.rl.groups import training_rows
+from harness1.rl.rollouts import publish_to, reserve_devices, write_version
 from harness1.rl.train import EPISODES, Training, train_policy
 from harness1.rows import TrainRow
 from harness1.runs.files import read_stage
 from harness1.runs.journal import EpisodeStore, read_episodes
 from harness1.training.log import read_log
-from harness1.training.saving import read_state
+from harness1.training.saving import load_state
+from tests.models.test_token_server import sglang, vllm
 from tests.rl.toy import ToyRollouts, open_toy, share_of_good, toy_config, toy_tasks
+from tests.support import run
 from tests.tiny_models import save_byte_tokenizer, save_tiny_model
 from tests.vocabularies import chat_format
 
@@ -115,21 +121,20 @@ def trained(
     base: Path,
     overrides: list[str] | None = None,
     stop_at: int | None = None,
-    rollouts: Callable[[Path], ToyRollouts] = lambda folder: ToyRollouts(open_toy(folder)),
+    rollouts: ToyRollouts | None = None,
     **fields: Any,
 ) -> Checkpoint:
     def on_step(batch: int, batches: int, values: Mapping[str, float]) -> None:
         if batch == stop_at and "loss" in values:
             raise Stopped
 
-    config = toy_config(overrides)
-    work = work_in(out, base, config, **fields)
-    return train_policy(work, nullcontext(rollouts(base)), CHAT, "toy", on_step)
+    work = work_in(out, base, toy_config(overrides), **fields)
+    return train_policy(work, nullcontext(rollouts or ToyRollouts(open_toy(base))), CHAT, "toy", on_step)
 
 
-def one_by_one(folder: Path) -> ToyRollouts:
+def one_by_one(folder: Path, **fields: Any) -> ToyRollouts:
     """Nothing is decoded beside a call: equal to the bit, whatever the time."""
-    return ToyRollouts(open_toy(folder, rows=1))
+    return ToyRollouts(open_toy(folder, rows=1), **fields)
 
 
 def held_out_rewards(out: Path) -> list[float]:
@@ -138,12 +143,6 @@ def held_out_rewards(out: Path) -> list[float]:
 
 def steps(out: Path) -> list[dict[str, Any]]:
     return [line for line in read_log(out) if "loss" in line]
-
-
-TIMES = ("seconds", "wait_seconds", "train_seconds")
-GATE = ("max_difference", "mean_k3", "beyond_bounds", "effective_share", "largest_ratio")
-OWN = (*TIMES, *(f"gate/{name}" for name in GATE))
-"""Of a process, not of the training."""
 
 
 def test_a_policy_learns_what_is_rewarded(tmp_path: Path, base: Path) -> None:
@@ -158,40 +157,24 @@ def test_a_policy_learns_what_is_rewarded(tmp_path: Path, base: Path) -> None:
     assert all(abs(line["k3"]) < 1e-6 for line in lines)  # one step on what the very weights sampled
 
 
-def test_shuffled_advantages_do_not_learn(tmp_path: Path, base: Path) -> None:
-    def shuffled(groups: Any, config: Config) -> list[TrainRow]:
-        rows = training_rows(groups, config.rl)
-        values = [max(row.advantages or (0.0,), key=abs) for row in rows]
-        turned = values[1::2] + values[::2]
-        return [
-            msgspec.structs.replace(row, advantages=tuple(value * mask for mask in row.loss_mask))
-            for row, value in zip(rows, turned, strict=True)
-        ]
-
-    trained(tmp_path / "out", base, make_rows=shuffled)
-    before, after = held_out_rewards(tmp_path / "out")
-    assert after - before < 0.1
-
-
 def test_a_resumed_training_equals_the_uninterrupted_one(tmp_path: Path, base: Path) -> None:
-    trained(tmp_path / "whole", base, rollouts=one_by_one)
+    trained(tmp_path / "whole", base, rollouts=one_by_one(base))
     with pytest.raises(Stopped):
-        trained(tmp_path / "cut", base, stop_at=4, rollouts=one_by_one)
-    trained(tmp_path / "cut", base, rollouts=one_by_one)
+        trained(tmp_path / "cut", base, stop_at=4, rollouts=one_by_one(base))
+    trained(tmp_path / "cut", base, rollouts=one_by_one(base))
     stage = read_stage(tmp_path / "whole")
     assert stage.inputs["rl"]["anchors"] == stage.inputs["rl"]["kl"] == 0.0  # so that older records resume
     whole, cut = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "cut"))
     assert all(torch.equal(whole[name], cut[name]) for name in whole)
-    for one, other in zip(steps(tmp_path / "whole"), steps(tmp_path / "cut"), strict=True):
-        assert {name: value for name, value in one.items() if name not in OWN} == {
-            name: value for name, value in other.items() if name not in OWN
-        }
+    logs = [  # without what is of a process, and not of the training
+        [[each for each in line.items() if "gate/" not in each[0] and "seconds" not in each[0]] for line in steps(out)]
+        for out in (tmp_path / "whole", tmp_path / "cut")
+    ]
+    assert logs[0] == logs[1]
 
 
 def test_a_batch_may_be_some_batches_old_and_no_older(tmp_path: Path, base: Path) -> None:
-    def slow(folder: Path) -> ToyRollouts:
-        return ToyRollouts(open_toy(folder), latency=lambda job: 0.2 * (int(job.group_id or 0) % 3))
-
+    slow = ToyRollouts(open_toy(base), latency=lambda job: 0.2 * (int(job.group_id or 0) % 3))
     trained(tmp_path / "out", base, ["rl.staleness=2", "rl.batches=20"], rollouts=slow)
     ages = [line["staleness_max"] for line in steps(tmp_path / "out")]
     assert 0 < max(ages) <= 2
@@ -203,15 +186,15 @@ def test_weights_that_did_not_sample_are_refused_before_the_first_step(tmp_path:
     other = save_tiny_model(tmp_path / "other", seed=7, initializer_range=0.05)
     shutil.copy(base / "tokenizer.json", other)
     with pytest.raises(UsageError, match="rollouts are not from the model"):
-        trained(tmp_path / "out", base, rollouts=lambda _: Deaf(other))
+        trained(tmp_path / "out", base, rollouts=Deaf(other))
     assert steps(tmp_path / "out") == []
     # It begins with its own weights, whatever was sampled by before; and so does one that is resumed.
-    trained(tmp_path / "own", base, ["rl.batches=1"], rollouts=lambda _: ToyRollouts(open_toy(other)))
+    trained(tmp_path / "own", base, ["rl.batches=1"], rollouts=ToyRollouts(open_toy(other)))
     assert steps(tmp_path / "own")[0]["gate/max_difference"] < 1e-4
     with pytest.raises(Stopped):
         trained(tmp_path / "cut", base, stop_at=4)
     with pytest.raises(UsageError, match="rollouts are not from the model"):
-        trained(tmp_path / "cut", base, rollouts=Deaf)
+        trained(tmp_path / "cut", base, rollouts=Deaf(base))
 
 
 class Interrupted(ToyRollouts):
@@ -226,21 +209,12 @@ class Interrupted(ToyRollouts):
 
 @pytest.mark.parametrize("within", [0, 1, 2, 3], ids=["between", "within one", "twice within one", "publishing"])
 def test_an_interrupt_loses_no_batch(tmp_path: Path, base: Path, within: int) -> None:
-    settings = ["train.save_every=0"]
-
-    def rollouts(folder: Path) -> ToyRollouts:
-        latency = interrupting(1000 if within else 14)
-        return Interrupted(open_toy(folder)) if within == 3 else ToyRollouts(open_toy(folder), latency=latency)
-
+    settings, latency = ["train.save_every=0"], interrupting(1000 if within else 14)
+    rollouts = Interrupted(open_toy(base)) if within == 3 else ToyRollouts(open_toy(base), latency=latency)
+    rows = interrupting_rows(8, within) if within in (1, 2) else training
     with pytest.raises(KeyboardInterrupt):
-        trained(
-            tmp_path,
-            base,
-            settings,
-            rollouts=rollouts,
-            make_rows=interrupting_rows(8, within) if within in (1, 2) else training,
-        )
-    stage, state = read_stage(tmp_path), read_state(tmp_path / STATE)
+        trained(tmp_path, base, settings, rollouts=rollouts, make_rows=rows)
+    stage, state = read_stage(tmp_path), load_state(tmp_path / STATE, dict)
     assert stage.status == "interrupted"
     done = [line["step"] for line in steps(tmp_path)]
     assert done == list(range(1, state["version"] + 1))
@@ -264,23 +238,19 @@ def test_a_validation_that_faults_broke_is_played_again_and_chooses_nothing_if_t
 ) -> None:
     """Of four held-out tasks one fails once, and from the second batch on another one always. Rewards rise with each
     batch."""
-    played, opened = list[str](), list[ToyRollouts]()
+    played = list[str]()
 
     def broken(job: EpisodeJob) -> bool:
         if job.group_id is not None:
             return False
         played.append(name := job.task.task_id)
-        return played.count(name) == 1 if name == "toy-8" else name == "toy-9" and opened[0].published[-1] > 1
+        return played.count(name) == 1 if name == "toy-8" else name == "toy-9" and rollouts.published[-1] > 1
 
     def price(episode: Episode) -> float:
-        return share_of_good(episode) + opened[0].published[-1]
+        return share_of_good(episode) + rollouts.published[-1]
 
-    def rollouts(folder: Path) -> ToyRollouts:
-        opened.append(ToyRollouts(open_toy(folder), broken=broken, price=price))
-        return opened[0]
-
-    settings = ["rl.batches=4", "train.watch.every=1"]
-    done = trained(tmp_path, base, settings, rollouts=rollouts)
+    rollouts = ToyRollouts(open_toy(base), broken=broken, price=price)
+    done = trained(tmp_path, base, ["rl.batches=4", "train.watch.every=1"], rollouts=rollouts)
     looks = [line for line in read_log(tmp_path) if "held_out/reward" in line]
     assert [line.get("held_out/faults") for line in looks] == [None, None, 1.0, 1.0, 1.0]
     assert done.step == 1
@@ -297,10 +267,7 @@ def test_batches_of_a_training_in_turns_do_not_depend_on_what_finishes_first(tmp
             seen.extend(made)
             return made
 
-        def rollouts(folder: Path) -> ToyRollouts:
-            return ToyRollouts(open_toy(folder, rows=1), latency=latency)
-
-        trained(tmp_path / name, base, ["rl.batches=3"], rollouts=rollouts, make_rows=rows)
+        trained(tmp_path / name, base, ["rl.batches=3"], rollouts=one_by_one(base, latency=latency), make_rows=rows)
         return seen, (tmp_path / name / "model.safetensors").read_bytes()
 
     def late(job: EpisodeJob) -> float:
@@ -319,10 +286,7 @@ def test_broken_episodes_are_left_out_and_groups_that_broke_or_have_no_differenc
         group = int(job.group_id or 0)
         return job.group_id is not None and (group == 1 or (group == 2 and job.sample_idx % 4 == 0))
 
-    def rollouts(folder: Path) -> ToyRollouts:
-        return ToyRollouts(open_toy(folder), broken=broken, price=flat)
-
-    trained(tmp_path / "out", base, ["rl.batches=1"], rollouts=rollouts)
+    trained(tmp_path / "out", base, ["rl.batches=1"], rollouts=ToyRollouts(open_toy(base), broken=broken, price=flat))
     (line,) = steps(tmp_path / "out")
     assert (line["groups/trained"], line["groups/filtered"], line["groups/faulty"]) == (4.0, 1.0, 1.0)
     assert line["rows"] == 2 * (4 * 4 - 1)
@@ -331,20 +295,158 @@ def test_broken_episodes_are_left_out_and_groups_that_broke_or_have_no_differenc
 
 
 @pytest.mark.parametrize(
-    ("rollouts", "error", "says"),
+    ("kind", "fields", "error", "says"),
     [
-        (lambda folder: Forgetful(open_toy(folder)), InfrastructureFault, "old versions"),
-        (
-            lambda folder: ToyRollouts(open_toy(folder), broken=lambda job: bool(job.group_id)),
-            InfrastructureFault,
-            "planted",
-        ),
-        (lambda folder: ToyRollouts(open_toy(folder), price=lambda _: 1.0), UsageError, "same reward"),
+        (Forgetful, {}, InfrastructureFault, "old versions"),
+        (ToyRollouts, {"broken": lambda job: bool(job.group_id)}, InfrastructureFault, "planted"),
+        (ToyRollouts, {"price": lambda _: 1.0}, UsageError, "same reward"),
     ],
     ids=["stale", "faults", "no difference"],
 )
 def test_training_stops_when_nothing_usable_comes(
-    tmp_path: Path, base: Path, rollouts: Callable[[Path], ToyRollouts], error: type[Exception], says: str
+    tmp_path: Path, base: Path, kind: type[ToyRollouts], fields: dict[str, Any], error: type[Exception], says: str
 ) -> None:
     with pytest.raises(error, match=says):
-        trained(tmp_path / "out", base, rollouts=rollouts)
+        trained(tmp_path / "out", base, rollouts=kind(open_toy(base), **fields))
+
+
+Asleep = Callable[[], AbstractAsyncContextManager[None]]
+
+
+def train(out: Path, base: Path, rollouts: ToyRollouts, asleep: Asleep, seen: list[str], *settings: str) -> None:
+    """Two batches without validation."""
+    config = toy_config(["rl.batches=2", "train.watch.tasks=0", "train.watch.metric=reward", *settings])
+    work = replace(work_in(out, base, config), held_out=[], undisturbed=asleep)
+
+    def on_step(batch: int, batches: int, values: Mapping[str, float]) -> None:
+        seen.extend(["stepped"] if "loss" in values else [])
+
+    train_policy(work, nullcontext(rollouts), CHAT, "toy", on_step)
+
+
+def server() -> VllmServer:
+    return vllm(lambda path, body: "")[0]
+
+
+def test_other_samplers_fleets_and_several_processes_are_refused() -> None:
+    config = load_config("rl/small", ["machine.model.sleep=true"])
+    with pytest.raises(ConfigError, match="vllm:PATH"):
+        reserve_devices(sglang(lambda path, body: "")[0], config, "cpu")
+    with pytest.raises(ConfigError, match="one process"):
+        reserve_devices(server(), config, "cpu", processes=2)
+    fleet = load_config("rl/small", ["machine.model.sleep=true", "machine.fleet.workers=2"])
+    with pytest.raises(ConfigError, match="fleet"):
+        reserve_devices(server(), fleet, "cpu")
+
+
+def test_nothing_sleeps_unless_it_is_asked_to() -> None:
+    sampler, endpoint = vllm(lambda path, body: "")
+
+    async def step(*settings: str) -> None:
+        async with reserve_devices(sampler, load_config("rl/small", [*settings]), "cpu")():
+            endpoint.asked.append(("step", {}))
+
+    run(step())
+    assert endpoint.paths == ["step"]
+    run(step("machine.model.sleep=true"))
+    assert endpoint.paths == ["step", "/sleep?level=1&mode=wait", "step", "/wake_up"]
+
+
+def test_the_sampler_is_awake_whenever_it_plays_or_takes_weights(tmp_path: Path, base: Path) -> None:
+    """It is also put to sleep once before anything is played."""
+    seen: list[str] = []
+
+    @asynccontextmanager
+    async def asleep() -> AsyncIterator[None]:
+        seen.append("asleep")
+        yield
+        seen.append("awake")
+
+    class Watched(ToyRollouts):
+        async def publish(self, state: Mapping[str, Any], version: int) -> None:
+            seen.append("publish")
+            await super().publish(state, version)
+
+        async def play(self, job: Any) -> Episode:
+            if seen[-1] != "play":
+                seen.append("play")
+            return await super().play(job)
+
+    train(tmp_path, base, Watched(open_toy(base)), asleep, seen)
+    batch = ["play", "asleep", "awake", "publish", "stepped"]
+    assert seen[:13] == ["asleep", "awake", "publish", *batch, *batch]
+    assert set(seen[13:]) <= {"play"}  # what was begun when the training ended
+
+
+def test_episodes_that_a_step_interrupts_wait_for_its_end_and_go_on(tmp_path: Path, base: Path) -> None:
+    """With staleness, more episodes are begun than a batch needs; the gate is that of every sampler that sleeps."""
+    gate, waited, seen, sleeping = WeightGate(), list[str](), list[str](), False
+
+    @asynccontextmanager
+    async def asleep() -> AsyncIterator[None]:
+        nonlocal sleeping
+        async with gate.change(gate.version):
+            sleeping = True
+            yield
+            sleeping = False
+
+    class Gated(ToyRollouts):
+        async def play(self, job: Any) -> Episode:
+            if sleeping:
+                waited.append(job.task.task_id)
+            async with gate.call():
+                assert not sleeping
+                episode = await super().play(job)
+                assert not sleeping
+            return episode
+
+    train(tmp_path, base, Gated(open_toy(base)), asleep, seen, "rl.staleness=1")
+    assert seen == ["stepped"] * 2
+    assert waited
+
+
+def test_a_sampler_that_cannot_sleep_ends_the_training_before_it_plays(tmp_path: Path, base: Path) -> None:
+    @asynccontextmanager
+    async def asleep() -> AsyncIterator[None]:
+        raise UsageError("start vLLM with --enable-sleep-mode")
+        yield
+
+    rollouts = ToyRollouts(open_toy(base))
+    with pytest.raises(UsageError, match="enable-sleep-mode"):
+        train(tmp_path, base, rollouts, asleep, [])
+    assert rollouts.published == []
+
+
+class Server:
+    """Loads weights by path, as an engine does."""
+
+    async def load_weights(self, folder: Path, version: int) -> None:
+        self.loaded = folder, version
+
+
+def test_a_server_gets_new_weights_by_path(tmp_path: Path) -> None:
+    base = save_tiny_model(save_byte_tokenizer(tmp_path / "base"), tie_word_embeddings=True)
+    model, server = load_causal_model(base, "cpu", "float32"), Server()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.25)
+    state = model.state_dict()
+    asyncio.run(publish_to(cast(Any, server), state, 2, base, tmp_path / "versions"))
+    folder, version = server.loaded
+    again = load_causal_model(folder, "cpu", "float32").state_dict()
+    assert version == 2
+    assert all(torch.equal(state[name], again[name]) for name in state)
+    assert (folder / "tokenizer.json").read_bytes() == (base / "tokenizer.json").read_bytes()
+
+
+def test_a_training_that_goes_on_from_an_earlier_version_has_it_and_none_of_the_later_ones(tmp_path: Path) -> None:
+    base = save_tiny_model(tmp_path / "base")
+    state = load_causal_model(base, "cpu", "float32").state_dict()
+    for version in (7, 8, 5):
+        folder = write_version(tmp_path / "versions", base, state, version)
+    assert list((tmp_path / "versions").iterdir()) == [folder]
+    write_version(tmp_path / "versions", base, state, 6)
+    assert {path.name for path in (tmp_path / "versions").iterdir()} == {"version-5", "version-6"}
+    for version in (8, 9, 10):
+        write_version(tmp_path / "versions", base, state, version)
+    assert {path.name for path in (tmp_path / "versions").iterdir()} == {"version-9", "version-10"}

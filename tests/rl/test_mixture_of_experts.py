@@ -32,7 +32,6 @@ from tests.rl.toy import ToyRollouts, toy_config, toy_tasks
 from tests.sft.test_fine_tuning import CONFIG, QUICK, Place, save_rows, save_student
 from tests.tiny_models import save_tiny_model
 
-ON_EXPERTS = Lora(rank=8, experts=True)
 GPT_OSS = {
     "sliding_window": 8,
     "num_local_experts": 4,
@@ -55,14 +54,12 @@ def sampled(folder: Path) -> list[SampledCall]:
     backend = opened(folder)
     asked = [(tuple(range(40, 46 + 7 * at)), Sampling(max_tokens=8, seed=at)) for at in range(6)]
 
-    async def together() -> Any:
-        return await asyncio.gather(*[backend.generate(ids, how) for ids, how in asked])
+    async def together() -> list[SampledCall]:
+        outs = await asyncio.gather(*[backend.generate(ids, how) for ids, how in asked])
+        made = zip(asked, outs, strict=True)
+        return [SampledCall(ids, out.output_ids, out.output_logprobs, how) for (ids, how), out in made]
 
-    outputs = asyncio.run(together())
-    return [
-        SampledCall(ids, out.output_ids, out.output_logprobs, how)
-        for (ids, how), out in zip(asked, outputs, strict=True)
-    ]
+    return asyncio.run(together())
 
 
 def assert_gate(folder: Path) -> None:
@@ -95,17 +92,14 @@ def fine_tuned(place: Place, lora: Lora) -> Path:
     out = place.rows.parent / f"tuned {lora.rank}"
     config = msgspec.structs.replace(CONFIG, train=msgspec.structs.replace(QUICK, lora=lora))
     fine_tune(FineTuning(place.rows, place.model, out, config), lambda _step, _of, _values: None)
+    losses = [line["held_out/nll"] for line in read_log(out) if "held_out/nll" in line]
+    assert losses[-1] < losses[0]
     return out
 
 
 @pytest.fixture(scope="module")
 def tuned(place: Place) -> Path:
     return fine_tuned(place, Lora(rank=0))
-
-
-@pytest.fixture(scope="module")
-def adapted(place: Place) -> Path:
-    return fine_tuned(place, ON_EXPERTS)
 
 
 def logprobs(model: Any) -> torch.Tensor:
@@ -122,18 +116,10 @@ def changed(before: Path, after: Path) -> set[str]:
     return {name.removeprefix(PEFT).split(".lora_")[0].split("layers.1.")[-1] for name in moved if "layers.1." in name}
 
 
-def test_it_learns_from_a_teacher_and_is_sampled_as_it_was_saved(tuned: Path) -> None:
-    losses = [line["held_out/nll"] for line in read_log(tuned) if "held_out/nll" in line]
-    assert losses[-1] < losses[0]
-    assert_gate(tuned)
-
-
 def test_adapters_of_its_experts_are_fine_tuned_learn_by_reinforcement_and_stay_what_they_are_on_disk(
-    adapted: Path, tmp_path: Path
+    place: Place, tmp_path: Path
 ) -> None:
-    losses = [line["held_out/nll"] for line in read_log(adapted) if "held_out/nll" in line]
-    assert losses[-1] < losses[0]
-    out, merged = tmp_path / "out", tmp_path / "merged"
+    adapted, out, merged = fine_tuned(place, Lora(rank=8, experts=True)), tmp_path / "out", tmp_path / "merged"
     steps = learned(adapted, out, "train.lora.rank=8", "train.lora.experts=true")
     assert steps[0]["gate/max_difference"] < 1e-4
     assert all(step["k3"] < 1e-6 and step["gradient"] > 0 for step in steps)
@@ -152,6 +138,7 @@ def test_adapters_of_its_experts_are_fine_tuned_learn_by_reinforcement_and_stay_
 
 @pytest.mark.parametrize("rank", [0, 8], ids=["whole", "adapters"])
 def test_it_is_trained_by_reinforcement_and_is_sampled_as_it_was_saved(tuned: Path, tmp_path: Path, rank: int) -> None:
+    assert_gate(tuned)
     steps = learned(tuned, tmp_path / "out", f"train.lora.rank={rank}")
     assert steps[0]["gate/max_difference"] < 1e-4
     assert all(step["k3"] < 1e-6 and step["gradient"] > 0 for step in steps)  # each batch is of the very weights

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import ray
 from ray.cluster_utils import Cluster
@@ -18,8 +19,9 @@ from ray.cluster_utils import Cluster
 from harness1.config import Fleet
 from harness1.episodes.jobs import EpisodeJob
 from harness1.errors import ConfigError, InfrastructureFault
-from harness1.records import Episode, Hashes, Status, StopReason, Task
-from harness1.rl.ray_rollouts import RayRollouts
+from harness1.records import Episode, Hashes, Status, Task
+from harness1.rl.rollouts import RayRollouts
+from tests.support import ended_episode
 
 pytestmark = pytest.mark.ray
 STORE = 80 * 2**20
@@ -60,7 +62,10 @@ class Fake:
                 os._exit(1)
             if kind == "wrong":
                 raise ConfigError("nobody can play this")
-            on_episode(played(job, begun, self.version, ray.get_runtime_context().get_node_id()))
+            where = Hashes(env="", policy="", index=ray.get_runtime_context().get_node_id())
+            episode = msgspec.structs.replace(ended_episode(), episode_id=f"{os.getpid()}", task=job.task, hashes=where)
+            known = {"sample_idx": job.sample_idx, "policy_versions": (begun, self.version)}
+            on_episode(msgspec.structs.replace(episode, **known))
 
     async def publish(self, state: dict[str, Weight], version: int) -> None:
         await asyncio.sleep(0.05)
@@ -75,18 +80,6 @@ def first(marker: Path) -> bool:
     except FileExistsError:
         return False
     return True
-
-
-def played(job: EpisodeJob, begun: int, ended: int, where: str) -> Episode:
-    return Episode(
-        episode_id=f"{os.getpid()}",
-        task=job.task,
-        sample_idx=job.sample_idx,
-        stop_reason=StopReason.END_SEARCH,
-        status=Status.COMPLETED,
-        hashes=Hashes(env="", policy="", index=where),
-        policy_versions=(begun, ended),
-    )
 
 
 @pytest.fixture(scope="module")
@@ -110,72 +103,60 @@ def jobs(count: int, *queries: str) -> list[EpisodeJob]:
 
 
 def play(
-    folder: Path, asked: list[EpisodeJob], fleet: Fleet = FLEET, places: int = PLACES
+    make: Callable[[], Any], asked: list[EpisodeJob], fleet: Fleet = FLEET, places: int = PLACES
 ) -> tuple[list[Episode], int]:
     """The episodes, in order, and how many workers were lost."""
     found: list[Episode] = []
 
     async def main() -> int:
-        async with RayRollouts(partial(Fake, folder), FLEET, places) as rollouts:
+        async with RayRollouts(make, fleet, places) as rollouts:
             await rollouts.run(asked, found.append)
             return rollouts.lost
 
     lost = asyncio.run(main())
+    assert sorted(episode.sample_idx for episode in found) == list(range(len(asked)))
     return sorted(found, key=lambda episode: episode.sample_idx), lost
 
 
 def test_every_job_is_played_once_by_several_workers(cluster: Cluster, tmp_path: Path) -> None:
-    episodes, lost = play(tmp_path, jobs(40))
-    assert [episode.sample_idx for episode in episodes] == list(range(40))
+    episodes, lost = play(partial(Fake, tmp_path), jobs(40))
     assert len({episode.episode_id for episode in episodes}) == 2
     assert lost == 0
 
 
 def test_a_worker_that_exits_is_replaced_and_its_jobs_go_to_others(cluster: Cluster, tmp_path: Path) -> None:
-    episodes, lost = play(tmp_path, jobs(40, "plain", "fatal a", "plain", "plain", "fatal b"))
-    assert [episode.sample_idx for episode in episodes] == list(range(40))
+    episodes, lost = play(partial(Fake, tmp_path), jobs(40, "plain", "fatal a", "plain", "plain", "fatal b"))
     assert {episode.status for episode in episodes} == {Status.COMPLETED}
     assert 1 <= lost <= 2
     assert len({episode.episode_id for episode in episodes}) >= 2
 
 
 def test_a_job_that_kills_its_workers_is_broken_by_the_infrastructure(cluster: Cluster, tmp_path: Path) -> None:
-    episodes, lost = play(tmp_path, jobs(12, "poison"), places=1)
-    assert [episode.sample_idx for episode in episodes] == list(range(12))
+    episodes, lost = play(partial(Fake, tmp_path), jobs(12, "poison"), places=1)
     assert [episode.status for episode in episodes] == [Status.INFRA_ERROR, *[Status.COMPLETED] * 11]
     assert "3 workers were lost" in (episodes[0].error or "")
     assert lost == 3
-
-
-def test_what_is_the_users_fault_ends_the_run(cluster: Cluster, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="nobody can play this"):
-        play(tmp_path, jobs(12, "plain", "wrong"))
-
-
-def test_rollouts_that_cannot_be_opened_end_the_run(cluster: Cluster) -> None:
-    with pytest.raises(ConfigError, match="no such model"):
-        asyncio.run(run_with(partial(refuse, "no such model"), FLEET))
-
-
-def test_a_cluster_without_room_is_said(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness1.rl.ray_rollouts.PATIENCE_S", 1.0)
-    with pytest.raises(InfrastructureFault, match="no worker, each of 1 CPU and 64 GPUs"):
-        asyncio.run(run_with(partial(Fake, tmp_path), Fleet(workers=2, gpus=64)))
 
 
 def refuse(why: str) -> Fake:
     raise ConfigError(why)
 
 
-def test_workers_that_cannot_begin_are_said(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness1.rl.ray_rollouts.ATTEMPTS", 1)
+@pytest.mark.usefixtures("cluster")
+def test_what_cannot_be_played_or_begun_ends_the_run_and_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness1.rl.rollouts.PATIENCE_S", 1.0)
+    monkeypatch.setattr("harness1.rl.rollouts.ATTEMPTS", 1)
+    fake = partial(Fake, tmp_path)
+    with pytest.raises(ConfigError, match="nobody can play this"):
+        play(fake, jobs(12, "plain", "wrong"))
+    with pytest.raises(ConfigError, match="no such model"):
+        play(partial(refuse, "no such model"), jobs(1))
+    with pytest.raises(InfrastructureFault, match="no worker, each of 1 CPU and 64 GPUs"):
+        play(fake, jobs(1), Fleet(workers=2, gpus=64))
     with pytest.raises(InfrastructureFault, match=r"2 workers in a row died as they began: .*exit"):
-        asyncio.run(run_with(partial(os._exit, 1), Fleet(workers=1)))
-
-
-async def run_with(make: Callable[[], Any], fleet: Fleet) -> None:
-    async with RayRollouts(make, fleet, PLACES) as rollouts:
-        await rollouts.run(jobs(1), lambda episode: None)
+        play(partial(os._exit, 1), jobs(1), Fleet(workers=1))
 
 
 def test_no_job_is_played_with_weights_older_than_those_published_before(cluster: Cluster, tmp_path: Path) -> None:

@@ -33,8 +33,8 @@ from harness1.rl.red_team import (
     SYSTEM,
     PaidEpisode,
     RedTeamReport,
-    Review,
     best_paid,
+    review,
     transcript,
 )
 from harness1.runs.journal import EpisodeStore
@@ -79,28 +79,24 @@ def flagging(said: str) -> str:
 
 
 EPISODES = [
-    PaidEpisode("run", made_episode("a", 2.0), GOLD),
-    PaidEpisode("run", made_episode("b", 1.5, "I deliver EVERYTHING that\n was shown"), GOLD),
+    PaidEpisode("run", 2.0, made_episode("a", 2.0), GOLD),
+    PaidEpisode("run", 1.5, made_episode("b", 1.5, "I deliver EVERYTHING that\n was shown"), GOLD),
 ]
 
 
 def test_a_transcript_says_what_happened_and_cannot_be_closed_from_within() -> None:
     said = transcript(EPISODES[0].episode, GOLD, 1000)
-    for part in ("where was a born", "count as right: d1", 'Turn 1: search_corpus {"query":"Ada"}', "Shown [d1] Ada"):
-        assert part in said
-    assert "Words: the evidence says so" in said
-    assert "Delivered: d1 (very_high)" in said
-    assert "Reward: 2.000 (recall +2.000)" in said
+    found = ("where was a born", "count as right: d1", 'Turn 1: search_corpus {"query":"Ada"}', "Shown [d1] Ada")
+    found += ("Words: the evidence says so", "Delivered: d1 (very_high)", "Reward: 2.000 (recall +2.000)")
+    assert [part for part in found if part not in said] == []
     assert "</episode>" not in said
 
 
 def test_of_a_long_episode_the_middle_is_left_out() -> None:
     said = transcript(made_episode("a", 1.0, turns=60), GOLD, 600)
     assert len(said) < 4 * 700
-    assert "Turn 1:" in said
-    assert "Turn 60:" in said
+    assert all(part in said for part in ("Turn 1:", "Turn 60:", "turns are left out here"))
     assert "Turn 30:" not in said
-    assert "turns are left out here" in said
     assert all(f"- {kind}: " in SYSTEM for kind in KINDS)
 
 
@@ -108,7 +104,7 @@ def test_a_trick_that_is_shown_is_found_and_costs_are_added(tmp_path: Path) -> N
     def shouting(said: str) -> str:
         return f"<think>hm {{}}</think>\n```json\n{flagging(said.casefold().replace(chr(10), ''))}\n```"
 
-    report = Review(EPISODES, "judge", Judging(shouting)).carry_out(tmp_path)
+    report = review(EPISODES, "judge", Judging(shouting), tmp_path)
     assert (report.episodes, report.honest, report.tricks, report.invalid, report.missing) == (2, 1, 1, 0, 0)
     (finding,) = report.findings
     assert (finding.task_id, finding.reward, finding.kind, finding.turn) == ("b", 1.5, "dump", 2)
@@ -134,8 +130,8 @@ def test_a_trick_that_is_shown_is_found_and_costs_are_added(tmp_path: Path) -> N
     ],
 )
 def test_what_cannot_be_checked_is_invalid(said: str, tmp_path: Path) -> None:
-    episodes = [PaidEpisode("run", made_episode("b", 1.5, "everything that was shown"))]
-    report = Review(episodes, "judge", Judging(lambda _: said)).carry_out(tmp_path)
+    episodes = [PaidEpisode("run", 1.5, made_episode("b", 1.5, "everything that was shown"))]
+    report = review(episodes, "judge", Judging(lambda _: said), tmp_path)
     assert (report.honest, report.tricks, report.invalid) == (0, 0, 1)
 
 
@@ -146,18 +142,18 @@ def test_what_was_answered_is_not_asked_again_and_faults_are(tmp_path: Path) -> 
         return HONEST
 
     broken = Judging(faulty)
-    report = Review(EPISODES, "judge", broken).carry_out(tmp_path)
+    report = review(EPISODES, "judge", broken, tmp_path)
     assert (report.honest, report.missing, report.faults) == (1, 1, ("the judge is down",))
     whole = Judging(lambda _: HONEST)
-    report = Review(EPISODES, "judge", whole).carry_out(tmp_path)
+    report = review(EPISODES, "judge", whole, tmp_path)
     assert (report.honest, report.missing, len(whole.asked)) == (2, 0, 1)
     assert "where was b born" in whole.asked[0]
     other = Judging(lambda _: HONEST)
-    Review(EPISODES, "another", other).carry_out(tmp_path)
+    review(EPISODES, "another", other, tmp_path)
     assert len(other.asked) == 2
     (tmp_path / REPLIES).write_text("{}\n")
     with pytest.raises(SchemaError, match="not a judge's reply"):
-        Review(EPISODES, "judge", whole).carry_out(tmp_path)
+        review(EPISODES, "judge", whole, tmp_path)
 
 
 def test_the_best_paid_of_each_run_are_read_one_of_each_task(tmp_path: Path) -> None:

@@ -13,19 +13,17 @@ from harness1.data.open import open_source
 from harness1.data.source import Source
 from harness1.errors import UsageError
 from harness1.records import DocId, Gold, Task
-from harness1.rl.groups import PlacedTask, TaskStream
-from harness1.rl.open import choose_tasks
+from harness1.rl.groups import PlacedTask, jobs_of_group
+from harness1.rl.train import choose_tasks
 from harness1.sft.collect import take_in_turn
 
 
 def source(name: str, **counts: int) -> Source:
-    tasks = {
-        split: [
-            Task(f"{name}-{split}-{n}", f"{split} {n}", split, Gold({DocId(f"{split}-{n}"): 1})) for n in range(count)
-        ]
-        for split, count in counts.items()
-    }
-    return Source(name, "made", lambda: iter(()), tuple(counts), tasks.__getitem__)
+    def tasks(split: str) -> list[Task]:
+        golds = [Gold({DocId(f"{split}-{n}"): 1}) for n in range(counts[split])]
+        return [Task(f"{name}-{split}-{n}", f"{split} {n}", split, gold) for n, gold in enumerate(golds)]
+
+    return Source(name, "made", lambda: iter(()), tuple(counts), tasks)
 
 
 def ids(placed: list) -> set[str]:
@@ -103,9 +101,8 @@ def test_a_dataset_of_which_nothing_is_left_is_refused_with_the_reason() -> None
 def test_a_share_and_earlier_runs_limit_the_tasks() -> None:
     made = source("a", train=20)
     config = load_config(None, ["train.watch.tasks=0"])
-    halves = [
-        choose_tasks([made], "train", [None], config, TaskFilter(config.data, share=share)) for share in ("sft", "rl")
-    ]
+    sieves = [TaskFilter(config.data, share=share) for share in ("sft", "rl")]
+    halves = [choose_tasks([made], "train", [None], config, sieve) for sieve in sieves]
     assert [len(half.tasks) for half in halves] == [6, 14]
     assert not ids(halves[0].tasks) & ids(halves[1].tasks)
     earlier = {("a", name) for name in ids(halves[0].tasks)}
@@ -122,21 +119,16 @@ TASKS = [PlacedTask(Task(f"t{n}", f"q{n}", "train", Gold({DocId("d"): 1})), n % 
 
 
 def test_every_pass_has_all_tasks_in_an_order_of_its_own() -> None:
-    stream = TaskStream(TASKS, samples=4, seed=3)
-    passes = [[stream.task(index).task.task_id for index in range(start, start + 5)] for start in (0, 5, 10, 15)]
+    passes = [
+        [jobs_of_group(TASKS, at, 4, 3)[0].task.task_id for at in range(start, start + 5)] for start in (0, 5, 10, 15)
+    ]
     assert all(sorted(each) == [f"t{n}" for n in range(5)] for each in passes)
     assert len(set(map(tuple, passes))) > 1
-
-
-def test_a_place_has_the_same_jobs_whenever_it_is_asked_for() -> None:
-    late, early = TaskStream(TASKS, samples=4, seed=3), TaskStream(TASKS, samples=4, seed=3)
-    assert late.jobs(13) == [early.jobs(index) for index in range(14)][13]
-    assert late.jobs(13) != TaskStream(TASKS, samples=4, seed=4).jobs(13)
+    assert jobs_of_group(TASKS, 13, 4, 3) != jobs_of_group(TASKS, 13, 4, 4)
 
 
 def test_no_two_episodes_of_a_training_share_number_or_seed() -> None:
-    stream = TaskStream(TASKS, samples=4, seed=0)
-    jobs = [job for index in range(50) for job in stream.jobs(index)]
+    jobs = [job for index in range(50) for job in jobs_of_group(TASKS, index, 4, 0)]
     assert [job.sample_idx for job in jobs] == list(range(200))
     assert len({job.seed for job in jobs}) == 200
     assert {job.group_id for job in jobs} == {str(index) for index in range(50)}

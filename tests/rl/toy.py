@@ -7,16 +7,14 @@ learn it in a few batches.
 from __future__ import annotations
 
 import asyncio
-import inspect
-import os
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
 from torch import Tensor
 
-from harness1.config import Config
-from harness1.episodes.jobs import EpisodeJob
+from harness1.config import Config, load_config
+from harness1.episodes.jobs import EpisodeJob, Jobs, OnEpisode, return_unchanged, run_jobs
 from harness1.models.transformers_backend import TransformersBackend, open_transformers
 from harness1.plain import digest
 from harness1.policy.language_model import call_seed
@@ -38,8 +36,7 @@ from harness1.records import (
 from harness1.rl.groups import PlacedTask
 
 TURNS, LENGTH = 2, 4
-GOOD = 128
-"""Tokens below are good."""
+GOOD = 128  # tokens below are good
 ALL_AT_ONCE = 64
 
 
@@ -66,21 +63,8 @@ class ToyRollouts:
         self.backend, self.latency, self.broken, self.price = backend, latency, broken, price or share_of_good
         self.published: list[int] = []
 
-    async def run(
-        self, jobs: Iterable[EpisodeJob] | AsyncIterable[EpisodeJob], on_episode: Callable[[Episode], None]
-    ) -> None:
-        places = asyncio.Semaphore(ALL_AT_ONCE)
-        async with asyncio.TaskGroup() as group:
-
-            async def one(job: EpisodeJob) -> None:
-                try:
-                    on_episode(await self.play(job))
-                finally:
-                    places.release()
-
-            async for job in _each(jobs):
-                await places.acquire()
-                group.create_task(one(job))
+    async def run(self, jobs: Jobs, on_episode: OnEpisode) -> None:
+        await run_jobs(jobs, self.play, return_unchanged, on_episode, ALL_AT_ONCE)
 
     async def publish(self, state: Mapping[str, Tensor], version: int) -> None:
         await self.backend.load_state(state, version)
@@ -124,41 +108,13 @@ class ToyRollouts:
         return msgspec.structs.replace(episode, reward=reward)
 
 
-class Mortal(ToyRollouts):
-    """Takes its process with it when it comes to one of the groups, once."""
-
-    def __init__(self, base: Path, deaths: Path) -> None:
-        super().__init__(open_toy(base))
-        self.deaths = deaths
-
-    async def play(self, job: EpisodeJob) -> Episode:
-        if job.group_id == "9":
-            try:
-                (self.deaths / "died").touch(exist_ok=False)
-            except FileExistsError:
-                return await super().play(job)
-            os._exit(1)
-        return await super().play(job)
-
-
 def share_of_good(episode: Episode) -> float:
     ids = [token for turn in episode.turns for call in turn.calls for token in call.output_ids]
     return sum(token < GOOD for token in ids) / len(ids)
 
 
-async def _each(jobs: Iterable[EpisodeJob] | AsyncIterable[EpisodeJob]) -> AsyncIterator[EpisodeJob]:
-    if inspect.isasyncgen(jobs) or isinstance(jobs, AsyncIterable):
-        async for job in jobs:
-            yield job
-    else:
-        for job in jobs:
-            yield job
-
-
 def toy_config(overrides: list[str] | None = None) -> Config:
     """A batch is four groups of four; a rate at which the game is learned in some ten batches."""
-    from harness1.config import load_config
-
     plain = [
         *("rl.groups=4", "rl.samples=4", "rl.substeps=1", "rl.batches=10", "train.rate=1e-2", "train.lora.rank=0"),
         *("train.schedule=constant", "train.dtype=float32", "train.save_every=1", "train.watch.every=0"),
