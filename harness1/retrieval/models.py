@@ -42,6 +42,7 @@ QUERY_ROWS = 4
 query."""
 SHORTEST = 16
 """Tokens to which short queries are padded; longer ones are padded to 2, 4, 8 times as many, and so on."""
+CACHED_QUERIES = 4096
 TOKENS_PER_PASS = {"cpu": 1024, "cuda": 65536}
 """Tokens in a pass over documents; the activations of more would not fit in the caches of a core."""
 KEYS, VECTORS = "keys.bin", "vectors.f16"
@@ -130,6 +131,15 @@ def open_embedder(settings: config.Dense, machine: config.Machine) -> Embedder:
         model = SentenceTransformer(str(folder), device=machine.device or None, local_files_only=True)
     parts = model, name, folder_hash(folder), settings.prefixes[0], settings.prefixes[1]
     return TransformerEmbedder(*parts) if isinstance(model[0], Transformer) else EncodingEmbedder(*parts)
+
+
+def open_queries(settings: config.Dense, machine: config.Machine, built_by: str, name: str) -> CachedQueries:
+    """Open the embedder, by its hash, that built the index of a name. Raises what `open_embedder` does, and UsageError:
+    it is another one."""
+    embedder = open_embedder(settings, machine)
+    if embedder.hash != built_by:
+        raise UsageError(f"{name} was built with another embedding model: set machine.embedder, or build it again")
+    return CachedQueries(embedder, CACHED_QUERIES)
 
 
 class HashEmbedder:
@@ -234,8 +244,8 @@ class TransformerEmbedder(EncodingEmbedder):
 
 
 class CachedQueries:
-    """An embedder for several threads, one at a time, that remembers the vectors of its latest queries, which sibling
-    episodes repeat."""
+    """An embedder for several threads, one at a time, that remembers the vectors of its latest `size` queries, which
+    sibling episodes repeat."""
 
     def __init__(self, embedder: Embedder, size: int) -> None:
         self.hash, self.dimensions = embedder.hash, embedder.dimensions

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from harness1.config import Retrieval
 from harness1.config.settings import Count
+from harness1.errors import ConfigError
 from harness1.records import Chunk, ChunkId, DocId, Record, Unit
 
 
@@ -90,6 +92,19 @@ class Retriever(Protocol):
     async def get(self, chunk_ids: Sequence[ChunkId]) -> tuple[Chunk, ...] | RetrievalFault:
         """Return the named chunks, in the order asked; ids that the corpus lacks are left out."""
         ...
+
+
+Mode = Literal["bm25", "dense", "hybrid"]
+
+
+def ranking_mode(settings: Retrieval, has_embeddings: bool) -> Mode:
+    """Return the mode that `auto` stands for in an index. Raises ConfigError: it lacks the embeddings."""
+    if settings.mode == "auto":
+        return "hybrid" if has_embeddings else "bm25"
+    if settings.mode != "bm25" and not has_embeddings:
+        need = f"env.retrieval.mode={settings.mode} needs an index with embeddings"
+        raise ConfigError(f"{need}: build it with --set index.dense.model=NAME")
+    return settings.mode
 
 
 Id = TypeVar("Id", bound=str | int)

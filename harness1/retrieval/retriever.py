@@ -10,25 +10,18 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from msgspec import structs
 
 from harness1.config import Config, Retrieval
-from harness1.errors import ConfigError, CorpusError, UsageError
+from harness1.errors import CorpusError
 from harness1.plain import digest
 from harness1.records import Chunk, ChunkId, DocId
 from harness1.retrieval.grep import grep_segments
 from harness1.retrieval.index import EmbeddedIndex, open_index
-from harness1.retrieval.models import (
-    CachedQueries,
-    Embedder,
-    TransformerScorer,
-    open_cross_encoder,
-    open_embedder,
-    rerank,
-)
+from harness1.retrieval.models import Embedder, TransformerScorer, open_cross_encoder, open_queries, rerank
 from harness1.retrieval.protocol import (
     BM25_DEPTH,
     DENSE_DEPTH,
@@ -40,9 +33,10 @@ from harness1.retrieval.protocol import (
     Scored,
     SearchRequest,
     SearchResult,
+    ranking_mode,
     rrf,
 )
-from harness1.retrieval.sharing import BATCH_SIZE, CACHED_SEARCHES, WINDOW_S, Batcher
+from harness1.retrieval.sharing import BATCH_SIZE, WINDOW_S, Batcher
 
 if TYPE_CHECKING:
     from harness1.retrieval.dense import DenseIndex
@@ -55,7 +49,6 @@ LONG_QUERY, LONG_LIST = 4096, 256
 RERANKED = 50
 """Number of top chunks that a cross-encoder reads."""
 
-Mode = Literal["bm25", "dense", "hybrid"]
 Positions = list[tuple[int, float]]
 Timed = tuple[SearchRequest, float]
 """A request and its deadline, on the monotonic clock."""
@@ -69,27 +62,15 @@ def open_embedded(path: Path, config: Config) -> EmbeddedRetriever:
     index = open_index(path)
     ranking = config.env.retrieval
     embedder = None
-    if index.vectors and ranking_mode(ranking, index) != "bm25":
+    if index.vectors and ranking_mode(ranking, True) != "bm25":
         try:
             index.dense  # noqa: B018  # at the first search, its files may be gone with the generation
         except (OSError, ValueError) as error:
             said = f"the embeddings of {path} are damaged ({error})"
             raise CorpusError(f"{said}; build it again with: harness1 index --force") from error
-        embedder = CachedQueries(open_embedder(index.settings.dense, config.machine), CACHED_SEARCHES)
-        if embedder.hash != index.vectors.embedder:
-            raise UsageError(f"{path} was built with another embedding model than this one: set machine.embedder")
+        embedder = open_queries(index.settings.dense, config.machine, index.vectors.embedder, str(path))
     scorer = open_cross_encoder(config.machine) if ranking.rerank.on else None
     return EmbeddedRetriever(index, ranking, embedder, scorer)
-
-
-def ranking_mode(settings: Retrieval, index: EmbeddedIndex) -> Mode:
-    """Return the mode that `auto` stands for in an index. Raises ConfigError: the index has no embeddings."""
-    if settings.mode == "auto":
-        return "hybrid" if index.vectors else "bm25"
-    if settings.mode != "bm25" and not index.vectors:
-        need = f"env.retrieval.mode={settings.mode} needs an index with embeddings"
-        raise ConfigError(f"{need}: build it with --set index.dense.model=NAME")
-    return settings.mode
 
 
 class EmbeddedRetriever:
@@ -104,7 +85,7 @@ class EmbeddedRetriever:
         scorer: TransformerScorer | None = None,
     ) -> None:
         self._index, self._embedder, self._scorer = index, embedder, scorer
-        self._mode = ranking_mode(settings, index)
+        self._mode = ranking_mode(settings, index.vectors is not None)
         self._batcher = Batcher(self._answer, WINDOW_S, BATCH_SIZE) if embedder or scorer else None
         self._beside = Batcher(self._answer, 0.0, 1)
         self.info = index.info

@@ -23,7 +23,7 @@ from harness1.retrieval.engines.engine import (
     parse_address,
     reporting,
 )
-from harness1.retrieval.models import Embedder, open_embedder
+from harness1.retrieval.models import Embedder, open_embedder, open_queries
 from harness1.retrieval.protocol import IndexInfo, Retriever
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def open_chroma(url: str, config: config.Config) -> Retriever:
         if collection is None:
             raise CorpusError(f"{where}: there is no finished index of this name: build it with --engine")
         index = EngineIndex.read((collection.metadata or {}).get(INDEX), collection.count(), str(where))
-    queries = index.open_queries(str(where), config.machine)
+    queries = open_queries(index.settings.dense, config.machine, index.embedder, str(where))
     return EngineRetriever(ChromaEngine(collection, index, queries), config.machine)
 
 

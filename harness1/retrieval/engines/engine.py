@@ -19,7 +19,6 @@ from harness1.records import Chunk, ChunkId, DocId, Record
 from harness1.retrieval.corpus import Document, chunk
 from harness1.retrieval.grep import compile_pattern
 from harness1.retrieval.index import document_sum, index_hash, read_description
-from harness1.retrieval.models import CachedQueries, open_embedder
 from harness1.retrieval.pattern import find_literal
 from harness1.retrieval.protocol import (
     BadPattern,
@@ -31,7 +30,6 @@ from harness1.retrieval.protocol import (
     SearchResult,
     total_order,
 )
-from harness1.retrieval.sharing import CACHED_SEARCHES
 
 FORMAT = 1
 TIES = 10
@@ -109,13 +107,6 @@ class EngineIndex(Record):
         if held != index.info.chunks:
             raise CorpusError(f"{name} holds {held} chunks instead of {index.info.chunks}: build it again")
         return index
-
-    def open_queries(self, name: str, machine: config.Machine) -> CachedQueries:
-        """Open the embedder of the index; raise CorpusError if the configured model is another one."""
-        embedder = open_embedder(self.settings.dense, machine)
-        if embedder.hash != self.embedder:
-            raise CorpusError(f"{name} was built with another embedding model: set machine.embedder, or build it again")
-        return CachedQueries(embedder, CACHED_SEARCHES)
 
 
 class ChunkStream:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import msgspec
@@ -32,8 +32,8 @@ from harness1.retrieval.engines.engine import (
     parse_address,
     reporting,
 )
-from harness1.retrieval.models import Embedder, open_embedder
-from harness1.retrieval.protocol import BM25_DEPTH, DENSE_DEPTH, RRF_K, IndexInfo, Retriever
+from harness1.retrieval.models import Embedder, open_embedder, open_queries
+from harness1.retrieval.protocol import BM25_DEPTH, DENSE_DEPTH, RRF_K, IndexInfo, Mode, Retriever, ranking_mode
 from harness1.words import AUTO, is_foreign
 
 if TYPE_CHECKING:
@@ -50,8 +50,6 @@ LONGEST = 65_535
 BATCH = 256
 NO_TERM = "0"
 """Search term of a query without terms. Terms of ASCII have at least two characters, so it matches nothing."""
-
-Mode = Literal["bm25", "dense", "hybrid"]
 
 
 def milvus_errors() -> tuple[type[Exception], ...]:
@@ -126,20 +124,12 @@ def open_milvus(uri: str, config: config.Config) -> Retriever:
         count = client.query(collection, output_fields=["count(*)"], consistency_level="Strong", timeout=timeout)
         description = (described.get("properties") or {}).get(PROPERTY)
         index = EngineIndex.read(description, count[0]["count(*)"], str(where))
-    mode = _mode(config.env.retrieval, index)
-    queries = None if mode == "bm25" else index.open_queries(str(where), config.machine)
+    if config.env.retrieval.rerank.on:
+        raise ConfigError("env.retrieval.rerank is not available over milvus: set env.retrieval.rerank.on=false")
+    mode = ranking_mode(config.env.retrieval, bool(index.embedder))
+    queries = None if mode == "bm25" else open_queries(index.settings.dense, config.machine, index.embedder, str(where))
     opened = MilvusEngine(client, collection, index, mode, queries)
     return EngineRetriever(opened, config.machine, secrets_of(where.uri))
-
-
-def _mode(retrieval: config.Retrieval, index: EngineIndex) -> Mode:
-    if retrieval.rerank.on:
-        raise ConfigError("env.retrieval.rerank is not available over milvus: set env.retrieval.rerank.on=false")
-    best: Mode = "hybrid" if index.embedder else "bm25"
-    mode: Mode = best if retrieval.mode == "auto" else retrieval.mode
-    if mode != "bm25" and not index.embedder:
-        raise ConfigError(f"env.retrieval.mode = {mode}, but the index was built without index.dense.model")
-    return mode
 
 
 class MilvusEngine:

@@ -190,9 +190,17 @@ class SearchR1Retriever:
     def _result(self, request: SearchRequest, passages: list[dict[str, Any]], spent: float) -> Found:
         chunks: dict[ChunkId, Scored] = {}
         try:
-            for scored in map(_read_passage, passages, range(len(passages))):
-                if scored.chunk.chunk_id not in request.exclude:
-                    chunks.setdefault(scored.chunk.chunk_id, scored)
+            for rank, passage in enumerate(passages):
+                document, score = msgspec.convert(passage.get("document", passage), _Document), passage.get("score")
+                text = document.contents
+                title, _, text = text.partition("\n") if "\n" in text else ("", "", text)
+                name = ChunkId(text_digest(document.contents) if document.id is None else str(document.id))
+                value = 1.0 / (rank + 1) if score is None else float(score)  # higher is better
+                if not math.isfinite(value):
+                    raise ValueError(f"a score of {score!r}")
+                if name not in request.exclude:
+                    chunk = Chunk(name, DocId(name), 0, title.strip().strip('"'), text)
+                    chunks.setdefault(name, Scored(chunk, value))
         except NOT_PASSAGES as error:
             return RetrievalFault(f"not a passage of Search-R1: {error}")
         order = total_order(((name, scored.score) for name, scored in chunks.items()), max(request.k, 0))
@@ -213,17 +221,6 @@ class _Document(msgspec.Struct):
 
     contents: str
     id: str | int | None = None
-
-
-def _read_passage(passage: dict[str, Any], rank: int) -> Scored:
-    """Return a passage with its score (higher is better), or with one by its rank if it has none."""
-    document, score = msgspec.convert(passage.get("document", passage), _Document), passage.get("score")
-    title, _, text = document.contents.partition("\n") if "\n" in document.contents else ("", "", document.contents)
-    name = text_digest(document.contents) if document.id is None else str(document.id)
-    value = 1.0 / (rank + 1) if score is None else float(score)
-    if not math.isfinite(value):
-        raise ValueError(f"a score of {score!r}")
-    return Scored(Chunk(ChunkId(name), DocId(name), 0, title.strip().strip('"'), text), value)
 
 
 class RemoteRetriever:
