@@ -22,19 +22,20 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from harness1.retrieval.corpus import Analyser, Vocabulary
+from harness1.retrieval.corpus import Analyser
 from harness1.retrieval.files import DamagedFile, Files, Keys, write_keys
 from harness1.retrieval.protocol import STEP, best_first
 
 RUN_WORDS = 1 << 23
 """Words inverted at a time: inverting takes several times the memory of the postings that it makes."""
+NO_TERM = -1
 NONE = np.empty(0, np.uint32)
 
 
@@ -46,8 +47,15 @@ class PostingsWriter:
     """Takes the texts of all chunks in order, then writes their postings."""
 
     def __init__(self, folder: Path, analyser: Analyser) -> None:
-        self._folder = folder
-        self._vocabulary = Vocabulary(analyser)
+        terms: dict[str, int] = {}
+
+        @cache
+        def number(word: str) -> int:
+            term = analyser.term(word)
+            return NO_TERM if term is None else terms.setdefault(term, len(terms))
+
+        self._folder, self._words = folder, analyser.words
+        self._terms, self._number = terms, number
         self._numbers, self._sizes = array("i"), array("i")
         self._lengths = array("i")
         self._pairs: dict[int, int] = {}
@@ -56,14 +64,16 @@ class PostingsWriter:
         """Starts, chunks and codes of each run."""
 
     def add(self, text: str) -> None:
-        self._sizes.append(self._vocabulary.number(text, self._numbers))
+        words = self._words(text)
+        self._numbers.extend(map(self._number, words))
+        self._sizes.append(len(words))
         if len(self._numbers) >= RUN_WORDS:
             self._invert()
 
     def _invert(self) -> None:
         from harness1.retrieval.kernels import count_terms, invert
 
-        vocabulary = len(self._vocabulary.terms)
+        vocabulary = len(self._terms)
         last, slots = np.full(vocabulary, -1, np.int32), np.empty(vocabulary, np.int32)
         numbers, sizes = np.array(self._numbers, np.int32), np.array(self._sizes, np.int32)
         terms, counts, distinct, lengths = count_terms(numbers, sizes, last, slots)
@@ -83,8 +93,8 @@ class PostingsWriter:
         pairs = np.array(list(self._pairs), np.int64)
         np.save(self._folder / "postings.lengths.npy", np.array(self._lengths, np.int32))
         np.save(self._folder / "postings.pairs.npy", np.stack((pairs >> 32, pairs & 0xFFFFFFFF), 1).astype(np.int32))
-        write_keys(self._folder, "terms", list(self._vocabulary.terms))
-        starts = np.zeros(len(self._vocabulary.terms) + 1, np.int64)
+        write_keys(self._folder, "terms", self._terms)
+        starts = np.zeros(len(self._terms) + 1, np.int64)
         for run_starts, _, _ in self._runs:
             starts[1 : len(run_starts)] += np.diff(run_starts)
         starts = np.cumsum(starts)

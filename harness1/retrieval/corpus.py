@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
 
@@ -80,7 +79,6 @@ def _cut(text: str, limit: int) -> Iterator[str]:
 
 ANALYSER = "words of 2 or more letters, lower case, Lucene's English stop words, Snowball English stemmer"
 """Names what `Analyser` does with no language, in the hash of an index: change both together."""
-NO_TERM = -1
 FOREIGN_SHARE = 0.01
 _STOPPED = frozenset({"", "english", AUTO})
 _WORD = re.compile(r"\w\w+")
@@ -116,25 +114,3 @@ def reads_by_script(foreign: int, chunks: int) -> bool:
     """Return what `auto` means for a corpus of which `foreign` chunks are mostly in another script than Latin: True if
     all are stemmed by script, False if a few exceptions are read as English."""
     return foreign > 0 and FOREIGN_SHARE * chunks <= foreign
-
-
-class Vocabulary(dict[str, int]):
-    """Numbers terms in order of appearance, and remembers the number of every word (`NO_TERM` for one without a
-    term)."""
-
-    def __init__(self, analyser: Analyser) -> None:
-        super().__init__()
-        self._analyser = analyser
-        self.terms: dict[str, int] = {}
-
-    def __missing__(self, word: str) -> int:
-        term = self._analyser.term(word)
-        number = NO_TERM if term is None else self.terms.setdefault(term, len(self.terms))
-        self[word] = number
-        return number
-
-    def number(self, text: str, into: array[int]) -> int:
-        """Append the numbers of a text's words to an array of C ints, and return how many there are."""
-        words = self._analyser.words(text)
-        into.extend(map(self.__getitem__, words))
-        return len(words)
