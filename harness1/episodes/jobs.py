@@ -332,8 +332,7 @@ def _run_in_processes(
         try:
             while running:
                 done = wait(running, POLL_S, return_when=FIRST_COMPLETED).done
-                children = multiprocessing.active_children()
-                if not done and len(children) < workers:
+                if not done and len(children := multiprocessing.active_children()) < workers:
                     # A worker died while it was sending a result: it held the lock of the queue, and the pool notices
                     # only when no writing end of the pipe is open.
                     for child in children:
