@@ -294,9 +294,8 @@ def _collect(
             on_progress(f"reading {run.folder}", line + 1, 0)
         if line < 0:
             raise UsageError(f"{run.folder} holds no episodes: collect it first")
-    places = ((key[0], rank) for rank, key in enumerate(sorted(latest)))
-    ordered = (latest[key] for key in sorted(latest))
-    return [msgspec.structs.replace(each, place=place) for each, place in zip(ordered, places, strict=True)]
+    ordered = enumerate(sorted(latest))
+    return [msgspec.structs.replace(latest[key], place=(key[0], rank)) for rank, key in ordered]
 
 
 def _write(
