@@ -334,6 +334,10 @@ def test_seconds_are_those_of_the_stages_and_their_sum() -> None:
     assert found["episode_seconds"] == {"environment": 1.0, "policy": 1.5, "ready": 1.0, "total": 3.5}
     assert found["episodes"] == 2
     assert "wall_seconds" not in found
+    nothing = resources([], Config(), 12.3456)
+    assert (nothing["wall_seconds"], nothing["episode_seconds"]) == (12.346, {"total": 0})
+    assert nothing["per_episode"]["seconds"] == {"mean": None, "low": None, "high": None}
+    assert nothing["episodes"] == nothing["tokens"]["prompt"] == 0
 
 
 def test_seconds_and_cost_of_an_episode_are_means_over_tasks_of_their_samples() -> None:
@@ -375,10 +379,3 @@ def test_what_is_estimated_or_not_known_is_said() -> None:
     assert (found["tokens"]["exact"], found["tokens"]["episodes"], found["episodes"]) == (False, 1, 2)
     assert found["cost"] > 0.0
     assert found["per_episode"]["cost"]["mean"] == pytest.approx(found["cost"])  # of what is known
-
-
-def test_no_episodes_took_nothing() -> None:
-    found = resources([], Config(), 12.3456)
-    assert (found["wall_seconds"], found["episode_seconds"]) == (12.346, {"total": 0})
-    assert found["per_episode"]["seconds"] == {"mean": None, "low": None, "high": None}
-    assert found["episodes"] == found["tokens"]["prompt"] == 0

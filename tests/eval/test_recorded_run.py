@@ -158,21 +158,18 @@ def test_episodes_that_saw_the_gold_are_not_scored_again(data: Path, tmp_path: P
         rescore(changed, tmp_path / "run")
 
 
-def test_a_changed_question_is_refused_and_named(data: Path, tmp_path: Path) -> None:
+def test_a_changed_question_is_refused_and_named_unless_it_is_of_no_task_of_the_run(data: Path, tmp_path: Path) -> None:
+    first = ensure_run(evaluation(data, tasks=1), tmp_path / "one")
     ensure_run(evaluation(data), tmp_path / "run")
     changed = evaluation(with_other_query(data))
+    assert ensure_run(evaluation(data, tasks=1), tmp_path / "one") == first
+    with pytest.raises(UsageError, match=r"it differs in tasks\)"):
+        ensure_run(changed, tmp_path / "one")
     for step in (ensure_run, rescore):
         with pytest.raises(UsageError, match=r"task 't2' has changed .*'text b'.*'text z'.*--force"):
             step(changed, tmp_path / "run")
     with pytest.raises(UsageError, match="task 't2' has changed"):
         read_run(tmp_path / "run")
-
-
-def test_a_change_outside_of_the_tasks_of_a_run_does_not_matter(data: Path, tmp_path: Path) -> None:
-    first = ensure_run(evaluation(data, tasks=1), tmp_path / "run")
-    assert ensure_run(evaluation(with_other_query(data), tasks=1), tmp_path / "run") == first
-    with pytest.raises(UsageError, match=r"it differs in tasks\)"):
-        ensure_run(evaluation(data), tmp_path / "run")
 
 
 def test_a_question_that_was_not_played_yet_counts_too(data: Path, tmp_path: Path) -> None:

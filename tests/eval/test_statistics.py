@@ -60,10 +60,6 @@ def test_runs_of_different_tasks_are_not_paired() -> None:
         paired_difference({"t0": 1.0}, b, 10)
 
 
-def test_samples_of_a_task_are_averaged_first() -> None:
-    assert task_means([("a", 1.0), ("b", 0.0), ("a", 0.0), ("a", 0.5)]) == {"a": 0.5, "b": 0.0}
-
-
 def by_task(values: list[float]) -> dict[str, float]:
     return {f"t{task}": value for task, value in enumerate(values)}
 
@@ -104,7 +100,8 @@ def test_signs_are_drawn_in_blocks_and_every_one_counts(monkeypatch: pytest.Monk
     assert randomisation_test(a, dict.fromkeys(a, 0.0), 63) == pytest.approx(drawn, abs=0.1)
 
 
-def test_holm_by_hand() -> None:
+def test_holm_and_means_by_hand() -> None:
+    assert task_means([("a", 1.0), ("b", 0.0), ("a", 0.0), ("a", 0.5)]) == {"a": 0.5, "b": 0.0}
     assert holm({"b": 0.04, "a": 0.01, "c": 0.03, "d": 0.005}) == pytest.approx(
         {"b": 0.06, "a": 0.03, "c": 0.06, "d": 0.02}
     )

@@ -35,16 +35,21 @@ from harness1.runs.folder import (
 CARD = Stage("index", {"corpus": "abc", "settings": {"k1": 1.2}})
 
 
-def test_a_finished_folder_with_equal_inputs_is_done(tmp_path: Path) -> None:
+def test_a_finished_folder_with_equal_inputs_is_done_and_other_work_is_refused(tmp_path: Path) -> None:
     assert not CARD.is_done(tmp_path)
+    refuse_other(CARD, tmp_path, "index")
     for status in ("running", "interrupted"):
         CARD.write(tmp_path, status=status)
         assert not CARD.is_done(tmp_path)
     done = CARD.write(tmp_path, status="finished", outputs={"documents": 3})
     assert CARD.is_done(tmp_path)
     assert read_stage(tmp_path) == done
-    for other in (Stage("index", {"corpus": "abd", "settings": {"k1": 1.2}}), Stage("evaluate", CARD.inputs)):
-        assert not other.is_done(tmp_path)
+    refuse_other(CARD, tmp_path, "index")
+    other = Stage("index", CARD.inputs | {"corpus": "abd"})
+    assert not other.is_done(tmp_path)
+    assert not Stage("evaluate", CARD.inputs).is_done(tmp_path)
+    with pytest.raises(UsageError, match=r"holds another index \(it differs in corpus\): choose another --out, or"):
+        refuse_other(other, tmp_path, "index")
 
 
 def test_a_card_from_before_the_machine_had_its_name_is_read(tmp_path: Path) -> None:
@@ -89,15 +94,6 @@ def test_only_what_the_same_verb_wrote_is_written_over(tmp_path: Path) -> None:
         refuse_foreign(tmp_path, "play", mark="journal")
     with pytest.raises(UsageError, match="cannot be written to"):
         refuse_foreign(tmp_path / "journal", "work")
-
-
-def test_other_work_of_the_same_verb_is_refused_by_what_differs(tmp_path: Path) -> None:
-    refuse_other(CARD, tmp_path, "index")
-    CARD.write(tmp_path)
-    refuse_other(CARD, tmp_path, "index")
-    other = Stage("index", CARD.inputs | {"corpus": "abd"})
-    with pytest.raises(UsageError, match=r"holds another index \(it differs in corpus\): choose another --out, or"):
-        refuse_other(other, tmp_path, "index")
 
 
 def filled(folder: Path) -> Path:

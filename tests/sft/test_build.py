@@ -296,19 +296,15 @@ def test_a_tokenizer_that_loses_text_is_refused_before_any_gate(approximate: Pat
     assert not (tmp_path / "out").exists()
 
 
-def test_what_the_gates_refuse_is_refused_before_anything_is_written(teacher: Path, tmp_path: Path) -> None:
+def test_what_the_gates_refuse_is_refused_at_once_and_what_has_no_row_in_the_end(teacher: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=f"none of {TASKS} episodes is left: precision dropped {TASKS}; for example"):
         build(Build([teacher], Sft(gates=Gates(recall=0.0, near=1.0, precision=1.0))), tmp_path / "out")
     with pytest.raises(UsageError, match="leak dropped"):
         build(Build([teacher], SFT, against=[f"{DATASET}:train"]), tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_no_row_left_is_refused_with_the_counts(teacher: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no row is left of 8 kept episodes; turns dropped: \d+ too_long"):
         build(Build([teacher], msgspec.structs.replace(SFT, max_tokens=10)), tmp_path / "out")
-    stage = read_stage(tmp_path / "out")
-    assert stage.status == "interrupted"
+    assert read_stage(tmp_path / "out").status == "interrupted"
     assert build(Build([teacher], SFT), tmp_path / "out").train.rows
 
 
