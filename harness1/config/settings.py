@@ -131,7 +131,7 @@ class Removed(NamedTuple):
 
     def default_in(self, group: Mapping[str, Any]) -> Any:
         """Return the last default beside the other settings of its group."""
-        return self.default.get(group.get("recipe", "paper")) if isinstance(self.default, dict) else self.default
+        return self.default.get(str(group.get("recipe", "paper"))) if isinstance(self.default, dict) else self.default
 
 
 _TABLE = msgspec.toml.decode(Path(__file__).with_name("removed.toml").read_bytes(), type=dict[str, Any])
