@@ -64,6 +64,7 @@ class PostingsWriter:
         """Starts, chunks and codes of each run."""
 
     def add(self, text: str) -> None:
+        """Add the text of the next chunk."""
         words = self._words(text)
         self._numbers.extend(map(self._number, words))
         self._sizes.append(len(words))
