@@ -85,14 +85,6 @@ def guard(title: str, text: str) -> Guard:
     return " ".join(title.casefold().split()), tuple(sorted(numbers)), tuple(sorted(dates)), tuple(sorted(negations))
 
 
-class Text(msgspec.Struct, frozen=True):
-    """A representative."""
-
-    identifier: str
-    title: str
-    text: str
-
-
 class Bucket(msgspec.Struct, frozen=True):
     """The representatives with one guard. Until a second one arrives, no signature is computed."""
 
@@ -111,8 +103,8 @@ class Fingerprints(Forkable):
     Most texts share title and figures with no other, so guards and signatures wait until a second text has the same
     ones."""
 
-    firsts: dict[str, Text | None] = {}
-    """Title and figures -> the first text with them; None once it has moved into a bucket."""
+    firsts: dict[str, tuple[str, str, str] | None] = {}
+    """Title and figures -> id, title and text of the first with them; None once it has moved into a bucket."""
     buckets: dict[str, Bucket] = {}
     """Guard -> the texts that share title and figures with another."""
 
@@ -126,8 +118,8 @@ class Fingerprints(Forkable):
             return None
         bucket = self.buckets.get(_bucket_key(title, text))
         first = self.firsts[figures]
-        if first is not None and _bucket_key(first.title, first.text) == _bucket_key(title, text):
-            bucket = Bucket((first.identifier,), first.text)
+        if first is not None and _bucket_key(*first[1:]) == _bucket_key(title, text):
+            bucket = Bucket(first[:1], first[2])
         if bucket is None:
             return None
         own = np.frombuffer(_signature(text), "<u4")
@@ -141,19 +133,19 @@ class Fingerprints(Forkable):
         """Make a text a representative, unless it can never match."""
         if not _comparable(text):
             return
-        figures, own = _figures(title, text), Text(identifier, title, text)
+        figures, own = _figures(title, text), (identifier, title, text)
         if figures not in self.firsts:
             self.firsts[figures] = own
             return
         first, self.firsts[figures] = self.firsts[figures], None
-        for each in (own,) if first is None else (first, own):
-            key = _bucket_key(each.title, each.text)
+        for name, *said in (own,) if first is None else (first, own):
+            key = _bucket_key(*said)
             known = self.buckets.get(key)
             if known is None:
-                self.buckets[key] = Bucket((each.identifier,), each.text)
+                self.buckets[key] = Bucket((name,), said[1])
             else:
-                signatures = known.all_signatures() + _signature(each.text)
-                self.buckets[key] = Bucket((*known.ids, each.identifier), known.first, signatures)
+                signatures = known.all_signatures() + _signature(said[1])
+                self.buckets[key] = Bucket((*known.ids, name), known.first, signatures)
 
 
 def _comparable(text: str) -> bool:

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from itertools import islice
-from typing import NamedTuple
 
 import msgspec
 
@@ -139,18 +138,13 @@ BEST = 10
 """Units at the top of the evidence order whose names are compared with those of all others."""
 
 
-class BridgeDocument(NamedTuple):
-    """A unit, and the names of the question that it links, in the question's order: two at least."""
-
-    unit_id: UnitId
-    names: tuple[str, ...]
-
-
-def bridge_documents(memory: WorkingMemory, order: Sequence[UnitId], limit: int) -> list[BridgeDocument]:
-    """Return the units that link names of the question: those with the most names first, then by evidence (`order`, the
-    best first). A unit covers the names that its title or its text has. If it covers one and has none as its title, it
-    also links the names whose own units name it. (The bridge documents of Harness-1, arXiv 2606.02373, have two
-    frequent entities; names of the question say more than frequency.)"""
+def bridge_documents(
+    memory: WorkingMemory, order: Sequence[UnitId], limit: int
+) -> list[tuple[UnitId, tuple[str, ...]]]:
+    """Return the units that link two names of the question or more, with these in its order: those with the most names
+    first, then by evidence (`order`, the best first). A unit covers the names that its title or its text has. If it
+    covers one and has none as its title, it also links the names whose own units name it. (The bridge documents of
+    Harness-1, arXiv 2606.02373, have two frequent entities; names of the question say more than frequency.)"""
     names = question_names(memory.query)
     if len(names) < 2:
         return []
@@ -167,11 +161,11 @@ def bridge_documents(memory: WorkingMemory, order: Sequence[UnitId], limit: int)
             for unit_id in between.intersection(named):
                 links[unit_id].add(name)
     found = [
-        BridgeDocument(unit_id, tuple(name for name in names if name in links[unit_id]))
+        (unit_id, tuple(name for name in names if name in links[unit_id]))
         for unit_id in order
         if len(links.get(unit_id, ())) > 1
     ]
-    return sorted(found, key=lambda bridge: -len(bridge.names))[:limit]
+    return sorted(found, key=lambda bridge: -len(bridge[1]))[:limit]
 
 
 def rare_bridges(memory: WorkingMemory, order: Sequence[UnitId], limit: int, documents: int) -> list[Bridge]:

@@ -17,7 +17,7 @@ from harness1.config import Env
 from harness1.memory.parts import DEFAULT_TAG, POPULATED_TAG
 from harness1.memory.sentences import compress
 from harness1.memory.working_memory import WorkingMemory
-from harness1.records import Delta, Hit, Note, Observation, Ranking, Record, UnitId
+from harness1.records import Delta, Hit, Note, Observation, Ranking, UnitId
 from harness1.retrieval.corpus import CHARACTERS_PER_TOKEN, approximate_tokens
 from harness1.retrieval.protocol import RRF_K, rrf
 from harness1.tools.tool import Answer, GrepFor, SearchFor, Steps, ToolFunction, Traits, traits_of
@@ -46,15 +46,6 @@ GREP_HITS = 5
 """Hits of one `grep_corpus`."""
 
 
-class Queries(Record):
-    """Distinct queries in words, none if there is a `refusal`; `resolved`: the names of the handles in them."""
-
-    queries: tuple[str, ...]
-    resolved: dict[str, str] = {}
-    notes: tuple[Note, ...] = ()
-    refusal: Note | None = None
-
-
 def resolve_all(memory: WorkingMemory, references: Iterable[str]) -> tuple[dict[str, UnitId], list[str]]:
     """Return the units that references name, in order, and the references that name nothing."""
     resolved: dict[str, UnitId] = {}
@@ -77,22 +68,6 @@ def handle_data(references: list[str]) -> dict[str, Any]:
     """Return a note's data on handles as the policy wrote them: the first ones, cut, and their number."""
     shown = [reference[:SHOWN_CHARACTERS] for reference in references[:SHOWN_HANDLES]]
     return {"handles": shown, "count": len(references)}
-
-
-def put_in_words(memory: WorkingMemory, env: Env, queries: Sequence[str]) -> Queries:
-    """Put queries on one line each, with names in place of entity handles. A word such as E7 that no entity of this
-    episode has stays in the query, and is reported; a query with nothing else in it is left out."""
-    lines = [line for line in (" ".join(query.split()) for query in queries) if line]
-    if not env.has_handles:
-        return Queries(tuple(dict.fromkeys(lines)), refusal=None if lines else Note("empty_query"))
-    question = memory.query if env.leads_have_handles else ""
-    in_words = [memory.entities.spell(line, " ".join(question.split())) for line in lines]
-    unknown = list(dict.fromkeys(handle for query in in_words for handle in query.unknown))
-    notes = (Note("unknown_entities", handle_data(unknown)),) if unknown else ()
-    words = tuple(dict.fromkeys(query.text[:QUERY_CHARACTERS].rstrip() for query in in_words if not query.empty))
-    resolved = {handle: name for query in in_words for handle, name in query.resolved.items()}
-    refusal = None if words else next(iter(notes), Note("empty_query"))
-    return Queries(words, resolved, notes, refusal)
 
 
 def discover(
@@ -201,15 +176,24 @@ Query = Annotated[
 
 
 def _search(tool: ToolFunction, memory: WorkingMemory, env: Env, queries: Sequence[str], hits: int) -> Steps:
-    in_words = put_in_words(memory, env, queries)
-    if not in_words.queries:
-        return Observation(tool.__name__, error=in_words.refusal)
-    kept, left = in_words.queries[:MOST_QUERIES], in_words.queries[MOST_QUERIES:]
-    answer = yield SearchFor(kept, hits, memory.query[:QUERY_CHARACTERS] if env.ranks else "")
-    notes = list(in_words.notes)
-    if left:
-        notes.append(Note("queries_left_out", {"count": len(left), "limit": MOST_QUERIES}))
-    return discover(tool, memory, env, answer, notes, resolved=in_words.resolved)
+    """Search for queries, each on one line, with names in place of entity handles. A word such as E7 that no entity of
+    this episode has stays in the query, and is reported; a query with nothing else in it is left out."""
+    words = [line for line in (" ".join(query.split()) for query in queries) if line]
+    resolved, notes = dict[str, str](), list[Note]()
+    if env.has_handles:
+        question = " ".join(memory.query.split()) if env.leads_have_handles else ""
+        spelled = [memory.entities.spell(line, question) for line in words]
+        unknown = list(dict.fromkeys(handle for query in spelled for handle in query.unknown))
+        notes += [Note("unknown_entities", handle_data(unknown))] if unknown else []
+        words = [query.text[:QUERY_CHARACTERS].rstrip() for query in spelled if not query.empty]
+        resolved = {handle: name for query in spelled for handle, name in query.resolved.items()}
+    distinct = tuple(dict.fromkeys(words))
+    if not distinct:
+        return Observation(tool.__name__, error=next(iter(notes), Note("empty_query")))
+    answer = yield SearchFor(distinct[:MOST_QUERIES], hits, memory.query[:QUERY_CHARACTERS] if env.ranks else "")
+    if left := len(distinct[MOST_QUERIES:]):
+        notes.append(Note("queries_left_out", {"count": left, "limit": MOST_QUERIES}))
+    return discover(tool, memory, env, answer, notes, resolved=resolved)
 
 
 @Traits("query", discovers=True)

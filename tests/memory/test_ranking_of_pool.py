@@ -344,9 +344,8 @@ def memory_of_bridges(*hits: Hit, query: str = QUESTION_BRIDGES, unit: Unit = "d
     return memory
 
 
-def linked(memory: WorkingMemory, limit: int = 9) -> dict[str, tuple[str, ...]]:
-    order = list(memory.pool.entries)
-    return {bridge.unit_id: bridge.names for bridge in bridge_documents(memory, order, limit)}
+def linked(memory: WorkingMemory, limit: int = 9) -> dict[UnitId, tuple[str, ...]]:
+    return dict(bridge_documents(memory, list(memory.pool.entries), limit))
 
 
 def shared(memory: WorkingMemory, limit: int = 9) -> list[str]:
@@ -378,7 +377,7 @@ def test_those_that_link_most_names_come_first_and_ties_keep_the_evidence_order(
     memory = memory_of_bridges(*hits, query="Did Ed Wood, Scott Derrickson or Tim Burton win?")
     assert list(linked(memory)) == ["all", "p", "q"]
     backwards = [UnitId(unit) for unit in ("q", "p", "all")]
-    assert [bridge.unit_id for bridge in bridge_documents(memory, backwards, 2)] == ["all", "q"]
+    assert list(dict(bridge_documents(memory, backwards, 2))) == ["all", "q"]
     assert question_names("Did Ed Wood meet ED WOOD in 1954 in Rome?") == ("Ed Wood", "Rome")
 
 
