@@ -90,13 +90,16 @@ def test_what_an_engine_raises_or_leaves_out_is_a_fault(request_: Request, reaso
         run(edge.answer(request_, MEMORY))
 
 
-def test_only_the_queries_that_failed_are_asked_again() -> None:
+def test_only_the_queries_that_failed_are_asked_again_and_a_bad_pattern_is_the_policys_mistake() -> None:
     retriever = WordRetriever(CORPUS, faults=1)
     edge = World(retriever, LexicalVerifier(), QUICK)
     found = run(edge.answer(SearchFor(("Ada", "Byron", "town"), 5), MEMORY))
     assert retriever.calls == 4
     assert [ranking.query for ranking in found.rankings] == ["Ada", "Byron", "town"]
     assert all(ranking.chunk_ids for ranking in found.rankings)
+    retriever = WordRetriever(CORPUS)
+    assert run(World(retriever, LexicalVerifier(), QUICK).answer(GrepFor("(", 5), MEMORY)).bad_pattern
+    assert retriever.calls == 1
 
 
 def test_each_chunk_comes_once_unless_it_is_stored_and_each_query_keeps_its_ranking() -> None:
@@ -110,9 +113,3 @@ def test_each_chunk_comes_once_unless_it_is_stored_and_each_query_keeps_its_rank
     memory.store[CORPUS[0].chunk_id] = hit("ada", "text")
     found = run(World(WordRetriever(CORPUS), LexicalVerifier(), QUICK).answer(SearchFor(("Ada Byron",), 5), memory))
     assert "ada" not in {each.doc_id for each in found.hits}
-
-
-def test_a_bad_pattern_is_the_policys_mistake_and_is_not_retried() -> None:
-    retriever = WordRetriever(CORPUS)
-    assert run(World(retriever, LexicalVerifier(), QUICK).answer(GrepFor("(", 5), MEMORY)).bad_pattern
-    assert retriever.calls == 1

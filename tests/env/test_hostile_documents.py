@@ -105,15 +105,12 @@ def test_a_long_title_is_cut_wherever_it_is_shown() -> None:
             assert max(len(piece.text) for piece in step.context.pieces if "ttt" in piece.text) < longest + 300
 
 
-def test_hits_are_counted_as_they_are_shown() -> None:
+def test_hits_are_counted_as_they_are_shown_and_one_that_would_fill_the_context_is_cut() -> None:
     env = Env(context_window=4_300, generation_reserve=RESERVE)
     plain = [hit(str(number), "word " * 20, "A title") for number in range(60)]
     titled = [hit(str(number), "word", "t" * 900) for number in range(60)]
     assert len(fit_window(plain, PLAIN, (), env)) == 2_000 // (16 + 27)
     assert len(fit_window(titled, PLAIN, (), env)) == 2_000 // (16 + 227)
-
-
-def test_a_text_that_would_fill_the_context_is_cut_and_says_how_long_it_is() -> None:
     small, large = Env(context_window=2_600, generation_reserve=RESERVE), Env()
     for env in (small, large):
         shown = show_text(hit("a", "x" * 200_000), PLAIN, (), env)

@@ -42,7 +42,7 @@ def test_a_prompt_is_the_one_before_and_what_came_since_and_the_view_tells_the_s
     assert view.cap == 30
 
 
-def test_what_is_pruned_leaves_the_context_alone_and_can_be_read_and_curated_again() -> None:
+def test_what_is_pruned_leaves_the_context_alone_and_can_be_read_again_and_pruning_nothing_is_told() -> None:
     env = make_env(ENV, WORLD)
     again = curate(add_ids=["D1"]), call("read_document", doc_id="D1")
     before, after, _, last = play(env, search("river castle"), call("prune_chunks", doc_ids=["D1", "D2"]), *again)
@@ -54,9 +54,6 @@ def test_what_is_pruned_leaves_the_context_alone_and_can_be_read_and_curated_aga
     assert {"D1", "D2"} <= {entry.handle for entry in env.state.memory.pool.entries.values()}
     assert "D1" in last.context.view.documents
     assert [entry.handle for entry in last.context.view.curated] == ["D1"]
-
-
-def test_pruning_nothing_is_told() -> None:
     for doc_ids, words in (([], "name documents to prune"), (["D99"], "Unknown: D99")):
         _, step = play(make_env(ENV, WORLD), search("river castle"), call("prune_chunks", doc_ids=doc_ids))
         assert words in text_of(step.context)

@@ -143,16 +143,13 @@ def test_names_compare_without_accents_and_possessives_and_the_head_of_a_title_i
     assert head("Gandhi (film)") == "gandhi"
 
 
-def test_a_question_mentions_quotations_names_and_both_sides_of_a_comparison() -> None:
+def test_a_question_mentions_names_and_both_sides_of_a_choice_and_its_relations_make_their_kin_relevant() -> None:
     asked = 'Which film whose director is younger, Forbidden Ground or Free Guy, features "a blue car"?'
     found = mentions(asked)
     assert found[0] == "a blue car"
     assert {"Forbidden Ground", "Free Guy"} <= set(found)
     assert "json.load" in mentions("what does json.load return")
     assert mentions("how do children acquire the virus") == []
-
-
-def test_a_relation_word_makes_its_kin_relevant() -> None:
     relations = relation_stems("Who is the father of the director of Jaws?")
     text = "Jaws was directed by Steven Spielberg. The premiere was crowded and Bill Clinton came."
     near, far = (relatedness(text, name, relations) for name in ("Steven Spielberg", "Bill Clinton"))

@@ -47,13 +47,10 @@ def test_it_finds_all_hops_and_delivers_nothing_else_without_any_mechanism(switc
     assert measure_outcome(episode, HOPS).recall == 1.0
 
 
-def test_gold_that_cannot_be_found_ends_in_time_with_what_was_found() -> None:
+def test_gold_that_cannot_be_found_ends_in_time_and_of_a_fact_any_one_chunk_will_do() -> None:
     episode = episode_of(Gold({DocId("ada"): 1, DocId("nowhere"): 1}), max_turns=9)
     assert len(episode.turns) <= 9
     assert units(episode) == {"ada"}
-
-
-def test_of_a_fact_any_one_chunk_will_do_and_of_documents_those_with_a_grade() -> None:
     assert needs_of(HOPS) == (frozenset({"ada"}), frozenset({"byron"}), frozenset({"miss"}))
     gold = Gold({}, facts=((ChunkId("a#0"), ChunkId("b#0")), (ChunkId("c#0"),)))
     assert needs_of(gold) == (frozenset({"a#0", "b#0"}), frozenset({"c#0"}))

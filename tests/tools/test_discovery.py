@@ -34,7 +34,7 @@ def test_a_hit_that_fits_follows_one_that_does_not_and_the_first_always_stays() 
         assert [hit.doc_id for hit in play(env, search("common"))[0].observation.hits] == fitting
 
 
-def test_compression_shows_the_nearest_sentences_and_stores_the_text() -> None:
+def test_compression_shows_the_sentences_nearest_to_query_or_pattern_and_stores_the_text() -> None:
     text = " ".join(f"Sentence number {n} says little." for n in range(20)) + " The castle fell at last."
     env = make_env(Env(compression=Compression(sentences=2)), [chunk("a", text, "T")])
     step = play(env, search("castle fell number"))[0]
@@ -42,6 +42,10 @@ def test_compression_shows_the_nearest_sentences_and_stores_the_text() -> None:
     assert "The castle fell at last." in shown
     assert "Sentence number 7" not in shown
     assert env.state.memory.store[step.observation.hits[0].chunk_id].text == text
+    filler = "Sentence number something says nothing. " * 6
+    env = make_env(chunks=[chunk("k", f"{filler} Lord Kelvin spoke there in 1892. The hall was full.")])
+    context = play(env, call("grep_corpus", pattern=r"(?i)\bkelvin\b.{0,20}1892"))[-1].context
+    assert "Lord Kelvin spoke there in 1892." in text_of(context)
 
 
 def test_the_first_successful_search_fills_an_empty_set_once() -> None:
@@ -143,10 +147,3 @@ def test_a_bad_or_an_empty_pattern_is_an_observation_and_no_match_is_another() -
     assert empty.observation.error == Note("empty_pattern")
     assert Note("nothing_found") in none.observation.notes
     assert not env.state.memory.pool.entries
-
-
-def test_the_sentence_that_matches_the_pattern_is_shown() -> None:
-    filler = "Sentence number something says nothing. " * 6
-    env = make_env(chunks=[chunk("k", f"{filler} Lord Kelvin spoke there in 1892. The hall was full.")])
-    context = play(env, call("grep_corpus", pattern=r"(?i)\bkelvin\b.{0,20}1892"))[-1].context
-    assert "Lord Kelvin spoke there in 1892." in text_of(context)
