@@ -15,9 +15,9 @@ from harness1.config import load_config
 from harness1.config.settings import to_record
 from harness1.errors import ConfigError
 from harness1.plain import digest
-from harness1.records import DocId
+from harness1.records import ChunkId, DocId
 from harness1.retrieval.build import add_documents, build_index, delete_documents
-from harness1.retrieval.corpus import Document, approximate_tokens, chunk
+from harness1.retrieval.corpus import Document, GivenChunk, approximate_tokens, chunk
 from harness1.retrieval.index import index_hash, open_index
 
 TEXTS = st.text(alphabet=st.sampled_from(list("aB1.!? \n\tÄ中")), max_size=200)
@@ -66,6 +66,8 @@ def test_the_only_chunk_has_the_id_of_its_document_and_others_are_numbered() -> 
     pieces = chunk(document("x" * 10, "X_10K#p1"), 1)
     assert [(piece.chunk_id, piece.index) for piece in pieces] == [(f"X_10K#p1#{at}", at) for at in range(3)]
     assert {(piece.doc_id, piece.title) for piece in pieces} == {("X_10K#p1", "Title")}
+    given = Document(DocId("d"), "Title", "one two", (GivenChunk(ChunkId("c1"), 0, 3), GivenChunk(ChunkId("c2"), 4, 7)))
+    assert [(piece.chunk_id, piece.text) for piece in chunk(given, 1)] == [("c1", "one"), ("c2", "two")]
 
 
 ENGLISH = {"fox": "The quick foxes run.", "tower": "The tower (東京タワー) is high.", "ship": "Ships sail the sea."}

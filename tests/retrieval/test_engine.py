@@ -201,6 +201,8 @@ def test_an_index_of_another_format_is_refused() -> None:
     ):
         with pytest.raises(kind, match=told):
             EngineIndex.read(msgspec.json.encode(other).decode(), 1, "x")
+    with pytest.raises(CorpusError, match="2 chunks instead of 1"):
+        EngineIndex.read(msgspec.json.encode(whole).decode(), 2, "x")
 
 
 def test_wrong_addresses_are_told_apart() -> None:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from harness1 import config
 from harness1.config import Config, Dense, Env, Index, Rerank, Retrieval, load_config
-from harness1.errors import ConfigError, CorpusError
+from harness1.errors import ConfigError, CorpusError, UsageError
 from harness1.records import ChunkId, DocId
 from harness1.retrieval.build import add_documents, build_index
 from harness1.retrieval.corpus import Document
@@ -151,13 +151,18 @@ def test_those_behind_excluded_chunks_move_up_in_both_lists(folder: Path) -> Non
     assert ids(found) == ids(fused([each[:25] for each in lists], 60))[:10]
 
 
-def test_embeddings_are_used_where_the_index_has_them(folder: Path, tmp_path: Path) -> None:
+def test_embeddings_are_used_where_the_index_has_them(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     build_index([Document(doc_id=DocId("d"), title="river", text="bridge")], tmp_path, Index())
     assert search(folder, QUERIES[0], 9) == search(folder, QUERIES[0], 9, mode="hybrid")
     assert search(tmp_path, "river", 9) == search(tmp_path, "river", 9, mode="bm25") != []
     for mode in ("dense", "hybrid"):
         with pytest.raises(ConfigError, match=r"index\.dense\.model"):
             search(tmp_path, "river", 9, mode=mode)
+    monkeypatch.setattr("harness1.retrieval.models.open_embedder", lambda *_: HashEmbedder(32))
+    with pytest.raises(UsageError, match="another embedding model"):
+        search(folder, "river", 9)
 
 
 def test_vectors_that_are_not_finite_are_a_fault_and_not_an_empty_answer(folder: Path) -> None:
