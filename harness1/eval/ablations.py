@@ -206,24 +206,17 @@ def _with(**groups: Any) -> Ablation:
     return change
 
 
+_NAMES = (
+    *("importance_tags", "compression", "auto_populate", "evidence", "verification", "review", "dedup", "guidance"),
+    *("history", "budget_marker", "fan_out", "grep", "read", "rank", "leads", "auto_populate_by_evidence"),
+    "read_by_evidence",
+)
 _MECHANISMS: Mapping[str, Ablation] = MappingProxyType(
-    {
-        # no prompt, tool schema, memory or metric has a mechanism that was removed
+    {name: _with(**{name: False}) for name in _NAMES}
+    | {
         "importance_tags": _with(tags=False, curation={"eviction": "fifo"}),
-        "compression": _with(compression=False),
-        "auto_populate": _with(auto_populate=False),
         "evidence": _with(evidence=False, entity_handles=False),
-        "verification": _with(verification=False),
-        "review": _with(review=False),
-        "dedup": _with(dedup=False),
         "guidance": _with(guidance="none"),
-        "history": _with(history=False),
-        "budget_marker": _with(budget_marker=False),
-        "fan_out": _with(fan_out=False),
-        "grep": _with(grep=False),
-        "read": _with(read=False),
-        "rank": _with(rank=False),
-        "leads": _with(leads=False),
         "auto_populate_by_evidence": _with(auto_populate={"by": "first"}),
         "read_by_evidence": _with(read={"by": "order"}),
     }
@@ -233,7 +226,8 @@ _MECHANISMS: Mapping[str, Ablation] = MappingProxyType(
 ABLATIONS: Mapping[str, Ablation] = MappingProxyType(
     {**_MECHANISMS, ALL_OFF: lambda env: reduce(lambda left, ablation: ablation(left), _MECHANISMS.values(), env)}
 )
-"""Each mechanism with the function that removes it; `all_off` leaves searching, curating and ending."""
+"""Each mechanism with the function that removes it from all prompts, tool schemas, memory and metrics; `all_off` leaves
+searching, curating and ending."""
 
 
 def ablate_config(config: Config, name: str) -> Config:
