@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,14 +14,7 @@ from typer import Argument, Option
 from harness1.adapters.hub import pack, send
 from harness1.cli.options import Cache, ConfigFile, Force, IndexSpec, Json, Overrides, cache_of, place_of, resolve
 from harness1.cli.printing import print_json, print_result, put, say
-from harness1.cli.progress import (
-    Terminal,
-    count_of_documents,
-    make_table,
-    progress_of_bytes,
-    progress_of_parts,
-    read_aloud,
-)
+from harness1.cli.progress import count_of_documents, print_table, progress_of_bytes, progress_of_parts, read_aloud
 from harness1.data.benchmarks import BENCHMARKS, benchmark_named
 from harness1.data.dataset_cache import BEIR_SETS, by_hand, get_from_hub
 from harness1.data.datasets import FINDINGS, DatasetCheck, copy_dataset, import_benchmark
@@ -36,17 +30,14 @@ from harness1.tasks.questions import MOST_TOKENS, ORACLE, QuestionWriter, TaskCh
 from harness1.viewer.pages import write_view
 
 Name = Annotated[str, Argument(help="A name that `harness1 data list` shows.", metavar="NAME")]
-Out = Annotated[
-    Path | None, Option("--out", help="The folder to write; default the dataset's in the cache.", metavar="FOLDER")
-]
+Out = Annotated[Path | None, Option("--out", help="Folder to write; default: in the cache.", metavar="FOLDER")]
 
 
 def list_benchmarks(config: ConfigFile = None, overrides: Overrides = None, as_json: Json = False) -> None:
     """List the datasets that are fetched by name, those that the cache has, and what is known of the benchmarks of the
     paper.
 
-    Example: harness1 data list
-    """
+    Example: harness1 data list"""
     cache = cache_of(resolve(config, overrides))
     here = cache.datasets()
     if as_json:
@@ -78,8 +69,7 @@ def get(
 ) -> None:
     """Download a dataset into the cache, where its name finds it; or the official files of a benchmark into a folder.
 
-    Example: harness1 data get scifact
-    """
+    Example: harness1 data get scifact"""
     if out is None:
         with progress_of_bytes() as show:
             place = cache_of(resolve(config, overrides), show).get(name, force=force)
@@ -97,17 +87,14 @@ def import_(
     name: Name,
     path: Annotated[Path, Argument(help="The official files: a folder, or a single file.", metavar="PATH")],
     out: Out = None,
-    leave_out: Annotated[
-        bool, Option("--leave-out", help="Leave out broken records, and tasks whose gold is absent.")
-    ] = False,
+    leave_out: Annotated[bool, Option("--leave-out", help="Leave out broken records, and tasks without gold.")] = False,
     config: ConfigFile = None,
     overrides: Overrides = None,
     force: Force = False,
 ) -> None:
     """Convert an official download into a BEIR folder, and check everything on the way; or unpack an archive of BEIR.
 
-    Example: harness1 data import hotpotqa ~/hotpot
-    """
+    Example: harness1 data import hotpotqa ~/hotpot"""
     if not path.exists():
         raise UsageError(f"{path}: no such file or folder")
     cache = cache_of(resolve(config, overrides))
@@ -125,8 +112,7 @@ def import_(
         )
     for line in dict.fromkeys(map(str, left)):
         say(f"left out: {line}")
-    tasks = ", ".join(f"{count} {split}" for split, count in counts["tasks"].items())
-    put(f"{out}: {counted(counts['documents'], 'document')}, tasks: {tasks}")
+    put(f"{out}: {_size(counts['documents'], counts['tasks'])}")
     unit = " --set index.unit=chunk" if benchmark.unit == "chunk" else ""
     put(f"Next: harness1 eval {name if named else out}{unit}")
 
@@ -141,25 +127,24 @@ def copy(
 ) -> None:
     """Write a dataset as a BEIR folder, which stays as it is.
 
-    Example: harness1 data copy world:2000 --out world
-    """
+    Example: harness1 data copy world:2000 --out world"""
     place = place_of(dataset, resolve(config, overrides))
     with count_of_documents(f"copying {dataset}") as advance:
         counts = copy_dataset(place, out, force=force, on_document=advance)
-    print_result(counts, as_json, _print_copied, out)
+    if as_json:
+        print_json(counts)
+    else:
+        put(f"{out}: {_size(counts['documents'], counts['tasks'])}\nNext: harness1 index {out}")
 
 
-def _print_copied(counts: dict[str, Any], out: Path) -> None:
-    tasks = ", ".join(f"{count} {split}" for split, count in counts["tasks"].items()) or "none"
-    put(f"{out}: {counted(counts['documents'], 'document')}, tasks: {tasks}")
-    put(f"Next: harness1 index {out}")
+def _size(documents: int, tasks: Mapping[str, int], more: str = "") -> str:
+    by_split = ", ".join(f"{count} {split}" for split, count in tasks.items()) or "none"
+    return f"{counted(documents, 'document')}{more}, tasks: {by_split}"
 
 
 def check(
     dataset: Annotated[str, Argument(help="A name in `data list`, a BEIR or TREC folder, a JSONL file, or NAME:PATH.")],
-    ignore: Annotated[
-        list[str] | None, Option(help="A kind of finding to ignore; may be repeated.", metavar="KIND")
-    ] = None,
+    ignore: Annotated[list[str] | None, Option(help="A kind of finding to ignore; repeatable.", metavar="KIND")] = None,
     config: ConfigFile = None,
     overrides: Overrides = None,
     as_json: Json = False,
@@ -167,8 +152,7 @@ def check(
     """Find what is wrong with a dataset: broken lines, duplicate ids and texts, empty texts, absent gold, queries
     without gold, and training questions that also appear in the test split. Exit code 1 if it finds any.
 
-    Example: harness1 data check hotpotqa:hotpot
-    """
+    Example: harness1 data check hotpotqa:hotpot"""
     if unknown := sorted(set(ignore or ()) - set(FINDINGS)):
         raise UsageError(f"--ignore takes a kind of finding, not {unknown[0]!r}; there are: {', '.join(FINDINGS)}")
     place = place_of(dataset, resolve(config, overrides))
@@ -182,21 +166,22 @@ def check(
 
 def _show(report: DatasetCheck) -> None:
     chunks = f" in {counted(report.chunks, 'chunk')}" if report.chunks else ""
-    tasks = ", ".join(f"{count} {split}" for split, count in report.tasks.items()) or "none"
-    put(f"{report.source}: {counted(report.documents, 'document')}{chunks}, tasks: {tasks}")
+    put(f"{report.source}: {_size(report.documents, report.tasks, chunks)}")
     for each in report.shared:
         put(
             f"{each.shared} of {counted(each.documents, 'gold document')} of {each.split} are gold of train too"
             f" ({each.shared / each.documents:.0%}); {counted(each.tasks, 'task')} of train share a gold set with it"
         )
-    for finding in report.findings:
-        put(f"{finding.kind}: {finding.count}")
-        for example in finding.examples:
-            put(f"    {example}")
-        if finding.count > len(finding.examples):
-            put(f"    and {finding.count - len(finding.examples)} more")
-    if not report.findings:
-        put("Nothing is wrong with it.")
+    _print_findings([(each.kind, each.count, each.examples) for each in report.findings], "it")
+
+
+def _print_findings(found: Sequence[tuple[str, int, Sequence[str]]], thing: str) -> None:
+    for name, count, examples in found:
+        put("\n    ".join([f"{name}: {count}", *examples]))
+        if count > len(examples):
+            put(f"    and {count - len(examples)} more")
+    if not found:
+        put(f"Nothing is wrong with {thing}.")
 
 
 READ = 30
@@ -208,10 +193,7 @@ def make_tasks(
     out: Annotated[Path, Option(help="The folder of tasks to create.", metavar="TASKS")],
     count: Annotated[int, Option(help="Tasks to make.", min=1, metavar="N")] = 1000,
     seed: Annotated[int, Option(help="Seed of the choice of sentences and splits.")] = 0,
-    writer: Annotated[
-        str,
-        Option(help="Who writes the questions: templates, or a model.", metavar="template|openai:MODEL@URL|hf:PATH"),
-    ] = TEMPLATE,
+    writer: Annotated[str, Option(help="Writer of questions.", metavar="template|openai:MODEL@URL|hf:PATH")] = TEMPLATE,
     index: IndexSpec = None,
     cache: Cache = None,
     config: ConfigFile = None,
@@ -221,8 +203,7 @@ def make_tasks(
 ) -> None:
     """Make questions with gold from documents: facts, chains over several documents, comparisons, claims and aspects.
 
-    Example: harness1 tasks make docs --out tasks/docs --count 200
-    """
+    Example: harness1 tasks make docs --out tasks/docs --count 200"""
     settings = resolve(config, overrides)
     model = None if writer == TEMPLATE else QuestionWriter(writer, open_completer(writer, settings, MOST_TOKENS))
     corpus = open_source(place_of(source, settings))
@@ -242,34 +223,27 @@ def make_tasks(
         )
     if made["tasks"] < count:
         say(f"the corpus gives {made['tasks']} tasks, not {count}")
-    print_result(made, as_json, print_made, out)
-
-
-def print_made(made: dict[str, Any], out: Path) -> None:
-    """Print how many tasks there are, of which kinds and in which splits."""
+    if as_json:
+        return print_json(made)
     splits = ", ".join(f"{number} {name}" for name, number in made["splits"].items())
     kinds = ", ".join(f"{number} {name}" for name, number in made["kinds"].items())
     more = made["tasks"] - made["one_search"]
     put(f"{out}: {counted(made['tasks'], 'task')} over {counted(made['documents'], 'document')} ({splits})")
     put(f"    {kinds}; one search does not find all evidence of {more}")
     if "writer" in made:
-        writer = msgspec.convert(made["writer"], Writing)
-        kept = ", ".join(f"{number} {fault}" for fault, number in writer.kept.items()) or "none"
-        put(f"    {writer.writer} wrote {writer.written} of the questions; replies that were not taken: {kept}")
-        put(f"    it read {writer.prompt_tokens:,} tokens and wrote {writer.output_tokens:,}")
-    put(f"Next: harness1 tasks check {out}")
+        by = msgspec.convert(made["writer"], Writing)
+        kept = ", ".join(f"{number} {fault}" for fault, number in by.kept.items()) or "none"
+        put(f"    {by.writer} wrote {by.written} of the questions; replies that were not taken: {kept}")
+        put(f"    it read {by.prompt_tokens:,} tokens and wrote {by.output_tokens:,}")
+    return put(f"Next: harness1 tasks check {out}")
 
 
 def check_task_set(
     tasks: Annotated[str, Argument(help="The folder of tasks, or another dataset.", metavar="TASKS")],
-    out: Annotated[
-        Path | None, Option(help="The folder of the runs; default runs/NAME-check.", metavar="FOLDER")
-    ] = None,
+    out: Annotated[Path | None, Option(help="Folder of the runs; default runs/NAME-check.", metavar="FOLDER")] = None,
     sample: Annotated[int, Option(help="Tasks that three policies play.", min=1, metavar="N")] = 200,
     seed: Annotated[int, Option(help="Seed of the sample.")] = 0,
-    ignore: Annotated[
-        list[str] | None, Option(help="A kind of finding to leave out; may be repeated.", metavar="KIND")
-    ] = None,
+    ignore: Annotated[list[str] | None, Option(help="A kind of finding to ignore; repeatable.", metavar="KIND")] = None,
     index: IndexSpec = None,
     cache: Cache = None,
     config: ConfigFile = None,
@@ -280,8 +254,7 @@ def check_task_set(
 
     Exit code 1 if something is wrong with them.
 
-    Example: harness1 tasks check tasks/docs
-    """
+    Example: harness1 tasks check tasks/docs"""
     settings = resolve(config, overrides)
     source = open_source(dataset := place_of(tasks, settings))
     searched = index_of(source, index, cache, settings, read_aloud, say)
@@ -308,62 +281,44 @@ def print_check(report: TaskCheck, name: str, page: Path) -> None:
     """Print what the policies reached, kind by kind, and the findings."""
     splits = ", ".join(f"{number} {split}" for split, number in report.tasks.items())
     put(f"{name}: {counted(sum(report.tasks.values()), 'task')} ({splits})")
-    table = make_table("recall", "tasks", "oracle", "nothing", "one search", "need more")
+    rows = []
     for each in report.played:
         values = (each.oracle, each.nothing, each.one_search, each.more_than_one)
-        table.add_row(each.kind, str(each.tasks), *(f"{value:.3f}" for value in values))
-    Terminal().print(table)
-    for finding in report.findings:
-        put(f"{finding.name}: {finding.count}")
-        for example in finding.examples:
-            put(f"    {example}")
-    if not report.findings:
-        put("Nothing is wrong with them.")
+        rows.append((each.kind, str(each.tasks), *(f"{value:.3f}" for value in values)))
+    print_table(("recall", "tasks", "oracle", "nothing", "one search", "need more"), rows)
+    _print_findings([(each.name, each.count, each.examples) for each in report.findings], "them")
     put(f"Some to read: {page}")
 
 
 def push(
-    folder: Annotated[
-        Path, Argument(help="A run, a dataset (BEIR layout or of `sft build`) or a policy.", metavar="FOLDER")
-    ],
+    folder: Annotated[Path, Argument(help="A run, a dataset (BEIR or of `sft build`) or a policy.", metavar="FOLDER")],
     to: Annotated[str, Option(help="The repository on the hub; it is made if there is none.", metavar="OWNER/NAME")],
     public: Annotated[bool, Option("--public", help="Let everybody read a new repository.")] = False,
-    own_questions: Annotated[
-        bool, Option("--own-questions", help="Questions that are no tasks of a dataset are yours to publish.")
-    ] = False,
+    own_questions: Annotated[bool, Option("--own-questions", help="Own questions are yours to publish.")] = False,
     dry_run: Annotated[bool, Option("--dry-run", help="Say what would be sent, and send nothing.")] = False,
-    endpoint: Annotated[
-        str | None, Option(help="The hub's address, if it is not the one of its client.", metavar="URL")
-    ] = None,
+    endpoint: Annotated[str | None, Option(help="The hub's address, if not its client's.", metavar="URL")] = None,
     as_json: Json = False,
 ) -> None:
     """Send a run, a dataset or a policy to the Hugging Face hub, for its owner alone unless --public is given.
 
     The token is the one of the hub's own client: hf auth login.
 
-    Example: harness1 push runs/scifact --to me/scifact-run --dry-run
-    """
+    Example: harness1 push runs/scifact --to me/scifact-run --dry-run"""
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", to):
         raise UsageError(f"--to is OWNER/NAME, not {to!r}")
     parcel = pack(folder, own_questions=own_questions)
-    found: dict[str, Any] = {
-        "to": to,
-        "kind": parcel.kind.repository,
-        "public": public,
-        "files": {name: (folder / name).stat().st_size for name in parcel.files},
-        "left": parcel.left,
-    }
+    files = {name: (folder / name).stat().st_size for name in parcel.files}
+    found: dict[str, Any] = {"to": to, "kind": parcel.kind.repository, "public": public, "files": files}
+    found["left"] = parcel.left
     if not dry_run:
         found |= send(parcel, to, public=public, endpoint=endpoint)._asdict()
-    print_result(found, as_json, _tell)
-
-
-def _tell(found: dict[str, Any]) -> None:
-    files, sent = found["files"], "url" in found
-    for name, size in files.items() if not sent else ():
+    if as_json:
+        return print_json(found)
+    for name, size in files.items() if dry_run else ():
         put(f"{size:>14,}  {name}")
-    for name in found["left"]:
+    for name in parcel.left:
         put(f"{'stays':>14}  {name}")
     what = f"{counted(len(files), 'file')}, {sum(files.values()) / 1e6:,.1f} MB"
-    who = "public" if found["public"] else "private"
-    put(f"{found['url']}: {what}, change {found['commit']}" if sent else f"{what} for {found['to']}, {who}; not sent")
+    if dry_run:
+        return put(f"{what} for {to}, {'public' if public else 'private'}; not sent")
+    return put(f"{found['url']}: {what}, change {found['commit']}")

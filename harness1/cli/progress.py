@@ -1,4 +1,4 @@
-"""Work in progress: bars on a terminal, plain lines elsewhere, with the speed and the time left."""
+"""Tables, and work in progress: bars on a terminal, plain lines elsewhere, with the speed and the time left."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
@@ -53,30 +55,62 @@ class Terminal(Console):
             yield part if part.control else Segment(printable(part.text), part.style)
 
 
+LEAST = 16
+"""Minimum width of the flexible column of a table, in characters."""
+
+
+def print_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    numbers: Collection[int] | None = None,
+    flexible: int | None = None,
+) -> None:
+    """Print a table of plain text, ruled on a terminal. `numbers`: columns that are flush right, by default all but the
+    first; `flexible`: the one that shrinks. Without enough room, a longer line can still be read."""
+    rows, console = list(rows), Terminal()
+    ruled = console.is_terminal
+    lengths = [max(map(cell_len, column)) for column in zip(columns, *rows, strict=True)]
+    gap = 3 if ruled else 2
+    others = sum(length + gap for at, length in enumerate(lengths) if at != flexible)
+    width = others if flexible is None else others + min(LEAST, lengths[flexible]) + gap
+    table = Table(box=SIMPLE_HEAD if ruled else None, padding=(0, 1), pad_edge=False, show_edge=False)
+    for at, name in enumerate(columns):
+        room = max(LEAST, console.width - others - gap) if at == flexible else None
+        cropped = name == "query"
+        table.add_column(
+            name,
+            justify="right" if (at if numbers is None else at in numbers) else "left",
+            max_width=room,
+            no_wrap=cropped or room is None,
+            overflow="ellipsis" if cropped else "fold",
+        )
+    for row in rows:
+        table.add_row(*map(Text, row))
+    (console if width <= console.width else Terminal(width=width)).print(table)
+
+
 Item = TypeVar("Item")
 SHOWN = 20
 """Documents left out that are named."""
 
 
-def progress_of_work() -> Progress:
-    """Return a bar that stays, with the amount done, the total, the elapsed time and the time left."""
-    times = (TimeElapsedColumn(), TimeRemainingColumn())
-    return Progress(_description(), BarColumn(), MofNCompleteColumn(), *times, console=Terminal(stderr=True))
+def progress_of_work(*, transient: bool = False) -> Progress:
+    """Return a bar with the amount done, the total, the elapsed time and the time left; it stays unless `transient`."""
+    columns = (_description(), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=Terminal(stderr=True), transient=transient)
 
 
 @contextmanager
 def progress_of_parts() -> Iterator[Callable[[str, int, int], None]]:
     """Yield a function that shows a part of the work, the amount done, and the total (0 if unknown)."""
-    columns = (_description(), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Terminal(stderr=True), transient=True) as progress:
+    with progress_of_work(transient=True) as progress:
         bar = progress.add_task("", total=None)
         yield lambda part, done, of: progress.update(bar, description=part, completed=done, total=of or None)
 
 
 @contextmanager
 def progress_of_bytes() -> Iterator[Callable[[str, int, int], None]]:
-    """Yield a function that shows a download, the bytes done, and their total (0 if unknown); lines elsewhere than on a
-    terminal."""
+    """Yield a function that shows a download, the bytes done, and their total (0 if unknown); in a pipe by lines."""
     columns = (_description(), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with _on_terminal(*columns) as progress:
         bar = progress.add_task("", total=None, visible=False)
@@ -156,14 +190,6 @@ def _on_terminal(*columns: ProgressColumn) -> Progress:
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
-def make_table(*columns: str, left: Collection[str] = ()) -> Table:
-    """Return a table without rows: its first column and those named in `left` are flush left, others flush right."""
-    table = Table(box=None, padding=(0, 1), pad_edge=False, show_edge=False)
-    for column in columns:
-        table.add_column(column, justify="left" if column in (columns[0], *left) else "right")
-    return table
-
-
 class Pacing:
     """Decides when another line is due on an output that keeps all lines: every 10 s or every 10 % of the work,
     whichever is sooner, but not twice within a second."""
@@ -182,77 +208,42 @@ class Pacing:
         return True
 
 
-class Pace:
-    """Estimates speed and time left from the later half of what was done: the first items wait for what is loaded and
+class Pace(ProgressColumn):
+    """Shows speed and time left, by the later half of what was done: the first items wait for what is loaded and
     compiled once. Nothing is estimated before the fifth item, or before 30 s have passed since the first; nor while
     that half took less than a second, because episodes that are played at once also end at once."""
 
     LEAST, LEAST_S, SHORTEST_S = 5, 30.0, 1.0
+    max_refresh = 0.5  # a figure that changes at each drawing cannot be read
 
     def __init__(self) -> None:
+        super().__init__(Column(no_wrap=True))
         self._ends: list[float] = []
 
     def advance(self, now: float, items: int) -> None:
         """Count items that were done at a time in seconds."""
         self._ends += [now] * items
 
-    def per_second(self) -> float | None:
-        """Return the items per second; None while there is nothing to judge by."""
-        ends = self._ends
+    def render(self, task: Task) -> Text:
+        """Return both in words; nothing while they are unknown."""
+        ends, middle = self._ends, (len(self._ends) - 1) // 2
         if len(ends) < 2 or (len(ends) < self.LEAST and ends[-1] - ends[0] < self.LEAST_S):
-            return None
-        middle = (len(ends) - 1) // 2
-        seconds = ends[-1] - ends[middle]
-        return (len(ends) - 1 - middle) / seconds if seconds >= self.SHORTEST_S else None
+            return Text()
+        if (seconds := ends[-1] - ends[middle]) < self.SHORTEST_S:
+            return Text()
+        speed = (len(ends) - 1 - middle) / seconds
+        left = f"; {timedelta(seconds=round(task.remaining / speed))} left" if task.remaining else ""
+        return Text(f"{60 * speed:{',.0f' if 60 * speed >= 100 else '.3g'}} per minute{left}")
 
 
-REFRESHES = 4
-"""Drawings per second."""
-
-
+REFRESHES = 4  # drawings per second
 ECHO = 4
 """Columns left free beside the panel. A terminal writes `^C` behind it; in its last columns, that would break the line
 and leave the panel's upper edge behind."""
-
-
-EDGES = 6
-"""Columns of a panel's upper edge beside its title."""
-
-
+EDGES = 6  # columns of a panel's upper edge beside its title
 Clock = Callable[[], float]
-
-
-class Speed(ProgressColumn):
-    """Shows the amount done per minute; nothing while it is unknown."""
-
-    def __init__(self, pace: Pace) -> None:
-        super().__init__(Column(no_wrap=True))
-        self._pace = pace
-
-    def render(self, task: Task) -> Text:
-        minute = 60.0 * (self._pace.per_second() or 0.0)
-        return Text(f"{minute:{',.0f' if minute >= 100 else '.3g'}} per minute" if minute else "")
-
-
-class TimeLeft(ProgressColumn):
-    """Shows the time left; nothing if there is none or it is unknown."""
-
-    max_refresh = 0.5  # a figure that changes at each drawing cannot be read
-
-    def __init__(self, pace: Pace) -> None:
-        super().__init__(Column(no_wrap=True))
-        self._pace = pace
-
-    def render(self, task: Task) -> Text:
-        speed = self._pace.per_second()
-        return Text(f"{timedelta(seconds=round(task.remaining / speed))} left" if speed and task.remaining else "")
-
-
-class View(NamedTuple):
-    """The content shown besides the amount done: rows of a label and a text, and parts of a line, if not empty."""
-
-    rows: Sequence[tuple[str, str]]
-    line: Sequence[str]
+View = tuple[Sequence[tuple[str, str]], Sequence[str]]
+"""What is shown besides the amount done, unless it is empty: rows of a label and a text, and the parts of a line."""
 
 
 class Board(AbstractContextManager[Any]):
@@ -266,9 +257,8 @@ class Board(AbstractContextManager[Any]):
         self._console = console or Terminal(stderr=True)
         self._lock = threading.RLock()
         self._title, self._clock, self._hidden = title, clock, hidden
-        self._pace = Pace()
-        self._columns = (TextColumn(count), Speed(self._pace), TimeLeft(self._pace))
-        bar = BarColumn(None), *self._columns
+        self._count, self._pace = TextColumn(count), Pace()
+        bar = BarColumn(None), self._count, self._pace
         self._bar = Progress(*bar, console=self._console, get_time=clock, expand=True)
         self._task = self._bar.add_task("", start=False)
         self._live: Live | None = None
@@ -302,18 +292,14 @@ class Board(AbstractContextManager[Any]):
         done = before + 1 if done is None else done
         self._pace.advance(self._clock(), max(0, done - before))
         self._bar.update(self._task, completed=done)
-        self._doing = ""
-        self._say_if_due()
+        self.doing("")
 
     def doing(self, what: str) -> None:
         """Show what is at work until the next advance."""
         self._doing = what
-        self._say_if_due()
-
-    def _say_if_due(self) -> None:
         share = self._bar.tasks[0].percentage / 100.0
         if self._live is None and self._pacing is not None and self._pacing.due(self._clock(), share):
-            self._say()
+            self._say_view()
 
     def say(self, line: str) -> None:
         """Print a line that stays, above the panel."""
@@ -322,11 +308,11 @@ class Board(AbstractContextManager[Any]):
 
     def __rich__(self) -> Panel:
         with self._lock:
-            view = self.view()
+            shown, _ = self.view()
         rows = Table.grid(padding=(0, 2))
         rows.add_column(style="bold", no_wrap=True)
         rows.add_column(overflow="fold")
-        for label, text in (("now", self._doing), *view.rows):
+        for label, text in (("now", self._doing), *shown):
             if text:
                 rows.add_row(label, Text(text))
         width = max(EDGES, self._console.width - ECHO)
@@ -340,14 +326,14 @@ class Board(AbstractContextManager[Any]):
         if self._live is not None:
             self._live.stop()
         if self._pacing is not None and (kind is None or self._bar.tasks[0].completed):
-            self._say()
+            self._say_view()
 
-    def _say(self) -> None:
+    def _say_view(self) -> None:
         """Print the amount done, the view and the time left in one line, unless it equals the last line."""
         with self._lock:
-            view = self.view()
-        shown = (str(column.render(self._bar.tasks[0])) for column in self._columns)
-        line = "; ".join(part for part in (*shown, self._doing, *view.line) if part)
+            _, parts = self.view()
+        shown = (str(column.render(self._bar.tasks[0])) for column in (self._count, self._pace))
+        line = "; ".join(filter(None, (*shown, self._doing, *parts)))
         if line != self._said:
             self._said = line
             self.say(f"{self._title}: {line}")

@@ -15,68 +15,23 @@ from typer import Argument, Option
 
 from harness1.cli.options import Json, RecipeChanges, RecipeInputs, RecipeName
 from harness1.cli.printing import print_json, print_result, program, put, say
-from harness1.cli.progress import Terminal, make_table
+from harness1.cli.progress import print_table
 from harness1.config import load_config
 from harness1.errors import ConfigError, UsageError
 from harness1.plain import counted, meant
+from harness1.recipe import run as running
+from harness1.recipe import tuning
 from harness1.recipe.recipe import Recipe, load_recipe, shipped_recipes
-from harness1.recipe.run import (
-    JOURNAL,
-    LOGS,
-    Event,
-    RecipeRun,
-    RecipeState,
-    StageFailed,
-    StageRecord,
-    Watch,
-    is_at_work,
-    on_cluster,
-    put_in_words,
-    read_recipe_state,
-    run_verb,
-)
-from harness1.recipe.tuning import (
-    EXPERIENCE,
-    RESULTS,
-    TUNING,
-    TrialResult,
-    Tuning,
-    TuningCard,
-    best_of,
-    read_results,
-    read_tuning,
-)
 from harness1.training.log import LOG, read_log
 from harness1.viewer.work import PAGE, write_page
 
 NEGATIVE = 1
 
 
-def _tell_stages(recipe: Recipe, names: Sequence[str], work: Path) -> Watch:
-    """Return what tells the user on standard error how a recipe goes on in a folder."""
-
-    def tell(event: Event, stage: str, record: StageRecord) -> None:
-        at, says = names.index(stage) + 1, recipe.stages[stage].says
-        where = f"stage {at} of {len(names)}, {stage}"
-        if event == "begins":
-            return say(f"{where}{': ' if says else ''}{says}")
-        if event == "had passed":
-            return say(f"{where}: passed before")
-        for finding in record.findings:
-            say(f"{'passed' if finding.passed else 'FAILED'}, {put_in_words(finding)}")
-        if record.status == "passed" and at < len(names) and (left := _time_left(read_recipe_state(work))):
-            say(left)
-        return None
-
-    return tell
-
-
 def run(
     recipe: RecipeName,
     out: Annotated[Path, Option(help="The folder that gets everything.", metavar="WORK")],
-    start_from: Annotated[
-        str, Option("--from", help="Do this stage again, and all that use its result.", metavar="STAGE")
-    ] = "",
+    start_from: Annotated[str, Option("--from", help="Do this stage and all that use it again.", metavar="STAGE")] = "",
     until: Annotated[str, Option(help="Stop after this stage.", metavar="STAGE")] = "",
     changes: RecipeChanges = None,
     inputs: RecipeInputs = None,
@@ -86,22 +41,34 @@ def run(
 
     Exit code 1 if a gate fails. With --json, the output of commands goes to WORK/logs.
 
-    Example: harness1 recipe run tiny --out work
-    """
+    Example: harness1 recipe run tiny --out work"""
     asked = load_recipe(recipe, changes or (), inputs or ())
     check_commands(asked, out)
     names = asked.until(until)
     expected = sum(asked.stages[name].takes for name in names)
     say(f"{counted(len(names), 'stage')}{f', {_minutes(expected)} on two cores' * bool(expected)}")
     say(f"to watch: {program()} view {out} --serve; what is to come: {program()} recipe status {out}")
-    work = RecipeRun(asked, out, partial(run_verb, quiet=as_json), _tell_stages(asked, names, out))
+
+    def tell(event: running.Event, stage: str, record: running.StageRecord) -> None:
+        where, says = f"stage {names.index(stage) + 1} of {len(names)}, {stage}", asked.stages[stage].says
+        if event == "begins":
+            return say(f"{where}{': ' if says else ''}{says}")
+        if event == "had passed":
+            return say(f"{where}: passed before")
+        for finding in record.findings:
+            say(f"{'passed' if finding.passed else 'FAILED'}, {running.put_in_words(finding)}")
+        if record.status == "passed" and stage != names[-1] and (left := _time_left(running.read_recipe_state(out))):
+            say(left)
+        return None
+
+    work = running.RecipeRun(asked, out, partial(running.run_verb, quiet=as_json), tell)
     try:
         journal = work.run(start_from, until)
-    except StageFailed as error:
+    except running.StageFailed as error:
         say(str(error))
         if as_json:
-            print_json(read_recipe_state(out))
-            say(f"its output: {out / LOGS / error.stage}.log")
+            print_json(running.read_recipe_state(out))
+            say(f"its output: {out / running.LOGS / error.stage}.log")
         raise typer.Exit(error.record.exit or NEGATIVE) from error
     print_result(journal, as_json, _print_recipe, out)
 
@@ -111,22 +78,18 @@ def status(
 ) -> None:
     """Show the stages of a recipe's folder: what is done, what the gates found, what failed, and what is to come.
 
-    Example: harness1 recipe status work
-    """
-    journal = read_recipe_state(work)
+    Example: harness1 recipe status work"""
+    journal = running.read_recipe_state(work)
     if journal is None:
-        raise UsageError(f"{work} holds no recipe: it has no {JOURNAL}")
-    if as_json:
-        print_json(msgspec.to_builtins(journal) | {"left": journal.time_left(time.time()), "at_work": is_at_work(work)})
-    else:
-        _print_recipe(journal, work)
+        raise UsageError(f"{work} holds no recipe: it has no {running.JOURNAL}")
+    now = {"left": journal.time_left(time.time()), "at_work": running.is_at_work(work)}
+    print_result(msgspec.to_builtins(journal) | now, as_json, lambda _: _print_recipe(journal, work))
 
 
 def list_recipes(as_json: Json = False) -> None:
     """List the recipes that come with the package, with their stages and what they ask for.
 
-    Example: harness1 recipe list
-    """
+    Example: harness1 recipe list"""
     every = {name: load_recipe(str(file), inputs=(), complete=False) for name, file in shipped_recipes().items()}
     if as_json:
         print_json(every)
@@ -139,24 +102,27 @@ def list_recipes(as_json: Json = False) -> None:
             put(f"    needs   {' '.join(needed)}")
 
 
-def _print_recipe(journal: RecipeState, work: Path) -> None:
-    at_work = is_at_work(work)
+def _print_recipe(journal: running.RecipeState, work: Path) -> None:
+    at_work = running.is_at_work(work)
     put(f"{work}: {journal.title}")
-    table = make_table("stage", "status", "seconds", "gates", "artifact")
+    rows = []
     for name, record in journal.stages.items():
         passed = sum(each.passed for each in record.findings)
         gates = f"{passed} of {len(record.findings)}" if record.findings else ""
         status = record.status_now(at_work)
         seconds = record.seconds + (time.time() - record.began if status == "running" else 0.0)
-        table.add_row(name, status, f"{seconds:,.1f}", gates, record.artifact[:12] or _step(work / name))
+        made = record.artifact[:12]
+        if not made and (work / name / LOG).is_file() and (log := read_log(work / name)):
+            made = f"step {log[-1]['step']}"
+        rows.append((name, status, f"{seconds:,.1f}", gates, made))
     for name, seconds in journal.times().items():
         if name not in journal.stages:
-            table.add_row(name, "to come", f"about {seconds:,.0f}" if seconds else "", "", "")
-    Terminal().print(table)
+            rows.append((name, "to come", f"about {seconds:,.0f}" if seconds else "", "", ""))
+    print_table(("stage", "status", "seconds", "gates", "artifact"), rows)
     for name, record in journal.stages.items():
         for finding in record.findings:
             if not finding.passed:
-                put(f"{name}: {put_in_words(finding)}")
+                put(f"{name}: {running.put_in_words(finding)}")
     put(f"{counted(len(journal.stages), 'stage')}, {sum(each.seconds for each in journal.stages.values()):,.0f} s")
     stopped = [name for name, record in journal.stages.items() if record.status_now(at_work) == "stopped"]
     if stopped:
@@ -165,7 +131,7 @@ def _print_recipe(journal: RecipeState, work: Path) -> None:
         put(left)
 
 
-def _time_left(journal: RecipeState | None) -> str:
+def _time_left(journal: running.RecipeState | None) -> str:
     """Return how much time is left in words, or an empty string where nothing is known or nothing is left."""
     left = journal.time_left(time.time()) if journal is not None else None
     return f"about {_minutes(left)} left" if left else ""
@@ -173,12 +139,6 @@ def _time_left(journal: RecipeState | None) -> str:
 
 def _minutes(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
-
-
-def _step(folder: Path) -> str:
-    """Return the last step that a training under way has logged."""
-    lines = read_log(folder) if (folder / LOG).is_file() else []
-    return f"step {lines[-1]['step']}" if lines else ""
 
 
 def check_commands(recipe: Recipe, work: Path) -> None:
@@ -214,12 +174,6 @@ def _parse(words: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _tell_trial(trial: int | None) -> Watch:
-    """Return what tells the user on standard error which stage of a trial, or of what all share, begins."""
-    name = "shared" if trial is None else f"trial {trial}"
-    return lambda event, stage, record: say(f"{name}: {stage}") if event == "begins" else None
-
-
 def tune(
     recipe: RecipeName,
     out: Annotated[Path, Option(help="The folder that gets the trials.", metavar="TRIALS")],
@@ -227,12 +181,10 @@ def tune(
     parallel: Annotated[int, Option(help="Trials at the same time.", min=1)] = 1,
     seed: Annotated[int, Option(help="Seed of the sampler.")] = 0,
     experience: Annotated[
-        Path | None, Option(help=f"Folder of what tunings learned; default {EXPERIENCE}.", metavar="FOLDER")
+        Path | None, Option(help=f"What tunings learned; default {tuning.EXPERIENCE}.", metavar="FOLDER")
     ] = None,
     forget: Annotated[bool, Option("--no-experience", help="Read and keep no experience.")] = False,
-    ray: Annotated[
-        str, Option(help="Run the commands on a Ray cluster with a shared file system.", metavar="ADDRESS")
-    ] = "",
+    ray: Annotated[str, Option(help="Run commands on a Ray cluster of one file system.", metavar="ADDRESS")] = "",
     changes: RecipeChanges = None,
     inputs: RecipeInputs = None,
     as_json: Json = False,
@@ -242,22 +194,25 @@ def tune(
     What no setting reaches is done once. A trial stops at a gate, or where it looks worse than the median. Settings
     that worked on the same documents, reward and size of model come first; those that failed are not tried again.
 
-    Example: harness1 tune tiny --trials 20 --parallel 2 --out trials
-    """
+    Example: harness1 tune tiny --trials 20 --parallel 2 --out trials"""
 
-    def say_result(result: TrialResult) -> None:
+    def say_result(result: tuning.TrialResult) -> None:
         value = f"{result.value:.4g}" if result.value is not None else result.stopped
         say(f"trial {result.number} ended after {result.seconds:,.0f} s: {value}")
 
+    def tell(trial: int | None) -> running.Watch:
+        name = "shared" if trial is None else f"trial {trial}"
+        return lambda event, stage, record: say(f"{name}: {stage}") if event == "begins" else None
+
     asked = load_recipe(recipe, changes or (), inputs or ())
     check_commands(asked, out)
-    work = Tuning(
+    work = tuning.Tuning(
         asked,
         out.resolve(),
-        on_cluster(ray) if ray else partial(run_verb, quiet=True),
-        _tell_trial,
+        running.on_cluster(ray) if ray else partial(running.run_verb, quiet=True),
+        tell,
         seed,
-        None if forget else (experience or EXPERIENCE).expanduser(),
+        None if forget else (experience or tuning.EXPERIENCE).expanduser(),
         say_result,
     )
     work.run(trials, parallel)
@@ -269,32 +224,32 @@ def show(
 ) -> None:
     """Show the trials of a tuning as a table, and write a page with their plots.
 
-    Example: harness1 tune show trials
-    """
-    card = read_tuning(folder)
+    Example: harness1 tune show trials"""
+    card = tuning.read_tuning(folder)
     if card is None:
-        raise UsageError(f"{folder} holds no trials: it has no {TUNING}")
-    results = sorted(read_results(folder / RESULTS), key=lambda each: each.number)
+        raise UsageError(f"{folder} holds no trials: it has no {tuning.TUNING}")
+    results = sorted(tuning.read_results(folder / tuning.RESULTS), key=lambda each: each.number)
     page = write_page(folder, card, results)
-    best = best_of(results, maximize=card.maximize)
+    best = tuning.best_of(results, maximize=card.maximize)
     found = {"tuning": to_builtins(card), "best": to_builtins(best), "trials": to_builtins(results), "page": str(page)}
-    print_result(found, as_json, _print_tuning, card, results, best, folder)
-
-
-def _print_tuning(
-    found: dict[str, Any], card: TuningCard, results: list[TrialResult], best: TrialResult | None, folder: Path
-) -> None:
+    if as_json:
+        return print_json(found)
     put(f"{folder}: {card.title} Compared by {card.metric}, {'more' if card.maximize else 'less'} is better.")
-    table = make_table("trial", card.metric, *card.search, "seconds", "stopped")
-    for each in results:
-        value = "" if each.value is None else f"{each.value:.4g}"
-        settings = (_show(each.settings.get(name)) for name in card.search)
-        table.add_row(str(each.number), value, *settings, f"{each.seconds:,.0f}", each.stopped)
-    Terminal().print(table)
+    rows = [
+        (
+            str(each.number),
+            "" if each.value is None else f"{each.value:.4g}",
+            *(_show(each.settings.get(name)) for name in card.search),
+            f"{each.seconds:,.0f}",
+            each.stopped,
+        )
+        for each in results
+    ]
+    print_table(("trial", card.metric, *card.search, "seconds", "stopped"), rows)
     if best is not None and best.value is not None:
         words = " ".join(f"--set {name}={_show(value)}" for name, value in best.settings.items())
         put(f"Best of {counted(len(results), 'trial')}: {best.value:.4g} in trial {best.number}: {words}")
-    put(f"Plots: {folder / PAGE}")
+    return put(f"Plots: {folder / PAGE}")
 
 
 def _show(value: Any) -> str:

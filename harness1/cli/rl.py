@@ -12,35 +12,17 @@ from typing import Annotated
 
 from typer import Option
 
+from harness1.cli import options
 from harness1.cli.dashboard import TrainingBoard, print_checkpoint
 from harness1.cli.main import interrupt_by_sigterm
-from harness1.cli.options import (
-    Against,
-    Cache,
-    ConfigFile,
-    EndsAt,
-    EngineOption,
-    Exclude,
-    Force,
-    Json,
-    Mlflow,
-    Overrides,
-    Rewards,
-    ShareOf,
-    Tensorboard,
-    Tools,
-    Wandb,
-    evaluation_places,
-    place_of,
-    resolve,
-)
+from harness1.cli.options import evaluation_places, place_of, resolve
 from harness1.cli.printing import say, say_left_out
 from harness1.cli.progress import read_aloud
 from harness1.cli.training import lead_group, refuse_oversized_rl
 from harness1.config import Config
 from harness1.data.indexing import index_of
 from harness1.data.leaks import ShareName
-from harness1.engines.engine import TrainingService, open_service_engine
+from harness1.engines.engine import open_service_engine
 from harness1.engines.open import open_service
 from harness1.errors import UsageError, optional
 from harness1.models.checkpoint import Checkpoint, read_checkpoint
@@ -60,61 +42,50 @@ from harness1.rl.train import (
 from harness1.training.log import Trackers, clear_training
 from harness1.training.process_group import ALONE, ProcessGroup
 
-SHOWN = (
-    "reward",
-    "loss",
-    "curated_recall",
-    "set_size",
-    "turns",
-    "entropy",
-    "k3",
-    "gate/mean_k3",
-    "gate/effective_share",
-)
+SHOWN = "reward", "loss", "curated_recall", "set_size", "turns", "entropy", "k3", "gate/mean_k3", "gate/effective_share"
 """The values shown for batches, and for validations."""
 
 
 def train(
     model: Annotated[str, Option(help="hf:PATH, vllm:PATH, vllm:MODEL@URL or sglang:MODEL@URL.", metavar="SPEC")],
     out: Annotated[Path, Option(help="Folder for the checkpoint.", metavar="CHECKPOINT")],
-    data: Annotated[
-        list[str] | None, Option(help="A dataset to learn from, by name or path; may be repeated.", metavar="DATASET")
-    ] = None,
+    data: Annotated[list[str] | None, Option(help="A dataset to learn from; repeatable.", metavar="DATASET")] = None,
     split: Annotated[str, Option(help="The split to take tasks from.")] = "train",
     index: Annotated[list[str] | None, Option(help="An index for each dataset, in order.", metavar="SPEC")] = None,
     admission: Annotated[list[str] | None, Option(help="The `rl check` report of each dataset, in order.")] = None,
-    share: ShareOf = "",
-    against: Against = None,
-    exclude: Exclude = None,
-    pivots: Annotated[
-        Path | None, Option(help="Train on the single turns of a profile instead of --data.", metavar="PIVOTS")
-    ] = None,
-    engine: EngineOption = "",
-    cache: Cache = None,
-    tensorboard: Tensorboard = False,
-    wandb: Wandb = "",
-    mlflow: Mlflow = "",
-    ends_at: EndsAt = math.inf,
-    tools: Tools = None,
-    rewards: Rewards = None,
-    config: ConfigFile = None,
-    overrides: Overrides = None,
-    force: Force = False,
-    as_json: Json = False,
+    share: options.ShareOf = "",
+    against: options.Against = None,
+    exclude: options.Exclude = None,
+    pivots: Annotated[Path | None, Option(help="Train on turns of a profile, not --data.", metavar="PIVOTS")] = None,
+    engine: options.EngineOption = "",
+    cache: options.Cache = None,
+    tensorboard: options.Tensorboard = False,
+    wandb: options.Wandb = "",
+    mlflow: options.Mlflow = "",
+    ends_at: options.EndsAt = math.inf,
+    tools: options.Tools = None,
+    rewards: options.Rewards = None,
+    config: options.ConfigFile = None,
+    overrides: options.Overrides = None,
+    force: options.Force = False,
+    as_json: options.Json = False,
 ) -> None:
     """Train a policy on its own episodes; a stopped training run resumes from its last saved state.
 
     On several GPUs: torchrun --nproc-per-node 8 -m harness1 rl train ...
 
-    Example: harness1 rl train --config rl/small --data world:1000 --model hf:student --out better
-    """
+    Example: harness1 rl train --config rl/small --data world:1000 --model hf:student --out better"""
     with lead_group() as group:
         if group is None:
             return
         settings = resolve(config, overrides, model, tools=tools, rewards=rewards)
         if bool(data) == (pivots is not None):
             raise UsageError("give either --data or --pivots")
-        service = _service(engine, model, settings, group)
+        service = None
+        if engine:
+            service = open_service(engine, resolve_model(ModelSpec.read(model).model), settings, group.size)
+        else:
+            refuse_oversized_rl(settings, model, group.size)
         policy = open_policy_to_train(model, settings, service and service.sampler)
         inputs = _inputs(settings, data or (), model, split, share, against, exclude, index or (), admission or ())
         if pivots is None:
@@ -126,12 +97,7 @@ def train(
         logs = Trackers(tensorboard=tensorboard, wandb=wandb, mlflow=mlflow)
         trainer = partial(open_service_engine, service, settings) if service is not None else work.open_engine
         work = replace(work, trackers=logs, undisturbed=alone, ends_at=ends_at, open_engine=trainer)
-        say_left_out(*work.selections)
-        if force:
-            work.check()  # nothing is deleted if the training run is refused
-            clear_training(out, VERB)
-        done = read_checkpoint(out) if work.is_done(policy.hash) else None
-        print_checkpoint(done or train_aloud(work, players, policy, group), out, "batch", as_json)
+        _carry_out(work, players, policy, group, force, as_json)
 
 
 def _inputs(
@@ -157,44 +123,40 @@ def _inputs(
     )
 
 
-def _service(engine: str, model: str, settings: Config, group: ProcessGroup) -> TrainingService | None:
-    """Return the training service; None if this machine trains, once that is known to fit."""
-    if engine:
-        return open_service(engine, resolve_model(ModelSpec.read(model).model), settings, group.size)
-    refuse_oversized_rl(settings, model, group.size)
-    return None
-
-
 def train_aloud(work: Training, players: OpenRollouts, policy: LanguageModelPolicy, group: ProcessGroup) -> Checkpoint:
     """Train, and show the progress; raise as `train_policy`."""
     with TrainingBoard(work.out.name, "batch", SHOWN) as board:
         return train_policy(work, players, policy.counter, policy.hash, board.listen, group)
 
 
-AGENT_FIGURES = ("reward", "loss", "turns", "entropy", "k3", "gate/mean_k3", "gate/effective_share")
+def _carry_out(
+    work: Training, players: OpenRollouts, policy: LanguageModelPolicy, group: ProcessGroup, force: bool, as_json: bool
+) -> None:
+    say_left_out(*work.selections)
+    if force:
+        work.check()  # nothing is deleted if the training is refused
+        clear_training(work.out, VERB)
+    done = read_checkpoint(work.out) if work.is_done(policy.hash) else None
+    print_checkpoint(done or train_aloud(work, players, policy, group), work.out, "batch", as_json)
 
 
 def agents(
-    command: Annotated[
-        str, Option(help="The agent's command; {query}, {task_id} and {base_url} are filled in.", metavar="COMMAND")
-    ],
-    data: Annotated[list[str], Option(help="A dataset of tasks, by name or path; may be repeated.", metavar="DATASET")],
+    command: Annotated[str, Option(help="The agent's command with {query}, {task_id}, {base_url}.", metavar="COMMAND")],
+    data: Annotated[list[str], Option(help="A dataset of tasks, by name or path; repeatable.", metavar="DATASET")],
     upstream: Annotated[str, Option(help="hf:PATH, vllm:PATH, vllm:MODEL@URL or sglang:MODEL@URL.", metavar="SPEC")],
-    evaluate: Annotated[
-        str, Option(help="What scores a session: MODULE:FUNCTION or FILE.py:FUNCTION.", metavar="FUNCTION")
-    ],
+    evaluate: Annotated[str, Option(help="What scores a session: MODULE:NAME or FILE.py:NAME.", metavar="FUNCTION")],
     out: Annotated[Path, Option(help="Folder for the checkpoint.", metavar="CHECKPOINT")],
     split: Annotated[str, Option(help="The split to take tasks from.")] = "train",
-    share: ShareOf = "",
-    against: Against = None,
-    exclude: Exclude = None,
-    tensorboard: Tensorboard = False,
-    wandb: Wandb = "",
-    mlflow: Mlflow = "",
-    config: ConfigFile = None,
-    overrides: Overrides = None,
-    force: Force = False,
-    as_json: Json = False,
+    share: options.ShareOf = "",
+    against: options.Against = None,
+    exclude: options.Exclude = None,
+    tensorboard: options.Tensorboard = False,
+    wandb: options.Wandb = "",
+    mlflow: options.Mlflow = "",
+    config: options.ConfigFile = None,
+    overrides: options.Overrides = None,
+    force: options.Force = False,
+    as_json: options.Json = False,
 ) -> None:
     """Train the model behind an agent of any kind: a command for each task, its calls recorded, its work scored.
 
@@ -203,8 +165,7 @@ def agents(
     machine.episode_deadline_s at most.
 
     Example: harness1 rl agents --command "python agent.py" --data world:1000 --upstream hf:student \\
-        --evaluate harness1.agents.evaluation:delivered_f1 --config rl/small --out better
-    """
+        --evaluate harness1.agents.evaluation:delivered_f1 --config rl/small --out better"""
     with optional("serve"):  # not above: the help of this verb needs no extra
         from harness1.agents.training import open_agent_training
 
@@ -215,12 +176,5 @@ def agents(
     work, players = open_agent_training(settings, inputs, out, policy, command, evaluate, os.environ)
     alone = reserve_devices(policy.model, settings, work.device, 1)
     work = replace(work, trackers=Trackers(tensorboard=tensorboard, wandb=wandb, mlflow=mlflow), undisturbed=alone)
-    say_left_out(*work.selections)
-    if force:
-        work.check()  # nothing is deleted if the training is refused
-        clear_training(out, VERB)
-    done = read_checkpoint(out) if work.is_done(policy.hash) else None
-    if done is None:
-        with interrupt_by_sigterm(), TrainingBoard(out.name, "batch", AGENT_FIGURES) as board:
-            done = train_policy(work, players, policy.counter, policy.hash, board.listen, ALONE)
-    print_checkpoint(done, out, "batch", as_json)
+    with interrupt_by_sigterm():
+        _carry_out(work, players, policy, ALONE, force, as_json)

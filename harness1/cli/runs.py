@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import shlex
 import webbrowser
-from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -14,16 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 from rich import status
-from rich.box import SIMPLE_HEAD
-from rich.cells import cell_len
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 from typer import Argument, Option
 
 from harness1.cli.options import Json, MovedDataset
 from harness1.cli.printing import print_json, print_result, put, say, say_torn
-from harness1.cli.progress import Terminal, track_items
+from harness1.cli.progress import Terminal, print_table, track_items
 from harness1.config import Config
 from harness1.errors import InfrastructureFault, UsageError
 from harness1.plain import counted
@@ -35,20 +29,14 @@ from harness1.runs.journal import EPISODES, count_undigested, read_episodes
 
 if TYPE_CHECKING:  # each verb imports what it alone needs, so that the others start sooner
     from harness1.episodes.rollout import ReplayReport
-    from harness1.eval.compare import Block, Grid
     from harness1.rl.logprobs import LogprobReport
-
-LEAST = 16
-"""Minimum width of the flexible column of a table, in characters."""
 
 
 def compare(
     runs: Annotated[list[Path], Argument(help="Run folders; each is compared with the first.", metavar="RUN")],
     metric: Annotated[str, Option(help="The metric by which tasks are won and lost.")] = "curated_recall",
     top: Annotated[int, Option(help="How many of the most changed tasks to show.", min=0)] = 10,
-    equal_size: Annotated[
-        bool, Option("--equal-size", help="Cut the ranked sets of both runs to the smaller size, task by task.")
-    ] = False,
+    equal_size: Annotated[bool, Option("--equal-size", help="Cut both sets to the smaller size, by task.")] = False,
     view: Annotated[Path | None, Option(help="Link tasks to this viewer file of the runs.", metavar="FILE")] = None,
     dataset: MovedDataset = None,
     out: Annotated[Path | None, Option(help="Also write it as Markdown.", metavar="FILE.md")] = None,
@@ -58,9 +46,8 @@ def compare(
 
     Differences are a run's value minus the first's. With more than two runs, p-values are corrected for their number.
 
-    Example: harness1 compare runs/bm25 runs/scripted --view runs/both.html
-    """
-    from harness1.eval.compare import blocks
+    Example: harness1 compare runs/bm25 runs/scripted --view runs/both.html"""
+    from harness1.eval.compare import blocks, markdown
     from harness1.eval.compare import compare as compare_runs
     from harness1.eval.run import read_run
 
@@ -69,13 +56,23 @@ def compare(
     command = shlex.join(["harness1", "view", *map(str, runs), "--out", str(view or "view.html")])
     parts = list(blocks(comparison, str(view) if view else ""))
     if out is not None:
-        _write(out, parts)
+        try:
+            write_atomically(out, markdown(parts).encode("utf-8", "replace"))
+        except OSError as error:
+            raise UsageError(f"cannot write {out}: {error.strerror}") from error
     if as_json:
         print_json({**msgspec.to_builtins(comparison), "view": command})
         return
     console = Terminal()
     for part in parts:
-        _print(console, part)
+        if isinstance(part, str):
+            console.print(part, soft_wrap=not console.is_terminal)
+        elif isinstance(part, tuple):
+            for name, address in part:
+                console.print(f"{name}: {address}", soft_wrap=True)
+        else:
+            print_table(part.columns, part.rows, part.numbers, part.flexible)
+        console.print()
     console.print(f"To look at them side by side: {command}", soft_wrap=True)
 
 
@@ -85,68 +82,18 @@ def _say_lost(runs: list[Path]) -> None:
             say(f"{run} was recorded with {found}; what is shown of it is read without")
 
 
-def _write(out: Path, parts: list[Block]) -> None:
-    from harness1.eval.compare import markdown
-
-    try:
-        write_atomically(out, markdown(parts).encode("utf-8", "replace"))
-    except OSError as error:
-        raise UsageError(f"cannot write {out}: {error.strerror}") from error
-
-
-def _print(console: Console, part: Block) -> None:
-    """Print a block and an empty line; on a terminal tables are ruled, in a pipe they are plain."""
-    if isinstance(part, str):
-        console.print(part, soft_wrap=not console.is_terminal)
-    elif isinstance(part, tuple):
-        for name, address in part:
-            console.print(f"{name}: {address}", soft_wrap=True)
-    else:
-        table, width = _table(part, console.is_terminal, console.width)
-        # Without enough room a column of numbers would be cut: a longer line can still be read.
-        (console if width <= console.width else Terminal(width=width)).print(table)
-    console.print()
-
-
-def _table(grid: Grid, ruled: bool, width: int) -> tuple[Table, int]:
-    """Return a grid of at most `width` characters, as far as its flexible column can shrink, and the width it needs."""
-    lengths = [max(map(cell_len, column)) for column in zip(grid.columns, *grid.rows, strict=True)]
-    gap = 3 if ruled else 2
-    others = sum(length + gap for number, length in enumerate(lengths) if number != grid.flexible)
-    flexible = 0 if grid.flexible is None else min(LEAST, lengths[grid.flexible]) + gap
-    table = Table(box=SIMPLE_HEAD if ruled else None, padding=(0, 1), pad_edge=False, show_edge=False)
-    for number, name in enumerate(grid.columns):
-        room = max(LEAST, width - others - gap) if number == grid.flexible else None
-        cropped = name == "query"
-        table.add_column(
-            name,
-            justify="right" if number in grid.numbers else "left",
-            max_width=room,
-            no_wrap=cropped or room is None,
-            overflow="ellipsis" if cropped else "fold",
-        )
-    for row in grid.rows:
-        table.add_row(*map(Text, row))
-    return table, others + flexible
-
-
 def replay(
     run: Annotated[Path, Argument(help="A run folder.", metavar="RUN")],
     live: Annotated[bool, Option("--live", help="Query the index again and compare its answers too.")] = False,
     index: Annotated[str | None, Option(help="The index to query; default: the run's own.")] = None,
     model: Annotated[
-        str | None,
-        Option(
-            help="Also recompute the log probability of every sampled token, with one forward pass of this model.",
-            metavar="PATH",
-        ),
+        str | None, Option(help="Also recompute the log probabilities of its tokens with this model.", metavar="PATH")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Rebuild every episode from its record and check every state hash. Exit code 1 if anything differs.
 
-    Example: harness1 replay runs/search --live
-    """
+    Example: harness1 replay runs/search --live"""
     from harness1.episodes.rollout import replay_episode, replay_live
     from harness1.models.fetch import resolve_model
     from harness1.retrieval.open import open_retriever
@@ -189,8 +136,14 @@ def replay(
 
 def _print_replay(summary: dict[str, Any]) -> None:
     put(f"{counted(summary['episodes'], 'episode')}, {summary['equal']} of {summary['turns']} turns equal")
-    for line in _gate_lines(summary["logprobs"]) if summary["logprobs"] else ():
-        put(line)
+    gate: LogprobReport | None = summary["logprobs"]
+    if gate and gate.tokens:
+        put(
+            f"{gate.tokens} sampled tokens: log probabilities differ by at most {gate.max_difference:.2g}"
+            f" ({gate.worst_ratio:.2f} of the bound), mean k3 {gate.mean_k3:.2g}"
+        )
+    if gate and gate.greedy_tokens:
+        put(f"{gate.greedy_tokens} tokens at temperature 0: at most {gate.greedy_gap:.2g} below the highest logit")
     if summary["skipped"]:
         put(f"{summary['skipped']} skipped: the infrastructure had failed")
     if summary["undigested"]:
@@ -232,39 +185,20 @@ def _gate(episodes: list[Episode], folder: Path, config: Config) -> tuple[Logpro
         report = compare_calls(model, track_items(calls, "computing", len(sampled)), masks)
     except InfrastructureFault as fault:  # its grammar would not have allowed this output
         return None, str(fault)
-    if report.passes(config.policy.dtype):
-        return report, None
-    return report, f"the recorded log probabilities are not those of {folder}"
-
-
-def _gate_lines(gate: LogprobReport) -> Iterator[str]:
-    if gate.tokens:
-        yield (
-            f"{gate.tokens} sampled tokens: log probabilities differ by at most {gate.max_difference:.2g}"
-            f" ({gate.worst_ratio:.2f} of the bound), mean k3 {gate.mean_k3:.2g}"
-        )
-    if gate.greedy_tokens:
-        yield f"{gate.greedy_tokens} tokens at temperature 0: at most {gate.greedy_gap:.2g} below the highest logit"
+    wrong = f"the recorded log probabilities are not those of {folder}"
+    return report, None if report.passes(config.policy.dtype) else wrong
 
 
 def view(
-    folders: Annotated[
-        list[Path], Argument(help="Folders of runs, trainings, recipes and of `serve proxy --record`.", metavar="RUN")
-    ],
+    folders: Annotated[list[Path], Argument(help="Runs, trainings, recipes and recorded calls.", metavar="RUN")],
     out: Annotated[Path, Option(help="The file to write.", metavar="FILE")] = Path("view.html"),
     max_mb: Annotated[
-        float,
-        Option(
-            help="Maximum size of the file in megabytes; tasks with the lowest and the highest recall go in first.",
-            min=1,
-        ),
+        float, Option(help="Maximum size of the file in megabytes; the worst and the best tasks go in first.", min=1)
     ] = 60.0,
     episodes: Annotated[str, Option(help="Include only these episodes, by id.", metavar="ID,...")] = "",
     tasks: Annotated[str, Option(help="Include only the episodes of these tasks, by id.", metavar="ID,...")] = "",
     workers: Annotated[int, Option(help="Number of processes; 0: one for each core.", min=0)] = 0,
-    serve: Annotated[
-        bool, Option("--serve", help="Instead of a file, serve a page on this machine that follows work under way.")
-    ] = False,
+    serve: Annotated[bool, Option("--serve", help="Instead of a file, serve a page that follows the work.")] = False,
     port: Annotated[int, Option(help="Port of the page; 0 lets the system choose one.", min=0, max=65535)] = 0,
     open_it: Annotated[bool, Option("--open", help="Open the file or the page in a browser.")] = False,
     as_json: Json = False,
@@ -272,8 +206,7 @@ def view(
     """Write runs into one self-contained HTML file: no server, no network. Every episode is replayed from its record;
     those that do not fit, or were not selected, stay in the list, with the command that shows them.
 
-    Example: harness1 view runs/search runs/scripted --out view.html --open
-    """
+    Example: harness1 view runs/search runs/scripted --out view.html --open"""
     if serve:
         if episodes or tasks or as_json:
             raise UsageError("--serve shows all episodes in a page: give it without --episodes, --tasks and --json")
@@ -288,8 +221,8 @@ def view(
             folders,
             out,
             lambda count: shown.update(f"replaying: {count} episodes"),
-            episodes=_names(episodes),
-            tasks=_names(tasks),
+            episodes=list(filter(None, map(str.strip, episodes.split(",")))),
+            tasks=list(filter(None, map(str.strip, tasks.split(",")))),
             max_bytes=int(max_mb * 1e6),
             workers=workers,
         )
@@ -316,7 +249,3 @@ def _serve(folders: list[Path], port: int, open_it: bool) -> None:
     if open_it:
         webbrowser.open(server.address)
     serve_view(server)
-
-
-def _names(words: str) -> tuple[str, ...]:
-    return tuple(word for word in map(str.strip, words.split(",")) if word)

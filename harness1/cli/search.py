@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from textwrap import shorten
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any
 
 from rich.console import Console
 from rich.text import Text
@@ -15,7 +15,7 @@ from typer import Argument, Exit, Option
 
 from harness1.cli.options import ConfigFile, Force, Json, Overrides, Tools, place_of, resolve
 from harness1.cli.policies import PolicyName
-from harness1.cli.printing import print_json, print_result, program, put, say_torn
+from harness1.cli.printing import print_json, program, put, say_torn
 from harness1.cli.progress import Terminal, read_aloud
 from harness1.config import Config
 from harness1.data.indexing import Files, add_to_index, delete_from_index, ensure_index, files_of, left_out_of
@@ -29,8 +29,8 @@ from harness1.errors import InfrastructureFault, UsageError
 from harness1.memory.parts import telling_argument
 from harness1.plain import counted, without_password
 from harness1.policy.registry import needs_gold
-from harness1.records import Delta, Episode, Observation, Status, StopReason, ToolCall, UnitId
-from harness1.retrieval.files import IndexCheck, check_index
+from harness1.records import Episode, Observation, Status, StopReason, ToolCall, UnitId
+from harness1.retrieval.files import check_index
 from harness1.retrieval.open import build_engine
 from harness1.retrieval.protocol import IndexInfo
 from harness1.runs.folder import clear_run
@@ -41,19 +41,9 @@ from harness1.words import AUTO, NONE
 
 def search(
     question: Annotated[str, Argument(help="The question to find evidence for.", metavar="QUESTION")],
-    index: Annotated[
-        str,
-        Option(
-            "--index",
-            "--retriever",
-            help="Folder made by `harness1 index`, the URI of an engine, or a retriever as FILE.py:NAME.",
-            metavar="SPEC",
-        ),
-    ],
+    index: Annotated[str, Option("--index", "--retriever", help="An index, engine or FILE.py:NAME.", metavar="SPEC")],
     policy: PolicyName = "scripted",
-    out: Annotated[
-        Path | None, Option(help="Run folder for the record; default runs/search-HASH.", metavar="RUN")
-    ] = None,
+    out: Annotated[Path | None, Option(help="Run folder; default runs/search-HASH.", metavar="RUN")] = None,
     seed: Annotated[int, Option(help="Seed of policies that sample.")] = 0,
     tools: Tools = None,
     config: ConfigFile = None,
@@ -62,8 +52,7 @@ def search(
 ) -> None:
     """Run one search episode and show it as it happens.
 
-    Example: harness1 search "Who founded the company that makes Velcro?" --index wiki.index
-    """
+    Example: harness1 search "Who founded the company that makes Velcro?" --index wiki.index"""
     if not question.strip():
         raise UsageError("the question is empty")
     if needs_gold(policy):
@@ -93,19 +82,18 @@ def search(
 def as_result(env: SearchEnv, episode: Episode, out: Path, files: Files) -> dict[str, Any]:
     """Return the outcome of an episode for a program to read; the path of a document that is no file is null."""
     entries = env.state.memory.pool.entries
-    paths = {place.unit_id: files(entries[place.unit_id].doc_id) for place in episode.curated}
     curated = [
         {
             "rank": place.rank,
             "id": place.unit_id,
-            "path": str(path) if (path := paths[place.unit_id]) else None,
+            "path": str(path) if (path := files(entries[place.unit_id].doc_id)) else None,
             "tag": place.tag,
             "title": entries[place.unit_id].title,
             "snippet": snippet(env, place.unit_id),
         }
         for place in episode.curated
     ]
-    result = {
+    result: dict[str, Any] = {
         "status": episode.status,
         "stop_reason": episode.stop_reason,
         "turns": len(episode.turns),
@@ -115,9 +103,7 @@ def as_result(env: SearchEnv, episode: Episode, out: Path, files: Files) -> dict
         "error": episode.error,
         "parse_error": parse_failure(episode),
     }
-    if episode.reward is not None:
-        result["reward"] = episode.reward.total
-    return result
+    return result | ({} if episode.reward is None else {"reward": episode.reward.total})
 
 
 def parse_failure(episode: Episode) -> str | None:
@@ -126,20 +112,9 @@ def parse_failure(episode: Episode) -> str | None:
 
 
 STYLES = {"very_high": "bold green", "high": "green", "fair": "yellow", "low": "dim"}
-HANDLE = "magenta"
-"""Legible on black and on white."""
-SHOWN_HITS = 5
-ABOUT_CHARACTERS = 300
+HANDLE = "magenta"  # legible on black and on white
+SHOWN_HITS, ABOUT_CHARACTERS, SNIPPET_CHARACTERS = 5, 300, 200
 AGAIN = "again, for further hits"
-SNIPPET_CHARACTERS = 200
-
-
-class _OneLine(TypedDict):
-    overflow: Literal["ellipsis"]
-    no_wrap: bool
-
-
-ONE_LINE: _OneLine = {"overflow": "ellipsis", "no_wrap": True}
 
 
 @contextmanager
@@ -173,53 +148,40 @@ class Watcher:
         turn, env, console = step.turn, self._env, self._console
         if turn.action is None or turn.observation is None:
             return
-        about = AGAIN if turn.action == self._action else _about(turn.action)
+        about = AGAIN
+        if turn.action != self._action:
+            value = telling_argument(turn.action)
+            told = "; ".join(map(str, value)) if isinstance(value, list) else str(value)
+            about = shorten(told, ABOUT_CHARACTERS, placeholder=" ...")
         name = one_line(turn.action.name), "bold"
         _show_text(Text.assemble((f"turn {turn.index}", "bold cyan"), " ", name, f" {about}"), console)
         if turn.reasoning and turn.reasoning != self._reason:
             _show_text(Text(f"  {turn.reasoning}", "dim"), console)
         self._action, self._reason = turn.action, turn.reasoning
         _show_answer(env, turn.observation, console)
-        _show_delta(env, turn.observation.delta, console)
         if step.context is not None:
             budget = step.context.budget
             counts = f"curated {len(env.state.memory.curated)}/{env.config.curation.cap}"
             console.print(f"  {counts}, budget {budget.used}/{budget.limit} tokens", style="dim")
 
 
-def _about(call: ToolCall) -> str:
-    """Return the argument that says what a call is about, cut between words if it is long."""
-    value = telling_argument(call)
-    text = "; ".join(map(str, value)) if isinstance(value, list) else str(value)
-    return shorten(text, ABOUT_CHARACTERS, placeholder=" ...")
-
-
 def _show_answer(env: SearchEnv, observation: Observation, console: Console) -> None:
+    entries, tags, delta = env.state.memory.pool.entries, env.state.memory.curated.tags, observation.delta
     if observation.error is not None:
         _show_text(Text(f"  {sentence(observation.error)}", "red"), console)
     for hit in observation.hits[:SHOWN_HITS]:
-        unit_id = env.state.memory.pool.unit_of(hit)
-        entry = env.state.memory.pool.entries.get(unit_id)
+        entry = entries.get(env.state.memory.pool.unit_of(hit))
         label = entry.handle if entry else "copy"
         name = show_title(hit.title or hit.text[:60], env.config)
-        _show_line(Text.assemble((f"  {label:>5}", HANDLE), f" {name}"), console)
+        _show_text(Text.assemble((f"  {label:>5}", HANDLE), f" {name}"), console, cut=True)
     if len(observation.hits) > SHOWN_HITS:
         console.print(f"        and {len(observation.hits) - SHOWN_HITS} more", style="dim")
     for verdict in observation.verdicts:
-        handle = env.state.memory.pool.entries[verdict.unit_id].handle
+        handle = entries[verdict.unit_id].handle
         passage = f" {verdict.sentence[:SNIPPET_CHARACTERS]}"
         _show_text(Text.assemble((f"  {handle:>5}", HANDLE), " ", (verdict.label, "bold"), passage), console)
-
-
-def _show_delta(env: SearchEnv, delta: Delta, console: Console) -> None:
-    entries = env.state.memory.pool.entries
-    tags = env.state.memory.curated.tags
-    gained = {**dict.fromkeys(delta.auto_populated), **delta.added, **delta.retagged}
-    words = [
-        Text(f"+{entries[unit_id].handle} {tags[unit_id]}", STYLES[tags[unit_id]])
-        for unit_id in gained
-        if unit_id in tags
-    ]
+    gained = [unit for unit in {**dict.fromkeys(delta.auto_populated), **delta.added, **delta.retagged} if unit in tags]
+    words = [Text(f"+{entries[unit_id].handle} {tags[unit_id]}", STYLES[tags[unit_id]]) for unit_id in gained]
     words += [Text(f"-{entries[unit_id].handle}", "red") for unit_id in (*delta.removed, *delta.evicted)]
     if words:
         _show_text(Text("  ").append_text(Text(" ").join(words)), console)
@@ -237,21 +199,16 @@ def show_result(env: SearchEnv, episode: Episode, console: Console, files: Files
         chunk = f"  {place.unit_id}" if file and episode.unit == "chunk" else ""
         rank, tag = f"{place.rank:>3} ", (f"{place.tag:<9}", STYLES[place.tag])
         title = show_title(entry.title, env.config)
-        _show_line(Text.assemble(rank, tag, f" {title}", (chunk, "dim")), console)
-        _show_line(Text(f"              {snippet(env, place.unit_id)}", "dim"), console)
+        _show_text(Text.assemble(rank, tag, f" {title}", (chunk, "dim")), console, cut=True)
+        _show_text(Text(f"              {snippet(env, place.unit_id)}", "dim"), console, cut=True)
 
 
-def _show_text(text: Text, console: Console) -> None:
-    """Print a text: wrapped between words on a terminal, on one line in a pipe or a file."""
-    console.print(text, soft_wrap=not console.is_terminal)
-
-
-def _show_line(text: Text, console: Console) -> None:
-    """Print one line: cut at the width of a terminal, whole in a pipe or a file."""
-    if console.is_terminal:
-        console.print(text, **ONE_LINE)
+def _show_text(text: Text, console: Console, *, cut: bool = False) -> None:
+    """Print a text: on a terminal wrapped between words, or cut at its width; on one line in a pipe or a file."""
+    if cut and console.is_terminal:
+        console.print(text, overflow="ellipsis", no_wrap=True)
     else:
-        _show_text(text, console)
+        console.print(text, soft_wrap=not console.is_terminal)
 
 
 def snippet(env: SearchEnv, unit_id: UnitId) -> str:
@@ -266,8 +223,7 @@ def demo(
 ) -> None:
     """Index the standard library's documentation and search it with the scripted policy, live.
 
-    Example: harness1 demo
-    """
+    Example: harness1 demo"""
     settings = resolve(config, overrides)
     source = open_source("stdlib")
     console = Terminal()
@@ -282,9 +238,8 @@ def demo(
     if episode.error:
         raise InfrastructureFault(f"the episode is invalid: {episode.error}")
     needed = task.gold.relevant if task.gold else {}
-    held = {str(place.unit_id) for place in episode.curated}
-    found = [doc_id for doc_id in needed if doc_id in held]
-    console.print(f"\nThe question needs {', '.join(needed)}: {len(found)} of {len(needed)} were found.")
+    found = len({str(place.unit_id) for place in episode.curated} & needed.keys())
+    console.print(f"\nThe question needs {', '.join(needed)}: {found} of {len(needed)} were found.")
     console.print(f"Recorded in {run}. Look at it, or check it:", soft_wrap=True)
     console.print(f"    {program()} view {run}\n    {program()} replay {run} --live", soft_wrap=True)
 
@@ -295,27 +250,14 @@ READ = {AUTO: "stemmed by script", NONE: "not stemmed"}
 
 def index(
     source: Annotated[
-        str | None,
-        Argument(
-            help="A name (`data list`), a BEIR or TREC folder, NAME:PATH, JSONL, a folder of texts, world:SIZE, stdlib."
-        ),
+        str | None, Argument(help="A name, BEIR or TREC folder, NAME:PATH, JSONL, texts, world:SIZE or stdlib.")
     ] = None,
     out: Annotated[Path | None, Option(help="Folder of the index.", metavar="DIR")] = None,
-    engine: Annotated[
-        str | None, Option(help="Index into milvus:FILE.db, milvus:URL or chroma:URL.", metavar="SPEC")
-    ] = None,
-    add: Annotated[
-        bool, Option("--add", help="Add to the index; a document with an existing id replaces the old one.")
-    ] = False,
-    delete: Annotated[
-        list[str] | None, Option(help="Remove a document from the index; may be repeated.", metavar="ID")
-    ] = None,
-    strict: Annotated[
-        bool, Option("--strict", help="Refuse a corpus that has a broken document, instead of leaving it out.")
-    ] = False,
-    follow_links: Annotated[
-        bool, Option("--follow-links", help="In a folder of texts, read links that lead out of it.")
-    ] = False,
+    engine: Annotated[str | None, Option(help="Index into milvus:FILE|URL or chroma:URL.", metavar="SPEC")] = None,
+    add: Annotated[bool, Option("--add", help="Add to the index; a document replaces the one with its id.")] = False,
+    delete: Annotated[list[str] | None, Option(help="Remove this document; repeatable.", metavar="ID")] = None,
+    strict: Annotated[bool, Option("--strict", help="Refuse a corpus that has a broken document.")] = False,
+    follow_links: Annotated[bool, Option("--follow-links", help="Read links that lead out of the folder.")] = False,
     config: ConfigFile = None,
     overrides: Overrides = None,
     force: Force = False,
@@ -324,8 +266,7 @@ def index(
     """Index a corpus: a BEIR folder (plain or .gz), a JSONL file, a folder of .md .rst .txt .html .pdf, world:SIZE or
     stdlib.
 
-    Example: harness1 index ~/notes --out notes.index; harness1 index check notes.index
-    """
+    Example: harness1 index ~/notes --out notes.index; harness1 index check notes.index"""
     settings, left_out = resolve(config, overrides), 0
 
     def open_spec(spec: str) -> Source:
@@ -334,7 +275,9 @@ def index(
     if engine is not None:
         if out is not None or add or delete or source is None:
             raise UsageError("--engine takes a source and neither --out, --add nor --delete")
-        where, info = without_password(engine), _fill_engine(open_spec(source), engine, settings)
+        with read_aloud(open_spec(source)) as (documents, _):
+            info = build_engine(engine, documents, settings.index, settings.machine)
+        where = without_password(engine)
     else:
         if out is None:
             raise UsageError("say where the index goes: --out DIR, or --engine SPEC")
@@ -350,20 +293,19 @@ def index(
 
 
 def check(folder: Annotated[Path, Argument(help="The index.", metavar="DIR")], as_json: Json = False) -> None:
-    """Read a whole index and compare every file with its checksum: exit code 2 if one differs."""
+    """Read a whole index and compare every file with its checksum: exit code 2 if one differs.
+
+    Example: harness1 index check notes.index"""
     found = check_index(folder)
-    print_result(found, as_json, _in_words, folder)
-    if found.damaged:
-        raise Exit(2)
-
-
-def _in_words(found: IndexCheck, folder: Path) -> None:
-    for damage in found.damaged:
-        put(f"{damage.file}: {damage.reason}")
-    if found.damaged:
+    if as_json:
+        print_json(found)
+    elif found.damaged:
+        put("\n".join(f"{damage.file}: {damage.reason}" for damage in found.damaged))
         put(f"{folder} is damaged: build it again with harness1 index --force")
     else:
         put(f"{folder}: {found.files} files, {found.bytes / 1e6:,.1f} MB, all as they were written")
+    if found.damaged:
+        raise Exit(2)
 
 
 def _index_folder(
@@ -388,8 +330,3 @@ def _index_folder(
     if add:
         return add_to_index(opened(source), out, config, read_aloud)
     return ensure_index(opened(source), out, config, force=force, whole=strict, read=read_aloud)
-
-
-def _fill_engine(source: Source, spec: str, config: Config) -> IndexInfo:
-    with read_aloud(source) as (documents, _):
-        return build_engine(spec, documents, config.index, config.machine)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
@@ -31,12 +30,8 @@ if TYPE_CHECKING:
 
 Port = Annotated[int, Option("--port", help="0 lets the system choose one.", min=0, max=65535)]
 Host = Annotated[str, Option("--host", help="The address to listen on.")]
-AllowHost = Annotated[
-    list[str] | None, Option("--allow-host", help="Another name by which clients call this server.", metavar="NAME")
-]
-TokenFile = Annotated[
-    str, Option("--token-file", help="A file with the token that every client must send.", metavar="FILE")
-]
+AllowHost = Annotated[list[str] | None, Option("--allow-host", help="Another name of this server.", metavar="NAME")]
+TokenFile = Annotated[str, Option("--token-file", help="A file with the token that clients must send.", metavar="FILE")]
 NoToken = Annotated[bool, Option("--no-token", help="Answer whoever reaches an address beyond this machine.")]
 
 
@@ -52,8 +47,7 @@ def retrieve(
 ) -> None:
     """Answer searches: Search-R1's POST /retrieve, and /search, /grep, /read, /get, /info and /health. Ends on SIGTERM.
 
-    Example: harness1 serve retrieve --index wiki.index --port 8000
-    """
+    Example: harness1 serve retrieve --index wiki.index --port 8000"""
     _require_extra()
     from harness1.serve.retrieve import RetrievalService
     from harness1.serve.server import serve
@@ -63,21 +57,15 @@ def retrieve(
     retriever = open_retriever(index, settings)
 
     def ready(bound: int) -> None:
-        info = retriever.info
-        put(
-            f"{without_password(index)} at {_address(host, bound)}: {counted(info.documents, 'document')},"
-            f" index {info.index_hash[:12]}",
-            flush=True,
-        )
+        info, where = retriever.info, f"{without_password(index)} at {_address(host, bound)}"
+        put(f"{where}: {counted(info.documents, 'document')}, index {info.index_hash[:12]}", flush=True)
 
     service = RetrievalService(retriever, settings, access=access)
     serve(service.app, service.limits, host, port, ready)
 
 
 def proxy(
-    upstream: Annotated[
-        str, Option(help="A model as for --policy (hf:PATH, ...), or a chat server's http://.../v1.", metavar="SPEC")
-    ],
+    upstream: Annotated[str, Option(help="A model as for --policy, or a chat server's http://.../v1.", metavar="SPEC")],
     record: Annotated[Path, Option(help="The run folder that records the calls.", metavar="RUN")],
     port: Port = 0,
     host: Host = "127.0.0.1",
@@ -93,8 +81,7 @@ def proxy(
     any other only as a digest. A token is sent as API key and names no session. A tool_choice that requires a call is
     only advice, unless policy.constrained is set.
 
-    Example: harness1 serve proxy --upstream hf:models/qwen --record runs/agent --port 8001
-    """
+    Example: harness1 serve proxy --upstream hf:models/qwen --record runs/agent --port 8001"""
     _require_extra()
     from harness1.rows.calls import recording
     from harness1.serve.proxy import ProxyService, proxy_limits
@@ -118,9 +105,7 @@ def proxy(
 def mcp(
     index: Annotated[str, Option(help="An index folder, or the URI of an engine.", metavar="SPEC")],
     http: Annotated[bool, Option("--http", help="Serve streamable HTTP at /mcp instead of standard input.")] = False,
-    retrieval_only: Annotated[
-        bool, Option("--retrieval-only", help="Offer search and get_document alone, without a working memory.")
-    ] = False,
+    retrieval_only: Annotated[bool, Option("--retrieval-only", help="Offer search and get_document alone.")] = False,
     record: Annotated[Path | None, Option(help="The run folder that records the searches.", metavar="RUN")] = None,
     searches: Annotated[int, Option(help="Searches open at once; the least recently used is closed.", min=1)] = 256,
     idle: Annotated[float, Option(help="Seconds after which an unused search is closed.", min=1.0)] = 1800.0,
@@ -134,8 +119,7 @@ def mcp(
 ) -> None:
     """Give an agent the tools of the harness and a working memory, by the Model Context Protocol. Ends on SIGTERM.
 
-    Example: harness1 serve mcp --index wiki.index
-    """
+    Example: harness1 serve mcp --index wiki.index"""
     from harness1.adapters.driven import Searches, append_only
     from harness1.adapters.mcp import retrieval_server, search_server, serve_http, serve_stdio
 
@@ -146,6 +130,10 @@ def mcp(
     if http:
         _require_extra()
         access = _access(host, allow_host, token_file, no_token, "can search and read this index")
+
+    def ready(bound: int) -> None:
+        put(f"MCP at {_address(host, bound)}/mcp", flush=True)
+
     with _driven("mcp", index, settings, record) as (open_env, keep):
         # A client over standard input runs on this machine, and can open what it finds.
         files: Files = files_of(index) if access is None else lambda _: None
@@ -157,11 +145,7 @@ def mcp(
         if access is None:
             serve_stdio(server, found.close)
         else:
-            serve_http(server, access, host, port, partial(_say_mcp, host), found.close)
-
-
-def _say_mcp(host: str, port: int) -> None:
-    put(f"MCP at {_address(host, port)}/mcp", flush=True)
+            serve_http(server, access, host, port, ready, found.close)
 
 
 def openenv(
@@ -179,8 +163,7 @@ def openenv(
 ) -> None:
     """Let clients of OpenEnv play episodes by reset and step, each session its own. Ends on SIGTERM.
 
-    Example: harness1 serve openenv --data world:1000 --index world.index
-    """
+    Example: harness1 serve openenv --data world:1000 --index world.index"""
     from harness1.adapters.openenv import openenv_app, serve_openenv
 
     access = _access(host, allow_host, token_file, no_token, "can play episodes over this index")
@@ -200,8 +183,7 @@ def openenv(
 def _driven(
     driver: str, index: str, settings: Config, record: Path | None, dataset: str = ""
 ) -> Iterator[tuple[Callable[[], SearchEnv], Callable[[Episode], object]]]:
-    """Yield what makes the environments of a framework's episodes over an index, and what keeps its episodes: in a run
-    folder, if there is one."""
+    """Yield what makes the environments of a framework's episodes, and what keeps the episodes in a run folder."""
     from harness1.adapters.driven import DrivenPolicy, environments
 
     open_env = environments(EpisodeSetup(settings, index, driver))
@@ -227,7 +209,10 @@ def _access(host: str, names: list[str] | None, token_file: str, no_token: bool,
     for name in names or ():
         if "/" in name or name.rpartition(":")[2].isdecimal():
             raise UsageError(f"--allow-host {name}: give the name alone, without scheme and port")
-    local = _is_loopback(host)
+    try:
+        local = host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        local = False
     if not local and not token_file:
         whoever = f"whoever reaches {host} {what}: nobody is asked who they are"
         if not no_token:
@@ -238,10 +223,3 @@ def _access(host: str, names: list[str] | None, token_file: str, no_token: bool,
 
 def _address(host: str, port: int) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -4,43 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from typer import Argument, Option
 
+from harness1.cli import options
 from harness1.cli.dashboard import TrainingBoard, evaluate_aloud, print_checkpoint, print_metrics, refuse_faults
-from harness1.cli.options import (
-    Against,
-    AllowFaults,
-    Cache,
-    ConfigFile,
-    CountedFaults,
-    EngineOption,
-    Exclude,
-    Force,
-    IndexSpec,
-    Json,
-    Limit,
-    Mlflow,
-    Overrides,
-    Rewards,
-    Samples,
-    Seed,
-    ShareOf,
-    Tensorboard,
-    Tools,
-    Wandb,
-    evaluation_places,
-    place_of,
-    resolve,
-)
+from harness1.cli.options import evaluation_places, place_of, resolve
 from harness1.cli.policies import POLICY_NAMES
-from harness1.cli.printing import print_result, say, say_torn
-from harness1.cli.progress import Terminal, make_table, progress_of_parts, read_aloud
+from harness1.cli.printing import print_result, put, say, say_torn
+from harness1.cli.progress import print_table, progress_of_parts, read_aloud
 from harness1.cli.training import count_launched, lead_group, refuse_oversized_sft
 from harness1.config import Config
 from harness1.data.indexing import index_of
@@ -56,16 +32,9 @@ from harness1.models.checkpoint import Checkpoint, read_checkpoint
 from harness1.models.fetch import resolve_model
 from harness1.models.open import choose_device, format_at
 from harness1.runs.folder import run_config
+from harness1.sft import collect as teaching
 from harness1.sft.build import Build
 from harness1.sft.build import build as build_dataset
-from harness1.sft.collect import (
-    is_hosted,
-    student_place,
-    tasks_of_runs,
-    teacher_policy,
-    teaching_tasks,
-    tokenizer_place,
-)
 from harness1.sft.data_card import TRAIN, DataCard
 from harness1.sft.train import VERB, FineTuning, fine_tune
 from harness1.training.log import Trackers, clear_training
@@ -73,57 +42,47 @@ from harness1.training.process_group import ProcessGroup
 
 
 def collect(
-    data: Annotated[
-        str, Option(help="A name in `data list`, a BEIR or TREC folder, or world:SIZE.", metavar="DATASET")
-    ],
+    data: Annotated[str, Option(help="A name in `data list`, a BEIR or TREC folder, world:SIZE.", metavar="DATASET")],
     out: Annotated[Path, Option(help="Run folder.", metavar="RUN")],
     teacher: Annotated[str, Option(help=f"The policy to learn from: {POLICY_NAMES}.", metavar="NAME")] = "oracle",
     split: Annotated[str, Option(help="The split to take tasks from; never test.")] = "train",
-    chat: Annotated[
-        str | None, Option("--format", help="The student's chat format; default policy.format.", metavar="FORMAT")
-    ] = None,
+    chat: Annotated[str | None, Option("--format", help="Its format; default policy.format.", metavar="FORMAT")] = None,
     tokenizer: Annotated[
         str | None,
-        Option(
-            help="The student's model, or a folder with its tokenizer.json: contexts are counted with it, and its"
-            " token ids recorded. Without it, the counts are approximate, and `sft build` needs --rerender.",
-            metavar="PATH",
-        ),
+        Option(help="Whose tokens are counted and recorded; without, `sft build` needs --rerender.", metavar="PATH"),
     ] = None,
-    share: ShareOf = "",
-    exclude: Exclude = None,
-    limit: Limit = 0,
-    samples: Samples = 1,
-    seed: Seed = 0,
-    index: IndexSpec = None,
-    cache: Cache = None,
-    tools: Tools = None,
-    rewards: Rewards = None,
-    config: ConfigFile = None,
-    overrides: Overrides = None,
-    faults: CountedFaults = "exclude",
-    allow_faults: AllowFaults = 0,
-    force: Force = False,
-    as_json: Json = False,
+    share: options.ShareOf = "",
+    exclude: options.Exclude = None,
+    limit: options.Limit = 0,
+    samples: options.Samples = 1,
+    seed: options.Seed = 0,
+    index: options.IndexSpec = None,
+    cache: options.Cache = None,
+    tools: options.Tools = None,
+    rewards: options.Rewards = None,
+    config: options.ConfigFile = None,
+    overrides: options.Overrides = None,
+    faults: options.CountedFaults = "exclude",
+    allow_faults: options.AllowFaults = 0,
+    force: options.Force = False,
+    as_json: options.Json = False,
 ) -> None:
     """Record a teacher's episodes to learn from. The same command resumes a stopped collection.
 
-    Where the infrastructure broke an episode even after retries, the exit code is 3, and the same command plays it
-    again.
+    Where the infrastructure broke an episode even after retries, the exit code is 3; the same command plays it again.
 
-    Example: harness1 sft collect --data world:1000 --teacher oracle --out runs/teacher --tokenizer models/smollm2
-    """
+    Example: harness1 sft collect --data world:1000 --teacher oracle --out runs/teacher --tokenizer models/smollm2"""
     if chat and not tokenizer:
         raise UsageError("--format is the student's: give its --tokenizer too")
     overrides = [*(overrides or []), *([f"policy.format={chat}"] if chat else [])]
     settings = resolve(config, overrides, teacher, tokenizer or "", tools=tools, rewards=rewards)
-    policy = teacher_policy(teacher, settings)
+    policy = teaching.teacher_policy(teacher, settings)
     source = open_source(data := place_of(data, settings))
-    sieve = TaskFilter(settings.data, (), share, tasks_of_runs(exclude or ()))
-    tasks = teaching_tasks(source, split, limit, settings, sieve)
-    student = student_place(tokenizer, source, tasks, settings) if tokenizer else ""
+    sieve = TaskFilter(settings.data, (), share, teaching.tasks_of_runs(exclude or ()))
+    tasks = teaching.teaching_tasks(source, split, limit, settings, sieve)
+    student = teaching.student_place(tokenizer, source, tasks, settings) if tokenizer else ""
     asked = index_of(source, index, cache, settings, read_aloud, say)
-    hosted = is_hosted(policy)
+    hosted = teaching.is_hosted(policy)
     evaluation = Evaluation(data, split, tasks, asked, policy, settings, samples, seed, hosted, student, share, faults)
     metrics = evaluate_aloud(evaluation, out, force)
     print_result(metrics, as_json, print_metrics, f"{policy} on {source.name}/{split}", out)
@@ -133,33 +92,24 @@ def collect(
 def build(
     runs: Annotated[list[Path], Argument(help="Run folders, all of one environment.", metavar="RUN")],
     out: Annotated[Path, Option(help="The dataset folder to create.", metavar="DATASET")],
-    against: Against = None,
-    exclude: Exclude = None,
-    rerender: Annotated[
-        bool, Option("--rerender", help="Render the contexts again, for the student of --format and --tokenizer.")
-    ] = False,
-    chat_format: Annotated[
-        str, Option("--format", help="With --rerender: auto, hermes, harmony or compact.", metavar="NAME")
-    ] = "",
+    against: options.Against = None,
+    exclude: options.Exclude = None,
+    rerender: Annotated[bool, Option("--rerender", help="Render again, for the student of --tokenizer.")] = False,
+    chat_format: Annotated[str, Option("--format", help="The format to --rerender for.", metavar="NAME")] = "",
     tokenizer: Annotated[str, Option(help="With --rerender: the student's tokenizer.", metavar="PATH")] = "",
-    partial: Annotated[
-        bool, Option("--partial", help="Accept unfinished collections, with the episodes that they have.")
-    ] = False,
-    licence: Annotated[
-        list[str] | None, Option(help="A note on the licence of a dataset, or of all.", metavar="[NAME=]TEXT")
-    ] = None,
-    config: ConfigFile = None,
-    overrides: Overrides = None,
-    force: Force = False,
-    as_json: Json = False,
+    partial: Annotated[bool, Option("--partial", help="Accept unfinished collections with what they have.")] = False,
+    licence: Annotated[list[str] | None, Option(help="A note on the licence of data.", metavar="[NAME=]TEXT")] = None,
+    config: options.ConfigFile = None,
+    overrides: options.Overrides = None,
+    force: options.Force = False,
+    as_json: options.Json = False,
 ) -> None:
     """Keep good episodes, make training rows from their turns, and write them with a data card.
 
-    Example: harness1 sft build runs/teacher --out data/teacher --config sft/small
-    """
+    Example: harness1 sft build runs/teacher --out data/teacher --config sft/small"""
     settings = resolve(config, overrides)
     student = _student(settings, runs, chat_format, tokenizer, rerender=rerender)
-    place = tokenizer_place(tokenizer) if student else ""
+    place = teaching.tokenizer_place(tokenizer) if student else ""
     given = settings.sft, settings.data, evaluation_places(against, settings), exclude or (), licence or ()
     job = Build(runs, *given, student, place, partial)
     with progress_of_parts() as show:
@@ -169,29 +119,23 @@ def build(
 
 def print_card(card: DataCard, out: Path) -> None:
     """Print the counts of each gate, and the number of rows."""
-    table = make_table("gate", "in", "out")
-    for gate in card.gates:
-        table.add_row(gate.name, str(gate.entered), str(gate.passed))
-    console = Terminal()
-    console.print(f"{card.format} rows of {', '.join(run.name for run in card.runs)}", soft_wrap=True)
-    console.print(table)
+    put(f"{card.format} rows of {', '.join(run.name for run in card.runs)}")
+    print_table(("gate", "in", "out"), [(each.name, str(each.entered), str(each.passed)) for each in card.gates])
     for name, counts in (("train", card.train), ("held out", card.held_out)):
         trained = f"{counts.trained_tokens} of {counts.tokens} tokens trained"
-        console.print(f"{name}: {counts.rows} rows of {counts.tasks} tasks, {trained}")
+        put(f"{name}: {counts.rows} rows of {counts.tasks} tasks, {trained}")
     for run in card.runs:
         if run.missing:
-            console.print(f"{run.folder} is not finished: {run.missing} of its tasks are missing")
+            put(f"{run.folder} is not finished: {run.missing} of its tasks are missing")
     dropped = ", ".join(f"{count} {name}" for name, count in card.dropped_turns.items() if count) or "none"
-    console.print(f"turns left out: {dropped}. Everything is in {out}.")
+    put(f"turns left out: {dropped}. Everything is in {out}.")
 
 
 def _student(
     config: Config, runs: Sequence[Path], chat_format: str, tokenizer: str, *, rerender: bool
 ) -> ChatFormat | None:
-    """Return the format for rendering again. A checkpoint must have been trained for the environment of the runs.
-
-    The rows come from that environment, even if the configuration describes another.
-    """
+    """Return the format for rendering again. A checkpoint must have been trained for the environment of the runs, from
+    which the rows come, even if the configuration describes another."""
     if not rerender:
         if chat_format or tokenizer:
             raise UsageError("--format and --tokenizer say how to render again: give --rerender too")
@@ -207,49 +151,39 @@ SHOWN = ("loss", "nll", "valid", "tool_agreement", "action_agreement", "curated_
 """The values shown for steps, and for validations."""
 
 
-class TrainerName(StrEnum):
-    """The trainer to use."""
-
-    OWN = "own"
-    TRL = "trl"
-
-
 def train(
     dataset: Annotated[Path, Argument(help="A folder made by `harness1 sft build`.", metavar="ROWS")],
     model: Annotated[str, Option(help="A model's folder or name, e.g. smollm2-135m.", metavar="PATH")],
     out: Annotated[Path, Option(help="Folder for the checkpoint.", metavar="CHECKPOINT")],
-    trainer: Annotated[
-        TrainerName, Option(help="The trainer of harness1 (own), or TRL's SFTTrainer.")
-    ] = TrainerName.OWN,
+    trainer: Annotated[Literal["own", "trl"], Option(help="The trainer of harness1 (own), or TRL's.")] = "own",
     packing: Annotated[bool, Option("--packing", help="With TRL: several rows in one sequence.")] = False,
-    engine: EngineOption = "",
-    tensorboard: Tensorboard = False,
-    wandb: Wandb = "",
-    mlflow: Mlflow = "",
-    config: ConfigFile = None,
-    overrides: Overrides = None,
-    force: Force = False,
-    as_json: Json = False,
+    engine: options.EngineOption = "",
+    tensorboard: options.Tensorboard = False,
+    wandb: options.Wandb = "",
+    mlflow: options.Mlflow = "",
+    config: options.ConfigFile = None,
+    overrides: options.Overrides = None,
+    force: options.Force = False,
+    as_json: options.Json = False,
 ) -> None:
     """Train a model on a dataset's rows; a stopped training run resumes from its last saved state.
 
     On several GPUs: torchrun --nproc-per-node 8 -m harness1 sft train ...
 
-    Example: harness1 sft train rows --model smollm2-135m --out student --config sft/small
-    """
-    with lead_group(joins=trainer is TrainerName.OWN) as group:
+    Example: harness1 sft train rows --model smollm2-135m --out student --config sft/small"""
+    with lead_group(joins=trainer == "own") as group:
         if group is None:
             return
         settings = resolve(config, overrides)
-        if packing and trainer is TrainerName.OWN:
+        if packing and trainer == "own":
             raise UsageError("--packing needs --trainer trl")
-        if engine and trainer is TrainerName.TRL:
+        if engine and trainer == "trl":
             raise UsageError("--engine trains in place of --trainer trl: give one of them")
         device = settings.machine.device or choose_device()
         device = f"cuda:{group.local}" if device == "cuda" and count_launched().size > 1 else device
         base = resolve_model(model)
         trackers = Trackers(tensorboard=tensorboard, wandb=wandb, mlflow=mlflow)
-        work = FineTuning(dataset, base, out, settings, trainer.value, device, packing, trackers)
+        work = FineTuning(dataset, base, out, settings, trainer, device, packing, trackers)
         if engine:
             service = open_service(engine, base, settings, group.size)
             work = replace(work, open_engine=partial(open_service_engine, service, settings), sampler=service.sampler)

@@ -46,8 +46,7 @@ def refuse_oversized_rl(config: Config, model: str, trainers: int = 1) -> None:
 
 
 def refuse_oversized_sft(config: Config, model: Path, rows: Path, trainers: int = 1) -> None:
-    """Say what `sft train` will hold on the largest of its rows, and refuse what cannot fit; raise as
-    `refuse_oversized_rl`."""
+    """Say what `sft train` will hold on the largest of its rows; refuse and raise as `refuse_oversized_rl`."""
     planner = MemoryPlanner(model_shape(model), make_algorithm("nll"))
     _refuse_oversized(planner, config, RowFile(rows), Devices(memory=0, trainers=trainers))
 

@@ -4,10 +4,9 @@ the working memory, and what led to its documents."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import islice
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -27,50 +26,40 @@ from harness1.viewer.tables import Tables
 LISTED_BRIDGES = 40  # limit of new bridges of a turn that are listed; the others are counted
 
 
-@dataclass(frozen=True)
-class StateView:
+class StateView(NamedTuple):
     """The compared parts of a memory at one moment."""
 
     curated: Mapping[UnitId, Tag]
     pool: frozenset[UnitId]
     aliases: Mapping[UnitId, UnitId]
     verdicts: frozenset[str]
-    bridges: Mapping[str, int]
-    """The number of units of each entity that is in at least two, by its key."""
-
-    @classmethod
-    def at(cls, memory: WorkingMemory) -> StateView:
-        """Return a copy that later turns do not change."""
-        pool, bridges = memory.pool, {key: len(units) for key, units in memory.evidence.units.items() if len(units) > 1}
-        verdicts = frozenset(memory.verification.verdicts)
-        return cls(dict(memory.curated.tags), frozenset(pool.entries), dict(pool.aliases), verdicts, bridges)
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Return the size of each part."""
-        return {name: len(getattr(self, name)) for name in ("curated", "pool", "aliases", "verdicts", "bridges")}
+    bridges: Mapping[str, int]  # the number of units of each entity that is in at least two, by its key
 
 
-def tag_number(tag: Tag) -> int:
-    """Return the index of a tag in `TAGS`."""
-    return TAGS.index(tag)
+def _view_state(memory: WorkingMemory) -> StateView:
+    """Return a copy that later turns do not change."""
+    pool, bridges = memory.pool, {key: len(units) for key, units in memory.evidence.units.items() if len(units) > 1}
+    verdicts = frozenset(memory.verification.verdicts)
+    return StateView(dict(memory.curated.tags), frozenset(pool.entries), dict(pool.aliases), verdicts, bridges)
 
 
 def change(before: StateView, now: StateView, memory: WorkingMemory, delta: Delta, tables: Tables) -> dict[str, Any]:
     """Return the difference between two states of a memory, with units as numbers and without empty parts. `memory`: in
     the later state. `delta`: that of the action, which distinguishes evictions from removals."""
     gone = [unit for unit in before.curated if unit not in now.curated]
-    evicted = set(delta.evicted)
-    unit = tables.unit
+    unit, rank = tables.unit, TAGS.index
+    names = memory.evidence.names
+    new = [key for key in now.bridges if key not in before.bridges]
+    new.sort(key=lambda key: (-now.bridges[key], names[key]))
     found: dict[str, Any] = {
-        "added": [[unit(each), tag_number(tag)] for each, tag in now.curated.items() if each not in before.curated],
+        "added": [[unit(each), rank(tag)] for each, tag in now.curated.items() if each not in before.curated],
         "retagged": [
-            [unit(each), tag_number(before.curated[each]), tag_number(tag)]
+            [unit(each), rank(before.curated[each]), rank(tag)]
             for each, tag in now.curated.items()
             if before.curated.get(each, tag) != tag
         ],
-        "removed": [unit(each) for each in gone if each not in evicted],
-        "evicted": [unit(each) for each in gone if each in evicted],
+        "removed": [unit(each) for each in gone if each not in delta.evicted],
+        "evicted": [unit(each) for each in gone if each in delta.evicted],
         "refused": [unit(each) for each in delta.refused],
         "pooled": [unit(each) for each in memory.pool.entries if each not in before.pool],
         "hidden": [[unit(each), unit(twin)] for each, twin in now.aliases.items() if before.aliases.get(each) != twin],
@@ -80,12 +69,9 @@ def change(before: StateView, now: StateView, memory: WorkingMemory, delta: Delt
             for key, verdict in memory.verification.verdicts.items()
             if key not in before.verdicts
         ],
+        "bridges": [[names[key], list(map(unit, memory.evidence.units[key]))] for key in new[:LISTED_BRIDGES]],
+        "bridges_total": len(new),
     }
-    names = memory.evidence.names
-    new = [key for key in now.bridges if key not in before.bridges]
-    new.sort(key=lambda key: (-now.bridges[key], names[key]))
-    units = {key: [unit(each) for each in memory.evidence.units[key]] for key in new[:LISTED_BRIDGES]}
-    found |= {"bridges": [[names[key], units[key]] for key in units], "bridges_total": len(new)}
     return {name: rows for name, rows in found.items() if rows}
 
 
@@ -95,24 +81,104 @@ of the links between documents of an episode."""
 _AROUND = " ,.;:?!'\"()“”’"
 
 
-class EvidenceChain:
-    """The names in the searches of one episode; `see` is called before every turn, with the memory at that moment."""
+def _names_from(words: list[str], at: int) -> Iterator[tuple[str, int]]:
+    """Yield what may be a name and begins with a word, the longest first, with its number of words; one word alone is a
+    name only with a capital letter or a digit."""
+    for size in range(min(WORDS, len(words) - at), 0, -1):
+        name = " ".join(words[at : at + size]).strip(_AROUND)
+        if name and (size > 1 or name != name.lower() or any(map(str.isdigit, name))):
+            yield name, size
 
-    def __init__(self) -> None:
+
+Viewed = dict[str, Any]
+
+
+class EpisodeView:
+    """The JSON data of one episode of an environment `env`. `tokenizer`: of its model, if it can be loaded. `titles`:
+    of gold units that no search found. `tables`: filled while turns are made. `problem`: why it cannot be replayed
+    exactly; then turns are shown from the record only."""
+
+    def __init__(
+        self,
+        episode: Episode,
+        env: Env,
+        gold: Gold | None = None,
+        tokenizer: Tokenizer | None = None,
+        titles: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self.episode, self.gold, self._titles = episode, gold, titles
+        self.tables = Tables()
+        self.problem: str | None = None
+        self._wanted = frozenset[UnitId]()
+        self._tokenizer = tokenizer
+        self._outputs = {f"call/{call.call_id}": call.output_ids for call in calls_of(episode)}
+        self._sent: dict[str, int] = {}  # the numbers of segments, each decoded once
         self._memory: WorkingMemory | None = None
-        self._titled: dict[str, list[UnitId]] = {}
+        self._titled: dict[str, list[UnitId]] = {}  # the documents of the memory by their titles
         self._read = 0
+        try:
+            self._twin: SearchEnv | None = replay_env(episode, env)
+        except (ConfigError, SchemaError) as error:
+            self._twin, self.problem = None, str(error)
 
-    def see(self, memory: WorkingMemory) -> None:
-        """Take in the documents found so far."""
-        self._memory = memory
-        entries = memory.pool.entries
+    def as_json(self, reward: RewardRecord | None) -> Viewed:
+        """Return everything about the episode except for data shared by its run."""
+        episode = self.episode
+        turns = list(self._turns())
+        gold = self._gold()
+        deltas = [turn.observation.delta for turn in episode.turns if turn.observation is not None]
+        relevant = [unit for delta in deltas for unit in (*delta.auto_populated, *delta.added)]
+        relevant += sorted(self._wanted.intersection(episode.pool))
+        chain = self._chain(relevant)
+        if self._twin is not None:
+            self.tables.name_handles(self._twin.state.memory.pool)
+        return {
+            "query": episode.task.query,
+            "turns": turns,
+            "gold": gold,
+            "chain": chain,
+            "delivered": [[self.tables.unit(each.unit_id), TAGS.index(each.tag)] for each in episode.curated],
+            "hidden": [[self.tables.unit(name), self.tables.unit(twin)] for name, twin in episode.aliases.items()],
+            "pool": [self.tables.unit(each) for each in episode.pool],
+            "reward": msgspec.to_builtins(reward),
+            "hashes": msgspec.to_builtins(episode.hashes),
+            "stage_ms": episode.stage_ms,
+            "seed": episode.seed,
+            "versions": list(episode.policy_versions),
+            "error": episode.error,
+            "untrainable": episode.untrainable if any(turn.calls for turn in episode.turns) else None,
+            "problem": self.problem,
+            **self.tables.as_json(),
+        }
+
+    def _turns(self) -> Iterator[Viewed]:
+        for turn in self.episode.turns:
+            if self._twin is not None:
+                self._see(self._twin.state.memory)
+            shown = {
+                "index": turn.index,
+                "action": msgspec.to_builtins(turn.action),
+                "reasoning": turn.reasoning,
+                "ignored": msgspec.to_builtins(turn.ignored),
+                "parse_error": turn.parse_error,
+                "calls": [self._attempt(call) for call in turn.calls],
+                "observation": None if turn.observation is None else self._observation(turn.observation),
+                "hashes": [turn.memory_hash, turn.context_hash],
+                "context": None,
+                "tokens": turn.prompt_tokens,
+                "prefill": turn.prefill_tokens,
+            }
+            yield shown if self._twin is None else shown | self._replay(turn, self._twin)
+
+    def _see(self, memory: WorkingMemory) -> None:
+        """Take in the documents that a memory has found so far."""
+        self._memory, entries = memory, memory.pool.entries
         for unit_id, entry in islice(entries.items(), self._read, None):
             if entry.title:
                 self._titled.setdefault(head(entry.title), []).append(unit_id)
         self._read = len(entries)
 
-    def names_in(self, query: str, tables: Tables) -> list[Any]:
+    def _names_in(self, query: str) -> list[Any]:
         """Return the names in a query: each with the documents that told it, or with None if the question has it."""
         if self._memory is None:
             return []
@@ -131,7 +197,7 @@ class EvidenceChain:
                     holders = sorted(holders, key=lambda each: each not in curated)[:SOURCES]
                     if not holders:
                         continue
-                    found.append([name, [tables.unit(each) for each in holders]])
+                    found.append([name, [self.tables.unit(each) for each in holders]])
                 else:
                     continue
                 at += size - 1
@@ -139,110 +205,18 @@ class EvidenceChain:
             at += 1
         return found
 
-    def as_json(self, relevant: Iterable[UnitId], tables: Tables) -> dict[str, Any]:
-        """Return the names of the question, and the links between relevant documents: one that names the title of
-        another."""
+    def _chain(self, relevant: Iterable[UnitId]) -> Viewed:
+        """Return the names of the question, and the links between relevant documents, one of which names another."""
         if self._memory is None:
             return {"names": [], "links": []}
-        self.see(self._memory)
-        shown, links = dict.fromkeys(relevant), []
+        self._see(self._memory)
+        shown, links, unit = dict.fromkeys(relevant), [], self.tables.unit
         for source in shown:
             for name in self._memory.evidence.entities_of(source):
                 near = (each for each in self._titled.get(head(name), ()) if each in shown and each != source)
                 links += [(source, name, target) for target in near]
-        return {
-            "names": list(question_names(self._memory.query)),
-            "links": [[tables.unit(source), name, tables.unit(target)] for source, name, target in links[:LINKS]],
-        }
-
-
-def _names_from(words: list[str], at: int) -> Iterator[tuple[str, int]]:
-    """Yield what may be a name and begins with a word, the longest first, with its number of words; one word alone is a
-    name only with a capital letter or a digit."""
-    for size in range(min(WORDS, len(words) - at), 0, -1):
-        name = " ".join(words[at : at + size]).strip(_AROUND)
-        if name and (size > 1 or name != name.lower() or any(map(str.isdigit, name))):
-            yield name, size
-
-
-Viewed = dict[str, Any]
-
-
-class EpisodeView:
-    """The JSON data of one episode. `env`: the configuration of the recorded environment. `gold`: that of its task, if
-    known. `tokenizer`: of its model, if it can be loaded. `titles`: of gold units, by id, for those that no search
-    found. `tables`: filled while turns are made. `problem`: why it cannot be replayed exactly; then turns are shown
-    from the record only."""
-
-    def __init__(
-        self,
-        episode: Episode,
-        env: Env,
-        gold: Gold | None = None,
-        tokenizer: Tokenizer | None = None,
-        titles: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
-        self.episode, self.gold, self._titles = episode, gold, titles
-        self.tables = Tables()
-        self.problem: str | None = None
-        self._wanted = frozenset[UnitId]()
-        self._tokenizer = tokenizer
-        self._outputs = {f"call/{call.call_id}": call.output_ids for call in calls_of(episode)}
-        self._sent: dict[str, int] = {}  # the numbers of segments, each decoded once
-        self._chain = EvidenceChain()
-        try:
-            self._twin: SearchEnv | None = replay_env(episode, env)
-        except (ConfigError, SchemaError) as error:
-            self._twin, self.problem = None, str(error)
-
-    def as_json(self, reward: RewardRecord | None) -> Viewed:
-        """Return everything about the episode except for data shared by its run."""
-        episode = self.episode
-        turns = list(self._turns())
-        gold = self._gold()
-        deltas = [turn.observation.delta for turn in episode.turns if turn.observation is not None]
-        relevant = [unit for delta in deltas for unit in (*delta.auto_populated, *delta.added)]
-        relevant += sorted(self._wanted.intersection(episode.pool))
-        chain = self._chain.as_json(relevant, self.tables)
-        if self._twin is not None:
-            self.tables.name_handles(self._twin.state.memory.pool)
-        return {
-            "query": episode.task.query,
-            "turns": turns,
-            "gold": gold,
-            "chain": chain,
-            "delivered": [[self.tables.unit(each.unit_id), tag_number(each.tag)] for each in episode.curated],
-            "hidden": [[self.tables.unit(name), self.tables.unit(twin)] for name, twin in episode.aliases.items()],
-            "pool": [self.tables.unit(each) for each in episode.pool],
-            "reward": msgspec.to_builtins(reward),
-            "hashes": msgspec.to_builtins(episode.hashes),
-            "stage_ms": episode.stage_ms,
-            "seed": episode.seed,
-            "versions": list(episode.policy_versions),
-            "error": episode.error,
-            "untrainable": episode.untrainable if any(turn.calls for turn in episode.turns) else None,
-            "problem": self.problem,
-            **self.tables.as_json(),
-        }
-
-    def _turns(self) -> Iterator[Viewed]:
-        for turn in self.episode.turns:
-            if self._twin is not None:
-                self._chain.see(self._twin.state.memory)
-            shown = {
-                "index": turn.index,
-                "action": msgspec.to_builtins(turn.action),
-                "reasoning": turn.reasoning,
-                "ignored": msgspec.to_builtins(turn.ignored),
-                "parse_error": turn.parse_error,
-                "calls": [self._attempt(call) for call in turn.calls],
-                "observation": None if turn.observation is None else self._observation(turn.observation),
-                "hashes": [turn.memory_hash, turn.context_hash],
-                "context": None,
-                "tokens": turn.prompt_tokens,
-                "prefill": turn.prefill_tokens,
-            }
-            yield shown if self._twin is None else shown | self._replay(turn, self._twin)
+        linked = [[unit(source), name, unit(target)] for source, name, target in links[:LINKS]]
+        return {"names": list(question_names(self._memory.query)), "links": linked}
 
     def _replay(self, turn: Turn, twin: SearchEnv) -> Viewed:
         """Take a turn again; return the context before it and the memory after it, as far as it can be replayed."""
@@ -251,7 +225,7 @@ class EpisodeView:
             budget, counts = context.budget, twin.renderer.counts
             shown["context"] = [self.tables.segment(each, counts.piece(each)) for each in context.pieces]
             shown |= {"tokens": budget.used, "prefill": context.fresh, "limit": budget.limit, "dropped": budget.dropped}
-        before = StateView.at(twin.state.memory)
+        before = _view_state(twin.state.memory)
         if turn.action is not None and turn.observation is not None:
             try:
                 again = twin.replay(turn).turn
@@ -261,15 +235,14 @@ class EpisodeView:
             self.problem = self.problem or difference_between(turn, again, contexts=True)
         memory = twin.state.memory
         if turn.observation is not None:
-            now = StateView.at(memory)
+            now = _view_state(memory)
             shown["change"] = change(before, now, memory, turn.observation.delta, self.tables)
-            shown["sizes"] = [before.sizes, now.sizes]
+            shown["sizes"] = [{name: len(part) for name, part in each._asdict().items()} for each in (before, now)]
         ranked = memory.curated.in_order()
-        return shown | {"curated": [[self.tables.unit(each.unit_id), tag_number(each.tag)] for each in ranked]}
+        return shown | {"curated": [[self.tables.unit(each.unit_id), TAGS.index(each.tag)] for each in ranked]}
 
     def _attempt(self, call: ModelCall) -> Viewed:
-        """Return a call: its prompt as numbers of segments, its output and its sampling parameters. Raises SchemaError:
-        a segment of the prompt is missing in the episode."""
+        """Return a call; its prompt as numbers of segments. Raises SchemaError: a segment is missing."""
 
         def decode(ids: tuple[int, ...]) -> str | None:
             return self._tokenizer.decode(ids) if self._tokenizer is not None and ids else None
@@ -307,7 +280,7 @@ class EpisodeView:
             "rankings": [
                 {
                     "query": ranking.query,
-                    "names": self._chain.names_in(ranking.query, tables),
+                    "names": self._names_in(ranking.query),
                     "chunks": [tables.chunk(name) for name in ranking.chunk_ids],
                     "before": [tables.chunk(name) for name in ranking.pre_rerank_ids],
                 }

@@ -1,5 +1,4 @@
-"""The Jinja environment that makes all HTML and escapes every value, and the one document of scripts, styles and
-data."""
+"""The templates that make all HTML and escape every value, and the one document with its scripts and data."""
 
 from __future__ import annotations
 
@@ -24,8 +23,7 @@ THREE_DECIMALS = re.compile(r"recall|precision|_f[12]|@\d|^AP$|^RR$|selection_lo
 
 
 def render(name: str, /, **values: Any) -> Iterator[str]:
-    """Yield a page of `templates/` in pieces, because memory may not hold a large one. Raises jinja2.UndefinedError:
-    the template needs a value that was not given."""
+    """Yield a page of `templates/` in pieces, because memory may not hold a large one."""
     return environment().get_template(name).generate(values)
 
 
@@ -35,8 +33,7 @@ def asset(name: str) -> str:
 
 
 def printable(value: Any) -> Any:
-    """Replace the control characters of a text, including those for the direction of writing, by spaces. Markup and
-    values that are not texts are returned unchanged."""
+    """Replace the control characters of a text, also those for the direction of writing, by spaces; leave all else."""
     if not isinstance(value, str) or hasattr(value, "__html__") or value.isprintable():
         return value
     return "".join(sign if sign.isprintable() else " " for sign in value)

@@ -1,6 +1,5 @@
-"""A live page: what is new in runs, trainings and recordings under way, and the server, which is for this machine only
-and does nothing but read. It needs no extra: the server of the standard library listens on loopback, takes no bodies,
-and answers from memory; `serve` has the one for networks."""
+"""A live page of work under way, and its server, which is for this machine only and does nothing but read. It needs no
+extra: the server of the standard library listens on loopback, takes no bodies, and answers from memory."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager
 from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -37,20 +36,21 @@ SESSION_BYTES = 30_000_000
 TRAININGS = ("rl train", "sft train")
 
 
+Stamp = tuple[int, int, int]
+"""Inode, size and time of a file; zeros if there is none."""
+
+
 class WatchedRun:
     """A run folder, of which only what was appended is read."""
 
     def __init__(self, folder: Path) -> None:
         self.source = RunSource.open(folder)
-        self._path = folder / EPISODES
-        self._file = _stamp(self._path)
-        self._cards = [_stamp(folder / name) for name in (STAGE, METRICS)]
-        self._end = 0
-        self.left = False
+        self._file, self._cards = _stamp(folder / EPISODES), [_stamp(folder / name) for name in (STAGE, METRICS)]
+        self._end, self.left = 0, False
 
     def is_other(self) -> bool:
         """Return whether the folder holds other episodes than before, such as those of a run begun again."""
-        was, self._file = self._file, _stamp(self._path)
+        was, self._file = self._file, _stamp(self.source.folder / EPISODES)
         return was[0] not in (0, self._file[0]) or self._file[1] < self._end
 
     def new(self) -> Iterator[tuple[int, Episode]]:
@@ -70,9 +70,8 @@ class WatchedRun:
 
 
 class Watched:
-    """Folders under way, for any number of pages; each method may be called by any thread. Folders that do not exist
-    yet are waited for. The episodes of an `rl train` belong to its folder; a recipe's folder stands for those of its
-    stages."""
+    """Folders under way, for any number of pages and threads. Folders that do not exist yet are waited for; the
+    episodes of an `rl train` belong to its folder, and a recipe's folder stands for those of its stages."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = folders
@@ -133,10 +132,10 @@ class Watched:
         self._waiting = list(self._folders)
         self._runs: list[WatchedRun] = []
         self._trainings: list[Path] = []
-        self._logs: list[tuple[int, int, int]] = []
         self._recipes: dict[Path, dict[str, Any]] = {}
         self._parts: set[Path] = set()
-        self._recordings: dict[Path, tuple[int, int, int]] = {}
+        self._stamps: dict[Path, Stamp] = {}  # of the logs of trainings and the calls of recordings
+        self._recordings: list[Path] = []
         self._sessions: dict[Path, list[tuple[dict[str, Any], str]]] = {}
         self._problems: set[str] = set()
         self._rows: list[EpisodeRow] = []
@@ -148,16 +147,22 @@ class Watched:
     def _look(self) -> None:
         if any(run.is_other() for run in self._runs):
             self._begin()
-        self._look_at_recipes()
+        begun = [folder for folder in self._waiting if is_recipe(folder)]
+        self._waiting = [folder for folder in self._waiting if folder not in begun]
+        for folder in [*self._recipes, *begun]:
+            with self._keep_problem():
+                self._recipes[folder] = recipe_card(folder)
+                fresh = [part for part in recipe_parts(folder) if part not in self._parts]
+                self._parts.update(fresh)
+                self._waiting += fresh
         for folder in list(self._waiting):
-            try:
-                if self._open(folder):
-                    self._waiting.remove(folder)
-            except (SchemaError, UsageError) as error:
+            ended = True  # what cannot be opened is not waited for either
+            with self._keep_problem():
+                ended = self._open(folder)
+            if ended:
                 self._waiting.remove(folder)
-                self._problems.add(str(error))
         for number, run in enumerate(self._runs):
-            try:
+            with self._keep_problem():
                 for start, episode in run.new():
                     source = run.source
                     result = score_episode(episode, source.gold_of(episode.task), source.config)
@@ -166,54 +171,39 @@ class Watched:
                     self._rows[at : at + 1] = [msgspec.structs.replace(row, held=True)]
                     self._places[at : at + 1] = [(run, start)]
                     self._changes.append(at)
-            except SchemaError as error:
-                self._problems.add(str(error))
-        for number, folder in enumerate(self._trainings):
-            if (log := _stamp(folder / LOG)) != self._logs[number]:
-                self._logs[number] = log
-                self._changes.append(f"t{number}")
-        self._look_at_recordings()
+        logs = enumerate(folder / LOG for folder in self._trainings)
+        self._changes += [f"t{number}" for number, log in logs if self._has_changed(log)]
+        for folder in self._recordings:
+            if self._has_changed(folder / CALLS):
+                with self._keep_problem():
+                    self._sessions[folder] = hold_sessions([folder], SESSION_BYTES)
+                self._changes += [f"s{number}" for number in range(sum(map(len, self._sessions.values())))]
+
+    @contextmanager
+    def _keep_problem(self) -> Iterator[None]:
+        try:
+            yield
+        except (SchemaError, UsageError) as error:
+            self._problems.add(str(error))
+
+    def _has_changed(self, path: Path) -> bool:
+        was, self._stamps[path] = self._stamps.get(path, (0, 0, 0)), _stamp(path)
+        return was != self._stamps[path]
 
     def _open(self, folder: Path) -> bool:
         stage = read_stage(folder)
         verb = "" if stage is None else stage.verb
         if (folder / LOG).is_file():
             self._trainings.append(folder)
-            self._logs.append((0, 0, 0))
             if verb == TRAININGS[0]:
                 self._waiting.append(folder / "episodes")
         elif verb == PROXY:
-            self._recordings[folder] = (0, 0, 0)
+            self._recordings.append(folder)
         elif verb and verb not in TRAININGS and (verb != "run" or (folder / EPISODES).is_file()):
             self._runs.append(WatchedRun(folder))
         else:
             return False
         return True
-
-    def _look_at_recipes(self) -> None:
-        found = [folder for folder in self._waiting if is_recipe(folder)]
-        self._waiting = [folder for folder in self._waiting if folder not in found]
-        for folder in [*self._recipes, *found]:
-            try:
-                self._recipes[folder] = recipe_card(folder)
-                fresh = [part for part in recipe_parts(folder) if part not in self._parts]
-            except (SchemaError, UsageError) as error:
-                self._problems.add(str(error))
-                continue
-            self._parts.update(fresh)
-            self._waiting += fresh
-
-    def _look_at_recordings(self) -> None:
-        for folder, before in self._recordings.items():
-            if (now := _stamp(folder / CALLS)) == before:
-                continue
-            self._recordings[folder] = now
-            try:
-                self._sessions[folder] = hold_sessions([folder], SESSION_BYTES)
-            except (SchemaError, UsageError) as error:
-                self._problems.add(str(error))
-            count = sum(map(len, self._sessions.values()))
-            self._changes += [f"s{number}" for number in range(count)]
 
 
 def _episode_data(run: WatchedRun, start: int) -> str:
@@ -228,7 +218,7 @@ def _episode_data(run: WatchedRun, start: int) -> str:
     return f"{made.data},{deflate([])},{deflate({'passages': made.passages, 'texts': made.shared})}"
 
 
-def _stamp(path: Path) -> tuple[int, int, int]:
+def _stamp(path: Path) -> Stamp:
     try:
         found = path.stat()
     except OSError:
@@ -250,8 +240,7 @@ HEADERS = {
 
 
 class LiveServer(ThreadingHTTPServer):
-    """Answers `/`, `/news` and `/data/NAME` to pages of its own address. `port`: 0 lets the system choose one. Raises
-    UsageError: nothing can listen there."""
+    """Answers `/`, `/news` and `/data/NAME` to pages of its own address. Raises UsageError: it cannot listen."""
 
     daemon_threads = True
 
@@ -311,8 +300,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(500, str(error))
 
     def _refusal(self) -> tuple[int, str] | None:
-        """Return why a request is refused: a page of another site may reach this machine under a name of its own (421),
-        and say whose page it is (403)."""
+        """Return why a request is refused: foreign pages may name this machine (421) and themselves (403)."""
         named = [each.lower() for each in self.headers.get_all("Host", [])]
         if len(named) != 1 or named[0] not in self.server.hosts:
             return 421, "this server is not of that name"
@@ -339,17 +327,10 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def serve_view(server: LiveServer) -> None:
-    """Answer until SIGTERM or Ctrl-C."""
-
-    class Ended(Exception):
-        pass
-
-    def end(*_: object) -> None:
-        raise Ended
-
-    before: Callable[..., Any] | int | None = signal.signal(signal.SIGTERM, end)
+    """Answer until Ctrl-C, or SIGTERM, which ends the process."""
+    before: Callable[..., Any] | int | None = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
-        with server, suppress(Ended):
+        with server:
             server.serve_forever(poll_interval=0.2)
     finally:
         signal.signal(signal.SIGTERM, before)

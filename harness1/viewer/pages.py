@@ -20,28 +20,20 @@ from harness1.records import TAGS, Episode, EpisodeKey, Status, Task
 from harness1.runs.files import replacing
 from harness1.runs.folder import VIEW
 from harness1.runs.journal import EPISODES, read_episodes
+from harness1.training.log import LOG
+from harness1.viewer import work
 from harness1.viewer.episode import EpisodeView
 from harness1.viewer.html import deflate, page
 from harness1.viewer.report import read_report
 from harness1.viewer.run_page import EpisodeRow, Measured, RunSource, in_order, pairs, row_of, score_episode, with_room
 from harness1.viewer.tables import NUMBER_BYTES, Passage, Passages, Place, Spool, map_in_order
-from harness1.viewer.work import (
-    hold_sessions,
-    is_recipe,
-    is_recording,
-    is_training,
-    parts_on_disk,
-    recipe_card,
-    training_card,
-)
 
 BATCH = 16  # episodes that are sent to a worker process at a time, along with their run
 WORTH_A_POOL = 4_000_000  # minimum bytes of episodes for which worker processes are worth starting
 
 
 class Made(msgspec.Struct):
-    """An episode processed by a worker. `data`: its compressed view, or None if it is only listed. `measured`: its
-    metrics; empty if it cannot be scored."""
+    """A processed episode. `data`: its compressed view, if wanted. `measured`: empty if it cannot be scored."""
 
     key: EpisodeKey
     row: EpisodeRow
@@ -52,9 +44,9 @@ class Made(msgspec.Struct):
 
 
 def make_episodes(run: RunSource, number: int, wants: Callable[[Episode], bool], workers: int) -> Iterator[Made]:
-    """Yield every recorded episode of a run in order; a key may come again, and its last episode counts. `number`: the
-    place of the run in the file. `wants`: whether an episode is viewed or only listed. `workers`: number of processes;
-    0 for one per core. Raises SchemaError: a record is damaged; InfrastructureFault: a worker process died."""
+    """Yield every recorded episode of the run of that number; a key may come again, and its last episode counts.
+    `wants`: whether an episode is viewed or only listed. `workers`: number of processes; 0 for one per core. Raises
+    SchemaError: a record is damaged; InfrastructureFault: a worker process died."""
     items = ((episode, wants(episode)) for episode in read_episodes(run.folder))
     batches = iter(lambda: list(islice(items, BATCH)), [])
     few = (run.folder / EPISODES).is_file() and (run.folder / EPISODES).stat().st_size < WORTH_A_POOL
@@ -134,24 +126,24 @@ def write_view(
 ) -> Written:
     """Write one file with the runs, trainings and recordings of some folders, and of the stages of a recipe, replacing
     an earlier file atomically. If ids of `episodes` or `tasks` are given, it holds only these, but the rows of all.
-    `on_episode`: called with the number of episodes replayed so far. `workers`: number of processes; 0 for one per
-    core. Raises UsageError: a folder holds none of these, an id is unknown, or the file cannot be written; SchemaError:
-    a record is damaged; InfrastructureFault: a worker process died."""
+    `on_episode`: called with the number of episodes so far. Raises as `make_episodes`, and UsageError: a folder holds
+    none of these, an id is unknown, or the file cannot be written."""
 
     def is_wanted(episode: Episode) -> bool:
         return episode.episode_id in episodes or episode.task.task_id in tasks or not (episodes or tasks)
 
     title = " · ".join(folder.resolve().name for folder in folders)
-    parts = [part for each in folders for part in (parts_on_disk(each) if is_recipe(each) else [each])]
-    trainings = [training_card(part) for part in parts if is_training(part)]
-    recordings = [part for part in parts if is_recording(part)]
-    runs = [RunSource.open(part) for part in parts if not is_training(part) and part not in recordings]
-    sessions = hold_sessions(recordings, max_bytes // 2)
+    parts = [part for each in folders for part in (work.parts_on_disk(each) if work.is_recipe(each) else [each])]
+    trained = [part for part in parts if (part / LOG).is_file()]
+    trainings = [deflate(work.training_card(part)) for part in trained]
+    recordings = [part for part in parts if work.is_recording(part)]
+    runs = [RunSource.open(part) for part in parts if part not in trained and part not in recordings]
+    sessions = work.hold_sessions(recordings, max_bytes // 2)
     index = {
-        "recipes": [recipe_card(folder) for folder in folders if is_recipe(folder)],
+        "recipes": [work.recipe_card(folder) for folder in folders if work.is_recipe(folder)],
         "columns": EpisodeRow.__struct_fields__,
         "runs": [run.card for run in runs],
-        "trainings": [{"name": training["name"], "folder": training["folder"]} for training in trainings],
+        "trainings": list(map(work.training_row, trained)),
         "sessions": [row for row, _ in sessions],
         "tags": TAGS,
         "classes": MEANINGS,
@@ -164,7 +156,7 @@ def write_view(
         if unknown := sorted({*episodes} - known[0] | {*tasks} - known[1]):
             raise UsageError(f"no run has {', '.join(map(repr, unknown[:5]))}: give ids from the list")
         index["pairs"] = pairs(runs, measured)
-        fixed = [("r", found.shared), ("t", list(map(deflate, trainings))), ("s", [text for _, text in sessions])]
+        fixed = [("r", found.shared), ("t", trainings), ("s", [text for _, text in sessions])]
         empty = sum(len(part.encode()) for part in page(title, index | {"rows": found.rows}))
         used = sum(len(text) + TAG_BYTES for _, tags in fixed for text in tags)
         held = _choose_held(found, max_bytes - empty - used)
@@ -232,10 +224,8 @@ def _tags(
 
 
 def ensure_view(folder: Path, tasks: Sequence[Task], max_bytes: int) -> None:
-    """Write the viewer file of a run folder, unless it exists: all episodes are listed, and those of the worst and the
-    best tasks can be opened, since replaying all would take as long as the evaluation. Commands that change the
-    episodes of a run remove it. Raises UsageError: the folder is not a run folder, or the file cannot be written;
-    SchemaError: one of its files is damaged."""
+    """Write the viewer file of a run folder, unless it exists, with the episodes of the worst and the best tasks, since
+    replaying all would take as long as the evaluation. Raises as `write_view`."""
     if (folder / VIEW).is_file():
         return
     worst, best = read_report(folder, tasks).worst_and_best

@@ -1,8 +1,5 @@
-"""`report.html`, a page about a run.
-
-The page has no script and loads nothing. Everything that depends on the clock or the machine is in the section
-`machine`; the rest is the same for every run of the same episodes.
-"""
+"""`report.html`, a page about a run, which has no script and loads nothing. Everything that depends on the clock or the
+machine is in the section `machine`; the rest is the same for every run of the same episodes."""
 
 from __future__ import annotations
 
@@ -25,24 +22,15 @@ from harness1.eval.metrics import broken_lines, fault_reasons
 from harness1.eval.run import Run, read_run
 from harness1.eval.statistics import Interval
 from harness1.records import Task
+from harness1.runs import folder as runs
 from harness1.runs.files import Stage, read_json, write_atomically
-from harness1.runs.folder import (
-    METRICS,
-    PROVENANCE,
-    REPORT,
-    RESOURCES,
-    SESSION,
-    public_config,
-    read_run_card,
-    run_config,
-)
 from harness1.runs.journal import EPISODES
 from harness1.viewer.html import format_value, render
 
 ABLATIONS = "ablations.json"
 SHOWN = 8  # limit of the worst tasks, and of the best
 BINS = 10
-CLOCKED = (*SESSION, "earlier")  # provenance of a process or a machine, not of the run
+CLOCKED = (*runs.SESSION, "earlier")  # provenance of a process or a machine, not of the run
 PLACES = ("index", "source", "sources", "tokenizer")  # outputs of the card that are paths
 TOOK = {
     "wall_seconds": "seconds on the clock",
@@ -55,8 +43,7 @@ WORK = "machine."  # prefix of settings that do not affect episodes
 
 @dataclass(frozen=True)
 class Histogram:
-    """The number of tasks in ten bins of equal width from 0; the last bin includes its upper end. Labels have `places`
-    decimals."""
+    """Numbers of tasks in ten equal bins from 0, the last with its upper end. Labels have `places` decimals."""
 
     title: str
     values: Sequence[float]
@@ -73,19 +60,14 @@ class Histogram:
         return [(f"{low:g} to {top:g}", int(count)) for low, top, count in zip(edges, edges[1:], counts, strict=False)]
 
     @property
-    def peak(self) -> int:
-        return max(count for _, count in self.bins)
-
-    @property
     def median(self) -> float:
         return median(self.values)
 
 
 @dataclass(frozen=True)
 class Report:
-    """The contents of the page. `metrics`, `provenance`, `resources`: the content of these files; empty if a file is
-    missing. `ablations`: the table beside the run folder, if any. `run`: None if the episodes or their dataset can no
-    longer be read."""
+    """The contents of the page; of missing files, empty. `ablations`: the table beside the run folder. `run`: None if
+    the episodes or their dataset can no longer be read."""
 
     stage: Stage
     config: Config
@@ -110,10 +92,6 @@ class Report:
         ]
 
     @property
-    def ablation_rows(self) -> list[tuple[str, ...]]:
-        return [COLUMNS, *cells(self.ablations)] if self.ablations else []
-
-    @property
     def histograms(self) -> list[Histogram]:
         """The distributions of tasks over recall, set size and turns."""
         rows = self.run.per_task.values() if self.run else ()
@@ -136,9 +114,8 @@ class Report:
         return ranked[:half], sorted(ranked[half:], key=key, reverse=True)[:SHOWN]
 
     def changes(self, *, work: bool) -> list[tuple[str, Any, Any]]:
-        """Return the changed settings, each with its value and the default: those of the machine if `work`, else the
-        others."""
-        pairs = sorted(differences(public_config(self.config), public_config(Config())))
+        """Return the changed settings, each with its value and the default: of the machine if `work`, or not."""
+        pairs = sorted(differences(runs.public_config(self.config), runs.public_config(Config())))
         return [pair for pair in pairs if pair[0].startswith(WORK) == work]
 
     @property
@@ -170,29 +147,28 @@ class Report:
 
 
 def ensure_report(folder: Path, tasks: Iterable[Task] | None = None) -> None:
-    """Write the report of a run folder as `write_report` does, unless it exists: commands that change the other files
-    of a run remove it."""
-    if not (folder / REPORT).is_file():
+    """Write the report of a run folder, unless it exists: commands that change the other files of a run remove it."""
+    if not (folder / runs.REPORT).is_file():
         write_report(folder, tasks)
 
 
 def write_report(folder: Path, tasks: Iterable[Task] | None = None) -> None:
-    """Write the report of a run folder into it. `tasks`: the tasks of the run, with gold; None reads them from the
-    dataset that its card names. Raises UsageError: the folder is not a run folder, or has no metrics yet; SchemaError:
-    one of its files is damaged."""
+    """Write the report of a run folder. `tasks`: those of the run, with gold; None reads them from its dataset. Raises
+    UsageError: the folder is no run folder, or has no metrics yet; SchemaError: one of its files is damaged."""
     report = read_report(folder, tasks)
     told = {"broken": list(broken_lines(report.metrics)), "fault_reasons": fault_reasons(report.metrics)}
+    told |= {"columns": COLUMNS, "lines": list(cells(report.ablations)) if report.ablations else []}
     page = render("report.html", title=report.title, styles=("report.css",), report=report, **told)
-    write_atomically(folder / REPORT, "".join(page).encode())
+    write_atomically(folder / runs.REPORT, "".join(page).encode())
 
 
 def read_report(folder: Path, tasks: Iterable[Task] | None = None) -> Report:
     """Read the contents of the report; arguments and errors are those of `write_report`."""
-    stage = read_run_card(folder)
-    config, _ = run_config(folder, stage)
-    if not (folder / METRICS).is_file():
-        raise UsageError(f"{folder} has no {METRICS}: an evaluation writes it when it ends")
-    paths = (folder / name for name in (METRICS, PROVENANCE, RESOURCES))
+    stage = runs.read_run_card(folder)
+    config, _ = runs.run_config(folder, stage)
+    if not (folder / runs.METRICS).is_file():
+        raise UsageError(f"{folder} has no {runs.METRICS}: an evaluation writes it when it ends")
+    paths = (folder / name for name in (runs.METRICS, runs.PROVENANCE, runs.RESOURCES))
     metrics, provenance, resources = (read_json(path) if path.is_file() else {} for path in paths)
     ablations = run = None
     with suppress(OSError, *MALFORMED):  # another file of that name

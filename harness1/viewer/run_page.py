@@ -1,5 +1,4 @@
-"""A run on a page: what the page says of it, the rows of its episodes and which of them fit, the titles of its gold
-documents, and its comparison with other runs."""
+"""A run on a page: its card, the rows of its episodes and which of them fit, and its comparison with other runs."""
 
 from __future__ import annotations
 
@@ -39,24 +38,6 @@ MOST_TITLES = 20_000
 LONGEST = 200  # characters of a title
 
 
-def gold_titles(run: Run) -> dict[str, str]:
-    """Return the titles of the gold units of a run by id, as far as the first documents of its datasets tell."""
-    wanted: set[str] = set()
-    for (task_id, _), gold in run.known_gold[0].items():
-        with suppress(UsageError):
-            wanted.update(*targets(task_id, gold, run.config.index.unit).relevant)
-    titles: dict[str, str] = {}
-    with suppress(UsageError, OSError):
-        sources = (source for source in (run.sources if wanted else ()) if source.has_documents)
-        for document in chain.from_iterable(islice(source.documents(), MOST_READ) for source in sources):
-            if document.title:
-                names = {document.doc_id, *(each.chunk_id for each in document.chunks)} & wanted
-                titles |= dict.fromkeys(names, document.title[:LONGEST])
-            if len(titles) >= min(len(wanted), MOST_TITLES):
-                break
-    return titles
-
-
 class RunSource(Run):
     """A recorded run with all that a page says of it. It can be sent to a worker process."""
 
@@ -77,7 +58,21 @@ class RunSource(Run):
 
     @cached_property
     def titles(self) -> Mapping[str, str]:
-        return gold_titles(self)
+        """The titles of the gold units by id, as far as the first documents of its datasets tell."""
+        wanted: set[str] = set()
+        for (task_id, _), gold in self.known_gold[0].items():
+            with suppress(UsageError):
+                wanted.update(*targets(task_id, gold, self.config.index.unit).relevant)
+        titles: dict[str, str] = {}
+        with suppress(UsageError, OSError):
+            sources = (source for source in (self.sources if wanted else ()) if source.has_documents)
+            for document in chain.from_iterable(islice(source.documents(), MOST_READ) for source in sources):
+                if document.title:
+                    names = {document.doc_id, *(each.chunk_id for each in document.chunks)} & wanted
+                    titles |= dict.fromkeys(names, document.title[:LONGEST])
+                if len(titles) >= min(len(wanted), MOST_TITLES):
+                    break
+        return titles
 
     def __getstate__(self) -> dict[str, Any]:
         # A tokenizer is not sent to a worker process: it loads its own.
@@ -133,10 +128,9 @@ QUERY_CHARACTERS = 300  # limit of the query in a row; the episode has all of it
 
 
 class EpisodeRow(msgspec.Struct, frozen=True, array_like=True):
-    """An episode in the list, with the values to filter by. Undefined numbers are null. `tools`: one bit for each name
-    in the run's list of tools, set if the tool was called. `tokens`: the sum over all contexts of the episode. `held`:
-    true if the file contains the episode itself. `problem`: the reason why it cannot be replayed exactly. `delivered`:
-    a checksum of the set of delivered units, equal for equal sets."""
+    """An episode in the list, with the values to filter by. `tools`: one bit for each name in the run's list of tools.
+    `tokens`: of all its contexts. `held`: whether the file contains the episode itself. `problem`: why it cannot be
+    replayed exactly. `delivered`: a checksum of the set of delivered units, equal for equal sets."""
 
     run: int
     episode: str
@@ -212,8 +206,8 @@ def in_order(rows: Sequence[EpisodeRow]) -> list[int]:
 def with_room(
     order: Iterable[int], sizes: Sequence[tuple[int, Sequence[int]]], passages: Sequence[int], room: int
 ) -> set[int]:
-    """Return the places that fit into the room, taken in order; those that do not fit are skipped. `sizes`: for each
-    place, its own size and the passages that it needs, which count once for all. `passages`: their sizes."""
+    """Return the places that fit into the room, taken in order; those that do not fit are skipped. `sizes`: of each
+    place its own, and the passages that it needs, which count once for all. `passages`: their sizes."""
     held, there = set[int](), set[int]()
     for place in order:
         own, needed = sizes[place]
@@ -253,8 +247,7 @@ def pairs(runs: Sequence[RunSource], measured: Sequence[Measured]) -> list[dict[
 
 
 def per_task(run: RunSource, measured: Measured) -> PerTask:
-    """Return the mean of each metric over the samples of each scored task; tasks that a finished run dropped count as
-    nothing done, as in its summary."""
+    """Return the means of each scored task's samples; what a finished run dropped counts as nothing done."""
     made_with = tuple(run.stage.inputs.get(name) for name in ("env", "policy", "index"))
     of_run = sorted(key for key in measured if key[2:] == made_with)
     groups = groupby((key for key in of_run if measured[key]), lambda key: key.task_id)

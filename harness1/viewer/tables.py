@@ -1,5 +1,4 @@
-"""The store of a viewer file: replayed episodes and passages on disk, texts as stretches of passages, and tables of
-everything that an episode repeats."""
+"""The store of a viewer file: episodes and passages on disk, and tables of everything that an episode repeats."""
 
 from __future__ import annotations
 
@@ -26,8 +25,6 @@ from harness1.viewer.html import deflate
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 AHEAD = 2  # items in progress per worker: enough to keep it busy, and a bound on memory
-
-
 Place = tuple[int, int]  # offset and size in bytes
 
 
@@ -47,8 +44,7 @@ class Spool:
 
 
 def map_in_order(work: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
-    """Yield the results of a pure function in the order of the items, with a bounded number in progress. Raises
-    InfrastructureFault: a worker process died."""
+    """Yield results in order, a bounded number in progress. Raises InfrastructureFault: a worker process died."""
     if workers <= 1:
         yield from map(work, items)
         return
@@ -122,8 +118,8 @@ Parts = list[str | int]
 
 def slice_text(text: str, sources: Sequence[tuple[int, Passage]]) -> str | Parts:
     """Return a text in parts: strings as they are, and three numbers for each stretch of a source: that of the source,
-    and of its characters from the first up to, not including, the last. Without any such stretch, the text itself is
-    returned. `sources`: passages that the text may quote, with their numbers; titles are found too."""
+    and of its characters from the first up to, not including, the last; the text itself if there is none. `sources`:
+    numbered passages that the text may quote, with their titles."""
     # A page counts in 16-bit units, which are characters where none is beyond U+FFFF.
     bodies = [(number, body) for number, source in sources if (body := source.body).isascii() or max(body) <= "\uffff"]
     title = next((source.title for _, source in sources if source.title), "")
@@ -148,14 +144,12 @@ def slice_text(text: str, sources: Sequence[tuple[int, Passage]]) -> str | Parts
 
 
 def is_shared(key: str) -> bool:
-    """Return True if a segment is the same in all episodes of a run, which then stores its text once: the static
-    prompt, and text of the chat format itself (`=...`)."""
+    """Return True for a segment of all episodes of a run: the static prompt, and text of the format (`=...`)."""
     return key.startswith(("static#", "="))
 
 
 class Tables:
-    """Texts, segments of contexts and prompts, units and passages of one episode; `shared` has the run's texts by
-    key."""
+    """Texts, segments, units and passages of one episode; `shared` has the run's texts by key."""
 
     def __init__(self) -> None:
         self.shared: dict[str, str] = {}
@@ -175,20 +169,16 @@ class Tables:
     def segment(self, piece: Piece, tokens: int) -> int:
         """Return the number of a piece of a context."""
         shows = piece.shows.document if isinstance(piece.shows, HitView) else piece.shows
-        about = shows.unit_id if isinstance(shows, DocumentView) else None
-        self._about[piece.key] = about
-        return self._number_row(self._segments, piece.key, piece.text, piece.role, tokens, about)
+        self._about[piece.key] = shows.unit_id if isinstance(shows, DocumentView) else None
+        return self._number_row(self._segments, piece.key, piece.text, piece.role, tokens)
 
     def sent_segment(self, key: str, text: str | None, tokens: int) -> int:
         """Return the number of a segment of a prompt as sent. The text is None if it cannot be decoded."""
-        return self._number_row(self._sent, key, text, "", tokens, self._about.get(key))
+        return self._number_row(self._sent, key, text, "", tokens)
 
     def unit(self, unit_id: UnitId) -> int:
         """Return the number of a unit."""
-        if unit_id not in self._units:
-            self._units[unit_id] = [len(self._units), "", ""]
-        number: int = self._units[unit_id][0]
-        return number
+        return int(self._units.setdefault(unit_id, [len(self._units), "", ""])[0])
 
     def name_unit(self, unit_id: UnitId, title: str) -> None:
         """Give a title to a unit that no search has found."""
@@ -236,24 +226,15 @@ class Tables:
             "chunks": [self.unit(unit_id) for _, unit_id in self._passages.values()],
         }
 
-    def _number_row(
-        self,
-        table: dict[str, list[Any]],
-        key: str,
-        text: str | None,
-        role: str,
-        tokens: int,
-        about: UnitId | None = None,
-    ) -> int:
+    def _number_row(self, table: dict[str, list[Any]], key: str, text: str | None, role: str, tokens: int) -> int:
         if key not in table:
             place = None
             if text is not None and is_shared(key):
                 self.shared[key] = text
             elif text is not None:
-                place = self._texts.setdefault(text, (len(self._texts), about))[0]
+                place = self._texts.setdefault(text, (len(self._texts), self._about.get(key)))[0]
             table[key] = [len(table), role, place, tokens]
-        number: int = table[key][0]
-        return number
+        return int(table[key][0])
 
 
 def _kind(key: str) -> str:

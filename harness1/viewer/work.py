@@ -1,5 +1,4 @@
-"""Other work on a page: trainings as curves, recordings of a proxy as sessions, recipes by their stages, and the page
-of a tuning."""
+"""Other work on a page: trainings as curves, recordings as sessions, recipes by stages, and a tuning's page."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -26,20 +25,14 @@ from harness1.training.log import LOG, VALIDATION_PREFIX, read_log
 from harness1.viewer.html import deflate, render
 
 
-def is_training(folder: Path) -> bool:
-    """Return True if a folder has the log of a training run."""
-    return (folder / LOG).is_file()
-
-
 def training_row(folder: Path) -> dict[str, str]:
     """Return what the page knows of a training before its curves are asked for."""
     return {"name": folder.resolve().name, "folder": str(folder)}
 
 
 def training_card(folder: Path) -> dict[str, Any]:
-    """Return a training as JSON data: steps and values of the training metrics in `curves`, and of the validation
-    metrics in `validation`, with the hashes of its indexes and of its reward, beside which runs of the same can stand.
-    The log is as for `read_log`."""
+    """Return a training as JSON data: steps and values of its metrics, those of the validation apart, with the hashes
+    of its indexes and its reward, beside which runs of the same can stand. The log is as for `read_log`."""
     curves: dict[str, list[list[float]]] = {}
     validation: dict[str, list[list[float]]] = {}
     for line in read_log(folder):
@@ -85,9 +78,8 @@ def read_sessions(folder: Path) -> list[dict[str, Any]]:
         for call in group:
             found = (call.request or {}).get("messages")
             messages = found if isinstance(found, list) else []
-            calls.append(
-                _call(call, messages, _count_common(ids, call.prompt_ids), _count_common(said, messages), tokenizer)
-            )
+            kept = _count_common(ids, call.prompt_ids), _count_common(said, messages)
+            calls.append(_call(call, messages, *kept, tokenizer))
             if call.prompt_ids:
                 ids = (*call.prompt_ids, *call.output_ids)
             if call.request is not None:
@@ -177,8 +169,7 @@ def is_recipe(folder: Path) -> bool:
 
 
 def recipe_parts(folder: Path) -> list[Path]:
-    """Return the folders of the stages that have begun and have episodes or curves, in order of their stages. Raises
-    UsageError: the folder has been removed; SchemaError: the journal is damaged."""
+    """Return the folders of the stages that have begun and have episodes or curves. Raises as `recipe_card`."""
     return [folder / name for name, record in _recipe_state(folder).stages.items() if _is_of((*PLAY, *TRAIN), record)]
 
 
@@ -190,8 +181,8 @@ def parts_on_disk(folder: Path) -> list[Path]:
 
 
 def recipe_card(folder: Path) -> dict[str, Any]:
-    """Return a recipe as JSON data. Times are in seconds; `expected` is 0 where nothing is known. Raises UsageError,
-    SchemaError: as `recipe_parts`."""
+    """Return a recipe as JSON data. Times are in seconds; `expected` is 0 where nothing is known. Raises UsageError:
+    the folder has been removed; SchemaError: the journal is damaged."""
     journal, at_work = _recipe_state(folder), is_at_work(folder)
     expected = journal.times()
     stages = []
@@ -213,8 +204,7 @@ def _is_of(verbs: Sequence[tuple[str, ...]], record: StageRecord) -> bool:
 
 
 def _recipe_state(folder: Path) -> RecipeState:
-    journal = read_recipe_state(folder)
-    if journal is None:
+    if (journal := read_recipe_state(folder)) is None:
         raise UsageError(f"{folder} holds no recipe any more")
     return journal
 
@@ -222,41 +212,21 @@ def _recipe_state(folder: Path) -> RecipeState:
 PAGE = "tuning.html"
 
 
-class Dot(NamedTuple):
-    """A trial in a plot; places are shares of the plot's width and height, from below."""
-
-    x: float
-    y: float
-    says: str
-    best: bool
-    stopped: bool
-
-
-class Plot(NamedTuple):
-    """The trials over their numbers, or over the values of one setting."""
-
-    name: str
-    low: str
-    high: str
-    dots: list[Dot]
-
-
 def write_page(folder: Path, card: TuningCard, results: Sequence[TrialResult]) -> Path:
-    """Write the page of a tuning into its folder, and return its path. Raises UsageError: the folder cannot be
-    written."""
+    """Write the page of a tuning, and return its path. Raises UsageError: the folder cannot be written."""
     best = best_of(results, maximize=card.maximize)
     ended = [each.value for each in results if each.value is not None and math.isfinite(each.value)]
     low, high = (min(ended), max(ended)) if ended else (0.0, 1.0)
 
-    def plot(name: str, ends: tuple[Any, Any], places: Iterable[tuple[TrialResult, float]]) -> Plot:
-        dots = []
+    def plot(name: str, ends: tuple[Any, Any], places: Iterable[tuple[TrialResult, float]]) -> dict[str, Any]:
+        dots = []  # places are shares of the plot's width and height, from below
         for each, x in places:
             y = 0.0 if each.value is None else _share(each.value, low, high)
             outcome = each.stopped if each.value is None else f"{each.value:.4g}"
             settings = ", ".join(f"{setting} {_show(value)}" for setting, value in each.settings.items())
             says = f"trial {each.number}: {outcome} ({settings})"
-            dots.append(Dot(x, y, says, each == best, each.value is None))
-        return Plot(name, _show(ends[0]), _show(ends[1]), dots)
+            dots.append({"x": x, "y": y, "says": says, "best": each == best, "stopped": each.value is None})
+        return {"name": name, "low": _show(ends[0]), "high": _show(ends[1]), "dots": dots}
 
     last = max([each.number for each in results], default=0)
     plots = [plot("trial", (0, last), ((each, _share(each.number, 0, last)) for each in results))]
@@ -274,11 +244,8 @@ def write_page(folder: Path, card: TuningCard, results: Sequence[TrialResult]) -
 def _place(value: Value, space: Space) -> float:
     if space.choices:
         return _share(space.choices.index(value) if value in space.choices else 0, 0, len(space.choices) - 1)
-    assert space.low is not None
-    assert space.high is not None
-    assert not isinstance(value, str)
     scale = math.log if space.log else float
-    return _share(scale(value), scale(space.low), scale(space.high))
+    return _share(*(scale(float(each or 0.0)) for each in (value, space.low, space.high)))
 
 
 def _show(value: Any) -> str:
