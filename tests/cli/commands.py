@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import io
-import subprocess
+import signal
 import sys
+import time
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import NamedTuple
 
 import pytest
 
 from harness1.cli import main
+from tests.support import hear_interrupts
 
 
 class Ended(NamedTuple):
@@ -38,14 +39,25 @@ def command_in_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     return run
 
 
-def harness1(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run `harness1` in a folder, as a process of its own would end; nothing of it is a terminal."""
-    out, err, code = io.StringIO(), io.StringIO(), 0
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.chdir(cwd)
+def run_in(folder: Path, *arguments: str) -> None:
+    """Run a command that succeeds in a folder: for what all tests of a file share."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
         patch.setattr(sys, "argv", ["harness1", *arguments])
-        try:
+        with pytest.raises(SystemExit) as ended:
             main.run()
-        except SystemExit as ended:
-            code = int(ended.code or 0)
-    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+        assert not ended.value.code
+
+
+def interrupted(*arguments: str, cwd: Path, record: Path, least: int, mark: str = "\n") -> tuple[int, str]:
+    """Interrupt a command in a process of its own once it has written so many marks; its exit code and what it said."""
+    command, pipes = [sys.executable, "-m", "harness1", *arguments], {"stdout": PIPE, "stderr": PIPE}
+    with Popen(command, cwd=cwd, **pipes, text=True, preexec_fn=hear_interrupts) as process:
+        deadline = time.monotonic() + 60
+        while process.poll() is None and time.monotonic() < deadline:
+            if record.is_file() and record.read_text().count(mark) >= least:
+                break
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    return process.returncode, err

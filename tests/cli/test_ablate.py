@@ -12,51 +12,39 @@ import pytest
 from harness1.cli.evaluate import ablation_names, print_ablations
 from harness1.eval.ablations import ABLATIONS, AblationTable, Condition, cells
 from harness1.eval.statistics import Interval
-from tests.cli.commands import Command, command_in_process
+from tests.cli.commands import Command
+from tests.eval.run_folders import write_beir
 
 QUICK = ("--set", "machine.workers=1", "--cache", "cache")
 
 
-@pytest.fixture
-def harness1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
-    monkeypatch.chdir(tmp_path)
-    return command_in_process(monkeypatch, capsys)
-
-
-def beir(folder: Path, task_id: str, query: str, doc_id: str) -> None:
-    """A corpus of one relevant document and two others."""
-    (folder / "qrels").mkdir(parents=True)
-    documents = {doc_id: "Green tea is brewed at 80 degrees.", "d2": "Coffee is hot.", "d3": "Milk is cold."}
-    lines = [json.dumps({"_id": name, "title": "", "text": text}) for name, text in documents.items()]
-    (folder / "corpus.jsonl").write_text("\n".join(lines))
-    (folder / "queries.jsonl").write_text(json.dumps({"_id": task_id, "text": query}))
-    (folder / "qrels" / "test.tsv").write_text(f"query-id\tcorpus-id\tscore\n{task_id}\t{doc_id}\t1\n")
+CORPUS = [
+    {"_id": "tea leaves", "title": "", "text": "Green tea is brewed at 80 degrees."},
+    {"_id": "d2", "title": "", "text": "Coffee is hot."},
+]
 
 
 def test_the_table_is_printed_with_its_verdict(harness1: Command) -> None:
-    asked = ("eval", "world:60", "--limit", "2", "--ablations", "grep, dedup", "--out", "out", *QUICK)
+    asked = ("eval", "world:60", "--limit", "2", "--ablations", "grep, dedup", *QUICK)
     done = harness1(*asked)
     assert done.code == 0, done.err
     lines = done.out.splitlines()
     assert lines[0].split() == ["scripted", "on", "world:60/test,", "2", "tasks,", "seed", "0"]
-    assert [lines[4].split()[0], lines[5].strip()] == ["base", ""]
+    assert [lines[1].split()[0], lines[2].split()[0]] == ["condition", "base"]
     assert "Nothing changes without: grep, dedup." in done.out
     assert "Here helps: none; does not help (the interval contains 0): grep, dedup" in " ".join(done.out.split())
+    assert lines[-1] == "Everything is in runs/world-60-0-test-scripted-ablations."
     said = [line for line in done.err.splitlines() if "condition" in line]
-    assert said == [
-        f"harness1: condition {number} of 3: {name}" for number, name in enumerate(("base", "grep", "dedup"), 1)
-    ]
+    assert said == [f"harness1: condition {at} of 3: {name}" for at, name in enumerate(("base", "grep", "dedup"), 1)]
     again = harness1(*asked, "--json")
     table = msgspec.json.decode(again.out, type=AblationTable)
-    assert [each.name for each in table.conditions] == ["base", "grep", "dedup"]
-    assert again.err == ""
+    assert ([each.name for each in table.conditions], again.err) == (["base", "grep", "dedup"], "")
 
 
 def test_all_stands_for_every_ablation() -> None:
     assert ablation_names("all") == tuple(ABLATIONS)
     assert ablation_names("grep,read") == ("grep", "read")
-    assert set(ablation_names("all, review")) == set(ABLATIONS)
-    assert len(ablation_names("review,all")) == len(ABLATIONS)
+    assert sorted(ablation_names("review, all")) == sorted(ABLATIONS)
 
 
 def test_no_number_of_the_table_is_cut_off(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,33 +59,26 @@ def test_no_number_of_the_table_is_cut_off(capsys: pytest.CaptureFixture[str], m
     print_ablations(table, Path("out[/x]:tea:"))
     shown = capsys.readouterr().out.splitlines()
     rows = list(cells(table))
-    assert [line.split() for line in shown[4 : 4 + len(rows)]] == [" ".join(row).split() for row in rows]
-    assert shown[5].split()[:7] == ["importance_tags", "0.500", "0.500", "-125.0", "-175.0", "to", "-100.0"]
+    assert [line.split() for line in shown[2 : 2 + len(rows)]] == [" ".join(row).split() for row in rows]
+    assert shown[3].split()[:7] == ["importance_tags", "0.500", "0.500", "-125.0", "-175.0", "to", "-100.0"]
     assert shown[0].startswith("p on n[/x]:tea:/test, 1000 tasks")
     assert shown[-1] == "Everything is in out[/x]:tea:."
-
-
-def test_without_a_folder_ablations_have_one_of_their_own(harness1: Command, tmp_path: Path) -> None:
-    harness1("eval", "world:60", "--limit", "1", "--ablations", "grep", *QUICK)
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["world-60-0-test-scripted-ablations"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
         (("--ablations", "hope"), "unknown ablation 'hope'"),
-        (("--ablations", ""), "unknown ablation ''"),
-        (("--ablations", "grep", "--out", "run"), "choose another --out"),
         (("--ablations", "grep", "--out", "run", "--force"), "choose another --out"),
-        (("--out", "/proc/run"), "/proc/run"),
         (("--out", "/proc/run", "--force"), "/proc/run"),
+        (("--force", "--rescore"), "choose one"),
     ],
 )
 def test_what_cannot_be_done_is_one_clear_line(harness1: Command, arguments: tuple[str, ...], word: str) -> None:
-    assert harness1("eval", "world:60", "--limit", "1", "--out", "run", *QUICK).code == 0
+    Path("run").mkdir()
+    Path("run/mine.txt").write_text("mine")
     failed = harness1("eval", "world:60", "--limit", "1", *arguments, *QUICK)
-    assert failed.code == 2
-    assert word in failed.err.splitlines()[-1]
+    assert (failed.code, word in failed.err.splitlines()[-1]) == (2, True), failed.err
 
 
 def test_a_limit_beyond_the_tasks_is_told(harness1: Command) -> None:
@@ -107,7 +88,7 @@ def test_a_limit_beyond_the_tasks_is_told(harness1: Command) -> None:
 
 
 def test_ids_with_white_space_do_not_stop_a_run(harness1: Command, tmp_path: Path) -> None:
-    beir(tmp_path / "data", "q 1", "How hot is green tea?", "tea leaves")
+    write_beir(tmp_path / "data", CORPUS, {"q 1": "How hot is green tea?"}, {"tea leaves": 1}, "test")
     done = harness1("eval", "data", "--out", "out", *QUICK)
     assert done.code == 0, done.err
     assert "all are percent-encoded" in " ".join(done.out.split())
@@ -116,8 +97,7 @@ def test_ids_with_white_space_do_not_stop_a_run(harness1: Command, tmp_path: Pat
 
 
 def test_a_dataset_without_gold_cannot_be_evaluated(harness1: Command, tmp_path: Path) -> None:
-    beir(tmp_path / "data", "q1", "?", "tea")
-    (tmp_path / "data" / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq1\ttea\t0\n")
+    write_beir(tmp_path / "data", CORPUS, {"q1": "?"}, {"tea leaves": 0}, "test")
     for arguments in (("data",), ("data", "--ablations", "grep")):
         failed = harness1("eval", *arguments, "--out", "out", *QUICK)
         assert failed.code == 2

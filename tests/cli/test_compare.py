@@ -10,7 +10,7 @@ import pytest
 
 from harness1.config import Config
 from harness1.config.settings import to_record
-from tests.cli.commands import Command, command_in_process
+from tests.cli.commands import Command
 from tests.eval.run_folders import dataset, episode, run_folder
 
 QUERIES = {
@@ -18,74 +18,52 @@ QUERIES = {
 }
 
 
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+ROW = r"curated_recall +0\.750 +0\.250 +-0\.500 +-1\.000 to \+0\.000 +1\.000\n"
+
+
+@pytest.fixture(autouse=True)
+def runs(tmp_path: Path, harness1: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    return command_in_process(monkeypatch, capsys)
-
-
-@pytest.fixture
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
     data = dataset(tmp_path / "data", QUERIES)
     run_folder(Path("one"), data, [episode("t1", "ab"), episode("t2", "a")])
     run_folder(Path("two"), data, [episode("t1", "x"), episode("t2", "a")], policy="other")
 
 
-@pytest.mark.usefixtures("runs")
-def test_a_pipe_gets_plain_tables_that_fit_a_terminal(command: Command) -> None:
-    ended = command("compare", "one", "two")
+def test_a_pipe_gets_plain_tables_that_fit_a_terminal(harness1: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = harness1("compare", "one", "two")
     assert ended.code == 0
     assert "two - one, 2 common tasks" in ended.out
-    assert re.search(r"curated_recall +0\.750 +0\.250 +-0\.500 +-1\.000 to \+0\.000 +1\.000\n", ended.out)
+    assert re.search(ROW, ended.out)
     assert "curated_recall of two, task by task: 0 higher, 1 lower, 1 equal." in ended.out
     assert max(map(len, ended.out.splitlines())) <= 80
     assert not set("│┃─━\x1b") & set(ended.out)
     assert "harness1 view one two --out view.html" in ended.out
-
-
-@pytest.mark.usefixtures("runs")
-def test_a_narrow_pipe_cuts_no_number(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    ended = command("compare", "one", "two")
-    assert re.search(r"curated_recall +0\.750 +0\.250 +-0\.500 +-1\.000 to \+0\.000 +1\.000\n", ended.out)
+    assert re.search(ROW, harness1("compare", "one", "two").out), "no number is cut"
 
 
-@pytest.mark.usefixtures("runs")
-def test_links_lead_into_the_viewer_file_that_is_named(command: Command) -> None:
-    ended = command("compare", "one", "two", "--view", "both.html")
+def test_links_lead_into_the_viewer_file_that_is_named(harness1: Command) -> None:
+    ended = harness1("compare", "one", "two", "--view", "both.html")
     assert "t1: both.html#0/t1-0,1/t1-0" in ended.out
     assert "harness1 view one two --out both.html" in ended.out
     assert "t2:" not in ended.out  # it did not change
 
 
-@pytest.mark.usefixtures("runs")
-def test_json_holds_everything_and_nothing_else_is_printed(command: Command) -> None:
-    found = json.loads(command("compare", "one", "two", "--json", "--equal-size").out)
+def test_json_holds_everything_and_nothing_else_is_printed(harness1: Command) -> None:
+    found = json.loads(harness1("compare", "one", "two", "--json", "--equal-size").out)
     assert found["equal_size"] is True
     assert found["others"][0]["metrics"]["curated_recall"]["difference"]["mean"] == -0.25  # one document of each
     assert found["others"][0]["changed"][0]["address"] == "#0/t1-0,1/t1-0"
     assert found["view"] == "harness1 view one two --out view.html"
 
 
-@pytest.mark.usefixtures("runs")
-def test_a_path_is_no_markup(command: Command) -> None:
-    run_folder(Path("n[/x]:tea:"), Path("data").resolve(), [episode("t1", "a"), episode("t2", "a")])
-    ended = command("compare", "one", "n[/x]:tea:", "--view", "v[/x].html")
-    assert ended.code == 0
-    assert re.search(r"x\]:tea: +n\[/x\]:tea: ", ended.out)
-    assert "t1: v[/x].html#0/t1-0" in ended.out
-
-
-@pytest.mark.usefixtures("runs")
-def test_it_is_written_as_markdown_too(command: Command) -> None:
-    assert command("compare", "one", "two", "one", "--out", "table.md", "--top", "1").code == 0
+def test_it_is_written_as_markdown_too(harness1: Command) -> None:
+    assert harness1("compare", "one", "two", "one", "--out", "table.md", "--top", "1").code == 0
     text = Path("table.md").read_text()
     assert "| metric | first | second | diff | 95 % interval | p (Holm) |" in text
     assert "| curated_recall | 0.750 | 0.250 | -0.500 | -1.000 to +0.000 | 1.000 |" in text
 
 
-@pytest.mark.usefixtures("runs")
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -96,32 +74,27 @@ def test_it_is_written_as_markdown_too(command: Command) -> None:
         (["one", "two", "--out", "no/such/folder.md"], "cannot write no/such/folder.md"),
     ],
 )
-def test_a_mistake_is_told_in_one_line(command: Command, arguments: list[str], said: str) -> None:
-    ended = command("compare", *arguments)
-    assert ended.code == 2
-    assert said in ended.err
-    assert ended.err.count("\n") == 1
+def test_a_mistake_is_told_in_one_line(harness1: Command, arguments: list[str], said: str) -> None:
+    ended = harness1("compare", *arguments)
+    assert (ended.code, said in ended.err, ended.err.count("\n")) == (2, True, 1), ended.err
 
 
-@pytest.mark.usefixtures("runs")
-def test_a_dataset_that_was_moved_is_named(command: Command) -> None:
+def test_a_dataset_that_was_moved_is_named(harness1: Command) -> None:
     Path("data").rename("new")
-    ended = command("compare", "one", "two")
-    assert ended.code == 2
-    assert "--dataset" in ended.err
-    assert command("compare", "one", "two", "--dataset", "new").code == 0
+    ended = harness1("compare", "one", "two")
+    assert (ended.code, "--dataset" in ended.err) == (2, True)
+    assert harness1("compare", "one", "two", "--dataset", "new").code == 0
 
 
 def test_a_run_with_a_setting_that_is_gone_is_shown_with_a_notice_and_not_replayed(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    harness1: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     trained = {"watch": {"patience": 3}}  # which decides nothing in a run
     older = to_record(Config(), "") | {"env": {"dedup": {"on": True, "threshold": 0.9}}, "train": trained}
     monkeypatch.setattr("harness1.runs.folder.public_config", lambda _: older)
-    run_folder(Path("one"), dataset(tmp_path / "data", QUERIES), [episode("t1", "ab"), episode("t2", "a")])
-    told = "one was recorded with env.dedup.threshold=0.9 (env.dedup.threshold was removed: it is a constant now"
-    shown = command("compare", "one", "one")
+    run_folder(Path("old"), tmp_path / "data", [episode("t1", "ab"), episode("t2", "a")])
+    told = "old was recorded with env.dedup.threshold=0.9 (env.dedup.threshold was removed: it is a constant now"
+    shown = harness1("compare", "old", "old")
     assert (shown.code, told in shown.err, "patience" in shown.err) == (0, True, False), shown.err
-    refused = command("replay", "one")
+    refused = harness1("replay", "old")
     assert (refused.code, told in refused.err) == (2, True), refused.err

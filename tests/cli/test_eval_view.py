@@ -6,19 +6,10 @@ import re
 from pathlib import Path
 from urllib.parse import unquote
 
-import pytest
-
-from tests.cli.commands import Command, command_in_process
+from tests.cli.commands import Command
 from tests.viewer.test_pages import opened
 
 FEW = ("--limit", "20", "--set", "machine.workers=1", "--set", "env.max_turns=3")
-
-
-@pytest.fixture
-def harness1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
-    """The command in this process, in a working folder of its own."""
-    monkeypatch.chdir(tmp_path)
-    return command_in_process(monkeypatch, capsys)
 
 
 def evaluate(harness1: Command, *options: str) -> None:
@@ -37,17 +28,13 @@ def test_the_report_leads_to_episodes_that_the_viewer_file_holds(harness1: Comma
     assert len(rows) == 20, "the others are listed"
 
 
-def test_the_file_can_be_left_out_and_is_made_later(harness1: Command) -> None:
+def test_the_file_can_be_left_out_is_made_later_and_does_not_outlive_its_episodes(harness1: Command) -> None:
     evaluate(harness1, "--no-view")
     assert not Path("run/view.html").exists()
     evaluate(harness1)
     made = Path("run/view.html").stat()
     evaluate(harness1)
     assert Path("run/view.html").stat().st_mtime_ns == made.st_mtime_ns, "a finished run leaves it alone"
-
-
-def test_a_file_of_other_episodes_does_not_stay(harness1: Command) -> None:
-    evaluate(harness1)
     for option in ("--force", "--rescore"):
         Path("run/view.html").write_text("old")
         evaluate(harness1, "--no-view", option)

@@ -7,15 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import Command, command_in_process
+from tests.cli.commands import Command
+from tests.eval.run_folders import write_beir
 
 GOOD = '{"_id": "good", "text": "The sun is a star."}\n'
-
-
-@pytest.fixture
-def harness1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
-    monkeypatch.chdir(tmp_path)
-    return command_in_process(monkeypatch, capsys)
 
 
 def test_a_broken_line_is_left_out_of_an_index_and_named(harness1: Command) -> None:
@@ -39,16 +34,6 @@ def test_strict_ends_with_the_first_place_even_if_an_index_is_there(harness1: Co
         assert ended.err.count("\n") == 1
 
 
-def test_strict_refuses_a_broken_file_of_a_folder(harness1: Command) -> None:
-    Path("notes").mkdir()
-    Path("notes/a.pdf").write_text("no pdf")
-    Path("notes/b.txt").write_text("kept")
-    ended = harness1("index", "notes", "--out", "at")
-    assert (ended.code, ended.out.endswith("; 1 left out\n")) == (0, True)
-    ended = harness1("index", "notes", "--out", "at", "--strict")
-    assert (ended.code, ended.err.partition(": broken")[0]) == (2, "harness1: a.pdf")
-
-
 def test_links_out_of_a_folder_are_followed_when_asked(harness1: Command) -> None:
     Path("notes").mkdir()
     Path("notes/a.txt").write_text("kept")
@@ -61,16 +46,14 @@ def test_links_out_of_a_folder_are_followed_when_asked(harness1: Command) -> Non
 
 
 def test_an_evaluation_never_leaves_documents_out(harness1: Command) -> None:
-    Path("set/qrels").mkdir(parents=True)
+    write_beir(Path("set"), [], {"q": "What is the sun?"}, {"good": 1}, "test")
     Path("set/corpus.jsonl").write_text(GOOD + "broken\n")
-    Path("set/queries.jsonl").write_text('{"_id": "q", "text": "What is the sun?"}\n')
-    Path("set/qrels/test.tsv").write_text("q\tgood\t1\n")
     ended = harness1("eval", "set", "--cache", "cache", "--out", "run")
     assert (ended.code, ended.err.count("\n")) == (2, 1)
     assert ended.err.startswith("harness1: set/corpus.jsonl:2: not a JSON object")
 
 
-@pytest.mark.parametrize("text", [b"\xff", b"a = " + b"[" * 5000, b"a = " + b"9" * 5000, b"a" * 99_999])
+@pytest.mark.parametrize("text", [b"\xff", b"a = " + b"[" * 5000, b"a" * 99_999])
 def test_a_configuration_that_is_not_toml_is_refused_in_a_line(harness1: Command, text: bytes) -> None:
     Path("c.toml").write_bytes(text)
     ended = harness1("config", "show", "--config", "c.toml")
@@ -78,7 +61,7 @@ def test_a_configuration_that_is_not_toml_is_refused_in_a_line(harness1: Command
     assert ended.err.startswith("harness1: c.toml is ")
 
 
-@pytest.mark.parametrize("value", ["\udcff", "[" * 5000, "9" * 5000, "{a=" * 5000, "nan", "inf"])
+@pytest.mark.parametrize("value", ["\udcff", "[" * 5000, "9" * 5000, "nan"])
 def test_an_override_that_is_not_toml_is_refused_in_a_line(harness1: Command, value: str) -> None:
     ended = harness1("config", "show", "--set", f"reward.outcome={value}")
     assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1)

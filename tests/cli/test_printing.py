@@ -8,6 +8,7 @@ import json
 import re
 import unicodedata
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,16 +18,17 @@ from rich.progress import Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from harness1.cli.evaluate import print_answers
 from harness1.cli.printing import print_json, program, put, say
 from harness1.cli.progress import Terminal
-from harness1.cli.search import Watcher, show_result
+from harness1.cli.search import AGAIN, Watcher, show_result
 from harness1.episodes.rollout import rollout
 from harness1.plain import printable
 from harness1.policy.policy import Decision
 from harness1.policy.scripted import RuleSession
 from harness1.records import Task, ToolCall
-from tests.cli.commands import command_in_process
-from tests.support import Script, chunk, curate, make_env, run, search
+from tests.cli.commands import Command
+from tests.support import END, Script, chunk, curate, make_env, run, search
 
 PACKAGE = Path(__file__).parent.parent.parent / "harness1"
 OUTPUT = {PACKAGE / "cli" / "printing.py", PACKAGE / "cli" / "terminal.py"}
@@ -69,15 +71,8 @@ def test_all_output_goes_through_one_place(path: Path) -> None:
 
 
 def test_the_search_for_writers_finds_them(tmp_path: Path) -> None:
-    for line in (
-        "print(1)",
-        "from rich import print",
-        "Console()",
-        "sys.stdout.write('a')",
-        "Text.from_markup('a')",
-        "Progress()",
-        "console.print('a', markup=True)",
-    ):
+    lines = "print(1)|from rich import print|Console()|sys.stdout.write('a')|Text.from_markup('a')|Progress()"
+    for line in f"{lines}|console.print('a', markup=True)".split("|"):
         (tmp_path / "a.py").write_text(line)
         assert writers_in(tmp_path / "a.py"), line
 
@@ -110,11 +105,13 @@ def test_lines_and_json_hold_no_acting_characters(capsys: pytest.CaptureFixture[
     assert json.loads(out.splitlines()[1]) == {"title": text, text: 1}
     assert "[/x] [red]a[/]" in out
     assert "[/x] [red]a[/]" in err
+    say("a\nharness1: forged")
+    assert capsys.readouterr().err == "harness1: a\\u000aharness1: forged\n"
 
 
-def terminal() -> tuple[Terminal, io.StringIO]:
-    """A terminal with colours that keeps what is written to it."""
-    made, file = Terminal(width=400), io.StringIO()
+def terminal(width: int = 400) -> tuple[Terminal, io.StringIO]:
+    """A terminal that keeps what is written to it."""
+    made, file = Terminal(width=width), io.StringIO()
     made.file = file
     return made, file
 
@@ -157,40 +154,15 @@ def test_a_live_episode_shows_hostile_text_and_goes_on() -> None:
     assert "end_search" in file.getvalue()
 
 
-def test_an_argument_that_is_not_utf8_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    command = command_in_process(monkeypatch, capsys)
-    for arguments in (
-        ("search", "\udcff", "--index", str(tmp_path)),
-        ("view", "a", "--out", f"{tmp_path}/\udcff.html"),
-    ):
-        ended = command(*arguments)
-        assert (ended.code, ended.err.count("\n")) == (2, 1)
-        assert "\\udcff" in ended.err
-        assert "is not UTF-8" in ended.err
+def test_an_argument_that_is_not_utf8_is_refused(harness1: Command) -> None:
+    ended = harness1("view", "a", "--out", "\udcff.html")
+    assert (ended.code, ended.err) == (2, "harness1: the argument \\udcff.html is not UTF-8\n")
 
 
-def test_a_message_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    say("a\nharness1: forged")
-    assert capsys.readouterr().err == "harness1: a\\u000aharness1: forged\n"
-
-
-def test_errors_of_wrong_use_hold_no_acting_characters(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = command_in_process(monkeypatch, capsys)
-    for words in (
-        (HOSTILE,),
-        ("eval", HOSTILE),
-        ("replay", HOSTILE, HOSTILE),
-        ("view", "--" + HOSTILE),
-        ("config", HOSTILE),
-    ):
-        arguments = [word.replace("\0", "").replace("\ud800", "") for word in words]
-        ended = command(*arguments)
-        assert ended.code == 2
-        assert not acting(ended.out + ended.err), words
+def test_errors_of_wrong_use_hold_no_acting_characters(harness1: Command) -> None:
+    for words in ((HOSTILE,), ("eval", HOSTILE), ("replay", HOSTILE, HOSTILE), ("view", f"--{HOSTILE}")):
+        ended = harness1(*(word.replace("\0", "").replace("\ud800", "") for word in words))
+        assert (ended.code, acting(ended.out + ended.err)) == (2, set()), words
         assert "red" in ended.err
 
 
@@ -224,3 +196,61 @@ def test_the_program_is_named_as_the_shell_finds_it(monkeypatch: pytest.MonkeyPa
     assert program() == "harness1"
     monkeypatch.setattr("sys.argv", [str(PACKAGE / "__main__.py")])
     assert program() == "harness1"
+
+
+def summary(run: str, model: str) -> dict[str, Any]:
+    none = {"mean": None, "low": None, "high": None}
+    row = {"exact_match": {"mean": 0.25, "low": 0.125, "high": 0.5}, "f1": none, "judge": none}
+    row |= {"tasks": 4, "documents": 3.0, "empty": 0, "cut": 2, "unparseable": 0, "left_out": 0}
+    pair = {"a": "curated", "b": "closed", "metric": "exact_match", "p": 0.5, "p_holm": 1.0}
+    counts = dict.fromkeys(("missing", "missing_verdicts", "without_answers", "broken_episodes"), 0)
+    return {
+        "answerer": {"model": model},
+        "run": run,
+        "conditions": {"curated": row},
+        "pairs": [pair | {"difference": {"mean": 0.125, "low": -0.25, "high": 0.5}}],
+        "tasks": 4,
+        **counts,
+    }
+
+
+def test_differences_have_a_sign_and_names_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    print_answers(summary("runs/n[/x]:tea:", "openai:m[b]@http://h/v1"), Path("out[/x]:tea:"))
+    shown = capsys.readouterr().out
+    assert shown.startswith("openai:m[b]@http://h/v1 on runs/n[/x]:tea:\n")
+    assert all(said in shown for said in (" 0.125 to 0.500 ", " +0.125 ", " -0.250 to +0.500 "))
+    assert "4 tasks; 2 answers cut off. Everything is in out[/x]:tea:." in shown
+
+
+def test_brackets_in_a_path_are_no_markup(harness1: Command) -> None:
+    ended = harness1("eval", "world:40", "--limit", "2", "--cache", "cache", "--out", "a[/x]b")
+    assert (ended.code, "(x]b)" in ended.err, "Everything is in a[/x]b." in ended.out) == (0, True, True)
+    index = next(Path("cache").iterdir())
+    ended = harness1("search", "Which river?", "--index", str(index), "--out", "a[red]b/search")
+    assert (ended.code, "recorded in a[red]b/search" in ended.out) == (0, True)
+
+
+def test_a_cache_that_cannot_be_written_is_one_line(harness1: Command) -> None:
+    # A file where a folder should be: unlike permissions, it stops root too.
+    Path("cache").write_text("")
+    ended = harness1("eval", "world:40", "--cache", "cache", "--out", "run")
+    assert (ended.code, "cache" in ended.err, ended.err.count("\n")) == (2, True, 1)
+
+
+LONG = "Which of the " + "extraordinarily " * 30 + "old castles stands on the river?"
+
+
+def shown(*actions: ToolCall) -> str:
+    console, file = terminal(2000)
+    chunks = [chunk(f"d{at}", f"A castle on the river {at}.", f"Castle {at}") for at in range(30)]
+    env = make_env(None, chunks)
+    run(rollout(env, Script(*actions), Task("t", "Which castle?", "test"), on_step=Watcher(env, console)))
+    return file.getvalue()
+
+
+def test_a_long_query_is_cut_between_words_and_a_repeated_call_is_not_repeated() -> None:
+    actions = (search(LONG), search("castle river"), search("castle river"), search("castle"), END)
+    turns = [line.split(" ", 3)[3] for line in shown(*actions).splitlines() if line.startswith("turn")]
+    assert turns[0].endswith(" extraordinarily ...")
+    assert len(turns[0]) < len(LONG)
+    assert turns[1:4] == ["castle river", AGAIN, "castle"]

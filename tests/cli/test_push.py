@@ -19,7 +19,7 @@ from harness1.runs.files import Stage
 from harness1.runs.journal import read_episodes
 from harness1.sft.data_card import write_card
 from tests.adapters.fake_hub import FakeHub, fake_hub
-from tests.cli.commands import Command, command_in_process
+from tests.cli.commands import Command
 from tests.data.benchmarks import official
 from tests.sft.test_data_card import CARD_OF_THREE
 
@@ -27,11 +27,9 @@ TOKEN = "hf_ofNobodyAtAll"
 TRAINED = Path("harness1/policies/trained").resolve()
 
 
-@pytest.fixture
-def harness1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(autouse=True)
+def _token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    return command_in_process(monkeypatch, capsys)
 
 
 @pytest.fixture
@@ -59,23 +57,24 @@ def refused(harness1: Command, folder: Path, *more: str, to: str = "me/it") -> s
     return ended.err
 
 
-def test_a_run_arrives_whole_and_private(harness1: Command, hub: FakeHub, run: Path) -> None:
+def test_a_run_arrives_whole_and_private_without_what_is_no_part_of_it(
+    harness1: Command, hub: FakeHub, run: Path
+) -> None:
+    foreign = {".stage.json.123", ".lock", ".mine.json", "notes.txt", "id_rsa", ".env"}
+    for name in foreign:
+        (run / name).write_text("x")
+    Path("elsewhere.json").write_text("{}")
+    (run / "link.json").symlink_to(Path("elsewhere.json").resolve())
+    dry = harness1("push", "run", "--to", "me/it", "--endpoint", hub.address, "--dry-run")
+    assert all(told in dry.out for told in ("  episodes.jsonl\n", "stays  notes.txt", "for me/it, private; not sent"))
+    assert (dry.code, hub.tokens) == (0, set())
     found = sent(harness1, hub, run)
     files = hub.files["datasets/me/it"]
     assert {"episodes.jsonl", "stage.json", "metrics.json", "view.html", "curated.trec"} <= files.keys()
     assert files == {name: (run / name).read_bytes() for name in found["files"]}
+    assert {*foreign, "link.json"} <= set(found["left"]) - files.keys()
     assert (hub.private, hub.tokens) == ({"datasets/me/it": True}, {f"Bearer {TOKEN}"})
     assert (found["url"], found["commit"]) == (f"{hub.address}/datasets/me/it", "c0ffee")
-
-
-def test_locks_temporary_and_foreign_files_stay(harness1: Command, hub: FakeHub, run: Path) -> None:
-    for name in (".stage.json.123", ".lock", ".mine.json", "notes.txt", "id_rsa", ".env"):
-        (run / name).write_text("x")
-    Path("elsewhere.json").write_text("{}")
-    (run / "link.json").symlink_to(Path("elsewhere.json").resolve())
-    found = sent(harness1, hub, run)
-    assert {".stage.json.123", ".lock", ".mine.json", "notes.txt", "id_rsa", ".env", "link.json"} <= set(found["left"])
-    assert not set(found["left"]) & hub.files["datasets/me/it"].keys()
 
 
 def test_a_dataset_and_a_policy_go_to_their_kind_of_repository(harness1: Command, hub: FakeHub) -> None:
@@ -85,16 +84,6 @@ def test_a_dataset_and_a_policy_go_to_their_kind_of_repository(harness1: Command
     shutil.copytree(TRAINED, "policy")
     sent(harness1, hub, Path("policy"))
     assert {"adapter_model.safetensors", "checkpoint.json", "README.md"} <= hub.files["models/me/it"].keys()
-
-
-def test_a_dry_run_says_what_would_be_sent_and_asks_no_hub(harness1: Command, hub: FakeHub, run: Path) -> None:
-    (run / "notes.txt").write_text("x")
-    ended = harness1("push", "run", "--to", "me/it", "--endpoint", hub.address, "--dry-run")
-    assert ended.code == 0
-    assert "  episodes.jsonl\n" in ended.out
-    assert "stays  notes.txt" in ended.out
-    assert "for me/it, private; not sent" in ended.out
-    assert not hub.tokens
 
 
 def test_only_public_makes_or_feeds_a_public_repository(harness1: Command, hub: FakeHub, run: Path) -> None:
@@ -140,16 +129,6 @@ def test_recorded_episodes_go_by_the_dataset_of_their_tasks(harness1: Command, h
         record("secret", "world:60", *episodes)
 
 
-def test_questions_that_somebody_asked_stay_unless_the_sender_owns_them(
-    harness1: Command, hub: FakeHub, run: Path
-) -> None:
-    assert harness1("index", "world:60", "--out", "index").code == 0
-    assert harness1("search", "Who founded it?", "--index", "index", "--out", "found").code == 0
-    assert "names no dataset" in refused(harness1, Path("found"))
-    sent(harness1, hub, Path("found"), "--own-questions")
-    assert "episodes.jsonl" in hub.files["datasets/me/it"]
-
-
 def test_rows_and_policies_go_unless_their_data_card_names_what_is_secret(harness1: Command, hub: FakeHub) -> None:
     def made_from(dataset: str) -> None:
         runs = tuple(msgspec.structs.replace(each, dataset=dataset) for each in CARD_OF_THREE.runs)
@@ -176,9 +155,6 @@ def test_unfinished_and_foreign_folders_are_refused(harness1: Command, run: Path
     assert "other is no run, no dataset" in refused(harness1, Path("other"))
     assert "no such folder" in refused(harness1, Path("absent"))
     assert "OWNER/NAME" in refused(harness1, run, to="alone")
-
-
-def test_a_policy_needs_a_model_card_and_its_weights(harness1: Command) -> None:
     shutil.copytree(TRAINED, "policy")
     Path("policy/README.md").unlink()
     assert "has no README.md" in refused(harness1, Path("policy"))

@@ -10,20 +10,12 @@ from harness1.runs.files import read_stage
 from harness1.runs.journal import read_episodes
 from harness1.sft.collect import tasks_of_runs
 from harness1.viewer.run_page import RunSource, score_episode
-from tests.cli.commands import Command, command_in_process
+from tests.cli.commands import Command
 from tests.sft.test_fine_tuning import SHORT, WORLD, save_student
 
 RL = "rl/small"
 FEW = ("rl.groups=2", "rl.samples=2", "rl.batches=2", "train.watch.tasks=2", "policy.format_retries=0")
 OPTIONS = ["--config", RL, *(word for setting in (*SHORT, *FEW) for word in ("--set", setting))]
-
-
-@pytest.fixture
-def harness1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], home: Path) -> Command:
-    """The command in this process, in the working folder of the tests."""
-    monkeypatch.chdir(home)
-    monkeypatch.setenv("COLUMNS", "200")
-    return command_in_process(monkeypatch, capsys)
 
 
 @pytest.fixture(scope="module")
@@ -44,30 +36,22 @@ def train(*options: str, data: str = WORLD, model: str = "hf:model", out: str = 
         (["rl", "train", "--config", RL, "--model", "hf:model", "--out", "out"], "give either --data or --pivots"),
         (train(data="nowhere"), "nowhere"),
         (train(model="openai:gpt@http://localhost:1"), "gives no token ids"),
-        (train(model="hf:nothing"), "nothing"),
         (train(out="."), "is inside --out"),
         (train("--split", "test"), "is for testing"),
         (train("--set", "policy.temperature=0.5"), "policy.temperature=1"),
-        (train("--set", "policy.constrained=true"), "policy.constrained=false"),
         (train("--set", "train.watch.metric=nll"), "train.watch.metric"),
         (train("--index", "a", "--index", "b"), "2 of --index for 1 of --data"),
         (train("--admission", "model"), "model"),
         (train("--against", f"{WORLD}:train"), "0 of 60 tasks are taken"),
         (train("--exclude", "model"), "no card there says"),
-        (train("--against", WORLD, "--set", "data.leaks=keep"), "data.leaks=keep turns off"),
         (train("--pivots", "model"), "give either --data or --pivots"),
         (train("--set", "machine.fleet.workers=2", model="vllm:model@http://localhost:1"), "not a server"),
         (train("--set", "machine.model.sleep=true"), "machine.model.sleep is for vllm"),
-        (train("--set", "rl.substeps=3"), "rl.substeps"),
-        (train("--set", "rl.ratio_min=6"), "rl.ratio"),
     ],
 )
 def test_what_cannot_be_is_said_in_one_line(harness1: Command, arguments: list[str], complaint: str) -> None:
     ended = harness1(*arguments)
-    assert ended.code == 2
-    assert complaint in ended.err
-    assert "Traceback" not in ended.err
-    assert len(ended.err.strip().splitlines()) <= 2
+    assert (ended.code, complaint in ended.err, ended.err.count("\n") <= 2) == (2, True, True), ended.err
 
 
 def test_a_policy_that_never_acts_has_nothing_to_learn_from(harness1: Command, home: Path) -> None:
@@ -85,10 +69,9 @@ def test_a_policy_that_never_acts_has_nothing_to_learn_from(harness1: Command, h
     assert {task for _, task in tasks_of_runs([home / "hopeless" / "episodes"])} - learned <= {"dev-00000", "dev-00001"}
     assert {str(episode.status) for episode in played} == {"policy_error"}
     assert list((home / "hopeless" / "tensorboard").iterdir())
-    replayed = harness1("replay", "hopeless/episodes", "--json")
-    assert replayed.code == 0, replayed.err
+    assert harness1("replay", "hopeless/episodes", "--json").code == 0
     viewed = harness1("view", "hopeless/episodes", "--out", "view.html")
-    assert viewed.code == 0, viewed.err
+    assert (viewed.code, "episodes, " in viewed.out) == (0, True), viewed.err
     source = RunSource.open(home / "hopeless" / "episodes")
     assert source.notes == []
     assert all(score_episode(episode, source.gold_of(episode.task), source.config)[0] for episode in played)
@@ -98,17 +81,13 @@ def test_no_batch_is_begun_when_the_time_is_up_and_nothing_untrained_is_a_checkp
     harness1: Command, home: Path
 ) -> None:
     ended = harness1(*train("--minutes", "0", out="late"))
-    assert ended.code == 2
-    assert "the time was up before the first batch" in ended.err
-    stage = read_stage(home / "late")
-    assert stage.status != "finished"
+    assert (ended.code, "the time was up before the first batch" in ended.err) == (2, True)
+    assert read_stage(home / "late").status != "finished"
 
 
 def test_a_folder_of_something_else_is_left_alone(harness1: Command, home: Path) -> None:
     (home / "mine").mkdir()
     (home / "mine" / "notes.txt").write_text("mine")
-    for more in ([], ["--force"]):
-        ended = harness1(*train(*more, out="mine"))
-        assert ended.code == 2
-        assert "not empty" in ended.err
+    ended = harness1(*train("--force", out="mine"))
+    assert (ended.code, "not empty" in ended.err) == (2, True)
     assert (home / "mine" / "notes.txt").read_text() == "mine"

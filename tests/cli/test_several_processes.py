@@ -67,9 +67,7 @@ def test_two_processes_fine_tune_as_one_does_and_print_one_object(home: Path) ->
 
 def test_a_refusal_is_said_once(home: Path) -> None:
     code, out, err = run(home, *train("shared"), "--set", "train.rate=1", "--out", "rows")
-    assert code != 0
-    assert out == ""
-    assert err.count("rows is an input, and is inside --out") == 1
+    assert (code != 0, out, err.count("rows is an input, and is inside --out")) == (True, "", 1)
 
 
 def test_an_interrupt_ends_all_processes_and_one_alone_goes_on(home: Path) -> None:

@@ -34,8 +34,7 @@ def search(
     return subprocess.Popen(command, stdout=stdout, stderr=stderr, env=environment)
 
 
-@pytest.mark.parametrize("more", [(), ("--json",)])
-@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize(("more", "both"), [((), True), (("--json",), False)])
 def test_an_episode_is_recorded_even_if_nobody_reads_its_steps(
     index: Path, tmp_path: Path, more: tuple[str, ...], both: bool
 ) -> None:

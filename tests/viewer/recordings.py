@@ -25,32 +25,18 @@ def write_recording(folder: Path, model: Path, chat: ChatFormat, form: str = "")
     """Two sessions: two calls that are one conversation and a failed one, and a chat without tokens."""
     ids = chat.tokenizer.encode
     prompt, output = ids(FIRST), ids("A poet's daughter.")
-    call = RecordedCall(
-        call_id="a",
-        session_id="talk",
-        dialect="openai",
-        t_arrived=10.0,
-        t_start=10.5,
-        t_end=12.0,
-        status=200,
-        prompt_ids=tuple(prompt),
-        output_ids=tuple(output),
-        output_logprobs=tuple(-0.5 for _ in output),
-        sampling=Sampling(),
-        actions=(ToolCall("look", {"at": "her"}),),
-        finish_reason="stop",
-    )
+    made = {"status": 200, "finish_reason": "stop", "sampling": Sampling(), "dialect": "openai", "session_id": "talk"}
+    times = {"t_arrived": 10.0, "t_start": 10.5, "t_end": 12.0}
+    logprobs = tuple(-0.5 for _ in output)
+    spoken = {"output_ids": tuple(output), "output_logprobs": logprobs, "actions": (ToolCall("look", {"at": "her"}),)}
+    call = RecordedCall(call_id="a", prompt_ids=tuple(prompt), **made, **times, **spoken)
     longer = (*prompt, *output, *ids(SECOND))
     later = msgspec.structs.replace(call, call_id="b", prompt_ids=longer, t_arrived=20.0, t_start=20.0, t_end=21.0)
     said = {"messages": [{"role": "user", "content": FIRST}]}
-    reply = {"role": "assistant", "content": "A countess."}
     bare = {"prompt_ids": (), "output_ids": (), "output_logprobs": None, "actions": ()}
-    plain = msgspec.structs.replace(
-        call, call_id="c", session_id="chat", t_arrived=15.0, request=said, reply=reply, **bare
-    )
-    failed = msgspec.structs.replace(
-        call, call_id="d", t_arrived=30.0, t_start=0.0, status=502, error="gone", **bare | {"prompt_ids": ()}
-    )
+    plain = msgspec.structs.replace(call, call_id="c", session_id="chat", t_arrived=15.0, request=said, **bare)
+    plain = msgspec.structs.replace(plain, reply={"role": "assistant", "content": "A countess."})
+    failed = msgspec.structs.replace(call, call_id="d", t_arrived=30.0, t_start=0.0, status=502, error="gone", **bare)
     inputs = {"upstream": f"hf:{model}", "format": form or chat.hash, "policy": {"format": "hermes"}}
     with recording(folder, inputs) as recorder:
         for each in (later, plain, call, failed):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -56,14 +58,17 @@ def pieces(view: EpisodeView, data: Viewed, turn: Viewed) -> list[tuple[str, str
     return [(key.partition("#")[0], role, text) for (key, role, _, _), text in zip(rows, texts, strict=True)]
 
 
-@pytest.mark.parametrize("order", ["paper", "stable_first", "epoch"])
-def test_the_exact_context_is_what_the_policy_saw(order: str) -> None:
+@pytest.mark.parametrize(
+    ("order", "actions"), [("paper", ()), ("stable_first", ()), ("epoch", ()), ("paper", (search("Ada"), "no call"))]
+)
+def test_the_exact_context_is_what_the_policy_saw(order: str, actions: tuple[Any, ...]) -> None:
     rendering = msgspec.structs.replace(Env().rendering, order=order)
     env = msgspec.structs.replace(Env(), rendering=rendering)
-    spy = Spy(script())
+    spy = Spy(script(*actions))
     view, data = viewed(played(spy, env), env)
     assert view.problem is None
-    assert len(data["turns"]) == len(spy.seen) == 7
+    assert len(data["turns"]) == len(spy.seen) == (len(actions) or 7)
+    assert data["turns"][-1]["parse_error"] == ("no call" if actions else None)
     for turn, context in zip(data["turns"], spy.seen, strict=True):
         assert pieces(view, data, turn) == [
             (piece.key.partition("#")[0], piece.role, piece.text) for piece in context.pieces
@@ -126,13 +131,6 @@ def test_searches_tell_where_their_names_come_from() -> None:
     assert ("ada", "Lord Byron", "byron") in links
 
 
-def test_an_output_that_was_not_understood_is_shown_with_the_context_before_it() -> None:
-    spy = Spy(script(search("Ada Lovelace"), "no call"))
-    view, data = viewed(played(spy))
-    assert data["turns"][1]["parse_error"] == "no call"
-    assert pieces(view, data, data["turns"][1])[-1][2] == spy.seen[1].pieces[-1].text
-
-
 def test_prompts_are_decoded_as_they_were_sent() -> None:
     chat = chat_format("hermes", "qwen")
     spoken = StudentFormatPolicy(script(search(f"Lord Byron {HOSTILE}"), END), chat)
@@ -157,13 +155,9 @@ def test_a_record_of_another_environment_is_shown_without_its_contexts() -> None
     assert "another environment" in view.problem
     assert [turn["context"] for turn in data["turns"]] == [None] * 7
     assert data["turns"][0]["observation"]["hits"]
-
-
-def test_a_record_that_was_edited_says_where_it_differs() -> None:
-    episode = played(script())
     turns = (episode.turns[0], msgspec.structs.replace(episode.turns[1], memory_hash="0" * 64), *episode.turns[2:])
     view, _ = viewed(msgspec.structs.replace(episode, turns=turns))
-    assert view.problem.startswith("turn 2: memory hash")
+    assert view.problem.startswith("turn 2: memory hash"), "an edited one says where it differs"
 
 
 ADA = Passage(

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -58,7 +59,11 @@ def names(found: dict[str, Any]) -> list[tuple[int, str]]:
     return [(at, row.task) for at, row in found["rows"]]
 
 
-def test_a_page_is_told_of_each_new_episode_once(tmp_path: Path, whole: Path) -> None:
+def test_a_page_is_told_of_each_new_episode_once_and_only_what_was_appended_is_read(
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Mock(side_effect=read_appended)
+    monkeypatch.setattr("harness1.viewer.live.read_appended", read)
     watched = Watched([tmp_path / "run"])
     first = after(watched)
     assert (first["waiting"], first["rows"], first["runs"]) == ([str(tmp_path / "run")], [], [])
@@ -69,32 +74,16 @@ def test_a_page_is_told_of_each_new_episode_once(tmp_path: Path, whole: Path) ->
     third = after(watched, second)
     assert names(third) == [(0, "task-0")]
     assert third["rows"][0][1].recall == pytest.approx(2 / 3, abs=1e-3)
+    size = (tmp_path / "run" / EPISODES).stat().st_size
     write_episodes(tmp_path / "run", [two, three])
     fourth = after(watched, third)
     assert names(fourth) == [(1, "task-1"), (2, "task-2")]
+    assert [call.args[1] for call in read.call_args_list] == [0, 0, size]
     assert names(after(watched, fourth)) == []
     assert names(after(watched)) == [(0, "task-0"), (1, "task-1"), (2, "task-2")], "another page gets all"
 
 
-def test_only_what_was_appended_is_read(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, two, _ = begin(tmp_path / "run", whole)
-    write_episodes(tmp_path / "run", [one])
-    starts: list[int] = []
-
-    def counted(folder: Path, start: int, most: int) -> Any:
-        starts.append(start)
-        return read_appended(folder, start, most)
-
-    monkeypatch.setattr("harness1.viewer.live.read_appended", counted)
-    watched = Watched([tmp_path / "run"])
-    found = after(watched)
-    size = (tmp_path / "run" / EPISODES).stat().st_size
-    write_episodes(tmp_path / "run", [two])
-    after(watched, found)
-    assert starts == [0, size]
-
-
-def test_a_line_that_is_being_written_is_left_for_later(tmp_path: Path, whole: Path) -> None:
+def test_a_line_that_is_being_written_is_left_for_later_and_an_edited_one_is_told(tmp_path: Path, whole: Path) -> None:
     one, two, _ = begin(tmp_path / "run", whole)
     write_episodes(tmp_path / "run", [one, two])
     path = tmp_path / "run" / EPISODES
@@ -106,16 +95,19 @@ def test_a_line_that_is_being_written_is_left_for_later(tmp_path: Path, whole: P
     path.write_bytes(lines)
     assert names(after(watched, found)) == [(1, "task-1")]
     assert found["problems"] == []
+    first, second = lines.splitlines(keepends=True)
+    path.write_bytes(first + second.replace(b"Lovelace", b"Loveless", 1))
+    edited = after(Watched([tmp_path / "run"]))
+    assert (names(edited), "was changed" in edited["problems"][0]) == ([(0, "task-0")], True)
 
 
-def test_an_episode_played_again_takes_the_place_of_the_first(tmp_path: Path, whole: Path) -> None:
-    (one, *_), watched, found = watch(tmp_path / "run", whole, 1)
+def test_an_episode_played_again_takes_its_place_and_a_run_begun_again_is_another_life(
+    tmp_path: Path, whole: Path
+) -> None:
+    (one, two, _), watched, found = watch(tmp_path / "run", whole, 2)
     write_episodes(tmp_path / "run", [one])
-    assert names(after(watched, found)) == [(0, "task-0")]
-
-
-def test_a_run_begun_again_is_another_life(tmp_path: Path, whole: Path) -> None:
-    (_, two, _), watched, found = watch(tmp_path / "run", whole, 2)
+    found = after(watched, found)
+    assert names(found) == [(0, "task-0")]
     (tmp_path / "run" / EPISODES).unlink()
     write_episodes(tmp_path / "run", [two])
     again = after(watched, found)
@@ -142,17 +134,6 @@ def test_the_data_of_an_episode_is_made_on_request_and_brings_what_it_needs(
     assert [watched.data(name) for name in ("e2", "e", "r1", "x0", "e1/..", "e²", "t0", "s0", "e" + "9" * 5000)] == [
         None
     ] * 9
-
-
-def test_an_edited_line_is_told_and_not_shown(tmp_path: Path, whole: Path) -> None:
-    one, two, _ = begin(tmp_path / "run", whole)
-    write_episodes(tmp_path / "run", [one, two])
-    path = tmp_path / "run" / EPISODES
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(lines[0] + lines[1].replace(b"Lovelace", b"Loveless", 1))
-    found = after(Watched([tmp_path / "run"]))
-    assert names(found) == [(0, "task-0")]
-    assert "was changed" in found["problems"][0]
 
 
 def test_curves_of_trainings_and_sessions_of_proxies_grow(tmp_path: Path) -> None:
@@ -185,11 +166,9 @@ def test_the_episodes_of_a_training_are_followed_with_it(tmp_path: Path, whole: 
 def test_a_folder_of_something_else_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "rows").mkdir()
-    (tmp_path / "rows" / "stage.json").write_text('{"verb": "sft build", "inputs": {}}')
-    ended = command_in_process(monkeypatch, capsys)("view", "--serve", str(tmp_path / "rows"))
-    assert ended.code == 2
-    assert "is not a run folder" in ended.err
+    (tmp_path / "stage.json").write_text('{"verb": "sft build", "inputs": {}}')
+    ended = command_in_process(monkeypatch, capsys)("view", "--serve", str(tmp_path))
+    assert (ended.code, "is not a run folder" in ended.err) == (2, True)
 
 
 @contextmanager

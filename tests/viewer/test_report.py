@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +47,11 @@ def run(tmp_path: Path) -> Path:
     return run_folder(tmp_path / "run", dataset(tmp_path / "data", QUERIES), EPISODES_BY_HAND)
 
 
-def test_the_page_tells_results_ends_and_tasks(run: Path) -> None:
-    said = text(page(run))
+def test_the_page_tells_results_ends_and_tasks_and_loads_and_runs_nothing(run: Path) -> None:
+    html = page(run)
+    assert "default-src 'none'; style-src 'unsafe-inline'\"" in html
+    assert not re.search(r"<script|<link|<img|<iframe|url\(|https?:|@import|\son\w+=", html)
+    said = text(html)
     assert "by-hand on data/test 4 tasks · 4 episodes, 1 for each · seed 0" in said
     assert "curated_recall 0.375" in said  # 1, 1/2, 0 and 0
     assert "turn_limit 1" in said
@@ -59,7 +60,7 @@ def test_the_page_tells_results_ends_and_tasks(run: Path) -> None:
     worst, best = said.index("Worst"), said.index("Best")
     assert worst < said.index("Question 4?") < said.index("Question 3?") < best
     assert best < said.index("Question 1?") < said.index("Question 2?")
-    assert 'href="view.html#0/t4-0"' in page(run)
+    assert 'href="view.html#0/t4-0"' in html
 
 
 def test_a_query_full_of_markup_is_inert(tmp_path: Path) -> None:
@@ -67,20 +68,13 @@ def test_a_query_full_of_markup_is_inert(tmp_path: Path) -> None:
     data = dataset(tmp_path / "data", {"<b>t1</b>": bad})
     made = msgspec.structs.replace(episode("<b>t1</b>", "a"), episode_id='"><script>')
     html = page(run_folder(tmp_path / "run", data, [made], policy="<i>p</i>"))
-    assert "<script" not in html
-    assert "<img" not in html
     assert "<b>t1" not in html
     assert "<i>p" not in html
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
     assert "\u202e" not in html
     assert 'href="view.html#0/%22%3E%3Cscript%3E"' in html
     assert html.count("</table>") == html.count("<table")
-
-
-def test_the_page_loads_and_runs_nothing(run: Path) -> None:
-    html = page(run)
-    assert "default-src 'none'; style-src 'unsafe-inline'\"" in html
-    assert not re.search(r"<script|<link|<img|<iframe|url\(|https?:|@import|\son\w+=", html)
+    assert not re.search(r"<script|<link|<img|<iframe", html)
 
 
 def test_all_but_clock_and_machine_is_the_same_for_the_same_episodes(tmp_path: Path, run: Path) -> None:
@@ -110,24 +104,18 @@ def test_all_but_clock_and_machine_is_the_same_for_the_same_episodes(tmp_path: P
     assert "seconds for each episode 2 (1.5 to 2.5) tokens.prompt 1200" in text(second)
 
 
-def test_files_that_are_not_there_are_not_told(run: Path) -> None:
-    for name in (TASKS, RESOURCES, PROVENANCE, EPISODES):
-        (run / name).unlink(missing_ok=True)
-    said = text(page(run))
-    assert "curated_recall 0.375" in said
-    assert "Worst" not in said
-
-
 def test_without_its_dataset_a_run_is_told_without_its_tasks(run: Path) -> None:
     kept = list(open_source(str(run.parent / "data")).tasks("test"))
     before = page(run)
     (run.parent / "data").rename(run.parent / "moved")
     said = text(page(run))
-    assert "curated_recall 0.375" in said
-    assert "No tasks are shown" in said
-    assert "Worst" not in said
+    assert [each in said for each in ("curated_recall 0.375", "No tasks are shown", "Worst")] == [True, True, False]
     write_report(run, kept)  # who has the tasks needs no dataset
     assert (run / "report.html").read_text() == before
+    for name in (TASKS, RESOURCES, PROVENANCE, EPISODES):
+        (run / name).unlink(missing_ok=True)
+    said = text(page(run))
+    assert ("curated_recall 0.375" in said, "Worst" in said) == (True, False)
 
 
 def test_without_metrics_or_a_card_there_is_no_report(tmp_path: Path, run: Path) -> None:
@@ -138,17 +126,11 @@ def test_without_metrics_or_a_card_there_is_no_report(tmp_path: Path, run: Path)
         write_report(tmp_path)
 
 
-def test_settings_beside_the_defaults_are_told(tmp_path: Path) -> None:
+def test_repeats_and_settings_beside_the_defaults_are_told(tmp_path: Path, run: Path) -> None:
     config = load_config(overrides=["env.max_turns=7", "env.dedup.on=false"])
-    data = dataset(tmp_path / "data", {"t1": "?"})
-    said = text(page(run_folder(tmp_path / "run", data, [episode("t1", "a")], config=config)))
-    assert "env.dedup.on false true env.max_turns 7 40" in said
-
-
-def test_repeats_are_told_where_tasks_were_repeated(tmp_path: Path, run: Path) -> None:
-    data = tmp_path / "data"
     repeated = [episode(task, found, sample=at) for task in QUERIES for at, found in enumerate(("ab", "x"))]
-    said = text(page(run_folder(tmp_path / "two", data, repeated, samples=2)))
+    said = text(page(run_folder(tmp_path / "two", tmp_path / "data", repeated, samples=2, config=config)))
+    assert "env.dedup.on false true env.max_turns 7 40" in said
     assert "Repeats" in said
     assert "curated_recall 0.000 0.707 2" in said  # every task has 1 and 0: all of the variance, 1/2, is within
     assert "Repeats" not in text(page(run))
@@ -192,12 +174,6 @@ def test_what_templates_trust_comes_from_the_package() -> None:
     trusted = [found for name in names for found in re.findall(r"\{\{([^}]*)\|\s*safe", source(name))]
     assert sorted(trusted) == [" asset(name)", " script"]
     assert not any("autoescape" in source(name) or "Markup" in source(name) for name in names)
-
-
-def test_jinja_is_loaded_by_the_first_page_alone() -> None:
-    code = "import sys, harness1, harness1.cli.main, harness1.viewer.report; print('jinja2' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False"]
 
 
 def component(name: str, *values: object) -> str:

@@ -61,11 +61,8 @@ def test_a_recipe_is_its_stages_with_their_gates_times_and_commands(tmp_path: Pa
     assert before["metrics"]["reward"] == 1.5
     assert list(rl["findings"]) == [msgspec.to_builtins(MISSED)]
     assert (before["expected"], after["expected"]) == (0.0, 40.0), "twice as slow as the recipe says"
-
-
-def test_a_stage_that_nobody_works_at_was_stopped(tmp_path: Path) -> None:
-    work = write_recipe(tmp_path / "work", rl=record("rl train", "running", began=time.time()))
-    assert recipe_card(work)["stages"][2]["status"] == "stopped"
+    work = write_recipe(tmp_path / "again", rl=record("rl train", "running", began=time.time()))
+    assert recipe_card(work)["stages"][2]["status"] == "stopped", "nobody works at it"
     with hold_folder(work):
         assert recipe_card(work)["stages"][2]["status"] == "running"
 
@@ -125,38 +122,21 @@ def test_a_session_holds_its_calls_in_order_and_what_each_added(tmp_path: Path) 
 
 def test_a_chat_without_tokens_shows_what_is_new_in_each_call(tmp_path: Path) -> None:
     messages: list[Any] = [{"role": "user", "content": FIRST}, "no message", None]
-    reply = {"role": "assistant", "content": "A countess."}
-    asked = {"role": "user", "content": SECOND}
-    call = RecordedCall(
-        call_id="a",
-        session_id="chat",
-        dialect="openai",
-        t_arrived=1.0,
-        status=200,
-        request={"messages": messages},
-        reply=reply,
-    )
-    more = {"messages": [*messages, reply, asked]}
-    later = msgspec.structs.replace(call, call_id="b", t_arrived=3.0, request=more)
+    reply, asked = {"role": "assistant", "content": "A countess."}, {"role": "user", "content": SECOND}
+    made = {"session_id": "chat", "dialect": "openai", "status": 200, "reply": reply}
     with recording(tmp_path / "agent", {}) as recorder:
-        for each in (call, later):
-            recorder.append(each)
+        for name, arrived, sent in (("a", 1.0, messages), ("b", 3.0, [*messages, reply, asked])):
+            recorder.append(RecordedCall(call_id=name, t_arrived=arrived, request={"messages": sent}, **made))
     ((first, second),) = (session["calls"] for session in read_sessions(tmp_path / "agent"))
     assert (first["earlier"], first["messages"]) == (0, messages)
     assert (second["earlier"], second["messages"]) == (4, [asked])
 
 
-def test_tokens_of_another_tokenizer_are_not_decoded(tmp_path: Path) -> None:
+def test_tokens_of_another_tokenizer_are_not_decoded_and_sessions_without_room_are_only_listed(tmp_path: Path) -> None:
     chat = save_student(tmp_path / "student")
     folder = write_recording(tmp_path / "agent", tmp_path / "student", chat, form="another")
     first = read_sessions(folder)[0]["calls"][0]
-    assert (first["prompt"], first["output"]) == (None, None)
-    assert first["output_tokens"] > 0
-
-
-def test_sessions_that_have_no_room_are_only_listed(tmp_path: Path) -> None:
-    chat = save_student(tmp_path / "student")
-    folder = write_recording(tmp_path / "agent", tmp_path / "student", chat)
+    assert (first["prompt"], first["output"], first["output_tokens"] > 0) == (None, None, True)
     whole = hold_sessions([folder], 1_000_000)
     assert [row["held"] for row, _ in whole] == [True, True]
     small = hold_sessions([folder], len(whole[1][1]))
