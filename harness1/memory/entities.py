@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from heapq import nsmallest
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from harness1.memory.parts import Forkable
 from harness1.memory.sentences import UPPER, WORDS
@@ -59,12 +59,12 @@ def extract(text: str, limit_characters: int) -> tuple[str, ...]:
             continue
         for part in _parts(raw) if ". " in raw else (raw,):
             name, common = _name(part)
-            before = text[max(0, match.start() - 4) : match.start()].rstrip(" \"'“‘([")
-            starts = not before or before[-1] in _SENTENCE_BREAKS
-            if not common or part != raw or not starts:
-                found[name] = True
-            else:
-                found.setdefault(name, False)
+            if common and part == raw:
+                before = text[max(0, match.start() - 4) : match.start()].rstrip(" \"'“‘([")
+                if not before or before[-1] in _SENTENCE_BREAKS:
+                    found.setdefault(name, False)
+                    continue
+            found[name] = True
     return tuple([name for name, certain in found.items() if certain and name])
 
 
@@ -136,6 +136,8 @@ class EvidenceGraph(Forkable):
     """Key of an entity -> the units that mention it, in order of addition."""
     entities: dict[UnitId, tuple[str, ...]] = {}
     """Unit -> the keys of its entities, in order of addition."""
+    levels: dict[int, dict[str, None]] = {}
+    """Number of units, from 2 -> the keys of the entities in that many units, so that the most common are at hand."""
     singletons: int = 0
     """Number of entities in exactly one unit: possible next hops."""
 
@@ -149,16 +151,28 @@ class EvidenceGraph(Forkable):
             keys[key] = None
             before = self.units.get(key, ())
             self.units[key] = (*before, unit_id)
-            if not before:
+            if before:
+                self.levels.get(len(before), {}).pop(key, None)
+                self.levels.setdefault(len(before) + 1, {})[key] = None
+            else:
                 self.names[key] = name
             self.singletons += (not before) - (len(before) == 1)
         self.entities[unit_id] = tuple(keys)
 
     def bridges(self, limit: int, documents: int | None = None) -> list[Bridge]:
         """Return the entities in two units or more, in most units first, then by name, each with its first units."""
-        linked = (key for key, units in self.units.items() if len(units) > 1)
-        keys = nsmallest(limit, linked, key=lambda key: (-len(self.units[key]), self.names[key]))
+        keys: list[str] = []
+        for level in sorted(self.levels, reverse=True):
+            if len(keys) >= limit:
+                break
+            keys += nsmallest(limit - len(keys), self.levels[level], key=self.names.__getitem__)
         return [Bridge(self.names[key], self.units[key][:documents], len(self.units[key])) for key in keys]
+
+    def fork(self) -> Self:
+        """Return an independent copy, as every `Forkable` does; the levels are dictionaries of dictionaries."""
+        forked = super().fork()
+        forked.levels = {count: keys.copy() for count, keys in self.levels.items()}
+        return forked
 
     def entities_of(self, unit_id: UnitId) -> tuple[str, ...]:
         """Return the entities of a unit in order of addition; none for an unknown unit."""
