@@ -3,7 +3,7 @@
 The rows of a corpus are documents, or chunks whose ids name their document. A row with a `chunk_id` is a chunk, its
 text under `document_text` or `text`; the document's id is the chunk's without the number after its last underscore
 (`0000320193-24-000081_17`). Other rows are documents: an id (`docid`, `_id`, `id`, `doc_id` or `url`), a text (`text`,
-`contents`, `content`) and perhaps a `title`.
+`contents`, `content`), a `title`, or both.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def open_corpus(files: Sequence[Path], fault: Fault, spelling: Callable[[str], D
     `spelling`: normalises the ids of whole documents, if the files may write one id in several ways."""
 
     def document(where: str, row: Row) -> Document:
-        return replace(found := document_of_row(where, row, DOCUMENT_KEYS), doc_id=spelling(found.doc_id))
+        found = document_of_row(where, row, DOCUMENT_KEYS, lenient=True)
+        return replace(found, doc_id=spelling(found.doc_id))
 
     def documents() -> Iterator[Document]:
         _, first = next(tables.rows(files, fault), ("", Row()))

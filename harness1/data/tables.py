@@ -116,11 +116,12 @@ def identifier(where: str, row: Row, keys: tuple[str, ...] = ID_KEYS) -> str:
     return value
 
 
-def document_of_row(where: str, row: Row, keys: tuple[str, ...] = ID_KEYS) -> Document:
-    """Return the document of a row. `keys`: of its id. Raises CorpusError: an id or a text is missing, or empty."""
+def document_of_row(where: str, row: Row, keys: tuple[str, ...] = ID_KEYS, *, lenient: bool = False) -> Document:
+    """Return the document of a row. `keys`: of its id. `lenient`: a text that is missing or null is empty. Raises
+    CorpusError: an id or a text is missing, or title and text are empty."""
     doc_id, title = identifier(where, row, keys), row.get("title") or ""
-    blank = "" if any(key in row for key in TEXT_KEYS) else None
-    text = next((row[key] for key in TEXT_KEYS if row.get(key) is not None), blank)
+    texts = (row[key] for key in TEXT_KEYS if key in row and not (lenient and row[key] is None))
+    text = next(texts, "" if lenient else None)
     if not isinstance(text, str):
         raise CorpusError(f"{where}: document {doc_id!r} needs a text ({', '.join(TEXT_KEYS)})")
     if not isinstance(title, str):

@@ -248,6 +248,7 @@ def test_the_usual_keys_are_understood_and_documents_come_one_by_one(tmp_path) -
         ('{"id": "", "text": "x"}', "needs an id"),
         ('{"id": true, "text": "x"}', "needs an id"),
         ('{"id": "b", "title": "T"}', "needs a text"),
+        ('{"id": "b", "title": "T", "text": null}', "needs a text"),
         ('{"id": "b", "text": 3}', "needs a text"),
         ('{"id": "b", "title": 3, "text": "x"}', "title of document 'b' is not text"),
         ('{"id": "b", "title": " ", "text": ""}', "neither title nor text"),

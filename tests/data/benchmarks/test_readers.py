@@ -295,6 +295,20 @@ def test_questions_without_pages_have_tasks_and_no_documents(tmp_path: Path) -> 
             list(source.documents())
 
 
+def test_a_saved_page_may_have_a_title_alone(tmp_path: Path) -> None:
+    def change(questions: Rows, corpus: Rows) -> None:
+        corpus[0].pop("text")
+        corpus[1]["text"] = None
+
+    folder = official.SEAL0.make(tmp_path / "a", change)
+    expected = ["", "", "The page b tells."]
+    assert [document.text for document in documents_of(official.SEAL0, folder).values()] == expected
+    (folder / "corpus.jsonl").unlink()
+    pages = [{key: row[key] for key in ("_id", "title")} for row in official.SEAL0.corpus]
+    write_parquet(folder / "corpus.parquet", pages)
+    assert [document.text for document in documents_of(official.SEAL0, folder).values()] == [""] * 3
+
+
 def test_a_cell_of_frames_may_hold_several_addresses() -> None:
     washington = "https://en.wikipedia.org/wiki/Washington,_D.C."
     cell = f" {washington}, https://en.wikipedia.org/wiki/B_(c) and more\nhttps://e.org/d;"
