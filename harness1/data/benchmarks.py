@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from importlib import resources
-from itertools import chain, zip_longest
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any
@@ -96,8 +96,10 @@ def _hotpot_tasks(files: list[Path], split: str, fault: Fault) -> Located:
 def _pairs(where: str, row: Row, key: str, second: str, kind: type[Made]) -> Made:
     value = row.get(key)
     if isinstance(value, dict):
-        columns = [value.get("title"), value.get(second)]
-        value = [*zip_longest(*tables.convert(f"{where}: {key}", columns, list[list[Any]]))]
+        titles, others = tables.convert(f"{where}: {key}", [value.get("title"), value.get(second)], list[list[Any]])
+        if len(titles) != len(others):
+            raise CorpusError(f"{where}: {key} is not a list of pairs")
+        value = [*zip(titles, others, strict=True)]
     return tables.convert(f"{where}: {key}", value, kind)
 
 

@@ -262,6 +262,11 @@ def test_hotpotqa_of_the_hub_is_the_same(tmp_path: Path) -> None:
         rows.append({"id": row["_id"], **kept, "supporting_facts": facts, "context": context})
     write_parquet(tmp_path / "b/distractor/validation-00000-of-00001.parquet", rows)
     assert read(official.HOTPOTQA, tmp_path / "b") == expected
+    for key, second in (("supporting_facts", "sent_id"), ("context", "sentences")):
+        torn = {**rows[0], key: {**rows[0][key], second: rows[0][key][second][:1]}}
+        write_parquet(tmp_path / "b/distractor/validation-00000-of-00001.parquet", [torn])
+        with pytest.raises(CorpusError, match=f"row 1: {key} is not a list of pairs"):
+            read(official.HOTPOTQA, tmp_path / "b")
 
 
 def test_another_text_under_a_title_is_told(tmp_path: Path) -> None:
