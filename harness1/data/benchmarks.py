@@ -259,7 +259,7 @@ def open_browsecomp_plus(root: Path, fault: Fault) -> Source:
 
 
 def _answer(where: str, row: Row) -> tuple[str, str]:
-    return identifier(where, row, ("query_id",)), tables.text_of(where, row, "answer")
+    return identifier(where, row, ("query_id",)), tables.convert(f"{where}: answer", row.get("answer"), str)
 
 
 def training_ids(task_ids: Iterable[str]) -> set[str]:

@@ -171,7 +171,10 @@ def test_gold_and_evidence_of_browsecomp_plus_are_told_apart(tmp_path: Path) -> 
     assert (set(second.gold.relevant), second.gold.answer_docs) == ({"6", "7"}, ("6",))
     assert first.query == "Who tells of the matter 5?\nName one."
     assert second.query == '"Matter 6" is told where?'
-    (folder / "data/browsecomp_plus_decrypted.jsonl").unlink()
+    answers = folder / "data/browsecomp_plus_decrypted.jsonl"
+    write_jsonl(answers, [{"query_id": 769, "answer": "  "}])
+    assert tasks_of(official.BROWSECOMP_PLUS, folder)[0].gold.answers == ("  ",)
+    answers.unlink()
     (folder / "topics-qrels/queries.tsv").write_text('769\t"Matter" 5?\n770\t"Matter 6"\n')
     tasks = tasks_of(official.BROWSECOMP_PLUS, folder)
     assert [task.gold.answers for task in tasks] == [(), ()]
