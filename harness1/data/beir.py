@@ -99,7 +99,7 @@ def write(folder: Path, documents: Iterable[Document], tasks: Iterable[Task]) ->
             query = {"_id": task.task_id, "text": task.query, "metadata": metadata}
             if queries.setdefault(task.task_id, query) != query:
                 raise CorpusError(f"{folder}: two queries have the id {task.task_id!r}")
-            for name in (task.task_id, *gold.relevant):
+            for name in (task.task_id, *gold.relevant) if gold.relevant else ():
                 if any(mark in name for mark in "\t\r\n"):
                     raise CorpusError(f"the id {name!r} holds a tab or a line break, which no table can")
             lines = judged.setdefault(task.split, [QRELS_HEADER])

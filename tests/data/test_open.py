@@ -220,6 +220,7 @@ def test_an_id_that_would_break_the_table_is_refused(tmp_path) -> None:
     for task_id, doc_id in (("q", "a\tb"), ("q\n", "a")):
         with pytest.raises(CorpusError, match="holds a tab"):
             beir.write(tmp_path, [], [Task(task_id, "Q", gold=Gold({DocId(doc_id): 1}))])
+    beir.write(tmp_path, [], [Task("q\t", "Q", gold=Gold({}))])  # no table names it
 
 
 def test_the_usual_keys_are_understood_and_documents_come_one_by_one(tmp_path) -> None:
