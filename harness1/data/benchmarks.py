@@ -395,7 +395,7 @@ class Benchmark(Record):
     by_hand: str = ""
     """Files that no hub has, and how to get them."""
     secret_answers: bool = False
-    """True if neither questions nor answers may be published; also of the source that `open` returns."""
+    """True if neither questions nor answers may be published; also of the source that its reader returns."""
 
 
 _CARDS = resources.files(__package__).joinpath("benchmarks.toml").read_bytes()

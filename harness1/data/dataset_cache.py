@@ -267,7 +267,7 @@ def _md5(archive: Path) -> str:
 def unpack(archive: Path, into: Path) -> None:
     """Unpack the files of a zip archive into a folder; hidden files and what a Mac adds are left out. Raises
     UsageError: the archive is torn or encrypted, a name leads out of the folder, an entry is not a regular file, or
-    there are more than `MOST_FILES` files or more bytes than `jsonl.INFLATION` times the archive."""
+    there are more than `MOST_FILES` files or more bytes than `tables.INFLATION` times the archive."""
     refusal = f"{archive.name} is not unpacked:"
     try:
         with zipfile.ZipFile(archive) as opened:
