@@ -15,7 +15,7 @@ import msgspec
 
 from harness1.config import Data
 from harness1.data import beir, tables
-from harness1.data.benchmarks import Benchmark
+from harness1.data.benchmarks import READERS, Benchmark
 from harness1.data.corpora import absent_gold, gold_ids
 from harness1.data.leaks import KnownQueries, gold_set
 from harness1.data.open import open_source
@@ -204,7 +204,7 @@ def import_benchmark(
     return the numbers of documents, and of tasks in each split. `fault`: handles broken lines and absent gold. `force`:
     overwrite another import. Raises CorpusError: the download is broken, or has nothing to write; UsageError: the
     folder holds something else, or cannot be written."""
-    source = open_source(f"{benchmark.name}:{path}", fault)
+    source = READERS[benchmark.name](path, fault)
     inputs = {"benchmark": benchmark.name, "source": source.fingerprint, "format": FORMAT}
     stage = Stage(IMPORT, inputs | {"leave_out": fault is not refuse})
     if not force:
@@ -238,6 +238,8 @@ def _write(
             counts["documents"] += 1
             on_document()
             yield document
+        if source.has_documents and not counts["documents"]:
+            raise CorpusError(f"{source.label} holds no documents")
 
     def count_tasks() -> Iterator[Task]:
         for task in tasks:
@@ -276,7 +278,7 @@ def copy_dataset(
         if stage.is_done(out) and (found := read_stage(out)):
             return found.outputs
     if not source.has_documents:
-        raise CorpusError(f"{spec} has no documents")
+        next(source.documents())  # says what to do without them
+    tasks = [task for split in source.splits for task in source.tasks(split)]
     clear(out, COPY, beir.CORPUS, beir.QUERIES, beir.QRELS, keep_card=True)
-    tasks = (task for split in source.splits for task in source.tasks(split))
     return _write(source, tasks, stage, out, set(), on_document)

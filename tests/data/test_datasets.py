@@ -10,7 +10,7 @@ import pytest
 
 from harness1.data import beir
 from harness1.data.benchmarks import BENCHMARKS
-from harness1.data.datasets import FINDINGS, SHOWN, SharedGold, check, import_benchmark
+from harness1.data.datasets import FINDINGS, SHOWN, SharedGold, check, copy_dataset, import_benchmark
 from harness1.data.open import open_source
 from harness1.data.source import AbsentGold
 from harness1.errors import CorpusError, UsageError
@@ -170,6 +170,16 @@ def test_questions_without_documents_are_imported_for_an_index_elsewhere(tmp_pat
     assert (len(made.tasks("test")), made.has_documents) == (2, False)
 
 
+def test_an_import_takes_official_questions_in_a_folder_that_has_judgements_too(tmp_path: Path) -> None:
+    folder = official.SEAL0.make(tmp_path / "official")
+    (folder / "qrels").mkdir()
+    (folder / "qrels/test.tsv").write_text("")
+    assert import_benchmark(BENCHMARKS["seal0"], folder, tmp_path / "out") == {"documents": 3, "tasks": {"test": 2}}
+    (folder / "corpus.jsonl").write_text("")
+    with pytest.raises(CorpusError, match=r"seal0:.* holds no documents"):
+        import_benchmark(BENCHMARKS["seal0"], folder, tmp_path / "empty", fault=lambda error: None)
+
+
 def test_an_import_is_done_once_and_again_where_the_download_changed(tmp_path: Path) -> None:
     folder, out, read = official.WEB.make(tmp_path / "official"), tmp_path / "out", []
     for _ in range(2):
@@ -210,3 +220,36 @@ def test_what_is_broken_can_be_left_out_with_the_tasks_that_need_it(tmp_path: Pa
     ]
     assert [isinstance(fault, AbsentGold) for fault in faults] == [True, False, True]
     assert open_source(str(tmp_path / "out")).tasks("test")[0].task_id == "1"
+
+
+def break_question(folder: Path) -> None:
+    with (folder / "queries.jsonl").open("a") as queries:
+        queries.write('{"torn\n')
+
+
+@pytest.mark.parametrize(
+    ("spoil", "spec", "error", "says"),
+    [
+        (break_question, "{}", CorpusError, r"queries\.jsonl:2: not a JSON object"),
+        (lambda folder: None, "seal0:{}/web", CorpusError, "holds questions and no documents: .* --index web:"),
+        (lambda folder: (folder / "corpus.jsonl").write_text(""), "{}", CorpusError, "holds no documents"),
+        (lambda folder: None, "world:60", UsageError, "holds another copy"),
+    ],
+)
+def test_a_copy_is_made_once_and_what_cannot_be_copied_leaves_it(
+    spoil, spec: str, error: type[Exception], says: str, tmp_path: Path
+) -> None:
+    folder, out, read = tmp_path / "set", tmp_path / "out", list[int]()
+    beir.write(folder, [document("a", "x")], [task("t", "Q?", "a")])
+    official.SEAL0.make(folder / "web", lambda questions, corpus: corpus.clear())
+    for _ in range(2):
+        counts = copy_dataset(str(folder), out, on_document=lambda: read.append(1))
+        assert counts == {"documents": 1, "tasks": {"test": 1}}
+    assert len(read) == 1
+    spoil(folder)
+    force = error is CorpusError
+    with pytest.raises(error, match=says):
+        copy_dataset(spec.format(folder), out, force=force, on_document=lambda: read.append(1))
+    assert (len(read), read_stage(out).status) == (1, "finished")
+    assert open_source(str(out)).tasks("test") == [task("t", "Q?", "a")]
+    assert copy_dataset("world:60", out, force=True)["documents"] == 60
