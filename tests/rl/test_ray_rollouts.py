@@ -146,15 +146,17 @@ def refuse(why: str) -> Fake:
 def test_what_cannot_be_played_or_begun_ends_the_run_and_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("harness1.rl.rollouts.PATIENCE_S", 1.0)
     monkeypatch.setattr("harness1.rl.rollouts.ATTEMPTS", 1)
     fake = partial(Fake, tmp_path)
     with pytest.raises(ConfigError, match="nobody can play this"):
         play(fake, jobs(12, "plain", "wrong"))
     with pytest.raises(ConfigError, match="no such model"):
         play(partial(refuse, "no such model"), jobs(1))
+    monkeypatch.setattr("harness1.rl.rollouts.PATIENCE_S", 1.0)
     with pytest.raises(InfrastructureFault, match="no worker, each of 1 CPU and 64 GPUs"):
         play(fake, jobs(1), Fleet(workers=2, gpus=64))
+    monkeypatch.undo()
+    monkeypatch.setattr("harness1.rl.rollouts.ATTEMPTS", 1)
     with pytest.raises(InfrastructureFault, match=r"2 workers in a row died as they began: .*exit"):
         play(partial(os._exit, 1), jobs(1), Fleet(workers=1))
 

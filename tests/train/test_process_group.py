@@ -100,6 +100,7 @@ PLAYED = [sampled(rows, seed) for seed, rows in enumerate(STEPS)]
 CARD = Checkpoint(format="hermes", counter="", env={}, env_hash="", base="")
 HALF = 3  # steps before the state is saved
 EPSILON = 1e-4  # with a smaller one, Adam makes much of the rounding of gradients that are next to 0
+CLIP = 0.5  # in every process
 TRAIN = Train(rate=1e-2, lora=Lora(rank=0), dtype="float32", micro_tokens=30)
 NLL, CISPO = NegativeLogLikelihood(), Cispo()
 MODELS: dict[str, dict[str, Any]] = {
@@ -136,7 +137,7 @@ def trainer_in(group: ProcessGroup, case: str, home: Path) -> Trainer:
     train = msgspec.structs.replace(TRAIN, lora=lora, dtype=dtype, checkpointing="checkpointing" in settings)
     loaded = load_trainable(home / model, train, "cpu")
     trainer = Trainer(loaded, NLL if loss == "nll" else CISPO, train, len(STEPS), group)
-    trainer.optimizer.param_groups[0]["eps"] = EPSILON
+    trainer.optimizer.param_groups[0]["eps"], trainer_module.CLIP = EPSILON, CLIP
     return trainer
 
 
@@ -345,7 +346,7 @@ LEADERS: tuple[tuple[Leader, int], ...] = (
 
 def follower(rank: int, home: Path, lead: Leader, follows: Callable[[ProcessGroup], None] = follow) -> None:
     """One of two processes. What it says goes to a file."""
-    trainer_module.EPSILON = EPSILON
+    trainer_module.EPSILON, trainer_module.CLIP = EPSILON, CLIP
     with (home / f"{rank}.err").open("w") as said, redirect_stderr(said), join_group(ProcessGroup(rank, 2)) as group:
         if group.leads:
             with leading(group):
@@ -364,6 +365,7 @@ def test_calls_that_others_repeat_return_what_they_do_alone(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trainer_module, "EPSILON", EPSILON)
+    monkeypatch.setattr(trainer_module, "CLIP", CLIP)
     assert codes_of(follower, home, uses_everything) == [0, 0]
     found = torch.load(home / "found.pt", weights_only=True)
     expected = found_by(open_local_engine(job(home, CISPO)), tmp_path)
