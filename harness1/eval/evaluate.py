@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from harness1.config import Config
+from harness1.config import FORMER, Config
 from harness1.data.indexing import corpus_of
 from harness1.data.open import from_anywhere
 from harness1.env.pieces import static_piece
@@ -18,6 +18,7 @@ from harness1.errors import UsageError
 from harness1.eval.metrics import fault_count, summarise
 from harness1.eval.outputs import output_names, write_outputs
 from harness1.eval.run import SCORE_AGAIN, SCORING, Run, task_hashes
+from harness1.eval.statistics import RESAMPLES
 from harness1.plain import digest, file_digest
 from harness1.policy.policy import Policy
 from harness1.policy.registry import needs_gold
@@ -26,7 +27,16 @@ from harness1.retrieval.index import open_index
 from harness1.retrieval.open import absolute_index, is_engine, open_retriever
 from harness1.reward import score
 from harness1.reward.measures import targets
-from harness1.runs.files import TASK_HASHES, Stage, find_json, read_stage, refuse_changed, under_way, writing
+from harness1.runs.files import (
+    TASK_HASHES,
+    Stage,
+    find_json,
+    read_raw_stage,
+    read_stage,
+    refuse_changed,
+    under_way,
+    writing,
+)
 from harness1.runs.folder import (
     METRICS,
     REPORT,
@@ -249,6 +259,10 @@ def load_finished_metrics(evaluation: Evaluation, out: Path) -> dict[str, Any] |
     whole = all((out / name).is_file() for name in (EPISODES, *names)) and evaluation.stage().is_done(out)
     stage, machine = read_stage(out) if whole else None, evaluation.config.machine
     if stage is None or not is_unchanged(out / EPISODES):
+        return None
+    raw = read_raw_stage(out)  # where an earlier version may have recorded other resamples
+    written = raw.outputs.get("config", {}) if raw else {}
+    if written.get("machine", written.get(FORMER, {})).get("bootstrap", RESAMPLES) != RESAMPLES:
         return None
     before = stage.outputs.get("config", {}).get("machine", {})
     now = {"price": list(machine.price)}

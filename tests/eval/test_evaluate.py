@@ -178,6 +178,13 @@ def test_what_is_made_of_the_episodes_by_other_settings_is_made_again(index: str
     assert load_config(tmp_path / "config.toml") == work
     idle = replace(other, config=load_config(None, ["machine.workers=2", setting]))
     assert load_finished_metrics(idle, tmp_path) is not None
+    card = msgspec.json.decode((tmp_path / "stage.json").read_bytes())
+    card["outputs"]["config"]["machine"]["bootstrap"] = 500  # as an earlier version could
+    (tmp_path / "stage.json").write_bytes(msgspec.json.encode(card))
+    assert load_finished_metrics(idle, tmp_path) is None
+    evaluate(idle, tmp_path, on_episode=ran.append)
+    assert not ran
+    assert load_finished_metrics(idle, tmp_path) is not None
 
 
 def test_what_is_missing_of_the_outputs_is_made_again_without_an_episode(index: str, tmp_path: Path) -> None:
