@@ -276,6 +276,11 @@ def test_a_removed_setting_is_read_at_its_last_default_and_refused_otherwise(pat
         load_config(None, [f"{path}={msgspec.json.encode(other).decode()}"])
 
 
+@pytest.mark.parametrize(("concurrency", "slots"), [(1, 1), (8, 8), (256, 64)])
+def test_a_model_decodes_the_calls_of_the_episodes_in_flight_up_to_a_bound(concurrency: int, slots: int) -> None:
+    assert load_config(None, [f"machine.concurrency={concurrency}"]).machine.slots == slots
+
+
 def test_a_removed_value_of_a_setting_is_refused_with_its_reason() -> None:
     with pytest.raises(ConfigError, match=r"judge=fitted was removed: it found"):
         load_config(None, ["env.verification.judge=fitted"])

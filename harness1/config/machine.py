@@ -10,6 +10,8 @@ from msgspec import Meta
 from harness1.config.settings import Count, Positive, Seconds, Settings, Weight
 from harness1.plain import HIDDEN, Secret, without_password
 
+MOST_SLOTS = 64  # the most of the configurations that come with the package
+
 
 class Keyed(Settings):
     """Settings that may hold secrets: keys, and addresses with a password or a key. None is shown or written."""
@@ -115,7 +117,7 @@ class Machine(Keyed):
     workers: Count = 0
     """Worker processes for policies without a model; 0: one per core."""
     concurrency: Positive = 8
-    """Episodes in flight in one process, whose calls a model in this process decodes together."""
+    """Episodes in flight in one process, whose calls a model in this process decodes together, up to 64."""
     attempts: Positive = 3
     """Tries of a retriever or verifier before its fault invalidates the episode."""
     call_deadline_s: Seconds = 30.0
@@ -144,3 +146,9 @@ class Machine(Keyed):
     cost is computed."""
     service: TrainingService = TrainingService()
     fleet: Fleet = Fleet()
+
+    @property
+    def slots(self) -> int:
+        """Return the calls that a model in this process decodes together: as many as episodes are in flight, up to
+        `MOST_SLOTS`, because each holds the keys and values of a context."""
+        return min(self.concurrency, MOST_SLOTS)

@@ -54,7 +54,7 @@ def open_backend(asked: ModelSpec, config: Config, adapter_rank: int = 0) -> tup
             folder, dtype=dtype, memory_share=model.memory_share, enable_sleep_mode=model.sleep, **room
         ), chat
     device = config.machine.device or choose_device()
-    sizes = {"threads": config.machine.threads, "rows": config.machine.concurrency, "cache_tokens": model.cache_tokens}
+    sizes = {"threads": config.machine.threads, "rows": config.machine.slots, "cache_tokens": model.cache_tokens}
     return open_transformers(folder, device=device, dtype=dtype, **sizes), chat
 
 

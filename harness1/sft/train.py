@@ -212,7 +212,7 @@ class HeldOutValidation:
                 device=device,
                 dtype=config.policy.dtype,
                 threads=machine.threads,
-                rows=machine.concurrency,
+                rows=machine.slots,
                 cache_tokens=machine.model.cache_tokens,
             )
 

@@ -94,7 +94,7 @@ class MemoryPlanner:
     def plan(self, config: Config, batch: BatchSize, devices: Devices) -> Plan:
         """Return the plan of a run whose largest forward pass is `batch`."""
         train, model, context = config.train, config.machine.model, config.env.context_window
-        rows = config.machine.concurrency
+        rows = config.machine.slots
         step = self.step(train, batch, {"auto": "", "eager": "eager", "sdpa": "sdpa"}.get(train.attention, LINEAR))
         shards, whole = devices.trainers, not (step["frozen"] and train.lora.rank)
         trained = step["trained"] // shards
