@@ -124,7 +124,8 @@ def _classes(module: str) -> dict[str, list[ast.stmt]]:
 
 
 class Removed(NamedTuple):
-    """The last default of a setting, by the recipe of its group if it is a mapping, and why it went."""
+    """The last default of a setting, by the recipe of its group if it is a mapping, None if any value is read; and why
+    it went."""
 
     default: Any
     reason: str
@@ -141,6 +142,7 @@ REMOVED: Mapping[str, Removed] = MappingProxyType(
         for group in _TABLE["settings"]
         for path, default in group["defaults"].items()
     }
+    | {path: Removed(None, "it decides no result") for path in _TABLE["ignored"]}
 )
 """By dotted name. Hashes and cards go on counting them at these values: they never change."""
 _PARENTS = {path.rsplit(".", depth)[0] for path in REMOVED for depth in range(1, path.count(".") + 1)}
@@ -156,14 +158,15 @@ REMOVED_VALUES: Mapping[tuple[str, str], str] = MappingProxyType(
 
 
 def without_removed(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a configuration as plain data, or one group of it, without the removed settings, whatever their values."""
+    """Return a configuration as plain data, or one group of it, without the removed settings, whatever their values,
+    and without those with a removed value."""
     kept = {}
     for name, value in tree.items():
         path = f"{prefix}{name}"
         if isinstance(value, dict) and path in _PARENTS:
             if (group := without_removed(value, f"{path}.")) or "." not in path:  # else all of the group was removed
                 kept[name] = group
-        elif path not in REMOVED:
+        elif path not in REMOVED and not (isinstance(value, str) and (path, value) in REMOVED_VALUES):
             kept[name] = value
     return kept
 
@@ -179,7 +182,7 @@ def lost(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, 
     and of each removed value of another."""
     for name, value in tree.items():
         path = f"{prefix}{name}"
-        if path in REMOVED and value != REMOVED[path].default_in(tree):
+        if path in REMOVED and REMOVED[path].default_in(tree) not in (None, value):  # None also in no known recipe
             yield path, value, f"{path} was removed: {REMOVED[path].reason}"
         if isinstance(value, str) and (path, value) in REMOVED_VALUES:
             yield path, value, f"{path}={value} was removed: {REMOVED_VALUES[path, value]}"
