@@ -188,6 +188,7 @@ def test_every_setting_is_read_somewhere() -> None:
         ("env.pruning.on=true", "env.rendering.order=transcript"),
         ('env.mechanisms=["grepp"]', "grepp"),
         ("rl.ratio=[6, 5]", "rl.ratio"),
+        ("run.workers=2", "[run] is called [machine] now"),
         ("reward={recipe = 'robst', beta = 2.0}", "reward.recipe: invalid enum value 'robst'"),
     ],
 )
@@ -237,6 +238,11 @@ def test_a_recorded_configuration_is_without_the_mechanisms_that_it_does_not_men
         ("env.evidnce.rank=true", "env.evidence"),
         ("env.max_turn=4", "env.max_turns"),
         ("envv.max_turns=4", "env"),
+        ("env.grep.onn=false", "env.grep.on"),
+        ("env.gerp.on=false", "env.grep"),
+        ("env.evidence.rnk=false", "env.evidence.rank"),
+        ("env.curation.tag=true", "env.curation.tags"),
+        ("env.evidence.handls=false", "env.evidence.handles"),
     ],
 )
 def test_a_misspelt_setting_is_answered_with_the_one_that_may_be_meant(override: str, meant: str) -> None:

@@ -69,7 +69,13 @@ def test_a_name_means_the_same_in_a_folder_with_a_file_of_that_name(
 
 
 @pytest.mark.parametrize(
-    ("given", "meant"), [("smal", "small"), ("configs/sft/small.toml", "sft/small"), ("papers.toml", "paper")]
+    ("given", "meant"),
+    [
+        ("smal", "small"),
+        ("configs/sft/small.toml", "sft/small"),
+        ("papers.toml", "paper"),
+        ("/x/shipped/rl/paper.toml", "rl/paper"),
+    ],
 )
 def test_a_misspelt_name_is_answered_with_all_names_and_the_nearest(given: str, meant: str) -> None:
     with pytest.raises(ConfigError) as told:

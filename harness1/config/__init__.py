@@ -201,6 +201,8 @@ def load_config(
 
 def _put_in_place(tree: dict[str, Any]) -> None:
     """Put earlier settings, and the switches of mechanisms, where they are now; later overrides prevail."""
+    if FORMER in tree:
+        raise ConfigError(f"configuration: [{FORMER}] is called [machine] now")
     unite(tree)
     if isinstance(env := tree.get("env"), dict):
         tree["env"] = env = with_mechanisms(env)
@@ -261,8 +263,9 @@ def _guess(error: str) -> str:
     if not (found := _UNKNOWN.search(error)):
         return ""
     path = ".".join(filter(None, (found[2], found[1])))
-    names = [*_names(msgspec.to_builtins(Config())), *(f"reward.{term}" for term in TERMS)]
-    near = get_close_matches(path, names, 1, 0.8)
+    switches = [f"env.{name}" for group, switch in SWITCHES.values() for name in (group, f"{group}.{switch}")]
+    names = {*_names(msgspec.to_builtins(Config())), *(f"reward.{term}" for term in TERMS), *switches}
+    near = get_close_matches(path, sorted(names - {path, path.rpartition(".")[0]}), 1, 0.8)
     return f"; did you mean {near[0]}?" if near else ""
 
 
@@ -312,7 +315,8 @@ def config_file(named: Path | str) -> Path:
 
 def unknown_config(named: Path | str) -> str:
     """Return what to tell a user whose configuration is neither a file nor a name."""
-    names, stem = configurations(), Path(named).as_posix().removesuffix(".toml").removeprefix("configs/")
+    names, stem = configurations(), Path(named).as_posix().removesuffix(".toml")
+    stem = max((name for name in names if stem.endswith(f"/{name}")), key=len, default=stem)
     return f"there is no configuration {named}: give a TOML file, or one of {', '.join(names)}{meant(stem, names)}"
 
 
