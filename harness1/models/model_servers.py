@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
@@ -36,7 +36,7 @@ class _Choice(msgspec.Struct):
 
 
 class _Completion(msgspec.Struct):
-    choices: Annotated[list[_Choice], msgspec.Meta(min_length=1, max_length=1)]
+    choices: list[_Choice]
 
 
 class VllmServer(TokenServer):
@@ -126,7 +126,10 @@ class VllmServer(TokenServer):
         }
 
     async def _ask(self, body: dict[str, Any]) -> _Choice:
-        return (await self._endpoint.post("/v1/completions", body, _Completion)).choices[0]
+        choices = (await self._endpoint.post("/v1/completions", body, _Completion)).choices
+        if len(choices) != 1:
+            raise InfrastructureFault(f"{self._endpoint.url} returned {len(choices)} outputs instead of one")
+        return choices[0]
 
 
 def check_temperature(sampling: Sampling) -> None:

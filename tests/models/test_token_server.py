@@ -138,9 +138,16 @@ def test_no_faulty_answer_of_vllm_becomes_a_generation(changed: dict[str, Any]) 
             sample(vllm(lambda path, body: completion(**changed))[0], with_temperature(temperature))
 
 
-@pytest.mark.parametrize("answer", [{}, {"choices": []}, {"choices": completion()["choices"] * 2}, [], None], ids=str)
-def test_an_answer_of_vllm_that_is_no_single_output_is_a_fault(answer: object) -> None:
-    with pytest.raises(InfrastructureFault):
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        *(({"choices": completion()["choices"] * count}, f"{count} outputs instead of one") for count in (0, 2)),
+        *((answer, "Object missing|Expected `object`") for answer in ({}, [], None)),
+    ],
+    ids=str,
+)
+def test_an_answer_of_vllm_that_is_no_single_output_is_a_fault(answer: object, says: str) -> None:
+    with pytest.raises(InfrastructureFault, match=says):
         sample(vllm(lambda path, body: answer)[0])
 
 
