@@ -84,7 +84,7 @@ class Converted(Record, kw_only=True):
     """The contents of a converted model; `size` is in bytes, and `dequantized` counts the tensors that were MXFP4."""
 
     dtype: str
-    files: int = 1
+    files: int
     """Earlier versions wrote several."""
     tensors: int
     size: int
@@ -143,7 +143,7 @@ def convert_model(
                     shutil.copyfile(path, out / path.name)
             write_json(out / CONFIG, config)
             packed = sum(each.name + PACKED in stored for each in tensors)
-            made = Converted(dtype=dtype, tensors=len(tensors), size=size, dequantized=packed)
+            made = Converted(dtype=dtype, files=1, tensors=len(tensors), size=size, dequantized=packed)
             stage.write(out, status="finished", outputs=msgspec.to_builtins(made))
     return made
 

@@ -280,7 +280,7 @@ def test_convert_prints_the_folder_and_what_it_holds(tmp_path: Path, harness1: C
     assert json.loads((out / "config.json").read_text())["num_hidden_layers"] == 2
     words = ("models", "convert", str(model), "--out", str(out), "--layers")
     found = json.loads(harness1(*words, "0,2", "--json").out)
-    assert (found["folder"], found["dtype"], found["dequantized"]) == (str(out), "bfloat16", 0)
+    assert (found["folder"], found["dtype"], found["files"], found["dequantized"]) == (str(out), "bfloat16", 1, 0)
     refused = harness1(*words, "0-2")
     assert (refused.code, "write numbers with commas" in refused.err) == (2, True)
 
