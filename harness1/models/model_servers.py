@@ -82,7 +82,7 @@ class VllmServer(TokenServer):
     async def _load(self, folder: Path, version: int) -> None:
         """A pause request that got no answer may have taken effect, so the pause is always ended."""
         reload = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
-        with advising("to load weights, start vLLM with VLLM_SERVER_DEV_MODE=1"):
+        with advising("to load weights, start vLLM with VLLM_SERVER_DEV_MODE=1", of=UsageError):
             try:
                 await self._endpoint.post("/pause?mode=wait", {}, msgspec.Raw)
                 await self._endpoint.post("/collective_rpc", reload, msgspec.Raw)

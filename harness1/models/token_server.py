@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from harness1.errors import InfrastructureFault, Refusal, UsageError, is_unconnected
+from harness1.errors import HarnessError, InfrastructureFault, Refusal, UsageError, is_unconnected
 from harness1.http.model_endpoint import ModelEndpoint
 from harness1.model_folder import holds_adapters, open_tensors
 from harness1.models.adapters import ADAPTER_WEIGHTS, read_adapter_config
@@ -225,11 +225,11 @@ class TokenServer(ABC):
 
 
 @contextmanager
-def advising(advice: str) -> Iterator[None]:
-    """Add advice to what a server refuses, which is the user's to mend, or fails to do."""
+def advising(advice: str, of: type[HarnessError] = HarnessError) -> Iterator[None]:
+    """Add advice to errors of a type; what a server refuses is the user's to mend."""
     try:
         yield
-    except (UsageError, InfrastructureFault) as error:
+    except of as error:
         if is_unconnected(error):
             raise
         kind = UsageError if isinstance(error, (UsageError, Refusal)) else InfrastructureFault
