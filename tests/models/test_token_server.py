@@ -343,7 +343,11 @@ async def test_calls_that_come_while_a_server_sleeps_wait() -> None:
 
 @pytest.mark.parametrize(
     ("asleep", "says", "paths"),
-    [("", "not finite", [SLEEP, WAKE]), (Unreachable("404", 404), "DEV_MODE=1 and --enable-sleep-mode", [SLEEP])],
+    [
+        ("", "not finite", [SLEEP, WAKE]),
+        (Unreachable("404", 404), "DEV_MODE=1 and --enable-sleep-mode", [SLEEP]),
+        (Refusal("400 off"), "^400 off; to let it sleep.*--enable-sleep-mode$", [SLEEP]),
+    ],
 )
 def test_a_server_is_awake_after_an_error_of_the_trainer_or_if_it_cannot_sleep(
     asleep: object, says: str, paths: list[str]
