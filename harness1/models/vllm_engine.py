@@ -55,7 +55,9 @@ class LoopThread:
         raise InfrastructureFault("vLLM was closed")
 
     def stop(self) -> None:
-        """Cancel all work and end the thread."""
+        """Cancel all work and end the thread, once."""
+        if self._stopped:
+            return
 
         async def cancel_others() -> None:
             others = asyncio.all_tasks() - {asyncio.current_task()}

@@ -179,3 +179,20 @@ def test_adapters_of_another_base_are_not_given_to_the_engine(backend: VllmBacke
     with pytest.raises(UsageError):
         run(backend.load_weights(tmp_path / "adapters", 1))
     assert engine.added == []
+
+
+def test_an_engine_whose_closing_was_interrupted_is_closed_by_the_next(
+    backend: VllmBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = backend._loop._loop
+    close = loop.close
+
+    def interrupted() -> None:
+        close()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop, "close", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        backend.close()
+    backend.close()
+    assert not hasattr(backend, "_engine")
