@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -158,15 +158,19 @@ def check_base(adapters: Path, opened: Path) -> None:
         raise UsageError(f"the adapters in {adapters} belong to {base}, and the model in use is {wanted}")
 
 
-def open_tensors(folder: Path, stack: ExitStack) -> dict[str, Any]:
+def open_tensors(folder: Path, stack: ExitStack, framework: Literal["pt", "np"] = "pt") -> dict[str, Any]:
     """Return the open safetensors file of each tensor in a model's folder, until `stack` ends. Raise UsageError if the
-    folder holds no such model, or its files cannot be read; MissingExtra without safetensors."""
+    folder holds no such model, or its files cannot be read; MissingExtra without safetensors, or without torch, which
+    only "pt" needs."""
     with optional("train"):
         from safetensors import safe_open
+
+        if framework == "pt":
+            import torch  # noqa: F401
     files: dict[str, Any] = {}
     with refusing(f"the weights in {folder} cannot be read"):
         for path in sorted(folder.glob("*.safetensors")):
-            file: Any = stack.enter_context(safe_open(path, framework="pt"))
+            file: Any = stack.enter_context(safe_open(path, framework=framework))
             files |= dict.fromkeys(file.keys(), file)
     if not files or not (folder / "config.json").is_file():
         raise UsageError(f"{folder} is not a model: it needs config.json and safetensors weights")

@@ -119,9 +119,9 @@ TIED_HEAD = "lm_head.weight"
 
 
 def weight_shapes(folder: Path) -> TensorShapes:
-    """Return the shape of every tensor in a model's folder; raise as `open_tensors`."""
+    """Return the shape of every tensor in a model's folder, without torch; raise as `open_tensors`."""
     with ExitStack() as stack:
-        files = open_tensors(folder, stack)
+        files = open_tensors(folder, stack, "np")
         return {name: tuple(file.get_slice(name).get_shape()) for name, file in files.items()}
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from harness1.errors import InfrastructureFault, Refusal, Unreachable, UsageError
+from harness1.errors import InfrastructureFault, MissingExtra, Refusal, Unreachable, UsageError
 from harness1.http.model_endpoint import ModelEndpoint
+from harness1.model_folder import open_tensors
 from harness1.models.backend import Grammar, SampledOutput, Sleeper
 from harness1.models.model_servers import SglangServer, VllmServer
 from harness1.models.token_server import check_same_shapes, weight_shapes
@@ -300,10 +302,13 @@ def write_weights(folder: Path, shapes: Mapping[str, tuple[int, ...]], name: str
     (folder / "config.json").write_text("{}")
 
 
-def test_the_shapes_are_those_of_all_files(tmp_path: Path) -> None:
+def test_the_shapes_are_those_of_all_files_and_need_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_weights(tmp_path, {"a": (2, 3)}, "model-1")
     write_weights(tmp_path, {"b": ()}, "model-2")
+    monkeypatch.setitem(sys.modules, "torch", None)
     assert weight_shapes(tmp_path) == {"a": (2, 3), "b": ()}
+    with ExitStack() as stack, pytest.raises(MissingExtra, match="torch is not installed"):
+        open_tensors(tmp_path, stack)
 
 
 def test_weights_of_another_architecture_are_refused_by_name(tmp_path: Path) -> None:
