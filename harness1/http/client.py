@@ -130,7 +130,7 @@ class HttpClient:
         status, wait, connected = None, None, True
         try:
             async with asyncio.timeout(timeout_s):
-                status, headers, answer = await self.exchange(path, body, ANSWER_BYTES)
+                status, headers, answer = await self.exchange(path, body, ANSWER_BYTES, {"Accept": "application/json"})
             if len(answer) > ANSWER_BYTES:
                 reason = f"an answer larger than {ANSWER_BYTES} bytes"
             elif status == 200:

@@ -155,7 +155,7 @@ class ModelEndpoint:
         if not key.isprintable() or not key.isascii():
             raise ConfigError(f"{shown}: the key has characters that a header cannot contain")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self.client = HttpClient(url.rstrip("/"), headers, concurrency)
+        self.client = HttpClient(url.partition("#")[0].rstrip("/"), headers, concurrency)
         self._timeout_s, self._attempts = timeout_s, attempts
         self._connected = False
         """Whether a request ever reached the server."""

@@ -49,11 +49,12 @@ def test_a_body_is_sent_as_json_with_the_key_and_nothing_that_the_environment_sa
     with replying(script) as url:
         asked = endpoint(f"{url}/v1/", key=f" {KEY}\n")
         assert posted(asked, {"b": [1]}) == posted(asked, b'{"b":[1]}') == {"a": 1}
-        posted(endpoint(f"{url}/v1", key=""), {"b": [1]})
+        posted(endpoint(f"{url}/v1/#x", key=""), {"b": [1]})
         posted(endpoint(f"{url}/v1".replace("//", "//me:secret@"), key=""), {"b": [1]})
     assert {(ask.path, ask.body) for ask in script.asked} == {("/v1/chat/completions", b'{"b":[1]}')}
     keys = [ask.headers.get("Authorization") for ask in script.asked]
     assert keys == [f"Bearer {KEY}", f"Bearer {KEY}", None, "Basic bWU6c2VjcmV0"]
+    assert {ask.headers["Accept"] for ask in script.asked} == {"application/json"}
     usual = {"host", "user-agent", "accept", "accept-encoding", "connection", "content-type", "content-length"}
     assert {name.lower() for name in script.asked[2].headers} == usual
 
