@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import threading
 import time
 from collections.abc import Sequence
@@ -71,7 +70,7 @@ def test_what_may_pass_is_tried_again(status: int) -> None:
 @pytest.mark.service
 @pytest.mark.parametrize(
     ("status", "raised"),
-    [*((each, Unreachable) for each in (401, 403, 404)), *((each, Refusal) for each in (307, 400, 422))],
+    [*((each, Unreachable) for each in (401, 403, 404)), *((each, Refusal) for each in (307, 400, 413, 422))],
 )
 def test_what_no_other_try_would_mend_is_said_at_once_in_the_words_of_the_server(
     status: int, raised: type[Refusal | Unreachable]
@@ -265,5 +264,5 @@ def test_an_address_that_is_none_or_a_key_that_cannot_be_sent_is_refused_and_not
     for url, key in (("http://me:secret@host/v1", KEY), ("http://host/v1", "a\nsecret"), ("http://host/v1", "sécret")):
         with pytest.raises(ConfigError, match="http://host/v1: ") as caught:
             ModelEndpoint(url, key)
-        assert not {"secret", "sécret"} & {*re.findall(r"\w+", str(caught.value))}
+        assert not any(word in str(caught.value) for word in ("secret", "sécret"))
     assert ModelEndpoint("http://me:secret@host/v1").url == "http://host/v1"
