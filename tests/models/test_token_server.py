@@ -159,7 +159,7 @@ def test_an_answer_of_vllm_that_is_no_single_output_is_a_fault(answer: object, s
         *({"output_token_logprobs": made} for made in (None, [], [[None, 7, None], [-1.0, STOP, None]])),
         *({"prompt_tokens": count} for count in (2, None)),
         {"finish_reason": None},
-        *({"finish_reason": {"type": kind, "matched": "</s>"}} for kind in ("abort", "stop")),
+        *({"finish_reason": {"type": kind, "matched": end}} for kind, end in (("abort", STOP), ("stop", "</s>"))),
     ],
     ids=str,
 )
@@ -326,6 +326,9 @@ def test_a_tied_output_head_may_be_left_out_on_either_side_but_not_differ(tmp_pa
         check_same_shapes({"a": (1,), "lm_head.weight": (5, 2)}, tmp_path)
     write_weights(tmp_path, {"a": (1,)})
     check_same_shapes({"a": (1,), "lm_head.weight": (4, 2)}, tmp_path)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(UsageError, match="is not a model"):
+        weight_shapes(tmp_path)
 
 
 SLEEP, WAKE = "/sleep?level=1&mode=wait", "/wake_up"
