@@ -153,6 +153,7 @@ def test_the_control_tokens_are_those_of_the_library(chat: Harmony, encoding: li
     assert set(chat.stop_ids) == set(encoding.stop_tokens_for_assistant_actions()) == {200002, 200012}
     names = {chat.tokenizer.decode([token]): token for token in chat.tokenizer.control.values()}
     assert names == chat.tokenizer.control
+    assert all(isinstance(chat.tokenizer.decode([token]), str) for token in range(199_990, 201_100)), "also unassigned"
     assert HarmonyVocabulary().hash == chat.tokenizer.hash
     assert checksum(FILE.read_bytes()) == SHA256
 
