@@ -335,7 +335,8 @@ def test_compact_reads_an_output_that_is_one_json_object() -> None:
     for text in (f"Look. {BODY}", BODY.replace("search_corpus", "fetch"), '{"query": "river"}', f"{BODY}\n{BODY}"):
         assert parsed("compact", text).error == "there is no call"
     chat = chat_format("compact", "chatml")
-    assert chat.parse(said(chat, BODY), [spec for spec in SPECS if spec.name != "search_corpus"]).actions == ()
+    shown = [spec for spec in SPECS if spec.name != "search_corpus"]
+    assert [chat.parse(ids, shown).actions for ids in (said(chat, BODY), chat.format_action("", RIVER))] == [(), ()]
 
 
 THOUGHT = "<|channel|>analysis<|message|>Look.<|end|><|start|>assistant"
