@@ -161,11 +161,23 @@ def mutated(sequence: Sequence[Any], dice: random.Random) -> list[Any]:
     return items[: dice.choice((len(items), len(items), dice.randrange(len(items) + 1)))]
 
 
+def halves(text: str) -> str:
+    """A text whose characters beyond the first plane are surrogate pairs, as escapes write them."""
+    units = text.encode("utf-16-be", "surrogatepass")
+    return "".join(chr(int.from_bytes(units[at : at + 2], "big")) for at in range(0, len(units), 2))
+
+
+def spelled(character: str) -> str:
+    """A pattern of half a character as itself or as an escape."""
+    forms = {character, json.dumps(character)[1:-1], character.replace("/", "\\/")}
+    return rf"(?:{'|'.join(map(re.escape, sorted(forms)))}|\\u(?i:{ord(character):04x}))"
+
+
 def invented(chat: ChatFormat, ids: Sequence[int], actions: Sequence[ToolCall]) -> list[str]:
-    """Names and plain strings of calls that do not occur in an output, apart from escapes."""
-    texts = [chat.tokenizer.decode(ids)]
+    """Names and strings of calls that do not occur in an output, apart from escapes."""
+    texts = [halves(chat.tokenizer.decode(ids))]
     for _ in range(2):  # arguments may be JSON inside a JSON string
-        texts.append(ESCAPE.sub(lambda found: chr(int(found[1], 16)) if found[1] else found[2], texts[-1]))
+        texts.append(ESCAPE.sub(lambda found: json.loads(f'"{found[0]}"'), texts[-1]))
     leaves, stack = list[str](), [value for action in actions for value in (action.name, action.arguments)]
     while stack:
         each = stack.pop()
@@ -173,7 +185,8 @@ def invented(chat: ChatFormat, ids: Sequence[int], actions: Sequence[ToolCall]) 
             leaves.append(each)
         elif isinstance(each, dict | list):
             stack += [*each, *each.values()] if isinstance(each, dict) else each
-    return [leaf for leaf in leaves if re.fullmatch(r"[\w .-]+", leaf) and not any(leaf in text for text in texts)]
+    patterns = {leaf: "".join(map(spelled, halves(leaf))) for leaf in leaves}
+    return [leaf for leaf in leaves if not any(re.search(patterns[leaf], text) for text in texts)]
 
 
 @pytest.mark.parametrize(("name", "kind"), KINDS)
@@ -195,6 +208,10 @@ def test_a_call_that_nobody_wrote_is_seen() -> None:
     ids = said(chat, r'<tool_call>{"name": "curate", "arguments": {"add_ids": ["D\u0031"]}}')
     assert chat.parse(ids, SPECS).actions == (call("curate", add_ids=["D1"]),)
     assert invented(chat, ids, [call("curate", add_ids=["D1"])]) == []
+    written = 'a"\\b/\n👩🏽‍🚀'
+    for text in (json.dumps(written), json.dumps(written, ensure_ascii=False), json.dumps(json.dumps(written))):
+        assert invented(chat, said(chat, text), [call(written)]) == []
+        assert all(invented(chat, said(chat, text), [call(written + end)]) for end in "\\\n🚀")
     for forged in (call("verify"), call("curate", add_ids=["D2"]), call("curate", other=[])):
         assert invented(chat, ids, [forged]) != []
 
