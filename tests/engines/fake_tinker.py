@@ -64,7 +64,7 @@ class FakeTinker:
         self.base, self.train, self.late, self.reduction = base, train, late, reduction
         self.states: dict[str, Any] = {}
         self.failing: set[str] = set()
-        self.sent: list[list[Datum]] = []
+        self.sent: list[tuple[list[Datum], str, Any]] = []
         self.gradients: list[Tensor] = []
         self.sampled = open_toy(base, rows=1)
         self.models = [MODEL]
@@ -120,7 +120,7 @@ class FakeTraining:
 
     def forward_backward(self, data: list[Datum], loss: str, settings: Any = None) -> Future[Any]:
         self.sdk.check("forward_backward")
-        self.sdk.sent.append(data)
+        self.sdk.sent.append((data, loss, settings))
         logprobs = [self._logprobs(each) for each in data]
         for each, own in zip(data, logprobs, strict=True):
             fields = {name: torch.tensor(values) for name, values in each.loss_fn_inputs.items()}

@@ -103,6 +103,16 @@ def test_gradients_losses_and_steps_are_those_of_our_trainer(
         assert one == pytest.approx(other, abs=1e-5)
 
 
+def test_untrained_tokens_have_no_weight_and_bounds_the_names_of_the_service(base: Path) -> None:
+    sdk = FakeTinker(base, TRAIN)
+    engine_of(sdk, Cispo(0.5, 4.0)).step(WEIGHTED)
+    ((data, *loss),) = sdk.sent
+    assert loss == ["cispo", {"clip_low_threshold": 0.5, "clip_high_threshold": 4.0}]
+    for datum, row in zip(data, WEIGHTED, strict=True):
+        weights = datum.loss_fn_inputs["advantages"]
+        assert {weight for weight, mask in zip(weights, row.loss_mask[1:], strict=True) if not mask} == {0.0}
+
+
 async def nowhere(state: Mapping[str, Any], version: int) -> None:
     raise AssertionError("a service delivers nothing to this process")
 
