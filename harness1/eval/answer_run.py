@@ -91,9 +91,7 @@ Scored = dict[Condition, tuple[list[Answered], dict[str, dict[str, float]]]]
 
 def score_answers(answered: Sequence[Answered]) -> Scored:
     """Sort and score answers by condition; a missing answer has no score, one without a valid verdict no `judge`."""
-    # A mean of floats depends on the order of its terms, and an interval on that of the tasks.
-    ordered = sorted(answered, key=lambda each: (each.question.task_id, each.question.sample_idx, each.condition))
-    found: Scored = {}
+    ordered, found = _sort(answered), Scored()
     for condition in CONDITIONS:
         if rows := [each for each in ordered if each.condition == condition]:
             values = [(each.question.task_id, _scores_of(each)) for each in rows]
@@ -103,6 +101,11 @@ def score_answers(answered: Sequence[Answered]) -> Scored:
             }
             found[condition] = rows, by_metric
     return found
+
+
+def _sort(answered: Sequence[Answered]) -> list[Answered]:
+    # A mean of floats depends on the order of its terms, and an interval on that of the tasks.
+    return sorted(answered, key=lambda each: (each.question.task_id, each.question.sample_idx, each.condition))
 
 
 def _scores_of(each: Answered) -> dict[str, float]:
@@ -135,11 +138,10 @@ def summarise_answers(answered: Sequence[Answered], resamples: int, seed: int = 
                 found.append({**pair, "difference": difference, "p": p})
         corrected = holm({at: pair["p"] for at, pair in enumerate(found)})
         pairs += [pair | {"p_holm": corrected[at]} for at, pair in enumerate(found)]
-    faults = [each.fault for rows, _ in scored.values() for each in rows if each.fault]
     return {
         "missing": sum(each.answer is None for each in answered),
         "missing_verdicts": sum(bool(each.answer and not each.verdict and each.fault) for each in answered),
-        "faults": faults[:SHOWN_FAULTS],
+        "faults": [each.fault for each in _sort(answered) if each.fault][:SHOWN_FAULTS],
         "conditions": conditions,
         "pairs": pairs,
     }

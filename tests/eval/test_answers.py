@@ -141,9 +141,10 @@ def test_an_answer_that_does_not_come_is_missing_and_comes_later(tmp_path: Path)
     def failing(system: str, user: str) -> str | HarnessError:
         return InfrastructureFault("down (3 attempts)") if "Engine?" in user else reads(system, user)
 
-    judge = Server(lambda *_: InfrastructureFault("busy"))
+    judge = Server(lambda _, user: InfrastructureFault(user.split()[1]))
     unjudged = summarised(answered(working(Server(reads), judge), tmp_path / "judged"))
     assert (unjudged["missing"], unjudged["missing_verdicts"]) == (0, 8)
+    assert unjudged["faults"] == ["Where"] * 5  # those of the first task, then those of the second
     assert unjudged["conditions"]["curated"]["judge"] == {"mean": None, "low": None, "high": None}
     summary = summarised(answered(working(Server(failing)), tmp_path))
     assert (summary["missing"], summary["faults"]) == (3, ["down (3 attempts)"] * 3)
@@ -235,13 +236,13 @@ def test_a_fault_is_tried_again_and_then_one_of_the_infrastructure() -> None:
 
 def test_a_prompt_holds_documents_in_their_order_with_titles_and_without_ids(tmp_path: Path) -> None:
     server, judge = Server(reads), Server(judges)
-    asked = msgspec.structs.replace(WHERE, delivered=(UnitId("rain"), UnitId("ada")))
+    asked = msgspec.structs.replace(WHO, delivered=(UnitId("rain"), UnitId("ada")))
     work = working(server, judge, questions=(asked,), conditions=["curated", "closed"])
     answered(replace(work, texts=DocumentReader(WordRetriever(CUT), QUICK)), tmp_path, places=1)
-    question = f"<question>\n{WHERE.query}\n</question>"
+    question = f"<question>\n{WHO.query}\n</question>"
     documents = "<document>\nAda in rain\n</document>\n<document>\nAda\nAda wrote\nthe program\n</document>"
     assert server.asked == [f"{documents}\n{question}", question]
-    judged = "<correct>\nMissolonghi\n</correct>\n<answer>\nno idea\n</answer>"
+    judged = "<correct>\nCharles Babbage\nBabbage\n</correct>\n<answer>\nno idea\n</answer>"
     assert judge.asked == [f"{question}\n{judged}"] * 2
 
 
