@@ -6,14 +6,17 @@ import csv
 import importlib.util
 import io
 import json
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import ir_measures
 import msgspec
 import pandas as pd
 import polars as pl
 import pytest
+from ir_measures import Qrel, SetP, SetR
 
 import harness1
 from harness1.config import load_config
@@ -80,6 +83,18 @@ def test_deliveries_and_pools_are_runs_that_others_can_score(tmp_path: Path) -> 
     assert [unit for unit, _ in pools["t1"]] == list("xbayz")
     assert pools["t2"] == [("x", 3.0), ("y", 2.0), ("c", 1.0)]
     assert "t4" not in pools
+
+
+def test_the_runs_score_as_the_metrics_do(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    parts = [[rng.sample("abcdefgh", rng.randint(0, most)) for most in (5, 8)] for _ in NAMES]
+    written(tmp_path, [finished(name, *part) for name, part in zip(NAMES, parts, strict=True)])
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    qrels = [Qrel(name, unit, 1) for name in NAMES for unit in GOLD.relevant]
+    measures = ("curated", SetR, "curated_recall"), ("curated", SetP, "curated_precision")
+    for file, measure, name in (*measures, ("pool", SetR, "trajectory_recall")):
+        run = list(ir_measures.read_trec_run(str(tmp_path / f"{file}.trec")))
+        assert ir_measures.calc_aggregate([measure], qrels, run)[measure] == pytest.approx(metrics[name]["mean"])
 
 
 def test_ids_that_hold_white_space_are_encoded_without_becoming_one(tmp_path: Path) -> None:
