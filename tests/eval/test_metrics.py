@@ -292,10 +292,12 @@ def test_rewards_are_those_of_the_given_configuration() -> None:
     assert summarise(failed, TASKS, dear)["reward"]["mean"] == -0.5
 
 
-def test_the_summary_is_json_and_depends_on_no_order() -> None:
+def test_the_summary_is_json_and_depends_on_the_seed_and_on_no_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness1.eval.metrics.RESAMPLES", 10)
     shuffled = random.Random(0).sample(RUN, len(RUN))
     first, second = (json.dumps(summarise(iter(run), TASKS, CONFIG), allow_nan=False) for run in (RUN, shuffled))
     assert first == second
+    assert first != json.dumps(summarise(RUN, TASKS, CONFIG, seed=1))
     faults = summarise([RUN[3]], TASKS, CONFIG)
     assert (faults["curated_recall"], faults["scored"]) == ({"mean": None, "low": None, "high": None}, 0)
     assert summarise([], {}, CONFIG)["tool_mix"] == {}
