@@ -141,8 +141,8 @@ def test_worker_processes_share_the_cores(index: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
     assert len(episodes(index, 2, 8)) == 8
     assert [setup.config.machine.threads for setup in begun] == [3]
-    given = EpisodeSetup(load_config(None, ["machine.threads=5"]), index, "scripted")
-    assert given.share(2).config.machine.threads == 5
+    given = EpisodeSetup(load_config(None, ["machine.threads=5"]), index, "scripted", reasoned=True, student="folder")
+    assert given.share(2) == given
 
 
 def test_a_file_that_one_process_can_open_is_left_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
