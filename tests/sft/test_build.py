@@ -363,17 +363,20 @@ def test_the_command_prints_the_gates_or_the_card(teacher: Path, run_copy: Path,
     assert "2 of its tasks are missing" in " ".join(part.stdout.split())
 
 
-def test_the_command_renders_again_for_a_checkpoint_in_the_environment_of_the_runs(
+def test_the_command_renders_again_for_a_tokenizer_or_a_checkpoint_in_the_environment_of_the_runs(
     approximate: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "student"
     folder.mkdir()
     (folder / "tokenizer.json").write_bytes(vocabulary("chatml"))
+    monkeypatch.chdir(tmp_path)
+    gates = [f"--set=sft.gates.{each}" for each in ("recall=0.0", "near=1.0")]
+    plain = ("--out", "plain", "--rerender", "--format", "compact", "--tokenizer", "./student")
+    assert command(approximate, *gates, *plain).exit_code == 0
+    assert read_card(Path("plain")).format == "compact" != CONFIG.policy.format
     env = CONFIG.env.plain()
     card = Checkpoint(format="compact", counter="c", env=env, env_hash=env_hash(CONFIG.env), base="b")
     (folder / CHECKPOINT).write_bytes(msgspec.json.encode(card))
-    monkeypatch.chdir(tmp_path)
-    gates = [f"--set=sft.gates.{each}" for each in ("recall=0.0", "near=1.0")]
     options = (*gates, "--out", "out", "--tokenizer", "./student")
     assert "--rerender" in str(command(approximate, *options).exception)
     assert "--tokenizer" in str(command(approximate, "--out", "out", "--rerender").exception)
