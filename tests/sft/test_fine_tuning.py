@@ -299,7 +299,7 @@ def test_what_training_reads_is_never_written_over(place: Place, trained: Path) 
     for work in (tuning(place, trained, model=trained), tuning(place, place.rows), tuning(place, place.rows.parent)):
         with pytest.raises(UsageError, match="is an input, and is inside --out: choose another --out"):
             fine_tune(work, silent)
-    assert files == {path: path.read_bytes() for path in files}
+    assert files == {path: path.read_bytes() for path in trained.iterdir() if path.is_file()}
 
 
 def test_a_state_of_another_version_says_so(place: Place, tmp_path: Path) -> None:

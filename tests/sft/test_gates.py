@@ -80,7 +80,8 @@ def test_each_gate_stops_what_fails_it_alone(gate: str, changes: dict[str, Any])
 
 def test_a_report_names_the_first_few_and_says_why() -> None:
     bounds = {"documents": 1, "recall": 0.1, "calls": {"search_corpus": 1}, "status": Status.TRUNCATED}  # which pass
-    _, reports = passed(*(one(number, recall=0.0) for number in range(8)), one(9, **bounds))
+    kept, reports = passed(*(one(number, recall=0.0) for number in range(8)), one(9, **bounds))
+    assert kept == ["e9"]
     report = reports["recall"]
     assert (report.entered, report.passed, len(report.dropped)) == (9, 1, 5)
     assert report.dropped[0] == "d/t0 (e0): curated recall 0.000"

@@ -57,6 +57,7 @@ def taught_in(student: Student, *tasks: tuple[str, str, list[Task]]) -> Student:
     return Student(student.folder, card, student.chat, student.env)
 
 
+@pytest.mark.usefixtures("unloaded")
 def test_rows_may_be_as_long_as_the_model_reads_and_no_longer(place: Place, tmp_path: Path) -> None:
     rows, card = RowFile(place.rows / TRAIN), read_card(place.rows)
     longest = int(rows.lengths.max())
