@@ -144,7 +144,7 @@ class Run:
 
     @cached_property
     def per_task(self) -> PerTask:
-        """The metrics of each scored task (see `summary.task_metrics`)."""
+        """The metrics of each scored task (see `metrics.task_metrics`)."""
         episodes, finished = self.episodes.values(), self.stage.status == "finished"
         found = task_metrics(episodes, self.tasks, self.config, finished=finished, faults=self.faults)
         return self.with_rollout_costs(found)
