@@ -66,6 +66,11 @@ ACTIONS = (
 )
 
 
+def sized(window: int, order: Order, handles: bool) -> Env:
+    env = Env(context_window=window, generation_reserve=RESERVE, rendering=Rendering(order=order))
+    return env.switch(entity_handles=handles)
+
+
 def lasts(env: SearchEnv, *actions: ToolCall) -> None:
     """Play the actions; no context is missing or over its budget."""
     steps = play(env, *actions, query="Which river?")
@@ -77,12 +82,8 @@ def lasts(env: SearchEnv, *actions: ToolCall) -> None:
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(corpora(), st.sampled_from(ORDERS), st.booleans())
 def test_a_search_ends_no_episode_in_the_smallest_window(chunks: list[Chunk], order: Order, handles: bool) -> None:
-    def sized(window: int) -> Env:
-        env = Env(context_window=window, generation_reserve=RESERVE, rendering=Rendering(order=order))
-        return env.switch(entity_handles=handles)
-
-    window = make_env(sized(100_000)).renderer.smallest_window()
-    lasts(make_env(sized(window), chunks), ACTIONS[0])
+    window = make_env(sized(100_000, order, handles)).renderer.smallest_window()
+    lasts(make_env(sized(window, order, handles), chunks), ACTIONS[0])
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
