@@ -17,11 +17,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness1.config import Config, Env, Machine, Model
+from harness1.config import ChatPolicy, Config, Env, Machine, Model
 from harness1.episodes.rollout import rollout
 from harness1.policy.language_model import LanguageModelPolicy
 from harness1.policy.policy import Policy
-from harness1.records import Episode, Task
+from harness1.records import Episode, Status, Task
+from harness1.rows import prefix_merging
 from harness1.rows.calls import RecordedCall, read_calls, read_records
 from harness1.runs.files import read_stage
 from harness1.serve.service import ServiceLimits
@@ -172,6 +173,46 @@ def test_the_key_of_an_agent_stays_here_and_ours_goes_to_the_server(tmp_path: Pa
     assert seen == ["Bearer sk-ours-123456"]
     assert [call.session_id for call in read_records(tmp_path)] == ["episode-9"]
     assert b"sk-ours" not in b"".join(path.read_bytes() for path in tmp_path.iterdir())
+
+
+def test_a_local_model_says_the_same_in_process_and_through_the_proxy(tmp_path: Path) -> None:
+    """A random model speaks no words and no UTF-8: only its ids can be handed back to it."""
+    from harness1.models.transformers_backend import open_transformers
+    from tests.tiny_models import save_tiny_model
+
+    chat = hermes()
+    size = max(chat.tokenizer.control.values()) + 1
+    folder = save_tiny_model(tmp_path / "model", vocab_size=size, max_position_embeddings=16384)
+    config = Config(policy=ChatPolicy(temperature=0.8, format_retries=2), env=Env(generation_reserve=24))
+
+    def opened() -> Any:
+        return open_transformers(folder, device="cpu", dtype="float32", threads=1, rows=4, cache_tokens=16384)
+
+    expected = episode(LanguageModelPolicy(opened(), chat, 96, config.policy), 5)
+    assert expected.status is Status.POLICY_ERROR
+    with proxying(tmp_path / "run", upstream_of(opened(), hermes(), config)) as url:
+        for client in CLIENTS.values():
+            episode(AgentPolicy(client(url), chat, 96, config.policy), 5)
+        small_talk(url)
+    calls = list(read_calls(tmp_path / "run"))
+    own = expected.turns[0].calls
+    for call, alone in zip(calls[:12], own * 4, strict=True):
+        prompt = tuple(token for key in alone.prompt for token in expected.segments[key])
+        assert (call.prompt_ids, call.output_ids) == (prompt, alone.output_ids)
+        assert call.output_logprobs == pytest.approx(alone.output_logprobs, abs=1e-4)
+    assert len(calls[12:]) == 4
+    assert prefix_merging(calls[12:]).counts["rows"] == 1
+
+
+def small_talk(url: str) -> None:
+    from anthropic import Anthropic
+
+    messages: list[Any] = []
+    with Anthropic(base_url=url, api_key="talk") as client:
+        for turn in range(4):
+            messages.append({"role": "user", "content": f"Number {turn}."})
+            made = client.messages.create(model="m", max_tokens=12, messages=messages, extra_body={"seed": turn})
+            messages.append({"role": "assistant", "content": made.content})
 
 
 def test_the_command_says_where_it_is_records_and_ends_on_a_signal(tmp_path: Path) -> None:

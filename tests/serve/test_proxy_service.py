@@ -109,6 +109,13 @@ def test_system_messages_at_the_beginning_are_one_and_later_ones_speak_as_the_us
     assert bare.index("<|im_start|>system") < bare.index("search_corpus") < bare.index("Hi")
 
 
+def test_a_prompt_does_not_depend_on_what_other_agents_said_before() -> None:
+    alone, shared = chat_format("harmony", "harmony"), chat_format("harmony", "harmony")
+    asked = [ChatMessage("assistant", "", (Called("c", "look"),)), ChatMessage("tool", "One.", answers="c")]
+    rendered(shared, ChatMessage("system", "One."), ChatMessage("user", "Hi"))
+    assert rendered(shared, *asked) == rendered(alone, *asked)
+
+
 def test_a_call_is_sampled_as_it_asks_and_as_the_configuration_says_otherwise(tmp_path: Path) -> None:
     model = Dice(hermes())
     config = Config(policy=ChatPolicy(temperature=0.7), env=Env(generation_reserve=300))

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -277,6 +278,43 @@ def test_the_command_ends_cleanly_on_a_signal(index: Path, end: signal.Signals, 
         assert process.returncode == code
         assert "Traceback" not in complaint
         idle.close()
+
+
+def open_files(process: subprocess.Popen[str]) -> int:
+    return len(list(Path(f"/proc/{process.pid}/fd").iterdir()))
+
+
+@pytest.mark.service
+def test_more_clients_than_files_are_all_answered_within_the_bound_of_files(index: Path) -> None:
+    asked = posting("/retrieve", b'{"queries":["Who founded the company?"],"topk":3}', b"Connection: close\r\n")
+
+    async def one(url: str) -> int:
+        reader, writer = await asyncio.open_connection(HOST, int(url.rsplit(":", 1)[1]))
+        writer.write(asked)
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+        assert len(json.loads(body)["result"][0]) == 3
+        return int(head.split()[1])
+
+    async def crowd(url: str) -> list[int]:
+        return await asyncio.gather(*(one(url) for _ in range(200)))
+
+    def watch() -> None:
+        while not done.wait(0.005):
+            most.append(open_files(process))
+
+    with process_serving(index, files=OWN_FILES + 50) as (process, url):
+        before, most, done = open_files(process), [0], threading.Event()
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        assert set(run(crowd(url))) == {200}
+        done.set()
+        watcher.join()
+        assert before + 25 < max(most) <= before + 50 + 2
+        deadline = time.monotonic() + 10
+        while open_files(process) > before + 2 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert open_files(process) <= before + 2
 
 
 @pytest.mark.service
