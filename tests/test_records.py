@@ -10,6 +10,7 @@ from harness1.errors import SchemaError
 from harness1.plain import digest, text_digest
 from harness1.records import (
     SCHEMA_VERSION,
+    STATUS_OF,
     DocId,
     Episode,
     Gold,
@@ -32,7 +33,7 @@ def episode() -> Episode:
 def test_an_episode_survives_its_line() -> None:
     made = episode()
     line = encode_episode(made)
-    assert b"\n" not in line
+    assert not any(word in line for word in (b"\n", b"gold", b"metadata"))
     assert decode_episode(line) == made
     assert encode_episode(decode_episode(line)) == line
 
@@ -60,6 +61,16 @@ def test_records_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
         TASK.query = "other"
     assert Observation("a").resolved is not Observation("b").resolved
+
+
+def test_every_end_has_an_owner() -> None:
+    owners = {stop.value: status.value for stop, status in STATUS_OF.items()}
+    assert owners == {
+        **dict.fromkeys(("end_search", "turn_limit"), "completed"),
+        "context_limit": "truncated",
+        **dict.fromkeys(("context_overflow", "format_limit"), "policy_error"),
+        "fault": "infra_error",
+    }
 
 
 def test_a_key_names_the_work_and_not_the_run() -> None:
