@@ -176,6 +176,14 @@ def test_a_reward_that_is_no_finite_number_is_refused_at_its_term(value: Any, tm
         composite(Outcome(set_size=1), ended_episode(), config)
 
 
+@pytest.mark.parametrize("kind", ["float32", "float64"])
+def test_numbers_of_numpy_are_numbers(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "even.py"
+    path.write_text(f"import numpy\n\ndef even(case):\n    return numpy.{kind}(0.25)\n")
+    found = composite(Outcome(set_size=1), ended_episode(), load_config(rewards={f"{path}:even": 2.0}))
+    assert (found.total, type(found.terms["even"].value)) == (0.5, float)
+
+
 def test_the_sum_of_terms_has_no_floor_and_no_reward_of_its_own_for_nothing(mine: str) -> None:
     config = load_config(rewards={"recall": 1.0, f"{mine}:few": 3.0})
     assert composite(Outcome(), ended_episode(), config).total == 0.0
@@ -347,6 +355,16 @@ def test_a_file_that_was_edited_is_imported_anew_under_its_new_hash(mine: str, m
     assert first[1] != second[1]
 
 
+def test_a_script_that_runs_through_a_link_is_not_imported_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "real_terms.py").write_text("def one(case):\n    return 1.0\n")
+    (tmp_path / "linked_terms.py").symlink_to(tmp_path / "real_terms.py")
+    monkeypatch.syspath_prepend(tmp_path)
+    one = __import__("linked_terms").one
+    assert plugins.load_own(plugins.own_name(one)) is one
+
+
 def test_a_module_that_changed_after_its_import_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "terms_of_mine.py").write_text("def one(case):\n    return 1.0\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -355,6 +373,16 @@ def test_a_module_that_changed_after_its_import_is_refused(tmp_path: Path, monke
     (tmp_path / "terms_of_mine.py").write_text("def one(case):\n    return 2.0\n")
     with pytest.raises(UsageError, match="has changed since this process imported it"):
         h.Env(reward=[terms.one])
+
+
+def test_a_run_is_scored_again_with_a_reward_that_was_edited(mine: str, tmp_path: Path, harness1: Command) -> None:
+    words = ("eval", "world:60", "--reward", f"{mine}:few", "--limit", "1", "--out", str(tmp_path / "run"))
+    assert harness1(*words).code == 0
+    Path(mine).write_text(f"{MINE}\ndef few(case):\n    return 5.0\n")
+    refused = harness1("replay", str(tmp_path / "run"))
+    assert (refused.code, "few as it was" in refused.err) == (2, True)
+    assert harness1(*words, "--rescore").code == 0
+    assert h.load_run(tmp_path / "run").episodes[0].reward.total == 5.0
 
 
 @pytest.mark.parametrize(("kind", "why"), [("reward", "the reward term 'fails' failed for task"), ("policy", "failed")])
