@@ -110,6 +110,13 @@ def test_inspect(tmp_path: Path, index: str) -> None:
     assert "reward" in said
 
 
+@needs("inspect_ai")
+def test_inspect_without_an_index_says_what_is_missing(tmp_path: Path) -> None:
+    found = ended("inspect_eval.py", "mockllm/model", "world:120", "missing-index", at=tmp_path)
+    assert (found.returncode, "Traceback" in found.stderr) == (1, False)
+    assert "missing-index" in found.stderr.splitlines()[-1]
+
+
 @needs("verifiers")
 def test_verifiers(tmp_path: Path, index: str) -> None:
     with chat_server() as address:

@@ -96,6 +96,20 @@ def test_a_search_delivers_its_curated_set_and_is_recorded_like_any_other(mode: 
     assert not len(served.searches)
 
 
+def test_each_answer_holds_what_is_new_and_nothing_twice() -> None:
+    async def plays(served: Served) -> list[str]:
+        async with served.client() as client:
+            began = await client.call_tool("start_search", {"question": QUESTION})
+            name = told(began)["search"]
+            looks = [await look(client, name, query) for query in ("Ada Byron", "besieged town")]
+            return [text(each) for each in (began, *looks)]
+
+    answers = run(plays(Served()))
+    for new, first in ((QUESTION, 0), ("She was the daughter of Lord Byron", 1)):
+        assert [new in each for each in answers] == [at == first for at in range(3)]
+    assert "Missolonghi" in answers[2]
+
+
 Told = tuple[list[str], list[str]]
 """What a search said after each call, and what it delivered."""
 

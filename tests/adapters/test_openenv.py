@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from harness1.data.open import open_source
+from harness1.runs.journal import latest_episodes
 from tests.adapters.peers import harness1, next_call, scratch_index, serving_openenv, shown_in
 from tests.support import command_process
 
@@ -55,6 +56,17 @@ def test_eight_sessions_at_once_get_the_rewards_of_an_evaluation_and_replay(tmp_
     assert {each["state"]["task_id"]: each["reward"] for each in found} == pytest.approx(rewards)
     assert all(each["curated"] and each["stop_reason"] == "end_search" for each in found)
     assert all(each["state"]["step_count"] == len(rows[0]["turns"]) for each in found)
+
+
+def test_every_episode_of_a_task_is_kept_with_its_reward_and_replays(tmp_path: Path, index: Path) -> None:
+    run, told = tmp_path / "run", []
+    for _ in range(2):
+        with serving_openenv(str(index), "--record", str(run)) as address:
+            told += [asyncio.run(played(address, 0))["reward"] for _ in range(2)]
+    harness1("replay", str(run))
+    found = [each for _, each in sorted(latest_episodes(run).items())]
+    assert [each.sample_idx for each in found] == [0, 1, 2, 3]
+    assert [each.reward.total for each in found if each.reward is not None] == pytest.approx(told)
 
 
 def test_a_session_that_is_left_harms_no_other(index: Path) -> None:

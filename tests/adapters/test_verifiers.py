@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from harness1.runs.journal import latest_episodes
-from tests.adapters.peers import ROLLOUTS, TASKS, chat_server, harness1, scratch_index, traces
+from tests.adapters.peers import ROLLOUTS, TASKS, branches, chat_server, harness1, scratch_index, traces
 
 vf: Any = pytest.importorskip("verifiers.v1", reason="verifiers is not installed")
 
@@ -45,6 +45,14 @@ def test_rewards_are_those_of_an_evaluation(tmp_path: Path, address: str, index:
     kept = latest_episodes(tmp_path / "vf" / "episodes").values()
     assert sorted(each.sample_idx for each in kept) == [*[0] * TASKS, *[1] * TASKS]
     assert {each.episode_id for each in kept} == {trace["info"]["harness1"]["episode_id"] for trace in found}
+
+
+@pytest.mark.parametrize(("order", "expected"), [("paper", 3), ("epoch", 1)])
+def test_a_trainer_gets_one_sequence_for_each_epoch(
+    tmp_path: Path, address: str, index: Path, order: str, expected: int
+) -> None:
+    found = traces(tmp_path / "vf", address, str(index), f'settings = ["env.rendering.order={order}"]', tasks=1)
+    assert {len(branches(trace)) for trace in found} == {expected}
 
 
 def test_a_dead_index_makes_an_error_without_a_reward(tmp_path: Path, address: str) -> None:
