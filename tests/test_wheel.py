@@ -10,6 +10,7 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +25,7 @@ FAST = ("tests/test_words.py", "tests/test_config.py", "tests/memory/test_senten
 """Tests that run from the source distribution."""
 MADE = re.compile(r"PKG-INFO|setup\.cfg|harness1\.egg-info/.*")
 """Files that the build adds to the source distribution."""
-
-
+CLASSIFIERS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
 RUNNING = f"3.{sys.version_info.minor}"
 CLEAN = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 """The environment of this process, without a way to the checkout."""
@@ -176,6 +176,26 @@ def test_the_demo_runs_and_opens_in_the_viewer_without_a_checkout(installed: New
 
 def test_own_files_are_searched_without_a_checkout(installed: Newcomer) -> None:
     search_two_notes(installed)
+
+
+def interpreter(version: str) -> str | None:
+    """Return an interpreter of a version on this machine: on the path, or among those of pyenv."""
+    places = [shutil.which(f"python{version}")]
+    if shutil.which("pyenv"):
+        places += map(str, Path(called("pyenv", "root").strip()).glob(f"versions/{version}.*/bin/python"))
+    runs = (place for place in filter(None, places) if subprocess.run([place, "-c", ""], check=False).returncode == 0)
+    return next(runs, None)
+
+
+@pytest.mark.parametrize("version", sorted({*re.findall(r"3\.\d+", " ".join(CLASSIFIERS))} - {RUNNING}))
+def test_a_version_of_python_that_the_metadata_names_runs_it(version: str, wheel: Path, tmp_path: Path) -> None:
+    if (python := interpreter(version)) is None:
+        pytest.skip(f"Python {version} is not on this machine")
+    who = newcomer(tmp_path, python)
+    if (done := pip(who, wheel)).returncode:
+        pytest.skip(f"the dependencies cannot be installed for Python {version}: {done.stderr.strip()[-300:]}")
+    assert who.run("harness1", "--version") == f"harness1 {harness1.__version__}\n"
+    search_two_notes(who)
 
 
 def test_a_container_has_the_files_that_the_wheel_is_built_from(files: list[str], wheel: Path, tmp_path: Path) -> None:
