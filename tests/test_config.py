@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from harness1.cli.options import config_hashes
-from harness1.config import Config, Env, Index, configurations, load_config, present_tree
+from harness1.config import LONGEST, Config, Env, Index, configurations, load_config, present_tree
 from harness1.config.env import read_index_description
 from harness1.config.settings import REMOVED, SWITCHES, Settings, differences, notes, to_record
 from harness1.config.training import TERMS, Reward
@@ -264,6 +264,7 @@ def test_what_the_source_says_of_settings_stands_above_them_and_is_read_back_as_
     assert lines[lines.index("context_window = 32768") - 1] == "# Tokens of prompt and output together."
     assert lines[lines.index("[env.search]") - 1] == "# The limits of one search query."
     (tmp_path / "shown.toml").write_text("\n".join(lines))
+    assert (tmp_path / "shown.toml").stat().st_size < LONGEST / 2
     assert load_config(tmp_path / "shown.toml") == config
 
 
