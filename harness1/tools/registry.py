@@ -40,7 +40,7 @@ TOOLS: Mapping[ToolFunction, str] = MappingProxyType(
         end_search: "",
     }
 )
-"""Each tool, in the order shown, with the group of `env` whose `on` offers it; empty: always offered."""
+"""Each tool, in the order shown, with the mechanism of `env` that offers it; empty: always offered."""
 NAMES = frozenset(function.__name__ for function in TOOLS)
 
 

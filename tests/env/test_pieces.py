@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness1.config import AutoPopulate, Curation, Env, PoolView, Read, Rendering, load_config
+from harness1.config import AutoPopulate, Curation, Env, PoolView, Read, Rendering, Search, load_config
 from harness1.env import view as views
 from harness1.env.pieces import SENTENCES, ApproximateCounter, piece, sentence
 from harness1.env.verifiers import Judgement, VerifierFault
@@ -82,8 +82,9 @@ def test_the_prompt_speaks_of_what_is_enabled_and_of_the_limits_of_the_configura
     assert not any(name in prompt(off.env) for name in names)
     text = prompt(Env(max_turns=17, curation=Curation(cap=13)))
     assert all(limit in text for limit in ("at most 17", "at most 13 documents", "up to 5 different queries"))
-    gives_up = ["gives up its least important" in prompt(Env(curation=Curation(eviction=e))) for e in ("rank", "fifo")]
-    assert gives_up == [True, False]
+    ways = [Env(curation=Curation(eviction=each)) for each in ("rank", "fifo", "refuse")]
+    assert ["gives up its least important" in prompt(each) for each in ways] == [True, False, False]
+    assert prompt(Env(search=Search(hits=3))) == prompt()
 
 
 def codes(*actions: ToolCall, guidance: Any = "facts", off: str = "", **options: Any) -> list[list[str]]:
@@ -200,6 +201,7 @@ def test_everything_in_the_view_can_be_read_in_the_text(order: str, tags: bool) 
         view = step.context.view
         for each in step.context.pieces:
             assert [words for words in words_of(each.shows, seen) if words not in each.text] == []
+            assert each.text.startswith("Verified:\n") == each.key.startswith("verdicts#")
         for turn, hits in view.hits.items():
             texts = [each.text.splitlines()[0] for each in step.context.pieces if each.key.startswith(f"hit/{turn}#")]
             queries = view.turns[turn].queries

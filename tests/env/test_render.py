@@ -324,7 +324,8 @@ def test_the_budget_line_warns_by_level_and_closes_every_context() -> None:
     for share, level in levels.items():
         line = marker(Env(context_window=12_048), int(share * 10_000), 3)
         assert line.shows == BudgetView(int(share * 10_000), 10_000, 3, 40, level)
-        assert f"({share:.0%})" in line.text
+        used = int(share * 10_000)
+        assert line.text.startswith(f"Budget: {used} of 10000 tokens ({share:.0%}), turn 3 of 40.")
         assert level in line.text
     for order in ORDERS:
         env = make_env(Env(rendering=Rendering(order=order)))

@@ -49,6 +49,7 @@ def test_what_is_pruned_leaves_the_context_alone_and_can_be_read_again_and_pruni
     lost = set(before.context.pieces) - set(after.context.pieces)
     assert {each.shows.document.handle for each in lost if isinstance(each.shows, HitView)} == {"D1", "D2"}
     assert len(lost) == 2
+    assert "Pruned: D1, D2." in text_of(after.context)
     assert after.context.budget.used < before.context.budget.used
     assert {"D1", "D2"}.isdisjoint(after.context.view.documents)
     assert {"D1", "D2"} <= {entry.handle for entry in env.state.memory.pool.entries.values()}

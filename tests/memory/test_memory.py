@@ -231,8 +231,9 @@ def test_a_subject_is_the_argument_that_matters_and_a_huge_tool_name_does_not_fi
 
 def test_a_line_counts_units_returned_new_and_curated() -> None:
     env = make_env(Env(auto_populate=AutoPopulate(by="first")))
-    play(env, search("Ada Lovelace"), search("Ada Byron"), curate(add_ids=["D3"]))
+    checked = call("verify", doc_ids=["D1"], claim="Ada wrote the first program.")
+    play(env, search("Ada Lovelace"), search("Ada Byron"), curate(add_ids=["D3"]), checked)
     lines = [(line.turn, line.returned, line.new, line.curated) for line in env.state.memory.history]
-    assert lines == [(1, 2, 2, 2), (2, 1, 1, 0), (3, 0, 0, 1)]
+    assert lines == [(1, 2, 2, 2), (2, 1, 1, 0), (3, 0, 0, 1), (4, 1, 0, 0)]
     found = Observation("search_corpus", (hit("a", "x", index=0), hit("a", "y", index=1)))
     assert [history_line(1, Pool(unit), search("x"), found).returned for unit in ("chunk", "document")] == [2, 1]
