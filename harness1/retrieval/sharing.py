@@ -7,26 +7,23 @@ import asyncio
 import atexit
 import hashlib
 import time
-from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from functools import partial
-from itertools import islice
+from itertools import chain, repeat
 from threading import Condition, Thread
-from typing import Any, Generic, TypeVar
-
-from msgspec.structs import replace
+from typing import Generic, TypeVar
 
 from harness1.retrieval.protocol import Found, RetrievalFault, Retriever, SearchRequest, SearchResult
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-_Flight = asyncio.Task[dict[bytes, Found]]
-"""Searches under way that were asked together."""
 
-LONGEST = 64
-"""Hits of the longest result that is remembered: longer ones would take much memory, and are hardly asked twice."""
+ORDINARY = 16
+"""Hits of an ordinary result. The cache keeps at most `size` times as many hits."""
+LARGEST = 1024
+"""Hits of the longest result that is kept: longer ones would drive out many that are asked more often."""
 BATCH_SIZE, WINDOW_S = 64, 0.002
 """Searches, or judgements, of one batch, and the seconds that the first waits for others."""
 CACHED_SEARCHES = 4096
@@ -39,26 +36,28 @@ CLOSING_S = 10.0
 
 class Batcher(Generic[Item, Result]):
     """Gathers the items of concurrent calls and hands them to `work`, which returns one result each, in one thread, at
-    most `size` at a time. The first call after an idle time waits `window_s` seconds for others, unless the batch is
-    full or as many calls wait as the last batch had; calls that arrive while a batch runs form the next one. Exceptions
+    most `size` at a time. The first item after an idle time waits `window_s` seconds for others, unless the batch is
+    full or as many calls wait as the last batch had; items that arrive while a batch runs form the next one. Exceptions
     go to the callers of their batch. Not tied to an event loop; the thread does not keep the process from exiting."""
 
     def __init__(self, work: Callable[[list[Item]], Sequence[Result]], window_s: float, size: int) -> None:
         self._work, self._window_s, self._size = work, window_s, size
-        self._waiting: deque[tuple[list[Item], Future[list[Result]]]] = deque()
+        self._waiting: deque[tuple[Item, Future[Result], bool]] = deque()
+        """Items, their results, and whether they are the first of their calls."""
         self._changed = Condition()
         self._thread: Thread | None = None
         self._usual = size
         self._closed = False
 
     async def submit(self, items: Sequence[Item]) -> list[Result]:
-        """Return the results of the items, in their order. Cancelling withdraws them, unless a batch has taken them.
+        """Return the results of the items, in their order. Cancelling withdraws items that no batch has taken yet.
         Raises what `work` raises, and ValueError: it left a result out."""
-        if not items:
+        futures: list[Future[Result]] = [Future() for _ in items]
+        if not futures:
             return []
-        future: Future[list[Result]] = Future()
         with self._changed:
-            self._waiting.append((list(items), future))
+            firsts = chain([True], repeat(False))
+            self._waiting.extend(zip(items, futures, firsts, strict=False))
             if self._thread is None:
                 self._thread = Thread(target=self._run, name="batcher", daemon=True)
                 self._thread.start()
@@ -66,51 +65,49 @@ class Batcher(Generic[Item, Result]):
                 atexit.register(self._close)
             self._changed.notify()
         try:
-            return await asyncio.wrap_future(future)
+            return await asyncio.gather(*map(asyncio.wrap_future, futures))
         except BaseException:
-            future.cancel()
+            for future in futures:
+                future.cancel()
             with self._changed:
-                self._waiting = deque(call for call in self._waiting if call[1] is not future)
+                self._waiting = deque(entry for entry in self._waiting if not entry[1].cancelled())
             raise
 
     def _run(self) -> None:
         rested = True
-        while (calls := self._collect(rested)) is not None:
-            items = [item for some, _ in calls for item in some]
-            with ExitStack() as stack:
-                stack.push(partial(_pass_on, [future for _, future in calls]))
-                results: list[Result] = []
-                for start in range(0, len(items), self._size):
-                    results += self._work(items[start : start + self._size])
-                if len(results) != len(items):
-                    raise ValueError(f"{len(results)} results for {len(items)} items")
-                left = iter(results)
-                for some, future in calls:
-                    future.set_result(list(islice(left, len(some))))
+        while self._collect(rested):
+            batch: list[tuple[Item, Future[Result], bool]] = []
+            with self._changed:
+                while self._waiting and len(batch) < self._size:
+                    entry = self._waiting.popleft()
+                    if entry[1].set_running_or_notify_cancel():
+                        batch.append(entry)
+            if batch:
+                self._usual = max(1, sum(is_first for *_, is_first in batch))
+                futures = [future for _, future, _ in batch]
+                with ExitStack() as stack:
+                    stack.push(lambda _kind, error, _trace, futures=futures: _pass_on(error, futures))
+                    results = self._work([item for item, *_ in batch])
+                    if len(results) != len(batch):
+                        raise ValueError(f"{len(results)} results for {len(batch)} items")
+                    for future, result in zip(futures, results, strict=True):
+                        future.set_result(result)
             rested = not self._waiting
 
-    def _collect(self, rested: bool) -> list[tuple[list[Item], Future[list[Result]]]] | None:
-        """Wait until a batch should start, and return the calls that make it up; None after a long idle time."""
-
-        def is_enough() -> bool:
-            return len(self._waiting) >= self._usual or sum(len(items) for items, _ in self._waiting) >= self._size
-
+    def _collect(self, rested: bool) -> bool:
+        """Wait until a batch should start; return False after a long idle time."""
         with self._changed:
             came = self._changed.wait_for(lambda: self._waiting or self._closed, IDLE_S)
             if not came or self._closed:
                 self._thread = None
                 atexit.unregister(self._close)
-                return None
+                return False
             if rested:
-                self._changed.wait_for(is_enough, self._window_s)
-            calls, size = [], 0
-            while self._waiting and size < self._size:
-                call = self._waiting.popleft()
-                if call[1].set_running_or_notify_cancel():
-                    calls.append(call)
-                    size += len(call[0])
-            self._usual = len(calls) or self._usual
-            return calls
+                self._changed.wait_for(self._is_enough, self._window_s)
+            return True
+
+    def _is_enough(self) -> bool:
+        return len(self._waiting) >= self._size or sum(entry[2] for entry in self._waiting) >= self._usual
 
     def _close(self) -> None:
         """Let the running batch end when the process exits, and start no other."""
@@ -121,7 +118,7 @@ class Batcher(Generic[Item, Result]):
             thread.join(CLOSING_S)
 
 
-def _pass_on(futures: Sequence[Future[Any]], _kind: object, error: BaseException | None, _trace: object) -> bool:
+def _pass_on(error: BaseException | None, futures: Sequence[Future[Result]]) -> bool:
     """Pass an exception, if any, on to the callers, because the thread must not die while they wait for it."""
     for future in futures if error is not None else ():
         future.set_exception(error)
@@ -129,43 +126,36 @@ def _pass_on(futures: Sequence[Future[Any]], _kind: object, error: BaseException
 
 
 class CachingRetriever:
-    """`Retriever` that remembers the latest `size` results of at most `LONGEST` hits by query, k, excluded chunks and
-    settings (their `repr`). Faults are never kept; a caller whose search failed as part of another's asks again. A
-    search goes on while anyone waits for it, each as long as its own deadline allows. Usable from several event loops,
-    one after the other."""
+    """`Retriever` that remembers `size` ordinary results, or fewer long ones, by query, k, excluded chunks and settings
+    (their `repr`). Faults are never kept; a caller whose search failed as part of another's asks again. A search goes
+    on while anyone waits for it, each as long as its own deadline allows. Usable from several event loops, one after
+    the other."""
 
     def __init__(self, inner: Retriever, size: int, settings: object) -> None:
         self._inner, self.info = inner, inner.info
         self.grep, self.read, self.get = inner.grep, inner.read, inner.get
-        self._size, self._settings = size, repr(settings)
-        self._kept: OrderedDict[bytes, SearchResult] = OrderedDict()
+        self._settings = repr(settings)
+        self._kept = _Kept(size)
         self._flights: dict[bytes, _Flight] = {}
-        self._waiting: Counter[_Flight] = Counter()
 
     async def search(self, requests: Sequence[SearchRequest]) -> list[Found]:
         """Answer what is kept at once, join what is under way, and ask for the rest together."""
         begin = time.monotonic()
-        asked = [(self._key(request), request) for request in requests]
-        kept = {key: self._kept[key] for key, _ in asked if key in self._kept}
-        for key in kept:
-            self._kept.move_to_end(key)
-        flights = {key: flight for key, _ in asked if key not in kept and (flight := self._under_way(key))}
-        own = {key: request for key, request in asked if key not in kept and key not in flights}
+        keys = [self._key(request) for request in requests]
+        kept = [self._kept.get(key) for key in keys]
+        missing = {key: request for key, request, result in zip(keys, requests, kept, strict=True) if result is None}
+        flights = {key: flight for key in missing if (flight := self._under_way(key))}
+        own = {key: request for key, request in missing.items() if key not in flights}
         if own:
             flights |= dict.fromkeys(own, self._launch(own))
-        joined = set(flights.values())
-        self._waiting.update(joined)
-        try:
-            return [
-                kept.get(key) or await self._land(key, request, begin + request.deadline, flights[key], key in own)
-                for key, request in asked
-            ]
-        finally:
-            self._waiting.subtract(joined)
-            for flight in joined:
-                if not self._waiting[flight]:
-                    del self._waiting[flight]
-                    flight.cancel()
+        answers: list[Found] = []
+        with ExitStack() as held:
+            for flight in set(flights.values()):
+                held.enter_context(flight)
+            for key, request, result in zip(keys, requests, kept, strict=True):
+                end = begin + request.deadline
+                answers.append(result or await self._land(key, request, end, flights[key], key in own))
+        return answers
 
     def _key(self, request: SearchRequest) -> bytes:
         # A digest, because excluded ids would take more room than results; of a `repr`, which escapes lone surrogates.
@@ -175,44 +165,85 @@ class CachingRetriever:
     def _under_way(self, key: bytes) -> _Flight | None:
         """Return the running search for a key, unless a closed event loop left it behind."""
         flight = self._flights.get(key)
-        if flight is None or flight.cancelling() or flight.get_loop() is not asyncio.get_running_loop():
+        if flight is None or flight.task.cancelling() or flight.task.get_loop() is not asyncio.get_running_loop():
             return None
         return flight
 
     def _launch(self, requests: dict[bytes, SearchRequest]) -> _Flight:
         """Ask the inner retriever in a task of its own, so that the search can outlive its caller."""
-
-        async def ask() -> dict[bytes, Found]:
-            answers = await self._inner.search(list(requests.values()))
-            if len(answers) != len(requests):
-                answers = [RetrievalFault(f"{len(answers)} results for {len(requests)} queries")] * len(requests)
-            for key, answer in zip(requests, answers, strict=True):
-                if isinstance(answer, SearchResult) and len(answer.hits) <= LONGEST:
-                    self._kept[key] = answer
-                    self._kept.move_to_end(key)
-            while len(self._kept) > self._size:
-                self._kept.popitem(last=False)
-            return dict(zip(requests, answers, strict=True))
-
-        def forget(flight: _Flight) -> None:
-            for key in requests:
-                if self._flights.get(key) is flight:
-                    del self._flights[key]
-            if not flight.cancelled():
-                flight.exception()  # marks it as seen: every waiting caller may have been cancelled
-
-        flight = asyncio.create_task(ask())
+        flight = _Flight(asyncio.create_task(self._ask(dict(requests))), requests)
         self._flights |= dict.fromkeys(requests, flight)
-        flight.add_done_callback(forget)
+        flight.task.add_done_callback(lambda _: self._forget(flight))
         return flight
+
+    def _forget(self, flight: _Flight) -> None:
+        for key in flight.places:
+            if self._flights.get(key) is flight:
+                del self._flights[key]
+        if not flight.task.cancelled():
+            flight.task.exception()  # marks it as seen: every waiting caller may have been cancelled
+
+    async def _ask(self, requests: dict[bytes, SearchRequest]) -> list[Found]:
+        answers = await self._inner.search(list(requests.values()))
+        if len(answers) != len(requests):
+            return [RetrievalFault(f"{len(answers)} results for {len(requests)} queries")] * len(requests)
+        for key, answer in zip(requests, answers, strict=True):
+            if isinstance(answer, SearchResult):
+                self._kept.put(key, answer)
+        return answers
 
     async def _land(self, key: bytes, request: SearchRequest, end: float, flight: _Flight, own: bool) -> Found:
         """Return the answer to a search; if it was another caller's and failed, ask again."""
-        try:
-            async with asyncio.timeout(end - time.monotonic()):
-                answer = (await asyncio.shield(flight))[key]
-        except TimeoutError:
-            return RetrievalFault("deadline")
-        if not own and isinstance(answer, RetrievalFault):
-            (answer,) = await self.search([replace(request, deadline=end - time.monotonic())])
-        return answer
+        while True:
+            try:
+                with flight:
+                    async with asyncio.timeout(end - time.monotonic()):
+                        answer = (await asyncio.shield(flight.task))[flight.places[key]]
+            except TimeoutError:
+                return RetrievalFault("deadline")
+            if own or isinstance(answer, SearchResult):
+                return answer
+            if (kept := self._kept.get(key)) is not None:
+                return kept
+            another = self._under_way(key)
+            own = another is None
+            flight = another or self._launch({key: request})
+
+
+class _Kept:
+    """The latest results, bounded by their number and their hits; the least recently used is dropped first."""
+
+    def __init__(self, size: int) -> None:
+        self.results: OrderedDict[bytes, SearchResult] = OrderedDict()
+        self._size, self._hits = size, 0
+
+    def get(self, key: bytes) -> SearchResult | None:
+        if key in self.results:
+            self.results.move_to_end(key)
+        return self.results.get(key)
+
+    def put(self, key: bytes, result: SearchResult) -> None:
+        if len(result.hits) > LARGEST:
+            return
+        before = self.results.pop(key, SearchResult())
+        self.results[key] = result
+        self._hits += len(result.hits) - len(before.hits)
+        while len(self.results) > self._size or self._hits > self._size * ORDINARY:
+            self._hits -= len(self.results.popitem(last=False)[1].hits)
+
+
+class _Flight:
+    """Searches under way that were asked together. Callers wait within its context; the last to leave cancels it."""
+
+    def __init__(self, task: asyncio.Task[list[Found]], keys: Iterable[bytes]) -> None:
+        self.task = task
+        self.places = {key: place for place, key in enumerate(keys)}
+        self._waiting = 0
+
+    def __enter__(self) -> None:
+        self._waiting += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._waiting -= 1
+        if not self._waiting:
+            self.task.cancel()

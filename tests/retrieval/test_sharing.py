@@ -15,7 +15,7 @@ import pytest
 from harness1.records import ChunkId
 from harness1.retrieval import sharing
 from harness1.retrieval.protocol import RetrievalFault, SearchRequest, SearchResult
-from harness1.retrieval.sharing import LONGEST, Batcher, CachingRetriever
+from harness1.retrieval.sharing import LARGEST, ORDINARY, Batcher, CachingRetriever
 from tests.support import CORPUS, WordRetriever, chunk
 
 LONG = 30.0
@@ -57,6 +57,31 @@ def test_concurrent_calls_make_up_one_batch_and_each_gets_its_own_results_in_ord
     assert work.batches == [[3, 1, 2, 7, 8, 9]]
     assert asyncio.run(Batcher(work, LONG, 4).submit(range(10))) == [2 * number for number in range(10)]
     assert [len(batch) for batch in work.batches] == [6, 4, 4, 2], "a long call is split, and comes back whole"
+
+
+def test_a_long_call_neither_delays_nor_fails_a_short_one_and_ends_when_it_is_cancelled() -> None:
+    work = Work()
+    batcher = Batcher(work, 0.0, 4)
+
+    async def callers() -> None:
+        work.gate.clear()
+        short, long = (asyncio.create_task(batcher.submit(items)) for items in ([1], [2, 3, 4, 5, 6, 7, -1]))
+        await begun(work)
+        work.gate.set()
+        assert await short == [2]
+        with pytest.raises(KeyError):
+            await long
+        work.begun.clear()
+        work.gate.clear()
+        long = asyncio.create_task(batcher.submit(range(40)))
+        await begun(work)
+        long.cancel()
+        await asyncio.gather(long, return_exceptions=True)
+        work.gate.set()
+        assert await batcher.submit([8]) == [16]
+
+    asyncio.run(callers())
+    assert work.batches[-2:] == [[0, 1, 2, 3], [8]]
 
 
 def test_a_lone_caller_waits_for_others_once_and_not_again() -> None:
@@ -273,6 +298,15 @@ def test_a_fault_is_not_kept_and_not_shared() -> None:
     assert inner.asked == [["Ada", "Byron", "town"]], "one's own is not asked again"
 
 
+def test_every_caller_of_a_failing_retriever_gets_a_fault_however_many_they_are() -> None:
+    retriever = cached(Slow(delay=0.0, faults=300))
+
+    async def siblings() -> list[list[SearchResult | RetrievalFault]]:
+        return await asyncio.gather(*(retriever.search([ADA]) for _ in range(300)))
+
+    assert {type(result[0]) for result in asyncio.run(siblings())} == {RetrievalFault}
+
+
 def test_a_search_is_cancelled_with_the_last_who_waits_for_it_and_can_be_asked_anew() -> None:
     inner = Slow(delay=10.0)
     retriever = cached(inner)
@@ -292,7 +326,6 @@ def test_a_search_is_cancelled_with_the_last_who_waits_for_it_and_can_be_asked_a
     assert kept is first
     assert inner.cancelled == [["Ada"]]
     assert inner.asked == [["Ada"], ["Ada"]]
-    assert not retriever._waiting
 
 
 def test_a_call_holds_all_its_searches_while_it_waits_for_the_first() -> None:
@@ -325,16 +358,29 @@ def test_everyone_has_his_own_deadline(order: int) -> None:
     assert isinstance(hurried[0], RetrievalFault)
 
 
-def test_the_result_unused_for_longest_goes_first_and_a_huge_one_is_not_kept() -> None:
+def test_the_result_unused_for_longest_goes_first() -> None:
     inner = Slow(delay=0.0)
     retriever = cached(inner, size=2)
     for query in ("Ada", "Byron", "Ada", "town", "Ada", "Byron"):
         ask(retriever, SearchRequest(query, 5))
     assert inner.asked == [["Ada"], ["Byron"], ["town"], ["Byron"]]
-    retriever = cached(WordRetriever([chunk(f"doc{n}", "many") for n in range(LONGEST + 1)]))
-    for k in (LONGEST, LONGEST + 1):
+
+
+@pytest.mark.parametrize(
+    ("size", "asked", "kept"),
+    [
+        (4, (ORDINARY, 1, 2, 3, 4), [1, 2, 3, 4]),
+        (4, (44, 18, 2), [44, 18, 2]),
+        (4, (44, 18, 3), [18, 3]),
+        (4, (5, 64, 6), [6]),
+        (100, (5, LARGEST, LARGEST + 1), [5, LARGEST]),  # a huge one drives nothing out
+    ],
+)
+def test_long_results_are_kept_in_the_place_of_several(size: int, asked: tuple[int, ...], kept: list[int]) -> None:
+    retriever = cached(WordRetriever([chunk(f"doc{n}", "many") for n in range(max(asked))]), size)
+    for k in asked:
         ask(retriever, SearchRequest("many", k))
-    assert [len(result.hits) for result in retriever._kept.values()] == [LONGEST]
+    assert [len(result.hits) for result in retriever._kept.results.values()] == kept
 
 
 def test_a_search_that_a_closed_event_loop_left_behind_is_asked_anew() -> None:
