@@ -322,9 +322,11 @@ class _Embeddings:
         entry = self._embed(fresh) if fresh or self.before is None else self.before
         place = files.store_of(entry.embedder)
         for name, width in row_widths(entry.dimensions).items():
-            if fresh or f"{place}/{name}" not in self.sums:
-                held = files.CheckedFile(self._out / place / name).bytes[: entry.rows * width]
-                self.sums[f"{place}/{name}"] = files.Sums.of(held)
+            size, before = entry.rows * width, self.sums.get(f"{place}/{name}")
+            if before is None or before.size != size:
+                # Earlier rows that changed meanwhile must not be taken for what was written.
+                _ = files.CheckedFile(self._out / place / name, before, grows=True).bytes
+                self.sums[f"{place}/{name}"] = files.Sums.of(files.CheckedFile(self._out / place / name).bytes[:size])
         if self._settings.search != "exact":
             vectors = open_vectors(files.Files(self._out / place), entry.dimensions, entry.rows)
             used = find_used_rows(index.live_rows([part.open() for part in parts]))
@@ -344,6 +346,8 @@ class _Embeddings:
             if self.before:
                 raise files.DamagedFile(f"{held.folder} is damaged; build the index again with --force") from error
             shutil.rmtree(held.folder, ignore_errors=True)
+            place = files.store_of(embedder.hash)
+            self.sums = {name: each for name, each in self.sums.items() if not name.startswith(f"{place}/")}
         store = VectorStore(held.folder, embedder.dimensions)
         for part in parts:
             contents = part.open().contents

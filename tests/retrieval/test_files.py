@@ -199,6 +199,24 @@ def test_damaged_embeddings_are_not_added_to_and_are_made_anew_by_a_new_build(
     assert found.hits == expected.hits
 
 
+def test_embeddings_that_are_damaged_during_a_build_are_not_taken_for_what_was_written(index: Path) -> None:
+    (path,) = index.glob("vectors/*/vectors.f16")
+    before = current_generation(index)
+    with pytest.raises(CorpusError, match=r"vectors\.f16 is damaged"):
+        add_documents([Document(DocId("new"), "", "text")], index, lambda *_: flip(path, 5))
+    assert current_generation(index) == before
+
+
+def test_damaged_embeddings_of_a_model_that_is_used_again_are_made_anew(index: Path) -> None:
+    (path,) = index.glob("vectors/*/vectors.f16")
+    rows = sorted(np.fromfile(path, np.float16).reshape(-1, 64).tolist())
+    build_index(DOCUMENTS, index, load_config(None, ["index.dense.model=hash:32"]).index)
+    flip(path, 1)
+    build_index(DOCUMENTS, index, HASHED.index)
+    assert not check_index(index).damaged
+    assert sorted(np.fromfile(path, np.float16).reshape(-1, 64).tolist()) == rows
+
+
 def test_embeddings_are_not_believed_where_the_checksums_are_damaged(index: Path) -> None:
     before = current_generation(index) / CHECKSUMS
     (path,) = index.glob("vectors/*/vectors.f16")
