@@ -134,11 +134,11 @@ def open_embedder(settings: config.Dense, machine: config.Machine) -> Embedder:
 
 
 def open_queries(settings: config.Dense, machine: config.Machine, built_by: str, name: str) -> CachedQueries:
-    """Open the embedder, by its hash, that built the index of a name. Raises what `open_embedder` does, and UsageError:
-    it is another one."""
+    """Open the embedder, by its hash, that built the index of a name. Raises what `open_embedder` does, and
+    CorpusError: it is another one."""
     embedder = open_embedder(settings, machine)
     if embedder.hash != built_by:
-        raise UsageError(f"{name} was built with another embedding model: set machine.embedder, or build it again")
+        raise CorpusError(f"{name} was built with another embedding model: set machine.embedder, or build it again")
     return CachedQueries(embedder, CACHED_QUERIES)
 
 
@@ -176,6 +176,7 @@ class EncodingEmbedder:
         self.dimensions = int(model.get_embedding_dimension() or 0)
         self._model, self._name = model, name
         self._prefixes = query_prefix, document_prefix
+        self._lock = Lock()
 
     def embed_documents(self, texts: Sequence[str]) -> NDArray[np.float32]:
         clean = [utf8_safe(text) for text in texts]
@@ -190,29 +191,32 @@ class EncodingEmbedder:
 
 
 class TransformerEmbedder(EncodingEmbedder):
-    """A model whose first module is a transformer, which reads the first `max_seq_length` tokens."""
+    """A model whose first module is a transformer, which reads the first `max_seq_length` tokens; one pass at a
+    time."""
 
     def embed_documents(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Embed texts of similar length in one pass, so that little is padded."""
         vectors = np.empty((len(texts), self.dimensions), dtype=np.float32)
         per_pass = TOKENS_PER_PASS["cpu" if self._model.device.type == "cpu" else "cuda"]
-        tokens = self._tokenize(texts, self._prefixes[1])
-        order = sorted(range(len(texts)), key=lambda at: -len(tokens[at]))
-        while order:
-            length = max(1, len(tokens[order[0]]))
-            rows = max(1, per_pass // length)
-            part, order = order[:rows], order[rows:]
-            vectors[part] = self._forward([tokens[at] for at in part], length)
+        with self._lock:
+            tokens = self._tokenize(texts, self._prefixes[1])
+            order = sorted(range(len(texts)), key=lambda at: -len(tokens[at]))
+            while order:
+                length = max(1, len(tokens[order[0]]))
+                rows = max(1, per_pass // length)
+                part, order = order[:rows], order[rows:]
+                vectors[part] = self._forward([tokens[at] for at in part], length)
         return _unit(vectors, self._name)
 
     def embed_queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Embed distinct texts of similar length together, in passes with a fixed number of rows."""
         places = {text: at for at, text in enumerate(dict.fromkeys(texts))}
         vectors = np.empty((len(places), self.dimensions), dtype=np.float32)
-        tokens = self._tokenize(list(places), self._prefixes[0])
-        doubled = [max(SHORTEST, 1 << (len(row) - 1).bit_length()) for row in tokens]
-        for length, part, full in divide_alike((min(each, self._longest()) for each in doubled), QUERY_ROWS):
-            vectors[part] = self._forward([tokens[at] for at in full], length)[: len(part)]
+        with self._lock:
+            tokens = self._tokenize(list(places), self._prefixes[0])
+            doubled = [max(SHORTEST, 1 << (len(row) - 1).bit_length()) for row in tokens]
+            for length, part, full in divide_alike((min(each, self._longest()) for each in doubled), QUERY_ROWS):
+                vectors[part] = self._forward([tokens[at] for at in full], length)[: len(part)]
         return _unit(vectors, self._name)[[places[text] for text in texts]]
 
     def _longest(self) -> int:
@@ -244,8 +248,7 @@ class TransformerEmbedder(EncodingEmbedder):
 
 
 class CachedQueries:
-    """An embedder for several threads, one at a time, that remembers the vectors of its latest `size` queries, which
-    sibling episodes repeat."""
+    """A thread-safe embedder that remembers the vectors of its latest `size` queries, which sibling episodes repeat."""
 
     def __init__(self, embedder: Embedder, size: int) -> None:
         self.hash, self.dimensions = embedder.hash, embedder.dimensions
@@ -257,16 +260,18 @@ class CachedQueries:
     def embed_queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return one row for each text; the embedder gets those that are not remembered, each once."""
         with self._lock:
-            fresh = [text for text in dict.fromkeys(texts) if text not in self._known]
-            if fresh:
-                rows = self._embedder.embed_queries(fresh)
-                self._known.update({text: row.copy() for text, row in zip(fresh, rows, strict=True)})
-            vectors = np.array([self._known[text] for text in texts], np.float32)
+            vectors = {text: self._known[text] for text in texts if text in self._known}
+        fresh = [text for text in dict.fromkeys(texts) if text not in vectors]
+        if fresh:  # without the lock, so that remembered queries do not wait for the model
+            rows = self._embedder.embed_queries(fresh)
+            vectors |= {text: row.copy() for text, row in zip(fresh, rows, strict=True)}
+        with self._lock:
             for text in texts:
+                self._known[text] = vectors[text]
                 self._known.move_to_end(text)
             while len(self._known) > self._size:
                 self._known.popitem(last=False)
-        return vectors.reshape(len(texts), self.dimensions)
+        return np.array([vectors[text] for text in texts], np.float32).reshape(len(texts), self.dimensions)
 
 
 def _unit(vectors: NDArray[np.float32], model: str) -> NDArray[np.float32]:

@@ -8,7 +8,9 @@ import random
 import shutil
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 
 import numpy as np
@@ -199,6 +201,27 @@ def test_equal_queries_are_embedded_once_while_they_are_remembered() -> None:
     for texts in (["king", "river", "king"], ["king"], ["island"], ["king"], ["river"], []):
         assert np.array_equal(cached.embed_queries(texts), hashed.embed_queries(texts))
     assert asked == ["king", "river", "island", "river"]
+
+
+def test_a_remembered_query_does_not_wait_for_the_model() -> None:
+    begun, answered, hashed = Event(), Event(), HashEmbedder(32)
+
+    def embed_queries(texts: Sequence[str]) -> NDArray[np.float32]:
+        begun.set()
+        assert "new" not in texts or answered.wait(10)
+        return hashed.embed_queries(texts)
+
+    plain = SimpleNamespace(hash="h", dimensions=32, embed_documents=None, embed_queries=embed_queries)
+    cached = CachedQueries(plain, 2)
+    cached.embed_queries(["known"])
+    begun.clear()
+    with ThreadPoolExecutor(1) as thread:
+        new = thread.submit(cached.embed_queries, ["new"])
+        assert begun.wait(10)
+        known = ThreadPoolExecutor(1).submit(cached.embed_queries, ["known"])
+        assert np.array_equal(known.result(5), hashed.embed_queries(["known"]))
+        answered.set()
+        assert new.result(10).shape == (1, 32)
 
 
 SIZE = 32

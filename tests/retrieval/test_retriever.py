@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from harness1 import config
 from harness1.config import Config, Dense, Env, Index, Rerank, Retrieval, load_config
-from harness1.errors import ConfigError, CorpusError, UsageError
+from harness1.errors import ConfigError, CorpusError
 from harness1.records import ChunkId, DocId
 from harness1.retrieval.build import add_documents, build_index
 from harness1.retrieval.corpus import Document
@@ -161,7 +161,7 @@ def test_embeddings_are_used_where_the_index_has_them(
         with pytest.raises(ConfigError, match=r"index\.dense\.model"):
             search(tmp_path, "river", 9, mode=mode)
     monkeypatch.setattr("harness1.retrieval.models.open_embedder", lambda *_: HashEmbedder(32))
-    with pytest.raises(UsageError, match="another embedding model"):
+    with pytest.raises(CorpusError, match="another embedding model"):
         search(folder, "river", 9)
 
 
