@@ -7,8 +7,8 @@ with N chunks in all, n of them with the term, and f occurrences in this one: Lu
 (Kamphuis et al., "Which BM25 do you mean?", ECIR 2020). N, n and the mean length count all segments together without
 deleted chunks, so scores are the same, bit for bit, however the corpus is divided into segments.
 
-The postings of a segment are made in sorted runs that are merged at the end (Heinz and Zobel, "Efficient single-pass
-index construction for text databases", JASIST 2003), then memory-mapped:
+The postings of a segment are written in sorted runs of bounded memory that are merged at the end (Heinz and Zobel,
+"Efficient single-pass index construction for text databases", JASIST 2003), then memory-mapped:
 
     terms.*                 the terms (`harness1.retrieval.files.Keys`)
     postings.starts.npy     [terms + 1] where the postings of each term begin
@@ -19,6 +19,7 @@ index construction for text databases", JASIST 2003), then memory-mapped:
 
 from __future__ import annotations
 
+import os
 from array import array
 from collections import Counter
 from collections.abc import Sequence
@@ -34,7 +35,7 @@ from harness1.retrieval.files import DamagedFile, Files, Keys, write_keys
 from harness1.retrieval.protocol import STEP, best_first
 
 RUN_WORDS = 1 << 23
-"""Words inverted at a time: inverting takes several times the memory of the postings that it makes."""
+"""Words inverted at a time, in memory."""
 NO_TERM = -1
 NONE = np.empty(0, np.uint32)
 
@@ -60,8 +61,7 @@ class PostingsWriter:
         self._lengths = array("i")
         self._pairs: dict[int, int] = {}
         """The code of each pair, which is occurrences << 32 | length."""
-        self._runs: list[tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.uint32]]] = []
-        """Starts, chunks and codes of each run."""
+        self._runs: list[Path] = []
 
     def add(self, text: str) -> None:
         """Add the text of the next chunk."""
@@ -69,9 +69,9 @@ class PostingsWriter:
         self._numbers.extend(map(self._number, words))
         self._sizes.append(len(words))
         if len(self._numbers) >= RUN_WORDS:
-            self._invert()
+            self._write_run()
 
-    def _invert(self) -> None:
+    def _write_run(self) -> None:
         from harness1.retrieval.kernels import count_terms, invert
 
         vocabulary = len(self._terms)
@@ -82,7 +82,12 @@ class PostingsWriter:
         kinds = np.unique(pairs)
         known = np.array([self._pairs.setdefault(pair, len(self._pairs)) for pair in kinds.tolist()], np.uint32)
         codes = known[np.searchsorted(kinds, pairs)]
-        self._runs.append(invert(terms, codes, distinct, len(self._lengths), vocabulary))
+        run = self._folder / f"run-{len(self._runs)}"
+        run.mkdir()
+        made = invert(terms, codes, distinct, len(self._lengths), vocabulary)
+        for name, values in zip(("starts", "chunks", "codes"), map(np.asarray, made), strict=True):
+            np.save(run / f"{name}.npy", values)
+        self._runs.append(run)
         self._lengths.extend(lengths.tolist())
         self._numbers, self._sizes = array("i"), array("i")
 
@@ -90,23 +95,39 @@ class PostingsWriter:
         """Write all files, and return the total length of all chunks, in terms."""
         from harness1.retrieval.kernels import append_run
 
-        self._invert()
+        self._write_run()
         pairs = np.array(list(self._pairs), np.int64)
         np.save(self._folder / "postings.lengths.npy", np.array(self._lengths, np.int32))
         np.save(self._folder / "postings.pairs.npy", np.stack((pairs >> 32, pairs & 0xFFFFFFFF), 1).astype(np.int32))
         write_keys(self._folder, "terms", self._terms)
+        runs = [np.load(run / "starts.npy") for run in self._runs]
         starts = np.zeros(len(self._terms) + 1, np.int64)
-        for run_starts, _, _ in self._runs:
+        for run_starts in runs:
             starts[1 : len(run_starts)] += np.diff(run_starts)
         starts = np.cumsum(starts)
         np.save(self._folder / "postings.starts.npy", starts)
         codes = np.uint16 if len(pairs) <= 1 << 16 else np.uint32
         for name, kind in (("chunks", np.uint32), ("codes", codes)):
-            ends, merged = starts[:-1].copy(), np.empty(starts[-1], kind)
-            for run_starts, run_chunks, run_codes in self._runs:
-                append_run(ends, merged, run_starts, run_chunks if name == "chunks" else run_codes)
-            np.save(self._folder / f"postings.{name}.npy", merged)
+            ends, out = starts[:-1].copy(), _new_array(self._folder / f"postings.{name}.npy", kind, int(starts[-1]))
+            for run, run_starts in zip(self._runs, runs, strict=True):
+                append_run(ends, out, run_starts, np.load(run / f"{name}.npy"))
+                (run / f"{name}.npy").unlink()
+        for run in self._runs:
+            (run / "starts.npy").unlink()
+            run.rmdir()
         return sum(self._lengths)
+
+
+def _new_array(path: Path, kind: Any, size: int) -> NDArray[Any]:
+    """Create a one-dimensional array in a new `.npy` file, mapped for writing. Raises OSError: the disk is full. If the
+    space were not reserved now, a signal would kill the process later."""
+    if not size:  # an empty file cannot be mapped
+        np.save(path, np.empty(0, kind))
+        return np.empty(0, kind)
+    mapped = np.lib.format.open_memmap(path, "w+", dtype=kind, shape=(size,))
+    with path.open("r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    return mapped
 
 
 class Postings:

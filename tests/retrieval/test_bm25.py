@@ -102,9 +102,13 @@ def test_the_best_of_many_blocks_are_found_wherever_they_lie(tmp_path, k: int) -
 def test_texts_are_inverted_in_runs_as_in_one(tmp_path, monkeypatch) -> None:
     (tmp_path / "one").mkdir()
     (tmp_path / "many").mkdir()
-    at_once = build(tmp_path / "one", TEXTS)
+    at_once, save = build(tmp_path / "one", TEXTS), np.save
     monkeypatch.setattr(postings, "RUN_WORDS", 50)
+    saved: list[int] = []
+    monkeypatch.setattr(np, "save", lambda path, values: saved.append(len(values)) or save(path, values))
     in_runs = build(tmp_path / "many", TEXTS)
+    monkeypatch.undo()
+    assert len(saved) > 20, "a run is written before the next is made"
     for query in QUERIES:
         assert in_runs.search(query, len(TEXTS)) == at_once.search(query, len(TEXTS))
     assert {path.name for path in (tmp_path / "one").iterdir()} == {path.name for path in (tmp_path / "many").iterdir()}
