@@ -21,6 +21,8 @@ BLOCK = 4096
 """Rows multiplied at a time: more would not fit in the cache, fewer would need more calls."""
 FEW = 2
 """Up to this many queries are multiplied one by one, at the speed of memory; more share a matrix product."""
+FILLED = 256
+"""The least number of candidates gathered before the worse ones are dropped."""
 SPARE = 16
 """Rows fetched beyond twice the requested `k`, because the nearest are then reordered in double precision."""
 GPU_MOST = 2048
@@ -102,13 +104,20 @@ def scan(
     # stability of numerical algorithms", 3.1), doubled for "about".
     margin = 2 * STEP + 4 * queries.shape[1] * 2.0**-24
 
-    def floor(scores: Floats, k: int) -> float:
-        return float(np.partition(scores, -k)[-k]) - margin if len(scores) >= k else -np.inf
+    def keep(at: int) -> tuple[NDArray[np.int64], Floats]:
+        """Drop the candidates of a query that no longer count, and raise the floor for later ones."""
+        slots, scores = map(np.concatenate, zip(*found[at], strict=True))
+        if len(scores) >= ks[at] > 0:
+            floors[at] = float(np.partition(scores, -ks[at])[-ks[at]]) - margin
+            slots, scores = slots[scores > floors[at]], scores[scores > floors[at]]
+        found[at] = [(slots, scores)]
+        return slots, scores
 
     halves = vectors.view(np.int16)
     wide = np.empty((min(BLOCK, len(used)), queries.shape[1]), dtype=np.float32)
     floors = [-np.inf if k > 0 else np.inf for k in ks]
     found = [[(np.empty(0, np.int64), np.empty(0, np.float32))] for _ in ks]
+    room = [0] * len(ks)
     for start in range(0, len(used), BLOCK):
         rows = used[start : start + BLOCK]
         first, last = int(rows[0]), int(rows[-1])  # no copy if all between them are in use
@@ -118,13 +127,11 @@ def scan(
             scores[dead[at][low:high] - start] = -np.inf
             above = np.flatnonzero(scores > floors[at])
             found[at].append((above + start, scores[above]))
-            if ks[at] > 0:
-                floors[at] = max(floors[at], floor(scores[above], ks[at]))
-    best = []
-    for at, parts in enumerate(found):
-        slots, scores = map(np.concatenate, zip(*parts, strict=True))
-        best.append(slots[scores > max(floors[at], floor(scores, ks[at]))] if ks[at] > 0 else slots)
-    return best
+            room[at] -= len(above)
+            if room[at] < 0:
+                keep(at)
+                room[at] = max(ks[at], FILLED)
+    return [keep(at)[0] for at in range(len(ks))]
 
 
 def _products(halves: NDArray[np.int16], queries: Floats, wide: Floats) -> Floats:
@@ -154,11 +161,13 @@ def write_graph(path: Path, vectors: Halves, used: Integers, before: tuple[Path,
     over these rows, if all of them come first. One thread and fixed seeds make equal bytes. Raises MissingExtra;
     CorpusError: a file cannot be read or written."""
     faiss = _faiss()
-    threads, dimensions = faiss.omp_get_max_threads(), vectors.shape[1]
+    threads, dimensions, at_work = faiss.omp_get_max_threads(), vectors.shape[1], f"write {path}"
     faiss.omp_set_num_threads(1)
     try:
         if before and np.array_equal(used[: len(before[1])], before[1]):
+            at_work = f"read {before[0]}"
             graph = faiss.read_index(str(before[0]))
+            at_work = f"write {path}"
         else:
             half, metric = faiss.ScalarQuantizer.QT_fp16, faiss.METRIC_INNER_PRODUCT
             graph = faiss.IndexHNSWSQ(dimensions, half, HNSW_LINKS, metric)
@@ -167,7 +176,7 @@ def write_graph(path: Path, vectors: Halves, used: Integers, before: tuple[Path,
         _add(graph, vectors, used[graph.ntotal :])
         faiss.write_index(graph, str(path))
     except RuntimeError as error:
-        raise CorpusError(f"cannot write {path}: {error}") from error
+        raise CorpusError(f"cannot {at_work}: {error}") from error
     finally:
         faiss.omp_set_num_threads(threads)
 

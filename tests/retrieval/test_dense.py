@@ -159,6 +159,20 @@ def test_a_graph_holds_the_rows_in_use_and_a_damaged_or_missing_one_is_named(tmp
         write_graph(tmp_path / "absent" / "dense.faiss", vectors, find_used_rows(rows))
 
 
+def test_an_unreadable_earlier_graph_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match=r"cannot read .*earlier"):
+        write_graph(tmp_path / "new", cloud(9).astype(np.float16), np.arange(9), (tmp_path / "earlier", np.arange(5)))
+
+
+def test_few_candidates_are_held_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[int] = []
+    partition = np.partition
+    monkeypatch.setattr(np, "partition", lambda scores, at: held.append(len(scores)) or partition(scores, at))
+    monkeypatch.setattr(dense, "BLOCK", 64)
+    assert len(indexed(cloud(3000)).search(cloud(1), [300], [NONE])[0]) == 300
+    assert max(held) < 1000
+
+
 @pytest.mark.parametrize("copies", [1, 2100], ids=["distinct", "more equals than a GPU returns"])
 def test_what_a_gpu_finds_is_completed_to_the_exact_answer(copies: int) -> None:
     """A flat index on the CPU stands in for the one on a GPU: both return the nearest, and know no exclusions."""
