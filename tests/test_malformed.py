@@ -44,7 +44,7 @@ def test_a_file_that_was_edited_is_refused(tmp_path: Path, name: str, content: b
 @pytest.mark.parametrize("text", ["[" * 100_000, "9" * 5000, "{"])
 def test_the_description_of_an_engine_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="collection x"):
-        EngineIndex.read(text, 1, "collection x")
+        EngineIndex.read(text, "collection x")
 
 
 def test_questions_titles_and_cells_without_end_are_read_at_once() -> None:

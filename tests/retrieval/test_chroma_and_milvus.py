@@ -216,6 +216,7 @@ def test_a_build_that_ends_before_the_new_index_has_its_name_loses_nothing(serve
     assert place.open("unnamed").info == retriever.info
     assert found(retriever, "alpha47 beta47")[0] == "d47"
     assert place.build(DOCUMENTS[:30], "unnamed") == place.open("unnamed").info
+    chroma._drop(place.client, "absent")  # what another build removed meanwhile is no failure
 
 
 SILENCE_S = 3.0
@@ -252,6 +253,21 @@ def test_whatever_goes_wrong_on_the_way_is_a_fault_and_holds_no_thread(server, m
         modes.append("pass")
         (answer,) = asyncio.run(retriever.search([SearchRequest("alpha7 beta7", 1, deadline=SILENCE_S - 1.0)]))
         assert isinstance(answer, SearchResult)
+
+
+def test_two_indexes_share_a_file_and_what_is_no_index_is_named_before_it_is_loaded(file, monkeypatch) -> None:
+    file.build(DOCUMENTS[:30], "one")
+    file.build(DOCUMENTS[30:], "two")
+    file.make_foreign("one__mine")
+    file.build(DOCUMENTS[:20], "one")
+    assert "one__mine" in file.collections("one")
+    assert found(file.open("two"), "alpha40") == ["d40"]
+    assert found(file.open("one"), "alpha25") == []
+    file.client.create_collection("bare", schema=milvus._schema(None))
+    file.client.create_alias("bare", "odd")
+    monkeypatch.setattr("pymilvus.MilvusClient.load_collection", None)
+    with pytest.raises(CorpusError, match="not an index of harness1"):
+        file.open("odd")
 
 
 @pytest.mark.parametrize("search", ["exact", "hnsw"])

@@ -22,6 +22,7 @@ from harness1.retrieval.engines.engine import (
     EngineIndex,
     EngineRetriever,
     Hits,
+    is_unicode,
     parse_address,
     reporting,
 )
@@ -46,6 +47,7 @@ class ListEngine:
 
     def search(self, query: str, k: int, exclude: Sequence[str], timeout: float) -> Hits:
         self._work("search", query, k)
+        assert all(map(is_unicode, exclude))
         if query == "unembeddable":
             raise RuntimeError("out of memory")
         left = [chunk for chunk in self.held if chunk.chunk_id not in exclude]
@@ -73,6 +75,15 @@ class ListEngine:
             self.at_once -= 1
         if self.failure:
             raise self.failure
+
+
+def test_half_a_surrogate_pair_never_reaches_the_engine() -> None:
+    engine, odd = ListEngine(), ChunkId("\ud800")
+    retriever = EngineRetriever(engine, Machine())
+    (answer,) = asyncio.run(retriever.search([SearchRequest("a\ud800", 1, frozenset({odd}))]))
+    assert ids(answer) == ["c0000"]
+    assert asyncio.run(retriever.read(DocId("\ud800"))) == asyncio.run(retriever.get([odd])) == ()
+    assert [asked[:2] for asked in engine.asked] == [("search", "a?")]
 
 
 def test_no_more_calls_are_in_flight_than_threads_and_none_is_lost() -> None:
@@ -191,7 +202,7 @@ def test_a_corpus_must_have_documents_with_ids_of_their_own() -> None:
 
 def test_an_index_of_another_format_is_refused() -> None:
     whole = EngineIndex(FORMAT, IndexInfo("hash", "document", 1, 1), SETTINGS)
-    assert EngineIndex.read(msgspec.json.encode(whole).decode(), 1, "x") == whole
+    assert EngineIndex.read(msgspec.json.encode(whole).decode(), "x") == whole
     removed = msgspec.to_builtins(whole)
     removed["settings"]["dense"]["search"] = "ivf"
     for other, kind, told in (
@@ -200,9 +211,9 @@ def test_an_index_of_another_format_is_refused() -> None:
         (removed, CorpusError, r"x must be built again.*search=ivf was removed"),
     ):
         with pytest.raises(kind, match=told):
-            EngineIndex.read(msgspec.json.encode(other).decode(), 1, "x")
+            EngineIndex.read(msgspec.json.encode(other).decode(), "x")
     with pytest.raises(CorpusError, match="2 chunks instead of 1"):
-        EngineIndex.read(msgspec.json.encode(whole).decode(), 2, "x")
+        whole.check_count("x", 2)
 
 
 def test_wrong_addresses_are_told_apart() -> None:

@@ -89,9 +89,22 @@ def _find(client: ClientAPI, name: str) -> Collection | None:
     try:
         return client.get_collection(name, embedding_function=None)
     except chroma_errors() as error:
-        if getattr(getattr(error, "response", None), "status_code", None) == NOT_FOUND:
+        if _is_missing(error):
             return None
         raise
+
+
+def _drop(client: ClientAPI, name: str) -> None:
+    try:
+        client.delete_collection(name)
+    except chroma_errors() as error:
+        if not _is_missing(error):
+            raise
+
+
+def _is_missing(error: Exception) -> bool:
+    """Return True if the error says that a collection does not exist."""
+    return getattr(getattr(error, "response", None), "status_code", None) == NOT_FOUND
 
 
 def to_stored(chunk: Chunk, position: int) -> tuple[str, dict[str, str | int]]:
@@ -125,7 +138,8 @@ def open_chroma(url: str, config: config.Config) -> Retriever:
         collection = find_index(client, where)
         if collection is None:
             raise CorpusError(f"{where}: there is no finished index of this name: build it with --engine")
-        index = EngineIndex.read((collection.metadata or {}).get(INDEX), collection.count(), str(where))
+        index = EngineIndex.read((collection.metadata or {}).get(INDEX), str(where))
+        index.check_count(str(where), collection.count())
     queries = open_queries(index.settings.dense, config.machine, index.embedder, str(where))
     return EngineRetriever(ChromaEngine(collection, index, queries), config.machine)
 
@@ -188,8 +202,8 @@ def build_chroma(documents: Iterable[Document], url: str, settings: config.Index
         fresh = where.collection + UNFINISHED
         if earlier is not None and earlier.name == fresh:
             earlier.modify(name=where.collection)
-        elif _find(client, fresh) is not None:
-            client.delete_collection(fresh)
+        else:
+            _drop(client, fresh)
         graph: Any = {"space": "cosine", "max_neighbors": HNSW_LINKS, "ef_search": HNSW_SEARCH}
         graph = {"hnsw": graph | {"ef_construction": HNSW_BUILD}}
         collection = client.create_collection(fresh, configuration=graph, embedding_function=None)
@@ -205,7 +219,6 @@ def build_chroma(documents: Iterable[Document], url: str, settings: config.Index
         index = stream.finish("chroma", embedder.hash)
         # From here on it is an index, even if a later step fails.
         collection.modify(metadata={INDEX: msgspec.json.encode(index).decode()})
-        if earlier is not None:
-            client.delete_collection(where.collection)
+        _drop(client, where.collection)
         collection.modify(name=where.collection)
     return index.info

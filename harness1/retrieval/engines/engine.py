@@ -97,16 +97,18 @@ class EngineIndex(Record):
     """Hash of the embedder; empty without embeddings."""
 
     @classmethod
-    def read(cls, text: object, held: int, name: str) -> EngineIndex:
+    def read(cls, text: object, name: str) -> EngineIndex:
         """Read the description that an engine stored as JSON. Raises CorpusError: it is none, or one of an older
-        format, or there are not as many chunks as it says; SchemaError: it has a newer one."""
+        format; SchemaError: it has a newer one."""
         try:
-            index = read_description(str(text), cls, FORMAT, name)
+            return read_description(str(text), cls, FORMAT, name)
         except MALFORMED as error:
             raise CorpusError(f"{name} is not an index of harness1: choose another name") from error
-        if held != index.info.chunks:
-            raise CorpusError(f"{name} holds {held} chunks instead of {index.info.chunks}: build it again")
-        return index
+
+    def check_count(self, name: str, held: int) -> None:
+        """Raise CorpusError if an engine does not hold all chunks."""
+        if held != self.info.chunks:
+            raise CorpusError(f"{name} holds {held} chunks instead of {self.info.chunks}: build it again")
 
 
 class ChunkStream:

@@ -119,11 +119,11 @@ def open_milvus(uri: str, config: config.Config) -> Retriever:
             raise CorpusError(f"{where}: there is no finished index of this name: build it with --engine")
         collection = str(client.describe_alias(where.collection, timeout=timeout)["collection_name"])
         described = client.describe_collection(collection, timeout=timeout)
+        index = EngineIndex.read((described.get("properties") or {}).get(PROPERTY), str(where))
         client.load_collection(collection, timeout=timeout)
         # With Strong consistency, later answers include everything that was inserted.
         count = client.query(collection, output_fields=["count(*)"], consistency_level="Strong", timeout=timeout)
-        description = (described.get("properties") or {}).get(PROPERTY)
-        index = EngineIndex.read(description, count[0]["count(*)"], str(where))
+    index.check_count(str(where), count[0]["count(*)"])
     if config.env.retrieval.rerank.on:
         raise ConfigError("env.retrieval.rerank is not available over milvus: set env.retrieval.rerank.on=false")
     mode = ranking_mode(config.env.retrieval, bool(index.embedder))
