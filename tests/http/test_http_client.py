@@ -38,6 +38,26 @@ def test_an_answer_is_of_the_kind_asked_for_and_the_headers_go_with_every_reques
 
 
 @pytest.mark.service
+def test_no_answer_leaves_a_cookie_and_no_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Ask] = []
+
+    def reply(ask: Ask) -> Reply:
+        asked.append(ask)
+        return 200, {"Set-Cookie": "visitor=7"}, b"{}"
+
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+
+    async def twice(url: str) -> list[dict[str, int] | HttpFault]:
+        client = HttpClient(url.replace("127.0.0.1", "localhost"))
+        return [await client.ask("/", None, dict[str, int], 5.0) for _ in range(2)]
+
+    with replying(reply) as url:
+        assert asyncio.run(twice(url)) == [{}, {}]
+    assert not any("Cookie" in ask.headers for ask in asked)
+
+
+@pytest.mark.service
 @pytest.mark.parametrize(
     ("status", "body", "says"),
     [

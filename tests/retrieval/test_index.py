@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from harness1 import config
 from harness1.errors import CorpusError, SchemaError, UsageError
@@ -49,6 +50,24 @@ def test_chunks_come_back_as_they_were(tmp_path) -> None:
     assert list(index.positions_of(DocId("b#1"))) == [1, 2, 3]
     assert list(index.positions_of(DocId("b#1#0"))) == []
     assert index.chunk(2) is index.chunk(2)
+
+
+def test_the_hash_notices_moved_titles_and_the_size_of_chunks(tmp_path) -> None:
+    sun, moon = corpus("sun", "moon")
+    moved = [replace(sun, title="Moon"), replace(moon, title="Sun")]
+    builds = (([sun, moon], SETTINGS), (moved, SETTINGS), ([sun, moon], config.Index(chunk_tokens=9)))
+    assert len({build_index(documents, tmp_path, settings).index_hash for documents, settings in builds}) == 3
+
+
+def test_a_reader_keeps_its_generation_while_later_ones_replace_it(tmp_path) -> None:
+    build_index(corpus("sun"), tmp_path, SETTINGS)
+    reader = open_index(tmp_path)
+    for word in ("moon", "star", "comet"):
+        build_index(corpus(word), tmp_path, SETTINGS)
+    assert reader.chunk(0).text == "About sun."
+    assert reader.bm25.search("sun", 3)
+    assert [row[4] for row in contents(tmp_path)] == ["About comet."]
+    assert sorted(path.name for path in tmp_path.glob("gen-*")) == ["gen-000003", "gen-000004"]
 
 
 def test_equal_builds_are_equal_bytes_in_every_process(tmp_path) -> None:
@@ -124,12 +143,13 @@ def test_ids_that_would_collide_are_refused(tmp_path) -> None:
         build_index([], tmp_path, SETTINGS)
 
 
-def test_a_full_disk_is_a_clear_error_and_the_earlier_index_stays(tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize("step", ["fsync", "posix_fallocate"])
+def test_a_full_disk_is_a_clear_error_and_the_earlier_index_stays(tmp_path, monkeypatch, step: str) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     build_index(corpus("sun"), tmp_path, SETTINGS)
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, step, full)
     with pytest.raises(CorpusError, match=r"cannot build an index at .*No space left on device"):
         build_index(corpus("moon"), tmp_path, SETTINGS)
     assert {path.name for path in tmp_path.iterdir()} == {".lock", "CURRENT", "gen-000001"}

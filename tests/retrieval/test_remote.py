@@ -332,6 +332,7 @@ def test_what_was_found_can_be_read_and_anything_else_is_a_fault(monkeypatch: py
         *(b"<html>", {}, {"result": []}, {"result": [["text"]]}, {"result": [[{"id": "1"}]]}),
         {"result": [[{"document": "text", "score": 1.0}]]},
         *({"result": [[passage("1", "t\nx", score)]]} for score in ("high", "nan", [1])),
+        b'{"result":[[{"document":{"id":"1","contents":"t"},"score":NaN}]]}',
     ],
 )
 def test_an_answer_of_another_shape_is_a_fault_and_never_no_result(answer: Any) -> None:

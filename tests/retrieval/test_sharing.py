@@ -299,10 +299,10 @@ def test_a_fault_is_not_kept_and_not_shared() -> None:
 
 
 def test_every_caller_of_a_failing_retriever_gets_a_fault_however_many_they_are() -> None:
-    retriever = cached(Slow(delay=0.0, faults=300))
+    retriever = cached(Slow(delay=0.0, faults=400))
 
     async def siblings() -> list[list[SearchResult | RetrievalFault]]:
-        return await asyncio.gather(*(retriever.search([ADA]) for _ in range(300)))
+        return await asyncio.gather(*(retriever.search([ADA]) for _ in range(400)))
 
     assert {type(result[0]) for result in asyncio.run(siblings())} == {RetrievalFault}
 

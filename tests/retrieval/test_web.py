@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -481,6 +482,19 @@ def test_the_file_of_another_question_is_no_answer(tmp_path) -> None:
     twin.write_bytes(file.read_bytes())
     assert cache.get(other) is None
     assert cache.get(one) == (Page(url=ADA, title="t", text="x"),)
+
+
+def test_writers_of_one_folder_never_show_a_part_of_an_answer(tmp_path) -> None:
+    question = WebRequest(kind="page", endpoint="e", subject=ADA)
+    answers = [(Page(url=ADA, title=str(n), text=str(n) * 200_000),) for n in range(2)]
+
+    def write(answer: tuple[Page, ...]) -> bool:
+        cache = PageCache(tmp_path)
+        return all(cache.put(question, answer) or cache.get(question) in answers for _ in range(30))
+
+    with ThreadPoolExecutor(2) as threads:
+        assert all(threads.map(write, answers))
+    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 1
 
 
 @pytest.mark.parametrize("step", ["write_bytes", "replace"])
