@@ -129,11 +129,11 @@ class Watched:
 
     def _begin(self) -> None:
         self._life = secrets.token_hex(4)
-        self._waiting = list(self._folders)
+        self._waiting = list(dict.fromkeys(self._folders))
         self._runs: list[WatchedRun] = []
         self._trainings: list[Path] = []
         self._recipes: dict[Path, dict[str, Any]] = {}
-        self._parts: set[Path] = set()
+        self._parts = {*self._folders}  # a stage may also be given by itself
         self._stamps: dict[Path, Stamp] = {}  # of the logs of trainings and the calls of recordings
         self._recordings: list[Path] = []
         self._sessions: dict[Path, list[tuple[dict[str, Any], str]]] = {}

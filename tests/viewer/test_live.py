@@ -139,7 +139,7 @@ def test_the_data_of_an_episode_is_made_on_request_and_brings_what_it_needs(
 def test_curves_of_trainings_and_sessions_of_proxies_grow(tmp_path: Path) -> None:
     training = write_training(tmp_path / "train", steps=3)
     agent = write_recording(tmp_path / "agent", tmp_path / "student", save_student(tmp_path / "student"))
-    watched = Watched([training, agent])
+    watched = Watched([training, agent, training])
     found = after(watched)
     assert [row["name"] for name in ("trainings", "sessions") for row in found[name]] == ["train", "talk", "chat"]
     assert {"t0", "s0", "s1"} <= set(found["changed"])

@@ -87,8 +87,8 @@ def test_a_damaged_journal_is_named(tmp_path: Path) -> None:
 
 def test_a_page_is_told_how_a_recipe_goes_on(tmp_path: Path) -> None:
     work = tmp_path / "work"
-    watched = Watched([work])
-    assert watched.news("", 0)["waiting"] == [str(work)]
+    watched = Watched([work, work / "rl"])
+    assert watched.news("", 0)["waiting"] == [str(work), str(work / "rl")]
     write_recipe(work, rl=record("rl train", "running"))
     found = watched.news("", 0)
     assert [recipe["name"] for recipe in found["recipes"]] == ["work"]
