@@ -35,10 +35,15 @@ from harness1.viewer.report import ensure_report
 
 Ablations = Annotated[
     str | None,
-    Option("--ablations", help=f"Also run without some of {', '.join(ABLATIONS)}, or all.", metavar="NAME,NAME"),
+    Option(
+        "--ablations",
+        help=f"Also run without each of these, one at a time: {', '.join(ABLATIONS)}, or all.",
+        metavar="NAME,NAME",
+    ),
 ]
 StudentTokenizer = Annotated[
-    str, Option(help="Count and write turns as this student does; not for policies that are models.", metavar="PATH")
+    str,
+    Option(help="A model's path: count and write turns as it does; not for policies that are models.", metavar="PATH"),
 ]
 Rescored = Annotated[bool, Option("--rescore", help="First score what is recorded with changed gold or reward.")]
 

@@ -26,7 +26,9 @@ from harness1.training.memory_plan import CACHE_ROOM, LINEAR, PHASES, Devices, M
 from harness1.training.new_model import SHAPE, NewModel, Shape, make_model
 from harness1.training.trainable import merge as merge_into_base
 
-ModelCache = Annotated[Path | None, Option("--cache", help="Folder of models; by default a cache.", metavar="DIR")]
+ModelCache = Annotated[
+    Path | None, Option("--cache", help="Folder of models; default ~/.cache/harness1/models.", metavar="DIR")
+]
 
 
 def list_models(cache: ModelCache = None, as_json: Json = False) -> None:
@@ -135,7 +137,7 @@ def plan(
     trained: Annotated[int, Option(help="Trained tokens of a row; default: all that it may write.", min=0)] = 0,
     sampling: Annotated[
         Sampling | None,
-        Option(help="Sample beside training, there by vLLM (reserved), apart on half the GPUs, or not (SFT)."),
+        Option(help="Sample beside training, there by vLLM (reserved), apart on half the GPUs, or not (none: SFT)."),
     ] = None,
     config: ConfigFile = None,
     overrides: Overrides = None,

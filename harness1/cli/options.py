@@ -33,7 +33,10 @@ ConfigFile = Annotated[
     str | None, Option("--config", help="A TOML file of settings, or a name in `config list`.", metavar="FILE|NAME")
 ]
 Overrides = Annotated[list[str] | None, Option("--set", help="One setting, as env.max_turns=4.", metavar="A.B=VALUE")]
-Tools = Annotated[list[str] | None, Option("--tool", help="A tool: FILE.py:NAME, or a plugin's.", metavar="NAME")]
+Tools = Annotated[
+    list[str] | None,
+    Option("--tool", help="Also offer a tool (repeatable): FILE.py:NAME, or a plugin's.", metavar="NAME"),
+]
 Rewards = Annotated[
     list[str] | None,
     Option(

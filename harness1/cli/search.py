@@ -253,7 +253,7 @@ def index(
         str | None, Argument(help="A name, BEIR or TREC folder, NAME:PATH, JSONL, texts, world:SIZE or stdlib.")
     ] = None,
     out: Annotated[Path | None, Option(help="Folder of the index.", metavar="DIR")] = None,
-    engine: Annotated[str | None, Option(help="Index into milvus:FILE|URL or chroma:URL.", metavar="SPEC")] = None,
+    engine: Annotated[str | None, Option(help="Index into milvus:FILE.db|URL or chroma:URL.", metavar="SPEC")] = None,
     add: Annotated[bool, Option("--add", help="Add to the index; a document replaces the one with its id.")] = False,
     delete: Annotated[list[str] | None, Option(help="Remove this document; repeatable.", metavar="ID")] = None,
     strict: Annotated[bool, Option("--strict", help="Refuse a corpus that has a broken document.")] = False,

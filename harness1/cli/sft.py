@@ -46,10 +46,16 @@ def collect(
     out: Annotated[Path, Option(help="Run folder.", metavar="RUN")],
     teacher: Annotated[str, Option(help=f"The policy to learn from: {POLICY_NAMES}.", metavar="NAME")] = "oracle",
     split: Annotated[str, Option(help="The split to take tasks from; never test.")] = "train",
-    chat: Annotated[str | None, Option("--format", help="Its format; default policy.format.", metavar="FORMAT")] = None,
+    chat: Annotated[
+        str | None, Option("--format", help="The student's format; default policy.format.", metavar="FORMAT")
+    ] = None,
     tokenizer: Annotated[
         str | None,
-        Option(help="Whose tokens are counted and recorded; without, `sft build` needs --rerender.", metavar="PATH"),
+        Option(
+            help="The student's model, or a folder with its tokenizer.json, whose tokens are counted and recorded;"
+            " without, `sft build` needs --rerender.",
+            metavar="PATH",
+        ),
     ] = None,
     share: options.ShareOf = "",
     exclude: options.Exclude = None,
@@ -95,7 +101,9 @@ def build(
     against: options.Against = None,
     exclude: options.Exclude = None,
     rerender: Annotated[bool, Option("--rerender", help="Render again, for the student of --tokenizer.")] = False,
-    chat_format: Annotated[str, Option("--format", help="The format to --rerender for.", metavar="NAME")] = "",
+    chat_format: Annotated[
+        str, Option("--format", help="With --rerender: auto, hermes, harmony or compact.", metavar="NAME")
+    ] = "",
     tokenizer: Annotated[str, Option(help="With --rerender: the student's tokenizer.", metavar="PATH")] = "",
     partial: Annotated[bool, Option("--partial", help="Accept unfinished collections with what they have.")] = False,
     licence: Annotated[list[str] | None, Option(help="A note on the licence of data.", metavar="[NAME=]TEXT")] = None,
