@@ -78,6 +78,14 @@ def test_settings_of_an_index_are_not_changed_by_adding(harness1: Command) -> No
         assert (done.code, "leave index.* and --force out" in done.err) == (2, True)
 
 
+def test_a_change_that_fails_leaves_a_finished_index(harness1: Command, home: Path) -> None:
+    info(harness1, "old.jsonl", "--out", "at")
+    card = (home / "at" / "stage.json").read_text()
+    for change in (("empty.jsonl", "--add"), ("--delete", "nothing")):
+        assert harness1("index", *change, "--out", "at").code == 2
+        assert (home / "at" / "stage.json").read_text() == card
+
+
 def test_an_index_with_embeddings_is_searched_by_both(harness1: Command, home: Path) -> None:
     info(harness1, "old.jsonl", "--out", "both", *HASHED)
     found = harness1("search", "moon", "--index", "both", "--policy", "single-shot", "--json")
