@@ -124,7 +124,8 @@ def test_recorded_episodes_go_by_the_dataset_of_their_tasks(harness1: Command, h
     asking = msgspec.structs.replace(episodes[0], task=question_task("Who?"))
     told = refused(harness1, record("mixed", "world:60", *episodes, asking))
     assert f"no task of its dataset ({asking.task.task_id})" in told
-    sent(harness1, hub, Path("mixed"), "--own-questions")
+    for run in ("mixed", "unknown"):
+        sent(harness1, hub, Path(run), "--own-questions")
     with pytest.raises(UsageError, match="it differs in dataset"):
         record("secret", "world:60", *episodes)
 
