@@ -77,6 +77,7 @@ def test_curated_sets_beat_closed_book(harness1: Command, run_folder: Path, tmp_
         ended = answering(harness1, run_folder, tmp_path / "out", reader, *judged)
         summary = json.loads(ended.out)
         assert (len(reader.bodies), len(judge.bodies)) == (3 * TASKS, 3 * TASKS)
+        assert {body["temperature"] for body in reader.bodies + judge.bodies} == {0}
         again = answering(harness1, run_folder, tmp_path / "out", reader, *judged)
         assert (json.loads(again.out), len(reader.bodies)) == (summary, 3 * TASKS), "what is done is not asked again"
     assert json.loads((tmp_path / "out" / SUMMARY).read_bytes()) == summary
