@@ -34,6 +34,15 @@ def test_strict_ends_with_the_first_place_even_if_an_index_is_there(harness1: Co
         assert ended.err.count("\n") == 1
 
 
+def test_strict_refuses_a_broken_file_of_a_folder(harness1: Command) -> None:
+    Path("notes").mkdir()
+    Path("notes/a.pdf").write_text("no pdf")
+    Path("notes/b.txt").write_text("kept")
+    assert harness1("index", "notes", "--out", "at").out.endswith("; 1 left out\n")
+    ended = harness1("index", "notes", "--out", "at", "--strict")
+    assert (ended.code, ended.err.partition(": broken")[0]) == (2, "harness1: a.pdf")
+
+
 def test_links_out_of_a_folder_are_followed_when_asked(harness1: Command) -> None:
     Path("notes").mkdir()
     Path("notes/a.txt").write_text("kept")
