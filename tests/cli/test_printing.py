@@ -20,7 +20,7 @@ from rich.text import Text
 
 from harness1.cli.evaluate import print_answers
 from harness1.cli.printing import print_json, program, put, say
-from harness1.cli.progress import Terminal
+from harness1.cli.progress import Terminal, print_table
 from harness1.cli.search import AGAIN, Watcher, show_result
 from harness1.episodes.rollout import rollout
 from harness1.plain import printable
@@ -160,7 +160,13 @@ def test_an_argument_that_is_not_utf8_is_refused(harness1: Command) -> None:
 
 
 def test_errors_of_wrong_use_hold_no_acting_characters(harness1: Command) -> None:
-    for words in ((HOSTILE,), ("eval", HOSTILE), ("replay", HOSTILE, HOSTILE), ("view", f"--{HOSTILE}")):
+    for words in (
+        (HOSTILE,),
+        ("rl", HOSTILE),
+        ("eval", HOSTILE),
+        ("replay", HOSTILE, HOSTILE),
+        ("view", f"--{HOSTILE}"),
+    ):
         ended = harness1(*(word.replace("\0", "").replace("\ud800", "") for word in words))
         assert (ended.code, acting(ended.out + ended.err)) == (2, set()), words
         assert "red" in ended.err
@@ -220,6 +226,14 @@ def test_differences_have_a_sign_and_names_are_no_markup(capsys: pytest.CaptureF
     assert shown.startswith("openai:m[b]@http://h/v1 on runs/n[/x]:tea:\n")
     assert all(said in shown for said in (" 0.125 to 0.500 ", " +0.125 ", " -0.250 to +0.500 "))
     assert "4 tasks; 2 answers cut off. Everything is in out[/x]:tea:." in shown
+
+
+def test_cells_of_a_table_on_a_terminal_are_no_markup(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    print_table(("name",), [("[/x]:tea:",)])
+    assert "[/x]:tea:" in capsys.readouterr().out
 
 
 def test_brackets_in_a_path_are_no_markup(harness1: Command) -> None:
