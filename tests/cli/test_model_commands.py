@@ -132,6 +132,9 @@ def test_the_tokens_of_a_run_are_computed_again(harness1: Command, searched: Pat
 def test_another_model_is_found_out(harness1: Command, searched: Path, model: str, says: str) -> None:
     ended = harness1("replay", "run", "--model", model)
     assert (ended.code, ended.out.splitlines()[-1].strip()) == (1, says)
+    shown = harness1("replay", "run", "--model", model, "--json")
+    report = json.loads(shown.out)
+    assert (shown.code, report["differences"], report["turns"]) == (1, [says], report["equal"])
 
 
 def test_an_output_that_its_grammar_forbids_is_found_out(harness1: Command, searched: Path, home: Path) -> None:
