@@ -176,7 +176,7 @@ def test_a_reward_that_is_no_finite_number_is_refused_at_its_term(value: Any, tm
         composite(Outcome(set_size=1), ended_episode(), config)
 
 
-@pytest.mark.parametrize("kind", ["float32", "float64"])
+@pytest.mark.parametrize("kind", ["float32", "float64", "array"])
 def test_numbers_of_numpy_are_numbers(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "even.py"
     path.write_text(f"import numpy\n\ndef even(case):\n    return numpy.{kind}(0.25)\n")
